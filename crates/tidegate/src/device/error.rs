@@ -1,0 +1,87 @@
+//! Errors of block devices: few kinds to match, a context to act on.
+
+use crate::pmem::PmemError;
+
+/// What kind of failure it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceErrorKind {
+    /// Offset or length is not a multiple of the block size.
+    Misaligned,
+    /// The request passes the end of the device.
+    OutOfRange,
+    /// The device is read-only.
+    ReadOnly,
+    /// The device does not do this operation.
+    Unsupported,
+    /// No space is left below.
+    NoSpace,
+    /// The medium or the layer below failed.
+    Io,
+    /// Metadata on the medium makes no sense.
+    Corrupt,
+}
+
+/// An error of a [`BlockDevice`](super::BlockDevice).
+#[derive(Debug, thiserror::Error)]
+#[error("{context}")]
+pub struct DeviceError {
+    kind: DeviceErrorKind,
+    context: String,
+    #[source]
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl DeviceError {
+    /// An error of `kind` whose `context` names the object, what was found and what was expected.
+    pub fn new(kind: DeviceErrorKind, context: impl Into<String>) -> Self {
+        Self { kind, context: context.into(), source: None }
+    }
+
+    /// The same with the error below that caused it.
+    pub fn with_source(
+        kind: DeviceErrorKind,
+        context: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self { kind, context: context.into(), source: Some(source.into()) }
+    }
+
+    /// What kind of failure it was.
+    pub fn kind(&self) -> DeviceErrorKind {
+        self.kind
+    }
+
+    /// The request is not made of whole blocks.
+    pub fn misaligned(offset: u64, len: u64, block_bytes: u32) -> Self {
+        Self::new(
+            DeviceErrorKind::Misaligned,
+            format!(
+                "request of {len} bytes at offset {offset} is not made of whole blocks of {block_bytes} bytes"
+            ),
+        )
+    }
+
+    /// The request passes the end of the device.
+    pub fn out_of_range(offset: u64, len: u64, size_bytes: u64) -> Self {
+        Self::new(
+            DeviceErrorKind::OutOfRange,
+            format!(
+                "request of {len} bytes at offset {offset} passes the end of a device of {size_bytes} bytes"
+            ),
+        )
+    }
+}
+
+impl From<PmemError> for DeviceError {
+    fn from(error: PmemError) -> Self {
+        let kind = match &error {
+            PmemError::OutOfRange { .. } => DeviceErrorKind::Corrupt,
+            PmemError::ReadOnly => DeviceErrorKind::ReadOnly,
+            PmemError::Poisoned { .. }
+            | PmemError::WritebackFailed { .. }
+            | PmemError::Os { .. } => DeviceErrorKind::Io,
+        };
+        Self::with_source(kind, "persistent memory failed", error)
+    }
+}

@@ -1,0 +1,142 @@
+//! Block devices: the one trait that every tier, front end and layer shares.
+//!
+//! Invariants of [`BlockDevice`]:
+//! 1. Offsets and lengths are bytes and whole blocks of [`Geometry::block_bytes`]; anything else is
+//!    refused with [`DeviceErrorKind::Misaligned`] or [`DeviceErrorKind::OutOfRange`] before any block changes.
+//! 2. Each block is written all or not at all ([`Geometry::atomic_block`] says whether a crash keeps this).
+//! 3. A read returns, block by block, the last acknowledged write.
+//! 4. After an acknowledged [`BlockDevice::flush`], every write acknowledged before it started is durable;
+//!    a write with [`WriteFlags::fua`] is durable by itself when acknowledged.
+//! 5. All methods may be called from any number of threads at once.
+
+mod error;
+
+pub use error::{DeviceError, DeviceErrorKind};
+
+/// Result of a device operation.
+pub type Result<T> = std::result::Result<T, DeviceError>;
+
+/// Shape and promises of a device. Constant while the device is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)]
+pub struct Geometry {
+    /// Size of a block in bytes: every offset and length is a multiple of it. A power of two, 512 to 4096.
+    pub block_bytes: u32,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Best size of a request in bytes (at least a block).
+    pub preferred_bytes: u32,
+    /// Writes are refused with [`DeviceErrorKind::ReadOnly`].
+    pub read_only: bool,
+    /// A crash leaves each block all old or all new (P2).
+    pub atomic_block: bool,
+    /// Acknowledged writes wait in volatile memory until the next flush or FUA.
+    pub volatile_cache: bool,
+    /// [`BlockDevice::write_zeroes`] is faster than writing zeroes.
+    pub fast_zero: bool,
+    /// Requests finish at memory speed: a server may run them on the thread that received them.
+    pub inline: bool,
+}
+
+impl Geometry {
+    /// Size of the device in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_bytes)
+    }
+
+    /// Checks that `len` bytes at `offset` are whole blocks inside the device.
+    ///
+    /// # Errors
+    /// [`DeviceErrorKind::Misaligned`] or [`DeviceErrorKind::OutOfRange`].
+    pub fn check(&self, offset: u64, len: u64) -> Result<()> {
+        let block_bytes = u64::from(self.block_bytes);
+        if !offset.is_multiple_of(block_bytes) || !len.is_multiple_of(block_bytes) {
+            return Err(DeviceError::misaligned(offset, len, self.block_bytes));
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size_bytes() => Ok(()),
+            _ => Err(DeviceError::out_of_range(offset, len, self.size_bytes())),
+        }
+    }
+}
+
+/// How a write is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteFlags {
+    /// Force unit access: durable when acknowledged.
+    pub fua: bool,
+}
+
+/// How zeroes are to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ZeroFlags {
+    /// Force unit access: durable when acknowledged.
+    pub fua: bool,
+    /// The space may be given back (a hole); otherwise it stays allocated where the device knows the difference.
+    pub may_unmap: bool,
+    /// Fail with [`DeviceErrorKind::Unsupported`] rather than write zeroes slowly.
+    pub fast_only: bool,
+}
+
+/// A run of blocks with one allocation state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// No storage is held for these blocks.
+    pub hole: bool,
+    /// These blocks read as zeroes.
+    pub zero: bool,
+}
+
+/// A device of equal blocks. See the module's invariants.
+pub trait BlockDevice: Send + Sync {
+    /// Shape and promises of the device.
+    fn geometry(&self) -> Geometry;
+
+    /// Reads `buf.len()` bytes at `offset`.
+    ///
+    /// # Errors
+    /// Misaligned, out of range, or the medium failed; `buf` then holds nothing of meaning.
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
+
+    /// Writes `data` at `offset`.
+    ///
+    /// # Errors
+    /// Misaligned, out of range, read-only, no space, or the medium failed. After an error each block is
+    /// old or new, none is torn.
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()>;
+
+    /// Makes every write acknowledged before this call durable.
+    ///
+    /// # Errors
+    /// The medium failed: what was written since the last successful flush may not be durable.
+    fn flush(&self) -> Result<()>;
+
+    /// Says that the content of `len` bytes at `offset` is no longer needed; reads then return zeroes or
+    /// the old bytes, whole block by whole block.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    fn discard(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// Makes `len` bytes at `offset` read as zeroes.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write), and [`DeviceErrorKind::Unsupported`] for
+    /// [`ZeroFlags::fast_only`] where zeroes would have to be written.
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()>;
+
+    /// The allocation state of `len` bytes at `offset`: adjacent extents that cover a prefix of the range,
+    /// at least one block and at most `most` extents.
+    ///
+    /// # Errors
+    /// Misaligned, out of range, or the medium failed.
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        let _ = most;
+        self.geometry().check(offset, len)?;
+        Ok(vec![Extent { offset, len, hole: false, zero: false }])
+    }
+}

@@ -1,0 +1,13 @@
+//! Tidegate: a persistent-memory I/O cache for Linux, in user space.
+//!
+//! The modules are the layers, from the memory upwards:
+//!
+//! - [`pmem`]: mapped persistent memory, its stores, write-backs and fences;
+//! - [`device`]: the [`device::BlockDevice`] trait that every tier and layer shares;
+//! - [`btt`]: the block translation table, an atomic block device on persistent memory.
+//!
+//! `docs/architecture.md` walks one write through them.
+
+pub mod btt;
+pub mod device;
+pub mod pmem;

@@ -1,0 +1,50 @@
+//! What can go wrong with persistent memory.
+
+use std::path::PathBuf;
+
+/// An error of a [`Region`](super::Region).
+#[derive(Debug, thiserror::Error)]
+pub enum PmemError {
+    /// An access reaches past the end of the region: a bug of the caller or a corrupt offset.
+    #[error(
+        "access to {len} bytes at offset {offset} passes the end of a region of {region_bytes} bytes"
+    )]
+    OutOfRange {
+        /// First byte of the access.
+        offset: u64,
+        /// Length of the access in bytes.
+        len: u64,
+        /// Size of the region in bytes.
+        region_bytes: u64,
+    },
+    /// The memory itself failed (poison, or the file under the mapping shrank): the access hit a page that is gone.
+    #[error("memory error in the {len} bytes at offset {offset}: the page is poisoned or gone")]
+    Poisoned {
+        /// First byte of the access.
+        offset: u64,
+        /// Length of the access in bytes.
+        len: u64,
+    },
+    /// The region was opened read-only.
+    #[error("the region is read-only")]
+    ReadOnly,
+    /// An earlier write-back of this region failed; nothing can be promised durable any more.
+    #[error(
+        "an earlier write-back failed with OS error {errno}: the region no longer promises durability"
+    )]
+    WritebackFailed {
+        /// The operating system's error number.
+        errno: i32,
+    },
+    /// The operating system refused an operation on the file under the region.
+    #[error("cannot {action} {path}")]
+    Os {
+        /// What was tried, as in "cannot *map* /mnt/pmem/pool".
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        #[source]
+        source: std::io::Error,
+    },
+}

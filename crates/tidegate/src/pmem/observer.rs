@@ -1,0 +1,25 @@
+//! The seam through which the crash simulator watches a region.
+
+/// Sees each operation on a [`Region`](super::Region), in program order of the calling thread.
+///
+/// The crash simulator implements this to keep its own image of what the medium holds, and to
+/// decide which thread runs next. Production regions have none. Calls are made *after* loads and
+/// *before* the effect of stores becomes visible to other threads, so that an implementation that
+/// blocks the caller delays the store itself.
+pub trait Observer: Send + Sync {
+    /// A store of `data` at `offset`. `non_temporal` stores bypass the cache: they become durable
+    /// at the same thread's next fence; others also need a [`write_back`](Self::write_back).
+    fn store(&self, offset: u64, data: &[u8], non_temporal: bool);
+
+    /// The cache lines that hold `len` bytes at `offset` are written back (ordered by the next fence).
+    fn write_back(&self, offset: u64, len: u64);
+
+    /// A fence: what this thread stored non-temporally or wrote back before it is now durable.
+    fn fence(&self);
+
+    /// A load of `len` bytes at `offset` is about to happen: a point at which another thread may run.
+    fn load(&self, offset: u64, len: u64);
+
+    /// The caller waits for another thread: a scheduler must let another one run.
+    fn relax(&self);
+}
