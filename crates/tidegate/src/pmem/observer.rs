@@ -22,4 +22,10 @@ pub trait Observer: Send + Sync {
 
     /// The caller waits for another thread: a scheduler must let another one run.
     fn relax(&self);
+
+    /// Number of the calling thread, from 0: engines spread threads over lanes by it, so a simulator that gives
+    /// its threads fixed numbers makes runs repeatable.
+    fn thread_ordinal(&self) -> usize {
+        0
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -294,6 +294,15 @@ impl Region {
         }
     }
 
+    /// A small number that differs between running threads as far as possible: engines spread threads by it.
+    #[inline]
+    pub fn thread_ordinal(&self) -> usize {
+        match &self.observer {
+            Some(observer) => observer.thread_ordinal(),
+            None => ORDINAL.with(|ordinal| *ordinal),
+        }
+    }
+
     fn copy_in(&self, offset: u64, data: &[u8], non_temporal: bool) -> Result<()> {
         let to = self.at_mut(offset, data.len() as u64)?;
         if let Some(observer) = &self.observer {
@@ -320,6 +329,12 @@ impl Region {
         }
         self.at(offset, len).map(<*const u8>::cast_mut)
     }
+}
+
+static NEXT_ORDINAL: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static ORDINAL: usize = NEXT_ORDINAL.fetch_add(1, Ordering::Relaxed);
 }
 
 impl Drop for Region {

@@ -1,0 +1,193 @@
+//! Writing a new, empty BTT.
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::layout::{
+    ARENA_BYTES_MIN, ArenaPlan, FLOG_GROUP_BYTES, FlogSlot, FlogSlots, Info, LANES, LBA_SIZES,
+    MAP_ENTRY_BYTES, PAGE_BYTES, SIGNATURE, Version, arena_sizes,
+};
+use super::{BttError, Summary};
+use crate::pmem::Region;
+
+/// What to create.
+#[derive(Debug, Clone)]
+pub struct BttOptions {
+    /// External lba size in bytes, one of [`LBA_SIZES`]: 4096, for example, or 4104 for 8 bytes of metadata a block.
+    pub lba_bytes: u32,
+    /// Version of the format.
+    pub version: Version,
+    /// The device's UUID.
+    pub uuid: [u8; 16],
+    /// UUID of the namespace that holds it; all zero suits any.
+    pub parent_uuid: [u8; 16],
+    /// Lanes an arena, 1 to 256. The kernel makes 256; with fewer the 16 MiB minimum of an arena does not
+    /// apply, which is for simulation.
+    pub lanes: u32,
+    /// Which flog slots hold entries.
+    pub flog_slots: FlogSlots,
+}
+
+impl Default for BttOptions {
+    fn default() -> Self {
+        Self {
+            lba_bytes: 4096,
+            version: Version::V1_1,
+            uuid: *uuid::Uuid::new_v4().as_bytes(),
+            parent_uuid: [0; 16],
+            lanes: LANES,
+            flog_slots: FlogSlots::ZeroOne,
+        }
+    }
+}
+
+impl BttOptions {
+    fn arena_bytes_min(&self) -> u64 {
+        if self.lanes < LANES { 4 * PAGE_BYTES } else { ARENA_BYTES_MIN }
+    }
+
+    fn plans(&self, region_bytes: u64) -> Option<Vec<ArenaPlan>> {
+        let space_bytes = region_bytes.checked_sub(self.version.base())?;
+        let plans: Option<Vec<_>> = arena_sizes(space_bytes, self.arena_bytes_min())
+            .into_iter()
+            .map(|size_bytes| ArenaPlan::new(size_bytes, self.lba_bytes, self.lanes))
+            .collect();
+        plans.filter(|plans| !plans.is_empty())
+    }
+}
+
+/// Size in bytes of the smallest pool that holds a BTT with these options.
+pub fn smallest_bytes(options: &BttOptions) -> u64 {
+    options.version.base() + options.arena_bytes_min()
+}
+
+/// Largest pool size in bytes, at most `region_bytes`, of which a BTT leaves nothing unused.
+pub fn largest_fit_bytes(options: &BttOptions, region_bytes: u64) -> u64 {
+    let space_bytes = region_bytes.saturating_sub(options.version.base());
+    let used: u64 = arena_sizes(space_bytes, options.arena_bytes_min()).iter().sum();
+    options.version.base() + used - used % PAGE_BYTES
+}
+
+/// Writes an empty BTT over the whole region. Whatever it held is lost; a crash in between leaves no valid BTT.
+///
+/// # Errors
+/// [`BttError::Options`] where the options contradict each other or the region's size; [`BttError::Pmem`].
+pub fn create(region: &Region, options: &BttOptions) -> Result<Summary, BttError> {
+    let plans = validate(region, options)?;
+    create_arenas(region, options, &plans)
+}
+
+/// Writes the arenas that `plans` describes, one behind the other.
+pub(super) fn create_arenas(
+    region: &Region,
+    options: &BttOptions,
+    plans: &[ArenaPlan],
+) -> Result<Summary, BttError> {
+    // Order: no old header may survive beside new content, so the old ones go first; the first arena's
+    // first info block, without which nothing is found, comes last.
+    invalidate(region)?;
+    let mut end = options.version.base() + plans.iter().map(|plan| plan.size_bytes).sum::<u64>();
+    for (index, plan) in plans.iter().enumerate().rev() {
+        end -= plan.size_bytes;
+        let next_arena = if index + 1 < plans.len() { plan.size_bytes } else { 0 };
+        write_arena(region, options, plan, end, next_arena)?;
+    }
+    super::Btt::summarize(region)
+}
+
+fn validate(region: &Region, options: &BttOptions) -> Result<Vec<ArenaPlan>, BttError> {
+    if !LBA_SIZES.contains(&options.lba_bytes) {
+        let lba_bytes = options.lba_bytes;
+        return Err(BttError::Options(format!(
+            "lba size {lba_bytes} is not one of {LBA_SIZES:?} bytes"
+        )));
+    }
+    if options.lanes == 0 || options.lanes > LANES {
+        return Err(BttError::Options(format!(
+            "{} lanes are not between 1 and {LANES}",
+            options.lanes
+        )));
+    }
+    options.plans(region.len_bytes()).ok_or_else(|| {
+        let (found, smallest) = (region.len_bytes(), smallest_bytes(options));
+        BttError::Options(format!(
+            "a BTT does not fit {found} bytes: version {} needs at least {smallest} bytes ({} MiB will do)",
+            options.version,
+            smallest.div_ceil(1 << 20)
+        ))
+    })
+}
+
+/// Makes sure that no info block of an earlier BTT is found at either version's place, in durable order.
+fn invalidate(region: &Region) -> Result<(), BttError> {
+    region.zero_streaming(0, 2 * PAGE_BYTES)?;
+    region.fence()?;
+    Ok(())
+}
+
+fn write_arena(
+    region: &Region,
+    options: &BttOptions,
+    plan: &ArenaPlan,
+    base: u64,
+    next_arena: u64,
+) -> Result<(), BttError> {
+    // A stale second copy must not be restored over a half-made arena.
+    region.zero_streaming(base + plan.info2_offset, PAGE_BYTES)?;
+    region.fence()?;
+    let map_bytes = (u64::from(plan.lbas) * MAP_ENTRY_BYTES).next_multiple_of(PAGE_BYTES);
+    region.zero_streaming(base + plan.map_offset, map_bytes)?;
+    region.zero_streaming(base + plan.flog_offset, plan.info2_offset - plan.flog_offset)?;
+    for lane in 0..options.lanes {
+        write_flog_group(region, options, plan, base, lane)?;
+    }
+    let info = info_block(options, plan, next_arena);
+    // The map and flog are durable before either copy is, and the second copy before the first.
+    region.fence()?;
+    region.write_streaming(base + plan.info2_offset, info.as_bytes())?;
+    region.fence()?;
+    region.write_streaming(base, info.as_bytes())?;
+    region.fence()?;
+    Ok(())
+}
+
+/// A lane starts with one entry that maps its free block to itself: nothing to replay. The old padding
+/// scheme is recognised by its second entry, so it gets one from the start.
+fn write_flog_group(
+    region: &Region,
+    options: &BttOptions,
+    plan: &ArenaPlan,
+    base: u64,
+    lane: u32,
+) -> Result<(), BttError> {
+    let free_block = plan.lbas + lane;
+    let group = base + plan.flog_offset + u64::from(lane) * FLOG_GROUP_BYTES;
+    let entries = if options.flog_slots == FlogSlots::ZeroTwo { 2 } else { 1 };
+    for (which, seq) in (0..entries).zip(1..) {
+        let slot = FlogSlot::new(lane % plan.lbas, free_block, free_block, seq);
+        region.write_streaming(group + options.flog_slots.offset(which), slot.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn info_block(options: &BttOptions, plan: &ArenaPlan, next_arena: u64) -> Info {
+    let mut info = Info::new_zeroed();
+    info.signature = SIGNATURE;
+    info.uuid = options.uuid;
+    info.parent_uuid = options.parent_uuid;
+    let (major, minor) = options.version.numbers();
+    info.major = major.into();
+    info.minor = minor.into();
+    info.external_lbasize = options.lba_bytes.into();
+    info.external_nlba = plan.lbas.into();
+    info.internal_lbasize = plan.block_bytes.into();
+    info.internal_nlba = plan.blocks.into();
+    info.nfree = options.lanes.into();
+    info.infosize = 4096.into();
+    info.nextoff = next_arena.into();
+    info.dataoff = plan.data_offset.into();
+    info.mapoff = plan.map_offset.into();
+    info.logoff = plan.flog_offset.into();
+    info.info2off = plan.info2_offset.into();
+    info.checksum = info.fletcher64().into();
+    info
+}

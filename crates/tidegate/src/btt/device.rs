@@ -1,0 +1,318 @@
+//! The BTT as a block device.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::arena::Arena;
+use super::info::{FoundArena, discover};
+use super::layout::{FLAG_ERROR, FlogSlots, Version};
+use super::recover::{Recovered, open_arena};
+use super::{BttError, layout};
+use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::pmem::Region;
+
+/// Metadata of a block where the caller gives none: up to 128 zero bytes.
+const NO_METADATA: [u8; 128] = [0; 128];
+
+/// An open BTT: a block device whose blocks are atomic, and durable when a write returns.
+pub struct Btt {
+    region: Arc<Region>,
+    arenas: Vec<Arena>,
+    geometry: Geometry,
+    summary: Summary,
+}
+
+/// What a BTT is, for people and scripts.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Summary {
+    /// Version of the format.
+    pub version: Version,
+    /// The device's UUID.
+    pub uuid: uuid::Uuid,
+    /// UUID of the namespace it belongs to; nil suits any.
+    pub parent_uuid: uuid::Uuid,
+    /// Size of an lba with its metadata, in bytes.
+    pub lba_bytes: u32,
+    /// Size of a block as seen from outside, in bytes.
+    pub block_bytes: u32,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Writes that recovery completed when the BTT was opened.
+    pub recovered_lanes: u32,
+    /// The arenas.
+    pub arenas: Vec<ArenaSummary>,
+}
+
+/// What an arena is.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct ArenaSummary {
+    /// Where it starts in the pool, in bytes.
+    pub offset_bytes: u64,
+    /// Number of lbas seen from outside.
+    pub lbas: u32,
+    /// Number of blocks inside, the lanes' free ones included.
+    pub blocks: u32,
+    /// Number of lanes.
+    pub lanes: u32,
+    /// Size of a block on the medium, in bytes.
+    pub block_bytes: u32,
+    /// Which flog slots hold entries.
+    pub flog_slots: FlogSlots,
+    /// An earlier error made the arena read-only.
+    pub failed: bool,
+}
+
+impl Btt {
+    /// Opens the BTT in `region` and completes the writes that a crash cut off. Reads the flog, not the map, so
+    /// the time does not grow with the size. A read-only region is not changed: what is to be completed is kept
+    /// in memory.
+    ///
+    /// # Errors
+    /// [`BttError`]: nothing found, damage, or the memory failed.
+    pub fn open(region: Arc<Region>) -> std::result::Result<Self, BttError> {
+        let (version, found) = discover(&region)?;
+        let mut arenas = Vec::new();
+        let mut completed_lanes = Vec::new();
+        for (number, found) in found.iter().enumerate() {
+            let Recovered { arena, completed_lanes: completed } =
+                open_arena(&region, number, found)?;
+            arenas.push(arena);
+            completed_lanes.push(completed);
+        }
+        let slots: Vec<_> = arenas.iter().map(|arena| arena.flog.slots).collect();
+        let summary = Summary {
+            recovered_lanes: completed_lanes.iter().sum(),
+            ..describe(version, &found, &slots)
+        };
+        let read_only = region.read_only() || summary.arenas.iter().any(|arena| arena.failed);
+        let geometry = geometry(&summary, read_only);
+        Ok(Self { region, arenas, geometry, summary })
+    }
+
+    /// What the BTT in `region` is, without opening it.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open), less those of its flog.
+    pub fn summarize(region: &Region) -> std::result::Result<Summary, BttError> {
+        let (version, found) = discover(region)?;
+        let slots = found
+            .iter()
+            .enumerate()
+            .map(|(number, found)| {
+                let base = found.base + found.info.logoff.get();
+                super::flog::Flog::open(region, base, found.info.nfree.get())
+                    .map(|flog| flog.slots)
+                    .map_err(|fault| super::recover::flog_error(number, fault))
+            })
+            .collect::<std::result::Result<Vec<_>, _>>()?;
+        Ok(describe(version, &found, &slots))
+    }
+
+    /// What this BTT is.
+    pub fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
+    /// The memory under it.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Bytes of metadata a block carries beside its data: 0, 8, 16, 64 or 128.
+    pub fn metadata_bytes(&self) -> usize {
+        self.arenas[0].metadata_bytes
+    }
+
+    /// Reads block `block` and its metadata, both of one write.
+    ///
+    /// # Errors
+    /// As for [`BlockDevice::read`]; a buffer of the wrong size is misaligned.
+    pub fn read_with_metadata(
+        &self,
+        block: u64,
+        data: &mut [u8],
+        metadata: &mut [u8],
+    ) -> Result<()> {
+        let (arena, lba) = self.locate_one(block, data.len(), metadata.len())?;
+        Ok(arena.read_block(&self.region, lba, data, metadata)?)
+    }
+
+    /// Writes block `block` and its metadata, atomically together; durable on return.
+    ///
+    /// # Errors
+    /// As for [`BlockDevice::write`]; a buffer of the wrong size is misaligned.
+    pub fn write_with_metadata(&self, block: u64, data: &[u8], metadata: &[u8]) -> Result<()> {
+        let (arena, lba) = self.locate_one(block, data.len(), metadata.len())?;
+        self.writable()?;
+        Ok(arena.write_block(&self.region, lba, data, metadata)?)
+    }
+
+    fn locate_one(
+        &self,
+        block: u64,
+        data_len: usize,
+        metadata_len: usize,
+    ) -> Result<(&Arena, u32)> {
+        let block_bytes = u64::from(self.geometry.block_bytes);
+        let offset = block.saturating_mul(block_bytes);
+        if data_len as u64 != block_bytes || metadata_len != self.metadata_bytes() {
+            let len = (data_len + metadata_len) as u64;
+            return Err(crate::device::DeviceError::misaligned(
+                offset,
+                len,
+                self.summary.lba_bytes,
+            ));
+        }
+        self.geometry.check(offset, block_bytes)?;
+        Ok(self.locate(block))
+    }
+
+    /// The arena and lba of block `block`, which is in range.
+    fn locate(&self, block: u64) -> (&Arena, u32) {
+        let mut lba = block;
+        for arena in &self.arenas {
+            match u32::try_from(lba) {
+                Ok(lba) if lba < arena.lbas => return (arena, lba),
+                _ => lba -= u64::from(arena.lbas),
+            }
+        }
+        unreachable!("block {block} passed the range check")
+    }
+
+    fn blocks_of(&self, offset: u64, len: u64) -> Range<u64> {
+        let block_bytes = u64::from(self.geometry.block_bytes);
+        offset / block_bytes..(offset + len) / block_bytes
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.geometry.read_only {
+            return Err(crate::pmem::PmemError::ReadOnly.into());
+        }
+        Ok(())
+    }
+}
+
+impl BlockDevice for Btt {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.geometry.check(offset, buf.len() as u64)?;
+        let blocks = self.blocks_of(offset, buf.len() as u64);
+        for (block, data) in blocks.zip(buf.chunks_exact_mut(self.geometry.block_bytes as usize)) {
+            let (arena, lba) = self.locate(block);
+            arena.read_block(&self.region, lba, data, &mut [])?;
+        }
+        Ok(())
+    }
+
+    /// Durable on return, so FUA asks for nothing more.
+    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
+        self.geometry.check(offset, data.len() as u64)?;
+        self.writable()?;
+        let blocks = self.blocks_of(offset, data.len() as u64);
+        for (block, data) in blocks.zip(data.chunks_exact(self.geometry.block_bytes as usize)) {
+            let (arena, lba) = self.locate(block);
+            arena.write_block(&self.region, lba, data, &NO_METADATA[..arena.metadata_bytes])?;
+        }
+        Ok(())
+    }
+
+    /// Nothing to do: every acknowledged write is durable.
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.write_zeroes(offset, len, ZeroFlags::default())
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
+        self.geometry.check(offset, len)?;
+        self.writable()?;
+        let mut blocks = self.blocks_of(offset, len);
+        while blocks.start < blocks.end {
+            let (arena, lba) = self.locate(blocks.start);
+            let count = (blocks.end - blocks.start).min(u64::from(arena.lbas - lba));
+            let end = lba + u32::try_from(count).expect("at most the arena's lbas");
+            arena.zero_blocks(&self.region, lba..end)?;
+            blocks.start += count;
+        }
+        Ok(())
+    }
+
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        self.geometry.check(offset, len)?;
+        let block_bytes = u64::from(self.geometry.block_bytes);
+        let mut extents: Vec<Extent> = Vec::new();
+        for block in self.blocks_of(offset, len) {
+            let (arena, lba) = self.locate(block);
+            let hole = !arena.is_written(&self.region, lba)?;
+            let count = extents.len();
+            match extents.last_mut() {
+                Some(last) if last.hole == hole => last.len += block_bytes,
+                _ if count == most => break,
+                _ => extents.push(Extent {
+                    offset: block * block_bytes,
+                    len: block_bytes,
+                    hole,
+                    zero: hole,
+                }),
+            }
+        }
+        Ok(extents)
+    }
+}
+
+/// Bytes of data in an lba of `lba_bytes`; the rest is metadata.
+pub(super) fn data_bytes(lba_bytes: u32) -> u32 {
+    if lba_bytes >= 4096 { 4096 } else { 512 }
+}
+
+fn geometry(summary: &Summary, read_only: bool) -> Geometry {
+    Geometry {
+        block_bytes: summary.block_bytes,
+        blocks: summary.blocks,
+        preferred_bytes: summary.block_bytes.max(4096),
+        read_only,
+        atomic_block: true,
+        volatile_cache: false,
+        fast_zero: true,
+        inline: true,
+    }
+}
+
+fn describe(version: Version, found: &[FoundArena], slots: &[FlogSlots]) -> Summary {
+    let first = &found[0].info;
+    let lba_bytes = first.external_lbasize.get();
+    let arenas = found
+        .iter()
+        .zip(slots)
+        .map(|(found, &slots)| describe_arena(found, slots))
+        .collect::<Vec<_>>();
+    Summary {
+        version,
+        uuid: uuid::Uuid::from_bytes(first.uuid),
+        parent_uuid: uuid::Uuid::from_bytes(first.parent_uuid),
+        lba_bytes,
+        block_bytes: data_bytes(lba_bytes),
+        blocks: arenas.iter().map(|arena| u64::from(arena.lbas)).sum(),
+        recovered_lanes: 0,
+        arenas,
+    }
+}
+
+fn describe_arena(found: &FoundArena, flog_slots: FlogSlots) -> ArenaSummary {
+    let layout::Info { flags, external_nlba, internal_nlba, internal_lbasize, nfree, .. } =
+        found.info;
+    ArenaSummary {
+        offset_bytes: found.base,
+        lbas: external_nlba.get(),
+        blocks: internal_nlba.get(),
+        lanes: nfree.get(),
+        block_bytes: internal_lbasize.get(),
+        flog_slots,
+        failed: flags.get() & FLAG_ERROR != 0,
+    }
+}

@@ -1,0 +1,82 @@
+//! What can go wrong with a BTT.
+
+use crate::device::{DeviceError, DeviceErrorKind};
+use crate::pmem::PmemError;
+
+/// An error of the BTT engine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BttError {
+    /// There is no BTT here: neither info block position holds the signature.
+    #[error("no BTT found: no info block at offset 0 (version 2.0) or 4096 (version 1.1)")]
+    NotFound,
+    /// An info block is damaged.
+    #[error(
+        "BTT arena {arena}: info block at offset {offset} is damaged: {reason}; `tidegate check --repair` restores it from the second copy where that is whole"
+    )]
+    InfoDamaged {
+        /// Number of the arena, from 0.
+        arena: usize,
+        /// Offset of the info block in the region, in bytes.
+        offset: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A flog entry makes no sense.
+    #[error(
+        "BTT arena {arena}, lane {lane}: the flog is damaged: {reason}; `tidegate check` tells the extent"
+    )]
+    FlogDamaged {
+        /// Number of the arena, from 0.
+        arena: usize,
+        /// Number of the lane, from 0.
+        lane: u32,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A map entry points outside the arena.
+    #[error(
+        "BTT map entry of lba {lba} points at block {block}, but the arena has {blocks} blocks"
+    )]
+    MapDamaged {
+        /// The lba in its arena.
+        lba: u32,
+        /// The block it points at.
+        block: u32,
+        /// Number of blocks in the arena.
+        blocks: u32,
+    },
+    /// The block was marked as lost by an earlier media error; a write makes it good again.
+    #[error("block {lba} was lost to an earlier media error; writing it makes it good again")]
+    BlockLost {
+        /// The lba in its arena.
+        lba: u32,
+    },
+    /// Every lane of the arena has failed: its free blocks or its flog cannot be written.
+    #[error("BTT arena {arena}: no lane can be written any more; copy the data off this pool")]
+    NoLanes {
+        /// Number of the arena, from 0.
+        arena: usize,
+    },
+    /// The options of `create` cannot be met.
+    #[error("{0}")]
+    Options(String),
+    /// The memory below failed.
+    #[error("persistent memory failed")]
+    Pmem(#[from] PmemError),
+}
+
+impl From<BttError> for DeviceError {
+    fn from(error: BttError) -> Self {
+        let kind = match error {
+            BttError::Pmem(error) => return error.into(),
+            BttError::BlockLost { .. } | BttError::NoLanes { .. } => DeviceErrorKind::Io,
+            BttError::Options(_) => DeviceErrorKind::Unsupported,
+            BttError::NotFound
+            | BttError::InfoDamaged { .. }
+            | BttError::FlogDamaged { .. }
+            | BttError::MapDamaged { .. } => DeviceErrorKind::Corrupt,
+        };
+        Self::new(kind, error.to_string())
+    }
+}

@@ -1,0 +1,67 @@
+//! Finding and validating the arenas of a region by their info blocks.
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::BttError;
+use super::layout::{Info, PAGE_BYTES, SIGNATURE, Version};
+use crate::pmem::{PmemError, Region};
+
+/// An arena found on the medium: where it starts and what its info block says.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FoundArena {
+    pub(super) base: u64,
+    pub(super) info: Info,
+}
+
+/// Reads the info block at `offset` as it is.
+pub(super) fn read_info(region: &Region, offset: u64) -> Result<Info, PmemError> {
+    let mut info = Info::new_zeroed();
+    region.read(offset, info.as_mut_bytes())?;
+    Ok(info)
+}
+
+/// Which version's BTT the region holds, judged by the signature of its first arena. The rest may be damaged.
+///
+/// # Errors
+/// [`BttError::Pmem`] where the memory cannot be read.
+pub fn probe(region: &Region) -> Result<Option<Version>, BttError> {
+    for version in [Version::V1_1, Version::V2_0] {
+        if region.len_bytes() < version.base() + PAGE_BYTES {
+            continue;
+        }
+        match read_info(region, version.base()) {
+            Ok(info) if info.signature == SIGNATURE => return Ok(Some(version)),
+            Ok(_) | Err(PmemError::Poisoned { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
+/// The arenas of a region, in the order of their lbas.
+pub(super) fn discover(region: &Region) -> Result<(Version, Vec<FoundArena>), BttError> {
+    let version = probe(region)?.ok_or(BttError::NotFound)?;
+    let mut arenas: Vec<FoundArena> = Vec::new();
+    let mut base = version.base();
+    loop {
+        let info = read_info(region, base)?;
+        let damaged = |reason| BttError::InfoDamaged { arena: arenas.len(), offset: base, reason };
+        info.validate(version, region.len_bytes() - base).map_err(damaged)?;
+        if let Some(first) = arenas.first().filter(|first| !same_device(&first.info, &info)) {
+            let (found, expected) =
+                (info.external_lbasize.get(), first.info.external_lbasize.get());
+            let reason =
+                format!("its uuid or lba size ({found}) is not the first arena's ({expected})");
+            return Err(damaged(reason));
+        }
+        arenas.push(FoundArena { base, info });
+        match info.nextoff.get() {
+            0 => return Ok((version, arenas)),
+            next => base += next,
+        }
+    }
+}
+
+fn same_device(first: &Info, other: &Info) -> bool {
+    first.uuid == other.uuid && first.external_lbasize == other.external_lbasize
+}

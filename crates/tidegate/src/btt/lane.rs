@@ -1,0 +1,96 @@
+//! Lanes: each has one free block and one flog group, and serves one write at a time.
+
+use crossbeam_utils::CachePadded;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::flog::Newest;
+use super::layout::{FlogSlot, next_seq, strip_flags};
+use crate::pmem::Region;
+
+/// What a lane remembers between writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LaneState {
+    /// The block that the next write goes to.
+    pub(super) free_block: u32,
+    /// Which of the two flog slots the next entry goes to: the older one.
+    pub(super) which: usize,
+    /// Sequence number of the next entry.
+    pub(super) seq: u32,
+    /// The lba whose map entry the last write changed and nobody has written back for sure.
+    pub(super) unfenced_lba: Option<u32>,
+    /// The memory of its block or flog failed: not to be used again.
+    pub(super) failed: bool,
+}
+
+impl LaneState {
+    /// The state after recovery has dealt with the newest flog entry.
+    pub(super) fn after(newest: &Newest) -> Self {
+        Self {
+            free_block: strip_flags(newest.entry.old_map.get()),
+            which: 1 - newest.which,
+            seq: next_seq(newest.entry.seq.get()),
+            unfenced_lba: None,
+            failed: false,
+        }
+    }
+
+    /// The flog entry of a write to `lba` that replaces `old_map`.
+    pub(super) fn entry(&self, lba: u32, old_map: u32) -> FlogSlot {
+        FlogSlot::new(lba, old_map, self.free_block, self.seq)
+    }
+
+    /// The write is done: its old block is free now.
+    pub(super) fn advance(&mut self, lba: u32, old_block: u32) {
+        self.free_block = old_block;
+        self.which = 1 - self.which;
+        self.seq = next_seq(self.seq);
+        self.unfenced_lba = Some(lba);
+    }
+}
+
+/// The lanes of one arena.
+pub(super) struct Lanes {
+    lanes: Box<[CachePadded<Mutex<LaneState>>]>,
+}
+
+/// A lane taken.
+pub(super) struct LaneGuard<'a> {
+    pub(super) number: u32,
+    pub(super) state: MutexGuard<'a, LaneState>,
+}
+
+impl Lanes {
+    pub(super) fn new(states: Vec<LaneState>) -> Self {
+        Self {
+            lanes: states.into_iter().map(|state| CachePadded::new(Mutex::new(state))).collect(),
+        }
+    }
+
+    /// Takes a lane that works: the calling thread's own where it is free, else the next free one. None where
+    /// all have failed.
+    ///
+    /// Taking the mutex is a locked instruction (on x86 a full barrier; elsewhere the fence below), so the
+    /// version that the block's last owner bumped is visible before the new data is: see `lba_lock`.
+    pub(super) fn take(&self, region: &Region) -> Option<LaneGuard<'_>> {
+        let start = region.thread_ordinal();
+        loop {
+            let mut failed = 0;
+            for step in 0..self.lanes.len() {
+                let number = (start + step) % self.lanes.len();
+                let Some(state) = self.lanes[number].try_lock() else { continue };
+                if state.failed {
+                    failed += 1;
+                    continue;
+                }
+                #[cfg(not(target_arch = "x86_64"))]
+                std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+                let number = u32::try_from(number).expect("an arena has at most 256 lanes");
+                return Some(LaneGuard { number, state });
+            }
+            if failed == self.lanes.len() {
+                return None;
+            }
+            region.relax();
+        }
+    }
+}
