@@ -11,3 +11,4 @@
 pub mod btt;
 pub mod device;
 pub mod pmem;
+mod sync;

@@ -87,7 +87,7 @@ impl Arena {
         }
         let new_block = lane.state.free_block;
         self.store_data(region, new_block, data, metadata)?;
-        let _guard = self.lba_locks.lock(region, lba);
+        let _guard = self.lba_locks.lock(lba, || region.relax());
         let (old_entry, old_block) = self.map.load_block(region, lba)?;
         self.map.write_back(region, lba)?;
         let entry = lane.state.entry(lba, logged_old_map(old_entry, old_block));
@@ -132,7 +132,7 @@ impl Arena {
             }
             region.relax();
         }
-        let guard = self.lba_locks.lock(region, lba);
+        let guard = self.lba_locks.lock(lba, || region.relax());
         let result = self.copy_block(region, lba, data, metadata);
         drop(guard);
         self.note_lost_block(region, lba, result)
@@ -174,7 +174,7 @@ impl Arena {
         if let Err(BttError::Pmem(PmemError::Poisoned { .. })) = &result
             && !region.read_only()
         {
-            let _guard = self.lba_locks.lock(region, lba);
+            let _guard = self.lba_locks.lock(lba, || region.relax());
             let (entry, block) = self.map.load_block(region, lba)?;
             if entry.state() == MapState::Normal {
                 self.map.store(region, lba, MapEntry::error(block))?;
@@ -197,7 +197,7 @@ impl Arena {
     ) -> Result<(), BttError> {
         let entries = (self.map.entry_offset(lbas.start), lbas.len() as u64 * MAP_ENTRY_BYTES);
         for lba in lbas {
-            let _guard = self.lba_locks.lock(region, lba);
+            let _guard = self.lba_locks.lock(lba, || region.relax());
             let (entry, block) = self.map.load_block(region, lba)?;
             if entry.state() != MapState::Unwritten {
                 self.map.store(region, lba, MapEntry::zero(block))?;

@@ -6,6 +6,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::flog::Newest;
 use super::layout::{FlogSlot, next_seq, strip_flags};
 use crate::pmem::Region;
+use crate::sync::{Ordering, fence};
 
 /// What a lane remembers between writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,8 +70,9 @@ impl Lanes {
     /// Takes a lane that works: the calling thread's own where it is free, else the next free one. None where
     /// all have failed.
     ///
-    /// Taking the mutex is a locked instruction (on x86 a full barrier; elsewhere the fence below), so the
-    /// version that the block's last owner bumped is visible before the new data is: see `lba_lock`.
+    /// The version that the last change of the free block's owner bumped must be visible before the data that is
+    /// stored next (see `lba_lock`). The release fence orders ordinary stores; the non-temporal stores of x86
+    /// ignore it, but not the locked instruction that takes the mutex.
     pub(super) fn take(&self, region: &Region) -> Option<LaneGuard<'_>> {
         let start = region.thread_ordinal();
         loop {
@@ -82,8 +84,7 @@ impl Lanes {
                     failed += 1;
                     continue;
                 }
-                #[cfg(not(target_arch = "x86_64"))]
-                std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+                fence(Ordering::Release);
                 let number = u32::try_from(number).expect("an arena has at most 256 lanes");
                 return Some(LaneGuard { number, state });
             }

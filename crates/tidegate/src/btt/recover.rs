@@ -9,7 +9,7 @@ use super::flog::{Flog, FlogFault};
 use super::info::FoundArena;
 use super::lane::{LaneState, Lanes};
 use super::layout::{FlogSlot, MapEntry, strip_flags};
-use super::lba_lock::LbaLocks;
+use super::lba_lock::{LOCKS_LOG2, LbaLocks};
 use super::map::Map;
 use crate::pmem::Region;
 
@@ -67,7 +67,7 @@ pub(super) fn open_arena(
         map,
         flog,
         lanes: Lanes::new(states),
-        lba_locks: LbaLocks::new(),
+        lba_locks: LbaLocks::new(LOCKS_LOG2),
         overlay,
     };
     Ok(Recovered { arena, completed_lanes })
