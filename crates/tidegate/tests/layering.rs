@@ -40,9 +40,10 @@ fn no_module_names_a_layer_above_it() {
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a source folder is readable") {
         let path = entry.expect("a folder entry is readable").path();
-        match path.is_dir() {
-            true => collect(&path, files),
-            false => files.push(path),
+        if path.is_dir() {
+            collect(&path, files);
+        } else {
+            files.push(path);
         }
     }
 }

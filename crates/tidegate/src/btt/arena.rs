@@ -1,9 +1,11 @@
 //! One arena at run time: the write and the read of a block, and the argument why they are atomic.
 
+use arrayvec::ArrayVec;
+
 use super::BttError;
 use super::flog::Flog;
-use super::lane::{LaneGuard, Lanes};
-use super::layout::{MAP_ENTRY_BYTES, MapEntry, MapState};
+use super::lane::{GROUP_MAX, LaneGuard, LaneGuards, Lanes};
+use super::layout::{FlogSlot, MAP_ENTRY_BYTES, MapEntry, MapState};
 use super::lba_lock::LbaLocks;
 use super::map::Map;
 use crate::pmem::{PmemError, Region};
@@ -32,34 +34,40 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// Writes one block: atomic, and durable on return.
+    /// Writes whole blocks from `lba` on, each atomic and all durable on return. `metadata` goes behind the data of
+    /// each block.
     ///
-    /// A lane whose memory fails is retired and the next one tried.
-    pub(super) fn write_block(
+    /// Neighbours are written in groups, a lane each, that share the two fences. A lane whose memory fails is
+    /// retired and the group tried again with others.
+    pub(super) fn write_blocks(
         &self,
         region: &Region,
         lba: u32,
         data: &[u8],
+        data_bytes: usize,
         metadata: &[u8],
     ) -> Result<(), BttError> {
-        loop {
-            let mut lane =
-                self.lanes.take(region).ok_or(BttError::NoLanes { arena: self.number })?;
-            match self.write_in_lane(region, &mut lane, lba, data, metadata) {
-                Err(BttError::Pmem(PmemError::Poisoned { .. })) => lane.state.failed = true,
-                // Its flog entry may or may not be valid on the medium: the lane must not touch its block again.
-                Err(error @ BttError::Pmem(_)) => {
-                    lane.state.failed = true;
-                    return Err(error);
-                }
-                result => return result,
+        let mut blocks = Blocks { lba, data, data_bytes, metadata };
+        while !blocks.data.is_empty() {
+            let mut lanes = self.lanes.take(region, blocks.data.len() / data_bytes);
+            if lanes.is_empty() {
+                return Err(BttError::NoLanes { arena: self.number });
+            }
+            let (group, rest) = blocks.split(lanes.len());
+            match self.write_group(region, &mut lanes, &group) {
+                Ok(()) => blocks = rest,
+                Err(GroupError::LaneRetired) => {}
+                Err(GroupError::Failed(error)) => return Err(error),
             }
         }
+        Ok(())
     }
 
-    /// The write, with two fences where the kernel has four. Why each store precedes the next:
+    /// The write of a group of blocks, with two fences where the kernel has four a block. Why each store precedes
+    /// the next (for a group: each lane's steps are done for all lanes before the next fence, so every argument
+    /// holds lane by lane; the lbas differ):
     ///
-    /// - The previous write of this lane left its map entry in the cache. It is written back here, by the
+    /// - The previous write of a lane left its map entry in the cache. It is written back here, by the
     ///   thread that also fences, and is durable at fence 1: before fence 2 makes this write's flog entry the
     ///   lane's newest and the previous one forgotten (invariant 4).
     /// - The data and the first half of the flog slot are durable at fence 1, before the second half exists:
@@ -74,30 +82,76 @@ impl Arena {
     ///   (invariant 3). It needs no fence of its own: until it is durable, the flog entry is there.
     /// - The lock's version grows after the map entry changed and before the lane, and with it the old
     ///   block, is free for the next write (invariant 6; see `lba_lock`).
-    fn write_in_lane(
+    fn write_group(
         &self,
         region: &Region,
-        lane: &mut LaneGuard<'_>,
-        lba: u32,
-        data: &[u8],
-        metadata: &[u8],
-    ) -> Result<(), BttError> {
-        if let Some(lba) = lane.state.unfenced_lba {
-            self.map.write_back(region, lba)?;
+        lanes: &mut LaneGuards<'_>,
+        group: &Blocks<'_>,
+    ) -> Result<(), GroupError> {
+        self.store_group(region, lanes, group)?;
+        let _guards = self.lba_locks.lock_group(group.lbas(), || region.relax());
+        let changes = self.prepare_group(region, lanes, group)?;
+        let committed = self.commit_group(region, lanes, &changes);
+        if committed.is_err() {
+            // The entries may or may not be valid on the medium: these lanes must not touch their blocks again.
+            lanes.iter_mut().for_each(|lane| lane.state.failed = true);
         }
-        let new_block = lane.state.free_block;
-        self.store_data(region, new_block, data, metadata)?;
-        let _guard = self.lba_locks.lock(lba, || region.relax());
-        let (old_entry, old_block) = self.map.load_block(region, lba)?;
-        self.map.write_back(region, lba)?;
-        let entry = lane.state.entry(lba, logged_old_map(old_entry, old_block));
-        self.flog.prepare(region, lane.number, lane.state.which, &entry)?;
-        region.fence()?;
-        self.flog.commit(region, lane.number, lane.state.which, &entry)?;
-        region.fence()?;
-        self.map.store(region, lba, MapEntry::normal(new_block))?;
-        lane.state.advance(lba, old_block);
+        committed?;
+        for (lane, change) in lanes.iter_mut().zip(changes) {
+            let lba = change.entry.lba.get();
+            self.map.store(region, lba, MapEntry::normal(change.entry.new_map.get()))?;
+            lane.state.advance(lba, change.old_block);
+        }
         Ok(())
+    }
+
+    /// The data of each block to its lane's free block, and the lane's previous map entry on its way.
+    fn store_group(
+        &self,
+        region: &Region,
+        lanes: &mut LaneGuards<'_>,
+        group: &Blocks<'_>,
+    ) -> Result<(), GroupError> {
+        for (lane, data) in lanes.iter_mut().zip(group.data.chunks_exact(group.data_bytes)) {
+            if let Some(lba) = lane.state.unfenced_lba {
+                self.map.write_back(region, lba)?;
+            }
+            let stored = self.store_data(region, lane.state.free_block, data, group.metadata);
+            lane.retire_if_poisoned(stored)?;
+        }
+        Ok(())
+    }
+
+    /// The first halves of the flog entries, and the map entries that they replace on their way.
+    fn prepare_group(
+        &self,
+        region: &Region,
+        lanes: &mut LaneGuards<'_>,
+        group: &Blocks<'_>,
+    ) -> Result<ArrayVec<Change, GROUP_MAX>, GroupError> {
+        let mut changes = ArrayVec::new();
+        for (lane, lba) in lanes.iter_mut().zip(group.lbas()) {
+            let (old_entry, old_block) = self.map.load_block(region, lba)?;
+            self.map.write_back(region, lba)?;
+            let entry = lane.state.entry(lba, logged_old_map(old_entry, old_block));
+            let prepared = self.flog.prepare(region, lane.number, lane.state.which, &entry);
+            lane.retire_if_poisoned(prepared)?;
+            changes.push(Change { entry, old_block });
+        }
+        Ok(changes)
+    }
+
+    fn commit_group(
+        &self,
+        region: &Region,
+        lanes: &LaneGuards<'_>,
+        changes: &[Change],
+    ) -> Result<(), PmemError> {
+        region.fence()?;
+        for (lane, change) in lanes.iter().zip(changes) {
+            self.flog.commit(region, lane.number, lane.state.which, &change.entry)?;
+        }
+        region.fence()
     }
 
     fn store_data(
@@ -225,6 +279,61 @@ impl Arena {
 
     fn block_offset(&self, block: u32) -> u64 {
         self.data_base + u64::from(block) * self.block_bytes
+    }
+}
+
+/// Blocks to write: neighbours from `lba` on.
+#[derive(Clone, Copy)]
+struct Blocks<'a> {
+    lba: u32,
+    data: &'a [u8],
+    /// Size of each block's data in bytes.
+    data_bytes: usize,
+    /// Goes behind the data of each.
+    metadata: &'a [u8],
+}
+
+impl<'a> Blocks<'a> {
+    fn split(&self, count: usize) -> (Self, Self) {
+        let (head, tail) = self.data.split_at(count * self.data_bytes);
+        let skipped = u32::try_from(count).expect("a group is small");
+        (Self { data: head, ..*self }, Self { data: tail, lba: self.lba + skipped, ..*self })
+    }
+
+    fn lbas(&self) -> impl Iterator<Item = u32> {
+        (self.lba..).take(self.data.len() / self.data_bytes)
+    }
+}
+
+/// What the write of one block changes in the map.
+struct Change {
+    entry: FlogSlot,
+    old_block: u32,
+}
+
+/// Why a group was not written.
+enum GroupError {
+    /// A lane's memory failed before anything was committed; others can do it.
+    LaneRetired,
+    /// Nothing helps.
+    Failed(BttError),
+}
+
+impl<E: Into<BttError>> From<E> for GroupError {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl LaneGuard<'_> {
+    fn retire_if_poisoned(&mut self, result: Result<(), PmemError>) -> Result<(), GroupError> {
+        match result {
+            Err(PmemError::Poisoned { .. }) => {
+                self.state.failed = true;
+                Err(GroupError::LaneRetired)
+            }
+            result => Ok(result?),
+        }
     }
 }
 

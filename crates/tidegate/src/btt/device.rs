@@ -144,7 +144,7 @@ impl Btt {
     pub fn write_with_metadata(&self, block: u64, data: &[u8], metadata: &[u8]) -> Result<()> {
         let (arena, lba) = self.locate_one(block, data.len(), metadata.len())?;
         self.writable()?;
-        Ok(arena.write_block(&self.region, lba, data, metadata)?)
+        Ok(arena.write_blocks(&self.region, lba, data, data.len(), metadata)?)
     }
 
     fn locate_one(
@@ -184,6 +184,20 @@ impl Btt {
         offset / block_bytes..(offset + len) / block_bytes
     }
 
+    /// The lbas of a request that is in range, arena by arena.
+    fn runs(&self, offset: u64, len: u64) -> impl Iterator<Item = (&Arena, Range<u32>)> {
+        let mut blocks = self.blocks_of(offset, len);
+        std::iter::from_fn(move || {
+            if blocks.is_empty() {
+                return None;
+            }
+            let (arena, lba) = self.locate(blocks.start);
+            let count = (blocks.end - blocks.start).min(u64::from(arena.lbas - lba));
+            blocks.start += count;
+            Some((arena, lba..lba + u32::try_from(count).expect("at most the arena's lbas")))
+        })
+    }
+
     fn writable(&self) -> Result<()> {
         if self.geometry.read_only {
             return Err(crate::pmem::PmemError::ReadOnly.into());
@@ -211,10 +225,13 @@ impl BlockDevice for Btt {
     fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
         self.geometry.check(offset, data.len() as u64)?;
         self.writable()?;
-        let blocks = self.blocks_of(offset, data.len() as u64);
-        for (block, data) in blocks.zip(data.chunks_exact(self.geometry.block_bytes as usize)) {
-            let (arena, lba) = self.locate(block);
-            arena.write_block(&self.region, lba, data, &NO_METADATA[..arena.metadata_bytes])?;
+        let block_bytes = self.geometry.block_bytes as usize;
+        let mut rest = data;
+        for (arena, lbas) in self.runs(offset, data.len() as u64) {
+            let (run, behind) = rest.split_at(lbas.len() * block_bytes);
+            let metadata = &NO_METADATA[..arena.metadata_bytes];
+            arena.write_blocks(&self.region, lbas.start, run, block_bytes, metadata)?;
+            rest = behind;
         }
         Ok(())
     }
@@ -231,13 +248,8 @@ impl BlockDevice for Btt {
     fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
         self.geometry.check(offset, len)?;
         self.writable()?;
-        let mut blocks = self.blocks_of(offset, len);
-        while blocks.start < blocks.end {
-            let (arena, lba) = self.locate(blocks.start);
-            let count = (blocks.end - blocks.start).min(u64::from(arena.lbas - lba));
-            let end = lba + u32::try_from(count).expect("at most the arena's lbas");
-            arena.zero_blocks(&self.region, lba..end)?;
-            blocks.start += count;
+        for (arena, lbas) in self.runs(offset, len) {
+            arena.zero_blocks(&self.region, lbas)?;
         }
         Ok(())
     }

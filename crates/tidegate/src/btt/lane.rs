@@ -1,5 +1,6 @@
 //! Lanes: each has one free block and one flog group, and serves one write at a time.
 
+use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -54,6 +55,12 @@ pub(super) struct Lanes {
     lanes: Box<[CachePadded<Mutex<LaneState>>]>,
 }
 
+/// Most blocks that are written between two fences.
+pub(super) const GROUP_MAX: usize = 8;
+
+/// The lanes of a group of blocks.
+pub(super) type LaneGuards<'a> = ArrayVec<LaneGuard<'a>, GROUP_MAX>;
+
 /// A lane taken.
 pub(super) struct LaneGuard<'a> {
     pub(super) number: u32,
@@ -67,14 +74,15 @@ impl Lanes {
         }
     }
 
-    /// Takes a lane that works: the calling thread's own where it is free, else the next free one. None where
-    /// all have failed.
+    /// Takes up to `wanted` working lanes (at least one, at most [`GROUP_MAX`]): the calling thread's own where it is
+    /// free, and the next free ones. Waits for the first, never for more. Empty where all have failed.
     ///
     /// The version that the last change of the free block's owner bumped must be visible before the data that is
     /// stored next (see `lba_lock`). The release fence orders ordinary stores; the non-temporal stores of x86
     /// ignore it, but not the locked instruction that takes the mutex.
-    pub(super) fn take(&self, region: &Region) -> Option<LaneGuard<'_>> {
+    pub(super) fn take(&self, region: &Region, wanted: usize) -> LaneGuards<'_> {
         let start = region.thread_ordinal();
+        let mut taken = LaneGuards::new();
         loop {
             let mut failed = 0;
             for step in 0..self.lanes.len() {
@@ -84,12 +92,15 @@ impl Lanes {
                     failed += 1;
                     continue;
                 }
-                fence(Ordering::Release);
                 let number = u32::try_from(number).expect("an arena has at most 256 lanes");
-                return Some(LaneGuard { number, state });
+                taken.push(LaneGuard { number, state });
+                if taken.len() == wanted || taken.is_full() {
+                    break;
+                }
             }
-            if failed == self.lanes.len() {
-                return None;
+            if !taken.is_empty() || failed == self.lanes.len() {
+                fence(Ordering::Release);
+                return taken;
             }
             region.relax();
         }

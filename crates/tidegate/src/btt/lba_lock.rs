@@ -10,6 +10,9 @@
 //! has copied a block that belonged to its lba all the while: it registers nowhere, and no writer has to
 //! look for it. The kernel's reader table (rtt) makes each writer scan all lanes instead.
 
+use arrayvec::ArrayVec;
+
+use super::lane::GROUP_MAX;
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Locks of an arena: enough that two lbas in flight seldom share one (32 KiB).
@@ -31,6 +34,9 @@ pub(super) struct LbaGuard<'a> {
     word: &'a AtomicU64,
 }
 
+/// The locks of a group of blocks.
+pub(super) type LbaGuards<'a> = ArrayVec<LbaGuard<'a>, GROUP_MAX>;
+
 impl LbaLocks {
     /// `1 << locks_log2` locks (1 to 31).
     pub(super) fn new(locks_log2: u32) -> Self {
@@ -40,9 +46,31 @@ impl LbaLocks {
         }
     }
 
-    /// Locks `lba`, calling `relax` while another holds it. A holder never waits for a lane or another lba.
+    /// Locks `lba`, calling `relax` while another holds it. A holder never waits for a lane.
     pub(super) fn lock(&self, lba: u32, relax: impl Fn()) -> LbaGuard<'_> {
-        let word = self.word(lba);
+        self.lock_word(self.index(lba), relax)
+    }
+
+    /// Locks several lbas. The words are locked in ascending order, each once, so that two groups never wait for
+    /// each other.
+    pub(super) fn lock_group(
+        &self,
+        lbas: impl Iterator<Item = u32>,
+        relax: impl Fn(),
+    ) -> LbaGuards<'_> {
+        let mut words: ArrayVec<usize, GROUP_MAX> = lbas.map(|lba| self.index(lba)).collect();
+        words.sort_unstable();
+        let mut guards = LbaGuards::new();
+        for (at, &word) in words.iter().enumerate() {
+            if at == 0 || words[at - 1] != word {
+                guards.push(self.lock_word(word, &relax));
+            }
+        }
+        guards
+    }
+
+    fn lock_word(&self, index: usize, relax: impl Fn()) -> LbaGuard<'_> {
+        let word = &self.words[index];
         loop {
             let value = word.load(Ordering::Relaxed);
             let free = value & LOCKED == 0;
@@ -69,9 +97,12 @@ impl LbaLocks {
     }
 
     fn word(&self, lba: u32) -> &AtomicU64 {
-        // Neighbours go to distant words, so that sequential writers do not share a cache line.
-        let hash = lba.wrapping_mul(0x9E37_79B1) >> self.shift;
-        &self.words[hash as usize]
+        &self.words[self.index(lba)]
+    }
+
+    /// Neighbours go to distant words, so that sequential writers do not share a cache line.
+    fn index(&self, lba: u32) -> usize {
+        (lba.wrapping_mul(0x9E37_79B1) >> self.shift) as usize
     }
 }
 
