@@ -293,7 +293,7 @@ struct Blocks<'a> {
     metadata: &'a [u8],
 }
 
-impl<'a> Blocks<'a> {
+impl Blocks<'_> {
     fn split(&self, count: usize) -> (Self, Self) {
         let (head, tail) = self.data.split_at(count * self.data_bytes);
         let skipped = u32::try_from(count).expect("a group is small");
