@@ -76,10 +76,13 @@ impl DeviceError {
 impl From<PmemError> for DeviceError {
     fn from(error: PmemError) -> Self {
         let kind = match &error {
-            PmemError::OutOfRange { .. } => DeviceErrorKind::Corrupt,
+            PmemError::OutOfRange { .. } | PmemError::Misaligned { .. } => DeviceErrorKind::Corrupt,
             PmemError::ReadOnly => DeviceErrorKind::ReadOnly,
             PmemError::Poisoned { .. }
             | PmemError::WritebackFailed { .. }
+            | PmemError::Busy { .. }
+            | PmemError::Empty { .. }
+            | PmemError::NotMappable { .. }
             | PmemError::Os { .. } => DeviceErrorKind::Io,
         };
         Self::with_source(kind, "persistent memory failed", error)

@@ -36,6 +36,34 @@ pub enum PmemError {
         /// The operating system's error number.
         errno: i32,
     },
+    /// A word access whose offset is not a multiple of the word's size: a bug of the caller or a corrupt offset.
+    #[error("offset {offset} of a word is not a multiple of {align_bytes}")]
+    Misaligned {
+        /// First byte of the access.
+        offset: u64,
+        /// Size of the word in bytes.
+        align_bytes: u64,
+    },
+    /// Another process, or this one, has the pool open.
+    #[error("{path} is in use: it is open already, stop the process that uses it and try again")]
+    Busy {
+        /// The pool file.
+        path: PathBuf,
+    },
+    /// The file has no bytes to map.
+    #[error("{path} holds 0 bytes: a pool is expected, create one first")]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The path names something that cannot be mapped as persistent memory.
+    #[error("{path} is {found}: a regular file or a devdax character device is expected")]
+    NotMappable {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
     /// The operating system refused an operation on the file under the region.
     #[error("cannot {action} {path}")]
     Os {
@@ -47,4 +75,17 @@ pub enum PmemError {
         #[source]
         source: std::io::Error,
     },
+}
+
+/// A name or number that a user gave and that makes no sense; says what was expected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ParseError {
+    message: String,
+}
+
+impl ParseError {
+    pub(super) fn new(message: String) -> Self {
+        Self { message }
+    }
 }

@@ -2,13 +2,43 @@
 //!
 //! [`Region`] owns a mapping. Everything above it speaks in byte offsets into a region, never in
 //! pointers or references, so this is the only module of the core that needs `unsafe`.
+//!
+//! Invariants:
+//! 1. What a thread stored and wrote back, or streamed, is durable when its next [`Region::fence`] has
+//!    returned `Ok`, in every [`Domain`] that keeps anything.
+//! 2. An access that touched failed memory returns [`PmemError::Poisoned`]; the process lives on.
+//! 3. One pool file is open for writing at most once on a machine ([`PmemError::Busy`]).
+//! 4. No reference into a mapping exists: all access is through atomics or opaque copies.
+//!
+//! Map: `region` (the operations) · `mapping` (how a path becomes memory) · `domain` (what durable takes) ·
+//! `cpu` (write-back and copies by instruction set) · `writeback` (the msync domain) · `media` and `delay`
+//! (slower memory, modeled) · `poison` (memory errors) · `counters` and `shard` (per-thread counting) ·
+//! `observer` (the crash simulator's seam).
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // Mapped memory is reached through raw pointers; nothing above this module needs to.
 
+mod counters;
+mod cpu;
+mod delay;
+mod domain;
 mod error;
+mod mapping;
+mod media;
 mod observer;
+mod poison;
 mod region;
+mod shard;
+mod writeback;
 
-pub use error::PmemError;
+pub use counters::Counters;
+pub use domain::Domain;
+pub use error::{ParseError, PmemError};
+pub use media::MediaModel;
 pub use observer::Observer;
-pub use region::{Domain, Region, RegionOptions};
+pub use region::{Region, RegionOptions};
+
+/// Bytes in the unit of write-back: a cache line.
+pub const LINE_BYTES: u64 = 64;
+
+#[cfg(test)]
+mod tests;

@@ -1,28 +1,28 @@
-//! A mapping of persistent memory and the operations on it.
+//! A region of persistent memory and the operations on it.
+//!
+//! Invariants:
+//! 1. Each operation checks its range, then tells the observer (if there is one), then takes effect, then
+//!    checks that it touched no failed memory.
+//! 2. The implementations for the CPU are chosen when the region is opened; after that an operation costs its
+//!    instructions and a few predictable branches.
+//!
+//! Entry points: [`Region::open`]; [`Region::read`], [`Region::write`], [`Region::write_streaming`] and the words;
+//! [`Region::write_back`], [`Region::fence`].
 
+use std::fmt;
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
-use rustix::mm::{MapFlags, ProtFlags};
-
-use super::{Observer, PmemError};
+use super::counters::Counting;
+use super::cpu::{self, Cpu};
+use super::delay::Delay;
+use super::mapping::{Kind, Mapping};
+use super::poison::{self, PoisonWatch};
+use super::writeback::DirtyPages;
+use super::{Counters, Domain, LINE_BYTES, MediaModel, Observer, PmemError};
 
 type Result<T> = std::result::Result<T, PmemError>;
-
-/// What a store needs to become durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Domain {
-    /// Power failure keeps what reached the memory controller: write lines back, then fence.
-    Adr,
-    /// Power failure keeps the CPU caches too: a fence is enough.
-    Eadr,
-    /// An ordinary file: a fence is an `msync` of what was written back.
-    Msync,
-    /// Nothing survives: tests and trials only.
-    Volatile,
-}
 
 /// How to open a [`Region`].
 #[derive(Debug, Clone, Default)]
@@ -33,6 +33,8 @@ pub struct RegionOptions {
     pub domain: Option<Domain>,
     /// Create the file with this size in bytes, or fail if it exists.
     pub create_bytes: Option<u64>,
+    /// The medium that the memory stands for.
+    pub media: MediaModel,
 }
 
 /// A mapping of persistent memory.
@@ -40,101 +42,95 @@ pub struct RegionOptions {
 /// All offsets and lengths are bytes from the start of the region. All methods may be called from any thread;
 /// overlapping plain accesses from two threads may tear, and keeping them apart is the engine's work.
 pub struct Region {
-    base: NonNull<u8>,
-    len_bytes: u64,
+    // Before the mapping: the watch ends before the memory goes.
+    poison: PoisonWatch,
+    mapping: Mapping,
     domain: Domain,
     read_only: bool,
-    name: PathBuf,
+    cpu: Cpu,
     observer: Option<Arc<dyn Observer>>,
+    delay: Option<Delay>,
+    dirty: Option<DirtyPages>,
+    counting: Counting,
+    name: PathBuf,
+    media: MediaModel,
 }
 
-// SAFETY: the mapping is shared memory reached only through raw pointers inside this type; it stays mapped
-// until drop, whichever thread that happens on.
-unsafe impl Send for Region {}
-// SAFETY: concurrent access goes through atomics or raw copies; no references into the mapping exist.
-unsafe impl Sync for Region {}
-
 impl Region {
-    /// Maps the file at `path`.
+    /// Maps the file or devdax device at `path` and locks it against other openers.
+    ///
+    /// The domain is `adr` for a file on a DAX file system (mapped with `MAP_SYNC`), for a devdax device, and for
+    /// tmpfs, which stands for persistent memory in trials; and `msync` for any other file. Where the CPU
+    /// cannot write lines back, `msync` takes the place of `adr`.
     ///
     /// # Errors
-    /// [`PmemError::Os`] where the file cannot be opened, sized or mapped.
+    /// [`PmemError::Busy`] if it is open already, [`PmemError::Empty`] if there is nothing to map,
+    /// [`PmemError::NotMappable`] for what is neither file nor devdax device, and [`PmemError::Os`] where it cannot be
+    /// opened, allocated (no space left, for one) or mapped.
     pub fn open(path: &Path, options: &RegionOptions) -> Result<Self> {
-        let os = |action| {
-            let path = path.to_path_buf();
-            move |source: std::io::Error| PmemError::Os { action, path, source }
+        let mapping = match options.create_bytes {
+            Some(len_bytes) => Mapping::create(path, len_bytes)?,
+            None => Mapping::open(path, options.read_only)?,
         };
-        let mut open = std::fs::OpenOptions::new();
-        open.read(true).write(!options.read_only).create_new(options.create_bytes.is_some());
-        let file = open.open(path).map_err(os("open"))?;
-        if let Some(bytes) = options.create_bytes {
-            file.set_len(bytes).map_err(os("size"))?;
-        }
-        let len_bytes = file.metadata().map_err(os("inspect"))?.len();
-        let prot =
-            if options.read_only { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                usize::try_from(len_bytes).unwrap_or(usize::MAX),
-                prot,
-                MapFlags::SHARED,
-                &file,
-                0,
-            )
-        }
-        .map_err(|errno| os("map")(errno.into()))?;
-        Ok(Self {
-            base: NonNull::new(base.cast()).expect("mmap returns no null pointer"),
-            len_bytes,
-            domain: options.domain.unwrap_or(Domain::Adr),
-            read_only: options.read_only,
-            name: path.to_path_buf(),
-            observer: None,
-        })
+        Self::over(mapping, path.to_path_buf(), options)
     }
 
     /// Volatile memory of `len_bytes` zero bytes, for tests and simulation.
     ///
     /// # Errors
-    /// [`PmemError::Os`] where the memory cannot be had.
+    /// [`PmemError::Empty`] for no bytes, [`PmemError::Os`] where the memory cannot be had.
     pub fn anonymous(len_bytes: u64) -> Result<Self> {
+        Self::anonymous_with(len_bytes, &RegionOptions::default())
+    }
+
+    /// The same with a domain, a medium or without stores, to try what those cost. `create_bytes` has no meaning here.
+    ///
+    /// # Errors
+    /// As for [`anonymous`](Self::anonymous).
+    pub fn anonymous_with(len_bytes: u64, options: &RegionOptions) -> Result<Self> {
         let name = PathBuf::from("(anonymous memory)");
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                usize::try_from(len_bytes).unwrap_or(usize::MAX),
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        }
-        .map_err(|errno| PmemError::Os {
-            action: "map",
+        Self::over(Mapping::anonymous(len_bytes)?, name, options)
+    }
+
+    fn over(mapping: Mapping, name: PathBuf, options: &RegionOptions) -> Result<Self> {
+        let domain = possible(options.domain.unwrap_or(mapping.kind().domain()));
+        let (start, len, page_bytes) = mapping.pages();
+        let poison = PoisonWatch::new(start, len, page_bytes).ok_or_else(|| PmemError::Os {
+            action: "watch for memory errors in",
             path: name.clone(),
-            source: errno.into(),
+            source: std::io::Error::other(format!(
+                "{} regions are open, the most there can be",
+                poison::MOST_REGIONS
+            )),
         })?;
         Ok(Self {
-            base: NonNull::new(base.cast()).expect("mmap returns no null pointer"),
-            len_bytes,
-            domain: Domain::Volatile,
-            read_only: false,
-            name,
+            poison,
+            domain,
+            read_only: options.read_only,
+            cpu: Cpu::detect(),
             observer: None,
+            delay: Delay::new(&options.media),
+            dirty: (domain == Domain::Msync).then(DirtyPages::new),
+            counting: Counting::new(),
+            name,
+            media: options.media.clone(),
+            mapping,
         })
     }
 
-    /// Lets `observer` watch every operation from here on: the crash simulator's seam.
+    /// Lets `observer` watch every operation from here on: the crash simulator's seam. An observed region has no
+    /// delays: its time is the simulator's.
     #[must_use]
     pub fn observed(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = Some(observer);
+        self.delay = None;
         self
     }
 
     /// Size of the region in bytes.
+    #[inline]
     pub fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.mapping.len_bytes()
     }
 
     /// What a store needs to become durable here.
@@ -152,18 +148,62 @@ impl Region {
         &self.name
     }
 
+    /// The medium that the memory stands for.
+    pub fn media(&self) -> &MediaModel {
+        &self.media
+    }
+
+    /// What the region was asked to do since it was opened, by all threads. Exact once they have stopped.
+    pub fn counters(&self) -> Counters {
+        self.counting.snapshot()
+    }
+
+    /// One line for people: size, kind of memory, what makes a store durable and what does not.
+    pub fn describe(&self) -> String {
+        let note = match (self.mapping.kind(), self.domain) {
+            (_, Domain::Volatile) => " (NOTHING SURVIVES, not even a crash of the process)",
+            (Kind::Anonymous, _) => " (ANONYMOUS MEMORY: NOTHING SURVIVES)",
+            (Kind::Tmpfs, _) => " (POWER LOSS LOSES tmpfs)",
+            (Kind::File, Domain::Adr | Domain::Eadr) => {
+                " (POWER LOSS LOSES what the page cache holds: no msync by request)"
+            }
+            _ => "",
+        };
+        format!(
+            "{}: {} bytes, {}{}, domain {}{note}, {}, {} streaming, media {}",
+            self.name.display(),
+            self.len_bytes(),
+            self.mapping.kind(),
+            if self.read_only { " read-only" } else { "" },
+            self.domain,
+            self.cpu.write_back.name(),
+            self.cpu.copies.name,
+            self.media,
+        )
+    }
+
     /// Copies `buf.len()` bytes at `offset` out of the region.
     ///
+    /// The loads are ordinary loads in no particular order among each other, all before a later acquire fence or load: a
+    /// version checked after them tells whether they are of one piece.
+    ///
     /// # Errors
-    /// [`PmemError::OutOfRange`], [`PmemError::Poisoned`].
+    /// [`PmemError::OutOfRange`], [`PmemError::Poisoned`]; `buf` then holds nothing of meaning.
+    #[inline]
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let from = self.at(offset, buf.len() as u64)?;
+        let len = buf.len() as u64;
+        let from = self.at(offset, len)?;
         if let Some(observer) = &self.observer {
-            observer.load(offset, buf.len() as u64);
+            observer.load(offset, len);
         }
+        let start = self.delay.as_ref().map(Delay::start);
         // SAFETY: `at` checked the range; the buffer is exclusive and cannot overlap the mapping.
-        unsafe { std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), buf.len()) };
-        Ok(())
+        unsafe { self.cpu.copy(buf.as_mut_ptr(), from, buf.len()) };
+        self.counting.read(len);
+        if let (Some(delay), Some(start)) = (&self.delay, start) {
+            delay.finish_read(start, offset, len);
+        }
+        self.check_whole(offset, len)
     }
 
     /// Stores `data` at `offset` through the cache: durable after a [`write_back`](Self::write_back) and a
@@ -171,16 +211,40 @@ impl Region {
     ///
     /// # Errors
     /// [`PmemError::OutOfRange`], [`PmemError::ReadOnly`], [`PmemError::Poisoned`].
+    #[inline]
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.copy_in(offset, data, false)
+        let len = data.len() as u64;
+        let to = self.at_mut(offset, len)?;
+        if let Some(observer) = &self.observer {
+            observer.store(offset, data, false);
+        }
+        // SAFETY: `at_mut` checked the range; the data cannot overlap the mapping.
+        unsafe { self.cpu.copy(to, data.as_ptr(), data.len()) };
+        self.counting.stored(len);
+        self.check_whole(offset, len)
     }
 
     /// Stores `data` at `offset` past the cache: durable after a [`fence`](Self::fence) of the same thread.
     ///
+    /// Whole cache lines go past the cache; part lines at either end are stored through it and written back.
+    /// Only a fence orders these stores before what this thread stores later, also for other threads that look
+    /// at both.
+    ///
     /// # Errors
     /// As for [`write`](Self::write).
+    #[inline]
     pub fn write_streaming(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.copy_in(offset, data, true)
+        let len = data.len() as u64;
+        let to = self.at_mut(offset, len)?;
+        if let Some(observer) = &self.observer {
+            observer.store(offset, data, true);
+        }
+        let start = self.delay.as_ref().map(Delay::start);
+        // SAFETY: `at_mut` checked the range; the data cannot overlap the mapping.
+        unsafe { self.cpu.stream(to, data.as_ptr(), data.len(), self.domain == Domain::Adr) };
+        self.counting.streamed(len);
+        self.left_for_medium(start, offset, len);
+        self.check_whole(offset, len)
     }
 
     /// Stores `len` zero bytes at `offset` past the cache: durable after a [`fence`](Self::fence) of the same thread.
@@ -189,11 +253,14 @@ impl Region {
     /// As for [`write`](Self::write).
     pub fn zero_streaming(&self, offset: u64, len: u64) -> Result<()> {
         const ZEROES: [u8; 4096] = [0; 4096];
-        let mut done = 0;
-        while done < len {
-            let step = (len - done).min(ZEROES.len() as u64);
-            self.copy_in(offset + done, &ZEROES[..usize::try_from(step).unwrap_or(0)], true)?;
-            done += step;
+        self.at_mut(offset, len)?;
+        let end = offset + len;
+        let mut at = offset;
+        while at < end {
+            // Up to the next multiple, so that all but the first step stream whole lines.
+            let step = (ZEROES.len() as u64 - at % ZEROES.len() as u64).min(end - at);
+            self.write_streaming(at, &ZEROES[..usize::try_from(step).unwrap_or(ZEROES.len())])?;
+            at += step;
         }
         Ok(())
     }
@@ -201,67 +268,86 @@ impl Region {
     /// Loads a little-endian u32 at `offset` (a multiple of 4), atomically, with acquire ordering.
     ///
     /// # Errors
-    /// [`PmemError::OutOfRange`], [`PmemError::Poisoned`].
+    /// [`PmemError::OutOfRange`], [`PmemError::Misaligned`], [`PmemError::Poisoned`].
+    #[inline]
     pub fn load_u32(&self, offset: u64) -> Result<u32> {
-        let at = self.at(offset, 4)?.cast::<AtomicU32>();
+        let at = self.word::<AtomicU32>(offset)?;
         if let Some(observer) = &self.observer {
             observer.load(offset, 4);
         }
-        // SAFETY: in range, aligned by contract (debug-asserted), and only ever reached atomically.
-        Ok(u32::from_le(unsafe { &*at }.load(Ordering::Acquire)))
+        // SAFETY: in range and aligned, as `word` checked.
+        let value = unsafe { &*at }.load(Ordering::Acquire);
+        self.check_whole(offset, 4)?;
+        Ok(u32::from_le(value))
     }
 
     /// Loads a little-endian u64 at `offset` (a multiple of 8), atomically, with acquire ordering.
     ///
     /// # Errors
-    /// [`PmemError::OutOfRange`], [`PmemError::Poisoned`].
+    /// As for [`load_u32`](Self::load_u32).
+    #[inline]
     pub fn load_u64(&self, offset: u64) -> Result<u64> {
-        let at = self.at(offset, 8)?.cast::<AtomicU64>();
+        let at = self.word::<AtomicU64>(offset)?;
         if let Some(observer) = &self.observer {
             observer.load(offset, 8);
         }
-        // SAFETY: as in `load_u32`.
-        Ok(u64::from_le(unsafe { &*at }.load(Ordering::Acquire)))
+        // SAFETY: in range and aligned, as `word` checked.
+        let value = unsafe { &*at }.load(Ordering::Acquire);
+        self.check_whole(offset, 8)?;
+        Ok(u64::from_le(value))
     }
 
     /// Stores a little-endian u32 at `offset` (a multiple of 4), atomically, with release ordering, through the cache.
     ///
     /// # Errors
-    /// As for [`write`](Self::write).
+    /// As for [`write`](Self::write), and [`PmemError::Misaligned`].
+    #[inline]
     pub fn store_u32(&self, offset: u64, value: u32) -> Result<()> {
-        let at = self.at_mut(offset, 4)?.cast::<AtomicU32>();
+        let at = self.word_mut::<AtomicU32>(offset)?;
         if let Some(observer) = &self.observer {
             observer.store(offset, &value.to_le_bytes(), false);
         }
-        // SAFETY: as in `load_u32`.
+        // SAFETY: in range and aligned, as `word_mut` checked.
         unsafe { &*at }.store(value.to_le(), Ordering::Release);
-        Ok(())
+        self.counting.stored(4);
+        self.check_whole(offset, 4)
     }
 
     /// Stores a little-endian u64 at `offset` (a multiple of 8), atomically, with release ordering, through the cache.
     ///
     /// # Errors
-    /// As for [`write`](Self::write).
+    /// As for [`store_u32`](Self::store_u32).
+    #[inline]
     pub fn store_u64(&self, offset: u64, value: u64) -> Result<()> {
-        let at = self.at_mut(offset, 8)?.cast::<AtomicU64>();
+        let at = self.word_mut::<AtomicU64>(offset)?;
         if let Some(observer) = &self.observer {
             observer.store(offset, &value.to_le_bytes(), false);
         }
-        // SAFETY: as in `load_u32`.
+        // SAFETY: in range and aligned, as `word_mut` checked.
         unsafe { &*at }.store(value.to_le(), Ordering::Release);
-        Ok(())
+        self.counting.stored(8);
+        self.check_whole(offset, 8)
     }
 
     /// Writes the cache lines that hold `len` bytes at `offset` back to memory; ordered by the same thread's next
     /// [`fence`](Self::fence).
     ///
     /// # Errors
-    /// [`PmemError::OutOfRange`].
+    /// [`PmemError::OutOfRange`], [`PmemError::ReadOnly`].
+    #[inline]
     pub fn write_back(&self, offset: u64, len: u64) -> Result<()> {
-        self.at(offset, len)?;
+        let at = self.at_mut(offset, len)?;
         if let Some(observer) = &self.observer {
             observer.write_back(offset, len);
         }
+        let lines = lines_of(offset, len);
+        let start = self.delay.as_ref().map(Delay::start);
+        if self.domain == Domain::Adr {
+            // SAFETY: the lines of a checked range; the mapping is whole pages.
+            unsafe { self.cpu.write_back_lines(at, lines) };
+        }
+        self.counting.written_back(lines);
+        self.left_for_medium(start, offset, len);
         Ok(())
     }
 
@@ -269,18 +355,25 @@ impl Region {
     ///
     /// # Errors
     /// [`PmemError::WritebackFailed`] in the msync domain; then for good.
+    #[inline]
     pub fn fence(&self) -> Result<()> {
         if let Some(observer) = &self.observer {
             observer.fence();
         }
-        std::sync::atomic::fence(Ordering::SeqCst);
-        Ok(())
+        let start = self.delay.as_ref().map(Delay::start);
+        cpu::fence();
+        self.counting.fenced();
+        if let (Some(delay), Some(start)) = (&self.delay, start) {
+            delay.finish_fence(start);
+        }
+        self.dirty.as_ref().map_or(Ok(()), |dirty| dirty.sync(&self.mapping))
     }
 
     /// [`write_back`](Self::write_back) and [`fence`](Self::fence).
     ///
     /// # Errors
     /// As for both.
+    #[inline]
     pub fn persist(&self, offset: u64, len: u64) -> Result<()> {
         self.write_back(offset, len)?;
         self.fence()
@@ -299,49 +392,88 @@ impl Region {
     pub fn thread_ordinal(&self) -> usize {
         match &self.observer {
             Some(observer) => observer.thread_ordinal(),
-            None => ORDINAL.with(|ordinal| *ordinal),
+            None => super::shard::seat(),
         }
     }
 
-    fn copy_in(&self, offset: u64, data: &[u8], non_temporal: bool) -> Result<()> {
-        let to = self.at_mut(offset, data.len() as u64)?;
-        if let Some(observer) = &self.observer {
-            observer.store(offset, data, non_temporal);
+    /// Bytes streamed or written back since `start` are on their way: the next fence waits for them.
+    #[inline]
+    fn left_for_medium(&self, start: Option<super::delay::Start>, offset: u64, len: u64) {
+        if let Some(dirty) = &self.dirty {
+            dirty.record(offset, len);
         }
-        // SAFETY: `at_mut` checked the range; the data cannot overlap the mapping.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
-        Ok(())
+        if let (Some(delay), Some(start)) = (&self.delay, start) {
+            delay.finish_write(start, offset, len);
+        }
     }
 
-    fn at(&self, offset: u64, len: u64) -> Result<*const u8> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len_bytes => {}
-            _ => return Err(PmemError::OutOfRange { offset, len, region_bytes: self.len_bytes }),
+    /// The address of `len` bytes at `offset`.
+    #[inline]
+    fn at(&self, offset: u64, len: u64) -> Result<*mut u8> {
+        let region_bytes = self.len_bytes();
+        if offset > region_bytes || len > region_bytes - offset {
+            return Err(PmemError::OutOfRange { offset, len, region_bytes });
         }
-        let offset = usize::try_from(offset).expect("the region is mapped, so offsets fit");
-        // SAFETY: inside the mapping, as just checked.
-        Ok(unsafe { self.base.as_ptr().add(offset) })
+        Ok(self.mapping.at(offset))
     }
 
+    /// The same for storing: refused where the region is read-only or the memory has failed already.
+    #[inline]
     fn at_mut(&self, offset: u64, len: u64) -> Result<*mut u8> {
         if self.read_only {
             return Err(PmemError::ReadOnly);
         }
-        self.at(offset, len).map(<*const u8>::cast_mut)
+        let at = self.at(offset, len)?;
+        self.check_whole(offset, len)?;
+        Ok(at)
+    }
+
+    /// The address of a word at `offset`, aligned as the word asks for.
+    #[inline]
+    fn word<W>(&self, offset: u64) -> Result<*const W> {
+        let align_bytes = size_of::<W>() as u64;
+        if !offset.is_multiple_of(align_bytes) {
+            return Err(PmemError::Misaligned { offset, align_bytes });
+        }
+        self.at(offset, align_bytes).map(|at| at.cast::<W>().cast_const())
+    }
+
+    /// The same for storing.
+    #[inline]
+    fn word_mut<W>(&self, offset: u64) -> Result<*const W> {
+        let word = self.word(offset)?;
+        self.at_mut(offset, size_of::<W>() as u64)?;
+        Ok(word)
+    }
+
+    /// Fails if the `len` bytes at `offset`, just accessed or about to be, touch failed memory.
+    #[inline]
+    fn check_whole(&self, offset: u64, len: u64) -> Result<()> {
+        // A fault of the access happens before the look at what faults there were.
+        compiler_fence(Ordering::SeqCst);
+        if !self.poison.is_whole() && self.poison.touches(offset, len) {
+            return Err(PmemError::Poisoned { offset, len });
+        }
+        Ok(())
     }
 }
 
-static NEXT_ORDINAL: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    static ORDINAL: usize = NEXT_ORDINAL.fetch_add(1, Ordering::Relaxed);
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({})", self.describe())
+    }
 }
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        let len =
-            usize::try_from(self.len_bytes).expect("the region is mapped, so its length fits");
-        // SAFETY: the mapping was made by this type and nothing refers to it any more.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), len) };
+/// The domain, or what takes its place where the CPU cannot write lines back.
+fn possible(domain: Domain) -> Domain {
+    match domain {
+        Domain::Adr if !Cpu::can_write_back() => Domain::Msync,
+        domain => domain,
     }
+}
+
+/// The number of cache lines that hold `len` bytes at `offset`.
+#[inline]
+fn lines_of(offset: u64, len: u64) -> u64 {
+    if len == 0 { 0 } else { (offset + len - 1) / LINE_BYTES - offset / LINE_BYTES + 1 }
 }

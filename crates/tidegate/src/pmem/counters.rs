@@ -1,0 +1,182 @@
+//! Counters of what a region was asked to do: the cost model that unit tests hold the engines to.
+
+use std::ops::{Add, Sub};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::shard::Shards;
+
+/// What a region was asked to do since it was opened.
+///
+/// Counted are the caller's requests, whatever the durability domain makes of them, so that the counts of an
+/// engine are the same in every domain. Word loads are not counted: they must cost a load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct Counters {
+    /// Calls that stored anything, cached or streaming.
+    pub stores: u64,
+    /// Bytes stored through the cache.
+    pub bytes_stored: u64,
+    /// Bytes stored past the cache.
+    pub bytes_streamed: u64,
+    /// Cache lines of 64 bytes that callers asked to write back.
+    pub lines_written_back: u64,
+    /// Fences.
+    pub fences: u64,
+    /// Bytes read by [`Region::read`](super::Region::read).
+    pub bytes_read: u64,
+}
+
+impl Counters {
+    fn map2(self, other: Self, op: fn(u64, u64) -> u64) -> Self {
+        Self {
+            stores: op(self.stores, other.stores),
+            bytes_stored: op(self.bytes_stored, other.bytes_stored),
+            bytes_streamed: op(self.bytes_streamed, other.bytes_streamed),
+            lines_written_back: op(self.lines_written_back, other.lines_written_back),
+            fences: op(self.fences, other.fences),
+            bytes_read: op(self.bytes_read, other.bytes_read),
+        }
+    }
+}
+
+impl Sub for Counters {
+    type Output = Self;
+
+    /// What happened between two snapshots: the later minus the earlier.
+    fn sub(self, earlier: Self) -> Self {
+        self.map2(earlier, u64::wrapping_sub)
+    }
+}
+
+impl Add for Counters {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        self.map2(other, u64::wrapping_add)
+    }
+}
+
+/// One thread's share of the counters.
+#[derive(Default)]
+struct Shard {
+    stores: AtomicU64,
+    bytes_stored: AtomicU64,
+    bytes_streamed: AtomicU64,
+    lines_written_back: AtomicU64,
+    fences: AtomicU64,
+    bytes_read: AtomicU64,
+}
+
+impl Shard {
+    fn snapshot(&self) -> Counters {
+        let get = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        Counters {
+            stores: get(&self.stores),
+            bytes_stored: get(&self.bytes_stored),
+            bytes_streamed: get(&self.bytes_streamed),
+            lines_written_back: get(&self.lines_written_back),
+            fences: get(&self.fences),
+            bytes_read: get(&self.bytes_read),
+        }
+    }
+}
+
+/// Adds to a cell: by plain load and store where this thread is the only one that does.
+#[inline]
+fn add(cell: &AtomicU64, count: u64, exclusive: bool) {
+    if exclusive {
+        cell.store(cell.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+    } else {
+        cell.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+/// The counters of a region, a shard per thread.
+pub(super) struct Counting(Shards<Shard>);
+
+impl Counting {
+    pub(super) fn new() -> Self {
+        Self(Shards::new())
+    }
+
+    #[inline]
+    pub(super) fn stored(&self, bytes: u64) {
+        let (shard, exclusive) = self.0.mine();
+        add(&shard.stores, 1, exclusive);
+        add(&shard.bytes_stored, bytes, exclusive);
+    }
+
+    #[inline]
+    pub(super) fn streamed(&self, bytes: u64) {
+        let (shard, exclusive) = self.0.mine();
+        add(&shard.stores, 1, exclusive);
+        add(&shard.bytes_streamed, bytes, exclusive);
+    }
+
+    #[inline]
+    pub(super) fn written_back(&self, lines: u64) {
+        let (shard, exclusive) = self.0.mine();
+        add(&shard.lines_written_back, lines, exclusive);
+    }
+
+    #[inline]
+    pub(super) fn fenced(&self) {
+        let (shard, exclusive) = self.0.mine();
+        add(&shard.fences, 1, exclusive);
+    }
+
+    #[inline]
+    pub(super) fn read(&self, bytes: u64) {
+        let (shard, exclusive) = self.0.mine();
+        add(&shard.bytes_read, bytes, exclusive);
+    }
+
+    pub(super) fn snapshot(&self) -> Counters {
+        self.0.iter().map(Shard::snapshot).fold(Counters::default(), Add::add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pmem::shard::SEATS;
+
+    #[test]
+    fn no_count_is_lost_with_more_threads_than_seats() {
+        const THREADS: usize = SEATS + 16;
+        const ROUNDS: u64 = 500;
+        let counting = Counting::new();
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    for _ in 0..ROUNDS {
+                        counting.stored(8);
+                        counting.streamed(64);
+                        counting.written_back(3);
+                        counting.fenced();
+                        counting.read(5);
+                    }
+                });
+            }
+        });
+        let calls = THREADS as u64 * ROUNDS;
+        let expected = Counters {
+            stores: 2 * calls,
+            bytes_stored: 8 * calls,
+            bytes_streamed: 64 * calls,
+            lines_written_back: 3 * calls,
+            fences: calls,
+            bytes_read: 5 * calls,
+        };
+        assert_eq!(counting.snapshot(), expected);
+    }
+
+    #[test]
+    fn difference_is_what_happened_between() {
+        let counting = Counting::new();
+        counting.stored(8);
+        let before = counting.snapshot();
+        counting.fenced();
+        let expected = Counters { fences: 1, ..Counters::default() };
+        assert_eq!(counting.snapshot() - before, expected);
+    }
+}

@@ -1,0 +1,155 @@
+//! AArch64: `dc cvap` (to the point of persistence) or `dc cvac` (to the point of coherency), `dsb`, copies by
+//! pairs of 128-bit registers.
+//!
+//! There is no store past the cache that a barrier makes durable, so "streaming" is a copy whose lines are
+//! written back at once.
+
+use std::arch::asm;
+
+use super::{Copies, LINE};
+
+/// Every CPU of this architecture can write lines back.
+pub(super) const CAN_WRITE_BACK: bool = true;
+
+/// How a cache line is written back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::pmem) enum WriteBack {
+    /// To the point of persistence (`FEAT_DPB`).
+    Cvap,
+    /// To the point of coherency, which is memory on machines that have no `dc cvap`.
+    Cvac,
+}
+
+impl WriteBack {
+    /// For messages.
+    pub(in crate::pmem) fn name(self) -> &'static str {
+        match self {
+            Self::Cvap => "dc cvap",
+            Self::Cvac => "dc cvac",
+        }
+    }
+
+    /// Writes the line that holds `at` back to memory; the next [`fence`] waits for it.
+    ///
+    /// # Safety
+    /// The line is mapped and the CPU has the instruction.
+    #[inline]
+    pub(super) unsafe fn line(self, at: *const u8) {
+        match self {
+            // SAFETY: changes no memory. `sys` is `dc cvap` for assemblers that are not told of FEAT_DPB.
+            Self::Cvap => unsafe {
+                asm!("sys #3, c7, c12, #1, {}", in(reg) at, options(nostack, preserves_flags));
+            },
+            // SAFETY: changes no memory.
+            Self::Cvac => unsafe {
+                asm!("dc cvac, {}", in(reg) at, options(nostack, preserves_flags));
+            },
+        }
+    }
+
+    /// What this CPU has, best first.
+    pub(super) fn available() -> impl Iterator<Item = Self> {
+        let cvap = std::arch::is_aarch64_feature_detected!("dpb").then_some(Self::Cvap);
+        cvap.into_iter().chain([Self::Cvac])
+    }
+}
+
+pub(super) fn best_write_back() -> WriteBack {
+    WriteBack::available().next().unwrap_or(WriteBack::Cvac)
+}
+
+/// The copies that this CPU has, best first.
+pub(super) fn available_copies() -> impl Iterator<Item = Copies> {
+    let cvap = Copies { name: "NEON and dc cvap", copy, stream_lines: stream_lines_cvap };
+    let cvac = Copies { name: "NEON and dc cvac", copy, stream_lines: stream_lines_cvac };
+    WriteBack::available().map(move |kind| if kind == WriteBack::Cvap { cvap } else { cvac })
+}
+
+pub(super) fn best_copies() -> Copies {
+    available_copies().next().expect("dc cvac is always there")
+}
+
+/// Waits until what this thread wrote back has reached the point of persistence.
+#[inline]
+pub(in crate::pmem) fn fence() {
+    // SAFETY: orders memory accesses, changes no memory.
+    unsafe { asm!("dsb sy", options(nostack, preserves_flags)) };
+}
+
+unsafe fn stream_lines_cvap(to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: as the caller promises; chosen only where the CPU has it.
+    unsafe { stream_lines(WriteBack::Cvap, to, from, bytes) };
+}
+
+unsafe fn stream_lines_cvac(to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { stream_lines(WriteBack::Cvac, to, from, bytes) };
+}
+
+unsafe fn stream_lines(write_back: WriteBack, to: *mut u8, from: *const u8, bytes: usize) {
+    for at in (0..bytes).step_by(LINE) {
+        // SAFETY: a whole line inside the caller's ranges.
+        #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one line, one argument")]
+        unsafe {
+            copy_line(to.add(at), from.add(at));
+            write_back.line(to.add(at));
+        }
+    }
+}
+
+/// See [`Copies::copy`].
+unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
+    let lines_end = bytes / LINE * LINE;
+    let words_end = bytes / 8 * 8;
+    // SAFETY: adjacent parts of the caller's ranges.
+    #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one split, one argument")]
+    unsafe {
+        for at in (0..lines_end).step_by(LINE) {
+            copy_line(to.add(at), from.add(at));
+        }
+        for at in (lines_end..words_end).step_by(8) {
+            copy_word(to.add(at), from.add(at));
+        }
+        for at in words_end..bytes {
+            copy_byte(to.add(at), from.add(at));
+        }
+    }
+}
+
+#[inline]
+unsafe fn copy_line(to: *mut u8, from: *const u8) {
+    // SAFETY: the caller's ranges.
+    unsafe {
+        asm!(
+            "ldp {a:q}, {b:q}, [{from}]", "ldp {c:q}, {d:q}, [{from}, #32]",
+            "stp {a:q}, {b:q}, [{to}]", "stp {c:q}, {d:q}, [{to}, #32]",
+            to = in(reg) to, from = in(reg) from,
+            a = out(vreg) _, b = out(vreg) _, c = out(vreg) _, d = out(vreg) _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[inline]
+unsafe fn copy_word(to: *mut u8, from: *const u8) {
+    // SAFETY: the caller's ranges.
+    unsafe {
+        asm!(
+            "ldr {a}, [{from}]", "str {a}, [{to}]",
+            to = in(reg) to, from = in(reg) from, a = out(reg) _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[inline]
+unsafe fn copy_byte(to: *mut u8, from: *const u8) {
+    // SAFETY: the caller's ranges.
+    unsafe {
+        asm!(
+            "ldrb {a:w}, [{from}]", "strb {a:w}, [{to}]",
+            to = in(reg) to, from = in(reg) from, a = out(reg) _,
+            options(nostack, preserves_flags)
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! Write-back, fences and copies by instruction set, chosen once when a region is opened.
+//!
+//! Invariants:
+//! 1. All copies are inline assembly or atomics as far as the compiler can tell: it neither moves them over
+//!    an atomic operation nor assumes that no other thread stores meanwhile.
+//! 2. Copies *out of* memory use ordinary vector loads, never string instructions (`rep movsb`), whose
+//!    loads x86 does not keep in order. So a reader may copy, pass an acquire fence and check a version, and knows
+//!    that what it copied is not newer than the check.
+//! 3. After [`Cpu::stream`], a [`fence`] makes every byte durable: whole lines go past the cache, and the
+//!    part lines at either end are stored through it and written back.
+//! 4. Streaming stores are ordered with nothing but a [`fence`]: not even a release store publishes them.
+
+use super::LINE_BYTES;
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+#[cfg_attr(test, allow(dead_code, reason = "only its copies are tested on other CPUs"))]
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+use aarch64 as arch;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+use portable as arch;
+#[cfg(target_arch = "x86_64")]
+use x86_64 as arch;
+
+pub(super) use arch::{WriteBack, fence};
+
+const LINE: usize = 64;
+const _: () = assert!(LINE as u64 == LINE_BYTES);
+
+/// Copies between memory that does not overlap.
+#[derive(Clone, Copy)]
+pub(super) struct Copies {
+    /// For messages: "AVX-512".
+    pub(super) name: &'static str,
+    /// Ordinary loads and stores of any number of bytes: to, from, bytes.
+    pub(super) copy: unsafe fn(*mut u8, *const u8, usize),
+    /// Stores of whole lines past the cache: to (a line's start), from, bytes (a multiple of a line).
+    pub(super) stream_lines: unsafe fn(*mut u8, *const u8, usize),
+}
+
+/// The implementations in use.
+#[derive(Clone, Copy)]
+pub(super) struct Cpu {
+    pub(super) write_back: WriteBack,
+    pub(super) copies: Copies,
+}
+
+impl Cpu {
+    /// The fastest implementations that this CPU has.
+    pub(super) fn detect() -> Self {
+        Self { write_back: arch::best_write_back(), copies: arch::best_copies() }
+    }
+
+    /// Stores can be made durable from user space: a domain of `adr` is possible.
+    pub(super) fn can_write_back() -> bool {
+        arch::CAN_WRITE_BACK
+    }
+
+    /// Copies `bytes` bytes by ordinary loads and stores.
+    ///
+    /// # Safety
+    /// Both ranges are mapped, `to` for writing, and do not overlap.
+    #[inline]
+    pub(super) unsafe fn copy(self, to: *mut u8, from: *const u8, bytes: usize) {
+        // SAFETY: as the caller promises.
+        unsafe { (self.copies.copy)(to, from, bytes) }
+    }
+
+    /// Copies `bytes` bytes so that the next [`fence`] makes them durable; `write_back_ends` is false where the
+    /// caches are durable or nothing is.
+    ///
+    /// # Safety
+    /// Both ranges are mapped, `to` for writing, and do not overlap.
+    #[inline]
+    pub(super) unsafe fn stream(
+        self,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+        write_back_ends: bool,
+    ) {
+        let head = to.align_offset(LINE).min(bytes);
+        let lines = (bytes - head) / LINE * LINE;
+        // SAFETY: three adjacent parts of the caller's ranges; the middle starts at a line and is whole lines.
+        #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one split, one argument")]
+        unsafe {
+            self.store_part(to, from, head, write_back_ends);
+            if lines > 0 {
+                (self.copies.stream_lines)(to.add(head), from.add(head), lines);
+            }
+            let done = head + lines;
+            self.store_part(to.add(done), from.add(done), bytes - done, write_back_ends);
+        }
+    }
+
+    /// Stores less than a line, within one line, through the cache.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy).
+    #[inline]
+    unsafe fn store_part(self, to: *mut u8, from: *const u8, bytes: usize, write_back: bool) {
+        if bytes == 0 {
+            return;
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.copy(to, from, bytes) };
+        if write_back {
+            // SAFETY: the line holds a mapped byte, so it is mapped.
+            unsafe { self.write_back.line(to) };
+        }
+    }
+
+    /// Writes the `lines` lines from the one that holds `at` on back to memory.
+    ///
+    /// # Safety
+    /// The lines are mapped.
+    #[inline]
+    pub(super) unsafe fn write_back_lines(self, at: *const u8, lines: u64) {
+        let mut line = at;
+        for _ in 0..lines {
+            // SAFETY: the caller's lines.
+            unsafe { self.write_back.line(line) };
+            line = line.wrapping_add(LINE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! Any other CPU: ordinary copies, no write-back. The `adr` domain is impossible here.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use super::Copies;
+
+/// User space cannot write lines back here, as far as this program knows.
+pub(super) const CAN_WRITE_BACK: bool = false;
+
+/// How a cache line is written back: not at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::pmem) struct WriteBack;
+
+#[expect(clippy::unused_self, reason = "the signatures are those of the other CPUs")]
+impl WriteBack {
+    /// For messages.
+    pub(in crate::pmem) fn name(self) -> &'static str {
+        "no write-back (so not durable without msync)"
+    }
+
+    /// Does nothing.
+    ///
+    /// # Safety
+    /// None needed.
+    #[inline]
+    pub(super) unsafe fn line(self, _at: *const u8) {}
+}
+
+pub(super) fn best_write_back() -> WriteBack {
+    WriteBack
+}
+
+/// The only copies.
+pub(super) fn available_copies() -> impl Iterator<Item = Copies> {
+    [best_copies()].into_iter()
+}
+
+pub(super) fn best_copies() -> Copies {
+    Copies { name: "portable", copy, stream_lines: copy }
+}
+
+/// Orders this thread's stores before its later ones.
+#[inline]
+pub(in crate::pmem) fn fence() {
+    std::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// See [`Copies::copy`]. Words where both sides are aligned alike, else bytes.
+unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
+    let alike = (to.addr() ^ from.addr()).is_multiple_of(8);
+    let head = if alike { to.align_offset(8).min(bytes) } else { bytes };
+    let words_end = head + (bytes - head) / 8 * 8;
+    // SAFETY: three adjacent parts of the caller's ranges; the middle is aligned words on both sides.
+    #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one split, one argument")]
+    unsafe {
+        copy_bytes(to, from, 0, head);
+        for at in (head..words_end).step_by(8) {
+            copy_word(to.add(at), from.add(at));
+        }
+        copy_bytes(to, from, words_end, bytes);
+    }
+}
+
+#[expect(clippy::cast_ptr_alignment, reason = "the caller aligned both")]
+unsafe fn copy_word(to: *mut u8, from: *const u8) {
+    // SAFETY: aligned and inside the caller's ranges; nobody holds references to either.
+    #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one word, one argument")]
+    unsafe {
+        let word = (*from.cast::<AtomicU64>()).load(Ordering::Relaxed);
+        (*to.cast::<AtomicU64>()).store(word, Ordering::Relaxed);
+    }
+}
+
+unsafe fn copy_bytes(to: *mut u8, from: *const u8, start: usize, end: usize) {
+    for at in start..end {
+        // SAFETY: inside the caller's ranges; nobody holds references to either.
+        #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one byte, one argument")]
+        unsafe {
+            let byte = (*from.add(at).cast::<AtomicU8>()).load(Ordering::Relaxed);
+            (*to.add(at).cast::<AtomicU8>()).store(byte, Ordering::Relaxed);
+        }
+    }
+}

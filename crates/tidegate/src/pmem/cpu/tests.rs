@@ -1,0 +1,124 @@
+//! Each implementation that this CPU has, against a model, at all short lengths and alignments.
+
+use super::*;
+
+/// Room for an unaligned start, the longest copy and guard bytes behind it.
+const ROOM: usize = 1024;
+const LONGEST: usize = 300;
+
+/// Memory that starts at a cache line.
+#[repr(align(64))]
+struct Aligned([u8; ROOM]);
+
+fn pattern(seed: usize) -> Aligned {
+    let mut state = seed as u64 | 1;
+    Aligned(std::array::from_fn(|_| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    }))
+}
+
+fn all_copies() -> Vec<Copies> {
+    let mut all: Vec<_> = arch::available_copies().collect();
+    all.extend(portable::available_copies());
+    all
+}
+
+/// Runs `op(to, from, bytes)` everywhere and compares all of the destination's memory with the model.
+fn check_everywhere(what: &str, op: impl Fn(*mut u8, *const u8, usize)) {
+    let source = pattern(1);
+    let background = pattern(2);
+    let mut memory = pattern(2);
+    for bytes in 0..=LONGEST {
+        for to in 0..LINE {
+            let from = (to * 7 + bytes * 13) % LINE;
+            check_one(what, &op, &source, &background, &mut memory, (to, from, bytes));
+        }
+        for from in 0..LINE {
+            let to = (from * 5 + bytes * 3) % LINE;
+            check_one(what, &op, &source, &background, &mut memory, (to, from, bytes));
+        }
+    }
+}
+
+fn check_one(
+    what: &str,
+    op: &impl Fn(*mut u8, *const u8, usize),
+    source: &Aligned,
+    background: &Aligned,
+    memory: &mut Aligned,
+    (to, from, bytes): (usize, usize, usize),
+) {
+    op(memory.0[to..].as_mut_ptr(), source.0[from..].as_ptr(), bytes);
+    fence();
+    let (before, rest) = memory.0.split_at(to);
+    let (copied, behind) = rest.split_at(bytes);
+    assert_eq!(copied, &source.0[from..from + bytes], "{what}: {bytes} bytes {from} -> {to}");
+    assert_eq!(before, &background.0[..to], "{what}: {bytes} bytes {from} -> {to}: before");
+    assert_eq!(behind, &background.0[to + bytes..], "{what}: {bytes} bytes {from} -> {to}: behind");
+    memory.0 = background.0;
+}
+
+#[test]
+fn this_cpu_has_an_implementation() {
+    assert!(Cpu::can_write_back(), "the tests run where adr is possible");
+    assert!(arch::WriteBack::available().any(|kind| kind == Cpu::detect().write_back));
+}
+
+#[test]
+fn every_copy_copies_exactly() {
+    for copies in all_copies() {
+        check_everywhere(copies.name, |to, from, bytes| {
+            // SAFETY: both ranges lie inside the test's buffers.
+            unsafe { (copies.copy)(to, from, bytes) };
+        });
+    }
+}
+
+#[test]
+fn every_streaming_copy_with_every_write_back_copies_exactly() {
+    for copies in all_copies() {
+        for write_back in arch::WriteBack::available() {
+            let cpu = Cpu { write_back, copies };
+            let what = format!("{} with {}", copies.name, write_back.name());
+            check_everywhere(&what, |to, from, bytes| {
+                // SAFETY: both ranges lie inside the test's buffers.
+                unsafe { cpu.stream(to, from, bytes, true) };
+            });
+        }
+    }
+}
+
+#[test]
+fn long_copies_take_every_branch_of_the_walk() {
+    let source: Vec<u8> = pattern(3).0.repeat(9);
+    for copies in all_copies() {
+        let cpu = Cpu { copies, ..Cpu::detect() };
+        for bytes in [1023, 1024, 1025, 4095, 4096, 4097, 4160, 8191, 9000] {
+            let mut streamed = vec![0; source.len()];
+            let mut copied = vec![0; source.len()];
+            // SAFETY: both ranges lie inside the vectors.
+            unsafe { cpu.stream(streamed.as_mut_ptr(), source.as_ptr(), bytes, true) };
+            // SAFETY: as above.
+            unsafe { cpu.copy(copied.as_mut_ptr(), source.as_ptr(), bytes) };
+            fence();
+            for result in [streamed, copied] {
+                assert!(result[..bytes] == source[..bytes], "{} {bytes}", copies.name);
+                assert!(result[bytes..].iter().all(|&byte| byte == 0), "{} {bytes}", copies.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn write_back_changes_nothing() {
+    for write_back in arch::WriteBack::available() {
+        let memory = pattern(4);
+        let cpu = Cpu { write_back, ..Cpu::detect() };
+        // SAFETY: the lines are those of the buffer.
+        unsafe { cpu.write_back_lines(memory.0[5..].as_ptr(), (ROOM / LINE) as u64) };
+        fence();
+        assert_eq!(memory.0, pattern(4).0);
+    }
+}

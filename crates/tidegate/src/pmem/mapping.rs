@@ -1,0 +1,304 @@
+//! How a path becomes mapped memory, and what kind of memory that is.
+//!
+//! Invariants: the mapping covers `len_bytes` bytes from `base` as long as the [`Mapping`] lives; a pool file
+//! is locked (advisory, exclusive for writing) as long; a file made here has all of its space allocated, so
+//! that no store ends in a full file system.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::{Domain, PmemError};
+
+type Result<T> = std::result::Result<T, PmemError>;
+
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+/// What a devdax device aligns its mappings to where it does not say.
+const DEVDAX_ALIGN_BYTES: u64 = 2 << 20;
+
+/// What the memory under a region is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A file on a DAX file system, mapped with `MAP_SYNC`: stores reach the medium without the kernel.
+    Fsdax,
+    /// A devdax character device.
+    Devdax,
+    /// A file in tmpfs, which stands for persistent memory.
+    Tmpfs,
+    /// A file behind the page cache.
+    File,
+    /// Memory of this process.
+    Anonymous,
+}
+
+impl Kind {
+    /// The domain that this memory calls for.
+    pub(super) fn domain(self) -> Domain {
+        match self {
+            Self::Fsdax | Self::Devdax | Self::Tmpfs => Domain::Adr,
+            Self::File => Domain::Msync,
+            Self::Anonymous => Domain::Volatile,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fsdax => "fsdax (MAP_SYNC)",
+            Self::Devdax => "devdax",
+            Self::Tmpfs => "tmpfs",
+            Self::File => "ordinary file",
+            Self::Anonymous => "anonymous memory",
+        })
+    }
+}
+
+/// Mapped memory.
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    len_bytes: u64,
+    kind: Kind,
+    page_bytes: u64,
+    /// Holds the lock.
+    _file: Option<File>,
+}
+
+// SAFETY: the mapping is shared memory reached only through raw pointers; it stays mapped until drop,
+// whichever thread that happens on.
+unsafe impl Send for Mapping {}
+// SAFETY: the mapping never moves, and what it hands out are raw pointers.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps what is at `path`.
+    pub(super) fn open(path: &Path, read_only: bool) -> Result<Self> {
+        let metadata = std::fs::metadata(path).map_err(os("open", path))?;
+        let file_type = metadata.file_type();
+        if !file_type.is_file() && !file_type.is_char_device() {
+            return Err(not_mappable(path, file_type));
+        }
+        let mut open = File::options();
+        let file = open.read(true).write(!read_only).open(path).map_err(os("open", path))?;
+        lock(&file, path, read_only)?;
+        if file_type.is_char_device() {
+            Self::of_devdax(file, path, metadata.rdev(), read_only)
+        } else {
+            Self::of_file(file, path, read_only)
+        }
+    }
+
+    /// Creates the file at `path` with `len_bytes` bytes of allocated space, and maps it. The file is removed
+    /// again if the space cannot be had.
+    pub(super) fn create(path: &Path, len_bytes: u64) -> Result<Self> {
+        if len_bytes == 0 {
+            return Err(PmemError::Empty { path: path.to_path_buf() });
+        }
+        let mut open = File::options();
+        let open = open.read(true).write(true).create_new(true).mode(0o600);
+        let file = open.open(path).map_err(os("create", path))?;
+        lock(&file, path, false)?;
+        let made = allocate(&file, len_bytes)
+            .and_then(|()| file.sync_all())
+            .and_then(|()| sync_parent(path))
+            .map_err(os("allocate space for", path))
+            .and_then(|()| Self::of_file(file, path, false));
+        if made.is_err() {
+            // Best effort: the error that matters is on its way to the caller.
+            let _ = std::fs::remove_file(path);
+        }
+        made
+    }
+
+    /// Maps `len_bytes` zero bytes of this process.
+    pub(super) fn anonymous(len_bytes: u64) -> Result<Self> {
+        let path = PathBuf::from("(anonymous memory)");
+        if len_bytes == 0 {
+            return Err(PmemError::Empty { path });
+        }
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let mapped = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                to_usize(len_bytes),
+                prot,
+                MapFlags::PRIVATE,
+            )
+        };
+        let base = mapped.map_err(|errno| os("map", &path)(errno.into()))?;
+        Ok(Self::new(base, len_bytes, Kind::Anonymous, page_bytes(), None))
+    }
+
+    fn of_file(file: File, path: &Path, read_only: bool) -> Result<Self> {
+        let len_bytes = file.metadata().map_err(os("inspect", path))?.len();
+        if len_bytes == 0 {
+            return Err(PmemError::Empty { path: path.to_path_buf() });
+        }
+        let (base, synced) = map_file(&file, len_bytes, read_only).map_err(os("map", path))?;
+        let kind = match synced {
+            true => Kind::Fsdax,
+            false if on_tmpfs(&file).map_err(os("inspect", path))? => Kind::Tmpfs,
+            false => Kind::File,
+        };
+        Ok(Self::new(base, len_bytes, kind, page_bytes(), Some(file)))
+    }
+
+    fn of_devdax(file: File, path: &Path, device: u64, read_only: bool) -> Result<Self> {
+        let sys = format!("/sys/dev/char/{}:{}", libc::major(device), libc::minor(device));
+        let Some(len_bytes) = read_number(&format!("{sys}/size")) else {
+            let found = "a character device that is no devdax device";
+            return Err(PmemError::NotMappable { path: path.to_path_buf(), found });
+        };
+        let align_bytes = read_number(&format!("{sys}/align")).unwrap_or(DEVDAX_ALIGN_BYTES);
+        let base = map(&file, len_bytes, read_only, MapFlags::SHARED).map_err(os("map", path))?;
+        Ok(Self::new(base, len_bytes, Kind::Devdax, align_bytes, Some(file)))
+    }
+
+    fn new(
+        base: *mut std::ffi::c_void,
+        len_bytes: u64,
+        kind: Kind,
+        page_bytes: u64,
+        file: Option<File>,
+    ) -> Self {
+        // The handler of memory errors makes pointers from fault addresses.
+        base.expose_provenance();
+        let base = NonNull::new(base.cast()).expect("mmap returns no null pointer");
+        Self { base, len_bytes, kind, page_bytes, _file: file }
+    }
+
+    #[inline]
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The pages of the mapping, in bytes: address, length, page size.
+    pub(super) fn pages(&self) -> (usize, usize, usize) {
+        let len = self.len_bytes.next_multiple_of(self.page_bytes);
+        (self.base.as_ptr().addr(), to_usize(len), to_usize(self.page_bytes))
+    }
+
+    /// The address of the byte at `offset`, which must not be past the end.
+    #[inline]
+    pub(super) fn at(&self, offset: u64) -> *mut u8 {
+        debug_assert!(offset <= self.len_bytes);
+        self.base.as_ptr().wrapping_add(to_usize(offset))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let len = to_usize(self.len_bytes);
+        // SAFETY: the mapping was made by this type and nothing refers to it any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), len) };
+    }
+}
+
+/// A length or offset of mapped memory as a `usize`; lengths that cannot be mapped make `mmap` fail.
+#[inline]
+fn to_usize(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+fn page_bytes() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+fn os(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PmemError {
+    let path = path.to_path_buf();
+    move |source| PmemError::Os { action, path, source }
+}
+
+fn not_mappable(path: &Path, file_type: std::fs::FileType) -> PmemError {
+    let found = match file_type {
+        kind if kind.is_dir() => "a directory",
+        kind if kind.is_block_device() => "a block device",
+        kind if kind.is_fifo() => "a pipe",
+        kind if kind.is_socket() => "a socket",
+        _ => "no regular file",
+    };
+    PmemError::NotMappable { path: path.to_path_buf(), found }
+}
+
+/// Locks against other openers until the file is closed.
+fn lock(file: &File, path: &Path, read_only: bool) -> Result<()> {
+    let operation = if read_only {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    rustix::fs::flock(file, operation).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => PmemError::Busy { path: path.to_path_buf() },
+        errno => os("lock", path)(errno.into()),
+    })
+}
+
+/// Allocates space, by writing to each block where the file system cannot do better.
+fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
+    let len =
+        libc::off_t::try_from(len_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    // SAFETY: a system call on an open descriptor.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// Makes the name of a new file durable.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Maps a file, with `MAP_SYNC` if the file system grants it: address, and whether it did.
+fn map_file(
+    file: &File,
+    len_bytes: u64,
+    read_only: bool,
+) -> io::Result<(*mut std::ffi::c_void, bool)> {
+    match map(file, len_bytes, read_only, MapFlags::SHARED_VALIDATE | MapFlags::SYNC) {
+        Ok(base) => Ok((base, true)),
+        // EINVAL is the answer of kernels before 4.15.
+        Err(error)
+            if [libc::EOPNOTSUPP, libc::EINVAL].contains(&error.raw_os_error().unwrap_or(0)) =>
+        {
+            Ok((map(file, len_bytes, read_only, MapFlags::SHARED)?, false))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn map(
+    file: &File,
+    len_bytes: u64,
+    read_only: bool,
+    flags: MapFlags,
+) -> io::Result<*mut std::ffi::c_void> {
+    let prot = if read_only { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
+    let len = to_usize(len_bytes);
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, file, 0) };
+    base.map_err(io::Error::from)
+}
+
+fn on_tmpfs(file: &File) -> io::Result<bool> {
+    let magic = rustix::fs::fstatfs(file)?.f_type;
+    Ok(u64::try_from(magic) == Ok(TMPFS_MAGIC))
+}
+
+fn read_number(path: &str) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}

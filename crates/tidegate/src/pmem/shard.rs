@@ -1,0 +1,127 @@
+//! One value per thread, without locks: the base of counters and of modeled delays.
+//!
+//! Invariant: a seat below [`SEATS`] belongs to one live thread at a time, and taking it happens after
+//! everything its former owner did. So its owner may update a shard by plain load and store. Threads
+//! beyond the seats share the last shard and must use read-modify-write operations on it.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+
+/// Threads that get a shard of their own.
+pub(super) const SEATS: usize = 64;
+const NONE: usize = usize::MAX;
+
+/// A bit per seat: taken.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static SEAT: Cell<usize> = const { Cell::new(NONE) };
+    static RETURN: ReturnSeat = const { ReturnSeat };
+}
+
+/// Gives the thread's seat back when the thread ends.
+struct ReturnSeat;
+
+impl Drop for ReturnSeat {
+    fn drop(&mut self) {
+        let seat = SEAT.replace(SEATS);
+        if seat < SEATS {
+            TAKEN.fetch_and(!(1 << seat), Ordering::Release);
+        }
+    }
+}
+
+/// The calling thread's seat: below [`SEATS`] its own, [`SEATS`] the shared one.
+#[inline]
+pub(super) fn seat() -> usize {
+    let seat = SEAT.get();
+    if seat == NONE { take_seat() } else { seat }
+}
+
+#[cold]
+fn take_seat() -> usize {
+    // A thread whose locals are being destroyed could not give a seat back: it shares.
+    let seat = RETURN.try_with(|_| free_seat()).unwrap_or(SEATS);
+    SEAT.set(seat);
+    seat
+}
+
+fn free_seat() -> usize {
+    let taken = TAKEN.fetch_update(Ordering::Acquire, Ordering::Relaxed, |taken| {
+        (taken != u64::MAX).then(|| taken | (taken + 1))
+    });
+    taken.map_or(SEATS, |before| before.trailing_ones() as usize)
+}
+
+/// A `T` for each seat, each on cache lines of its own.
+pub(super) struct Shards<T>(Box<[CachePadded<T>]>);
+
+impl<T: Default> Shards<T> {
+    pub(super) fn new() -> Self {
+        Self((0..=SEATS).map(|_| CachePadded::default()).collect())
+    }
+}
+
+impl<T> Shards<T> {
+    /// The calling thread's shard, and whether no other thread updates it.
+    #[inline]
+    pub(super) fn mine(&self) -> (&T, bool) {
+        let seat = seat();
+        (&self.0[seat], seat < SEATS)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().map(|padded| &**padded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn seats_are_exclusive_and_given_back() {
+        const THREADS: usize = 24;
+        for _ in 0..8 {
+            let all_seated = Barrier::new(THREADS);
+            let mut seats: Vec<usize> = std::thread::scope(|scope| {
+                let sit = || {
+                    let mine = seat();
+                    all_seated.wait();
+                    assert_eq!(seat(), mine, "a thread keeps its seat");
+                    mine
+                };
+                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(sit)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            // Eight rounds of 24 threads only fit into 64 seats if they are given back.
+            seats.retain(|&seat| seat < SEATS);
+            assert!(seats.len() > THREADS / 2, "seats were not given back");
+            seats.sort_unstable();
+            assert!(
+                seats.windows(2).all(|pair| pair[0] != pair[1]),
+                "a seat was shared: {seats:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn threads_beyond_the_seats_share_the_last_shard() {
+        const THREADS: usize = SEATS + 8;
+        let all_seated = Barrier::new(THREADS);
+        let shared = std::thread::scope(|scope| {
+            let sit = || {
+                let mine = seat();
+                all_seated.wait();
+                usize::from(mine == SEATS)
+            };
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(sit)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>()
+        });
+        assert!(shared >= THREADS - SEATS, "{shared} threads share");
+    }
+}

@@ -1,0 +1,1 @@
+//! The media models keep the times they promise.
