@@ -6,7 +6,7 @@ use super::BttError;
 use super::flog::Flog;
 use super::lane::{GROUP_MAX, LaneGuard, LaneGuards, Lanes};
 use super::layout::{FlogSlot, MAP_ENTRY_BYTES, MapEntry, MapState};
-use super::lba_lock::LbaLocks;
+use super::lba_lock::{LbaGuard, LbaGuards, LbaLocks};
 use super::map::Map;
 use crate::pmem::{PmemError, Region};
 
@@ -49,7 +49,8 @@ impl Arena {
     ) -> Result<(), BttError> {
         let mut blocks = Blocks { lba, data, data_bytes, metadata };
         while !blocks.data.is_empty() {
-            let mut lanes = self.lanes.take(region, blocks.data.len() / data_bytes);
+            let wanted = self.lba_locks.apart(blocks.lba, blocks.count().min(GROUP_MAX));
+            let mut lanes = self.lanes.take(region.thread_ordinal(), wanted, || region.relax());
             if lanes.is_empty() {
                 return Err(BttError::NoLanes { arena: self.number });
             }
@@ -73,11 +74,12 @@ impl Arena {
     /// - The data and the first half of the flog slot are durable at fence 1, before the second half exists:
     ///   a valid entry points at complete data and has its own lba (invariant 2). Until then the slot's old
     ///   sequence number makes it the lane's older entry, which nobody reads.
-    /// - The entry that this write replaces may be in the cache only, stored by another lane. It is written
-    ///   back here under the lba's lock and durable at fence 1 (invariant 5). So of all lanes' newest entries
-    ///   for one lba, only that of the last write can still find its `old_map` in the map on the medium: an
-    ///   older entry's `old_map` was replaced durably and is that lane's free block, so it cannot return.
-    ///   Replay in any order therefore completes just the last write.
+    /// - The entry that this write replaces may be in the cache only, stored by another lane: then that lane is the
+    ///   bucket's last writer and has not written since. It is written back here under the lba's lock and
+    ///   durable at fence 1 (invariant 5). So of all lanes' newest entries for one lba, only that of the last
+    ///   write can still find its `old_map` in the map on the medium: an older entry's `old_map` was replaced
+    ///   durably and is that lane's free block, so it cannot return. Replay in any order therefore completes
+    ///   just the last write.
     /// - The map entry is stored after fence 2, so whoever sees it sees a write that recovery would complete
     ///   (invariant 3). It needs no fence of its own: until it is durable, the flog entry is there.
     /// - The lock's version grows after the map entry changed and before the lane, and with it the old
@@ -88,21 +90,46 @@ impl Arena {
         lanes: &mut LaneGuards<'_>,
         group: &Blocks<'_>,
     ) -> Result<(), GroupError> {
+        let mut guards = self.lba_locks.lock_group(group.lba, group.count(), || region.relax());
+        let mut changes = ArrayVec::new();
+        self.prepare_group(region, lanes, &guards, group, &mut changes)?;
         self.store_group(region, lanes, group)?;
-        let _guards = self.lba_locks.lock_group(group.lbas(), || region.relax());
-        let changes = self.prepare_group(region, lanes, group)?;
-        let committed = self.commit_group(region, lanes, &changes);
+        let committed = self.commit_group(region, lanes, &mut guards, &changes);
         if committed.is_err() {
             // The entries may or may not be valid on the medium: these lanes must not touch their blocks again.
-            lanes.iter_mut().for_each(|lane| lane.state.failed = true);
+            lanes.iter_mut().for_each(LaneGuard::retire);
         }
-        committed?;
-        for (lane, change) in lanes.iter_mut().zip(changes) {
-            let lba = change.entry.lba.get();
-            self.map.store(region, lba, MapEntry::normal(change.entry.new_map.get()))?;
-            lane.state.advance(lba, change.old_block);
+        Ok(committed?)
+    }
+
+    /// The first halves of the flog entries, and the map entries that they replace on their way.
+    ///
+    /// This and the locks come before the data: a locked instruction behind non-temporal stores waits for them.
+    fn prepare_group(
+        &self,
+        region: &Region,
+        lanes: &mut LaneGuards<'_>,
+        guards: &LbaGuards<'_>,
+        group: &Blocks<'_>,
+        changes: &mut ArrayVec<Change, GROUP_MAX>,
+    ) -> Result<(), GroupError> {
+        for ((lane, guard), lba) in lanes.iter_mut().zip(guards).zip(group.lba..) {
+            let (old_entry, old_block) = self.map.load_block(region, lba)?;
+            if let Some(stale_lba) = self.unfenced_in_bucket(guard, lba) {
+                self.map.write_back(region, stale_lba)?;
+            }
+            let entry = lane.entry(lba, logged_old_map(old_entry, old_block));
+            let prepared = self.flog.prepare(region, lane.number, lane.which(), &entry);
+            lane.retire_if_poisoned(prepared)?;
+            changes.push(Change { entry, old_block });
         }
         Ok(())
+    }
+
+    /// The one lba of the bucket that `guard` locks whose map entry may not be durable.
+    fn unfenced_in_bucket(&self, guard: &LbaGuard<'_>, lba: u32) -> Option<u32> {
+        let stale_lba = self.lanes.unfenced_lba(guard.last_writer()?)?;
+        self.lba_locks.same_bucket(stale_lba, lba).then_some(stale_lba)
     }
 
     /// The data of each block to its lane's free block, and the lane's previous map entry on its way.
@@ -113,45 +140,35 @@ impl Arena {
         group: &Blocks<'_>,
     ) -> Result<(), GroupError> {
         for (lane, data) in lanes.iter_mut().zip(group.data.chunks_exact(group.data_bytes)) {
-            if let Some(lba) = lane.state.unfenced_lba {
+            if let Some(lba) = lane.unfenced_lba() {
                 self.map.write_back(region, lba)?;
             }
-            let stored = self.store_data(region, lane.state.free_block, data, group.metadata);
+            let stored = self.store_data(region, lane.free_block(), data, group.metadata);
             lane.retire_if_poisoned(stored)?;
         }
         Ok(())
     }
 
-    /// The first halves of the flog entries, and the map entries that they replace on their way.
-    fn prepare_group(
-        &self,
-        region: &Region,
-        lanes: &mut LaneGuards<'_>,
-        group: &Blocks<'_>,
-    ) -> Result<ArrayVec<Change, GROUP_MAX>, GroupError> {
-        let mut changes = ArrayVec::new();
-        for (lane, lba) in lanes.iter_mut().zip(group.lbas()) {
-            let (old_entry, old_block) = self.map.load_block(region, lba)?;
-            self.map.write_back(region, lba)?;
-            let entry = lane.state.entry(lba, logged_old_map(old_entry, old_block));
-            let prepared = self.flog.prepare(region, lane.number, lane.state.which, &entry);
-            lane.retire_if_poisoned(prepared)?;
-            changes.push(Change { entry, old_block });
-        }
-        Ok(changes)
-    }
-
+    /// Fence 1, the second halves of the flog entries, fence 2, and the map entries.
     fn commit_group(
         &self,
         region: &Region,
-        lanes: &LaneGuards<'_>,
+        lanes: &mut LaneGuards<'_>,
+        guards: &mut LbaGuards<'_>,
         changes: &[Change],
     ) -> Result<(), PmemError> {
         region.fence()?;
         for (lane, change) in lanes.iter().zip(changes) {
-            self.flog.commit(region, lane.number, lane.state.which, &change.entry)?;
+            self.flog.commit(region, lane.number, lane.which(), &change.entry)?;
         }
-        region.fence()
+        region.fence()?;
+        for ((lane, guard), change) in lanes.iter_mut().zip(guards).zip(changes) {
+            let lba = change.entry.lba.get();
+            self.map.store(region, lba, MapEntry::normal(change.entry.new_map.get()))?;
+            lane.advance(lba, change.old_block);
+            guard.set_writer(lane.number);
+        }
+        Ok(())
     }
 
     fn store_data(
@@ -300,8 +317,8 @@ impl Blocks<'_> {
         (Self { data: head, ..*self }, Self { data: tail, lba: self.lba + skipped, ..*self })
     }
 
-    fn lbas(&self) -> impl Iterator<Item = u32> {
-        (self.lba..).take(self.data.len() / self.data_bytes)
+    fn count(&self) -> usize {
+        self.data.len() / self.data_bytes
     }
 }
 
@@ -329,7 +346,7 @@ impl LaneGuard<'_> {
     fn retire_if_poisoned(&mut self, result: Result<(), PmemError>) -> Result<(), GroupError> {
         match result {
             Err(PmemError::Poisoned { .. }) => {
-                self.state.failed = true;
+                self.retire();
                 Err(GroupError::LaneRetired)
             }
             result => Ok(result?),

@@ -1,108 +1,170 @@
 //! Lanes: each has one free block and one flog group, and serves one write at a time.
+//!
+//! Invariants:
+//! 1. Only the holder of a lane changes it; what it holds are atomics so that others may look.
+//! 2. `unfenced_lba` is the lba whose map entry the lane's last write changed. It moves on only after that
+//!    entry became durable, so whoever finds another lba there knows that the entry is durable.
+//!
+//! Releasing a lane is a plain store. A locked instruction there would wait for the store of the map entry
+//! before it, which the next write's fence waits for anyway.
 
 use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
-use parking_lot::{Mutex, MutexGuard};
 
 use super::flog::Newest;
 use super::layout::{FlogSlot, next_seq, strip_flags};
-use crate::pmem::Region;
-use crate::sync::{Ordering, fence};
+use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
+
+/// Most blocks that are written between two fences.
+pub(super) const GROUP_MAX: usize = 8;
+const NO_LBA: u32 = u32::MAX;
 
 /// What a lane remembers between writes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct LaneState {
+pub(super) struct Lane {
+    taken: AtomicBool,
     /// The block that the next write goes to.
-    pub(super) free_block: u32,
+    free_block: AtomicU32,
     /// Which of the two flog slots the next entry goes to: the older one.
-    pub(super) which: usize,
+    which: AtomicU32,
     /// Sequence number of the next entry.
-    pub(super) seq: u32,
-    /// The lba whose map entry the last write changed and nobody has written back for sure.
-    pub(super) unfenced_lba: Option<u32>,
+    seq: AtomicU32,
+    /// The lba whose map entry the last write changed.
+    unfenced_lba: AtomicU32,
     /// The memory of its block or flog failed: not to be used again.
-    pub(super) failed: bool,
+    failed: AtomicBool,
 }
 
-impl LaneState {
-    /// The state after recovery has dealt with the newest flog entry.
+impl Lane {
+    /// The lane after recovery has dealt with its newest flog entry.
     pub(super) fn after(newest: &Newest) -> Self {
+        let older = u32::from(newest.which == 0);
+        Self::new(strip_flags(newest.entry.old_map.get()), older, next_seq(newest.entry.seq.get()))
+    }
+
+    fn new(free_block: u32, which: u32, seq: u32) -> Self {
         Self {
-            free_block: strip_flags(newest.entry.old_map.get()),
-            which: 1 - newest.which,
-            seq: next_seq(newest.entry.seq.get()),
-            unfenced_lba: None,
-            failed: false,
+            taken: AtomicBool::new(false),
+            free_block: AtomicU32::new(free_block),
+            which: AtomicU32::new(which),
+            seq: AtomicU32::new(seq),
+            unfenced_lba: AtomicU32::new(NO_LBA),
+            failed: AtomicBool::new(false),
         }
     }
 
-    /// The flog entry of a write to `lba` that replaces `old_map`.
-    pub(super) fn entry(&self, lba: u32, old_map: u32) -> FlogSlot {
-        FlogSlot::new(lba, old_map, self.free_block, self.seq)
-    }
-
-    /// The write is done: its old block is free now.
-    pub(super) fn advance(&mut self, lba: u32, old_block: u32) {
-        self.free_block = old_block;
-        self.which = 1 - self.which;
-        self.seq = next_seq(self.seq);
-        self.unfenced_lba = Some(lba);
+    fn try_take(&self) -> bool {
+        !self.taken.load(Ordering::Relaxed)
+            && self
+                .taken
+                .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
     }
 }
 
 /// The lanes of one arena.
 pub(super) struct Lanes {
-    lanes: Box<[CachePadded<Mutex<LaneState>>]>,
+    lanes: Box<[CachePadded<Lane>]>,
 }
 
-/// Most blocks that are written between two fences.
-pub(super) const GROUP_MAX: usize = 8;
+/// A lane taken; dropping it releases the lane.
+pub(super) struct LaneGuard<'a> {
+    pub(super) number: u32,
+    lane: &'a Lane,
+}
 
 /// The lanes of a group of blocks.
 pub(super) type LaneGuards<'a> = ArrayVec<LaneGuard<'a>, GROUP_MAX>;
 
-/// A lane taken.
-pub(super) struct LaneGuard<'a> {
-    pub(super) number: u32,
-    pub(super) state: MutexGuard<'a, LaneState>,
+impl LaneGuard<'_> {
+    /// The block that this write goes to.
+    pub(super) fn free_block(&self) -> u32 {
+        self.lane.free_block.load(Ordering::Relaxed)
+    }
+
+    /// Which of the two flog slots this write's entry goes to.
+    pub(super) fn which(&self) -> usize {
+        self.lane.which.load(Ordering::Relaxed) as usize
+    }
+
+    /// The lba whose map entry the last write of this lane changed, durably or not.
+    pub(super) fn unfenced_lba(&self) -> Option<u32> {
+        Some(self.lane.unfenced_lba.load(Ordering::Relaxed)).filter(|&lba| lba != NO_LBA)
+    }
+
+    /// The flog entry of a write to `lba` that replaces `old_map`.
+    pub(super) fn entry(&self, lba: u32, old_map: u32) -> FlogSlot {
+        FlogSlot::new(lba, old_map, self.free_block(), self.lane.seq.load(Ordering::Relaxed))
+    }
+
+    /// The write of `lba` is done, its map entry not yet durable: its old block is free now. The entry of the
+    /// write before it is durable.
+    pub(super) fn advance(&mut self, lba: u32, old_block: u32) {
+        let lane = self.lane;
+        lane.free_block.store(old_block, Ordering::Relaxed);
+        lane.which.store(1 - lane.which.load(Ordering::Relaxed), Ordering::Relaxed);
+        lane.seq.store(next_seq(lane.seq.load(Ordering::Relaxed)), Ordering::Relaxed);
+        lane.unfenced_lba.store(lba, Ordering::Release);
+    }
+
+    /// The memory of its block or flog failed: nobody takes it any more.
+    pub(super) fn retire(&mut self) {
+        self.lane.failed.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for LaneGuard<'_> {
+    fn drop(&mut self) {
+        self.lane.taken.store(false, Ordering::Release);
+    }
 }
 
 impl Lanes {
-    pub(super) fn new(states: Vec<LaneState>) -> Self {
-        Self {
-            lanes: states.into_iter().map(|state| CachePadded::new(Mutex::new(state))).collect(),
-        }
+    pub(super) fn new(lanes: Vec<Lane>) -> Self {
+        Self { lanes: lanes.into_iter().map(CachePadded::new).collect() }
     }
 
-    /// Takes up to `wanted` working lanes (at least one, at most [`GROUP_MAX`]): the calling thread's own where it is
-    /// free, and the next free ones. Waits for the first, never for more. Empty where all have failed.
+    /// Takes up to `wanted` working lanes (at least one, at most [`GROUP_MAX`]), from number `start` on: the calling
+    /// thread's own where it is free, and the next free ones. Waits for the first, calling `relax`, never for
+    /// more. Empty where all have failed.
     ///
     /// The version that the last change of the free block's owner bumped must be visible before the data that is
     /// stored next (see `lba_lock`). The release fence orders ordinary stores; the non-temporal stores of x86
-    /// ignore it, but not the locked instruction that takes the mutex.
-    pub(super) fn take(&self, region: &Region, wanted: usize) -> LaneGuards<'_> {
-        let start = region.thread_ordinal();
+    /// ignore it, but not the locked instruction that takes the lane.
+    pub(super) fn take(&self, start: usize, wanted: usize, relax: impl Fn()) -> LaneGuards<'_> {
         let mut taken = LaneGuards::new();
         loop {
             let mut failed = 0;
             for step in 0..self.lanes.len() {
                 let number = (start + step) % self.lanes.len();
-                let Some(state) = self.lanes[number].try_lock() else { continue };
-                if state.failed {
+                let lane = &*self.lanes[number];
+                if lane.failed.load(Ordering::Relaxed) {
                     failed += 1;
-                    continue;
-                }
-                let number = u32::try_from(number).expect("an arena has at most 256 lanes");
-                taken.push(LaneGuard { number, state });
-                if taken.len() == wanted || taken.is_full() {
-                    break;
+                } else if lane.try_take() {
+                    let number = u32::try_from(number).expect("an arena has at most 256 lanes");
+                    taken.push(LaneGuard { number, lane });
+                    if taken.len() == wanted || taken.is_full() {
+                        break;
+                    }
                 }
             }
             if !taken.is_empty() || failed == self.lanes.len() {
                 fence(Ordering::Release);
                 return taken;
             }
-            region.relax();
+            relax();
         }
+    }
+
+    /// The lba whose map entry the last write of lane `number` changed. Where it has moved on from an lba, that
+    /// lba's entry is durable.
+    pub(super) fn unfenced_lba(&self, number: u32) -> Option<u32> {
+        let lba = self.lanes[number as usize].unfenced_lba.load(Ordering::Acquire);
+        Some(lba).filter(|&lba| lba != NO_LBA)
+    }
+
+    /// Lanes whose free blocks are `free_blocks`, for models of the engine.
+    #[cfg(all(test, feature = "loom"))]
+    pub(super) fn with_free_blocks(free_blocks: impl IntoIterator<Item = u32>) -> Self {
+        Self::new(free_blocks.into_iter().map(|block| Lane::new(block, 0, 1)).collect())
     }
 }

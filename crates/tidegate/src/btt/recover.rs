@@ -7,7 +7,7 @@ use super::BttError;
 use super::arena::Arena;
 use super::flog::{Flog, FlogFault};
 use super::info::FoundArena;
-use super::lane::{LaneState, Lanes};
+use super::lane::{Lane, Lanes};
 use super::layout::{FlogSlot, MapEntry, strip_flags};
 use super::lba_lock::{LOCKS_LOG2, LbaLocks};
 use super::map::Map;
@@ -42,7 +42,7 @@ pub(super) fn open_arena(
     let map = map_of(found);
     let flog =
         Flog::open(region, found.base + info.logoff.get(), info.nfree.get()).map_err(fault)?;
-    let mut states = Vec::with_capacity(flog.lanes as usize);
+    let mut lanes = Vec::with_capacity(flog.lanes as usize);
     let mut overlay = Vec::new();
     for lane in 0..flog.lanes {
         let newest = flog.newest(region, lane).map_err(fault)?;
@@ -51,7 +51,7 @@ pub(super) fn open_arena(
         {
             overlay.push((unfinished.lba, unfinished.new_block));
         }
-        states.push(LaneState::after(&newest));
+        lanes.push(Lane::after(&newest));
     }
     overlay.sort_unstable();
     let completed_lanes = u32::try_from(overlay.len()).expect("at most one entry a lane");
@@ -66,7 +66,7 @@ pub(super) fn open_arena(
         metadata_bytes: metadata_bytes(info.external_lbasize.get()),
         map,
         flog,
-        lanes: Lanes::new(states),
+        lanes: Lanes::new(lanes),
         lba_locks: LbaLocks::new(LOCKS_LOG2),
         overlay,
     };
