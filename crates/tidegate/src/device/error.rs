@@ -1,5 +1,7 @@
 //! Errors of block devices: few kinds to match, a context to act on.
 
+use rustix::io::Errno;
+
 use crate::pmem::PmemError;
 
 /// What kind of failure it was.
@@ -20,6 +22,17 @@ pub enum DeviceErrorKind {
     Io,
     /// Metadata on the medium makes no sense.
     Corrupt,
+}
+
+impl From<Errno> for DeviceErrorKind {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => Self::NoSpace,
+            Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY => Self::Unsupported,
+            Errno::ROFS => Self::ReadOnly,
+            _ => Self::Io,
+        }
+    }
 }
 
 /// An error of a [`BlockDevice`](super::BlockDevice).
@@ -50,6 +63,25 @@ impl DeviceError {
     /// What kind of failure it was.
     pub fn kind(&self) -> DeviceErrorKind {
         self.kind
+    }
+
+    /// The operating system refused: `context` says what was tried on what, the kind and the number follow `errno`.
+    pub fn os(context: impl std::fmt::Display, errno: Errno) -> Self {
+        Self::with_source(
+            DeviceErrorKind::from(errno),
+            format!("{context} failed with OS error {}", errno.raw_os_error()),
+            std::io::Error::from(errno),
+        )
+    }
+
+    /// The request would change a read-only device.
+    pub fn read_only(offset: u64, len: u64) -> Self {
+        Self::new(
+            DeviceErrorKind::ReadOnly,
+            format!(
+                "request to change {len} bytes at offset {offset} of a device opened read-only"
+            ),
+        )
     }
 
     /// The request is not made of whole blocks.

@@ -8,10 +8,26 @@
 //! 4. After an acknowledged [`BlockDevice::flush`], every write acknowledged before it started is durable;
 //!    a write with [`WriteFlags::fua`] is durable by itself when acknowledged.
 //! 5. All methods may be called from any number of threads at once.
+//!
+//! Devices: [`memory`] and [`null`](mod@null) in memory, [`file`] over a file or a block device. Layers, each a device over
+//! another: [`fault`] fails on purpose, [`delay`] is slow on purpose, [`trace`] remembers. Many requests at once:
+//! [`BlockDevice::submit`] with a [`Request`] each.
 
+#[cfg(any(test, feature = "test-support"))]
+pub mod conformance;
+pub mod delay;
 mod error;
+pub mod fault;
+pub mod file;
+pub mod memory;
+#[cfg(test)]
+mod model_tests;
+pub mod null;
+mod request;
+pub mod trace;
 
 pub use error::{DeviceError, DeviceErrorKind};
+pub use request::{Op, Operation, Request};
 
 /// Result of a device operation.
 pub type Result<T> = std::result::Result<T, DeviceError>;
@@ -39,6 +55,27 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// The geometry of a device that lives in memory, without a promise about crashes.
+    fn in_memory(block_bytes: u32, blocks: u64) -> Result<Self> {
+        check_block_bytes(block_bytes)?;
+        if blocks.checked_mul(u64::from(block_bytes)).is_none() {
+            return Err(DeviceError::new(
+                DeviceErrorKind::Unsupported,
+                format!("{blocks} blocks of {block_bytes} bytes are more than 2^64 bytes"),
+            ));
+        }
+        Ok(Self {
+            block_bytes,
+            blocks,
+            preferred_bytes: 4096,
+            read_only: false,
+            atomic_block: false,
+            volatile_cache: true,
+            fast_zero: true,
+            inline: true,
+        })
+    }
+
     /// Size of the device in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_bytes)
@@ -58,6 +95,33 @@ impl Geometry {
             _ => Err(DeviceError::out_of_range(offset, len, self.size_bytes())),
         }
     }
+
+    /// [`check`](Self::check) for a request that changes blocks.
+    ///
+    /// # Errors
+    /// As for [`check`](Self::check), and [`DeviceErrorKind::ReadOnly`].
+    pub fn check_write(&self, offset: u64, len: u64) -> Result<()> {
+        if self.read_only {
+            return Err(DeviceError::read_only(offset, len));
+        }
+        self.check(offset, len)
+    }
+}
+
+/// Refuses a block size that no device has.
+fn check_block_bytes(block_bytes: u32) -> Result<()> {
+    if is_block_bytes(block_bytes) {
+        return Ok(());
+    }
+    Err(DeviceError::new(
+        DeviceErrorKind::Unsupported,
+        format!("block size of {block_bytes} bytes; it must be 512, 1024, 2048 or 4096"),
+    ))
+}
+
+/// `block_bytes` is a power of two from 512 to 4096.
+pub(crate) fn is_block_bytes(block_bytes: u32) -> bool {
+    block_bytes.is_power_of_two() && (512..=4096).contains(&block_bytes)
 }
 
 /// How a write is to be done.
@@ -138,5 +202,16 @@ pub trait BlockDevice: Send + Sync {
         let _ = most;
         self.geometry().check(offset, len)?;
         Ok(vec![Extent { offset, len, hole: false, zero: false }])
+    }
+
+    /// Runs every request of `batch` to its end and stores each one's result in it: faster than one call each
+    /// where the device has a queue below.
+    ///
+    /// The requests run at once and in any order, so that two of them must not overlap; only a
+    /// [`Operation::Flush`] is a barrier: it covers the requests before it, and those after it start when it is done.
+    fn submit(&self, batch: &mut [Request<'_>]) {
+        for request in batch {
+            request.run(self);
+        }
     }
 }

@@ -1,0 +1,365 @@
+//! What every block device owes its users, as a test: the invariants of [`device`](super), tried from outside.
+//!
+//! [`check`] runs all of it on a device of at least [`LEAST_BLOCKS`] blocks and leaves it with other content.
+//! [`Model`] is the device that cannot fail: a map of blocks to compare with, which knows that after an error each
+//! block of a request is old or new. For tests only (feature `test-support`): everything here panics on a finding.
+
+use std::collections::BTreeMap;
+
+use super::{BlockDevice, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags};
+
+/// The least number of blocks of a device under [`check`].
+pub const LEAST_BLOCKS: u64 = 64;
+
+/// What a device promises beyond its geometry.
+#[derive(Debug, Clone, Copy)]
+pub struct Promises {
+    /// A read returns what was written: every device but the null device.
+    pub keeps_data: bool,
+}
+
+impl Default for Promises {
+    fn default() -> Self {
+        Self { keeps_data: true }
+    }
+}
+
+/// Tries all that a writable device owes its users.
+///
+/// # Panics
+/// Where the device does not keep an invariant.
+pub fn check(device: &dyn BlockDevice, promises: Promises) {
+    let geometry = device.geometry();
+    assert!(super::is_block_bytes(geometry.block_bytes), "{geometry:?}");
+    assert!(geometry.blocks >= LEAST_BLOCKS, "{geometry:?}: too small to try");
+    assert!(geometry.preferred_bytes >= geometry.block_bytes, "{geometry:?}");
+    assert!(!geometry.read_only, "{geometry:?}: use check_read_only");
+    refusals(device);
+    empty_requests(device);
+    status_covers(device);
+    if promises.keeps_data {
+        reads_what_was_written(device);
+        unaligned_memory(device);
+        zeroes(device);
+        discards(device);
+        batches(device);
+        writers_side_by_side(device);
+        one_block_many_threads(device);
+    }
+}
+
+/// Tries that a read-only device reads and refuses every change.
+///
+/// # Panics
+/// Where it does not.
+pub fn check_read_only(device: &dyn BlockDevice) {
+    assert!(device.geometry().read_only);
+    let block = u64::from(device.geometry().block_bytes);
+    let mut buf = block_of(device, 1);
+    device.read(0, &mut buf).expect("a read-only device reads");
+    for (name, result) in changes(device, 0, block, &buf) {
+        assert_eq!(kind(&result), Some(DeviceErrorKind::ReadOnly), "{name}: {result:?}");
+    }
+    device.flush().expect("nothing to flush");
+    let mut after = block_of(device, 2);
+    device.read(0, &mut after).expect("a read-only device reads");
+    assert!(buf == after, "a refused change changed the device");
+}
+
+fn changes(
+    device: &dyn BlockDevice,
+    offset: u64,
+    len: u64,
+    data: &[u8],
+) -> [(&'static str, Result<()>); 3] {
+    [
+        ("write", device.write(offset, data, WriteFlags::default())),
+        ("discard", device.discard(offset, len)),
+        ("write_zeroes", device.write_zeroes(offset, len, ZeroFlags::default())),
+    ]
+}
+
+fn kind(result: &Result<()>) -> Option<DeviceErrorKind> {
+    result.as_ref().err().map(super::DeviceError::kind)
+}
+
+fn refusals(device: &dyn BlockDevice) {
+    use DeviceErrorKind::{Misaligned, OutOfRange};
+    let geometry = device.geometry();
+    let (block, size) = (u64::from(geometry.block_bytes), geometry.size_bytes());
+    for (offset, len, expected) in [
+        (1, block, Misaligned),
+        (0, block - 1, Misaligned),
+        (block / 2, block, Misaligned),
+        (size - block, 2 * block, OutOfRange),
+        (size, block, OutOfRange),
+        (size + block, 0, OutOfRange),
+        (u64::MAX - (u64::MAX % block), block, OutOfRange),
+    ] {
+        let mut data = vec![0x5A; usize::try_from(len).expect("small")];
+        let what = format!("{len} bytes at {offset}");
+        assert_eq!(kind(&device.read(offset, &mut data)), Some(expected), "read of {what}");
+        for (name, result) in changes(device, offset, len, &data) {
+            assert_eq!(kind(&result), Some(expected), "{name} of {what}");
+        }
+        let status = device.status(offset, len, 1).map(|_| ());
+        assert_eq!(kind(&status), Some(expected), "status of {what}");
+    }
+}
+
+fn empty_requests(device: &dyn BlockDevice) {
+    for offset in [0, device.geometry().size_bytes()] {
+        device.read(offset, &mut []).expect("reading nothing");
+        for (name, result) in changes(device, offset, 0, &[]) {
+            assert!(result.is_ok(), "{name} of nothing at {offset}: {result:?}");
+        }
+    }
+}
+
+fn status_covers(device: &dyn BlockDevice) {
+    let geometry = device.geometry();
+    let (block, size) = (u64::from(geometry.block_bytes), geometry.size_bytes());
+    for (offset, len, most) in
+        [(0, size, 1), (0, size, usize::MAX), (block, size - block, 3), (size - block, block, 0)]
+    {
+        let extents = device.status(offset, len, most).expect("status");
+        assert!((1..=most.max(1)).contains(&extents.len()), "{extents:?} where at most {most}");
+        let mut at = offset;
+        for extent in &extents {
+            assert_eq!(extent.offset, at, "{extents:?} are not adjacent");
+            assert!(extent.len > 0 && extent.len.is_multiple_of(block), "{extents:?}");
+            at += extent.len;
+        }
+        assert!(at <= offset + len, "{extents:?} pass the end of {len} bytes at {offset}");
+    }
+}
+
+fn reads_what_was_written(device: &dyn BlockDevice) {
+    let geometry = device.geometry();
+    let block = u64::from(geometry.block_bytes);
+    let last = geometry.size_bytes() - block;
+    for (round, fua) in [(1, false), (2, true)] {
+        let long = filled(device, 9, round);
+        device.write(block, &long, WriteFlags { fua }).expect("a long write");
+        let one = block_of(device, round + 100);
+        device.write(last, &one, WriteFlags { fua }).expect("a write of the last block");
+        device.flush().expect("flush");
+        expect(device, block, &long, "a long write");
+        expect(device, last, &one, "the last block");
+        let extents = device.status(block, block, 1).expect("status");
+        assert!(!extents[0].zero && !extents[0].hole, "{extents:?} where data was written");
+    }
+}
+
+/// Buffers at odd addresses: a device with needs of its own copies.
+fn unaligned_memory(device: &dyn BlockDevice) {
+    let block = device.geometry().block_bytes as usize;
+    for shift in [1, 8, 513] {
+        let mut memory = vec![0; 3 * block + shift];
+        fill(&mut memory, shift as u64);
+        device.write(0, &memory[shift..], WriteFlags::default()).expect("write from odd memory");
+        let mut back = vec![0; 3 * block + shift];
+        device.read(0, &mut back[shift..]).expect("read into odd memory");
+        assert!(back[shift..] == memory[shift..], "odd memory (+{shift}) was garbled");
+    }
+}
+
+fn zeroes(device: &dyn BlockDevice) {
+    let block = u64::from(device.geometry().block_bytes);
+    for flags in zero_flags() {
+        let around = filled(device, 8, 7);
+        device.write(0, &around, WriteFlags::default()).expect("write");
+        let done = device.write_zeroes(2 * block, 3 * block, flags);
+        let mut expected = around;
+        match kind(&done) {
+            None => expected[to_usize(2 * block)..to_usize(5 * block)].fill(0),
+            Some(DeviceErrorKind::Unsupported) if flags.fast_only => {}
+            Some(_) => panic!("{flags:?}: {done:?}"),
+        }
+        expect(device, 0, &expected, "the blocks in and around zeroes");
+    }
+}
+
+fn zero_flags() -> impl Iterator<Item = ZeroFlags> {
+    (0..8).map(|bits| ZeroFlags {
+        fua: bits & 1 != 0,
+        may_unmap: bits & 2 != 0,
+        fast_only: bits & 4 != 0,
+    })
+}
+
+fn discards(device: &dyn BlockDevice) {
+    let block = device.geometry().block_bytes as usize;
+    let old = filled(device, 8, 21);
+    device.write(0, &old, WriteFlags::default()).expect("write");
+    device.discard(2 * block as u64, 3 * block as u64).expect("discard");
+    let mut now = vec![0; old.len()];
+    device.read(0, &mut now).expect("read");
+    for (index, (now, old)) in now.chunks(block).zip(old.chunks(block)).enumerate() {
+        let gone = (2..5).contains(&index) && now.iter().all(|byte| *byte == 0);
+        assert!(now == old || gone, "block {index} is neither its old bytes nor zeroes");
+    }
+}
+
+fn batches(device: &dyn BlockDevice) {
+    let block = u64::from(device.geometry().block_bytes);
+    let data: Vec<_> = (0..32).map(|index| block_of(device, 300 + index)).collect();
+    let mut batch: Vec<_> = (0..)
+        .zip(&data)
+        .map(|(index, data)| write_of(index * block, data, index % 8 == 7))
+        .collect();
+    batch.push(Request::new(Operation::Flush));
+    let mut seen = block_of(device, 0);
+    batch.push(Request::new(Operation::Read { offset: 5 * block, buf: &mut seen }));
+    batch.push(write_of(1, &data[0], false));
+    batch.push(Request::new(Operation::WriteZeroes {
+        offset: 40 * block,
+        len: block,
+        flags: ZeroFlags::default(),
+    }));
+    device.submit(&mut batch);
+    let results: Vec<_> = batch.iter_mut().map(|it| it.take_result().expect("a result")).collect();
+    for (index, result) in results.iter().enumerate() {
+        let expected = (index == 34).then_some(DeviceErrorKind::Misaligned);
+        assert_eq!(kind(result), expected, "request {index} of a batch");
+    }
+    assert!(seen == data[5], "a read after a flush of the same batch is older than the flush");
+    for (index, data) in (0..).zip(&data) {
+        expect(device, index * block, data, "a block of a batch");
+    }
+    expect(device, 40 * block, &vec![0; to_usize(block)], "zeroes of a batch");
+}
+
+fn write_of(offset: u64, data: &[u8], fua: bool) -> Request<'_> {
+    Request::new(Operation::Write { offset, data, flags: WriteFlags { fua } })
+}
+
+fn writers_side_by_side(device: &dyn BlockDevice) {
+    const THREADS: u64 = 4;
+    let block = u64::from(device.geometry().block_bytes);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                for round in 0..20 {
+                    for index in (thread..LEAST_BLOCKS).step_by(to_usize(THREADS)) {
+                        let data = block_of(device, round * 1000 + index);
+                        device.write(index * block, &data, WriteFlags::default()).expect("write");
+                        expect(device, index * block, &data, "a block of one writer among many");
+                    }
+                    device.flush().expect("flush");
+                }
+            });
+        }
+    });
+    for index in 0..LEAST_BLOCKS {
+        expect(device, index * block, &block_of(device, 19_000 + index), "the last write");
+    }
+}
+
+/// Many writers of one block: in the end it is one of theirs, whole.
+fn one_block_many_threads(device: &dyn BlockDevice) {
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    let data = block_of(device, 7000 + thread);
+                    device.write(0, &data, WriteFlags::default()).expect("write");
+                }
+            });
+        }
+    });
+    if device.geometry().atomic_block {
+        let mut now = block_of(device, 0);
+        device.read(0, &mut now).expect("read");
+        let whole = (0..4).any(|thread| now == block_of(device, 7000 + thread));
+        assert!(whole, "a block holds parts of two writes");
+    }
+}
+
+fn expect(device: &dyn BlockDevice, offset: u64, expected: &[u8], what: &str) {
+    let mut found = vec![0xEE; expected.len()];
+    device.read(offset, &mut found).expect("read");
+    if let Some(at) = found.iter().zip(expected).position(|(found, expected)| found != expected) {
+        let (found, expected) = (found[at], expected[at]);
+        panic!("{what} at {offset}: byte {at} is {found:#04x}, expected {expected:#04x}");
+    }
+}
+
+fn block_of(device: &dyn BlockDevice, seed: u64) -> Vec<u8> {
+    filled(device, 1, seed)
+}
+
+fn filled(device: &dyn BlockDevice, blocks: usize, seed: u64) -> Vec<u8> {
+    let mut data = vec![0; blocks * device.geometry().block_bytes as usize];
+    fill(&mut data, seed);
+    data
+}
+
+/// Fills `data` with bytes that depend on `seed` and place; no eight of them are zero.
+pub fn fill(data: &mut [u8], seed: u64) {
+    for (index, word) in (0u64..).zip(data.chunks_mut(8)) {
+        let mixed = (seed ^ (index << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        word.copy_from_slice(&mixed.to_le_bytes()[..word.len()]);
+    }
+}
+
+fn to_usize(value: u64) -> usize {
+    usize::try_from(value).expect("the suite uses small sizes")
+}
+
+/// A map of blocks that says what a device may hold: one content a block, or several after an error.
+#[derive(Debug)]
+pub struct Model {
+    block_bytes: usize,
+    /// What each block may hold, by index; a block that is not here holds zeroes.
+    blocks: BTreeMap<u64, Vec<Vec<u8>>>,
+}
+
+impl Model {
+    /// The model of a device full of zeroes.
+    pub fn of(device: &dyn BlockDevice) -> Self {
+        Self { block_bytes: device.geometry().block_bytes as usize, blocks: BTreeMap::new() }
+    }
+
+    /// A write of `data` at `offset` ended in `result`: afterwards each block is new or, on an error, old or new.
+    pub fn wrote(&mut self, offset: u64, data: &[u8], result: &Result<()>) {
+        let first = offset / self.block_bytes as u64;
+        for (index, block) in (first..).zip(data.chunks(self.block_bytes)) {
+            let old = self.candidates(index);
+            let mut now = if result.is_err() { old } else { Vec::new() };
+            now.push(block.to_vec());
+            self.blocks.insert(index, now);
+        }
+    }
+
+    /// A discard of `len` bytes at `offset` ended: afterwards each block is old or zeroes.
+    pub fn discarded(&mut self, offset: u64, len: u64) {
+        let first = offset / self.block_bytes as u64;
+        for index in first..first + len / self.block_bytes as u64 {
+            let mut now = self.candidates(index);
+            now.push(vec![0; self.block_bytes]);
+            self.blocks.insert(index, now);
+        }
+    }
+
+    /// A read at `offset` found `data`: each block must be what it may hold, and from now on is that.
+    ///
+    /// # Panics
+    /// Where a block is something else.
+    pub fn read(&mut self, offset: u64, data: &[u8]) {
+        let first = offset / self.block_bytes as u64;
+        for (index, block) in (first..).zip(data.chunks(self.block_bytes)) {
+            let may_be = self.candidates(index);
+            assert!(
+                may_be.iter().any(|one| one == block),
+                "block {index} holds none of the {} contents it may hold",
+                may_be.len()
+            );
+            self.blocks.insert(index, vec![block.to_vec()]);
+        }
+    }
+
+    fn candidates(&self, index: u64) -> Vec<Vec<u8>> {
+        self.blocks.get(&index).cloned().unwrap_or_else(|| vec![vec![0; self.block_bytes]])
+    }
+}

@@ -1,0 +1,180 @@
+//! A layer that makes a device slow: the stand-in for disks and networks.
+//!
+//! Each request takes at least its delay, a fixed part and a part for each byte, from its start to its end: what the
+//! device below takes counts towards it. The requests of a batch wait together, as in a device with a queue.
+//! The wait is honest about CPU time: all but its last [`SPIN`] is spent parked, as a thread waits for a disk; the
+//! rest is spun, because waking up takes longer than that.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{BlockDevice, Extent, Geometry, Operation, Request, Result, WriteFlags, ZeroFlags};
+
+/// Waits shorter than this are spun.
+const SPIN: Duration = Duration::from_micros(80);
+
+/// What requests cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Delays {
+    /// Each read.
+    pub read_ns: u64,
+    /// Each write, discard and zeroing.
+    pub write_ns: u64,
+    /// Each flush; a forced write costs this too.
+    pub flush_ns: u64,
+    /// Each byte read or written, in picoseconds: 1000 is 1 GB/s.
+    pub byte_ps: u64,
+}
+
+impl Delays {
+    /// What `operation` takes.
+    pub fn of(&self, operation: &Operation<'_>) -> Duration {
+        let forced = |fua: bool| if fua { self.flush_ns } else { 0 };
+        let bytes = |len: usize| (len as u64).saturating_mul(self.byte_ps) / 1000;
+        Duration::from_nanos(match operation {
+            Operation::Read { buf, .. } => self.read_ns.saturating_add(bytes(buf.len())),
+            Operation::Write { data, flags, .. } => {
+                self.write_ns.saturating_add(bytes(data.len())).saturating_add(forced(flags.fua))
+            }
+            Operation::Flush => self.flush_ns,
+            Operation::Discard { .. } => self.write_ns,
+            Operation::WriteZeroes { flags, .. } => self.write_ns.saturating_add(forced(flags.fua)),
+        })
+    }
+
+    /// What a batch takes: its slowest request, but each byte for itself.
+    fn of_batch(&self, batch: &[Request<'_>]) -> Duration {
+        let fixed = Self { byte_ps: 0, ..*self };
+        let all = |delays: Self| batch.iter().map(move |it| delays.of(it.operation()));
+        let slowest = all(fixed).max().unwrap_or_default();
+        let bytes = all(Self { byte_ps: self.byte_ps, ..Self::default() });
+        bytes.fold(slowest, Duration::saturating_add)
+    }
+}
+
+/// A slow device over another.
+pub struct Delay {
+    inner: Arc<dyn BlockDevice>,
+    delays: Delays,
+}
+
+impl Delay {
+    /// Makes `inner` as slow as `delays` say.
+    pub fn new(inner: Arc<dyn BlockDevice>, delays: Delays) -> Self {
+        Self { inner, delays }
+    }
+
+    fn run(&self, operation: Operation<'_>) -> Result<()> {
+        let mut request = [Request::new(operation)];
+        self.submit(&mut request);
+        request[0].take_result().expect("a submitted request has a result")
+    }
+}
+
+/// Waits until `end`; `None` is further than the clock goes.
+fn wait_until(end: Option<Instant>) {
+    loop {
+        let now = Instant::now();
+        match end.map(|end| end.saturating_duration_since(now)) {
+            Some(Duration::ZERO) => return,
+            Some(left) if left <= SPIN => std::hint::spin_loop(),
+            Some(left) => std::thread::park_timeout(left.saturating_sub(SPIN)),
+            None => std::thread::park(),
+        }
+    }
+}
+
+impl BlockDevice for Delay {
+    fn geometry(&self) -> Geometry {
+        Geometry { inline: false, ..self.inner.geometry() }
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.run(Operation::Read { offset, buf })
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.run(Operation::Write { offset, data, flags })
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.run(Operation::Flush)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.run(Operation::Discard { offset, len })
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.run(Operation::WriteZeroes { offset, len, flags })
+    }
+
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        self.inner.status(offset, len, most)
+    }
+
+    fn submit(&self, batch: &mut [Request<'_>]) {
+        let end = Instant::now().checked_add(self.delays.of_batch(batch));
+        self.inner.submit(batch);
+        wait_until(end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::conformance::{self, Promises};
+    use crate::device::memory::MemoryDevice;
+
+    const SSD: Delays =
+        Delays { read_ns: 80_000, write_ns: 20_000, flush_ns: 500_000, byte_ps: 2000 };
+
+    fn memory() -> Arc<MemoryDevice> {
+        Arc::new(MemoryDevice::new(4096, 2048).unwrap())
+    }
+
+    #[test]
+    fn it_conforms() {
+        let delays = Delays { read_ns: 10, write_ns: 10, flush_ns: 100, byte_ps: 10 };
+        conformance::check(&Delay::new(memory(), delays), Promises::default());
+    }
+
+    #[test]
+    fn a_request_costs_its_kind_and_its_bytes() {
+        let mut buf = [0; 4096];
+        let read = Operation::Read { offset: 0, buf: &mut buf };
+        assert_eq!(SSD.of(&read), Duration::from_nanos(80_000 + 8_192));
+        let data = [0; 8192];
+        let write = |fua| Operation::Write { offset: 0, data: &data, flags: WriteFlags { fua } };
+        assert_eq!(SSD.of(&write(false)), Duration::from_nanos(20_000 + 16_384));
+        assert_eq!(SSD.of(&write(true)), Duration::from_nanos(520_000 + 16_384));
+        assert_eq!(SSD.of(&Operation::Flush), Duration::from_micros(500));
+    }
+
+    #[test]
+    fn a_batch_waits_once_but_moves_every_byte() {
+        let data = [0; 4096];
+        let write = |offset| Operation::Write { offset, data: &data, flags: WriteFlags::default() };
+        let batch: Vec<_> = (0..8).map(|index| Request::new(write(index * 4096))).collect();
+        assert_eq!(SSD.of_batch(&batch), Duration::from_nanos(20_000 + 8 * 8_192));
+        assert_eq!(SSD.of_batch(&[]), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_delay_past_the_clock_does_not_overflow() {
+        let endless = Delays { write_ns: u64::MAX, byte_ps: u64::MAX, ..Delays::default() };
+        let write = Operation::Write { offset: 0, data: &[0; 4096], flags: WriteFlags::default() };
+        assert_eq!(endless.of(&write), Duration::from_nanos(u64::MAX));
+    }
+
+    /// Only the lower bound is a promise, so only that is tested: parked, then spun.
+    #[test]
+    fn a_request_takes_at_least_its_delay() {
+        for flush_ns in [5_000, 2_000_000] {
+            let device = Delay::new(memory(), Delays { flush_ns, ..Delays::default() });
+            let start = Instant::now();
+            device.flush().unwrap();
+            assert!(start.elapsed() >= Duration::from_nanos(flush_ns));
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! A layer that fails on purpose, by script or by chance: the stand-in for broken disks and networks.
+//!
+//! [`Rule`]s say which requests fail, when and how; for each request the first rule that fires decides. Chance comes
+//! from a seed, so that a run of one thread repeats exactly. Whatever fails keeps invariant 2 of [`device`](super): a
+//! block is old or new, never torn.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Op, Operation, Request};
+use super::{Result, WriteFlags, ZeroFlags};
+
+/// Which requests fail, when, and how.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    /// Kinds of request that the rule is about; none means all.
+    pub ops: Vec<Op>,
+    /// Bytes that a request must touch; a flush touches all.
+    pub range: Range<u64>,
+    /// Which of those requests.
+    pub when: When,
+    /// What happens to them.
+    pub effect: Effect,
+}
+
+impl Rule {
+    /// A rule about requests of these kinds (none: all) anywhere.
+    pub fn new(ops: &[Op], when: When, effect: Effect) -> Self {
+        Self { ops: ops.to_vec(), range: 0..u64::MAX, when, effect }
+    }
+
+    fn is_about(&self, op: Op, offset: u64, len: u64) -> bool {
+        let touches =
+            offset < self.range.end && self.range.start < offset.saturating_add(len.max(1));
+        (self.ops.is_empty() || self.ops.contains(&op)) && (op == Op::Flush || touches)
+    }
+}
+
+/// Which of the requests that a rule is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// Each.
+    Always,
+    /// The n-th, from 1, and no other.
+    Nth(u64),
+    /// The n-th, from 1, and each after it.
+    From(u64),
+    /// Each with this chance, in millionths.
+    Chance(u32),
+}
+
+/// What happens to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// It fails and changes nothing.
+    Fail(DeviceErrorKind),
+    /// Its first blocks are done, then it fails.
+    Short {
+        /// Blocks that are done, or all there are if fewer.
+        blocks: u64,
+        /// The error.
+        kind: DeviceErrorKind,
+    },
+    /// It waits for [`Fault::release`], then goes on as if nothing had been.
+    Hang,
+    /// It fails, and so does every request from now on: the device is gone.
+    Disappear,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The rules, and how many requests each has been about.
+    rules: Vec<(Rule, u64)>,
+    random: u64,
+    gone: bool,
+    injected: u64,
+    hung: usize,
+    releases: u64,
+}
+
+/// A device that fails on purpose, over another.
+pub struct Fault {
+    inner: Arc<dyn BlockDevice>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Fault {
+    /// A layer without rules yet; `seed` decides all chances.
+    pub fn new(inner: Arc<dyn BlockDevice>, seed: u64) -> Self {
+        let state = State {
+            rules: Vec::new(),
+            random: seed,
+            gone: false,
+            injected: 0,
+            hung: 0,
+            releases: 0,
+        };
+        Self { inner, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Adds a rule after those that are there; it counts requests from now on.
+    pub fn add(&self, rule: Rule) {
+        self.state.lock().rules.push((rule, 0));
+    }
+
+    /// Forgets all rules and brings a device that disappeared back.
+    pub fn heal(&self) {
+        let mut state = self.state.lock();
+        state.rules.clear();
+        state.gone = false;
+    }
+
+    /// Lets every request go on that hangs now.
+    pub fn release(&self) {
+        self.state.lock().releases += 1;
+        self.changed.notify_all();
+    }
+
+    /// Waits until `count` requests hang.
+    pub fn wait_until_hung(&self, count: usize) {
+        let mut state = self.state.lock();
+        while state.hung < count {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Requests that a rule has hit so far, or that came after the device was gone.
+    pub fn injected(&self) -> u64 {
+        self.state.lock().injected
+    }
+
+    fn run(&self, operation: Operation<'_>) -> Result<()> {
+        let mut request = Request::new(operation);
+        let (op, (offset, len)) = (Op::of(request.operation()), request.range());
+        // Not in the `match`: its lock would be held while the request runs, or hangs.
+        let effect = self.state.lock().decide(op, offset, len);
+        match effect {
+            None => {}
+            Some(Effect::Fail(kind)) => return Err(injected(kind, op, offset, len)),
+            Some(Effect::Disappear) => return Err(gone(op, offset, len)),
+            Some(Effect::Hang) => return self.run_after_release(&mut request),
+            Some(Effect::Short { blocks, kind }) => {
+                self.inner.geometry().check(offset, len)?;
+                self.run_inner(&mut shortened(&mut request, blocks, &self.inner.geometry()))?;
+                return Err(injected(kind, op, offset, len));
+            }
+        }
+        self.run_inner(&mut request)
+    }
+
+    fn run_inner(&self, request: &mut Request<'_>) -> Result<()> {
+        request.run(&*self.inner);
+        request.take_result().expect("a request that ran has a result")
+    }
+
+    fn run_after_release(&self, request: &mut Request<'_>) -> Result<()> {
+        let mut state = self.state.lock();
+        let before = state.releases;
+        state.hung += 1;
+        self.changed.notify_all();
+        while state.releases == before {
+            self.changed.wait(&mut state);
+        }
+        state.hung -= 1;
+        drop(state);
+        self.run_inner(request)
+    }
+}
+
+impl State {
+    fn decide(&mut self, op: Op, offset: u64, len: u64) -> Option<Effect> {
+        let mut effect = self.gone.then_some(Effect::Disappear);
+        for (rule, seen) in &mut self.rules {
+            if !rule.is_about(op, offset, len) {
+                continue;
+            }
+            *seen += 1;
+            let fires = match rule.when {
+                When::Always => true,
+                When::Nth(nth) => *seen == nth,
+                When::From(nth) => *seen >= nth,
+                When::Chance(per_million) => {
+                    next_random(&mut self.random) % 1_000_000 < u64::from(per_million)
+                }
+            };
+            if fires && effect.is_none() {
+                effect = Some(rule.effect);
+            }
+        }
+        self.injected += u64::from(effect.is_some());
+        self.gone |= effect == Some(Effect::Disappear);
+        effect
+    }
+}
+
+/// `SplitMix64` (Steele, Lea, Flood 2014): small, seeded, good enough to choose failures.
+fn next_random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
+}
+
+fn injected(kind: DeviceErrorKind, op: Op, offset: u64, len: u64) -> DeviceError {
+    let op = op.name();
+    DeviceError::new(kind, format!("injected fault: {op} of {len} bytes at offset {offset}"))
+}
+
+fn gone(op: Op, offset: u64, len: u64) -> DeviceError {
+    let op = op.name();
+    DeviceError::new(
+        DeviceErrorKind::Io,
+        format!("injected fault: the device is gone, {op} of {len} bytes at offset {offset}"),
+    )
+}
+
+/// The part of a checked request that covers its first `blocks` blocks.
+fn shortened<'a>(request: &'a mut Request<'_>, blocks: u64, geometry: &Geometry) -> Request<'a> {
+    let most = blocks.saturating_mul(u64::from(geometry.block_bytes));
+    let part = |len: usize| usize::try_from(most).unwrap_or(usize::MAX).min(len);
+    Request::new(match &mut request.operation {
+        Operation::Read { offset, buf } => {
+            let len = part(buf.len());
+            Operation::Read { offset: *offset, buf: &mut buf[..len] }
+        }
+        Operation::Write { offset, data, flags } => {
+            Operation::Write { offset: *offset, data: &data[..part(data.len())], flags: *flags }
+        }
+        Operation::Flush => Operation::Flush,
+        Operation::Discard { offset, len } => {
+            Operation::Discard { offset: *offset, len: most.min(*len) }
+        }
+        Operation::WriteZeroes { offset, len, flags } => {
+            Operation::WriteZeroes { offset: *offset, len: most.min(*len), flags: *flags }
+        }
+    })
+}
+
+impl BlockDevice for Fault {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.run(Operation::Read { offset, buf })
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.run(Operation::Write { offset, data, flags })
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.run(Operation::Flush)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.run(Operation::Discard { offset, len })
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.run(Operation::WriteZeroes { offset, len, flags })
+    }
+
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        if self.state.lock().gone {
+            return Err(gone(Op::Read, offset, len));
+        }
+        self.inner.status(offset, len, most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::conformance::{self, Promises};
+    use crate::device::memory::MemoryDevice;
+
+    const EIO: Effect = Effect::Fail(DeviceErrorKind::Io);
+
+    fn fault(seed: u64) -> Fault {
+        Fault::new(Arc::new(MemoryDevice::new(512, 2048).unwrap()), seed)
+    }
+
+    fn write(device: &Fault, offset: u64) -> Option<DeviceErrorKind> {
+        let result = device.write(offset, &[1; 512], WriteFlags::default());
+        result.err().map(|error| error.kind())
+    }
+
+    #[test]
+    fn without_rules_it_conforms() {
+        let device = fault(1);
+        conformance::check(&device, Promises::default());
+        assert_eq!(device.injected(), 0);
+    }
+
+    #[test]
+    fn the_nth_write_fails_and_no_other() {
+        let device = fault(1);
+        device.add(Rule::new(&[Op::Write], When::Nth(3), Effect::Fail(DeviceErrorKind::NoSpace)));
+        device.flush().unwrap();
+        let kinds: Vec<_> = (0..5).map(|index| write(&device, index * 512)).collect();
+        assert_eq!(kinds, [None, None, Some(DeviceErrorKind::NoSpace), None, None]);
+        assert_eq!(device.injected(), 1);
+    }
+
+    #[test]
+    fn a_range_fails_from_its_first_byte_to_its_last() {
+        let device = fault(1);
+        device.add(Rule { range: 1024..2048, ..Rule::new(&[], When::Always, EIO) });
+        let failed: Vec<_> = (0..6).map(|index| write(&device, index * 512).is_some()).collect();
+        assert_eq!(failed, [false, false, true, true, false, false]);
+    }
+
+    #[test]
+    fn chance_is_decided_by_the_seed() {
+        let run = |seed| {
+            let device = fault(seed);
+            device.add(Rule::new(&[Op::Write], When::Chance(300_000), EIO));
+            (0..1000).map(|_| write(&device, 0).is_some()).collect::<Vec<_>>()
+        };
+        assert_eq!(run(7), run(7));
+        assert_ne!(run(7), run(8));
+        let hits = run(7).into_iter().filter(|hit| *hit).count();
+        assert!((200..400).contains(&hits), "{hits} of 1000 at 30 %");
+    }
+
+    #[test]
+    fn a_short_write_does_its_first_blocks() {
+        let device = fault(1);
+        let effect = Effect::Short { blocks: 2, kind: DeviceErrorKind::NoSpace };
+        device.add(Rule::new(&[Op::Write], When::Nth(1), effect));
+        let error = device.write(512, &[9; 2048], WriteFlags::default()).unwrap_err();
+        assert_eq!(error.kind(), DeviceErrorKind::NoSpace);
+        let mut now = [1; 2560];
+        device.read(0, &mut now).unwrap();
+        assert_eq!(
+            (&now[..512], &now[512..1536], &now[1536..]),
+            (&[0; 512][..], &[9; 1024][..], &[0; 1024][..])
+        );
+    }
+
+    #[test]
+    fn what_disappeared_stays_away_until_healed() {
+        let device = fault(1);
+        device.add(Rule::new(&[Op::Flush], When::Nth(1), Effect::Disappear));
+        assert_eq!(write(&device, 0), None);
+        assert_eq!(device.flush().unwrap_err().kind(), DeviceErrorKind::Io);
+        assert_eq!(write(&device, 0), Some(DeviceErrorKind::Io));
+        assert_eq!(device.status(0, 512, 1).unwrap_err().kind(), DeviceErrorKind::Io);
+        device.heal();
+        assert_eq!(write(&device, 0), None);
+    }
+
+    #[test]
+    fn a_hung_write_goes_on_when_released() {
+        let device = fault(1);
+        device.add(Rule::new(&[Op::Write], When::Nth(1), Effect::Hang));
+        std::thread::scope(|scope| {
+            let hung = scope.spawn(|| write(&device, 0));
+            device.wait_until_hung(1);
+            let mut now = [1; 512];
+            device.read(0, &mut now).unwrap();
+            assert_eq!(now, [0; 512], "a write that hangs has changed something");
+            assert_eq!(write(&device, 512), None, "only one request hangs");
+            device.release();
+            assert_eq!(hung.join().unwrap(), None);
+            device.read(0, &mut now).unwrap();
+            assert_eq!(now, [1; 512]);
+        });
+    }
+}

@@ -1,0 +1,36 @@
+//! Transfers through the page cache.
+//!
+//! A forced write is a write and a flush of the file, not `RWF_DSYNC`: two of those at once can hide each other's
+//! write-back errors (see [`gate`](super::gate)), while callers of the gate share one flush.
+
+use super::{Backing, Result, WriteFlags, retry};
+
+impl Backing {
+    pub(super) fn read_buffered(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let len = buf.len();
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let rest = &mut buf[done..];
+            match retry(|| rustix::io::pread(&self.file, &mut *rest, at)) {
+                Ok(0) => return Err(self.ended("read", at)),
+                Ok(moved) => done += moved,
+                Err(errno) => return Err(self.failed("read", offset, len as u64, errno)),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn write_buffered(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            match retry(|| rustix::io::pwrite(&self.file, &data[done..], at)) {
+                Ok(0) => return Err(self.ended("write", at)),
+                Ok(moved) => done += moved,
+                Err(errno) => return Err(self.failed("write", offset, data.len() as u64, errno)),
+            }
+        }
+        if flags.fua { self.flush() } else { Ok(()) }
+    }
+}

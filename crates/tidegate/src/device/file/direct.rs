@@ -1,0 +1,259 @@
+//! Transfers past the page cache: `O_DIRECT` through `io_uring`.
+//!
+//! Invariants:
+//! 1. A ring serves one batch at a time; there are at most [`RINGS_MAX`], made when needed, and a batch that finds
+//!    none free waits for one.
+//! 2. Memory that is not aligned to a block is copied through memory that is.
+//! 3. A forced write is `RWF_DSYNC` (one command with FUA on a disk that has it). Where it fails, what else sat in the
+//!    disk's cache may be lost too, so that the gate closes as after a failed flush.
+
+use parking_lot::{Condvar, Mutex};
+use rustix::io::Errno;
+
+use super::uring::{Force, Job, Memory, Ring, Stop};
+use super::{Backing, DeviceError, DeviceErrorKind, FileDevice, Result, WriteFlags};
+use crate::device::{Operation, Request};
+
+/// Rings of a device: more batches at once than any disk serves at once.
+const RINGS_MAX: usize = 16;
+
+/// The rings of a device.
+pub(super) struct Direct {
+    pool: Mutex<Pool>,
+    returned: Condvar,
+}
+
+struct Pool {
+    idle: Vec<Ring>,
+    made: usize,
+}
+
+impl Direct {
+    /// Makes the first ring and tries a read with it.
+    pub(super) fn new(backing: &Backing) -> Result<Self> {
+        let ring = Ring::new().map_err(|errno| refused(backing, "io_uring", errno))?;
+        let pool = Mutex::new(Pool { idle: vec![ring], made: 1 });
+        let this = Self { pool, returned: Condvar::new() };
+        if backing.geometry.blocks > 0 {
+            this.try_first_block(backing)?;
+        }
+        Ok(this)
+    }
+
+    fn try_first_block(&self, backing: &Backing) -> Result<()> {
+        let block = backing.geometry.block_bytes as usize;
+        let mut first = Bounce::new(block, block);
+        let mut jobs = [Job::new(0, Memory::Read(first.bytes_mut()))];
+        self.run(backing, &mut jobs).map_err(|errno| refused(backing, "io_uring", errno))?;
+        match jobs[0].end() {
+            Err(Stop::Os(Errno::INVAL)) => {
+                Err(refused(backing, &format!("O_DIRECT in blocks of {block} bytes"), Errno::INVAL))
+            }
+            // A medium that fails here fails the reads to come, each with its own error.
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn read(&self, backing: &Backing, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let mut request = [Request::new(Operation::Read { offset, buf })];
+        self.transfer(backing, &mut request);
+        take(&mut request[0])
+    }
+
+    pub(super) fn write(
+        &self,
+        backing: &Backing,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+    ) -> Result<()> {
+        let mut request = [Request::new(Operation::Write { offset, data, flags })];
+        self.transfer(backing, &mut request);
+        take(&mut request[0])
+    }
+
+    /// Runs a batch: each run of reads and writes as one, what is between them alone and in its place.
+    pub(super) fn submit(&self, device: &FileDevice, batch: &mut [Request<'_>]) {
+        for run in batch.chunk_by_mut(|one, other| is_transfer(one) && is_transfer(other)) {
+            if is_transfer(&run[0]) {
+                self.transfer(&device.backing, run);
+            } else {
+                run[0].run(device);
+            }
+        }
+    }
+
+    /// Runs reads and writes at once and stores their results.
+    fn transfer(&self, backing: &Backing, requests: &mut [Request<'_>]) {
+        for request in &mut *requests {
+            request.result = Some(check(backing, request));
+        }
+        let mut flights: Vec<_> = requests
+            .iter_mut()
+            .filter(|request| matches!(request.result, Some(Ok(()))) && request.range().1 > 0)
+            .map(|request| (Bounce::for_request(request, backing), request))
+            .collect();
+        let mut jobs: Vec<_> = flights
+            .iter_mut()
+            .map(|(bounce, request)| job_of(&mut request.operation, bounce.as_mut()))
+            .collect();
+        let ran = self.run(backing, &mut jobs);
+        let ends: Vec<_> = jobs.iter().map(Job::end).collect();
+        drop(jobs);
+        for ((bounce, request), end) in flights.iter_mut().zip(ends) {
+            request.result = Some(finish(backing, request, bounce.as_ref(), end, ran));
+        }
+    }
+
+    fn run(&self, backing: &Backing, jobs: &mut [Job<'_>]) -> std::result::Result<(), Errno> {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let mut ring = self.take_ring()?;
+        let ran = ring.run(&backing.file, jobs, backing.geometry.block_bytes as usize);
+        self.give_back(ran.is_ok().then_some(ring));
+        ran
+    }
+
+    fn take_ring(&self) -> std::result::Result<Ring, Errno> {
+        let mut pool = self.pool.lock();
+        loop {
+            if let Some(ring) = pool.idle.pop() {
+                return Ok(ring);
+            }
+            if pool.made < RINGS_MAX {
+                break;
+            }
+            self.returned.wait(&mut pool);
+        }
+        pool.made += 1;
+        drop(pool);
+        Ring::new().inspect_err(|_| self.give_back(None))
+    }
+
+    /// A ring is free again, or gone.
+    fn give_back(&self, ring: Option<Ring>) {
+        let mut pool = self.pool.lock();
+        match ring {
+            Some(ring) => pool.idle.push(ring),
+            None => pool.made -= 1,
+        }
+        self.returned.notify_one();
+    }
+}
+
+fn is_transfer(request: &Request<'_>) -> bool {
+    matches!(request.operation, Operation::Read { .. } | Operation::Write { .. })
+}
+
+fn check(backing: &Backing, request: &Request<'_>) -> Result<()> {
+    let (offset, len) = request.range();
+    match request.operation {
+        Operation::Read { .. } => backing.geometry.check(offset, len),
+        _ => backing.geometry.check_write(offset, len),
+    }
+}
+
+fn job_of<'a>(operation: &'a mut Operation<'_>, bounce: Option<&'a mut Bounce>) -> Job<'a> {
+    match operation {
+        Operation::Read { offset, buf } => {
+            Job::new(*offset, Memory::Read(bounce.map_or(&mut **buf, Bounce::bytes_mut)))
+        }
+        Operation::Write { offset, data, flags } => {
+            let force = if flags.fua { Force::Yes } else { Force::No };
+            let data = bounce.map_or(*data, |bounce| &*bounce.bytes_mut());
+            Job::new(*offset, Memory::Write(data, force))
+        }
+        _ => unreachable!("only reads and writes are transfers"),
+    }
+}
+
+/// What became of a transfer: its data where it belongs, its error in words.
+fn finish(
+    backing: &Backing,
+    request: &mut Request<'_>,
+    bounce: Option<&Bounce>,
+    end: std::result::Result<(), Stop>,
+    ran: std::result::Result<(), Errno>,
+) -> Result<()> {
+    let (offset, len) = request.range();
+    let (what, forced) = match &mut request.operation {
+        Operation::Read { buf, .. } => {
+            if let (Some(bounce), Ok(())) = (bounce, end) {
+                buf.copy_from_slice(bounce.bytes());
+            }
+            ("read", false)
+        }
+        Operation::Write { flags, .. } => ("write", flags.fua),
+        _ => unreachable!("only reads and writes are transfers"),
+    };
+    let errno = match (end, ran) {
+        (Ok(()), _) => return Ok(()),
+        (Err(_), Err(errno)) | (Err(Stop::Os(errno)), Ok(())) => errno,
+        (Err(Stop::Ended { done }), Ok(())) => {
+            return Err(backing.ended(what, offset + done as u64));
+        }
+    };
+    if forced && DeviceErrorKind::from(errno) == DeviceErrorKind::Io {
+        backing.gate.fail(errno);
+    }
+    Err(backing.failed(what, offset, len, errno))
+}
+
+fn refused(backing: &Backing, what: &str, errno: Errno) -> DeviceError {
+    let (path, number) = (backing.path.display(), errno.raw_os_error());
+    DeviceError::with_source(
+        DeviceErrorKind::Unsupported,
+        format!(
+            "the kernel refuses {what} for {path} (OS error {number}): use the buffered transfer"
+        ),
+        std::io::Error::from(errno),
+    )
+}
+
+fn take(request: &mut Request<'_>) -> Result<()> {
+    request.take_result().expect("a transfer stores a result")
+}
+
+/// Memory aligned to a block, as `O_DIRECT` wants it.
+struct Bounce {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Bounce {
+    fn new(len: usize, align: usize) -> Self {
+        let memory = vec![0; len + align];
+        let start = memory.as_ptr().align_offset(align);
+        Self { memory, start, len }
+    }
+
+    /// For a request whose memory is not aligned; for a write it holds the data.
+    fn for_request(request: &Request<'_>, backing: &Backing) -> Option<Self> {
+        let align = backing.geometry.block_bytes as usize;
+        let (at, data) = match &request.operation {
+            Operation::Read { buf, .. } => (buf.as_ptr(), None),
+            Operation::Write { data, .. } => (data.as_ptr(), Some(data)),
+            _ => return None,
+        };
+        if at.addr().is_multiple_of(align) {
+            return None;
+        }
+        let len =
+            usize::try_from(request.range().1).expect("the memory is here, so its length fits");
+        let mut bounce = Self::new(len, align);
+        if let Some(data) = data {
+            bounce.bytes_mut().copy_from_slice(data);
+        }
+        Some(bounce)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.memory[self.start..self.start + self.len]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.len]
+    }
+}

@@ -1,0 +1,155 @@
+//! The flush gate: many threads ask for a flush, few are made, and a failure is never forgotten.
+//!
+//! Why not simply `fdatasync`: the kernel tells a write-back error once per open file. With two calls at once, one
+//! thread gets the error and the other may get success for the very bytes that were lost; and the next call succeeds
+//! although the pages were dropped. So:
+//! 1. At most one flush runs at a time, so that its outcome is known before the next one starts.
+//! 2. A caller is answered by a flush that *started* after the call: it covers all that was acknowledged before.
+//!    Callers that wait together share one flush.
+//! 3. After one failure every later call fails too. Only reopening the file, and writing again what was not flushed,
+//!    makes the promise good.
+
+use parking_lot::{Condvar, Mutex};
+use rustix::io::Errno;
+
+#[derive(Debug, Default)]
+struct State {
+    /// Flushes started so far; while one runs it has this number.
+    started: u64,
+    running: bool,
+    failure: Option<Errno>,
+}
+
+/// What a caller does that needs the flush of a certain number, or a later one, to have ended well.
+#[derive(Debug, PartialEq, Eq)]
+enum Turn {
+    Refused(Errno),
+    Covered,
+    Run,
+    Wait,
+}
+
+impl State {
+    fn turn(&self, needed: u64) -> Turn {
+        let ended = self.started - u64::from(self.running);
+        match self.failure {
+            Some(errno) => Turn::Refused(errno),
+            None if ended >= needed => Turn::Covered,
+            None if self.running => Turn::Wait,
+            None => Turn::Run,
+        }
+    }
+}
+
+/// Why a flush failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The flush that covers the call failed.
+    Now(Errno),
+    /// An earlier one failed.
+    Earlier(Errno),
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct FlushGate {
+    state: Mutex<State>,
+    done: Condvar,
+}
+
+impl FlushGate {
+    /// Returns when a flush that started after this call has succeeded.
+    pub(super) fn pass(&self, flush: impl FnOnce() -> Result<(), Errno>) -> Result<(), Failure> {
+        let mut state = self.state.lock();
+        let needed = state.started + 1;
+        loop {
+            match state.turn(needed) {
+                Turn::Refused(errno) => return Err(Failure::Earlier(errno)),
+                Turn::Covered => return Ok(()),
+                Turn::Run => break,
+                Turn::Wait => self.done.wait(&mut state),
+            }
+        }
+        state.started = needed;
+        state.running = true;
+        drop(state);
+        self.finish(flush())
+    }
+
+    fn finish(&self, outcome: Result<(), Errno>) -> Result<(), Failure> {
+        let mut state = self.state.lock();
+        state.running = false;
+        self.done.notify_all();
+        outcome.map_err(|errno| {
+            state.failure.get_or_insert(errno);
+            Failure::Now(errno)
+        })
+    }
+
+    /// Something that promised durability failed outside the gate: from now on every flush fails.
+    pub(super) fn fail(&self, errno: Errno) {
+        self.state.lock().failure.get_or_insert(errno);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_failure_is_never_forgotten() {
+        let gate = FlushGate::default();
+        assert_eq!(gate.pass(|| Ok(())), Ok(()));
+        assert_eq!(gate.pass(|| Err(Errno::IO)), Err(Failure::Now(Errno::IO)));
+        for _ in 0..3 {
+            assert_eq!(gate.pass(|| Ok(())), Err(Failure::Earlier(Errno::IO)));
+        }
+    }
+
+    #[test]
+    fn a_failed_write_through_closes_the_gate() {
+        let gate = FlushGate::default();
+        gate.fail(Errno::NOSPC);
+        assert_eq!(gate.pass(|| Ok(())), Err(Failure::Earlier(Errno::NOSPC)));
+    }
+
+    /// Every thread writes (a counter), flushes, and must find its write among those that a flush saw.
+    #[test]
+    fn a_flush_covers_what_was_written_before_it() {
+        let gate = FlushGate::default();
+        let (written, durable, flushes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let mine = written.fetch_add(1, Ordering::SeqCst) + 1;
+                        gate.pass(|| {
+                            let seen = written.load(Ordering::SeqCst);
+                            std::thread::yield_now();
+                            flushes.fetch_add(1, Ordering::SeqCst);
+                            durable.store(seen, Ordering::SeqCst);
+                            Ok(())
+                        })
+                        .unwrap();
+                        assert!(durable.load(Ordering::SeqCst) >= mine, "write {mine} not covered");
+                    }
+                });
+            }
+        });
+        assert!(flushes.into_inner() <= 2000);
+    }
+
+    /// A caller that comes while flush 5 runs needs flush 6: 5 may have passed over its write already.
+    #[test]
+    fn a_running_flush_does_not_answer_a_later_call() {
+        let state = |started, running| State { started, running, failure: None };
+        let needed = state(5, true).started + 1;
+        assert_eq!(state(5, true).turn(needed), Turn::Wait);
+        assert_eq!(state(5, false).turn(needed), Turn::Run);
+        assert_eq!(state(6, true).turn(needed), Turn::Wait);
+        assert_eq!(state(6, false).turn(needed), Turn::Covered);
+        assert_eq!(state(7, true).turn(needed), Turn::Covered);
+    }
+}

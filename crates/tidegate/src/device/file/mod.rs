@@ -1,0 +1,278 @@
+//! A file or a block device as a device: the capacity tier.
+//!
+//! Invariants:
+//! 1. The size is read once, when the device is opened; a file that is not made of whole blocks keeps its tail
+//!    to itself.
+//! 2. After a flush or a forced write has failed, every later one fails until the file is reopened
+//!    ([`gate`] says why): what the kernel dropped must never read as durable.
+//! 3. A transfer ends only when all its bytes are moved or an error stands: short reads and writes are continued.
+//!    After an error each block is old or new as far as the kernel and the medium below keep theirs whole, which is
+//!    why the block size is, unless asked otherwise, the unit of the file system or of the disk.
+//!
+//! Map: [`FileDevice`] answers the trait; `buffered` moves data through the page cache; `direct` past it, by
+//! `O_DIRECT` and the rings of `uring`; `space` makes holes and zeroes and finds them; `gate` flushes.
+
+mod buffered;
+mod direct;
+mod gate;
+mod space;
+mod uring;
+
+use std::fs::File;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use self::direct::Direct;
+use self::gate::{Failure, FlushGate};
+use super::{BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Request, Result};
+use super::{WriteFlags, ZeroFlags};
+
+/// How data moves between a [`FileDevice`] and its callers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transfer {
+    /// Through the page cache, by `pread` and `pwrite`.
+    #[default]
+    Buffered,
+    /// Past the page cache, by `O_DIRECT` and `io_uring`.
+    Direct,
+}
+
+/// How to open a [`FileDevice`].
+#[derive(Debug, Clone, Default)]
+pub struct FileOptions {
+    /// Refuse every change.
+    pub read_only: bool,
+    /// How data moves.
+    pub transfer: Transfer,
+    /// Size of a block in bytes; otherwise the logical sector of a block device, or the unit of the file system up to 4096.
+    pub block_bytes: Option<u32>,
+    /// Create the file with this size in bytes, or fail if it exists.
+    pub create_bytes: Option<u64>,
+}
+
+/// A file or a block device as a [`BlockDevice`].
+pub struct FileDevice {
+    backing: Backing,
+    direct: Option<Direct>,
+}
+
+/// The open file and what is known of it.
+struct Backing {
+    file: File,
+    path: PathBuf,
+    geometry: Geometry,
+    gate: FlushGate,
+}
+
+impl FileDevice {
+    /// Opens the file or block device at `path`. A block device that is to be written must not be in use (mounted, or
+    /// part of an array): it is opened exclusively.
+    ///
+    /// # Errors
+    /// [`Io`](DeviceErrorKind::Io) where it cannot be opened; [`Unsupported`](DeviceErrorKind::Unsupported) where it is
+    /// neither a file nor a block device, where the block size does not fit, or where the kernel refuses `O_DIRECT`
+    /// or `io_uring`.
+    pub fn open(path: &Path, options: &FileOptions) -> Result<Self> {
+        let file = open_file(path, options)?;
+        let geometry = geometry_of(&file, path, options)?;
+        let backing =
+            Backing { file, path: path.to_path_buf(), geometry, gate: FlushGate::default() };
+        let direct = match options.transfer {
+            Transfer::Buffered => None,
+            Transfer::Direct => Some(Direct::new(&backing)?),
+        };
+        Ok(Self { backing, direct })
+    }
+}
+
+fn open_file(path: &Path, options: &FileOptions) -> Result<File> {
+    let refused = |error: std::io::Error| {
+        let hint = match Errno::from_io_error(&error) {
+            Some(Errno::INVAL) if options.transfer == Transfer::Direct => {
+                ": its file system has no O_DIRECT, use the buffered transfer"
+            }
+            Some(Errno::BUSY) => ": it is in use, unmount it first",
+            _ => "",
+        };
+        let (path, kind) = (path.display(), error.kind());
+        DeviceError::with_source(
+            DeviceErrorKind::Io,
+            format!("cannot open {path} ({kind}){hint}"),
+            error,
+        )
+    };
+    let is_block = path.metadata().is_ok_and(|it| it.file_type().is_block_device());
+    let mut flags = OFlags::CLOEXEC;
+    flags.set(OFlags::DIRECT, options.transfer == Transfer::Direct);
+    flags.set(OFlags::EXCL, is_block && !options.read_only);
+    let mut open = std::fs::OpenOptions::new();
+    open.read(true).write(!options.read_only).create_new(options.create_bytes.is_some());
+    open.custom_flags(flags.bits().cast_signed());
+    let file = open.open(path).map_err(refused)?;
+    if let Some(bytes) = options.create_bytes {
+        file.set_len(bytes).map_err(refused)?;
+    }
+    Ok(file)
+}
+
+fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geometry> {
+    let path = path.display();
+    let os = |errno: Errno| DeviceError::os(format!("inspecting {path}"), errno);
+    let metadata = file.metadata().map_err(|error| os(errno_of(&error)))?;
+    let is_block = metadata.file_type().is_block_device();
+    if !is_block && !metadata.is_file() {
+        return Err(DeviceError::new(
+            DeviceErrorKind::Unsupported,
+            format!("{path} is neither a file nor a block device"),
+        ));
+    }
+    let unit = if is_block {
+        rustix::fs::ioctl_blksszget(file).map_err(os)?
+    } else {
+        u32::try_from(metadata.blksize()).unwrap_or(4096).clamp(512, 4096)
+    };
+    let block_bytes = options.block_bytes.unwrap_or(unit);
+    super::check_block_bytes(block_bytes)?;
+    // The end, and not the metadata's length: a block device has none.
+    let size = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(os)?;
+    Ok(Geometry {
+        block_bytes,
+        blocks: size / u64::from(block_bytes),
+        preferred_bytes: PREFERRED_BYTES,
+        read_only: options.read_only,
+        atomic_block: false,
+        volatile_cache: true,
+        fast_zero: !options.read_only && space::is_zeroing_fast(file, &metadata, size),
+        inline: false,
+    })
+}
+
+/// One request of this size keeps a disk busy without holding its queue for long.
+const PREFERRED_BYTES: u32 = 64 << 10;
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+impl Backing {
+    /// A transfer failed.
+    fn failed(&self, what: &str, offset: u64, len: u64, errno: Errno) -> DeviceError {
+        let path = self.path.display();
+        DeviceError::os(format!("{what} of {len} bytes at offset {offset} of {path}"), errno)
+    }
+
+    /// A read or a write moved nothing although bytes were left: the file ends there.
+    fn ended(&self, what: &str, offset: u64) -> DeviceError {
+        let (path, size) = (self.path.display(), self.geometry.size_bytes());
+        DeviceError::new(
+            DeviceErrorKind::Io,
+            format!(
+                "{what} stopped at offset {offset} of {path}, which had {size} bytes when opened: it was cut short, reopen it"
+            ),
+        )
+    }
+
+    /// Makes all that was written durable.
+    fn flush(&self) -> Result<()> {
+        let path = self.path.display();
+        let sync = || retry(|| rustix::fs::fdatasync(&self.file));
+        self.gate.pass(sync).map_err(|failure| match failure {
+            Failure::Now(errno) => DeviceError::os(format!("flush of {path}"), errno),
+            Failure::Earlier(errno) => DeviceError::os(
+                format!("an earlier flush of {path}, so that bytes written before it may be lost (reopen it and write them again),"),
+                errno,
+            ),
+        })
+    }
+}
+
+/// Makes a system call again until no signal interrupts it.
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+impl BlockDevice for FileDevice {
+    fn geometry(&self) -> Geometry {
+        self.backing.geometry
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.backing.geometry.check(offset, buf.len() as u64)?;
+        match &self.direct {
+            Some(direct) => direct.read(&self.backing, offset, buf),
+            None => self.backing.read_buffered(offset, buf),
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.backing.geometry.check_write(offset, data.len() as u64)?;
+        match &self.direct {
+            Some(direct) => direct.write(&self.backing, offset, data, flags),
+            None => self.backing.write_buffered(offset, data, flags),
+        }
+    }
+
+    fn flush(&self) -> Result<()> {
+        if self.backing.geometry.read_only {
+            return Ok(());
+        }
+        self.backing.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.backing.geometry.check_write(offset, len)?;
+        self.backing.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.backing.geometry.check_write(offset, len)?;
+        match self.backing.zero_by_kernel(offset, len, flags)? {
+            space::Zeroed::Done if flags.fua => self.backing.flush(),
+            space::Zeroed::Done => Ok(()),
+            space::Zeroed::NotHere => self.write_plain_zeroes(offset, len, flags),
+        }
+    }
+
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        self.backing.geometry.check(offset, len)?;
+        self.backing.status(offset, len, most)
+    }
+
+    fn submit(&self, batch: &mut [Request<'_>]) {
+        match &self.direct {
+            Some(direct) => direct.submit(self, batch),
+            None => batch.iter_mut().for_each(|request| request.run(self)),
+        }
+    }
+}
+
+impl FileDevice {
+    /// Writes zeroes as data, where the kernel has nothing better.
+    fn write_plain_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        if flags.fast_only {
+            return Err(DeviceError::new(
+                DeviceErrorKind::Unsupported,
+                format!("{} cannot be zeroed without writing zeroes", self.backing.path.display()),
+            ));
+        }
+        let zeroes = vec![0; len.min(1 << 20) as usize];
+        let mut done = 0;
+        while done < len {
+            let step = (len - done).min(1 << 20);
+            self.write(offset + done, &zeroes[..step as usize], WriteFlags::default())?;
+            done += step;
+        }
+        if flags.fua { self.backing.flush() } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! Space of a file: holes, zeroes, and where they are.
+//!
+//! A discard punches a hole, on a file and on a block device alike. `BLKDISCARD` is not used: after it a disk may return
+//! anything, and a discarded block owes its reader zeroes or its old bytes.
+
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::{Backing, Extent, Result, ZeroFlags, retry};
+
+const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
+
+/// Whether the kernel zeroed a range.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Zeroed {
+    Done,
+    /// Not on this file system or disk.
+    NotHere,
+}
+
+impl Backing {
+    /// Gives space back where the file system or the disk can; elsewhere the old bytes stay, as a discard allows.
+    pub(super) fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.fallocate(PUNCH, offset, len, "discard").map(|_| ())
+    }
+
+    /// Zeroes a range without moving zeroes.
+    pub(super) fn zero_by_kernel(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<Zeroed> {
+        if flags.may_unmap && self.fallocate(PUNCH, offset, len, "zeroing")? == Zeroed::Done {
+            return Ok(Zeroed::Done);
+        }
+        self.fallocate(ZERO, offset, len, "zeroing")
+    }
+
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64, what: &str) -> Result<Zeroed> {
+        if len == 0 {
+            return Ok(Zeroed::Done);
+        }
+        match retry(|| rustix::fs::fallocate(&self.file, mode, offset, len)) {
+            Ok(()) => Ok(Zeroed::Done),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) => Ok(Zeroed::NotHere),
+            Err(errno) => Err(self.failed(what, offset, len, errno)),
+        }
+    }
+
+    /// The holes and the data of a range.
+    pub(super) fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        let end = offset + len;
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut at = offset;
+        while at < end && extents.len() < most.max(1) {
+            let (hole, stop) = self.run_at(at)?;
+            // A block that is partly data is data.
+            let block = u64::from(self.geometry.block_bytes);
+            let whole = if hole { stop - stop % block } else { stop.next_multiple_of(block) };
+            let stop = whole.max(at + block).min(end);
+            let hole = hole && whole > at;
+            match extents.last_mut() {
+                Some(last) if last.hole == hole => last.len += stop - at,
+                _ => extents.push(Extent { offset: at, len: stop - at, hole, zero: hole }),
+            }
+            at = stop;
+        }
+        Ok(extents)
+    }
+
+    /// Whether a hole is at `at`, and where it, or the data there, ends.
+    fn run_at(&self, at: u64) -> Result<(bool, u64)> {
+        let size = self.geometry.size_bytes();
+        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+            Ok(data) if data > at => Ok((true, data)),
+            Ok(_) => match rustix::fs::seek(&self.file, SeekFrom::Hole(at)) {
+                Ok(hole) if hole > at => Ok((false, hole.min(size))),
+                Ok(_) | Err(Errno::INVAL | Errno::NXIO) => Ok((false, size)),
+                Err(errno) => Err(self.failed("search for a hole", at, size - at, errno)),
+            },
+            Err(Errno::NXIO) => Ok((true, size)),
+            // A block device, or a file system that does not know its holes.
+            Err(Errno::INVAL) => Ok((false, size)),
+            Err(errno) => Err(self.failed("search for data", at, size - at, errno)),
+        }
+    }
+}
+
+/// The kernel zeroes ranges of this file without writing them one by one.
+pub(super) fn is_zeroing_fast(file: &File, metadata: &Metadata, size: u64) -> bool {
+    if metadata.file_type().is_block_device() {
+        return has_zero_command(metadata.rdev());
+    }
+    // A hole past the end changes nothing, and tells.
+    let past = size.next_multiple_of(1 << 20);
+    past < 1 << 62 && retry(|| rustix::fs::fallocate(file, PUNCH, past, 4096)).is_ok()
+}
+
+/// The disk has a command for zeroes.
+fn has_zero_command(device: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    // A partition has no queue of its own; its disk's is one folder up.
+    ["queue", "../queue"].iter().any(|queue| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{queue}/write_zeroes_max_bytes");
+        std::fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")
+    })
+}

@@ -1,0 +1,182 @@
+//! Files as devices: both transfers alike, and what only a file can do wrong.
+
+use super::*;
+use crate::device::conformance::{self, LEAST_BLOCKS, Promises};
+
+const BOTH: [Transfer; 2] = [Transfer::Buffered, Transfer::Direct];
+
+fn options(transfer: Transfer) -> FileOptions {
+    FileOptions { transfer, ..FileOptions::default() }
+}
+
+fn sized(transfer: Transfer, block_bytes: u32, bytes: u64) -> FileOptions {
+    FileOptions { block_bytes: Some(block_bytes), create_bytes: Some(bytes), ..options(transfer) }
+}
+
+#[test]
+fn both_transfers_conform() {
+    for transfer in BOTH {
+        for block_bytes in [512, 4096] {
+            let dir = tempfile::tempdir().unwrap();
+            let options = sized(transfer, block_bytes, 1 << 20);
+            let device = FileDevice::open(&dir.path().join("file"), &options).unwrap();
+            conformance::check(&device, Promises::default());
+        }
+    }
+}
+
+#[test]
+fn a_read_only_file_refuses_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    for transfer in BOTH {
+        std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+        let options = FileOptions { read_only: true, ..options(transfer) };
+        conformance::check_read_only(&FileDevice::open(&path, &options).unwrap());
+    }
+}
+
+#[test]
+fn what_one_transfer_writes_the_other_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let direct = FileDevice::open(&path, &sized(Transfer::Direct, 4096, 1 << 20)).unwrap();
+    let buffered = FileDevice::open(&path, &options(Transfer::Buffered)).unwrap();
+    for (one, other, byte) in [(&direct, &buffered, 3), (&buffered, &direct, 4)] {
+        one.write(8192, &[byte; 8192], WriteFlags { fua: true }).unwrap();
+        let mut now = vec![0; 8192];
+        other.read(8192, &mut now).unwrap();
+        assert!(now.iter().all(|found| *found == byte));
+    }
+}
+
+#[test]
+fn the_tail_of_a_file_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![7; 4096 * 3 + 100]).unwrap();
+    let device = FileDevice::open(&path, &options(Transfer::Buffered)).unwrap();
+    assert_eq!(device.geometry().size_bytes(), 4096 * 3);
+    device.write_zeroes(0, 4096 * 3, ZeroFlags::default()).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap()[4096 * 3..], [7; 100]);
+}
+
+#[test]
+fn a_batch_longer_than_a_ring_runs_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let blocks = 1000;
+    let options = sized(Transfer::Direct, 4096, blocks * 4096);
+    let device = FileDevice::open(&dir.path().join("file"), &options).unwrap();
+    let data: Vec<_> = (0..blocks).map(|index| vec![index.to_le_bytes()[0] | 1; 4096]).collect();
+    let mut batch: Vec<_> = (0..)
+        .zip(&data)
+        .map(|(index, data)| {
+            let (offset, flags) = (index * 4096, WriteFlags::default());
+            Request::new(crate::device::Operation::Write { offset, data, flags })
+        })
+        .collect();
+    device.submit(&mut batch);
+    assert!(batch.iter().all(|request| matches!(request.result(), Some(Ok(())))));
+    let mut now = vec![0; 4096 * usize::try_from(blocks).unwrap()];
+    device.read(0, &mut now).unwrap();
+    assert!(now == data.concat());
+}
+
+#[test]
+fn holes_are_found_and_made() {
+    let dir = tempfile::tempdir().unwrap();
+    for (transfer, name) in BOTH.into_iter().zip(["one", "other"]) {
+        let options = sized(transfer, 4096, LEAST_BLOCKS * 4096);
+        let device = FileDevice::open(&dir.path().join(name), &options).unwrap();
+        let all = device.geometry().size_bytes();
+        let hole = |offset, len| Extent { offset, len, hole: true, zero: true };
+        assert_eq!(device.status(0, all, 9).unwrap(), [hole(0, all)]);
+        device.write(4096 * 4, &[1; 8192], WriteFlags { fua: true }).unwrap();
+        let data = Extent { offset: 4096 * 4, len: 8192, hole: false, zero: false };
+        let rest = hole(4096 * 6, all - 4096 * 6);
+        assert_eq!(device.status(0, all, 9).unwrap(), [hole(0, 4096 * 4), data, rest]);
+        assert_eq!(device.status(0, all, 2).unwrap(), [hole(0, 4096 * 4), data]);
+        device.discard(4096 * 4, 8192).unwrap();
+        assert_eq!(device.status(0, all, 9).unwrap(), [hole(0, all)]);
+    }
+}
+
+#[test]
+fn a_file_that_was_cut_short_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    for (transfer, name) in BOTH.into_iter().zip(["one", "other"]) {
+        let path = dir.path().join(name);
+        let device = FileDevice::open(&path, &sized(transfer, 4096, 1 << 20)).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(8192).unwrap();
+        let error = device.read(4096, &mut [0; 8192]).unwrap_err();
+        assert_eq!(error.kind(), DeviceErrorKind::Io);
+        assert!(error.to_string().contains("stopped at offset 8192"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_no_file_is_refused() {
+    for path in ["/dev/null", "/dev/full", "/proc"] {
+        let error = FileDevice::open(Path::new(path), &options(Transfer::Buffered));
+        assert!(error.is_err(), "{path} was opened");
+    }
+    let missing = FileDevice::open(Path::new("/nonexistent/pool"), &FileOptions::default());
+    let error = missing.map(|_| ()).unwrap_err();
+    assert_eq!(error.kind(), DeviceErrorKind::Io);
+    assert!(error.to_string().contains("/nonexistent/pool"), "{error}");
+}
+
+#[test]
+fn impossible_block_sizes_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (index, block_bytes) in [0, 1, 520, 8192].into_iter().enumerate() {
+        let path = dir.path().join(index.to_string());
+        let opened = FileDevice::open(&path, &sized(Transfer::Buffered, block_bytes, 1 << 20));
+        assert_eq!(opened.map(|_| ()).unwrap_err().kind(), DeviceErrorKind::Unsupported);
+    }
+}
+
+#[test]
+fn an_existing_file_is_not_created_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, "precious").unwrap();
+    assert!(FileDevice::open(&path, &sized(Transfer::Buffered, 4096, 1 << 20)).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+/// A device over a file that the kernel never lets be written: `/dev/full` answers every write with ENOSPC.
+fn full(direct: bool) -> FileDevice {
+    let file = std::fs::OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
+    let geometry = Geometry { inline: false, ..Geometry::in_memory(4096, 1024).unwrap() };
+    let path = PathBuf::from("/dev/full");
+    let backing = Backing { file, path, geometry, gate: FlushGate::default() };
+    let direct = direct.then(|| Direct::new(&backing).unwrap());
+    FileDevice { backing, direct }
+}
+
+#[test]
+fn a_full_disk_is_told_and_closes_nothing() {
+    for direct in [false, true] {
+        let device = full(direct);
+        for fua in [false, true] {
+            let error = device.write(4096, &[1; 4096], WriteFlags { fua }).unwrap_err();
+            assert_eq!(error.kind(), DeviceErrorKind::NoSpace, "{error}");
+            let text = error.to_string();
+            assert!(text.contains("/dev/full") && text.contains("OS error 28"), "{text}");
+        }
+        assert_eq!(device.backing.gate.pass(|| Ok(())), Ok(()));
+    }
+}
+
+/// `/dev/full` cannot be synced (EINVAL): a real failed `fdatasync`.
+#[test]
+fn a_failed_flush_is_never_forgotten() {
+    for direct in [false, true] {
+        let device = full(direct);
+        let first = device.flush().unwrap_err().to_string();
+        assert!(first.contains("flush of /dev/full failed"), "{first}");
+        let again = device.flush().unwrap_err().to_string();
+        assert!(again.contains("earlier flush") && again.contains("reopen"), "{again}");
+    }
+}

@@ -1,0 +1,216 @@
+//! The edge to `io_uring`: transfers of whole batches, and the only `unsafe` of the devices.
+//!
+//! Invariant on which every `unsafe` here rests: [`Ring::run`] borrows the memory of its jobs and does not return, and
+//! cannot unwind, before the kernel has completed every transfer that it accepted. What the kernel did not accept is
+//! in the submission queue only, and goes away with the ring, which a failed [`Ring::run`] tells its caller to drop.
+
+#![expect(
+    unsafe_code,
+    reason = "the kernel reads and writes memory that the type system cannot see it borrow"
+)]
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::io::Errno;
+
+/// Entries of a ring: the most transfers in the kernel at once for one batch.
+const ENTRIES: u32 = 64;
+
+/// The most bytes of one transfer: well under the kernel's limit of 2 GiB - 4 KiB, and a multiple of every block size.
+const TRANSFER_BYTES_MAX: usize = 1 << 30;
+
+/// Memory of a transfer.
+pub(super) enum Memory<'a> {
+    /// Read from the file into this.
+    Read(&'a mut [u8]),
+    /// Write this to the file, and force it to the medium if asked.
+    Write(&'a [u8], Force),
+}
+
+/// Whether a write is to be durable when it completes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Force {
+    No,
+    Yes,
+}
+
+/// One transfer and how far it got.
+pub(super) struct Job<'a> {
+    offset: u64,
+    memory: Memory<'a>,
+    done: usize,
+    /// Let the kernel block for it on a thread of its own: set after it said "again".
+    blocking: bool,
+    end: Option<Result<(), Stop>>,
+}
+
+/// Why a job stopped early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// The operating system's error.
+    Os(Errno),
+    /// Nothing more could be moved.
+    Ended {
+        /// Bytes moved before.
+        done: usize,
+    },
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(offset: u64, memory: Memory<'a>) -> Self {
+        Self { offset, memory, done: 0, blocking: false, end: None }
+    }
+
+    /// How it ended; a job that never ran failed with its ring.
+    pub(super) fn end(&self) -> Result<(), Stop> {
+        self.end.unwrap_or(Err(Stop::Os(Errno::IO)))
+    }
+
+    fn len(&self) -> usize {
+        match &self.memory {
+            Memory::Read(buf) => buf.len(),
+            Memory::Write(data, _) => data.len(),
+        }
+    }
+
+    /// The entry that moves what is left.
+    fn entry(&mut self, file: &File) -> squeue::Entry {
+        let fd = types::Fd(file.as_raw_fd());
+        let at = self.offset + self.done as u64;
+        let entry = match &mut self.memory {
+            Memory::Read(buf) => {
+                let rest = &mut buf[self.done..];
+                opcode::Read::new(fd, rest.as_mut_ptr(), clamp(rest.len())).offset(at).build()
+            }
+            Memory::Write(data, force) => {
+                let rest = &data[self.done..];
+                let flags = if *force == Force::Yes { libc::RWF_DSYNC } else { 0 };
+                opcode::Write::new(fd, rest.as_ptr(), clamp(rest.len()))
+                    .offset(at)
+                    .rw_flags(flags)
+                    .build()
+            }
+        };
+        if self.blocking { entry.flags(squeue::Flags::ASYNC) } else { entry }
+    }
+
+    /// Takes a completion in; true when the job is over. A transfer that stopped inside a unit of `unit` bytes, which
+    /// `O_DIRECT` cannot continue, is continued at that unit's start.
+    fn complete(&mut self, result: i32, unit: usize) -> bool {
+        match usize::try_from(result) {
+            Ok(moved) => {
+                let reached = self.done + moved;
+                let whole = if reached == self.len() { reached } else { reached - reached % unit };
+                self.end = match whole {
+                    whole if whole == self.len() => Some(Ok(())),
+                    whole if whole == self.done => Some(Err(Stop::Ended { done: whole })),
+                    _ => None,
+                };
+                self.done = whole;
+            }
+            Err(_) => match Errno::from_raw_os_error(result.wrapping_neg()) {
+                Errno::INTR => {}
+                Errno::AGAIN if !self.blocking => self.blocking = true,
+                errno => self.end = Some(Err(Stop::Os(errno))),
+            },
+        }
+        self.end.is_some()
+    }
+}
+
+fn clamp(len: usize) -> u32 {
+    u32::try_from(len.min(TRANSFER_BYTES_MAX)).unwrap_or(u32::MAX)
+}
+
+/// One ring: used by one batch at a time.
+pub(super) struct Ring {
+    ring: IoUring,
+}
+
+impl Ring {
+    pub(super) fn new() -> Result<Self, Errno> {
+        let ring = IoUring::new(ENTRIES);
+        ring.map(|ring| Self { ring }).map_err(|error| super::errno_of(&error))
+    }
+
+    /// Runs every job to its end. On an error the ring is of no more use; jobs without an end did not run whole.
+    pub(super) fn run(
+        &mut self,
+        file: &File,
+        jobs: &mut [Job<'_>],
+        unit: usize,
+    ) -> Result<(), Errno> {
+        let mut flight = Flight { queue: (0..jobs.len()).rev().collect(), pushed: 0 };
+        while !flight.queue.is_empty() || flight.pushed > 0 {
+            self.push(file, jobs, &mut flight);
+            if let Err(errno) = self.enter() {
+                self.drain(jobs, &mut flight, unit);
+                return Err(errno);
+            }
+            self.reap(jobs, &mut flight, unit);
+        }
+        Ok(())
+    }
+
+    /// Fills the submission queue. The completion queue is twice as long, so it cannot overflow.
+    fn push(&mut self, file: &File, jobs: &mut [Job<'_>], flight: &mut Flight) {
+        while flight.pushed < ENTRIES as usize {
+            let Some(index) = flight.queue.pop() else { return };
+            let entry = jobs[index].entry(file).user_data(index as u64);
+            // SAFETY: the entry points into the memory of `jobs[index]`, which `run` borrows, and is initialized (it
+            // comes from slices); `run` does not return before the entry completed or the kernel never saw it.
+            if unsafe { self.ring.submission().push(&entry) }.is_err() {
+                flight.queue.push(index);
+                return;
+            }
+            flight.pushed += 1;
+        }
+    }
+
+    /// Hands the submission queue to the kernel and waits for a completion.
+    fn enter(&mut self) -> Result<(), Errno> {
+        match self.ring.submit_and_wait(1) {
+            Ok(_) => Ok(()),
+            Err(error) => match super::errno_of(&error) {
+                // The kernel was interrupted, or wants completions taken out first: both are done by the next turn.
+                Errno::INTR | Errno::AGAIN | Errno::BUSY => Ok(()),
+                errno => Err(errno),
+            },
+        }
+    }
+
+    /// Takes completions out; a job that is not over goes back to the queue.
+    fn reap(&mut self, jobs: &mut [Job<'_>], flight: &mut Flight, unit: usize) {
+        for completion in self.ring.completion() {
+            flight.pushed -= 1;
+            let index = usize::try_from(completion.user_data()).unwrap_or(usize::MAX);
+            if let Some(job) = jobs.get_mut(index)
+                && !job.complete(completion.result(), unit)
+            {
+                flight.queue.push(index);
+            }
+        }
+    }
+
+    /// After a failed entry: waits for what the kernel holds, without entering it through the ring.
+    fn drain(&mut self, jobs: &mut [Job<'_>], flight: &mut Flight, unit: usize) {
+        loop {
+            self.reap(jobs, flight, unit);
+            if flight.pushed <= self.ring.submission().len() {
+                return;
+            }
+            // Completions are posted when this thread passes through the kernel, which yielding does.
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// What is on its way.
+struct Flight {
+    /// Jobs to push, last first.
+    queue: Vec<usize>,
+    /// Entries pushed and not completed.
+    pushed: usize,
+}

@@ -1,0 +1,184 @@
+//! A device in ordinary memory.
+//!
+//! Invariants:
+//! 1. The device is cut into chunks of [`CHUNK_BYTES`], each under a lock of its own: requests to different chunks
+//!    never wait for each other, and a block, which never crosses a chunk, is read whole and written whole.
+//! 2. A chunk without memory reads as zeroes; the first write gives it memory, discarding all of it takes that away.
+
+use parking_lot::RwLock;
+
+use super::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+
+/// Bytes under one lock: a multiple of every block size.
+const CHUNK_BYTES: u64 = 64 << 10;
+
+type Chunk = RwLock<Option<Box<[u8]>>>;
+
+/// A device whose blocks live in ordinary memory and end with it.
+pub struct MemoryDevice {
+    geometry: Geometry,
+    chunks: Vec<Chunk>,
+}
+
+impl MemoryDevice {
+    /// A device of `blocks` zero blocks of `block_bytes` bytes; memory is taken as blocks are written.
+    ///
+    /// # Errors
+    /// [`Unsupported`](super::DeviceErrorKind::Unsupported) where `block_bytes` is no power of two from 512 to 4096,
+    /// or the size does not fit 64 bits; [`NoSpace`](super::DeviceErrorKind::NoSpace) where not even the table of
+    /// chunks fits into memory.
+    pub fn new(block_bytes: u32, blocks: u64) -> Result<Self> {
+        let geometry = Geometry::in_memory(block_bytes, blocks)?;
+        let count = geometry.size_bytes().div_ceil(CHUNK_BYTES);
+        let mut chunks = Vec::new();
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        chunks.try_reserve_exact(count).map_err(|error| {
+            super::DeviceError::with_source(
+                super::DeviceErrorKind::NoSpace,
+                format!("no memory for a device of {} bytes", geometry.size_bytes()),
+                error,
+            )
+        })?;
+        chunks.resize_with(count, Chunk::default);
+        Ok(Self { geometry, chunks })
+    }
+
+    /// Calls `each` with every chunk that the range meets, in order: the chunk, the bytes of it that belong to the
+    /// range, and those bytes' place in the request.
+    fn for_chunks(&self, offset: u64, len: u64, mut each: impl FnMut(&Chunk, Span, Span)) {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done;
+            let start = at % CHUNK_BYTES;
+            let step = (CHUNK_BYTES - start).min(len - done);
+            let chunk = &self.chunks[to_usize(at / CHUNK_BYTES)];
+            each(chunk, span(start, step), span(done, step));
+            done += step;
+        }
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check_write(offset, len)?;
+        self.for_chunks(offset, len, |chunk, inside, _| {
+            let mut chunk = chunk.write();
+            if inside.len() as u64 == CHUNK_BYTES {
+                *chunk = None;
+            } else if let Some(bytes) = chunk.as_mut() {
+                bytes[inside].fill(0);
+            }
+        });
+        Ok(())
+    }
+}
+
+type Span = std::ops::Range<usize>;
+
+fn span(start: u64, len: u64) -> Span {
+    to_usize(start)..to_usize(start + len)
+}
+
+/// Offsets into memory that is there: they fit.
+fn to_usize(value: u64) -> usize {
+    usize::try_from(value).expect("the chunks are in memory, so offsets into them fit")
+}
+
+impl BlockDevice for MemoryDevice {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.geometry.check(offset, buf.len() as u64)?;
+        self.for_chunks(offset, buf.len() as u64, |chunk, inside, outside| {
+            match chunk.read().as_ref() {
+                Some(bytes) => buf[outside].copy_from_slice(&bytes[inside]),
+                None => buf[outside].fill(0),
+            }
+        });
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
+        self.geometry.check_write(offset, data.len() as u64)?;
+        self.for_chunks(offset, data.len() as u64, |chunk, inside, outside| {
+            let mut chunk = chunk.write();
+            let bytes =
+                chunk.get_or_insert_with(|| vec![0; to_usize(CHUNK_BYTES)].into_boxed_slice());
+            bytes[inside].copy_from_slice(&data[outside]);
+        });
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.zero(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
+        self.zero(offset, len)
+    }
+
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        self.geometry.check(offset, len)?;
+        let mut extents: Vec<Extent> = Vec::new();
+        self.for_chunks(offset, len, |chunk, inside, outside| {
+            let hole = chunk.read().is_none();
+            let next = inside.len() as u64;
+            match extents.last_mut() {
+                Some(last) if last.hole == hole => last.len += next,
+                _ => extents.push(Extent {
+                    offset: offset + outside.start as u64,
+                    len: next,
+                    hole,
+                    zero: hole,
+                }),
+            }
+        });
+        extents.truncate(most.max(1));
+        Ok(extents)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceErrorKind;
+    use crate::device::conformance::{self, Promises};
+
+    #[test]
+    fn it_conforms() {
+        for block_bytes in [512, 4096] {
+            let device = MemoryDevice::new(block_bytes, 2048).unwrap();
+            conformance::check(&device, Promises::default());
+        }
+    }
+
+    #[test]
+    fn a_huge_device_costs_nothing_until_it_is_written() {
+        let device = MemoryDevice::new(4096, 1 << 24).unwrap();
+        let end = device.geometry().size_bytes();
+        device.write(end - 4096, &[9; 4096], WriteFlags::default()).unwrap();
+        let status = device.status(0, end, 8).unwrap();
+        assert_eq!(status.len(), 2);
+        assert_eq!((status[0].len, status[0].hole), (end - CHUNK_BYTES, true));
+        assert_eq!((status[1].len, status[1].hole), (CHUNK_BYTES, false));
+    }
+
+    #[test]
+    fn discarding_a_chunk_gives_its_memory_back() {
+        let device = MemoryDevice::new(4096, 64).unwrap();
+        device.write(0, &[9; 4096], WriteFlags::default()).unwrap();
+        assert!(!device.status(0, CHUNK_BYTES, 1).unwrap()[0].hole);
+        device.discard(0, CHUNK_BYTES).unwrap();
+        assert!(device.status(0, CHUNK_BYTES, 1).unwrap()[0].hole);
+    }
+
+    #[test]
+    fn a_size_past_all_memory_is_an_error() {
+        let error = MemoryDevice::new(4096, u64::MAX / 4096).map(|_| ()).unwrap_err();
+        assert_eq!(error.kind(), DeviceErrorKind::NoSpace);
+    }
+}

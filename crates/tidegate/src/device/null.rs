@@ -1,0 +1,83 @@
+//! A device without a medium: it swallows writes and reads zeroes. For measuring what is above it.
+
+use super::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+
+/// The device that keeps nothing: invariant 3 of [`device`](super) does not hold here, on purpose.
+#[derive(Debug)]
+pub struct NullDevice {
+    geometry: Geometry,
+}
+
+impl NullDevice {
+    /// A device of `blocks` blocks of `block_bytes` bytes.
+    ///
+    /// # Errors
+    /// [`Unsupported`](super::DeviceErrorKind::Unsupported) where `block_bytes` is no power of two from 512 to 4096, or the
+    /// size does not fit 64 bits.
+    pub fn new(block_bytes: u32, blocks: u64) -> Result<Self> {
+        Ok(Self { geometry: Geometry::in_memory(block_bytes, blocks)? })
+    }
+}
+
+impl BlockDevice for NullDevice {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.geometry.check(offset, buf.len() as u64)?;
+        buf.fill(0);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
+        self.geometry.check_write(offset, data.len() as u64)
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check_write(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
+        self.geometry.check_write(offset, len)
+    }
+
+    fn status(&self, offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>> {
+        self.geometry.check(offset, len)?;
+        Ok(vec![Extent { offset, len, hole: true, zero: true }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceErrorKind;
+    use crate::device::conformance::{self, Promises};
+
+    #[test]
+    fn it_conforms_but_keeps_nothing() {
+        let device = NullDevice::new(4096, 256).unwrap();
+        conformance::check(&device, Promises { keeps_data: false });
+    }
+
+    #[test]
+    fn writes_are_swallowed() {
+        let device = NullDevice::new(512, 8).unwrap();
+        device.write(0, &[7; 512], WriteFlags::default()).unwrap();
+        let mut buf = [1; 512];
+        device.read(0, &mut buf).unwrap();
+        assert_eq!(buf, [0; 512]);
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        for (block_bytes, blocks) in [(0, 1), (256, 1), (1000, 1), (8192, 1), (4096, u64::MAX)] {
+            let error = NullDevice::new(block_bytes, blocks).unwrap_err();
+            assert_eq!(error.kind(), DeviceErrorKind::Unsupported, "{block_bytes} x {blocks}");
+        }
+    }
+}
