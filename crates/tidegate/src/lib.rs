@@ -4,11 +4,15 @@
 //!
 //! - [`pmem`]: mapped persistent memory, its stores, write-backs and fences;
 //! - [`device`]: the [`device::BlockDevice`] trait that every tier and layer shares;
-//! - [`btt`]: the block translation table, an atomic block device on persistent memory.
+//! - [`btt`]: the block translation table, an atomic block device on persistent memory;
+//! - [`pool`]: what a region holds, and the superblock of every engine but the BTT;
+//! - [`raw`]: blocks in place on persistent memory, fast and not atomic.
 //!
 //! `docs/architecture.md` walks one write through them.
 
 pub mod btt;
 pub mod device;
 pub mod pmem;
+pub mod pool;
+pub mod raw;
 mod sync;

@@ -10,6 +10,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("pmem", &["sync"]),
     ("device", &["pmem", "sync"]),
     ("btt", &["device", "pmem", "sync"]),
+    ("pool", &["btt", "device", "pmem"]),
+    ("raw", &["device", "pmem", "pool"]),
 ];
 
 #[test]

@@ -1,7 +1,7 @@
 //! A device in ordinary memory.
 //!
 //! Invariants:
-//! 1. The device is cut into chunks of [`CHUNK_BYTES`], each under a lock of its own: requests to different chunks
+//! 1. The device is cut into chunks of 64 KiB, each under a lock of its own: requests to different chunks
 //!    never wait for each other, and a block, which never crosses a chunk, is read whole and written whole.
 //! 2. A chunk without memory reads as zeroes; the first write gives it memory, discarding all of it takes that away.
 

@@ -9,7 +9,7 @@
 //!    a write with [`WriteFlags::fua`] is durable by itself when acknowledged.
 //! 5. All methods may be called from any number of threads at once.
 //!
-//! Devices: [`memory`] and [`null`](mod@null) in memory, [`file`] over a file or a block device. Layers, each a device over
+//! Devices: [`memory`] and [`null`](mod@null) in memory, [`file`](mod@file) over a file or a block device. Layers, each a device over
 //! another: [`fault`] fails on purpose, [`delay`] is slow on purpose, [`trace`] remembers. Many requests at once:
 //! [`BlockDevice::submit`] with a [`Request`] each.
 

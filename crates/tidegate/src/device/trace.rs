@@ -3,6 +3,11 @@
 //! Records go to a bounded ring in memory, which forgets the oldest and counts what it forgot, or to a sink such as
 //! [`csv`]. The requests of a batch share one start and one duration: they were in the device together.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a trace tells when: the one thing here that needs a clock"
+)]
+
 use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::Arc;

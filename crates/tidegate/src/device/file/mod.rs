@@ -4,7 +4,7 @@
 //! 1. The size is read once, when the device is opened; a file that is not made of whole blocks keeps its tail
 //!    to itself.
 //! 2. After a flush or a forced write has failed, every later one fails until the file is reopened
-//!    ([`gate`] says why): what the kernel dropped must never read as durable.
+//!    (`gate` says why): what the kernel dropped must never read as durable.
 //! 3. A transfer ends only when all its bytes are moved or an error stands: short reads and writes are continued.
 //!    After an error each block is old or new as far as the kernel and the medium below keep theirs whole, which is
 //!    why the block size is, unless asked otherwise, the unit of the file system or of the disk.

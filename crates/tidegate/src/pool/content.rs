@@ -1,0 +1,125 @@
+//! What a region holds that is no pool, told by its first bytes: so that `create` can say what it would destroy.
+
+use crate::pmem::{PmemError, Region};
+
+/// What the first bytes of a region look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Content {
+    /// Nothing: the first bytes are zero.
+    Zeroes,
+    /// A file system, partition table, image or pool of another kind; its name in a sentence.
+    Known(&'static str),
+    /// Text.
+    Text,
+    /// Bytes that say nothing.
+    Other,
+}
+
+impl Content {
+    /// Somebody else's data, by its signature.
+    pub fn is_foreign(self) -> bool {
+        matches!(self, Self::Known(_))
+    }
+}
+
+impl std::fmt::Display for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Zeroes => "zeroes",
+            Self::Known(name) => name,
+            Self::Text => "text",
+            Self::Other => "unknown bytes",
+        })
+    }
+}
+
+/// Where a signature lies, what it is, whose it is. Longer ones first: the short ones may be chance.
+const SIGNATURES: &[(u64, &[u8], &str)] = &[
+    (0, b"BTT_ARENA_INFO\0\0", "a BTT (version 2.0)"),
+    (4096, b"BTT_ARENA_INFO\0\0", "a BTT (version 1.1)"),
+    (4096, b"NVDIMM_PFN_INFO\0", "an fsdax namespace's own metadata"),
+    (4096, b"NVDIMM_DAX_INFO\0", "a devdax namespace's own metadata"),
+    (0, b"PMEMBLK\0", "a libpmemblk pool"),
+    (0, b"PMEMLOG\0", "a libpmemlog pool"),
+    (0, b"PMEMOBJ\0", "a libpmemobj pool"),
+    (0, b"SQLite format 3\0", "an SQLite database"),
+    (0, b"bluestore block device\n", "a Ceph BlueStore device"),
+    (0, b"LUKS\xba\xbe", "a LUKS volume"),
+    (0, b"QFI\xfb", "a qcow2 image"),
+    (0, b"XFSB", "an XFS file system"),
+    (0, b"\x7fELF", "a program (ELF)"),
+    (512, b"EFI PART", "a GPT partition table"),
+    (4096, b"EFI PART", "a GPT partition table"),
+    (512, b"LABELONE", "an LVM physical volume"),
+    (4086, b"SWAPSPACE2", "swap space"),
+    (0x1_0040, b"_BHRfS_M", "a Btrfs file system"),
+    (1024, b"\x10\x20\xf5\xf2", "an F2FS file system"),
+    (1080, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
+    (510, b"\x55\xaa", "a boot sector or an MBR partition table"),
+];
+
+/// Looks at the first bytes of `region`.
+///
+/// # Errors
+/// [`PmemError`] where they cannot be read.
+pub(super) fn look(region: &Region) -> Result<Content, PmemError> {
+    for (offset, signature, name) in SIGNATURES {
+        if region.len_bytes() >= offset + signature.len() as u64 {
+            let mut found = [0; 32];
+            let found = &mut found[..signature.len()];
+            region.read(*offset, found)?;
+            if found == *signature {
+                return Ok(Content::Known(name));
+            }
+        }
+    }
+    let mut start = [0; 4096];
+    let len = usize::try_from(region.len_bytes()).unwrap_or(usize::MAX).min(start.len());
+    region.read(0, &mut start[..len])?;
+    Ok(kind_of(&start[..len]))
+}
+
+fn kind_of(start: &[u8]) -> Content {
+    let is_text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+    let written = start.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    match &start[..written] {
+        [] => Content::Zeroes,
+        bytes if bytes.iter().all(is_text) => Content::Text,
+        _ => Content::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(offset: u64, bytes: &[u8]) -> Region {
+        let region = Region::anonymous(128 << 10).unwrap();
+        region.write(offset, bytes).unwrap();
+        region
+    }
+
+    #[test]
+    fn each_signature_is_told() {
+        for (offset, signature, name) in SIGNATURES {
+            let found = look(&region(*offset, signature)).unwrap();
+            assert_eq!(found, Content::Known(name));
+            assert_eq!(found.to_string(), *name);
+        }
+    }
+
+    #[test]
+    fn what_has_no_signature_is_told_by_its_looks() {
+        assert_eq!(look(&region(0, &[])).unwrap(), Content::Zeroes);
+        assert_eq!(look(&region(0, b"To whom it may concern,\n")).unwrap(), Content::Text);
+        assert_eq!(look(&region(0, &[0xB7; 700])).unwrap(), Content::Other);
+    }
+
+    #[test]
+    fn a_region_of_one_page_is_looked_at() {
+        let region = Region::anonymous(4096).unwrap();
+        region.write(1080, b"\x53\xef").unwrap();
+        assert!(look(&region).unwrap().is_foreign());
+    }
+}

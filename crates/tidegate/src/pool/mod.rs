@@ -1,0 +1,86 @@
+//! Pools: what a region holds, and the superblock of every engine but the BTT.
+//!
+//! [`identify`] tells a BTT from a Tidegate pool from anything else; it changes nothing. [`Superblock`] reads and
+//! writes what docs/formats.md describes; `layout` has its bytes, `content` knows other people's signatures.
+//!
+//! How the kinds are kept apart: a BTT has its signature at 0 or at 4096. A Tidegate pool has its superblock at 0 and
+//! zeroes at 4096, whatever users store in it, so no pool is both.
+
+mod content;
+mod error;
+mod layout;
+mod superblock;
+
+pub use content::Content;
+pub use error::PoolError;
+pub use superblock::{CopyFault, Engine, Found, Superblock, erase};
+
+use crate::btt::{self, Version};
+use crate::pmem::Region;
+
+/// What a region holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolKind {
+    /// A block translation table.
+    Btt(Version),
+    /// A pool with a Tidegate superblock.
+    Tidegate(Found),
+    /// No pool; what it starts with instead.
+    Unknown(Content),
+}
+
+/// Tells what `region` holds.
+///
+/// # Errors
+/// [`PoolError`] where there is a Tidegate pool that cannot be used, or the memory fails. Something is there, then.
+pub fn identify(region: &Region) -> Result<PoolKind, PoolError> {
+    if let Some(version) = btt::probe(region)? {
+        return Ok(PoolKind::Btt(version));
+    }
+    match Superblock::read(region) {
+        Ok(found) => Ok(PoolKind::Tidegate(found)),
+        Err(PoolError::NotAPool { found }) => Ok(PoolKind::Unknown(found)),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::btt::BttOptions;
+
+    fn region() -> Region {
+        Region::anonymous(20 << 20).unwrap()
+    }
+
+    fn make_pool(region: &Region) -> Superblock {
+        erase(region).unwrap();
+        let mut superblock = Superblock::plan(region, Engine::Raw, Uuid::nil(), 512).unwrap();
+        superblock.write(region).unwrap();
+        superblock
+    }
+
+    #[test]
+    fn each_kind_is_told_and_the_last_maker_wins() {
+        let region = region();
+        assert_eq!(identify(&region).unwrap(), PoolKind::Unknown(Content::Zeroes));
+        for version in [Version::V1_1, Version::V2_0, Version::V1_1] {
+            let superblock = make_pool(&region);
+            let found = Found { superblock, first: None, second: None };
+            assert_eq!(identify(&region).unwrap(), PoolKind::Tidegate(found));
+            btt::create(&region, &BttOptions { version, ..BttOptions::default() }).unwrap();
+            assert_eq!(identify(&region).unwrap(), PoolKind::Btt(version));
+        }
+    }
+
+    #[test]
+    fn a_damaged_pool_is_something_and_not_nothing() {
+        let region = region();
+        make_pool(&region);
+        region.write(500, &[1]).unwrap();
+        region.write(region.len_bytes() - 500, &[1]).unwrap();
+        assert!(matches!(identify(&region), Err(PoolError::Damaged { .. })));
+    }
+}

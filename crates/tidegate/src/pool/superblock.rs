@@ -1,0 +1,377 @@
+//! The superblock: what a pool is, in two copies.
+//!
+//! Invariants:
+//! 1. The first copy lies in the first 4 KiB of the pool, the second in its last. At every moment, also in the middle
+//!    of an update, at least one is valid: [`Superblock::write`] makes the *second* durable before it touches the
+//!    *first*. Why in this order: a reader looks at the first, and takes the second where that is damaged or older;
+//!    so a crash before the fence between them leaves the old first copy, which counts, whatever became of the second;
+//!    a crash after it leaves the new second copy, which counts, whatever became of the first.
+//! 2. `sequence` grows with each update: of two valid copies the one with the higher number counts.
+//! 3. [`erase`] comes before anything of a new pool is written: no valid copy of an older pool is ever beside it.
+//! 4. Fields are believed only behind a right checksum, and checked even then.
+
+use uuid::Uuid;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::content::{self, Content};
+use super::error::PoolError;
+use super::layout::{DATA_OFFSET_MIN, MAGIC, PAGE_BYTES, SuperblockBytes, VERSION};
+use crate::pmem::{PmemError, Region};
+
+type Result<T> = std::result::Result<T, PoolError>;
+
+/// An engine that keeps its pool behind a superblock. (The BTT has its own format.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Engine {
+    /// Blocks in place, without atomicity: [`raw`](crate::raw).
+    Raw,
+}
+
+impl Engine {
+    /// The number on the medium.
+    fn code(self) -> u32 {
+        match self {
+            Self::Raw => 1,
+        }
+    }
+
+    fn from_code(code: u32) -> Result<Self> {
+        match code {
+            1 => Ok(Self::Raw),
+            code => Err(PoolError::UnknownEngine { code }),
+        }
+    }
+}
+
+impl std::fmt::Display for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Raw => "raw",
+        })
+    }
+}
+
+/// What a pool's superblock says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Superblock {
+    /// The engine that the pool belongs to.
+    pub engine: Engine,
+    /// The pool's name for machines.
+    pub uuid: Uuid,
+    /// Size of a block in bytes: 512, 1024, 2048 or 4096.
+    pub block_bytes: u32,
+    /// Size of the pool in bytes, both superblocks included: a multiple of 4096.
+    pub pool_bytes: u64,
+    /// Where the engine's bytes start: a multiple of 4096, at least 8192.
+    pub data_offset: u64,
+    /// Number of the engine's bytes: whole blocks.
+    pub data_bytes: u64,
+    /// Counts updates.
+    pub sequence: u64,
+    /// Features that any program may ignore.
+    pub compatible: u64,
+}
+
+/// What is wrong with one copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CopyFault {
+    /// It does not start with the magic bytes.
+    NoMagic,
+    /// Its checksum is wrong.
+    Checksum {
+        /// The checksum in the copy.
+        found: u64,
+        /// The checksum of its bytes.
+        expected: u64,
+    },
+    /// Its memory cannot be read.
+    Unreadable,
+    /// It is valid, but an older one than the other.
+    Older {
+        /// Its number.
+        sequence: u64,
+    },
+    /// It is valid, but speaks of something else than the other.
+    Different,
+}
+
+impl std::fmt::Display for CopyFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoMagic => f.write_str("does not start with \"TIDEGATE\""),
+            Self::Checksum { found, expected } => {
+                write!(f, "has checksum {found:#018x}, its bytes have {expected:#018x}")
+            }
+            Self::Unreadable => f.write_str("lies in memory that cannot be read"),
+            Self::Older { sequence } => write!(f, "is an older one, number {sequence}"),
+            Self::Different => f.write_str("speaks of another pool"),
+        }
+    }
+}
+
+/// A superblock as it was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// The copy that counts.
+    pub superblock: Superblock,
+    /// What is wrong with the copy at the start, if that does not count.
+    pub first: Option<CopyFault>,
+    /// What is wrong with the copy at the end, if it disagrees.
+    pub second: Option<CopyFault>,
+}
+
+impl Found {
+    /// Both copies are whole and agree.
+    pub fn is_whole(&self) -> bool {
+        self.first.is_none() && self.second.is_none()
+    }
+}
+
+impl Superblock {
+    /// A superblock for `engine` over all of `region`, the blocks between the two copies; nothing is written yet.
+    ///
+    /// # Errors
+    /// [`PoolError::BlockBytes`], [`PoolError::TooSmall`].
+    pub fn plan(region: &Region, engine: Engine, uuid: Uuid, block_bytes: u32) -> Result<Self> {
+        if !crate::device::is_block_bytes(block_bytes) {
+            return Err(PoolError::BlockBytes { found: block_bytes });
+        }
+        let pool_bytes = page_floor(region.len_bytes());
+        let data_offset = DATA_OFFSET_MIN;
+        let least_bytes = data_offset + 2 * PAGE_BYTES;
+        if pool_bytes < least_bytes {
+            return Err(PoolError::TooSmall { found_bytes: region.len_bytes(), least_bytes });
+        }
+        let data_bytes = pool_bytes - PAGE_BYTES - data_offset;
+        Ok(Self {
+            engine,
+            uuid,
+            block_bytes,
+            pool_bytes,
+            data_offset,
+            data_bytes,
+            sequence: 0,
+            compatible: 0,
+        })
+    }
+
+    /// Writes both copies, as the next update; see invariant 1 for the order.
+    ///
+    /// # Errors
+    /// [`PoolError::Pmem`]; the pool then has its old superblock or this one.
+    pub fn write(&mut self, region: &Region) -> Result<()> {
+        self.sequence += 1;
+        let bytes = self.encode();
+        for offset in [self.pool_bytes - PAGE_BYTES, 0] {
+            region.write_streaming(offset, bytes.as_bytes())?;
+            // The second copy must be whole before the first is touched.
+            region.fence()?;
+        }
+        Ok(())
+    }
+
+    /// Reads the superblock of `region`.
+    ///
+    /// # Errors
+    /// All of [`PoolError`] but [`WrongEngine`](PoolError::WrongEngine): what was found makes no pool.
+    pub fn read(region: &Region) -> Result<Found> {
+        let first = read_copy(region, 0)?;
+        let second = read_copy(region, second_offset(region, first.as_deref().ok()))?;
+        let (bytes, faults) = choose(first, second, region)?;
+        let superblock = Self::decode(&bytes, region)?;
+        Ok(Found { superblock, first: faults.0, second: faults.1 })
+    }
+
+    /// Refuses a pool of another engine.
+    ///
+    /// # Errors
+    /// [`PoolError::WrongEngine`].
+    pub fn expect_engine(&self, expected: Engine) -> Result<()> {
+        if self.engine == expected {
+            return Ok(());
+        }
+        Err(PoolError::WrongEngine { found: self.engine, expected })
+    }
+
+    fn encode(&self) -> SuperblockBytes {
+        let mut bytes = SuperblockBytes {
+            magic: MAGIC,
+            version: U32::new(VERSION),
+            engine: U32::new(self.engine.code()),
+            compatible: U64::new(self.compatible),
+            uuid: self.uuid.into_bytes(),
+            sequence: U64::new(self.sequence),
+            pool_bytes: U64::new(self.pool_bytes),
+            data_offset: U64::new(self.data_offset),
+            data_bytes: U64::new(self.data_bytes),
+            block_bytes: U32::new(self.block_bytes),
+            ..SuperblockBytes::new_zeroed()
+        };
+        bytes.checksum = U64::new(bytes.expected_checksum());
+        bytes
+    }
+
+    /// Reads the fields of a copy whose checksum is right.
+    fn decode(bytes: &SuperblockBytes, region: &Region) -> Result<Self> {
+        if bytes.version.get() != VERSION {
+            return Err(PoolError::UnknownVersion { found: bytes.version.get(), known: VERSION });
+        }
+        check_features(bytes, region.read_only())?;
+        let superblock = Self {
+            engine: Engine::from_code(bytes.engine.get())?,
+            uuid: Uuid::from_bytes(bytes.uuid),
+            block_bytes: bytes.block_bytes.get(),
+            pool_bytes: bytes.pool_bytes.get(),
+            data_offset: bytes.data_offset.get(),
+            data_bytes: bytes.data_bytes.get(),
+            sequence: bytes.sequence.get(),
+            compatible: bytes.compatible.get(),
+        };
+        superblock.check(region.len_bytes())?;
+        Ok(superblock)
+    }
+
+    /// Checks what the checksum cannot: that the numbers fit each other and the region.
+    fn check(&self, region_bytes: u64) -> Result<()> {
+        let Self { block_bytes, pool_bytes, data_offset, data_bytes, .. } = *self;
+        let require = |holds: bool, field, found, expected: &str| {
+            let expected = expected.to_owned();
+            if holds { Ok(()) } else { Err(PoolError::Inconsistent { field, found, expected }) }
+        };
+        let block = u64::from(block_bytes);
+        let is_block = crate::device::is_block_bytes(block_bytes);
+        require(is_block, "block_bytes", block, "512, 1024, 2048 or 4096")?;
+        let whole_pages = pool_bytes.is_multiple_of(PAGE_BYTES);
+        require(whole_pages, "pool_bytes", pool_bytes, "a multiple of 4096")?;
+        if pool_bytes > region_bytes {
+            let (expected_bytes, found_bytes) = (pool_bytes, region_bytes);
+            return Err(PoolError::Truncated { expected_bytes, found_bytes });
+        }
+        let starts = data_offset.is_multiple_of(PAGE_BYTES) && data_offset >= DATA_OFFSET_MIN;
+        require(starts, "data_offset", data_offset, "a multiple of 4096, at least 8192")?;
+        let end = data_offset.checked_add(data_bytes).and_then(|end| end.checked_add(PAGE_BYTES));
+        let fits = end.is_some_and(|end| end <= pool_bytes) && data_bytes.is_multiple_of(block);
+        require(fits, "data_bytes", data_bytes, "whole blocks before the second superblock")?;
+        require(self.sequence < u64::MAX, "sequence", self.sequence, "less than 2^64 - 1")
+    }
+}
+
+/// Unknown features keep out: incompatible ones everybody, read-only-compatible ones writers. None is known yet.
+fn check_features(bytes: &SuperblockBytes, read_only: bool) -> Result<()> {
+    let refuse = |class, bits, hint| Err(PoolError::UnknownFeatures { class, bits, hint });
+    match (bytes.incompatible.get(), bytes.read_only_compatible.get()) {
+        (0, 0) => Ok(()),
+        (0, _) if read_only => Ok(()),
+        (0, bits) => refuse("read-only-compatible", bits, ", or open the pool read-only"),
+        (bits, _) => refuse("incompatible", bits, ""),
+    }
+}
+
+/// Removes both superblocks, and with them what could make the region look like another pool: the first step of
+/// making one.
+///
+/// # Errors
+/// [`PoolError::TooSmall`], [`PoolError::Pmem`].
+pub fn erase(region: &Region) -> Result<()> {
+    let (found_bytes, least_bytes) = (region.len_bytes(), DATA_OFFSET_MIN + 2 * PAGE_BYTES);
+    if found_bytes < least_bytes {
+        return Err(PoolError::TooSmall { found_bytes, least_bytes });
+    }
+    let old = read_copy(region, 0)?;
+    for offset in [second_offset(region, old.as_deref().ok()), second_offset(region, None)] {
+        region.zero_streaming(offset, PAGE_BYTES)?;
+    }
+    region.zero_streaming(0, DATA_OFFSET_MIN)?;
+    Ok(region.fence()?)
+}
+
+fn page_floor(bytes: u64) -> u64 {
+    bytes - bytes % PAGE_BYTES
+}
+
+/// Where the second copy lies: where the first says, if it is valid and makes sense, else at the region's end.
+fn second_offset(region: &Region, first: Option<&SuperblockBytes>) -> u64 {
+    let end = page_floor(region.len_bytes());
+    let claimed = first.map_or(end, |first| first.pool_bytes.get());
+    let sane = (DATA_OFFSET_MIN..=end).contains(&claimed) && claimed.is_multiple_of(PAGE_BYTES);
+    (if sane { claimed } else { end }).saturating_sub(PAGE_BYTES)
+}
+
+type Copy = std::result::Result<Box<SuperblockBytes>, CopyFault>;
+
+fn read_copy(region: &Region, offset: u64) -> Result<Copy> {
+    let mut bytes = Box::new(SuperblockBytes::new_zeroed());
+    if region.len_bytes() < offset + PAGE_BYTES {
+        return Ok(Err(CopyFault::NoMagic));
+    }
+    match region.read(offset, bytes.as_mut_bytes()) {
+        Ok(()) => Ok(validate(bytes)),
+        Err(PmemError::Poisoned { .. }) => Ok(Err(CopyFault::Unreadable)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn validate(bytes: Box<SuperblockBytes>) -> Copy {
+    let (found, expected) = (bytes.checksum.get(), bytes.expected_checksum());
+    if bytes.magic != MAGIC {
+        return Err(CopyFault::NoMagic);
+    }
+    if found != expected {
+        return Err(CopyFault::Checksum { found, expected });
+    }
+    Ok(bytes)
+}
+
+type Faults = (Option<CopyFault>, Option<CopyFault>);
+
+/// Which copy counts, and what is wrong with the other.
+fn choose(first: Copy, second: Copy, region: &Region) -> Result<(Box<SuperblockBytes>, Faults)> {
+    match (first, second) {
+        (Ok(first), Ok(second)) => Ok(choose_valid(first, second)),
+        (Ok(first), Err(fault)) => Ok((first, (None, Some(fault)))),
+        (Err(fault), Ok(second)) => {
+            // A second copy may outlive its pool: whoever wrote a new file system over the rest owns it now.
+            let found = look(region)?;
+            if fault == CopyFault::NoMagic && found.is_foreign() {
+                return Err(PoolError::NotAPool { found });
+            }
+            Ok((second, (Some(fault), None)))
+        }
+        (Err(CopyFault::NoMagic), Err(CopyFault::NoMagic)) => {
+            Err(PoolError::NotAPool { found: look(region)? })
+        }
+        (Err(first), Err(second)) => Err(PoolError::Damaged { first, second }),
+    }
+}
+
+fn choose_valid(
+    first: Box<SuperblockBytes>,
+    second: Box<SuperblockBytes>,
+) -> (Box<SuperblockBytes>, Faults) {
+    if first.as_bytes() == second.as_bytes() {
+        return (first, (None, None));
+    }
+    let (one, other) = (first.sequence.get(), second.sequence.get());
+    if first.uuid != second.uuid || one == other {
+        return (first, (None, Some(CopyFault::Different)));
+    }
+    if one < other {
+        return (second, (Some(CopyFault::Older { sequence: one }), None));
+    }
+    (first, (None, Some(CopyFault::Older { sequence: other })))
+}
+
+/// What the region starts with; unreadable bytes say nothing.
+fn look(region: &Region) -> Result<Content> {
+    match content::look(region) {
+        Err(PmemError::Poisoned { .. }) => Ok(Content::Other),
+        other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+mod tests;

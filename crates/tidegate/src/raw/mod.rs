@@ -1,0 +1,130 @@
+//! Engine `raw`: blocks in place on persistent memory, the fastest and the least.
+//!
+//! Invariants:
+//! 1. A write streams its data to its place and fences once: it is durable when acknowledged, so a flush has nothing
+//!    to do and forced writes cost nothing more.
+//! 2. Nothing is atomic: a crash in a write leaves any mixture of old and new 8-byte words in its blocks, and a read
+//!    beside a write of the same block may see both. Users that need whole blocks use [`btt`](crate::btt).
+//!
+//! Map: [`create`] makes a pool, [`RawDevice::open`] opens one and mends a damaged copy of its superblock.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::pmem::Region;
+use crate::pool::{self, Engine, PoolError, Superblock};
+
+/// How to make a raw pool.
+#[derive(Debug, Clone)]
+pub struct RawOptions {
+    /// Size of a block in bytes: 512, 1024, 2048 or 4096.
+    pub block_bytes: u32,
+    /// The pool's uuid.
+    pub uuid: Uuid,
+}
+
+impl Default for RawOptions {
+    fn default() -> Self {
+        Self { block_bytes: 4096, uuid: Uuid::new_v4() }
+    }
+}
+
+/// Makes a raw pool of all of `region`; whatever was there is lost. Blocks keep the bytes that lie in them.
+///
+/// # Errors
+/// [`PoolError::BlockBytes`], [`PoolError::TooSmall`] before anything changes; [`PoolError::Pmem`].
+pub fn create(region: &Region, options: &RawOptions) -> std::result::Result<Superblock, PoolError> {
+    let mut superblock = Superblock::plan(region, Engine::Raw, options.uuid, options.block_bytes)?;
+    pool::erase(region)?;
+    superblock.write(region)?;
+    Ok(superblock)
+}
+
+/// A raw pool as a device.
+pub struct RawDevice {
+    region: Arc<Region>,
+    superblock: Superblock,
+}
+
+impl RawDevice {
+    /// Opens the pool in `region`. Where one copy of the superblock is damaged, it is written anew, unless the region
+    /// is read-only.
+    ///
+    /// # Errors
+    /// [`PoolError`] where there is no raw pool, or it cannot be used.
+    pub fn open(region: Arc<Region>) -> std::result::Result<Self, PoolError> {
+        let found = Superblock::read(&region)?;
+        let mut superblock = found.superblock;
+        superblock.expect_engine(Engine::Raw)?;
+        if !found.is_whole() && !region.read_only() {
+            superblock.write(&region)?;
+        }
+        Ok(Self { region, superblock })
+    }
+
+    /// What the pool says of itself.
+    pub fn superblock(&self) -> Superblock {
+        self.superblock
+    }
+
+    /// The memory under the pool.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry().check_write(offset, len)?;
+        self.region.zero_streaming(self.superblock.data_offset + offset, len)?;
+        Ok(self.region.fence()?)
+    }
+}
+
+impl BlockDevice for RawDevice {
+    fn geometry(&self) -> Geometry {
+        let block_bytes = self.superblock.block_bytes;
+        Geometry {
+            block_bytes,
+            blocks: self.superblock.data_bytes / u64::from(block_bytes),
+            preferred_bytes: 4096,
+            read_only: self.region.read_only(),
+            atomic_block: false,
+            volatile_cache: false,
+            fast_zero: true,
+            inline: true,
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.geometry().check(offset, buf.len() as u64)?;
+        Ok(self.region.read(self.superblock.data_offset + offset, buf)?)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
+        self.geometry().check_write(offset, data.len() as u64)?;
+        self.region.write_streaming(self.superblock.data_offset + offset, data)?;
+        // The only fence: no metadata depends on the data, and the acknowledgement does.
+        Ok(self.region.fence()?)
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.zero(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
+        self.zero(offset, len)
+    }
+
+    fn status(&self, offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>> {
+        self.geometry().check(offset, len)?;
+        Ok(vec![Extent { offset, len, hole: false, zero: false }])
+    }
+}
+
+#[cfg(test)]
+mod tests;
