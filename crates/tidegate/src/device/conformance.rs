@@ -16,11 +16,14 @@ pub const LEAST_BLOCKS: u64 = 64;
 pub struct Promises {
     /// A read returns what was written: every device but the null device.
     pub keeps_data: bool,
+    /// Writers and readers of one block at the same time see it whole. Expected anyway of a device whose geometry
+    /// says [`atomic_block`](super::Geometry::atomic_block).
+    pub whole_blocks: bool,
 }
 
 impl Default for Promises {
     fn default() -> Self {
-        Self { keeps_data: true }
+        Self { keeps_data: true, whole_blocks: false }
     }
 }
 
@@ -44,6 +47,8 @@ pub fn check(device: &dyn BlockDevice, promises: Promises) {
         discards(device);
         batches(device);
         writers_side_by_side(device);
+    }
+    if promises.whole_blocks || geometry.atomic_block {
         one_block_many_threads(device);
     }
 }
@@ -256,24 +261,27 @@ fn writers_side_by_side(device: &dyn BlockDevice) {
     }
 }
 
-/// Many writers of one block: in the end it is one of theirs, whole.
+/// Many writers and readers of one block: whenever it is read, it is what one of them wrote, whole.
 fn one_block_many_threads(device: &dyn BlockDevice) {
+    const WRITERS: u64 = 3;
+    let choices: Vec<_> = (0..WRITERS).map(|writer| block_of(device, 7000 + writer)).collect();
+    device.write(0, &choices[0], WriteFlags::default()).expect("write");
+    let look = || {
+        let mut now = block_of(device, 0);
+        device.read(0, &mut now).expect("read");
+        assert!(choices.contains(&now), "a block holds parts of two writes");
+    };
     std::thread::scope(|scope| {
-        for thread in 0..4 {
+        for data in &choices {
             scope.spawn(move || {
-                for _ in 0..50 {
-                    let data = block_of(device, 7000 + thread);
-                    device.write(0, &data, WriteFlags::default()).expect("write");
+                for _ in 0..200 {
+                    device.write(0, data, WriteFlags::default()).expect("write");
                 }
             });
         }
+        scope.spawn(|| (0..400).for_each(|_| look()));
     });
-    if device.geometry().atomic_block {
-        let mut now = block_of(device, 0);
-        device.read(0, &mut now).expect("read");
-        let whole = (0..4).any(|thread| now == block_of(device, 7000 + thread));
-        assert!(whole, "a block holds parts of two writes");
-    }
+    look();
 }
 
 fn expect(device: &dyn BlockDevice, offset: u64, expected: &[u8], what: &str) {

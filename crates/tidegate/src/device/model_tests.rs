@@ -120,10 +120,10 @@ fn read(device: &dyn BlockDevice, model: &mut Model, first: u64, count: u64) {
 }
 
 fn batch(device: &dyn BlockDevice, model: &mut Model, first: u64, stride: u64, seed: u64) {
-    let places: Vec<_> = (first..BLOCKS).step_by(usize::try_from(stride).unwrap()).collect();
-    let data: Vec<_> = places.iter().map(|place| data_of(1, seed ^ place)).collect();
-    let write = |(place, data): (&u64, &'_ Vec<u8>)| (place * BLOCK_BYTES, data.clone());
-    let writes: Vec<_> = places.iter().zip(&data).map(write).collect();
+    let writes: Vec<_> = (first..BLOCKS)
+        .step_by(usize::try_from(stride).unwrap())
+        .map(|place| (place * BLOCK_BYTES, data_of(1, seed ^ place)))
+        .collect();
     let mut requests: Vec<_> = writes
         .iter()
         .map(|(offset, data)| {

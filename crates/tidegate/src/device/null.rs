@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn it_conforms_but_keeps_nothing() {
         let device = NullDevice::new(4096, 256).unwrap();
-        conformance::check(&device, Promises { keeps_data: false });
+        conformance::check(&device, Promises { keeps_data: false, whole_blocks: false });
     }
 
     #[test]

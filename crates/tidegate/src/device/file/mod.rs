@@ -76,6 +76,8 @@ impl FileDevice {
     /// neither a file nor a block device, where the block size does not fit, or where the kernel refuses `O_DIRECT`
     /// or `io_uring`.
     pub fn open(path: &Path, options: &FileOptions) -> Result<Self> {
+        // Before a file is made that nobody can use.
+        options.block_bytes.map_or(Ok(()), super::check_block_bytes)?;
         let file = open_file(path, options)?;
         let geometry = geometry_of(&file, path, options)?;
         let backing =
@@ -113,9 +115,16 @@ fn open_file(path: &Path, options: &FileOptions) -> Result<File> {
     open.custom_flags(flags.bits().cast_signed());
     let file = open.open(path).map_err(refused)?;
     if let Some(bytes) = options.create_bytes {
-        file.set_len(bytes).map_err(refused)?;
+        file.set_len(bytes).and_then(|()| sync_new(&file, path)).map_err(refused)?;
     }
     Ok(file)
+}
+
+/// Makes a new file's name durable: flushes of the file alone do not.
+fn sync_new(file: &File, path: &Path) -> std::io::Result<()> {
+    file.sync_all()?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geometry> {
@@ -182,7 +191,7 @@ impl Backing {
         self.gate.pass(sync).map_err(|failure| match failure {
             Failure::Now(errno) => DeviceError::os(format!("flush of {path}"), errno),
             Failure::Earlier(errno) => DeviceError::os(
-                format!("an earlier flush of {path}, so that bytes written before it may be lost (reopen it and write them again),"),
+                format!("an earlier flush or forced write of {path}, so that bytes written before it may be lost (reopen it and write them again),"),
                 errno,
             ),
         })

@@ -133,6 +133,7 @@ fn impossible_block_sizes_are_refused() {
         let path = dir.path().join(index.to_string());
         let opened = FileDevice::open(&path, &sized(Transfer::Buffered, block_bytes, 1 << 20));
         assert_eq!(opened.map(|_| ()).unwrap_err().kind(), DeviceErrorKind::Unsupported);
+        assert!(!path.exists(), "a file was left behind");
     }
 }
 
@@ -177,6 +178,6 @@ fn a_failed_flush_is_never_forgotten() {
         let first = device.flush().unwrap_err().to_string();
         assert!(first.contains("flush of /dev/full failed"), "{first}");
         let again = device.flush().unwrap_err().to_string();
-        assert!(again.contains("earlier flush") && again.contains("reopen"), "{again}");
+        assert!(again.contains("an earlier flush") && again.contains("reopen"), "{again}");
     }
 }

@@ -101,7 +101,7 @@ impl<'a> Job<'a> {
     fn complete(&mut self, result: i32, unit: usize) -> bool {
         match usize::try_from(result) {
             Ok(moved) => {
-                let reached = self.done + moved;
+                let reached = (self.done + moved).min(self.len());
                 let whole = if reached == self.len() { reached } else { reached - reached % unit };
                 self.end = match whole {
                     whole if whole == self.len() => Some(Ok(())),
@@ -158,9 +158,10 @@ impl Ring {
     fn push(&mut self, file: &File, jobs: &mut [Job<'_>], flight: &mut Flight) {
         while flight.pushed < ENTRIES as usize {
             let Some(index) = flight.queue.pop() else { return };
-            let entry = jobs[index].entry(file).user_data(index as u64);
-            // SAFETY: the entry points into the memory of `jobs[index]`, which `run` borrows, and is initialized (it
-            // comes from slices); `run` does not return before the entry completed or the kernel never saw it.
+            let Some(job) = jobs.get_mut(index) else { continue };
+            let entry = job.entry(file).user_data(index as u64);
+            // SAFETY: the entry points into the memory of `job`, which `run` borrows and which is initialized (it comes
+            // from slices); `run` does not return before the entry completed, or the kernel never saw it.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 flight.queue.push(index);
                 return;
@@ -184,7 +185,7 @@ impl Ring {
     /// Takes completions out; a job that is not over goes back to the queue.
     fn reap(&mut self, jobs: &mut [Job<'_>], flight: &mut Flight, unit: usize) {
         for completion in self.ring.completion() {
-            flight.pushed -= 1;
+            flight.pushed = flight.pushed.saturating_sub(1);
             let index = usize::try_from(completion.user_data()).unwrap_or(usize::MAX);
             if let Some(job) = jobs.get_mut(index)
                 && !job.complete(completion.result(), unit)
@@ -213,4 +214,59 @@ struct Flight {
     queue: Vec<usize>,
     /// Entries pushed and not completed.
     pushed: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: usize = 512;
+
+    fn complete(results: &[i32]) -> (Vec<bool>, Job<'static>) {
+        let mut job = Job::new(0, Memory::Write(&[0; 4096], Force::No));
+        let over = results.iter().map(|result| job.complete(*result, UNIT)).collect();
+        (over, job)
+    }
+
+    #[test]
+    fn a_short_transfer_is_continued_at_a_whole_unit() {
+        let (over, job) = complete(&[1000]);
+        assert_eq!((over, job.done), (vec![false], 512));
+        let (over, job) = complete(&[1024, 3072]);
+        assert_eq!((over, job.end()), (vec![false, true], Ok(())));
+    }
+
+    #[test]
+    fn a_transfer_that_gets_no_further_ends() {
+        for results in [&[0][..], &[100], &[1024, 511]] {
+            let (over, job) = complete(results);
+            assert_eq!(over.last(), Some(&true), "{results:?}");
+            assert_eq!(job.end(), Err(Stop::Ended { done: job.done }));
+        }
+    }
+
+    #[test]
+    fn more_than_was_asked_for_is_not_believed() {
+        assert_eq!(complete(&[i32::MAX]).1.done, 4096);
+    }
+
+    #[test]
+    fn interrupted_and_again_are_tried_again_but_not_for_ever() {
+        let (intr, again) = (-libc::EINTR, -libc::EAGAIN);
+        let (over, job) = complete(&[intr, intr, again, intr]);
+        assert_eq!((over, job.blocking), (vec![false; 4], true));
+        let (over, job) = complete(&[again, again]);
+        assert_eq!((over, job.end()), (vec![false, true], Err(Stop::Os(Errno::AGAIN))));
+        assert_eq!(complete(&[-libc::ENOSPC]).1.end(), Err(Stop::Os(Errno::NOSPC)));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_fails_each_job() {
+        let file = File::open("/dev/zero").unwrap();
+        let data = [1; 512];
+        let mut jobs: Vec<_> =
+            (0..200).map(|_| Job::new(0, Memory::Write(&data, Force::No))).collect();
+        Ring::new().unwrap().run(&file, &mut jobs, UNIT).unwrap();
+        assert!(jobs.iter().all(|job| job.end() == Err(Stop::Os(Errno::BADF))));
+    }
 }
