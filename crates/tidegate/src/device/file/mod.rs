@@ -69,7 +69,8 @@ struct Backing {
 
 impl FileDevice {
     /// Opens the file or block device at `path`. A block device that is to be written must not be in use (mounted, or
-    /// part of an array): it is opened exclusively.
+    /// part of an array): it is opened exclusively, so
+    /// that to reopen it the device of before must be dropped first.
     ///
     /// # Errors
     /// [`Io`](DeviceErrorKind::Io) where it cannot be opened; [`Unsupported`](DeviceErrorKind::Unsupported) where it is
