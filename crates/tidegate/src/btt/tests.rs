@@ -11,6 +11,7 @@ use super::create::create_arenas;
 use super::info::read_info;
 use super::layout::{ArenaPlan, FlogSlot, LANES, MapEntry};
 use super::*;
+use crate::device::conformance::{self, Promises};
 use crate::device::{BlockDevice, DeviceErrorKind, WriteFlags, ZeroFlags};
 use crate::pmem::Region;
 
@@ -87,6 +88,42 @@ fn every_lba_size_and_version_keeps_what_is_written() {
             }
         }
     }
+}
+
+#[test]
+fn behaves_as_every_block_device_must() {
+    for lba_bytes in LBA_SIZES {
+        let (region, btt) = small(lba_bytes);
+        if btt.geometry().blocks < conformance::LEAST_BLOCKS {
+            let region = self::region(ARENA_BYTES + 4096);
+            create(&region, &options(lba_bytes)).unwrap();
+            conformance::check(&Btt::open(region).unwrap(), Promises::default());
+        } else {
+            conformance::check(&btt, Promises::default());
+        }
+        assert_eq!(faults(&region), []);
+    }
+}
+
+/// The price of durability, exactly: a fence or a write-back lost, or a new one, fails here.
+#[test]
+fn p1_a_write_costs_two_fences_however_many_blocks_it_has() {
+    let (region, btt) = small(4096);
+    let cost = |work: &dyn Fn()| {
+        let before = region.counters();
+        work();
+        region.counters() - before
+    };
+    write(&btt, 0, 1);
+    let one = cost(&|| write(&btt, 1, 2));
+    // The flog line twice, and the map line of the lane's previous write.
+    assert_eq!((one.fences, one.lines_written_back, one.bytes_streamed), (2, 3, 4096));
+    let group = cost(&|| btt.write(0, &[3; 4 * 4096], WriteFlags::default()).unwrap());
+    assert_eq!((group.fences, group.bytes_streamed), (2, 4 * 4096));
+    let flush = cost(&|| btt.flush().unwrap());
+    assert_eq!((flush.fences, flush.lines_written_back), (0, 0));
+    let zeroes = cost(&|| btt.write_zeroes(0, 4 * 4096, ZeroFlags::default()).unwrap());
+    assert_eq!((zeroes.fences, zeroes.lines_written_back, zeroes.bytes_streamed), (1, 1, 0));
 }
 
 #[test]
