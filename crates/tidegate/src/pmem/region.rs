@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use super::counters::Counting;
 use super::cpu::{self, Cpu};
-use super::delay::Delay;
+use super::delay::{Delay, Start};
 use super::mapping::{Kind, Mapping};
 use super::poison::{self, PoisonWatch};
 use super::writeback::DirtyPages;
@@ -333,7 +333,7 @@ impl Region {
     /// [`fence`](Self::fence).
     ///
     /// # Errors
-    /// [`PmemError::OutOfRange`], [`PmemError::ReadOnly`].
+    /// As for [`write`](Self::write).
     #[inline]
     pub fn write_back(&self, offset: u64, len: u64) -> Result<()> {
         let at = self.at_mut(offset, len)?;
@@ -348,7 +348,7 @@ impl Region {
         }
         self.counting.written_back(lines);
         self.left_for_medium(start, offset, len);
-        Ok(())
+        self.check_whole(offset, len)
     }
 
     /// Waits until what this thread stored past the cache or wrote back is durable.
@@ -360,11 +360,10 @@ impl Region {
         if let Some(observer) = &self.observer {
             observer.fence();
         }
-        let start = self.delay.as_ref().map(Delay::start);
         cpu::fence();
         self.counting.fenced();
-        if let (Some(delay), Some(start)) = (&self.delay, start) {
-            delay.finish_fence(start);
+        if let Some(delay) = &self.delay {
+            delay.finish_fence();
         }
         self.dirty.as_ref().map_or(Ok(()), |dirty| dirty.sync(&self.mapping))
     }
@@ -398,7 +397,7 @@ impl Region {
 
     /// Bytes streamed or written back since `start` are on their way: the next fence waits for them.
     #[inline]
-    fn left_for_medium(&self, start: Option<super::delay::Start>, offset: u64, len: u64) {
+    fn left_for_medium(&self, start: Option<Start>, offset: u64, len: u64) {
         if let Some(dirty) = &self.dirty {
             dirty.record(offset, len);
         }

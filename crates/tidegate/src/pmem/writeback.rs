@@ -134,4 +134,28 @@ mod tests {
         let expected: Vec<_> = (0..2000).map(|page| (page * 8192, page * 8192 + 4096)).collect();
         assert_eq!(recorded(&calls), expected);
     }
+
+    #[test]
+    fn one_failure_is_for_good() {
+        let mapping = Mapping::anonymous(1 << 16).unwrap();
+        // The kernel refuses ranges that start in the middle of a page.
+        let dirty = DirtyPages { page_bytes: 100, ..DirtyPages::new() };
+        dirty.sync(&mapping).unwrap();
+        dirty.record(150, 1);
+        let failed =
+            |result| matches!(result, Err(PmemError::WritebackFailed { errno: libc::EINVAL }));
+        assert!(failed(dirty.sync(&mapping)));
+        dirty.ranges.lock().list.clear();
+        assert!(failed(dirty.sync(&mapping)), "nothing is left to sync, and still");
+    }
+
+    #[test]
+    fn a_range_is_forgotten_only_when_it_is_down() {
+        let mapping = Mapping::anonymous(1 << 16).unwrap();
+        let dirty = DirtyPages::new();
+        dirty.record(5000, 10);
+        assert_eq!(dirty.ranges.lock().list, [(4096, 8192)]);
+        dirty.sync(&mapping).unwrap();
+        assert_eq!(dirty.ranges.lock().list, []);
+    }
 }

@@ -92,22 +92,32 @@ fn every_streaming_copy_with_every_write_back_copies_exactly() {
 
 #[test]
 fn long_copies_take_every_branch_of_the_walk() {
-    let source: Vec<u8> = pattern(3).0.repeat(9);
     for copies in all_copies() {
-        let cpu = Cpu { copies, ..Cpu::detect() };
-        for bytes in [1023, 1024, 1025, 4095, 4096, 4097, 4160, 8191, 9000] {
-            let mut streamed = vec![0; source.len()];
-            let mut copied = vec![0; source.len()];
-            // SAFETY: both ranges lie inside the vectors.
-            unsafe { cpu.stream(streamed.as_mut_ptr(), source.as_ptr(), bytes, true) };
-            // SAFETY: as above.
-            unsafe { cpu.copy(copied.as_mut_ptr(), source.as_ptr(), bytes) };
-            fence();
-            for result in [streamed, copied] {
-                assert!(result[..bytes] == source[..bytes], "{} {bytes}", copies.name);
-                assert!(result[bytes..].iter().all(|&byte| byte == 0), "{} {bytes}", copies.name);
+        for start in [0, 1, 15, 32, 63] {
+            for bytes in [511, 512, 575, 1023, 1024, 4095, 4096, 4097, 4160, 8191, 9000] {
+                check_long(copies, start, bytes);
             }
         }
+    }
+}
+
+fn check_long(copies: Copies, start: usize, bytes: usize) {
+    let cpu = Cpu { copies, ..Cpu::detect() };
+    let source = pattern(3).0.repeat(9);
+    let mut streamed = vec![0; LINE + source.len()];
+    let mut copied = streamed.clone();
+    let at = streamed.as_ptr().align_offset(LINE) + start;
+    // SAFETY: both ranges lie inside the vectors.
+    unsafe { cpu.stream(streamed[at..].as_mut_ptr(), source.as_ptr(), bytes, true) };
+    let copied_at = copied.as_ptr().align_offset(LINE) + start;
+    // SAFETY: as above.
+    unsafe { cpu.copy(copied[copied_at..].as_mut_ptr(), source.as_ptr(), bytes) };
+    fence();
+    for (result, at) in [(streamed, at), (copied, copied_at)] {
+        let what = format!("{} {bytes} bytes at {start}", copies.name);
+        assert!(result[at..at + bytes] == source[..bytes], "{what}");
+        let around = result[..at].iter().chain(&result[at + bytes..]);
+        assert!(around.copied().all(|byte| byte == 0), "{what}: around");
     }
 }
 

@@ -19,13 +19,14 @@ fn with_domain(domain: Domain) -> RegionOptions {
     RegionOptions { domain: Some(domain), ..RegionOptions::default() }
 }
 
-/// A directory on tmpfs, and one on a file system with a page cache and blocks.
 fn on_tmpfs() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
+/// A directory where this program was built: on a file system with a page cache and blocks.
 fn on_disk() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap()
+    let program = std::env::current_exe().unwrap();
+    tempfile::tempdir_in(program.parent().unwrap()).unwrap()
 }
 
 #[test]

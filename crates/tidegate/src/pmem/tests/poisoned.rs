@@ -54,9 +54,10 @@ fn every_access_to_a_lost_page_is_an_error() {
     assert!(poisoned(region.load_u64(14 * PAGE), 14 * PAGE, 8));
     assert!(poisoned(region.store_u32(15 * PAGE, 1), 15 * PAGE, 4));
     assert!(poisoned(region.store_u64(16 * PAGE, 1), 16 * PAGE, 8));
-    assert!(region.zero_streaming(17 * PAGE, 10).is_err());
+    assert!(poisoned(region.zero_streaming(17 * PAGE, 10), 17 * PAGE, 10));
+    assert!(poisoned(region.write_back(18 * PAGE, 8), 18 * PAGE, 8));
     assert!(poisoned(region.read(9 * PAGE, &mut [0; 8192]), 9 * PAGE, 8192));
-    for page in 10..18 {
+    for page in 10..19 {
         assert!(poisoned(region.load_u64(page * PAGE), page * PAGE, 8), "again, page {page}");
         assert!(poisoned(region.store_u64(page * PAGE, 1), page * PAGE, 8), "again, page {page}");
     }

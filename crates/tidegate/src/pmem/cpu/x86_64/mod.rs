@@ -88,6 +88,9 @@ pub(in crate::pmem) fn fence() {
     unsafe { asm!("sfence", options(nostack, preserves_flags)) };
 }
 
+/// Copies from this length on are worth an aligned destination.
+const ALIGN_FROM: usize = 512;
+
 /// The moves of one instruction set. All pointers may be unaligned but for streaming destinations.
 trait Vector {
     const NAME: &'static str;
@@ -118,11 +121,17 @@ unsafe fn copy<V: Vector>(mut to: *mut u8, mut from: *const u8, bytes: usize) {
         // SAFETY: the caller's ranges.
         return unsafe { copy_short(to, from, bytes) };
     }
-    let mut left = bytes;
-    // SAFETY: each step stays inside the caller's ranges. The last line may overlap what was copied just
-    // before: storing the same bytes twice is cheaper than branching on the rest.
+    // Stores that cross lines cost double: copy up to a line of the destination first.
+    let head = if bytes < ALIGN_FROM { 0 } else { to.align_offset(LINE) };
+    let mut left = bytes - head;
+    // SAFETY: each step stays inside the caller's ranges. The first and the last line may overlap their
+    // neighbours: storing the same bytes twice is cheaper than branching on the rest.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one walk, one argument")]
     unsafe {
+        if head > 0 {
+            V::copy_line(to, from);
+            (to, from) = (to.add(head), from.add(head));
+        }
         while left >= 4 * LINE {
             V::copy_four_lines(to, from);
             (to, from, left) = (to.add(4 * LINE), from.add(4 * LINE), left - 4 * LINE);
