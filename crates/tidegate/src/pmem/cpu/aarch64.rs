@@ -1,4 +1,4 @@
-//! AArch64: `dc cvap` (to the point of persistence) or `dc cvac` (to the point of coherency), `dsb`, copies by
+//! 64-bit Arm: `dc cvap` (to the point of persistence) or `dc cvac` (to the point of coherency), `dsb`, copies by
 //! pairs of 128-bit registers.
 //!
 //! There is no store past the cache that a barrier makes durable, so "streaming" is a copy whose lines are

@@ -24,6 +24,11 @@ impl WriteBack {
     /// None needed.
     #[inline]
     pub(super) unsafe fn line(self, _at: *const u8) {}
+
+    #[cfg(test)]
+    pub(super) fn available() -> impl Iterator<Item = Self> {
+        std::iter::once(Self)
+    }
 }
 
 pub(super) fn best_write_back() -> WriteBack {
@@ -31,12 +36,13 @@ pub(super) fn best_write_back() -> WriteBack {
 }
 
 /// The only copies.
-pub(super) fn available_copies() -> impl Iterator<Item = Copies> {
-    [best_copies()].into_iter()
+pub(super) fn available_copies() -> [Copies; 1] {
+    [Copies { name: "portable", copy, stream_lines: copy }]
 }
 
 pub(super) fn best_copies() -> Copies {
-    Copies { name: "portable", copy, stream_lines: copy }
+    let [copies] = available_copies();
+    copies
 }
 
 /// Orders this thread's stores before its later ones.

@@ -20,7 +20,8 @@ fn pattern(seed: usize) -> Aligned {
 }
 
 fn all_copies() -> Vec<Copies> {
-    let mut all: Vec<_> = arch::available_copies().collect();
+    let mut all = Vec::new();
+    all.extend(arch::available_copies());
     all.extend(portable::available_copies());
     all
 }
@@ -61,9 +62,11 @@ fn check_one(
 }
 
 #[test]
-fn this_cpu_has_an_implementation() {
-    assert!(Cpu::can_write_back(), "the tests run where adr is possible");
-    assert!(arch::WriteBack::available().any(|kind| kind == Cpu::detect().write_back));
+fn known_cpus_can_write_back() {
+    let known = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
+    assert_eq!(Cpu::can_write_back(), known);
+    let fastest = arch::WriteBack::available().next();
+    assert_eq!(fastest, Some(Cpu::detect().write_back));
 }
 
 #[test]
