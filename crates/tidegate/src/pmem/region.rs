@@ -110,7 +110,7 @@ impl Region {
             cpu: Cpu::detect(),
             observer: None,
             delay: Delay::new(&options.media),
-            dirty: (domain == Domain::Msync).then(DirtyPages::new),
+            dirty: (domain == Domain::Msync).then(|| DirtyPages::new(page_bytes as u64)),
             counting: Counting::new(),
             name,
             media: options.media.clone(),
@@ -475,4 +475,37 @@ fn possible(domain: Domain) -> Domain {
 #[inline]
 fn lines_of(offset: u64, len: u64) -> u64 {
     if len == 0 { 0 } else { (offset + len - 1) / LINE_BYTES - offset / LINE_BYTES + 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A region in the msync domain whose every `msync` the kernel refuses, for it starts in the middle of a page.
+    fn refusing() -> Region {
+        let options = RegionOptions { domain: Some(Domain::Msync), ..RegionOptions::default() };
+        let mut region = Region::anonymous_with(1 << 16, &options).unwrap();
+        region.dirty = Some(DirtyPages::new(100));
+        region
+    }
+
+    fn refused(result: &Result<()>) -> bool {
+        matches!(result, Err(PmemError::WritebackFailed { errno: libc::EINVAL }))
+    }
+
+    #[test]
+    fn a_fence_syncs_what_was_streamed() {
+        let region = refusing();
+        region.write_streaming(150, b"data").unwrap();
+        assert!(refused(&region.fence()));
+    }
+
+    #[test]
+    fn a_fence_syncs_what_was_written_back_and_fails_for_good_after_a_failure() {
+        let region = refusing();
+        region.write(150, b"data").unwrap();
+        region.fence().unwrap();
+        assert!(refused(&region.persist(150, 4)));
+        assert!(refused(&region.fence()));
+    }
 }

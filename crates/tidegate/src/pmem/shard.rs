@@ -110,18 +110,21 @@ mod tests {
     }
 
     #[test]
-    fn threads_beyond_the_seats_share_the_last_shard() {
+    fn only_threads_beyond_the_seats_share_a_shard_and_know_it() {
         const THREADS: usize = SEATS + 8;
+        let shards = Shards::<AtomicU64>::new();
         let all_seated = Barrier::new(THREADS);
-        let shared = std::thread::scope(|scope| {
+        let mut exclusive: Vec<usize> = std::thread::scope(|scope| {
             let sit = || {
-                let mine = seat();
+                let (shard, exclusive) = shards.mine();
                 all_seated.wait();
-                usize::from(mine == SEATS)
+                exclusive.then(|| std::ptr::from_ref(shard).addr())
             };
             let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(sit)).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>()
+            threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
         });
-        assert!(shared >= THREADS - SEATS, "{shared} threads share");
+        assert!(exclusive.len() <= SEATS, "{} threads think they are alone", exclusive.len());
+        exclusive.sort_unstable();
+        assert!(exclusive.windows(2).all(|pair| pair[0] != pair[1]), "a shard was shared");
     }
 }

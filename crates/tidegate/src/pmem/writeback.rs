@@ -44,9 +44,10 @@ impl Ranges {
 }
 
 impl DirtyPages {
-    pub(super) fn new() -> Self {
+    /// For a mapping whose pages have `page_bytes` bytes.
+    pub(super) fn new(page_bytes: u64) -> Self {
         Self {
-            page_bytes: rustix::param::page_size() as u64,
+            page_bytes,
             ranges: Mutex::new(Ranges { list: Vec::new(), merge_at: MERGE_AT }),
             failed_errno: AtomicI32::new(0),
         }
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
 
     fn recorded(calls: &[(u64, u64)]) -> Vec<(u64, u64)> {
-        let dirty = DirtyPages { page_bytes: 4096, ..DirtyPages::new() };
+        let dirty = DirtyPages::new(4096);
         for &(offset, len) in calls {
             dirty.record(offset, len);
         }
@@ -139,7 +140,7 @@ mod tests {
     fn one_failure_is_for_good() {
         let mapping = Mapping::anonymous(1 << 16).unwrap();
         // The kernel refuses ranges that start in the middle of a page.
-        let dirty = DirtyPages { page_bytes: 100, ..DirtyPages::new() };
+        let dirty = DirtyPages::new(100);
         dirty.sync(&mapping).unwrap();
         dirty.record(150, 1);
         let failed =
@@ -152,7 +153,7 @@ mod tests {
     #[test]
     fn a_range_is_forgotten_only_when_it_is_down() {
         let mapping = Mapping::anonymous(1 << 16).unwrap();
-        let dirty = DirtyPages::new();
+        let dirty = DirtyPages::new(4096);
         dirty.record(5000, 10);
         assert_eq!(dirty.ranges.lock().list, [(4096, 8192)]);
         dirty.sync(&mapping).unwrap();

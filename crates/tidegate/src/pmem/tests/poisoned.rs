@@ -144,3 +144,35 @@ fn a_lost_page_is_an_error_in_the_msync_domain_as_well() {
     region.store_u64(0, 1).unwrap();
     region.persist(0, 8).unwrap();
 }
+
+/// A mapped page that no region knows and that is gone.
+fn foreign_lost_page() -> *mut u8 {
+    use rustix::mm::{MapFlags, ProtFlags};
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let len = PAGE as usize;
+    // SAFETY: a fresh mapping at an address of the kernel's choice. The file has no byte to map.
+    let page =
+        unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, 0) };
+    page.unwrap().cast()
+}
+
+#[test]
+fn a_fault_elsewhere_is_passed_on_and_ends_the_process() {
+    let _installs_the_handler = Shrunk::new();
+    let page = foreign_lost_page();
+    // SAFETY: the child makes no call that is unsafe in a copy of a process with threads.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: mapped, if only just: the access raises SIGBUS.
+        unsafe { page.write_volatile(1) };
+        // SAFETY: ends the child without running anything of the parent's.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(waited, child);
+    assert!(libc::WIFSIGNALED(status), "the child ended with status {status:#x}");
+    assert_eq!(libc::WTERMSIG(status), libc::SIGBUS);
+}
