@@ -77,6 +77,10 @@ impl<T> Shards<T> {
     }
 }
 
+/// Held by tests that seat more threads than others could do without.
+#[cfg(test)]
+pub(super) static CROWD: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
@@ -86,6 +90,7 @@ mod tests {
     #[test]
     fn seats_are_exclusive_and_given_back() {
         const THREADS: usize = 24;
+        let _alone = CROWD.lock();
         for _ in 0..8 {
             let all_seated = Barrier::new(THREADS);
             let mut seats: Vec<usize> = std::thread::scope(|scope| {
@@ -112,6 +117,7 @@ mod tests {
     #[test]
     fn only_threads_beyond_the_seats_share_a_shard_and_know_it() {
         const THREADS: usize = SEATS + 8;
+        let _alone = CROWD.lock();
         let shards = Shards::<AtomicU64>::new();
         let all_seated = Barrier::new(THREADS);
         let mut exclusive: Vec<usize> = std::thread::scope(|scope| {
