@@ -1,0 +1,38 @@
+//! Which simulated thread, and which of its operations, the calling OS thread is running.
+//!
+//! The core calls an [`Observer`](tidegate::pmem::Observer) without saying who calls; these thread-locals do.
+
+use std::cell::Cell;
+
+thread_local! {
+    static THREAD: Cell<Option<usize>> = const { Cell::new(None) };
+    static OPERATION: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Thread number used for events of threads that are not simulated (setup and recovery).
+pub const OUTSIDE: usize = 7;
+
+/// Marks the calling OS thread as simulated thread `thread`, for good.
+pub(crate) fn enter(thread: usize) {
+    THREAD.set(Some(thread));
+}
+
+/// The simulated thread that the caller is, if it is one.
+pub(crate) fn simulated() -> Option<usize> {
+    THREAD.get()
+}
+
+/// The simulated thread, or [`OUTSIDE`].
+pub(crate) fn thread() -> usize {
+    THREAD.get().unwrap_or(OUTSIDE)
+}
+
+/// The caller starts its next operation.
+pub(crate) fn next_operation() {
+    OPERATION.set(OPERATION.get() + 1);
+}
+
+/// A number that differs between any two operations of one thread.
+pub(crate) fn operation() -> u64 {
+    OPERATION.get()
+}

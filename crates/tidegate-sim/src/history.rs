@@ -1,0 +1,257 @@
+//! Histories: what the threads of an execution do, what came of it, and the bytes that tell.
+//!
+//! Every write has a stamp of its own, and every 8 bytes of its blocks carry stamp, block and position, so that a
+//! block made of two writes, or of another block's bytes, is never taken for a whole one.
+
+use std::collections::BTreeSet;
+
+use tidegate::device::{BlockDevice, DeviceError, WriteFlags, ZeroFlags};
+
+use crate::model::{Effect, Interval, Stamp, outcomes};
+use crate::random::Random;
+
+/// One operation of a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Write `blocks` blocks from `lba` on with `stamp`.
+    Write {
+        /// First block.
+        lba: u64,
+        /// Number of blocks.
+        blocks: u64,
+        /// The stamp, not 0.
+        stamp: Stamp,
+        /// Durable when acknowledged.
+        fua: bool,
+    },
+    /// Read one block.
+    Read {
+        /// The block.
+        lba: u64,
+    },
+    /// Discard one block.
+    Discard {
+        /// The block.
+        lba: u64,
+    },
+    /// Write zeroes to one block.
+    WriteZeroes {
+        /// The block.
+        lba: u64,
+        /// The space may be given back.
+        may_unmap: bool,
+    },
+    /// Flush the device.
+    Flush,
+}
+
+/// An operation that was called.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// Who called.
+    pub thread: usize,
+    /// What.
+    pub op: Op,
+    /// Position of the call in the trace.
+    pub begin: usize,
+    /// Position of the return in the trace.
+    pub end: usize,
+    /// What a read returned.
+    pub read: Option<Stamp>,
+}
+
+/// The bytes of block `lba` as `stamp` writes them.
+pub fn payload(lba: u64, stamp: Stamp, block_bytes: usize) -> Vec<u8> {
+    (0..block_bytes / 8).flat_map(|index| payload_word(lba, stamp, index).to_le_bytes()).collect()
+}
+
+fn payload_word(lba: u64, stamp: Stamp, index: usize) -> u64 {
+    match stamp {
+        0 => 0,
+        _ => u64::from(stamp) << 32 | (lba & 0xffff) << 16 | index as u64,
+    }
+}
+
+/// The stamp with which block `lba` was written as a whole, or `None` for a torn or foreign block.
+pub fn stamp_of(lba: u64, block: &[u8]) -> Option<Stamp> {
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+    let stamp = Stamp::try_from(word(&block[..8]) >> 32).expect("32 bits are left");
+    let mut words = block.chunks_exact(8).enumerate();
+    words.all(|(index, bytes)| word(bytes) == payload_word(lba, stamp, index)).then_some(stamp)
+}
+
+/// Performs `op`; a read gives the bytes it returned.
+///
+/// # Errors
+/// Those of the device.
+pub fn perform(device: &dyn BlockDevice, op: Op) -> Result<Option<Vec<u8>>, DeviceError> {
+    let block = u64::from(device.geometry().block_bytes);
+    let block_bytes = device.geometry().block_bytes as usize;
+    match op {
+        Op::Write { lba, blocks, stamp, fua } => {
+            let data: Vec<u8> =
+                (lba..lba + blocks).flat_map(|lba| payload(lba, stamp, block_bytes)).collect();
+            device.write(lba * block, &data, WriteFlags { fua }).map(|()| None)
+        }
+        Op::Read { lba } => {
+            let mut data = vec![0; block_bytes];
+            device.read(lba * block, &mut data).map(|()| Some(data))
+        }
+        Op::Discard { lba } => device.discard(lba * block, block).map(|()| None),
+        Op::WriteZeroes { lba, may_unmap } => {
+            let flags = ZeroFlags { may_unmap, ..ZeroFlags::default() };
+            device.write_zeroes(lba * block, block, flags).map(|()| None)
+        }
+        Op::Flush => device.flush().map(|()| None),
+    }
+}
+
+impl Op {
+    fn effect_on(self, block: u64, read: Option<Stamp>) -> Option<Effect> {
+        match self {
+            Op::Write { lba, blocks, stamp, .. } if (lba..lba + blocks).contains(&block) => {
+                Some(Effect::Write(stamp))
+            }
+            Op::WriteZeroes { lba, .. } if lba == block => Some(Effect::Write(0)),
+            Op::Discard { lba } if lba == block => Some(Effect::Discard),
+            Op::Read { lba } if lba == block => read.map(Effect::Read),
+            _ => None,
+        }
+    }
+
+    fn durable_by_itself(self) -> bool {
+        matches!(self, Op::Write { fua: true, .. })
+    }
+}
+
+/// The calls of an execution, and what the device promises about them.
+#[derive(Debug, Default)]
+pub struct History {
+    /// The calls, of each thread in program order.
+    pub calls: Vec<Call>,
+    /// Acknowledged writes wait in volatile memory until the next flush.
+    pub volatile_cache: bool,
+}
+
+impl History {
+    /// What block `lba`, which held `initial` at first, may hold after a crash at `position`.
+    pub fn after_crash(&self, lba: u64, initial: Stamp, position: usize) -> BTreeSet<Stamp> {
+        outcomes(initial, &self.intervals(lba, |call| self.survives(call, position), position))
+    }
+
+    /// What a read of block `lba` may return after all calls; empty where the reads made cannot be explained.
+    pub fn after_all(&self, lba: u64, initial: Stamp) -> BTreeSet<Stamp> {
+        outcomes(initial, &self.intervals(lba, |_| true, usize::MAX))
+    }
+
+    fn intervals(
+        &self,
+        lba: u64,
+        required: impl Fn(&Call) -> bool,
+        position: usize,
+    ) -> Vec<Interval> {
+        let begun = self.calls.iter().filter(|call| call.begin < position);
+        let interval = |call: &Call| {
+            let end = (call.end < position).then_some(call.end);
+            let effect = call.op.effect_on(lba, call.read.filter(|_| end.is_some()))?;
+            let required = required(call);
+            let undone = matches!(effect, Effect::Read(_)) && !required;
+            let interval =
+                Interval { thread: call.thread, begin: call.begin, end, effect, required };
+            (!undone).then_some(interval)
+        };
+        begun.filter_map(interval).collect()
+    }
+
+    /// `call` was acknowledged before a crash at `position`, as something that a crash does not undo.
+    fn survives(&self, call: &Call, position: usize) -> bool {
+        let flushed = || {
+            let mut flushes = self.calls.iter().filter(|other| other.op == Op::Flush);
+            flushes.any(|flush| flush.begin > call.end && flush.end < position)
+        };
+        call.end < position && (!self.volatile_cache || call.op.durable_by_itself() || flushed())
+    }
+}
+
+/// Which operations a random plan is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Mix {
+    /// Number of threads.
+    pub threads: usize,
+    /// Operations of each thread.
+    pub ops: usize,
+    /// Blocks used: few make threads meet.
+    pub lbas: u64,
+    /// Most blocks of one write.
+    pub blocks_max: u64,
+    /// Out of 100 operations, this many are reads.
+    pub reads_pct: usize,
+    /// Out of 100 operations, this many are discards, as many write zeroes, and as many flush.
+    pub others_pct: usize,
+}
+
+impl Mix {
+    /// A random plan: the operations of each thread. Stamps count on from `stamp`.
+    pub fn plan(&self, random: &mut Random, stamp: &mut Stamp) -> Vec<Vec<Op>> {
+        let mut op = |_| self.op(random, stamp);
+        let mut thread = |_| (0..self.ops).map(&mut op).collect();
+        (0..self.threads).map(&mut thread).collect()
+    }
+
+    fn op(&self, random: &mut Random, stamp: &mut Stamp) -> Op {
+        let lba = random.word() % self.lbas;
+        let others = self.others_pct;
+        match random.below(100) {
+            dice if dice < self.reads_pct => Op::Read { lba },
+            dice if dice < self.reads_pct + others => Op::Discard { lba },
+            dice if dice < self.reads_pct + 2 * others => {
+                Op::WriteZeroes { lba, may_unmap: random.one_in(2) }
+            }
+            dice if dice < self.reads_pct + 3 * others => Op::Flush,
+            _ => {
+                *stamp += 1;
+                let blocks = 1 + random.word() % self.blocks_max.min(self.lbas - lba);
+                Op::Write { lba, blocks, stamp: *stamp, fua: random.one_in(4) }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_are_read_back_and_tears_are_seen() {
+        let old = payload(3, 7, 512);
+        assert_eq!(stamp_of(3, &old), Some(7));
+        assert_eq!(stamp_of(3, &[0; 512]), Some(0));
+        assert_eq!(stamp_of(4, &old), None, "another block's bytes");
+        for word in 0..64 {
+            let mut torn = old.clone();
+            torn[word * 8..word * 8 + 8].copy_from_slice(&payload(3, 8, 512)[word * 8..][..8]);
+            assert_eq!(stamp_of(3, &torn), None, "word {word}");
+        }
+    }
+
+    fn write(stamp: Stamp, begin: usize, end: usize) -> Call {
+        let op = Op::Write { lba: 0, blocks: 1, stamp, fua: false };
+        Call { thread: 0, op, begin, end, read: None }
+    }
+
+    #[test]
+    fn durable_writes_survive_from_their_acknowledgement_on() {
+        let history = History { calls: vec![write(5, 0, 4)], volatile_cache: false };
+        assert_eq!(history.after_crash(0, 1, 4), [1, 5].into());
+        assert_eq!(history.after_crash(0, 1, 5), [5].into());
+        assert_eq!(history.after_crash(1, 1, 5), [1].into(), "another block");
+    }
+
+    #[test]
+    fn cached_writes_survive_from_the_next_flush_on() {
+        let flush = Call { op: Op::Flush, ..write(0, 5, 8) };
+        let history = History { calls: vec![write(5, 0, 4), flush], volatile_cache: true };
+        assert_eq!(history.after_crash(0, 1, 8), [1, 5].into());
+        assert_eq!(history.after_crash(0, 1, 9), [5].into());
+    }
+}

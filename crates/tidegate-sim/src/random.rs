@@ -1,0 +1,97 @@
+//! Seeds: where they come from, how they are printed, and the generator they feed.
+//!
+//! Invariant: everything the simulator chooses at random comes from one [`Random`], so that the seed printed
+//! with a failure replays it.
+
+use std::hash::{BuildHasher, Hasher};
+
+/// `SplitMix64`: small, fast, and the same on every machine.
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+/// One step of the `SplitMix64` output function: a bijection of 64-bit words that mixes every bit.
+pub(crate) fn mix(word: u64) -> u64 {
+    let mut z = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+impl Random {
+    /// A generator whose whole future is `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn word(&mut self) -> u64 {
+        let word = mix(self.0);
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        word
+    }
+
+    /// A number in `0..bound`; `bound` must not be 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        let bound = bound as u64;
+        usize::try_from(self.word() % bound).expect("smaller than a usize")
+    }
+
+    /// True once in `period` times.
+    pub fn one_in(&mut self, period: usize) -> bool {
+        self.below(period) == 0
+    }
+
+    /// One of `from`, which must not be empty.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+}
+
+/// The seeds of a test: the one of `TIDEGATE_SIM_SEED` (decimal or 0x hexadecimal) alone if it is set, else `fixed`
+/// ones and as many fresh ones from the operating system, both multiplied by `TIDEGATE_SIM_ROUNDS`.
+///
+/// # Panics
+/// Where a variable is set to something that is no number: a replay of the wrong seed would mislead.
+pub fn seeds(name: &str, fixed: usize) -> Vec<u64> {
+    if let Some(seed) = variable("TIDEGATE_SIM_SEED") {
+        return vec![seed];
+    }
+    let rounds = usize::try_from(variable("TIDEGATE_SIM_ROUNDS").unwrap_or(1)).unwrap_or(1);
+    let base = mix(name.bytes().fold(0, |sum, byte| mix(sum ^ u64::from(byte))));
+    let fresh = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    println!("{name}: fresh seeds start at {fresh:#x}");
+    let count = fixed * rounds;
+    let stream = |base: u64| (0..count as u64).map(move |index| mix(base.wrapping_add(index)));
+    stream(base).chain(stream(fresh)).collect()
+}
+
+fn variable(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    Some(parsed.unwrap_or_else(|_| panic!("{name}={text} is not a number: use decimal or 0x hex")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn same_seed_same_future() {
+        let draw = |seed| {
+            let mut random = Random::new(seed);
+            (0..8).map(|_| random.word()).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(5), draw(5));
+        assert_ne!(draw(5), draw(6));
+    }
+
+    #[test]
+    fn every_number_below_the_bound_is_drawn() {
+        let mut random = Random::new(1);
+        let drawn: std::collections::BTreeSet<_> = (0..200).map(|_| random.below(7)).collect();
+        assert_eq!(drawn.into_iter().collect::<Vec<_>>(), (0..7).collect::<Vec<_>>());
+    }
+}

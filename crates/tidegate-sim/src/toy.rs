@@ -1,0 +1,223 @@
+//! A small engine with faults to order: what the simulator itself is tested on.
+//!
+//! Each block has two slots and a selector word that names the current one. A write streams the other slot,
+//! fences, then turns the selector and persists it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tidegate::device::{BlockDevice, DeviceError, Geometry, Result, WriteFlags, ZeroFlags};
+use tidegate::pmem::Region;
+
+use crate::subject::Subject;
+
+const BLOCKS: u64 = 4;
+const BLOCK_BYTES: u64 = 512;
+const DATA_OFFSET: u64 = 4096;
+
+/// What is wrong with the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// The data is not fenced before the selector turns.
+    NoDataFence,
+    /// A write returns before its selector is durable.
+    NoSelectorFence,
+    /// Data is written over the current slot.
+    InPlace,
+    /// Reads do not lock their block.
+    UnlockedRead,
+    /// The lock is taken by a load and a store with a yield point between.
+    RacyLock,
+    /// A lock is never given back.
+    LostUnlock,
+    /// A flush forgets the last block.
+    ForgetfulFlush,
+    /// Recovery clears the selector before it rewrites it.
+    CarelessRecovery,
+}
+
+/// The toy engine as a [`Subject`].
+#[derive(Debug, Clone, Copy)]
+pub struct Toy {
+    /// What is wrong with it.
+    pub fault: Fault,
+    /// Writes wait in volatile memory for the next flush.
+    pub volatile_cache: bool,
+}
+
+struct Device {
+    region: Arc<Region>,
+    toy: Toy,
+    locks: [AtomicBool; BLOCKS as usize],
+    cached: Mutex<BTreeMap<u64, Vec<u8>>>,
+}
+
+impl Subject for Toy {
+    fn create(&self, _region: &Region) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
+    fn open(&self, region: &Arc<Region>) -> std::result::Result<Arc<dyn BlockDevice>, String> {
+        let (region, toy) = (Arc::clone(region), *self);
+        let device = Device { region, toy, locks: Default::default(), cached: Mutex::default() };
+        device.recover().map_err(|error| error.to_string())?;
+        Ok(Arc::new(device))
+    }
+
+    fn check(&self, region: &Region) -> std::result::Result<(), String> {
+        for lba in 0..BLOCKS {
+            let selector = region.load_u64(lba * 64).map_err(|error| error.to_string())?;
+            if selector > 1 {
+                return Err(format!("selector {lba} is {selector}, expected 0 or 1"));
+            }
+        }
+        Ok(())
+    }
+
+    fn region_bytes(&self) -> u64 {
+        DATA_OFFSET + BLOCKS * 2 * BLOCK_BYTES
+    }
+
+    fn rounds_after_recovery(&self) -> u32 {
+        2
+    }
+}
+
+impl Device {
+    /// Rewrites every selector, so that there is a recovery to crash in.
+    fn recover(&self) -> Result<()> {
+        for lba in 0..BLOCKS {
+            let selector = self.region.load_u64(lba * 64)?;
+            if self.toy.fault == Fault::CarelessRecovery {
+                self.region.store_u64(lba * 64, 0)?;
+            }
+            self.region.store_u64(lba * 64, selector)?;
+            self.region.persist(lba * 64, 8)?;
+        }
+        Ok(())
+    }
+
+    fn lock(&self, lba: u64) -> Result<()> {
+        let lock = &self.locks[lba as usize];
+        if self.toy.fault == Fault::RacyLock {
+            while lock.load(Ordering::Acquire) {
+                self.region.relax();
+            }
+            self.region.load_u64(lba * 64)?;
+            lock.store(true, Ordering::Release);
+            return Ok(());
+        }
+        while lock.swap(true, Ordering::Acquire) {
+            self.region.relax();
+        }
+        Ok(())
+    }
+
+    fn unlock(&self, lba: u64) {
+        let lost = self.toy.fault == Fault::LostUnlock && lba == 0;
+        self.locks[lba as usize].store(lost, Ordering::Release);
+    }
+
+    fn slot(lba: u64, slot: u64) -> u64 {
+        DATA_OFFSET + (lba * 2 + slot) * BLOCK_BYTES
+    }
+
+    fn write_block(&self, lba: u64, data: &[u8]) -> Result<()> {
+        self.lock(lba)?;
+        let fault = self.toy.fault;
+        let current = self.region.load_u64(lba * 64)?;
+        let next = if fault == Fault::InPlace { current } else { 1 - current };
+        self.region.write_streaming(Self::slot(lba, next), data)?;
+        if fault != Fault::NoDataFence {
+            self.region.fence()?;
+        }
+        self.region.store_u64(lba * 64, next)?;
+        self.region.write_back(lba * 64, 8)?;
+        if fault != Fault::NoSelectorFence {
+            self.region.fence()?;
+        }
+        self.unlock(lba);
+        Ok(())
+    }
+
+    fn read_block(&self, lba: u64, buf: &mut [u8]) -> Result<()> {
+        let locked = self.toy.fault != Fault::UnlockedRead;
+        if locked {
+            self.lock(lba)?;
+        }
+        let current = self.region.load_u64(lba * 64)?;
+        self.region.read(Self::slot(lba, current), buf)?;
+        if locked {
+            self.unlock(lba);
+        }
+        Ok(())
+    }
+
+    fn cached(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Vec<u8>>> {
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BlockDevice for Device {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: BLOCK_BYTES as u32,
+            blocks: BLOCKS,
+            preferred_bytes: BLOCK_BYTES as u32,
+            read_only: false,
+            atomic_block: true,
+            volatile_cache: self.toy.volatile_cache,
+            fast_zero: false,
+            inline: true,
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.geometry().check(offset, buf.len() as u64)?;
+        for (lba, block) in (offset / BLOCK_BYTES..).zip(buf.chunks_mut(BLOCK_BYTES as usize)) {
+            let cached = self.cached().get(&lba).cloned();
+            match cached {
+                Some(data) => block.copy_from_slice(&data),
+                None => self.read_block(lba, block)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.geometry().check(offset, data.len() as u64)?;
+        for (lba, block) in (offset / BLOCK_BYTES..).zip(data.chunks(BLOCK_BYTES as usize)) {
+            if self.toy.volatile_cache && !flags.fua {
+                self.cached().insert(lba, block.to_vec());
+            } else {
+                self.write_block(lba, block)?;
+                self.cached().remove(&lba);
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        let dirty = self.cached().clone();
+        let forgotten = usize::from(self.toy.fault == Fault::ForgetfulFlush);
+        for (&lba, data) in dirty.iter().take(dirty.len().saturating_sub(forgotten)) {
+            self.write_block(lba, data)?;
+        }
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry().check(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.geometry().check(offset, len)?;
+        let zeroes = vec![0; usize::try_from(len).map_err(|_| {
+            DeviceError::out_of_range(offset, len, self.geometry().size_bytes())
+        })?];
+        self.write(offset, &zeroes, WriteFlags { fua: flags.fua })
+    }
+}
