@@ -7,6 +7,7 @@ use std::cell::Cell;
 thread_local! {
     static THREAD: Cell<Option<usize>> = const { Cell::new(None) };
     static OPERATION: Cell<u64> = const { Cell::new(0) };
+    static ORDINAL: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Thread number used for events of threads that are not simulated (setup and recovery).
@@ -27,9 +28,15 @@ pub(crate) fn thread() -> usize {
     THREAD.get().unwrap_or(OUTSIDE)
 }
 
-/// The caller starts its next operation.
-pub(crate) fn next_operation() {
+/// The caller starts its next operation, in which engines see it as thread number `ordinal`.
+pub(crate) fn next_operation(ordinal: usize) {
     OPERATION.set(OPERATION.get() + 1);
+    ORDINAL.set(ordinal);
+}
+
+/// The thread number that engines see: they choose lanes by it.
+pub(crate) fn ordinal() -> usize {
+    ORDINAL.get()
 }
 
 /// A number that differs between any two operations of one thread.

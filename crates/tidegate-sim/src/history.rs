@@ -45,6 +45,18 @@ pub enum Op {
     Flush,
 }
 
+/// An operation and the lane that the engine is led to prefer for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// The operation.
+    pub op: Op,
+    /// The thread number that the engine sees.
+    pub ordinal: usize,
+}
+
+/// What each thread of an execution does.
+pub type Plan = Vec<Vec<Step>>;
+
 /// An operation that was called.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
@@ -54,8 +66,10 @@ pub struct Call {
     pub op: Op,
     /// Position of the call in the trace.
     pub begin: usize,
-    /// Position of the return in the trace.
+    /// Position of the return in the trace, or of the kill that came before it.
     pub end: usize,
+    /// It returned.
+    pub acknowledged: bool,
     /// What a read returned.
     pub read: Option<Stamp>,
 }
@@ -107,6 +121,17 @@ pub fn perform(device: &dyn BlockDevice, op: Op) -> Result<Option<Vec<u8>>, Devi
 }
 
 impl Op {
+    /// The first block that the operation is about.
+    pub fn lba(self) -> Option<u64> {
+        match self {
+            Self::Write { lba, .. }
+            | Self::Read { lba }
+            | Self::Discard { lba }
+            | Self::WriteZeroes { lba, .. } => Some(lba),
+            Self::Flush => None,
+        }
+    }
+
     fn effect_on(self, block: u64, read: Option<Stamp>) -> Option<Effect> {
         match self {
             Op::Write { lba, blocks, stamp, .. } if (lba..lba + blocks).contains(&block) => {
@@ -117,6 +142,10 @@ impl Op {
             Op::Read { lba } if lba == block => read.map(Effect::Read),
             _ => None,
         }
+    }
+
+    fn zeroes(self, block: u64) -> bool {
+        matches!(self, Op::Discard { lba } | Op::WriteZeroes { lba, .. } if lba == block)
     }
 
     fn durable_by_itself(self) -> bool {
@@ -135,13 +164,21 @@ pub struct History {
 
 impl History {
     /// What block `lba`, which held `initial` at first, may hold after a crash at `position`.
+    ///
+    /// What a read returned survives, too, for devices whose writes are durable when they become visible. Zeroing
+    /// is not (readers see the map before it is durable), so reads of a block that was zeroed do not count.
     pub fn after_crash(&self, lba: u64, initial: Stamp, position: usize) -> BTreeSet<Stamp> {
-        outcomes(initial, &self.intervals(lba, |call| self.survives(call, position), position))
+        let zeroed = self.calls.iter().any(|call| call.op.zeroes(lba));
+        let required = |call: &Call| {
+            let binding = !matches!(call.op, Op::Read { .. }) || !zeroed;
+            binding && self.survives(call, position)
+        };
+        outcomes(initial, &self.intervals(lba, required, position))
     }
 
     /// What a read of block `lba` may return after all calls; empty where the reads made cannot be explained.
     pub fn after_all(&self, lba: u64, initial: Stamp) -> BTreeSet<Stamp> {
-        outcomes(initial, &self.intervals(lba, |_| true, usize::MAX))
+        outcomes(initial, &self.intervals(lba, |call| call.acknowledged, usize::MAX))
     }
 
     fn intervals(
@@ -169,7 +206,8 @@ impl History {
             let mut flushes = self.calls.iter().filter(|other| other.op == Op::Flush);
             flushes.any(|flush| flush.begin > call.end && flush.end < position)
         };
-        call.end < position && (!self.volatile_cache || call.op.durable_by_itself() || flushed())
+        let acknowledged = call.acknowledged && call.end < position;
+        acknowledged && (!self.volatile_cache || call.op.durable_by_itself() || flushed())
     }
 }
 
@@ -191,10 +229,10 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// A random plan: the operations of each thread. Stamps count on from `stamp`.
-    pub fn plan(&self, random: &mut Random, stamp: &mut Stamp) -> Vec<Vec<Op>> {
-        let mut op = |_| self.op(random, stamp);
-        let mut thread = |_| (0..self.ops).map(&mut op).collect();
+    /// A random plan. Stamps count on from `stamp`.
+    pub fn plan(&self, random: &mut Random, stamp: &mut Stamp) -> Plan {
+        let mut step = |_| Step { op: self.op(random, stamp), ordinal: random.below(4) };
+        let mut thread = |_| (0..self.ops).map(&mut step).collect();
         (0..self.threads).map(&mut thread).collect()
     }
 
@@ -236,7 +274,7 @@ mod tests {
 
     fn write(stamp: Stamp, begin: usize, end: usize) -> Call {
         let op = Op::Write { lba: 0, blocks: 1, stamp, fua: false };
-        Call { thread: 0, op, begin, end, read: None }
+        Call { thread: 0, op, begin, end, acknowledged: true, read: None }
     }
 
     #[test]

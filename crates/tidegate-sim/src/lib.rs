@@ -1,1 +1,30 @@
-//! Tidegate: sim.
+//! The crash simulator: the real engines on a simulated medium.
+//!
+//! An engine runs on a real [`Region`](tidegate::pmem::Region) whose observer records every store, write-back and
+//! fence, and decides which thread goes on. What was recorded is replayed on a model of the medium, which knows what
+//! a power cut may leave; the engine's own recovery opens those images, and a model of the history says what they
+//! may hold. Nothing of the engine is rewritten for it.
+//!
+//! - [`trace`]: what an execution did, in order;
+//! - [`scheduler`]: deterministic interleavings, all within a bound or random ones;
+//! - [`medium`]: which images a crash may leave;
+//! - [`model`], [`history`]: operations, and which values they allow;
+//! - [`explore`], [`judge`]: executions crashed everywhere, and the verdicts;
+//! - [`kernel`]: the recovery of other implementations, as a second judge;
+//! - [`mutations`]: planted bugs that the simulator must find;
+//! - [`subject`], [`toy`]: what can be tested;
+//! - [`random`]: seeds.
+
+mod context;
+pub mod explore;
+pub mod history;
+pub mod judge;
+pub mod kernel;
+pub mod medium;
+pub mod model;
+pub mod mutations;
+pub mod random;
+pub mod scheduler;
+pub mod subject;
+pub mod toy;
+pub mod trace;

@@ -6,7 +6,7 @@
 //! 2. Each word holds one *durable* value and, in the order of the stores, *pending* ones. At a crash any of them
 //!    may be the one kept: a cache line may be evicted, and a streaming store may drain, at any moment.
 //! 3. Words keep their values independently of each other, also within a cache line
-//!    ([`Ordering::Line`] models that x86 keeps the order of cached stores within a line).
+//!    ([`StoreOrder::Line`] models that x86 keeps the order of cached stores within a line).
 //! 4. A fence makes durable only what its *own* thread streamed, or wrote back, before it. This is what catches
 //!    a line written back on one CPU and fenced on another.
 //! 5. A streaming store that its thread has not fenced may reach the medium after a later store of another thread.
@@ -37,7 +37,7 @@ pub enum Granule {
 
 /// In which order the stores to one cache line reach the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ordering {
+pub enum StoreOrder {
     /// In any order: engines that pass need no ordering that the CPU does not promise everywhere.
     Word,
     /// Cached stores in the order in which they were made, as on x86.
@@ -50,7 +50,7 @@ pub struct MediumModel {
     /// Units of bulk stores.
     pub granule: Granule,
     /// Order within a line.
-    pub ordering: Ordering,
+    pub order: StoreOrder,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -211,7 +211,7 @@ impl Medium {
 
     fn group(&self, word: u32) -> Group {
         let entries = &self.pending[word as usize];
-        let cell = if self.model.ordering == Ordering::Line && entries.iter().all(|e| !e.streaming)
+        let cell = if self.model.order == StoreOrder::Line && entries.iter().all(|e| !e.streaming)
         {
             Cell::Line(word / LINE_WORDS)
         } else {
@@ -305,14 +305,27 @@ impl CrashSet<'_> {
     ///
     /// # Errors
     /// The first error of `visit`, which ends the enumeration.
-    pub fn exhaustive<E>(&self, mut visit: impl FnMut(&Choice) -> Result<(), E>) -> Result<(), E> {
-        let mut choice = vec![0; self.units.len()];
-        loop {
+    pub fn exhaustive<E>(&self, visit: impl FnMut(&Choice) -> Result<(), E>) -> Result<(), E> {
+        self.exhaustive_up_to(usize::MAX, visit)
+    }
+
+    /// Calls `visit` with up to `limit` states.
+    ///
+    /// # Errors
+    /// The first error of `visit`, which ends the enumeration.
+    pub fn exhaustive_up_to<E>(
+        &self,
+        limit: usize,
+        mut visit: impl FnMut(&Choice) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut choice = self.none();
+        for _ in 0..limit {
             visit(&choice)?;
             if !self.advance(&mut choice) {
-                return Ok(());
+                break;
             }
         }
+        Ok(())
     }
 
     /// The next choice in the order of an odometer; false after the last.
@@ -393,7 +406,7 @@ mod tests {
     use super::*;
 
     const STRICT: MediumModel =
-        MediumModel { granule: Granule::Word, ordering: Ordering::Word };
+        MediumModel { granule: Granule::Word, order: StoreOrder::Word };
 
     fn medium(model: MediumModel) -> Medium {
         Medium::new(&[0; 1024], model)
@@ -502,7 +515,7 @@ mod tests {
 
     #[test]
     fn line_order_keeps_prefixes_of_a_line() {
-        let model = MediumModel { ordering: Ordering::Line, ..STRICT };
+        let model = MediumModel { order: StoreOrder::Line, ..STRICT };
         let mut medium = medium(model);
         for index in 0..3 {
             medium.store(0, index * 8, &[1; 8], false);

@@ -46,6 +46,8 @@ pub trait Strategy: Send {
 /// Why an execution did not come to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stuck {
+    /// The process was killed, as ordered by [`Workers::run`].
+    Killed,
     /// All threads wait for each other.
     Deadlock(String),
     /// The threads go on without finishing.
@@ -68,10 +70,11 @@ struct State {
     status: Vec<Status>,
     steps: usize,
     idle_rounds: usize,
+    kill_after: Option<usize>,
     stuck: Option<Stuck>,
 }
 
-/// Hands the baton from thread to thread. One for each execution.
+/// Hands the baton from thread to thread. One for each execution, which may have several sessions.
 pub struct Scheduler {
     state: Mutex<State>,
     wake: Vec<Condvar>,
@@ -89,21 +92,29 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Scheduler {
     /// A scheduler of `threads` threads that asks `strategy` at each yield point.
     pub fn new(threads: usize, strategy: Arc<Mutex<dyn Strategy>>) -> Self {
-        let scheduler = Self {
+        Self {
             state: Mutex::new(State {
                 current: 0,
                 status: vec![Status::Ready; threads],
                 steps: 0,
                 idle_rounds: 0,
+                kill_after: None,
                 stuck: None,
             }),
             wake: (0..threads).map(|_| Condvar::new()).collect(),
             strategy,
             position: AtomicUsize::new(0),
-        };
-        let first: Vec<_> = (0..threads).collect();
-        lock(&scheduler.state).current = scheduler.ask(&first, false);
-        scheduler
+        }
+    }
+
+    /// Makes ready for the next session of all threads, which is killed after that many steps.
+    fn start(&self, kill_after: Option<usize>) {
+        let mut state = lock(&self.state);
+        state.status.fill(Status::Ready);
+        (state.steps, state.idle_rounds) = (0, 0);
+        (state.kill_after, state.stuck) = (kill_after, None);
+        let first: Vec<_> = (0..state.status.len()).collect();
+        state.current = self.ask(&first, false);
     }
 
     /// The trace now holds `events` events: the position told to strategies.
@@ -159,6 +170,9 @@ impl Scheduler {
         if state.steps > STEPS_LIMIT {
             let stuck = format!("no end after {STEPS_LIMIT} steps; threads: {:?}", state.status);
             self.abandon(&mut state, Stuck::Livelock(stuck));
+        }
+        if state.kill_after.is_some_and(|limit| state.steps > limit) {
+            self.abandon(&mut state, Stuck::Killed);
         }
         self.hand_on(thread, &mut state);
         self.wait_for_baton(thread, state);
@@ -270,15 +284,21 @@ impl Workers {
         Self { jobs, done }
     }
 
-    /// Runs `bodies`, one on each thread, interleaved by `scheduler`.
+    /// Runs `bodies`, one on each thread, interleaved by `scheduler`, and kills them after `kill_after` steps.
     ///
     /// # Errors
     /// [`Stuck`] where they did not all finish. After [`Stuck::Blocked`] the workers are of no more use.
     ///
     /// # Panics
     /// Where a worker died before.
-    pub fn run(&self, scheduler: &Arc<Scheduler>, bodies: Vec<Body>) -> Result<(), Stuck> {
+    pub fn run(
+        &self,
+        scheduler: &Arc<Scheduler>,
+        bodies: Vec<Body>,
+        kill_after: Option<usize>,
+    ) -> Result<(), Stuck> {
         let expected = bodies.len();
+        scheduler.start(kill_after);
         for (jobs, body) in self.jobs.iter().zip(bodies) {
             let job = Job { scheduler: Arc::clone(scheduler), body };
             jobs.send(job).expect("workers outlive their pool");
@@ -458,7 +478,7 @@ mod tests {
                 }
             }) as Body
         });
-        workers.run(&scheduler, bodies.collect()).expect("nobody waits");
+        workers.run(&scheduler, bodies.collect(), None).expect("nobody waits");
         lock(&log).clone()
     }
 
@@ -493,7 +513,7 @@ mod tests {
     }
 
     fn run_all(bodies: Vec<Body>, scheduler: &Arc<Scheduler>) -> Result<(), Stuck> {
-        Workers::new(bodies.len()).run(scheduler, bodies)
+        Workers::new(bodies.len()).run(scheduler, bodies, None)
     }
 
     fn waiting_forever(scheduler: &Arc<Scheduler>) -> Body {
@@ -548,6 +568,23 @@ mod tests {
         };
         let bodies = vec![circle(&scheduler), circle(&scheduler)];
         assert!(matches!(run_all(bodies, &scheduler), Err(Stuck::Livelock(_))));
+    }
+
+    #[test]
+    fn a_kill_ends_all_threads_wherever_they_are() {
+        let scheduler = sampled(2);
+        let endless = |scheduler: &Arc<Scheduler>| -> Body {
+            let scheduler = Arc::clone(scheduler);
+            Box::new(move || {
+                loop {
+                    scheduler.step();
+                }
+            })
+        };
+        let bodies = vec![endless(&scheduler), endless(&scheduler)];
+        let killed = Workers::new(2).run(&scheduler, bodies, Some(30));
+        assert_eq!(killed, Err(Stuck::Killed));
+        assert_eq!(lock(&scheduler.state).steps, 31);
     }
 
     #[test]

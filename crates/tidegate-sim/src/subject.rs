@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use tidegate::btt::check::check;
+use tidegate::btt::{Btt, BttOptions, FlogSlots, Version, create};
 use tidegate::device::BlockDevice;
 use tidegate::pmem::Region;
+
+use crate::kernel::{Dialect, recover_and_read};
 
 /// An engine under test.
 pub trait Subject: Sync {
@@ -43,4 +47,55 @@ pub struct Peer {
     pub name: &'static str,
     /// Recovers and reads.
     pub read: fn(&mut [u8]) -> Result<Vec<Vec<u8>>, String>,
+}
+
+/// The block translation table, judged also by the kernel's recovery.
+pub struct BttSubject {
+    options: BttOptions,
+    region_bytes: u64,
+    peers: [Peer; 1],
+}
+
+impl BttSubject {
+    /// A BTT of `blocks` blocks of 512 bytes and `lanes` lanes, in as small a region as holds it.
+    pub fn new(blocks: u32, lanes: u32, version: Version, flog_slots: FlogSlots) -> Self {
+        let (uuid, parent_uuid) = ([7; 16], [0; 16]);
+        let options =
+            BttOptions { lba_bytes: 512, version, uuid, parent_uuid, lanes, flog_slots };
+        // Two info blocks, a page each of flog and map, and one before the arena of version 1.1.
+        let fixed_bytes = if version == Version::V1_1 { 5 * 4096 } else { 4 * 4096 };
+        let data_bytes = (u64::from(blocks + lanes) * 516).next_multiple_of(4096);
+        let read = |image: &mut [u8]| recover_and_read(image, Dialect::Linux);
+        let peers = [Peer { name: "the kernel's recovery", read }];
+        Self { options, region_bytes: fixed_bytes + data_bytes, peers }
+    }
+}
+
+impl Subject for BttSubject {
+    fn create(&self, region: &Region) -> Result<(), String> {
+        create(region, &self.options).map(drop).map_err(|error| error.to_string())
+    }
+
+    fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
+        let btt = Btt::open(Arc::clone(region)).map_err(|error| error.to_string())?;
+        Ok(Arc::new(btt))
+    }
+
+    fn check(&self, region: &Region) -> Result<(), String> {
+        let report = check(region, &mut |_| ()).map_err(|error| error.to_string())?;
+        let findings: Vec<_> = report.findings.iter().map(ToString::to_string).collect();
+        if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
+    }
+
+    fn peers(&self) -> &[Peer] {
+        &self.peers
+    }
+
+    fn region_bytes(&self) -> u64 {
+        self.region_bytes
+    }
+
+    fn rounds_after_recovery(&self) -> u32 {
+        2
+    }
 }

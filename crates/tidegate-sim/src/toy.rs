@@ -31,7 +31,7 @@ pub enum Fault {
     UnlockedRead,
     /// The lock is taken by a load and a store with a yield point between.
     RacyLock,
-    /// A lock is never given back.
+    /// The lock of block 3 is never given back.
     LostUnlock,
     /// A flush forgets the last block.
     ForgetfulFlush,
@@ -117,7 +117,7 @@ impl Device {
     }
 
     fn unlock(&self, lba: u64) {
-        let lost = self.toy.fault == Fault::LostUnlock && lba == 0;
+        let lost = self.toy.fault == Fault::LostUnlock && lba == 3;
         self.locks[lba as usize].store(lost, Ordering::Release);
     }
 

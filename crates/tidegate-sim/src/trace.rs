@@ -113,16 +113,25 @@ impl Recorder {
         Self { trace: Mutex::default(), scheduler }
     }
 
-    /// The calling thread begins its next operation; returns the position of that.
-    pub fn begin(&self) -> usize {
+    /// The calling thread begins its next operation, as thread number `ordinal` to the engine; returns the
+    /// position of that.
+    pub fn begin(&self, ordinal: usize) -> usize {
         self.step();
-        context::next_operation();
+        context::next_operation(ordinal);
         self.record(|trace, thread| trace.push(thread, Action::Begin))
     }
 
     /// The calling thread's operation returned; returns the position of that.
     pub fn end(&self) -> usize {
         self.record(|trace, thread| trace.push(thread, Action::End))
+    }
+
+    /// The process died: its CPUs went on to other work, which drained what their threads had streamed and written
+    /// back, but no more. Returns the position of that.
+    pub fn killed(&self, threads: usize) -> usize {
+        let mut trace = self.lock();
+        (0..threads).for_each(|thread| trace.push(thread, Action::Fence));
+        trace.events.len() - 1
     }
 
     /// Takes what was recorded so far.
@@ -175,5 +184,9 @@ impl Observer for Recorder {
         if let Some(scheduler) = &self.scheduler {
             scheduler.relax();
         }
+    }
+
+    fn thread_ordinal(&self) -> usize {
+        context::ordinal()
     }
 }

@@ -1,0 +1,568 @@
+//! Runs histories on the real engine, crashes them everywhere, and judges what is left.
+//!
+//! An execution is a plan under one interleaving. Its trace is replayed on the model of the medium; before each fence
+//! and at the end (the moments at which the set of possible crash images is largest), every image of a small set, or a
+//! sample of a large one, is opened by the engine's real recovery and compared with what the history allows.
+//!
+//! Invariant: an image is judged once for each set of allowed values, however many interleavings lead to it.
+//!
+//! Entry points: [`Explorer::exhaustive`], [`Explorer::sampled`], [`Explorer::lifetime`].
+
+use std::collections::{BTreeSet, HashSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tidegate::device::{BlockDevice, WriteFlags};
+use tidegate::pmem::{Observer, Region};
+
+use crate::history::{Call, History, Mix, Plan, Step, payload, perform, stamp_of};
+use crate::context;
+use crate::judge::{Judge, Ordinals, Promise, Verdict};
+use crate::medium::{Choice, CrashSet, Granule, Medium, MediumModel, StoreOrder};
+use crate::model::Stamp;
+use crate::mutations::{Mutant, Mutation};
+use crate::random::{Random, mix};
+use crate::scheduler::{Body, Exhaustive, Sampled, Scheduler, Strategy, Stuck, Workers};
+use crate::subject::Subject;
+use crate::trace::{Action, Recorder, Trace};
+
+/// A formatted region and what its blocks hold.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    /// The bytes, all durable.
+    pub image: Vec<u8>,
+    /// The stamp of each block.
+    pub stamps: Vec<Stamp>,
+}
+
+impl Pool {
+    /// Formats a pool and writes to `blocks`, in this order, with stamps from 1 on.
+    ///
+    /// # Errors
+    /// What went wrong, in words.
+    pub fn prepare(subject: &dyn Subject, blocks: &[u64]) -> Result<Self, String> {
+        let region = Region::anonymous(subject.region_bytes()).map_err(|e| e.to_string())?;
+        subject.create(&region)?;
+        let region = Arc::new(region.observed(Arc::new(Ordinals::default())));
+        let device = subject.open(&region)?;
+        let geometry = device.geometry();
+        let mut stamps =
+            vec![0; usize::try_from(geometry.blocks).map_err(|error| error.to_string())?];
+        for (&lba, stamp) in blocks.iter().zip(1..) {
+            context::next_operation(stamp as usize);
+            let data = payload(lba, stamp, geometry.block_bytes as usize);
+            let offset = lba * u64::from(geometry.block_bytes);
+            device.write(offset, &data, WriteFlags { fua: true }).map_err(|e| e.to_string())?;
+            stamps[usize::try_from(lba).map_err(|error| error.to_string())?] = stamp;
+        }
+        drop(device);
+        let mut image = vec![0; usize::try_from(subject.region_bytes()).unwrap_or(0)];
+        region.read(0, &mut image).map_err(|error| error.to_string())?;
+        Ok(Self { image, stamps })
+    }
+}
+
+/// How thorough to be.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Crash moments with at most this many images are enumerated.
+    pub exhaustive_images: usize,
+    /// Images sampled of each larger moment.
+    pub sampled_images: usize,
+    /// One image in this many is also crashed in recovery and written to afterwards.
+    pub deep_one_in: u64,
+    /// Units of bulk stores.
+    pub granule: Granule,
+    /// Order within a cache line.
+    pub order: StoreOrder,
+}
+
+/// What was covered.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Stats {
+    /// Executions run.
+    pub executions: u64,
+    /// Crash moments looked at.
+    pub moments: u64,
+    /// Crash moments of which all images were enumerated.
+    pub moments_enumerated: u64,
+    /// Different images judged.
+    pub images: u64,
+    /// Images that an earlier one stood for.
+    pub repeats: u64,
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { executions, moments, moments_enumerated, images, repeats } = self;
+        write!(
+            f,
+            "{executions} executions, {moments} crash moments ({moments_enumerated} with all images), \
+             {images} images judged, {repeats} repeats"
+        )
+    }
+}
+
+impl std::ops::AddAssign for Stats {
+    fn add_assign(&mut self, other: Self) {
+        self.executions += other.executions;
+        self.moments += other.moments;
+        self.moments_enumerated += other.moments_enumerated;
+        self.images += other.images;
+        self.repeats += other.repeats;
+    }
+}
+
+/// A promise that the engine broke, and how to see it again.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// What was broken.
+    pub verdict: Verdict,
+    /// Under which interleaving.
+    pub schedule: String,
+    /// At which crash, if at one.
+    pub crash: Option<String>,
+    /// What led there.
+    pub story: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { verdict, schedule, crash, story } = self;
+        writeln!(f, "{verdict}\n  schedule: {schedule}")?;
+        if let Some(crash) = crash {
+            writeln!(f, "  crash: {crash}")?;
+        }
+        write!(f, "{story}")
+    }
+}
+
+/// One life of the engine between two openings of its region.
+struct Session<'a> {
+    plan: &'a Plan,
+    /// Steps after which the process is killed.
+    kill_after: Option<usize>,
+}
+
+/// What an execution left.
+struct Execution {
+    trace: Trace,
+    history: History,
+}
+
+/// Puts one subject through histories.
+pub struct Explorer<'a> {
+    subject: &'a dyn Subject,
+    pool: Pool,
+    effort: Effort,
+    mutation: Option<Mutation>,
+    workers: Workers,
+    judge: Judge<'a>,
+    seen: HashSet<(u64, u64)>,
+    stats: Stats,
+}
+
+type Calls = Arc<Mutex<Vec<Call>>>;
+
+impl<'a> Explorer<'a> {
+    /// An explorer of histories with up to `threads` threads that start from `pool`.
+    ///
+    /// # Errors
+    /// What went wrong, in words.
+    pub fn new(
+        subject: &'a dyn Subject,
+        pool: Pool,
+        threads: usize,
+        effort: Effort,
+    ) -> Result<Self, String> {
+        Ok(Self {
+            judge: Judge::new(subject)?,
+            subject,
+            pool,
+            effort,
+            mutation: None,
+            workers: Workers::new(threads),
+            seen: HashSet::new(),
+            stats: Stats::default(),
+        })
+    }
+
+    /// Plants `mutation` in every execution.
+    #[must_use]
+    pub fn with_mutation(mut self, mutation: Option<Mutation>) -> Self {
+        self.mutation = mutation;
+        self
+    }
+
+    /// What was covered so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Runs `plan` under every interleaving with at most `preemptions` preemptions.
+    ///
+    /// # Errors
+    /// The first broken promise.
+    pub fn exhaustive(&mut self, plan: &Plan, preemptions: usize) -> Result<(), Box<Failure>> {
+        let search = Arc::new(Mutex::new(Exhaustive::new(preemptions)));
+        let session = [Session { plan, kill_after: None }];
+        loop {
+            let run = self.execute(&session, search.clone());
+            let (fresh_from, schedule) = {
+                let search = lock(&search);
+                if let Some(diverged) = search.diverged() {
+                    let what = format!("the engine is not deterministic: {diverged}");
+                    return Err(broken(Promise::Progress, what, search.schedule()));
+                }
+                (search.fresh_from(), search.schedule())
+            };
+            let run = run.map_err(|verdict| stuck(verdict, &schedule))?;
+            self.crash_everywhere(&run, fresh_from, &mut Random::new(1))
+                .map_err(|failure| failure.under(schedule))?;
+            if !lock(&search).advance() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Runs `plan` under one random interleaving.
+    ///
+    /// # Errors
+    /// The first broken promise.
+    pub fn sampled(&mut self, plan: &Plan, seed: u64) -> Result<(), Box<Failure>> {
+        let run = self.random_run(&[Session { plan, kill_after: None }], seed)?;
+        self.crash_everywhere(&run, 0, &mut Random::new(seed))
+            .map_err(|failure| failure.under(random_schedule(seed)))
+    }
+
+    /// Lives through `generations` of random plans: in each the process is killed at a random step and opens the pool
+    /// again before the power fails; the next starts from one of the images that are then possible.
+    ///
+    /// # Errors
+    /// The first broken promise.
+    pub fn lifetime(
+        &mut self,
+        mixture: &Mix,
+        generations: u32,
+        seed: u64,
+    ) -> Result<(), Box<Failure>> {
+        let mut random = Random::new(seed);
+        let mut stamp = 1000;
+        let origin = self.pool.clone();
+        let mut result = Ok(());
+        for _ in 0..generations {
+            result = self.generation(mixture, &mut random, &mut stamp);
+            if result.is_err() {
+                break;
+            }
+        }
+        self.start_from(origin);
+        result
+    }
+
+    fn generation(
+        &mut self,
+        mixture: &Mix,
+        random: &mut Random,
+        stamp: &mut Stamp,
+    ) -> Result<(), Box<Failure>> {
+        let plans = [mixture.plan(random, stamp), mixture.plan(random, stamp)];
+        let kill_after = Some(1 + random.below(mixture.ops * 40));
+        let sessions =
+            [Session { plan: &plans[0], kill_after }, Session { plan: &plans[1], kill_after: None }];
+        let seed = random.word();
+        let run = self.random_run(&sessions, seed)?;
+        self.crash_everywhere(&run, 0, random)
+            .map_err(|failure| failure.under(random_schedule(seed)))?;
+        let next = self.survivor(&run, random)?;
+        self.start_from(next);
+        Ok(())
+    }
+
+    fn start_from(&mut self, pool: Pool) {
+        self.pool = pool;
+        self.seen.clear();
+    }
+
+    fn random_run(
+        &mut self,
+        sessions: &[Session<'_>],
+        seed: u64,
+    ) -> Result<Execution, Box<Failure>> {
+        let strategy = Arc::new(Mutex::new(Sampled::new(seed)));
+        self.execute(sessions, strategy)
+            .map_err(|verdict| stuck(verdict, &random_schedule(seed)))
+    }
+
+    /// The pool after a power cut at the end of `run`, as recovery leaves it.
+    fn survivor(&mut self, run: &Execution, random: &mut Random) -> Result<Pool, Box<Failure>> {
+        let mut medium = Medium::new(&self.pool.image, self.model());
+        run.trace.events().iter().for_each(|event| medium.apply(&run.trace, event));
+        let set = medium.crash();
+        let mut image = Vec::new();
+        set.build(&set.sample(random), &mut image);
+        let (image, stamps) = self
+            .judge
+            .recovered(&image)
+            .map_err(|verdict| stuck(verdict, "the start of the next generation"))?;
+        Ok(Pool { image, stamps })
+    }
+
+    fn model(&self) -> MediumModel {
+        MediumModel { granule: self.effort.granule, order: self.effort.order }
+    }
+
+    /// Runs the sessions on a fresh region.
+    fn execute(
+        &mut self,
+        sessions: &[Session<'_>],
+        strategy: Arc<Mutex<dyn Strategy>>,
+    ) -> Result<Execution, Verdict> {
+        self.stats.executions += 1;
+        let threads = sessions[0].plan.len();
+        let scheduler = Arc::new(Scheduler::new(threads, strategy));
+        let recorder = Arc::new(Recorder::new(Some(Arc::clone(&scheduler))));
+        let observer: Arc<dyn Observer> = match self.mutation {
+            None => recorder.clone(),
+            Some(mutation) => {
+                Arc::new(Mutant::new(mutation, &self.pool.image, recorder.clone())?)
+            }
+        };
+        let region = Region::anonymous(self.pool.image.len() as u64).map_err(Verdict::outside)?;
+        region.write(0, &self.pool.image).map_err(Verdict::outside)?;
+        let region = Arc::new(region.observed(observer));
+        let calls = Calls::default();
+        let mut volatile_cache = false;
+        for session in sessions {
+            let open = self.subject.open(&region);
+            let device =
+                open.map_err(|what| Verdict { promise: Promise::P6Recovery, what })?;
+            volatile_cache = device.geometry().volatile_cache;
+            self.live(session, &device, &scheduler, &recorder, &calls)?;
+        }
+        let calls = lock(&calls).clone();
+        check_reads(&calls)?;
+        Ok(Execution { trace: recorder.take(), history: History { calls, volatile_cache } })
+    }
+
+    /// One session: all threads run to their end, or to the kill.
+    fn live(
+        &self,
+        session: &Session<'_>,
+        device: &Arc<dyn BlockDevice>,
+        scheduler: &Arc<Scheduler>,
+        recorder: &Arc<Recorder>,
+        calls: &Calls,
+    ) -> Result<(), Verdict> {
+        let failed = Arc::new(Mutex::new(None));
+        let bodies = session.plan.iter().enumerate().map(|(thread, steps)| {
+            let actor = Actor {
+                thread,
+                steps: steps.clone(),
+                device: Arc::clone(device),
+                recorder: Arc::clone(recorder),
+                calls: Arc::clone(calls),
+                failed: Arc::clone(&failed),
+            };
+            Box::new(move || actor.run()) as Body
+        });
+        match self.workers.run(scheduler, bodies.collect(), session.kill_after) {
+            Ok(()) => {}
+            Err(Stuck::Killed) => {
+                let kill = recorder.killed(session.plan.len());
+                let mut calls = lock(calls);
+                let cut_off = calls.iter_mut().filter(|call| call.end == usize::MAX);
+                cut_off.for_each(|call| call.end = kill);
+                // A killed process runs no destructors.
+                std::mem::forget(Arc::clone(device));
+            }
+            Err(stuck) => {
+                return Err(Verdict { promise: Promise::Progress, what: format!("{stuck:?}") });
+            }
+        }
+        let failed = lock(&failed).take();
+        failed.map_or(Ok(()), |what| Err(Verdict { promise: Promise::Progress, what }))
+    }
+
+    /// Crashes `run` at every moment from position `fresh_from` on, and checks its reads.
+    fn crash_everywhere(
+        &mut self,
+        run: &Execution,
+        fresh_from: usize,
+        random: &mut Random,
+    ) -> Result<(), Box<Failure>> {
+        let mut medium = Medium::new(&self.pool.image, self.model());
+        for (position, event) in run.trace.events().iter().enumerate() {
+            if event.action == Action::Fence && position >= fresh_from {
+                self.crash_at(run, &medium, position, random)?;
+            }
+            medium.apply(&run.trace, event);
+        }
+        self.crash_at(run, &medium, run.trace.events().len(), random)?;
+        self.explain_reads(run)
+    }
+
+    fn explain_reads(&self, run: &Execution) -> Result<(), Box<Failure>> {
+        for (lba, &initial) in (0..).zip(&self.pool.stamps) {
+            if run.history.after_all(lba, initial).is_empty() {
+                let what = format!("no order of the operations explains the reads of block {lba}");
+                let verdict = Verdict { promise: Promise::P3Latest, what };
+                return Err(self.failure(run, verdict, run.trace.events().len(), None));
+            }
+        }
+        Ok(())
+    }
+
+    fn crash_at(
+        &mut self,
+        run: &Execution,
+        medium: &Medium,
+        position: usize,
+        random: &mut Random,
+    ) -> Result<(), Box<Failure>> {
+        let stamps = (0..).zip(&self.pool.stamps);
+        let allowed: Vec<_> =
+            stamps.map(|(lba, &stamp)| run.history.after_crash(lba, stamp, position)).collect();
+        let set = medium.crash();
+        let Effort { exhaustive_images, sampled_images, .. } = self.effort;
+        let small = set.count().is_some_and(|count| count <= exhaustive_images);
+        self.stats.moments += 1;
+        self.stats.moments_enumerated += u64::from(small);
+        let mut try_one = |choice: &Choice| {
+            self.try_image(&set, choice, &allowed, run.history.volatile_cache)
+                .map_err(|verdict| (verdict, choice.clone()))
+        };
+        let result = if small {
+            set.exhaustive(try_one)
+        } else {
+            let corners = [set.none(), set.all()];
+            let samples = (0..sampled_images).map(|_| set.sample(random));
+            corners.into_iter().chain(samples).try_for_each(|choice| try_one(&choice))
+        };
+        result.map_err(|(verdict, choice)| {
+            self.failure(run, verdict, position, Some(set.describe(&choice)))
+        })
+    }
+
+    fn try_image(
+        &mut self,
+        set: &CrashSet<'_>,
+        choice: &Choice,
+        allowed: &[BTreeSet<Stamp>],
+        volatile_cache: bool,
+    ) -> Result<(), Verdict> {
+        let hash = set.hash(choice);
+        if !self.seen.insert((hash, requirement_hash(allowed))) {
+            self.stats.repeats += 1;
+            return Ok(());
+        }
+        self.stats.images += 1;
+        let deep = mix(hash).is_multiple_of(self.effort.deep_one_in);
+        let mut image = self.judge.take_buffer();
+        set.build(choice, &mut image);
+        let result = self.judge.judge(&image, allowed, volatile_cache, deep);
+        self.judge.give_back(image);
+        result
+    }
+
+    fn failure(
+        &self,
+        run: &Execution,
+        verdict: Verdict,
+        position: usize,
+        image: Option<String>,
+    ) -> Box<Failure> {
+        let crash = image.map(|image| format!("before event {position}, keeping {image}"));
+        let mut story = format!("  blocks at first: {:?}\n", self.pool.stamps);
+        for call in run.history.calls.iter().filter(|call| call.begin < position) {
+            let Call { thread, op, begin, end, read, .. } = call;
+            story += &format!("  thread {thread}: {op:?} at {begin}..{end} read {read:?}\n");
+        }
+        let first = position.saturating_sub(40);
+        for event in first..=position.min(run.trace.events().len()) {
+            story += &format!("    {}\n", run.trace.describe(event));
+        }
+        Box::new(Failure { verdict, schedule: String::new(), crash, story })
+    }
+}
+
+impl Failure {
+    fn under(mut self: Box<Self>, schedule: String) -> Box<Self> {
+        self.schedule = schedule;
+        self
+    }
+}
+
+fn random_schedule(seed: u64) -> String {
+    format!("random, seed {seed:#x}")
+}
+
+fn broken(promise: Promise, what: String, schedule: String) -> Box<Failure> {
+    let verdict = Verdict { promise, what };
+    Box::new(Failure { verdict, schedule, crash: None, story: String::new() })
+}
+
+fn stuck(verdict: Verdict, schedule: &str) -> Box<Failure> {
+    broken(verdict.promise, verdict.what, schedule.to_owned())
+}
+
+fn requirement_hash(allowed: &[BTreeSet<Stamp>]) -> u64 {
+    let stamps = allowed.iter().flat_map(|set| set.iter().copied().chain([Stamp::MAX]));
+    stamps.fold(0, |hash, stamp| mix(hash ^ u64::from(stamp)))
+}
+
+/// Marks reads that returned a torn block by an impossible stamp; they fail here.
+fn check_reads(calls: &[Call]) -> Result<(), Verdict> {
+    match calls.iter().find(|call| call.read == Some(TORN)) {
+        None => Ok(()),
+        Some(call) => {
+            let what = format!("{:?} of thread {} returned a torn block", call.op, call.thread);
+            Err(Verdict { promise: Promise::P3Latest, what })
+        }
+    }
+}
+
+const TORN: Stamp = Stamp::MAX;
+
+/// A thread of an execution.
+struct Actor {
+    thread: usize,
+    steps: Vec<Step>,
+    device: Arc<dyn BlockDevice>,
+    recorder: Arc<Recorder>,
+    calls: Calls,
+    failed: Arc<Mutex<Option<String>>>,
+}
+
+impl Actor {
+    fn run(&self) {
+        for step in &self.steps {
+            if let Err(what) = self.step(step) {
+                *lock(&self.failed) = Some(what);
+                return;
+            }
+        }
+    }
+
+    fn step(&self, step: &Step) -> Result<(), String> {
+        let (op, thread) = (step.op, self.thread);
+        let begin = self.recorder.begin(step.ordinal);
+        let index = {
+            let mut calls = lock(&self.calls);
+            let (end, acknowledged, read) = (usize::MAX, false, None);
+            calls.push(Call { thread, op, begin, end, acknowledged, read });
+            calls.len() - 1
+        };
+        let bytes = perform(self.device.as_ref(), op)
+            .map_err(|error| format!("{op:?} of thread {thread} failed: {error}"))?;
+        let end = self.recorder.end();
+        let read = bytes.map(|bytes| op.lba().and_then(|lba| stamp_of(lba, &bytes)).unwrap_or(TORN));
+        let call = &mut lock(&self.calls)[index];
+        (call.end, call.acknowledged, call.read) = (end, true, read);
+        Ok(())
+    }
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,241 @@
+//! The BTT as other implementations recover and read it: second judges of our images.
+//!
+//! Written from the format and from how `drivers/nvdimm/btt.c` of Linux 6.x and libpmemblk 1.12 behave; it shares no
+//! code with the engine. One arena.
+//!
+//! Where they differ: Linux compares map and flog without flag bits and, when it completes a map entry, marks it normal;
+//! libpmemblk compares and stores them as they are, flags included, so that an entry without flags in the flog
+//! (all that Linux and Tidegate write) never matches a map entry. It cannot complete their interrupted writes.
+
+use std::ops::Range;
+
+const PAGE: usize = 4096;
+const ZERO: u32 = 1 << 31;
+const ERROR: u32 = 1 << 30;
+const NORMAL: u32 = ZERO | ERROR;
+const BLOCK: u32 = !NORMAL;
+
+/// Whose rules are followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// The Linux kernel.
+    Linux,
+    /// libpmemblk of PMDK 1.
+    Libpmemblk,
+}
+
+/// Where the parts of an arena are, in bytes from the start of the image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// The data blocks.
+    pub data: Range<usize>,
+    /// The map.
+    pub map: Range<usize>,
+    /// The flog.
+    pub flog: Range<usize>,
+    block_bytes: usize,
+    stride_bytes: usize,
+    lbas: u32,
+    blocks: u32,
+    lanes: u32,
+}
+
+/// A flog slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Slot {
+    lba: u32,
+    old_map: u32,
+    new_map: u32,
+    seq: u32,
+}
+
+fn u32_at(image: &[u8], at: usize) -> Result<u32, String> {
+    let bytes = image.get(at..at + 4).ok_or_else(|| format!("offset {at} is outside the image"))?;
+    Ok(u32::from_le_bytes(bytes.try_into().expect("four bytes")))
+}
+
+fn size_at(image: &[u8], at: usize) -> Result<usize, String> {
+    let (low, high) = (u32_at(image, at)?, u32_at(image, at + 4)?);
+    usize::try_from(u64::from(high) << 32 | u64::from(low)).map_err(|error| error.to_string())
+}
+
+fn fletcher64(page: &[u8]) -> u64 {
+    let words = page[..PAGE - 8].chunks_exact(4).chain([&[0; 4][..]; 2]);
+    let (lo, hi) = words.fold((0_u32, 0_u32), |(lo, hi), word| {
+        let lo = lo.wrapping_add(u32::from_le_bytes(word.try_into().expect("four bytes")));
+        (lo, hi.wrapping_add(lo))
+    });
+    u64::from(hi) << 32 | u64::from(lo)
+}
+
+impl Layout {
+    /// Finds the arena: version 1.1 at 4 KiB, else version 2.0 at 0.
+    ///
+    /// # Errors
+    /// What does not fit the format.
+    pub fn find(image: &[u8]) -> Result<Self, String> {
+        let candidates = [(PAGE, (1, 1)), (0, (2, 0))];
+        let mut found = candidates.iter().filter_map(|&(base, version)| {
+            let page = image.get(base..base + PAGE)?;
+            page.starts_with(b"BTT_ARENA_INFO\0\0").then_some((base, page, version))
+        });
+        let (base, page, version) = found.next().ok_or("no arena")?;
+        let numbers = (u16::from_le_bytes([page[52], page[53]]), u16::from_le_bytes([page[54], page[55]]));
+        if numbers != version {
+            return Err(format!("version {numbers:?} where {version:?} is expected"));
+        }
+        let checksum = page[PAGE - 8..].try_into().expect("eight bytes");
+        if u64::from_le_bytes(checksum) != fletcher64(page) {
+            return Err("the info block's checksum is wrong".to_owned());
+        }
+        Self::parse(page, base)
+    }
+
+    fn parse(page: &[u8], base: usize) -> Result<Self, String> {
+        let field = |at| u32_at(page, at);
+        let part = |at, bytes: usize| {
+            let start = base + size_at(page, at)?;
+            Ok::<_, String>(start..start + bytes)
+        };
+        let (lbas, stride, blocks, lanes) = (field(60)?, field(64)?, field(68)?, field(72)?);
+        let stride_bytes = stride as usize;
+        Ok(Self {
+            data: part(88, blocks as usize * stride_bytes)?,
+            map: part(96, lbas as usize * 4)?,
+            flog: part(104, lanes as usize * 64)?,
+            block_bytes: if field(56)? >= 4096 { 4096 } else { 512 },
+            stride_bytes,
+            lbas,
+            blocks,
+            lanes,
+        })
+    }
+
+    fn map_entry(&self, image: &[u8], lba: u32) -> Result<u32, String> {
+        if lba >= self.lbas {
+            return Err(format!("lba {lba} is outside the {} lbas", self.lbas));
+        }
+        u32_at(image, self.map.start + lba as usize * 4)
+    }
+
+    /// The map entry with the initial state resolved: block and flags, both set for a normal entry.
+    fn resolved(&self, image: &[u8], lba: u32) -> Result<u32, String> {
+        let entry = self.map_entry(image, lba)?;
+        Ok(if entry & NORMAL == 0 { lba | NORMAL } else { entry })
+    }
+
+    fn slot(&self, image: &[u8], lane: u32, index: usize) -> Result<Slot, String> {
+        let at = self.flog.start + lane as usize * 64 + index * 16;
+        let field = |number: usize| u32_at(image, at + number * 4);
+        Ok(Slot { lba: field(0)?, old_map: field(1)?, new_map: field(2)?, seq: field(3)? })
+    }
+
+    /// Which two slots of each group are in use, as the kernel finds out: by what is not zero.
+    fn slots_in_use(&self, image: &[u8]) -> Result<[usize; 2], String> {
+        let mut pair = None;
+        for lane in 0..self.lanes {
+            let mut used = Vec::new();
+            for index in 0..4 {
+                let Slot { lba, old_map, new_map, seq } = self.slot(image, lane, index)?;
+                if [lba, old_map, new_map, seq] != [0; 4] {
+                    used.push(index);
+                }
+            }
+            match used[..] {
+                [0] => {}
+                [0, second] if second < 3 && *pair.get_or_insert(second) == second => {}
+                _ => return Err(format!("flog of lane {lane}: slots {used:?} are in use")),
+            }
+        }
+        Ok([0, pair.unwrap_or(1)])
+    }
+
+    fn newest(&self, image: &[u8], lane: u32, slots: [usize; 2]) -> Result<Slot, String> {
+        let [first, second] = [self.slot(image, lane, slots[0])?, self.slot(image, lane, slots[1])?];
+        match (first.seq, second.seq) {
+            (1..=3, 0) | (2, 1) | (3, 2) | (1, 3) => Ok(first),
+            (0, 1..=3) | (1, 2) | (2, 3) | (3, 1) => Ok(second),
+            pair => Err(format!("flog of lane {lane}: sequence numbers {pair:?}")),
+        }
+    }
+}
+
+/// Recovers `image` in place as `dialect` does, and returns the free block of each lane.
+fn recover(image: &mut [u8], layout: &Layout, dialect: Dialect) -> Result<Vec<u32>, String> {
+    let slots = layout.slots_in_use(image)?;
+    let mut free = Vec::new();
+    for lane in 0..layout.lanes {
+        let newest = layout.newest(image, lane, slots)?;
+        free.push(newest.old_map & BLOCK);
+        if newest.old_map & BLOCK != newest.new_map & BLOCK {
+            complete(image, layout, newest, dialect)?;
+        }
+    }
+    Ok(free)
+}
+
+/// Completes the map entry of a write whose flog entry is valid, if the map still holds the old one.
+fn complete(
+    image: &mut [u8],
+    layout: &Layout,
+    newest: Slot,
+    dialect: Dialect,
+) -> Result<(), String> {
+    let entry = layout.resolved(image, newest.lba)?;
+    let seen = |value: u32| if dialect == Dialect::Linux { value & BLOCK } else { value };
+    if seen(newest.old_map) == seen(entry) && seen(newest.new_map) != seen(entry) {
+        let completed = match dialect {
+            Dialect::Linux => newest.new_map & BLOCK | NORMAL,
+            Dialect::Libpmemblk => newest.new_map,
+        };
+        let at = layout.map.start + newest.lba as usize * 4;
+        image[at..at + 4].copy_from_slice(&completed.to_le_bytes());
+    }
+    Ok(())
+}
+
+/// Every block belongs to one lba or is free in one lane.
+fn audit(image: &[u8], layout: &Layout, free: &[u32]) -> Result<(), String> {
+    let mut owners: Vec<Vec<String>> = vec![Vec::new(); layout.blocks as usize];
+    let mut own = |block: u32, owner: String| match owners.get_mut(block as usize) {
+        Some(owners) => {
+            owners.push(owner);
+            Ok(())
+        }
+        None => Err(format!("{owner} points at block {block} of {}", layout.blocks)),
+    };
+    for lba in 0..layout.lbas {
+        own(layout.resolved(image, lba)? & BLOCK, format!("lba {lba}"))?;
+    }
+    for (lane, &block) in free.iter().enumerate() {
+        own(block, format!("lane {lane}"))?;
+    }
+    match owners.iter().enumerate().find(|(_, owners)| owners.len() != 1) {
+        None => Ok(()),
+        Some((block, owners)) => Err(format!("block {block} belongs to {owners:?}")),
+    }
+}
+
+/// Recovers `image` in place as `dialect` does and returns what a reader sees in each block.
+///
+/// # Errors
+/// What the implementation would refuse, and blocks lost or owned twice.
+pub fn recover_and_read(image: &mut [u8], dialect: Dialect) -> Result<Vec<Vec<u8>>, String> {
+    let layout = Layout::find(image)?;
+    let free = recover(image, &layout, dialect)?;
+    audit(image, &layout, &free)?;
+    (0..layout.lbas).map(|lba| read(image, &layout, lba)).collect()
+}
+
+fn read(image: &[u8], layout: &Layout, lba: u32) -> Result<Vec<u8>, String> {
+    let entry = layout.resolved(image, lba)?;
+    let start = layout.data.start + (entry & BLOCK) as usize * layout.stride_bytes;
+    match entry & NORMAL {
+        ZERO => Ok(vec![0; layout.block_bytes]),
+        ERROR => Err(format!("lba {lba} is marked as lost")),
+        _ => image
+            .get(start..start + layout.block_bytes)
+            .map(<[u8]>::to_vec)
+            .ok_or_else(|| format!("lba {lba} points outside the image")),
+    }
+}

@@ -1,0 +1,146 @@
+//! Planted bugs: an observer that leaves out or spoils what the BTT's write does.
+//!
+//! The engine itself is untouched. What is withheld from the simulator never becomes durable in its model, exactly
+//! as if the engine had left it out. A test for each mutation asserts that the simulator objects.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tidegate::pmem::Observer;
+
+use crate::context;
+use crate::judge::Verdict;
+use crate::kernel::Layout;
+
+/// What to spoil in every write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    /// Leave out the fence with this number, from 0.
+    DropFence(usize),
+    /// Leave out the write-back of the map line of the lba being written.
+    DropMapWriteBack,
+    /// Leave out the write-back of the map line of the lane's previous write.
+    DropPreviousMapWriteBack,
+    /// Leave out the write-back of the flog line with this number, from 0: the first half's, the second half's.
+    DropFlogWriteBack(usize),
+    /// Store the data through the cache without writing it back, where it should be streamed.
+    CachedData,
+    /// Store the second half of the flog slot before the first fence: swaps that store with the fence.
+    EarlySequence,
+}
+
+/// What a thread's present operation did so far.
+#[derive(Debug, Default)]
+struct Progress {
+    operation: u64,
+    fences: usize,
+    flog_write_backs: usize,
+    streamed: bool,
+    /// A fence held back until after the next store.
+    held_fence: bool,
+}
+
+/// An observer that spoils what it passes on.
+pub struct Mutant {
+    mutation: Mutation,
+    layout: Layout,
+    inner: Arc<dyn Observer>,
+    progress: Mutex<HashMap<usize, Progress>>,
+}
+
+impl Mutant {
+    /// Plants `mutation` between a BTT in a region that starts as `image` and `inner`.
+    ///
+    /// # Errors
+    /// Where the image is no BTT.
+    pub fn new(
+        mutation: Mutation,
+        image: &[u8],
+        inner: Arc<dyn Observer>,
+    ) -> Result<Self, Verdict> {
+        let layout = Layout::find(image).map_err(Verdict::outside)?;
+        Ok(Self { mutation, layout, inner, progress: Mutex::default() })
+    }
+
+    /// Calls `ask` with the progress of the caller's operation; false outside operations.
+    fn ask(&self, ask: impl FnOnce(&mut Progress) -> bool) -> bool {
+        let Some(thread) = context::simulated() else { return false };
+        let mut all = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let progress = all.entry(thread).or_default();
+        if progress.operation != context::operation() {
+            *progress = Progress { operation: context::operation(), ..Progress::default() };
+        }
+        ask(progress)
+    }
+
+    fn in_flog(&self, offset: u64) -> bool {
+        usize::try_from(offset).is_ok_and(|offset| self.layout.flog.contains(&offset))
+    }
+
+    fn in_map(&self, offset: u64) -> bool {
+        usize::try_from(offset).is_ok_and(|offset| self.layout.map.contains(&offset))
+    }
+
+    fn drops_write_back(&self, offset: u64, progress: &mut Progress) -> bool {
+        match self.mutation {
+            Mutation::DropMapWriteBack => self.in_map(offset) && progress.streamed,
+            Mutation::DropPreviousMapWriteBack => self.in_map(offset) && !progress.streamed,
+            Mutation::DropFlogWriteBack(number) if self.in_flog(offset) => {
+                progress.flog_write_backs += 1;
+                progress.flog_write_backs == number + 1
+            }
+            _ => false,
+        }
+    }
+
+    fn drops_fence(&self, progress: &mut Progress) -> bool {
+        progress.fences += 1;
+        match self.mutation {
+            Mutation::DropFence(number) => progress.fences == number + 1,
+            Mutation::EarlySequence if progress.fences == 1 => {
+                progress.held_fence = true;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Observer for Mutant {
+    fn store(&self, offset: u64, data: &[u8], non_temporal: bool) {
+        self.ask(|progress| {
+            progress.streamed |= non_temporal;
+            false
+        });
+        let cached = self.mutation == Mutation::CachedData && context::simulated().is_some();
+        self.inner.store(offset, data, non_temporal && !cached);
+        let held = self.ask(|progress| std::mem::take(&mut progress.held_fence));
+        if held {
+            self.inner.fence();
+        }
+    }
+
+    fn write_back(&self, offset: u64, len: u64) {
+        if !self.ask(|progress| self.drops_write_back(offset, progress)) {
+            self.inner.write_back(offset, len);
+        }
+    }
+
+    fn fence(&self) {
+        if !self.ask(|progress| self.drops_fence(progress)) {
+            self.inner.fence();
+        }
+    }
+
+    fn load(&self, offset: u64, len: u64) {
+        self.inner.load(offset, len);
+    }
+
+    fn relax(&self) {
+        self.inner.relax();
+    }
+
+    fn thread_ordinal(&self) -> usize {
+        self.inner.thread_ordinal()
+    }
+}

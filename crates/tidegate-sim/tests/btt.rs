@@ -1,0 +1,135 @@
+//! The BTT under the crash simulator. Each test is named after the promise that it is about; all judge all promises.
+//!
+//! A failure prints the line that replays it. `TIDEGATE_SIM_ROUNDS` multiplies the number of seeds.
+
+use std::time::Instant;
+
+use tidegate::btt::{FlogSlots, Version};
+use tidegate_sim::explore::{Effort, Explorer, Failure, Pool, Stats};
+use tidegate_sim::history::{Mix, Op, Plan, Step};
+use tidegate_sim::medium::{Granule, StoreOrder};
+use tidegate_sim::mutations::Mutation;
+use tidegate_sim::random::{Random, seeds};
+use tidegate_sim::subject::BttSubject;
+
+/// Every image of every crash, bulk data in two chunks.
+const ENUMERATE: Effort = Effort {
+    exhaustive_images: 4096,
+    sampled_images: 64,
+    deep_one_in: 16,
+    granule: Granule::Chunk(256),
+    order: StoreOrder::Word,
+};
+
+/// Samples with every 8-byte word by itself.
+const SAMPLE: Effort = Effort {
+    exhaustive_images: 32,
+    sampled_images: 24,
+    deep_one_in: 16,
+    granule: Granule::Word,
+    order: StoreOrder::Word,
+};
+
+fn btt() -> BttSubject {
+    BttSubject::new(4, 3, Version::V1_1, FlogSlots::ZeroOne)
+}
+
+/// A pool whose lanes are at different places of their sequence.
+fn pool(subject: &BttSubject) -> Pool {
+    Pool::prepare(subject, &[0, 1, 2, 0, 1, 1, 0, 2]).unwrap()
+}
+
+fn write(lba: u64, stamp: u32, lane: usize) -> Step {
+    Step { op: Op::Write { lba, blocks: 1, stamp, fua: false }, ordinal: lane }
+}
+
+fn read(lba: u64) -> Step {
+    Step { op: Op::Read { lba }, ordinal: 0 }
+}
+
+fn exhaustive_with(
+    plan: &Plan,
+    preemptions: usize,
+    mutation: Option<Mutation>,
+) -> Result<Stats, Box<Failure>> {
+    let subject = btt();
+    let explorer = Explorer::new(&subject, pool(&subject), plan.len(), ENUMERATE).unwrap();
+    let mut explorer = explorer.with_mutation(mutation);
+    explorer.exhaustive(plan, preemptions).map(|()| explorer.stats())
+}
+
+fn exhaustive(name: &str, plan: &Plan, preemptions: usize) {
+    let start = Instant::now();
+    match exhaustive_with(plan, preemptions, None) {
+        Ok(stats) => println!("{name}: {stats} in {:?}", start.elapsed()),
+        Err(failure) => panic!("replay: cargo test -p tidegate-sim {name}\n{failure}"),
+    }
+}
+
+/// Runs `run` with each seed of test `name`.
+fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Box<Failure>>) {
+    let start = Instant::now();
+    let mut total = Stats::default();
+    for seed in seeds(name, count) {
+        match run(seed) {
+            Ok(stats) => total += stats,
+            Err(failure) => panic!(
+                "replay: TIDEGATE_SIM_SEED={seed:#x} cargo test -p tidegate-sim {name}\n{failure}"
+            ),
+        }
+    }
+    println!("{name}: {total} in {:?}", start.elapsed());
+}
+
+fn random_history(mixture: Mix, seed: u64) -> Result<Stats, Box<Failure>> {
+    let subject = btt();
+    let plan = mixture.plan(&mut Random::new(seed), &mut 100);
+    let mut explorer = Explorer::new(&subject, pool(&subject), mixture.threads, SAMPLE).unwrap();
+    explorer.sampled(&plan, seed).map(|()| explorer.stats())
+}
+
+#[test]
+fn p1_p2_one_lane_all_subsets() {
+    let plan = vec![vec![write(0, 101, 0), write(1, 102, 0), write(0, 103, 0), write(0, 104, 1)]];
+    exhaustive("p1_p2_one_lane_all_subsets", &plan, 0);
+}
+
+#[test]
+fn p1_p2_two_writers_of_one_block_all_subsets_and_interleavings() {
+    let plan = vec![vec![write(0, 101, 0)], vec![write(0, 102, 1), write(1, 103, 1)]];
+    exhaustive("p1_p2_two_writers_of_one_block_all_subsets_and_interleavings", &plan, 2);
+}
+
+#[test]
+fn p1_p2_lanes_change_hands() {
+    let plan = vec![vec![write(0, 101, 0), write(1, 102, 1)], vec![write(1, 103, 0), write(0, 104, 1)]];
+    exhaustive("p1_p2_lanes_change_hands", &plan, 1);
+}
+
+#[test]
+fn p3_reads_beside_writes() {
+    let plan = vec![vec![write(0, 101, 0), write(0, 102, 0)], vec![read(0), read(0)]];
+    exhaustive("p3_reads_beside_writes", &plan, 2);
+}
+
+#[test]
+fn p1_p2_three_threads_sampled() {
+    let mixture = Mix { threads: 3, ops: 4, lbas: 3, blocks_max: 2, reads_pct: 20, others_pct: 0 };
+    seeded("p1_p2_three_threads_sampled", 30, |seed| random_history(mixture, seed));
+}
+
+#[test]
+fn p4_zeroes_discards_and_flushes_sampled() {
+    let mixture = Mix { threads: 2, ops: 8, lbas: 2, blocks_max: 2, reads_pct: 20, others_pct: 15 };
+    seeded("p4_zeroes_discards_and_flushes_sampled", 20, |seed| random_history(mixture, seed));
+}
+
+#[test]
+fn p6_kills_power_cuts_and_recoveries_in_turn() {
+    let mixture = Mix { threads: 2, ops: 4, lbas: 3, blocks_max: 1, reads_pct: 10, others_pct: 5 };
+    seeded("p6_kills_power_cuts_and_recoveries_in_turn", 10, |seed| {
+        let subject = btt();
+        let mut explorer = Explorer::new(&subject, pool(&subject), 2, SAMPLE).unwrap();
+        explorer.lifetime(&mixture, 3, seed).map(|()| explorer.stats())
+    });
+}
