@@ -103,6 +103,11 @@ impl Flog {
         region.write_back(offset, 8)
     }
 
+    /// Writes the group of `lane` back, whichever of its slots was stored.
+    pub(super) fn write_back(&self, region: &Region, lane: u32) -> Result<(), PmemError> {
+        region.write_back(self.base + u64::from(lane) * FLOG_GROUP_BYTES, FLOG_GROUP_BYTES)
+    }
+
     fn slot_offset(&self, lane: u32, which: usize) -> u64 {
         self.base + u64::from(lane) * FLOG_GROUP_BYTES + self.slots.offset(which)
     }

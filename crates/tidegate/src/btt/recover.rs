@@ -51,11 +51,15 @@ pub(super) fn open_arena(
         {
             overlay.push((unfinished.lba, unfinished.new_block));
         }
+        if !region.read_only() {
+            write_back_seen(region, &flog, lane, &map, info.external_nlba.get(), &newest.entry)?;
+        }
         lanes.push(Lane::after(&newest));
     }
     overlay.sort_unstable();
     let completed_lanes = u32::try_from(overlay.len()).expect("at most one entry a lane");
     if !region.read_only() {
+        region.fence()?;
         complete(region, &map, &std::mem::take(&mut overlay))?;
     }
     let arena = Arena {
@@ -76,6 +80,24 @@ pub(super) fn open_arena(
 /// Bytes of metadata behind the data of an lba of `lba_bytes`.
 fn metadata_bytes(lba_bytes: u32) -> usize {
     (lba_bytes - super::device::data_bytes(lba_bytes)) as usize
+}
+
+/// Writes back what recovery builds on. After a power cut it is durable already; after a mere kill of the process
+/// the newest flog entry and the map entry of its write may be in the cache only, and neither a completed map entry
+/// nor the lane's next write may become durable before them.
+fn write_back_seen(
+    region: &Region,
+    flog: &Flog,
+    lane: u32,
+    map: &Map,
+    lbas: u32,
+    newest: &FlogSlot,
+) -> Result<(), BttError> {
+    flog.write_back(region, lane)?;
+    if newest.lba.get() < lbas {
+        map.write_back(region, newest.lba.get())?;
+    }
+    Ok(())
 }
 
 /// Stores the missing map entries and makes them durable, before any lane can reuse a block they free.
