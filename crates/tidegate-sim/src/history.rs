@@ -218,9 +218,9 @@ pub struct Mix {
     pub threads: usize,
     /// Operations of each thread.
     pub ops: usize,
-    /// Blocks used: few make threads meet.
-    pub lbas: u64,
-    /// Most blocks of one write.
+    /// Blocks used, not empty: few make threads meet.
+    pub lbas: &'static [u64],
+    /// Most blocks of one write; the device must have as many from each of `lbas` on.
     pub blocks_max: u64,
     /// Out of 100 operations, this many are reads.
     pub reads_pct: usize,
@@ -237,7 +237,7 @@ impl Mix {
     }
 
     fn op(&self, random: &mut Random, stamp: &mut Stamp) -> Op {
-        let lba = random.word() % self.lbas;
+        let lba = *random.pick(self.lbas);
         let others = self.others_pct;
         match random.below(100) {
             dice if dice < self.reads_pct => Op::Read { lba },
@@ -248,7 +248,7 @@ impl Mix {
             dice if dice < self.reads_pct + 3 * others => Op::Flush,
             _ => {
                 *stamp += 1;
-                let blocks = 1 + random.word() % self.blocks_max.min(self.lbas - lba);
+                let blocks = 1 + random.word() % self.blocks_max;
                 Op::Write { lba, blocks, stamp: *stamp, fua: random.one_in(4) }
             }
         }
