@@ -11,7 +11,7 @@ thread_local! {
 }
 
 /// Thread number used for events of threads that are not simulated (setup and recovery).
-pub const OUTSIDE: usize = 7;
+pub(crate) const OUTSIDE: usize = 7;
 
 /// Marks the calling OS thread as simulated thread `thread`, for good.
 pub(crate) fn enter(thread: usize) {

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidegate::device::{BlockDevice, WriteFlags};
 use tidegate::pmem::{Observer, Region};
 
-use crate::history::{Call, History, Mix, Plan, Step, payload, perform, stamp_of};
 use crate::context;
+use crate::history::{Call, History, Mix, Plan, Step, payload, perform, stamp_of};
 use crate::judge::{Judge, Ordinals, Promise, Verdict};
 use crate::medium::{Choice, CrashSet, Granule, Medium, MediumModel, StoreOrder};
 use crate::model::Stamp;
@@ -203,7 +203,7 @@ impl<'a> Explorer<'a> {
     ///
     /// # Errors
     /// The first broken promise.
-    pub fn exhaustive(&mut self, plan: &Plan, preemptions: usize) -> Result<(), Box<Failure>> {
+    pub fn exhaustive(&mut self, plan: &Plan, preemptions: usize) -> Result<(), Failure> {
         let search = Arc::new(Mutex::new(Exhaustive::new(preemptions)));
         let session = [Session { plan, kill_after: None }];
         loop {
@@ -229,7 +229,7 @@ impl<'a> Explorer<'a> {
     ///
     /// # Errors
     /// The first broken promise.
-    pub fn sampled(&mut self, plan: &Plan, seed: u64) -> Result<(), Box<Failure>> {
+    pub fn sampled(&mut self, plan: &Plan, seed: u64) -> Result<(), Failure> {
         let run = self.random_run(&[Session { plan, kill_after: None }], seed)?;
         self.crash_everywhere(&run, 0, &mut Random::new(seed))
             .map_err(|failure| failure.under(random_schedule(seed)))
@@ -240,12 +240,7 @@ impl<'a> Explorer<'a> {
     ///
     /// # Errors
     /// The first broken promise.
-    pub fn lifetime(
-        &mut self,
-        mixture: &Mix,
-        generations: u32,
-        seed: u64,
-    ) -> Result<(), Box<Failure>> {
+    pub fn lifetime(&mut self, mixture: &Mix, generations: u32, seed: u64) -> Result<(), Failure> {
         let mut random = Random::new(seed);
         let mut stamp = 1000;
         let origin = self.pool.clone();
@@ -265,11 +260,13 @@ impl<'a> Explorer<'a> {
         mixture: &Mix,
         random: &mut Random,
         stamp: &mut Stamp,
-    ) -> Result<(), Box<Failure>> {
+    ) -> Result<(), Failure> {
         let plans = [mixture.plan(random, stamp), mixture.plan(random, stamp)];
         let kill_after = Some(1 + random.below(mixture.ops * 40));
-        let sessions =
-            [Session { plan: &plans[0], kill_after }, Session { plan: &plans[1], kill_after: None }];
+        let sessions = [
+            Session { plan: &plans[0], kill_after },
+            Session { plan: &plans[1], kill_after: None },
+        ];
         let seed = random.word();
         let run = self.random_run(&sessions, seed)?;
         self.crash_everywhere(&run, 0, random)
@@ -284,18 +281,13 @@ impl<'a> Explorer<'a> {
         self.seen.clear();
     }
 
-    fn random_run(
-        &mut self,
-        sessions: &[Session<'_>],
-        seed: u64,
-    ) -> Result<Execution, Box<Failure>> {
+    fn random_run(&mut self, sessions: &[Session<'_>], seed: u64) -> Result<Execution, Failure> {
         let strategy = Arc::new(Mutex::new(Sampled::new(seed)));
-        self.execute(sessions, strategy)
-            .map_err(|verdict| stuck(verdict, &random_schedule(seed)))
+        self.execute(sessions, strategy).map_err(|verdict| stuck(verdict, &random_schedule(seed)))
     }
 
     /// The pool after a power cut at the end of `run`, as recovery leaves it.
-    fn survivor(&mut self, run: &Execution, random: &mut Random) -> Result<Pool, Box<Failure>> {
+    fn survivor(&mut self, run: &Execution, random: &mut Random) -> Result<Pool, Failure> {
         let mut medium = Medium::new(&self.pool.image, self.model());
         run.trace.events().iter().for_each(|event| medium.apply(&run.trace, event));
         let set = medium.crash();
@@ -322,27 +314,29 @@ impl<'a> Explorer<'a> {
         let threads = sessions[0].plan.len();
         let scheduler = Arc::new(Scheduler::new(threads, strategy));
         let recorder = Arc::new(Recorder::new(Some(Arc::clone(&scheduler))));
-        let observer: Arc<dyn Observer> = match self.mutation {
-            None => recorder.clone(),
-            Some(mutation) => {
-                Arc::new(Mutant::new(mutation, &self.pool.image, recorder.clone())?)
-            }
-        };
-        let region = Region::anonymous(self.pool.image.len() as u64).map_err(Verdict::outside)?;
-        region.write(0, &self.pool.image).map_err(Verdict::outside)?;
-        let region = Arc::new(region.observed(observer));
+        let region = self.observed_region(&recorder)?;
         let calls = Calls::default();
         let mut volatile_cache = false;
         for session in sessions {
             let open = self.subject.open(&region);
-            let device =
-                open.map_err(|what| Verdict { promise: Promise::P6Recovery, what })?;
+            let device = open.map_err(|what| Verdict { promise: Promise::P6Recovery, what })?;
             volatile_cache = device.geometry().volatile_cache;
             self.live(session, &device, &scheduler, &recorder, &calls)?;
         }
         let calls = lock(&calls).clone();
         check_reads(&calls)?;
         Ok(Execution { trace: recorder.take(), history: History { calls, volatile_cache } })
+    }
+
+    /// A fresh region that holds the pool, watched by `recorder` through the mutation.
+    fn observed_region(&self, recorder: &Arc<Recorder>) -> Result<Arc<Region>, Verdict> {
+        let observer: Arc<dyn Observer> = match self.mutation {
+            None => recorder.clone(),
+            Some(mutation) => Arc::new(Mutant::new(mutation, &self.pool.image, recorder.clone())?),
+        };
+        let region = Region::anonymous(self.pool.image.len() as u64).map_err(Verdict::outside)?;
+        region.write(0, &self.pool.image).map_err(Verdict::outside)?;
+        Ok(Arc::new(region.observed(observer)))
     }
 
     /// One session: all threads run to their end, or to the kill.
@@ -390,7 +384,7 @@ impl<'a> Explorer<'a> {
         run: &Execution,
         fresh_from: usize,
         random: &mut Random,
-    ) -> Result<(), Box<Failure>> {
+    ) -> Result<(), Failure> {
         let mut medium = Medium::new(&self.pool.image, self.model());
         for (position, event) in run.trace.events().iter().enumerate() {
             if event.action == Action::Fence && position >= fresh_from {
@@ -402,7 +396,7 @@ impl<'a> Explorer<'a> {
         self.explain_reads(run)
     }
 
-    fn explain_reads(&self, run: &Execution) -> Result<(), Box<Failure>> {
+    fn explain_reads(&self, run: &Execution) -> Result<(), Failure> {
         for (lba, &initial) in (0..).zip(&self.pool.stamps) {
             if run.history.after_all(lba, initial).is_empty() {
                 let what = format!("no order of the operations explains the reads of block {lba}");
@@ -419,7 +413,7 @@ impl<'a> Explorer<'a> {
         medium: &Medium,
         position: usize,
         random: &mut Random,
-    ) -> Result<(), Box<Failure>> {
+    ) -> Result<(), Failure> {
         let stamps = (0..).zip(&self.pool.stamps);
         let allowed: Vec<_> =
             stamps.map(|(lba, &stamp)| run.history.after_crash(lba, stamp, position)).collect();
@@ -471,23 +465,26 @@ impl<'a> Explorer<'a> {
         verdict: Verdict,
         position: usize,
         image: Option<String>,
-    ) -> Box<Failure> {
+    ) -> Failure {
         let crash = image.map(|image| format!("before event {position}, keeping {image}"));
         let mut story = format!("  blocks at first: {:?}\n", self.pool.stamps);
         for call in run.history.calls.iter().filter(|call| call.begin < position) {
             let Call { thread, op, begin, end, read, .. } = call;
-            story += &format!("  thread {thread}: {op:?} at {begin}..{end} read {read:?}\n");
+            let line = format_args!("  thread {thread}: {op:?} at {begin}..{end} read {read:?}\n");
+            story.push_str(&line.to_string());
         }
         let first = position.saturating_sub(40);
         for event in first..=position.min(run.trace.events().len()) {
-            story += &format!("    {}\n", run.trace.describe(event));
+            story.push_str("    ");
+            story.push_str(&run.trace.describe(event));
+            story.push('\n');
         }
-        Box::new(Failure { verdict, schedule: String::new(), crash, story })
+        Failure { verdict, schedule: String::new(), crash, story }
     }
 }
 
 impl Failure {
-    fn under(mut self: Box<Self>, schedule: String) -> Box<Self> {
+    fn under(mut self, schedule: String) -> Self {
         self.schedule = schedule;
         self
     }
@@ -497,12 +494,12 @@ fn random_schedule(seed: u64) -> String {
     format!("random, seed {seed:#x}")
 }
 
-fn broken(promise: Promise, what: String, schedule: String) -> Box<Failure> {
+fn broken(promise: Promise, what: String, schedule: String) -> Failure {
     let verdict = Verdict { promise, what };
-    Box::new(Failure { verdict, schedule, crash: None, story: String::new() })
+    Failure { verdict, schedule, crash: None, story: String::new() }
 }
 
-fn stuck(verdict: Verdict, schedule: &str) -> Box<Failure> {
+fn stuck(verdict: Verdict, schedule: &str) -> Failure {
     broken(verdict.promise, verdict.what, schedule.to_owned())
 }
 
@@ -556,7 +553,8 @@ impl Actor {
         let bytes = perform(self.device.as_ref(), op)
             .map_err(|error| format!("{op:?} of thread {thread} failed: {error}"))?;
         let end = self.recorder.end();
-        let read = bytes.map(|bytes| op.lba().and_then(|lba| stamp_of(lba, &bytes)).unwrap_or(TORN));
+        let read =
+            bytes.map(|bytes| op.lba().and_then(|lba| stamp_of(lba, &bytes)).unwrap_or(TORN));
         let call = &mut lock(&self.calls)[index];
         (call.end, call.acknowledged, call.read) = (end, true, read);
         Ok(())

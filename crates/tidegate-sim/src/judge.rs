@@ -219,7 +219,7 @@ impl<'a> Judge<'a> {
         let trace = self.trace_recovery(image)?;
         let model = MediumModel { granule: Granule::Word, order: StoreOrder::Word };
         let mut medium = Medium::new(image, model);
-        let mut crash = |medium: &Medium, position: usize| {
+        let crash = |medium: &Medium, position: usize| {
             self.crash_once(medium, allowed, lost)
                 .map_err(|v| v.during(&format!("after a crash of the recovery at {position}")))
         };

@@ -50,8 +50,8 @@ struct Slot {
 }
 
 fn u32_at(image: &[u8], at: usize) -> Result<u32, String> {
-    let bytes = image.get(at..at + 4).ok_or_else(|| format!("offset {at} is outside the image"))?;
-    Ok(u32::from_le_bytes(bytes.try_into().expect("four bytes")))
+    let bytes = image.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+    bytes.map(u32::from_le_bytes).ok_or_else(|| format!("offset {at} is outside the image"))
 }
 
 fn size_at(image: &[u8], at: usize) -> Result<usize, String> {
@@ -60,9 +60,9 @@ fn size_at(image: &[u8], at: usize) -> Result<usize, String> {
 }
 
 fn fletcher64(page: &[u8]) -> u64 {
-    let words = page[..PAGE - 8].chunks_exact(4).chain([&[0; 4][..]; 2]);
-    let (lo, hi) = words.fold((0_u32, 0_u32), |(lo, hi), word| {
-        let lo = lo.wrapping_add(u32::from_le_bytes(word.try_into().expect("four bytes")));
+    let (words, _) = page[..PAGE - 8].as_chunks::<4>();
+    let (lo, hi) = words.iter().chain(&[[0; 4]; 2]).fold((0_u32, 0_u32), |(lo, hi), word| {
+        let lo = lo.wrapping_add(u32::from_le_bytes(*word));
         (lo, hi.wrapping_add(lo))
     });
     u64::from(hi) << 32 | u64::from(lo)
@@ -80,12 +80,12 @@ impl Layout {
             page.starts_with(b"BTT_ARENA_INFO\0\0").then_some((base, page, version))
         });
         let (base, page, version) = found.next().ok_or("no arena")?;
-        let numbers = (u16::from_le_bytes([page[52], page[53]]), u16::from_le_bytes([page[54], page[55]]));
+        let numbers =
+            (u16::from_le_bytes([page[52], page[53]]), u16::from_le_bytes([page[54], page[55]]));
         if numbers != version {
             return Err(format!("version {numbers:?} where {version:?} is expected"));
         }
-        let checksum = page[PAGE - 8..].try_into().expect("eight bytes");
-        if u64::from_le_bytes(checksum) != fletcher64(page) {
+        if size_at(page, PAGE - 8)? as u64 != fletcher64(page) {
             return Err("the info block's checksum is wrong".to_owned());
         }
         Self::parse(page, base)
@@ -151,7 +151,8 @@ impl Layout {
     }
 
     fn newest(&self, image: &[u8], lane: u32, slots: [usize; 2]) -> Result<Slot, String> {
-        let [first, second] = [self.slot(image, lane, slots[0])?, self.slot(image, lane, slots[1])?];
+        let [first, second] =
+            [self.slot(image, lane, slots[0])?, self.slot(image, lane, slots[1])?];
         match (first.seq, second.seq) {
             (1..=3, 0) | (2, 1) | (3, 2) | (1, 3) => Ok(first),
             (0, 1..=3) | (1, 2) | (2, 3) | (3, 1) => Ok(second),
@@ -190,6 +191,28 @@ fn complete(
         };
         let at = layout.map.start + newest.lba as usize * 4;
         image[at..at + 4].copy_from_slice(&completed.to_le_bytes());
+    }
+    Ok(())
+}
+
+/// Rewrites the flog of `image` as libpmemblk would have written it: with the flag bits of the map entries.
+///
+/// # Errors
+/// What does not fit the format.
+pub fn add_flags_to_flog(image: &mut [u8]) -> Result<(), String> {
+    let layout = Layout::find(image)?;
+    for lane in 0..layout.lanes {
+        for index in layout.slots_in_use(image)? {
+            let Slot { lba, old_map, new_map, seq } = layout.slot(image, lane, index)?;
+            if seq == 0 || old_map == new_map {
+                continue;
+            }
+            let entry = layout.resolved(image, lba)?;
+            let replaced = if entry & BLOCK == old_map & BLOCK { entry } else { old_map | NORMAL };
+            let at = layout.flog.start + lane as usize * 64 + index * 16;
+            image[at + 4..at + 8].copy_from_slice(&replaced.to_le_bytes());
+            image[at + 8..at + 12].copy_from_slice(&(new_map | NORMAL).to_le_bytes());
+        }
     }
     Ok(())
 }
@@ -237,5 +260,83 @@ fn read(image: &[u8], layout: &Layout, lba: u32) -> Result<Vec<u8>, String> {
             .get(start..start + layout.block_bytes)
             .map(<[u8]>::to_vec)
             .ok_or_else(|| format!("lba {lba} points outside the image")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::btt::{FlogSlots, Version};
+
+    use super::*;
+    use crate::explore::Pool;
+    use crate::history::stamp_of;
+    use crate::subject::BttSubject;
+
+    fn image(version: Version, slots: FlogSlots) -> (Vec<u8>, Layout) {
+        let subject = BttSubject::new(20, 3, version, slots);
+        let image = Pool::prepare(&subject, &[0, 1, 2, 0, 1, 1, 0]).unwrap().image;
+        let layout = Layout::find(&image).unwrap();
+        (image, layout)
+    }
+
+    fn put(image: &mut [u8], at: usize, value: u32) {
+        image[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+
+    #[test]
+    fn both_versions_and_paddings_are_read() {
+        for version in [Version::V1_1, Version::V2_0] {
+            for slots in [FlogSlots::ZeroOne, FlogSlots::ZeroTwo] {
+                let (mut image, _) = image(version, slots);
+                let blocks = recover_and_read(&mut image, Dialect::Linux).unwrap();
+                let stamps: Vec<_> = (0..4)
+                    .map(|lba| stamp_of(lba, &blocks[usize::try_from(lba).unwrap()]))
+                    .collect();
+                assert_eq!(stamps, [7, 6, 3, 0].map(Some), "{version} {slots:?}");
+            }
+        }
+    }
+
+    /// Takes back the map entry of the newest write: block 0, stamp 7; the one before had stamp 4.
+    fn cut_off(image: &mut [u8], layout: &Layout) {
+        let slots = layout.slots_in_use(image).unwrap();
+        let newest = (0..layout.lanes).map(|lane| layout.newest(image, lane, slots).unwrap());
+        let entry = layout.map_entry(image, 0).unwrap() & BLOCK;
+        let write = newest.into_iter().find(|slot| slot.new_map & BLOCK == entry).unwrap();
+        put(image, layout.map.start, write.old_map | NORMAL);
+    }
+
+    #[test]
+    fn an_interrupted_write_is_completed_by_who_understands_its_flog() {
+        let (mut cut, layout) = image(Version::V1_1, FlogSlots::ZeroOne);
+        cut_off(&mut cut, &layout);
+        let first = |mut image: Vec<u8>, dialect| {
+            recover_and_read(&mut image, dialect).map(|blocks| stamp_of(0, &blocks[0]))
+        };
+        assert_eq!(first(cut.clone(), Dialect::Linux), Ok(Some(7)));
+        first(cut.clone(), Dialect::Libpmemblk).unwrap_err();
+        add_flags_to_flog(&mut cut).unwrap();
+        assert_eq!(first(cut.clone(), Dialect::Linux), Ok(Some(7)));
+        assert_eq!(first(cut, Dialect::Libpmemblk), Ok(Some(7)));
+    }
+
+    #[test]
+    fn blocks_owned_twice_or_outside_are_told() {
+        let (good, layout) = image(Version::V1_1, FlogSlots::ZeroOne);
+        for wrong in [layout.map_entry(&good, 1).unwrap(), NORMAL | layout.blocks] {
+            let mut image = good.clone();
+            put(&mut image, layout.map.start, wrong);
+            recover_and_read(&mut image, Dialect::Linux).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_damaged_flog_or_info_block_is_told() {
+        let (good, layout) = image(Version::V1_1, FlogSlots::ZeroOne);
+        for at in [layout.flog.start + 12, layout.flog.start + 60, PAGE + 60] {
+            let mut image = good.clone();
+            put(&mut image, at, 9);
+            recover_and_read(&mut image, Dialect::Linux).unwrap_err();
+        }
     }
 }

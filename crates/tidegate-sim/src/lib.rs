@@ -13,7 +13,7 @@
 //! - [`kernel`]: the recovery of other implementations, as a second judge;
 //! - [`mutations`]: planted bugs that the simulator must find;
 //! - [`subject`], [`toy`]: what can be tested;
-//! - [`random`]: seeds.
+//! - seeds come from [`random`].
 
 mod context;
 pub mod explore;

@@ -211,8 +211,7 @@ impl Medium {
 
     fn group(&self, word: u32) -> Group {
         let entries = &self.pending[word as usize];
-        let cell = if self.model.order == StoreOrder::Line && entries.iter().all(|e| !e.streaming)
-        {
+        let cell = if self.model.order == StoreOrder::Line && entries.iter().all(|e| !e.streaming) {
             Cell::Line(word / LINE_WORDS)
         } else {
             match self.model.granule {
@@ -257,8 +256,7 @@ struct Group {
 
 impl Group {
     fn joins(&self, next: &Group) -> bool {
-        self.cell == next.cell
-            && (matches!(self.cell, Cell::Line(_)) || self.stores == next.stores)
+        self.cell == next.cell && (matches!(self.cell, Cell::Line(_)) || self.stores == next.stores)
     }
 
     fn absorb(&mut self, next: Group) {
@@ -353,7 +351,7 @@ impl CrashSet<'_> {
 
     /// Everything pending reached the medium.
     pub fn all(&self) -> Choice {
-        self.units.iter().map(|unit| last_choice(unit)).collect()
+        self.units.iter().map(last_choice).collect()
     }
 
     /// A hash of the image, comparable between all media that started from the same image.
@@ -405,8 +403,7 @@ fn sample_unit(unit: &Unit, style: usize, random: &mut Random) -> u8 {
 mod tests {
     use super::*;
 
-    const STRICT: MediumModel =
-        MediumModel { granule: Granule::Word, order: StoreOrder::Word };
+    const STRICT: MediumModel = MediumModel { granule: Granule::Word, order: StoreOrder::Word };
 
     fn medium(model: MediumModel) -> Medium {
         Medium::new(&[0; 1024], model)

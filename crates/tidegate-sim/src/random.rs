@@ -30,10 +30,13 @@ impl Random {
         word
     }
 
-    /// A number in `0..bound`; `bound` must not be 0.
+    /// A number in `0..bound`.
+    ///
+    /// # Panics
+    /// Where `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         let bound = bound as u64;
-        usize::try_from(self.word() % bound).expect("smaller than a usize")
+        usize::try_from(self.word() % bound).unwrap_or(0)
     }
 
     /// True once in `period` times.

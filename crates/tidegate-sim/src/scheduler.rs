@@ -156,7 +156,7 @@ impl Scheduler {
     fn leave(&self, thread: usize) {
         let mut state = lock(&self.state);
         state.status[thread] = Status::Done;
-        self.progress(&mut state);
+        progress(&mut state);
         self.hand_on(thread, &mut state);
     }
 
@@ -165,7 +165,7 @@ impl Scheduler {
         state.status[thread] = status;
         state.steps += 1;
         if status == Status::Ready {
-            self.progress(&mut state);
+            progress(&mut state);
         }
         if state.steps > STEPS_LIMIT {
             let stuck = format!("no end after {STEPS_LIMIT} steps; threads: {:?}", state.status);
@@ -176,14 +176,6 @@ impl Scheduler {
         }
         self.hand_on(thread, &mut state);
         self.wait_for_baton(thread, state);
-    }
-
-    /// A step was made: those who wait may look again.
-    fn progress(&self, state: &mut State) {
-        state.idle_rounds = 0;
-        for status in state.status.iter_mut().filter(|status| **status == Status::Waiting) {
-            *status = Status::Ready;
-        }
     }
 
     fn hand_on(&self, thread: usize, state: &mut State) {
@@ -254,6 +246,14 @@ impl Scheduler {
             self.abandon(&mut lock(&self.state), Stuck::Panic(message));
         }
         self.leave(thread);
+    }
+}
+
+/// A step was made: those who wait may look again.
+fn progress(state: &mut State) {
+    state.idle_rounds = 0;
+    for status in state.status.iter_mut().filter(|status| **status == Status::Waiting) {
+        *status = Status::Ready;
     }
 }
 

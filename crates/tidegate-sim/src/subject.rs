@@ -7,7 +7,7 @@ use tidegate::btt::{Btt, BttOptions, FlogSlots, Version, create};
 use tidegate::device::BlockDevice;
 use tidegate::pmem::Region;
 
-use crate::kernel::{Dialect, recover_and_read};
+use crate::kernel::{Dialect, add_flags_to_flog, recover_and_read};
 
 /// An engine under test.
 pub trait Subject: Sync {
@@ -46,30 +46,49 @@ pub struct Peer {
     /// Whose, for reports.
     pub name: &'static str,
     /// Recovers and reads.
-    pub read: fn(&mut [u8]) -> Result<Vec<Vec<u8>>, String>,
+    pub read: PeerRead,
 }
+
+/// Recovers an image in place and returns the content of each block.
+pub type PeerRead = fn(&mut [u8]) -> Result<Vec<Vec<u8>>, String>;
 
 /// The block translation table, judged also by the kernel's recovery.
 pub struct BttSubject {
     options: BttOptions,
     region_bytes: u64,
-    peers: [Peer; 1],
+    peers: [Peer; 3],
 }
 
 impl BttSubject {
     /// A BTT of `blocks` blocks of 512 bytes and `lanes` lanes, in as small a region as holds it.
     pub fn new(blocks: u32, lanes: u32, version: Version, flog_slots: FlogSlots) -> Self {
         let (uuid, parent_uuid) = ([7; 16], [0; 16]);
-        let options =
-            BttOptions { lba_bytes: 512, version, uuid, parent_uuid, lanes, flog_slots };
+        let options = BttOptions { lba_bytes: 512, version, uuid, parent_uuid, lanes, flog_slots };
         // Two info blocks, a page each of flog and map, and one before the arena of version 1.1.
         let fixed_bytes = if version == Version::V1_1 { 5 * 4096 } else { 4 * 4096 };
         let data_bytes = (u64::from(blocks + lanes) * 516).next_multiple_of(4096);
-        let read = |image: &mut [u8]| recover_and_read(image, Dialect::Linux);
-        let peers = [Peer { name: "the kernel's recovery", read }];
-        Self { options, region_bytes: fixed_bytes + data_bytes, peers }
+        Self { options, region_bytes: fixed_bytes + data_bytes, peers: PEERS }
     }
 }
+
+/// The kernel, on our flog and on one with libpmemblk's flags; libpmemblk, which needs its flags to complete a write.
+const PEERS: [Peer; 3] = [
+    Peer { name: "the kernel", read: |image| recover_and_read(image, Dialect::Linux) },
+    Peer {
+        name: "the kernel with flags in the flog",
+        read: |image| {
+            add_flags_to_flog(image)?;
+            recover_and_read(image, Dialect::Linux)
+        },
+    },
+    Peer {
+        name: "libpmemblk with flags in the flog",
+        read: |image| {
+            add_flags_to_flog(image)?;
+            recover_and_read(image, Dialect::Libpmemblk)
+        },
+    },
+];
 
 impl Subject for BttSubject {
     fn create(&self, region: &Region) -> Result<(), String> {

@@ -13,7 +13,8 @@ use tidegate::pmem::Region;
 use crate::subject::Subject;
 
 const BLOCKS: u64 = 4;
-const BLOCK_BYTES: u64 = 512;
+const BLOCK: usize = 512;
+const BLOCK_BYTES: u64 = BLOCK as u64;
 const DATA_OFFSET: u64 = 4096;
 
 /// What is wrong with the engine.
@@ -51,7 +52,7 @@ pub struct Toy {
 struct Device {
     region: Arc<Region>,
     toy: Toy,
-    locks: [AtomicBool; BLOCKS as usize],
+    locks: Vec<AtomicBool>,
     cached: Mutex<BTreeMap<u64, Vec<u8>>>,
 }
 
@@ -62,7 +63,8 @@ impl Subject for Toy {
 
     fn open(&self, region: &Arc<Region>) -> std::result::Result<Arc<dyn BlockDevice>, String> {
         let (region, toy) = (Arc::clone(region), *self);
-        let device = Device { region, toy, locks: Default::default(), cached: Mutex::default() };
+        let locks = (0..BLOCKS).map(|_| AtomicBool::new(false)).collect();
+        let device = Device { region, toy, locks, cached: Mutex::default() };
         device.recover().map_err(|error| error.to_string())?;
         Ok(Arc::new(device))
     }
@@ -101,7 +103,7 @@ impl Device {
     }
 
     fn lock(&self, lba: u64) -> Result<()> {
-        let lock = &self.locks[lba as usize];
+        let lock = self.lock_of(lba);
         if self.toy.fault == Fault::RacyLock {
             while lock.load(Ordering::Acquire) {
                 self.region.relax();
@@ -116,9 +118,13 @@ impl Device {
         Ok(())
     }
 
+    fn lock_of(&self, lba: u64) -> &AtomicBool {
+        &self.locks[usize::try_from(lba).expect("few blocks")]
+    }
+
     fn unlock(&self, lba: u64) {
         let lost = self.toy.fault == Fault::LostUnlock && lba == 3;
-        self.locks[lba as usize].store(lost, Ordering::Release);
+        self.lock_of(lba).store(lost, Ordering::Release);
     }
 
     fn slot(lba: u64, slot: u64) -> u64 {
@@ -164,9 +170,9 @@ impl Device {
 impl BlockDevice for Device {
     fn geometry(&self) -> Geometry {
         Geometry {
-            block_bytes: BLOCK_BYTES as u32,
+            block_bytes: 512,
             blocks: BLOCKS,
-            preferred_bytes: BLOCK_BYTES as u32,
+            preferred_bytes: 512,
             read_only: false,
             atomic_block: true,
             volatile_cache: self.toy.volatile_cache,
@@ -177,7 +183,7 @@ impl BlockDevice for Device {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.geometry().check(offset, buf.len() as u64)?;
-        for (lba, block) in (offset / BLOCK_BYTES..).zip(buf.chunks_mut(BLOCK_BYTES as usize)) {
+        for (lba, block) in (offset / BLOCK_BYTES..).zip(buf.chunks_mut(BLOCK)) {
             let cached = self.cached().get(&lba).cloned();
             match cached {
                 Some(data) => block.copy_from_slice(&data),
@@ -189,7 +195,7 @@ impl BlockDevice for Device {
 
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.geometry().check(offset, data.len() as u64)?;
-        for (lba, block) in (offset / BLOCK_BYTES..).zip(data.chunks(BLOCK_BYTES as usize)) {
+        for (lba, block) in (offset / BLOCK_BYTES..).zip(data.chunks(BLOCK)) {
             if self.toy.volatile_cache && !flags.fua {
                 self.cached().insert(lba, block.to_vec());
             } else {
@@ -215,9 +221,12 @@ impl BlockDevice for Device {
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.geometry().check(offset, len)?;
-        let zeroes = vec![0; usize::try_from(len).map_err(|_| {
-            DeviceError::out_of_range(offset, len, self.geometry().size_bytes())
-        })?];
+        let zeroes = vec![
+            0;
+            usize::try_from(len).map_err(|_| {
+                DeviceError::out_of_range(offset, len, self.geometry().size_bytes())
+            })?
+        ];
         self.write(offset, &zeroes, WriteFlags { fua: flags.fua })
     }
 }

@@ -54,7 +54,7 @@ fn exhaustive_with(
     plan: &Plan,
     preemptions: usize,
     mutation: Option<Mutation>,
-) -> Result<Stats, Box<Failure>> {
+) -> Result<Stats, Failure> {
     let subject = btt();
     let explorer = Explorer::new(&subject, pool(&subject), plan.len(), ENUMERATE).unwrap();
     let mut explorer = explorer.with_mutation(mutation);
@@ -70,7 +70,7 @@ fn exhaustive(name: &str, plan: &Plan, preemptions: usize) {
 }
 
 /// Runs `run` with each seed of test `name`.
-fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Box<Failure>>) {
+fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Failure>) {
     let start = Instant::now();
     let mut total = Stats::default();
     for seed in seeds(name, count) {
@@ -84,7 +84,7 @@ fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Box<Failu
     println!("{name}: {total} in {:?}", start.elapsed());
 }
 
-fn random_history(mixture: Mix, seed: u64) -> Result<Stats, Box<Failure>> {
+fn random_history(mixture: Mix, seed: u64) -> Result<Stats, Failure> {
     let subject = btt();
     let plan = mixture.plan(&mut Random::new(seed), &mut 100);
     let mut explorer = Explorer::new(&subject, pool(&subject), mixture.threads, SAMPLE).unwrap();
@@ -105,7 +105,8 @@ fn p1_p2_two_writers_of_one_block_all_subsets_and_interleavings() {
 
 #[test]
 fn p1_p2_lanes_change_hands() {
-    let plan = vec![vec![write(0, 101, 0), write(16, 102, 1)], vec![write(16, 103, 0), write(0, 104, 1)]];
+    let plan =
+        vec![vec![write(0, 101, 0), write(16, 102, 1)], vec![write(16, 103, 0), write(0, 104, 1)]];
     exhaustive("p1_p2_lanes_change_hands", &plan, 2);
 }
 
@@ -116,20 +117,54 @@ fn p3_reads_beside_writes() {
 }
 
 #[test]
+fn p1_p2_three_writers_of_one_block() {
+    let plan = vec![vec![write(0, 101, 0)], vec![write(0, 102, 1)], vec![write(0, 103, 2)]];
+    exhaustive("p1_p2_three_writers_of_one_block", &plan, 1);
+}
+
+/// Four lanes wanted and three there: writers wait, and groups take what is free.
+#[test]
+fn p1_p2_groups_of_neighbours() {
+    let group = |lba, stamp, lane| Step {
+        op: Op::Write { lba, blocks: 2, stamp, fua: false },
+        ordinal: lane,
+    };
+    let plan = vec![vec![group(0, 101, 0)], vec![group(1, 102, 1)]];
+    exhaustive("p1_p2_groups_of_neighbours", &plan, 2);
+}
+
+#[test]
+fn p1_p2_old_flog_padding_and_version_2_in_the_order_of_lines() {
+    let mixture =
+        Mix { threads: 2, ops: 6, lbas: LBAS, blocks_max: 2, reads_pct: 10, others_pct: 5 };
+    let name = "p1_p2_old_flog_padding_and_version_2_in_the_order_of_lines";
+    seeded(name, 10, |seed| {
+        let subject = BttSubject::new(20, 2, Version::V2_0, FlogSlots::ZeroTwo);
+        let plan = mixture.plan(&mut Random::new(seed), &mut 100);
+        let effort = Effort { order: StoreOrder::Line, ..SAMPLE };
+        let mut explorer = Explorer::new(&subject, pool(&subject), 2, effort).unwrap();
+        explorer.sampled(&plan, seed).map(|()| explorer.stats())
+    });
+}
+
+#[test]
 fn p1_p2_three_threads_sampled() {
-    let mixture = Mix { threads: 3, ops: 4, lbas: LBAS, blocks_max: 2, reads_pct: 20, others_pct: 0 };
+    let mixture =
+        Mix { threads: 3, ops: 4, lbas: LBAS, blocks_max: 2, reads_pct: 20, others_pct: 0 };
     seeded("p1_p2_three_threads_sampled", 30, |seed| random_history(mixture, seed));
 }
 
 #[test]
 fn p4_zeroes_discards_and_flushes_sampled() {
-    let mixture = Mix { threads: 2, ops: 8, lbas: LBAS, blocks_max: 2, reads_pct: 20, others_pct: 15 };
+    let mixture =
+        Mix { threads: 2, ops: 8, lbas: LBAS, blocks_max: 2, reads_pct: 20, others_pct: 15 };
     seeded("p4_zeroes_discards_and_flushes_sampled", 20, |seed| random_history(mixture, seed));
 }
 
 #[test]
 fn p6_kills_power_cuts_and_recoveries_in_turn() {
-    let mixture = Mix { threads: 2, ops: 4, lbas: LBAS, blocks_max: 1, reads_pct: 10, others_pct: 5 };
+    let mixture =
+        Mix { threads: 2, ops: 4, lbas: LBAS, blocks_max: 1, reads_pct: 10, others_pct: 5 };
     seeded("p6_kills_power_cuts_and_recoveries_in_turn", 10, |seed| {
         let subject = btt();
         let mut explorer = Explorer::new(&subject, pool(&subject), 2, SAMPLE).unwrap();

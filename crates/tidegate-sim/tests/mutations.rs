@@ -31,7 +31,7 @@ fn plans() -> [Plan; 3] {
 }
 
 /// The budget: all interleavings and images of the plans, then random histories, first failure first.
-fn hunt(mutation: Option<Mutation>) -> Result<Stats, Box<Failure>> {
+fn hunt(mutation: Option<Mutation>) -> Result<Stats, Failure> {
     let subject = BttSubject::new(20, 3, Version::V1_1, FlogSlots::ZeroOne);
     let pool = Pool::prepare(&subject, &[0, 1, 16, 0, 17, 1, 0, 16]).unwrap();
     let mut total = Stats::default();
@@ -41,7 +41,8 @@ fn hunt(mutation: Option<Mutation>) -> Result<Stats, Box<Failure>> {
         explorer.exhaustive(&plan, 1)?;
         total += explorer.stats();
     }
-    let mixture = Mix { threads: 2, ops: 5, lbas: &[0, 16], blocks_max: 1, reads_pct: 0, others_pct: 0 };
+    let mixture =
+        Mix { threads: 2, ops: 5, lbas: &[0, 16], blocks_max: 1, reads_pct: 0, others_pct: 0 };
     for seed in 0..20 {
         let plan = mixture.plan(&mut Random::new(seed), &mut 100);
         let explorer = Explorer::new(&subject, pool.clone(), 2, EFFORT).unwrap();

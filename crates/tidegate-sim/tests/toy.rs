@@ -26,7 +26,7 @@ fn flush() -> Step {
     Step { op: Op::Flush, ordinal: 0 }
 }
 
-fn run(toy: Toy, plan: &Plan, preemptions: usize) -> Result<(), Box<Failure>> {
+fn run(toy: Toy, plan: &Plan, preemptions: usize) -> Result<(), Failure> {
     let pool = Pool::prepare(&toy, &[0, 1, 2, 3, 0]).unwrap();
     let mut explorer = Explorer::new(&toy, pool, plan.len(), EFFORT).unwrap();
     explorer.exhaustive(plan, preemptions)
@@ -106,7 +106,8 @@ fn a_lock_never_given_back_is_a_deadlock() {
 #[test]
 fn lifetimes_repeat_by_seed() {
     let toy = Toy { fault: Fault::RacyLock, volatile_cache: false };
-    let mixture = Mix { threads: 3, ops: 6, lbas: &[0, 1], blocks_max: 2, reads_pct: 40, others_pct: 0 };
+    let mixture =
+        Mix { threads: 3, ops: 6, lbas: &[0, 1], blocks_max: 2, reads_pct: 40, others_pct: 0 };
     let life = |seed| {
         let pool = Pool::prepare(&toy, &[0, 1]).unwrap();
         let mut explorer = Explorer::new(&toy, pool, 3, EFFORT).unwrap();
