@@ -317,11 +317,14 @@ impl<'a> Explorer<'a> {
         let region = self.observed_region(&recorder)?;
         let calls = Calls::default();
         let mut volatile_cache = false;
+        // Kept to the end: a killed process runs no destructors while its successor uses the region.
+        let mut devices = Vec::new();
         for session in sessions {
             let open = self.subject.open(&region);
             let device = open.map_err(|what| Verdict { promise: Promise::P6Recovery, what })?;
             volatile_cache = device.geometry().volatile_cache;
             self.live(session, &device, &scheduler, &recorder, &calls)?;
+            devices.push(device);
         }
         let calls = lock(&calls).clone();
         check_reads(&calls)?;
@@ -367,8 +370,6 @@ impl<'a> Explorer<'a> {
                 let mut calls = lock(calls);
                 let cut_off = calls.iter_mut().filter(|call| call.end == usize::MAX);
                 cut_off.for_each(|call| call.end = kill);
-                // A killed process runs no destructors.
-                std::mem::forget(Arc::clone(device));
             }
             Err(stuck) => {
                 return Err(Verdict { promise: Promise::Progress, what: format!("{stuck:?}") });

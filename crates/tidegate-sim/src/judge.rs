@@ -189,8 +189,9 @@ impl<'a> Judge<'a> {
         for peer in self.subject.peers() {
             let mut copy = image.to_vec();
             let refused = |what| Verdict::recovery(format!("{} says: {what}", peer.name));
-            let blocks = (peer.read)(&mut copy).map_err(refused)?;
-            for (lba, (block, allowed)) in blocks.iter().zip(allowed).enumerate() {
+            let content = (peer.read)(&mut copy).map_err(refused)?;
+            let blocks = content.chunks_exact(content.len() / allowed.len());
+            for (lba, (block, allowed)) in blocks.zip(allowed).enumerate() {
                 let verdict = whole(lba, block).and_then(|s| compare(lba, s, allowed, lost));
                 verdict.map_err(|verdict| verdict.during(peer.name))?;
             }

@@ -134,17 +134,19 @@ impl Layout {
     fn slots_in_use(&self, image: &[u8]) -> Result<[usize; 2], String> {
         let mut pair = None;
         for lane in 0..self.lanes {
-            let mut used = Vec::new();
-            for index in 0..4 {
+            let mut used = [false; 4];
+            for (index, used) in used.iter_mut().enumerate() {
                 let Slot { lba, old_map, new_map, seq } = self.slot(image, lane, index)?;
-                if [lba, old_map, new_map, seq] != [0; 4] {
-                    used.push(index);
-                }
+                *used = [lba, old_map, new_map, seq] != [0; 4];
             }
-            match used[..] {
-                [0] => {}
-                [0, second] if second < 3 && *pair.get_or_insert(second) == second => {}
-                _ => return Err(format!("flog of lane {lane}: slots {used:?} are in use")),
+            let second = match used {
+                [true, false, false, false] => continue,
+                [true, true, false, false] => 1,
+                [true, false, true, false] => 2,
+                _ => return Err(format!("flog of lane {lane}: slots in use: {used:?}")),
+            };
+            if *pair.get_or_insert(second) != second {
+                return Err(format!("flog of lane {lane} is padded unlike the lanes before it"));
             }
         }
         Ok([0, pair.unwrap_or(1)])
@@ -219,48 +221,57 @@ pub fn add_flags_to_flog(image: &mut [u8]) -> Result<(), String> {
 
 /// Every block belongs to one lba or is free in one lane.
 fn audit(image: &[u8], layout: &Layout, free: &[u32]) -> Result<(), String> {
-    let mut owners: Vec<Vec<String>> = vec![Vec::new(); layout.blocks as usize];
-    let mut own = |block: u32, owner: String| match owners.get_mut(block as usize) {
-        Some(owners) => {
-            owners.push(owner);
-            Ok(())
-        }
-        None => Err(format!("{owner} points at block {block} of {}", layout.blocks)),
-    };
+    let mut owned = vec![false; layout.blocks as usize];
     for lba in 0..layout.lbas {
-        own(layout.resolved(image, lba)? & BLOCK, format!("lba {lba}"))?;
+        own(&mut owned, layout.resolved(image, lba)? & BLOCK)
+            .map_err(|fault| format!("lba {lba}: {fault}"))?;
     }
     for (lane, &block) in free.iter().enumerate() {
-        own(block, format!("lane {lane}"))?;
+        own(&mut owned, block).map_err(|fault| format!("lane {lane}: {fault}"))?;
     }
-    match owners.iter().enumerate().find(|(_, owners)| owners.len() != 1) {
+    match owned.iter().position(|owned| !owned) {
         None => Ok(()),
-        Some((block, owners)) => Err(format!("block {block} belongs to {owners:?}")),
+        Some(block) => Err(format!("block {block} belongs to no lba and no lane")),
     }
 }
 
-/// Recovers `image` in place as `dialect` does and returns what a reader sees in each block.
+fn own(owned: &mut [bool], block: u32) -> Result<(), String> {
+    let blocks = owned.len();
+    let owned = owned
+        .get_mut(block as usize)
+        .ok_or_else(|| format!("block {block} is outside the {blocks} blocks"))?;
+    if std::mem::replace(owned, true) {
+        return Err(format!("block {block} belongs to an earlier lba or lane, too"));
+    }
+    Ok(())
+}
+
+/// Recovers `image` in place as `dialect` does and returns what a reader sees, block after block.
 ///
 /// # Errors
 /// What the implementation would refuse, and blocks lost or owned twice.
-pub fn recover_and_read(image: &mut [u8], dialect: Dialect) -> Result<Vec<Vec<u8>>, String> {
+pub fn recover_and_read(image: &mut [u8], dialect: Dialect) -> Result<Vec<u8>, String> {
     let layout = Layout::find(image)?;
     let free = recover(image, &layout, dialect)?;
     audit(image, &layout, &free)?;
-    (0..layout.lbas).map(|lba| read(image, &layout, lba)).collect()
+    let mut blocks = Vec::with_capacity(layout.lbas as usize * layout.block_bytes);
+    (0..layout.lbas).try_for_each(|lba| read(image, &layout, lba, &mut blocks))?;
+    Ok(blocks)
 }
 
-fn read(image: &[u8], layout: &Layout, lba: u32) -> Result<Vec<u8>, String> {
+fn read(image: &[u8], layout: &Layout, lba: u32, blocks: &mut Vec<u8>) -> Result<(), String> {
     let entry = layout.resolved(image, lba)?;
     let start = layout.data.start + (entry & BLOCK) as usize * layout.stride_bytes;
     match entry & NORMAL {
-        ZERO => Ok(vec![0; layout.block_bytes]),
-        ERROR => Err(format!("lba {lba} is marked as lost")),
-        _ => image
-            .get(start..start + layout.block_bytes)
-            .map(<[u8]>::to_vec)
-            .ok_or_else(|| format!("lba {lba} points outside the image")),
+        ZERO => blocks.resize(blocks.len() + layout.block_bytes, 0),
+        ERROR => return Err(format!("lba {lba} is marked as lost")),
+        _ => blocks.extend_from_slice(
+            image
+                .get(start..start + layout.block_bytes)
+                .ok_or_else(|| format!("lba {lba} points outside the image"))?,
+        ),
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -290,7 +301,8 @@ mod tests {
                 let (mut image, _) = image(version, slots);
                 let blocks = recover_and_read(&mut image, Dialect::Linux).unwrap();
                 let stamps: Vec<_> = (0..4)
-                    .map(|lba| stamp_of(lba, &blocks[usize::try_from(lba).unwrap()]))
+                    .zip(blocks.chunks(512))
+                    .map(|(lba, block)| stamp_of(lba, block))
                     .collect();
                 assert_eq!(stamps, [7, 6, 3, 0].map(Some), "{version} {slots:?}");
             }
@@ -311,7 +323,7 @@ mod tests {
         let (mut cut, layout) = image(Version::V1_1, FlogSlots::ZeroOne);
         cut_off(&mut cut, &layout);
         let first = |mut image: Vec<u8>, dialect| {
-            recover_and_read(&mut image, dialect).map(|blocks| stamp_of(0, &blocks[0]))
+            recover_and_read(&mut image, dialect).map(|blocks| stamp_of(0, &blocks[..512]))
         };
         assert_eq!(first(cut.clone(), Dialect::Linux), Ok(Some(7)));
         first(cut.clone(), Dialect::Libpmemblk).unwrap_err();

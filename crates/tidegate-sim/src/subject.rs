@@ -41,7 +41,7 @@ pub trait Subject: Sync {
     fn rounds_after_recovery(&self) -> u32;
 }
 
-/// Another implementation of the format: recovers the image in place and returns the content of each block.
+/// Another implementation of the format.
 pub struct Peer {
     /// Whose, for reports.
     pub name: &'static str,
@@ -49,8 +49,8 @@ pub struct Peer {
     pub read: PeerRead,
 }
 
-/// Recovers an image in place and returns the content of each block.
-pub type PeerRead = fn(&mut [u8]) -> Result<Vec<Vec<u8>>, String>;
+/// Recovers an image in place and returns the content of the device.
+pub type PeerRead = fn(&mut [u8]) -> Result<Vec<u8>, String>;
 
 /// The block translation table, judged also by the kernel's recovery.
 pub struct BttSubject {

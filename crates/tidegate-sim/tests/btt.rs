@@ -151,21 +151,21 @@ fn p1_p2_old_flog_padding_and_version_2_in_the_order_of_lines() {
 fn p1_p2_three_threads_sampled() {
     let mixture =
         Mix { threads: 3, ops: 4, lbas: LBAS, blocks_max: 2, reads_pct: 20, others_pct: 0 };
-    seeded("p1_p2_three_threads_sampled", 30, |seed| random_history(mixture, seed));
+    seeded("p1_p2_three_threads_sampled", 60, |seed| random_history(mixture, seed));
 }
 
 #[test]
 fn p4_zeroes_discards_and_flushes_sampled() {
     let mixture =
         Mix { threads: 2, ops: 8, lbas: LBAS, blocks_max: 2, reads_pct: 20, others_pct: 15 };
-    seeded("p4_zeroes_discards_and_flushes_sampled", 20, |seed| random_history(mixture, seed));
+    seeded("p4_zeroes_discards_and_flushes_sampled", 60, |seed| random_history(mixture, seed));
 }
 
 #[test]
 fn p6_kills_power_cuts_and_recoveries_in_turn() {
     let mixture =
-        Mix { threads: 2, ops: 4, lbas: LBAS, blocks_max: 1, reads_pct: 10, others_pct: 5 };
-    seeded("p6_kills_power_cuts_and_recoveries_in_turn", 10, |seed| {
+        Mix { threads: 2, ops: 4, lbas: LBAS, blocks_max: 2, reads_pct: 10, others_pct: 5 };
+    seeded("p6_kills_power_cuts_and_recoveries_in_turn", 40, |seed| {
         let subject = btt();
         let mut explorer = Explorer::new(&subject, pool(&subject), 2, SAMPLE).unwrap();
         explorer.lifetime(&mixture, 3, seed).map(|()| explorer.stats())
