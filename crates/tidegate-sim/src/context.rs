@@ -8,6 +8,7 @@ thread_local! {
     static THREAD: Cell<Option<usize>> = const { Cell::new(None) };
     static OPERATION: Cell<u64> = const { Cell::new(0) };
     static ORDINAL: Cell<usize> = const { Cell::new(0) };
+    static LBA: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 /// Thread number used for events of threads that are not simulated (setup and recovery).
@@ -28,10 +29,16 @@ pub(crate) fn thread() -> usize {
     THREAD.get().unwrap_or(OUTSIDE)
 }
 
-/// The caller starts its next operation, in which engines see it as thread number `ordinal`.
-pub(crate) fn next_operation(ordinal: usize) {
+/// The caller starts its next operation, on block `lba`, in which engines see it as thread number `ordinal`.
+pub(crate) fn next_operation(ordinal: usize, lba: Option<u64>) {
     OPERATION.set(OPERATION.get() + 1);
     ORDINAL.set(ordinal);
+    LBA.set(lba);
+}
+
+/// The block that the caller's operation is on.
+pub(crate) fn lba() -> Option<u64> {
+    LBA.get()
 }
 
 /// The thread number that engines see: they choose lanes by it.

@@ -49,7 +49,7 @@ impl Pool {
         let mut stamps =
             vec![0; usize::try_from(geometry.blocks).map_err(|error| error.to_string())?];
         for (&lba, stamp) in blocks.iter().zip(1..) {
-            context::next_operation(stamp as usize);
+            context::next_operation(stamp as usize, None);
             let data = payload(lba, stamp, geometry.block_bytes as usize);
             let offset = lba * u64::from(geometry.block_bytes);
             device.write(offset, &data, WriteFlags { fua: true }).map_err(|e| e.to_string())?;
@@ -544,7 +544,7 @@ impl Actor {
 
     fn step(&self, step: &Step) -> Result<(), String> {
         let (op, thread) = (step.op, self.thread);
-        let begin = self.recorder.begin(step.ordinal);
+        let begin = self.recorder.begin(step.ordinal, op.lba());
         let index = {
             let mut calls = lock(&self.calls);
             let (end, acknowledged, read) = (usize::MAX, false, None);

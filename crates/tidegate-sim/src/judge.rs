@@ -265,7 +265,7 @@ impl<'a> Judge<'a> {
         let blocks = device.geometry().blocks;
         for round in 1..=self.subject.rounds_after_recovery() {
             for lba in 0..blocks {
-                context::next_operation(context::ordinal() + 1);
+                context::next_operation(context::ordinal() + 1, None);
                 write_stamp(device.as_ref(), lba, LATER_STAMPS + round)?;
             }
         }

@@ -17,9 +17,9 @@ use crate::kernel::Layout;
 pub enum Mutation {
     /// Leave out the fence with this number, from 0.
     DropFence(usize),
-    /// Leave out the write-back of the map line of the lba being written.
+    /// Leave out the write-back of the map line of the lba being written: of the entry that the write replaces.
     DropMapWriteBack,
-    /// Leave out the write-back of the map line of the lane's previous write.
+    /// Leave out the write-back of other map lines: of the entry that the lane's previous write stored.
     DropPreviousMapWriteBack,
     /// Leave out the write-back of the flog line with this number, from 0: the first half's, the second half's.
     DropFlogWriteBack(usize),
@@ -35,7 +35,6 @@ struct Progress {
     operation: u64,
     fences: usize,
     flog_write_backs: usize,
-    streamed: bool,
     /// A fence held back until after the next store.
     held_fence: bool,
 }
@@ -81,10 +80,16 @@ impl Mutant {
         usize::try_from(offset).is_ok_and(|offset| self.layout.map.contains(&offset))
     }
 
+    /// `offset` is in the cache line of the map entry of the block that the caller's operation is on.
+    fn in_own_line(&self, offset: u64) -> bool {
+        let entry = |lba| self.layout.map.start as u64 + lba * 4;
+        context::lba().is_some_and(|lba| entry(lba) / 64 == offset / 64)
+    }
+
     fn drops_write_back(&self, offset: u64, progress: &mut Progress) -> bool {
         match self.mutation {
-            Mutation::DropMapWriteBack => self.in_map(offset) && progress.streamed,
-            Mutation::DropPreviousMapWriteBack => self.in_map(offset) && !progress.streamed,
+            Mutation::DropMapWriteBack => self.in_map(offset) && self.in_own_line(offset),
+            Mutation::DropPreviousMapWriteBack => self.in_map(offset) && !self.in_own_line(offset),
             Mutation::DropFlogWriteBack(number) if self.in_flog(offset) => {
                 progress.flog_write_backs += 1;
                 progress.flog_write_backs == number + 1
@@ -108,10 +113,6 @@ impl Mutant {
 
 impl Observer for Mutant {
     fn store(&self, offset: u64, data: &[u8], non_temporal: bool) {
-        self.ask(|progress| {
-            progress.streamed |= non_temporal;
-            false
-        });
         let cached = self.mutation == Mutation::CachedData && context::simulated().is_some();
         self.inner.store(offset, data, non_temporal && !cached);
         let held = self.ask(|progress| std::mem::take(&mut progress.held_fence));

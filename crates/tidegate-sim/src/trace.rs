@@ -113,11 +113,11 @@ impl Recorder {
         Self { trace: Mutex::default(), scheduler }
     }
 
-    /// The calling thread begins its next operation, as thread number `ordinal` to the engine; returns the
-    /// position of that.
-    pub fn begin(&self, ordinal: usize) -> usize {
+    /// The calling thread begins its next operation, on block `lba` and as thread number `ordinal` to the engine;
+    /// returns the position of that.
+    pub fn begin(&self, ordinal: usize, lba: Option<u64>) -> usize {
         self.step();
-        context::next_operation(ordinal);
+        context::next_operation(ordinal, lba);
         self.record(|trace, thread| trace.push(thread, Action::Begin))
     }
 
