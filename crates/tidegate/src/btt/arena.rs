@@ -260,7 +260,8 @@ impl Arena {
     ///
     /// An entry is one atomic word, so each block is old or zero. The flog is not needed: the block stays
     /// with its lba. A flog entry of an earlier write of that lba does not undo it, since replay compares
-    /// blocks without flags and finds the write's own block there.
+    /// blocks without flags and finds the write's own block there. A block that was never written gets the
+    /// flag too: the kernel would read what lies in its place on the medium.
     pub(super) fn zero_blocks(
         &self,
         region: &Region,
@@ -269,10 +270,8 @@ impl Arena {
         let entries = (self.map.entry_offset(lbas.start), lbas.len() as u64 * MAP_ENTRY_BYTES);
         for lba in lbas {
             let _guard = self.lba_locks.lock(lba, || region.relax());
-            let (entry, block) = self.map.load_block(region, lba)?;
-            if entry.state() != MapState::Unwritten {
-                self.map.store(region, lba, MapEntry::zero(block))?;
-            }
+            let (_, block) = self.map.load_block(region, lba)?;
+            self.map.store(region, lba, MapEntry::zero(block))?;
         }
         region.persist(entries.0, entries.1)?;
         Ok(())

@@ -8,11 +8,15 @@ use super::info::{FoundArena, discover};
 use super::layout::{FLAG_ERROR, FlogSlots, Version};
 use super::recover::{Recovered, open_arena};
 use super::{BttError, layout};
-use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::device::{
+    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
+};
 use crate::pmem::Region;
 
 /// Metadata of a block where the caller gives none: up to 128 zero bytes.
 const NO_METADATA: [u8; 128] = [0; 128];
+/// Written where zeroes have to be.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// An open BTT: a block device whose blocks are atomic, and durable when a write returns.
 pub struct Btt {
@@ -157,11 +161,7 @@ impl Btt {
         let offset = block.saturating_mul(block_bytes);
         if data_len as u64 != block_bytes || metadata_len != self.metadata_bytes() {
             let len = (data_len + metadata_len) as u64;
-            return Err(crate::device::DeviceError::misaligned(
-                offset,
-                len,
-                self.summary.lba_bytes,
-            ));
+            return Err(DeviceError::misaligned(offset, len, self.summary.lba_bytes));
         }
         self.geometry.check(offset, block_bytes)?;
         Ok(self.locate(block))
@@ -241,15 +241,34 @@ impl BlockDevice for Btt {
         Ok(())
     }
 
+    /// Where zeroes have to be written, a discard changes nothing: the old bytes stay readable.
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.write_zeroes(offset, len, ZeroFlags::default())
+        if self.geometry.fast_zero {
+            return self.write_zeroes(offset, len, ZeroFlags::default());
+        }
+        self.geometry.check(offset, len)?;
+        self.writable()
     }
 
-    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.geometry.check(offset, len)?;
         self.writable()?;
-        for (arena, lbas) in self.runs(offset, len) {
-            arena.zero_blocks(&self.region, lbas)?;
+        if self.geometry.fast_zero {
+            for (arena, lbas) in self.runs(offset, len) {
+                arena.zero_blocks(&self.region, lbas)?;
+            }
+            return Ok(());
+        }
+        if flags.fast_only {
+            let context = "blocks of 512 bytes are zeroed by writing zeroes";
+            return Err(DeviceError::new(DeviceErrorKind::Unsupported, context));
+        }
+        let mut done = 0;
+        while done < len {
+            let step = (len - done).min(ZEROES.len() as u64);
+            let zeroes = &ZEROES[..usize::try_from(step).expect("at most the zeroes at hand")];
+            self.write(offset + done, zeroes, WriteFlags::default())?;
+            done += step;
         }
         Ok(())
     }
@@ -290,7 +309,8 @@ fn geometry(summary: &Summary, read_only: bool) -> Geometry {
         read_only,
         atomic_block: true,
         volatile_cache: false,
-        fast_zero: true,
+        // A page of 512-byte blocks is read by the kernel only up to its first block in zero state.
+        fast_zero: summary.block_bytes == 4096,
         inline: true,
     }
 }

@@ -168,18 +168,33 @@ fn a_write_goes_to_the_right_arena() {
 
 #[test]
 fn p4_a_discarded_block_reads_as_zeroes_and_is_a_hole() {
-    let (region, btt) = small(512);
+    let (region, btt) = small(4096);
     (0..6).for_each(|block| write(&btt, block, 5));
-    btt.discard(512, 2 * 512).unwrap();
-    btt.write_zeroes(4 * 512, 512, ZeroFlags { fast_only: true, ..ZeroFlags::default() }).unwrap();
+    btt.discard(4096, 2 * 4096).unwrap();
+    btt.write_zeroes(4 * 4096, 4096, ZeroFlags { fast_only: true, ..ZeroFlags::default() })
+        .unwrap();
     assert_eq!([0, 1, 2, 3, 4, 5].map(|block| read(&btt, block)), [5, 0, 0, 5, 0, 5]);
-    let extents = btt.status(0, 7 * 512, 16).unwrap();
-    let runs: Vec<_> = extents.iter().map(|extent| (extent.len / 512, extent.hole)).collect();
+    let extents = btt.status(0, 7 * 4096, 16).unwrap();
+    let runs: Vec<_> = extents.iter().map(|extent| (extent.len / 4096, extent.hole)).collect();
     assert_eq!(runs, [(1, false), (2, true), (1, false), (1, true), (1, false), (1, true)]);
-    assert_eq!(btt.status(0, 7 * 512, 2).unwrap().len(), 2);
+    assert_eq!(btt.status(0, 7 * 4096, 2).unwrap().len(), 2);
     write(&btt, 1, 8);
     assert_eq!(read(&Btt::open(region.clone()).unwrap(), 1), 8);
     assert_eq!(faults(&region), []);
+}
+
+/// The kernel reads a page of 512-byte blocks only up to its first zero state, so there must be none.
+#[test]
+fn blocks_of_512_bytes_are_zeroed_by_writing() {
+    let (region, btt) = small(512);
+    (0..4).for_each(|block| write(&btt, block, 5));
+    let fast = ZeroFlags { fast_only: true, ..ZeroFlags::default() };
+    let refused = btt.write_zeroes(512, 512, fast).unwrap_err();
+    assert_eq!(refused.kind(), DeviceErrorKind::Unsupported);
+    btt.write_zeroes(512, 512, ZeroFlags::default()).unwrap();
+    btt.discard(2 * 512, 512).unwrap();
+    assert_eq!([0, 1, 2, 3].map(|block| read(&btt, block)), [5, 0, 5, 5]);
+    assert_eq!(check(&region, &mut |_| ()).unwrap().written_blocks, 4);
 }
 
 #[test]
