@@ -62,11 +62,23 @@ pub struct BttSubject {
 impl BttSubject {
     /// A BTT of `blocks` blocks of 512 bytes and `lanes` lanes, in as small a region as holds it.
     pub fn new(blocks: u32, lanes: u32, version: Version, flog_slots: FlogSlots) -> Self {
+        Self::with_lba_bytes(512, blocks, lanes, version, flog_slots)
+    }
+
+    /// The same with lbas of `lba_bytes`, 512 or 4096: only the larger ones are zeroed by the map.
+    pub fn with_lba_bytes(
+        lba_bytes: u32,
+        blocks: u32,
+        lanes: u32,
+        version: Version,
+        flog_slots: FlogSlots,
+    ) -> Self {
         let (uuid, parent_uuid) = ([7; 16], [0; 16]);
-        let options = BttOptions { lba_bytes: 512, version, uuid, parent_uuid, lanes, flog_slots };
+        let options = BttOptions { lba_bytes, version, uuid, parent_uuid, lanes, flog_slots };
         // Two info blocks, a page each of flog and map, and one before the arena of version 1.1.
         let fixed_bytes = if version == Version::V1_1 { 5 * 4096 } else { 4 * 4096 };
-        let data_bytes = (u64::from(blocks + lanes) * 516).next_multiple_of(4096);
+        let data_bytes =
+            (u64::from(blocks + lanes) * u64::from(lba_bytes + 4)).next_multiple_of(4096);
         Self { options, region_bytes: fixed_bytes + data_bytes, peers: PEERS }
     }
 }
