@@ -1,0 +1,112 @@
+//! The guest's root file system: busybox, the NVDIMM modules and `init`, as one cpio archive in memory.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The modules that the guest inserts, in this order.
+const MODULES: [&str; 4] =
+    ["nvdimm/libnvdimm", "nvdimm/nd_btt", "nvdimm/nd_pmem", "acpi/nfit/nfit"];
+
+/// The newest installed cloud kernel: its image and its modules.
+pub(crate) struct Kernel {
+    /// The bootable image.
+    pub(crate) image: PathBuf,
+    drivers: PathBuf,
+}
+
+impl Kernel {
+    /// Finds the newest `/boot/vmlinuz-*-cloud-*`.
+    pub(crate) fn newest() -> Self {
+        let release = std::fs::read_dir("/boot")
+            .expect("/boot can be read")
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter_map(|name| Some(name.strip_prefix("vmlinuz-")?.to_owned()))
+            .filter(|release| release.contains("-cloud-"))
+            .max_by_key(|release| version(release))
+            .expect("no /boot/vmlinuz-*-cloud-*: install the package linux-image-6.12-cloud-amd64");
+        Self {
+            image: Path::new("/boot").join(format!("vmlinuz-{release}")),
+            drivers: Path::new("/lib/modules").join(release).join("kernel/drivers"),
+        }
+    }
+
+    /// The archive that the kernel unpacks as its root.
+    pub(crate) fn initramfs(&self) -> Vec<u8> {
+        let busybox = std::fs::read("/usr/bin/busybox")
+            .or_else(|_| std::fs::read("/bin/busybox"))
+            .expect("no /usr/bin/busybox: install the package busybox-static");
+        let mut archive = Archive::default();
+        archive.directory("bin");
+        archive.file("bin/busybox", &busybox);
+        archive.file("bin/sh", &busybox);
+        archive.file("init", include_bytes!("init"));
+        archive.directory("modules");
+        for (order, module) in MODULES.iter().enumerate() {
+            archive.file(&format!("modules/{order}.ko"), &self.module(module));
+        }
+        archive.finish()
+    }
+
+    /// A module, unpacked: busybox inserts no compressed ones.
+    fn module(&self, name: &str) -> Vec<u8> {
+        let path = self.drivers.join(format!("{name}.ko.xz"));
+        let xz = Command::new("xz").arg("-dc").arg(&path).output();
+        let out = xz.expect("cannot run xz: install the package xz-utils");
+        assert!(
+            out.status.success(),
+            "{}: {} (packages linux-image-6.12-cloud-amd64, xz-utils)",
+            path.display(),
+            String::from_utf8_lossy(&out.stderr).trim()
+        );
+        out.stdout
+    }
+}
+
+/// The numbers in a kernel release, for comparing two.
+fn version(release: &str) -> Vec<u32> {
+    release.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect()
+}
+
+/// A cpio archive of the "newc" kind, the one that the kernel unpacks.
+#[derive(Default)]
+struct Archive {
+    bytes: Vec<u8>,
+    entries: u32,
+}
+
+impl Archive {
+    fn directory(&mut self, path: &str) {
+        self.entry(path, 0o040_755, &[]);
+    }
+
+    fn file(&mut self, path: &str, data: &[u8]) {
+        self.entry(path, 0o100_755, data);
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        self.entry("TRAILER!!!", 0, &[]);
+        self.bytes
+    }
+
+    fn entry(&mut self, path: &str, mode: u32, data: &[u8]) {
+        self.entries += 1;
+        let data_bytes = u32::try_from(data.len()).expect("a file of the initramfs is small");
+        let name_bytes = u32::try_from(path.len() + 1).expect("a path of the initramfs is short");
+        // inode, mode, uid, gid, links, mtime, size, device (2), special device (2), name size, checksum.
+        let fields =
+            [self.entries, mode, 0, 0, 1, 0, data_bytes, 0, 0, 0, 0, name_bytes, 0];
+        self.bytes.extend_from_slice(b"070701");
+        for field in fields {
+            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
+        }
+        self.bytes.extend_from_slice(path.as_bytes());
+        self.bytes.push(0);
+        self.align();
+        self.bytes.extend_from_slice(data);
+        self.align();
+    }
+
+    fn align(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+}
