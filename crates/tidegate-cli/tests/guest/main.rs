@@ -1,6 +1,6 @@
 //! x
 mod initramfs;
-mod vm;
+mod vm;mod label;
 use vm::{Guest, Nvdimm};
 #[test]
 fn explore() {
@@ -10,6 +10,7 @@ fn explore() {
     let n: Vec<_> = sizes.iter().enumerate().map(|(i, s)| {
         let path = dir.path().join(format!("n{i}"));
         std::fs::File::create(&path).unwrap().set_len(*s).unwrap();
+        if std::env::var("LABEL").is_ok() {label::initialise(&path).unwrap();}
         Nvdimm { path, label_bytes: std::env::var("LABEL").map_or(0, |l| l.parse().unwrap()) }
     }).collect();
     let mut g = Guest::boot(dir.path(), &n);
