@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -34,12 +35,27 @@ pub(crate) struct Nvdimm {
     pub(crate) label_bytes: u64,
 }
 
+impl Nvdimm {
+    /// An NVDIMM without labels, all of which is one namespace.
+    pub(crate) fn plain(path: &PathBuf) -> Self {
+        Self { path: path.clone(), label_bytes: 0 }
+    }
+}
+
+/// Size in bytes of the exchange, NVDIMM 0: plain memory through which data goes in and out.
+const EXCHANGE_BYTES: u64 = 64 << 20;
+
 /// A running guest. Dropping it kills it.
+///
+/// Its NVDIMM 0 is the exchange; the files given to [`boot`](Self::boot) are the NVDIMMs 1, 2 and so on.
 pub(crate) struct Guest {
     qemu: Child,
     commands: ChildStdin,
     lines: Receiver<String>,
     console: PathBuf,
+    exchange: File,
+    /// The guest's number of each NVDIMM's region.
+    regions: Vec<u32>,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -51,14 +67,91 @@ impl Guest {
         std::fs::write(&initramfs, &SYSTEM.1).expect("the initramfs can be written");
         let console = dir.join("console");
         File::create(&console).expect("the console file can be made");
-        let mut qemu = command(&initramfs, &console, nvdimms)
+        let exchange = Nvdimm { path: dir.join("exchange"), label_bytes: 0 };
+        let exchange_file = File::create_new(&exchange.path).and_then(|file| {
+            file.set_len(EXCHANGE_BYTES)?;
+            File::options().read(true).write(true).open(&exchange.path)
+        });
+        let all: Vec<_> = std::iter::once(&exchange).chain(nvdimms).collect();
+        let mut qemu = command(&initramfs, &console, &all)
             .spawn()
             .expect("cannot run qemu-system-x86_64: install the package qemu-system-x86");
         let commands = qemu.stdin.take().expect("stdin is a pipe");
         let lines = read_lines(qemu.stdout.take().expect("stdout is a pipe"));
-        let guest = Self { qemu, commands, lines, console, _turn: turn };
+        let exchange = exchange_file.expect("the exchange can be made");
+        let mut guest =
+            Self { qemu, commands, lines, console, exchange, regions: Vec::new(), _turn: turn };
         assert_eq!(guest.line(), "@ready", "{}", guest.console_tail());
+        guest.regions = regions_by_nvdimm(&guest.run("regions"));
+        assert_eq!(guest.regions.len(), all.len(), "{}", guest.console_tail());
         guest
+    }
+
+    /// Takes an NVDIMM from its driver; the host may now change what it holds.
+    pub(crate) fn detach(&mut self, nvdimm: usize) {
+        self.run(&format!("detach {}", self.regions[nvdimm]));
+    }
+
+    /// Lets the kernel look for a BTT on an NVDIMM and recover it.
+    ///
+    /// # Panics
+    /// Where it finds none.
+    pub(crate) fn attach(&mut self, nvdimm: usize) {
+        let disk = self.disk(nvdimm);
+        self.run(&format!("attach {}; dmesg | tail -n 3; [ -e {disk} ]", self.regions[nvdimm]));
+    }
+
+    /// Lets the kernel make a detached NVDIMM a BTT.
+    pub(crate) fn format(&mut self, nvdimm: usize, lba_bytes: u32, uuid: &str) {
+        self.run(&format!("format {} {lba_bytes} {uuid}", self.regions[nvdimm]));
+    }
+
+    /// Lets the kernel label an NVDIMM as one namespace for a BTT 2.0.
+    pub(crate) fn label(&mut self, nvdimm: usize, bytes: u64, uuid: &str) {
+        self.run(&format!("label {} {bytes} {uuid}", self.regions[nvdimm]));
+    }
+
+    /// The disk that the BTT on an NVDIMM is.
+    pub(crate) fn disk(&self, nvdimm: usize) -> String {
+        format!("/dev/pmem{}s", self.regions[nvdimm])
+    }
+
+    /// The disk that the exchange is.
+    pub(crate) fn exchange(&self) -> String {
+        format!("/dev/pmem{}", self.regions[0])
+    }
+
+    /// Size in bytes of the BTT on an NVDIMM.
+    pub(crate) fn disk_bytes(&mut self, nvdimm: usize) -> u64 {
+        let disk = self.disk(nvdimm);
+        let sectors = self.run(&format!("blockdev --getsz {disk}"));
+        512 * sectors.parse::<u64>().expect("a number of sectors")
+    }
+
+    /// What the guest reads from the BTT on an NVDIMM, from its first block to its last.
+    pub(crate) fn read_disk(&mut self, nvdimm: usize) -> Vec<u8> {
+        let bytes = usize::try_from(self.disk_bytes(nvdimm)).expect("test disks are small");
+        let (disk, exchange) = (self.disk(nvdimm), self.exchange());
+        self.run(&format!("dd if={disk} iflag=direct of={exchange} oflag=direct bs=1M 2>&1"));
+        let mut data = vec![0; bytes];
+        self.exchange.read_exact_at(&mut data, 0).expect("the exchange can be read");
+        data
+    }
+
+    /// Lets the guest write `data` to the BTT on an NVDIMM, from byte `offset` on.
+    pub(crate) fn write_disk(&mut self, nvdimm: usize, offset: u64, data: &[u8]) {
+        self.fill_exchange(data);
+        let (disk, exchange, bytes) = (self.disk(nvdimm), self.exchange(), data.len());
+        self.run(&format!(
+            "dd if={exchange} iflag=direct,count_bytes count={bytes} \
+             of={disk} oflag=direct,seek_bytes seek={offset} bs=1M 2>&1"
+        ));
+    }
+
+    /// Puts `data` at the start of the exchange.
+    pub(crate) fn fill_exchange(&self, data: &[u8]) {
+        assert!(data.len() as u64 <= EXCHANGE_BYTES, "{} bytes do not fit", data.len());
+        self.exchange.write_all_at(data, 0).expect("the exchange can be written");
     }
 
     /// Runs a shell command and returns what it printed.
@@ -125,6 +218,11 @@ impl Guest {
         assert!(status.success(), "{status}\n{}", self.console_tail());
     }
 
+    /// A line that the guest has already printed.
+    pub(crate) fn line_if_any(&self) -> Option<String> {
+        self.lines.try_recv().ok()
+    }
+
     /// The last lines of the kernel's console.
     pub(crate) fn console_tail(&self) -> String {
         let text = std::fs::read(&self.console).unwrap_or_default();
@@ -153,6 +251,20 @@ impl Drop for Guest {
     }
 }
 
+/// What `regions` prints, by NVDIMM.
+fn regions_by_nvdimm(printed: &str) -> Vec<u32> {
+    let mut pairs: Vec<(u32, u32)> = printed
+        .lines()
+        .map(|line| {
+            let (region, handle) = line.split_once(" 0x").expect("a region and its handle");
+            let handle = u32::from_str_radix(handle, 16).expect("a hexadecimal number");
+            (handle, region.parse().expect("a number"))
+        })
+        .collect();
+    pairs.sort_unstable();
+    pairs.into_iter().map(|(_, region)| region).collect()
+}
+
 /// The lines of a stream, read by a thread of its own so that the reader can give up waiting.
 fn read_lines(stream: ChildStdout) -> Receiver<String> {
     let (sender, lines) = channel();
@@ -166,7 +278,7 @@ fn read_lines(stream: ChildStdout) -> Receiver<String> {
     lines
 }
 
-fn command(initramfs: &Path, console: &Path, nvdimms: &[Nvdimm]) -> Command {
+fn command(initramfs: &Path, console: &Path, nvdimms: &[&Nvdimm]) -> Command {
     let mut qemu = Command::new("qemu-system-x86_64");
     let slots = nvdimms.len();
     qemu.args(["-accel", "tcg", "-cpu", "max", "-smp", "2", "-machine", "pc,nvdimm=on"])

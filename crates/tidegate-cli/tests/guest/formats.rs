@@ -1,0 +1,114 @@
+//! Every form of the format, created by one side, read and written by the other.
+
+use std::path::{Path, PathBuf};
+
+use tidegate::btt::{BttOptions, FlogSlots, LBA_SIZES, Version};
+use tidegate::device::BlockDevice;
+
+use crate::pool::{
+    POOL_BYTES, assert_clean, assert_stamped, blank, create_pool, open_pool, read_all, stamped,
+    write_stamped,
+};
+use crate::vm::{Guest, Nvdimm};
+
+const UUID: &str = "6d1a7f0e-52c4-4e0b-9d57-2f5b8c6e9a31";
+
+/// The blocks that the second side writes again.
+const REWRITTEN: std::ops::Range<u64> = 24..1048;
+
+/// A form of the format, and the file that holds a BTT of it.
+struct Form {
+    lba_bytes: u32,
+    flog_slots: FlogSlots,
+    path: PathBuf,
+}
+
+impl Form {
+    fn new(dir: &Path, lba_bytes: u32, flog_slots: FlogSlots) -> Self {
+        Self { lba_bytes, flog_slots, path: dir.join(format!("{lba_bytes}-{flog_slots:?}")) }
+    }
+
+    fn block_bytes(&self) -> u32 {
+        if self.lba_bytes >= 4096 { 4096 } else { 512 }
+    }
+
+    /// Asserts that the disk has `data`, of which the second side wrote its blocks again or did not yet.
+    fn assert(&self, data: &[u8], rewritten: bool) {
+        let generation = |block| if rewritten && REWRITTEN.contains(&block) { 9 } else { 3 };
+        let name = format!("{}, rewritten: {rewritten}", self.path.display());
+        assert_stamped(&name, data, self.block_bytes(), generation);
+    }
+
+    /// Asserts that we find what was written, and nothing wrong.
+    fn assert_ours(&self, rewritten: bool) {
+        assert_clean(&self.path);
+        let device = open_pool(&self.path);
+        let summary = device.summary();
+        assert_eq!(summary.lba_bytes, self.lba_bytes);
+        assert_eq!(summary.arenas[0].flog_slots, self.flog_slots);
+        self.assert(&read_all(&device), rewritten);
+    }
+}
+
+fn boot(dir: &Path, forms: &[Form]) -> Guest {
+    let nvdimms: Vec<_> = forms.iter().map(|form| Nvdimm::plain(&form.path)).collect();
+    Guest::boot(dir, &nvdimms)
+}
+
+#[test]
+fn the_kernel_reads_and_writes_every_form_that_we_create() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut forms: Vec<_> =
+        LBA_SIZES.iter().map(|&lba| Form::new(dir.path(), lba, FlogSlots::ZeroOne)).collect();
+    forms.extend([512, 4096].map(|lba| Form::new(dir.path(), lba, FlogSlots::ZeroTwo)));
+    for form in &forms {
+        let Form { lba_bytes, flog_slots, .. } = *form;
+        let options = BttOptions { lba_bytes, flog_slots, ..BttOptions::default() };
+        create_pool(&form.path, POOL_BYTES, &options);
+        fill(&open_pool(&form.path));
+    }
+    let mut guest = boot(dir.path(), &forms);
+    for (nvdimm, form) in (1..).zip(&forms) {
+        form.assert(&guest.read_disk(nvdimm), false);
+        let offset = REWRITTEN.start * u64::from(form.block_bytes());
+        guest.write_disk(nvdimm, offset, &stamped(REWRITTEN, 9, form.block_bytes()));
+        form.assert(&guest.read_disk(nvdimm), true);
+    }
+    guest.power_off();
+    for form in &forms {
+        form.assert_ours(true);
+    }
+}
+
+/// Writes every block, many of them several times, so that all of the flog has a history.
+fn fill(device: &dyn BlockDevice) {
+    write_stamped(device, 0..2048, 1);
+    write_stamped(device, 100..900, 2);
+    write_stamped(device, 0..device.geometry().blocks, 3);
+}
+
+#[test]
+fn we_read_and_write_every_form_that_the_kernel_creates() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let forms = LBA_SIZES.map(|lba| Form::new(dir.path(), lba, FlogSlots::ZeroOne));
+    for form in &forms {
+        blank(&form.path, POOL_BYTES);
+    }
+    let mut guest = boot(dir.path(), &forms);
+    for (nvdimm, form) in (1..).zip(&forms) {
+        guest.detach(nvdimm);
+        guest.format(nvdimm, form.lba_bytes, UUID);
+        let blocks = guest.disk_bytes(nvdimm) / u64::from(form.block_bytes());
+        guest.write_disk(nvdimm, 0, &stamped(0..blocks, 3, form.block_bytes()));
+        guest.detach(nvdimm);
+        form.assert_ours(false);
+        let device = open_pool(&form.path);
+        assert_eq!(device.summary().uuid.to_string(), UUID);
+        assert_eq!(device.summary().version, Version::V1_1);
+        write_stamped(&device, REWRITTEN, 9);
+        drop(device);
+        guest.attach(nvdimm);
+        form.assert(&guest.read_disk(nvdimm), true);
+    }
+    guest.power_off();
+}
