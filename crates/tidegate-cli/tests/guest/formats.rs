@@ -1,12 +1,15 @@
 //! Every form of the format, created by one side, read and written by the other.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use tidegate::btt::{BttOptions, FlogSlots, LBA_SIZES, Version};
 use tidegate::device::BlockDevice;
 
+use crate::label::{self, LABEL_AREA_BYTES};
 use crate::pool::{
-    POOL_BYTES, assert_clean, assert_stamped, blank, create_pool, open_pool, read_all, stamped,
+    self, POOL_BYTES, assert_clean, assert_stamped, blank, create_pool, open_pool, read_all, stamped,
     write_stamped,
 };
 use crate::vm::{Guest, Nvdimm};
@@ -111,4 +114,92 @@ fn we_read_and_write_every_form_that_the_kernel_creates() {
         form.assert(&guest.read_disk(nvdimm), true);
     }
     guest.power_off();
+}
+
+/// The kernel knows version 2.0 only in a namespace whose label says so, and writes the namespace's UUID
+/// into its info blocks.
+#[test]
+fn version_2_0_goes_both_ways_in_a_labelled_namespace() {
+    const NAMESPACE: &str = "0b2f7a44-90a1-4c8e-8f6d-6c5d1be7f3c0";
+    const NAMESPACE_BYTES: u64 = 16 << 20;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let nvdimm = dir.path().join("nvdimm");
+    // The kernel keeps a namespace's ends on 2 MiB: the labels cost that much.
+    blank(&nvdimm, NAMESPACE_BYTES + (2 << 20));
+    label::initialise(&nvdimm).expect("the labels can be written");
+    let labelled = Nvdimm { path: nvdimm.clone(), label_bytes: LABEL_AREA_BYTES };
+    let mut guest = Guest::boot(dir.path(), &[labelled]);
+    guest.label(1, NAMESPACE_BYTES, NAMESPACE);
+
+    let form = Form::new(dir.path(), 512, FlogSlots::ZeroOne);
+    let options = BttOptions {
+        lba_bytes: form.lba_bytes,
+        version: Version::V2_0,
+        parent_uuid: *NAMESPACE.parse::<uuid::Uuid>().expect("a UUID").as_bytes(),
+        ..BttOptions::default()
+    };
+    create_pool(&form.path, NAMESPACE_BYTES, &options);
+    fill(&open_pool(&form.path));
+    copy(&form.path, &nvdimm, NAMESPACE_BYTES);
+    guest.attach(1);
+    form.assert(&guest.read_disk(1), false);
+    let offset = REWRITTEN.start * u64::from(form.block_bytes());
+    guest.write_disk(1, offset, &stamped(REWRITTEN, 9, form.block_bytes()));
+    guest.detach(1);
+    copy(&nvdimm, &form.path, NAMESPACE_BYTES);
+    form.assert_ours(true);
+
+    // The same namespace, now formatted by the kernel.
+    copy(Path::new("/dev/zero"), &nvdimm, NAMESPACE_BYTES);
+    let form = Form::new(dir.path(), 4096, FlogSlots::ZeroOne);
+    guest.format(1, form.lba_bytes, UUID);
+    let blocks = guest.disk_bytes(1) / 4096;
+    guest.write_disk(1, 0, &stamped(0..blocks, 3, 4096));
+    guest.detach(1);
+    blank(&form.path, NAMESPACE_BYTES);
+    copy(&nvdimm, &form.path, NAMESPACE_BYTES);
+    form.assert_ours(false);
+    let device = open_pool(&form.path);
+    assert_eq!(device.summary().version, Version::V2_0);
+    assert_eq!(device.summary().parent_uuid.to_string(), NAMESPACE);
+    guest.power_off();
+}
+
+/// Copies the first `bytes` of a file over those of another.
+fn copy(from: &Path, to: &Path, bytes: u64) {
+    let copied = File::open(from).and_then(|from| {
+        let mut to = File::options().write(true).open(to)?;
+        std::io::copy(&mut from.take(bytes), &mut to)
+    });
+    assert_eq!(copied.expect("a file can be copied"), bytes, "{}", from.display());
+}
+
+/// An arena is 512 GiB at most, so two of them need a sparse file; only their metadata takes space.
+#[test]
+fn two_arenas_go_both_ways() {
+    const ARENA_BYTES: u64 = 512 << 30;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let form = Form::new(dir.path(), 4096, FlogSlots::ZeroOne);
+    let options = BttOptions { lba_bytes: 4096, ..BttOptions::default() };
+    create_pool(&form.path, ARENA_BYTES + POOL_BYTES, &options);
+    let device = open_pool(&form.path);
+    assert_eq!(device.summary().arenas.len(), 2);
+    let border = u64::from(device.summary().arenas[0].lbas);
+    let around = border - 100..border + 100;
+    write_stamped(&device, around.clone(), 3);
+    drop(device);
+
+    let mut guest = boot(dir.path(), std::slice::from_ref(&form));
+    let (offset, bytes) = (around.start * 4096, 200 * 4096);
+    let read = |data: &[u8], generation| {
+        for (block, bytes) in around.clone().zip(data.chunks_exact(4096)) {
+            assert_eq!(pool::generation(block, bytes), Some(generation), "block {block}");
+        }
+    };
+    read(&guest.read_disk_at(1, offset, bytes), 3);
+    guest.write_disk(1, offset, &stamped(around.clone(), 9, 4096));
+    guest.power_off();
+    let mut data = vec![0; bytes];
+    open_pool(&form.path).read(offset, &mut data).expect("the pool can be read");
+    read(&data, 9);
 }

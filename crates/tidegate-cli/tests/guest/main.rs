@@ -2,6 +2,7 @@
 //!
 //! (header to come)
 
+mod ext4;
 mod formats;
 mod initramfs;
 mod label;

@@ -131,8 +131,16 @@ impl Guest {
     /// What the guest reads from the BTT on an NVDIMM, from its first block to its last.
     pub(crate) fn read_disk(&mut self, nvdimm: usize) -> Vec<u8> {
         let bytes = usize::try_from(self.disk_bytes(nvdimm)).expect("test disks are small");
+        self.read_disk_at(nvdimm, 0, bytes)
+    }
+
+    /// What the guest reads from the BTT on an NVDIMM, `bytes` from byte `offset` on.
+    pub(crate) fn read_disk_at(&mut self, nvdimm: usize, offset: u64, bytes: usize) -> Vec<u8> {
         let (disk, exchange) = (self.disk(nvdimm), self.exchange());
-        self.run(&format!("dd if={disk} iflag=direct of={exchange} oflag=direct bs=1M 2>&1"));
+        self.run(&format!(
+            "dd if={disk} iflag=direct,count_bytes,skip_bytes skip={offset} count={bytes} \
+             of={exchange} oflag=direct bs=1M 2>&1"
+        ));
         let mut data = vec![0; bytes];
         self.exchange.read_exact_at(&mut data, 0).expect("the exchange can be read");
         data
