@@ -4,7 +4,9 @@
 
 mod ext4;
 mod formats;
+mod image;
 mod initramfs;
+mod kernel_crash;
 mod label;
 mod pool;
 mod vm;

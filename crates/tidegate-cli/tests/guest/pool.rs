@@ -88,10 +88,22 @@ pub(crate) fn assert_stamped(
     block_bytes: u32,
     generation_of: impl Fn(u64) -> u64,
 ) {
-    for (block, bytes) in (0..).zip(data.chunks_exact(block_bytes as usize)) {
-        let (found, expected) = (generation(block, bytes), generation_of(block));
-        assert_eq!(found, Some(expected), "{name}: generation of block {block}");
+    for (block, found) in (0..).zip(generations(name, data, block_bytes)) {
+        assert_eq!(found, generation_of(block), "{name}: generation of block {block}");
     }
+}
+
+/// The generation of each block.
+///
+/// # Panics
+/// Where a block is torn or belongs elsewhere.
+pub(crate) fn generations(name: &str, data: &[u8], block_bytes: u32) -> Vec<u64> {
+    let blocks = (0..).zip(data.chunks_exact(block_bytes as usize));
+    let generation_of = |(block, bytes)| {
+        let torn = || panic!("{name}: block {block} is not what was ever written to it");
+        generation(block, bytes).unwrap_or_else(torn)
+    };
+    blocks.map(generation_of).collect()
 }
 
 /// A step of splitmix64.

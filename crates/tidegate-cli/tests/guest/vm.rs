@@ -111,6 +111,11 @@ impl Guest {
         self.run(&format!("label {} {bytes} {uuid}", self.regions[nvdimm]));
     }
 
+    /// The guest's number of an NVDIMM's region.
+    pub(crate) fn region(&self, nvdimm: usize) -> u32 {
+        self.regions[nvdimm]
+    }
+
     /// The disk that the BTT on an NVDIMM is.
     pub(crate) fn disk(&self, nvdimm: usize) -> String {
         format!("/dev/pmem{}s", self.regions[nvdimm])

@@ -1,0 +1,87 @@
+//! The metadata of a BTT 1.1 of one arena, as plain bytes: written from the format's description, not with
+//! the code under test.
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+/// Where the arena starts in the pool.
+const ARENA: usize = 4096;
+const NORMAL: u32 = 3 << 30;
+const FLOG_GROUP_BYTES: usize = 64;
+const FLOG_SLOT_BYTES: usize = 16;
+
+/// All bytes of a pool.
+pub(crate) struct Image {
+    bytes: Vec<u8>,
+}
+
+/// A slot of the flog.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    lba: u32,
+    old_map: u32,
+    new_map: u32,
+    seq: u32,
+}
+
+impl Image {
+    /// Reads a pool's file.
+    pub(crate) fn read(path: &Path) -> Self {
+        Self { bytes: fs::read(path).unwrap_or_else(|err| panic!("{}: {err}", path.display())) }
+    }
+
+    /// Replaces the content of a pool's file, in place.
+    pub(crate) fn write(&self, path: &Path) {
+        fs::write(path, &self.bytes).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
+    }
+
+    /// Where the flog is in the pool, in bytes.
+    pub(crate) fn flog_range(&self) -> Range<usize> {
+        let start = self.offset(104);
+        start..start + self.lanes() * FLOG_GROUP_BYTES
+    }
+
+    /// Takes back the map entry of each lane's newest write where nothing followed it, on a disk all of
+    /// whose blocks had been written before; returns how many.
+    pub(crate) fn rewind_maps(&mut self) -> usize {
+        let mut rewound = 0;
+        for lane in 0..self.lanes() {
+            let entry = self.newest(lane);
+            let at = self.offset(96) + 4 * entry.lba as usize;
+            if entry.old_map != entry.new_map && self.u32(at) == entry.new_map | NORMAL {
+                // The kernel's flog has no flag bits; the lba had been written before, so its entry had both.
+                self.bytes[at..at + 4].copy_from_slice(&(entry.old_map | NORMAL).to_le_bytes());
+                rewound += 1;
+            }
+        }
+        rewound
+    }
+
+    fn newest(&self, lane: usize) -> Entry {
+        let group = self.offset(104) + lane * FLOG_GROUP_BYTES;
+        let [first, second] = [0, 1].map(|slot| self.entry(group + slot * FLOG_SLOT_BYTES));
+        match (first.seq, second.seq) {
+            (_, 0) | (2, 1) | (3, 2) | (1, 3) => first,
+            _ => second,
+        }
+    }
+
+    fn entry(&self, at: usize) -> Entry {
+        let word = |index: usize| self.u32(at + 4 * index);
+        Entry { lba: word(0), old_map: word(1), new_map: word(2), seq: word(3) }
+    }
+
+    fn lanes(&self) -> usize {
+        self.u32(ARENA + 72) as usize
+    }
+
+    /// An offset that the info block names at `field`, as one in the pool.
+    fn offset(&self, field: usize) -> usize {
+        ARENA + self.u32(ARENA + field) as usize
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32::from_le_bytes(self.bytes[at..at + 4].try_into().expect("four bytes"))
+    }
+}
