@@ -5,12 +5,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use tidegate::btt::{BttOptions, FlogSlots, LBA_SIZES, Version};
-use tidegate::device::BlockDevice;
+use tidegate::device::{BlockDevice, ZeroFlags};
 
+use crate::image::Image;
 use crate::label::{self, LABEL_AREA_BYTES};
 use crate::pool::{
-    self, POOL_BYTES, assert_clean, assert_stamped, blank, create_pool, open_pool, read_all, stamped,
-    write_stamped,
+    POOL_BYTES, assert_clean, assert_stamped, blank, create_pool, generation, open_pool, read_all,
+    stamped, write_stamped,
 };
 use crate::vm::{Guest, Nvdimm};
 
@@ -176,7 +177,7 @@ fn copy(from: &Path, to: &Path, bytes: u64) {
 
 /// An arena is 512 GiB at most, so two of them need a sparse file; only their metadata takes space.
 #[test]
-fn two_arenas_go_both_ways() {
+fn the_kernel_reads_and_writes_two_arenas_that_we_create() {
     const ARENA_BYTES: u64 = 512 << 30;
     let dir = tempfile::tempdir().expect("a temporary directory");
     let form = Form::new(dir.path(), 4096, FlogSlots::ZeroOne);
@@ -191,15 +192,48 @@ fn two_arenas_go_both_ways() {
 
     let mut guest = boot(dir.path(), std::slice::from_ref(&form));
     let (offset, bytes) = (around.start * 4096, 200 * 4096);
-    let read = |data: &[u8], generation| {
+    let assert_around = |data: &[u8], expected: u64| {
         for (block, bytes) in around.clone().zip(data.chunks_exact(4096)) {
-            assert_eq!(pool::generation(block, bytes), Some(generation), "block {block}");
+            assert_eq!(generation(block, bytes), Some(expected), "block {block}");
         }
     };
-    read(&guest.read_disk_at(1, offset, bytes), 3);
+    assert_around(&guest.read_disk_at(1, offset, bytes), 3);
     guest.write_disk(1, offset, &stamped(around.clone(), 9, 4096));
     guest.power_off();
     let mut data = vec![0; bytes];
     open_pool(&form.path).read(offset, &mut data).expect("the pool can be read");
-    read(&data, 9);
+    assert_around(&data, 9);
+}
+
+/// A map entry has two more states: a block that reads as zeroes, and one whose content was lost.
+#[test]
+fn zeroed_and_lost_blocks_mean_the_same_to_both() {
+    const ZEROED: std::ops::Range<u64> = 40..60;
+    const LOST: u64 = 70;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let form = Form::new(dir.path(), 4096, FlogSlots::ZeroOne);
+    create_pool(&form.path, POOL_BYTES, &BttOptions::default());
+    let device = open_pool(&form.path);
+    fill(&device);
+    let zeroed = device.write_zeroes(ZEROED.start * 4096, 20 * 4096, ZeroFlags::default());
+    zeroed.expect("blocks can be zeroed");
+    drop(device);
+    let mut image = Image::read(&form.path);
+    image.lose(u32::try_from(LOST).expect("small"));
+    image.write(&form.path);
+
+    let mut guest = boot(dir.path(), std::slice::from_ref(&form));
+    assert!(guest.read_disk_at(1, ZEROED.start * 4096, 20 * 4096).iter().all(|&byte| byte == 0));
+    let read = format!("dd if={} iflag=direct skip={LOST} bs=4096 count=1", guest.disk(1));
+    let (status, output) = guest.try_run(&format!("{read} of=/dev/null 2>&1"));
+    assert!(status != 0 && output.contains("Input/output error"), "{status}: {output}");
+    let mut block = [0; 4096];
+    let lost = open_pool(&form.path).read(LOST * 4096, &mut block);
+    assert!(lost.is_err(), "we read what the kernel says is lost");
+
+    guest.write_disk(1, 0, &stamped(0..100, 9, 4096));
+    guest.power_off();
+    assert_clean(&form.path);
+    let generation = |block| if block < 100 { 9 } else { 3 };
+    assert_stamped("after all", &read_all(&open_pool(&form.path)), 4096, generation);
 }

@@ -7,7 +7,10 @@ use std::path::Path;
 
 /// Where the arena starts in the pool.
 const ARENA: usize = 4096;
+/// Both flag bits: the entry names the block that was written.
 const NORMAL: u32 = 3 << 30;
+/// The block's content is lost.
+const ERROR: u32 = 1 << 30;
 const FLOG_GROUP_BYTES: usize = 64;
 const FLOG_SLOT_BYTES: usize = 16;
 
@@ -56,6 +59,13 @@ impl Image {
             }
         }
         rewound
+    }
+
+    /// Marks the content of a written block as lost to a media error.
+    pub(crate) fn lose(&mut self, lba: u32) {
+        let at = self.offset(96) + 4 * lba as usize;
+        let entry = self.u32(at) & !NORMAL | ERROR;
+        self.bytes[at..at + 4].copy_from_slice(&entry.to_le_bytes());
     }
 
     fn newest(&self, lane: usize) -> Entry {

@@ -93,8 +93,7 @@ impl Archive {
         let data_bytes = u32::try_from(data.len()).expect("a file of the initramfs is small");
         let name_bytes = u32::try_from(path.len() + 1).expect("a path of the initramfs is short");
         // inode, mode, uid, gid, links, mtime, size, device (2), special device (2), name size, checksum.
-        let fields =
-            [self.entries, mode, 0, 0, 1, 0, data_bytes, 0, 0, 0, 0, name_bytes, 0];
+        let fields = [self.entries, mode, 0, 0, 1, 0, data_bytes, 0, 0, 0, 0, name_bytes, 0];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
             self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use tidegate::device::BlockDevice;
 
 use crate::image::Image;
-use crate::pool::{POOL_BYTES, assert_clean, blank, generations, mix, open_pool, read_all, stamped};
+use crate::pool::{
+    POOL_BYTES, assert_clean, blank, generations, mix, open_pool, read_all, stamped,
+};
 use crate::vm::{Guest, Nvdimm};
 
 /// Images taken while the guest stands still.
@@ -72,7 +74,8 @@ impl Victim {
         assert_clean(path);
         let written = usize::try_from(GENERATION_BYTES / u64::from(self.lba_bytes)).expect("few");
         assert!(found[written..].iter().all(|&generation| generation == 0), "{name}: not written");
-        let runs = found[..written].chunks(usize::try_from(RUN_BYTES / u64::from(self.lba_bytes)).expect("few"));
+        let runs = found[..written]
+            .chunks(usize::try_from(RUN_BYTES / u64::from(self.lba_bytes)).expect("few"));
         let mut half_written = 0;
         for (run, generations) in (0..).zip(runs) {
             let oldest = *generations.iter().min().expect("a run has blocks");

@@ -50,7 +50,11 @@ pub(crate) fn read_all(device: &dyn BlockDevice) -> Vec<u8> {
 }
 
 /// Writes stamped blocks to a part of a device.
-pub(crate) fn write_stamped(device: &dyn BlockDevice, blocks: std::ops::Range<u64>, generation: u64) {
+pub(crate) fn write_stamped(
+    device: &dyn BlockDevice,
+    blocks: std::ops::Range<u64>,
+    generation: u64,
+) {
     let block_bytes = device.geometry().block_bytes;
     for block in blocks {
         let data = stamp(block, generation, block_bytes);

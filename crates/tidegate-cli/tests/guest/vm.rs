@@ -37,8 +37,8 @@ pub(crate) struct Nvdimm {
 
 impl Nvdimm {
     /// An NVDIMM without labels, all of which is one namespace.
-    pub(crate) fn plain(path: &PathBuf) -> Self {
-        Self { path: path.clone(), label_bytes: 0 }
+    pub(crate) fn plain(path: &Path) -> Self {
+        Self { path: path.to_path_buf(), label_bytes: 0 }
     }
 }
 
@@ -308,7 +308,8 @@ fn command(initramfs: &Path, console: &Path, nvdimms: &[&Nvdimm]) -> Command {
     for (slot, nvdimm) in nvdimms.iter().enumerate() {
         let path = nvdimm.path.display();
         let size_bytes = std::fs::metadata(&nvdimm.path).expect("the NVDIMM's file exists").len();
-        let backend = format!("memory-backend-file,id=m{slot},share=on,mem-path={path},size={size_bytes}");
+        let backend =
+            format!("memory-backend-file,id=m{slot},share=on,mem-path={path},size={size_bytes}");
         let device = match nvdimm.label_bytes {
             0 => format!("nvdimm,id=n{slot},memdev=m{slot}"),
             labels => format!("nvdimm,id=n{slot},memdev=m{slot},label-size={labels}"),
