@@ -8,7 +8,7 @@ use tidegate::btt::BttOptions;
 use tidegate::device::{BlockDevice, WriteFlags};
 
 use crate::pool::{assert_clean, create_pool, open_pool, read_all, stamped};
-use crate::vm::{Guest, Nvdimm};
+use crate::vm::{Guest, Lab, Nvdimm};
 
 /// Enough for a journal.
 const POOL_BYTES: u64 = 32 << 20;
@@ -21,10 +21,10 @@ fn the_kernel_mounts_ext4_from_our_btt_and_we_read_what_it_wrote() {
 }
 
 fn exchange_file_system(lba_bytes: u32) {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let (pool, image) = (dir.path().join("pool"), dir.path().join("image"));
+    let lab = Lab::enter();
+    let (pool, image) = (lab.path("pool"), lab.path("image"));
     create_pool(&pool, POOL_BYTES, &BttOptions { lba_bytes, ..BttOptions::default() });
-    let tree = dir.path().join("tree");
+    let tree = lab.path("tree");
     make_tree(&tree);
     let device = open_pool(&pool);
     make_file_system(&image, &tree, device.geometry().size_bytes());
@@ -32,7 +32,7 @@ fn exchange_file_system(lba_bytes: u32) {
     device.write(0, &content, WriteFlags::default()).expect("the pool can be written");
     drop(device);
 
-    let mut guest = Guest::boot(dir.path(), &[Nvdimm::plain(&pool)]);
+    let mut guest = Guest::boot(&lab, &[Nvdimm::plain(&pool)]);
     let disk = guest.disk(1);
     guest.run(&format!("mount -t ext4 {disk} /mnt"));
     guest.run("(cd /mnt && sha256sum -c sums) 2>&1");
@@ -43,7 +43,7 @@ fn exchange_file_system(lba_bytes: u32) {
     assert_clean(&pool);
     fs::write(&image, read_all(&open_pool(&pool))).expect("the image can be written");
     run(Command::new("e2fsck").arg("-fn").arg(&image));
-    let out = dir.path().join("out");
+    let out = lab.path("out");
     fs::create_dir(&out).expect("a directory can be made");
     let dump = format!("rdump / {}", out.display());
     run(Command::new("debugfs").args(["-R", &dump]).arg(&image));

@@ -13,7 +13,7 @@ use crate::pool::{
     POOL_BYTES, assert_clean, assert_stamped, blank, create_pool, generation, open_pool, read_all,
     stamped, write_stamped,
 };
-use crate::vm::{Guest, Nvdimm};
+use crate::vm::{Guest, Lab, Nvdimm};
 
 const UUID: &str = "6d1a7f0e-52c4-4e0b-9d57-2f5b8c6e9a31";
 
@@ -28,8 +28,8 @@ struct Form {
 }
 
 impl Form {
-    fn new(dir: &Path, lba_bytes: u32, flog_slots: FlogSlots) -> Self {
-        Self { lba_bytes, flog_slots, path: dir.join(format!("{lba_bytes}-{flog_slots:?}")) }
+    fn new(lab: &Lab, lba_bytes: u32, flog_slots: FlogSlots) -> Self {
+        Self { lba_bytes, flog_slots, path: lab.path(&format!("{lba_bytes}-{flog_slots:?}")) }
     }
 
     fn block_bytes(&self) -> u32 {
@@ -54,24 +54,24 @@ impl Form {
     }
 }
 
-fn boot(dir: &Path, forms: &[Form]) -> Guest {
+fn boot(lab: &Lab, forms: &[Form]) -> Guest {
     let nvdimms: Vec<_> = forms.iter().map(|form| Nvdimm::plain(&form.path)).collect();
-    Guest::boot(dir, &nvdimms)
+    Guest::boot(lab, &nvdimms)
 }
 
 #[test]
 fn the_kernel_reads_and_writes_every_form_that_we_create() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
+    let lab = Lab::enter();
     let mut forms: Vec<_> =
-        LBA_SIZES.iter().map(|&lba| Form::new(dir.path(), lba, FlogSlots::ZeroOne)).collect();
-    forms.extend([512, 4096].map(|lba| Form::new(dir.path(), lba, FlogSlots::ZeroTwo)));
+        LBA_SIZES.iter().map(|&lba| Form::new(&lab, lba, FlogSlots::ZeroOne)).collect();
+    forms.extend([512, 4096].map(|lba| Form::new(&lab, lba, FlogSlots::ZeroTwo)));
     for form in &forms {
         let Form { lba_bytes, flog_slots, .. } = *form;
         let options = BttOptions { lba_bytes, flog_slots, ..BttOptions::default() };
         create_pool(&form.path, POOL_BYTES, &options);
         fill(&open_pool(&form.path));
     }
-    let mut guest = boot(dir.path(), &forms);
+    let mut guest = boot(&lab, &forms);
     for (nvdimm, form) in (1..).zip(&forms) {
         form.assert(&guest.read_disk(nvdimm), false);
         let offset = REWRITTEN.start * u64::from(form.block_bytes());
@@ -93,12 +93,12 @@ fn fill(device: &dyn BlockDevice) {
 
 #[test]
 fn we_read_and_write_every_form_that_the_kernel_creates() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let forms = LBA_SIZES.map(|lba| Form::new(dir.path(), lba, FlogSlots::ZeroOne));
+    let lab = Lab::enter();
+    let forms = LBA_SIZES.map(|lba| Form::new(&lab, lba, FlogSlots::ZeroOne));
     for form in &forms {
         blank(&form.path, POOL_BYTES);
     }
-    let mut guest = boot(dir.path(), &forms);
+    let mut guest = boot(&lab, &forms);
     for (nvdimm, form) in (1..).zip(&forms) {
         guest.detach(nvdimm);
         guest.format(nvdimm, form.lba_bytes, UUID);
@@ -123,16 +123,16 @@ fn we_read_and_write_every_form_that_the_kernel_creates() {
 fn version_2_0_goes_both_ways_in_a_labelled_namespace() {
     const NAMESPACE: &str = "0b2f7a44-90a1-4c8e-8f6d-6c5d1be7f3c0";
     const NAMESPACE_BYTES: u64 = 16 << 20;
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let nvdimm = dir.path().join("nvdimm");
+    let lab = Lab::enter();
+    let nvdimm = lab.path("nvdimm");
     // The kernel keeps a namespace's ends on 2 MiB: the labels cost that much.
     blank(&nvdimm, NAMESPACE_BYTES + (2 << 20));
     label::initialise(&nvdimm).expect("the labels can be written");
     let labelled = Nvdimm { path: nvdimm.clone(), label_bytes: LABEL_AREA_BYTES };
-    let mut guest = Guest::boot(dir.path(), &[labelled]);
+    let mut guest = Guest::boot(&lab, &[labelled]);
     guest.label(1, NAMESPACE_BYTES, NAMESPACE);
 
-    let form = Form::new(dir.path(), 512, FlogSlots::ZeroOne);
+    let form = Form::new(&lab, 512, FlogSlots::ZeroOne);
     let options = BttOptions {
         lba_bytes: form.lba_bytes,
         version: Version::V2_0,
@@ -152,7 +152,7 @@ fn version_2_0_goes_both_ways_in_a_labelled_namespace() {
 
     // The same namespace, now formatted by the kernel.
     copy(Path::new("/dev/zero"), &nvdimm, NAMESPACE_BYTES);
-    let form = Form::new(dir.path(), 4096, FlogSlots::ZeroOne);
+    let form = Form::new(&lab, 4096, FlogSlots::ZeroOne);
     guest.format(1, form.lba_bytes, UUID);
     let blocks = guest.disk_bytes(1) / 4096;
     guest.write_disk(1, 0, &stamped(0..blocks, 3, 4096));
@@ -179,8 +179,8 @@ fn copy(from: &Path, to: &Path, bytes: u64) {
 #[test]
 fn the_kernel_reads_and_writes_two_arenas_that_we_create() {
     const ARENA_BYTES: u64 = 512 << 30;
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let form = Form::new(dir.path(), 4096, FlogSlots::ZeroOne);
+    let lab = Lab::enter();
+    let form = Form::new(&lab, 4096, FlogSlots::ZeroOne);
     let options = BttOptions { lba_bytes: 4096, ..BttOptions::default() };
     create_pool(&form.path, ARENA_BYTES + POOL_BYTES, &options);
     let device = open_pool(&form.path);
@@ -190,7 +190,7 @@ fn the_kernel_reads_and_writes_two_arenas_that_we_create() {
     write_stamped(&device, around.clone(), 3);
     drop(device);
 
-    let mut guest = boot(dir.path(), std::slice::from_ref(&form));
+    let mut guest = boot(&lab, std::slice::from_ref(&form));
     let (offset, bytes) = (around.start * 4096, 200 * 4096);
     let assert_around = |data: &[u8], expected: u64| {
         for (block, bytes) in around.clone().zip(data.chunks_exact(4096)) {
@@ -210,8 +210,8 @@ fn the_kernel_reads_and_writes_two_arenas_that_we_create() {
 fn zeroed_and_lost_blocks_mean_the_same_to_both() {
     const ZEROED: std::ops::Range<u64> = 40..60;
     const LOST: u64 = 70;
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let form = Form::new(dir.path(), 4096, FlogSlots::ZeroOne);
+    let lab = Lab::enter();
+    let form = Form::new(&lab, 4096, FlogSlots::ZeroOne);
     create_pool(&form.path, POOL_BYTES, &BttOptions::default());
     let device = open_pool(&form.path);
     fill(&device);
@@ -222,7 +222,7 @@ fn zeroed_and_lost_blocks_mean_the_same_to_both() {
     image.lose(u32::try_from(LOST).expect("small"));
     image.write(&form.path);
 
-    let mut guest = boot(dir.path(), std::slice::from_ref(&form));
+    let mut guest = boot(&lab, std::slice::from_ref(&form));
     assert!(guest.read_disk_at(1, ZEROED.start * 4096, 20 * 4096).iter().all(|&byte| byte == 0));
     let read = format!("dd if={} iflag=direct skip={LOST} bs=4096 count=1", guest.disk(1));
     let (status, output) = guest.try_run(&format!("{read} of=/dev/null 2>&1"));

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Where the arena starts in the pool.
@@ -34,9 +35,21 @@ impl Image {
         Self { bytes: fs::read(path).unwrap_or_else(|err| panic!("{}: {err}", path.display())) }
     }
 
-    /// Replaces the content of a pool's file, in place.
+    /// The bytes of a pool that are in memory.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.to_vec() }
+    }
+
+    /// Replaces the content of a pool's file. In place: QEMU may have it mapped.
     pub(crate) fn write(&self, path: &Path) {
-        fs::write(path, &self.bytes).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
+        let file = fs::File::options().write(true).open(path);
+        let written = file.and_then(|file| file.write_all_at(&self.bytes, 0));
+        written.unwrap_or_else(|err| panic!("{}: {err}", path.display()));
+    }
+
+    /// The map.
+    pub(crate) fn map(&self) -> &[u8] {
+        &self.bytes[self.offset(96)..self.offset(104)]
     }
 
     /// Where the flog is in the pool, in bytes.

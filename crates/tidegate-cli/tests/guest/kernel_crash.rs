@@ -17,7 +17,7 @@ use crate::image::Image;
 use crate::pool::{
     POOL_BYTES, assert_clean, blank, generations, mix, open_pool, read_all, stamped,
 };
-use crate::vm::{Guest, Nvdimm};
+use crate::vm::{Guest, Lab, Nvdimm};
 
 /// Images taken while the guest stands still.
 const CUTS: u64 = 12;
@@ -41,8 +41,8 @@ struct Victim {
 }
 
 impl Victim {
-    fn new(dir: &Path, nvdimm: usize, lba_bytes: u32) -> Self {
-        let path = dir.join(format!("{lba_bytes}"));
+    fn new(lab: &Lab, nvdimm: usize, lba_bytes: u32) -> Self {
+        let path = lab.path(&lba_bytes.to_string());
         blank(&path, POOL_BYTES);
         Self { path, nvdimm, lba_bytes, flog_range: 0..0, acknowledged: BTreeMap::new() }
     }
@@ -91,10 +91,10 @@ impl Victim {
 
 #[test]
 fn we_open_what_the_kernel_leaves_when_its_power_is_cut() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let mut victims = [Victim::new(dir.path(), 1, 4096), Victim::new(dir.path(), 2, 512)];
+    let lab = Lab::enter();
+    let mut victims = [Victim::new(&lab, 1, 4096), Victim::new(&lab, 2, 512)];
     let nvdimms: Vec<_> = victims.iter().map(|victim| Nvdimm::plain(&victim.path)).collect();
-    let mut guest = Guest::boot(dir.path(), &nvdimms);
+    let mut guest = Guest::boot(&lab, &nvdimms);
     for victim in &mut victims {
         guest.detach(victim.nvdimm);
         guest.format(victim.nvdimm, victim.lba_bytes, "d3a1b1de-7a15-4f60-8a0e-1f34a3f0c1b2");
@@ -103,7 +103,7 @@ fn we_open_what_the_kernel_leaves_when_its_power_is_cut() {
         victim.flog_range = Image::read(&victim.path).flog_range();
     }
     start_writers(&mut guest, &victims);
-    let image = dir.path().join("image");
+    let image = lab.path("image");
     let (mut half_written, mut rewound) = (0, 0);
     for cut in 0..CUTS {
         wait_for_writes(&guest, &mut victims, cut);

@@ -16,28 +16,28 @@ pub(crate) fn blank(path: &Path, bytes: u64) {
     file.unwrap_or_else(|err| panic!("{}: {err}", path.display()));
 }
 
-/// Makes a BTT in a new file.
+/// Makes a BTT in a new sparse file.
 pub(crate) fn create_pool(path: &Path, bytes: u64, options: &BttOptions) {
-    let region = map(path, Some(bytes));
+    blank(path, bytes);
+    let region = map(path);
     create(&region, options).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
 }
 
 /// Opens the BTT in a file, which recovers it.
 pub(crate) fn open_pool(path: &Path) -> Btt {
-    Btt::open(Arc::new(map(path, None))).unwrap_or_else(|err| panic!("{}: {err}", path.display()))
+    Btt::open(Arc::new(map(path))).unwrap_or_else(|err| panic!("{}: {err}", path.display()))
 }
 
 /// Asserts that a check finds nothing in a file.
 pub(crate) fn assert_clean(path: &Path) {
-    let report = check::check(&map(path, None), &mut |_| {})
+    let report = check::check(&map(path), &mut |_| {})
         .unwrap_or_else(|err| panic!("{}: {err}", path.display()));
     assert!(report.clean(), "{}: {:?}", path.display(), report.findings);
 }
 
 /// The page cache is the medium here: it outlives the processes, so nothing is to be synced.
-fn map(path: &Path, create_bytes: Option<u64>) -> Region {
-    let options =
-        RegionOptions { create_bytes, domain: Some(Domain::Adr), ..RegionOptions::default() };
+fn map(path: &Path) -> Region {
+    let options = RegionOptions { domain: Some(Domain::Adr), ..RegionOptions::default() };
     Region::open(path, &options).unwrap_or_else(|err| panic!("{}: {err}", path.display()))
 }
 

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tempfile::TempDir;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::initramfs::Kernel;
@@ -16,8 +17,33 @@ use crate::initramfs::Kernel;
 /// How long the guest may stay silent before it is killed and the test fails.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// One guest at a time: emulation takes all the CPU there is.
+/// Whose turn it is.
 static TURN: Mutex<()> = Mutex::new(());
+
+/// What a test works in: a directory, and the turn. One test at a time, as emulation takes all the CPU there is;
+/// from its start, as a program that another test starts would inherit the lock of an open pool for a moment.
+pub(crate) struct Lab {
+    dir: TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Lab {
+    /// Waits for the turn.
+    pub(crate) fn enter() -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        Self { dir: tempfile::tempdir().expect("a temporary directory"), _turn: turn }
+    }
+
+    /// The directory, which goes with the lab.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The path of a file in the directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
 
 /// Kernel and root, the same for every guest.
 static SYSTEM: LazyLock<(Kernel, Vec<u8>)> = LazyLock::new(|| {
@@ -56,18 +82,16 @@ pub(crate) struct Guest {
     exchange: File,
     /// The guest's number of each NVDIMM's region.
     regions: Vec<u32>,
-    _turn: MutexGuard<'static, ()>,
 }
 
 impl Guest {
-    /// Boots a guest with the files as NVDIMMs and waits for its shell. Its own files go to `dir`.
-    pub(crate) fn boot(dir: &Path, nvdimms: &[Nvdimm]) -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let initramfs = dir.join("initramfs");
+    /// Boots a guest with the files as NVDIMMs and waits for its shell.
+    pub(crate) fn boot(lab: &Lab, nvdimms: &[Nvdimm]) -> Self {
+        let initramfs = lab.path("initramfs");
         std::fs::write(&initramfs, &SYSTEM.1).expect("the initramfs can be written");
-        let console = dir.join("console");
+        let console = lab.path("console");
         File::create(&console).expect("the console file can be made");
-        let exchange = Nvdimm { path: dir.join("exchange"), label_bytes: 0 };
+        let exchange = Nvdimm { path: lab.path("exchange"), label_bytes: 0 };
         let exchange_file = File::create_new(&exchange.path).and_then(|file| {
             file.set_len(EXCHANGE_BYTES)?;
             File::options().read(true).write(true).open(&exchange.path)
@@ -80,7 +104,7 @@ impl Guest {
         let lines = read_lines(qemu.stdout.take().expect("stdout is a pipe"));
         let exchange = exchange_file.expect("the exchange can be made");
         let mut guest =
-            Self { qemu, commands, lines, console, exchange, regions: Vec::new(), _turn: turn };
+            Self { qemu, commands, lines, console, exchange, regions: Vec::new() };
         assert_eq!(guest.line(), "@ready", "{}", guest.console_tail());
         guest.regions = regions_by_nvdimm(&guest.run("regions"));
         assert_eq!(guest.regions.len(), all.len(), "{}", guest.console_tail());
