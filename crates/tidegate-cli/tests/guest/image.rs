@@ -61,17 +61,19 @@ impl Image {
     /// Takes back the map entry of each lane's newest write where nothing followed it, on a disk all of
     /// whose blocks had been written before; returns how many.
     pub(crate) fn rewind_maps(&mut self) -> usize {
-        let mut rewound = 0;
-        for lane in 0..self.lanes() {
-            let entry = self.newest(lane);
-            let at = self.offset(96) + 4 * entry.lba as usize;
-            if entry.old_map != entry.new_map && self.u32(at) == entry.new_map | NORMAL {
-                // The kernel's flog has no flag bits; the lba had been written before, so its entry had both.
-                self.bytes[at..at + 4].copy_from_slice(&(entry.old_map | NORMAL).to_le_bytes());
-                rewound += 1;
-            }
+        // All of them before any is taken back: two lanes' entries may form a chain on one lba, of which only
+        // the last can be unfinished.
+        let last: Vec<(usize, Entry)> = (0..self.lanes())
+            .map(|lane| self.newest(lane))
+            .map(|entry| (self.offset(96) + 4 * entry.lba as usize, entry))
+            .filter(|(at, entry)| self.u32(*at) == entry.new_map | NORMAL)
+            .filter(|(_, entry)| entry.old_map != entry.new_map)
+            .collect();
+        for (at, entry) in &last {
+            // The kernel's flog has no flag bits; the lba had been written before, so its map entry had both.
+            self.bytes[*at..at + 4].copy_from_slice(&(entry.old_map | NORMAL).to_le_bytes());
         }
-        rewound
+        last.len()
     }
 
     /// Marks the content of a written block as lost to a media error.

@@ -14,7 +14,7 @@ use tidegate::device::BlockDevice;
 use tidegate::pmem::Region;
 use tidegate_sim::explore::{Effort, Explorer, Pool};
 use tidegate_sim::history::Mix;
-use tidegate_sim::medium::{Granule, Ordering};
+use tidegate_sim::medium::{Granule, StoreOrder};
 use tidegate_sim::random::{Random, seeds};
 use tidegate_sim::subject::{Peer, Subject};
 
@@ -135,7 +135,7 @@ fn crash_and_judge(flog_slots: FlogSlots, seed: u64) {
         sampled_images: 1,
         deep_one_in: u64::MAX,
         granule: Granule::Word,
-        ordering: Ordering::Word,
+        order: StoreOrder::Word,
     };
     let mixture =
         Mix { threads: 3, ops: 3, lbas: BLOCKS_USED, blocks_max: 2, reads_pct: 5, others_pct: 8 };

@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tempfile::TempDir;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use tempfile::TempDir;
 
 use crate::initramfs::Kernel;
 
@@ -34,12 +34,7 @@ impl Lab {
         Self { dir: tempfile::tempdir().expect("a temporary directory"), _turn: turn }
     }
 
-    /// The directory, which goes with the lab.
-    pub(crate) fn dir(&self) -> &Path {
-        self.dir.path()
-    }
-
-    /// The path of a file in the directory.
+    /// The path of a file in the directory, which goes with the lab.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -103,8 +98,7 @@ impl Guest {
         let commands = qemu.stdin.take().expect("stdin is a pipe");
         let lines = read_lines(qemu.stdout.take().expect("stdout is a pipe"));
         let exchange = exchange_file.expect("the exchange can be made");
-        let mut guest =
-            Self { qemu, commands, lines, console, exchange, regions: Vec::new() };
+        let mut guest = Self { qemu, commands, lines, console, exchange, regions: Vec::new() };
         assert_eq!(guest.line(), "@ready", "{}", guest.console_tail());
         guest.regions = regions_by_nvdimm(&guest.run("regions"));
         assert_eq!(guest.regions.len(), all.len(), "{}", guest.console_tail());
