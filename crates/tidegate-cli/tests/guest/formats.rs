@@ -2,23 +2,24 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use tidegate::btt::{BttOptions, FlogSlots, LBA_SIZES, Version};
+use tidegate::btt::{Btt, BttOptions, FlogSlots, LBA_SIZES, Version};
 use tidegate::device::{BlockDevice, ZeroFlags};
 
 use crate::image::Image;
 use crate::label::{self, LABEL_AREA_BYTES};
 use crate::pool::{
-    POOL_BYTES, assert_clean, assert_stamped, blank, create_pool, generation, open_pool, read_all,
-    stamped, write_stamped,
+    POOL_BYTES, assert_clean, assert_stamped, blank, create_pool, open_pool, read_all, stamped,
+    write_stamped,
 };
 use crate::vm::{Guest, Lab, Nvdimm};
 
 const UUID: &str = "6d1a7f0e-52c4-4e0b-9d57-2f5b8c6e9a31";
 
 /// The blocks that the second side writes again.
-const REWRITTEN: std::ops::Range<u64> = 24..1048;
+const REWRITTEN: Range<u64> = 24..1048;
 
 /// A form of the format, and the file that holds a BTT of it.
 struct Form {
@@ -41,6 +42,19 @@ impl Form {
         let generation = |block| if rewritten && REWRITTEN.contains(&block) { 9 } else { 3 };
         let name = format!("{}, rewritten: {rewritten}", self.path.display());
         assert_stamped(&name, data, self.block_bytes(), generation);
+    }
+
+    /// Lets the guest format the NVDIMM in this form and write every block.
+    fn format(&self, guest: &mut Guest, nvdimm: usize) {
+        guest.format(nvdimm, self.lba_bytes, UUID);
+        let blocks = guest.disk_bytes(nvdimm) / u64::from(self.block_bytes());
+        guest.write_disk(nvdimm, 0, &stamped(0..blocks, 3, self.block_bytes()));
+    }
+
+    /// Lets the guest write its blocks again.
+    fn rewrite(&self, guest: &mut Guest, nvdimm: usize) {
+        let offset = REWRITTEN.start * u64::from(self.block_bytes());
+        guest.write_disk(nvdimm, offset, &stamped(REWRITTEN, 9, self.block_bytes()));
     }
 
     /// Asserts that we find what was written, and nothing wrong.
@@ -74,8 +88,7 @@ fn the_kernel_reads_and_writes_every_form_that_we_create() {
     let mut guest = boot(&lab, &forms);
     for (nvdimm, form) in (1..).zip(&forms) {
         form.assert(&guest.read_disk(nvdimm), false);
-        let offset = REWRITTEN.start * u64::from(form.block_bytes());
-        guest.write_disk(nvdimm, offset, &stamped(REWRITTEN, 9, form.block_bytes()));
+        form.rewrite(&mut guest, nvdimm);
         form.assert(&guest.read_disk(nvdimm), true);
     }
     guest.power_off();
@@ -101,9 +114,7 @@ fn we_read_and_write_every_form_that_the_kernel_creates() {
     let mut guest = boot(&lab, &forms);
     for (nvdimm, form) in (1..).zip(&forms) {
         guest.detach(nvdimm);
-        guest.format(nvdimm, form.lba_bytes, UUID);
-        let blocks = guest.disk_bytes(nvdimm) / u64::from(form.block_bytes());
-        guest.write_disk(nvdimm, 0, &stamped(0..blocks, 3, form.block_bytes()));
+        form.format(&mut guest, nvdimm);
         guest.detach(nvdimm);
         form.assert_ours(false);
         let device = open_pool(&form.path);
@@ -117,12 +128,14 @@ fn we_read_and_write_every_form_that_the_kernel_creates() {
     guest.power_off();
 }
 
+/// UUID and size in bytes of the labelled namespace.
+const NAMESPACE: &str = "0b2f7a44-90a1-4c8e-8f6d-6c5d1be7f3c0";
+const NAMESPACE_BYTES: u64 = 16 << 20;
+
 /// The kernel knows version 2.0 only in a namespace whose label says so, and writes the namespace's UUID
 /// into its info blocks.
 #[test]
 fn version_2_0_goes_both_ways_in_a_labelled_namespace() {
-    const NAMESPACE: &str = "0b2f7a44-90a1-4c8e-8f6d-6c5d1be7f3c0";
-    const NAMESPACE_BYTES: u64 = 16 << 20;
     let lab = Lab::enter();
     let nvdimm = lab.path("nvdimm");
     // The kernel keeps a namespace's ends on 2 MiB: the labels cost that much.
@@ -131,8 +144,12 @@ fn version_2_0_goes_both_ways_in_a_labelled_namespace() {
     let labelled = Nvdimm { path: nvdimm.clone(), label_bytes: LABEL_AREA_BYTES };
     let mut guest = Guest::boot(&lab, &[labelled]);
     guest.label(1, NAMESPACE_BYTES, NAMESPACE);
+    our_version_2_0(&mut guest, &Form::new(&lab, 512, FlogSlots::ZeroOne), &nvdimm);
+    kernels_version_2_0(&mut guest, &Form::new(&lab, 4096, FlogSlots::ZeroOne), &nvdimm);
+    guest.power_off();
+}
 
-    let form = Form::new(&lab, 512, FlogSlots::ZeroOne);
+fn our_version_2_0(guest: &mut Guest, form: &Form, nvdimm: &Path) {
     let options = BttOptions {
         lba_bytes: form.lba_bytes,
         version: Version::V2_0,
@@ -141,29 +158,25 @@ fn version_2_0_goes_both_ways_in_a_labelled_namespace() {
     };
     create_pool(&form.path, NAMESPACE_BYTES, &options);
     fill(&open_pool(&form.path));
-    copy(&form.path, &nvdimm, NAMESPACE_BYTES);
+    copy(&form.path, nvdimm, NAMESPACE_BYTES);
     guest.attach(1);
     form.assert(&guest.read_disk(1), false);
-    let offset = REWRITTEN.start * u64::from(form.block_bytes());
-    guest.write_disk(1, offset, &stamped(REWRITTEN, 9, form.block_bytes()));
+    form.rewrite(guest, 1);
     guest.detach(1);
-    copy(&nvdimm, &form.path, NAMESPACE_BYTES);
+    copy(nvdimm, &form.path, NAMESPACE_BYTES);
     form.assert_ours(true);
+}
 
-    // The same namespace, now formatted by the kernel.
-    copy(Path::new("/dev/zero"), &nvdimm, NAMESPACE_BYTES);
-    let form = Form::new(&lab, 4096, FlogSlots::ZeroOne);
-    guest.format(1, form.lba_bytes, UUID);
-    let blocks = guest.disk_bytes(1) / 4096;
-    guest.write_disk(1, 0, &stamped(0..blocks, 3, 4096));
+fn kernels_version_2_0(guest: &mut Guest, form: &Form, nvdimm: &Path) {
+    copy(Path::new("/dev/zero"), nvdimm, NAMESPACE_BYTES);
+    form.format(guest, 1);
     guest.detach(1);
     blank(&form.path, NAMESPACE_BYTES);
-    copy(&nvdimm, &form.path, NAMESPACE_BYTES);
+    copy(nvdimm, &form.path, NAMESPACE_BYTES);
     form.assert_ours(false);
     let device = open_pool(&form.path);
     assert_eq!(device.summary().version, Version::V2_0);
     assert_eq!(device.summary().parent_uuid.to_string(), NAMESPACE);
-    guest.power_off();
 }
 
 /// Copies the first `bytes` of a file over those of another.
@@ -177,38 +190,49 @@ fn copy(from: &Path, to: &Path, bytes: u64) {
 
 /// An arena is 512 GiB at most, so two of them need a sparse file; only their metadata takes space.
 #[test]
-fn the_kernel_reads_and_writes_two_arenas_that_we_create() {
-    const ARENA_BYTES: u64 = 512 << 30;
+fn two_arenas_go_both_ways() {
     let lab = Lab::enter();
     let form = Form::new(&lab, 4096, FlogSlots::ZeroOne);
-    let options = BttOptions { lba_bytes: 4096, ..BttOptions::default() };
-    create_pool(&form.path, ARENA_BYTES + POOL_BYTES, &options);
+    create_pool(&form.path, (512 << 30) + POOL_BYTES, &BttOptions::default());
     let device = open_pool(&form.path);
-    assert_eq!(device.summary().arenas.len(), 2);
-    let border = u64::from(device.summary().arenas[0].lbas);
-    let around = border - 100..border + 100;
-    write_stamped(&device, around.clone(), 3);
+    let border = border(&device);
+    write_stamped(&device, border.clone(), 3);
     drop(device);
-
+    let (offset, bytes) = (border.start * 4096, 4096 * BORDER_BLOCKS);
     let mut guest = boot(&lab, std::slice::from_ref(&form));
-    let (offset, bytes) = (around.start * 4096, 200 * 4096);
-    let assert_around = |data: &[u8], expected: u64| {
-        for (block, bytes) in around.clone().zip(data.chunks_exact(4096)) {
-            assert_eq!(generation(block, bytes), Some(expected), "block {block}");
-        }
-    };
-    assert_around(&guest.read_disk_at(1, offset, bytes), 3);
-    guest.write_disk(1, offset, &stamped(around.clone(), 9, 4096));
-    guest.power_off();
+    assert!(guest.read_disk_at(1, offset, bytes) == stamped(border.clone(), 3, 4096));
+    guest.write_disk(1, offset, &stamped(border.clone(), 9, 4096));
+    guest.detach(1);
     let mut data = vec![0; bytes];
     open_pool(&form.path).read(offset, &mut data).expect("the pool can be read");
-    assert_around(&data, 9);
+    assert!(data == stamped(border.clone(), 9, 4096));
+
+    // The same place, now formatted by the kernel.
+    copy(Path::new("/dev/zero"), &form.path, 8192);
+    guest.format(1, 4096, UUID);
+    guest.write_disk(1, offset, &stamped(border.clone(), 12, 4096));
+    guest.power_off();
+    let device = open_pool(&form.path);
+    assert_eq!(device.summary().uuid.to_string(), UUID);
+    assert_eq!(self::border(&device), border);
+    device.read(offset, &mut data).expect("the pool can be read");
+    assert!(data == stamped(border, 12, 4096));
+}
+
+const BORDER_BLOCKS: usize = 200;
+
+/// The last blocks of the first of two arenas, and as many of the second.
+fn border(device: &Btt) -> Range<u64> {
+    let arenas = &device.summary().arenas;
+    assert_eq!(arenas.len(), 2);
+    let (border, half) = (u64::from(arenas[0].lbas), BORDER_BLOCKS as u64 / 2);
+    border - half..border + half
 }
 
 /// A map entry has two more states: a block that reads as zeroes, and one whose content was lost.
 #[test]
 fn zeroed_and_lost_blocks_mean_the_same_to_both() {
-    const ZEROED: std::ops::Range<u64> = 40..60;
+    const ZEROED: Range<u64> = 40..60;
     const LOST: u64 = 70;
     let lab = Lab::enter();
     let form = Form::new(&lab, 4096, FlogSlots::ZeroOne);
@@ -221,16 +245,14 @@ fn zeroed_and_lost_blocks_mean_the_same_to_both() {
     let mut image = Image::read(&form.path);
     image.lose(u32::try_from(LOST).expect("small"));
     image.write(&form.path);
+    let lost = open_pool(&form.path).read(LOST * 4096, &mut [0; 4096]);
+    assert!(lost.is_err(), "block {LOST} is lost");
 
     let mut guest = boot(&lab, std::slice::from_ref(&form));
     assert!(guest.read_disk_at(1, ZEROED.start * 4096, 20 * 4096).iter().all(|&byte| byte == 0));
     let read = format!("dd if={} iflag=direct skip={LOST} bs=4096 count=1", guest.disk(1));
     let (status, output) = guest.try_run(&format!("{read} of=/dev/null 2>&1"));
     assert!(status != 0 && output.contains("Input/output error"), "{status}: {output}");
-    let mut block = [0; 4096];
-    let lost = open_pool(&form.path).read(LOST * 4096, &mut block);
-    assert!(lost.is_err(), "we read what the kernel says is lost");
-
     guest.write_disk(1, 0, &stamped(0..100, 9, 4096));
     guest.power_off();
     assert_clean(&form.path);

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -229,7 +229,9 @@ impl Guest {
     /// Stops the guest between two instructions; returns when no CPU of it runs any more.
     pub(crate) fn freeze(&self) {
         self.signal(Signal::STOP);
-        waitpid(Some(self.pid()), WaitOptions::UNTRACED).expect("qemu stops");
+        let changed = waitpid(Some(self.pid()), WaitOptions::UNTRACED).expect("qemu is a child");
+        let stopped = changed.is_some_and(|(_, status)| status.stopped());
+        assert!(stopped, "guest gone\n{}", self.console_tail());
     }
 
     /// Lets a frozen guest go on.
@@ -238,13 +240,17 @@ impl Guest {
     }
 
     /// Cuts the guest's power.
-    pub(crate) fn kill(mut self) {
-        self.end();
+    pub(crate) fn kill(self) {
+        drop(self);
     }
 
     /// Shuts the guest down in order.
     pub(crate) fn power_off(mut self) {
         self.start("sync; poweroff -f");
+        let left: Vec<_> = std::iter::from_fn(|| self.lines.recv_timeout(SILENCE).ok()).collect();
+        // QEMU closes its end of the serial port when it exits.
+        let gone = self.lines.try_recv() == Err(TryRecvError::Disconnected);
+        assert!(gone, "the guest does not power off: {left:?}\n{}", self.console_tail());
         let status = self.qemu.wait().expect("qemu is a child");
         assert!(status.success(), "{status}\n{}", self.console_tail());
     }
@@ -269,16 +275,12 @@ impl Guest {
     fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).expect("qemu runs");
     }
-
-    fn end(&mut self) {
-        let _ = self.qemu.kill();
-        let _ = self.qemu.wait();
-    }
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.end();
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
     }
 }
 
