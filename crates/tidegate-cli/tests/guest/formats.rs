@@ -11,8 +11,8 @@ use tidegate::device::{BlockDevice, ZeroFlags};
 use crate::image::Image;
 use crate::label::{self, LABEL_AREA_BYTES};
 use crate::pool::{
-    POOL_BYTES, assert_clean, assert_stamped, blank, create_pool, open_pool, read_all, stamped,
-    write_stamped,
+    POOL_BYTES, assert_clean, assert_stamped, blank, create_pool, format_pool, open_pool, read_all,
+    stamp, stamped, write_stamped,
 };
 use crate::vm::{Guest, Lab, Nvdimm};
 
@@ -258,4 +258,42 @@ fn zeroed_and_lost_blocks_mean_the_same_to_both() {
     assert_clean(&form.path);
     let generation = |block| if block < 100 { 9 } else { 3 };
     assert_stamped("after all", &read_all(&open_pool(&form.path)), 4096, generation);
+}
+
+/// The kernel stops at a block in the zero state and leaves the rest of the page that it reads into as it was, so
+/// where several blocks share a page none may be in that state.
+#[test]
+fn zeroing_a_block_leaves_its_neighbours_readable() {
+    const ZEROED: u64 = 17;
+    let lab = Lab::enter();
+    let form = Form::new(&lab, 512, FlogSlots::ZeroOne);
+    create_pool(&form.path, POOL_BYTES, &BttOptions { lba_bytes: 512, ..BttOptions::default() });
+    let device = open_pool(&form.path);
+    write_stamped(&device, 0..64, 3);
+    let zeroed = device.write_zeroes(ZEROED * 512, 512, ZeroFlags::default());
+    zeroed.expect("blocks can be zeroed");
+    drop(device);
+    let mut guest = boot(&lab, std::slice::from_ref(&form));
+    let data = guest.read_disk_at(1, 0, 64 * 512);
+    let expected: Vec<u8> = (0..64)
+        .flat_map(|block| if block == ZEROED { vec![0; 512] } else { stamp(block, 3, 512) })
+        .collect();
+    assert!(data == expected, "the kernel reads something else");
+    guest.power_off();
+}
+
+/// The kernel reads a never-written block from its place on the medium, whatever that holds, so zeroing has to
+/// reach such blocks, too.
+#[test]
+fn zeroing_a_block_that_was_never_written_is_seen_by_the_kernel() {
+    let lab = Lab::enter();
+    let form = Form::new(&lab, 4096, FlogSlots::ZeroOne);
+    std::fs::write(&form.path, vec![0xee; usize::try_from(POOL_BYTES).expect("small")])
+        .expect("the pool can be written");
+    format_pool(&form.path, &BttOptions::default());
+    let zeroed = open_pool(&form.path).write_zeroes(0, 4096, ZeroFlags::default());
+    zeroed.expect("blocks can be zeroed");
+    let mut guest = boot(&lab, std::slice::from_ref(&form));
+    assert!(guest.read_disk_at(1, 0, 4096) == [0; 4096], "the kernel reads something else");
+    guest.power_off();
 }

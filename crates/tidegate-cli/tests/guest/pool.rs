@@ -19,6 +19,11 @@ pub(crate) fn blank(path: &Path, bytes: u64) {
 /// Makes a BTT in a new sparse file.
 pub(crate) fn create_pool(path: &Path, bytes: u64, options: &BttOptions) {
     blank(path, bytes);
+    format_pool(path, options);
+}
+
+/// Makes a BTT in a file, whatever it holds.
+pub(crate) fn format_pool(path: &Path, options: &BttOptions) {
     let region = map(path);
     create(&region, options).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
 }
