@@ -1,0 +1,368 @@
+//! Buffers of one connection: bytes that came, bytes to send, and payloads of their own.
+//!
+//! Invariants: a buffer is zeroed once, when it is made, and reused from then on; [`Input`] and [`Output`]
+//! never grow; a [`Payload`] is made only for a length that was checked, and its pages become resident only
+//! as bytes arrive in them.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+/// Received bytes not used up yet.
+pub(super) struct Input {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Input {
+    pub(super) fn new(capacity_bytes: usize) -> Self {
+        Self { bytes: vec![0; capacity_bytes].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    /// What came and is not used up.
+    pub(super) fn unread(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    /// Uses up `len` bytes.
+    pub(super) fn consume(&mut self, len: usize) {
+        self.start += len;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Room for more; what is unread is moved to the front when less than half is left behind it.
+    pub(super) fn room(&mut self) -> &mut [u8] {
+        if self.end > self.bytes.len() / 2 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        &mut self.bytes[self.end..]
+    }
+
+    /// `len` bytes were put into the room.
+    pub(super) fn received(&mut self, len: usize) {
+        self.end += len;
+    }
+}
+
+/// Alignment of a payload's data in memory, so that devices may pass it on to direct I/O.
+const PAYLOAD_ALIGN: usize = 4096;
+/// Room before a payload's data, for the headers of a reply.
+const HEADROOM_BYTES: usize = 64;
+
+/// An owned, aligned buffer for the data of one request, with room for reply headers before it.
+pub(super) struct Payload {
+    storage: Vec<u8>,
+    head: usize,
+    data: usize,
+    len: usize,
+}
+
+impl Payload {
+    fn new(len: usize) -> Self {
+        let storage = vec![0; len + HEADROOM_BYTES + PAYLOAD_ALIGN];
+        let address = storage.as_ptr().addr();
+        let data = (address + HEADROOM_BYTES).next_multiple_of(PAYLOAD_ALIGN) - address;
+        Self { storage, head: data, data, len }
+    }
+
+    /// The most data it can hold.
+    fn capacity_bytes(&self) -> usize {
+        self.storage.len() - self.data
+    }
+
+    pub(super) fn data(&self) -> &[u8] {
+        &self.storage[self.data..self.data + self.len]
+    }
+
+    pub(super) fn data_mut(&mut self) -> &mut [u8] {
+        &mut self.storage[self.data..self.data + self.len]
+    }
+
+    /// Puts a reply's header, at most 64 bytes, right before the data.
+    pub(super) fn set_header(&mut self, header: &[u8]) {
+        self.head = self.data - header.len();
+        self.storage[self.head..self.data].copy_from_slice(header);
+    }
+
+    /// Header and data.
+    fn message(&self) -> &[u8] {
+        &self.storage[self.head..self.data + self.len]
+    }
+}
+
+/// The most bytes of free payloads that a connection keeps.
+const POOL_BYTES: usize = 2 << 20;
+
+/// Payloads of finished requests, kept for the next.
+#[derive(Default)]
+pub(super) struct PayloadPool {
+    free: Vec<Payload>,
+    free_bytes: usize,
+}
+
+impl PayloadPool {
+    /// A payload of `len` bytes with any content.
+    pub(super) fn take(&mut self, len: usize) -> Payload {
+        match self.free.iter().rposition(|payload| payload.capacity_bytes() >= len) {
+            Some(index) => {
+                let mut payload = self.free.swap_remove(index);
+                self.free_bytes -= payload.storage.len();
+                (payload.head, payload.len) = (payload.data, len);
+                payload
+            }
+            None => Payload::new(len),
+        }
+    }
+
+    /// Takes a payload back.
+    pub(super) fn put(&mut self, payload: Payload) {
+        if self.free_bytes + payload.storage.len() <= POOL_BYTES {
+            self.free_bytes += payload.storage.len();
+            self.free.push(payload);
+        }
+    }
+}
+
+/// A message outside the buffer of [`Output`].
+enum Owned {
+    Bytes(Vec<u8>),
+    Payload(Payload),
+}
+
+impl Owned {
+    fn message(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Payload(payload) => payload.message(),
+        }
+    }
+}
+
+/// Where an owned message stands among the buffered bytes.
+struct Placed {
+    /// Its place: before the byte with this index in the buffer.
+    at: usize,
+    owned: Owned,
+}
+
+/// Most pieces passed to one send.
+const MAX_PIECES: usize = 32;
+
+/// Bytes to send: small messages in one buffer, large ones as they are.
+pub(super) struct Output {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    placed: VecDeque<Placed>,
+    placed_sent: usize,
+    placed_bytes: usize,
+}
+
+impl Output {
+    pub(super) fn new(capacity_bytes: usize) -> Self {
+        Self {
+            buffer: vec![0; capacity_bytes].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            placed: VecDeque::new(),
+            placed_sent: 0,
+            placed_bytes: 0,
+        }
+    }
+
+    /// Bytes waiting in the buffer.
+    pub(super) fn buffered_bytes(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Bytes waiting in owned messages.
+    pub(super) fn owned_bytes(&self) -> usize {
+        self.placed_bytes
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.start == self.end && self.placed.is_empty()
+    }
+
+    /// Makes sure that `len` bytes fit behind what is buffered; false if they do not.
+    pub(super) fn reserve(&mut self, len: usize) -> bool {
+        if self.buffer.len() - self.end >= len {
+            return true;
+        }
+        if self.placed.is_empty() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        self.buffer.len() - self.end >= len
+    }
+
+    /// The next `len` bytes of the buffer, which [`reserve`](Self::reserve) said are there; they are sent
+    /// only once [`commit`](Self::commit)ted.
+    pub(super) fn tail(&mut self, len: usize) -> &mut [u8] {
+        &mut self.buffer[self.end..self.end + len]
+    }
+
+    /// Sends `len` more bytes of the buffer.
+    pub(super) fn commit(&mut self, len: usize) {
+        self.end += len;
+    }
+
+    /// Sends `bytes`, from the buffer if they fit.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        if self.reserve(bytes.len()) {
+            self.tail(bytes.len()).copy_from_slice(bytes);
+            self.commit(bytes.len());
+        } else {
+            self.place(Owned::Bytes(bytes.to_vec()));
+        }
+    }
+
+    /// Sends a payload with its header.
+    pub(super) fn push_payload(&mut self, payload: Payload) {
+        self.place(Owned::Payload(payload));
+    }
+
+    fn place(&mut self, owned: Owned) {
+        self.placed_bytes += owned.message().len();
+        self.placed.push_back(Placed { at: self.end, owned });
+    }
+
+    /// The pieces to send next, in order; returns how many there are.
+    pub(super) fn pieces<'a>(&'a self, pieces: &mut [IoSlice<'a>; MAX_PIECES]) -> usize {
+        let (mut at, mut count, mut sent) = (self.start, 0, self.placed_sent);
+        for placed in self.placed.iter().take(MAX_PIECES / 2 - 1) {
+            for piece in [&self.buffer[at..placed.at], &placed.owned.message()[sent..]] {
+                if !piece.is_empty() {
+                    pieces[count] = IoSlice::new(piece);
+                    count += 1;
+                }
+            }
+            (at, sent) = (placed.at, 0);
+        }
+        let last = self.placed.get(MAX_PIECES / 2 - 1).map_or(self.end, |next| next.at);
+        if at < last {
+            pieces[count] = IoSlice::new(&self.buffer[at..last]);
+            count += 1;
+        }
+        count
+    }
+
+    /// `len` bytes of the pieces were sent; payloads sent whole go back to `pool`.
+    pub(super) fn sent(&mut self, mut len: usize, pool: &mut PayloadPool) {
+        while len > 0 {
+            let until = self.placed.front().map_or(self.end, |placed| placed.at);
+            let buffered = len.min(until - self.start);
+            self.start += buffered;
+            len -= buffered;
+            if self.start == until {
+                len -= self.sent_placed(len, pool);
+            }
+        }
+        if self.is_empty() {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Up to `len` bytes of the first owned message were sent; returns how many.
+    fn sent_placed(&mut self, len: usize, pool: &mut PayloadPool) -> usize {
+        let Some(first) = self.placed.front() else { return 0 };
+        let left = first.owned.message().len() - self.placed_sent;
+        let sent = len.min(left);
+        self.placed_sent += sent;
+        self.placed_bytes -= sent;
+        if sent == left {
+            self.placed_sent = 0;
+            if let Some(Placed { owned: Owned::Payload(payload), .. }) = self.placed.pop_front() {
+                pool.put(payload);
+            }
+        }
+        sent
+    }
+
+    /// An array for [`pieces`](Self::pieces).
+    pub(super) fn no_pieces<'a>() -> [IoSlice<'a>; MAX_PIECES] {
+        [IoSlice::new(&[]); MAX_PIECES]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn gather(output: &Output) -> Vec<u8> {
+        let mut pieces = Output::no_pieces();
+        let count = output.pieces(&mut pieces);
+        pieces[..count].iter().flat_map(|piece| piece.to_vec()).collect()
+    }
+
+    #[test]
+    fn payload_data_is_aligned_and_follows_its_header() {
+        let mut payload = Payload::new(8192);
+        payload.data_mut().fill(7);
+        payload.set_header(&[1, 2, 3]);
+        assert_eq!(payload.data().as_ptr().addr() % PAYLOAD_ALIGN, 0);
+        assert_eq!(&payload.message()[..5], &[1, 2, 3, 7, 7]);
+        assert_eq!(payload.message().len(), 8195);
+    }
+
+    #[test]
+    fn a_pool_gives_back_what_fits_and_keeps_little() {
+        let mut pool = PayloadPool::default();
+        let payload = pool.take(4096);
+        let address = payload.data().as_ptr();
+        pool.put(payload);
+        assert!(std::ptr::eq(pool.take(100).data().as_ptr(), address));
+        let large = pool.take(32 << 20);
+        pool.put(large);
+        assert_eq!(pool.free.len(), 0);
+    }
+
+    proptest! {
+        /// Whatever the mix of messages and of partial sends, the bytes leave whole and in order.
+        #[test]
+        fn output_keeps_order(
+            steps in prop::collection::vec((0_usize..3, 1_usize..40, 0_usize..100), 1..200)
+        ) {
+            let mut output = Output::new(256);
+            let mut pool = PayloadPool::default();
+            let (mut expected, mut received) = (Vec::new(), Vec::new());
+            let mut next = 0_u8;
+            for (kind, len, send) in steps {
+                next = next.wrapping_add(1);
+                let message = vec![next; len];
+                match kind {
+                    0 => output.push(&message),
+                    1 => {
+                        let mut payload = pool.take(len);
+                        payload.data_mut().copy_from_slice(&message);
+                        payload.set_header(&[0, 0]);
+                        expected.extend([0, 0]);
+                        output.push_payload(payload);
+                    }
+                    _ if output.reserve(len) => {
+                        output.tail(len).copy_from_slice(&message);
+                        output.commit(len);
+                    }
+                    _ => continue,
+                }
+                expected.extend(message);
+                let waiting = gather(&output);
+                let send = send.min(waiting.len());
+                received.extend_from_slice(&waiting[..send]);
+                output.sent(send, &mut pool);
+            }
+            while !output.is_empty() {
+                let waiting = gather(&output);
+                received.extend_from_slice(&waiting);
+                output.sent(waiting.len(), &mut pool);
+            }
+            prop_assert_eq!(received, expected);
+            prop_assert_eq!(output.owned_bytes(), 0);
+        }
+    }
+}

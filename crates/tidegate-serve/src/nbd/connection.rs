@@ -1,0 +1,325 @@
+//! One client from greeting to goodbye: the event loop between its socket and its session.
+//!
+//! Invariants:
+//! 1. The loop waits only in `poll`, on the socket and on the mailbox of its workers' answers.
+//! 2. It receives only when everything received before has been handled, and handles only while little
+//!    waits to be sent: what a client makes the server hold is bounded whatever it does.
+//! 3. The connection's place among the server's connections is held until its last job has finished.
+//!
+//! Entry point: [`Connection::serve`].
+
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
+use rustix::time::Timespec;
+use rustls::ServerConnection;
+
+use super::buffer::{Input, Output, PayloadPool};
+use super::handshake::{Handshake, Negotiated, Step};
+use super::protocol::greeting;
+use super::server::Shared;
+use super::session::{INPUT_BYTES, OUTPUT_BYTES, Progress, Session};
+use super::tls::{Tls, TlsMode};
+use super::transport::Transport;
+use super::worker::{Job, Mailbox};
+
+/// Where a connection is in its life.
+enum Phase {
+    Handshake(Box<Handshake>),
+    Transmission(Box<Session>),
+}
+
+/// Why a connection ended before its time.
+pub(super) enum Fault {
+    /// The client has closed its side without a goodbye, or took too long to stop.
+    Gone,
+    /// The client broke the protocol, or its socket failed: what happened.
+    Broken(String),
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Self::Gone,
+            _ => Self::Broken(error.to_string()),
+        }
+    }
+}
+
+/// One client.
+pub(super) struct Connection<'a> {
+    shared: &'a Shared,
+    transport: Transport,
+    mailbox: Arc<Mailbox>,
+    jobs: Sender<Job>,
+    input: Input,
+    output: Output,
+    phase: Phase,
+    /// The handshake must be over by then; when stopping, everything.
+    deadline: Option<Instant>,
+    /// Nothing more is received: the server stops.
+    stopping: bool,
+    /// Nothing more is handled: only what waits is sent.
+    closing: bool,
+}
+
+impl<'a> Connection<'a> {
+    /// A client on the nonblocking `socket`.
+    pub(super) fn new(
+        shared: &'a Shared,
+        socket: OwnedFd,
+        mailbox: Arc<Mailbox>,
+        jobs: Sender<Job>,
+    ) -> Self {
+        let mode = shared.tls.as_ref().map_or(TlsMode::Off, Tls::mode);
+        let exports = Arc::clone(&shared.exports);
+        let handshake = Handshake::new(exports, shared.limits.max_request_bytes, mode);
+        Self {
+            shared,
+            transport: Transport::new(socket),
+            mailbox,
+            jobs,
+            input: Input::new(INPUT_BYTES),
+            output: Output::new(OUTPUT_BYTES),
+            phase: Phase::Handshake(Box::new(handshake)),
+            deadline: Instant::now().checked_add(shared.limits.handshake_timeout),
+            stopping: false,
+            closing: false,
+        }
+    }
+
+    /// Serves the client until one side ends it; all its requests have finished then.
+    ///
+    /// # Errors
+    /// Why it ended, unless the client said goodbye or the server stops.
+    pub(super) fn serve(mut self) -> Result<(), Fault> {
+        self.output.push(&greeting());
+        let result = self.run();
+        self.finish_jobs();
+        if let Phase::Transmission(session) = &mut self.phase {
+            self.shared.counters.add(session.tally());
+        }
+        result
+    }
+
+    fn run(&mut self) -> Result<(), Fault> {
+        loop {
+            self.notice_stop()?;
+            let collected = self.collect();
+            let progress = self.advance()?;
+            let sent = self.send()?;
+            if self.is_over() {
+                return Ok(self.transport.say_goodbye()?);
+            }
+            let wants_input = matches!(progress, Progress::NeedInput) && !self.closing;
+            if wants_input && self.receive()? {
+                continue;
+            }
+            if collected || (sent && matches!(progress, Progress::Blocked)) {
+                continue;
+            }
+            self.wait(wants_input)?;
+        }
+    }
+
+    /// When the server stops, takes what has arrived by now, and nothing later.
+    fn notice_stop(&mut self) -> Result<(), Fault> {
+        if !self.stopping && self.shared.stopping.load(Ordering::Acquire) {
+            if !self.closing {
+                self.receive()?;
+            }
+            self.stopping = true;
+            self.deadline = Instant::now().checked_add(self.shared.limits.stop_grace);
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self) -> bool {
+        match &mut self.phase {
+            Phase::Transmission(session) => session.collect(&mut self.output),
+            Phase::Handshake(_) => false,
+        }
+    }
+
+    /// Handles what was received.
+    fn advance(&mut self) -> Result<Progress, Fault> {
+        if self.closing {
+            return Ok(Progress::Blocked);
+        }
+        let progress = match &mut self.phase {
+            Phase::Handshake(_) => self.shake_hands()?,
+            Phase::Transmission(session) => session.run(&mut self.input, &mut self.output),
+        };
+        match &progress {
+            Progress::Fault(what) => return Err(Fault::Broken(what.clone())),
+            Progress::Disconnect => self.closing = true,
+            Progress::NeedInput => self.closing = self.stopping,
+            Progress::Blocked => {}
+        }
+        Ok(progress)
+    }
+
+    /// Handles one message of the handshake that has an answer; those without are soon over.
+    fn shake_hands(&mut self) -> Result<Progress, Fault> {
+        while let (Phase::Handshake(handshake), true) = (&mut self.phase, self.output.is_empty()) {
+            let mut reply = Vec::new();
+            let (used, step) = handshake.advance(self.input.unread(), &mut reply);
+            self.input.consume(used);
+            self.output.push(&reply);
+            match step {
+                Step::NeedInput => return Ok(Progress::NeedInput),
+                Step::Again => {}
+                Step::StartTls => self.start_tls()?,
+                Step::Transmit(negotiated) => self.start_transmission(&negotiated),
+                Step::Close => return Ok(Progress::Disconnect),
+                Step::Fault(what) => return Ok(Progress::Fault(what)),
+            }
+        }
+        Ok(Progress::Blocked)
+    }
+
+    fn start_transmission(&mut self, negotiated: &Negotiated) {
+        self.deadline = self.deadline.filter(|_| self.stopping);
+        let (limits, jobs) = (&self.shared.limits, self.jobs.clone());
+        let session = Session::new(negotiated, limits, jobs, Arc::clone(&self.mailbox));
+        self.phase = Phase::Transmission(Box::new(session));
+    }
+
+    /// The answer leaves in plain text, everything after it in TLS. What a client sends before it has seen
+    /// the answer could come from an attacker between us, and must not be taken for its own.
+    fn start_tls(&mut self) -> Result<(), Fault> {
+        if !self.input.unread().is_empty() {
+            return Err(Fault::Broken("plain text after STARTTLS".into()));
+        }
+        let Some(tls) = &self.shared.tls else {
+            return Err(Fault::Broken("STARTTLS without TLS".into()));
+        };
+        let tls = ServerConnection::new(Arc::clone(tls.config()))
+            .map_err(|error| Fault::Broken(format!("cannot start TLS: {error}")))?;
+        while !self.output.is_empty() {
+            if !self.send()? {
+                self.wait(false)?;
+            }
+        }
+        self.transport.start_tls(tls);
+        if let Phase::Handshake(handshake) = &mut self.phase {
+            handshake.tls_started();
+        }
+        Ok(())
+    }
+
+    /// Receives once; false if nothing was there.
+    fn receive(&mut self) -> Result<bool, Fault> {
+        let payload: &mut [u8] = match &mut self.phase {
+            Phase::Transmission(session) => session.payload_room(),
+            Phase::Handshake(_) => &mut [],
+        };
+        let payload_bytes = payload.len();
+        let received = match self.transport.receive(payload, self.input.room()) {
+            Ok(0) => return Err(Fault::Gone),
+            Ok(received) => received,
+            Err(error) if is_transient(&error) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        let to_payload = received.min(payload_bytes);
+        if let Phase::Transmission(session) = &mut self.phase {
+            session.payload_received(to_payload);
+        }
+        self.input.received(received - to_payload);
+        Ok(true)
+    }
+
+    /// Sends what waits, as far as the socket takes it; true if it took anything.
+    fn send(&mut self) -> Result<bool, Fault> {
+        let mut any = false;
+        let mut no_pool = PayloadPool::default();
+        while !self.output.is_empty() {
+            let mut pieces = Output::no_pieces();
+            let count = self.output.pieces(&mut pieces);
+            match self.transport.send(&pieces[..count]) {
+                Ok(sent) => {
+                    any = true;
+                    let pool = match &mut self.phase {
+                        Phase::Transmission(session) => session.pool(),
+                        Phase::Handshake(_) => &mut no_pool,
+                    };
+                    self.output.sent(sent, pool);
+                }
+                Err(error) if is_transient(&error) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if let (true, Phase::Transmission(session)) = (any, &mut self.phase) {
+            self.shared.counters.add(session.tally());
+        }
+        Ok(any)
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.closing && self.output.is_empty() && self.is_idle() && self.transport.flush().unwrap_or(true)
+    }
+
+    fn is_idle(&self) -> bool {
+        match &self.phase {
+            Phase::Transmission(session) => session.is_idle(),
+            Phase::Handshake(_) => true,
+        }
+    }
+
+    /// Waits for the socket, for the mailbox, or for the deadline, which is an error.
+    fn wait(&mut self, wants_input: bool) -> Result<(), Fault> {
+        let wants_output = !self.output.is_empty() || !self.transport.flush()?;
+        let mut events = PollFlags::empty();
+        events.set(PollFlags::IN, wants_input);
+        events.set(PollFlags::OUT, wants_output);
+        let mut fds = [
+            PollFd::new(self.mailbox.wake(), PollFlags::IN),
+            PollFd::new(&self.transport, events),
+        ];
+        // A socket without events would still report that the client hung up, again and again.
+        let watched = if events.is_empty() { 1 } else { 2 };
+        let timeout = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        if timeout == Some(Duration::ZERO) {
+            return Err(Fault::Broken(self.lateness()));
+        }
+        let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut fds[..watched], timeout.as_ref()) {
+            Err(rustix::io::Errno::INTR) | Ok(_) => {}
+            Err(error) => return Err(Fault::Broken(format!("poll: {error}"))),
+        }
+        if !fds[0].revents().is_empty() {
+            self.mailbox.wake().reset();
+        }
+        Ok(())
+    }
+
+    fn lateness(&self) -> String {
+        match (&self.phase, self.stopping) {
+            (_, true) => "did not read its replies while the server stopped".into(),
+            (Phase::Handshake(_), _) => "did not finish the handshake in time".into(),
+            (Phase::Transmission(_), _) => "took too long".into(),
+        }
+    }
+
+    /// Waits for the jobs of a client that is gone.
+    fn finish_jobs(&mut self) {
+        let Phase::Transmission(session) = &mut self.phase else { return };
+        while !session.is_idle() {
+            let mut dropped = Output::new(0);
+            if !session.collect(&mut dropped) {
+                let mut fds = [PollFd::new(self.mailbox.wake(), PollFlags::IN)];
+                let _ = poll(&mut fds, None);
+                self.mailbox.wake().reset();
+            }
+        }
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

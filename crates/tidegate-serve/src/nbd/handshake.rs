@@ -1,0 +1,333 @@
+//! The handshake (fixed newstyle) as a state machine over bytes, without I/O.
+//!
+//! Invariants:
+//! 1. Each call of [`Handshake::advance`] handles at most one message, so what a client can make the
+//!    server hold is one message and its answer.
+//! 2. Options are bounded in number and in length; longer data is skipped, never stored.
+//! 3. All that was negotiated in plain text is forgotten when TLS starts: an attacker in the middle
+//!    cannot leave anything behind for the encrypted session.
+//!
+//! Entry points: [`Handshake::new`], [`Handshake::advance`], [`Handshake::tls_started`].
+
+use std::sync::Arc;
+
+use super::export::{Export, Exports};
+use super::protocol::{
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, CLIENT_FLAGS_BYTES, Cursor, FLAG_FIXED_NEWSTYLE,
+    FLAG_NO_ZEROES, OPTION_HEADER_BYTES, OptionHeader, be16, be32, block_size_info, export_info, info,
+    opt, option_reply, parse_string, rep, wire_len,
+};
+use super::tls::TlsMode;
+
+/// The most options of one handshake.
+pub(super) const MAX_OPTIONS: u32 = 256;
+/// The most data of one option, in bytes: a name and many metadata queries fit.
+pub(super) const MAX_OPTION_BYTES: usize = 32 << 10;
+/// The most metadata queries of one option.
+const MAX_QUERIES: u32 = 64;
+
+/// What a finished handshake agreed on.
+#[derive(Clone)]
+pub(super) struct Negotiated {
+    /// The export that the client chose.
+    pub(super) export: Export,
+    /// Replies are structured.
+    pub(super) structured: bool,
+    /// Block status replies carry `base:allocation`.
+    pub(super) base_allocation: bool,
+}
+
+/// What to do after a call of [`Handshake::advance`].
+pub(super) enum Step {
+    /// The message is not whole: call again with more bytes.
+    NeedInput,
+    /// A message was handled: call again.
+    Again,
+    /// Send the answer, then start TLS.
+    StartTls,
+    /// Send the answer, then enter the transmission phase.
+    Transmit(Box<Negotiated>),
+    /// Send the answer, then close: the client said goodbye.
+    Close,
+    /// Close: the client broke the protocol, as told.
+    Fault(String),
+}
+
+/// The server's side of one handshake.
+pub(super) struct Handshake {
+    exports: Arc<Exports>,
+    max_request_bytes: u32,
+    tls: TlsMode,
+    encrypted: bool,
+    client_flags: Option<u32>,
+    options: u32,
+    skip_bytes: u32,
+    structured: bool,
+    /// The name of the export for which `base:allocation` was chosen.
+    base_allocation: Option<String>,
+}
+
+impl Handshake {
+    /// A handshake that offers `exports`, with requests of at most `max_request_bytes`.
+    pub(super) fn new(exports: Arc<Exports>, max_request_bytes: u32, tls: TlsMode) -> Self {
+        Self {
+            exports,
+            max_request_bytes,
+            tls,
+            encrypted: false,
+            client_flags: None,
+            options: 0,
+            skip_bytes: 0,
+            structured: false,
+            base_allocation: None,
+        }
+    }
+
+    /// TLS runs now: forgets what was agreed on before it.
+    pub(super) fn tls_started(&mut self) {
+        self.encrypted = true;
+        self.structured = false;
+        self.base_allocation = None;
+    }
+
+    /// Handles the message at the front of `input` and appends the answer to `reply`. Returns how many
+    /// bytes were used up, and what to do next.
+    pub(super) fn advance(&mut self, input: &[u8], reply: &mut Vec<u8>) -> (usize, Step) {
+        if self.skip_bytes > 0 {
+            return self.skip(input);
+        }
+        let Some(client_flags) = self.client_flags else {
+            return self.client_flags(input);
+        };
+        match OptionHeader::parse(input) {
+            Err(magic) => (0, Step::Fault(format!("option with the wrong magic {magic:#x}"))),
+            Ok(None) => (0, Step::NeedInput),
+            Ok(Some(header)) => self.option(header, client_flags, input, reply),
+        }
+    }
+
+    fn skip(&mut self, input: &[u8]) -> (usize, Step) {
+        let skipped = input.len().min(self.skip_bytes as usize);
+        self.skip_bytes -= wire_len(skipped);
+        (skipped, if self.skip_bytes > 0 { Step::NeedInput } else { Step::Again })
+    }
+
+    fn client_flags(&mut self, input: &[u8]) -> (usize, Step) {
+        let Some(flags) = Cursor(input).u32() else {
+            return (0, Step::NeedInput);
+        };
+        let known = u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
+        if flags & !known != 0 {
+            return (0, Step::Fault(format!("unknown client flags {flags:#x}")));
+        }
+        self.client_flags = Some(flags);
+        (CLIENT_FLAGS_BYTES, Step::Again)
+    }
+
+    fn option(
+        &mut self,
+        header: OptionHeader,
+        client_flags: u32,
+        input: &[u8],
+        reply: &mut Vec<u8>,
+    ) -> (usize, Step) {
+        let fixed = client_flags & u32::from(FLAG_FIXED_NEWSTYLE) != 0;
+        if !fixed && header.option != opt::EXPORT_NAME {
+            return (0, Step::Fault("an option other than EXPORT_NAME without fixed newstyle".into()));
+        }
+        if self.options >= MAX_OPTIONS {
+            return (0, Step::Fault(format!("more than {MAX_OPTIONS} options")));
+        }
+        let len = header.len as usize;
+        if len > MAX_OPTION_BYTES {
+            return self.too_big(header, reply);
+        }
+        let Some(data) = input.get(OPTION_HEADER_BYTES..OPTION_HEADER_BYTES + len) else {
+            return (0, Step::NeedInput);
+        };
+        self.options += 1;
+        (OPTION_HEADER_BYTES + len, self.dispatch(header.option, data, client_flags, reply))
+    }
+
+    fn too_big(&mut self, header: OptionHeader, reply: &mut Vec<u8>) -> (usize, Step) {
+        if header.option == opt::EXPORT_NAME {
+            return (0, Step::Fault(format!("an export name of {} bytes", header.len)));
+        }
+        self.options += 1;
+        self.skip_bytes = header.len;
+        refuse(reply, header.option, rep::ERR_TOO_BIG, "the option's data is too long");
+        (OPTION_HEADER_BYTES, Step::Again)
+    }
+
+    fn dispatch(&mut self, option: u32, data: &[u8], client_flags: u32, reply: &mut Vec<u8>) -> Step {
+        let needs_tls = self.tls == TlsMode::Required && !self.encrypted;
+        match option {
+            opt::ABORT => {
+                option_reply(reply, option, rep::ACK, &[]);
+                return Step::Close;
+            }
+            opt::STARTTLS => return self.start_tls(data, reply),
+            opt::EXPORT_NAME if needs_tls => {
+                return Step::Fault("EXPORT_NAME before TLS, which this server requires".into());
+            }
+            _ if needs_tls => refuse(reply, option, rep::ERR_TLS_REQD, "this server requires TLS"),
+            opt::EXPORT_NAME => return self.export_name(data, client_flags, reply),
+            opt::LIST => self.list(data, reply),
+            opt::INFO | opt::GO => return self.info_or_go(option, data, reply),
+            opt::STRUCTURED_REPLY => self.structured_reply(data, reply),
+            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.meta_context(option, data, reply),
+            _ => refuse(reply, option, rep::ERR_UNSUP, "this server does not know the option"),
+        }
+        Step::Again
+    }
+
+    fn start_tls(&self, data: &[u8], reply: &mut Vec<u8>) -> Step {
+        let option = opt::STARTTLS;
+        if !data.is_empty() {
+            refuse(reply, option, rep::ERR_INVALID, "STARTTLS has no data");
+        } else if self.encrypted {
+            refuse(reply, option, rep::ERR_INVALID, "TLS is running already");
+        } else if self.tls == TlsMode::Off {
+            refuse(reply, option, rep::ERR_POLICY, "this server is set up without TLS");
+        } else {
+            option_reply(reply, option, rep::ACK, &[]);
+            return Step::StartTls;
+        }
+        Step::Again
+    }
+
+    fn export_name(&self, data: &[u8], client_flags: u32, reply: &mut Vec<u8>) -> Step {
+        let Some(export) = parse_string(data).and_then(|name| self.exports.find(name)) else {
+            return Step::Fault(format!("no export {:?}", String::from_utf8_lossy(data)));
+        };
+        let size_bytes = export.geometry().size_bytes();
+        reply.extend(export_info(size_bytes, export.flags(self.structured)));
+        if client_flags & u32::from(FLAG_NO_ZEROES) == 0 {
+            reply.extend([0; 124]);
+        }
+        Step::Transmit(Box::new(self.negotiated(export)))
+    }
+
+    fn negotiated(&self, export: &Export) -> Negotiated {
+        let chosen = self.base_allocation.as_deref().and_then(|name| self.exports.find(name));
+        Negotiated {
+            export: export.clone(),
+            structured: self.structured,
+            base_allocation: chosen.is_some_and(|chosen| chosen.name() == export.name()),
+        }
+    }
+
+    fn list(&self, data: &[u8], reply: &mut Vec<u8>) {
+        if !data.is_empty() {
+            return refuse(reply, opt::LIST, rep::ERR_INVALID, "LIST has no data");
+        }
+        for export in self.exports.iter() {
+            let name_len = be32(wire_len(export.name().len()));
+            let parts = [&name_len[..], export.name().as_bytes(), export.about().as_bytes()];
+            option_reply(reply, opt::LIST, rep::SERVER, &parts);
+        }
+        option_reply(reply, opt::LIST, rep::ACK, &[]);
+    }
+
+    fn info_or_go(&self, option: u32, data: &[u8], reply: &mut Vec<u8>) -> Step {
+        let Some((name, wanted)) = parse_info(data) else {
+            refuse(reply, option, rep::ERR_INVALID, "the option's data is malformed");
+            return Step::Again;
+        };
+        let Some(export) = self.exports.find(name) else {
+            refuse(reply, option, rep::ERR_UNKNOWN, "no export has this name");
+            return Step::Again;
+        };
+        self.describe(option, export, wanted, reply);
+        option_reply(reply, option, rep::ACK, &[]);
+        if option == opt::GO { Step::Transmit(Box::new(self.negotiated(export))) } else { Step::Again }
+    }
+
+    /// Block sizes are told unasked too: a client that ignores them sends requests that will be refused.
+    fn describe(&self, option: u32, export: &Export, mut wanted: Cursor<'_>, reply: &mut Vec<u8>) {
+        let geometry = export.geometry();
+        let about = export_info(geometry.size_bytes(), export.flags(self.structured));
+        push_info(reply, option, info::EXPORT, &about);
+        let preferred = geometry.preferred_bytes.clamp(geometry.block_bytes, self.max_request_bytes);
+        let sizes = block_size_info(
+            geometry.block_bytes,
+            preferred.checked_next_power_of_two().unwrap_or(geometry.block_bytes),
+            self.max_request_bytes,
+        );
+        push_info(reply, option, info::BLOCK_SIZE, &sizes);
+        let (mut named, mut described) = (false, export.about().is_empty());
+        while let Some(kind) = wanted.u16() {
+            if kind == info::NAME && !std::mem::replace(&mut named, true) {
+                push_info(reply, option, info::NAME, export.name().as_bytes());
+            } else if kind == info::DESCRIPTION && !std::mem::replace(&mut described, true) {
+                push_info(reply, option, info::DESCRIPTION, export.about().as_bytes());
+            }
+        }
+    }
+
+    fn structured_reply(&mut self, data: &[u8], reply: &mut Vec<u8>) {
+        if !data.is_empty() {
+            let message = "STRUCTURED_REPLY has no data";
+            return refuse(reply, opt::STRUCTURED_REPLY, rep::ERR_INVALID, message);
+        }
+        self.structured = true;
+        option_reply(reply, opt::STRUCTURED_REPLY, rep::ACK, &[]);
+    }
+
+    fn meta_context(&mut self, option: u32, data: &[u8], reply: &mut Vec<u8>) {
+        let set = option == opt::SET_META_CONTEXT;
+        if set {
+            self.base_allocation = None;
+        }
+        if !self.structured {
+            let message = "metadata contexts need structured replies first";
+            return refuse(reply, option, rep::ERR_INVALID, message);
+        }
+        let Some((name, wanted)) = parse_queries(data, set) else {
+            return refuse(reply, option, rep::ERR_INVALID, "the option's data is malformed");
+        };
+        if self.exports.find(name).is_none() {
+            return refuse(reply, option, rep::ERR_UNKNOWN, "no export has this name");
+        }
+        if wanted {
+            // The number in answers to LIST_META_CONTEXT is reserved.
+            let id = be32(if set { BASE_ALLOCATION_ID } else { 0 });
+            option_reply(reply, option, rep::META_CONTEXT, &[&id, BASE_ALLOCATION.as_bytes()]);
+        }
+        if set {
+            self.base_allocation = wanted.then(|| name.to_owned());
+        }
+        option_reply(reply, option, rep::ACK, &[]);
+    }
+}
+
+fn refuse(reply: &mut Vec<u8>, option: u32, kind: u32, message: &str) {
+    option_reply(reply, option, kind, &[message.as_bytes()]);
+}
+
+fn push_info(reply: &mut Vec<u8>, option: u32, kind: u16, data: &[u8]) {
+    option_reply(reply, option, rep::INFO, &[&be16(kind), data]);
+}
+
+/// The data of `INFO` and `GO`: an export's name, and the kinds of information wanted.
+fn parse_info(data: &[u8]) -> Option<(&str, Cursor<'_>)> {
+    let mut cursor = Cursor(data);
+    let name = cursor.string()?;
+    let wanted_bytes = usize::from(cursor.u16()?) * 2;
+    let wanted = Cursor(cursor.take(wanted_bytes)?);
+    cursor.is_empty().then_some((name, wanted))
+}
+
+/// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`: an export's name, and whether the queries
+/// select `base:allocation`. A list selects also by namespace, and everything if nothing is asked for.
+fn parse_queries(data: &[u8], set: bool) -> Option<(&str, bool)> {
+    let mut cursor = Cursor(data);
+    let name = cursor.string()?;
+    let queries = cursor.u32().filter(|&queries| queries <= MAX_QUERIES)?;
+    let mut wanted = !set && queries == 0;
+    for _ in 0..queries {
+        let query = cursor.string()?;
+        wanted |= query == BASE_ALLOCATION || (!set && query == "base:");
+    }
+    cursor.is_empty().then_some((name, wanted))
+}

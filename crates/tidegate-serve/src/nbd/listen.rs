@@ -1,0 +1,236 @@
+//! Addresses, and the sockets that listen at them.
+//!
+//! Invariants: a unix socket can be connected to only by its owner (mode 0600) from its first moment on;
+//! the file of a dead server is replaced, that of a live one is not; only our own file is removed.
+
+use std::fmt;
+use std::net::{TcpListener, ToSocketAddrs};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::ServeError;
+
+/// Waiting connections that the system keeps for us.
+const BACKLOG: i32 = 128;
+
+/// Where a server listens: `unix:PATH` or `tcp:HOST:PORT`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// A unix socket at a path.
+    Unix(PathBuf),
+    /// A TCP port; 0 lets the system choose. IPv6 addresses stand in brackets.
+    Tcp {
+        /// Name or address to listen on.
+        host: String,
+        /// Port.
+        port: u16,
+    },
+}
+
+impl FromStr for ListenAddress {
+    type Err = ServeError;
+
+    fn from_str(text: &str) -> Result<Self, ServeError> {
+        let bad = || {
+            ServeError::Address(format!(
+                "cannot listen at {text:?}: expected unix:PATH or tcp:HOST:PORT, such as tcp:127.0.0.1:10809"
+            ))
+        };
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            return Ok(Self::Unix(path.into()));
+        }
+        let (host, port) = text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':')).ok_or_else(bad)?;
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        // An address with colons needs its brackets: without them its last group would be taken for the port.
+        if bare.is_empty() || (bare.contains(':') && bare.len() == host.len()) {
+            return Err(bad());
+        }
+        Ok(Self::Tcp { host: bare.to_owned(), port: port.parse().map_err(|_| bad())? })
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
+        }
+    }
+}
+
+/// A listening socket.
+pub(super) struct Listener {
+    socket: OwnedFd,
+    address: ListenAddress,
+    file: Option<SocketFile>,
+}
+
+impl Listener {
+    /// Listens at `address`.
+    ///
+    /// # Errors
+    /// [`ServeError::InUse`] or [`ServeError::Io`].
+    pub(super) fn bind(address: &ListenAddress) -> Result<Self, ServeError> {
+        match address {
+            ListenAddress::Unix(path) => Self::bind_unix(path),
+            ListenAddress::Tcp { host, port } => Self::bind_tcp(host, *port),
+        }
+    }
+
+    fn bind_unix(path: &Path) -> Result<Self, ServeError> {
+        let failed = |error: rustix::io::Errno| {
+            ServeError::io(&format!("cannot listen at unix:{}", path.display()), error)
+        };
+        remove_dead_socket(path)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let socket = socket.map_err(failed)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path).map_err(failed)?).map_err(failed)?;
+        // Nobody can connect before `listen`, so nobody can before the mode is set.
+        rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        let file = SocketFile::at(path);
+        rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
+        Ok(Self { socket, address: ListenAddress::Unix(path.to_owned()), file })
+    }
+
+    fn bind_tcp(host: &str, port: u16) -> Result<Self, ServeError> {
+        let what = format!("cannot listen at tcp:{host}:{port}");
+        let failed = |error| ServeError::io(&what, error);
+        let found: Vec<_> = (host, port).to_socket_addrs().map_err(failed)?.collect();
+        let socket = TcpListener::bind(&found[..]).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let port = socket.local_addr().map_err(failed)?.port();
+        let address = ListenAddress::Tcp { host: host.to_owned(), port };
+        Ok(Self { socket: socket.into(), address, file: None })
+    }
+
+    /// Where it listens; the port is the one that the system chose.
+    pub(super) fn address(&self) -> &ListenAddress {
+        &self.address
+    }
+
+    /// Takes a waiting connection, nonblocking, and says who it is.
+    pub(super) fn accept(&self) -> rustix::io::Result<(OwnedFd, String)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (socket, peer) = rustix::net::acceptfrom_with(&self.socket, flags)?;
+        match (&self.address, peer) {
+            (ListenAddress::Tcp { .. }, peer) => {
+                rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
+                let peer = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
+                Ok((socket, peer.map_or_else(|| "tcp".into(), |peer| format!("tcp:{peer}"))))
+            }
+            (ListenAddress::Unix(_), _) => Ok((socket, "unix".into())),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            file.remove();
+        }
+    }
+}
+
+/// The file of our unix socket.
+struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl SocketFile {
+    fn at(path: &Path) -> Option<Self> {
+        let found = std::fs::symlink_metadata(path).ok()?;
+        Some(Self { path: path.to_owned(), device: found.dev(), inode: found.ino() })
+    }
+
+    /// Removes the file, unless another server has put its own in its place.
+    fn remove(&self) {
+        let ours = Self::at(&self.path)
+            .is_some_and(|found| (found.device, found.inode) == (self.device, self.inode));
+        if ours {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes a socket's file that nobody listens at.
+fn remove_dead_socket(path: &Path) -> Result<(), ServeError> {
+    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    let path_name = path.display();
+    if !found.file_type().is_socket() {
+        return Err(ServeError::InUse(format!(
+            "cannot listen at unix:{path_name}: a file that is no socket is there; remove it or choose another path"
+        )));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+            let failed = |error| ServeError::io(&format!("cannot remove the dead socket {path_name}"), error);
+            std::fs::remove_file(path).map_err(failed)
+        }
+        _ => Err(ServeError::InUse(format!(
+            "cannot listen at unix:{path_name}: another server listens there; stop it or choose another path"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_written() {
+        for text in ["unix:/run/a.sock", "unix:relative", "tcp:localhost:10809", "tcp:[::1]:0"] {
+            let address: ListenAddress = text.parse().expect(text);
+            assert_eq!(address.to_string(), text);
+        }
+        for text in ["", "unix:", "tcp:", "tcp:host", "tcp::1", "tcp:::1:80", "tcp:h:70000", "/run/a.sock"] {
+            let error = text.parse::<ListenAddress>().expect_err(text).to_string();
+            assert!(error.contains("expected unix:PATH or tcp:HOST:PORT"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_socket_is_private_replaced_when_dead_and_removed() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("s");
+        let address = ListenAddress::Unix(path.clone());
+        drop(std::os::unix::net::UnixListener::bind(&path).expect("dead socket"));
+        let live = Listener::bind(&address).expect("replaces the dead one");
+        let mode = std::fs::metadata(&path).expect("socket file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let refused = Listener::bind(&address).err().expect("refuses the live one");
+        assert!(matches!(&refused, ServeError::InUse(text) if text.contains("another server")));
+        drop(live);
+        assert!(!path.exists());
+        std::fs::write(&path, "precious").expect("write");
+        let refused = Listener::bind(&address).err().expect("refuses a file");
+        assert!(refused.to_string().contains("no socket"), "{refused}");
+    }
+
+    #[test]
+    fn another_servers_socket_is_left_alone() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("s");
+        let first = Listener::bind(&ListenAddress::Unix(path.clone())).expect("bind");
+        std::fs::rename(&path, dir.path().join("moved")).expect("rename");
+        let _second = Listener::bind(&ListenAddress::Unix(path.clone())).expect("bind");
+        drop(first);
+        assert!(path.exists());
+    }
+}

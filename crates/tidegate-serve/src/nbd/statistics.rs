@@ -1,0 +1,129 @@
+//! What a server counts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+
+use super::protocol::cmd;
+
+/// Kinds of requests, in the order of their numbers.
+const KINDS: usize = 8;
+
+/// What a server has done since its start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Statistics {
+    /// Connections open now.
+    pub connections_open: u64,
+    /// Connections taken.
+    pub connections: u64,
+    /// Connections refused because there were too many.
+    pub connections_refused: u64,
+    /// Connections closed because the client broke the protocol or its socket failed.
+    pub client_faults: u64,
+    /// Read requests answered.
+    pub reads: u64,
+    /// Write requests answered.
+    pub writes: u64,
+    /// Flush requests answered.
+    pub flushes: u64,
+    /// Trim requests answered.
+    pub trims: u64,
+    /// Cache requests answered.
+    pub caches: u64,
+    /// Write-zeroes requests answered.
+    pub write_zeroes: u64,
+    /// Block status requests answered.
+    pub block_statuses: u64,
+    /// Bytes of data read.
+    pub read_bytes: u64,
+    /// Bytes of data written.
+    pub written_bytes: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+}
+
+/// The counters of a server, shared by its threads.
+#[derive(Default)]
+pub(super) struct Counters {
+    pub(super) connections_open: AtomicU64,
+    pub(super) connections: AtomicU64,
+    pub(super) connections_refused: AtomicU64,
+    pub(super) client_faults: AtomicU64,
+    requests: [AtomicU64; KINDS],
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+    errors: AtomicU64,
+}
+
+impl Counters {
+    /// Adds what a connection has counted, and starts its counts anew.
+    pub(super) fn add(&self, tally: &mut Tally) {
+        let counters = self.requests.iter().chain([&self.read_bytes, &self.written_bytes, &self.errors]);
+        let counts = tally.requests.iter().chain([&tally.read_bytes, &tally.written_bytes, &tally.errors]);
+        for (counter, &count) in counters.zip(counts) {
+            if count > 0 {
+                counter.fetch_add(count, Ordering::Relaxed);
+            }
+        }
+        *tally = Tally::default();
+    }
+}
+
+/// The counts of one connection since it last added them to the server's: no other thread sees them,
+/// so that counting costs next to nothing.
+#[derive(Default)]
+pub(super) struct Tally {
+    requests: [u64; KINDS],
+    read_bytes: u64,
+    written_bytes: u64,
+    errors: u64,
+}
+
+impl Tally {
+    /// A request of kind `command` was done, with `len` bytes.
+    pub(super) fn done(&mut self, command: u16, len: u32) {
+        if let Some(count) = self.requests.get_mut(usize::from(command)) {
+            *count += 1;
+        }
+        match command {
+            cmd::READ => self.read_bytes += u64::from(len),
+            cmd::WRITE => self.written_bytes += u64::from(len),
+            _ => {}
+        }
+    }
+
+    /// A request of kind `command` was answered with an error.
+    pub(super) fn failed(&mut self, command: u16) {
+        self.errors += 1;
+        self.done(command, 0);
+    }
+}
+
+/// Where the statistics of a server can be read, while it runs and after.
+#[derive(Clone)]
+pub struct StatisticsSource(pub(super) Arc<Counters>);
+
+impl StatisticsSource {
+    /// The counts as of now.
+    pub fn snapshot(&self) -> Statistics {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let requests = |command: u16| get(&self.0.requests[usize::from(command)]);
+        Statistics {
+            connections_open: get(&self.0.connections_open),
+            connections: get(&self.0.connections),
+            connections_refused: get(&self.0.connections_refused),
+            client_faults: get(&self.0.client_faults),
+            reads: requests(cmd::READ),
+            writes: requests(cmd::WRITE),
+            flushes: requests(cmd::FLUSH),
+            trims: requests(cmd::TRIM),
+            caches: requests(cmd::CACHE),
+            write_zeroes: requests(cmd::WRITE_ZEROES),
+            block_statuses: requests(cmd::BLOCK_STATUS),
+            read_bytes: get(&self.0.read_bytes),
+            written_bytes: get(&self.0.written_bytes),
+            errors: get(&self.0.errors),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! TLS for NBD: certificates from PEM files, and when TLS is used.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::ServeError;
+
+/// When connections are encrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TlsMode {
+    /// Never.
+    #[default]
+    Off,
+    /// When the client asks for it.
+    Optional,
+    /// Always: a client must start TLS before anything else.
+    Required,
+}
+
+/// A server's certificate, and whose clients it takes.
+#[derive(Clone)]
+pub struct Tls {
+    mode: TlsMode,
+    config: Arc<ServerConfig>,
+}
+
+impl Tls {
+    /// Reads PEM files: the server's certificate chain, its key, and, where clients must show
+    /// certificates, that of the authority which signed them. `mode` is not [`TlsMode::Off`] in practice: then
+    /// the files are read and nothing is encrypted.
+    ///
+    /// # Errors
+    /// [`ServeError::Tls`]: a file cannot be read or does not hold what it should.
+    pub fn from_files(
+        mode: TlsMode,
+        certificate: &Path,
+        key: &Path,
+        client_authority: Option<&Path>,
+    ) -> Result<Self, ServeError> {
+        let chain = certificates(certificate)?;
+        let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| tls_error(key, &error))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| tls_error(certificate, &error))?;
+        let builder = match client_authority {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let roots = Arc::new(roots(path)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
+                builder.with_client_cert_verifier(verifier.map_err(|error| tls_error(path, &error))?)
+            }
+        };
+        let config = builder.with_single_cert(chain, secret);
+        let config = config.map_err(|error| tls_error(certificate, &error))?;
+        Ok(Self { mode, config: Arc::new(config) })
+    }
+
+    pub(super) fn mode(&self) -> TlsMode {
+        self.mode
+    }
+
+    pub(super) fn config(&self) -> &Arc<ServerConfig> {
+        &self.config
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ServeError> {
+    let found = CertificateDer::pem_file_iter(path).map_err(|error| tls_error(path, &error))?;
+    found.collect::<Result<_, _>>().map_err(|error| tls_error(path, &error))
+}
+
+fn roots(path: &Path) -> Result<RootCertStore, ServeError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| tls_error(path, &error))?;
+    }
+    Ok(roots)
+}
+
+fn tls_error(path: &Path, error: &dyn std::fmt::Display) -> ServeError {
+    ServeError::Tls(format!("TLS file {}: {error}", path.display()))
+}

@@ -1,0 +1,269 @@
+//! The transmission phase without I/O: which requests are sound, and what a device does for them.
+//!
+//! Invariants:
+//! 1. [`check`] refuses everything that the protocol or the device does not allow, before any byte is
+//!    allocated for it; a [`Command`] is inside the device, aligned, and no longer than the limit.
+//! 2. A command is acknowledged only when the device has acknowledged it, which makes the flush of one
+//!    connection cover the writes answered on all others.
+//!
+//! Entry points: [`Rules::new`], [`check`], [`control`], [`errno_of`].
+
+use tidegate::device::{
+    BlockDevice, DeviceError, DeviceErrorKind, Extent, Result, WriteFlags, ZeroFlags,
+};
+
+use super::handshake::Negotiated;
+use super::protocol::{Request, cmd, cmd_flag, errno};
+
+/// The most extents of one block status reply.
+const MAX_EXTENTS: usize = 1024;
+
+/// What holds for the requests of one connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules {
+    /// Size of the export.
+    pub(super) size_bytes: u64,
+    /// Every offset and length is a multiple of it.
+    pub(super) block_bytes: u32,
+    /// The most data of one read or write.
+    pub(super) max_request_bytes: u32,
+    /// Writes are refused.
+    pub(super) read_only: bool,
+    /// Replies are structured.
+    pub(super) structured: bool,
+    /// Block status may be asked for.
+    pub(super) base_allocation: bool,
+}
+
+impl Rules {
+    /// The rules that follow from a handshake.
+    pub(super) fn new(negotiated: &Negotiated, max_request_bytes: u32) -> Self {
+        let geometry = negotiated.export.geometry();
+        Self {
+            size_bytes: geometry.size_bytes(),
+            block_bytes: geometry.block_bytes,
+            max_request_bytes,
+            read_only: negotiated.export.is_read_only(),
+            structured: negotiated.structured,
+            base_allocation: negotiated.base_allocation,
+        }
+    }
+}
+
+/// What a sound request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Read the range.
+    Read,
+    /// Write the range.
+    Write(WriteFlags),
+    /// Say goodbye.
+    Disconnect,
+    /// Do something that carries no data.
+    Control(Control),
+}
+
+/// What a request without data asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Control {
+    /// Make acknowledged writes durable.
+    Flush,
+    /// Discard the range; with `fua` that must be durable.
+    Trim { fua: bool },
+    /// Bring the range near.
+    Cache,
+    /// Write zeroes to the range.
+    WriteZeroes(ZeroFlags),
+    /// Tell which parts of the range are allocated, in at most so many extents.
+    BlockStatus { most: usize },
+}
+
+/// A sound request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Command {
+    /// The request's number, one of [`cmd`].
+    pub(super) kind: u16,
+    /// What is asked for.
+    pub(super) action: Action,
+    /// The client's name for the request.
+    pub(super) cookie: u64,
+    /// First byte.
+    pub(super) offset: u64,
+    /// Length in bytes.
+    pub(super) len: u32,
+}
+
+impl Command {
+    /// The request's data is in the reply or follows the request.
+    pub(super) fn data_bytes(&self) -> usize {
+        match self.action {
+            Action::Read | Action::Write(_) => self.len as usize,
+            _ => 0,
+        }
+    }
+}
+
+/// Why a request is not done: an error number of the protocol, and words for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// One of [`errno`].
+    pub(super) error: u32,
+    /// What is wrong.
+    pub(super) message: &'static str,
+}
+
+fn refusal<T>(error: u32, message: &'static str) -> std::result::Result<T, Refusal> {
+    Err(Refusal { error, message })
+}
+
+/// Turns a request into a command.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn check(request: &Request, rules: &Rules) -> std::result::Result<Command, Refusal> {
+    check_flags(request, rules)?;
+    let action = action(request)?;
+    check_access(request, rules)?;
+    check_range(request, rules)?;
+    let Request { cookie, offset, len, .. } = *request;
+    Ok(Command { kind: request.command, action, cookie, offset, len })
+}
+
+fn action(request: &Request) -> std::result::Result<Action, Refusal> {
+    let has = |flag| request.flags & flag != 0;
+    let fua = has(cmd_flag::FUA);
+    Ok(match request.command {
+        cmd::READ => Action::Read,
+        cmd::WRITE => Action::Write(WriteFlags { fua }),
+        cmd::DISC => Action::Disconnect,
+        cmd::FLUSH => Action::Control(Control::Flush),
+        cmd::TRIM => Action::Control(Control::Trim { fua }),
+        cmd::CACHE => Action::Control(Control::Cache),
+        cmd::WRITE_ZEROES => Action::Control(Control::WriteZeroes(ZeroFlags {
+            fua,
+            may_unmap: !has(cmd_flag::NO_HOLE),
+            fast_only: has(cmd_flag::FAST_ZERO),
+        })),
+        cmd::BLOCK_STATUS => {
+            let most = if has(cmd_flag::REQ_ONE) { 1 } else { MAX_EXTENTS };
+            Action::Control(Control::BlockStatus { most })
+        }
+        _ => return refusal(errno::INVAL, "unknown command"),
+    })
+}
+
+/// FUA is allowed everywhere: clients are known to set it on requests that write nothing.
+fn check_flags(request: &Request, rules: &Rules) -> std::result::Result<(), Refusal> {
+    let own = match request.command {
+        cmd::READ if rules.structured => cmd_flag::DF,
+        cmd::WRITE_ZEROES => cmd_flag::NO_HOLE | cmd_flag::FAST_ZERO,
+        cmd::BLOCK_STATUS => cmd_flag::REQ_ONE,
+        _ => 0,
+    };
+    if request.flags & !(own | cmd_flag::FUA) != 0 {
+        return refusal(errno::INVAL, "a flag does not belong to the command");
+    }
+    Ok(())
+}
+
+fn check_access(request: &Request, rules: &Rules) -> std::result::Result<(), Refusal> {
+    match request.command {
+        cmd::WRITE | cmd::TRIM | cmd::WRITE_ZEROES if rules.read_only => {
+            refusal(errno::PERM, "the export is read-only")
+        }
+        cmd::BLOCK_STATUS if !rules.base_allocation => {
+            refusal(errno::INVAL, "no metadata context was negotiated")
+        }
+        cmd::READ | cmd::WRITE if request.len > rules.max_request_bytes => {
+            refusal(errno::OVERFLOW, "the request is longer than the maximum block size")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_range(request: &Request, rules: &Rules) -> std::result::Result<(), Refusal> {
+    if matches!(request.command, cmd::DISC | cmd::FLUSH) {
+        return check_no_range(request);
+    }
+    let (offset, len) = (request.offset, u64::from(request.len));
+    let block_bytes = u64::from(rules.block_bytes);
+    if len == 0 {
+        return refusal(errno::INVAL, "the length is zero");
+    }
+    if offset.checked_add(len).is_none_or(|end| end > rules.size_bytes) {
+        let writes = matches!(request.command, cmd::WRITE | cmd::WRITE_ZEROES);
+        let error = if writes { errno::NOSPC } else { errno::INVAL };
+        return refusal(error, "the request passes the end of the export");
+    }
+    if !offset.is_multiple_of(block_bytes) || !len.is_multiple_of(block_bytes) {
+        return refusal(errno::INVAL, "the request is not made of whole blocks of the minimum size");
+    }
+    Ok(())
+}
+
+/// A disconnect is honoured whatever its range says: it has no reply that could refuse it.
+fn check_no_range(request: &Request) -> std::result::Result<(), Refusal> {
+    if request.command == cmd::FLUSH && (request.offset != 0 || request.len != 0) {
+        return refusal(errno::INVAL, "a flush has no range");
+    }
+    Ok(())
+}
+
+/// Does a command that carries no data; block status returns extents, the others none.
+pub(super) fn control(
+    device: &dyn BlockDevice,
+    command: &Command,
+    control: Control,
+) -> Result<Vec<Extent>> {
+    let (offset, len) = (command.offset, u64::from(command.len));
+    match control {
+        Control::Flush => device.flush()?,
+        Control::Trim { fua } => {
+            device.discard(offset, len)?;
+            if fua {
+                device.flush()?;
+            }
+        }
+        Control::WriteZeroes(flags) => device.write_zeroes(offset, len, flags)?,
+        Control::BlockStatus { most } => {
+            return Ok(fit(device.status(offset, len, most)?, offset, len, most));
+        }
+        // Our devices keep near what they can: there is nothing to bring.
+        Control::Cache => {}
+    }
+    Ok(Vec::new())
+}
+
+/// At most `most` extents, together no longer than `len`, neighbours of one state joined.
+fn fit(extents: Vec<Extent>, offset: u64, len: u64, most: usize) -> Vec<Extent> {
+    let mut left = len;
+    let mut fitted: Vec<Extent> = Vec::with_capacity(extents.len().min(most));
+    for mut extent in extents {
+        extent.len = extent.len.min(left);
+        left -= extent.len;
+        let same = |last: &Extent| (last.hole, last.zero) == (extent.hole, extent.zero);
+        if let Some(last) = fitted.last_mut().filter(|last| same(last)) {
+            last.len += extent.len;
+        } else if extent.len > 0 && fitted.len() < most {
+            fitted.push(extent);
+        } else {
+            break;
+        }
+    }
+    if fitted.is_empty() {
+        // The protocol wants at least one extent, and lets a server that knows nothing say so.
+        fitted.push(Extent { offset, len, hole: false, zero: false });
+    }
+    fitted
+}
+
+/// The protocol's number for a device's error.
+pub(super) fn errno_of(error: &DeviceError) -> u32 {
+    match error.kind() {
+        DeviceErrorKind::ReadOnly => errno::PERM,
+        DeviceErrorKind::NoSpace => errno::NOSPC,
+        DeviceErrorKind::Unsupported => errno::NOTSUP,
+        DeviceErrorKind::OutOfRange | DeviceErrorKind::Misaligned => errno::INVAL,
+        _ => errno::IO,
+    }
+}
