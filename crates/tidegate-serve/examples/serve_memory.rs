@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_serve::nbd::{Export, ListenAddress, ServerBuilder, StopHandle};
 
-#[path = "../tests/common/memory.rs"]
+#[path = "../tests/nbd/memory.rs"]
 mod memory;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -261,7 +261,10 @@ impl<'a> Connection<'a> {
     }
 
     fn is_over(&mut self) -> bool {
-        self.closing && self.output.is_empty() && self.is_idle() && self.transport.flush().unwrap_or(true)
+        self.closing
+            && self.output.is_empty()
+            && self.is_idle()
+            && self.transport.flush().unwrap_or(true)
     }
 
     fn is_idle(&self) -> bool {
@@ -277,10 +280,8 @@ impl<'a> Connection<'a> {
         let mut events = PollFlags::empty();
         events.set(PollFlags::IN, wants_input);
         events.set(PollFlags::OUT, wants_output);
-        let mut fds = [
-            PollFd::new(self.mailbox.wake(), PollFlags::IN),
-            PollFd::new(&self.transport, events),
-        ];
+        let mut fds =
+            [PollFd::new(self.mailbox.wake(), PollFlags::IN), PollFd::new(&self.transport, events)];
         // A socket without events would still report that the client hung up, again and again.
         let watched = if events.is_empty() { 1 } else { 2 };
         let timeout = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));

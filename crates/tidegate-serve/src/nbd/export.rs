@@ -69,11 +69,8 @@ impl Export {
             SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES,
         };
         let common = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_CACHE | CAN_MULTI_CONN;
-        let access = if self.read_only {
-            READ_ONLY
-        } else {
-            SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO
-        };
+        let access =
+            if self.read_only { READ_ONLY } else { SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO };
         common | access | if structured { SEND_DF } else { 0 }
     }
 }
@@ -88,7 +85,9 @@ impl Exports {
     /// [`ServeError::Export`]: there is none, two have one name, or a string breaks the protocol's limits.
     pub(super) fn new(exports: Vec<Export>) -> Result<Self, ServeError> {
         if exports.is_empty() {
-            return Err(ServeError::Export("a server needs at least one export; found none".into()));
+            return Err(ServeError::Export(
+                "a server needs at least one export; found none".into(),
+            ));
         }
         for (index, export) in exports.iter().enumerate() {
             check_string("name", &export.name)?;

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use super::export::{Export, Exports};
 use super::protocol::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, CLIENT_FLAGS_BYTES, Cursor, FLAG_FIXED_NEWSTYLE,
-    FLAG_NO_ZEROES, OPTION_HEADER_BYTES, OptionHeader, be16, be32, block_size_info, export_info, info,
-    opt, option_reply, parse_string, rep, wire_len,
+    FLAG_NO_ZEROES, OPTION_HEADER_BYTES, OptionHeader, be16, be32, block_size_info, export_info,
+    info, opt, option_reply, parse_string, rep, wire_len,
 };
 use super::tls::TlsMode;
 
@@ -133,7 +133,10 @@ impl Handshake {
     ) -> (usize, Step) {
         let fixed = client_flags & u32::from(FLAG_FIXED_NEWSTYLE) != 0;
         if !fixed && header.option != opt::EXPORT_NAME {
-            return (0, Step::Fault("an option other than EXPORT_NAME without fixed newstyle".into()));
+            return (
+                0,
+                Step::Fault("an option other than EXPORT_NAME without fixed newstyle".into()),
+            );
         }
         if self.options >= MAX_OPTIONS {
             return (0, Step::Fault(format!("more than {MAX_OPTIONS} options")));
@@ -159,7 +162,13 @@ impl Handshake {
         (OPTION_HEADER_BYTES, Step::Again)
     }
 
-    fn dispatch(&mut self, option: u32, data: &[u8], client_flags: u32, reply: &mut Vec<u8>) -> Step {
+    fn dispatch(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        client_flags: u32,
+        reply: &mut Vec<u8>,
+    ) -> Step {
         let needs_tls = self.tls == TlsMode::Required && !self.encrypted;
         match option {
             opt::ABORT => {
@@ -175,7 +184,9 @@ impl Handshake {
             opt::LIST => self.list(data, reply),
             opt::INFO | opt::GO => return self.info_or_go(option, data, reply),
             opt::STRUCTURED_REPLY => self.structured_reply(data, reply),
-            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.meta_context(option, data, reply),
+            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
+                self.meta_context(option, data, reply)
+            }
             _ => refuse(reply, option, rep::ERR_UNSUP, "this server does not know the option"),
         }
         Step::Again
@@ -240,7 +251,11 @@ impl Handshake {
         };
         self.describe(option, export, wanted, reply);
         option_reply(reply, option, rep::ACK, &[]);
-        if option == opt::GO { Step::Transmit(Box::new(self.negotiated(export))) } else { Step::Again }
+        if option == opt::GO {
+            Step::Transmit(Box::new(self.negotiated(export)))
+        } else {
+            Step::Again
+        }
     }
 
     /// Block sizes are told unasked too: a client that ignores them sends requests that will be refused.
@@ -248,7 +263,8 @@ impl Handshake {
         let geometry = export.geometry();
         let about = export_info(geometry.size_bytes(), export.flags(self.structured));
         push_info(reply, option, info::EXPORT, &about);
-        let preferred = geometry.preferred_bytes.clamp(geometry.block_bytes, self.max_request_bytes);
+        let preferred =
+            geometry.preferred_bytes.clamp(geometry.block_bytes, self.max_request_bytes);
         let sizes = block_size_info(
             geometry.block_bytes,
             preferred.checked_next_power_of_two().unwrap_or(geometry.block_bytes),

@@ -45,7 +45,8 @@ impl FromStr for ListenAddress {
         if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
             return Ok(Self::Unix(path.into()));
         }
-        let (host, port) = text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':')).ok_or_else(bad)?;
+        let (host, port) =
+            text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':')).ok_or_else(bad)?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         // An address with colons needs its brackets: without them its last group would be taken for the port.
         if bare.is_empty() || (bare.contains(':') && bare.len() == host.len()) {
@@ -179,7 +180,9 @@ fn remove_dead_socket(path: &Path) -> Result<(), ServeError> {
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-            let failed = |error| ServeError::io(&format!("cannot remove the dead socket {path_name}"), error);
+            let failed = |error| {
+                ServeError::io(&format!("cannot remove the dead socket {path_name}"), error)
+            };
             std::fs::remove_file(path).map_err(failed)
         }
         _ => Err(ServeError::InUse(format!(
@@ -198,7 +201,9 @@ mod tests {
             let address: ListenAddress = text.parse().expect(text);
             assert_eq!(address.to_string(), text);
         }
-        for text in ["", "unix:", "tcp:", "tcp:host", "tcp::1", "tcp:::1:80", "tcp:h:70000", "/run/a.sock"] {
+        for text in
+            ["", "unix:", "tcp:", "tcp:host", "tcp::1", "tcp:::1:80", "tcp:h:70000", "/run/a.sock"]
+        {
             let error = text.parse::<ListenAddress>().expect_err(text).to_string();
             assert!(error.contains("expected unix:PATH or tcp:HOST:PORT"), "{error}");
         }

@@ -272,7 +272,9 @@ fn start_connection(
         }
     };
     let thread = std::thread::Builder::new().name("nbd-connection".into()).spawn(serve);
-    thread.map(drop).map_err(|error| ServeError::io("cannot start a thread for a connection", error))
+    thread
+        .map(drop)
+        .map_err(|error| ServeError::io("cannot start a thread for a connection", error))
 }
 
 /// A connection's place among those of the server, given back when dropped.

@@ -142,7 +142,9 @@ impl Session {
 
     /// Handles one request, or says why not.
     fn step(&mut self, input: &mut Input, output: &mut Output) -> Option<Progress> {
-        if output.buffered_bytes() > HIGH_WATER_BYTES || !output.reserve(OUTPUT_BYTES - HIGH_WATER_BYTES) {
+        if output.buffered_bytes() > HIGH_WATER_BYTES
+            || !output.reserve(OUTPUT_BYTES - HIGH_WATER_BYTES)
+        {
             return Some(Progress::Blocked);
         }
         if self.incoming.is_some() {
@@ -186,7 +188,12 @@ impl Session {
         None
     }
 
-    fn start(&mut self, command: &Command, input: &mut Input, output: &mut Output) -> Option<Progress> {
+    fn start(
+        &mut self,
+        command: &Command,
+        input: &mut Input,
+        output: &mut Output,
+    ) -> Option<Progress> {
         let inline = self.inline && command.len as usize <= INLINE_BYTES;
         match command.action {
             Action::Disconnect => {
@@ -229,7 +236,10 @@ impl Session {
     }
 
     /// The bytes before the data of a successful read.
-    fn read_header(&self, command: &Command) -> ([u8; CHUNK_HEADER_BYTES + CHUNK_OFFSET_BYTES], usize) {
+    fn read_header(
+        &self,
+        command: &Command,
+    ) -> ([u8; CHUNK_HEADER_BYTES + CHUNK_OFFSET_BYTES], usize) {
         if self.rules.structured {
             let header = data_chunk_header(command.cookie, command.offset, command.len);
             return (header, header.len());
@@ -265,7 +275,8 @@ impl Session {
         }
         input.consume(REQUEST_BYTES);
         self.payload_bytes += len;
-        self.incoming = Some(Incoming { command: *command, payload: self.pool.take(len), received: 0 });
+        self.incoming =
+            Some(Incoming { command: *command, payload: self.pool.take(len), received: 0 });
         None
     }
 
@@ -335,7 +346,9 @@ impl Session {
         self.payload_bytes -= command.data_bytes();
         match (command.action, done.result, done.payload) {
             (Action::Read, Ok(_), Some(payload)) => self.push_read(command, payload, output),
-            (Action::Control(what), result, _) => self.finish_control(command, what, result, output),
+            (Action::Control(what), result, _) => {
+                self.finish_control(command, what, result, output)
+            }
             (_, result, payload) => {
                 if let Some(payload) = payload {
                     self.pool.put(payload);

@@ -59,8 +59,10 @@ pub(super) struct Counters {
 impl Counters {
     /// Adds what a connection has counted, and starts its counts anew.
     pub(super) fn add(&self, tally: &mut Tally) {
-        let counters = self.requests.iter().chain([&self.read_bytes, &self.written_bytes, &self.errors]);
-        let counts = tally.requests.iter().chain([&tally.read_bytes, &tally.written_bytes, &tally.errors]);
+        let counters =
+            self.requests.iter().chain([&self.read_bytes, &self.written_bytes, &self.errors]);
+        let counts =
+            tally.requests.iter().chain([&tally.read_bytes, &tally.written_bytes, &tally.errors]);
         for (counter, &count) in counters.zip(counts) {
             if count > 0 {
                 counter.fetch_add(count, Ordering::Relaxed);

@@ -53,7 +53,8 @@ impl Tls {
             Some(path) => {
                 let roots = Arc::new(roots(path)?);
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
-                builder.with_client_cert_verifier(verifier.map_err(|error| tls_error(path, &error))?)
+                builder
+                    .with_client_cert_verifier(verifier.map_err(|error| tls_error(path, &error))?)
             }
         };
         let config = builder.with_single_cert(chain, secret);

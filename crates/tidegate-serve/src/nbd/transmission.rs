@@ -196,7 +196,10 @@ fn check_range(request: &Request, rules: &Rules) -> std::result::Result<(), Refu
         return refusal(error, "the request passes the end of the export");
     }
     if !offset.is_multiple_of(block_bytes) || !len.is_multiple_of(block_bytes) {
-        return refusal(errno::INVAL, "the request is not made of whole blocks of the minimum size");
+        return refusal(
+            errno::INVAL,
+            "the request is not made of whole blocks of the minimum size",
+        );
     }
     Ok(())
 }

@@ -99,7 +99,11 @@ impl Write for Socket {
     }
 }
 
-fn receive_tls(tls: &mut ServerConnection, socket: &mut Socket, buf: &mut [u8]) -> io::Result<usize> {
+fn receive_tls(
+    tls: &mut ServerConnection,
+    socket: &mut Socket,
+    buf: &mut [u8],
+) -> io::Result<usize> {
     loop {
         match tls.reader().read(buf) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}

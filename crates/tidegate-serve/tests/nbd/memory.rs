@@ -1,7 +1,9 @@
 //! A device in memory, for trying the server: as fast as copying, in 64 KiB shards behind locks.
 
 use parking_lot::RwLock;
-use tidegate::device::{BlockDevice, DeviceError, DeviceErrorKind, Geometry, Result, WriteFlags, ZeroFlags};
+use tidegate::device::{
+    BlockDevice, DeviceError, DeviceErrorKind, Geometry, Result, WriteFlags, ZeroFlags,
+};
 
 const SHARD_BYTES: usize = 64 << 10;
 
@@ -62,7 +64,8 @@ impl BlockDevice for Memory {
             return Err(DeviceError::new(DeviceErrorKind::ReadOnly, "memory is read-only"));
         }
         Self::pieces(offset, data.len(), |shard, within, done, len| {
-            self.shards[shard].write()[within..within + len].copy_from_slice(&data[done..done + len]);
+            self.shards[shard].write()[within..within + len]
+                .copy_from_slice(&data[done..done + len]);
         });
         Ok(())
     }

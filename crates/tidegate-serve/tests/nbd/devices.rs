@@ -1,0 +1,131 @@
+//! Devices that make things happen: gates that a test opens, and failures.
+
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::Mutex;
+use tidegate::device::{
+    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
+};
+
+use crate::memory::Memory;
+
+/// One call of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Call {
+    Read(u64, usize),
+    Write(u64, usize, WriteFlags),
+    Flush,
+    Discard(u64, u64),
+    WriteZeroes(u64, u64, ZeroFlags),
+    Status(u64, u64, usize),
+}
+
+/// Memory that records its calls, and fails or waits where it is told to.
+pub(crate) struct Probe {
+    memory: Memory,
+    calls: Mutex<Vec<Call>>,
+    fail: Option<DeviceErrorKind>,
+    extents: Vec<Extent>,
+    gate: Option<(Sender<Arrival>, u64)>,
+}
+
+/// A call that waits at the gate.
+pub(crate) struct Arrival {
+    pub(crate) call: Call,
+    open: Sender<()>,
+}
+
+impl Arrival {
+    /// Lets the call go on.
+    pub(crate) fn open(self) {
+        self.open.send(()).expect("the call waits");
+    }
+}
+
+impl Probe {
+    /// 4 MiB of memory at memory speed.
+    pub(crate) fn new() -> Self {
+        let memory = Memory::new(4 << 20);
+        Self { memory, calls: Mutex::default(), fail: None, extents: Vec::new(), gate: None }
+    }
+
+    /// Fails every call with `kind`.
+    pub(crate) fn failing(kind: DeviceErrorKind) -> Self {
+        Self { fail: Some(kind), ..Self::new() }
+    }
+
+    /// Tells `extents` as its allocation.
+    pub(crate) fn with_extents(extents: Vec<Extent>) -> Self {
+        Self { extents, ..Self::new() }
+    }
+
+    /// A slow device whose calls below `gate_bytes` wait at a gate.
+    pub(crate) fn gated(gate_bytes: u64) -> (Arc<Self>, Receiver<Arrival>) {
+        let (arrivals, gate) = unbounded();
+        let mut probe = Self::new();
+        probe.memory.geometry.inline = false;
+        probe.gate = Some((arrivals, gate_bytes));
+        (Arc::new(probe), gate)
+    }
+
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        self.calls.lock().clone()
+    }
+
+    fn called(&self, call: Call, offset: u64) -> Result<()> {
+        self.calls.lock().push(call);
+        if let Some((arrivals, gate_bytes)) =
+            self.gate.as_ref().filter(|(_, below)| offset < *below)
+        {
+            let (open, opened) = unbounded();
+            arrivals.send(Arrival { call, open }).map_err(|_| closed(*gate_bytes))?;
+            opened.recv().map_err(|_| closed(*gate_bytes))?;
+        }
+        match self.fail {
+            Some(kind) => Err(DeviceError::new(kind, format!("told to fail at {offset}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn closed(gate_bytes: u64) -> DeviceError {
+    DeviceError::new(
+        DeviceErrorKind::Io,
+        format!("the gate of the first {gate_bytes} bytes is gone"),
+    )
+}
+
+impl BlockDevice for Probe {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.called(Call::Read(offset, buf.len()), offset)?;
+        self.memory.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.called(Call::Write(offset, data.len(), flags), offset)?;
+        self.memory.write(offset, data, flags)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.called(Call::Flush, u64::MAX)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.called(Call::Discard(offset, len), offset)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.called(Call::WriteZeroes(offset, len, flags), offset)?;
+        self.memory.write_zeroes(offset, len, flags)
+    }
+
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        self.called(Call::Status(offset, len, most), offset)?;
+        Ok(self.extents.clone())
+    }
+}

@@ -1,0 +1,88 @@
+//! A server in a thread for the length of a test.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use tidegate::device::BlockDevice;
+use tidegate_serve::nbd::{
+    Export, Limits, ListenAddress, ServerBuilder, Statistics, StatisticsSource, StopHandle,
+};
+
+use crate::memory::Memory;
+
+/// A running server. Dropping it stops the server and checks that it stopped well.
+pub(crate) struct TestServer {
+    dir: tempfile::TempDir,
+    pub(crate) stop: StopHandle,
+    thread: Option<JoinHandle<()>>,
+    statistics: StatisticsSource,
+    pub(crate) log: Arc<Mutex<Vec<String>>>,
+}
+
+impl TestServer {
+    /// Serves `device` as the default export.
+    pub(crate) fn serve(device: Arc<dyn BlockDevice>) -> Self {
+        Self::start(ServerBuilder::new().export(Export::new("", device)))
+    }
+
+    /// Serves 4 MiB of memory.
+    pub(crate) fn memory() -> Self {
+        Self::serve(Arc::new(Memory::new(4 << 20)))
+    }
+
+    /// Serves 64 MiB of memory within `limits`.
+    pub(crate) fn limited(limits: Limits) -> Self {
+        let export = Export::new("", Arc::new(Memory::new(64 << 20)));
+        Self::start(ServerBuilder::new().export(export).limits(limits))
+    }
+
+    pub(crate) fn start(builder: ServerBuilder) -> Self {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&log);
+        let builder = builder.log(Arc::new(move |line: &str| sink.lock().push(line.to_owned())));
+        let address = ListenAddress::Unix(dir.path().join("nbd.sock"));
+        let server = builder.bind(&[address]).expect("bind");
+        let (stop, statistics) = (StopHandle::new().expect("stop handle"), server.statistics());
+        let handle = stop.clone();
+        let thread = Some(std::thread::spawn(move || server.run(&handle).expect("run")));
+        Self { dir, stop, thread, statistics, log }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.dir.path().join("nbd.sock")
+    }
+
+    /// A directory that lives as long as the server.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The address as clients take it.
+    pub(crate) fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.path().display())
+    }
+
+    pub(crate) fn statistics(&self) -> Statistics {
+        self.statistics.snapshot()
+    }
+
+    /// Waits until the server has stopped.
+    pub(crate) fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the server stops without a panic");
+            assert!(!self.path().exists(), "the socket is removed");
+        }
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if !std::thread::panicking() {
+            self.join();
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Clients that break the rules: each gets an error or its end; others and the memory stay unharmed.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_serve::nbd::Limits;
+
+use crate::client::*;
+use crate::devices::Probe;
+use crate::harness::TestServer;
+
+/// Memory of this process that is resident, in bytes.
+fn resident_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("/proc/self/status");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
+    let kib: usize = line.split_whitespace().nth(1).expect("a number").parse().expect("a number");
+    kib << 10
+}
+
+/// Runs `body`, the test called `name`, in a process of its own, where memory can be measured.
+fn alone(name: &str, body: fn()) {
+    const MARK: &str = "TIDEGATE_TEST_ALONE";
+    if std::env::var_os(MARK).is_some() {
+        return body();
+    }
+    let test = std::env::current_exe().expect("the test's own path");
+    let output = std::process::Command::new(test).args([name, "--exact"]).env(MARK, "1").output();
+    let output = output.expect("runs itself");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
+}
+
+/// A client that does everything right is served.
+fn expect_unharmed(client: &mut Client) {
+    client.write(4096, &[9; 4096]);
+    assert_eq!(client.read_simple(4096, 4096), vec![9; 4096]);
+}
+
+#[test]
+fn broken_handshakes_end_only_themselves() {
+    let server = TestServer::memory();
+    let mut neighbour = Client::simple(&server.path());
+    let flags = 3_u32.to_be_bytes().to_vec();
+    let cases: [Vec<u8>; 5] = [
+        u32::MAX.to_be_bytes().to_vec(),
+        [&flags[..], b"IHAVEOPS\0\0\0\0\0\0\0\0"].concat(),
+        [&flags[..], &[0xff; 4096]].concat(),
+        [&flags[..], &option_bytes(OPT_EXPORT_NAME, &[0xff; 4097])].concat(),
+        [&flags[..], &option_bytes(OPT_GO, &info("", &[])), &[0; 28]].concat(),
+    ];
+    for (index, bytes) in cases.iter().enumerate() {
+        let mut client = Client::connect(&server.path());
+        client.send(bytes);
+        if index == 4 {
+            client.replies(OPT_GO);
+        }
+        client.expect_closed();
+        expect_unharmed(&mut neighbour);
+    }
+    assert_eq!(server.log.lock().len(), cases.len());
+    assert!(server.log.lock().iter().all(|line| line.starts_with("nbd: unix: connection")));
+}
+
+#[test]
+fn an_option_flood_ends_at_the_limit() {
+    let server = TestServer::memory();
+    let mut client = Client::haggle(&server.path());
+    for _ in 0..256 {
+        client.option(99, b"data");
+        assert_eq!(client.reply(99).0, ERR_UNSUP);
+    }
+    client.option(99, b"data");
+    client.expect_closed();
+}
+
+#[test]
+fn an_option_of_four_gigabytes_is_never_stored() {
+    alone("hostile::an_option_of_four_gigabytes_is_never_stored", || {
+        let server = TestServer::memory();
+        let before = resident_bytes();
+        let mut client = Client::haggle(&server.path());
+        client.send(
+            &[&b"IHAVEOPT"[..], &OPT_SET_META_CONTEXT.to_be_bytes(), &u32::MAX.to_be_bytes()]
+                .concat(),
+        );
+        assert_eq!(client.reply(OPT_SET_META_CONTEXT).0, ERR_TOO_BIG);
+        for _ in 0..64 {
+            client.send(&vec![0xab; 1 << 20]);
+        }
+        assert!(resident_bytes() < before + (16 << 20), "the data was kept");
+    });
+}
+
+#[test]
+fn writes_of_hostile_lengths_are_drained_or_end_the_connection() {
+    let server = TestServer::memory();
+    for len in [u32::MAX, u32::MAX - 511, (64 << 20) + 1] {
+        let mut client = Client::simple(&server.path());
+        client.request(WRITE, 0, 1, 0, len);
+        client.expect_closed();
+    }
+    let mut client = Client::simple(&server.path());
+    client.request(WRITE, 0, 1, 0, 64 << 20);
+    assert_eq!(client.simple_reply(), (EOVERFLOW, 1));
+    client.send(&vec![0; 64 << 20]);
+    expect_unharmed(&mut client);
+}
+
+#[test]
+fn claimed_lengths_cost_no_memory() {
+    alone("hostile::claimed_lengths_cost_no_memory", || {
+        let server = TestServer::limited(Limits::default());
+        let mut clients: Vec<_> = (0..32).map(|_| Client::simple(&server.path())).collect();
+        let before = resident_bytes();
+        for client in &mut clients {
+            // A write of the largest size, of whose data only a little ever comes.
+            client.request(WRITE, 0, 1, 0, 32 << 20);
+            client.send(&[1; 100]);
+        }
+        let mut neighbour = Client::simple(&server.path());
+        expect_unharmed(&mut neighbour);
+        assert!(
+            resident_bytes() < before + (64 << 20),
+            "32 clients that sent 100 bytes each cost too much"
+        );
+    });
+}
+
+#[test]
+fn a_client_that_reads_no_replies_is_held_back() {
+    alone("hostile::a_client_that_reads_no_replies_is_held_back", || {
+        let server = TestServer::limited(Limits { in_flight_bytes: 4 << 20, ..Limits::default() });
+        let before = resident_bytes();
+        let mut client = Client::simple(&server.path());
+        client.stream.set_nonblocking(true).expect("nonblocking");
+        let mut asked_bytes = 0_u64;
+        // Large reads until the server takes no more of them.
+        let request = request_bytes(READ, 0, 1, 0, 1 << 20);
+        let mut refused = 0;
+        while refused < 3 {
+            match client.stream.write(&request) {
+                Ok(_) => asked_bytes += 1 << 20,
+                Err(_) => {
+                    // The server gets every chance to take more: a neighbour's request goes through it first.
+                    expect_unharmed(&mut Client::simple(&server.path()));
+                    refused += 1;
+                }
+            }
+        }
+        assert!(asked_bytes > 64 << 20, "the flood was no flood");
+        assert!(resident_bytes() < before + (32 << 20), "{asked_bytes} bytes were asked for");
+    });
+}
+
+#[test]
+fn connections_beyond_the_limit_are_refused_and_places_are_given_back() {
+    let server = TestServer::limited(Limits { connections: 8, ..Limits::default() });
+    let mut clients: Vec<_> = (0..8).map(|_| Client::simple(&server.path())).collect();
+    for _ in 0..10_000 {
+        Client::connect_silently(&server.path()).expect_closed();
+    }
+    assert_eq!(server.statistics().connections_refused, 10_000);
+    assert!(server.log.lock().len() < 1000, "the log has {} lines", server.log.lock().len());
+    clients.iter_mut().for_each(expect_unharmed);
+    let mut leaving = clients.pop().expect("a client");
+    leaving.request(DISC, 0, 1, 0, 0);
+    leaving.expect_closed();
+    // The place is free a moment after the socket is closed.
+    let mut next = loop {
+        let mut client = Client::connect_silently(&server.path());
+        let mut first = [0];
+        if matches!(std::io::Read::read(&mut client.stream, &mut first), Ok(1)) {
+            break client;
+        }
+    };
+    next.read(17);
+    next.send(&3_u32.to_be_bytes());
+    next.go("");
+    expect_unharmed(&mut next);
+}
+
+#[test]
+fn a_handshake_that_stalls_is_ended() {
+    let limits = Limits { handshake_timeout: Duration::from_millis(50), ..Limits::default() };
+    let server = TestServer::limited(limits);
+    let mut silent = Client::connect(&server.path());
+    let mut half = Client::haggle(&server.path());
+    half.send(b"IHAVE");
+    silent.expect_closed();
+    half.expect_closed();
+    assert!(server.log.lock().iter().all(|line| line.contains("handshake in time")));
+}
+
+#[test]
+fn a_client_may_stall_anywhere_without_harm_to_others() {
+    let server = TestServer::memory();
+    let mut stalled = Vec::new();
+    let write = [request_bytes(WRITE, 0, 1, 0, 1 << 20), vec![1; 1 << 20]].concat();
+    for cut in [1, 27, 28, 29, 4096, 70_000, 300_000, (1 << 20) + 27] {
+        let mut client = Client::simple(&server.path());
+        client.send(&write[..cut]);
+        stalled.push((cut, client));
+    }
+    expect_unharmed(&mut Client::simple(&server.path()));
+    for (cut, mut client) in stalled {
+        client.send(&write[cut..]);
+        assert_eq!(client.simple_reply(), (0, 1));
+    }
+}
+
+#[test]
+fn disconnects_with_requests_in_flight_leave_the_server_well() {
+    let (probe, gate) = Probe::gated(2048);
+    let server = TestServer::serve(Arc::clone(&probe) as _);
+    for cookie in 0..3 {
+        let mut client = Client::simple(&server.path());
+        client.request(READ, 0, cookie, cookie * 512, 512);
+        client.request(WRITE, 0, 9, 4096, 1 << 20);
+        client.send(&[0; 1000]);
+    }
+    let held: Vec<_> = (0..3).map(|_| gate.recv().expect("arrives")).collect();
+    expect_unharmed(&mut Client::simple(&server.path()));
+    // The places of those that left are held until their requests are over.
+    assert!(server.statistics().connections_open >= 3);
+    for arrival in held {
+        arrival.open();
+    }
+    expect_unharmed(&mut Client::simple(&server.path()));
+}
+
+#[test]
+fn requests_beyond_the_limit_in_flight_wait_their_turn() {
+    let (probe, gate) = Probe::gated(u64::MAX);
+    let limits = Limits { in_flight_requests: 4, ..Limits::default() };
+    let export = tidegate_serve::nbd::Export::new("", probe);
+    let builder = tidegate_serve::nbd::ServerBuilder::new().export(export).limits(limits);
+    let server = TestServer::start(builder);
+    let mut client = Client::simple(&server.path());
+    for cookie in 0..12 {
+        client.request(READ, 0, cookie, 0, 512);
+    }
+    for _ in 0..12 {
+        let arrival = gate.recv().expect("arrives");
+        assert!(gate.len() < 4, "more at the device than allowed");
+        arrival.open();
+        let (error, _) = client.simple_reply();
+        assert_eq!((error, client.read(512).len()), (0, 512));
+    }
+}
+
+#[test]
+fn garbage_after_the_handshake_ends_the_connection() {
+    let server = TestServer::memory();
+    let mut neighbour = Client::simple(&server.path());
+    for seed in 1..50 {
+        let mut client = Client::simple(&server.path());
+        client.send(&pattern(4096, seed));
+        client.expect_closed();
+    }
+    expect_unharmed(&mut neighbour);
+    assert_eq!(server.statistics().client_faults, 49);
+}
