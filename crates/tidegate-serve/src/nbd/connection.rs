@@ -93,11 +93,12 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Serves the client until one side ends it; all its requests have finished then.
+    /// Serves the client until one side ends it; all its requests have finished then. The socket closes with
+    /// the connection itself.
     ///
     /// # Errors
     /// Why it ended, unless the client said goodbye or the server stops.
-    pub(super) fn serve(mut self) -> Result<(), Fault> {
+    pub(super) fn serve(&mut self) -> Result<(), Fault> {
         self.output.push(&greeting());
         let result = self.run();
         self.finish_jobs();

@@ -185,7 +185,7 @@ impl Handshake {
             opt::INFO | opt::GO => return self.info_or_go(option, data, reply),
             opt::STRUCTURED_REPLY => self.structured_reply(data, reply),
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
-                self.meta_context(option, data, reply)
+                self.meta_context(option, data, reply);
             }
             _ => refuse(reply, option, rep::ERR_UNSUP, "this server does not know the option"),
         }

@@ -16,6 +16,8 @@
 mod buffer;
 mod connection;
 mod export;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handshake;
 mod listen;
 mod log;

@@ -265,8 +265,8 @@ fn start_connection(
     let jobs = jobs.clone();
     let serve = move || {
         let mailbox = Arc::clone(&place.mailbox);
-        let result = Connection::new(&place.shared, socket, mailbox, jobs).serve();
-        if let Err(Fault::Broken(what)) = result {
+        let mut connection = Connection::new(&place.shared, socket, mailbox, jobs);
+        if let Err(Fault::Broken(what)) = connection.serve() {
             place.shared.counters.client_faults.fetch_add(1, Ordering::Relaxed);
             place.shared.log.line(&format!("nbd: {peer}: connection {} closed: {what}", place.id));
         }

@@ -347,7 +347,7 @@ impl Session {
         match (command.action, done.result, done.payload) {
             (Action::Read, Ok(_), Some(payload)) => self.push_read(command, payload, output),
             (Action::Control(what), result, _) => {
-                self.finish_control(command, what, result, output)
+                self.finish_control(command, what, result, output);
             }
             (_, result, payload) => {
                 if let Some(payload) = payload {

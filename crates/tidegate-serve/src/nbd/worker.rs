@@ -31,6 +31,7 @@ impl Wake {
     }
 
     /// Lets the waiting thread go on. The write fails only where the count is full: it is readable then.
+    #[expect(clippy::host_endian_bytes, reason = "the kernel takes the number as it is in memory")]
     pub(super) fn wake(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
@@ -108,7 +109,8 @@ pub(super) struct Job {
 }
 
 impl Job {
-    fn run(mut self) {
+    /// Does the job and posts how it went.
+    pub(super) fn run(mut self) {
         let result = catch_unwind(AssertUnwindSafe(|| self.work()))
             .unwrap_or_else(|_| Err(DeviceError::new(DeviceErrorKind::Io, "the device panicked")));
         self.mailbox.post(Done { command: self.command, result, payload: self.payload });

@@ -139,13 +139,12 @@ fn a_client_that_reads_no_replies_is_held_back() {
         let request = request_bytes(READ, 0, 1, 0, 1 << 20);
         let mut refused = 0;
         while refused < 3 {
-            match client.stream.write(&request) {
-                Ok(_) => asked_bytes += 1 << 20,
-                Err(_) => {
-                    // The server gets every chance to take more: a neighbour's request goes through it first.
-                    expect_unharmed(&mut Client::simple(&server.path()));
-                    refused += 1;
-                }
+            if client.stream.write(&request).is_ok_and(|sent| sent == request.len()) {
+                asked_bytes += 1 << 20;
+            } else {
+                // The server gets every chance to take more: a neighbour's request goes through it first.
+                expect_unharmed(&mut Client::simple(&server.path()));
+                refused += 1;
             }
         }
         assert!(asked_bytes > 64 << 20, "the flood was no flood");

@@ -41,7 +41,7 @@ fn idle_and_half_open_clients_do_not_hold_up_the_stop() {
     let mut greeted = Client::connect(&server.path());
     let mut half_written = Client::simple(&server.path());
     half_written.request(WRITE, 0, 1, 0, 1 << 20);
-    half_written.send(&[0; 300_000]);
+    half_written.send(&vec![0; 300_000]);
     server.stop.stop();
     server.join();
     idle.expect_closed();

@@ -1,4 +1,4 @@
-//! TLS against libnbd's GnuTLS: certificates, their absence, and the modes.
+//! TLS against libnbd's `GnuTLS`: certificates, their absence, and the modes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

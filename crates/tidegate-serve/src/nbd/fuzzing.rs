@@ -1,0 +1,276 @@
+//! Bodies of the fuzz targets, plain functions so that a short property test runs them too.
+//!
+//! Each feeds bytes, cut where the input says, to the very code that serves clients, over buffers
+//! instead of sockets, and checks what comes out.
+
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, unbounded};
+use parking_lot::Mutex;
+use tidegate::device::{
+    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
+};
+
+use super::buffer::{Input, Output};
+use super::export::{Export, Exports};
+use super::handshake::{Handshake, MAX_OPTIONS, Negotiated, Step};
+use super::protocol::{
+    CHUNK_HEADER_BYTES, CHUNK_MAGIC, Cursor, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC,
+};
+use super::server::Limits;
+use super::session::{INPUT_BYTES, OUTPUT_BYTES, Progress, Session};
+use super::tls::TlsMode;
+use super::worker::{Job, Mailbox};
+
+const DEVICE_BYTES: usize = 256 << 10;
+
+/// A little memory; its last block fails.
+struct Scratch {
+    bytes: Mutex<Vec<u8>>,
+    inline: bool,
+}
+
+impl Scratch {
+    fn range(&self, offset: u64, len: usize) -> Result<std::ops::Range<usize>> {
+        self.geometry().check(offset, len as u64)?;
+        let start = usize::try_from(offset).unwrap_or(DEVICE_BYTES);
+        if start + len == DEVICE_BYTES {
+            return Err(DeviceError::new(DeviceErrorKind::Io, "the last block fails"));
+        }
+        Ok(start..start + len)
+    }
+}
+
+impl BlockDevice for Scratch {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: 512,
+            blocks: (DEVICE_BYTES / 512) as u64,
+            preferred_bytes: 4096,
+            read_only: false,
+            atomic_block: false,
+            volatile_cache: false,
+            fast_zero: true,
+            inline: self.inline,
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let range = self.range(offset, buf.len())?;
+        buf.copy_from_slice(&self.bytes.lock()[range]);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
+        let range = self.range(offset, data.len())?;
+        self.bytes.lock()[range].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.write_zeroes(offset, len, ZeroFlags::default())
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
+        let range = self.range(offset, usize::try_from(len).unwrap_or(usize::MAX))?;
+        self.bytes.lock()[range].fill(0);
+        Ok(())
+    }
+
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        self.geometry().check(offset, len)?;
+        let extent = |index| Extent {
+            offset: offset + index * 512,
+            len: 512,
+            hole: index % 2 == 0,
+            zero: false,
+        };
+        Ok((0..(len / 512).min(most as u64)).map(extent).collect())
+    }
+}
+
+fn scratch_export(inline: bool) -> Export {
+    let bytes = Mutex::new(vec![0; DEVICE_BYTES]);
+    Export::new("", Arc::new(Scratch { bytes, inline })).description("for fuzzing")
+}
+
+/// Takes a byte off the front; 0 at the end.
+fn byte(data: &mut &[u8]) -> u8 {
+    let (&first, rest) = data.split_first().unwrap_or((&0, &[]));
+    *data = rest;
+    first
+}
+
+/// Any bytes as a client's side of a handshake; the first byte chooses the TLS mode.
+pub fn handshake(mut data: &[u8]) {
+    let mode =
+        [TlsMode::Off, TlsMode::Optional, TlsMode::Required][usize::from(byte(&mut data) % 3)];
+    if let Some((negotiated, rest)) = shake_hands(mode, data) {
+        transmit(&negotiated, rest);
+    }
+}
+
+fn shake_hands(mode: TlsMode, mut data: &[u8]) -> Option<(Negotiated, &[u8])> {
+    let second = Export::new("second", Arc::clone(scratch_export(true).device())).read_only(true);
+    let exports = Exports::new(vec![scratch_export(true), second]).ok()?;
+    let mut handshake = Handshake::new(Arc::new(exports), 32 << 20, mode);
+    let mut steps = 0;
+    loop {
+        let mut reply = Vec::new();
+        let (used, step) = handshake.advance(data, &mut reply);
+        data = &data[used..];
+        assert!(reply.len() < 2 << 10, "a long answer");
+        assert!(steps <= 2 * MAX_OPTIONS + 4, "more messages than allowed");
+        steps += 1;
+        match step {
+            Step::Again => {}
+            Step::StartTls => handshake.tls_started(),
+            Step::Transmit(negotiated) => return Some((*negotiated, data)),
+            Step::NeedInput | Step::Close | Step::Fault(_) => return None,
+        }
+    }
+}
+
+/// Any bytes as requests; the first byte chooses what was negotiated, each piece has its length before it.
+pub fn transmission(mut data: &[u8]) {
+    let bits = byte(&mut data);
+    let export = scratch_export(bits & 1 != 0).read_only(bits & 2 != 0);
+    let (structured, base_allocation) = (bits & 4 != 0, bits & 8 != 0);
+    transmit(&Negotiated { export, structured, base_allocation }, data);
+}
+
+fn transmit(negotiated: &Negotiated, mut data: &[u8]) {
+    let Ok(mailbox) = Mailbox::new().map(Arc::new) else { return };
+    let (jobs, queue) = unbounded();
+    let limits = Limits { in_flight_bytes: 1 << 20, in_flight_requests: 4, ..Limits::default() };
+    let mut session = Session::new(negotiated, &limits, jobs, mailbox);
+    let (mut input, mut output) = (Input::new(INPUT_BYTES), Output::new(OUTPUT_BYTES));
+    let mut sent = Vec::new();
+    let mut progress = Progress::NeedInput;
+    while !data.is_empty() && matches!(progress, Progress::NeedInput) {
+        let cut = (usize::from(byte(&mut data)) << 4) + 1;
+        receive(&mut session, &mut input, &mut data, cut);
+        progress = session.run(&mut input, &mut output);
+        while let Progress::Blocked = progress {
+            work(&mut session, &queue, &mut output);
+            deliver(&mut session, &mut output, &mut sent);
+            progress = session.run(&mut input, &mut output);
+        }
+    }
+    work(&mut session, &queue, &mut output);
+    deliver(&mut session, &mut output, &mut sent);
+    assert!(session.is_idle());
+    if negotiated.structured {
+        check_replies(&sent);
+    }
+}
+
+/// Receives up to `cut` bytes the way a connection does: first for the write on its way.
+fn receive(session: &mut Session, input: &mut Input, data: &mut &[u8], cut: usize) {
+    let (now, rest) = data.split_at(cut.min(data.len()));
+    *data = rest;
+    let room = session.payload_room();
+    let (for_payload, for_input) = now.split_at(room.len().min(now.len()));
+    room[..for_payload.len()].copy_from_slice(for_payload);
+    session.payload_received(for_payload.len());
+    input.room()[..for_input.len()].copy_from_slice(for_input);
+    input.received(for_input.len());
+}
+
+fn work(session: &mut Session, queue: &Receiver<Job>, output: &mut Output) {
+    queue.try_iter().for_each(Job::run);
+    session.collect(output);
+}
+
+fn deliver(session: &mut Session, output: &mut Output, sent: &mut Vec<u8>) {
+    while !output.is_empty() {
+        let mut pieces = Output::no_pieces();
+        let count = output.pieces(&mut pieces);
+        let message: Vec<u8> = pieces[..count].iter().flat_map(|piece| piece.to_vec()).collect();
+        assert!(!message.is_empty(), "nothing to send in an output that is not empty");
+        output.sent(message.len(), session.pool());
+        sent.extend(message);
+    }
+}
+
+/// The whole of what was sent is simple replies and chunks.
+fn check_replies(mut sent: &[u8]) {
+    while !sent.is_empty() {
+        let len = match Cursor(sent).u32() {
+            Some(SIMPLE_REPLY_MAGIC) => SIMPLE_REPLY_BYTES,
+            Some(CHUNK_MAGIC) => {
+                let payload = Cursor(&sent[16..]).u32().map_or(0, |len| len as usize);
+                CHUNK_HEADER_BYTES + payload
+            }
+            other => panic!("a reply starts with {other:x?}"),
+        };
+        sent = &sent[len..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::protocol::{REQUEST_MAGIC, be16, be32};
+    use super::*;
+
+    fn any_request() -> impl Strategy<Value = Vec<u8>> {
+        let len = prop_oneof![Just(0_u32), Just(512), Just(1024), Just(300 << 10), any::<u32>()];
+        let offset = prop_oneof![Just(0_u64), Just(512), Just((256 << 10) - 512), any::<u64>()];
+        (0_u16..10, 0_u16..40, offset, len, any::<bool>()).prop_map(
+            |(command, flags, offset, len, whole)| {
+                let mut bytes = be32(REQUEST_MAGIC).to_vec();
+                bytes.extend(be16(flags));
+                bytes.extend(be16(command));
+                bytes.extend([7; 8]);
+                bytes.extend(be32(u32::try_from(offset >> 32).unwrap_or(0)));
+                bytes.extend(be32(u32::try_from(offset & 0xffff_ffff).unwrap_or(0)));
+                bytes.extend(be32(len));
+                if whole && command == 1 && len <= 300 << 10 {
+                    bytes.resize(bytes.len() + len as usize, 0xab);
+                }
+                bytes
+            },
+        )
+    }
+
+    /// Puts a cut before every piece, as [`transmission`] takes them.
+    fn cut(bytes: &[u8], lens: &[u8]) -> Vec<u8> {
+        let (mut rest, mut lens) = (bytes, lens.iter().cycle());
+        let mut all = Vec::new();
+        while let (false, Some(&len)) = (rest.is_empty(), lens.next()) {
+            let (now, later) = rest.split_at(rest.len().min((usize::from(len) << 4) + 1));
+            all.push(len);
+            all.extend_from_slice(now);
+            rest = later;
+        }
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn handshakes_survive_any_bytes(data in prop::collection::vec(any::<u8>(), 0..300)) {
+            handshake(&data);
+            handshake(&[&[0, 0, 0, 0, 3][..], b"IHAVEOPT", &data].concat());
+        }
+
+        #[test]
+        fn transmissions_survive_any_bytes(data in prop::collection::vec(any::<u8>(), 0..300)) {
+            transmission(&data);
+        }
+
+        #[test]
+        fn transmissions_survive_any_requests(
+            bits: u8,
+            requests in prop::collection::vec(any_request(), 1..12),
+            lens in prop::collection::vec(any::<u8>(), 1..5),
+        ) {
+            transmission(&[&[bits][..], &cut(&requests.concat(), &lens)].concat());
+        }
+    }
+}
