@@ -28,6 +28,11 @@ use super::tls::{Tls, TlsMode};
 use super::transport::Transport;
 use super::worker::{Job, Mailbox};
 
+/// How long to look for the next request before sleeping: about what two wake-ups of an idle CPU take.
+const SPIN: Duration = Duration::from_micros(100);
+/// One look takes a microsecond; if it took so long, another thread ran meanwhile.
+const CONTENDED: Duration = Duration::from_micros(10);
+
 /// Where a connection is in its life.
 enum Phase {
     Handshake(Box<Handshake>),
@@ -66,6 +71,8 @@ pub(super) struct Connection<'a> {
     stopping: bool,
     /// Nothing more is handled: only what waits is sent.
     closing: bool,
+    /// Requests came closely before: it is worth to look for the next one a little before sleeping.
+    spins: bool,
 }
 
 impl<'a> Connection<'a> {
@@ -90,6 +97,7 @@ impl<'a> Connection<'a> {
             deadline: Instant::now().checked_add(shared.limits.handshake_timeout),
             stopping: false,
             closing: false,
+            spins: false,
         }
     }
 
@@ -113,18 +121,20 @@ impl<'a> Connection<'a> {
             self.notice_stop()?;
             let collected = self.collect();
             let progress = self.advance()?;
+            let wants_input = matches!(progress, Progress::NeedInput) && !self.closing;
             let sent = self.send()?;
             if self.is_over() {
                 return Ok(self.transport.say_goodbye()?);
             }
-            let wants_input = matches!(progress, Progress::NeedInput) && !self.closing;
             if wants_input && self.receive()? {
                 continue;
             }
             if collected || (sent && matches!(progress, Progress::Blocked)) {
                 continue;
             }
-            self.wait(wants_input)?;
+            if !wants_input || !self.spin()? {
+                self.wait(wants_input)?;
+            }
         }
     }
 
@@ -138,6 +148,32 @@ impl<'a> Connection<'a> {
             self.deadline = Instant::now().checked_add(self.shared.limits.stop_grace);
         }
         Ok(())
+    }
+
+    /// Looks for the next request again and again for a moment: where requests follow each other closely,
+    /// that costs both sides less than sleeping and being woken. When others want the CPU it is given to
+    /// them and nothing is gained, and when nothing comes the client is slow: then the moment is over, and
+    /// there is none until requests come closely again.
+    fn spin(&mut self) -> Result<bool, Fault> {
+        if !self.spins || !self.is_idle() || !self.output.is_empty() {
+            return Ok(false);
+        }
+        let start = Instant::now();
+        let mut now = start;
+        self.spins = false;
+        while now - start < SPIN {
+            rustix::thread::sched_yield();
+            if self.receive()? {
+                self.spins = true;
+                return Ok(true);
+            }
+            let looked = Instant::now();
+            if looked - now > CONTENDED {
+                break;
+            }
+            now = looked;
+        }
+        Ok(false)
     }
 
     fn collect(&mut self) -> bool {
@@ -214,14 +250,17 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Receives once; false if nothing was there.
+    /// Receives once; false if nothing was there, or there is no room for it.
     fn receive(&mut self) -> Result<bool, Fault> {
         let payload: &mut [u8] = match &mut self.phase {
             Phase::Transmission(session) => session.payload_room(),
             Phase::Handshake(_) => &mut [],
         };
-        let payload_bytes = payload.len();
-        let received = match self.transport.receive(payload, self.input.room()) {
+        let (payload_bytes, room) = (payload.len(), self.input.room());
+        if payload.is_empty() && room.is_empty() {
+            return Ok(false);
+        }
+        let received = match self.transport.receive(payload, room) {
             Ok(0) => return Err(Fault::Gone),
             Ok(received) => received,
             Err(error) if is_transient(&error) => return Ok(false),
@@ -237,6 +276,10 @@ impl<'a> Connection<'a> {
 
     /// Sends what waits, as far as the socket takes it; true if it took anything.
     fn send(&mut self) -> Result<bool, Fault> {
+        if let (false, Phase::Transmission(session)) = (self.output.is_empty(), &mut self.phase) {
+            // Before the replies leave: a client that has its reply finds it counted.
+            self.shared.counters.add(session.tally());
+        }
         let mut any = false;
         let mut no_pool = PayloadPool::default();
         while !self.output.is_empty() {
@@ -254,9 +297,6 @@ impl<'a> Connection<'a> {
                 Err(error) if is_transient(&error) => break,
                 Err(error) => return Err(error.into()),
             }
-        }
-        if let (true, Phase::Transmission(session)) = (any, &mut self.phase) {
-            self.shared.counters.add(session.tally());
         }
         Ok(any)
     }
@@ -290,7 +330,10 @@ impl<'a> Connection<'a> {
             return Err(Fault::Broken(self.lateness()));
         }
         let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
-        match poll(&mut fds[..watched], timeout.as_ref()) {
+        let start = Instant::now();
+        let polled = poll(&mut fds[..watched], timeout.as_ref());
+        self.spins = start.elapsed() < SPIN;
+        match polled {
             Err(rustix::io::Errno::INTR) | Ok(_) => {}
             Err(error) => return Err(Fault::Broken(format!("poll: {error}"))),
         }

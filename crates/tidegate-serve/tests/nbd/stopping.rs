@@ -1,5 +1,6 @@
 //! Stopping: what was accepted is finished and answered, nothing else is begun.
 
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -31,6 +32,37 @@ fn accepted_requests_are_finished_and_answered() {
     client.expect_closed();
     server.join();
     assert_eq!(probe.calls().iter().filter(|call| matches!(call, Call::Write(..))).count(), 4);
+}
+
+#[test]
+fn requests_that_wait_behind_unread_replies_are_answered_too() {
+    let mut server = TestServer::memory();
+    let mut client = Client::simple(&server.path());
+    client.stream.set_nonblocking(true).expect("nonblocking");
+    let requests = request_bytes(READ, 0, 1, 0, 4096).repeat(1000);
+    // The server is full when it takes no more although it had every chance.
+    let (mut refused, mut at) = (0, 0);
+    while refused < 3 {
+        match client.stream.write(&requests[at..]) {
+            Ok(sent) => at = (at + sent) % requests.len(),
+            Err(_) => {
+                Client::simple(&server.path()).write(0, &[1; 512]);
+                refused += 1;
+            }
+        }
+    }
+    server.stop.stop();
+    client.stream.set_nonblocking(false).expect("blocking");
+    let mut replies = Vec::new();
+    client.stream.read_to_end(&mut replies).expect("the server closes");
+    server.join();
+    assert_eq!(replies.len() % (16 + 4096), 0, "a reply was cut");
+    // All that fits its input buffer, at least.
+    assert!(
+        replies.len() / (16 + 4096) >= (256 << 10) / 28,
+        "{} replies",
+        replies.len() / (16 + 4096)
+    );
 }
 
 #[test]
