@@ -1,6 +1,6 @@
 //! Stopping: what was accepted is finished and answered, nothing else is begun.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -54,7 +54,10 @@ fn requests_that_wait_behind_unread_replies_are_answered_too() {
     server.stop.stop();
     client.stream.set_nonblocking(false).expect("blocking");
     let mut replies = Vec::new();
-    client.stream.read_to_end(&mut replies).expect("the server closes");
+    // The end of the connection may say that not all was received, but behind the last reply only.
+    if let Err(error) = client.stream.read_to_end(&mut replies) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
     server.join();
     assert_eq!(replies.len() % (16 + 4096), 0, "a reply was cut");
     // All that fits its input buffer, at least.
