@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
+use tidegate::device::memory::MemoryDevice;
 use tidegate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
 };
 
-use crate::memory::Memory;
+use crate::harness::memory;
 
 /// One call of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +24,8 @@ pub(crate) enum Call {
 
 /// Memory that records its calls, and fails or waits where it is told to.
 pub(crate) struct Probe {
-    memory: Memory,
+    memory: Arc<MemoryDevice>,
+    inline: bool,
     calls: Mutex<Vec<Call>>,
     fail: Option<DeviceErrorKind>,
     extents: Vec<Extent>,
@@ -46,8 +48,14 @@ impl Arrival {
 impl Probe {
     /// 4 MiB of memory at memory speed.
     pub(crate) fn new() -> Self {
-        let memory = Memory::new(4 << 20);
-        Self { memory, calls: Mutex::default(), fail: None, extents: Vec::new(), gate: None }
+        Self {
+            memory: memory(4 << 20),
+            inline: true,
+            calls: Mutex::default(),
+            fail: None,
+            extents: Vec::new(),
+            gate: None,
+        }
     }
 
     /// Fails every call with `kind`.
@@ -64,7 +72,7 @@ impl Probe {
     pub(crate) fn gated(gate_bytes: u64) -> (Arc<Self>, Receiver<Arrival>) {
         let (arrivals, gate) = unbounded();
         let mut probe = Self::new();
-        probe.memory.geometry.inline = false;
+        probe.inline = false;
         probe.gate = Some((arrivals, gate_bytes));
         (Arc::new(probe), gate)
     }
@@ -98,7 +106,7 @@ fn closed(gate_bytes: u64) -> DeviceError {
 
 impl BlockDevice for Probe {
     fn geometry(&self) -> Geometry {
-        self.memory.geometry()
+        Geometry { inline: self.inline, ..self.memory.geometry() }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {

@@ -6,11 +6,15 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use tidegate::device::BlockDevice;
+use tidegate::device::memory::MemoryDevice;
 use tidegate_serve::nbd::{
     Export, Limits, ListenAddress, ServerBuilder, Statistics, StatisticsSource, StopHandle,
 };
 
-use crate::memory::Memory;
+/// Zeroed memory of `size_bytes` in blocks of 512 bytes.
+pub(crate) fn memory(size_bytes: u64) -> Arc<MemoryDevice> {
+    Arc::new(MemoryDevice::new(512, size_bytes / 512).expect("a device in memory"))
+}
 
 /// A running server. Dropping it stops the server and checks that it stopped well.
 pub(crate) struct TestServer {
@@ -29,12 +33,12 @@ impl TestServer {
 
     /// Serves 4 MiB of memory.
     pub(crate) fn memory() -> Self {
-        Self::serve(Arc::new(Memory::new(4 << 20)))
+        Self::serve(memory(4 << 20))
     }
 
     /// Serves 64 MiB of memory within `limits`.
     pub(crate) fn limited(limits: Limits) -> Self {
-        let export = Export::new("", Arc::new(Memory::new(64 << 20)));
+        let export = Export::new("", memory(64 << 20));
         Self::start(ServerBuilder::new().export(export).limits(limits))
     }
 

@@ -7,7 +7,6 @@ mod client;
 mod devices;
 mod harness;
 mod hostile;
-mod memory;
 mod options;
 mod requests;
 mod stopping;

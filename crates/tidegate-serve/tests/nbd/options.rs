@@ -1,12 +1,10 @@
 //! Every option of the handshake, well and badly formed.
 
-use std::sync::Arc;
-
 use tidegate_serve::nbd::{Export, ServeError, ServerBuilder};
 
 use crate::client::*;
 use crate::harness::TestServer;
-use crate::memory::Memory;
+use crate::harness::memory;
 
 /// Flags of every export: has flags, flush, FUA, multi-conn, cache.
 const COMMON: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 8 | 1 << 10;
@@ -15,8 +13,8 @@ const WRITABLE: u16 = 1 << 5 | 1 << 6 | 1 << 11;
 const DF_FLAG: u16 = 1 << 7;
 
 fn two_exports() -> TestServer {
-    let first = Export::new("first", Arc::new(Memory::new(1 << 20))).description("for people");
-    let second = Export::new("zweite ä", Arc::new(Memory::new(2 << 20))).read_only(true);
+    let first = Export::new("first", memory(1 << 20)).description("for people");
+    let second = Export::new("zweite ä", memory(2 << 20)).read_only(true);
     TestServer::start(ServerBuilder::new().export(first).export(second))
 }
 
@@ -245,7 +243,7 @@ fn options_sent_at_once_are_answered_in_order() {
 
 #[test]
 fn exports_that_contradict_each_other_are_refused() {
-    let export = |name: &str| Export::new(name, Arc::new(Memory::new(1 << 20)));
+    let export = |name: &str| Export::new(name, memory(1 << 20));
     let cases = [
         (ServerBuilder::new(), "at least one export"),
         (ServerBuilder::new().export(export("a")).export(export("a")), "two exports"),

@@ -8,7 +8,7 @@ use tidegate_serve::nbd::{Export, ServerBuilder};
 use crate::client::*;
 use crate::devices::{Call, Probe};
 use crate::harness::TestServer;
-use crate::memory::Memory;
+use crate::harness::memory;
 
 const SIZE: u64 = 4 << 20;
 
@@ -19,7 +19,7 @@ fn probe() -> (Arc<Probe>, TestServer) {
 
 #[test]
 fn written_data_is_read_back_in_every_size() {
-    let server = TestServer::serve(Arc::new(Memory::new(64 << 20)));
+    let server = TestServer::serve(memory(64 << 20));
     let (mut simple, mut structured) =
         (Client::simple(&server.path()), Client::structured(&server.path()));
     // Sizes on each side of every threshold: buffered, own payload, inline, worker, the largest.
@@ -210,7 +210,7 @@ fn errors_of_the_device_have_the_protocols_numbers() {
 
 #[test]
 fn a_device_that_panics_fails_only_its_request() {
-    struct Panics(Memory);
+    struct Panics(Arc<tidegate::device::memory::MemoryDevice>);
     impl tidegate::device::BlockDevice for Panics {
         fn geometry(&self) -> tidegate::device::Geometry {
             tidegate::device::Geometry { inline: false, ..self.0.geometry() }
@@ -242,7 +242,7 @@ fn a_device_that_panics_fails_only_its_request() {
             self.0.write_zeroes(offset, len, flags)
         }
     }
-    let server = TestServer::serve(Arc::new(Panics(Memory::new(1 << 20))));
+    let server = TestServer::serve(Arc::new(Panics(memory(1 << 20))));
     let mut client = Client::simple(&server.path());
     for _ in 0..40 {
         client.request(READ, 0, 1, 0, 512);

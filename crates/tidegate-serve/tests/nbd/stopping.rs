@@ -43,12 +43,11 @@ fn requests_that_wait_behind_unread_replies_are_answered_too() {
     // The server is full when it takes no more although it had every chance.
     let (mut refused, mut at) = (0, 0);
     while refused < 3 {
-        match client.stream.write(&requests[at..]) {
-            Ok(sent) => at = (at + sent) % requests.len(),
-            Err(_) => {
-                Client::simple(&server.path()).write(0, &[1; 512]);
-                refused += 1;
-            }
+        if let Ok(sent) = client.stream.write(&requests[at..]) {
+            at = (at + sent) % requests.len();
+        } else {
+            Client::simple(&server.path()).write(0, &[1; 512]);
+            refused += 1;
         }
     }
     server.stop.stop();
@@ -104,7 +103,7 @@ fn a_server_binds_again_right_after_it_stopped() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let address = tidegate_serve::nbd::ListenAddress::Unix(dir.path().join("s"));
     for _ in 0..3 {
-        let device = std::sync::Arc::new(crate::memory::Memory::new(1 << 20));
+        let device = crate::harness::memory(1 << 20);
         let server = ServerBuilder::new().export(Export::new("", device));
         let server = server.bind(std::slice::from_ref(&address)).expect("bind");
         let stop = tidegate_serve::nbd::StopHandle::new().expect("stop handle");

@@ -2,14 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tidegate_serve::nbd::{Export, ServeError, ServerBuilder, Tls, TlsMode};
 
 use crate::client::*;
 use crate::harness::TestServer;
-use crate::memory::Memory;
+use crate::harness::memory;
 use crate::tools::run;
 
 /// An authority, a server's certificate, and two directories of client files as libnbd wants them:
@@ -62,7 +61,7 @@ impl Certificates {
     }
 
     fn serve(&self, mode: TlsMode, client_certificates: bool) -> TestServer {
-        let export = Export::new("", Arc::new(Memory::new(16 << 20)));
+        let export = Export::new("", memory(16 << 20));
         let builder = ServerBuilder::new().export(export).tls(self.tls(mode, client_certificates));
         TestServer::start(builder)
     }

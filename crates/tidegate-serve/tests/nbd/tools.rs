@@ -2,13 +2,12 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 
 use tidegate_serve::nbd::{Export, ServerBuilder};
 
 use crate::client::pattern;
 use crate::harness::TestServer;
-use crate::memory::Memory;
+use crate::harness::memory;
 
 /// Runs a tool and returns what it printed; fails the test if the tool is missing or fails.
 pub(crate) fn run(package: &str, tool: &str, arguments: &[&str]) -> String {
@@ -31,8 +30,8 @@ fn text(path: &Path) -> &str {
 
 #[test]
 fn nbdinfo_sees_everything() {
-    let first = Export::new("first", Arc::new(Memory::new(1 << 20))).description("for people");
-    let second = Export::new("second", Arc::new(Memory::new(2 << 20))).read_only(true);
+    let first = Export::new("first", memory(1 << 20)).description("for people");
+    let second = Export::new("second", memory(2 << 20)).read_only(true);
     let server = TestServer::start(ServerBuilder::new().export(first).export(second));
     let printed = run("libnbd-bin", "nbdinfo", &["--list", "--json", &server.uri()]);
     let seen: serde_json::Value = serde_json::from_str(&printed).expect("JSON");
@@ -52,12 +51,12 @@ fn nbdinfo_sees_everything() {
     assert_eq!(exports[1]["is_read_only"], true);
     assert_eq!(exports[1]["can_trim"], false);
     let map = run("libnbd-bin", "nbdinfo", &["--map", &server.uri()]);
-    assert!(map.contains("1048576    0  data"), "{map}");
+    assert!(map.contains("1048576    3  hole,zero"), "{map}");
 }
 
 #[test]
 fn nbdcopy_copies_in_and_out() {
-    let server = TestServer::serve(Arc::new(Memory::new(64 << 20)));
+    let server = TestServer::serve(memory(64 << 20));
     let (source, copy) = (server.dir().join("source"), server.dir().join("copy"));
     std::fs::write(&source, pattern(64 << 20, 3)).expect("write");
     run(
@@ -94,7 +93,7 @@ fn qemu_io_reads_writes_zeroes_and_discards() {
 
 #[test]
 fn qemu_img_converts_and_compares() {
-    let server = TestServer::serve(Arc::new(Memory::new(16 << 20)));
+    let server = TestServer::serve(memory(16 << 20));
     let source = server.dir().join("source");
     let mut image = pattern(16 << 20, 5);
     image[1 << 20..9 << 20].fill(0);
@@ -120,7 +119,7 @@ fn qemu_img_converts_and_compares() {
 
 #[test]
 fn fio_verifies_its_checksums() {
-    let server = TestServer::serve(Arc::new(Memory::new(64 << 20)));
+    let server = TestServer::serve(memory(64 << 20));
     let uri = format!("--uri={}", server.uri());
     let arguments = [
         "--name=verify",
