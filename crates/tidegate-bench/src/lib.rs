@@ -1,1 +1,37 @@
-//! Tidegate: bench.
+//! Tidegate measured side by side with its peers.
+//!
+//! Every comparison is made in one run, repetition by repetition in turns, by one harness:
+//!
+//! - [`workload`] and [`pattern`]: what is requested, from a seed, and how latencies are taken;
+//! - [`block`]: devices in this process, against the floor of bare copies and [`peers::libpmemblk`];
+//! - [`nbd`]: servers over unix sockets, driven by fio and nbdcopy;
+//! - [`open`]: opening after a crash;
+//! - [`measure`], [`targets`], [`report`], [`table`], [`docs`]: medians, ratios, verdicts, and where they go.
+//!
+//! Entry points: [`args::BenchCommand`] for `tidegate bench`, [`suite::SuiteArgs`] for `make bench`.
+
+#![allow(
+    clippy::cast_precision_loss,
+    reason = "measurements are reported to a few digits, far above 2^-52"
+)]
+
+pub mod args;
+pub mod block;
+mod child;
+pub mod docs;
+pub mod error;
+mod fio;
+mod floor;
+mod html;
+pub mod machine;
+pub mod measure;
+pub mod nbd;
+pub mod open;
+pub mod pattern;
+pub mod peers;
+pub mod progress;
+pub mod report;
+pub mod suite;
+pub mod table;
+pub mod targets;
+pub mod workload;

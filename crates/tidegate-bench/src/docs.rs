@@ -1,0 +1,69 @@
+//! Measured tables in documentation: a page holds no number that no run has put there.
+
+use crate::error::{BenchError, Result};
+use crate::report::Report;
+
+const BEGIN: &str = "<!-- table: ";
+const END: &str = "<!-- end -->";
+
+/// `page` with the text between each `<!-- table: NAME -->` and the next `<!-- end -->` replaced by that table of
+/// `report`; `machine` is the machine. Tables that the run did not measure stay as they are.
+///
+/// # Errors
+/// [`BenchError::Usage`] where a marker has no name or no end.
+pub fn update(page: &str, report: &Report) -> Result<String> {
+    let mut updated = String::new();
+    let mut rest = page;
+    while let Some(begin) = rest.find(BEGIN) {
+        let (before, marker) = rest.split_at(begin);
+        let wrong = |what| BenchError::Usage(format!("marker at \"{:.40}\" {what}", marker.trim()));
+        let name_end = marker.find(" -->").ok_or_else(|| wrong("has no -->"))?;
+        let end = marker.find(END).ok_or_else(|| wrong("has no <!-- end -->"))?;
+        let head = &marker[..name_end + " -->".len()];
+        updated += before;
+        updated += head;
+        let old = marker.get(head.len()..end).ok_or_else(|| wrong("ends before it begins"))?;
+        match content(&marker[BEGIN.len()..name_end], report) {
+            Some(content) => updated.extend(["\n", &content]),
+            None => updated += old,
+        }
+        updated += END;
+        rest = &marker[end + END.len()..];
+    }
+    Ok(updated + rest)
+}
+
+fn content(name: &str, report: &Report) -> Option<String> {
+    if name == "machine" {
+        return Some(format!("```text\n{}\n```\n", report.machine));
+    }
+    report.tables().iter().find(|table| table.name == name).map(crate::table::Table::markdown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::report;
+
+    const PAGE: &str = "# P\n<!-- table: block-write -->\nold\n<!-- end -->\n\n<!-- table: open -->\nkept\n<!-- end -->\nlast\n";
+
+    #[test]
+    fn measured_tables_replace_what_was_there_again_and_again() {
+        let once = update(PAGE, &report()).unwrap();
+        assert!(once.starts_with("# P\n<!-- table: block-write -->\n| policy"), "{once}");
+        assert!(
+            !once.contains("old") && once.contains("kept") && once.ends_with("\nlast\n"),
+            "{once}"
+        );
+        assert_eq!(update(&once, &report()).unwrap(), once);
+    }
+
+    #[test]
+    fn a_marker_without_its_end_is_told() {
+        for page in
+            ["<!-- table: block-write -->\n", "<!-- table: x", "<!-- table: <!-- end --> -->"]
+        {
+            assert!(update(page, &report()).is_err(), "{page}");
+        }
+    }
+}

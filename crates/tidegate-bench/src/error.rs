@@ -1,0 +1,76 @@
+//! What can go wrong while measuring.
+
+use std::path::PathBuf;
+
+use tidegate::device::DeviceError;
+use tidegate::pmem::PmemError;
+
+/// Result of a measurement.
+pub type Result<T> = std::result::Result<T, BenchError>;
+
+/// Why nothing could be measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// The request makes no sense; nothing was run.
+    #[error("{0}")]
+    Usage(String),
+    /// A program or library of a peer is not there.
+    #[error("{what} was not found: install the Debian package {package}, or leave the peer out")]
+    Missing {
+        /// The program or library.
+        what: String,
+        /// The package that holds it.
+        package: &'static str,
+    },
+    /// A device under test failed.
+    #[error("{policy} failed while it was measured")]
+    Device {
+        /// The policy of the device.
+        policy: String,
+        /// What it reported.
+        #[source]
+        source: DeviceError,
+    },
+    /// The persistent memory under a device could not be had.
+    #[error(transparent)]
+    Pmem(#[from] PmemError),
+    /// Another program did not do what was asked.
+    #[error("{program}: {found}")]
+    Program {
+        /// The program.
+        program: String,
+        /// What happened, and what was expected.
+        found: String,
+    },
+    /// The operating system refused something.
+    #[error("cannot {action} {path}")]
+    Os {
+        /// What was tried, as in "cannot *create* /dev/shm/pool".
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl BenchError {
+    /// The request was wrong (exit status 2), rather than that measuring failed (exit status 1).
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Usage(_))
+    }
+
+    pub(crate) fn os(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Os { action, path, source }
+    }
+
+    pub(crate) fn program(program: &str, found: impl Into<String>) -> Self {
+        Self::Program { program: program.to_owned(), found: found.into() }
+    }
+}

@@ -1,0 +1,102 @@
+//! What the numbers were measured on: they mean nothing without it.
+
+use std::fmt;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::args::CommonArgs;
+use crate::workload::clock_overhead_ns;
+
+/// `f_type` of tmpfs, from statfs(2).
+const TMPFS_MAGIC: i128 = 0x0102_1994;
+
+/// The machine, the medium and the harness.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    /// Model of the CPU.
+    pub cpu: String,
+    /// CPUs that this process may use.
+    pub cores: usize,
+    /// Version of the kernel.
+    pub kernel: String,
+    /// What stands for persistent memory.
+    pub medium: String,
+    /// Durability domain of the pools measured in process.
+    pub domain: &'static str,
+    /// Media model.
+    pub media: String,
+    /// Cost of one reading of the clock in nanoseconds, inside every latency measured in process.
+    pub clock_overhead_ns: f64,
+    /// Load average over a minute before the run: above 0, others had a share of the CPUs.
+    pub load_average: String,
+    /// Seconds of one run.
+    pub seconds: f64,
+    /// Runs of each case.
+    pub repetitions: u32,
+}
+
+impl Machine {
+    /// This machine, for a run with `args`.
+    pub fn of(args: &CommonArgs) -> Self {
+        let unknown = || "unknown".to_owned();
+        Self {
+            cpu: cpu_model().unwrap_or_else(unknown),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: first_word("/proc/sys/kernel/osrelease").unwrap_or_else(unknown),
+            medium: medium(&args.dir),
+            domain: "adr",
+            media: args.media.to_string(),
+            clock_overhead_ns: clock_overhead_ns(),
+            load_average: first_word("/proc/loadavg").unwrap_or_else(unknown),
+            seconds: args.seconds,
+            repetitions: args.repetitions,
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}, {} CPUs, Linux {}, load {}",
+            self.cpu, self.cores, self.kernel, self.load_average
+        )?;
+        writeln!(f, "{}; domain {}, media model {}", self.medium, self.domain, self.media)?;
+        let Self { repetitions, seconds, clock_overhead_ns, .. } = self;
+        write!(
+            f,
+            "{repetitions} runs of {seconds} s a case; a clock reading costs {clock_overhead_ns:.0} ns"
+        )
+    }
+}
+
+fn cpu_model() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(": ")?.1.to_owned())
+}
+
+fn first_word(path: &str) -> Option<String> {
+    Some(std::fs::read_to_string(path).ok()?.split_whitespace().next()?.to_owned())
+}
+
+fn medium(dir: &Path) -> String {
+    match rustix::fs::statfs(dir) {
+        Ok(found) if i128::from(found.f_type) == TMPFS_MAGIC => {
+            format!("tmpfs {} stands for persistent memory", dir.display())
+        }
+        _ => format!("files in {}", dir.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tmpfs_is_called_by_its_name() {
+        assert!(medium(Path::new("/dev/shm")).contains("tmpfs"));
+        assert!(medium(Path::new("/proc")).starts_with("files in"));
+    }
+}

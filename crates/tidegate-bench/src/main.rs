@@ -1,0 +1,51 @@
+//! `tidegate-bench`: all measurements of docs/benchmarks.md, or one of them.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tidegate_bench::args::BenchCommand;
+use tidegate_bench::error::BenchError;
+use tidegate_bench::open::ChildCommand;
+use tidegate_bench::suite::SuiteArgs;
+
+/// Measures Tidegate beside its peers; without a command, everything in docs/benchmarks.md
+#[derive(Debug, Parser)]
+#[command(name = "tidegate-bench", version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    suite: SuiteArgs,
+}
+
+#[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one, for the length of the program")]
+enum Command {
+    #[command(flatten)]
+    Bench(BenchCommand),
+    #[command(flatten)]
+    Child(ChildCommand),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match &cli.command {
+        Some(Command::Bench(command)) => command.run(),
+        Some(Command::Child(command)) => command.run(),
+        None => cli.suite.run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tidegate-bench: {}", with_causes(&error));
+            ExitCode::from(if error.is_usage() { 2 } else { 1 })
+        }
+    }
+}
+
+/// The error and what caused it, in one line.
+fn with_causes(error: &BenchError) -> String {
+    let causes = std::iter::successors(Some(error as &dyn Error), |&error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,365 @@
+//! NBD servers over unix sockets, side by side: `bench nbd`.
+//!
+//! Invariants:
+//! 1. All servers run during the whole measurement, idle unless it is their turn; each is filled once by nbdcopy
+//!    with random bytes before the first run that counts.
+//! 2. Servers take turns: repetition by repetition each is measured once under the same conditions.
+//! 3. Every server ends with this process, however that ends.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tidegate::btt::{BttError, BttOptions};
+use tidegate::pmem::{Domain, Region, RegionOptions};
+
+use crate::args::NbdArgs;
+use crate::block::pool_bytes;
+use crate::child::{Child, find_program, output_of};
+use crate::error::{BenchError, Result};
+use crate::fio::FioRun;
+use crate::measure::{Collector, Key, Op, Sample, Series};
+use crate::pattern::Rng;
+use crate::progress::Progress;
+
+/// Case of random requests by fio.
+pub(crate) const RANDOM: &str = "nbd-random";
+/// Case of a copy of a file onto the whole device.
+pub(crate) const COPY_IN: &str = "nbdcopy-in";
+/// Case of a copy of the whole device to nowhere.
+pub(crate) const COPY_OUT: &str = "nbdcopy-out";
+
+/// Size of fio's requests in bytes.
+const BLOCK_BYTES: u64 = 4096;
+
+/// A server to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// `tidegate serve` on a BTT.
+    Btt,
+    /// nbdkit's memory plugin.
+    NbdkitMemory,
+    /// nbdkit's file plugin on a file beside the pool.
+    NbdkitFile,
+    /// qemu-nbd on a raw file beside the pool.
+    QemuNbd,
+}
+
+impl Policy {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Btt => "btt",
+            Self::NbdkitMemory => "peer:nbdkit-memory",
+            Self::NbdkitFile => "peer:nbdkit-file",
+            Self::QemuNbd => "peer:qemu-nbd",
+        }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let all = [Self::Btt, Self::NbdkitMemory, Self::NbdkitFile, Self::QemuNbd];
+        let known = all.map(Self::name).join(", ");
+        let found = all.into_iter().find(|policy| policy.name() == text);
+        found.ok_or_else(|| format!("server {text} is not known; known are {known}"))
+    }
+}
+
+/// A running server.
+struct Server {
+    policy: Policy,
+    uri: String,
+    _process: Child,
+}
+
+/// What fio does to each server in turn.
+#[derive(Clone, Copy)]
+struct Group {
+    op: Op,
+    threads: usize,
+    iodepth: u32,
+}
+
+/// Time that [`measure`] should take.
+pub fn planned(args: &NbdArgs) -> Duration {
+    let servers = u32::try_from(args.policies.len()).unwrap_or(u32::MAX);
+    let runs = u32::try_from(groups(args).len()).unwrap_or(u32::MAX);
+    let copies = copy_cost(args) * (1 + 2 * args.common.repetitions);
+    (copies + step_cost(args) * runs * args.common.repetitions) * servers
+}
+
+fn step_cost(args: &NbdArgs) -> Duration {
+    // fio ramps up for a fifth of the time, and starts and stops in half a second.
+    Duration::from_secs_f64(args.common.seconds * 1.2 + 0.5)
+}
+
+fn copy_cost(args: &NbdArgs) -> Duration {
+    Duration::from_nanos(args.common.size)
+}
+
+/// Measures all servers and combinations that `args` name.
+///
+/// # Errors
+/// [`BenchError::Missing`] where a program is not installed, and what the programs report.
+pub fn measure(args: &NbdArgs, progress: &mut Progress) -> Result<Vec<Series>> {
+    args.common.check()?;
+    if args.threads.contains(&0) || args.iodepth.contains(&0) {
+        return Err(BenchError::Usage("--threads and --iodepth: expected at least 1".to_owned()));
+    }
+    let dir = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(&args.common.dir);
+    let dir = dir.map_err(BenchError::os("create a directory in", &args.common.dir))?;
+    let bench = Bench { args, source: random_file(&dir, args.common.size)?, dir };
+    let servers: Vec<_> =
+        args.policies.iter().map(|&policy| bench.start(policy)).collect::<Result<_>>()?;
+    let mut collector = Collector::default();
+    bench.copies(&servers, progress, &mut collector)?;
+    bench.random(&servers, progress, &mut collector)?;
+    Ok(collector.into_series())
+}
+
+fn groups(args: &NbdArgs) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for op in [Op::Write, Op::Read] {
+        for &iodepth in &args.iodepth {
+            groups.extend(args.threads.iter().map(|&threads| Group { op, threads, iodepth }));
+        }
+    }
+    groups
+}
+
+struct Bench<'a> {
+    args: &'a NbdArgs,
+    dir: TempDir,
+    /// Random bytes to fill the servers with.
+    source: PathBuf,
+}
+
+impl Bench<'_> {
+    /// nbdcopy in and out: once in that does not count, then repetition by repetition.
+    fn copies(
+        &self,
+        servers: &[Server],
+        progress: &mut Progress,
+        into: &mut Collector,
+    ) -> Result<()> {
+        let cost = copy_cost(self.args);
+        for server in servers {
+            progress.step(&format!("{}: fill", server.policy.name()), cost);
+            self.copy(server, COPY_IN)?;
+        }
+        for repetition in 1..=self.args.common.repetitions {
+            for (case, op) in [(COPY_IN, Op::Write), (COPY_OUT, Op::Read)] {
+                for server in servers {
+                    progress
+                        .step(&format!("{} {case}, run {repetition}", server.policy.name()), cost);
+                    let elapsed_s = self.copy(server, case)?;
+                    let key = key(
+                        server,
+                        case,
+                        Group { op, threads: 1, iodepth: 1 },
+                        self.args.common.size,
+                    );
+                    into.add(key, Sample::single(elapsed_s));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&self, server: &Server, case: &str) -> Result<f64> {
+        let mut command = Command::new(find_program("nbdcopy", "libnbd-bin")?);
+        match case {
+            COPY_IN => command.arg(&self.source).arg(&server.uri),
+            _ => command.arg(&server.uri).arg("null:"),
+        };
+        let begun = Instant::now();
+        output_of(command)?;
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
+    fn random(
+        &self,
+        servers: &[Server],
+        progress: &mut Progress,
+        into: &mut Collector,
+    ) -> Result<()> {
+        for group in groups(self.args) {
+            for repetition in 1..=self.args.common.repetitions {
+                for server in servers {
+                    let Group { op, threads, iodepth } = group;
+                    let (name, op) = (server.policy.name(), op.name());
+                    let what =
+                        format!("{name} {op}, {threads} jobs, depth {iodepth}, run {repetition}");
+                    progress.step(&what, step_cost(self.args));
+                    into.add(key(server, RANDOM, group, BLOCK_BYTES), self.fio(server, group)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fio(&self, server: &Server, group: Group) -> Result<Sample> {
+        let Group { op, threads, iodepth } = group;
+        let run = FioRun {
+            uri: &server.uri,
+            op,
+            threads,
+            iodepth,
+            block_bytes: BLOCK_BYTES,
+            size_bytes: self.args.common.size,
+            seconds: self.args.common.seconds,
+            dir: self.dir.path(),
+        };
+        run.run()
+    }
+
+    fn start(&self, policy: Policy) -> Result<Server> {
+        let name = policy.name().trim_start_matches("peer:");
+        let socket = self.dir.path().join(format!("{name}.sock"));
+        let process = match policy {
+            Policy::Btt => self.start_btt(&socket)?,
+            Policy::NbdkitMemory | Policy::NbdkitFile => self.start_nbdkit(policy, &socket)?,
+            Policy::QemuNbd => self.start_qemu_nbd(&socket)?,
+        };
+        let uri = format!("nbd+unix:///?socket={}", socket.display());
+        Ok(Server { policy, uri, _process: process })
+    }
+
+    fn start_btt(&self, socket: &Path) -> Result<Child> {
+        let pool = self.dir.path().join("btt.pool");
+        create_pool(&pool, pool_bytes(self.args.common.size))?;
+        let (program, args) = self.server_command(&pool, socket)?;
+        let child = Child::start(&program, &args)?;
+        child.wait_for_line("ready")?;
+        Ok(child)
+    }
+
+    fn server_command(&self, pool: &Path, socket: &Path) -> Result<(PathBuf, Vec<String>)> {
+        if let Some(template) = &self.args.server {
+            return fill_in(template, pool, socket);
+        }
+        let this = std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))?;
+        let program = this.with_file_name("tidegate");
+        if !program.is_file() {
+            let found =
+                "is not there; build it (cargo build --release -p tidegate-cli) or name a --server";
+            return Err(BenchError::program(&program.display().to_string(), found));
+        }
+        let media = &self.args.common.media;
+        let args = format!("tidegate serve {{pool}} --nbd unix:{{socket}} --media {media}");
+        Ok((program, fill_in(&args, pool, socket)?.1))
+    }
+
+    fn start_nbdkit(&self, policy: Policy, socket: &Path) -> Result<Child> {
+        let program = find_program("nbdkit", "nbdkit")?;
+        let mut args =
+            vec!["--foreground".to_owned(), "--unix".to_owned(), socket.display().to_string()];
+        let size = self.args.common.size;
+        match policy {
+            Policy::NbdkitMemory => args.extend(["memory".to_owned(), format!("size={size}")]),
+            _ => args.extend(["file".to_owned(), self.image("nbdkit.img")?.display().to_string()]),
+        }
+        start_peer(&program, &args, socket)
+    }
+
+    fn start_qemu_nbd(&self, socket: &Path) -> Result<Child> {
+        let program = find_program("qemu-nbd", "qemu-utils")?;
+        let mut args: Vec<_> =
+            ["--persistent", "--format=raw", "--shared=4", "--socket"].map(str::to_owned).into();
+        args.extend([socket.display().to_string(), self.image("qemu.img")?.display().to_string()]);
+        start_peer(&program, &args, socket)
+    }
+
+    /// An empty file of the device's size.
+    fn image(&self, name: &str) -> Result<PathBuf> {
+        let path = self.dir.path().join(name);
+        let file = std::fs::File::create(&path).map_err(BenchError::os("create", &path))?;
+        file.set_len(self.args.common.size).map_err(BenchError::os("size", &path))?;
+        Ok(path)
+    }
+}
+
+fn key(server: &Server, case: &str, group: Group, block_bytes: u64) -> Key {
+    let Group { op, threads, iodepth } = group;
+    Key {
+        policy: server.policy.name().to_owned(),
+        case: case.to_owned(),
+        op,
+        threads,
+        iodepth,
+        block_bytes,
+    }
+}
+
+fn start_peer(program: &Path, args: &[String], socket: &Path) -> Result<Child> {
+    let mut child = Child::start(program, args)?;
+    child.wait_for_socket(socket)?;
+    Ok(child)
+}
+
+/// The program and arguments of a command with `{pool}` and `{socket}` in it, split at spaces before they are filled in.
+fn fill_in(template: &str, pool: &Path, socket: &Path) -> Result<(PathBuf, Vec<String>)> {
+    let (pool, socket) = (pool.display().to_string(), socket.display().to_string());
+    let fill = |word: &str| word.replace("{pool}", &pool).replace("{socket}", &socket);
+    let mut words = template.split_whitespace().map(fill);
+    let program =
+        words.next().ok_or_else(|| BenchError::Usage("--server: expected a command".to_owned()))?;
+    let program =
+        if program.contains('/') { program.into() } else { find_program(&program, "tidegate")? };
+    Ok((program, words.collect()))
+}
+
+/// Creates a pool with a BTT in it.
+pub(crate) fn create_pool(path: &Path, bytes: u64) -> Result<()> {
+    let options = RegionOptions {
+        domain: Some(Domain::Adr),
+        create_bytes: Some(bytes),
+        ..RegionOptions::default()
+    };
+    let region = Region::open(path, &options)?;
+    let failed =
+        |source: BttError| BenchError::Device { policy: "btt".to_owned(), source: source.into() };
+    tidegate::btt::create(&region, &BttOptions::default()).map_err(failed)?;
+    Ok(())
+}
+
+fn random_file(dir: &TempDir, bytes: u64) -> Result<PathBuf> {
+    let path = dir.path().join("random");
+    let mut rng = Rng::new(1, 0);
+    let mut content = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
+    while (content.len() as u64) < bytes {
+        content.extend(rng.next_u64().to_le_bytes());
+    }
+    std::fs::write(&path, content).map_err(BenchError::os("write", &path))?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_are_split_before_paths_with_spaces_are_filled_in() {
+        let (program, args) = fill_in(
+            "/bin/x serve {pool} --nbd unix:{socket}",
+            Path::new("/a b/p"),
+            Path::new("/s"),
+        )
+        .unwrap();
+        assert_eq!(program, Path::new("/bin/x"));
+        assert_eq!(args, ["serve", "/a b/p", "--nbd", "unix:/s"]);
+        assert!(fill_in(" ", Path::new("p"), Path::new("s")).unwrap_err().is_usage());
+    }
+
+    #[test]
+    fn every_server_has_a_name_that_parses() {
+        for name in ["btt", "peer:nbdkit-memory", "peer:nbdkit-file", "peer:qemu-nbd"] {
+            assert_eq!(name.parse::<Policy>().unwrap().name(), name);
+        }
+        assert!("nbdkit".parse::<Policy>().unwrap_err().contains("peer:qemu-nbd"));
+    }
+}

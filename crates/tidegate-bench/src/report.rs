@@ -1,0 +1,393 @@
+//! What a run found: on a terminal, as JSON, as one HTML page, and in the documentation.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::error::{BenchError, Result};
+use crate::html;
+use crate::machine::Machine;
+use crate::measure::{Key, Op, Row, Sample, Series, Spread};
+use crate::open::{self, Opening};
+use crate::table::Table;
+use crate::targets::{Verdict, verdicts};
+
+/// Where results go besides the terminal.
+#[derive(Debug, Clone, Default, Args)]
+pub struct OutputArgs {
+    /// Write the results to FILE as one JSON object
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write DIR/index.html: tables and plots in one static file
+    #[arg(long, value_name = "DIR")]
+    pub report: Option<PathBuf>,
+}
+
+/// Everything that a run found.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// What it was measured on.
+    pub machine: Machine,
+    /// The measurements.
+    pub series: Vec<Series>,
+    /// Opening after a crash, where it was measured.
+    pub open: Option<Opening>,
+}
+
+/// The JSON object.
+#[derive(Serialize)]
+struct Json<'a> {
+    machine: &'a Machine,
+    rows: Vec<Row>,
+    repetitions: Vec<Repetitions<'a>>,
+    targets: Vec<Verdict>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    open: &'a Option<Opening>,
+}
+
+/// Throughput of each repetition, from which medians and ratios can be checked.
+#[derive(Serialize)]
+struct Repetitions<'a> {
+    #[serde(flatten)]
+    key: &'a Key,
+    ops_per_s: Vec<f64>,
+}
+
+impl Report {
+    /// The JSON object: `machine`, `rows`, `repetitions`, `targets`.
+    ///
+    /// # Panics
+    /// Never: the object is made of strings and numbers.
+    pub fn json(&self) -> serde_json::Value {
+        let repetitions =
+            |series: &Series| series.samples.iter().map(|sample| sample.ops_per_s).collect();
+        let object = Json {
+            machine: &self.machine,
+            rows: self.series.iter().map(Series::row).collect(),
+            repetitions: self
+                .series
+                .iter()
+                .map(|series| Repetitions { key: &series.key, ops_per_s: repetitions(series) })
+                .collect(),
+            targets: self.verdicts(),
+            open: &self.open,
+        };
+        serde_json::to_value(object).expect("strings and numbers are JSON")
+    }
+
+    /// Writes the files that `output` names.
+    ///
+    /// # Errors
+    /// [`BenchError::Os`].
+    pub fn write(&self, output: &OutputArgs) -> Result<()> {
+        if let Some(file) = &output.json {
+            write_file(file, &format!("{:#}\n", self.json()))?;
+        }
+        if let Some(dir) = &output.report {
+            std::fs::create_dir_all(dir).map_err(BenchError::os("create", dir))?;
+            write_file(&dir.join("index.html"), &html::page(self))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the targets that this run measured are met.
+    pub fn verdicts(&self) -> Vec<Verdict> {
+        verdicts(&self.series, self.open.as_ref())
+    }
+
+    /// All tables that have rows, in the order of the documentation.
+    pub fn tables(&self) -> Vec<Table> {
+        let block = |op| move |key: &Key| key.op == op && !is_nbd(key) && key.case != open::CASE;
+        let nbd = |op| move |key: &Key| key.op == op && is_nbd(key) && !is_single(key);
+        let tables = [
+            latencies(
+                "block-write",
+                "Write, in process",
+                &self.matching(block(Op::Write)),
+                "peer:libpmemblk",
+            ),
+            latencies(
+                "block-read",
+                "Read, in process",
+                &self.matching(block(Op::Read)),
+                "peer:libpmemblk",
+            ),
+            latencies(
+                "block-flush",
+                "Flush, in process",
+                &self.matching(block(Op::Flush)),
+                "peer:libpmemblk",
+            ),
+            latencies(
+                "nbd-write",
+                "Random write over NBD, fio",
+                &self.matching(nbd(Op::Write)),
+                "peer:nbdkit-memory",
+            ),
+            latencies(
+                "nbd-read",
+                "Random read over NBD, fio",
+                &self.matching(nbd(Op::Read)),
+                "peer:nbdkit-memory",
+            ),
+            times(
+                "nbdcopy",
+                "Whole device by nbdcopy",
+                &self.matching(|key| is_nbd(key) && is_single(key)),
+            ),
+            self.open_table(),
+            self.target_table(),
+        ];
+        tables
+            .into_iter()
+            .filter(|table| !table.is_empty())
+            .map(Table::without_empty_columns)
+            .collect()
+    }
+
+    fn matching(&self, wanted: impl Fn(&Key) -> bool) -> Vec<&Series> {
+        self.series.iter().filter(|series| wanted(&series.key)).collect()
+    }
+
+    fn open_table(&self) -> Table {
+        let headers = ["policy", "size GiB", "ms median", "min-max", "peak memory MiB"];
+        let mut table = Table::new("open", "Opening after a crash", &headers);
+        let opened = self.matching(|key| key.case == open::CASE);
+        for (series, opening) in opened.into_iter().zip(&self.open) {
+            let time = series.spread(|sample| sample.mean_ns / 1e6);
+            table.push(vec![
+                series.key.policy.clone(),
+                format!("{:.1}", series.key.block_bytes as f64 / f64::from(1 << 30)),
+                format!("{:.2}", time.median),
+                range(time, 2),
+                format!("{:.1}", opening.peak_memory_bytes as f64 / f64::from(1 << 20)),
+            ]);
+        }
+        table
+    }
+
+    fn target_table(&self) -> Table {
+        let mut table =
+            Table::new("targets", "Targets", &["target", "wanted", "measured", "verdict"]);
+        for verdict in self.verdicts() {
+            let Verdict { target, wanted, measured, met } = verdict;
+            let word = if met { "PASS" } else { "MISS" };
+            table.push(vec![target, wanted, format!("{measured:.2}"), word.to_owned()]);
+        }
+        table
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.machine)?;
+        for table in self.tables() {
+            write!(f, "\n{table}")?;
+        }
+        Ok(())
+    }
+}
+
+fn is_nbd(key: &Key) -> bool {
+    key.case.starts_with("nbd")
+}
+
+/// One operation over the whole device, timed as one.
+fn is_single(key: &Key) -> bool {
+    key.case.starts_with("nbdcopy")
+}
+
+/// The measurement of `baseline` under the same conditions as `series`.
+pub(crate) fn counterpart<'a>(
+    all: &[&'a Series],
+    series: &Series,
+    baseline: &str,
+) -> Option<&'a Series> {
+    let conditions = |key: &Key| (key.op, key.threads, key.iodepth, key.block_bytes);
+    let alike = |other: &&&Series| {
+        let same = conditions(&other.key) == conditions(&series.key);
+        same && other.key.policy == baseline
+            && (!is_single(&series.key) || other.key.case == series.key.case)
+    };
+    all.iter().find(alike).copied()
+}
+
+fn latencies(name: &'static str, title: &str, all: &[&Series], baseline: &str) -> Table {
+    let throughput_ratio = format!("/ {}", baseline.trim_start_matches("peer:"));
+    let headers = [
+        "policy",
+        "case",
+        "threads",
+        "depth",
+        "kops/s",
+        "min-max",
+        &throughput_ratio,
+        "min-max",
+        "mean µs",
+        "p50",
+        "p99",
+        "p99.9",
+        "p99.99",
+        "max",
+        "data B/op",
+        "metadata B/op",
+        "fences/op",
+    ];
+    let mut table = Table::new(name, title, &headers);
+    let mut sorted = all.to_vec();
+    sorted.sort_by_key(|series| (series.key.threads, series.key.iodepth));
+    for series in sorted {
+        let ratio = counterpart(all, series, baseline)
+            .and_then(|base| series.ratio(base, |sample| sample.ops_per_s));
+        table.push(latency_row(series, ratio));
+    }
+    table
+}
+
+fn latency_row(series: &Series, ratio: Option<Spread>) -> Vec<String> {
+    let Key { policy, case, threads, iodepth, .. } = &series.key;
+    let throughput = series.spread(|sample| sample.ops_per_s / 1e3);
+    let micros = |value: fn(&Sample) -> f64| format!("{:.2}", series.spread(value).median / 1e3);
+    let per_op = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.1}"));
+    vec![
+        policy.clone(),
+        case.clone(),
+        threads.to_string(),
+        iodepth.to_string(),
+        format!("{:.0}", throughput.median),
+        range(throughput, 0),
+        ratio.map_or(String::new(), |ratio| format!("{:.2}", ratio.median)),
+        ratio.map_or(String::new(), |ratio| range(ratio, 2)),
+        micros(|sample| sample.mean_ns),
+        micros(|sample| sample.p50_ns as f64),
+        micros(|sample| sample.p99_ns as f64),
+        micros(|sample| sample.p999_ns as f64),
+        micros(|sample| sample.p9999_ns as f64),
+        format!("{:.0}", series.row().max_ns as f64 / 1e3),
+        per_op(series.traffic_per_op(|traffic| traffic.data_bytes)),
+        per_op(series.traffic_per_op(|traffic| traffic.metadata_bytes)),
+        per_op(series.traffic_per_op(|traffic| traffic.fences)),
+    ]
+}
+
+fn times(name: &'static str, title: &str, all: &[&Series]) -> Table {
+    let headers = ["policy", "case", "MiB", "ms median", "min-max", "/ nbdkit-memory", "min-max"];
+    let mut table = Table::new(name, title, &headers);
+    for series in all {
+        let time = series.spread(|sample| sample.mean_ns / 1e6);
+        let base = counterpart(all, series, "peer:nbdkit-memory");
+        let ratio = base.and_then(|base| series.ratio(base, |sample| sample.mean_ns));
+        table.push(vec![
+            series.key.policy.clone(),
+            series.key.case.clone(),
+            (series.key.block_bytes >> 20).to_string(),
+            format!("{:.0}", time.median),
+            range(time, 0),
+            ratio.map_or(String::new(), |ratio| format!("{:.2}", ratio.median)),
+            ratio.map_or(String::new(), |ratio| range(ratio, 2)),
+        ]);
+    }
+    table
+}
+
+fn range(spread: Spread, digits: usize) -> String {
+    format!("{:.digits$}-{:.digits$}", spread.min, spread.max)
+}
+
+fn write_file(path: &Path, content: &str) -> Result<()> {
+    std::fs::write(path, content).map_err(BenchError::os("write", path))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::measure::{ROW_KEYS, Traffic};
+
+    pub(crate) fn report() -> Report {
+        let series = |policy: &str, case: &str, ops_per_s| Series {
+            key: Key {
+                policy: policy.to_owned(),
+                case: case.to_owned(),
+                op: Op::Write,
+                threads: 1,
+                iodepth: 1,
+                block_bytes: 4096,
+            },
+            samples: vec![Sample {
+                ops_per_s,
+                traffic: (policy == "btt").then_some(Traffic {
+                    data_bytes: 4096,
+                    metadata_bytes: 192,
+                    fences: 2,
+                }),
+                ..Sample::single(1e-6)
+            }],
+        };
+        Report {
+            machine: Machine {
+                cpu: "a CPU".to_owned(),
+                cores: 2,
+                kernel: "6.1".to_owned(),
+                medium: "tmpfs".to_owned(),
+                domain: "adr",
+                media: "dram".to_owned(),
+                clock_overhead_ns: 20.0,
+                load_average: "0.00".to_owned(),
+                seconds: 1.0,
+                repetitions: 1,
+            },
+            series: vec![
+                series("btt", "uniform", 2e6),
+                series("peer:libpmemblk", "uniform", 1e6),
+                series("btt", "nbd-random", 3e5),
+            ],
+            open: None,
+        }
+    }
+
+    #[test]
+    fn json_holds_rows_with_the_keys_of_the_contract_only() {
+        let json = report().json();
+        for row in json["rows"].as_array().unwrap() {
+            let mut keys: Vec<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
+            let mut expected = ROW_KEYS;
+            keys.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(keys, expected);
+        }
+        assert_eq!(json["rows"].as_array().unwrap().len(), 3);
+        assert_eq!(json["targets"][0]["met"], true);
+    }
+
+    #[test]
+    fn tables_show_ratios_traffic_and_targets_and_keep_nbd_apart() {
+        let text = report().to_string();
+        let btt =
+            text.lines().find(|line| line.contains("btt") && line.contains("uniform")).unwrap();
+        let cells: Vec<_> = btt.split_whitespace().collect();
+        assert_eq!(
+            cells[..8],
+            ["btt", "uniform", "1", "1", "2000", "2000-2000", "2.00", "2.00-2.00"]
+        );
+        assert_eq!(cells[cells.len() - 3..], ["4096.0", "192.0", "2.0"]);
+        assert!(text.contains("PASS"), "{text}");
+        let names: Vec<_> = report().tables().into_iter().map(|table| table.name).collect();
+        assert_eq!(names, ["block-write", "nbd-write", "targets"]);
+    }
+
+    #[test]
+    fn files_are_written_where_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let (json, page) = (dir.path().join("a.json"), dir.path().join("new/dir"));
+        report()
+            .write(&OutputArgs { json: Some(json.clone()), report: Some(page.clone()) })
+            .unwrap();
+        let parsed: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+        assert_eq!(parsed, report().json());
+        let page = std::fs::read_to_string(page.join("index.html")).unwrap();
+        assert!(page.starts_with("<!DOCTYPE html>") && page.contains("<svg"), "{page}");
+    }
+}

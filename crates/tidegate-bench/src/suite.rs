@@ -1,0 +1,115 @@
+//! All tables of docs/benchmarks.md in one run: `make bench`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+use crate::args::{BlockArgs, CommonArgs, NbdArgs};
+use crate::error::{BenchError, Result};
+use crate::machine::Machine;
+use crate::open::OpenPlan;
+use crate::peers::libpmemblk;
+use crate::progress::Progress;
+use crate::report::{OutputArgs, Report};
+use crate::{block, docs, nbd};
+
+/// Arguments of the whole run.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SuiteArgs {
+    /// A minute instead of six: shorter runs, fewer repetitions
+    #[arg(long)]
+    pub quick: bool,
+    /// Replace the measured tables in FILE
+    #[arg(long, value_name = "FILE")]
+    pub update_docs: Option<PathBuf>,
+    /// Where results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// The measurements, as command lines: what `tidegate bench` would be given.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true)]
+struct Line<A: clap::Args> {
+    #[command(flatten)]
+    args: A,
+}
+
+fn line<A: clap::Args>(words: &str) -> A {
+    Line::<A>::parse_from(words.split(' ')).args
+}
+
+/// What the whole run measures.
+struct Plan {
+    block: BlockArgs,
+    nbd: NbdArgs,
+    open: OpenPlan,
+}
+
+impl Plan {
+    fn new(quick: bool) -> Self {
+        let (block, nbd, writes, repetitions) = if quick {
+            ("--seconds 0.3 --repetitions 3", "--seconds 0.4 --repetitions 1", 20_000, 2)
+        } else {
+            ("--seconds 1 --repetitions 7", "--seconds 1.5 --repetitions 3", 200_000, 5)
+        };
+        let block: BlockArgs = line(&format!("--threads 1,2 {block}"));
+        let open =
+            OpenPlan { dir: block.common.dir.clone(), pool_bytes: 8 << 30, writes, repetitions };
+        Self { block, nbd: line(nbd), open }
+    }
+
+    fn common(&self) -> &CommonArgs {
+        &self.block.common
+    }
+
+    fn run(&self) -> Result<Report> {
+        let machine = Machine::of(self.common());
+        let planned = block::planned(&self.block) + nbd::planned(&self.nbd) + self.open.planned();
+        let mut progress = Progress::new(planned);
+        let mut series = block::measure(&self.block, &mut progress)?;
+        series.extend(nbd::measure(&self.nbd, &mut progress)?);
+        let (opened, opening) = self.open.measure(&mut progress)?;
+        series.push(opened);
+        Ok(Report { machine, series, open: Some(opening) })
+    }
+}
+
+impl SuiteArgs {
+    /// Measures everything, prints the tables and writes the files asked for. The running program may be started again
+    /// with another environment ([`libpmemblk::prepare_process`]).
+    ///
+    /// # Errors
+    /// Those of measuring.
+    pub fn run(&self) -> Result<()> {
+        libpmemblk::prepare_process()?;
+        let page = self.update_docs.as_deref().map(read).transpose()?;
+        let report = Plan::new(self.quick).run()?;
+        println!("{report}");
+        if let Some((path, page)) = self.update_docs.as_deref().zip(page) {
+            let page = docs::update(&page, &report)?;
+            std::fs::write(path, page).map_err(BenchError::os("write", path))?;
+        }
+        report.write(&self.output)
+    }
+}
+
+fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(BenchError::os("read", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_parse_and_the_quick_one_is_quick() {
+        let [quick, full] = [true, false].map(|quick| {
+            let plan = Plan::new(quick);
+            plan.block.common.check().unwrap();
+            plan.nbd.common.check().unwrap();
+            block::planned(&plan.block) + nbd::planned(&plan.nbd) + plan.open.planned()
+        });
+        assert!(quick.as_secs() < 120 && full.as_secs() < 600, "{quick:?} {full:?}");
+    }
+}

@@ -1,0 +1,137 @@
+//! Tables: one content, rendered for a terminal, for Markdown and for HTML.
+
+use std::fmt;
+
+use maud::{Markup, html};
+
+/// A table of text. The first column is left-aligned, the others right-aligned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// Name in the documentation's placeholders.
+    pub name: &'static str,
+    /// What it shows.
+    pub title: String,
+    headers: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(name: &'static str, title: impl Into<String>, headers: &[&str]) -> Self {
+        let headers = headers.iter().map(|&header| header.to_owned()).collect();
+        Self { name, title: title.into(), headers, rows: Vec::new() }
+    }
+
+    /// Adds a row: a cell for each header, empty where there is nothing to say.
+    pub fn push(&mut self, cells: Vec<String>) {
+        debug_assert_eq!(cells.len(), self.headers.len());
+        self.rows.push(cells);
+    }
+
+    /// It has no rows.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The table without columns that say nothing in any row.
+    #[must_use]
+    pub fn without_empty_columns(self) -> Self {
+        let keep: Vec<bool> = (0..self.headers.len())
+            .map(|column| self.rows.iter().any(|row| !row[column].is_empty()))
+            .collect();
+        let strip = |cells: Vec<String>| {
+            cells.into_iter().zip(&keep).filter(|(_, keep)| **keep).map(|(cell, _)| cell).collect()
+        };
+        Self {
+            headers: strip(self.headers),
+            rows: self.rows.into_iter().map(strip).collect(),
+            ..self
+        }
+    }
+
+    /// The table in Markdown, columns aligned in the source too.
+    pub fn markdown(&self) -> String {
+        let widths = self.widths();
+        let mut lines = vec![markdown_line(&self.headers, &widths)];
+        let rules = widths.iter().enumerate().map(|(column, &width)| match column {
+            0 => "-".repeat(width.max(3)),
+            _ => format!("{}:", "-".repeat(width.max(3) - 1)),
+        });
+        lines.push(format!("| {} |", rules.collect::<Vec<_>>().join(" | ")));
+        lines.extend(self.rows.iter().map(|row| markdown_line(row, &widths)));
+        lines.join("\n") + "\n"
+    }
+
+    /// The table in HTML.
+    pub fn html(&self) -> Markup {
+        html! {
+            h2 { (self.title) }
+            table {
+                thead { tr { @for header in &self.headers { th { (header) } } } }
+                tbody { @for row in &self.rows { tr { @for cell in row { td { (cell) } } } } }
+            }
+        }
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let width = |column: usize| {
+            let cells = self.rows.iter().map(|row| row[column].chars().count());
+            cells.chain([self.headers[column].chars().count()]).max().unwrap_or(0)
+        };
+        (0..self.headers.len()).map(width).collect()
+    }
+}
+
+fn markdown_line(cells: &[String], widths: &[usize]) -> String {
+    let widths: Vec<_> = widths.iter().map(|&width| width.max(3)).collect();
+    format!("| {} |", aligned(cells, &widths).join(" | "))
+}
+
+fn aligned(cells: &[String], widths: &[usize]) -> Vec<String> {
+    let pad = |(column, (cell, &width)): (usize, (&String, &usize))| match column {
+        0 => format!("{cell:<width$}"),
+        _ => format!("{cell:>width$}"),
+    };
+    cells.iter().zip(widths).enumerate().map(pad).collect()
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let widths = self.widths();
+        writeln!(f, "{}", self.title)?;
+        for row in std::iter::once(&self.headers).chain(&self.rows) {
+            writeln!(f, "  {}", aligned(row, &widths).join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new("t", "Title", &["policy", "µs", "none"]);
+        table.push(vec!["btt".into(), "1.25".into(), String::new()]);
+        table.push(vec!["peer:x".into(), "10".into(), String::new()]);
+        table.without_empty_columns()
+    }
+
+    #[test]
+    fn text_is_aligned() {
+        assert_eq!(table().to_string(), "Title\n  policy    µs\n  btt     1.25\n  peer:x    10\n");
+    }
+
+    #[test]
+    fn markdown_is_aligned_and_empty_columns_are_gone() {
+        let expected =
+            "| policy |   µs |\n| ------ | ---: |\n| btt    | 1.25 |\n| peer:x |   10 |\n";
+        assert_eq!(table().markdown(), expected);
+    }
+
+    #[test]
+    fn html_escapes_text() {
+        let table = Table::new("t", "<script>", &["a"]);
+        assert!(table.html().into_string().contains("&lt;script&gt;"));
+    }
+}

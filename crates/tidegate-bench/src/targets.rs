@@ -1,0 +1,274 @@
+//! The speed that Tidegate is built for, as data, and whether a run met it.
+
+use serde::Serialize;
+
+use crate::block::{COPY_TWO_FENCES, POOL_UNIFORM};
+use crate::measure::{Key, Op, Sample, Series};
+use crate::nbd::{COPY_IN, COPY_OUT, RANDOM};
+use crate::open::{self, Opening};
+
+/// A measurement, by everything in its key but the block size.
+#[derive(Debug, Clone, Copy)]
+struct Pick {
+    policy: &'static str,
+    case: &'static str,
+    op: Op,
+    threads: usize,
+    iodepth: u32,
+}
+
+/// What is compared with the bound.
+#[derive(Debug, Clone, Copy)]
+enum Measure {
+    /// A value of one measurement over the same value of another, pair by pair.
+    Ratio { of: Pick, to: Pick, value: fn(&Sample) -> f64 },
+    /// Milliseconds of an opening after a crash.
+    OpenMs,
+    /// Peak memory in MiB of an opening after a crash.
+    OpenPeakMib,
+}
+
+/// What is wanted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Bound {
+    fn holds(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(bound) => value >= bound,
+            Self::AtMost(bound) => value <= bound,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::AtLeast(bound) => format!("at least {bound}"),
+            Self::AtMost(bound) => format!("at most {bound}"),
+        }
+    }
+}
+
+struct Target {
+    name: String,
+    measure: Measure,
+    bound: Bound,
+}
+
+/// A target and what was measured for it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Verdict {
+    /// The target in words.
+    pub target: String,
+    /// What is wanted.
+    pub wanted: String,
+    /// What was measured: a ratio unless the target names a unit.
+    pub measured: f64,
+    /// The target is met.
+    pub met: bool,
+}
+
+/// The verdicts on all targets that this run measured.
+pub fn verdicts(series: &[Series], opening: Option<&Opening>) -> Vec<Verdict> {
+    targets().into_iter().filter_map(|target| target.verdict(series, opening)).collect()
+}
+
+impl Target {
+    fn verdict(self, series: &[Series], opening: Option<&Opening>) -> Option<Verdict> {
+        let find = |pick: Pick| series.iter().find(|series| pick.is(&series.key));
+        let measured = match self.measure {
+            Measure::Ratio { of, to, value } => find(of)?.ratio(find(to)?, value)?.median,
+            Measure::OpenMs => find(open_pick())?.spread(|sample| sample.mean_ns).median / 1e6,
+            Measure::OpenPeakMib => opening?.peak_memory_bytes as f64 / f64::from(1 << 20),
+        };
+        let met = self.bound.holds(measured);
+        Some(Verdict { target: self.name, wanted: self.bound.text(), measured, met })
+    }
+}
+
+impl Pick {
+    fn is(&self, key: &Key) -> bool {
+        let Self { policy, case, op, threads, iodepth } = *self;
+        key.policy == policy
+            && key.case == case
+            && (key.op, key.threads, key.iodepth) == (op, threads, iodepth)
+    }
+}
+
+fn targets() -> Vec<Target> {
+    let mut targets = block_targets();
+    targets.extend(nbd_targets());
+    targets.push(Target {
+        name: "opening an 8 GiB BTT after a crash: ms".to_owned(),
+        measure: Measure::OpenMs,
+        bound: Bound::AtMost(100.0),
+    });
+    targets.push(Target {
+        name: "opening an 8 GiB BTT after a crash: MiB of memory".to_owned(),
+        measure: Measure::OpenPeakMib,
+        bound: Bound::AtMost(64.0),
+    });
+    targets
+}
+
+fn throughput(sample: &Sample) -> f64 {
+    sample.ops_per_s
+}
+
+fn p50(sample: &Sample) -> f64 {
+    sample.p50_ns as f64
+}
+
+fn p999(sample: &Sample) -> f64 {
+    sample.p999_ns as f64
+}
+
+fn block_targets() -> Vec<Target> {
+    let pick = |policy, op, threads| Pick { policy, case: POOL_UNIFORM, op, threads, iodepth: 1 };
+    let against_peer = |name: &str, op, threads, value, bound| Target {
+        name: name.to_owned(),
+        measure: Measure::Ratio {
+            of: pick("btt", op, threads),
+            to: pick("peer:libpmemblk", op, threads),
+            value,
+        },
+        bound,
+    };
+    let floor = Pick { case: COPY_TWO_FENCES, ..pick("copy", Op::Write, 1) };
+    let p50_over_floor = Measure::Ratio { of: pick("btt", Op::Write, 1), to: floor, value: p50 };
+    vec![
+        against_peer(
+            "btt write, 1 thread: throughput / libpmemblk",
+            Op::Write,
+            1,
+            throughput,
+            Bound::AtLeast(1.8),
+        ),
+        against_peer(
+            "btt write, 2 threads: throughput / libpmemblk",
+            Op::Write,
+            2,
+            throughput,
+            Bound::AtLeast(1.5),
+        ),
+        Target {
+            name: "btt write, 1 thread: p50 / bare copy with two fences".to_owned(),
+            measure: p50_over_floor,
+            bound: Bound::AtMost(1.6),
+        },
+        against_peer(
+            "btt write, 1 thread: p99.9 / libpmemblk",
+            Op::Write,
+            1,
+            p999,
+            Bound::AtMost(1.0),
+        ),
+        against_peer(
+            "btt read, 1 thread: throughput / libpmemblk",
+            Op::Read,
+            1,
+            throughput,
+            Bound::AtLeast(1.3),
+        ),
+        against_peer(
+            "btt read, 2 threads: throughput / libpmemblk",
+            Op::Read,
+            2,
+            throughput,
+            Bound::AtLeast(1.3),
+        ),
+    ]
+}
+
+fn nbd_targets() -> Vec<Target> {
+    let mut targets = Vec::new();
+    for (iodepth, bound) in [(32, 1.5), (1, 1.0)] {
+        for op in [Op::Write, Op::Read] {
+            for threads in [1, 2] {
+                let pick = |policy| Pick { policy, case: RANDOM, op, threads, iodepth };
+                let name = format!(
+                    "nbd {} depth {iodepth}, {threads} jobs: IOPS / nbdkit memory",
+                    op.name()
+                );
+                targets.push(against_nbdkit(name, pick, throughput, Bound::AtLeast(bound)));
+            }
+        }
+    }
+    for (op, case) in [(Op::Write, COPY_IN), (Op::Read, COPY_OUT)] {
+        let pick = |policy| Pick { policy, case, op, threads: 1, iodepth: 1 };
+        let name = format!("{case}: time / nbdkit memory");
+        targets.push(against_nbdkit(name, pick, |sample| sample.mean_ns, Bound::AtMost(1.0)));
+    }
+    targets
+}
+
+fn against_nbdkit(
+    name: String,
+    pick: impl Fn(&'static str) -> Pick,
+    value: fn(&Sample) -> f64,
+    bound: Bound,
+) -> Target {
+    let measure = Measure::Ratio { of: pick("btt"), to: pick("peer:nbdkit-memory"), value };
+    Target { name, measure, bound }
+}
+
+fn open_pick() -> Pick {
+    Pick { policy: "btt", case: open::CASE, op: Op::Read, threads: 1, iodepth: 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(pick: Pick, ops_per_s: f64, p50_ns: u64) -> Series {
+        let Pick { policy, case, op, threads, iodepth } = pick;
+        let (policy, case) = (policy.to_owned(), case.to_owned());
+        let sample = Sample { ops_per_s, p50_ns, ..Sample::single(0.05) };
+        Series {
+            key: Key { policy, case, op, threads, iodepth, block_bytes: 4096 },
+            samples: vec![sample],
+        }
+    }
+
+    fn write(policy: &'static str, case: &'static str) -> Pick {
+        Pick { policy, case, op: Op::Write, threads: 1, iodepth: 1 }
+    }
+
+    #[test]
+    fn targets_are_met_or_missed_by_what_was_measured() {
+        let mut measured = vec![
+            series(write("btt", POOL_UNIFORM), 1.7e6, 800),
+            series(write("peer:libpmemblk", POOL_UNIFORM), 1.0e6, 1000),
+            series(write("copy", COPY_TWO_FENCES), 2.0e6, 500),
+        ];
+        let found = verdicts(&measured, None);
+        let met: Vec<_> = found.iter().map(|verdict| (verdict.measured, verdict.met)).collect();
+        assert_eq!(met, [(1.7, false), (1.6, true), (1.0, true)]);
+        measured[0].samples[0].ops_per_s = 1.8e6;
+        assert!(verdicts(&measured, None)[0].met, "the bound itself is enough");
+    }
+
+    #[test]
+    fn what_was_not_measured_has_no_verdict() {
+        assert_eq!(verdicts(&[], None), []);
+    }
+
+    #[test]
+    fn openings_are_judged_in_their_units() {
+        let measured = [series(open_pick(), 20.0, 0)];
+        let found = verdicts(&measured, Some(&Opening { peak_memory_bytes: 65 << 20 }));
+        assert_eq!((found[0].measured, found[0].met), (50.0, true));
+        assert_eq!((found[1].measured, found[1].met), (65.0, false));
+    }
+
+    #[test]
+    fn every_target_has_a_name_of_its_own() {
+        let mut names: Vec<_> = targets().into_iter().map(|target| target.name).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}
