@@ -36,8 +36,7 @@ impl BenchCommand {
             Self::Block(args) => (args.report()?, &args.output),
             Self::Nbd(args) => (args.report()?, &args.output),
         };
-        println!("{report}");
-        report.write(output)
+        report.publish(output)
     }
 }
 
@@ -62,6 +61,11 @@ pub struct CommonArgs {
 }
 
 impl CommonArgs {
+    /// What the measurement runs on.
+    pub(crate) fn machine(&self) -> Machine {
+        Machine::of(&self.dir, &self.media, self.seconds, self.repetitions)
+    }
+
     /// Refuses numbers that measure nothing.
     ///
     /// # Errors
@@ -131,7 +135,7 @@ impl BlockArgs {
         if self.policies.contains(&block::Policy::Libpmemblk) {
             libpmemblk::prepare_process()?;
         }
-        let machine = Machine::of(&self.common);
+        let machine = self.common.machine();
         let mut progress = Progress::new(block::planned(self));
         Ok(Report { machine, series: block::measure(self, &mut progress)?, open: None })
     }
@@ -171,7 +175,7 @@ impl NbdArgs {
     /// # Errors
     /// Those of measuring.
     pub fn report(&self) -> Result<Report> {
-        let machine = Machine::of(&self.common);
+        let machine = self.common.machine();
         let mut progress = Progress::new(nbd::planned(self));
         Ok(Report { machine, series: nbd::measure(self, &mut progress)?, open: None })
     }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
+use tidegate::pmem::MediaModel;
 
-use crate::args::CommonArgs;
 use crate::workload::clock_overhead_ns;
 
 /// `f_type` of tmpfs, from statfs(2).
@@ -37,20 +37,20 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine, for a run with `args`.
-    pub fn of(args: &CommonArgs) -> Self {
+    /// This machine, for `repetitions` runs of `seconds` on pools in `dir`.
+    pub fn of(dir: &Path, media: &MediaModel, seconds: f64, repetitions: u32) -> Self {
         let unknown = || "unknown".to_owned();
         Self {
             cpu: cpu_model().unwrap_or_else(unknown),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: first_word("/proc/sys/kernel/osrelease").unwrap_or_else(unknown),
-            medium: medium(&args.dir),
+            medium: medium(dir),
             domain: "adr",
-            media: args.media.to_string(),
+            media: media.to_string(),
             clock_overhead_ns: clock_overhead_ns(),
             load_average: first_word("/proc/loadavg").unwrap_or_else(unknown),
-            seconds: args.seconds,
-            repetitions: args.repetitions,
+            seconds,
+            repetitions,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tidegate_bench::args::BenchCommand;
 use tidegate_bench::error::BenchError;
-use tidegate_bench::open::ChildCommand;
+use tidegate_bench::open::{ChildCommand, OpenArgs};
 use tidegate_bench::suite::SuiteArgs;
 
 /// Measures Tidegate beside its peers; without a command, everything in docs/benchmarks.md
@@ -24,6 +24,8 @@ struct Cli {
 enum Command {
     #[command(flatten)]
     Bench(BenchCommand),
+    /// Opening a BTT after a crash: time and memory
+    Open(OpenArgs),
     #[command(flatten)]
     Child(ChildCommand),
 }
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
         Some(Command::Bench(command)) => command.run(),
+        Some(Command::Open(args)) => args.report().and_then(|report| report.publish(&args.output)),
         Some(Command::Child(command)) => command.run(),
         None => cli.suite.run(),
     };

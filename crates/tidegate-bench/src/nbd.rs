@@ -107,6 +107,7 @@ fn copy_cost(args: &NbdArgs) -> Duration {
 /// [`BenchError::Missing`] where a program is not installed, and what the programs report.
 pub fn measure(args: &NbdArgs, progress: &mut Progress) -> Result<Vec<Series>> {
     args.common.check()?;
+    find_programs(args)?;
     if args.threads.contains(&0) || args.iodepth.contains(&0) {
         return Err(BenchError::Usage("--threads and --iodepth: expected at least 1".to_owned()));
     }
@@ -119,6 +120,23 @@ pub fn measure(args: &NbdArgs, progress: &mut Progress) -> Result<Vec<Series>> {
     bench.copies(&servers, progress, &mut collector)?;
     bench.random(&servers, progress, &mut collector)?;
     Ok(collector.into_series())
+}
+
+/// Whether all programs are there that [`measure`] will need: better known before other measurements run for minutes.
+///
+/// # Errors
+/// [`BenchError::Missing`], or [`BenchError::Program`] for our own server.
+pub fn find_programs(args: &NbdArgs) -> Result<()> {
+    find_program("fio", "fio")?;
+    find_program("nbdcopy", "libnbd-bin")?;
+    for policy in &args.policies {
+        match policy {
+            Policy::Btt => drop(server_command(args, Path::new("pool"), Path::new("socket"))?),
+            Policy::NbdkitMemory | Policy::NbdkitFile => drop(find_program("nbdkit", "nbdkit")?),
+            Policy::QemuNbd => drop(find_program("qemu-nbd", "qemu-utils")?),
+        }
+    }
+    Ok(())
 }
 
 fn groups(args: &NbdArgs) -> Vec<Group> {
@@ -232,26 +250,10 @@ impl Bench<'_> {
     fn start_btt(&self, socket: &Path) -> Result<Child> {
         let pool = self.dir.path().join("btt.pool");
         create_pool(&pool, pool_bytes(self.args.common.size))?;
-        let (program, args) = self.server_command(&pool, socket)?;
+        let (program, args) = server_command(self.args, &pool, socket)?;
         let child = Child::start(&program, &args)?;
         child.wait_for_line("ready")?;
         Ok(child)
-    }
-
-    fn server_command(&self, pool: &Path, socket: &Path) -> Result<(PathBuf, Vec<String>)> {
-        if let Some(template) = &self.args.server {
-            return fill_in(template, pool, socket);
-        }
-        let this = std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))?;
-        let program = this.with_file_name("tidegate");
-        if !program.is_file() {
-            let found =
-                "is not there; build it (cargo build --release -p tidegate-cli) or name a --server";
-            return Err(BenchError::program(&program.display().to_string(), found));
-        }
-        let media = &self.args.common.media;
-        let args = format!("tidegate serve {{pool}} --nbd unix:{{socket}} --media {media}");
-        Ok((program, fill_in(&args, pool, socket)?.1))
     }
 
     fn start_nbdkit(&self, policy: Policy, socket: &Path) -> Result<Child> {
@@ -299,6 +301,23 @@ fn start_peer(program: &Path, args: &[String], socket: &Path) -> Result<Child> {
     let mut child = Child::start(program, args)?;
     child.wait_for_socket(socket)?;
     Ok(child)
+}
+
+/// The command that serves the BTT.
+fn server_command(args: &NbdArgs, pool: &Path, socket: &Path) -> Result<(PathBuf, Vec<String>)> {
+    if let Some(template) = &args.server {
+        return fill_in(template, pool, socket);
+    }
+    let this = std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))?;
+    let program = this.with_file_name("tidegate");
+    if !program.is_file() {
+        let found =
+            "is not there; build it (cargo build --release -p tidegate-cli) or name a --server";
+        return Err(BenchError::program(&program.display().to_string(), found));
+    }
+    let media = &args.common.media;
+    let command = format!("tidegate serve {{pool}} --nbd unix:{{socket}} --media {media}");
+    Ok((program, fill_in(&command, pool, socket)?.1))
 }
 
 /// The program and arguments of a command with `{pool}` and `{socket}` in it, split at spaces before they are filled in.

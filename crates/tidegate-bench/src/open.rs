@@ -8,18 +8,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use serde::Serialize;
 use tidegate::btt::{Btt, BttError};
 use tidegate::device::{BlockDevice, WriteFlags};
-use tidegate::pmem::{Domain, Region, RegionOptions};
+use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions};
 
+use crate::args::parse_size;
 use crate::child::Child;
 use crate::error::{BenchError, Result};
+use crate::machine::Machine;
 use crate::measure::{Key, Op, Sample, Series};
 use crate::nbd::create_pool;
 use crate::pattern::{Pattern, Picker};
 use crate::progress::Progress;
+use crate::report::{OutputArgs, Report};
 
 /// Case of an opening.
 pub(crate) const CASE: &str = "open-after-crash";
@@ -32,22 +35,39 @@ pub struct Opening {
 }
 
 /// What to open.
-#[derive(Debug, Clone)]
-pub struct OpenPlan {
-    /// Directory of the pool.
+#[derive(Debug, Clone, Args)]
+pub struct OpenArgs {
+    /// Directory of the pool
+    #[arg(long, default_value = "/dev/shm")]
     pub dir: PathBuf,
-    /// Size of the pool in bytes.
-    pub pool_bytes: u64,
-    /// Writes before the crash.
+    /// Size of the pool; only what is written takes up memory
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_size)]
+    pub size: u64,
+    /// Writes at random places before each crash
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
     pub writes: u64,
-    /// Crashes.
+    /// Crashes
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub repetitions: u32,
+    /// Where results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
-impl OpenPlan {
+impl OpenArgs {
     /// Time that [`measure`](Self::measure) should take.
     pub fn planned(&self) -> Duration {
         self.step_cost() * self.repetitions
+    }
+
+    /// Measures this alone.
+    ///
+    /// # Errors
+    /// As for [`measure`](Self::measure).
+    pub fn report(&self) -> Result<Report> {
+        let machine = Machine::of(&self.dir, &MediaModel::default(), 0.0, self.repetitions);
+        let (series, opening) = self.measure(&mut Progress::new(self.planned()))?;
+        Ok(Report { machine, series: vec![series], open: Some(opening) })
     }
 
     fn step_cost(&self) -> Duration {
@@ -57,12 +77,15 @@ impl OpenPlan {
     /// Crashes and opens. The running program must know [`ChildCommand`].
     ///
     /// # Errors
-    /// What making, writing or opening the pool reports.
+    /// [`BenchError::Usage`], and what making, writing or opening the pool reports.
     pub fn measure(&self, progress: &mut Progress) -> Result<(Series, Opening)> {
+        if self.repetitions == 0 {
+            return Err(BenchError::Usage("--repetitions 0: expected at least 1".to_owned()));
+        }
         let dir = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(&self.dir);
         let dir = dir.map_err(BenchError::os("create a directory in", &self.dir))?;
         let pool = dir.path().join("pool");
-        create_pool(&pool, self.pool_bytes)?;
+        create_pool(&pool, self.size)?;
         let mut samples = Vec::new();
         let mut peak_memory_bytes = 0;
         for repetition in 1..=self.repetitions {
@@ -77,7 +100,7 @@ impl OpenPlan {
 
     fn key(&self) -> Key {
         let (policy, case) = ("btt".to_owned(), CASE.to_owned());
-        Key { policy, case, op: Op::Read, threads: 1, iodepth: 1, block_bytes: self.pool_bytes }
+        Key { policy, case, op: Op::Read, threads: 1, iodepth: 1, block_bytes: self.size }
     }
 
     fn crash(&self, pool: &Path, seed: u32) -> Result<()> {

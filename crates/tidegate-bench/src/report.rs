@@ -44,7 +44,7 @@ struct Json<'a> {
     repetitions: Vec<Repetitions<'a>>,
     targets: Vec<Verdict>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    open: &'a Option<Opening>,
+    open: Option<&'a Opening>,
 }
 
 /// Throughput of each repetition, from which medians and ratios can be checked.
@@ -55,35 +55,37 @@ struct Repetitions<'a> {
     ops_per_s: Vec<f64>,
 }
 
+impl<'a> Repetitions<'a> {
+    fn of(series: &'a Series) -> Self {
+        let ops_per_s = series.samples.iter().map(|sample| sample.ops_per_s).collect();
+        Self { key: &series.key, ops_per_s }
+    }
+}
+
 impl Report {
-    /// The JSON object: `machine`, `rows`, `repetitions`, `targets`.
+    /// One JSON object with `machine`, `rows`, `repetitions` and `targets`.
     ///
     /// # Panics
     /// Never: the object is made of strings and numbers.
-    pub fn json(&self) -> serde_json::Value {
-        let repetitions =
-            |series: &Series| series.samples.iter().map(|sample| sample.ops_per_s).collect();
+    pub fn json(&self) -> String {
         let object = Json {
             machine: &self.machine,
             rows: self.series.iter().map(Series::row).collect(),
-            repetitions: self
-                .series
-                .iter()
-                .map(|series| Repetitions { key: &series.key, ops_per_s: repetitions(series) })
-                .collect(),
+            repetitions: self.series.iter().map(Repetitions::of).collect(),
             targets: self.verdicts(),
-            open: &self.open,
+            open: self.open.as_ref(),
         };
-        serde_json::to_value(object).expect("strings and numbers are JSON")
+        serde_json::to_string_pretty(&object).expect("strings and numbers are JSON") + "\n"
     }
 
-    /// Writes the files that `output` names.
+    /// Prints the tables and writes the files that `output` names.
     ///
     /// # Errors
     /// [`BenchError::Os`].
-    pub fn write(&self, output: &OutputArgs) -> Result<()> {
+    pub fn publish(&self, output: &OutputArgs) -> Result<()> {
+        println!("{self}");
         if let Some(file) = &output.json {
-            write_file(file, &format!("{:#}\n", self.json()))?;
+            write_file(file, &self.json())?;
         }
         if let Some(dir) = &output.report {
             std::fs::create_dir_all(dir).map_err(BenchError::os("create", dir))?;
@@ -349,7 +351,7 @@ pub(crate) mod tests {
 
     #[test]
     fn json_holds_rows_with_the_keys_of_the_contract_only() {
-        let json = report().json();
+        let json: serde_json::Value = serde_json::from_str(&report().json()).unwrap();
         for row in json["rows"].as_array().unwrap() {
             let mut keys: Vec<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
             let mut expected = ROW_KEYS;
@@ -382,11 +384,9 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (json, page) = (dir.path().join("a.json"), dir.path().join("new/dir"));
         report()
-            .write(&OutputArgs { json: Some(json.clone()), report: Some(page.clone()) })
+            .publish(&OutputArgs { json: Some(json.clone()), report: Some(page.clone()) })
             .unwrap();
-        let parsed: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
-        assert_eq!(parsed, report().json());
+        assert_eq!(std::fs::read_to_string(json).unwrap(), report().json());
         let page = std::fs::read_to_string(page.join("index.html")).unwrap();
         assert!(page.starts_with("<!DOCTYPE html>") && page.contains("<svg"), "{page}");
     }

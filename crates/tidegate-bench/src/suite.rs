@@ -4,10 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 
-use crate::args::{BlockArgs, CommonArgs, NbdArgs};
+use crate::args::{BlockArgs, NbdArgs};
 use crate::error::{BenchError, Result};
-use crate::machine::Machine;
-use crate::open::OpenPlan;
+use crate::open::OpenArgs;
 use crate::peers::libpmemblk;
 use crate::progress::Progress;
 use crate::report::{OutputArgs, Report};
@@ -35,6 +34,19 @@ struct Line<A: clap::Args> {
     args: A,
 }
 
+/// Command lines of `bench block`, `bench nbd` and `open`.
+const FULL: [&str; 3] = [
+    "--threads 1,2 --seconds 1 --repetitions 7",
+    "--seconds 1.5 --repetitions 3",
+    "--writes 200000 --repetitions 5",
+];
+/// The same in a minute.
+const QUICK: [&str; 3] = [
+    "--threads 1,2 --seconds 0.3 --repetitions 3",
+    "--seconds 0.4 --repetitions 1",
+    "--writes 20000 --repetitions 2",
+];
+
 fn line<A: clap::Args>(words: &str) -> A {
     Line::<A>::parse_from(words.split(' ')).args
 }
@@ -43,28 +55,18 @@ fn line<A: clap::Args>(words: &str) -> A {
 struct Plan {
     block: BlockArgs,
     nbd: NbdArgs,
-    open: OpenPlan,
+    open: OpenArgs,
 }
 
 impl Plan {
     fn new(quick: bool) -> Self {
-        let (block, nbd, writes, repetitions) = if quick {
-            ("--seconds 0.3 --repetitions 3", "--seconds 0.4 --repetitions 1", 20_000, 2)
-        } else {
-            ("--seconds 1 --repetitions 7", "--seconds 1.5 --repetitions 3", 200_000, 5)
-        };
-        let block: BlockArgs = line(&format!("--threads 1,2 {block}"));
-        let open =
-            OpenPlan { dir: block.common.dir.clone(), pool_bytes: 8 << 30, writes, repetitions };
-        Self { block, nbd: line(nbd), open }
-    }
-
-    fn common(&self) -> &CommonArgs {
-        &self.block.common
+        let [block, nbd, open] = if quick { QUICK } else { FULL };
+        Self { block: line(block), nbd: line(nbd), open: line(open) }
     }
 
     fn run(&self) -> Result<Report> {
-        let machine = Machine::of(self.common());
+        nbd::find_programs(&self.nbd)?;
+        let machine = self.block.common.machine();
         let planned = block::planned(&self.block) + nbd::planned(&self.nbd) + self.open.planned();
         let mut progress = Progress::new(planned);
         let mut series = block::measure(&self.block, &mut progress)?;
@@ -85,12 +87,11 @@ impl SuiteArgs {
         libpmemblk::prepare_process()?;
         let page = self.update_docs.as_deref().map(read).transpose()?;
         let report = Plan::new(self.quick).run()?;
-        println!("{report}");
         if let Some((path, page)) = self.update_docs.as_deref().zip(page) {
             let page = docs::update(&page, &report)?;
             std::fs::write(path, page).map_err(BenchError::os("write", path))?;
         }
-        report.write(&self.output)
+        report.publish(&self.output)
     }
 }
 

@@ -1,0 +1,78 @@
+//! The program as a user runs it: exit status, output and files. Needs the Debian package libpmemblk1.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn bench(words: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-bench"));
+    command.args(words.split(' ')).timeout(std::time::Duration::from_secs(120));
+    command
+}
+
+fn rows_of(words: &str) -> Value {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("rows.json");
+    bench(words).arg("--json").arg(&json).assert().success();
+    serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap()
+}
+
+fn stderr_of(words: &str, status: i32) -> String {
+    let output = bench(words).assert().code(status).get_output().clone();
+    String::from_utf8(output.stderr).expect("messages are text")
+}
+
+#[test]
+fn block_measures_every_policy() {
+    let found = rows_of(
+        "block --seconds 0.02 --repetitions 2 --size 32M --threads 1,2 --flush-every 100 --read-pct 0,100",
+    );
+    let rows = found["rows"].as_array().unwrap();
+    let measured =
+        [("btt", "write"), ("btt", "read"), ("btt", "flush"), ("peer:libpmemblk", "write")];
+    for (policy, op) in measured {
+        let alike = |row: &&Value| row["policy"] == policy && row["op"] == op;
+        let threads: Vec<_> = rows.iter().filter(alike).map(|row| &row["threads"]).collect();
+        assert_eq!(threads, [1, 2], "{policy} {op}");
+    }
+    for row in rows {
+        assert!(row["ops_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["p50_ns"].as_u64() <= row["max_ns"].as_u64(), "{row}");
+    }
+}
+
+#[test]
+fn a_btt_write_costs_its_block_and_two_fences() {
+    let found =
+        rows_of("block --policies btt --read-pct 0 --seconds 0.02 --repetitions 1 --size 32M");
+    let row = &found["rows"][0];
+    let blocks = row["pmem_data_bytes"].as_u64().unwrap() / 4096;
+    assert_eq!(row["fences"].as_u64().unwrap(), 2 * blocks);
+}
+
+#[test]
+fn an_opening_after_a_crash_is_timed() {
+    let found = rows_of("open --size 64M --writes 1000 --repetitions 2");
+    assert_eq!(found["rows"][0]["case"], "open-after-crash");
+    assert!(found["open"]["peak_memory_bytes"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn wrong_usage_is_status_2_and_says_what_is_known() {
+    assert!(stderr_of("block --policies transit", 2).contains("peer:libpmemblk"));
+    assert!(stderr_of("block --seconds 0", 2).contains("--seconds"));
+    assert!(stderr_of("block --threads 0", 2).contains("--threads"));
+    assert!(stderr_of("block --media optane", 2).contains("libpmemblk"));
+    assert!(stderr_of("open --repetitions 0", 2).contains("--repetitions"));
+}
+
+#[test]
+fn failures_are_status_1_in_one_line() {
+    let message = stderr_of("block --policies copy --dir /nonexistent", 1);
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(
+        message.starts_with("tidegate-bench: ") && message.contains("/nonexistent"),
+        "{message}"
+    );
+    let message = stderr_of("nbd --policies btt --server no-such-server --seconds 0.1", 1);
+    assert!(message.contains("no-such-server"), "{message}");
+}
