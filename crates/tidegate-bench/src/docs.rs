@@ -59,6 +59,17 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_benchmarks_takes_every_table_of_a_run() {
+        let page = include_str!("../../../docs/benchmarks.md");
+        let report = report();
+        let updated = update(page, &report).unwrap();
+        for table in report.tables() {
+            assert!(updated.contains(&table.markdown()), "{} has no place on the page", table.name);
+        }
+        assert!(updated.contains(&report.machine.cpu));
+    }
+
+    #[test]
     fn a_marker_without_its_end_is_told() {
         for page in
             ["<!-- table: block-write -->\n", "<!-- table: x", "<!-- table: <!-- end --> -->"]

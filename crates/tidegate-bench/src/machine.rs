@@ -30,7 +30,7 @@ pub struct Machine {
     pub clock_overhead_ns: f64,
     /// Load average over a minute before the run: above 0, others had a share of the CPUs.
     pub load_average: String,
-    /// Seconds of one run.
+    /// Seconds of one run; 0 where a run is a single operation.
     pub seconds: f64,
     /// Runs of each case.
     pub repetitions: u32,
@@ -63,10 +63,12 @@ impl fmt::Display for Machine {
             self.cpu, self.cores, self.kernel, self.load_average
         )?;
         writeln!(f, "{}; domain {}, media model {}", self.medium, self.domain, self.media)?;
-        let Self { repetitions, seconds, clock_overhead_ns, .. } = self;
+        let length =
+            if self.seconds > 0.0 { format!(" of {} s", self.seconds) } else { String::new() };
+        let Self { repetitions, clock_overhead_ns, .. } = self;
         write!(
             f,
-            "{repetitions} runs of {seconds} s a case; a clock reading costs {clock_overhead_ns:.0} ns"
+            "{repetitions} runs{length} a case; a clock reading costs {clock_overhead_ns:.0} ns"
         )
     }
 }
