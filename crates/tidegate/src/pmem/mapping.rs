@@ -26,7 +26,7 @@ const DEVDAX_ALIGN_BYTES: u64 = 2 << 20;
 
 /// What the memory under a region is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     /// A file on a DAX file system, mapped with `MAP_SYNC`: stores reach the medium without the kernel.
     Fsdax,
     /// A devdax character device.

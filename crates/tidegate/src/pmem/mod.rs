@@ -33,6 +33,7 @@ mod writeback;
 pub use counters::Counters;
 pub use domain::Domain;
 pub use error::{ParseError, PmemError};
+pub use mapping::Kind;
 pub use media::MediaModel;
 pub use observer::Observer;
 pub use region::{Region, RegionOptions};

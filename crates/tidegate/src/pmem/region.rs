@@ -138,6 +138,11 @@ impl Region {
         self.domain
     }
 
+    /// What the memory is.
+    pub fn kind(&self) -> Kind {
+        self.mapping.kind()
+    }
+
     /// The region refuses stores.
     pub fn read_only(&self) -> bool {
         self.read_only
