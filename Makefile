@@ -1,0 +1,25 @@
+# Each target installs what it needs (scripts/install-deps), or says what to install.
+
+.PHONY: help demo test bench soak
+
+help:
+	@echo "make demo    ext4 on a Tidegate BTT over NBD, killed with -9 in the middle of writes, recovered"
+	@echo "make test    format, lints, docs and every test, with a short run of each fuzz target"
+	@echo "make bench   the tables of docs/benchmarks.md, measured here, with the peers beside them"
+	@echo "make soak    the long versions: kill -9 fifty times, fio verify for 5 minutes, fuzzing"
+
+demo:
+	@scripts/install-deps build demo
+	@scripts/demo
+
+test:
+	@scripts/install-deps build test
+	@scripts/test
+
+bench:
+	@scripts/install-deps build bench
+	@scripts/bench
+
+soak:
+	@scripts/install-deps build test
+	@scripts/soak
