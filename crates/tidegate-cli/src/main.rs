@@ -1,3 +1,58 @@
-//! The `tidegate` command.
+//! The `tidegate` command: parses, dispatches to `commands`, and turns the outcome into an exit status.
+//!
+//! Exit status: 0 done; 1 the thing asked for failed, or `check` found damage; 2 wrong usage. Every error is
+//! one line on standard error.
 
-fn main() {}
+mod args;
+mod commands;
+mod output;
+mod pool;
+mod size;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::Cli;
+use crate::output::UsageError;
+
+const FAILED: u8 = 1;
+const WRONG_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    match Cli::try_parse() {
+        Ok(cli) => commands::run(cli).unwrap_or_else(|error| report(&error)),
+        Err(error) if !error.use_stderr() => {
+            // Help or version, asked for: a closed pipe is no failure of ours.
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{}", usage_line(&error));
+            ExitCode::from(WRONG_USAGE)
+        }
+    }
+}
+
+/// Prints `error` with its causes as one line, unless it only says that nobody reads our output any more.
+fn report(error: &anyhow::Error) -> ExitCode {
+    let closed_pipe = error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe);
+    if !closed_pipe {
+        eprintln!("tidegate: {}", output::one_line(&format!("{error:#}")));
+    }
+    ExitCode::from(if error.is::<UsageError>() { WRONG_USAGE } else { FAILED })
+}
+
+/// The parser's message without its usage block, as one line. A bare `tidegate` gets the whole help.
+fn usage_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return text;
+    }
+    let message = text.split("\n\nUsage:").next().unwrap_or(&text);
+    let message = message.split("\n\nFor more information").next().unwrap_or(message);
+    let message = message.strip_prefix("error: ").unwrap_or(message);
+    format!("tidegate: {} (see --help)", output::one_line(message))
+}

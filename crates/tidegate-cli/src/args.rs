@@ -1,0 +1,320 @@
+//! The command line, as docs/operations.md describes it. Names here are a contract with scripts.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use tidegate::pmem::{Domain, MediaModel, RegionOptions};
+use tidegate_serve::nbd::ListenAddress;
+
+use crate::size::Size;
+
+/// Crash-safe block devices on persistent memory, served over NBD.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate", version, propagate_version = true, arg_required_else_help = true)]
+#[command(after_help = "Examples:
+  tidegate create /mnt/pmem/pool --engine btt --size 8G
+  tidegate serve /mnt/pmem/pool --nbd unix:/run/tidegate.sock
+  tidegate check /mnt/pmem/pool
+
+Exit status: 0 done; 1 it failed, or check found damage; 2 wrong usage.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What the memory under the pool is.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Memory")]
+pub(crate) struct MemoryArgs {
+    /// What makes a store durable: adr (write back, fence), eadr (fence), msync, or volatile (nothing does);
+    /// chosen by what the pool's file is, unless given
+    #[arg(long, value_name = "adr|eadr|msync|volatile")]
+    pub(crate) domain: Option<Domain>,
+    /// Be as slow as this medium: dram (no delay), optane, cxl, or custom; details may follow, as in
+    /// `optane,write_latency_ns=80`
+    #[arg(long, value_name = "MODEL", default_value = "dram")]
+    pub(crate) media: MediaModel,
+}
+
+impl MemoryArgs {
+    /// The options of a region that these arguments ask for.
+    pub(crate) fn region_options(&self) -> RegionOptions {
+        let (domain, media) = (self.domain, self.media.clone());
+        RegionOptions { domain, media, ..RegionOptions::default() }
+    }
+}
+
+/// The subcommands of this release.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make a pool: a block device on persistent memory
+    Create(CreateArgs),
+    /// Show what a pool is
+    Info(InfoArgs),
+    /// Look for damage in a pool, and mend it
+    Check(CheckArgs),
+    /// Serve a pool as a network block device (NBD)
+    Serve(ServeArgs),
+}
+
+/// Arguments of `tidegate create`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate create /mnt/pmem/pool --engine btt --size 8G
+  tidegate create /dev/shm/trial --engine btt --size 256M --block-size 512 --domain volatile
+  tidegate create /dev/dax0.0 --engine btt --size 16G --btt-version 2.0
+
+A pool is a file on a DAX file system, a devdax character device, or, without protection
+against power failure, any ordinary file. An engine `btt` writes each block all or not at
+all and is bit-compatible with the Linux kernel's BTT; `raw` is the bare memory: a crash may
+tear the blocks that were being written.")]
+pub(crate) struct CreateArgs {
+    /// The pool's file or devdax device
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: PathBuf,
+    /// How the pool keeps its blocks: btt (each all old or all new after a crash) or raw (bare memory)
+    #[arg(long, value_name = "btt|raw")]
+    pub(crate) engine: Engine,
+    /// Size of the pool: bytes, or with K, M, G or T (powers of 1024)
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Size,
+    /// Size of a block in bytes
+    #[arg(long, value_name = "BYTES", value_parser = parse_block_bytes)]
+    pub(crate) block_size: Option<u32>,
+    /// Overwrite what the file holds, also where that is a pool or a file system
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) btt: BttArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
+
+/// Engine options of `--engine btt`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of --engine btt")]
+pub(crate) struct BttArgs {
+    /// Bytes stored for a block: a block of 512 or 4096 and up to 128 bytes of metadata
+    #[arg(long, value_name = "BYTES", value_parser = parse_lba_bytes)]
+    pub(crate) lba_size: Option<u32>,
+    /// Version of the format: 1.1 is what Linux makes of a raw namespace, 2.0 of a labelled one
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) btt_version: Option<BttVersion>,
+}
+
+/// Values of `--btt-version`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BttVersion {
+    /// The first arena starts 4 KiB into the pool
+    #[value(name = "1.1")]
+    V1_1,
+    /// The first arena starts at the pool's first byte
+    #[value(name = "2.0")]
+    V2_0,
+}
+
+/// Values of `--engine`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Engine {
+    /// Atomic blocks, in the Linux kernel's BTT format.
+    Btt,
+    /// Bare memory, blocks may tear.
+    Raw,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Btt => "btt",
+            Self::Raw => "raw",
+        })
+    }
+}
+
+impl FromStr for Engine {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "btt" => Ok(Self::Btt),
+            "raw" => Ok(Self::Raw),
+            "log" | "cache" => {
+                Err(format!("the engine `{text}` is not in this release; expected btt or raw"))
+            }
+            _ => Err("expected btt (atomic blocks) or raw (bare memory)".into()),
+        }
+    }
+}
+
+/// Arguments of `tidegate info`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate info /mnt/pmem/pool
+  tidegate info /mnt/pmem/pool --json | jq .size_bytes")]
+pub(crate) struct InfoArgs {
+    /// The pool's file or devdax device
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
+
+/// Arguments of `tidegate check`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate check /mnt/pmem/pool
+  tidegate check /mnt/pmem/pool --repair
+
+Prints a line for each finding. The pool must not be in use. Without --repair nothing is
+written. Exit status: 0 the pool is whole (or was made so by --repair); 1 it is damaged.")]
+pub(crate) struct CheckArgs {
+    /// The pool's file or devdax device
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: PathBuf,
+    /// Mend what can be mended, from the second info block
+    #[arg(long)]
+    pub(crate) repair: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
+
+/// Arguments of `tidegate serve`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate serve /mnt/pmem/pool --nbd unix:/run/tidegate.sock
+  tidegate serve /mnt/pmem/pool --nbd tcp:0.0.0.0:10809 --export db \\
+      --tls require --tls-cert server.pem --tls-key server.key --tls-ca clients.pem
+  tidegate serve /mnt/pmem/pool --nbd tcp:127.0.0.1:10809 --read-only
+
+The last line printed at start is `ready`; clients may connect from then on. SIGTERM and
+SIGINT stop the server after it has finished what it accepted.")]
+pub(crate) struct ServeArgs {
+    /// The pool's file or devdax device
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: PathBuf,
+    /// Where to listen; may be repeated
+    #[arg(long, value_name = "unix:PATH|tcp:HOST:PORT", required = true)]
+    pub(crate) nbd: Vec<ListenAddress>,
+    /// Name of the export; clients that ask for no name get it too
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub(crate) export: String,
+    /// DRAM tier before the pool; `none` in this release
+    #[arg(long, value_name = "POLICY:SIZE", default_value = "none", value_parser = parse_dram)]
+    pub(crate) dram: String,
+    /// Refuse writes
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+    /// Delay each request by so many microseconds: for tests and demonstrations
+    #[arg(long, value_name = "MICROSECONDS", hide = true)]
+    pub(crate) delay_us: Option<u64>,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
+
+/// Transport security of `tidegate serve`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "TLS")]
+pub(crate) struct TlsArgs {
+    /// Refuse clients without TLS (`require`), or serve them in the clear too (`allow`)
+    #[arg(long, value_name = "WHEN", requires = "tls_cert", requires = "tls_key")]
+    pub(crate) tls: Option<TlsWhen>,
+    /// The server's certificate chain, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The server's private key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Demand client certificates signed by these authorities, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_ca: Option<PathBuf>,
+}
+
+/// Values of `--tls`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TlsWhen {
+    /// Clients without TLS are refused
+    Require,
+    /// Clients without TLS are served in the clear
+    Allow,
+}
+
+/// Limits of `tidegate serve`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits")]
+pub(crate) struct LimitArgs {
+    /// Most connections at once
+    #[arg(long, value_name = "N")]
+    pub(crate) max_connections: Option<usize>,
+}
+
+fn parse_block_bytes(text: &str) -> Result<u32, String> {
+    one_of(text, &[512, 4096])
+}
+
+fn parse_lba_bytes(text: &str) -> Result<u32, String> {
+    one_of(text, &[512, 520, 528, 4096, 4104, 4160, 4224])
+}
+
+/// A size in bytes that must be one of `allowed`.
+fn one_of(text: &str, allowed: &[u32]) -> Result<u32, String> {
+    let bytes = text.parse::<Size>().ok().and_then(|size| u32::try_from(size.bytes).ok());
+    bytes.filter(|bytes| allowed.contains(bytes)).ok_or_else(|| {
+        let allowed = allowed.iter().map(u32::to_string).collect::<Vec<_>>();
+        format!("expected one of {}", allowed.join(", "))
+    })
+}
+
+/// Policies of the DRAM tier; all but `none` come with a later release.
+const POLICIES: [&str; 8] = [
+    "none",
+    "transit",
+    "transit-no-eager",
+    "transit-no-bypass",
+    "pmbd",
+    "pmbd70",
+    "lru",
+    "coactive",
+];
+
+fn parse_dram(text: &str) -> Result<String, String> {
+    let policy = text.split_once(':').map_or(text, |(policy, _)| policy);
+    match POLICIES.iter().find(|known| **known == policy) {
+        Some(&"none") => Ok(text.to_owned()),
+        Some(_) => Err(format!(
+            "the DRAM tier `{policy}` is not in this release (the next one brings it); leave --dram out or say none"
+        )),
+        None => Err("expected none, the only DRAM tier of this release".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn lba_sizes_are_those_of_the_format() {
+        assert_eq!(parse_lba_bytes("4160"), Ok(4160));
+        assert_eq!(parse_lba_bytes("4K"), Ok(4096));
+        assert!(parse_lba_bytes("1024").is_err());
+        assert!(parse_block_bytes("520").is_err());
+    }
+}

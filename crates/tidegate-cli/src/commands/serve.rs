@@ -1,0 +1,187 @@
+//! `tidegate serve`: opens a pool, offers it over NBD, and stops in good order on SIGTERM or SIGINT.
+
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tidegate::device::BlockDevice;
+use tidegate::device::delay::{Delay, Delays};
+use tidegate_serve::nbd::{
+    Export, Limits, ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls, TlsMode,
+};
+
+use crate::args::{LimitArgs, ServeArgs, TlsArgs, TlsWhen};
+use crate::output::{field, line};
+use crate::pool::{self, Pool};
+use crate::size::Size;
+
+/// Runs the command until a signal ends it.
+///
+/// # Errors
+/// The pool cannot be opened, or an address cannot be listened at.
+pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
+    let tls = tls(&args.tls)?;
+    // Caught before the first client can connect: no signal is lost, and none kills the process.
+    let signals = Signals::new([SIGTERM, SIGINT]).context("cannot catch signals")?;
+    let pool = pool::open(&args.pool, &args.memory, args.read_only)?;
+    let secure = tls.is_some();
+    let server = bind(args, &pool, tls)?;
+    let statistics = server.statistics();
+    let stop = StopHandle::new()?;
+    announce(args, &pool, &server.addresses(), secure)?;
+    let started = Instant::now();
+    run_until_signal(server, &stop, signals)?;
+    ignore_closed_pipe(summarize(&statistics.snapshot(), started.elapsed()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn bind(args: &ServeArgs, pool: &Pool, tls: Option<Tls>) -> Result<Server> {
+    let device = delayed(args, &pool.device);
+    let export = Export::new(args.export.clone(), device).read_only(args.read_only);
+    let builder = ServerBuilder::new().export(export).limits(limits(&args.limits));
+    let builder = match tls {
+        Some(tls) => builder.tls(tls),
+        None => builder,
+    };
+    Ok(builder.bind(&args.nbd)?)
+}
+
+/// The device, as slow as `--delay-us` asks for.
+fn delayed(args: &ServeArgs, device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    let device = Arc::clone(device);
+    let Some(delay_us) = args.delay_us else { return device };
+    let delay_ns = delay_us.saturating_mul(1000);
+    let delays = Delays { read_ns: delay_ns, write_ns: delay_ns, flush_ns: delay_ns, byte_ps: 0 };
+    Arc::new(Delay::new(device, delays))
+}
+
+fn run_until_signal(server: Server, stop: &StopHandle, mut signals: Signals) -> Result<()> {
+    let waiting = signals.handle();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if signals.forever().next().is_some() {
+                stop.stop();
+            }
+        });
+        let outcome = server.run(stop);
+        waiting.close();
+        Ok(outcome?)
+    })
+}
+
+fn limits(args: &LimitArgs) -> Limits {
+    let default = Limits::default();
+    Limits { connections: args.max_connections.unwrap_or(default.connections), ..default }
+}
+
+fn tls(args: &TlsArgs) -> Result<Option<Tls>> {
+    let (Some(certificate), Some(key)) = (&args.tls_cert, &args.tls_key) else { return Ok(None) };
+    let mode = match args.tls {
+        Some(TlsWhen::Require) | None => TlsMode::Required,
+        Some(TlsWhen::Allow) => TlsMode::Optional,
+    };
+    Ok(Some(Tls::from_files(mode, certificate, key, args.tls_ca.as_deref())?))
+}
+
+/// Says what is served, what it promises, and how to reach it; `ready` is the last line.
+fn announce(
+    args: &ServeArgs,
+    pool: &Pool,
+    addresses: &[ListenAddress],
+    secure: bool,
+) -> io::Result<()> {
+    let geometry = pool.device.geometry();
+    let access = if geometry.read_only || args.read_only { ", read-only" } else { "" };
+    field("pool", args.pool.display())?;
+    field("engine", format_args!("{}{access}", pool.engine))?;
+    field("size", Size { bytes: geometry.size_bytes() })?;
+    field("blocks", format_args!("{} of {} bytes", geometry.blocks, geometry.block_bytes))?;
+    field("domain", pool.region.domain())?;
+    field("power cut", pool::power_cut(&pool.region))?;
+    field("media", pool.region.media())?;
+    field("recovered", format_args!("{} unfinished writes", pool.recovered_lanes))?;
+    for address in addresses {
+        field("listening", address)?;
+        field("try", format_args!("nbdinfo '{}'", uri(address, &args.export, secure)))?;
+    }
+    line("ready")
+}
+
+/// The address as NBD clients write it.
+fn uri(address: &ListenAddress, export: &str, secure: bool) -> String {
+    let scheme = if secure { "nbds" } else { "nbd" };
+    let export = percent_encoded(export);
+    match address {
+        ListenAddress::Unix(path) => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            format!("{scheme}+unix:///{export}?socket={}", percent_encoded(&path.to_string_lossy()))
+        }
+        ListenAddress::Tcp { host, port } if host.contains(':') => {
+            format!("{scheme}://[{host}]:{port}/{export}")
+        }
+        ListenAddress::Tcp { host, port } => format!("{scheme}://{host}:{port}/{export}"),
+    }
+}
+
+/// `text` as a part of a URI: everything but letters, digits and `-._~/` as `%` and two hexadecimal digits.
+fn percent_encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let encode =
+        |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(encode).collect()
+}
+
+fn summarize(done: &Statistics, uptime: Duration) -> io::Result<()> {
+    let Statistics {
+        reads,
+        writes,
+        flushes,
+        trims,
+        caches,
+        write_zeroes,
+        block_statuses,
+        errors,
+        ..
+    } = done;
+    let requests = reads + writes + flushes + trims + caches + write_zeroes + block_statuses;
+    let (refused, broken) = (done.connections_refused, done.client_faults);
+    line("stopped")?;
+    field(
+        "requests",
+        format_args!(
+            "{requests}: {reads} reads, {writes} writes, {flushes} flushes; {errors} failed"
+        ),
+    )?;
+    field("read", Size { bytes: done.read_bytes })?;
+    field("written", Size { bytes: done.written_bytes })?;
+    field(
+        "connections",
+        format_args!("{}; {refused} refused, {broken} broken off", done.connections),
+    )?;
+    field("uptime", format_args!("{} s", uptime.as_secs()))
+}
+
+/// Whoever read our output at start may be gone when we stop; that is no failure of serving.
+fn ignore_closed_pipe(printed: io::Result<()>) -> io::Result<()> {
+    printed.or_else(
+        |error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_can_be_pasted() {
+        let uri = |address: &str, export, secure| uri(&address.parse().unwrap(), export, secure);
+        assert_eq!(uri("unix:/run/a b", "", false), "nbd+unix:///?socket=/run/a%20b");
+        assert_eq!(uri("unix:/run/s", "db", true), "nbds+unix:///db?socket=/run/s");
+        assert_eq!(uri("tcp:localhost:10809", "a?b", false), "nbd://localhost:10809/a%3Fb");
+        assert_eq!(uri("tcp:[::1]:1", "", true), "nbds://[::1]:1/");
+    }
+}

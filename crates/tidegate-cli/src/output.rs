@@ -1,0 +1,65 @@
+//! What commands print: results on standard output, progress on standard error, errors in one line.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+/// Wrong usage that only shows after parsing, such as options that contradict each other: exit status 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UsageError(pub(crate) String);
+
+/// Prints `line` on standard output.
+///
+/// # Errors
+/// Standard output is closed or full.
+pub(crate) fn line(line: impl std::fmt::Display) -> io::Result<()> {
+    writeln!(io::stdout(), "{line}")
+}
+
+/// Prints one JSON object on standard output.
+///
+/// # Errors
+/// Standard output is closed or full.
+pub(crate) fn json(object: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_string_pretty(object)?;
+    line(text)
+}
+
+/// Prints `label` and `value` as one aligned line.
+///
+/// # Errors
+/// Standard output is closed or full.
+pub(crate) fn field(label: &str, value: impl std::fmt::Display) -> io::Result<()> {
+    line(format_args!("{label:<14} {value}"))
+}
+
+/// One line out of what may be several: for errors, which are one line by contract.
+pub(crate) fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A progress bar on standard error, whose length is still to be set: shown on a terminal only.
+pub(crate) fn progress(what: &'static str) -> ProgressBar {
+    bar(what, "{msg} {wide_bar} {percent:>3}% {eta}")
+}
+
+/// A sign of life on standard error for what has no measure: shown on a terminal only.
+pub(crate) fn spinner(what: &'static str) -> ProgressBar {
+    let spinner = bar(what, "{spinner} {msg}, {elapsed}");
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    spinner
+}
+
+fn bar(what: &'static str, template: &str) -> ProgressBar {
+    let target = if io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let style = ProgressStyle::with_template(template);
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(None, target).with_style(style).with_message(what)
+}

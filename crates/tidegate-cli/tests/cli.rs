@@ -1,0 +1,472 @@
+//! The command line as scripts see it: exit statuses, one-line errors, JSON keys, and what is refused.
+
+mod support;
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use support::{Server, ok, run, scratch, succeed, tool};
+
+/// An empty directory and a path in it.
+fn place() -> (TempDir, String) {
+    let dir = scratch();
+    let pool = dir.path().join("pool").to_str().unwrap().to_owned();
+    (dir, pool)
+}
+
+/// A directory and a fresh BTT pool of 32 MiB.
+fn pool() -> (TempDir, String) {
+    let (dir, pool) = place();
+    ok(["create", &pool, "--engine", "btt", "--size", "32M"]);
+    (dir, pool)
+}
+
+/// Runs `tidegate ARGS`, which must fail with `status` and one line on standard error, which is handed back.
+fn fails(status: i32, args: &[&str]) -> String {
+    let output = run(args);
+    let stderr = String::from_utf8(output.stderr).expect("errors are text");
+    assert_eq!(output.status.code(), Some(status), "{args:?}: {stderr}");
+    assert_eq!(output.stdout, b"", "{args:?}: results of a failure");
+    assert_eq!(stderr.lines().count(), 1, "{args:?}: errors are one line: {stderr}");
+    assert!(stderr.starts_with("tidegate: ") && stderr.ends_with('\n'), "{args:?}: {stderr}");
+    stderr
+}
+
+/// Asserts that `text` contains each of `parts`.
+#[track_caller]
+fn says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is missing in: {text}");
+    }
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&ok(args)).expect("one JSON object")
+}
+
+fn file(path: impl AsRef<Path>) -> std::fs::File {
+    std::fs::File::options().read(true).write(true).open(path).unwrap()
+}
+
+#[test]
+fn help_names_every_command_of_this_release_and_no_other() {
+    let help = ok(["--help"]);
+    says(&help, &["create", "info", "check", "serve", "Examples:", "Exit status: 0 done"]);
+    for later in ["recover", "flush", "stat", "top", "replay", "model"] {
+        assert!(!help.lines().any(|line| line.trim_start().starts_with(later)), "{later}");
+        fails(2, &[later]);
+    }
+}
+
+#[test]
+fn help_of_each_command_has_its_options_and_examples() {
+    for (command, options) in [
+        (
+            "create",
+            &[
+                "--engine",
+                "--size",
+                "--block-size",
+                "--force",
+                "--lba-size",
+                "--btt-version",
+                "--domain",
+            ][..],
+        ),
+        ("info", &["--json"]),
+        ("check", &["--repair", "--json"]),
+        (
+            "serve",
+            &[
+                "--nbd",
+                "--export",
+                "--dram",
+                "--media",
+                "--read-only",
+                "--tls",
+                "--tls-cert",
+                "--tls-key",
+            ],
+        ),
+    ] {
+        let help = ok([command, "--help"]);
+        says(&help, options);
+        says(&help, &["Examples:", "POOL"]);
+    }
+}
+
+#[test]
+fn wrong_usage_is_status_2_and_one_line() {
+    for (args, parts) in [
+        (&["frobnicate"][..], &["frobnicate"][..]),
+        (&["create"], &["--engine", "--size", "POOL"]),
+        (&["create", "p", "--engine", "zfs", "--size", "1G"], &["zfs", "btt", "raw"]),
+        (&["create", "p", "--engine", "log", "--size", "1G"], &["log", "not in this release"]),
+        (&["create", "p", "--engine", "cache", "--size", "1G"], &["cache", "not in this release"]),
+        (&["create", "p", "--engine", "btt", "--size", "lots"], &["lots", "K, M, G"]),
+        (&["create", "p", "--engine", "btt", "--size", "0"], &["more than 0"]),
+        (
+            &["create", "p", "--engine", "btt", "--size", "1G", "--block-size", "1024"],
+            &["1024", "512, 4096"],
+        ),
+        (
+            &["create", "p", "--engine", "btt", "--size", "1G", "--lba-size", "513"],
+            &["513", "4224"],
+        ),
+        (
+            &[
+                "create",
+                "p",
+                "--engine",
+                "btt",
+                "--size",
+                "1G",
+                "--lba-size",
+                "520",
+                "--block-size",
+                "4096",
+            ],
+            &["520", "512"],
+        ),
+        (
+            &["create", "p", "--engine", "raw", "--size", "1G", "--lba-size", "512"],
+            &["--lba-size", "btt"],
+        ),
+        (
+            &["create", "p", "--engine", "btt", "--size", "1G", "--btt-version", "3"],
+            &["1.1", "2.0"],
+        ),
+        (&["info"], &["POOL"]),
+        (&["info", "p", "--domain", "nvram"], &["nvram", "adr", "eadr", "msync", "volatile"]),
+        (&["info", "p", "--media", "tape"], &["tape", "optane"]),
+        (&["check", "p", "--fix"], &["--fix"]),
+        (&["serve", "p"], &["--nbd"]),
+        (&["serve", "p", "--nbd", "/run/x"], &["unix:PATH", "tcp:HOST:PORT"]),
+        (
+            &["serve", "p", "--nbd", "unix:x", "--dram", "transit:1G"],
+            &["transit", "not in this release"],
+        ),
+        (&["serve", "p", "--nbd", "unix:x", "--dram", "magic"], &["magic", "none"]),
+        (&["serve", "p", "--nbd", "unix:x", "--tls", "require"], &["--tls-cert", "--tls-key"]),
+    ] {
+        says(&fails(2, args), parts);
+    }
+}
+
+#[test]
+fn a_created_pool_is_described_by_info() {
+    let (_dir, pool) = pool();
+    let info = json(&["info", &pool, "--json"]);
+    assert_eq!(info["engine"], "btt");
+    assert_eq!(info["pool_bytes"], 32 << 20);
+    assert_eq!(info["block_bytes"], 4096);
+    assert_eq!(info["size_bytes"], info["blocks"].as_u64().unwrap() * 4096);
+    assert_eq!(info["btt"]["version"], "1.1");
+    assert_eq!(info["btt"]["lba_bytes"], 4096);
+    assert_eq!(info["btt"]["arenas"][0]["lanes"], 256);
+    let text = ok(["info", &pool]);
+    says(&text, &["engine", "btt", "version 1.1", "256 lanes", "domain", "power cut"]);
+}
+
+#[test]
+fn every_geometry_of_the_format_can_be_made() {
+    let (_dir, pool) = place();
+    for lba_bytes in [512, 520, 528, 4096, 4104, 4160, 4224] {
+        for version in ["1.1", "2.0"] {
+            let lba_size = lba_bytes.to_string();
+            let options = ["--lba-size", &lba_size, "--btt-version", version, "--force"];
+            ok(["create", &pool, "--engine", "btt", "--size", "32M"].into_iter().chain(options));
+            let info = json(&["info", &pool, "--json"]);
+            assert_eq!(info["btt"]["lba_bytes"], lba_bytes);
+            assert_eq!(info["block_bytes"], if lba_bytes < 4096 { 512 } else { 4096 });
+            assert_eq!(info["btt"]["version"], version);
+            ok(["check", &pool]);
+        }
+    }
+}
+
+#[test]
+fn a_raw_pool_is_made_described_served_and_mended() {
+    let (dir, pool) = place();
+    ok(["create", &pool, "--engine", "raw", "--size", "16M", "--block-size", "512"]);
+    let info = json(&["info", &pool, "--json"]);
+    assert_eq!((&info["engine"], &info["block_bytes"]), (&"raw".into(), &512.into()));
+    assert_eq!(info["size_bytes"], (16 << 20) - 3 * 4096);
+    let socket = dir.path().join("socket");
+    let server = Server::start(Path::new(&pool), &socket, &[]);
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let mut qemu_io = tool("qemu-io", "qemu-utils");
+    succeed(qemu_io.args(["-f", "raw", "-c", "write -P 3 512 1k", "-c", "read -P 3 512 1k", &uri]));
+    assert!(server.stop(Signal::TERM).0.success());
+    file(&pool).write_all_at(&[0xff; 8], 64).unwrap();
+    says(
+        &String::from_utf8(run(["check", &pool]).stdout).unwrap(),
+        &["at the pool's start", "1 fault", "--repair"],
+    );
+    assert_eq!(run(["check", &pool]).status.code(), Some(1));
+    says(&ok(["check", &pool, "--repair"]), &["restored superblocks: 1", "no damage"]);
+    assert_eq!(json(&["check", &pool, "--json"])["clean"], true);
+}
+
+#[test]
+fn the_smallest_raw_pool_can_be_made() {
+    let (_dir, pool) = place();
+    says(&fails(1, &["create", &pool, "--engine", "raw", "--size", "12K"]), &["smallest is 16K"]);
+    ok(["create", &pool, "--engine", "raw", "--size", "16K"]);
+}
+
+#[test]
+fn one_engine_follows_the_other() {
+    let (_dir, pool) = pool();
+    for (engine, size) in [("raw", "20M"), ("btt", "17M"), ("raw", "64K"), ("btt", "32M")] {
+        says(
+            &fails(1, &["create", &pool, "--engine", engine, "--size", size]),
+            &["already holds", "--force"],
+        );
+        ok(["create", &pool, "--engine", engine, "--size", size, "--force"]);
+        assert_eq!(json(&["info", &pool, "--json"])["engine"], engine);
+        ok(["check", &pool]);
+    }
+}
+
+#[test]
+fn a_pool_is_not_overwritten_unless_forced() {
+    let (_dir, pool) = pool();
+    let create = ["create", &pool, "--engine", "btt", "--size", "32M"];
+    let uuid = |info: Value| info["btt"]["uuid"].as_str().unwrap().to_owned();
+    let before = uuid(json(&["info", &pool, "--json"]));
+    says(&fails(1, &create), &[&pool, "btt pool", "--force"]);
+    assert_eq!(uuid(json(&["info", &pool, "--json"])), before);
+    ok(create.into_iter().chain(["--force"]));
+    assert_ne!(uuid(json(&["info", &pool, "--json"])), before);
+}
+
+#[test]
+fn force_may_change_the_size_and_the_version() {
+    let (_dir, pool) = pool();
+    for (size, version) in [("64M", "2.0"), ("17M", "1.1"), ("48M", "2.0")] {
+        let options = ["--size", size, "--btt-version", version, "--force"];
+        ok(["create", &pool, "--engine", "btt"].into_iter().chain(options));
+        assert_eq!(json(&["info", &pool, "--json"])["btt"]["version"], version);
+        ok(["check", &pool]);
+    }
+    assert_eq!(json(&["info", &pool, "--json"])["pool_bytes"], 48 << 20);
+}
+
+#[test]
+fn a_foreign_file_is_not_overwritten_unless_forced() {
+    let (_dir, path) = place();
+    std::fs::write(&path, []).unwrap();
+    file(&path).set_len(32 << 20).unwrap();
+    succeed(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(&path));
+    let create = ["create", &path, "--engine", "btt", "--size", "32M"];
+    says(&fails(1, &create), &[&path, "ext4", "--force"]);
+    succeed(tool("e2fsck", "e2fsprogs").args(["-fn", &path]));
+    ok(create.into_iter().chain(["--force"]));
+    ok(["check", &path]);
+}
+
+#[test]
+fn an_empty_or_blank_file_may_become_a_pool() {
+    for len_bytes in [0, 100, 8 << 20, 32 << 20] {
+        let (_dir, path) = place();
+        std::fs::write(&path, []).unwrap();
+        file(&path).set_len(len_bytes).unwrap();
+        ok(["create", &path, "--engine", "btt", "--size", "32M"]);
+        ok(["check", &path]);
+    }
+}
+
+#[test]
+fn sizes_that_do_not_fit_say_what_does() {
+    let (_dir, pool) = place();
+    let create = |size| ["create", &pool, "--engine", "btt", "--size", size].map(str::to_owned);
+    let refused = |size| {
+        let args = create(size);
+        fails(1, &args.each_ref().map(String::as_str))
+    };
+    says(&refused("1M"), &["1M", "too small", "16388K"]);
+    says(&refused("33554433"), &["33554433", "largest that fits is 32M"]);
+    says(&refused("1024T"), &["1024T", "does not fit its file system", "largest size that does"]);
+    assert!(!Path::new(&pool).exists(), "a refused pool left a file");
+    ok(create("16388K"));
+}
+
+#[test]
+fn what_is_no_pool_is_refused_by_every_command() {
+    let (dir, _) = place();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("empty"), []).unwrap();
+    std::fs::write(path("garbage"), vec![0x5a; 1 << 20]).unwrap();
+    std::fs::write(path("short"), b"BTT_ARENA_INFO").unwrap();
+    std::fs::create_dir(path("directory")).unwrap();
+    for name in ["empty", "garbage", "short", "directory", "absent"] {
+        let (path, socket) = (path(name), format!("unix:{}", path("socket")));
+        for args in [
+            &["info", &path][..],
+            &["check", &path],
+            &["check", &path, "--repair"],
+            &["serve", &path, "--nbd", &socket],
+        ] {
+            says(&fails(1, args), &[&path]);
+        }
+    }
+}
+
+#[test]
+fn damage_is_found_told_and_repaired() {
+    let (_dir, pool) = pool();
+    file(&pool).write_all_at(&[0xff; 8], 4096 + 64).unwrap();
+    fails(1, &["info", &pool]);
+    let output = run(["check", &pool, "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["clean"], false);
+    assert_eq!(report["findings"][0]["kind"], "info_damaged");
+    assert_eq!(report["findings"][0]["other_copy_whole"], true);
+    let output = run(["check", &pool]);
+    assert_eq!(output.status.code(), Some(1));
+    says(
+        &String::from_utf8_lossy(&output.stdout),
+        &["arena 0", "info block", "1 fault;", "--repair"],
+    );
+    says(&ok(["check", &pool, "--repair"]), &["restored info blocks: 1", "no damage"]);
+    assert_eq!(json(&["check", &pool, "--json"])["clean"], true);
+    ok(["info", &pool]);
+}
+
+#[test]
+fn a_check_without_repair_changes_nothing() {
+    let (_dir, pool) = pool();
+    file(&pool).write_all_at(&[0xff; 8], 4096 + 64).unwrap();
+    let before = std::fs::read(&pool).unwrap();
+    run(["check", &pool]);
+    assert!(std::fs::read(&pool).unwrap() == before);
+}
+
+#[test]
+fn serve_says_what_it_serves_and_what_it_did() {
+    let (dir, pool) = pool();
+    let socket = dir.path().join("socket");
+    let server = Server::start(Path::new(&pool), &socket, &["--export", "db"]);
+    let banner = server.banner.join("\n");
+    says(
+        &banner,
+        &[
+            &pool,
+            "btt",
+            "adr",
+            "power cut",
+            "dram",
+            "recovered",
+            socket.to_str().unwrap(),
+            "nbdinfo",
+        ],
+    );
+    let uri = format!("nbd+unix:///db?socket={}", socket.display());
+    succeed(tool("qemu-io", "qemu-utils").args([
+        "-f",
+        "raw",
+        "-c",
+        "write 0 64k",
+        "-c",
+        "flush",
+        &uri,
+    ]));
+    let (status, rest) = server.stop(Signal::TERM);
+    assert!(status.success(), "{status}");
+    says(&rest, &["requests", "written        64K", "uptime"]);
+    assert!(!socket.exists(), "the socket stays behind");
+}
+
+#[test]
+fn a_pool_in_use_is_refused_and_stays_served() {
+    let (dir, pool) = pool();
+    let server = Server::start(Path::new(&pool), &dir.path().join("socket"), &[]);
+    let other = format!("unix:{}", dir.path().join("other").display());
+    for args in [
+        &["serve", &pool, "--nbd", &other][..],
+        &["check", &pool, "--repair"],
+        &["create", &pool, "--engine", "btt", "--size", "32M", "--force"],
+    ] {
+        says(&fails(1, args), &[&pool, "in use"]);
+    }
+    let (status, _) = server.stop(Signal::INT);
+    assert!(status.success(), "{status}");
+    ok(["check", &pool]);
+}
+
+#[test]
+fn a_socket_in_use_is_refused_and_a_stale_one_replaced() {
+    let (dir, pool) = pool();
+    let socket = dir.path().join("socket");
+    let server = Server::start(Path::new(&pool), &socket, &[]);
+    let (_other_dir, other_pool) = self::pool();
+    let listen = format!("unix:{}", socket.display());
+    says(&fails(1, &["serve", &other_pool, "--nbd", &listen]), &[socket.to_str().unwrap()]);
+    rustix::process::kill_process(server.pid(), Signal::KILL).unwrap();
+    server.wait_killed();
+    assert!(socket.exists(), "a killed server cannot remove its socket");
+    let server = Server::start(Path::new(&pool), &socket, &[]);
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+#[test]
+fn read_only_serves_reads_and_changes_nothing() {
+    let (dir, pool) = pool();
+    let before = std::fs::read(&pool).unwrap();
+    let socket = dir.path().join("socket");
+    let server = Server::start(Path::new(&pool), &socket, &["--read-only"]);
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    succeed(tool("qemu-io", "qemu-utils").args(["-r", "-f", "raw", "-c", "read -P 0 0 64k", &uri]));
+    let write = tool("qemu-io", "qemu-utils")
+        .args(["-f", "raw", "-c", "write 0 4k", &uri])
+        .output()
+        .unwrap();
+    assert!(!write.status.success(), "a write went to a read-only export");
+    assert!(server.stop(Signal::TERM).0.success());
+    assert!(std::fs::read(&pool).unwrap() == before);
+}
+
+#[test]
+fn tls_files_that_do_not_serve_are_named() {
+    let (dir, pool) = pool();
+    let path = |name: &str| -> PathBuf { dir.path().join(name) };
+    std::fs::write(path("junk.pem"), "junk").unwrap();
+    let (junk, absent) = (path("junk.pem"), path("absent.pem"));
+    for (cert, key) in [(&absent, &absent), (&junk, &junk)] {
+        let (cert, key) = (cert.to_str().unwrap(), key.to_str().unwrap());
+        let args = [
+            "serve",
+            &pool,
+            "--nbd",
+            "tcp:127.0.0.1:0",
+            "--tls",
+            "require",
+            "--tls-cert",
+            cert,
+            "--tls-key",
+            key,
+        ];
+        says(&fails(1, &args), &[".pem"]);
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_crash() {
+    let (_dir, pool) = pool();
+    let mut child = support::tidegate()
+        .args(["info", &pool])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert!(output.status.code().is_some(), "{}", output.status);
+}

@@ -1,0 +1,144 @@
+//! What the end-to-end tests share: the real binary, a pool on tmpfs, the real tools.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part of this module")]
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// A directory on tmpfs, which stands in for persistent memory; removed when dropped.
+pub fn scratch() -> TempDir {
+    let shm = Path::new("/dev/shm");
+    let parent = if shm.is_dir() { shm.to_path_buf() } else { std::env::temp_dir() };
+    tempfile::Builder::new()
+        .prefix("tidegate-test.")
+        .tempdir_in(parent)
+        .expect("a directory for the test")
+}
+
+/// The `tidegate` binary of this build, ready for arguments.
+pub fn tidegate() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_tidegate"))
+}
+
+/// Runs `tidegate ARGS` and hands back what it printed, whatever its status. What should end but does not is
+/// killed after a minute.
+pub fn run<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Output {
+    let mut command = assert_cmd::Command::from_std(tidegate());
+    command.args(args).timeout(Duration::from_secs(60)).output().expect("the tidegate binary runs")
+}
+
+/// Runs `tidegate ARGS`, which must succeed, and hands back its standard output.
+pub fn ok<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> String {
+    stdout_of_success("tidegate", &run(args))
+}
+
+/// A Debian tool, ready for arguments; the test fails where its package is missing.
+pub fn tool(name: &str, package: &str) -> Command {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    let found = std::env::split_paths(&path)
+        .chain(sbin)
+        .map(|dir| dir.join(name))
+        .find(|file| file.exists());
+    Command::new(
+        found.unwrap_or_else(|| panic!("no `{name}` here: install the Debian package {package}")),
+    )
+}
+
+/// Runs `command`, which must succeed, and hands back its standard output.
+pub fn succeed(command: &mut Command) -> String {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    stdout_of_success(&format!("{command:?}"), &output)
+}
+
+fn stdout_of_success(what: &str, output: &Output) -> String {
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {}\n{stdout}{stderr}", output.status);
+    stdout
+}
+
+/// A number from the environment: the long versions of tests set it.
+pub fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| {
+        text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}: a number is expected"))
+    })
+}
+
+/// A running `tidegate serve`; killed when dropped.
+pub struct Server {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    /// The lines printed at start.
+    pub banner: Vec<String>,
+}
+
+impl Server {
+    /// Starts `tidegate serve POOL --nbd unix:SOCKET ARGS` and waits until it is ready.
+    pub fn start(pool: &Path, socket: &Path, args: &[&str]) -> Self {
+        let mut command = tidegate();
+        command
+            .arg("serve")
+            .arg(pool)
+            .arg("--nbd")
+            .arg(format!("unix:{}", socket.display()))
+            .args(args);
+        Self::spawn(&mut command)
+    }
+
+    /// Starts the server that `command` describes and waits until it is ready.
+    pub fn spawn(command: &mut Command) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the server starts");
+        let stdout = BufReader::new(child.stdout.take().expect("its output is piped"));
+        let mut server = Self { child, stdout, banner: Vec::new() };
+        while let Some(line) = server.next_line() {
+            if line == "ready" {
+                return server;
+            }
+            server.banner.push(line);
+        }
+        panic!("the server ended before it was ready, after printing {:#?}", server.banner);
+    }
+
+    fn next_line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let read = self.stdout.read_line(&mut line).expect("the server prints text");
+        (read > 0).then(|| line.trim_end().to_owned())
+    }
+
+    /// Process of the server.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Sends `signal`, waits for the end, and hands back the status and what was printed after `ready`.
+    pub fn stop(mut self, signal: Signal) -> (ExitStatus, String) {
+        kill_process(self.pid(), signal).expect("the server is alive");
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).expect("the server prints text");
+        (self.child.wait().expect("the server can be waited for"), rest)
+    }
+
+    /// Waits for a server that was killed with SIGKILL.
+    pub fn wait_killed(mut self) {
+        let status = self.child.wait().expect("the server can be waited for");
+        assert_eq!(status.signal(), Some(9), "the server was to die by SIGKILL, but: {status}");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
