@@ -23,6 +23,9 @@ mod create;
 mod device;
 mod error;
 mod flog;
+#[cfg(any(test, feature = "test-support"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod info;
 mod lane;
 mod layout;

@@ -412,30 +412,19 @@ proptest! {
     }
 
     #[test]
-    fn p7_hostile_bytes_give_errors_not_panics(
-        flips in proptest::collection::vec((0..65536_u64, 1..=255_u8), 1..40),
-        fix_checksum in any::<bool>(),
+    fn p7_patched_pools_give_errors_not_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fuzzing::patched_pool(&bytes);
+    }
+
+    #[test]
+    fn p7_any_bytes_give_errors_not_panics(
+        mut bytes in proptest::collection::vec(any::<u8>(), 0..20_000),
+        signed in any::<bool>(),
     ) {
-        let region = region(64 << 10);
-        create(&region, &BttOptions { lanes: 4, ..options(512) }).unwrap();
-        for (offset, mask) in flips {
-            // Half of the flips hit the metadata that is worth hitting.
-            flip(&region, if offset % 2 == 0 { 4096 + offset % 128 } else { offset }, mask);
+        if signed && bytes.len() > 4096 + 16 {
+            bytes[4096..4096 + 16].copy_from_slice(&super::layout::SIGNATURE);
         }
-        if fix_checksum {
-            let mut info = read_info(&region, 4096).unwrap();
-            info.checksum = info.fletcher64().into();
-            region.write(4096, info.as_bytes()).unwrap();
-        }
-        let _ = check(&region, &mut |_| ());
-        if let Ok(btt) = Btt::open(region) {
-            let geometry = btt.geometry();
-            let mut block = vec![0; geometry.block_bytes as usize];
-            for offset in [0, geometry.size_bytes() - block.len() as u64] {
-                let _ = btt.read(offset, &mut block);
-                let _ = btt.write(offset, &block, WriteFlags::default());
-            }
-        }
+        fuzzing::arbitrary_pool(&bytes);
     }
 }
 
