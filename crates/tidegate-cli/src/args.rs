@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate::pmem::{Domain, MediaModel, RegionOptions};
+use tidegate_bench::args::BenchCommand;
 use tidegate_serve::nbd::ListenAddress;
 
 use crate::size::Size;
@@ -57,6 +58,14 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Serve a pool as a network block device (NBD)
     Serve(ServeArgs),
+    /// Measure Tidegate beside its peers on this machine
+    #[command(after_help = "Examples:
+  tidegate bench block --threads 1,2
+  tidegate bench nbd --policies btt,peer:nbdkit-memory --iodepth 32 --json nbd.json")]
+    Bench {
+        #[command(subcommand)]
+        command: BenchCommand,
+    },
 }
 
 /// Arguments of `tidegate create`.

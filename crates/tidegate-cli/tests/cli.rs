@@ -55,7 +55,7 @@ fn file(path: impl AsRef<Path>) -> std::fs::File {
 #[test]
 fn help_names_every_command_of_this_release_and_no_other() {
     let help = ok(["--help"]);
-    says(&help, &["create", "info", "check", "serve", "Examples:", "Exit status: 0 done"]);
+    says(&help, &["create", "info", "check", "serve", "bench", "Examples:", "Exit status: 0 done"]);
     for later in ["recover", "flush", "stat", "top", "replay", "model"] {
         assert!(!help.lines().any(|line| line.trim_start().starts_with(later)), "{later}");
         fails(2, &[later]);
@@ -151,9 +151,34 @@ fn wrong_usage_is_status_2_and_one_line() {
             &["transit", "not in this release"],
         ),
         (&["serve", "p", "--nbd", "unix:x", "--dram", "magic"], &["magic", "none"]),
+        (&["bench", "block", "--policies", "magic"], &["magic"]),
+        (&["bench", "block", "--seconds", "0"], &["--seconds"]),
         (&["serve", "p", "--nbd", "unix:x", "--tls", "require"], &["--tls-cert", "--tls-key"]),
     ] {
         says(&fails(2, args), parts);
+    }
+}
+
+#[test]
+fn bench_measures_and_writes_rows_for_scripts() {
+    let dir = scratch();
+    let json = dir.path().join("rows.json").to_str().unwrap().to_owned();
+    let options = ["--policies=btt", "--seconds=0.05", "--repetitions=1", "--size=32M", "--json"];
+    let place = ["--dir", dir.path().to_str().unwrap()];
+    says(&ok(["bench", "block"].into_iter().chain(options).chain([&*json]).chain(place)), &["btt"]);
+    let rows: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    for key in [
+        "policy",
+        "case",
+        "op",
+        "threads",
+        "iodepth",
+        "block_bytes",
+        "ops_per_s",
+        "p99_ns",
+        "fences",
+    ] {
+        assert!(!rows["rows"][0][key].is_null(), "{key} is missing in {rows}");
     }
 }
 

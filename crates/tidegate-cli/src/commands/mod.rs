@@ -1,5 +1,6 @@
 //! The subcommands, a file each.
 
+mod bench;
 mod check;
 mod create;
 mod info;
@@ -19,5 +20,6 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Info(args) => info::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Bench { command } => bench::run(&command),
     }
 }
