@@ -8,19 +8,17 @@
 //! Releasing a lane is a plain store. A locked instruction there would wait for the store of the map entry
 //! before it, which the next write's fence waits for anyway.
 
-use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
 
 use super::flog::Newest;
 use super::layout::{FlogSlot, next_seq, strip_flags};
 use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
 
-/// Most blocks that are written between two fences.
-pub(super) const GROUP_MAX: usize = 8;
 const NO_LBA: u32 = u32::MAX;
 
 /// What a lane remembers between writes.
 pub(super) struct Lane {
+    number: u32,
     taken: AtomicBool,
     /// The block that the next write goes to.
     free_block: AtomicU32,
@@ -36,13 +34,19 @@ pub(super) struct Lane {
 
 impl Lane {
     /// The lane after recovery has dealt with its newest flog entry.
-    pub(super) fn after(newest: &Newest) -> Self {
+    pub(super) fn after(number: u32, newest: &Newest) -> Self {
         let older = u32::from(newest.which == 0);
-        Self::new(strip_flags(newest.entry.old_map.get()), older, next_seq(newest.entry.seq.get()))
+        Self::new(
+            number,
+            strip_flags(newest.entry.old_map.get()),
+            older,
+            next_seq(newest.entry.seq.get()),
+        )
     }
 
-    fn new(free_block: u32, which: u32, seq: u32) -> Self {
+    fn new(number: u32, free_block: u32, which: u32, seq: u32) -> Self {
         Self {
+            number,
             taken: AtomicBool::new(false),
             free_block: AtomicU32::new(free_block),
             which: AtomicU32::new(which),
@@ -71,9 +75,6 @@ pub(super) struct LaneGuard<'a> {
     pub(super) number: u32,
     lane: &'a Lane,
 }
-
-/// The lanes of a group of blocks.
-pub(super) type LaneGuards<'a> = ArrayVec<LaneGuard<'a>, GROUP_MAX>;
 
 impl LaneGuard<'_> {
     /// The block that this write goes to.
@@ -123,36 +124,33 @@ impl Lanes {
         Self { lanes: lanes.into_iter().map(CachePadded::new).collect() }
     }
 
-    /// Takes up to `wanted` working lanes (at least one, at most [`GROUP_MAX`]), from number `start` on: the calling
-    /// thread's own where it is free, and the next free ones. Waits for the first, calling `relax`, never for
-    /// more. Empty where all have failed.
+    /// Takes the working lanes that are free now, one at each step, from number `start` on: the calling thread's
+    /// own where it is free, and the next free ones.
     ///
     /// The version that the last change of the free block's owner bumped must be visible before the data that is
     /// stored next (see `lba_lock`). The release fence orders ordinary stores; the non-temporal stores of x86
     /// ignore it, but not the locked instruction that takes the lane.
-    pub(super) fn take(&self, start: usize, wanted: usize, relax: impl Fn()) -> LaneGuards<'_> {
-        let mut taken = LaneGuards::new();
-        loop {
-            let mut failed = 0;
-            for step in 0..self.lanes.len() {
-                let number = (start + step) % self.lanes.len();
-                let lane = &*self.lanes[number];
-                if lane.failed.load(Ordering::Relaxed) {
-                    failed += 1;
-                } else if lane.try_take() {
-                    let number = u32::try_from(number).expect("an arena has at most 256 lanes");
-                    taken.push(LaneGuard { number, lane });
-                    if taken.len() == wanted || taken.is_full() {
-                        break;
-                    }
-                }
-            }
-            if !taken.is_empty() || failed == self.lanes.len() {
+    pub(super) fn free_from(&self, start: usize) -> impl Iterator<Item = LaneGuard<'_>> {
+        let (behind, before) = self.lanes.split_at(start % self.lanes.len());
+        before.iter().chain(behind).filter_map(|lane| {
+            let taken = !lane.failed.load(Ordering::Relaxed) && lane.try_take();
+            taken.then(|| {
                 fence(Ordering::Release);
-                return taken;
+                LaneGuard { number: lane.number, lane }
+            })
+        })
+    }
+
+    /// Takes one lane as [`free_from`](Self::free_from) does, calling `relax` while none is free. None where all
+    /// have failed.
+    pub(super) fn wait_for_one(&self, start: usize, relax: impl Fn()) -> Option<LaneGuard<'_>> {
+        while !self.lanes.iter().all(|lane| lane.failed.load(Ordering::Relaxed)) {
+            if let Some(lane) = self.free_from(start).next() {
+                return Some(lane);
             }
             relax();
         }
+        None
     }
 
     /// The lba whose map entry the last write of lane `number` changed. Where it has moved on from an lba, that
@@ -165,6 +163,8 @@ impl Lanes {
     /// Lanes whose free blocks are `free_blocks`, for models of the engine.
     #[cfg(all(test, feature = "loom"))]
     pub(super) fn with_free_blocks(free_blocks: impl IntoIterator<Item = u32>) -> Self {
-        Self::new(free_blocks.into_iter().map(|block| Lane::new(block, 0, 1)).collect())
+        Self::new(
+            (0..).zip(free_blocks).map(|(number, block)| Lane::new(number, block, 0, 1)).collect(),
+        )
     }
 }

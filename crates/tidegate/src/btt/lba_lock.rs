@@ -13,9 +13,6 @@
 //! look for it. The kernel's reader table (rtt) makes each writer scan all lanes instead. And a writer knows
 //! from the last writer whether the entry it replaces needs to be written back, which is seldom.
 
-use arrayvec::ArrayVec;
-
-use super::lane::GROUP_MAX;
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Locks of an arena: enough that two lbas in flight seldom share one (32 KiB).
@@ -39,14 +36,10 @@ pub(super) struct Version(u64);
 
 /// A lock held; dropping it unlocks.
 pub(super) struct LbaGuard<'a> {
-    lba: u32,
     word: &'a AtomicU64,
     /// What the word was, unlocked.
     value: u64,
 }
-
-/// The locks of a group of lbas, in their order.
-pub(super) type LbaGuards<'a> = ArrayVec<LbaGuard<'a>, GROUP_MAX>;
 
 impl LbaLocks {
     /// `1 << locks_log2` locks (1 to 31).
@@ -55,7 +48,8 @@ impl LbaLocks {
         Self { words, shift: 32 - locks_log2 }
     }
 
-    /// Locks `lba`, calling `relax` while another holds it. A holder never waits for a lane.
+    /// Locks `lba`, calling `relax` while another holds it. A holder never waits for a lane, and locks further lbas
+    /// only in ascending order of their [`rank`](Self::rank).
     pub(super) fn lock(&self, lba: u32, relax: impl Fn()) -> LbaGuard<'_> {
         let word = self.word(lba);
         loop {
@@ -64,35 +58,15 @@ impl LbaLocks {
                 .compare_exchange_weak(value, value | LOCKED, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
             {
-                return LbaGuard { lba, word, value };
+                return LbaGuard { word, value };
             }
             relax();
         }
     }
 
-    /// Locks the `count` lbas from `first` on, which are [`apart`](Self::apart), in the order of their words, so that
-    /// two groups never wait for each other.
-    pub(super) fn lock_group(&self, first: u32, count: usize, relax: impl Fn()) -> LbaGuards<'_> {
-        let mut guards = LbaGuards::new();
-        if count == 1 {
-            guards.push(self.lock(first, relax));
-            return guards;
-        }
-        let mut order: ArrayVec<u32, GROUP_MAX> = (first..).take(count).collect();
-        order.sort_unstable_by_key(|&lba| self.index(lba));
-        guards.extend(order.into_iter().map(|lba| self.lock(lba, &relax)));
-        guards.sort_unstable_by_key(|guard| guard.lba);
-        guards
-    }
-
-    /// How many lbas from `first` on, up to `count` (1 to [`GROUP_MAX`]), are in buckets of their own.
-    pub(super) fn apart(&self, first: u32, count: usize) -> usize {
-        if count == 1 {
-            return 1;
-        }
-        let indices: ArrayVec<_, GROUP_MAX> =
-            (first..).take(count.min(GROUP_MAX)).map(|lba| self.index(lba)).collect();
-        (1..indices.len()).find(|&at| indices[..at].contains(&indices[at])).unwrap_or(indices.len())
+    /// The place of `lba`'s lock in the order in which several are locked.
+    pub(super) fn rank(&self, lba: u32) -> usize {
+        self.index(lba)
     }
 
     /// Whether two lbas share a lock.
@@ -164,21 +138,6 @@ mod tests {
         drop(locks.lock(7, || ()));
         assert_eq!(locks.lock(7, || ()).last_writer(), Some(255));
     }
-
-    #[test]
-    fn a_group_locks_each_bucket_once_and_in_the_lbas_order() {
-        let locks = LbaLocks::new(2);
-        for first in 0..100 {
-            let count = locks.apart(first, GROUP_MAX);
-            assert!((1..=4).contains(&count));
-            for (lba, mut guard) in (first..).zip(locks.lock_group(first, count, || ())) {
-                guard.set_writer(lba);
-            }
-            for lba in (first..).take(count) {
-                assert_eq!(locks.lock(lba, || ()).last_writer(), Some(lba));
-            }
-        }
-    }
 }
 
 #[cfg(all(test, feature = "loom"))]
@@ -212,7 +171,7 @@ mod loom_tests {
 
         /// The write of the arena, less the flog.
         fn write(&self, thread: usize, lba: u32, value: u64) {
-            let mut lane = self.lanes.take(thread, 1, thread::yield_now).pop().unwrap();
+            let mut lane = self.lanes.wait_for_one(thread, thread::yield_now).unwrap();
             if let Some(lba) = lane.unfenced_lba() {
                 self.persist(lba);
             }

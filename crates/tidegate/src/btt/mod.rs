@@ -14,8 +14,8 @@
 //!    finished or will notice and read again.
 //!
 //! Entry points: [`create`], [`probe`], [`Btt::open`] (recovers), [`check`](check::check) and
-//! [`repair`](check::repair). The path of a write: [`Btt`]'s `write` → `Arena::write_block`
-//! (`arena.rs`, where the ordering argument stands beside the stores) → `Lane` and `Flog`.
+//! [`repair`](check::repair). The path of a write: [`Btt`]'s `write` → `Arena::write_blocks`
+//! (`write.rs`, where the ordering argument stands beside the stores) → `Lane` and `Flog`.
 
 mod arena;
 pub mod check;
@@ -34,6 +34,7 @@ mod map;
 mod recover;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub use create::{BttOptions, create, largest_fit_bytes, smallest_bytes};
 pub use device::{ArenaSummary, Btt, Summary};

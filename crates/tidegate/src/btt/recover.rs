@@ -54,7 +54,7 @@ pub(super) fn open_arena(
         if !region.read_only() {
             write_back_seen(region, &flog, lane, &map, info.external_nlba.get(), &newest.entry)?;
         }
-        lanes.push(Lane::after(&newest));
+        lanes.push(Lane::after(lane, &newest));
     }
     overlay.sort_unstable();
     let completed_lanes = u32::try_from(overlay.len()).expect("at most one entry a lane");

@@ -1,0 +1,233 @@
+//! The write: copy on write into the free blocks of lanes, and the argument why each block is atomic.
+
+use arrayvec::ArrayVec;
+
+use super::BttError;
+use super::arena::Arena;
+use super::lane::LaneGuard;
+use super::layout::{FlogSlot, MapEntry, MapState};
+use super::lba_lock::LbaGuard;
+use crate::pmem::{PmemError, Region};
+
+/// Most blocks that are written between two fences.
+const GROUP_MAX: usize = 8;
+
+/// One block of a group on its way. Dropping it unlocks the lba before it releases the lane.
+struct Member<'a> {
+    lock: Option<LbaGuard<'a>>,
+    lane: LaneGuard<'a>,
+    lba: u32,
+    data: &'a [u8],
+    /// The flog entry that commits it.
+    entry: FlogSlot,
+    /// The block that it replaces.
+    old_block: u32,
+}
+
+/// Blocks that share the two fences, each in a lane of its own.
+type Group<'a> = ArrayVec<Member<'a>, GROUP_MAX>;
+
+/// Why a group was not written.
+enum GroupError {
+    /// A lane's memory failed before anything was committed; others can do it.
+    LaneRetired,
+    /// Nothing helps.
+    Failed(BttError),
+}
+
+impl<E: Into<BttError>> From<E> for GroupError {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl Arena {
+    /// Writes whole blocks of `data_bytes` from `lba` on, each atomic and all durable on return. `metadata` goes
+    /// behind the data of each block.
+    ///
+    /// Neighbours are written in groups, a lane each, that share the two fences. A lane whose memory fails is
+    /// retired and the group tried again with others.
+    pub(super) fn write_blocks(
+        &self,
+        region: &Region,
+        mut lba: u32,
+        mut data: &[u8],
+        data_bytes: usize,
+        metadata: &[u8],
+    ) -> Result<(), BttError> {
+        while !data.is_empty() {
+            let mut group = Group::new();
+            self.gather(region, lba, data.chunks_exact(data_bytes), &mut group)?;
+            match self.write_group(region, &mut group, metadata) {
+                Ok(()) => {
+                    data = &data[group.len() * data_bytes..];
+                    lba += u32::try_from(group.len()).expect("a group is small");
+                }
+                Err(GroupError::LaneRetired) => {}
+                Err(GroupError::Failed(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a lane for the first of `blocks`, and for those behind it as far as lanes are free at once and the
+    /// lbas are in different buckets.
+    fn gather<'a>(
+        &'a self,
+        region: &Region,
+        first: u32,
+        blocks: impl Iterator<Item = &'a [u8]>,
+        group: &mut Group<'a>,
+    ) -> Result<(), BttError> {
+        let mut free = self.lanes.free_from(region.thread_ordinal());
+        for (lba, data) in (first..).zip(blocks.take(GROUP_MAX)) {
+            if group.iter().any(|member| self.lba_locks.same_bucket(member.lba, lba)) {
+                break;
+            }
+            let lane = match free.next() {
+                Some(lane) => lane,
+                None if !group.is_empty() => break,
+                None => self
+                    .lanes
+                    .wait_for_one(region.thread_ordinal(), || region.relax())
+                    .ok_or(BttError::NoLanes { arena: self.number })?,
+            };
+            group.push(Member {
+                lock: None,
+                lane,
+                lba,
+                data,
+                entry: FlogSlot::default(),
+                old_block: 0,
+            });
+        }
+        Ok(())
+    }
+
+    /// The write of a group of blocks, with two fences where the kernel has four a block. Why each store precedes
+    /// the next (for a group: each lane's steps are done for all lanes before the next fence, so every argument
+    /// holds lane by lane; the lbas differ):
+    ///
+    /// - The previous write of a lane left its map entry in the cache. It is written back here, by the
+    ///   thread that also fences, and is durable at fence 1: before fence 2 makes this write's flog entry the
+    ///   lane's newest and the previous one forgotten (invariant 4).
+    /// - The data and the first half of the flog slot are durable at fence 1, before the second half exists:
+    ///   a valid entry points at complete data and has its own lba (invariant 2). Until then the slot's old
+    ///   sequence number makes it the lane's older entry, which nobody reads.
+    /// - The entry that this write replaces may be in the cache only, stored by another lane: then that lane is the
+    ///   bucket's last writer and has not written since. It is written back here under the lba's lock and
+    ///   durable at fence 1 (invariant 5). So of all lanes' newest entries for one lba, only that of the last
+    ///   write can still find its `old_map` in the map on the medium: an older entry's `old_map` was replaced
+    ///   durably and is that lane's free block, so it cannot return. Replay in any order therefore completes
+    ///   just the last write.
+    /// - The map entry is stored after fence 2, so whoever sees it sees a write that recovery would complete
+    ///   (invariant 3). It needs no fence of its own: until it is durable, the flog entry is there.
+    /// - The lock's version grows after the map entry changed and before the lane, and with it the old
+    ///   block, is free for the next write (invariant 6; see `lba_lock`).
+    fn write_group<'a>(
+        &'a self,
+        region: &Region,
+        group: &mut Group<'a>,
+        metadata: &[u8],
+    ) -> Result<(), GroupError> {
+        self.lock_group(region, group);
+        for member in group.iter_mut() {
+            self.prepare(region, member)?;
+        }
+        for member in group.iter_mut() {
+            self.store(region, member, metadata)?;
+        }
+        let committed = self.commit_group(region, group);
+        if committed.is_err() {
+            // The entries may or may not be valid on the medium: these lanes must not touch their blocks again.
+            group.iter_mut().for_each(|member| member.lane.retire());
+        }
+        Ok(committed?)
+    }
+
+    /// Locks the lbas in the order of their locks, so that two groups never wait for each other.
+    ///
+    /// This comes before the data: a locked instruction behind non-temporal stores waits for them.
+    fn lock_group<'a>(&'a self, region: &Region, group: &mut Group<'a>) {
+        group.sort_unstable_by_key(|member| self.lba_locks.rank(member.lba));
+        for member in group {
+            member.lock = Some(self.lba_locks.lock(member.lba, || region.relax()));
+        }
+    }
+
+    /// The first half of the flog entry, and the map entry that it replaces on its way.
+    fn prepare(&self, region: &Region, member: &mut Member<'_>) -> Result<(), GroupError> {
+        let (old_entry, old_block) = self.map.load_block(region, member.lba)?;
+        if let Some(stale_lba) = self.unfenced_in_bucket(member) {
+            self.map.write_back(region, stale_lba)?;
+        }
+        member.entry = member.lane.entry(member.lba, logged_old_map(old_entry, old_block));
+        member.old_block = old_block;
+        let which = member.lane.which();
+        let prepared = self.flog.prepare(region, member.lane.number, which, &member.entry);
+        retire_if_poisoned(&mut member.lane, prepared)
+    }
+
+    /// The one lba of the member's bucket whose map entry may not be durable.
+    fn unfenced_in_bucket(&self, member: &Member<'_>) -> Option<u32> {
+        let last_writer = member.lock.as_ref()?.last_writer()?;
+        let stale_lba = self.lanes.unfenced_lba(last_writer)?;
+        self.lba_locks.same_bucket(stale_lba, member.lba).then_some(stale_lba)
+    }
+
+    /// The data to the lane's free block, and the lane's previous map entry on its way.
+    fn store(
+        &self,
+        region: &Region,
+        member: &mut Member<'_>,
+        metadata: &[u8],
+    ) -> Result<(), GroupError> {
+        if let Some(lba) = member.lane.unfenced_lba() {
+            self.map.write_back(region, lba)?;
+        }
+        let offset = self.block_offset(member.lane.free_block());
+        let mut stored = region.write_streaming(offset, member.data);
+        if stored.is_ok() && !metadata.is_empty() {
+            stored = region.write_streaming(offset + member.data.len() as u64, metadata);
+        }
+        retire_if_poisoned(&mut member.lane, stored)
+    }
+
+    /// Fence 1, the second halves of the flog entries, fence 2, and the map entries.
+    fn commit_group(&self, region: &Region, group: &mut Group<'_>) -> Result<(), PmemError> {
+        region.fence()?;
+        for Member { lane, entry, .. } in group.iter() {
+            self.flog.commit(region, lane.number, lane.which(), entry)?;
+        }
+        region.fence()?;
+        for Member { lock, lane, lba, old_block, entry, .. } in group.iter_mut() {
+            self.map.store(region, *lba, MapEntry::normal(entry.new_map.get()))?;
+            lane.advance(*lba, *old_block);
+            if let Some(lock) = lock {
+                lock.set_writer(lane.number);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn retire_if_poisoned(
+    lane: &mut LaneGuard<'_>,
+    result: Result<(), PmemError>,
+) -> Result<(), GroupError> {
+    match result {
+        Err(PmemError::Poisoned { .. }) => {
+            lane.retire();
+            Err(GroupError::LaneRetired)
+        }
+        result => Ok(result?),
+    }
+}
+
+/// The old map entry as the kernel logs it: without flags, but a block that is in error keeps that flag.
+fn logged_old_map(entry: MapEntry, block: u32) -> u32 {
+    match entry.state() {
+        MapState::Error => block | MapEntry::ERROR,
+        _ => block,
+    }
+}
