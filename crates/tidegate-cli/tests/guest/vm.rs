@@ -314,17 +314,28 @@ fn read_lines(stream: ChildStdout) -> Receiver<String> {
 fn command(initramfs: &Path, console: &Path, nvdimms: &[&Nvdimm]) -> Command {
     let mut qemu = Command::new("qemu-system-x86_64");
     let slots = nvdimms.len();
-    qemu.args(["-accel", "tcg", "-cpu", "max", "-smp", "2", "-machine", "pc,nvdimm=on"])
-        .args(["-m", &format!("256M,slots={slots},maxmem=768G")])
-        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-        .arg("-serial")
-        .arg(format!("file:{}", console.display()))
-        .args(["-serial", "stdio"])
-        .arg("-kernel")
-        .arg(&SYSTEM.0.image)
-        .arg("-initrd")
-        .arg(initramfs)
-        .args(["-append", "console=ttyS0 quiet loglevel=5 oops=panic panic=-1"]);
+    // One thread for both CPUs: with a thread each, this emulation at times runs an instruction that the guest's
+    // other CPU is just patching, and the guest panics.
+    qemu.args([
+        "-accel",
+        "tcg,thread=single",
+        "-cpu",
+        "max",
+        "-smp",
+        "2",
+        "-machine",
+        "pc,nvdimm=on",
+    ])
+    .args(["-m", &format!("256M,slots={slots},maxmem=768G")])
+    .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+    .arg("-serial")
+    .arg(format!("file:{}", console.display()))
+    .args(["-serial", "stdio"])
+    .arg("-kernel")
+    .arg(&SYSTEM.0.image)
+    .arg("-initrd")
+    .arg(initramfs)
+    .args(["-append", "console=ttyS0 quiet loglevel=5 oops=panic panic=-1"]);
     for (slot, nvdimm) in nvdimms.iter().enumerate() {
         let path = nvdimm.path.display();
         let size_bytes = std::fs::metadata(&nvdimm.path).expect("the NVDIMM's file exists").len();
