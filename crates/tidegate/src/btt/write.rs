@@ -182,13 +182,13 @@ impl Arena {
         member: &mut Member<'_>,
         metadata: &[u8],
     ) -> Result<(), GroupError> {
-        if let Some(lba) = member.lane.unfenced_lba() {
-            self.map.write_back(region, lba)?;
-        }
         let offset = self.block_offset(member.lane.free_block());
         let mut stored = region.write_streaming(offset, member.data);
         if stored.is_ok() && !metadata.is_empty() {
             stored = region.write_streaming(offset + member.data.len() as u64, metadata);
+        }
+        if let Some(lba) = member.lane.unfenced_lba() {
+            self.map.write_back(region, lba)?;
         }
         retire_if_poisoned(&mut member.lane, stored)
     }
