@@ -296,11 +296,6 @@ impl BlockDevice for Btt {
     }
 }
 
-/// Bytes of data in an lba of `lba_bytes`; the rest is metadata.
-pub(super) fn data_bytes(lba_bytes: u32) -> u32 {
-    if lba_bytes >= 4096 { 4096 } else { 512 }
-}
-
 fn geometry(summary: &Summary, read_only: bool) -> Geometry {
     Geometry {
         block_bytes: summary.block_bytes,
@@ -328,7 +323,7 @@ fn describe(version: Version, found: &[FoundArena], slots: &[FlogSlots]) -> Summ
         uuid: uuid::Uuid::from_bytes(first.uuid),
         parent_uuid: uuid::Uuid::from_bytes(first.parent_uuid),
         lba_bytes,
-        block_bytes: data_bytes(lba_bytes),
+        block_bytes: layout::data_bytes(lba_bytes),
         blocks: arenas.iter().map(|arena| u64::from(arena.lbas)).sum(),
         recovered_lanes: 0,
         arenas,

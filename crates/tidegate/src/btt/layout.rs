@@ -34,6 +34,11 @@ pub(super) const FLAG_ERROR: u32 = 1;
 /// External lba sizes of the format in bytes: data, and data with 8, 16, 64 or 128 bytes of metadata.
 pub const LBA_SIZES: [u32; 7] = [512, 520, 528, 4096, 4104, 4160, 4224];
 
+/// Bytes of data in an lba of `lba_bytes`; the rest is metadata.
+pub(super) fn data_bytes(lba_bytes: u32) -> u32 {
+    if lba_bytes >= 4096 { 4096 } else { 512 }
+}
+
 /// Version of the format; it decides where the first arena starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub enum Version {

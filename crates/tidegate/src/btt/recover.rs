@@ -79,7 +79,7 @@ pub(super) fn open_arena(
 
 /// Bytes of metadata behind the data of an lba of `lba_bytes`.
 fn metadata_bytes(lba_bytes: u32) -> usize {
-    (lba_bytes - super::device::data_bytes(lba_bytes)) as usize
+    (lba_bytes - super::layout::data_bytes(lba_bytes)) as usize
 }
 
 /// Writes back what recovery builds on. After a power cut it is durable already; after a mere kill of the process
