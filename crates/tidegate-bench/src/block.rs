@@ -4,6 +4,8 @@
 //! 1. All devices are made, filled and kept open before the first run, each on a pool of its own; pools have no name
 //!    any more once open, so nothing is left behind however the run ends.
 //! 2. Policies take turns: repetition by repetition each runs once, so that a pair to compare ran within seconds.
+//! 3. A DRAM tier stands over a BTT of its own, stays open between cells of one cache size, and is flushed after each
+//!    run: nothing of one run is written back while another is measured.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -11,37 +13,76 @@ use std::time::Duration;
 
 use tidegate::btt::{Btt, BttError, BttOptions};
 use tidegate::device::{BlockDevice, DeviceError};
-use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions};
+use tidegate::dram::{self, DramTier, Phases};
+use tidegate::pmem::{Domain, Region, RegionOptions};
+use tidegate::raw::{self, RawDevice, RawOptions};
 
 use crate::args::BlockArgs;
 use crate::error::{BenchError, Result};
 use crate::floor::BareCopy;
 use crate::measure::{Collector, Key, Op, Sample, Series, Traffic};
 use crate::peers::libpmemblk::PmemBlk;
+use crate::plan::{Cell, MATRIX_CACHES};
 use crate::progress::Progress;
+use crate::tiers::{Breakdown, IdleRow, Place, TierReport};
 use crate::workload::{Outcome, Stop, Workload};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
+    /// The bare memory: blocks may tear.
+    Raw,
     /// The block translation table.
     Btt,
+    /// A DRAM tier over the block translation table.
+    Tier(dram::Policy),
     /// Bare streaming copies: the floor.
     Copy,
     /// PMDK's block translation table.
     Libpmemblk,
 }
 
+impl Policy {
+    /// All that can be compared, in the order of tables and messages.
+    pub(crate) const ALL: [Self; 11] = [
+        Self::Raw,
+        Self::Btt,
+        Self::Tier(dram::Policy::Transit),
+        Self::Tier(dram::Policy::TransitNoEager),
+        Self::Tier(dram::Policy::TransitNoBypass),
+        Self::Tier(dram::Policy::Pmbd),
+        Self::Tier(dram::Policy::Pmbd70),
+        Self::Tier(dram::Policy::Lru),
+        Self::Tier(dram::Policy::Coactive),
+        Self::Copy,
+        Self::Libpmemblk,
+    ];
+
+    /// The name on the command line and in rows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Btt => "btt",
+            Self::Tier(policy) => policy.name(),
+            Self::Copy => "copy",
+            Self::Libpmemblk => "peer:libpmemblk",
+        }
+    }
+
+    /// It has a DRAM tier.
+    pub fn has_tier(self) -> bool {
+        matches!(self, Self::Tier(_))
+    }
+}
+
 impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "btt" => Ok(Self::Btt),
-            "copy" => Ok(Self::Copy),
-            "peer:libpmemblk" => Ok(Self::Libpmemblk),
-            _ => Err(format!("policy {text} is not known; known are btt, copy, peer:libpmemblk")),
-        }
+        Self::ALL.into_iter().find(|policy| policy.name() == text).ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            format!("policy {text} is not known; known are {known}")
+        })
     }
 }
 
@@ -56,9 +97,11 @@ pub(crate) const COPY_READ: &str = "bare-copy";
 
 /// A device under test.
 struct Subject {
-    policy: &'static str,
+    policy: Policy,
     case: Case,
-    device: Box<dyn BlockDevice>,
+    device: Arc<dyn BlockDevice>,
+    /// The DRAM tier over the device, with the size that was asked for.
+    tier: Option<(u64, Arc<dyn DramTier>)>,
     /// The memory of the device, where its counters can be seen.
     region: Option<Arc<Region>>,
 }
@@ -66,29 +109,34 @@ struct Subject {
 /// What the case of a subject is called.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Case {
-    /// After the access pattern.
-    Pattern,
+    /// As the cell is.
+    Cell,
     /// The floor with so many fences a write.
     Copy { fences: u8 },
 }
 
 impl Subject {
-    fn case(&self, op: Op, args: &BlockArgs) -> String {
+    fn new(policy: Policy, device: Arc<dyn BlockDevice>, region: Option<Arc<Region>>) -> Self {
+        Self { policy, case: Case::Cell, device, tier: None, region }
+    }
+
+    fn case(&self, op: Op, cell: &Cell) -> String {
         match (self.case, op) {
-            (Case::Pattern, _) => args.pattern.to_string(),
+            (Case::Cell, _) => cell.case.clone(),
             (Case::Copy { .. }, Op::Read) => COPY_READ.to_owned(),
             (Case::Copy { fences: 1 }, _) => COPY_ONE_FENCE.to_owned(),
             (Case::Copy { .. }, _) => COPY_TWO_FENCES.to_owned(),
         }
     }
 
-    /// Both copies read alike: one of them is enough.
-    fn wants(&self, read_pct: u8) -> bool {
-        read_pct == 0 || self.case != Case::Copy { fences: 1 }
+    /// It runs `cell`. Both copies read alike: one of them is enough.
+    fn wants(&self, cell: &Cell) -> bool {
+        let twice = self.case == Case::Copy { fences: 1 } && cell.read_pct > 0;
+        cell.wanted.has(self.policy) && !twice
     }
 
-    fn failed(&self) -> impl FnOnce(DeviceError) -> BenchError {
-        let policy = self.policy.to_owned();
+    fn failed(&self) -> impl FnOnce(DeviceError) -> BenchError + use<> {
+        let policy = self.policy.name().to_owned();
         move |source| BenchError::Device { policy, source }
     }
 
@@ -100,135 +148,205 @@ impl Subject {
             fences: counters.fences,
         })
     }
-}
 
-/// One combination of parameters, run by every subject in turn.
-#[derive(Clone, Copy)]
-struct Group {
-    read_pct: u8,
-    threads: usize,
-    iodepth: u32,
+    /// What requests go to.
+    fn top(&self) -> &dyn BlockDevice {
+        match &self.tier {
+            Some((_, tier)) => &**tier,
+            None => &*self.device,
+        }
+    }
+
+    fn phases(&self) -> Option<Phases> {
+        self.tier.as_ref().map(|(_, tier)| tier.phases())
+    }
+
+    /// Opens a tier of `bytes` bytes, if the policy has one and it is not open.
+    fn set_cache(&mut self, bytes: u64) -> Result<()> {
+        let Policy::Tier(policy) = self.policy else { return Ok(()) };
+        if self.tier.as_ref().is_some_and(|(open, _)| *open == bytes) {
+            return Ok(());
+        }
+        self.close_cache()?;
+        let below = Arc::clone(&self.device);
+        let tier = dram::open(policy, bytes, below).map_err(self.failed())?;
+        self.tier = Some((bytes, tier));
+        Ok(())
+    }
+
+    fn close_cache(&mut self) -> Result<()> {
+        match self.tier.take() {
+            Some((_, tier)) => tier.shutdown().map_err(self.failed()),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Time that [`measure`] should take.
 pub fn planned(args: &BlockArgs) -> Duration {
-    let copies = args.policies.iter().filter(|&&policy| policy == Policy::Copy).count();
-    let runs = groups(args).len() * (args.policies.len() + copies);
-    step_cost(args) * u32::try_from(runs).unwrap_or(u32::MAX) * args.common.repetitions
-        + fill_cost(args) * u32::try_from(args.policies.len() + copies).unwrap_or(u32::MAX)
+    let subjects = args.policies.len()
+        + args.policies.iter().filter(|&&policy| policy == Policy::Copy).count();
+    let tiers = args.policies.iter().filter(|policy| policy.has_tier());
+    let mut planned = fill_cost(args) * u32::try_from(subjects).unwrap_or(u32::MAX);
+    planned += tiers.map(|_| IDLE_TIME).sum::<Duration>();
+    for cell in args.cells() {
+        let wanting = args.policies.iter().filter(|&&policy| cell.wanted.has(policy));
+        planned += wanting.map(|_| step_cost(&cell)).sum::<Duration>() * args.common.repetitions;
+    }
+    planned
 }
 
-fn step_cost(args: &BlockArgs) -> Duration {
-    Duration::from_secs_f64(args.common.seconds * (1.0 + WARM_UP_SHARE))
+fn step_cost(cell: &Cell) -> Duration {
+    let overrun = if cell.overrun { cell.cache_bytes / 4096 } else { 0 };
+    let run = match cell.stop {
+        Stop::After(time) => time.mul_f64(1.0 + WARM_UP_SHARE),
+        Stop::Requests(requests) => WRITE_COST * u32::try_from(requests).unwrap_or(u32::MAX),
+    };
+    run + WRITE_COST * u32::try_from(overrun).unwrap_or(u32::MAX)
 }
 
 fn fill_cost(args: &BlockArgs) -> Duration {
     Duration::from_nanos(args.common.size / 2)
 }
 
+/// About what a write takes, for plans.
+const WRITE_COST: Duration = Duration::from_micros(3);
+
 /// Share of a run's time that is run before it without being counted.
 const WARM_UP_SHARE: f64 = 0.1;
 
-/// Measures all combinations that `args` name.
+/// How long a tier is watched that nobody uses.
+const IDLE_TIME: Duration = Duration::from_millis(300);
+
+/// Measures all cells that `args` name.
 ///
 /// # Errors
 /// [`BenchError::Usage`] for combinations that make no sense, and those of the devices.
-pub fn measure(args: &BlockArgs, progress: &mut Progress) -> Result<Vec<Series>> {
-    check(args)?;
-    let mut subjects = Vec::new();
+pub fn measure(args: &BlockArgs, progress: &mut Progress) -> Result<(Vec<Series>, TierReport)> {
+    args.check()?;
+    let mut run = Run {
+        args,
+        subjects: Vec::new(),
+        collector: Collector::default(),
+        tiers: TierReport { paper: args.is_paper(), ..TierReport::default() },
+    };
     for &policy in &args.policies {
-        open(policy, args, &mut subjects)?;
+        open(policy, args, &mut run.subjects)?;
     }
-    for subject in &subjects {
-        progress.step(&format!("{}: write every block once", subject.policy), fill_cost(args));
-        fits(subject, args)?;
-        workload(args, groups(args)[0]).fill(&*subject.device).map_err(subject.failed())?;
+    run.fill(progress)?;
+    for cell in args.cells() {
+        run.cell(&cell, progress)?;
     }
-    let mut collector = Collector::default();
-    for group in groups(args) {
-        for repetition in 1..=args.common.repetitions {
-            for subject in subjects.iter().filter(|subject| subject.wants(group.read_pct)) {
-                progress.step(&describe(subject, args, group, repetition), step_cost(args));
-                run(subject, args, group, &mut collector)?;
+    run.idle(progress)?;
+    Ok((run.collector.into_series(), run.tiers))
+}
+
+/// A run through all cells.
+struct Run<'a> {
+    args: &'a BlockArgs,
+    subjects: Vec<Subject>,
+    collector: Collector,
+    tiers: TierReport,
+}
+
+impl Run<'_> {
+    fn fill(&self, progress: &mut Progress) -> Result<()> {
+        let Some(cell) = self.args.cells().into_iter().next() else { return Ok(()) };
+        for subject in &self.subjects {
+            let name = subject.policy.name();
+            progress.step(&format!("{name}: write every block once"), fill_cost(self.args));
+            fits(subject, self.args)?;
+            cell.workload(self.args).fill(&*subject.device).map_err(subject.failed())?;
+        }
+        Ok(())
+    }
+
+    fn cell(&mut self, cell: &Cell, progress: &mut Progress) -> Result<()> {
+        for repetition in 1..=self.args.common.repetitions {
+            for index in 0..self.subjects.len() {
+                if self.subjects[index].wants(cell) {
+                    let of = self.args.common.repetitions;
+                    let what = describe(&self.subjects[index], cell);
+                    progress.step(&format!("{what}, run {repetition} of {of}"), step_cost(cell));
+                    self.subjects[index].set_cache(cell.cache_bytes)?;
+                    self.turn(index, cell, repetition == 1)?;
+                }
             }
         }
+        Ok(())
     }
-    Ok(collector.into_series())
-}
 
-fn check(args: &BlockArgs) -> Result<()> {
-    args.common.check()?;
-    let usage = |message: String| Err(BenchError::Usage(message));
-    if args.threads.contains(&0) || args.iodepth.contains(&0) {
-        return usage("--threads and --iodepth: expected at least 1".to_owned());
-    }
-    if let Some(pct) = args.read_pct.iter().find(|&&pct| pct > 100) {
-        return usage(format!("--read-pct {pct}: expected 0 to 100"));
-    }
-    if args.block_size < 512 || u64::from(args.block_size) > args.common.size {
-        return usage(format!("--block-size {}: expected 512 up to --size", args.block_size));
-    }
-    if args.common.media != MediaModel::default() && args.policies.contains(&Policy::Libpmemblk) {
-        return usage(format!(
-            "--media {}: libpmemblk runs on the memory as it is; leave it out",
-            args.common.media
-        ));
-    }
-    Ok(())
-}
-
-fn groups(args: &BlockArgs) -> Vec<Group> {
-    let mut groups = Vec::new();
-    for &read_pct in &args.read_pct {
-        for &iodepth in &args.iodepth {
-            groups.extend(args.threads.iter().map(|&threads| Group { read_pct, threads, iodepth }));
+    /// Runs `cell` once on a subject, after requests that are not counted.
+    fn turn(&mut self, index: usize, cell: &Cell, first: bool) -> Result<()> {
+        let subject = &self.subjects[index];
+        let measured = cell.workload(self.args);
+        warm_up(subject, cell, &measured, self.args)?;
+        let (phases, traffic) = (subject.phases(), subject.traffic());
+        let outcome = measured.run(subject.top()).map_err(subject.failed())?;
+        let traffic = subject.traffic().zip(traffic).map(|(after, before)| after.since(before));
+        let phases = phases.zip(subject.phases());
+        subject.top().flush().map_err(subject.failed())?;
+        collect(subject, self.args, cell, &outcome, traffic, &mut self.collector);
+        let (policy, case) = (subject.policy.name(), &cell.case);
+        if let Some((before, after)) = phases {
+            let (policy, case) = (policy.to_owned(), case.clone());
+            let place = Place { policy, case, threads: cell.threads, iodepth: cell.iodepth };
+            let writes = outcome.write.len();
+            let breakdown = Breakdown::between(place, cell.breakdown, &before, &after, writes);
+            self.tiers.add(breakdown);
         }
+        if first && cell.timeline {
+            self.tiers.timelines.push(outcome.timeline.row(policy, case));
+        }
+        Ok(())
     }
-    groups
-}
 
-fn workload(args: &BlockArgs, group: Group) -> Workload {
-    Workload {
-        pattern: args.pattern,
-        read_pct: group.read_pct,
-        block_bytes: args.block_size,
-        working_set_bytes: args.common.size,
-        threads: group.threads,
-        iodepth: group.iodepth,
-        stop: Stop::After(Duration::from_secs_f64(args.common.seconds)),
-        flush_every: args.flush_every,
-        think: Duration::from_nanos(args.think_ns),
-        seed: args.seed,
+    /// Watches each tier while nobody uses it and no other is open.
+    fn idle(&mut self, progress: &mut Progress) -> Result<()> {
+        self.subjects.iter_mut().try_for_each(Subject::close_cache)?;
+        for subject in self.subjects.iter_mut().filter(|subject| subject.policy.has_tier()) {
+            progress.step(&format!("{}: at rest", subject.policy.name()), IDLE_TIME);
+            subject.set_cache(MATRIX_CACHES[0])?;
+            if let Some((_, tier)) = &subject.tier {
+                let block = vec![1; self.args.block_size as usize];
+                tier.write(0, &block, tidegate::device::WriteFlags::default())
+                    .and_then(|()| tier.flush())
+                    .map_err(subject.failed())?;
+                self.tiers.idle.push(IdleRow::watch(tier.summary(), IDLE_TIME));
+            }
+            subject.close_cache()?;
+        }
+        Ok(())
     }
 }
 
-fn describe(subject: &Subject, args: &BlockArgs, group: Group, repetition: u32) -> String {
-    let op = if group.read_pct == 100 { Op::Read } else { Op::Write };
-    let (policy, case) = (subject.policy, subject.case(op, args));
-    let Group { read_pct, threads, iodepth } = group;
-    let of = args.common.repetitions;
-    format!(
-        "{policy} {case}, {read_pct} % reads, {threads} threads, depth {iodepth}, run {repetition} of {of}"
-    )
+/// The same load for a while with other blocks; where the cell wants a full cache, until it has overrun.
+fn warm_up(subject: &Subject, cell: &Cell, measured: &Workload, args: &BlockArgs) -> Result<()> {
+    let stop = match measured.stop {
+        _ if cell.overrun && subject.tier.is_some() => {
+            let slots = cell.cache_bytes / u64::from(args.block_size);
+            Stop::Requests(slots * 9 / 8 / cell.threads as u64)
+        }
+        Stop::After(time) => Stop::After(time.mul_f64(WARM_UP_SHARE)),
+        Stop::Requests(requests) => Stop::Requests(requests / 10),
+    };
+    let (tick, seed) = (Duration::ZERO, !args.seed);
+    let workload = Workload { stop, tick, seed, ..measured.clone() };
+    workload.run(subject.top()).map_err(subject.failed())?;
+    if cell.overrun { Ok(()) } else { subject.top().flush().map_err(subject.failed()) }
 }
 
-/// Runs `group` once on `subject`, after a short run that is not counted.
-fn run(subject: &Subject, args: &BlockArgs, group: Group, collector: &mut Collector) -> Result<()> {
-    let measured = workload(args, group);
-    let warm_up = Duration::from_secs_f64(args.common.seconds * WARM_UP_SHARE);
-    let warm_up = Workload { stop: Stop::After(warm_up), seed: !args.seed, ..measured.clone() };
-    warm_up.run(&*subject.device).map_err(subject.failed())?;
-    let before = subject.traffic();
-    let outcome = measured.run(&*subject.device).map_err(subject.failed())?;
-    let traffic = subject.traffic().zip(before).map(|(after, before)| after.since(before));
-    collect(subject, args, group, &outcome, traffic, collector);
-    Ok(())
+fn describe(subject: &Subject, cell: &Cell) -> String {
+    let op = if cell.read_pct == 100 { Op::Read } else { Op::Write };
+    let (policy, case) = (subject.policy.name(), subject.case(op, cell));
+    let Cell { read_pct, threads, iodepth, .. } = cell;
+    format!("{policy} {case}, {read_pct} % reads, {threads} threads, depth {iodepth}")
 }
 
 fn collect(
     subject: &Subject,
     args: &BlockArgs,
-    group: Group,
+    cell: &Cell,
     outcome: &Outcome,
     traffic: Option<Traffic>,
     collector: &mut Collector,
@@ -237,11 +355,11 @@ fn collect(
         [(Op::Write, &outcome.write), (Op::Read, &outcome.read), (Op::Flush, &outcome.flush)];
     for (op, latencies) in kinds.into_iter().filter(|(_, latencies)| !latencies.is_empty()) {
         let key = Key {
-            policy: subject.policy.to_owned(),
-            case: subject.case(op, args),
+            policy: subject.policy.name().to_owned(),
+            case: subject.case(op, cell),
             op,
-            threads: group.threads,
-            iodepth: group.iodepth,
+            threads: cell.threads,
+            iodepth: cell.iodepth,
             block_bytes: u64::from(args.block_size),
         };
         // Of a mix, what was stored belongs to the writes.
@@ -257,7 +375,8 @@ fn open(policy: Policy, args: &BlockArgs, subjects: &mut Vec<Subject>) -> Result
             subjects.push(open_copy(args, 1)?);
             subjects.push(open_copy(args, 2)?);
         }
-        Policy::Btt => subjects.push(open_btt(args)?),
+        Policy::Raw => subjects.push(open_raw(args)?),
+        Policy::Btt | Policy::Tier(_) => subjects.push(open_btt(policy, args)?),
         Policy::Libpmemblk => subjects.push(open_libpmemblk(args)?),
     }
     Ok(())
@@ -267,39 +386,39 @@ fn open_copy(args: &BlockArgs, fences: u8) -> Result<Subject> {
     let words = args.common.size / u64::from(args.block_size) * 8;
     let region = unnamed_region(args, args.common.size + words)?;
     let device = BareCopy::new(Arc::clone(&region), args.block_size, fences == 2);
-    Ok(Subject {
-        policy: "copy",
-        case: Case::Copy { fences },
-        device: Box::new(device),
-        region: Some(region),
-    })
+    let subject = Subject::new(Policy::Copy, Arc::new(device), Some(region));
+    Ok(Subject { case: Case::Copy { fences }, ..subject })
 }
 
-fn open_btt(args: &BlockArgs) -> Result<Subject> {
+fn open_raw(args: &BlockArgs) -> Result<Subject> {
+    let region = unnamed_region(args, pool_bytes(args.common.size))?;
+    let failed = |error: tidegate::pool::PoolError| BenchError::Device {
+        policy: "raw".to_owned(),
+        source: error.into(),
+    };
+    let options = RawOptions { block_bytes: args.block_size.min(4096), ..RawOptions::default() };
+    raw::create(&region, &options).map_err(failed)?;
+    let device = RawDevice::open(Arc::clone(&region)).map_err(failed)?;
+    Ok(Subject::new(Policy::Raw, Arc::new(device), Some(region)))
+}
+
+fn open_btt(policy: Policy, args: &BlockArgs) -> Result<Subject> {
     let region = unnamed_region(args, pool_bytes(args.common.size))?;
     let options = BttOptions { lba_bytes: args.block_size.min(4096), ..BttOptions::default() };
-    let failed =
-        |source: BttError| BenchError::Device { policy: "btt".to_owned(), source: source.into() };
+    let failed = |source: BttError| BenchError::Device {
+        policy: policy.name().to_owned(),
+        source: source.into(),
+    };
     tidegate::btt::create(&region, &options).map_err(failed)?;
     let device = Btt::open(Arc::clone(&region)).map_err(failed)?;
-    Ok(Subject {
-        policy: "btt",
-        case: Case::Pattern,
-        device: Box::new(device),
-        region: Some(region),
-    })
+    Ok(Subject::new(policy, Arc::new(device), Some(region)))
 }
 
 fn open_libpmemblk(args: &BlockArgs) -> Result<Subject> {
     let dir = scratch(args)?;
     let path = dir.path().join("libpmemblk");
     let device = PmemBlk::create(&path, pool_bytes(args.common.size), args.block_size)?;
-    Ok(Subject {
-        policy: "peer:libpmemblk",
-        case: Case::Pattern,
-        device: Box::new(device),
-        region: None,
-    })
+    Ok(Subject::new(Policy::Libpmemblk, Arc::new(device), None))
 }
 
 /// Size of a pool that holds a working set of `size_bytes`: blocks in flight, map, log and headers come on top.
@@ -335,7 +454,8 @@ fn fits(subject: &Subject, args: &BlockArgs) -> Result<()> {
     {
         return Ok(());
     }
-    let (policy, bytes, block) = (subject.policy, geometry.size_bytes(), geometry.block_bytes);
+    let (policy, bytes, block) =
+        (subject.policy.name(), geometry.size_bytes(), geometry.block_bytes);
     Err(BenchError::Usage(format!(
         "{policy} made a device of {bytes} bytes in blocks of {block}: too small for --size {} and --block-size {}",
         args.common.size, args.block_size

@@ -18,7 +18,7 @@ const PLOT_SIZE: (u32, u32) = (530, 300);
 const PERCENTILES: [&str; 5] = ["p50", "p99", "p99.9", "p99.99", "max"];
 
 /// Result of drawing into a string, which can only fail in the drawing library.
-type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
+pub(crate) type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 
 /// The page of `report`.
 pub(crate) fn page(report: &Report) -> String {
@@ -33,9 +33,12 @@ pub(crate) fn page(report: &Report) -> String {
             body {
                 h1 { "Tidegate benchmarks" }
                 @for line in report.machine.to_string().lines() { p { (line) } }
+                @if report.tiers.paper { (crate::plots::paper(report)) }
                 @for table in report.tables() { (table.html()) }
-                h2 { "Plots" }
-                @for group in groups(&report.series) { (plots(&group)) }
+                @if !report.tiers.paper {
+                    h2 { "Plots" }
+                    @for group in groups(&report.series) { (plots(&group)) }
+                }
             }
         }
     };
@@ -70,7 +73,8 @@ fn plots(group: &[&Series]) -> Markup {
     }
 }
 
-fn svg(draw: impl Fn(&mut String) -> Drawn) -> Markup {
+/// What `draw` draws, or why it could not.
+pub(crate) fn svg(draw: impl Fn(&mut String) -> Drawn) -> Markup {
     let mut text = String::new();
     match draw(&mut text) {
         Ok(()) => PreEscaped(text),
@@ -155,5 +159,24 @@ mod tests {
         assert_eq!(page.matches("<svg").count(), 2 * groups(&report.series).len());
         assert!(!page.contains("No plot"), "{page}");
         assert!(page.contains("peer:libpmemblk"));
+    }
+
+    #[test]
+    fn a_page_of_the_paper_has_its_plots_instead() {
+        let mut report = report();
+        for series in &mut report.series {
+            series.key.case = "overrun-64M".to_owned();
+        }
+        report.tiers.paper = true;
+        report.tiers.timelines.push(crate::timeline::TimelineRow {
+            policy: "lru".to_owned(),
+            case: "timeline-64M".to_owned(),
+            tick_ns: 500_000,
+            max_ns: vec![3000, 0, 90_000],
+            mean_ns: vec![2000, 0, 4000],
+        });
+        let page = page(&report);
+        assert_eq!(page.matches("<svg").count(), 3, "5a, 5d and one policy over time");
+        assert!(!page.contains("No plot") && page.contains("(5a)"), "{page}");
     }
 }

@@ -3,10 +3,12 @@
 //! Every comparison is made in one run, repetition by repetition in turns, by one harness:
 //!
 //! - [`workload`] and [`pattern`]: what is requested, from a seed, and how latencies are taken;
-//! - [`block`]: devices in this process, against the floor of bare copies and [`peers::libpmemblk`];
+//! - [`block`]: devices in this process and DRAM tiers over them, against the floor of bare copies and
+//!   [`peers::libpmemblk`]; `plan` says which cells, [`tiers`] and [`timeline`] what is asked of tiers besides latencies;
 //! - [`nbd`]: servers over unix sockets, driven by fio and nbdcopy;
 //! - [`open`]: opening after a crash;
-//! - [`measure`], [`targets`], [`report`], [`table`], [`docs`]: medians, ratios, verdicts, and where they go.
+//! - [`measure`], [`targets`], [`report`], [`table`], [`docs`]: medians, ratios, verdicts, and where they go; `figures`
+//!   and `plots` are those of the Caiti paper.
 //!
 //! Entry points: [`args::BenchCommand`] for `tidegate bench`, [`suite::SuiteArgs`] for `make bench`.
 
@@ -20,6 +22,7 @@ pub mod block;
 mod child;
 pub mod docs;
 pub mod error;
+mod figures;
 mod fio;
 mod floor;
 mod html;
@@ -29,9 +32,14 @@ pub mod nbd;
 pub mod open;
 pub mod pattern;
 pub mod peers;
+mod plan;
+mod plots;
 pub mod progress;
 pub mod report;
 pub mod suite;
 pub mod table;
 pub mod targets;
+mod tier_targets;
+pub mod tiers;
+pub mod timeline;
 pub mod workload;

@@ -94,7 +94,7 @@ pub fn planned(args: &NbdArgs) -> Duration {
 
 fn step_cost(args: &NbdArgs) -> Duration {
     // fio ramps up for a fifth of the time, and starts and stops in half a second.
-    Duration::from_secs_f64(args.common.seconds * 1.2 + 0.5)
+    Duration::from_secs_f64(args.common.seconds() * 1.2 + 0.5)
 }
 
 fn copy_cost(args: &NbdArgs) -> Duration {
@@ -229,7 +229,7 @@ impl Bench<'_> {
             iodepth,
             block_bytes: BLOCK_BYTES,
             size_bytes: self.args.common.size,
-            seconds: self.args.common.seconds,
+            seconds: self.args.common.seconds(),
             dir: self.dir.path(),
         };
         run.run()

@@ -23,6 +23,7 @@ use crate::nbd::create_pool;
 use crate::pattern::{Pattern, Picker};
 use crate::progress::Progress;
 use crate::report::{OutputArgs, Report};
+use crate::tiers::TierReport;
 
 /// Case of an opening.
 pub(crate) const CASE: &str = "open-after-crash";
@@ -67,7 +68,12 @@ impl OpenArgs {
     pub fn report(&self) -> Result<Report> {
         let machine = Machine::of(&self.dir, &MediaModel::default(), 0.0, self.repetitions);
         let (series, opening) = self.measure(&mut Progress::new(self.planned()))?;
-        Ok(Report { machine, series: vec![series], open: Some(opening) })
+        Ok(Report {
+            machine,
+            series: vec![series],
+            open: Some(opening),
+            tiers: TierReport::default(),
+        })
     }
 
     fn step_cost(&self) -> Duration {

@@ -7,12 +7,15 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::error::{BenchError, Result};
-use crate::html;
+use crate::figures::figures;
 use crate::machine::Machine;
 use crate::measure::{Key, Op, Row, Sample, Series, Spread};
 use crate::open::{self, Opening};
 use crate::table::Table;
 use crate::targets::{Verdict, verdicts};
+use crate::tiers::{Breakdown, IdleRow, PhaseRow, TierReport};
+use crate::timeline::TimelineRow;
+use crate::{docs, html, tier_targets};
 
 /// Where results go besides the terminal.
 #[derive(Debug, Clone, Default, Args)]
@@ -23,6 +26,19 @@ pub struct OutputArgs {
     /// Write DIR/index.html: tables and plots in one static file
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
+    /// Replace the measured tables in FILE
+    #[arg(long, value_name = "FILE")]
+    pub update_docs: Option<PathBuf>,
+}
+
+impl OutputArgs {
+    /// Finds out before anything is measured that a file to be updated is not there.
+    ///
+    /// # Errors
+    /// [`BenchError::Os`].
+    pub(crate) fn check(&self) -> Result<()> {
+        self.update_docs.as_deref().map_or(Ok(()), |path| read_file(path).map(drop))
+    }
 }
 
 /// Everything that a run found.
@@ -34,6 +50,8 @@ pub struct Report {
     pub series: Vec<Series>,
     /// Opening after a crash, where it was measured.
     pub open: Option<Opening>,
+    /// What was found about DRAM tiers.
+    pub tiers: TierReport,
 }
 
 /// The JSON object.
@@ -45,6 +63,12 @@ struct Json<'a> {
     targets: Vec<Verdict>,
     #[serde(skip_serializing_if = "Option::is_none")]
     open: Option<&'a Opening>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    phases: Vec<PhaseRow<'a>>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    timelines: &'a [TimelineRow],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    idle: &'a [IdleRow],
 }
 
 /// Throughput of each repetition, from which medians and ratios can be checked.
@@ -63,7 +87,7 @@ impl<'a> Repetitions<'a> {
 }
 
 impl Report {
-    /// One JSON object with `machine`, `rows`, `repetitions` and `targets`.
+    /// One JSON object with `machine`, `rows`, `repetitions` and `targets`; for DRAM tiers `phases`, `timelines`, `idle`.
     ///
     /// # Panics
     /// Never: the object is made of strings and numbers.
@@ -74,6 +98,9 @@ impl Report {
             repetitions: self.series.iter().map(Repetitions::of).collect(),
             targets: self.verdicts(),
             open: self.open.as_ref(),
+            phases: self.tiers.breakdowns.iter().flat_map(Breakdown::rows).collect(),
+            timelines: &self.tiers.timelines,
+            idle: &self.tiers.idle,
         };
         serde_json::to_string_pretty(&object).expect("strings and numbers are JSON") + "\n"
     }
@@ -91,36 +118,54 @@ impl Report {
             std::fs::create_dir_all(dir).map_err(BenchError::os("create", dir))?;
             write_file(&dir.join("index.html"), &html::page(self))?;
         }
+        if let Some(path) = &output.update_docs {
+            write_file(path, &docs::update(&read_file(path)?, self)?)?;
+        }
         Ok(())
     }
 
     /// Whether the targets that this run measured are met.
     pub fn verdicts(&self) -> Vec<Verdict> {
-        verdicts(&self.series, self.open.as_ref())
+        let mut found = verdicts(&self.series, self.open.as_ref());
+        found.extend(tier_targets::verdicts(&self.series, &self.tiers));
+        found
     }
 
-    /// All tables that have rows, in the order of the documentation.
+    /// All tables that have rows, in the order of the documentation. Of the paper's figures, the hundreds of cells
+    /// behind them are in the JSON only.
     pub fn tables(&self) -> Vec<Table> {
+        let mut tables = if self.tiers.paper { self.figure_tables() } else { self.case_tables() };
+        tables.extend([self.tiers.breakdown_table(), self.tiers.idle_table(), self.target_table()]);
+        tables
+            .into_iter()
+            .filter(|table| !table.is_empty())
+            .map(Table::without_empty_columns)
+            .collect()
+    }
+
+    fn figure_tables(&self) -> Vec<Table> {
+        figures().iter().map(|figure| figure.table(&self.series)).collect()
+    }
+
+    fn case_tables(&self) -> Vec<Table> {
+        let peer = "peer:libpmemblk";
+        let has_peer = self.series.iter().any(|series| series.key.policy == peer);
+        let baseline = if has_peer { peer } else { "btt" };
         let block = |op| move |key: &Key| key.op == op && !is_nbd(key) && key.case != open::CASE;
         let nbd = |op| move |key: &Key| key.op == op && is_nbd(key) && !is_single(key);
-        let tables = [
+        vec![
             latencies(
                 "block-write",
                 "Write, in process",
                 &self.matching(block(Op::Write)),
-                "peer:libpmemblk",
+                baseline,
             ),
-            latencies(
-                "block-read",
-                "Read, in process",
-                &self.matching(block(Op::Read)),
-                "peer:libpmemblk",
-            ),
+            latencies("block-read", "Read, in process", &self.matching(block(Op::Read)), baseline),
             latencies(
                 "block-flush",
                 "Flush, in process",
                 &self.matching(block(Op::Flush)),
-                "peer:libpmemblk",
+                baseline,
             ),
             latencies(
                 "nbd-write",
@@ -140,13 +185,7 @@ impl Report {
                 &self.matching(|key| is_nbd(key) && is_single(key)),
             ),
             self.open_table(),
-            self.target_table(),
-        ];
-        tables
-            .into_iter()
-            .filter(|table| !table.is_empty())
-            .map(Table::without_empty_columns)
-            .collect()
+        ]
     }
 
     fn matching(&self, wanted: impl Fn(&Key) -> bool) -> Vec<&Series> {
@@ -209,9 +248,9 @@ pub(crate) fn counterpart<'a>(
 ) -> Option<&'a Series> {
     let conditions = |key: &Key| (key.op, key.threads, key.iodepth, key.block_bytes);
     let alike = |other: &&&Series| {
-        let same = conditions(&other.key) == conditions(&series.key);
-        same && other.key.policy == baseline
-            && (!is_single(&series.key) || other.key.case == series.key.case)
+        conditions(&other.key) == conditions(&series.key)
+            && other.key.policy == baseline
+            && (series.key.policy == "copy" || other.key.case == series.key.case)
     };
     all.iter().find(alike).copied()
 }
@@ -298,6 +337,10 @@ fn range(spread: Spread, digits: usize) -> String {
     format!("{:.digits$}-{:.digits$}", spread.min, spread.max)
 }
 
+fn read_file(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(BenchError::os("read", path))
+}
+
 fn write_file(path: &Path, content: &str) -> Result<()> {
     std::fs::write(path, content).map_err(BenchError::os("write", path))
 }
@@ -346,6 +389,7 @@ pub(crate) mod tests {
                 series("btt", "nbd-random", 3e5),
             ],
             open: None,
+            tiers: TierReport::default(),
         }
     }
 
@@ -384,7 +428,11 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (json, page) = (dir.path().join("a.json"), dir.path().join("new/dir"));
         report()
-            .publish(&OutputArgs { json: Some(json.clone()), report: Some(page.clone()) })
+            .publish(&OutputArgs {
+                json: Some(json.clone()),
+                report: Some(page.clone()),
+                update_docs: None,
+            })
             .unwrap();
         assert_eq!(std::fs::read_to_string(json).unwrap(), report().json());
         let page = std::fs::read_to_string(page.join("index.html")).unwrap();

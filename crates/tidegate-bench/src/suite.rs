@@ -1,16 +1,14 @@
 //! All tables of docs/benchmarks.md in one run: `make bench`.
 
-use std::path::{Path, PathBuf};
-
 use clap::Parser;
 
 use crate::args::{BlockArgs, NbdArgs};
-use crate::error::{BenchError, Result};
+use crate::error::Result;
 use crate::open::OpenArgs;
 use crate::peers::libpmemblk;
 use crate::progress::Progress;
 use crate::report::{OutputArgs, Report};
-use crate::{block, docs, nbd};
+use crate::{block, nbd};
 
 /// Arguments of the whole run.
 #[derive(Debug, Clone, clap::Args)]
@@ -18,9 +16,6 @@ pub struct SuiteArgs {
     /// A minute instead of six: shorter runs, fewer repetitions
     #[arg(long)]
     pub quick: bool,
-    /// Replace the measured tables in FILE
-    #[arg(long, value_name = "FILE")]
-    pub update_docs: Option<PathBuf>,
     /// Where results go.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -69,11 +64,11 @@ impl Plan {
         let machine = self.block.common.machine();
         let planned = block::planned(&self.block) + nbd::planned(&self.nbd) + self.open.planned();
         let mut progress = Progress::new(planned);
-        let mut series = block::measure(&self.block, &mut progress)?;
+        let (mut series, tiers) = block::measure(&self.block, &mut progress)?;
         series.extend(nbd::measure(&self.nbd, &mut progress)?);
         let (opened, opening) = self.open.measure(&mut progress)?;
         series.push(opened);
-        Ok(Report { machine, series, open: Some(opening) })
+        Ok(Report { machine, series, open: Some(opening), tiers })
     }
 }
 
@@ -85,18 +80,9 @@ impl SuiteArgs {
     /// Those of measuring.
     pub fn run(&self) -> Result<()> {
         libpmemblk::prepare_process()?;
-        let page = self.update_docs.as_deref().map(read).transpose()?;
-        let report = Plan::new(self.quick).run()?;
-        if let Some((path, page)) = self.update_docs.as_deref().zip(page) {
-            let page = docs::update(&page, &report)?;
-            std::fs::write(path, page).map_err(BenchError::os("write", path))?;
-        }
-        report.publish(&self.output)
+        self.output.check()?;
+        Plan::new(self.quick).run()?.publish(&self.output)
     }
-}
-
-fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(BenchError::os("read", path))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The speed that Tidegate is built for, as data, and whether a run met it.
+//! The speed that Tidegate is built for, as data, and whether a run met it; for DRAM tiers see `tier_targets`.
 
 use serde::Serialize;
 
@@ -30,20 +30,20 @@ enum Measure {
 
 /// What is wanted.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Bound {
+pub(crate) enum Bound {
     AtLeast(f64),
     AtMost(f64),
 }
 
 impl Bound {
-    fn holds(self, value: f64) -> bool {
+    pub(crate) fn holds(self, value: f64) -> bool {
         match self {
             Self::AtLeast(bound) => value >= bound,
             Self::AtMost(bound) => value <= bound,
         }
     }
 
-    fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         match self {
             Self::AtLeast(bound) => format!("at least {bound}"),
             Self::AtMost(bound) => format!("at most {bound}"),

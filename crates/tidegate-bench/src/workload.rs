@@ -18,6 +18,7 @@ use hdrhistogram::Histogram;
 use tidegate::device::{BlockDevice, DeviceError, WriteFlags};
 
 use crate::pattern::{Pattern, Picker, Rng};
+use crate::timeline::Timeline;
 
 /// Latencies above this many nanoseconds (100 s) count as this many.
 const LATENCY_MAX_NS: u64 = 100_000_000_000;
@@ -32,6 +33,15 @@ pub enum Stop {
     After(Duration),
     /// After this many requests by each thread (flushes not counted).
     Requests(u64),
+}
+
+/// Requests in bursts with rests between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bursts {
+    /// Requests of a thread between two rests, rounded up to whole batches.
+    pub requests: u64,
+    /// Share of its time in which a thread requests, 1 to 100: it rests for the others, leaving its CPU to whoever wants it. Flushes are neither.
+    pub duty_pct: u8,
 }
 
 /// What to request of a device.
@@ -55,6 +65,10 @@ pub struct Workload {
     pub flush_every: u64,
     /// Busy time of a thread between an answer and its next batch.
     pub think: Duration,
+    /// Bursts and rests; `None`: no rests.
+    pub bursts: Option<Bursts>,
+    /// Length of the intervals of [`Outcome::timeline`]; zero: none.
+    pub tick: Duration,
     /// Seed of everything random.
     pub seed: u64,
 }
@@ -73,11 +87,14 @@ pub struct Outcome {
     pub write: Latencies,
     /// Latencies of flushes.
     pub flush: Latencies,
+    /// Latencies of reads and writes over time, where asked for.
+    pub timeline: Timeline,
 }
 
 impl Outcome {
     fn empty() -> Self {
-        Self { elapsed: Duration::ZERO, read: latencies(), write: latencies(), flush: latencies() }
+        let (read, write, flush) = (latencies(), latencies(), latencies());
+        Self { elapsed: Duration::ZERO, read, write, flush, timeline: Timeline::default() }
     }
 
     fn merge(&mut self, other: &Self) {
@@ -89,6 +106,7 @@ impl Outcome {
         ] {
             mine.add(theirs).expect("all histograms have the same bounds");
         }
+        self.timeline.merge(&other.timeline);
     }
 }
 
@@ -164,6 +182,9 @@ struct Client<'a> {
     outcome: Outcome,
     requests: u64,
     writes_since_flush: u64,
+    requests_in_burst: u64,
+    busy_in_burst: Duration,
+    begun: Instant,
 }
 
 impl<'a> Client<'a> {
@@ -179,20 +200,26 @@ impl<'a> Client<'a> {
             outcome: Outcome::empty(),
             requests: 0,
             writes_since_flush: 0,
+            requests_in_burst: 0,
+            busy_in_burst: Duration::ZERO,
+            begun: Instant::now(),
         }
     }
 
     fn run(mut self, start: &Barrier) -> Result<Outcome, DeviceError> {
         start.wait();
-        let begun = Instant::now();
-        let mut answered = begun;
-        while !self.done(answered - begun) {
+        self.begun = Instant::now();
+        let mut answered = self.begun;
+        while !self.done(answered - self.begun) {
             answered = self.batch(answered)?;
+            if let Some(bursts) = self.workload.bursts {
+                answered = self.rest(bursts, answered);
+            }
             if !self.workload.think.is_zero() {
                 answered = spin_until(answered + self.workload.think);
             }
         }
-        self.outcome.elapsed = answered - begun;
+        self.outcome.elapsed = answered - self.begun;
         Ok(self.outcome)
     }
 
@@ -211,8 +238,11 @@ impl<'a> Client<'a> {
             self.request(read)?;
             answered = Instant::now();
             let latencies = if read { &mut self.outcome.read } else { &mut self.outcome.write };
-            latencies.saturating_record(nanoseconds(answered - issued));
+            let latency_ns = nanoseconds(answered - issued);
+            latencies.saturating_record(latency_ns);
+            self.outcome.timeline.note(self.workload.tick, answered - self.begun, latency_ns);
         }
+        self.busy_in_burst += answered - issued;
         if self.workload.flush_every > 0 && self.writes_since_flush >= self.workload.flush_every {
             self.writes_since_flush = 0;
             self.device.flush()?;
@@ -220,6 +250,19 @@ impl<'a> Client<'a> {
             self.outcome.flush.saturating_record(nanoseconds(answered - before));
         }
         Ok(answered)
+    }
+
+    /// Rests if the burst is over; returns when the next batch is issued.
+    fn rest(&mut self, bursts: Bursts, answered: Instant) -> Instant {
+        self.requests_in_burst += u64::from(self.workload.iodepth);
+        if self.requests_in_burst < bursts.requests {
+            return answered;
+        }
+        let duty = f64::from(bursts.duty_pct.clamp(1, 100)) / 100.0;
+        std::thread::sleep(self.busy_in_burst.mul_f64((1.0 - duty) / duty));
+        self.requests_in_burst = 0;
+        self.busy_in_burst = Duration::ZERO;
+        Instant::now()
     }
 
     fn request(&mut self, read: bool) -> Result<(), DeviceError> {
@@ -343,6 +386,8 @@ mod tests {
             stop: Stop::Requests(1000),
             flush_every: 0,
             think: Duration::ZERO,
+            bursts: None,
+            tick: Duration::ZERO,
             seed: 1,
         }
     }
@@ -381,6 +426,19 @@ mod tests {
         let outcome = asked.run(&device).unwrap();
         assert_eq!(outcome.write.len(), 1000);
         assert!(Duration::from_nanos(outcome.write.max()) <= outcome.elapsed * 1001 / 1000);
+    }
+
+    #[test]
+    fn rests_take_their_share_of_the_time_and_are_in_no_latency() {
+        let device = Recorder::default();
+        let bursts = Some(Bursts { requests: 10, duty_pct: 1 });
+        let asked = Workload { bursts, tick: Duration::from_millis(1), ..workload() };
+        let outcome = asked.run(&device).unwrap();
+        let busy_ns = outcome.write.mean() * outcome.write.len() as f64
+            + outcome.read.mean() * outcome.read.len() as f64;
+        assert!(outcome.elapsed.as_secs_f64() * 1e9 > 50.0 * busy_ns, "{outcome:?}");
+        let ticks = outcome.timeline.row("", "").max_ns;
+        assert!(ticks.into_iter().max() <= Some(outcome.write.max().max(outcome.read.max())));
     }
 
     #[test]

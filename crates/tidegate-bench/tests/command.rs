@@ -24,7 +24,7 @@ fn stderr_of(words: &str, status: i32) -> String {
 #[test]
 fn block_measures_every_policy() {
     let found = rows_of(
-        "block --seconds 0.02 --repetitions 2 --size 32M --threads 1,2 --flush-every 100 --read-pct 0,100",
+        "block --seconds 0.02 --repetitions 2 --size 32M --threads 1,2 --fsync-every 100 --read-share 0,100",
     );
     let rows = found["rows"].as_array().unwrap();
     let measured =
@@ -41,9 +41,30 @@ fn block_measures_every_policy() {
 }
 
 #[test]
+fn dram_tiers_are_measured_with_their_phases() {
+    let policies = "transit,transit-no-eager,transit-no-bypass,pmbd,pmbd70,lru,coactive";
+    let found = rows_of(&format!(
+        "block --policies raw,btt,{policies} --cache 1M,2M --seconds 0.02 --repetitions 1 --size 16M \
+         --read-share 20 --fsync-every 100 --burst 500 --duty 90 --pattern zipf"
+    ));
+    for policy in policies.split(',') {
+        for case in ["zipf-0.99-1M", "zipf-0.99-2M"] {
+            let alike = |row: &&Value| row["policy"] == policy && row["case"] == case;
+            let ops: Vec<_> = found["rows"].as_array().unwrap().iter().filter(alike).collect();
+            assert_eq!(ops.len(), 3, "{policy} {case}: writes, reads and flushes");
+            let phases = found["phases"].as_array().unwrap().iter().filter(alike);
+            let shares = phases.map(|row| row["share_pct"].as_f64().unwrap()).sum::<f64>();
+            assert!((shares - 100.0).abs() < 0.1, "{policy} {case}: shares add up to {shares} %");
+        }
+        let mut idle = found["idle"].as_array().unwrap().iter();
+        assert!(idle.any(|row| row["policy"] == policy), "{policy} at rest");
+    }
+}
+
+#[test]
 fn a_btt_write_costs_its_block_and_two_fences() {
     let found =
-        rows_of("block --policies btt --read-pct 0 --seconds 0.02 --repetitions 1 --size 32M");
+        rows_of("block --policies btt --read-share 0 --seconds 0.02 --repetitions 1 --size 32M");
     let row = &found["rows"][0];
     let blocks = row["pmem_data_bytes"].as_u64().unwrap() / 4096;
     assert_eq!(row["fences"].as_u64().unwrap(), 2 * blocks);
@@ -58,8 +79,9 @@ fn an_opening_after_a_crash_is_timed() {
 
 #[test]
 fn wrong_usage_is_status_2_and_says_what_is_known() {
-    assert!(stderr_of("block --policies transit", 2).contains("peer:libpmemblk"));
+    assert!(stderr_of("block --policies fifo", 2).contains("peer:libpmemblk"));
     assert!(stderr_of("block --seconds 0", 2).contains("--seconds"));
+    assert!(stderr_of("block --duty 0", 2).contains("--duty"));
     assert!(stderr_of("block --threads 0", 2).contains("--threads"));
     assert!(stderr_of("block --media optane", 2).contains("libpmemblk"));
     assert!(stderr_of("open --repetitions 0", 2).contains("--repetitions"));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use tidegate::dram::TierSpec;
 use tidegate::pmem::{Domain, MediaModel, RegionOptions};
 use tidegate_bench::args::BenchCommand;
 use tidegate_serve::nbd::ListenAddress;
@@ -202,9 +203,10 @@ pub(crate) struct CheckArgs {
   tidegate serve /mnt/pmem/pool --nbd tcp:0.0.0.0:10809 --export db \\
       --tls require --tls-cert server.pem --tls-key server.key --tls-ca clients.pem
   tidegate serve /mnt/pmem/pool --nbd tcp:127.0.0.1:10809 --read-only
+  tidegate serve /mnt/pmem/pool --nbd unix:/run/tidegate.sock --dram transit:512M
 
 The last line printed at start is `ready`; clients may connect from then on. SIGTERM and
-SIGINT stop the server after it has finished what it accepted.")]
+SIGINT stop the server after it has finished what it accepted and written the DRAM tier back.")]
 pub(crate) struct ServeArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
@@ -215,9 +217,10 @@ pub(crate) struct ServeArgs {
     /// Name of the export; clients that ask for no name get it too
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) export: String,
-    /// DRAM tier before the pool; `none` in this release
-    #[arg(long, value_name = "POLICY:SIZE", default_value = "none", value_parser = parse_dram)]
-    pub(crate) dram: String,
+    /// Write cache in DRAM before the pool: transit, transit-no-eager, transit-no-bypass, pmbd, pmbd70, lru or
+    /// coactive, with its size; what it holds becomes durable at the next flush, FUA or SIGTERM
+    #[arg(long, value_name = "POLICY:SIZE", default_value = "none")]
+    pub(crate) dram: TierSpec,
     /// Refuse writes
     #[arg(long)]
     pub(crate) read_only: bool,
@@ -283,29 +286,6 @@ fn one_of(text: &str, allowed: &[u32]) -> Result<u32, String> {
         let allowed = allowed.iter().map(u32::to_string).collect::<Vec<_>>();
         format!("expected one of {}", allowed.join(", "))
     })
-}
-
-/// Policies of the DRAM tier; all but `none` come with a later release.
-const POLICIES: [&str; 8] = [
-    "none",
-    "transit",
-    "transit-no-eager",
-    "transit-no-bypass",
-    "pmbd",
-    "pmbd70",
-    "lru",
-    "coactive",
-];
-
-fn parse_dram(text: &str) -> Result<String, String> {
-    let policy = text.split_once(':').map_or(text, |(policy, _)| policy);
-    match POLICIES.iter().find(|known| **known == policy) {
-        Some(&"none") => Ok(text.to_owned()),
-        Some(_) => Err(format!(
-            "the DRAM tier `{policy}` is not in this release (the next one brings it); leave --dram out or say none"
-        )),
-        None => Err("expected none, the only DRAM tier of this release".into()),
-    }
 }
 
 #[cfg(test)]

@@ -147,9 +147,10 @@ fn wrong_usage_is_status_2_and_one_line() {
         (&["serve", "p"], &["--nbd"]),
         (&["serve", "p", "--nbd", "/run/x"], &["unix:PATH", "tcp:HOST:PORT"]),
         (
-            &["serve", "p", "--nbd", "unix:x", "--dram", "transit:1G"],
-            &["transit", "not in this release"],
+            &["serve", "p", "--nbd", "unix:x", "--dram", "transit"],
+            &["transit", "needs a size", "transit:512M"],
         ),
+        (&["serve", "p", "--nbd", "unix:x", "--dram", "lru:0"], &["0", "no size"]),
         (&["serve", "p", "--nbd", "unix:x", "--dram", "magic"], &["magic", "none"]),
         (&["bench", "block", "--policies", "magic"], &["magic"]),
         (&["bench", "block", "--seconds", "0"], &["--seconds"]),

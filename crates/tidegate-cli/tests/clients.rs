@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tidegate::dram::Policy;
 
 use support::{Server, ok, scratch, setting, succeed, tool};
 
@@ -19,11 +20,16 @@ struct Served {
 
 impl Served {
     fn new(size: &str, block_size: &str) -> Self {
+        Self::with_dram(size, block_size, "none")
+    }
+
+    fn with_dram(size: &str, block_size: &str, dram: &str) -> Self {
         let dir = scratch();
         let pool = dir.path().join("pool");
         let options = ["--engine=btt", "--size", size, "--block-size", block_size];
         ok(["create", pool.to_str().unwrap()].into_iter().chain(options));
-        let server = Server::start(&pool, &dir.path().join("socket"), &["--export", "disk"]);
+        let server =
+            Server::start(&pool, &dir.path().join("socket"), &["--export", "disk", "--dram", dram]);
         Self { dir, server }
     }
 
@@ -142,7 +148,20 @@ fn qemu_img_converts_compares_and_checks() {
 
 #[test]
 fn fio_verifies_checksums_from_four_jobs() {
-    let served = Served::new("160M", "4096");
+    fio_verifies(Served::new("160M", "4096"), setting("TIDEGATE_FIO_SECONDS", 5));
+}
+
+/// A cache of a sixteenth of the blocks in use, so that it overruns, with a flush now and then.
+#[test]
+fn fio_verifies_checksums_through_every_dram_tier() {
+    let seconds = setting("TIDEGATE_FIO_SECONDS", 5).div_ceil(5);
+    for policy in Policy::ALL.into_iter().filter(|policy| *policy != Policy::None) {
+        println!("{policy}");
+        fio_verifies(Served::with_dram("160M", "4096", &format!("{policy}:8M")), seconds);
+    }
+}
+
+fn fio_verifies(served: Served, seconds: u64) {
     let mut fio = tool("fio", "fio");
     fio.args([
         "--name=verify",
@@ -151,6 +170,7 @@ fn fio_verifies_checksums_from_four_jobs() {
         "--bs=4k",
         "--iodepth=16",
         "--numjobs=4",
+        "--fsync=256",
     ]);
     fio.args([
         "--size=32M",
@@ -160,7 +180,7 @@ fn fio_verifies_checksums_from_four_jobs() {
         "--verify_backlog=1024",
     ]);
     fio.arg(format!("--uri={}", served.uri()));
-    verify_for_a_while(&mut fio, served.dir.path());
+    verify_for_a_while(&mut fio, served.dir.path(), seconds);
     served.finish();
 }
 
@@ -179,7 +199,7 @@ fn ext4_on_nbdfuse_and_a_loop_device_holds_what_fio_wrote() {
     ]);
     fio.args(["--size=24M", "--verify=crc32c", "--verify_fatal=1", "--verify_backlog=512"]);
     fio.arg(format!("--directory={}", file_system.mount_point.display()));
-    verify_for_a_while(&mut fio, served.dir.path());
+    verify_for_a_while(&mut fio, served.dir.path(), setting("TIDEGATE_FIO_SECONDS", 5));
     let device = file_system.unmount();
     succeed(tool("e2fsck", "e2fsprogs").arg("-fn").arg(&device));
     drop(file_system);
@@ -187,8 +207,7 @@ fn ext4_on_nbdfuse_and_a_loop_device_holds_what_fio_wrote() {
 }
 
 /// Runs a fio job that verifies what it writes, again and again until its time is over.
-fn verify_for_a_while(fio: &mut Command, dir: &Path) {
-    let seconds = setting("TIDEGATE_FIO_SECONDS", 5);
+fn verify_for_a_while(fio: &mut Command, dir: &Path, seconds: u64) {
     fio.args(["--time_based", "--group_reporting", "--output-format=json"]);
     fio.arg(format!("--runtime={seconds}")).current_dir(dir);
     let text = succeed(fio);

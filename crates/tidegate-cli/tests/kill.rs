@@ -1,4 +1,5 @@
-//! kill -9 of the server under load: every acknowledged write is there afterwards, and no block is torn.
+//! kill -9 of the server under load: every acknowledged write is there afterwards, and no block is torn. With a
+//! DRAM tier, every write is there that was acknowledged before a flush began which was acknowledged too.
 //!
 //! Two connections of our own keep eight writes in flight each, while fio loads another part of the device.
 //! The server is killed by the thread that receives a chosen acknowledgement, so always in the middle of
@@ -29,8 +30,66 @@ const BLOCKS_A_CONNECTION: usize = DEPTH * BLOCKS_A_SLOT;
 /// Most blocks of one request.
 const BLOCKS_A_WRITE: usize = 4;
 
+/// Cookie of flushes: no slot has it.
+const FLUSH: u64 = DEPTH as u64;
+/// Acknowledged writes of a connection after which it sends a flush, while others go on.
+const WRITES_A_FLUSH: usize = 100;
+/// More than the writes of a round: what a kill undid never gets its number back.
+const SEQUENCES_A_ROUND: u64 = 1 << 20;
+
 #[test]
 fn acknowledged_writes_survive_kill_9() {
+    kill_again_and_again("none");
+}
+
+/// Caches of an eighth of the blocks in use: they overrun.
+#[test]
+fn flushed_writes_survive_kill_9_of_transit() {
+    kill_again_and_again("transit:4M");
+}
+
+#[test]
+fn flushed_writes_survive_kill_9_of_transit_no_eager() {
+    kill_again_and_again("transit-no-eager:16M");
+}
+
+#[test]
+fn flushed_writes_survive_kill_9_of_lru() {
+    kill_again_and_again("lru:4M");
+}
+
+/// What a tier holds when SIGTERM arrives is in the pool when the server has ended.
+#[test]
+fn writes_survive_sigterm_without_a_flush() {
+    let dir = scratch();
+    let (pool, socket) = (dir.path().join("pool"), dir.path().join("socket"));
+    ok(["create".as_ref(), pool.as_os_str(), "--engine=btt".as_ref(), "--size=64M".as_ref()]);
+    let server = Server::start(&pool, &socket, &["--dram=transit-no-eager:8M"]);
+    let banner = server.banner.join("\n");
+    assert!(
+        banner.contains("dram tier") && banner.contains("bytes of metadata a slot"),
+        "{banner}"
+    );
+    let mut client = Client::connect(&socket).expect("the server is ready");
+    for lba in 0..100 {
+        client.send_write(0, (lba * BLOCK_BYTES) as u64, &stamped(lba, 1)).unwrap();
+        assert_eq!(client.receive().unwrap(), (0, 0));
+    }
+    let (status, summary) = server.stop(Signal::TERM);
+    assert!(status.success(), "{status}");
+    assert!(summary.contains("cache write"), "{summary}");
+    let server = Server::start(&pool, &socket, &[]);
+    let mut client = Client::connect(&socket).expect("the server is ready");
+    for lba in 0..100 {
+        let found = client.read((lba * BLOCK_BYTES) as u64, BLOCK_BYTES).unwrap();
+        assert!(found == stamped(lba, 1), "block {lba} was lost");
+    }
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+fn kill_again_and_again(dram: &str) {
+    let dram_arg = format!("--dram={dram}");
+    let volatile = dram != "none";
     let seed = setting("TIDEGATE_SEED", u64::from(std::process::id()));
     println!("TIDEGATE_SEED={seed}");
     let dir = scratch();
@@ -40,28 +99,32 @@ fn acknowledged_writes_survive_kill_9() {
     let mut model = vec![Block::default(); CONNECTIONS * BLOCKS_A_CONNECTION];
     for round in 0..setting("TIDEGATE_KILL_ROUNDS", 3) {
         // Every other round the device is slow, so that requests run in parallel on the server's workers.
-        let slow: &[&str] = if round % 2 == 1 { &["--delay-us=100"] } else { &[] };
-        let server = Server::start(&pool, &socket, slow);
+        let delay = if round % 2 == 1 { "--delay-us=100" } else { "--delay-us=0" };
+        let server = Server::start(&pool, &socket, &[&dram_arg, delay]);
         let fio = fio_in_another_region(dir.path(), &socket);
         let kill_at = 200 + random.below(4000);
-        load_and_kill(&socket, server.pid(), kill_at, &mut model, &mut random);
+        load_and_kill(&socket, server.pid(), kill_at, volatile, &mut model, &mut random);
         server.wait_killed();
         assert_died_with_server(fio);
         ok(["check".as_ref(), pool.as_os_str()]);
         let server = Server::start(&pool, &socket, &[]);
-        let (kept, finished) = verify(&socket, &mut model);
+        let (kept, older) = verify(&socket, &mut model);
         println!(
-            "round {round}: killed at acknowledgement {kill_at}; {kept} blocks as acknowledged, {finished} of writes in flight"
+            "{dram}, round {round}: killed at acknowledgement {kill_at}; {kept} blocks as acknowledged, {older} otherwise"
         );
         let (status, _) = server.stop(Signal::TERM);
         assert!(status.success(), "{status}");
     }
 }
 
-/// What a block of the device may hold.
+/// What a block of the device may hold: any write from the durable one on.
 #[derive(Debug, Clone, Copy, Default)]
 struct Block {
-    /// Sequence number of the last acknowledged write; 0: none, the block is zero.
+    /// Sequence number of the last write that must survive; 0: none, the block is zero.
+    durable: u64,
+    /// The one that was acknowledged last when the flush in flight was sent.
+    flushing: u64,
+    /// Sequence number of the last acknowledged write.
     acknowledged: u64,
     /// Sequence number of the write in flight when the server died, if any.
     in_flight: Option<u64>,
@@ -76,12 +139,16 @@ struct Writer<'a> {
     slots: [Range<usize>; DEPTH],
     sequence: u64,
     random: Random,
+    /// Acknowledged writes are durable only with the next flush.
+    volatile: bool,
+    acknowledged_since_flush: usize,
 }
 
 fn load_and_kill(
     socket: &Path,
     server: Pid,
     kill_at: usize,
+    volatile: bool,
     model: &mut [Block],
     random: &mut Random,
 ) {
@@ -96,15 +163,23 @@ fn load_and_kill(
             let mut writer = Writer {
                 client: Client::connect(socket).expect("the server is ready"),
                 first_lba: number * BLOCKS_A_CONNECTION,
-                sequence: blocks.iter().map(|block| block.acknowledged).max().unwrap_or(0),
+                sequence: first_sequence(blocks),
                 blocks,
                 slots: Default::default(),
                 random: Random(random.next()),
+                volatile,
+                acknowledged_since_flush: 0,
             };
             scope.spawn(move || writer.run(acknowledged));
         }
     });
     assert!(count.into_inner() >= kill_at, "a connection broke before the server was killed");
+}
+
+/// A number above all that earlier rounds gave out.
+fn first_sequence(blocks: &[Block]) -> u64 {
+    let last = blocks.iter().map(|block| block.acknowledged).max().unwrap_or(0);
+    (last / SEQUENCES_A_ROUND + 1) * SEQUENCES_A_ROUND
 }
 
 impl Writer<'_> {
@@ -116,16 +191,39 @@ impl Writer<'_> {
             }
         }
         while let Ok((cookie, error)) = self.client.receive() {
-            assert_eq!(error, 0, "the server refused a write");
-            let slot = usize::try_from(cookie).expect("the cookie is one of ours");
-            for block in &mut self.blocks[self.slots[slot].clone()] {
-                block.acknowledged = block.in_flight.take().expect("the block was in flight");
+            assert_eq!(error, 0, "the server refused a write or a flush");
+            if cookie == FLUSH {
+                self.blocks.iter_mut().for_each(|block| block.durable = block.flushing);
+                self.acknowledged_since_flush = 0;
+                continue;
             }
+            let slot = usize::try_from(cookie).expect("the cookie is one of ours");
+            self.note(slot);
             acknowledged();
-            if self.issue(slot).is_err() {
+            if self.issue(slot).and_then(|()| self.maybe_flush()).is_err() {
                 return;
             }
         }
+    }
+
+    /// The write of `slot` was acknowledged.
+    fn note(&mut self, slot: usize) {
+        for block in &mut self.blocks[self.slots[slot].clone()] {
+            block.acknowledged = block.in_flight.take().expect("the block was in flight");
+            if !self.volatile {
+                block.durable = block.acknowledged;
+            }
+        }
+    }
+
+    /// Sends a flush, one at a time, where a cache needs it: it covers what is acknowledged by now.
+    fn maybe_flush(&mut self) -> std::io::Result<()> {
+        self.acknowledged_since_flush += 1;
+        if !self.volatile || self.acknowledged_since_flush != WRITES_A_FLUSH {
+            return Ok(());
+        }
+        self.blocks.iter_mut().for_each(|block| block.flushing = block.acknowledged);
+        self.client.send_flush(FLUSH)
     }
 
     /// Sends a write of 1 to 4 blocks of `slot`, all stamped with a new sequence number.
@@ -144,28 +242,24 @@ impl Writer<'_> {
     }
 }
 
-/// Reads every block back: it must hold the last acknowledged write or the one in flight, whole. From here
-/// on the model holds what was found. Returns how many blocks held which.
+/// Reads every block back: it must hold, whole, the durable write or one that came later. From here on the model holds
+/// what was found. Returns how many blocks held the last acknowledged write and how many another one.
 fn verify(socket: &Path, model: &mut [Block]) -> (usize, usize) {
     let mut client = Client::connect(socket).expect("the server is ready");
-    let (mut kept, mut finished) = (0, 0);
+    let (mut kept, mut others) = (0, 0);
     for (lba, block) in model.iter_mut().enumerate() {
         let data =
             client.read((lba * BLOCK_BYTES) as u64, BLOCK_BYTES).expect("the server is there");
-        if data == stamped(lba, block.acknowledged) {
-            kept += 1;
-        } else if block.in_flight.is_some_and(|sequence| data == stamped(lba, sequence)) {
-            block.acknowledged = block.in_flight.unwrap_or_default();
-            finished += 1;
-        } else {
-            let found = sequence_of(&data);
-            panic!(
-                "block {lba} is lost or torn: it should hold {block:?}, but starts with sequence {found}"
-            );
-        }
-        block.in_flight = None;
+        let found = sequence_of(&data);
+        let last = block.in_flight.unwrap_or(block.acknowledged);
+        assert!(
+            data == stamped(lba, found) && (block.durable..=last).contains(&found),
+            "block {lba} is lost or torn: it should hold {block:?}, but starts with sequence {found}"
+        );
+        *if found == block.acknowledged { &mut kept } else { &mut others } += 1;
+        *block = Block { durable: found, flushing: found, acknowledged: found, in_flight: None };
     }
-    (kept, finished)
+    (kept, others)
 }
 
 /// The bytes of write number `sequence` to block `lba`: both numbers, a body that depends on both, and a

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tidegate::btt::check::check;
 use tidegate::btt::{Btt, BttOptions, FlogSlots, Version, create};
 use tidegate::device::BlockDevice;
+use tidegate::dram::{self, DramTier, Policy};
 use tidegate::pmem::Region;
 
 use crate::kernel::{Dialect, add_flags_to_flog, recover_and_read};
@@ -101,6 +102,52 @@ const PEERS: [Peer; 3] = [
         },
     },
 ];
+
+/// The DRAM tier `transit` over a BTT. A crash loses what the tier holds.
+///
+/// Without eager eviction the tier has no threads: it writes back where a flush, a FUA write or a full cache asks for
+/// it, in the thread that asks, which is what the scheduler can interleave and repeat.
+pub struct TransitSubject {
+    btt: BttSubject,
+    slots: u32,
+}
+
+impl TransitSubject {
+    /// A cache of `slots` slots over `btt`.
+    pub fn new(btt: BttSubject, slots: u32) -> Self {
+        Self { btt, slots }
+    }
+}
+
+impl Subject for TransitSubject {
+    fn create(&self, region: &Region) -> Result<(), String> {
+        self.btt.create(region)
+    }
+
+    fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
+        let btt = self.btt.open(region)?;
+        let bytes = u64::from(self.slots) * u64::from(btt.geometry().block_bytes);
+        let tier = dram::open(Policy::TransitNoEager, bytes, btt).map_err(|e| e.to_string())?;
+        let device: Arc<dyn BlockDevice> = Arc::<dyn DramTier>::clone(&tier);
+        Ok(device)
+    }
+
+    fn check(&self, region: &Region) -> Result<(), String> {
+        self.btt.check(region)
+    }
+
+    fn peers(&self) -> &[Peer] {
+        self.btt.peers()
+    }
+
+    fn region_bytes(&self) -> u64 {
+        self.btt.region_bytes()
+    }
+
+    fn rounds_after_recovery(&self) -> u32 {
+        self.btt.rounds_after_recovery()
+    }
+}
 
 impl Subject for BttSubject {
     fn create(&self, region: &Region) -> Result<(), String> {

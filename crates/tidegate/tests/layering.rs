@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("btt", &["device", "pmem", "sync"]),
     ("pool", &["btt", "device", "pmem"]),
     ("raw", &["device", "pmem", "pool"]),
+    ("dram", &["device", "pmem", "sync"]),
 ];
 
 #[test]

@@ -10,6 +10,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tidegate::device::BlockDevice;
 use tidegate::device::delay::{Delay, Delays};
+use tidegate::dram::phases::{Phase, PhaseTimes};
+use tidegate::dram::{self, DramTier, Phases, Policy};
 use tidegate_serve::nbd::{
     Export, Limits, ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls, TlsMode,
 };
@@ -22,25 +24,45 @@ use crate::size::Size;
 /// Runs the command until a signal ends it.
 ///
 /// # Errors
-/// The pool cannot be opened, or an address cannot be listened at.
+/// The pool or the DRAM tier cannot be opened, an address cannot be listened at, or the tier cannot be written back.
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let tls = tls(&args.tls)?;
     // Caught before the first client can connect: no signal is lost, and none kills the process.
     let signals = Signals::new([SIGTERM, SIGINT]).context("cannot catch signals")?;
     let pool = pool::open(&args.pool, &args.memory, args.read_only)?;
     let secure = tls.is_some();
-    let server = bind(args, &pool, tls)?;
+    let tier = open_tier(args, &pool)?;
+    let server = bind(args, &tier, tls)?;
     let statistics = server.statistics();
     let stop = StopHandle::new()?;
-    announce(args, &pool, &server.addresses(), secure)?;
+    announce(args, &pool, tier.as_ref(), &server.addresses(), secure)?;
     let started = Instant::now();
-    run_until_signal(server, &stop, signals)?;
+    let served = run_until_signal(server, &stop, signals);
+    let written_back = write_back(args, tier.as_ref());
     ignore_closed_pipe(summarize(&statistics.snapshot(), started.elapsed()))?;
+    ignore_closed_pipe(summarize_tier(&tier.phases()))?;
+    served.and(written_back)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn bind(args: &ServeArgs, pool: &Pool, tls: Option<Tls>) -> Result<Server> {
-    let device = delayed(args, &pool.device);
+/// The DRAM tier over the device of `pool`, which is as slow as `--delay-us` asks for.
+fn open_tier(args: &ServeArgs, pool: &Pool) -> Result<Arc<dyn DramTier>> {
+    let below = delayed(args, &pool.device);
+    dram::open(args.dram.policy, args.dram.bytes, below)
+        .with_context(|| format!("cannot open the DRAM tier {}", args.dram))
+}
+
+/// Makes durable what the tier still holds: nobody else will.
+fn write_back(args: &ServeArgs, tier: &dyn DramTier) -> Result<()> {
+    tier.shutdown().with_context(|| {
+        let lost = tier.summary().dirty_slots;
+        let pool = args.pool.display();
+        format!("{lost} blocks in the DRAM tier of {pool} cannot be written back and are lost")
+    })
+}
+
+fn bind(args: &ServeArgs, tier: &Arc<dyn DramTier>, tls: Option<Tls>) -> Result<Server> {
+    let device: Arc<dyn BlockDevice> = Arc::<dyn DramTier>::clone(tier);
     let export = Export::new(args.export.clone(), device).read_only(args.read_only);
     let builder = ServerBuilder::new().export(export).limits(limits(&args.limits));
     let builder = match tls {
@@ -91,6 +113,7 @@ fn tls(args: &TlsArgs) -> Result<Option<Tls>> {
 fn announce(
     args: &ServeArgs,
     pool: &Pool,
+    tier: &dyn DramTier,
     addresses: &[ListenAddress],
     secure: bool,
 ) -> io::Result<()> {
@@ -104,11 +127,28 @@ fn announce(
     field("power cut", pool::power_cut(&pool.region))?;
     field("media", pool.region.media())?;
     field("recovered", format_args!("{} unfinished writes", pool.recovered_lanes))?;
+    announce_tier(tier)?;
     for address in addresses {
         field("listening", address)?;
         field("try", format_args!("nbdinfo '{}'", uri(address, &args.export, secure)))?;
     }
     line("ready")
+}
+
+fn announce_tier(tier: &dyn DramTier) -> io::Result<()> {
+    let summary = tier.summary();
+    if summary.policy == Policy::None {
+        return field("dram tier", Policy::None);
+    }
+    let (size, slots) = (Size { bytes: summary.capacity_bytes }, summary.slots);
+    field(
+        "dram tier",
+        format_args!(
+            "{} of {size}: {slots} slots of {} bytes, {:.1} bytes of metadata a slot, {} threads",
+            summary.policy, summary.block_bytes, summary.metadata_bytes_per_slot, summary.threads
+        ),
+    )?;
+    field("acknowledged", "in DRAM; durable at the next flush, FUA or SIGTERM")
 }
 
 /// The address as NBD clients write it.
@@ -165,6 +205,36 @@ fn summarize(done: &Statistics, uptime: Duration) -> io::Result<()> {
     field("uptime", format_args!("{} s", uptime.as_secs()))
 }
 
+/// Where the time of the DRAM tier went, a line for each phase that occurred.
+fn summarize_tier(phases: &Phases) -> io::Result<()> {
+    phases.phases.iter().try_for_each(|times| field("dram tier", describe(times)))
+}
+
+fn describe(times: &PhaseTimes) -> String {
+    let PhaseTimes { phase, count, share_pct, mean_ns, p9999_ns, max_ns, .. } = times;
+    let micros = |ns: &u64| Duration::from_nanos(*ns).as_secs_f64() * 1e6;
+    let (mean, p9999, max) = (micros(mean_ns), micros(p9999_ns), micros(max_ns));
+    let name = words(*phase);
+    format!(
+        "{name:<13} {count:>10} times, {share_pct:>4.1} % of the time; mean {mean:.2} µs, p99.99 {p9999:.1}, max {max:.1}"
+    )
+}
+
+fn words(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Metadata => "metadata",
+        Phase::StalledWrite => "stalled write",
+        Phase::Bypass => "bypass",
+        Phase::CacheWrite => "cache write",
+        Phase::Enqueue => "enqueue",
+        Phase::Flush => "flush",
+        Phase::ReadHit => "read hit",
+        Phase::ReadMiss => "read miss",
+        Phase::Eviction => "eviction",
+        Phase::Other => "other",
+    }
+}
+
 /// Whoever read our output at start may be gone when we stop; that is no failure of serving.
 fn ignore_closed_pipe(printed: io::Result<()>) -> io::Result<()> {
     printed.or_else(
@@ -174,7 +244,34 @@ fn ignore_closed_pipe(printed: io::Result<()>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+    use tidegate::device::fault::{Effect, Fault, Rule, When};
+    use tidegate::device::memory::MemoryDevice;
+    use tidegate::device::{DeviceErrorKind, Op, WriteFlags};
+
     use super::*;
+    use crate::args::{Cli, Command};
+
+    fn args(line: &str) -> ServeArgs {
+        let Command::Serve(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else {
+            panic!("{line} serves");
+        };
+        args
+    }
+
+    #[test]
+    fn what_cannot_be_written_back_at_the_end_is_an_error() {
+        let args = args("tidegate serve pool --nbd unix:s --dram transit-no-eager:1M");
+        let below = Arc::new(Fault::new(Arc::new(MemoryDevice::new(4096, 64).unwrap()), 1));
+        below.add(Rule::new(&[Op::Write], When::Always, Effect::Fail(DeviceErrorKind::Io)));
+        let tier =
+            dram::open(args.dram.policy, args.dram.bytes, Arc::<Fault>::clone(&below)).unwrap();
+        tier.write(0, &[7; 4096], WriteFlags::default()).unwrap();
+        let error = format!("{:#}", write_back(&args, tier.as_ref()).unwrap_err());
+        assert!(error.starts_with("1 blocks in the DRAM tier of pool cannot"), "{error}");
+        below.heal();
+        write_back(&args, tier.as_ref()).unwrap();
+    }
 
     #[test]
     fn uris_can_be_pasted() {

@@ -15,6 +15,7 @@ const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
 const CMD_READ: u16 = 0;
 const CMD_WRITE: u16 = 1;
+const CMD_FLUSH: u16 = 3;
 
 /// A connection in transmission.
 pub(crate) struct Client {
@@ -44,7 +45,12 @@ impl Client {
         self.send(CMD_WRITE, cookie, offset, data.len(), data)
     }
 
-    /// Waits for the next answer to a write: its cookie and the server's error number, 0 for success.
+    /// Sends a flush without waiting for its answer.
+    pub(crate) fn send_flush(&mut self, cookie: u64) -> io::Result<()> {
+        self.send(CMD_FLUSH, cookie, 0, 0, &[])
+    }
+
+    /// Waits for the next answer to a write or flush: its cookie and the server's error number, 0 for success.
     pub(crate) fn receive(&mut self) -> io::Result<(u64, u32)> {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;

@@ -8,15 +8,16 @@
 //!    returned `Ok`, in every [`Domain`] that keeps anything.
 //! 2. An access that touched failed memory returns [`PmemError::Poisoned`]; the process lives on.
 //! 3. One pool file is open for writing at most once on a machine ([`PmemError::Busy`]).
-//! 4. No reference into a mapping exists: all access is through atomics or opaque copies.
+//! 4. No reference into a region exists: all access is through atomics or opaque copies.
 //!
 //! Map: `region` (the operations) · `mapping` (how a path becomes memory) · `domain` (what durable takes) ·
 //! `cpu` (write-back and copies by instruction set) · `writeback` (the msync domain) · `media` and `delay`
 //! (slower memory, modeled) · `poison` (memory errors) · `counters` and `shard` (per-thread counting) ·
-//! `observer` (the crash simulator's seam).
+//! `observer` (the crash simulator's seam) · `buffers` (ordinary memory behind locks, for caches above).
 
 #![allow(unsafe_code)] // Mapped memory is reached through raw pointers; nothing above this module needs to.
 
+mod buffers;
 mod counters;
 mod cpu;
 mod delay;
@@ -30,6 +31,7 @@ mod region;
 mod shard;
 mod writeback;
 
+pub use buffers::{Buffers, ReadBuffer, WriteBuffer, copy_streaming};
 pub use counters::Counters;
 pub use domain::Domain;
 pub use error::{ParseError, PmemError};

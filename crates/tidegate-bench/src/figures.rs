@@ -1,0 +1,242 @@
+//! The figures of the Caiti paper: each a table of policies by one varied parameter, and a plot of the same numbers.
+
+use crate::block::Policy;
+use crate::measure::{Key, Op, Sample, Series, Spread};
+use crate::plan::{
+    BURST_CASE, CACHES, DEPTH, DEPTHS, DUTIES, FLUSH_BYTES, MATRIX_CACHES, MATRIX_THREADS,
+    READ_CASE, duty_case, flush_case, overrun_case, size_name,
+};
+use crate::table::Table;
+
+/// One figure.
+pub(crate) struct Figure {
+    /// Name in the documentation's placeholders.
+    pub(crate) name: &'static str,
+    pub(crate) title: &'static str,
+    /// What varies from column to column.
+    pub(crate) axis: &'static str,
+    pub(crate) columns: Vec<Column>,
+    value: fn(&Sample) -> f64,
+    pub(crate) style: Style,
+}
+
+/// How a figure is plotted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// The numbers, joined to lines.
+    Lines,
+    /// Ratios to `btt`, joined: the numbers themselves differ more between columns than between policies.
+    Ratios,
+    /// The numbers alone: columns have nothing to do with each other.
+    Dots,
+}
+
+/// Shares of the largest number below which a line is left out of a plot, such as flushes of devices that hold nothing back.
+const PLOTTED_SHARE: f64 = 1e-3;
+
+/// One value of what varies.
+pub(crate) struct Column {
+    pub(crate) label: String,
+    case: String,
+    op: Op,
+    threads: usize,
+    iodepth: u32,
+}
+
+impl Column {
+    fn new(label: String, case: String, op: Op, threads: usize, iodepth: u32) -> Self {
+        Self { label, case, op, threads, iodepth }
+    }
+
+    fn is(&self, key: &Key) -> bool {
+        (key.op, key.threads, key.iodepth) == (self.op, self.threads, self.iodepth)
+            && key.case == self.case
+    }
+}
+
+/// One policy's numbers in a figure, a spread for each column in which it was measured.
+pub(crate) struct Line {
+    pub(crate) policy: String,
+    pub(crate) values: Vec<Option<Spread>>,
+}
+
+impl Line {
+    fn top(&self) -> f64 {
+        self.values.iter().flatten().map(|spread| spread.median).fold(0.0, f64::max)
+    }
+}
+
+impl Figure {
+    /// The lines of all policies that have a number.
+    pub(crate) fn lines(&self, series: &[Series]) -> Vec<Line> {
+        let lines = Policy::ALL.into_iter().map(|policy| self.line(policy.name(), series));
+        lines.filter(|line| line.values.iter().any(Option::is_some)).collect()
+    }
+
+    /// The plot's title and lines: those of the table, or their ratios to `btt`.
+    pub(crate) fn plotted(&self, series: &[Series]) -> (String, Vec<Line>) {
+        let mut lines = self.lines(series);
+        let btt = lines.iter().find(|line| line.policy == Policy::Btt.name());
+        let ratios = self.style == Style::Ratios;
+        let Some(btt) = btt.filter(|_| ratios).map(|line| line.values.clone()) else {
+            let top = lines.iter().map(Line::top).fold(0.0, f64::max);
+            lines.retain(|line| line.top() >= top * PLOTTED_SHARE);
+            return (self.title.to_owned(), lines);
+        };
+        for line in &mut lines {
+            line.values = line.values.iter().zip(&btt).map(|(one, btt)| over(*one, *btt)).collect();
+        }
+        (format!("{} / btt", self.title), lines)
+    }
+
+    fn line(&self, policy: &str, series: &[Series]) -> Line {
+        let value = |column: &Column| {
+            let mut alike = series.iter();
+            let found = alike.find(|series| series.key.policy == policy && column.is(&series.key));
+            found.map(|series| series.spread(self.value))
+        };
+        let values = self.columns.iter().map(value).collect();
+        Line { policy: policy.to_owned(), values }
+    }
+
+    /// The median of each number, with the smallest and the largest of the repetitions.
+    pub(crate) fn table(&self, series: &[Series]) -> Table {
+        let labels = self.columns.iter().map(|column| column.label.as_str());
+        let headers: Vec<&str> = std::iter::once("policy").chain(labels).collect();
+        let title = format!("{}, by {}", self.title, self.axis);
+        let mut table = Table::new(self.name, title, &headers);
+        for line in self.lines(series) {
+            let cells = line.values.iter().map(|value| value.map_or(String::new(), cell));
+            table.push(std::iter::once(line.policy.clone()).chain(cells).collect());
+        }
+        table
+    }
+}
+
+fn over(one: Option<Spread>, base: Option<Spread>) -> Option<Spread> {
+    let base = base?.median;
+    one.map(|Spread { median, min, max }| Spread {
+        median: median / base,
+        min: min / base,
+        max: max / base,
+    })
+}
+
+/// Three digits are more than the machine repeats.
+fn cell(spread: Spread) -> String {
+    let digits = match spread.median {
+        median if median < 10.0 => 2,
+        median if median < 100.0 => 1,
+        _ => 0,
+    };
+    let Spread { median, min, max } = spread;
+    format!("{median:.digits$} ({min:.digits$}-{max:.digits$})")
+}
+
+fn mean_us(sample: &Sample) -> f64 {
+    sample.mean_ns / 1e3
+}
+
+fn mean_ms(sample: &Sample) -> f64 {
+    sample.mean_ns / 1e6
+}
+
+fn p9999_us(sample: &Sample) -> f64 {
+    sample.p9999_ns as f64 / 1e3
+}
+
+fn thousands_per_s(sample: &Sample) -> f64 {
+    sample.ops_per_s / 1e3
+}
+
+/// All figures but those over time and of the breakdown.
+pub(crate) fn figures() -> Vec<Figure> {
+    let main = || overrun_case(MATRIX_CACHES[0]);
+    let depths = || {
+        DEPTHS
+            .map(|depth| Column::new(depth.to_string(), main(), Op::Write, 1, depth))
+            .into_iter()
+            .collect()
+    };
+    let threads = MATRIX_THREADS.map(|n| Column::new(n.to_string(), main(), Op::Write, n, DEPTH));
+    let caches =
+        CACHES.map(|bytes| Column::new(size_name(bytes), overrun_case(bytes), Op::Write, 1, DEPTH));
+    let flushes =
+        FLUSH_BYTES.map(|bytes| Column::new(size_name(bytes), flush_case(bytes), Op::Flush, 1, 1));
+    vec![
+        Figure {
+            style: Style::Ratios,
+            ..figure("tier-depth", "Mean write latency, µs (5a)", "depth", depths(), mean_us)
+        },
+        Figure {
+            style: Style::Ratios,
+            ..figure("tier-tail", "p99.99 of write latency, µs (5d)", "depth", depths(), p9999_us)
+        },
+        figure("tier-threads", "Writes, 1000/s (5e)", "threads", threads.into(), thousands_per_s),
+        figure(
+            "tier-cache",
+            "Mean write latency, µs (table 1)",
+            "cache size",
+            caches.into(),
+            mean_us,
+        ),
+        figure("tier-fsync", "Flush, ms (2b)", "bytes between flushes", flushes.into(), mean_ms),
+        duty_figure(),
+        burst_figure(),
+    ]
+}
+
+fn duty_figure() -> Figure {
+    let column = |pct| Column::new(format!("{pct} %"), duty_case(pct), Op::Flush, 1, 1);
+    let columns = DUTIES.map(column).into();
+    figure("tier-duty", "Flush after 64 MiB, ms", "duty cycle", columns, mean_ms)
+}
+
+fn burst_figure() -> Figure {
+    let columns = vec![
+        Column::new("write in bursts".to_owned(), BURST_CASE.to_owned(), Op::Write, 1, 1),
+        Column::new("read miss".to_owned(), READ_CASE.to_owned(), Op::Read, 1, 1),
+    ];
+    let figure = figure("tier-burst", "Mean latency, µs", "workload", columns, mean_us);
+    Figure { style: Style::Dots, ..figure }
+}
+
+fn figure(
+    name: &'static str,
+    title: &'static str,
+    axis: &'static str,
+    columns: Vec<Column>,
+    value: fn(&Sample) -> f64,
+) -> Figure {
+    Figure { name, title, axis, columns, value, style: Style::Lines }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_has_a_line_for_each_policy_and_a_gap_where_it_was_not_measured() {
+        let series = |policy: &str, iodepth, mean_ns| Series {
+            key: Key {
+                policy: policy.to_owned(),
+                case: "overrun-64M".to_owned(),
+                op: Op::Write,
+                threads: 1,
+                iodepth,
+                block_bytes: 4096,
+            },
+            samples: vec![Sample { mean_ns, ..Sample::single(1.0) }],
+        };
+        let measured = [series("btt", 1, 2500.0), series("lru", 1, 4e3), series("btt", 32, 40e3)];
+        let table = figures()[0].table(&measured).without_empty_columns().to_string();
+        let lines: Vec<Vec<_>> =
+            table.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1], ["policy", "1", "32"]);
+        assert_eq!(lines[2], ["btt", "2.50", "(2.50-2.50)", "40.0", "(40.0-40.0)"]);
+        assert_eq!(lines[3], ["lru", "4.00", "(4.00-4.00)"]);
+        let (title, plotted) = figures()[0].plotted(&measured);
+        let lru = plotted[1].values[0].map(|spread| format!("{:.2}", spread.median));
+        assert!(title.ends_with("/ btt") && lru.as_deref() == Some("1.60"), "{title} {lru:?}");
+    }
+}

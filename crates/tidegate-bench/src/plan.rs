@@ -1,0 +1,250 @@
+//! What `bench block` measures: cells, each a workload that the policies run in turn.
+//!
+//! Two plans: every combination of the options ([`by_options`]), and the plots of the Caiti paper with the cells
+//! that the targets of the DRAM tier need ([`paper`]).
+
+use std::time::Duration;
+
+use crate::args::BlockArgs;
+use crate::block::Policy;
+use crate::pattern::Pattern;
+use crate::workload::{Bursts, Stop, Workload};
+
+/// One combination of parameters.
+#[derive(Debug, Clone)]
+pub(crate) struct Cell {
+    /// What its rows are called.
+    pub(crate) case: String,
+    pub(crate) pattern: Pattern,
+    pub(crate) read_pct: u8,
+    pub(crate) threads: usize,
+    pub(crate) iodepth: u32,
+    /// Size of the DRAM tier of the policies that have one.
+    pub(crate) cache_bytes: u64,
+    pub(crate) flush_every: u64,
+    pub(crate) bursts: Option<Bursts>,
+    pub(crate) think: Duration,
+    pub(crate) stop: Stop,
+    /// The run starts with a cache that is full already.
+    pub(crate) overrun: bool,
+    /// Latencies over time are kept.
+    pub(crate) timeline: bool,
+    /// Its breakdown is shown, not only written.
+    pub(crate) breakdown: bool,
+    /// Which policies run it.
+    pub(crate) wanted: Wanted,
+}
+
+/// Which policies run a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    All,
+    /// Those with a DRAM tier.
+    Tiers,
+    /// The two whose every cell has a target.
+    TransitAndBtt,
+}
+
+impl Wanted {
+    pub(crate) fn has(self, policy: Policy) -> bool {
+        match self {
+            Self::All => true,
+            Self::Tiers => policy.has_tier(),
+            Self::TransitAndBtt => ["transit", "btt"].contains(&policy.name()),
+        }
+    }
+}
+
+impl Cell {
+    /// The workload on a working set of `args`.
+    pub(crate) fn workload(&self, args: &BlockArgs) -> Workload {
+        Workload {
+            pattern: self.pattern,
+            read_pct: self.read_pct,
+            block_bytes: args.block_size,
+            working_set_bytes: args.common.size,
+            threads: self.threads,
+            iodepth: self.iodepth,
+            stop: self.stop,
+            flush_every: self.flush_every,
+            think: self.think,
+            bursts: self.bursts,
+            tick: if self.timeline { TICK } else { Duration::ZERO },
+            seed: args.seed,
+        }
+    }
+}
+
+/// Length of the intervals of a timeline: some hundreds of writes, so that a stall stands out and a plot is small.
+const TICK: Duration = Duration::from_micros(500);
+
+/// Every combination of the options, reads after writes as they were asked for.
+pub(crate) fn by_options(args: &BlockArgs) -> Vec<Cell> {
+    let caches = args.caches();
+    let mut cells = Vec::new();
+    for &cache_bytes in &caches {
+        for read_pct in args.read_shares() {
+            for iodepth in args.depths() {
+                for threads in args.thread_counts() {
+                    let cell =
+                        Cell { read_pct, threads, iodepth, ..option_cell(args, cache_bytes) };
+                    cells.push(cell);
+                }
+            }
+        }
+    }
+    cells
+}
+
+fn option_cell(args: &BlockArgs, cache_bytes: u64) -> Cell {
+    let bursts = (args.burst > 0).then_some(Bursts { requests: args.burst, duty_pct: args.duty });
+    let pattern = args.pattern();
+    let tiers = args.policies.iter().any(|policy| policy.has_tier());
+    let case =
+        if tiers { format!("{pattern}-{}", size_name(cache_bytes)) } else { pattern.to_string() };
+    Cell {
+        case,
+        pattern,
+        read_pct: 0,
+        threads: 1,
+        iodepth: 1,
+        cache_bytes,
+        flush_every: args.fsync_every,
+        bursts,
+        think: Duration::from_micros(args.think_us),
+        stop: Stop::After(args.run_time()),
+        overrun: bursts.is_none(),
+        timeline: false,
+        breakdown: true,
+        wanted: Wanted::All,
+    }
+}
+
+/// Cache sizes of the paper's plan, small to large; the first of [`MATRIX_CACHES`] is the one of all other cells.
+pub(crate) const CACHES: [u64; 5] = [16 << 20, 64 << 20, 128 << 20, 256 << 20, 512 << 20];
+/// Caches, threads and depths of which every combination has a target.
+pub(crate) const MATRIX_CACHES: [u64; 2] = [64 << 20, 512 << 20];
+pub(crate) const MATRIX_THREADS: [usize; 3] = [1, 2, 4];
+pub(crate) const MATRIX_DEPTHS: [u32; 3] = [1, 32, 128];
+/// Depths of the paper's figures 5a and 5d, as far as they tell something about synchronous devices.
+pub(crate) const DEPTHS: [u32; 4] = [1, 32, 128, 512];
+/// Depth of the figures that do not vary it.
+pub(crate) const DEPTH: u32 = 32;
+/// Bytes between two flushes (figure 2b).
+pub(crate) const FLUSH_BYTES: [u64; 5] = [512 << 10, 4 << 20, 16 << 20, 64 << 20, 128 << 20];
+/// Duty cycles of the cells with a flush after 64 MiB.
+pub(crate) const DUTIES: [u8; 2] = [20, 50];
+
+/// Case of sustained random writes that overrun a cache of `bytes`.
+pub(crate) fn overrun_case(bytes: u64) -> String {
+    format!("overrun-{}", size_name(bytes))
+}
+
+/// Case of a flush after each `bytes` of writes.
+pub(crate) fn flush_case(bytes: u64) -> String {
+    format!("fsync-{}", size_name(bytes))
+}
+
+/// Case of a flush after each 64 MiB of writes that come in small bursts.
+pub(crate) fn duty_case(duty_pct: u8) -> String {
+    format!("fsync-64M-duty-{duty_pct}")
+}
+
+/// Case of bursts that fit the cache.
+pub(crate) const BURST_CASE: &str = "burst-16M";
+/// Case of random reads of blocks that are not cached.
+pub(crate) const READ_CASE: &str = "read-miss";
+/// Case of the figure over time.
+pub(crate) const TIMELINE_CASE: &str = "timeline-64M";
+
+/// The cells of the paper's plots and of the targets. Cells of one cache size stand together: tiers stay open between them.
+pub(crate) fn paper(args: &BlockArgs) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for cache_bytes in CACHES {
+        cells.extend(overruns(args, cache_bytes));
+        if cache_bytes == MATRIX_CACHES[0] {
+            cells.extend([timeline(args), bursts(args), reads(args)]);
+        }
+        if cache_bytes == MATRIX_CACHES[1] {
+            cells.extend(FLUSH_BYTES.map(|bytes| flushes(args, bytes)));
+            cells.extend(DUTIES.map(|duty_pct| duty(args, duty_pct)));
+        }
+    }
+    cells
+}
+
+fn paper_cell(args: &BlockArgs, case: String, cache_bytes: u64) -> Cell {
+    let stop = Stop::After(args.run_time());
+    let breakdown = false;
+    Cell { case, cache_bytes, stop, breakdown, pattern: Pattern::Uniform, ..option_cell(args, 0) }
+}
+
+fn overruns(args: &BlockArgs, cache_bytes: u64) -> Vec<Cell> {
+    let base = Cell { overrun: true, ..paper_cell(args, overrun_case(cache_bytes), cache_bytes) };
+    let mut cells = Vec::new();
+    for iodepth in DEPTHS {
+        for threads in MATRIX_THREADS {
+            let wanted = wanted(cache_bytes, threads, iodepth);
+            let breakdown = (cache_bytes, threads, iodepth) == (MATRIX_CACHES[0], 1, DEPTH);
+            let cell = Cell { threads, iodepth, breakdown, ..base.clone() };
+            cells.extend(wanted.map(|wanted| Cell { wanted, ..cell }));
+        }
+    }
+    cells
+}
+
+/// Who runs the overrun of a cache by so many threads at such a depth; `None`: nobody.
+fn wanted(cache_bytes: u64, threads: usize, iodepth: u32) -> Option<Wanted> {
+    let main = cache_bytes == MATRIX_CACHES[0];
+    match (threads, iodepth) {
+        (1, _) | (_, DEPTH) if main => Some(Wanted::All),
+        (1, DEPTH) if MATRIX_CACHES.contains(&cache_bytes) => Some(Wanted::All),
+        (1, DEPTH) => Some(Wanted::Tiers),
+        _ if MATRIX_CACHES.contains(&cache_bytes) && MATRIX_DEPTHS.contains(&iodepth) => {
+            Some(Wanted::TransitAndBtt)
+        }
+        _ => None,
+    }
+}
+
+fn timeline(args: &BlockArgs) -> Cell {
+    let base = paper_cell(args, TIMELINE_CASE.to_owned(), MATRIX_CACHES[0]);
+    let flush_every = (64 << 20) / u64::from(args.block_size);
+    Cell { overrun: true, timeline: true, flush_every, ..base }
+}
+
+/// Bursts of a quarter of the cache, with rests four times as long.
+fn bursts(args: &BlockArgs) -> Cell {
+    let requests = (16 << 20) / u64::from(args.block_size);
+    let bursts = Some(Bursts { requests, duty_pct: 20 });
+    let base = paper_cell(args, BURST_CASE.to_owned(), MATRIX_CACHES[0]);
+    let stop = Stop::Requests(requests * 8);
+    Cell { bursts, stop, overrun: false, breakdown: true, ..base }
+}
+
+fn reads(args: &BlockArgs) -> Cell {
+    let base = paper_cell(args, READ_CASE.to_owned(), MATRIX_CACHES[0]);
+    Cell { read_pct: 100, overrun: false, ..base }
+}
+
+fn flushes(args: &BlockArgs, bytes: u64) -> Cell {
+    let flush_every = bytes / u64::from(args.block_size);
+    let base = paper_cell(args, flush_case(bytes), MATRIX_CACHES[1]);
+    let stop = Stop::Requests(flush_every.max(20_000).next_multiple_of(flush_every));
+    Cell { flush_every, stop, overrun: false, ..base }
+}
+
+fn duty(args: &BlockArgs, duty_pct: u8) -> Cell {
+    let flush_every = (64 << 20) / u64::from(args.block_size);
+    let bursts = Some(Bursts { requests: 256, duty_pct });
+    let stop = Stop::Requests(flush_every * 2);
+    let base = paper_cell(args, duty_case(duty_pct), MATRIX_CACHES[1]);
+    Cell { flush_every, bursts, stop, overrun: false, breakdown: true, ..base }
+}
+
+/// A size in its largest whole unit.
+pub(crate) fn size_name(bytes: u64) -> String {
+    let units = [(30, "G"), (20, "M"), (10, "K")];
+    let unit = units.into_iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+    unit.map_or_else(|| bytes.to_string(), |(shift, name)| format!("{}{name}", bytes >> shift))
+}

@@ -1,0 +1,32 @@
+//! The one place where the DRAM tier reads clocks: to measure itself, never to decide what is correct.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rustix::time::ClockId;
+
+/// Nanoseconds since some moment before the first call.
+pub(super) fn now_ns() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    #[expect(clippy::disallowed_methods, reason = "phases and costs are measured in real time")]
+    let now = Instant::now();
+    nanoseconds(now.duration_since(*START.get_or_init(|| now)))
+}
+
+/// Nanoseconds that the calling thread has spent on a CPU.
+pub(super) fn thread_cpu_ns() -> u64 {
+    cpu_ns(ClockId::ThreadCPUTime)
+}
+
+/// Nanoseconds that the threads of this process have spent on CPUs, but for the last few milliseconds.
+pub(super) fn process_cpu_ns() -> u64 {
+    cpu_ns(ClockId::ProcessCPUTime)
+}
+
+fn cpu_ns(clock: ClockId) -> u64 {
+    nanoseconds(Duration::try_from(rustix::time::clock_gettime(clock)).unwrap_or_default())
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,93 @@
+//! The DRAM tier: a volatile write cache over any [`BlockDevice`].
+//!
+//! Invariants, whatever the policy:
+//! 1. A read returns the last acknowledged write, from the cache or from below.
+//! 2. A block reaches the device below whole, by one write, so blocks stay as atomic as the device makes them.
+//! 3. Two versions of a block are never on their way down at once, and the newer one goes last.
+//! 4. After an acknowledged flush, every write acknowledged before it began is durable. A flush waits for no
+//!    write that began after it.
+//! 5. A write-back that failed loses nothing: the block stays dirty and readable, the next flush or FUA
+//!    reports the error, and every later flush tries again and reports until it succeeds.
+//!
+//! Entry points: [`TierSpec`] parses `POLICY:SIZE`, [`open`] makes the tier, [`DramTier`] is what it can do
+//! beside being a device. The policies: `transit` (the Caiti paper), `staging` (what that paper compares
+//! against), and none. Shared by them: `slots` (the buffers), `free_set` (free slots), `faults` (errors of
+//! write-backs), [`phases`] (where the time goes).
+
+mod clock;
+mod faults;
+mod free_set;
+mod passthrough;
+pub mod phases;
+mod slots;
+mod spec;
+mod staging;
+#[cfg(all(test, not(feature = "loom")))]
+mod suite;
+mod transit;
+
+use std::sync::Arc;
+
+use crate::device::{BlockDevice, Result};
+
+pub use phases::Phases;
+pub use spec::{Policy, SpecError, TierSpec};
+
+/// A DRAM tier: a device that caches writes to the device below it.
+pub trait DramTier: BlockDevice {
+    /// What the tier is and what it holds now.
+    fn summary(&self) -> TierSummary;
+
+    /// Where its time went since it was opened.
+    fn phases(&self) -> Phases;
+
+    /// Writes everything back, flushes the device below and stops the threads of the tier. The tier stays
+    /// usable and keeps every promise, but writes back only on demand.
+    ///
+    /// Dropping the tier does the same but cannot say what failed, so whoever cares calls this first.
+    ///
+    /// # Errors
+    /// As for [`BlockDevice::flush`]; what could not be written back stays in the cache, and calling again
+    /// tries again.
+    fn shutdown(&self) -> Result<()>;
+}
+
+/// What a DRAM tier is and what it holds.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct TierSummary {
+    /// Its policy.
+    pub policy: Policy,
+    /// Bytes of cached data it can hold.
+    pub capacity_bytes: u64,
+    /// Size of a slot's data in bytes: a block of the device below.
+    pub block_bytes: u32,
+    /// Number of slots.
+    pub slots: u64,
+    /// Number of sets the slots are reached by (1 where the policy has a single index).
+    pub sets: u32,
+    /// Bytes of metadata a slot costs beside its data, index and locks included.
+    pub metadata_bytes_per_slot: f64,
+    /// Slots that hold data not yet written back.
+    pub dirty_slots: u64,
+    /// Slots whose last write-back failed: they stay dirty and are tried again.
+    pub failed_slots: u64,
+    /// Background threads that may run at once.
+    pub threads: u32,
+}
+
+/// Opens a tier of at most `bytes` bytes of data over `below`.
+///
+/// # Errors
+/// [`DeviceErrorKind::Unsupported`](crate::device::DeviceErrorKind::Unsupported) where the device's blocks are of a size that no cache slot has, or `bytes`
+/// hold fewer slots than the policy works with or more than it can number.
+pub fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn DramTier>> {
+    match policy {
+        Policy::None => Ok(Arc::new(passthrough::Passthrough::new(below))),
+        Policy::Transit | Policy::TransitNoEager | Policy::TransitNoBypass => {
+            Ok(Arc::new(transit::Transit::open(policy, bytes, below)?))
+        }
+        Policy::Pmbd | Policy::Pmbd70 | Policy::Lru | Policy::Coactive => {
+            staging::open(policy, bytes, below)
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The policy `none`: every request goes straight to the device below.
+
+use std::sync::Arc;
+
+use super::{DramTier, Phases, Policy, TierSummary};
+use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+
+/// A tier without a cache, so that `none` is a policy like the others wherever they are listed.
+pub(super) struct Passthrough {
+    below: Arc<dyn BlockDevice>,
+}
+
+impl Passthrough {
+    pub(super) fn new(below: Arc<dyn BlockDevice>) -> Self {
+        Self { below }
+    }
+}
+
+impl BlockDevice for Passthrough {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.below.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.below.write(offset, data, flags)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.below.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.below.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.below.write_zeroes(offset, len, flags)
+    }
+
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        self.below.status(offset, len, most)
+    }
+}
+
+impl DramTier for Passthrough {
+    fn summary(&self) -> TierSummary {
+        TierSummary {
+            policy: Policy::None,
+            capacity_bytes: 0,
+            block_bytes: self.below.geometry().block_bytes,
+            slots: 0,
+            sets: 0,
+            metadata_bytes_per_slot: 0.0,
+            dirty_slots: 0,
+            failed_slots: 0,
+            threads: 0,
+        }
+    }
+
+    fn phases(&self) -> Phases {
+        Phases::default()
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        self.below.flush()
+    }
+}

@@ -1,0 +1,391 @@
+//! Where the time of a DRAM tier goes: the breakdown of the Caiti paper's figure 6.
+//!
+//! An operation is at every moment in one [`Phase`]. Each entry into a phase is counted. Its time is always
+//! measured for the rare phases that hurt (stalls and flushes), and for the others in one operation of [`SAMPLE_ONE_IN`], drawn at random: two readings of the clock cost as much as the
+//! bookkeeping between them. Totals are scaled by count over samples; histograms hold the samples.
+//!
+//! Threads write to shards of their own, read only for a snapshot.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crossbeam_utils::CachePadded;
+use serde::Serialize;
+
+use super::clock::now_ns;
+
+/// Of so many operations one has its short phases measured.
+pub const SAMPLE_ONE_IN: u32 = 32;
+
+/// What an operation is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Cache metadata: look-up, taking a slot, changing states.
+    Metadata,
+    /// "Cache eviction and write": waiting for a slot, or for a write-back in the way, before a write.
+    StalledWrite,
+    /// "Conditional bypass": writing straight to the device below.
+    Bypass,
+    /// "Cache write only": copying data into a slot.
+    CacheWrite,
+    /// "WBQ enqueue": queueing for write-back and waking an evictor.
+    Enqueue,
+    /// Writing back for a flush or FUA, and flushing the device below.
+    Flush,
+    /// Copying data out of a slot.
+    ReadHit,
+    /// Reading from the device below.
+    ReadMiss,
+    /// Writing back in the background: beside requests, so no share of their time.
+    Eviction,
+    /// All else that requests do inside the tier.
+    Other,
+}
+
+impl Phase {
+    /// All phases.
+    pub const ALL: [Self; 10] = [
+        Self::Metadata,
+        Self::StalledWrite,
+        Self::Bypass,
+        Self::CacheWrite,
+        Self::Enqueue,
+        Self::Flush,
+        Self::ReadHit,
+        Self::ReadMiss,
+        Self::Eviction,
+        Self::Other,
+    ];
+
+    /// Its time is measured whenever it occurs.
+    fn always_timed(self) -> bool {
+        matches!(self, Self::StalledWrite | Self::Flush)
+    }
+}
+
+/// A snapshot of the breakdown.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Phases {
+    /// The phases that occurred, in the order of [`Phase::ALL`].
+    pub phases: Vec<PhaseTimes>,
+}
+
+impl Phases {
+    /// The times of `phase`; None where it never occurred.
+    pub fn get(&self, phase: Phase) -> Option<&PhaseTimes> {
+        self.phases.iter().find(|times| times.phase == phase)
+    }
+
+    /// How often `phase` was entered.
+    pub fn count(&self, phase: Phase) -> u64 {
+        self.get(phase).map_or(0, |times| times.count)
+    }
+}
+
+/// One phase of the breakdown.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PhaseTimes {
+    /// Which phase.
+    pub phase: Phase,
+    /// How often it was entered.
+    pub count: u64,
+    /// Time spent in it in all, estimated from the samples.
+    pub total_ns: u64,
+    /// Its share of the time that requests took; 0 for [`Phase::Eviction`].
+    pub share_pct: f64,
+    /// Mean over the samples.
+    pub mean_ns: u64,
+    /// Median; like the other quantiles the upper bound of its bucket, at most 25 % too high.
+    pub p50_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// 99.9th percentile.
+    pub p999_ns: u64,
+    /// 99.99th percentile.
+    pub p9999_ns: u64,
+    /// Longest sample.
+    pub max_ns: u64,
+    /// The samples by length; empty buckets are left out.
+    pub histogram: Vec<Bucket>,
+}
+
+/// A bucket of a histogram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Bucket {
+    /// Longest time that falls into it.
+    pub upto_ns: u64,
+    /// Number of samples in it.
+    pub samples: u64,
+}
+
+const PHASES: usize = Phase::ALL.len();
+const SHARDS: usize = 16;
+/// Four buckets to each power of two, up to 2^41 ns (37 minutes).
+const BUCKETS: usize = 160;
+
+/// The recorder of one tier.
+pub(super) struct Recorder {
+    shards: Box<[CachePadded<Shard>]>,
+}
+
+/// One operation: tells the recorder which phase it is in, and leaves the last one when dropped.
+pub(super) struct Operation<'a> {
+    shard: &'a Shard,
+    phase: Phase,
+    /// When the phase began, where it is measured.
+    since_ns: Option<u64>,
+    sampled: bool,
+}
+
+#[derive(Default)]
+struct Shard {
+    tallies: [Tally; PHASES],
+}
+
+struct Tally {
+    entered: AtomicU64,
+    sampled_ns: AtomicU64,
+    max_ns: AtomicU64,
+    buckets: [AtomicU64; BUCKETS],
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            entered: AtomicU64::new(0),
+            sampled_ns: AtomicU64::new(0),
+            max_ns: AtomicU64::new(0),
+            buckets: [const { AtomicU64::new(0) }; BUCKETS],
+        }
+    }
+}
+
+impl Recorder {
+    pub(super) fn new() -> Self {
+        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect() }
+    }
+
+    /// Begins an operation of the calling thread, in [`Phase::Other`]: one request.
+    pub(super) fn begin(&self) -> Operation<'_> {
+        let sampled = draw();
+        self.begin_in(Phase::Other, sampled)
+    }
+
+    /// Begins work of the calling thread that is one phase and no request: a background write-back.
+    pub(super) fn begin_background(&self, phase: Phase) -> Operation<'_> {
+        self.begin_in(phase, draw())
+    }
+
+    fn begin_in(&self, phase: Phase, sampled: bool) -> Operation<'_> {
+        let shard = &self.shards[ORDINAL.with(|ordinal| *ordinal) % SHARDS];
+        let mut operation = Operation { shard, phase, since_ns: None, sampled };
+        operation.start(phase);
+        operation
+    }
+
+    /// The breakdown so far.
+    pub(super) fn snapshot(&self) -> Phases {
+        let mut phases: Vec<PhaseTimes> = Phase::ALL
+            .into_iter()
+            .map(|phase| self.times(phase))
+            .filter(|times| times.count > 0)
+            .collect();
+        let of_requests = |times: &&mut PhaseTimes| times.phase != Phase::Eviction;
+        let total_ns: u64 = phases.iter_mut().filter(of_requests).map(|times| times.total_ns).sum();
+        for times in phases.iter_mut().filter(of_requests) {
+            times.share_pct = percent(times.total_ns, total_ns);
+        }
+        Phases { phases }
+    }
+
+    fn times(&self, phase: Phase) -> PhaseTimes {
+        let tallies = || self.shards.iter().map(|shard| &shard.tallies[phase as usize]);
+        let sum = |of: &dyn Fn(&Tally) -> &AtomicU64| -> u64 {
+            tallies().map(|tally| of(tally).load(Ordering::Relaxed)).sum()
+        };
+        let histogram: Vec<Bucket> = (0..BUCKETS)
+            .map(|index| Bucket { upto_ns: upto_ns(index), samples: sum(&|t| &t.buckets[index]) })
+            .filter(|bucket| bucket.samples > 0)
+            .collect();
+        let samples = histogram.iter().map(|bucket| bucket.samples).sum();
+        let (count, sampled_ns) = (sum(&|t| &t.entered), sum(&|t| &t.sampled_ns));
+        let max_ns = tallies().map(|t| t.max_ns.load(Ordering::Relaxed)).max().unwrap_or(0);
+        let quantile = |millionths| quantile(&histogram, samples, millionths).min(max_ns);
+        PhaseTimes {
+            phase,
+            count,
+            total_ns: scale(sampled_ns, count, samples),
+            share_pct: 0.0,
+            mean_ns: sampled_ns.checked_div(samples).unwrap_or(0),
+            p50_ns: quantile(500_000),
+            p99_ns: quantile(990_000),
+            p999_ns: quantile(999_000),
+            p9999_ns: quantile(999_900),
+            max_ns,
+            histogram,
+        }
+    }
+}
+
+impl Operation<'_> {
+    /// Leaves the present phase for `phase`.
+    pub(super) fn enter(&mut self, phase: Phase) {
+        self.stop();
+        self.start(phase);
+    }
+
+    /// Enters `phase` unless the operation is in it.
+    pub(super) fn enter_once(&mut self, phase: Phase) {
+        if self.phase != phase {
+            self.enter(phase);
+        }
+    }
+
+    fn start(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.shard.tallies[phase as usize].entered.fetch_add(1, Ordering::Relaxed);
+        self.since_ns = (self.sampled || phase.always_timed()).then(now_ns);
+    }
+
+    fn stop(&mut self) {
+        if let Some(since_ns) = self.since_ns {
+            let spent_ns = now_ns().saturating_sub(since_ns);
+            self.shard.tallies[self.phase as usize].sample(spent_ns);
+        }
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Tally {
+    fn sample(&self, spent_ns: u64) {
+        self.sampled_ns.fetch_add(spent_ns, Ordering::Relaxed);
+        self.max_ns.fetch_max(spent_ns, Ordering::Relaxed);
+        self.buckets[bucket(spent_ns)].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Four buckets to a power of two; the first four hold 0 to 3 ns.
+fn bucket(spent_ns: u64) -> usize {
+    if spent_ns < 4 {
+        return usize::try_from(spent_ns).unwrap_or(0);
+    }
+    let exponent = spent_ns.ilog2();
+    let quarter = usize::try_from(spent_ns >> (exponent - 2) & 3).unwrap_or(0);
+    ((exponent as usize - 1) * 4 + quarter).min(BUCKETS - 1)
+}
+
+/// The longest time of bucket `index`.
+fn upto_ns(index: usize) -> u64 {
+    if index < 4 {
+        return index as u64;
+    }
+    let (shift, quarter) = (index / 4 - 1, index as u64 % 4);
+    ((5 + quarter) << shift) - 1
+}
+
+fn quantile(histogram: &[Bucket], samples: u64, millionths: u64) -> u64 {
+    let rank = (u128::from(samples) * u128::from(millionths)).div_ceil(1_000_000);
+    let mut seen = 0_u128;
+    let found = histogram.iter().find(|bucket| {
+        seen += u128::from(bucket.samples);
+        seen >= rank
+    });
+    found.map_or(0, |bucket| bucket.upto_ns)
+}
+
+fn scale(sampled_ns: u64, count: u64, samples: u64) -> u64 {
+    let scaled = u128::from(sampled_ns) * u128::from(count);
+    u64::try_from(scaled.checked_div(u128::from(samples)).unwrap_or(0)).unwrap_or(u64::MAX)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share for people needs no 53 bits")]
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
+}
+
+static NEXT_ORDINAL: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static ORDINAL: usize = NEXT_ORDINAL.fetch_add(1, Ordering::Relaxed);
+    static DRAWS: Cell<u32> = const { Cell::new(1) };
+}
+
+/// Whether to measure this time: true in one of [`SAMPLE_ONE_IN`], by a linear congruence, so that no period of the workload meets ours.
+pub(super) fn draw() -> bool {
+    DRAWS.with(|draws| {
+        let next = draws.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        draws.set(next);
+        next <= u32::MAX / SAMPLE_ONE_IN
+    })
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_meet_and_hold_their_times() {
+        for index in 0..BUCKETS - 1 {
+            assert_eq!(bucket(upto_ns(index)), index);
+            assert_eq!(bucket(upto_ns(index) + 1), index + 1);
+        }
+        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn every_entry_is_counted_and_slow_phases_are_measured() {
+        let recorder = Recorder::new();
+        for _ in 0..1000 {
+            let mut operation = recorder.begin();
+            operation.enter(Phase::Metadata);
+            operation.enter(Phase::StalledWrite);
+        }
+        let phases = recorder.snapshot();
+        for phase in [Phase::Other, Phase::Metadata, Phase::StalledWrite] {
+            assert_eq!(phases.count(phase), 1000);
+        }
+        assert_eq!(phases.get(Phase::Flush), None);
+        let samples = |phase| {
+            phases.get(phase).unwrap().histogram.iter().map(|bucket| bucket.samples).sum::<u64>()
+        };
+        assert_eq!(samples(Phase::StalledWrite), 1000);
+        let sampled = samples(Phase::Metadata);
+        assert!((10..100).contains(&sampled), "{sampled} of 1000 sampled");
+    }
+
+    #[test]
+    fn quantiles_and_shares_follow_the_samples() {
+        let recorder = Recorder::new();
+        let tally = |phase: Phase| &recorder.shards[3].tallies[phase as usize];
+        for (phase, spent_ns, times) in
+            [(Phase::Bypass, 100, 99), (Phase::Bypass, 10_000, 1), (Phase::Eviction, 5, 7)]
+        {
+            tally(phase).entered.fetch_add(2 * times, Ordering::Relaxed);
+            (0..times).for_each(|_| tally(phase).sample(spent_ns));
+        }
+        let phases = recorder.snapshot();
+        let bypass = phases.get(Phase::Bypass).unwrap();
+        assert_eq!((bypass.count, bypass.mean_ns, bypass.total_ns), (200, 199, 39_800));
+        assert_eq!((bypass.p50_ns, bypass.p99_ns, bypass.p999_ns), (111, 111, 10_000));
+        assert!((bypass.share_pct - 100.0).abs() < 1e-9);
+        assert!(phases.get(Phase::Eviction).unwrap().share_pct.abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_snapshot_has_units_in_its_keys() {
+        let recorder = Recorder::new();
+        drop(recorder.begin_background(Phase::Eviction));
+        let json = serde_json::to_value(recorder.snapshot()).unwrap();
+        let eviction = &json["phases"][0];
+        assert_eq!(eviction["phase"], "eviction");
+        for key in ["total_ns", "mean_ns", "p50_ns", "p9999_ns", "max_ns"] {
+            assert!(eviction[key].is_u64(), "{key}: {eviction}");
+        }
+    }
+}

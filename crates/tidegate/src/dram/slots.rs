@@ -1,0 +1,85 @@
+//! The data of the slots: one reservation of DRAM, and a reader-writer lock a slot.
+//!
+//! Blocks are streamed in past the CPU's cache: a slot's lines are with the core that wrote it back last, and
+//! taking 64 of them from there costs more than the copy. A write-back goes below straight from its slot.
+//!
+//! A policy decides by its own state which slot holds what; the lock here only keeps the bytes of a slot
+//! from being read while they change. Lock order: a policy's own locks first, a slot's last.
+
+use crate::device::{DeviceError, DeviceErrorKind, Result};
+use crate::pmem::{self, Buffers, ReadBuffer};
+
+/// Bytes of lock beside the data of a slot.
+pub(super) const LOCK_BYTES: usize = Buffers::OVERHEAD_BYTES;
+
+/// Slot numbers are 32-bit and the highest stands for "none".
+pub(super) const NO_SLOT: u32 = u32::MAX;
+
+/// The data of all slots of a tier.
+pub(super) struct Slots {
+    buffers: Buffers,
+}
+
+impl Slots {
+    /// As many slots of `block_bytes` as `bytes` hold, all of their memory touched.
+    ///
+    /// # Errors
+    /// [`DeviceErrorKind::Unsupported`]: no slot, or more than can be numbered. Or the memory cannot be had.
+    pub(super) fn new(bytes: u64, block_bytes: u32) -> Result<Self> {
+        let wanted = bytes / u64::from(block_bytes.max(1));
+        let count = u32::try_from(wanted).ok().filter(|&count| 0 < count && count < NO_SLOT);
+        let Some(count) = count else {
+            return Err(DeviceError::new(
+                DeviceErrorKind::Unsupported,
+                format!(
+                    "a cache of {bytes} bytes holds {wanted} blocks of {block_bytes} bytes; expected 1 to {}",
+                    NO_SLOT - 1
+                ),
+            ));
+        };
+        Ok(Self { buffers: Buffers::new(count, block_bytes)? })
+    }
+
+    /// Number of slots.
+    pub(super) fn count(&self) -> u32 {
+        self.buffers.count()
+    }
+
+    /// Copies a block into `slot`, once nobody reads it.
+    pub(super) fn copy_in(&self, slot: u32, block: &[u8]) {
+        pmem::copy_streaming(&mut self.buffers.write(slot), block);
+    }
+
+    /// The block in `slot`, which does not change until the guard is dropped.
+    pub(super) fn lock(&self, slot: u32) -> ReadBuffer<'_> {
+        self.buffers.read(slot)
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_hold_blocks_of_each_size_apart() {
+        for block_bytes in [512_u32, 4096] {
+            let slots = Slots::new(u64::from(block_bytes) * 3 + 1, block_bytes).unwrap();
+            assert_eq!(slots.count(), 3);
+            for slot in 0..3_u8 {
+                slots.copy_in(slot.into(), &vec![slot + 1; block_bytes as usize]);
+            }
+            for slot in 0..3_u8 {
+                let block = slots.lock(slot.into());
+                assert_eq!(block.len(), block_bytes as usize);
+                assert!(block.iter().all(|&byte| byte == slot + 1));
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_make_no_slots_are_refused() {
+        let kind = |bytes, block_bytes| Slots::new(bytes, block_bytes).err().unwrap().kind();
+        assert_eq!(kind(4095, 4096), DeviceErrorKind::Unsupported);
+        assert_eq!(kind(u64::MAX, 512), DeviceErrorKind::Unsupported);
+    }
+}

@@ -1,0 +1,187 @@
+//! `POLICY:SIZE`: which DRAM tier, as the command line says it.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How a DRAM tier decides what to keep and when to write back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// No cache.
+    None,
+    /// I/O transit caching (Caiti): eager eviction, conditional bypass.
+    Transit,
+    /// Transit without eager eviction: blocks stay until a flush, and a full cache is bypassed.
+    TransitNoEager,
+    /// Transit without conditional bypass: a write to a full cache waits for a slot.
+    TransitNoBypass,
+    /// PMBD-like staging: a buffer is drained when it is full.
+    Pmbd,
+    /// PMBD with its syncer: draining starts at 70 %.
+    Pmbd70,
+    /// Staging that evicts the least recently used block when full.
+    Lru,
+    /// Co-Active: hot and cold by Bloom filter, proactive eviction when the device is idle.
+    Coactive,
+}
+
+impl Policy {
+    /// All policies, in the order in which tables show them.
+    pub const ALL: [Self; 8] = [
+        Self::None,
+        Self::Transit,
+        Self::TransitNoEager,
+        Self::TransitNoBypass,
+        Self::Pmbd,
+        Self::Pmbd70,
+        Self::Lru,
+        Self::Coactive,
+    ];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Transit => "transit",
+            Self::TransitNoEager => "transit-no-eager",
+            Self::TransitNoBypass => "transit-no-bypass",
+            Self::Pmbd => "pmbd",
+            Self::Pmbd70 => "pmbd70",
+            Self::Lru => "lru",
+            Self::Coactive => "coactive",
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Policy {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.name() == text)
+            .ok_or_else(|| SpecError::UnknownPolicy(text.to_owned()))
+    }
+}
+
+/// A policy and the size of its cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct TierSpec {
+    /// The policy.
+    pub policy: Policy,
+    /// Bytes of data the cache holds; 0 for [`Policy::None`] alone.
+    pub bytes: u64,
+}
+
+/// Why a text is no `POLICY:SIZE`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpecError {
+    /// There is no such policy.
+    #[error(
+        "`{0}` is no DRAM policy; expected none, transit, transit-no-eager, transit-no-bypass, pmbd, pmbd70, lru or coactive"
+    )]
+    UnknownPolicy(String),
+    /// A policy that caches needs a size.
+    #[error("DRAM policy {0} needs a size, as in {0}:512M")]
+    NoSize(Policy),
+    /// `none` takes no size.
+    #[error("DRAM policy none takes no size; leave `:{0}` out")]
+    SizeOfNone(String),
+    /// The size is no size.
+    #[error(
+        "`{0}` is no size; expected a number above 0, with K, M, G or T for powers of 1024, as in 512M"
+    )]
+    BadSize(String),
+}
+
+impl FromStr for TierSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let (policy, size) = match text.split_once(':') {
+            Some((policy, size)) => (policy.parse::<Policy>()?, Some(size)),
+            None => (text.parse()?, None),
+        };
+        match (policy, size) {
+            (Policy::None, None) => Ok(Self { policy, bytes: 0 }),
+            (Policy::None, Some(size)) => Err(SpecError::SizeOfNone(size.to_owned())),
+            (_, None) => Err(SpecError::NoSize(policy)),
+            (_, Some(size)) => Ok(Self { policy, bytes: parse_size(size)? }),
+        }
+    }
+}
+
+impl fmt::Display for TierSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.policy == Policy::None {
+            return self.policy.fmt(f);
+        }
+        let units = [("T", 40), ("G", 30), ("M", 20), ("K", 10)];
+        let exact = units.iter().find(|(_, shift)| self.bytes.trailing_zeros() >= *shift);
+        let (unit, shift) = exact.copied().unwrap_or(("", 0));
+        write!(f, "{}:{}{unit}", self.policy, self.bytes >> shift)
+    }
+}
+
+fn parse_size(text: &str) -> Result<u64, SpecError> {
+    let bad = || SpecError::BadSize(text.to_owned());
+    let shift = match text.bytes().last().map(|unit| unit.to_ascii_uppercase()) {
+        Some(b'K') => 10,
+        Some(b'M') => 20,
+        Some(b'G') => 30,
+        Some(b'T') => 40,
+        _ => 0,
+    };
+    let digits = if shift > 0 { &text[..text.len() - 1] } else { text };
+    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err(bad());
+    }
+    let number: u64 = digits.parse().map_err(|_| bad())?;
+    match number.checked_mul(1 << shift) {
+        Some(bytes) if bytes > 0 => Ok(bytes),
+        _ => Err(bad()),
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_policy_parses_from_its_name() {
+        for policy in Policy::ALL {
+            assert_eq!(policy.to_string().parse(), Ok(policy));
+        }
+        assert_eq!("Transit".parse::<Policy>(), Err(SpecError::UnknownPolicy("Transit".into())));
+    }
+
+    #[test]
+    fn specs_parse_and_print_back() {
+        for text in ["none", "transit:512M", "lru:1G", "pmbd70:4096", "coactive:3K", "pmbd:5T"] {
+            let shown = text.parse::<TierSpec>().unwrap().to_string();
+            let expected = if text == "pmbd70:4096" { "pmbd70:4K" } else { text };
+            assert_eq!(shown, expected);
+        }
+        assert_eq!("transit:64m".parse::<TierSpec>().unwrap().bytes, 64 << 20);
+    }
+
+    #[test]
+    fn wrong_specs_say_what_is_wrong() {
+        let error = |text: &str| text.parse::<TierSpec>().unwrap_err();
+        assert_eq!(error("transit"), SpecError::NoSize(Policy::Transit));
+        assert_eq!(error("none:1M"), SpecError::SizeOfNone("1M".into()));
+        assert_eq!(error("fifo:1M"), SpecError::UnknownPolicy("fifo".into()));
+        for size in
+            ["", "0", "M", "-1", "+1", "1.5M", "1MM", "16777216T", "99999999999999999999", "1é"]
+        {
+            assert_eq!(error(&format!("lru:{size}")), SpecError::BadSize(size.into()));
+        }
+    }
+}

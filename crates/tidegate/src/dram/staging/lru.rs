@@ -1,0 +1,48 @@
+//! LRU: one exact list of all blocks by their last use. A write that finds the cache full first writes the
+//! least recently used block back, then takes its slot (the Caiti paper's 2-step write); a block that a flush
+//! has cleaned stays and is given up without a write.
+
+use super::list::{Links, List};
+use super::replacement::{Replacement, View};
+
+/// All blocks, the least recently used one first.
+pub(super) struct Lru {
+    links: Links,
+    used: List,
+}
+
+impl Replacement for Lru {
+    const KEEPS_CLEAN: bool = true;
+    const SETS: u32 = 1;
+    const THREADS: usize = 0;
+    const WHEN_IDLE: bool = false;
+
+    fn new(slots: u32) -> Self {
+        Self { links: Links::new(slots), used: List::EMPTY }
+    }
+
+    fn dirtied(&mut self, slot: u32, _view: View<'_>) {
+        self.used.push_last(&mut self.links, slot);
+    }
+
+    fn leaves(&mut self, slot: u32) {
+        self.used.remove(&mut self.links, slot);
+    }
+
+    fn touched(&mut self, slot: u32) {
+        self.leaves(slot);
+        self.used.push_last(&mut self.links, slot);
+    }
+
+    fn victim(&self, view: View<'_>) -> Option<u32> {
+        self.used.iter(&self.links).find(|&slot| view.is_at_rest(slot))
+    }
+
+    fn begin_room(&mut self, _view: View<'_>) -> u32 {
+        1
+    }
+
+    fn bytes(&self) -> usize {
+        self.links.bytes()
+    }
+}

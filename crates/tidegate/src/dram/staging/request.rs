@@ -1,0 +1,158 @@
+//! Reads and writes, block by block.
+
+use std::ops::Range;
+
+use super::super::phases::{Operation, Phase};
+use super::replacement::Replacement;
+use super::runtime::{Core, SetGuard};
+use super::set::{ReadStep, Victim, WriteStep};
+use super::settle::Batch;
+use crate::device::{Result, WriteFlags};
+use crate::sync::Ordering;
+
+impl<R: Replacement> Core<R> {
+    pub(super) fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.geometry.check_write(offset, data.len() as u64)?;
+        let mut operation = self.recorder.begin();
+        let first = self.lba_of(offset);
+        for (lba, block) in (first..).zip(data.chunks_exact(self.block_bytes())) {
+            self.write_block(&mut operation, lba, block)?;
+        }
+        if flags.fua {
+            operation.enter(Phase::Flush);
+            return self.make_durable(first..self.lba_of(offset + data.len() as u64));
+        }
+        Ok(())
+    }
+
+    fn write_block(&self, operation: &mut Operation<'_>, lba: u64, block: &[u8]) -> Result<()> {
+        operation.enter(Phase::Metadata);
+        let number = self.set_of(lba);
+        let mut set = self.lock(number);
+        let slot = self.slot_for(operation, &mut set, lba)?;
+        let buffer = set.slot(slot);
+        drop(set);
+        operation.enter(Phase::CacheWrite);
+        self.slots.copy_in(buffer, block);
+        operation.enter(Phase::Metadata);
+        let mut set = self.lock(number);
+        set.set().filled(slot);
+        set.notify();
+        Ok(())
+    }
+
+    /// The slot for `lba`, once there is one.
+    fn slot_for(
+        &self,
+        operation: &mut Operation<'_>,
+        set: &mut SetGuard<'_, R>,
+        lba: u64,
+    ) -> Result<u32> {
+        let mut is_stalled = false;
+        loop {
+            // Read under the lock of the set: so a set's epochs never decrease.
+            let epoch = self.epoch.load(Ordering::SeqCst);
+            let step = set.set().write(lba, epoch);
+            if let WriteStep::Fill(slot) = step {
+                return Ok(slot);
+            }
+            if !std::mem::replace(&mut is_stalled, true) {
+                operation.enter(Phase::StalledWrite);
+            }
+            if step == WriteStep::Wait {
+                set.wait();
+            } else {
+                self.make_room(set)?;
+            }
+        }
+    }
+
+    /// Writes back as many blocks as the policy says, or waits where another does.
+    ///
+    /// # Errors
+    /// Every block that could be given up has failed before, and the one tried now fails again.
+    fn make_room(&self, set: &mut SetGuard<'_, R>) -> Result<()> {
+        let quota = set.set().begin_room();
+        if quota == 0 {
+            set.wait();
+            return Ok(());
+        }
+        let mut batch = Batch::of_thread();
+        let (mut tried, mut result) = (0, Ok(()));
+        while tried < quota && result.is_ok() {
+            let victim = set.set().take_victim(&mut batch.run);
+            tried += u32::try_from(batch.run.len()).unwrap_or(u32::MAX);
+            match victim {
+                Victim::None => break,
+                // What failed is in the ledger, and there are others.
+                Victim::Of(slot) => drop(self.write_back(set, &mut batch, Some(slot))),
+                Victim::Retry(slot) => result = self.write_back(set, &mut batch, Some(slot)),
+            }
+        }
+        set.set().end_room();
+        set.notify();
+        result
+    }
+
+    pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.geometry.check(offset, buf.len() as u64)?;
+        let mut operation = self.recorder.begin();
+        let block_bytes = self.block_bytes();
+        let mut missed = 0..0;
+        for at in (0..buf.len()).step_by(block_bytes) {
+            let block = at..at + block_bytes;
+            if self.read_hit(&mut operation, offset + at as u64, &mut buf[block.clone()])? {
+                continue;
+            }
+            if missed.end == at {
+                missed.end = block.end;
+            } else {
+                self.read_below(&mut operation, offset, buf, missed)?;
+                missed = block;
+            }
+        }
+        self.read_below(&mut operation, offset, buf, missed)
+    }
+
+    /// Copies one block out of the cache. False: it is not there.
+    fn read_hit(
+        &self,
+        operation: &mut Operation<'_>,
+        offset: u64,
+        block: &mut [u8],
+    ) -> Result<bool> {
+        operation.enter(Phase::Metadata);
+        let lba = self.lba_of(offset);
+        let mut set = self.lock(self.set_of(lba));
+        loop {
+            match set.set().read(lba) {
+                ReadStep::Miss => return Ok(false),
+                ReadStep::Wait => set.wait(),
+                ReadStep::Hit(slot) => {
+                    // Nobody holds it for writing, so this does not wait under the lock of the set.
+                    let slot = self.slots.lock(set.slot(slot));
+                    drop(set);
+                    operation.enter(Phase::ReadHit);
+                    block.copy_from_slice(&slot);
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    /// Reads the bytes `range` of `buf`, which begins at `offset`, from below.
+    fn read_below(
+        &self,
+        operation: &mut Operation<'_>,
+        offset: u64,
+        buf: &mut [u8],
+        range: Range<usize>,
+    ) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        operation.enter(Phase::ReadMiss);
+        let offset = offset + range.start as u64;
+        self.below.request(|below| below.read(offset, &mut buf[range]))
+    }
+}

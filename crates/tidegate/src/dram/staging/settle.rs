@@ -1,0 +1,244 @@
+//! Writing back, and what waits for it: flushes, FUA, zeroes, discards and the allocation state.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use super::super::phases::Phase;
+use super::replacement::Replacement;
+use super::runtime::{Core, SetGuard};
+use super::set::FlushStep;
+use crate::device::{BlockDevice, DeviceError, Extent, Result, WriteFlags};
+use crate::sync::Ordering;
+
+/// Slots that are written back together, and the copy that goes below.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// Slots of one set, by ascending lba without a gap.
+    pub(super) run: Vec<u32>,
+    data: Vec<u8>,
+}
+
+thread_local! {
+    static MEMORY: Cell<(Vec<u32>, Vec<u8>)> = const { Cell::new((Vec::new(), Vec::new())) };
+}
+
+impl Batch {
+    /// One with the memory of the calling thread's last one.
+    pub(super) fn of_thread() -> Self {
+        let (run, data) = MEMORY.take();
+        Self { run, data }
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        MEMORY.set((std::mem::take(&mut self.run), std::mem::take(&mut self.data)));
+    }
+}
+
+impl<R: Replacement> Core<R> {
+    /// Writes the batch back, for a request: to free the slot `free` of it, where it is for that.
+    ///
+    /// # Errors
+    /// The first failure; all are in the ledger too.
+    pub(super) fn write_back(
+        &self,
+        set: &mut SetGuard<'_, R>,
+        batch: &mut Batch,
+        free: Option<u32>,
+    ) -> Result<()> {
+        self.write_back_by(set, batch, free, |offset, data| {
+            self.below.request(|below| below.write(offset, data, WriteFlags::default()))
+        })
+    }
+
+    /// Writes the batch back in the background.
+    ///
+    /// # Errors
+    /// As for [`write_back`](Self::write_back).
+    pub(super) fn write_back_in_background(
+        &self,
+        set: &mut SetGuard<'_, R>,
+        batch: &mut Batch,
+    ) -> Result<()> {
+        self.write_back_by(set, batch, None, |offset, data| {
+            self.below.background(|below| below.write(offset, data, WriteFlags::default()))
+        })
+    }
+
+    fn write_back_by(
+        &self,
+        set: &mut SetGuard<'_, R>,
+        batch: &mut Batch,
+        free: Option<u32>,
+        write: impl Fn(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let (first_slot, lba) = (set.slot(0), set.set().lba(batch.run[0]));
+        let failures = set.unlocked(|| self.write_run(first_slot, lba, batch, write));
+        for (index, &slot) in batch.run.iter().enumerate() {
+            let failure = failures.iter().find(|(failed, _)| *failed == index);
+            if let Some((_, error)) = failure {
+                self.faults.record(lba + index as u64, error);
+            }
+            set.set().written_back(slot, failure.is_none(), free == Some(slot));
+        }
+        set.notify();
+        failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    /// Writes the batch, which begins with `lba`, in one request; where that fails, each block alone, so that a bad
+    /// block fails alone. Returns which failed, by their index, and why.
+    fn write_run(
+        &self,
+        first_slot: u32,
+        lba: u64,
+        batch: &mut Batch,
+        write: impl Fn(u64, &[u8]) -> Result<()>,
+    ) -> Vec<(usize, DeviceError)> {
+        let block_bytes = self.block_bytes();
+        let Batch { run, data } = batch;
+        let mut write_part = |part: Range<usize>| {
+            let offset = (lba + part.start as u64) * block_bytes as u64;
+            if let &[slot] = &run[part.clone()] {
+                return write(offset, &self.slots.lock(first_slot + slot));
+            }
+            data.clear();
+            for slot in &run[part] {
+                data.extend_from_slice(&self.slots.lock(first_slot + slot));
+            }
+            write(offset, data)
+        };
+        match write_part(0..run.len()) {
+            Ok(()) => Vec::new(),
+            Err(error) if run.len() == 1 => vec![(0, error)],
+            Err(_) => (0..run.len())
+                .filter_map(|index| Some((index, write_part(index..index + 1).err()?)))
+                .collect(),
+        }
+    }
+
+    /// Makes every write acknowledged before the call durable.
+    ///
+    /// The call ends an epoch. A write acknowledged earlier read the epoch's number before, so its slot has that number
+    /// or a lower one; no slot that becomes dirty later has.
+    pub(super) fn flush(&self) -> Result<()> {
+        let mut operation = self.recorder.begin();
+        operation.enter(Phase::Flush);
+        let upto = self.epoch.fetch_add(1, Ordering::SeqCst);
+        // Every set is settled, also after a failure.
+        let settled =
+            (0..self.sets()).map(|number| self.settle_set(number, upto)).fold(Ok(()), Result::and);
+        let flushed = self.below.request(|below| below.flush());
+        self.faults.report().and(settled).and(flushed)
+    }
+
+    /// Writes back what set `number` holds of epochs up to `upto`: what failed before once more, then the rest.
+    fn settle_set(&self, number: usize, upto: u64) -> Result<()> {
+        let mut set = self.lock(number);
+        let mut batch = Batch::of_thread();
+        for lba in set.set().failed_upto(upto) {
+            // What fails again is found at the end.
+            let _ = self.settle(&mut set, &mut batch, lba);
+        }
+        loop {
+            match set.set().flush_step(upto, &mut batch.run) {
+                FlushStep::Done => break,
+                FlushStep::Wait => set.wait(),
+                // The same.
+                FlushStep::WriteBack => drop(self.write_back(&mut set, &mut batch, None)),
+            }
+        }
+        let failed = set.set().failed_upto(upto);
+        failed.first().map_or(Ok(()), |&lba| Err(self.faults.stuck(lba)))
+    }
+
+    /// Returns when the version of `lba` that is cached now, or a later one, is below.
+    ///
+    /// # Errors
+    /// It was tried, and failed.
+    fn settle(&self, set: &mut SetGuard<'_, R>, batch: &mut Batch, lba: u64) -> Result<()> {
+        loop {
+            match set.set().settle_step(lba, &mut batch.run) {
+                FlushStep::Done => return Ok(()),
+                FlushStep::Wait => set.wait(),
+                FlushStep::WriteBack => break,
+            }
+        }
+        // Neighbours that were written with it may have failed without it.
+        let _ = self.write_back(set, batch, None);
+        if set.set().has_failed(lba) { Err(self.faults.stuck(lba)) } else { Ok(()) }
+    }
+
+    /// Settles what is cached of `lbas` in set `number`, and then, where `forget`, gives it up.
+    fn settle_cached(&self, number: usize, lbas: &Range<u64>, forget: bool) -> Result<()> {
+        let mut set = self.lock(number);
+        let mut batch = Batch::of_thread();
+        let mut result = Ok(());
+        for lba in set.set().cached_in(lbas) {
+            result = result.and(self.settle(&mut set, &mut batch, lba));
+            if forget {
+                set.set().forget(lba);
+            }
+        }
+        set.notify();
+        result
+    }
+
+    /// The end of a FUA write of `lbas`: makes them durable.
+    ///
+    /// # Errors
+    /// They are not, or a write-back failed since the last report.
+    pub(super) fn make_durable(&self, lbas: Range<u64>) -> Result<()> {
+        let settle = |lba| self.settle_cached(self.set_of(lba), &(lba..lba + 1), false);
+        let settled = lbas.map(settle).fold(Ok(()), Result::and);
+        let flushed = self.below.request(|below| below.flush());
+        self.faults.report().and(settled).and(flushed)
+    }
+
+    /// Changes blocks by `change` below, not through the cache. Writes to them wait meanwhile.
+    pub(super) fn change_below(
+        &self,
+        offset: u64,
+        len: u64,
+        change: impl FnOnce(&dyn BlockDevice) -> Result<()>,
+    ) -> Result<()> {
+        self.geometry.check_write(offset, len)?;
+        let mut operation = self.recorder.begin();
+        operation.enter(Phase::Flush);
+        let lbas = self.lba_of(offset)..self.lba_of(offset + len);
+        let sets = self.sets_of(&lbas);
+        for &number in &sets {
+            self.lock(number).set().close(lbas.clone());
+        }
+        let settle = |&number: &usize| self.settle_cached(number, &lbas, true);
+        let settled = sets.iter().map(settle).fold(Ok(()), Result::and);
+        operation.enter(Phase::Bypass);
+        let changed = settled.and_then(|()| self.below.request(change));
+        for &number in &sets {
+            let mut set = self.lock(number);
+            set.set().open(&lbas);
+            set.notify();
+        }
+        changed
+    }
+
+    /// The allocation state below, once what is cached of the range is there.
+    pub(super) fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        self.geometry.check(offset, len)?;
+        let lbas = self.lba_of(offset)..self.lba_of(offset + len);
+        let settle = |number| self.settle_cached(number, &lbas, false);
+        self.sets_of(&lbas).into_iter().map(settle).fold(Ok(()), Result::and)?;
+        self.below.request(|below| below.status(offset, len, most))
+    }
+
+    /// The sets that blocks of `lbas` are in.
+    fn sets_of(&self, lbas: &Range<u64>) -> Vec<usize> {
+        if lbas.end - lbas.start >= self.sets() as u64 {
+            return (0..self.sets()).collect();
+        }
+        let mut sets: Vec<_> = lbas.clone().map(|lba| self.set_of(lba)).collect();
+        sets.sort_unstable();
+        sets.dedup();
+        sets
+    }
+}

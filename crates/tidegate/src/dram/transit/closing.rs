@@ -1,0 +1,58 @@
+//! Closing: while something writes a block below past the cache, no newer version of it is cached.
+//!
+//! Otherwise the device could apply a write that came later, through the cache, before the one under way, and
+//! a read that follows both would see the later one in the cache and then the earlier one below.
+//!
+//! Lbas are closed in ascending order, so that requests which wait for each other's never wait in a circle.
+
+use std::ops::Range;
+
+use super::Core;
+
+/// Lbas that are closed; dropping it opens them.
+pub(super) struct Closed<'a> {
+    core: &'a Core,
+    lbas: Range<u64>,
+}
+
+impl Core {
+    /// Closes `lbas`, waiting where another request has one closed.
+    pub(super) fn close(&self, lbas: Range<u64>) -> Closed<'_> {
+        let mut closed = self.closed_from(lbas.start);
+        for lba in lbas {
+            let mut set = self.sets.lock(self.table.set_of(lba));
+            while !set.set().close(lba) {
+                set.wait();
+            }
+            closed.extend();
+        }
+        closed
+    }
+
+    /// No lbas yet: those from `first` on that are closed one by one.
+    pub(super) fn closed_from(&self, first: u64) -> Closed<'_> {
+        Closed { core: self, lbas: first..first }
+    }
+}
+
+impl Closed<'_> {
+    /// The next lba has been closed under the lock of its set.
+    pub(super) fn extend(&mut self) {
+        self.lbas.end += 1;
+    }
+
+    /// The lbas that are closed.
+    pub(super) fn lbas(&self) -> &Range<u64> {
+        &self.lbas
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        for lba in self.lbas.clone() {
+            let mut set = self.core.sets.lock(self.core.table.set_of(lba));
+            set.set().open(lba);
+            set.notify();
+        }
+    }
+}

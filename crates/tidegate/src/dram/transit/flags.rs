@@ -1,0 +1,111 @@
+//! One bit a set, to find the sets with work among many without taking their locks.
+//!
+//! A set's bit changes only under that set's lock and only when the answer changes, so that under load, when
+//! every set has work, nobody writes to these words.
+//!
+//! Falling asleep without missing work: who wants to sleep says so first and then calls [`Flags::any`]; who queues
+//! work raises the bit first and then looks whether anybody sleeps. Both change the bit's word (`any` by a
+//! change that changes nothing), so one comes after the other and sees what that one did before.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Bits of as many sets as there are.
+pub(super) struct Flags {
+    words: Box<[AtomicU64]>,
+}
+
+impl Flags {
+    /// `sets` bits, none raised.
+    pub(super) fn new(sets: usize) -> Self {
+        Self { words: (0..sets.div_ceil(64)).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Raises or lowers the bit of `set`. Under the lock of that set.
+    pub(super) fn put(&self, set: usize, raised: bool) {
+        let (word, bit) = (&self.words[set / 64], 1 << (set % 64));
+        if raised {
+            word.fetch_or(bit, Ordering::AcqRel);
+        } else {
+            word.fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether the bit of `set` is raised.
+    pub(super) fn get(&self, set: usize) -> bool {
+        self.words[set / 64].load(Ordering::Acquire) & 1 << (set % 64) != 0
+    }
+
+    /// Whether any bit is raised; for who wants to sleep.
+    pub(super) fn any(&self) -> bool {
+        self.words.iter().any(|word| word.fetch_or(0, Ordering::AcqRel) != 0)
+    }
+
+    /// The first raised bit at or after `from`, else the first of all.
+    pub(super) fn next_from(&self, from: usize) -> Option<usize> {
+        let start = from / 64 % self.words.len();
+        let words = self.words.len();
+        // The first word comes again at the end, for its bits before `from`.
+        (0..=words).find_map(|step| {
+            let index = (start + step) % words;
+            let mask = if step == 0 { u64::MAX << (from % 64) } else { u64::MAX };
+            let bits = self.words[index].load(Ordering::Acquire) & mask;
+            (bits != 0).then(|| index * 64 + bits.trailing_zeros() as usize)
+        })
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_raised_bit_is_found_in_a_circle() {
+        let flags = Flags::new(256);
+        assert_eq!(flags.next_from(0), None);
+        flags.put(5, true);
+        flags.put(200, true);
+        assert_eq!(flags.next_from(0), Some(5));
+        assert_eq!(flags.next_from(5), Some(5));
+        assert_eq!(flags.next_from(6), Some(200));
+        assert_eq!(flags.next_from(201), Some(5));
+        flags.put(200, false);
+        assert_eq!(flags.next_from(6), Some(5));
+        assert!(flags.get(5) && !flags.get(200));
+    }
+
+    #[test]
+    fn fewer_sets_than_bits_work_too() {
+        let flags = Flags::new(1);
+        flags.put(0, true);
+        assert_eq!(flags.next_from(63), Some(0));
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+    use crate::sync::AtomicU32;
+
+    #[test]
+    fn loom_nobody_sleeps_over_work() {
+        loom::model(|| {
+            let shared = Arc::new((Flags::new(1), AtomicU32::new(0)));
+            let writer = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (flags, call) = &*shared;
+                    flags.put(0, true);
+                    call.load(Ordering::Acquire) == 1
+                })
+            };
+            let (flags, call) = &*shared;
+            call.store(1, Ordering::Release);
+            let sleeps = !flags.any();
+            let rings = writer.join().unwrap();
+            assert!(!sleeps || rings, "the evictor sleeps and nobody wakes it");
+        });
+    }
+}

@@ -1,0 +1,214 @@
+//! Tests of the threaded runtime that are about transit alone; `dram::suite` holds those of every policy.
+
+use std::sync::Arc;
+
+use super::super::suite::{BLOCK_BYTES, SLOTS, TestDevice, read, tier_of, write};
+use super::*;
+use crate::device::DeviceErrorKind;
+
+fn transit(policy: Policy, device: &Arc<TestDevice>, evictors: usize) -> Transit {
+    let bytes = SLOTS * BLOCK_BYTES as u64;
+    Transit::with_evictors(policy, bytes, device.clone(), evictors).unwrap()
+}
+
+#[test]
+fn a_slot_costs_at_most_64_bytes_of_metadata() {
+    // The number of buckets is a power of two, so the worst case is just below and just above one.
+    for slots in [1_u64, 15, 16, 1000, 16_383, 16_384, 16_385] {
+        let below = TestDevice::new(1);
+        let core = Core::new(Policy::Transit, slots * BLOCK_BYTES as u64, below, 0).unwrap();
+        let bytes = core.metadata_bytes_per_slot();
+        // The sets themselves weigh in only where there are few slots.
+        let sets = f64::from(u32::try_from(core.sets.bytes()).unwrap());
+        let bytes_of_slots = bytes - sets / f64::from(core.slots.count());
+        assert!(bytes_of_slots <= MOST_METADATA_BYTES, "{slots} slots: {bytes_of_slots}");
+        assert!(slots < 16_383 || bytes <= MOST_METADATA_BYTES, "{slots} slots: {bytes}");
+    }
+}
+
+#[test]
+fn evictors_write_back_without_being_asked() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::Transit, &device, 1);
+    device.hold([5]);
+    write(&tier, 5, 1, false).unwrap();
+    device.await_held(5);
+    device.hold([]);
+}
+
+#[test]
+fn without_eager_eviction_nothing_goes_below_before_a_flush() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::TransitNoEager, &device, 0);
+    for lba in 0..SLOTS {
+        write(&tier, lba, 1, false).unwrap();
+    }
+    assert_eq!((device.writes(), tier.summary().dirty_slots), (0, SLOTS));
+    // The cache is full: the next block goes past it, and a hit does not.
+    write(&tier, SLOTS, 2, false).unwrap();
+    write(&tier, 0, 3, false).unwrap();
+    assert_eq!((device.writes(), read(&tier, SLOTS), read(&tier, 0)), (1, 2, 3));
+    assert_eq!(tier.phases().count(Phase::Bypass), 1);
+    tier.flush().unwrap();
+    assert_eq!((device.durable(0), tier.summary().dirty_slots), (3, 0));
+}
+
+#[test]
+fn a_write_beside_an_eviction_does_not_wait_for_it() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::Transit, &device, 1);
+    device.hold([5]);
+    write(&tier, 5, 1, false).unwrap();
+    device.await_held(5);
+    write(&tier, 5, 2, false).unwrap();
+    assert_eq!(read(&tier, 5), 2);
+    assert_eq!(tier.phases().count(Phase::StalledWrite), 0);
+    device.hold([]);
+    tier.flush().unwrap();
+    assert_eq!(device.durable(5), 2);
+}
+
+/// P3: were the later write cached meanwhile, it could go below before the one that is under way, and a read that
+/// follows both would see first the later and then the earlier one.
+#[test]
+fn p3_a_write_waits_for_a_bypass_of_its_block() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::TransitNoEager, &device, 0);
+    (0..SLOTS).for_each(|lba| write(&tier, lba, 1, false).unwrap());
+    let lba = SLOTS;
+    let number = tier.core.table.set_of(lba);
+    device.hold([lba]);
+    std::thread::scope(|scope| {
+        let bypass = scope.spawn(|| write(&tier, lba, 2, false).unwrap());
+        device.await_held(lba);
+        // Now there is room in the cache.
+        tier.flush().unwrap();
+        let later = scope.spawn(|| write(&tier, lba, 3, false).unwrap());
+        while tier.core.sets.lock(number).waiters() == 0 && !later.is_finished() {
+            std::thread::yield_now();
+        }
+        let overtook = later.is_finished();
+        device.hold([]);
+        assert!(!overtook, "the later write overtook the bypass");
+        bypass.join().unwrap();
+        later.join().unwrap();
+    });
+    assert_eq!(read(&tier, lba), 3);
+    tier.flush().unwrap();
+    assert_eq!(device.durable(lba), 3);
+}
+
+#[test]
+fn a_flush_does_not_wait_for_the_eviction_of_a_later_write() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::Transit, &device, 1);
+    write(&tier, 1, 1, false).unwrap();
+    tier.flush().unwrap();
+    device.hold([5]);
+    let upto = tier.core.end_epoch();
+    write(&tier, 5, 2, false).unwrap();
+    device.await_held(5);
+    // The rest of a flush that began before the write of block 5.
+    tier.core.settle_sets(0..tier.core.sets.count(), upto).unwrap();
+    assert_eq!(device.durable(5), 0);
+    device.hold([]);
+}
+
+#[test]
+fn a_flush_waits_for_the_eviction_of_an_earlier_write() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::Transit, &device, 1);
+    device.hold([5]);
+    write(&tier, 5, 2, false).unwrap();
+    device.await_held(5);
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| {
+            tier.flush().unwrap();
+            assert_eq!(device.durable(5), 2);
+        });
+        device.hold([]);
+        flush.join().unwrap();
+    });
+}
+
+#[test]
+fn a_fua_write_reports_an_earlier_failure_once() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::TransitNoEager, &device, 0);
+    write(&tier, 3, 1, false).unwrap();
+    device.fail([3]);
+    assert_eq!(
+        tier.discard(3 * BLOCK_BYTES as u64, 512).unwrap_err().kind(),
+        DeviceErrorKind::NoSpace
+    );
+    assert_eq!(write(&tier, 9, 5, true).unwrap_err().kind(), DeviceErrorKind::NoSpace);
+    assert_eq!(device.durable(9), 5);
+    write(&tier, 9, 6, true).unwrap();
+    assert!(tier.flush().is_err());
+    device.fail([]);
+    tier.flush().unwrap();
+    assert_eq!((device.durable(3), device.durable(9)), (1, 6));
+}
+
+#[test]
+fn a_full_cache_that_cannot_be_written_back_fails_writes_instead_of_hanging() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::TransitNoBypass, &device, 1);
+    device.fail(0..SLOTS);
+    for lba in 0..SLOTS {
+        write(&tier, lba, 1, false).unwrap();
+    }
+    assert_eq!(write(&tier, SLOTS, 2, false).unwrap_err().kind(), DeviceErrorKind::NoSpace);
+    device.fail([]);
+    write(&tier, SLOTS, 2, false).unwrap();
+    assert_eq!(read(&tier, SLOTS), 2);
+    let _ = tier.flush();
+    tier.flush().unwrap();
+    assert_eq!((device.durable(0), device.durable(SLOTS)), (1, 2));
+}
+
+#[test]
+fn neighbours_reach_a_device_that_likes_runs_in_one_write() {
+    let device = TestDevice::new(4);
+    let tier = transit(Policy::TransitNoEager, &device, 0);
+    for lba in [7, 4, 6, 5, 8] {
+        write(&tier, lba, lba, false).unwrap();
+    }
+    tier.flush().unwrap();
+    assert_eq!(device.writes(), 2);
+    assert!((4..=8).all(|lba| device.durable(lba) == lba));
+}
+
+#[test]
+fn a_bad_block_in_a_run_fails_alone() {
+    let device = TestDevice::new(4);
+    let tier = transit(Policy::TransitNoEager, &device, 0);
+    for lba in 4..8 {
+        write(&tier, lba, lba, false).unwrap();
+    }
+    device.fail([6]);
+    assert!(tier.flush().is_err());
+    assert_eq!([4, 5, 6, 7].map(|lba| device.durable(lba)), [4, 5, 0, 7]);
+    assert_eq!(tier.summary().failed_slots, 1);
+}
+
+#[test]
+fn idle_evictors_all_sleep_and_the_next_write_wakes_one() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::Transit, &device, 3);
+    for round in 1..4 {
+        tier.core.bell.await_all_asleep();
+        device.hold([5]);
+        write(&tier, 5, round, false).unwrap();
+        device.await_held(5);
+        device.hold([]);
+    }
+}
+
+#[test]
+fn a_tier_opens_by_its_policy() {
+    let tier = tier_of(Policy::TransitNoBypass)(TestDevice::new(1));
+    let summary = tier.summary();
+    assert_eq!((summary.policy, summary.slots), (Policy::TransitNoBypass, SLOTS));
+    assert_eq!(summary.capacity_bytes, SLOTS * BLOCK_BYTES as u64);
+}

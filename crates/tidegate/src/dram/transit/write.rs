@@ -1,0 +1,231 @@
+//! The write of a request: cache or bypass, block by block.
+
+use std::sync::atomic::Ordering;
+
+use super::super::clock::now_ns;
+use super::super::phases::{Operation, draw};
+use super::closing::Closed;
+use super::evict::Scratch;
+use super::set::WriteStep;
+use super::sets::SetGuard;
+use super::{Core, Phase, Policy, Result, WriteFlags};
+use crate::device::{DeviceError, DeviceErrorKind};
+
+/// Most blocks that are closed at once for zeroes, discards and FUA writes.
+const PIECE_BLOCKS: u64 = 4096;
+
+/// Where a block goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placed {
+    Cached,
+    Bypass,
+}
+
+impl Core {
+    pub(super) fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.geometry.check(offset, data.len() as u64)?;
+        if self.geometry.read_only {
+            let context = "the device below the DRAM tier is read-only";
+            return Err(DeviceError::new(DeviceErrorKind::ReadOnly, context));
+        }
+        if flags.fua {
+            return self.write_through(offset, data, flags);
+        }
+        let mut operation = self.recorder.begin();
+        let first = self.lba_of(offset);
+        // Blocks that go below together: neighbours, closed meanwhile.
+        let mut passing = self.closed_from(first);
+        for (lba, block) in (first..).zip(data.chunks_exact(self.block_bytes())) {
+            if self.place(&mut operation, lba, block)? == Placed::Cached {
+                continue;
+            }
+            // The block is closed: it belongs to `passing` before anything can fail.
+            let begins_anew = passing.lbas().end != lba;
+            let done = begins_anew.then(|| std::mem::replace(&mut passing, self.closed_from(lba)));
+            passing.extend();
+            if let Some(done) = done {
+                self.bypass(&mut operation, offset, data, &done)?;
+            }
+        }
+        self.bypass(&mut operation, offset, data, &passing)
+    }
+
+    /// A FUA write: what is cached of its range is settled, then it goes below. So are failures of earlier
+    /// write-backs reported, whichever blocks they were of.
+    fn write_through(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.past_the_cache(offset, data.len() as u64, |at, len| {
+            let mut operation = self.recorder.begin();
+            operation.enter(Phase::Bypass);
+            let start = usize::try_from(at - offset).expect("inside the data");
+            let len = usize::try_from(len).expect("inside the data");
+            self.below.write(at, &data[start..start + len], flags)
+        })?;
+        self.faults.report()
+    }
+
+    /// Runs `below` on `len` bytes at `offset`, piece by piece, each closed and settled meanwhile.
+    ///
+    /// # Errors
+    /// What is cached could not be written back, or `below` failed.
+    pub(super) fn past_the_cache(
+        &self,
+        offset: u64,
+        len: u64,
+        mut below: impl FnMut(u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        let piece_bytes = PIECE_BLOCKS * self.block_bytes() as u64;
+        let mut done = 0;
+        while done < len {
+            let (at, piece) = (offset + done, (len - done).min(piece_bytes));
+            let _closed = self.close(self.lba_of(at)..self.lba_of(at + piece));
+            self.settle_range(at, piece)?;
+            below(at, piece)?;
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// Puts one block into the cache, unless it should go below: then it is closed.
+    fn place(&self, operation: &mut Operation<'_>, lba: u64, data: &[u8]) -> Result<Placed> {
+        operation.enter(Phase::Metadata);
+        let measured_from_ns = draw().then(now_ns);
+        let number = self.table.set_of(lba);
+        let Some(slot) = self.pending_slot(operation, number, lba, measured_from_ns)? else {
+            return Ok(Placed::Bypass);
+        };
+        self.fill(operation, number, slot, data);
+        if let Some(from_ns) = measured_from_ns {
+            self.costs.sample_cached(now_ns().saturating_sub(from_ns));
+        }
+        self.bell.ring();
+        Ok(Placed::Cached)
+    }
+
+    /// A slot for `lba` in set `number`, Pending, after waiting for it where that must be. None where the block
+    /// should go below: then it is closed.
+    fn pending_slot(
+        &self,
+        operation: &mut Operation<'_>,
+        number: usize,
+        lba: u64,
+        measured_from_ns: Option<u64>,
+    ) -> Result<Option<u32>> {
+        let mut set = self.sets.lock(number);
+        loop {
+            let step = set.set().write(&self.table, lba);
+            let slot = match step {
+                WriteStep::Copy(slot) => Some(slot),
+                WriteStep::Absent if self.bypass_is_cheaper(measured_from_ns) => {
+                    set.set().close(lba);
+                    return Ok(None);
+                }
+                WriteStep::Beside | WriteStep::Absent => self.admit(&mut set, lba),
+                WriteStep::Wait => None,
+            };
+            if slot.is_some() {
+                return Ok(slot);
+            }
+            if step == WriteStep::Absent && self.policy != Policy::TransitNoBypass {
+                set.set().close(lba);
+                self.bell.hurry();
+                return Ok(None);
+            }
+            operation.enter_once(Phase::StalledWrite);
+            if step == WriteStep::Absent {
+                drop(set);
+                self.wait_for_slot()?;
+                set = self.sets.lock(number);
+            } else {
+                set.wait();
+            }
+        }
+    }
+
+    /// Takes a free slot, where there is one, for a new version of `lba`.
+    fn admit(&self, set: &mut SetGuard<'_>, lba: u64) -> Option<u32> {
+        self.free.take().inspect(|&slot| {
+            // Read under the set's lock and before the write is acknowledged (see `flush`).
+            let epoch = self.epoch.load(Ordering::SeqCst);
+            set.set().admit(&self.table, lba, slot, epoch);
+        })
+    }
+
+    /// A few of the operations that are measured go through the cache all the same, so that the estimate stays
+    /// alive.
+    fn bypass_is_cheaper(&self, measured_from_ns: Option<u64>) -> bool {
+        self.policy == Policy::Transit
+            && self.costs.favour_bypass()
+            && !(measured_from_ns.is_some() && draw())
+    }
+
+    /// Copies a block into `slot`, which is Pending, and queues it for eviction.
+    fn fill(&self, operation: &mut Operation<'_>, number: usize, slot: u32, data: &[u8]) {
+        operation.enter(Phase::CacheWrite);
+        self.slots.copy_in(slot, data);
+        operation.enter(Phase::Enqueue);
+        let mut set = self.sets.lock(number);
+        set.set().written(&self.table, slot);
+        set.notify();
+        drop(set);
+        if self.policy == Policy::TransitNoBypass {
+            self.progress.signal();
+        }
+    }
+
+    /// Writes the blocks of `passing`, part of the `data` for `offset`, straight below.
+    fn bypass(
+        &self,
+        operation: &mut Operation<'_>,
+        offset: u64,
+        data: &[u8],
+        passing: &Closed<'_>,
+    ) -> Result<()> {
+        let lbas = passing.lbas();
+        if lbas.is_empty() {
+            return Ok(());
+        }
+        operation.enter(Phase::Bypass);
+        let measured_from_ns = draw().then(now_ns);
+        let at = lbas.start * self.block_bytes() as u64;
+        let start = usize::try_from(at - offset).expect("inside the data");
+        let blocks = lbas.end - lbas.start;
+        let len = usize::try_from(blocks).expect("inside the data") * self.block_bytes();
+        self.below.write(at, &data[start..start + len], WriteFlags::default())?;
+        if let Some(from_ns) = measured_from_ns {
+            self.costs.sample_bypass(now_ns().saturating_sub(from_ns) / blocks);
+        }
+        Ok(())
+    }
+
+    /// Returns when a slot may be free: frees one itself where it can, else waits for those who are at it.
+    ///
+    /// # Errors
+    /// The write-back of every block in the cache has failed, and one tried now fails again.
+    fn wait_for_slot(&self) -> Result<()> {
+        let mut error: Option<DeviceError> = None;
+        loop {
+            let seen = self.progress.now();
+            if self.free.count() > 0 {
+                return Ok(());
+            }
+            if let Some(number) = self.sets.ready.next_from(0) {
+                let drained = self.drain(number, u64::MAX, 1, &mut Scratch::default());
+                error = drained.error.or(error);
+            } else if !self.all_failed() {
+                self.progress.wait(seen);
+            } else if let Some(error) = error {
+                return Err(error);
+            } else {
+                self.sets
+                    .lock(self.sets.occupied.next_from(0).unwrap_or(0))
+                    .set()
+                    .retry_one(&self.table);
+            }
+        }
+    }
+
+    fn all_failed(&self) -> bool {
+        let failed = |number| self.sets.lock(number).set().counts(&self.table).1;
+        (0..self.sets.count()).map(failed).sum::<u64>() == u64::from(self.slots.count())
+    }
+}

@@ -1,0 +1,194 @@
+//! Buffers of ordinary memory that are filled past the CPU's cache, and lent while they are locked.
+//!
+//! A [`Region`](super::Region) hands no references out, so that a device below could only be given a copy of what a
+//! cache holds. Nothing here outlives the process or is shared with another, so here a lock a buffer is
+//! enough to lend its bytes as slices.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::LazyLock;
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::PmemError;
+use super::cpu::{self, Cpu};
+use super::mapping::Mapping;
+
+/// Bytes of the pages that memory comes in, at least.
+const PAGE_BYTES: usize = 4096;
+
+/// Copies `from` to `to`, which is as long, past the CPU's cache, and returns when all other threads can see it.
+///
+/// Worth it where `to` is large, another CPU used it last, and it is not read again soon: an ordinary store
+/// first fetches each line from that CPU.
+///
+/// # Panics
+/// The lengths differ.
+pub fn copy_streaming(to: &mut [u8], from: &[u8]) {
+    static CPU: LazyLock<Cpu> = LazyLock::new(Cpu::detect);
+    assert_eq!(to.len(), from.len(), "the lengths of both sides of a copy");
+    // SAFETY: both slices are as long as that, and one of them is exclusive, so they do not overlap.
+    unsafe { CPU.stream(to.as_mut_ptr(), from.as_ptr(), from.len(), false) };
+    // Streaming stores are ordered before the unlocking of what they filled by nothing else.
+    cpu::fence();
+}
+
+/// A number of equal buffers in one piece of memory, each behind a reader-writer lock.
+pub struct Buffers {
+    memory: Mapping,
+    locks: Box<[RwLock<()>]>,
+    buffer_bytes: u32,
+}
+
+impl Buffers {
+    /// Bytes that a buffer costs beside its own.
+    pub const OVERHEAD_BYTES: usize = size_of::<RwLock<()>>();
+
+    /// `count` buffers of `buffer_bytes` zero bytes. All of their memory is touched here, in huge pages
+    /// where there are some, so that the first use of a buffer is not slower than the next.
+    ///
+    /// # Errors
+    /// [`PmemError`]: there is not so much memory, or none is asked for.
+    pub fn new(count: u32, buffer_bytes: u32) -> Result<Self, PmemError> {
+        let memory = Mapping::anonymous(u64::from(count) * u64::from(buffer_bytes))?;
+        memory.prefer_huge_pages();
+        let locks = (0..count).map(|_| RwLock::new(())).collect();
+        let buffers = Self { memory, locks, buffer_bytes };
+        for number in 0..count {
+            buffers.write(number).chunks_mut(PAGE_BYTES).for_each(|page| page[0] = 0);
+        }
+        Ok(buffers)
+    }
+
+    /// The number of buffers.
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.locks.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Bytes of a buffer.
+    pub fn buffer_bytes(&self) -> u32 {
+        self.buffer_bytes
+    }
+
+    /// Buffer `number`, once nobody writes to it.
+    ///
+    /// # Panics
+    /// There is no such buffer.
+    pub fn read(&self, number: u32) -> ReadBuffer<'_> {
+        ReadBuffer { buffers: self, number, _lock: self.locks[number as usize].read() }
+    }
+
+    /// Buffer `number`, once nobody else uses it.
+    ///
+    /// # Panics
+    /// There is no such buffer.
+    pub fn write(&self, number: u32) -> WriteBuffer<'_> {
+        WriteBuffer { buffers: self, number, _lock: self.locks[number as usize].write() }
+    }
+
+    /// Where buffer `number`, which has a lock, begins.
+    fn at(&self, number: u32) -> *mut u8 {
+        self.memory.at(u64::from(number) * u64::from(self.buffer_bytes))
+    }
+}
+
+/// A buffer that does not change.
+pub struct ReadBuffer<'a> {
+    buffers: &'a Buffers,
+    number: u32,
+    _lock: RwLockReadGuard<'a, ()>,
+}
+
+/// A buffer that nobody else uses.
+pub struct WriteBuffer<'a> {
+    buffers: &'a Buffers,
+    number: u32,
+    _lock: RwLockWriteGuard<'a, ()>,
+}
+
+impl Deref for ReadBuffer<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        let at = self.buffers.at(self.number);
+        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its lock is held
+        // for as long as the slice lives, so nobody changes it.
+        unsafe { std::slice::from_raw_parts(at, self.buffers.buffer_bytes as usize) }
+    }
+}
+
+impl Deref for WriteBuffer<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        let at = self.buffers.at(self.number);
+        // SAFETY: as for a `ReadBuffer`; it changes only through this exclusive guard.
+        unsafe { std::slice::from_raw_parts(at, self.buffers.buffer_bytes as usize) }
+    }
+}
+
+impl DerefMut for WriteBuffer<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let at = self.buffers.at(self.number);
+        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its lock is held
+        // exclusively for as long as the slice lives, and this guard lends it once at a time.
+        unsafe { std::slice::from_raw_parts_mut(at, self.buffers.buffer_bytes as usize) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_of_any_size_are_zero_first_and_hold_their_bytes_apart() {
+        for buffer_bytes in [1_u32, 520, 4096, 4160] {
+            let buffers = Buffers::new(5, buffer_bytes).unwrap();
+            assert_eq!((buffers.count(), buffers.buffer_bytes()), (5, buffer_bytes));
+            for number in 0..5 {
+                let fill = vec![u8::try_from(number).unwrap() + 1; buffer_bytes as usize];
+                let mut buffer = buffers.write(number);
+                assert!(buffer.iter().all(|&byte| byte == 0));
+                copy_streaming(&mut buffer, &fill);
+            }
+            for number in 0..5 {
+                let buffer = buffers.read(number);
+                assert_eq!(buffer.len(), buffer_bytes as usize);
+                assert!(buffer.iter().all(|&byte| u32::from(byte) == number + 1));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_streamed_is_seen_by_the_next_reader() {
+        let buffers = Buffers::new(1, 4096).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..=255 {
+                    copy_streaming(&mut buffers.write(0), &[round; 4096]);
+                }
+            });
+            let mut last = 0;
+            while last < 255 {
+                let buffer = buffers.read(0);
+                assert!(buffer.iter().all(|&byte| byte == buffer[0]), "a torn buffer");
+                assert!(buffer[0] >= last, "{} after {last}", buffer[0]);
+                last = buffer[0];
+            }
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "the lengths of both sides of a copy")]
+    fn copies_between_different_lengths_panic() {
+        copy_streaming(&mut [0; 4], &[0; 5]);
+    }
+
+    #[test]
+    fn no_memory_is_an_error() {
+        assert!(Buffers::new(0, 4096).is_err());
+        assert!(Buffers::new(u32::MAX, u32::MAX).is_err());
+    }
+}
