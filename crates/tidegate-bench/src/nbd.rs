@@ -316,15 +316,24 @@ fn server_command(args: &NbdArgs, pool: &Path, socket: &Path) -> Result<(PathBuf
         return Err(BenchError::program(&program.display().to_string(), found));
     }
     let media = &args.common.media;
-    let command = format!("tidegate serve {{pool}} --nbd unix:{{socket}} --media {media}");
-    Ok((program, fill_in(&command, pool, socket)?.1))
+    let args = format!("serve {{pool}} --nbd unix:{{socket}} --media {media}");
+    Ok((program, words(&args, pool, socket).collect()))
 }
 
-/// The program and arguments of a command with `{pool}` and `{socket}` in it, split at spaces before they are filled in.
-fn fill_in(template: &str, pool: &Path, socket: &Path) -> Result<(PathBuf, Vec<String>)> {
+/// The words of a command with `{pool}` and `{socket}` in it, split at spaces before they are filled in.
+fn words<'a>(
+    template: &'a str,
+    pool: &Path,
+    socket: &Path,
+) -> impl Iterator<Item = String> + use<'a> {
     let (pool, socket) = (pool.display().to_string(), socket.display().to_string());
-    let fill = |word: &str| word.replace("{pool}", &pool).replace("{socket}", &socket);
-    let mut words = template.split_whitespace().map(fill);
+    let fill = move |word: &str| word.replace("{pool}", &pool).replace("{socket}", &socket);
+    template.split_whitespace().map(fill)
+}
+
+/// The program and arguments of a `--server` command.
+fn fill_in(template: &str, pool: &Path, socket: &Path) -> Result<(PathBuf, Vec<String>)> {
+    let mut words = words(template, pool, socket);
     let program =
         words.next().ok_or_else(|| BenchError::Usage("--server: expected a command".to_owned()))?;
     let program =
