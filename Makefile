@@ -1,11 +1,12 @@
 # Each target installs what it needs (scripts/install-deps), or says what to install.
 
-.PHONY: help demo test bench soak
+.PHONY: help demo test bench bench-programs soak
 
 help:
 	@echo "make demo    ext4 on a Tidegate BTT over NBD, killed with -9 in the middle of writes, recovered"
 	@echo "make test    format, lints, docs and every test, with a short run of each fuzz target"
 	@echo "make bench   the tables of docs/benchmarks.md, measured here, with the peers beside them"
+	@echo "make bench-programs   RocksDB, YCSB and fio on ext4 over NBD, with and without DRAM tiers (needs root)"
 	@echo "make soak    the long versions: kill -9 fifty times, fio verify for 5 minutes, fuzzing"
 
 demo:
@@ -20,6 +21,10 @@ bench:
 	@scripts/install-deps build bench
 	@scripts/bench
 
+bench-programs:
+	@scripts/install-deps build programs
+	@scripts/bench-programs
+
 soak:
-	@scripts/install-deps build test
+	@scripts/install-deps build test soak
 	@scripts/soak

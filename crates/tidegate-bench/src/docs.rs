@@ -7,7 +7,8 @@ const BEGIN: &str = "<!-- table: ";
 const END: &str = "<!-- end -->";
 
 /// `page` with the text between each `<!-- table: NAME -->` and the next `<!-- end -->` replaced by that table of
-/// `report`; `machine` is the machine. Tables that the run did not measure stay as they are.
+/// `report`; `machine` is the machine, `machine-programs` that of a run of programs alone. Tables that the run did not
+/// measure stay as they are.
 ///
 /// # Errors
 /// [`BenchError::Usage`] where a marker has no name or no end.
@@ -34,7 +35,8 @@ pub fn update(page: &str, report: &Report) -> Result<String> {
 }
 
 fn content(name: &str, report: &Report) -> Option<String> {
-    if name == "machine" {
+    let machine = if report.is_of_programs() { "machine-programs" } else { "machine" };
+    if name == machine {
         return Some(format!("```text\n{}\n```\n", report.machine));
     }
     report.tables().iter().find(|table| table.name == name).map(crate::table::Table::markdown)
@@ -67,6 +69,19 @@ mod tests {
             assert!(updated.contains(&table.markdown()), "{} has no place on the page", table.name);
         }
         assert!(updated.contains(&report.machine.cpu));
+    }
+
+    #[test]
+    fn programs_have_a_table_of_the_machine_of_their_own() {
+        let page = "<!-- table: machine -->\nkept\n<!-- end --><!-- table: machine-programs -->\n<!-- end -->";
+        let mut report = report();
+        report.series.truncate(1);
+        report.series[0].key.case = "program-fio-write".to_owned();
+        let updated = update(page, &report).unwrap();
+        assert!(updated.starts_with("<!-- table: machine -->\nkept\n"), "{updated}");
+        assert!(updated.contains(&report.machine.kernel), "{updated}");
+        let table = update("<!-- table: programs -->\n<!-- end -->", &report).unwrap();
+        assert!(table.contains("| fio-write |"), "{table}");
     }
 
     #[test]

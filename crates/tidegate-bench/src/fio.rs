@@ -59,7 +59,7 @@ impl FioRun<'_> {
 }
 
 /// Reads what fio printed: lines of its engine, then one JSON object with one group of jobs.
-fn parse(output: &str, op: Op) -> Result<Sample> {
+pub(crate) fn parse(output: &str, op: Op) -> Result<Sample> {
     let wrong = |found: String| BenchError::program("fio", found);
     let start = output.find("\n{").map_or(0, |newline| newline + 1);
     let json: Value = serde_json::from_str(&output[start..])

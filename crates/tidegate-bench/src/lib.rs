@@ -7,6 +7,7 @@
 //!   [`peers::libpmemblk`]; `plan` says which cells, [`tiers`] and [`timeline`] what is asked of tiers besides latencies;
 //! - [`nbd`]: servers over unix sockets, driven by fio and nbdcopy;
 //! - [`open`]: opening after a crash;
+//! - [`programs`]: databases and fio on a file system over NBD;
 //! - [`measure`], [`targets`], [`report`], [`table`], [`docs`]: medians, ratios, verdicts, and where they go; `figures`
 //!   and `plots` are those of the Caiti paper.
 //!
@@ -34,6 +35,7 @@ pub mod pattern;
 pub mod peers;
 mod plan;
 mod plots;
+pub mod programs;
 pub mod progress;
 pub mod report;
 pub mod suite;

@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use tidegate_bench::args::BenchCommand;
 use tidegate_bench::error::BenchError;
 use tidegate_bench::open::{ChildCommand, OpenArgs};
+use tidegate_bench::programs::ProgramsArgs;
 use tidegate_bench::suite::SuiteArgs;
 
 /// Measures Tidegate beside its peers; without a command, everything in docs/benchmarks.md
@@ -20,12 +21,13 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "there is one, for the length of the program")]
 enum Command {
     #[command(flatten)]
     Bench(BenchCommand),
     /// Opening a BTT after a crash: time and memory
     Open(OpenArgs),
+    /// Databases and fio on ext4 over NBD, with and without DRAM tiers (needs root)
+    Programs(ProgramsArgs),
     #[command(flatten)]
     Child(ChildCommand),
 }
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Some(Command::Bench(command)) => command.run(),
         Some(Command::Open(args)) => args.report().and_then(|report| report.publish(&args.output)),
+        Some(Command::Programs(args)) => args.run(),
         Some(Command::Child(command)) => command.run(),
         None => cli.suite.run(),
     };

@@ -308,16 +308,21 @@ fn server_command(args: &NbdArgs, pool: &Path, socket: &Path) -> Result<(PathBuf
     if let Some(template) = &args.server {
         return fill_in(template, pool, socket);
     }
-    let this = std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))?;
-    let program = this.with_file_name("tidegate");
-    if !program.is_file() {
-        let found =
-            "is not there; build it (cargo build --release -p tidegate-cli) or name a --server";
-        return Err(BenchError::program(&program.display().to_string(), found));
-    }
+    let program = this_server()?;
     let media = &args.common.media;
     let args = format!("serve {{pool}} --nbd unix:{{socket}} --media {media}");
     Ok((program, words(&args, pool, socket).collect()))
+}
+
+/// The `tidegate` beside this program.
+pub(crate) fn this_server() -> Result<PathBuf> {
+    let this = std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))?;
+    let program = this.with_file_name("tidegate");
+    if !program.is_file() {
+        let found = "is not there; build it: cargo build --release -p tidegate-cli";
+        return Err(BenchError::program(&program.display().to_string(), found));
+    }
+    Ok(program)
 }
 
 /// The words of a command with `{pool}` and `{socket}` in it, split at spaces before they are filled in.

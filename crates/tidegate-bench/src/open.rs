@@ -13,8 +13,8 @@ use serde::Serialize;
 use tidegate::btt::{Btt, BttError};
 use tidegate::device::{BlockDevice, WriteFlags};
 use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions};
+use tidegate::size::parse_bytes;
 
-use crate::args::parse_size;
 use crate::child::Child;
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
@@ -42,7 +42,7 @@ pub struct OpenArgs {
     #[arg(long, default_value = "/dev/shm")]
     pub dir: PathBuf,
     /// Size of the pool; only what is written takes up memory
-    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_bytes)]
     pub size: u64,
     /// Writes at random places before each crash
     #[arg(long, value_name = "N", default_value_t = 200_000)]

@@ -15,7 +15,7 @@ use crate::table::Table;
 use crate::targets::{Verdict, verdicts};
 use crate::tiers::{Breakdown, IdleRow, PhaseRow, TierReport};
 use crate::timeline::TimelineRow;
-use crate::{docs, html, tier_targets};
+use crate::{docs, html, programs, tier_targets};
 
 /// Where results go besides the terminal.
 #[derive(Debug, Clone, Default, Args)]
@@ -151,7 +151,8 @@ impl Report {
         let peer = "peer:libpmemblk";
         let has_peer = self.series.iter().any(|series| series.key.policy == peer);
         let baseline = if has_peer { peer } else { "btt" };
-        let block = |op| move |key: &Key| key.op == op && !is_nbd(key) && key.case != open::CASE;
+        let in_process = |key: &Key| !is_nbd(key) && !is_program(key) && key.case != open::CASE;
+        let block = |op| move |key: &Key| key.op == op && in_process(key);
         let nbd = |op| move |key: &Key| key.op == op && is_nbd(key) && !is_single(key);
         vec![
             latencies(
@@ -185,7 +186,22 @@ impl Report {
                 &self.matching(|key| is_nbd(key) && is_single(key)),
             ),
             self.open_table(),
+            latencies("programs", "Programs on ext4 over NBD", &self.programs(), "btt"),
         ]
+    }
+
+    /// Those of programs, policy beside policy.
+    fn programs(&self) -> Vec<&Series> {
+        let all = self.matching(is_program);
+        let place = |series: &&Series| all.iter().position(|s| s.key.case == series.key.case);
+        let mut sorted = all.clone();
+        sorted.sort_by_key(place);
+        sorted
+    }
+
+    /// Nothing but programs was measured: their page has another table of the machine.
+    pub(crate) fn is_of_programs(&self) -> bool {
+        !self.series.is_empty() && self.series.iter().all(|series| is_program(&series.key))
     }
 
     fn matching(&self, wanted: impl Fn(&Key) -> bool) -> Vec<&Series> {
@@ -233,6 +249,11 @@ impl fmt::Display for Report {
 
 fn is_nbd(key: &Key) -> bool {
     key.case.starts_with("nbd")
+}
+
+/// A program on a file system.
+fn is_program(key: &Key) -> bool {
+    key.case.starts_with(programs::CASE_PREFIX)
 }
 
 /// One operation over the whole device, timed as one.
@@ -290,15 +311,16 @@ fn latencies(name: &'static str, title: &str, all: &[&Series], baseline: &str) -
 fn latency_row(series: &Series, ratio: Option<Spread>) -> Vec<String> {
     let Key { policy, case, threads, iodepth, .. } = &series.key;
     let throughput = series.spread(|sample| sample.ops_per_s / 1e3);
+    let digits = if throughput.median < 10.0 { 2 } else { 0 };
     let micros = |value: fn(&Sample) -> f64| format!("{:.2}", series.spread(value).median / 1e3);
     let per_op = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.1}"));
     vec![
         policy.clone(),
-        case.clone(),
+        case.trim_start_matches(programs::CASE_PREFIX).to_owned(),
         threads.to_string(),
         iodepth.to_string(),
-        format!("{:.0}", throughput.median),
-        range(throughput, 0),
+        format!("{:.digits$}", throughput.median),
+        range(throughput, digits),
         ratio.map_or(String::new(), |ratio| format!("{:.2}", ratio.median)),
         ratio.map_or(String::new(), |ratio| range(ratio, 2)),
         micros(|sample| sample.mean_ns),

@@ -85,6 +85,8 @@ fn wrong_usage_is_status_2_and_says_what_is_known() {
     assert!(stderr_of("block --threads 0", 2).contains("--threads"));
     assert!(stderr_of("block --media optane", 2).contains("libpmemblk"));
     assert!(stderr_of("open --repetitions 0", 2).contains("--repetitions"));
+    assert!(stderr_of("programs --policies raw", 2).contains("raw"));
+    assert!(stderr_of("programs --data 1G --size 2G", 2).contains("--data"));
 }
 
 #[test]

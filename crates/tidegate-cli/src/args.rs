@@ -1,5 +1,6 @@
 //! The command line, as docs/operations.md describes it. Names here are a contract with scripts.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,10 +8,11 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate::dram::TierSpec;
 use tidegate::pmem::{Domain, MediaModel, RegionOptions};
+use tidegate::size::Size;
 use tidegate_bench::args::BenchCommand;
 use tidegate_serve::nbd::ListenAddress;
 
-use crate::size::Size;
+use crate::backing::BackingAddress;
 
 /// Crash-safe block devices on persistent memory, served over NBD.
 #[derive(Debug, Parser)]
@@ -59,6 +61,17 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Serve a pool as a network block device (NBD)
     Serve(ServeArgs),
+    /// Run a program whose file writes are durable when they return
+    Run(RunArgs),
+    /// Bring the files up to date with what a killed `run` or a power cut left in a log pool
+    Recover(RecoverArgs),
+    /// Write everything that a log pool holds to the files' disks, and wait for it
+    Flush(FlushArgs),
+    /// Show what the supervisor of a log pool counted
+    Stat(StatArgs),
+    /// The process that owns a log pool; started by `run`
+    #[command(hide = true)]
+    Supervise(SuperviseArgs),
     /// Measure Tidegate beside its peers on this machine
     #[command(after_help = "Examples:
   tidegate bench block --threads 1,2
@@ -75,17 +88,19 @@ pub(crate) enum Command {
   tidegate create /mnt/pmem/pool --engine btt --size 8G
   tidegate create /dev/shm/trial --engine btt --size 256M --block-size 512 --domain volatile
   tidegate create /dev/dax0.0 --engine btt --size 16G --btt-version 2.0
+  tidegate create /mnt/pmem/app.pool --engine log --size 4G
 
 A pool is a file on a DAX file system, a devdax character device, or, without protection
 against power failure, any ordinary file. An engine `btt` writes each block all or not at
 all and is bit-compatible with the Linux kernel's BTT; `raw` is the bare memory: a crash may
-tear the blocks that were being written.")]
+tear the blocks that were being written. An engine `log` is for `tidegate run`, which also makes one by itself.")]
 pub(crate) struct CreateArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// How the pool keeps its blocks: btt (each all old or all new after a crash) or raw (bare memory)
-    #[arg(long, value_name = "btt|raw")]
+    /// What the pool keeps: blocks, by btt (each all old or all new after a crash) or raw (bare memory), or log (the
+    /// writes of programs under `tidegate run`)
+    #[arg(long, value_name = "btt|raw|log")]
     pub(crate) engine: Engine,
     /// Size of the pool: bytes, or with K, M, G or T (powers of 1024)
     #[arg(long, value_name = "SIZE")]
@@ -132,6 +147,8 @@ pub(crate) enum Engine {
     Btt,
     /// Bare memory, blocks may tear.
     Raw,
+    /// A log before files, for `tidegate run`.
+    Log,
 }
 
 impl fmt::Display for Engine {
@@ -139,6 +156,7 @@ impl fmt::Display for Engine {
         f.pad(match self {
             Self::Btt => "btt",
             Self::Raw => "raw",
+            Self::Log => "log",
         })
     }
 }
@@ -150,10 +168,13 @@ impl FromStr for Engine {
         match text {
             "btt" => Ok(Self::Btt),
             "raw" => Ok(Self::Raw),
-            "log" | "cache" => {
-                Err(format!("the engine `{text}` is not in this release; expected btt or raw"))
+            "log" => Ok(Self::Log),
+            "cache" => {
+                Err("the engine `cache` is not in this release; expected btt, raw or log".into())
             }
-            _ => Err("expected btt (atomic blocks) or raw (bare memory)".into()),
+            _ => {
+                Err("expected btt (atomic blocks), raw (bare memory) or log (before files)".into())
+            }
         }
     }
 }
@@ -162,11 +183,15 @@ impl FromStr for Engine {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tidegate info /mnt/pmem/pool
-  tidegate info /mnt/pmem/pool --json | jq .size_bytes")]
+  tidegate info /mnt/pmem/pool --json | jq .size_bytes
+  tidegate info /mnt/pmem/pool --dram transit:512M")]
 pub(crate) struct InfoArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
+    /// Show also what such a write cache before the pool would be: slots, sets, and what they cost in DRAM
+    #[arg(long, value_name = "POLICY:SIZE", default_value = "none")]
+    pub(crate) dram: TierSpec,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -204,6 +229,7 @@ pub(crate) struct CheckArgs {
       --tls require --tls-cert server.pem --tls-key server.key --tls-ca clients.pem
   tidegate serve /mnt/pmem/pool --nbd tcp:127.0.0.1:10809 --read-only
   tidegate serve /mnt/pmem/pool --nbd unix:/run/tidegate.sock --dram transit:512M
+  tidegate serve /mnt/pmem/log --nbd unix:/run/tidegate.sock --backing /srv/disk.img
 
 The last line printed at start is `ready`; clients may connect from then on. SIGTERM and
 SIGINT stop the server after it has finished what it accepted and written the DRAM tier back.")]
@@ -221,6 +247,12 @@ pub(crate) struct ServeArgs {
     /// coactive, with its size; what it holds becomes durable at the next flush, FUA or SIGTERM
     #[arg(long, value_name = "POLICY:SIZE", default_value = "none")]
     pub(crate) dram: TierSpec,
+    /// With a log pool: the file or block device behind the log. It has the export's size, and gets what the log holds
+    #[arg(long, value_name = "file:PATH|PATH")]
+    pub(crate) backing: Option<BackingAddress>,
+    /// Bring what the log holds for another backing to this one: for a copy, or a disk that changed its name
+    #[arg(long, requires = "backing")]
+    pub(crate) force: bool,
     /// Refuse writes
     #[arg(long)]
     pub(crate) read_only: bool,
@@ -269,6 +301,93 @@ pub(crate) struct LimitArgs {
     /// Most connections at once
     #[arg(long, value_name = "N")]
     pub(crate) max_connections: Option<usize>,
+}
+
+/// Arguments of `tidegate run`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate run -- sqlite3 app.db
+  tidegate run --pool /mnt/pmem/app.pool --size 4G --stats -- make -j4
+  tidegate run --include '/srv/db/*' -- postgres -D /srv/db
+
+Each write of the program and of the processes that it starts is durable when it returns, and fsync costs
+nothing; files stay ordinary files on the disk they are on. Exit status: the program's, or 128 + N if signal N
+ended it; 1 with a line that begins with `tidegate:` if the program was not started.")]
+pub(crate) struct RunArgs {
+    /// The log pool's file or devdax device, made on demand; by default one on a DAX file system that the user may
+    /// write to, else one in /dev/shm
+    #[arg(long, value_name = "POOL")]
+    pub(crate) pool: Option<PathBuf>,
+    /// Size of a pool that is made: bytes, or with K, M, G or T (powers of 1024); 1G unless given
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Option<Size>,
+    /// Log only files whose absolute path matches; `*` and `?` also match slashes; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) include: Vec<OsString>,
+    /// Do not log files whose absolute path matches; stronger than --include; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) exclude: Vec<OsString>,
+    /// Keep the writes to a file that only one process has open from the kernel, until somebody else wants the file: several
+    /// times faster; others that open it wait for that, and see its old size until then
+    #[arg(long)]
+    pub(crate) absorb: bool,
+    /// Print a summary on standard error at the end: writes, fsyncs saved, latencies, use of the log
+    #[arg(long)]
+    pub(crate) stats: bool,
+    /// The program and its arguments
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Arguments of `tidegate recover`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate recover /mnt/pmem/app.pool
+  tidegate recover /mnt/pmem/app.pool --discard
+
+`tidegate run` does the same before it starts the program.")]
+pub(crate) struct RecoverArgs {
+    /// The log pool's file or devdax device
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: PathBuf,
+    /// Throw the log away: writes that only it has are lost
+    #[arg(long, conflicts_with = "replay")]
+    pub(crate) discard: bool,
+    /// Replay every record, also where the files are known to have it
+    #[arg(long)]
+    pub(crate) replay: bool,
+}
+
+/// Arguments of `tidegate flush`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate flush /mnt/pmem/app.pool")]
+pub(crate) struct FlushArgs {
+    /// The log pool's file or devdax device
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: PathBuf,
+}
+
+/// Arguments of `tidegate stat`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate stat /mnt/pmem/app.pool
+  tidegate stat /mnt/pmem/app.pool --json | jq .fsyncs_skipped")]
+pub(crate) struct StatArgs {
+    /// The log pool, or the socket of its supervisor
+    #[arg(value_name = "POOL|SOCKET")]
+    pub(crate) target: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of the supervisor. Its standard input is the connection to the launcher that started it.
+#[derive(Debug, Args)]
+pub(crate) struct SuperviseArgs {
+    /// The log pool's file or devdax device, absolute
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: PathBuf,
 }
 
 fn parse_block_bytes(text: &str) -> Result<u32, String> {

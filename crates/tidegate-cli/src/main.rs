@@ -4,10 +4,12 @@
 //! one line on standard error.
 
 mod args;
+mod backing;
 mod commands;
+mod log_pool;
 mod output;
 mod pool;
-mod size;
+mod run;
 
 use std::process::ExitCode;
 

@@ -55,8 +55,11 @@ fn file(path: impl AsRef<Path>) -> std::fs::File {
 #[test]
 fn help_names_every_command_of_this_release_and_no_other() {
     let help = ok(["--help"]);
-    says(&help, &["create", "info", "check", "serve", "bench", "Examples:", "Exit status: 0 done"]);
-    for later in ["recover", "flush", "stat", "top", "replay", "model"] {
+    let commands = ["create", "info", "check", "serve", "run", "recover", "flush", "stat", "bench"];
+    says(&help, &commands);
+    says(&help, &["Examples:", "Exit status: 0 done"]);
+    assert!(!help.contains("supervise"), "the supervisor is not for people: {help}");
+    for later in ["top", "replay", "model"] {
         assert!(!help.lines().any(|line| line.trim_start().starts_with(later)), "{later}");
         fails(2, &[later]);
     }
@@ -78,6 +81,9 @@ fn help_of_each_command_has_its_options_and_examples() {
             ][..],
         ),
         ("info", &["--json"]),
+        ("recover", &["--discard", "--replay"]),
+        ("flush", &[]),
+        ("stat", &["--json", "SOCKET"]),
         ("check", &["--repair", "--json"]),
         (
             "serve",
@@ -100,12 +106,51 @@ fn help_of_each_command_has_its_options_and_examples() {
 }
 
 #[test]
+fn help_of_run_has_its_options_and_says_what_statuses_mean() {
+    let help = ok(["run", "--help"]);
+    says(
+        &help,
+        &["--pool", "--size", "--include", "--exclude", "--stats", "CMD", "Examples:", "128 + N"],
+    );
+}
+
+#[test]
+fn a_log_pool_is_made_shown_and_checked() {
+    let (_dir, pool) = place();
+    let text = ok(["create", &pool, "--engine", "log", "--size", "1M"]);
+    says(&text, &["engine         log", "empty", "tidegate run --pool"]);
+    let info = json(&["info", &pool, "--json"]);
+    assert_eq!((&info["engine"], &info["log"]["live_bytes"]), (&"log".into(), &0.into()));
+    assert_eq!(info["size_bytes"], info["log"]["ring_bytes"]);
+    assert!(info.get("blocks").is_none());
+    let check = json(&["check", &pool, "--json"]);
+    assert_eq!((&check["clean"], &check["records"]), (&true.into(), &0.into()));
+    says(&fails(1, &["serve", &pool, "--nbd", "unix:s"]), &["log pool", "tidegate run"]);
+    says(
+        &fails(1, &["create", &pool, "--engine", "log", "--size", "1M"]),
+        &["already holds a log pool"],
+    );
+    file(&pool).write_all_at(&[0xA5; 100], (1 << 20) - 2000).unwrap();
+    says(
+        &String::from_utf8(run(["check", &pool]).stdout).unwrap(),
+        &["the superblock at the pool's end"],
+    );
+    says(&ok(["check", &pool, "--repair"]), &["restored superblocks: 1", "no damage"]);
+}
+
+#[test]
 fn wrong_usage_is_status_2_and_one_line() {
     for (args, parts) in [
         (&["frobnicate"][..], &["frobnicate"][..]),
         (&["create"], &["--engine", "--size", "POOL"]),
         (&["create", "p", "--engine", "zfs", "--size", "1G"], &["zfs", "btt", "raw"]),
-        (&["create", "p", "--engine", "log", "--size", "1G"], &["log", "not in this release"]),
+        (
+            &["create", "p", "--engine", "log", "--size", "1G", "--block-size", "512"],
+            &["--engine log"],
+        ),
+        (&["run"], &["CMD"]),
+        (&["run", "--size", "0", "--", "true"], &["more than 0"]),
+        (&["recover", "p", "--discard", "--replay"], &["--discard", "--replay"]),
         (&["create", "p", "--engine", "cache", "--size", "1G"], &["cache", "not in this release"]),
         (&["create", "p", "--engine", "btt", "--size", "lots"], &["lots", "K, M, G"]),
         (&["create", "p", "--engine", "btt", "--size", "0"], &["more than 0"]),
@@ -143,6 +188,7 @@ fn wrong_usage_is_status_2_and_one_line() {
         (&["info"], &["POOL"]),
         (&["info", "p", "--domain", "nvram"], &["nvram", "adr", "eadr", "msync", "volatile"]),
         (&["info", "p", "--media", "tape"], &["tape", "optane"]),
+        (&["info", "p", "--dram", "lru"], &["lru", "needs a size"]),
         (&["check", "p", "--fix"], &["--fix"]),
         (&["serve", "p"], &["--nbd"]),
         (&["serve", "p", "--nbd", "/run/x"], &["unix:PATH", "tcp:HOST:PORT"]),
@@ -150,7 +196,7 @@ fn wrong_usage_is_status_2_and_one_line() {
             &["serve", "p", "--nbd", "unix:x", "--dram", "transit"],
             &["transit", "needs a size", "transit:512M"],
         ),
-        (&["serve", "p", "--nbd", "unix:x", "--dram", "lru:0"], &["0", "no size"]),
+        (&["serve", "p", "--nbd", "unix:x", "--dram", "lru:0"], &["`0`", "no size"]),
         (&["serve", "p", "--nbd", "unix:x", "--dram", "magic"], &["magic", "none"]),
         (&["bench", "block", "--policies", "magic"], &["magic"]),
         (&["bench", "block", "--seconds", "0"], &["--seconds"]),
@@ -196,6 +242,22 @@ fn a_created_pool_is_described_by_info() {
     assert_eq!(info["btt"]["arenas"][0]["lanes"], 256);
     let text = ok(["info", &pool]);
     says(&text, &["engine", "btt", "version 1.1", "256 lanes", "domain", "power cut"]);
+}
+
+#[test]
+fn info_says_what_a_dram_tier_would_cost() {
+    let (_dir, pool) = pool();
+    assert!(json(&["info", &pool, "--json"])["dram"].is_null());
+    let before = std::fs::read(&pool).unwrap();
+    let dram = &json(&["info", &pool, "--dram", "transit:512M", "--json"])["dram"];
+    assert_eq!((&dram["policy"], &dram["slots"]), (&"transit".into(), &131_072.into()));
+    assert_eq!((&dram["block_bytes"], &dram["sets"]), (&4096.into(), &256.into()));
+    let metadata_bytes = dram["metadata_bytes_per_slot"].as_f64().unwrap();
+    assert!((40.0..=64.0).contains(&metadata_bytes), "{metadata_bytes}");
+    let text = ok(["info", &pool, "--dram", "lru:1M"]);
+    says(&text, &["lru of 1M", "256 slots of 4096 bytes", "sets", "bytes of metadata a slot"]);
+    says(&fails(1, &["info", &pool, "--dram", "transit:1K"]), &["transit:1K", "0 blocks"]);
+    assert!(std::fs::read(&pool).unwrap() == before);
 }
 
 #[test]

@@ -4,12 +4,13 @@
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tempfile::TempDir;
 use tidegate::dram::Policy;
 
+use support::file_system::FileSystem;
 use support::{Server, ok, scratch, setting, succeed, tool};
 
 /// A BTT pool that is being served on a unix socket.
@@ -30,6 +31,18 @@ impl Served {
         ok(["create", pool.to_str().unwrap()].into_iter().chain(options));
         let server =
             Server::start(&pool, &dir.path().join("socket"), &["--export", "disk", "--dram", dram]);
+        Self { dir, server }
+    }
+
+    /// A log of `log_size` over a file of `size`.
+    fn with_log(size: &str, log_size: &str) -> Self {
+        let dir = scratch();
+        let (pool, backing) = (dir.path().join("pool"), dir.path().join("backing"));
+        ok(["create", pool.to_str().unwrap(), "--engine=log", "--size", log_size]);
+        succeed(tool("truncate", "coreutils").args(["--size", size]).arg(&backing));
+        let backing = format!("--backing={}", backing.display());
+        let args = ["--export", "disk", &backing];
+        let server = Server::start(&pool, &dir.path().join("socket"), &args);
         Self { dir, server }
     }
 
@@ -161,6 +174,12 @@ fn fio_verifies_checksums_through_every_dram_tier() {
     }
 }
 
+/// A log of a tenth of what fio writes: it is cleaned all the while.
+#[test]
+fn fio_verifies_checksums_through_a_log() {
+    fio_verifies(Served::with_log("160M", "16M"), setting("TIDEGATE_FIO_SECONDS", 5));
+}
+
 fn fio_verifies(served: Served, seconds: u64) {
     let mut fio = tool("fio", "fio");
     fio.args([
@@ -187,7 +206,7 @@ fn fio_verifies(served: Served, seconds: u64) {
 #[test]
 fn ext4_on_nbdfuse_and_a_loop_device_holds_what_fio_wrote() {
     let served = Served::new("256M", "4096");
-    let file_system = FileSystem::make(&served);
+    let file_system = FileSystem::make(served.dir.path(), &served.uri());
     let mut fio = tool("fio", "fio");
     fio.args([
         "--name=files",
@@ -219,70 +238,6 @@ fn verify_for_a_while(fio: &mut Command, dir: &Path, seconds: u64) {
         let count = job[direction]["total_ios"].as_u64().unwrap();
         assert!(count > 1000, "fio did only {count} of {direction}");
     }
-}
-
-/// An ext4 file system on a served export: nbdfuse, a loop device, a mount; undone when dropped.
-struct FileSystem {
-    fuse_dir: PathBuf,
-    fuse: Child,
-    loop_device: String,
-    mount_point: PathBuf,
-}
-
-impl FileSystem {
-    fn make(served: &Served) -> Self {
-        let (fuse_dir, mount_point) = (served.path("nbd"), served.path("mnt"));
-        std::fs::create_dir(&fuse_dir).unwrap();
-        std::fs::create_dir(&mount_point).unwrap();
-        let image = fuse_dir.join("disk.img");
-        let fuse = start_nbdfuse(&image, served);
-        let mut this = Self { fuse_dir, fuse, loop_device: String::new(), mount_point };
-        this.loop_device = attach_loop(&image);
-        succeed(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(&this.loop_device));
-        succeed(tool("mount", "mount").arg(&this.loop_device).arg(&this.mount_point));
-        this
-    }
-
-    /// Takes the file system off, and hands back the device that it was on.
-    fn unmount(&self) -> String {
-        succeed(tool("umount", "mount").arg(&self.mount_point));
-        self.loop_device.clone()
-    }
-}
-
-impl Drop for FileSystem {
-    fn drop(&mut self) {
-        let quiet = |command: &mut Command| {
-            let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
-        };
-        quiet(tool("umount", "mount").arg(&self.mount_point));
-        quiet(tool("losetup", "mount").arg("-d").arg(&self.loop_device));
-        quiet(tool("fusermount3", "fuse3").arg("-u").arg(&self.fuse_dir));
-        let _ = kill_process(Pid::from_child(&self.fuse), Signal::TERM);
-        let _ = self.fuse.wait();
-    }
-}
-
-/// Starts nbdfuse and waits until it shows the export as the file `image`: it then writes its process id
-/// into a file, here a pipe, and reading that waits.
-fn start_nbdfuse(image: &Path, served: &Served) -> Child {
-    let ready = served.path("nbdfuse.pid");
-    rustix::fs::mknodat(rustix::fs::CWD, &ready, rustix::fs::FileType::Fifo, 0o600.into(), 0)
-        .unwrap();
-    let mut nbdfuse = tool("nbdfuse", "libnbd-bin");
-    nbdfuse.arg("--pidfile").arg(&ready).arg(image).arg(served.uri());
-    let child = nbdfuse.stdin(Stdio::null()).spawn().expect("nbdfuse starts");
-    std::fs::read(&ready).expect("nbdfuse says that it is ready");
-    child
-}
-
-/// A disk with the blocks of the export: nbdfuse passes requests on as they are, and the server takes
-/// whole blocks only.
-fn attach_loop(image: &Path) -> String {
-    let device = succeed(
-        tool("losetup", "mount").args(["--find", "--show", "--sector-size", "4096"]).arg(image),
-    );
-    device.trim().to_owned()
 }
 
 #[test]

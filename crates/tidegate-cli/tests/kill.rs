@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::process::{Pid, Signal, kill_process};
 
 use nbd::Client;
+use support::random::Random;
 use support::{Server, ok, scratch, setting, tool};
 
 const BLOCK_BYTES: usize = 4096;
@@ -58,6 +59,30 @@ fn flushed_writes_survive_kill_9_of_lru() {
     kill_again_and_again("lru:4M");
 }
 
+/// A log of an eighth of what is written, on a backing: it is cleaned all the while.
+#[test]
+fn acknowledged_writes_survive_kill_9_of_a_log() {
+    let dir = scratch();
+    let backing = backing_in(dir.path());
+    let (pool, backing) = (&Made { engine: "log", size: "4M" }, format!("--backing={backing}"));
+    kill_in(dir.path(), pool, "none", &[&backing]);
+}
+
+/// A log that holds all that is written: recovery finds it there.
+#[test]
+fn acknowledged_writes_survive_kill_9_of_a_log_that_is_never_full() {
+    let dir = scratch();
+    let backing = backing_in(dir.path());
+    let (pool, backing) = (&Made { engine: "log", size: "512M" }, format!("--backing={backing}"));
+    kill_in(dir.path(), pool, "none", &[&backing]);
+}
+
+fn backing_in(dir: &Path) -> String {
+    let backing = dir.join("backing");
+    std::fs::File::create_new(&backing).unwrap().set_len(64 << 20).unwrap();
+    backing.to_str().unwrap().to_owned()
+}
+
 /// What a tier holds when SIGTERM arrives is in the pool when the server has ended.
 #[test]
 fn writes_survive_sigterm_without_a_flush() {
@@ -87,30 +112,42 @@ fn writes_survive_sigterm_without_a_flush() {
     assert!(server.stop(Signal::TERM).0.success());
 }
 
+/// How the pool is made.
+struct Made {
+    engine: &'static str,
+    size: &'static str,
+}
+
 fn kill_again_and_again(dram: &str) {
+    let dir = scratch();
+    kill_in(dir.path(), &Made { engine: "btt", size: "64M" }, dram, &[]);
+}
+
+fn kill_in(dir: &Path, made: &Made, dram: &str, more: &[&str]) {
     let dram_arg = format!("--dram={dram}");
     let volatile = dram != "none";
     let seed = setting("TIDEGATE_SEED", u64::from(std::process::id()));
     println!("TIDEGATE_SEED={seed}");
-    let dir = scratch();
-    let (pool, socket) = (dir.path().join("pool"), dir.path().join("socket"));
-    ok(["create".as_ref(), pool.as_os_str(), "--engine=btt".as_ref(), "--size=64M".as_ref()]);
+    let (pool, socket) = (dir.join("pool"), dir.join("socket"));
+    let Made { engine, size } = *made;
+    ok(["create", pool.to_str().unwrap(), "--engine", engine, "--size", size]);
     let mut random = Random(seed);
     let mut model = vec![Block::default(); CONNECTIONS * BLOCKS_A_CONNECTION];
     for round in 0..setting("TIDEGATE_KILL_ROUNDS", 3) {
         // Every other round the device is slow, so that requests run in parallel on the server's workers.
         let delay = if round % 2 == 1 { "--delay-us=100" } else { "--delay-us=0" };
-        let server = Server::start(&pool, &socket, &[&dram_arg, delay]);
-        let fio = fio_in_another_region(dir.path(), &socket);
+        let args = [&[&dram_arg, delay], more].concat();
+        let server = Server::start(&pool, &socket, &args);
+        let fio = fio_in_another_region(dir, &socket);
         let kill_at = 200 + random.below(4000);
         load_and_kill(&socket, server.pid(), kill_at, volatile, &mut model, &mut random);
         server.wait_killed();
         assert_died_with_server(fio);
         ok(["check".as_ref(), pool.as_os_str()]);
-        let server = Server::start(&pool, &socket, &[]);
+        let server = Server::start(&pool, &socket, more);
         let (kept, older) = verify(&socket, &mut model);
         println!(
-            "{dram}, round {round}: killed at acknowledgement {kill_at}; {kept} blocks as acknowledged, {older} otherwise"
+            "{engine}, {dram}, round {round}: killed at acknowledgement {kill_at}; {kept} blocks as acknowledged, {older} otherwise"
         );
         let (status, _) = server.stop(Signal::TERM);
         assert!(status.success(), "{status}");
@@ -305,20 +342,4 @@ fn fio_in_another_region(dir: &Path, socket: &Path) -> Child {
 fn assert_died_with_server(mut fio: Child) {
     let status = fio.wait().expect("fio can be waited for");
     assert!(!status.success(), "fio ended before the server was killed");
-}
-
-/// splitmix64: small, seeded, good enough to choose blocks and moments.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).expect("below a usize")
-    }
 }

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate::device::{BlockDevice, WriteFlags};
@@ -23,7 +24,7 @@ use crate::model::Stamp;
 use crate::mutations::{Mutant, Mutation};
 use crate::random::{Random, mix};
 use crate::scheduler::{Body, Exhaustive, Sampled, Scheduler, Strategy, Stuck, Workers};
-use crate::subject::Subject;
+use crate::subject::{Alive, Background, Subject};
 use crate::trace::{Action, Recorder, Trace};
 
 /// A formatted region and what its blocks hold.
@@ -181,7 +182,7 @@ impl<'a> Explorer<'a> {
             pool,
             effort,
             mutation: None,
-            workers: Workers::new(threads),
+            workers: Workers::new(threads + subject.background_threads()),
             seen: HashSet::new(),
             stats: Stats::default(),
         })
@@ -311,7 +312,7 @@ impl<'a> Explorer<'a> {
         strategy: Arc<Mutex<dyn Strategy>>,
     ) -> Result<Execution, Verdict> {
         self.stats.executions += 1;
-        let threads = sessions[0].plan.len();
+        let threads = sessions[0].plan.len() + self.subject.background_threads();
         let scheduler = Arc::new(Scheduler::new(threads, strategy));
         let recorder = Arc::new(Recorder::new(Some(Arc::clone(&scheduler))));
         let region = self.observed_region(&recorder)?;
@@ -320,11 +321,11 @@ impl<'a> Explorer<'a> {
         // Kept to the end: a killed process runs no destructors while its successor uses the region.
         let mut devices = Vec::new();
         for session in sessions {
-            let open = self.subject.open(&region);
-            let device = open.map_err(|what| Verdict { promise: Promise::P6Recovery, what })?;
-            volatile_cache = device.geometry().volatile_cache;
-            self.live(session, &device, &scheduler, &recorder, &calls)?;
-            devices.push(device);
+            let open = self.subject.open_alive(&region);
+            let alive = open.map_err(|what| Verdict { promise: Promise::P6Recovery, what })?;
+            volatile_cache = alive.device.geometry().volatile_cache;
+            devices.push(Arc::clone(&alive.device));
+            self.live(session, alive, &scheduler, &recorder, &calls)?;
         }
         let calls = lock(&calls).clone();
         check_reads(&calls)?;
@@ -342,31 +343,43 @@ impl<'a> Explorer<'a> {
         Ok(Arc::new(region.observed(observer)))
     }
 
-    /// One session: all threads run to their end, or to the kill.
+    /// One session: all threads run to their end, or to the kill; those in the background until the others are done.
     fn live(
         &self,
         session: &Session<'_>,
-        device: &Arc<dyn BlockDevice>,
+        alive: Alive,
         scheduler: &Arc<Scheduler>,
         recorder: &Arc<Recorder>,
         calls: &Calls,
     ) -> Result<(), Verdict> {
         let failed = Arc::new(Mutex::new(None));
-        let bodies = session.plan.iter().enumerate().map(|(thread, steps)| {
+        let acting = Arc::new(AtomicUsize::new(session.plan.len()));
+        let actors = session.plan.iter().enumerate().map(|(thread, steps)| {
             let actor = Actor {
                 thread,
                 steps: steps.clone(),
-                device: Arc::clone(device),
+                device: Arc::clone(&alive.device),
                 recorder: Arc::clone(recorder),
                 calls: Arc::clone(calls),
                 failed: Arc::clone(&failed),
             };
-            Box::new(move || actor.run()) as Body
+            let acting = Arc::clone(&acting);
+            Box::new(move || {
+                actor.run();
+                acting.fetch_sub(1, Ordering::SeqCst);
+            }) as Body
         });
-        match self.workers.run(scheduler, bodies.collect(), session.kill_after) {
+        let background = alive.background.into_iter().zip(session.plan.len()..);
+        let background = background.map(|(work, thread)| {
+            let (recorder, acting) = (Arc::clone(recorder), Arc::clone(&acting));
+            Box::new(move || work_in_background(work, thread, &recorder, &acting)) as Body
+        });
+        let bodies: Vec<Body> = actors.chain(background).collect();
+        let threads = bodies.len();
+        match self.workers.run(scheduler, bodies, session.kill_after) {
             Ok(()) => {}
             Err(Stuck::Killed) => {
-                let kill = recorder.killed(session.plan.len());
+                let kill = recorder.killed(threads);
                 let mut calls = lock(calls);
                 let cut_off = calls.iter_mut().filter(|call| call.end == usize::MAX);
                 cut_off.for_each(|call| call.end = kill);
@@ -559,6 +572,21 @@ impl Actor {
         let call = &mut lock(&self.calls)[index];
         (call.end, call.acknowledged, call.read) = (end, true, read);
         Ok(())
+    }
+}
+
+/// The life of background thread number `thread`: it ends when no thread is `acting` any more.
+fn work_in_background(
+    mut work: Background,
+    thread: usize,
+    recorder: &Recorder,
+    acting: &AtomicUsize,
+) {
+    while acting.load(Ordering::SeqCst) > 0 {
+        context::next_operation(thread, None);
+        if !work() {
+            recorder.relax();
+        }
     }
 }
 

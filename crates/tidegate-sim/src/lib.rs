@@ -12,7 +12,7 @@
 //! - [`explore`], [`judge`]: executions crashed everywhere, and the verdicts;
 //! - [`kernel`]: the recovery of other implementations, as a second judge;
 //! - [`mutations`]: planted bugs that the simulator must find;
-//! - [`subject`], [`toy`]: what can be tested;
+//! - [`subject`], [`log`], [`toy`]: what can be tested;
 //! - seeds come from [`random`].
 
 mod context;
@@ -20,6 +20,7 @@ pub mod explore;
 pub mod history;
 pub mod judge;
 pub mod kernel;
+pub mod log;
 pub mod medium;
 pub mod model;
 pub mod mutations;

@@ -1,4 +1,4 @@
-//! Planted bugs: an observer that leaves out or spoils what the BTT's write does.
+//! Planted bugs: an observer that leaves out or spoils what the write of the BTT, or of the log, does.
 //!
 //! The engine itself is untouched. What is withheld from the simulator never becomes durable in its model, exactly
 //! as if the engine had left it out. A test for each mutation asserts that the simulator objects.
@@ -6,7 +6,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidegate::pmem::Observer;
+use tidegate::log::layout::LIMIT_OFFSET;
+use tidegate::pmem::{Observer, Region};
+use tidegate::pool::Superblock;
 
 use crate::context;
 use crate::judge::Verdict;
@@ -27,6 +29,8 @@ pub enum Mutation {
     CachedData,
     /// Store the second half of the flog slot before the first fence: swaps that store with the fence.
     EarlySequence,
+    /// Leave out the write-back of the log's limit.
+    DropLimitWriteBack,
 }
 
 /// What a thread's present operation did so far.
@@ -42,23 +46,29 @@ struct Progress {
 /// An observer that spoils what it passes on.
 pub struct Mutant {
     mutation: Mutation,
-    layout: Layout,
+    layout: Option<Layout>,
+    /// Where the log's limit lies.
+    limit: Option<u64>,
     inner: Arc<dyn Observer>,
     progress: Mutex<HashMap<usize, Progress>>,
 }
 
 impl Mutant {
-    /// Plants `mutation` between a BTT in a region that starts as `image` and `inner`.
+    /// Plants `mutation` between a BTT, or a log, in a region that starts as `image` and `inner`.
     ///
     /// # Errors
-    /// Where the image is no BTT.
+    /// Where the image is not what the mutation is about.
     pub fn new(
         mutation: Mutation,
         image: &[u8],
         inner: Arc<dyn Observer>,
     ) -> Result<Self, Verdict> {
-        let layout = Layout::find(image).map_err(Verdict::outside)?;
-        Ok(Self { mutation, layout, inner, progress: Mutex::default() })
+        let (layout, limit) = match mutation {
+            Mutation::DropLimitWriteBack => (None, Some(limit_offset(image)?)),
+            Mutation::DropFence(_) => (None, None),
+            _ => (Some(Layout::find(image).map_err(Verdict::outside)?), None),
+        };
+        Ok(Self { mutation, layout, limit, inner, progress: Mutex::default() })
     }
 
     /// Calls `ask` with the progress of the caller's operation; false outside operations.
@@ -73,16 +83,19 @@ impl Mutant {
     }
 
     fn in_flog(&self, offset: u64) -> bool {
-        usize::try_from(offset).is_ok_and(|offset| self.layout.flog.contains(&offset))
+        let flog = self.layout.as_ref().map(|layout| &layout.flog);
+        usize::try_from(offset).is_ok_and(|offset| flog.is_some_and(|flog| flog.contains(&offset)))
     }
 
     fn in_map(&self, offset: u64) -> bool {
-        usize::try_from(offset).is_ok_and(|offset| self.layout.map.contains(&offset))
+        let map = self.layout.as_ref().map(|layout| &layout.map);
+        usize::try_from(offset).is_ok_and(|offset| map.is_some_and(|map| map.contains(&offset)))
     }
 
     /// `offset` is in the cache line of the map entry of the block that the caller's operation is on.
     fn in_own_line(&self, offset: u64) -> bool {
-        let entry = |lba| self.layout.map.start as u64 + lba * 4;
+        let Some(layout) = &self.layout else { return false };
+        let entry = |lba| layout.map.start as u64 + lba * 4;
         context::lba().is_some_and(|lba| entry(lba) / 64 == offset / 64)
     }
 
@@ -94,6 +107,7 @@ impl Mutant {
                 progress.flog_write_backs += 1;
                 progress.flog_write_backs == number + 1
             }
+            Mutation::DropLimitWriteBack => self.limit == Some(offset),
             _ => false,
         }
     }
@@ -109,6 +123,13 @@ impl Mutant {
             _ => false,
         }
     }
+}
+
+fn limit_offset(image: &[u8]) -> Result<u64, Verdict> {
+    let region = Region::anonymous(image.len() as u64).map_err(Verdict::outside)?;
+    region.write(0, image).map_err(Verdict::outside)?;
+    let found = Superblock::read(&region).map_err(Verdict::outside)?;
+    Ok(found.superblock.data_offset + LIMIT_OFFSET)
 }
 
 impl Observer for Mutant {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidegate::btt::check::check;
 use tidegate::btt::{Btt, BttOptions, FlogSlots, Version, create};
 use tidegate::device::BlockDevice;
-use tidegate::dram::{self, DramTier, Policy};
+use tidegate::dram::driven::Driven;
 use tidegate::pmem::Region;
 
 use crate::kernel::{Dialect, add_flags_to_flog, recover_and_read};
@@ -24,6 +24,19 @@ pub trait Subject: Sync {
     /// What went wrong, in words.
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String>;
 
+    /// The same for a life in which work goes on in the background.
+    ///
+    /// # Errors
+    /// What went wrong, in words.
+    fn open_alive(&self, region: &Arc<Region>) -> Result<Alive, String> {
+        Ok(Alive { device: self.open(region)?, background: Vec::new() })
+    }
+
+    /// Threads that [`open_alive`](Self::open_alive) gives background work to.
+    fn background_threads(&self) -> usize {
+        0
+    }
+
     /// Looks for faults of structure in a region that was recovered.
     ///
     /// # Errors
@@ -41,6 +54,17 @@ pub trait Subject: Sync {
     /// How often each block is to be written after a recovery so that every lane was used.
     fn rounds_after_recovery(&self) -> u32;
 }
+
+/// An engine with the work of its background threads, which the scheduler runs.
+pub struct Alive {
+    /// The engine.
+    pub device: Arc<dyn BlockDevice>,
+    /// One for each thread.
+    pub background: Vec<Background>,
+}
+
+/// Does some background work; false where there was nothing to do.
+pub type Background = Box<dyn FnMut() -> bool + Send>;
 
 /// Another implementation of the format.
 pub struct Peer {
@@ -105,18 +129,39 @@ const PEERS: [Peer; 3] = [
 
 /// The DRAM tier `transit` over a BTT. A crash loses what the tier holds.
 ///
-/// Without eager eviction the tier has no threads: it writes back where a flush, a FUA write or a full cache asks for
-/// it, in the thread that asks, which is what the scheduler can interleave and repeat.
+/// Its evictors are threads of the scheduler, so that they are interleaved with requests and repeat. Without any, blocks
+/// are written back where a flush, a FUA write or a full cache asks for it.
 pub struct TransitSubject {
     btt: BttSubject,
     slots: u32,
+    evictors: usize,
 }
 
+/// Background steps after which an evictor steers the other way.
+const STEPS_OF_A_COURSE: u32 = 3;
+
 impl TransitSubject {
-    /// A cache of `slots` slots over `btt`.
-    pub fn new(btt: BttSubject, slots: u32) -> Self {
-        Self { btt, slots }
+    /// A cache of `slots` slots and `evictors` evictors over `btt`.
+    pub fn new(btt: BttSubject, slots: u32, evictors: usize) -> Self {
+        Self { btt, slots, evictors }
     }
+
+    fn open_driven(&self, region: &Arc<Region>) -> Result<Driven, String> {
+        let btt = self.btt.open(region)?;
+        let bytes = u64::from(self.slots) * u64::from(btt.geometry().block_bytes);
+        let region = Arc::clone(region);
+        Driven::open(bytes, btt, Arc::new(move || region.relax())).map_err(|e| e.to_string())
+    }
+}
+
+/// An evictor that also steers: now towards writes past the cache, now back.
+fn evictor(tier: Driven) -> Background {
+    let mut steps = 0_u32;
+    Box::new(move || {
+        steps += 1;
+        tier.steer(steps / STEPS_OF_A_COURSE % 2 == 1);
+        tier.evict()
+    })
 }
 
 impl Subject for TransitSubject {
@@ -125,11 +170,17 @@ impl Subject for TransitSubject {
     }
 
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
-        let btt = self.btt.open(region)?;
-        let bytes = u64::from(self.slots) * u64::from(btt.geometry().block_bytes);
-        let tier = dram::open(Policy::TransitNoEager, bytes, btt).map_err(|e| e.to_string())?;
-        let device: Arc<dyn BlockDevice> = Arc::<dyn DramTier>::clone(&tier);
-        Ok(device)
+        Ok(self.open_driven(region)?.tier())
+    }
+
+    fn open_alive(&self, region: &Arc<Region>) -> Result<Alive, String> {
+        let tier = self.open_driven(region)?;
+        let background = (0..self.evictors).map(|_| evictor(tier.clone())).collect();
+        Ok(Alive { device: tier.tier(), background })
+    }
+
+    fn background_threads(&self) -> usize {
+        self.evictors
     }
 
     fn check(&self, region: &Region) -> Result<(), String> {

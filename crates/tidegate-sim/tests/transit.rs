@@ -34,9 +34,17 @@ const SAMPLE: Effort = Effort {
 /// More blocks than [`SLOTS`]: the cache overruns.
 const LBAS: &[u64] = &[0, 1, 2, 16, 17];
 const SLOTS: u32 = 3;
+/// Threads of requests.
+const THREADS_MAX: usize = 2;
 
-fn transit() -> TransitSubject {
-    TransitSubject::new(BttSubject::new(20, 3, Version::V1_1, FlogSlots::ZeroOne), SLOTS)
+/// Nothing is evicted but on demand.
+fn on_demand() -> TransitSubject {
+    TransitSubject::new(BttSubject::new(20, 3, Version::V1_1, FlogSlots::ZeroOne), SLOTS, 0)
+}
+
+/// Two evictors write back whenever the scheduler lets them, and change the course.
+fn eager() -> TransitSubject {
+    TransitSubject::new(BttSubject::new(20, 4, Version::V1_1, FlogSlots::ZeroOne), SLOTS, 2)
 }
 
 fn step(op: Op) -> Step {
@@ -57,13 +65,13 @@ fn explore(
     run: impl Fn(&mut Explorer<'_>) -> Result<(), Failure>,
 ) -> Result<Stats, Failure> {
     let pool = Pool::prepare(subject, &[0, 1, 16, 0, 17, 1, 0, 16]).unwrap();
-    let mut explorer = Explorer::new(subject, pool, 1, effort).unwrap();
+    let mut explorer = Explorer::new(subject, pool, THREADS_MAX, effort).unwrap();
     run(&mut explorer).map(|()| explorer.stats())
 }
 
 fn enumerated(name: &str, steps: &[Step]) {
     let plan: Plan = vec![steps.to_vec()];
-    match explore(&transit(), ENUMERATE, |explorer| explorer.exhaustive(&plan, 0)) {
+    match explore(&on_demand(), ENUMERATE, |explorer| explorer.exhaustive(&plan, 0)) {
         Ok(stats) => println!("{name}: {stats}"),
         Err(failure) => {
             panic!("replay: cargo test -p tidegate-sim --test transit {name}\n{failure}")
@@ -92,14 +100,12 @@ fn p1_p2_an_overrun_cache_all_subsets() {
     enumerated("p1_p2_an_overrun_cache_all_subsets", &steps);
 }
 
-#[test]
-fn p1_p2_p3_p4_random_histories() {
-    let mixture =
-        Mix { threads: 1, ops: 12, lbas: LBAS, blocks_max: 2, reads_pct: 15, others_pct: 8 };
-    let (name, mut total) = ("p1_p2_p3_p4_random_histories", Stats::default());
-    for seed in seeds(name, 60) {
+/// Random plans of `mixture`, each under one random interleaving.
+fn sampled(name: &str, subject: &TransitSubject, mixture: &Mix, seeds_count: usize) {
+    let mut total = Stats::default();
+    for seed in seeds(name, seeds_count) {
         let plan = mixture.plan(&mut Random::new(seed), &mut 100);
-        match explore(&transit(), SAMPLE, |explorer| explorer.sampled(&plan, seed)) {
+        match explore(subject, SAMPLE, |explorer| explorer.sampled(&plan, seed)) {
             Ok(stats) => total += stats,
             Err(failure) => panic!(
                 "replay: TIDEGATE_SIM_SEED={seed:#x} cargo test -p tidegate-sim --test transit {name}\n{failure}"
@@ -107,6 +113,40 @@ fn p1_p2_p3_p4_random_histories() {
         }
     }
     println!("{name}: {total}");
+}
+
+const MIX: Mix =
+    Mix { threads: 1, ops: 12, lbas: LBAS, blocks_max: 2, reads_pct: 15, others_pct: 8 };
+
+#[test]
+fn p1_p2_p3_p4_random_histories() {
+    sampled("p1_p2_p3_p4_random_histories", &on_demand(), &MIX, 60);
+}
+
+#[test]
+fn p1_p2_p3_p4_random_histories_with_evictors() {
+    sampled("p1_p2_p3_p4_random_histories_with_evictors", &eager(), &MIX, 60);
+}
+
+#[test]
+fn p1_p2_p3_p4_two_threads_with_evictors() {
+    let mixture = Mix { threads: 2, ops: 6, reads_pct: 30, ..MIX };
+    sampled("p1_p2_p3_p4_two_threads_with_evictors", &eager(), &mixture, 60);
+}
+
+/// Writes, their evictions, and a flush in every order with two preemptions.
+#[test]
+fn p1_p4_an_eviction_beside_a_flush_all_interleavings() {
+    let name = "p1_p4_an_eviction_beside_a_flush_all_interleavings";
+    let subject =
+        TransitSubject::new(BttSubject::new(20, 2, Version::V1_1, FlogSlots::ZeroOne), SLOTS, 1);
+    let plan: Plan = vec![vec![write(0, 101), write(0, 102), step(Op::Flush), write(1, 103)]];
+    match explore(&subject, SAMPLE, |explorer| explorer.exhaustive(&plan, 2)) {
+        Ok(stats) => println!("{name}: {stats}"),
+        Err(failure) => {
+            panic!("replay: cargo test -p tidegate-sim --test transit {name}\n{failure}")
+        }
+    }
 }
 
 /// A tier whose flush does nothing must be found out.
@@ -155,7 +195,7 @@ fn a_forgotten_flush_is_found() {
     }
 
     let plan: Plan = vec![vec![write(0, 101), step(Op::Flush), fua(1, 102)]];
-    let subject = Forgetful(transit());
+    let subject = Forgetful(on_demand());
     let found = explore(&subject, ENUMERATE, |explorer| explorer.exhaustive(&plan, 0));
     assert_eq!(found.unwrap_err().verdict.promise, Promise::P4Flush);
 }

@@ -6,15 +6,19 @@
 //! - [`device`]: the [`device::BlockDevice`] trait that every tier and layer shares;
 //! - [`btt`]: the block translation table, an atomic block device on persistent memory;
 //! - [`pool`]: what a region holds, and the superblock of every engine but the BTT;
+//! - [`log`]: a write log, for files and blocks, shared by processes;
 //! - [`raw`]: blocks in place on persistent memory, fast and not atomic;
-//! - [`dram`]: the DRAM tier, a volatile write cache over any device.
+//! - [`dram`]: the DRAM tier, a volatile write cache over any device;
+//! - [`size`]: numbers of bytes as people write them.
 //!
 //! `docs/architecture.md` walks one write through them.
 
 pub mod btt;
 pub mod device;
 pub mod dram;
+pub mod log;
 pub mod pmem;
 pub mod pool;
 pub mod raw;
+pub mod size;
 mod sync;

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 /// The modules of the core and which others each may name.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sync", &[]),
+    ("size", &[]),
     ("pmem", &["sync"]),
     ("device", &["pmem", "sync"]),
     ("btt", &["device", "pmem", "sync"]),
     ("pool", &["btt", "device", "pmem"]),
     ("raw", &["device", "pmem", "pool"]),
-    ("dram", &["device", "pmem", "sync"]),
+    ("dram", &["device", "pmem", "size", "sync"]),
+    ("log", &["device", "pmem", "pool", "sync"]),
 ];
 
 #[test]

@@ -9,10 +9,11 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use tidegate::btt::check::{Progress, Report, check, repair};
 use tidegate::pmem::Region;
-use tidegate::pool::{Found, PoolError, PoolKind, Superblock, identify};
+use tidegate::pool::{Engine, Found, PoolError, PoolKind, Superblock, identify};
 use tidegate::raw::RawDevice;
 
 use crate::args::CheckArgs;
+use crate::log_pool;
 use crate::output::{json, line, progress};
 use crate::pool;
 
@@ -31,6 +32,7 @@ struct Outcome<'a> {
 enum Checked {
     Btt(Report),
     Raw(RawReport),
+    Log(log_pool::Report),
 }
 
 /// What a check of a raw pool found: its superblock is all of its metadata.
@@ -48,11 +50,15 @@ struct RawReport {
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
     let region = pool::map(&args.pool, &args.memory, !args.repair)?;
     let kind = identify(&region).with_context(|| pool::in_pool(&region))?;
-    let report = if let PoolKind::Tidegate(found) = kind {
-        Checked::Raw(check_raw(region, found, args.repair).with_context(|| in_pool(args))?)
-    } else {
+    let report = match kind {
+        PoolKind::Tidegate(found) if found.superblock.engine == Engine::Log => {
+            Checked::Log(log_pool::check(region, found, args.repair)?)
+        }
+        PoolKind::Tidegate(found) => {
+            Checked::Raw(check_raw(region, found, args.repair).with_context(|| in_pool(args))?)
+        }
         // Also where nothing is recognised: a BTT can be found by its second info block.
-        Checked::Btt(check_btt(&region, args.repair).with_context(|| in_pool(args))?)
+        _ => Checked::Btt(check_btt(&region, args.repair).with_context(|| in_pool(args))?),
     };
     let clean = report.faults() == 0;
     if args.json {
@@ -80,18 +86,19 @@ fn check_btt(region: &Region, mend: bool) -> Result<Report> {
 }
 
 fn check_raw(region: Region, found: Found, mend: bool) -> Result<RawReport, PoolError> {
-    let findings = raw_findings(&found);
+    let findings = superblock_findings(&found);
     if !mend || findings.is_empty() {
         return Ok(RawReport { findings, repaired_superblocks: 0 });
     }
     let region = Arc::new(region);
     // Opening for writing mends the superblock.
     drop(RawDevice::open(Arc::clone(&region))?);
-    let left = raw_findings(&Superblock::read(&region)?);
+    let left = superblock_findings(&Superblock::read(&region)?);
     Ok(RawReport { repaired_superblocks: findings.len() - left.len(), findings: left })
 }
 
-fn raw_findings(found: &Found) -> Vec<String> {
+/// What is wrong with the copies of a superblock.
+pub(crate) fn superblock_findings(found: &Found) -> Vec<String> {
     let finding = |which, fault| {
         format!("the superblock at the pool's {which} {fault}; the other one is whole")
     };
@@ -105,6 +112,7 @@ impl Checked {
         match self {
             Self::Btt(report) => report.faults,
             Self::Raw(report) => report.findings.len() as u64,
+            Self::Log(report) => report.faults,
         }
     }
 
@@ -112,6 +120,7 @@ impl Checked {
         match self {
             Self::Btt(report) => print_btt(report),
             Self::Raw(report) => print_raw(report),
+            Self::Log(report) => report.print(),
         }
     }
 }

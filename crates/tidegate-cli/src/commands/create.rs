@@ -9,23 +9,27 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::FallocateFlags;
 use tidegate::btt::{self, BttOptions, Version};
+use tidegate::log::{self, LogOptions};
 use tidegate::pmem::{Region, RegionOptions};
 use tidegate::pool::{self, Content, PoolError, PoolKind};
 use tidegate::raw::{self, RawOptions};
+use tidegate::size::Size;
 
 use super::info;
 use crate::args::{BttVersion, CreateArgs, Engine};
 use crate::output::{UsageError, field, spinner};
 use crate::pool::{in_pool, map};
-use crate::size::Size;
 
 /// Pools of engine `raw` are whole pages: two of headers, at least one of data, and the second header's.
 const RAW_BYTES_MIN: u64 = 4 * PAGE_BYTES;
 const PAGE_BYTES: u64 = 4096;
+/// Pools of engine `log` have headers of their own before the ring.
+const LOG_BYTES_MIN: u64 = 3 * PAGE_BYTES + log::layout::RING_OFFSET + log::RING_BYTES_MIN;
 
 /// Runs the command.
 ///
@@ -39,9 +43,12 @@ pub(crate) fn run(args: &CreateArgs) -> Result<ExitCode> {
     let created = recipe.write(&region);
     sign_of_life.finish_and_clear();
     created?;
-    info::describe(&region, &args.pool)?.print()?;
+    info::describe(&Arc::new(region), &args.pool)?.print()?;
     let pool = args.pool.display();
-    field("next", format_args!("tidegate serve {pool} --nbd unix:/tmp/tidegate.sock"))?;
+    match args.engine {
+        Engine::Log => field("next", format_args!("tidegate run --pool {pool} -- CMD"))?,
+        _ => field("next", format_args!("tidegate serve {pool} --nbd unix:/tmp/tidegate.sock"))?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -49,6 +56,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<ExitCode> {
 enum Recipe {
     Btt(BttOptions),
     Raw(RawOptions),
+    Log,
 }
 
 impl Recipe {
@@ -56,6 +64,7 @@ impl Recipe {
         match args.engine {
             Engine::Btt => btt_options(args).map(Self::Btt),
             Engine::Raw => raw_options(args).map(Self::Raw),
+            Engine::Log => log_options(args).map(|()| Self::Log),
         }
     }
 
@@ -63,6 +72,7 @@ impl Recipe {
         let bytes = match self {
             Self::Btt(options) => btt::smallest_bytes(options),
             Self::Raw(_) => RAW_BYTES_MIN,
+            Self::Log => LOG_BYTES_MIN,
         };
         Size { bytes }
     }
@@ -70,7 +80,7 @@ impl Recipe {
     fn largest_fit(&self, size: Size) -> Size {
         let bytes = match self {
             Self::Btt(options) => btt::largest_fit_bytes(options, size.bytes),
-            Self::Raw(_) => size.bytes - size.bytes % PAGE_BYTES,
+            Self::Raw(_) | Self::Log => size.bytes - size.bytes % PAGE_BYTES,
         };
         Size { bytes }
     }
@@ -100,6 +110,10 @@ impl Recipe {
             Self::Raw(options) => {
                 raw::create(region, options).map(drop).with_context(|| in_pool(region))
             }
+            Self::Log => {
+                let made = log::create(region, &LogOptions::default());
+                made.map(drop).with_context(|| in_pool(region))
+            }
         }
     }
 }
@@ -128,6 +142,17 @@ fn raw_options(args: &CreateArgs) -> Result<RawOptions> {
         return Err(UsageError(message.into()).into());
     }
     Ok(RawOptions { block_bytes: args.block_size.unwrap_or(4096), ..RawOptions::default() })
+}
+
+fn log_options(args: &CreateArgs) -> Result<()> {
+    let of_blocks =
+        args.block_size.is_some() || args.btt.lba_size.is_some() || args.btt.btt_version.is_some();
+    if of_blocks {
+        let message = "--block-size, --lba-size and --btt-version belong to engines with blocks; leave them out for \
+                       --engine log";
+        return Err(UsageError(message.into()).into());
+    }
+    Ok(())
 }
 
 /// The region to write the pool to: a new file, or what is there once it may be overwritten.

@@ -1,10 +1,15 @@
 //! The subcommands, a file each.
 
 mod bench;
-mod check;
+pub(crate) mod check;
 mod create;
+mod flush;
 mod info;
+mod recover;
+mod run;
 mod serve;
+mod stat;
+mod supervise;
 
 use std::process::ExitCode;
 
@@ -20,6 +25,11 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Info(args) => info::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Recover(args) => recover::run(&args),
+        Command::Flush(args) => flush::run(&args),
+        Command::Stat(args) => stat::run(&args),
+        Command::Supervise(args) => supervise::run(&args),
         Command::Bench { command } => bench::run(&command),
     }
 }

@@ -12,14 +12,15 @@ use tidegate::device::BlockDevice;
 use tidegate::device::delay::{Delay, Delays};
 use tidegate::dram::phases::{Phase, PhaseTimes};
 use tidegate::dram::{self, DramTier, Phases, Policy};
+use tidegate::size::Size;
 use tidegate_serve::nbd::{
     Export, Limits, ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls, TlsMode,
 };
 
+use super::info::print_tier;
 use crate::args::{LimitArgs, ServeArgs, TlsArgs, TlsWhen};
 use crate::output::{field, line};
 use crate::pool::{self, Pool};
-use crate::size::Size;
 
 /// Runs the command until a signal ends it.
 ///
@@ -29,7 +30,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let tls = tls(&args.tls)?;
     // Caught before the first client can connect: no signal is lost, and none kills the process.
     let signals = Signals::new([SIGTERM, SIGINT]).context("cannot catch signals")?;
-    let pool = pool::open(&args.pool, &args.memory, args.read_only)?;
+    let pool = pool::open(args)?;
     let secure = tls.is_some();
     let tier = open_tier(args, &pool)?;
     let server = bind(args, &tier, tls)?;
@@ -41,7 +42,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let written_back = write_back(args, tier.as_ref());
     ignore_closed_pipe(summarize(&statistics.snapshot(), started.elapsed()))?;
     ignore_closed_pipe(summarize_tier(&tier.phases()))?;
-    served.and(written_back)?;
+    served.and(written_back).and_then(|()| pool.close())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -126,7 +127,10 @@ fn announce(
     field("domain", pool.region.domain())?;
     field("power cut", pool::power_cut(&pool.region))?;
     field("media", pool.region.media())?;
-    field("recovered", format_args!("{} unfinished writes", pool.recovered_lanes))?;
+    if let Some(backing) = &args.backing {
+        field("backing", backing)?;
+    }
+    field("recovered", &pool.recovered)?;
     announce_tier(tier)?;
     for address in addresses {
         field("listening", address)?;
@@ -140,14 +144,7 @@ fn announce_tier(tier: &dyn DramTier) -> io::Result<()> {
     if summary.policy == Policy::None {
         return field("dram tier", Policy::None);
     }
-    let (size, slots) = (Size { bytes: summary.capacity_bytes }, summary.slots);
-    field(
-        "dram tier",
-        format_args!(
-            "{} of {size}: {slots} slots of {} bytes, {:.1} bytes of metadata a slot, {} threads",
-            summary.policy, summary.block_bytes, summary.metadata_bytes_per_slot, summary.threads
-        ),
-    )?;
+    print_tier(&summary)?;
     field("acknowledged", "in DRAM; durable at the next flush, FUA or SIGTERM")
 }
 

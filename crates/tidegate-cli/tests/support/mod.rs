@@ -1,6 +1,9 @@
 //! What the end-to-end tests share: the real binary, a pool on tmpfs, the real tools.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part of this module")]
 
+pub mod file_system;
+pub mod random;
+
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -65,6 +68,15 @@ fn stdout_of_success(what: &str, output: &Output) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{what}: {}\n{stdout}{stderr}", output.status);
     stdout
+}
+
+/// Number and group of a user of this machine.
+pub fn user(name: &str) -> (u32, u32) {
+    let numbers = ["-u", "-g"].map(|which| {
+        let number = succeed(tool("id", "coreutils").args([which, name]));
+        number.trim().parse().expect("id prints a number")
+    });
+    (numbers[0], numbers[1])
 }
 
 /// A number from the environment: the long versions of tests set it.

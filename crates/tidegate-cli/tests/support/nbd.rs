@@ -1,5 +1,6 @@
 //! A minimal NBD client of our own (unix socket, simple replies), which keeps many requests in flight and
 //! knows, for each, whether it was acknowledged. The wire format is the NBD project's doc/proto.md.
+#![allow(dead_code, reason = "each test binary uses its part of this module")]
 #![expect(clippy::big_endian_bytes, reason = "NBD's wire format is big-endian")]
 
 use std::io::{self, Read, Write};

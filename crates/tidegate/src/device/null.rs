@@ -17,6 +17,11 @@ impl NullDevice {
     pub fn new(block_bytes: u32, blocks: u64) -> Result<Self> {
         Ok(Self { geometry: Geometry::in_memory(block_bytes, blocks)? })
     }
+
+    /// A device of this geometry.
+    pub fn like(geometry: Geometry) -> Self {
+        Self { geometry }
+    }
 }
 
 impl BlockDevice for NullDevice {

@@ -9,12 +9,13 @@
 //! 5. A write-back that failed loses nothing: the block stays dirty and readable, the next flush or FUA
 //!    reports the error, and every later flush tries again and reports until it succeeds.
 //!
-//! Entry points: [`TierSpec`] parses `POLICY:SIZE`, [`open`] makes the tier, [`DramTier`] is what it can do
-//! beside being a device. The policies: `transit` (the Caiti paper), `staging` (what that paper compares
+//! Entry points: [`TierSpec`] parses `POLICY:SIZE`, [`open`] makes the tier and [`describe`] says what it would
+//! make, [`driven`] makes one for a simulator, [`DramTier`] is what it can do beside being a device. The policies: `transit` (the Caiti paper), `staging` (what that paper compares
 //! against), and none. Shared by them: `slots` (the buffers), `free_set` (free slots), `faults` (errors of
 //! write-backs), [`phases`] (where the time goes).
 
 mod clock;
+pub mod driven;
 mod faults;
 mod free_set;
 mod passthrough;
@@ -24,11 +25,13 @@ mod spec;
 mod staging;
 #[cfg(all(test, not(feature = "loom")))]
 mod suite;
+mod thread_number;
 mod transit;
 
 use std::sync::Arc;
 
-use crate::device::{BlockDevice, Result};
+use crate::device::null::NullDevice;
+use crate::device::{BlockDevice, Geometry, Result};
 
 pub use phases::Phases;
 pub use spec::{Policy, SpecError, TierSpec};
@@ -89,5 +92,39 @@ pub fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<A
         Policy::Pmbd | Policy::Pmbd70 | Policy::Lru | Policy::Coactive => {
             staging::open(policy, bytes, below)
         }
+    }
+}
+
+/// What [`open`] would make over a device of this geometry, without taking the memory or starting a thread.
+///
+/// # Errors
+/// As for [`open`].
+pub fn describe(policy: Policy, bytes: u64, geometry: Geometry) -> Result<TierSummary> {
+    let below = Arc::new(NullDevice::like(geometry));
+    match policy {
+        Policy::None => Ok(passthrough::Passthrough::new(below).summary()),
+        Policy::Transit | Policy::TransitNoEager | Policy::TransitNoBypass => {
+            transit::Transit::describe(policy, bytes, below)
+        }
+        Policy::Pmbd | Policy::Pmbd70 | Policy::Lru | Policy::Coactive => {
+            staging::describe(policy, bytes, below)
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_described_is_what_opens() {
+        let below = Arc::new(NullDevice::new(512, 1000).unwrap());
+        for policy in Policy::ALL {
+            let bytes = if policy == Policy::None { 0 } else { 40_000 };
+            let described = describe(policy, bytes, below.geometry()).unwrap();
+            assert_eq!(described, open(policy, bytes, below.clone()).unwrap().summary());
+        }
+        let nothing = describe(Policy::Transit, 511, below.geometry());
+        assert_eq!(nothing.unwrap_err().kind(), crate::device::DeviceErrorKind::Unsupported);
     }
 }

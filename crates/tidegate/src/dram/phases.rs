@@ -7,12 +7,13 @@
 //! Threads write to shards of their own, read only for a snapshot.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use serde::Serialize;
 
 use super::clock::now_ns;
+use super::thread_number::thread_number;
 
 /// Of so many operations one has its short phases measured.
 pub const SAMPLE_ONE_IN: u32 = 32;
@@ -172,13 +173,13 @@ impl Recorder {
         self.begin_in(Phase::Other, sampled)
     }
 
-    /// Begins work of the calling thread that is one phase and no request: a background write-back.
-    pub(super) fn begin_background(&self, phase: Phase) -> Operation<'_> {
+    /// Begins work of the calling thread that is one phase: a background write-back, or a request with nothing around it.
+    pub(super) fn begin_single(&self, phase: Phase) -> Operation<'_> {
         self.begin_in(phase, draw())
     }
 
     fn begin_in(&self, phase: Phase, sampled: bool) -> Operation<'_> {
-        let shard = &self.shards[ORDINAL.with(|ordinal| *ordinal) % SHARDS];
+        let shard = &self.shards[thread_number() % SHARDS];
         let mut operation = Operation { shard, phase, since_ns: None, sampled };
         operation.start(phase);
         operation
@@ -309,10 +310,7 @@ fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
 }
 
-static NEXT_ORDINAL: AtomicUsize = AtomicUsize::new(0);
-
 thread_local! {
-    static ORDINAL: usize = NEXT_ORDINAL.fetch_add(1, Ordering::Relaxed);
     static DRAWS: Cell<u32> = const { Cell::new(1) };
 }
 
@@ -380,7 +378,7 @@ mod tests {
     #[test]
     fn a_snapshot_has_units_in_its_keys() {
         let recorder = Recorder::new();
-        drop(recorder.begin_background(Phase::Eviction));
+        drop(recorder.begin_single(Phase::Eviction));
         let json = serde_json::to_value(recorder.snapshot()).unwrap();
         let eviction = &json["phases"][0];
         assert_eq!(eviction["phase"], "eviction");

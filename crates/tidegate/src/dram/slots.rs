@@ -26,18 +26,15 @@ impl Slots {
     /// # Errors
     /// [`DeviceErrorKind::Unsupported`]: no slot, or more than can be numbered. Or the memory cannot be had.
     pub(super) fn new(bytes: u64, block_bytes: u32) -> Result<Self> {
-        let wanted = bytes / u64::from(block_bytes.max(1));
-        let count = u32::try_from(wanted).ok().filter(|&count| 0 < count && count < NO_SLOT);
-        let Some(count) = count else {
-            return Err(DeviceError::new(
-                DeviceErrorKind::Unsupported,
-                format!(
-                    "a cache of {bytes} bytes holds {wanted} blocks of {block_bytes} bytes; expected 1 to {}",
-                    NO_SLOT - 1
-                ),
-            ));
-        };
-        Ok(Self { buffers: Buffers::new(count, block_bytes)? })
+        Ok(Self { buffers: Buffers::new(count(bytes, block_bytes)?, block_bytes)? })
+    }
+
+    /// The same, but memory is taken only for what is written.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub(super) fn reserve(bytes: u64, block_bytes: u32) -> Result<Self> {
+        Ok(Self { buffers: Buffers::reserve(count(bytes, block_bytes)?, block_bytes)? })
     }
 
     /// Number of slots.
@@ -54,6 +51,19 @@ impl Slots {
     pub(super) fn lock(&self, slot: u32) -> ReadBuffer<'_> {
         self.buffers.read(slot)
     }
+}
+
+/// How many slots of `block_bytes` `bytes` hold.
+fn count(bytes: u64, block_bytes: u32) -> Result<u32> {
+    let wanted = bytes / u64::from(block_bytes.max(1));
+    let count = u32::try_from(wanted).ok().filter(|&count| 0 < count && count < NO_SLOT);
+    count.ok_or_else(|| {
+        let most = NO_SLOT - 1;
+        let context = format!(
+            "a cache of {bytes} bytes holds {wanted} blocks of {block_bytes} bytes; expected 1 to {most}"
+        );
+        DeviceError::new(DeviceErrorKind::Unsupported, context)
+    })
 }
 
 #[cfg(all(test, not(feature = "loom")))]

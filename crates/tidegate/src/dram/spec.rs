@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::size::{SizeError, parse_bytes};
+
 /// How a DRAM tier decides what to keep and when to write back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -95,10 +97,13 @@ pub enum SpecError {
     #[error("DRAM policy none takes no size; leave `:{0}` out")]
     SizeOfNone(String),
     /// The size is no size.
-    #[error(
-        "`{0}` is no size; expected a number above 0, with K, M, G or T for powers of 1024, as in 512M"
-    )]
-    BadSize(String),
+    #[error("`{text}` is no size of a cache, as 512M is one")]
+    BadSize {
+        /// What stands for the size.
+        text: String,
+        /// What is wrong with it.
+        source: SizeError,
+    },
 }
 
 impl FromStr for TierSpec {
@@ -113,7 +118,10 @@ impl FromStr for TierSpec {
             (Policy::None, None) => Ok(Self { policy, bytes: 0 }),
             (Policy::None, Some(size)) => Err(SpecError::SizeOfNone(size.to_owned())),
             (_, None) => Err(SpecError::NoSize(policy)),
-            (_, Some(size)) => Ok(Self { policy, bytes: parse_size(size)? }),
+            (_, Some(text)) => {
+                let bad = |source| SpecError::BadSize { text: text.to_owned(), source };
+                Ok(Self { policy, bytes: parse_bytes(text).map_err(bad)? })
+            }
         }
     }
 }
@@ -127,26 +135,6 @@ impl fmt::Display for TierSpec {
         let exact = units.iter().find(|(_, shift)| self.bytes.trailing_zeros() >= *shift);
         let (unit, shift) = exact.copied().unwrap_or(("", 0));
         write!(f, "{}:{}{unit}", self.policy, self.bytes >> shift)
-    }
-}
-
-fn parse_size(text: &str) -> Result<u64, SpecError> {
-    let bad = || SpecError::BadSize(text.to_owned());
-    let shift = match text.bytes().last().map(|unit| unit.to_ascii_uppercase()) {
-        Some(b'K') => 10,
-        Some(b'M') => 20,
-        Some(b'G') => 30,
-        Some(b'T') => 40,
-        _ => 0,
-    };
-    let digits = if shift > 0 { &text[..text.len() - 1] } else { text };
-    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
-        return Err(bad());
-    }
-    let number: u64 = digits.parse().map_err(|_| bad())?;
-    match number.checked_mul(1 << shift) {
-        Some(bytes) if bytes > 0 => Ok(bytes),
-        _ => Err(bad()),
     }
 }
 
@@ -178,10 +166,11 @@ mod tests {
         assert_eq!(error("transit"), SpecError::NoSize(Policy::Transit));
         assert_eq!(error("none:1M"), SpecError::SizeOfNone("1M".into()));
         assert_eq!(error("fifo:1M"), SpecError::UnknownPolicy("fifo".into()));
-        for size in
-            ["", "0", "M", "-1", "+1", "1.5M", "1MM", "16777216T", "99999999999999999999", "1é"]
+        for (size, source) in
+            [("", SizeError::Malformed), ("0", SizeError::Zero), ("16777216T", SizeError::TooLarge)]
         {
-            assert_eq!(error(&format!("lru:{size}")), SpecError::BadSize(size.into()));
+            let text = size.to_owned();
+            assert_eq!(error(&format!("lru:{size}")), SpecError::BadSize { text, source });
         }
     }
 }

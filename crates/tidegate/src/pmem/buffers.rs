@@ -49,14 +49,22 @@ impl Buffers {
     /// # Errors
     /// [`PmemError`]: there is not so much memory, or none is asked for.
     pub fn new(count: u32, buffer_bytes: u32) -> Result<Self, PmemError> {
-        let memory = Mapping::anonymous(u64::from(count) * u64::from(buffer_bytes))?;
-        memory.prefer_huge_pages();
-        let locks = (0..count).map(|_| RwLock::new(())).collect();
-        let buffers = Self { memory, locks, buffer_bytes };
+        let buffers = Self::reserve(count, buffer_bytes)?;
         for number in 0..count {
             buffers.write(number).chunks_mut(PAGE_BYTES).for_each(|page| page[0] = 0);
         }
         Ok(buffers)
+    }
+
+    /// The same, but memory is taken only for what is written.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn reserve(count: u32, buffer_bytes: u32) -> Result<Self, PmemError> {
+        let memory = Mapping::anonymous(u64::from(count) * u64::from(buffer_bytes))?;
+        memory.prefer_huge_pages();
+        let locks = (0..count).map(|_| RwLock::new(())).collect();
+        Ok(Self { memory, locks, buffer_bytes })
     }
 
     /// The number of buffers.

@@ -68,8 +68,8 @@ pub(super) struct Mapping {
     len_bytes: u64,
     kind: Kind,
     page_bytes: u64,
-    /// Holds the lock.
-    _file: Option<File>,
+    /// Holds the lock, and allocates.
+    file: Option<File>,
 }
 
 // SAFETY: the mapping is shared memory reached only through raw pointers; it stays mapped until drop,
@@ -98,15 +98,11 @@ impl Mapping {
 
     /// Creates the file at `path` with `len_bytes` bytes of allocated space, and maps it. The file is removed
     /// again if the space cannot be had.
-    pub(super) fn create(path: &Path, len_bytes: u64) -> Result<Self> {
-        if len_bytes == 0 {
-            return Err(PmemError::Empty { path: path.to_path_buf() });
-        }
-        let mut open = File::options();
-        let open = open.read(true).write(true).create_new(true).mode(0o600);
-        let file = open.open(path).map_err(os("create", path))?;
+    pub(super) fn create(path: &Path, len_bytes: u64, sparse: bool) -> Result<Self> {
+        let file = create_file(path, len_bytes)?;
         lock(&file, path, false)?;
-        let made = allocate(&file, len_bytes)
+        let made = if sparse { file.set_len(len_bytes) } else { allocate(&file, 0, len_bytes) };
+        let made = made
             .and_then(|()| file.sync_all())
             .and_then(|()| sync_parent(path))
             .map_err(os("allocate space for", path))
@@ -118,8 +114,55 @@ impl Mapping {
         made
     }
 
+    /// Maps the pool file at `path` beside others that have it open.
+    pub(super) fn open_guest(path: &Path) -> Result<Self> {
+        let file = File::options().read(true).write(true).open(path).map_err(os("open", path))?;
+        let metadata = file.metadata().map_err(os("inspect", path))?;
+        if metadata.file_type().is_char_device() {
+            return Self::of_devdax(file, path, metadata.rdev(), false).map(Self::closed);
+        }
+        Self::of_file(file, path, false).map(Self::closed)
+    }
+
+    /// Without its descriptor, which is no business of a program that only uses the memory.
+    fn closed(mut self) -> Self {
+        self.file = None;
+        self
+    }
+
+    /// Creates the file at `path` with `len_bytes` zero bytes, for its owner alone.
+    pub(super) fn create_shared(path: &Path, len_bytes: u64) -> Result<Self> {
+        let file = create_file(path, len_bytes)?;
+        file.set_len(len_bytes).map_err(os("allocate space for", path))?;
+        Self::of_file(file, path, false)
+    }
+
+    /// Maps a file that only its owner, who is the caller, may write.
+    pub(super) fn open_shared(path: &Path) -> Result<Self> {
+        let mut open = File::options();
+        let open = open.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
+        let file = open.open(path).map_err(os("open", path))?;
+        let metadata = file.metadata().map_err(os("inspect", path))?;
+        let owner = rustix::process::geteuid().as_raw();
+        if metadata.uid() != owner || metadata.mode() & 0o022 != 0 {
+            let found = format!("it has owner {} and mode {:o}", metadata.uid(), metadata.mode());
+            let source = io::Error::new(io::ErrorKind::PermissionDenied, found);
+            return Err(os("trust", path)(source));
+        }
+        Self::of_file(file, path, false).map(Self::closed)
+    }
+
+    /// Maps `len_bytes` zero bytes of this process and its forks.
+    pub(super) fn anonymous_shared(len_bytes: u64) -> Result<Self> {
+        Self::anonymous_with(len_bytes, MapFlags::SHARED)
+    }
+
     /// Maps `len_bytes` zero bytes of this process.
     pub(super) fn anonymous(len_bytes: u64) -> Result<Self> {
+        Self::anonymous_with(len_bytes, MapFlags::PRIVATE)
+    }
+
+    fn anonymous_with(len_bytes: u64, flags: MapFlags) -> Result<Self> {
         let path = PathBuf::from("(anonymous memory)");
         if len_bytes == 0 {
             return Err(PmemError::Empty { path });
@@ -127,12 +170,7 @@ impl Mapping {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let mapped = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                to_usize(len_bytes),
-                prot,
-                MapFlags::PRIVATE,
-            )
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), to_usize(len_bytes), prot, flags)
         };
         let base = mapped.map_err(|errno| os("map", &path)(errno.into()))?;
         Ok(Self::new(base, len_bytes, Kind::Anonymous, page_bytes(), None))
@@ -180,12 +218,20 @@ impl Mapping {
         // The handler of memory errors makes pointers from fault addresses.
         base.expose_provenance();
         let base = NonNull::new(base.cast()).expect("mmap returns no null pointer");
-        Self { base, len_bytes, kind, page_bytes, _file: file }
+        Self { base, len_bytes, kind, page_bytes, file }
     }
 
     #[inline]
     pub(super) fn len_bytes(&self) -> u64 {
         self.len_bytes
+    }
+
+    /// Allocates space of the file under the mapping, if there is one.
+    pub(super) fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        match &self.file {
+            Some(file) if self.kind != Kind::Devdax => allocate(file, offset, len),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn kind(&self) -> Kind {
@@ -253,12 +299,23 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<()> {
     })
 }
 
+/// Creates the file at `path`, which must not exist, for its owner alone.
+fn create_file(path: &Path, len_bytes: u64) -> Result<File> {
+    if len_bytes == 0 {
+        return Err(PmemError::Empty { path: path.to_path_buf() });
+    }
+    let mut open = File::options();
+    let open = open.read(true).write(true).create_new(true).mode(0o600);
+    open.open(path).map_err(os("create", path))
+}
+
 /// Allocates space, by writing to each block where the file system cannot do better.
-fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
-    let len =
-        libc::off_t::try_from(len_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+fn allocate(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {
+    let too_big = |_| io::Error::from_raw_os_error(libc::EFBIG);
+    let offset = libc::off_t::try_from(offset).map_err(too_big)?;
+    let len = libc::off_t::try_from(len_bytes).map_err(too_big)?;
     // SAFETY: a system call on an open descriptor.
-    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), offset, len) } {
         0 => Ok(()),
         errno => Err(io::Error::from_raw_os_error(errno)),
     }

@@ -13,7 +13,7 @@
 //! Map: `region` (the operations) · `mapping` (how a path becomes memory) · `domain` (what durable takes) ·
 //! `cpu` (write-back and copies by instruction set) · `writeback` (the msync domain) · `media` and `delay`
 //! (slower memory, modeled) · `poison` (memory errors) · `counters` and `shard` (per-thread counting) ·
-//! `observer` (the crash simulator's seam) · `buffers` (ordinary memory behind locks, for caches above).
+//! `observer` (the crash simulator's seam) · `shared` (volatile memory of several processes) · `buffers` (ordinary memory behind locks, for caches above).
 
 #![allow(unsafe_code)] // Mapped memory is reached through raw pointers; nothing above this module needs to.
 
@@ -29,6 +29,7 @@ mod observer;
 mod poison;
 mod region;
 mod shard;
+mod shared;
 mod writeback;
 
 pub use buffers::{Buffers, ReadBuffer, WriteBuffer, copy_streaming};
@@ -39,6 +40,7 @@ pub use mapping::Kind;
 pub use media::MediaModel;
 pub use observer::Observer;
 pub use region::{Region, RegionOptions};
+pub use shared::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
 
 /// Bytes in the unit of write-back: a cache line.
 pub const LINE_BYTES: u64 = 64;

@@ -35,6 +35,11 @@ pub struct RegionOptions {
     pub create_bytes: Option<u64>,
     /// The medium that the memory stands for.
     pub media: MediaModel,
+    /// With `create_bytes`: leave the space unallocated, but for what [`Region::allocate`] asks for.
+    pub sparse: bool,
+    /// Join others that have the file open, on their terms: no lock is taken, and no handler for memory errors
+    /// is installed, for the process is somebody else's program.
+    pub guest: bool,
 }
 
 /// A mapping of persistent memory.
@@ -43,7 +48,7 @@ pub struct RegionOptions {
 /// overlapping plain accesses from two threads may tear, and keeping them apart is the engine's work.
 pub struct Region {
     // Before the mapping: the watch ends before the memory goes.
-    poison: PoisonWatch,
+    poison: Option<PoisonWatch>,
     mapping: Mapping,
     domain: Domain,
     read_only: bool,
@@ -69,7 +74,8 @@ impl Region {
     /// opened, allocated (no space left, for one) or mapped.
     pub fn open(path: &Path, options: &RegionOptions) -> Result<Self> {
         let mapping = match options.create_bytes {
-            Some(len_bytes) => Mapping::create(path, len_bytes)?,
+            Some(len_bytes) => Mapping::create(path, len_bytes, options.sparse)?,
+            None if options.guest => Mapping::open_guest(path)?,
             None => Mapping::open(path, options.read_only)?,
         };
         Self::over(mapping, path.to_path_buf(), options)
@@ -95,14 +101,17 @@ impl Region {
     fn over(mapping: Mapping, name: PathBuf, options: &RegionOptions) -> Result<Self> {
         let domain = possible(options.domain.unwrap_or(mapping.kind().domain()));
         let (start, len, page_bytes) = mapping.pages();
-        let poison = PoisonWatch::new(start, len, page_bytes).ok_or_else(|| PmemError::Os {
-            action: "watch for memory errors in",
-            path: name.clone(),
-            source: std::io::Error::other(format!(
-                "{} regions are open, the most there can be",
-                poison::MOST_REGIONS
-            )),
-        })?;
+        let watch = || {
+            PoisonWatch::new(start, len, page_bytes).ok_or_else(|| PmemError::Os {
+                action: "watch for memory errors in",
+                path: name.clone(),
+                source: std::io::Error::other(format!(
+                    "{} regions are open, the most there can be",
+                    poison::MOST_REGIONS
+                )),
+            })
+        };
+        let poison = if options.guest { None } else { Some(watch()?) };
         Ok(Self {
             poison,
             domain,
@@ -131,6 +140,20 @@ impl Region {
     #[inline]
     pub fn len_bytes(&self) -> u64 {
         self.mapping.len_bytes()
+    }
+
+    /// Allocates the space of `len` bytes at `offset` of the file under the region, so that no store there ends in a
+    /// full file system. Has nothing to do where the region is no file.
+    ///
+    /// # Errors
+    /// [`PmemError::OutOfRange`]; [`PmemError::Os`]: no space left, for one.
+    pub fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.at(offset, len)?;
+        self.mapping.allocate(offset, len).map_err(|source| PmemError::Os {
+            action: "allocate space for",
+            path: self.name.clone(),
+            source,
+        })
     }
 
     /// What a store needs to become durable here.
@@ -455,10 +478,12 @@ impl Region {
     fn check_whole(&self, offset: u64, len: u64) -> Result<()> {
         // A fault of the access happens before the look at what faults there were.
         compiler_fence(Ordering::SeqCst);
-        if !self.poison.is_whole() && self.poison.touches(offset, len) {
-            return Err(PmemError::Poisoned { offset, len });
+        match &self.poison {
+            Some(poison) if !poison.is_whole() && poison.touches(offset, len) => {
+                Err(PmemError::Poisoned { offset, len })
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -28,6 +28,8 @@ type Result<T> = std::result::Result<T, PoolError>;
 pub enum Engine {
     /// Blocks in place, without atomicity: [`raw`](crate::raw).
     Raw,
+    /// A write log: [`log`](crate::log).
+    Log,
 }
 
 impl Engine {
@@ -35,12 +37,14 @@ impl Engine {
     fn code(self) -> u32 {
         match self {
             Self::Raw => 1,
+            Self::Log => 2,
         }
     }
 
     fn from_code(code: u32) -> Result<Self> {
         match code {
             1 => Ok(Self::Raw),
+            2 => Ok(Self::Log),
             code => Err(PoolError::UnknownEngine { code }),
         }
     }
@@ -50,6 +54,7 @@ impl std::fmt::Display for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Raw => "raw",
+            Self::Log => "log",
         })
     }
 }

@@ -132,7 +132,7 @@ impl<R: Replacement> Core<R> {
         while let Some(number) = self.bell.answer() {
             let mut set = self.lock(number);
             while self.take_background(&mut set, &mut batch, &mut idleness) {
-                let _operation = self.recorder.begin_background(Phase::Eviction);
+                let _operation = self.recorder.begin_single(Phase::Eviction);
                 // What failed is in the ledger.
                 let _ = self.write_back_in_background(&mut set, &mut batch);
             }

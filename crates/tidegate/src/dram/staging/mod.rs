@@ -36,7 +36,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use super::{DramTier, Policy};
+use super::{DramTier, Policy, TierSummary};
 use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Result};
 use runtime::Staging;
 
@@ -56,11 +56,31 @@ pub(super) fn open(
         Policy::Coactive => {
             Ok(Arc::new(Staging::<coactive::Coactive>::open(policy, bytes, below)?))
         }
-        other => Err(DeviceError::new(
-            DeviceErrorKind::Unsupported,
-            format!(
-                "DRAM policy {other} is no staging policy; expected pmbd, pmbd70, lru or coactive"
-            ),
-        )),
+        other => Err(no_staging(other)),
     }
+}
+
+/// What [`open`] would make.
+///
+/// # Errors
+/// As for [`open`].
+pub(super) fn describe(
+    policy: Policy,
+    bytes: u64,
+    below: Arc<dyn BlockDevice>,
+) -> Result<TierSummary> {
+    match policy {
+        Policy::Pmbd => Staging::<pmbd::Pmbd>::describe(policy, bytes, below),
+        Policy::Pmbd70 => Staging::<pmbd70::Pmbd70>::describe(policy, bytes, below),
+        Policy::Lru => Staging::<lru::Lru>::describe(policy, bytes, below),
+        Policy::Coactive => Staging::<coactive::Coactive>::describe(policy, bytes, below),
+        other => Err(no_staging(other)),
+    }
+}
+
+fn no_staging(policy: Policy) -> DeviceError {
+    let context = format!(
+        "DRAM policy {policy} is no staging policy; expected pmbd, pmbd70, lru or coactive"
+    );
+    DeviceError::new(DeviceErrorKind::Unsupported, context)
 }

@@ -62,17 +62,30 @@ impl<R: Replacement> Staging<R> {
     /// # Errors
     /// As for [`super::super::open`]; or a thread cannot be started.
     pub(super) fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
-        let core = Arc::new(Core::new(policy, bytes, below)?);
-        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = Threads::start(&core, R::THREADS.min(cpus).min(core.sets.len()))?;
+        let slots = Slots::new(bytes, below.geometry().block_bytes)?;
+        let core = Arc::new(Core::new(policy, slots, below));
+        let threads = Threads::start(&core, core.threads())?;
         Ok(Self { core, threads })
+    }
+
+    /// What [`open`](Self::open) would make.
+    ///
+    /// # Errors
+    /// As for [`super::super::open`].
+    pub(super) fn describe(
+        policy: Policy,
+        bytes: u64,
+        below: Arc<dyn BlockDevice>,
+    ) -> Result<TierSummary> {
+        let slots = Slots::reserve(bytes, below.geometry().block_bytes)?;
+        let core = Core::<R>::new(policy, slots, below);
+        Ok(core.summary(u32::try_from(core.threads()).unwrap_or(u32::MAX)))
     }
 }
 
 impl<R: Replacement> Core<R> {
-    fn new(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
+    fn new(policy: Policy, slots: Slots, below: Arc<dyn BlockDevice>) -> Self {
         let geometry = below.geometry();
-        let slots = Slots::new(bytes, geometry.block_bytes)?;
         let sets = (slots.count() / SLOTS_A_SET).clamp(1, R::SETS);
         let run_log2 = (geometry.preferred_bytes / geometry.block_bytes).max(1).ilog2();
         let first_slot = |number: u32| {
@@ -85,7 +98,7 @@ impl<R: Replacement> Core<R> {
             let guarded = Mutex::new(Guarded { set, waiters: 0, called: false });
             CachePadded::new(Cell { guarded, changed: Condvar::new(), first_slot })
         };
-        Ok(Self {
+        Self {
             policy,
             below: Below::new(below, R::WHEN_IDLE),
             geometry,
@@ -96,7 +109,29 @@ impl<R: Replacement> Core<R> {
             faults: Faults::default(),
             recorder: Recorder::new(),
             bell: Bell::default(),
-        })
+        }
+    }
+
+    /// Background threads that it starts.
+    fn threads(&self) -> usize {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        R::THREADS.min(cpus).min(self.sets.len())
+    }
+
+    fn summary(&self, threads: u32) -> TierSummary {
+        let counts = || (0..self.sets.len()).map(|number| self.lock(number).set().counts());
+        let block_bytes = self.geometry.block_bytes;
+        TierSummary {
+            policy: self.policy,
+            capacity_bytes: u64::from(self.slots.count()) * u64::from(block_bytes),
+            block_bytes,
+            slots: self.slots.count().into(),
+            sets: u32::try_from(self.sets.len()).unwrap_or(u32::MAX),
+            metadata_bytes_per_slot: self.metadata_bytes_per_slot(),
+            dirty_slots: counts().map(|(dirty, _)| u64::from(dirty)).sum(),
+            failed_slots: counts().map(|(_, failed)| u64::from(failed)).sum(),
+            threads,
+        }
     }
 
     /// Number of sets.
@@ -271,20 +306,7 @@ impl<R: Replacement> BlockDevice for Staging<R> {
 
 impl<R: Replacement> DramTier for Staging<R> {
     fn summary(&self) -> TierSummary {
-        let core = &self.core;
-        let counts = || (0..core.sets.len()).map(|number| core.lock(number).set().counts());
-        let block_bytes = core.geometry.block_bytes;
-        TierSummary {
-            policy: core.policy,
-            capacity_bytes: u64::from(core.slots.count()) * u64::from(block_bytes),
-            block_bytes,
-            slots: core.slots.count().into(),
-            sets: u32::try_from(core.sets.len()).unwrap_or(u32::MAX),
-            metadata_bytes_per_slot: core.metadata_bytes_per_slot(),
-            dirty_slots: counts().map(|(dirty, _)| u64::from(dirty)).sum(),
-            failed_slots: counts().map(|(_, failed)| u64::from(failed)).sum(),
-            threads: self.threads.count(),
-        }
+        self.core.summary(self.threads.count())
     }
 
     fn phases(&self) -> Phases {

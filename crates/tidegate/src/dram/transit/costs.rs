@@ -1,89 +1,148 @@
 //! What writes cost, measured: whether a cache write is worth it.
 //!
-//! Moving averages over sampled operations. Races between updates lose a sample, which does no harm.
+//! Moving medians over sampled operations: a thread that lost its CPU in between says nothing about the cost,
+//! however long it took. Races between updates lose a sample, which does no harm.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A new sample weighs one part in `1 << WEIGHT_LOG2`.
-const WEIGHT_LOG2: u32 = 4;
+/// A sample moves a median by one part in `1 << STEP_LOG2` towards itself, and the first ones by more.
+const STEP_LOG2: u32 = 5;
+const FIRST_STEP_LOG2: u32 = 2;
+/// Samples before a median is believed.
+const ENOUGH_SAMPLES: u32 = 16;
+/// Samples of the straight course after which it is found out again what a cache write costs.
+const SAMPLES_TO_DOUBT: u32 = 1 << 16;
 
-/// Averages in nanoseconds; 0 until the first sample.
+/// Which way is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Worth {
+    /// Too little was measured.
+    Unknown,
+    /// A block gets into the cache in less than half the time that it takes below.
+    Cache,
+    /// Caching would only add the work of the eviction.
+    Bypass,
+}
+
+/// Times of one block.
 #[derive(Default)]
-#[expect(clippy::struct_field_names, reason = "the unit")]
 pub(super) struct Costs {
-    /// A block of a request written to the device below.
-    bypass_ns: AtomicU64,
-    /// A block of the cache written to the device below: dearer, for its data comes from memory.
-    eviction_ns: AtomicU64,
-    /// A block put into the cache, bookkeeping included.
-    cached_ns: AtomicU64,
+    /// Of a request, written to the device below.
+    bypass: Median,
+    /// Of the cache, written to the device below: dearer, for its data comes from memory.
+    eviction: Median,
+    /// Put into the cache, bookkeeping included.
+    cached: Median,
+    /// Bypasses sampled since the last cache write.
+    bypasses_since: AtomicU32,
+}
+
+#[derive(Default)]
+struct Median {
+    ns: AtomicU64,
+    samples: AtomicU32,
 }
 
 impl Costs {
     /// A block of a request was written below in `ns`.
     pub(super) fn sample_bypass(&self, ns: u64) {
-        average(&self.bypass_ns, ns);
+        self.bypass.sample(ns);
+        if self.bypasses_since.fetch_add(1, Ordering::Relaxed) >= SAMPLES_TO_DOUBT {
+            self.cached.forget();
+            self.bypasses_since.store(0, Ordering::Relaxed);
+        }
     }
 
     /// A block of the cache was written below in `ns`.
     pub(super) fn sample_eviction(&self, ns: u64) {
-        average(&self.eviction_ns, ns);
+        self.eviction.sample(ns);
     }
 
     /// A block was put into the cache in `ns`.
     pub(super) fn sample_cached(&self, ns: u64) {
-        average(&self.cached_ns, ns);
+        self.cached.sample(ns);
+        self.bypasses_since.store(0, Ordering::Relaxed);
     }
 
-    /// The device below is no slower than the cache, so caching would only add the work of the eviction. Until
-    /// something went past the cache, evictions tell how fast the device is at least.
-    pub(super) fn favour_bypass(&self) -> bool {
-        let below_ns = match self.bypass_ns.load(Ordering::Relaxed) {
-            0 => self.eviction_ns.load(Ordering::Relaxed),
-            bypass_ns => bypass_ns,
+    /// Whether caching is worth it: it takes at most half the time of a bypass, for the write-back comes on top.
+    pub(super) fn worth(&self) -> Worth {
+        match (self.bypass.ns(), self.cached.ns()) {
+            (Some(bypass_ns), Some(cached_ns)) if bypass_ns < cached_ns * 2 => Worth::Bypass,
+            (Some(_), Some(_)) => Worth::Cache,
+            _ => Worth::Unknown,
+        }
+    }
+
+    /// A bypass should be measured now and then: evictions, which take longer, do not rule out that it is the better way.
+    pub(super) fn bypass_may_be_better(&self) -> bool {
+        match (self.eviction.ns(), self.cached.ns()) {
+            (Some(eviction_ns), Some(cached_ns)) => eviction_ns < cached_ns * 3,
+            _ => false,
+        }
+    }
+}
+
+impl Median {
+    /// None while too little was measured.
+    fn ns(&self) -> Option<u64> {
+        let enough = self.samples.load(Ordering::Relaxed) >= ENOUGH_SAMPLES;
+        enough.then(|| self.ns.load(Ordering::Relaxed))
+    }
+
+    fn sample(&self, ns: u64) {
+        let samples = self.samples.load(Ordering::Relaxed);
+        let before = self.ns.load(Ordering::Relaxed);
+        let step = before >> if samples < ENOUGH_SAMPLES { FIRST_STEP_LOG2 } else { STEP_LOG2 };
+        let after = match samples {
+            0 => ns,
+            _ if ns > before => ns.min(before + step.max(1)),
+            _ => ns.max(before - step),
         };
-        below_ns > 0 && below_ns <= self.cached_ns.load(Ordering::Relaxed)
+        self.ns.store(after, Ordering::Relaxed);
+        self.samples.store(samples.saturating_add(1), Ordering::Relaxed);
+    }
+
+    fn forget(&self) {
+        self.samples.store(0, Ordering::Relaxed);
     }
 }
 
-fn average(into: &AtomicU64, ns: u64) {
-    let before = into.load(Ordering::Relaxed);
-    let after = if before == 0 {
-        ns
-    } else {
-        // A thread that lost its CPU in between says nothing about the cost.
-        before - (before >> WEIGHT_LOG2) + (ns.min(before * 4) >> WEIGHT_LOG2)
-    };
-    into.store(after.max(1), Ordering::Relaxed);
-}
-
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 
     #[test]
     fn the_cheaper_way_wins_and_one_outlier_does_not_turn_it() {
         let costs = Costs::default();
-        assert!(!costs.favour_bypass());
-        (0..50).for_each(|_| costs.sample_bypass(2000));
+        (0..15).for_each(|_| costs.sample_bypass(2000));
         (0..50).for_each(|_| costs.sample_cached(500));
-        assert!(!costs.favour_bypass());
+        assert_eq!(costs.worth(), Worth::Unknown);
+        costs.sample_bypass(2000);
+        assert_eq!(costs.worth(), Worth::Cache);
         costs.sample_cached(9000);
-        assert!(!costs.favour_bypass());
-        (0..50).for_each(|_| costs.sample_bypass(300));
-        assert!(costs.favour_bypass());
+        assert_eq!(costs.worth(), Worth::Cache);
+        (0..50).for_each(|_| costs.sample_bypass(950));
+        assert_eq!(costs.worth(), Worth::Bypass);
     }
 
     #[test]
-    fn evictions_count_until_a_bypass_is_measured() {
+    fn a_cache_that_is_not_written_is_tried_again() {
         let costs = Costs::default();
         (0..50).for_each(|_| costs.sample_cached(500));
-        costs.sample_eviction(400);
-        assert!(costs.favour_bypass());
-        (0..50).for_each(|_| costs.sample_eviction(900));
-        assert!(!costs.favour_bypass());
-        costs.sample_bypass(400);
-        costs.sample_eviction(900);
-        assert!(costs.favour_bypass());
+        (0..SAMPLES_TO_DOUBT).for_each(|_| costs.sample_bypass(500));
+        assert_eq!(costs.worth(), Worth::Bypass);
+        costs.sample_bypass(500);
+        assert_eq!(costs.worth(), Worth::Unknown);
+    }
+
+    #[test]
+    fn a_slow_device_is_not_tried_for_nothing() {
+        let costs = Costs::default();
+        (0..50).for_each(|_| costs.sample_cached(500));
+        assert!(!costs.bypass_may_be_better());
+        (0..50).for_each(|_| costs.sample_eviction(1400));
+        assert!(costs.bypass_may_be_better());
+        (0..50).for_each(|_| costs.sample_eviction(1600));
+        assert!(!costs.bypass_may_be_better());
     }
 }

@@ -1,7 +1,6 @@
 //! Writing back: the same for evictors, flushes and writes that need a slot.
 
 use super::super::clock::now_ns;
-use super::super::phases::draw;
 use super::sets::SetGuard;
 use super::{Core, Phase, Policy, Result, WriteFlags};
 use crate::device::DeviceError;
@@ -61,8 +60,8 @@ impl Core {
     }
 
     fn write_run(&self, run: &[u32], data: &mut Vec<u8>) -> Result<()> {
-        let _operation = self.recorder.begin_background(Phase::Eviction);
-        let measured_from_ns = draw().then(now_ns);
+        let _operation = self.recorder.begin_single(Phase::Eviction);
+        let measured_from_ns = self.draw().then(now_ns);
         let offset = self.table.lba(run[0]) * self.block_bytes() as u64;
         if let &[slot] = run {
             self.below.write(offset, &self.slots.lock(slot), WriteFlags::default())?;

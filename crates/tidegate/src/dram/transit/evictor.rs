@@ -7,9 +7,11 @@
 //!   naps a few times before it sleeps, so that of paced writes only the first pays for a wake-up, which
 //!   costs more than a bypass. A cache that is full ends a nap.
 //! - An evictor that cannot keep up, and has a CPU to itself, wakes another.
-//! - An evictor that had to wait for a CPU pauses, twice as long each time, and nobody is woken in its place:
-//!   where requests need all CPUs, writing back beside them only adds the cost of the copy, and full
-//!   caches are bypassed instead. It tries again by itself, for nothing tells it when a CPU becomes idle.
+//! - Where the device below works at the speed of memory, evictors and writers together are never more than
+//!   there are CPUs: an evictor that finds more leaves at once, and looks again from time to time. Writing back
+//!   beside writers that need all CPUs only adds the cost of the copy; full caches are bypassed instead.
+//! - An evictor that had to wait for a CPU all the same, since others use it, pauses, twice as long each time, and
+//!   nobody is woken in its place. It tries again by itself, for nothing tells it when a CPU becomes idle.
 //! - Pauses grow longest where this process alone keeps all CPUs busy meanwhile: each try takes time from its
 //!   requests. Where other processes do, each try takes most of its time from those.
 
@@ -20,6 +22,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::super::clock::{now_ns, process_cpu_ns, thread_cpu_ns};
+use super::costs::Worth;
 use super::evict::Scratch;
 use super::{Core, Result};
 use crate::device::{DeviceError, DeviceErrorKind};
@@ -41,6 +44,8 @@ const WINDOWS_TO_RECOVER: u32 = 64;
 /// Length of a nap, and how many in a row find no work before the evictor sleeps.
 const NAP_NS: u64 = 1_000_000;
 const NAPS: u32 = 8;
+/// How often an evictor for which there is no room looks again.
+const LOOK_AGAIN_NS: u64 = 4_000_000;
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
 /// Longest pause where other processes use the CPUs, and where this one uses all of them.
 const LONGEST_PAUSE_NS: u64 = 32_000_000;
@@ -56,17 +61,20 @@ pub(super) struct Doorbell {
     napping: AtomicU32,
     /// 1 once the threads are to end.
     stopping: AtomicU32,
+    /// `gate.awake`, for a look without its lock.
+    awake: AtomicU32,
+    cpus: u32,
     gate: Mutex<Gate>,
     ring: Condvar,
     resume: Condvar,
 }
 
 struct Gate {
-    awake: usize,
-    asleep: usize,
-    paused: usize,
+    awake: u32,
+    asleep: u32,
+    paused: u32,
     /// Sleepers that were woken and have not noticed yet.
-    woken: usize,
+    woken: u32,
 }
 
 impl Gate {
@@ -77,11 +85,13 @@ impl Gate {
 
 impl Doorbell {
     /// For `evictors` threads, all awake.
-    pub(super) fn new(evictors: usize) -> Self {
+    pub(super) fn new(evictors: u32) -> Self {
         Self {
             call: AtomicU32::new(0),
             napping: AtomicU32::new(0),
             stopping: AtomicU32::new(0),
+            awake: AtomicU32::new(0),
+            cpus: cpus(),
             gate: Mutex::new(Gate { awake: evictors, asleep: 0, paused: 0, woken: 0 }),
             ring: Condvar::new(),
             resume: Condvar::new(),
@@ -161,11 +171,32 @@ impl Doorbell {
 
     /// The calling evictor has no work and waits for some for a moment; writes need not wake it.
     fn nap(&self) {
-        let mut gate = self.gate.lock();
         self.napping.store(1, Ordering::Relaxed);
-        if !self.is_stopping() {
-            self.resume.wait_for(&mut gate, Duration::from_nanos(NAP_NS));
+        self.pause(NAP_NS);
+    }
+
+    /// Whether an evictor beside so many writers would find a CPU.
+    pub(super) fn has_room(&self, writers: u32) -> bool {
+        writers < self.cpus
+    }
+
+    /// Returns at once while the awake evictors and the `writers` have a CPU each; else once there is one for the
+    /// calling evictor, or it is to end. Whether it waited.
+    fn await_room(&self, writers: impl Fn() -> u32) -> bool {
+        if writers() + self.awake.load(Ordering::Relaxed) <= self.cpus {
+            return false;
         }
+        let mut gate = self.gate.lock();
+        gate.awake -= 1;
+        gate.paused += 1;
+        self.update(&gate);
+        while !self.is_stopping() && writers() + gate.awake + 1 > self.cpus {
+            self.resume.wait_for(&mut gate, Duration::from_nanos(LOOK_AGAIN_NS));
+        }
+        gate.paused -= 1;
+        gate.awake += 1;
+        self.update(&gate);
+        true
     }
 
     /// Waits until nobody is awake, napping or about to wake.
@@ -181,8 +212,17 @@ impl Doorbell {
         }
     }
 
+    /// Waits until one pauses.
+    #[cfg(all(test, not(feature = "loom")))]
+    pub(super) fn await_paused(&self) {
+        while self.gate.lock().paused == 0 {
+            std::thread::yield_now();
+        }
+    }
+
     fn update(&self, gate: &Gate) {
         self.call.store(gate.needs_call().into(), Ordering::Release);
+        self.awake.store(gate.awake, Ordering::Relaxed);
     }
 
     fn is_stopping(&self) -> bool {
@@ -200,8 +240,8 @@ impl Pool {
     ///
     /// # Errors
     /// The system refuses another thread; those already started have ended.
-    pub(super) fn start(core: &Arc<Core>, evictors: usize) -> Result<Self> {
-        let pool = Self { threads: Mutex::new(Vec::with_capacity(evictors)) };
+    pub(super) fn start(core: &Arc<Core>, evictors: u32) -> Result<Self> {
+        let pool = Self { threads: Mutex::new(Vec::with_capacity(evictors as usize)) };
         for number in 0..evictors {
             let core_of_thread = core.clone();
             let thread = std::thread::Builder::new()
@@ -237,18 +277,36 @@ impl Pool {
 
 impl Core {
     /// The life of evictor `number`.
-    fn evict(&self, number: usize) {
-        let mut cursor = number * self.sets.count() / 2;
+    fn evict(&self, number: u32) {
+        let mut cursor = number as usize * self.sets.count() / 2;
         let mut share = CpuShare::new(cpus());
         let mut scratch = Scratch::default();
         while self.bell.sleep(|| self.sets.ready.any()) {
             share.begin_window();
             while let Some(set) = self.await_work(cursor, &mut share) {
+                if self.makes_room() && self.bell.await_room(|| self.writers()) {
+                    share.begin_window();
+                    continue;
+                }
                 cursor = set + 1;
-                self.drain(set, u64::MAX, BATCH_BLOCKS, &mut scratch);
+                self.evict_from(set, &mut scratch);
+                // A writer whose CPU this took gets it back now, not at the end of a time slice.
+                std::thread::yield_now();
                 self.adapt(&mut share);
             }
         }
+    }
+
+    /// Writes back some of what set `number` holds.
+    pub(super) fn evict_from(&self, number: usize, scratch: &mut Scratch) {
+        // What fails is kept and reported elsewhere (`faults`).
+        self.drain(number, u64::MAX, BATCH_BLOCKS, scratch);
+    }
+
+    /// Evictors leave the CPUs to writers: where those would go below at memory speed themselves, and unless the
+    /// cache should become empty, which ends.
+    fn makes_room(&self) -> bool {
+        self.geometry.inline && self.costs.worth() != Worth::Bypass
     }
 
     /// The next set with work. None where there was none for a while, or the evictor is to end.
@@ -303,8 +361,9 @@ impl Core {
 }
 
 /// Threads of this process that can run at once.
-pub(super) fn cpus() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+pub(super) fn cpus() -> u32 {
+    std::thread::available_parallelism()
+        .map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX))
 }
 
 /// What a window told.
@@ -318,7 +377,7 @@ enum Verdict {
 
 /// Measures whether a thread gets the CPU whenever it wants to run: its CPU time against real time.
 struct CpuShare {
-    cpus: u64,
+    cpus: u32,
     /// When the window began: real time, and CPU time of the thread.
     window_ns: (u64, u64),
     next_pause_ns: u64,
@@ -327,9 +386,9 @@ struct CpuShare {
 }
 
 impl CpuShare {
-    fn new(cpus: usize) -> Self {
+    fn new(cpus: u32) -> Self {
         Self {
-            cpus: cpus as u64,
+            cpus,
             window_ns: (0, 0),
             next_pause_ns: SHORTEST_PAUSE_NS,
             longest_pause_ns: LONGEST_PAUSE_NS,
@@ -354,7 +413,7 @@ impl CpuShare {
 
     /// During a pause of `real_ns` all threads of this process ran for `process_ns`.
     fn paused(&mut self, real_ns: u64, process_ns: u64) {
-        let all_ns = real_ns * self.cpus;
+        let all_ns = real_ns * u64::from(self.cpus);
         let is_busy = all_ns.saturating_sub(process_ns) <= all_ns / IDLE_SHARE;
         self.longest_pause_ns = if is_busy { LONGEST_BUSY_PAUSE_NS } else { LONGEST_PAUSE_NS };
         self.next_pause_ns = self.next_pause_ns.min(self.longest_pause_ns);

@@ -21,6 +21,8 @@ impl Core {
     pub(super) fn flush(&self) -> Result<()> {
         let mut operation = self.recorder.begin();
         operation.enter(Phase::Flush);
+        // It works as a writer does: evictors leave it a CPU.
+        let _busy = self.busy.enter();
         let upto = self.end_epoch();
         if self.used_slots() > FLUSH_ALONE_SLOTS {
             self.bell.ring_all();

@@ -12,19 +12,22 @@
 //! - **A bypass cannot undo a later write.** It happens only where, under the lock of the set, no version of the
 //!   lba was cached: all earlier acknowledged writes are below. Until it returns the lba is closed to writes
 //!   (`closing`), so no later one can overtake it through the cache.
+//! - **A straight write** (`course`) goes below while nothing is admitted to the cache.
 //! - **Zeroes, discards and FUA writes** close their range, settle what is cached of it, and then go below, so they
 //!   are bypasses too.
 //!
 //! Map: `set` the state machine, `table` its cells, `sets` its locks; `evict` writing back, `flush` settling,
-//! `evictor` the threads, `costs` what is cheaper. Lock order: set, then slot or the gates of `evictor` and
+//! `evictor` the threads, `costs` what is cheaper, `course` what is done about it. Lock order: set, then slot or the gates of `evictor` and
 //! `progress`; nothing is held over a call to the device below but the slot that is written, for reading.
 
 mod closing;
 mod costs;
+mod course;
 mod evict;
 mod evictor;
 mod flags;
 mod flush;
+mod in_flight;
 #[cfg(all(test, not(feature = "loom")))]
 mod interleavings;
 mod progress;
@@ -41,14 +44,18 @@ use std::sync::atomic::AtomicU64;
 
 use crossbeam_utils::CachePadded;
 
+use super::driven::Relax;
 use super::faults::Faults;
 use super::free_set::{self, FreeSet};
-use super::phases::{Phase, Recorder};
+use super::phases::{Phase, Recorder, draw};
 use super::slots::{self, Slots};
 use super::{DramTier, Phases, Policy, TierSummary};
 use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
 use costs::Costs;
+use course::Helm;
+use evict::Scratch;
 use evictor::{Doorbell, Pool};
+use in_flight::InFlight;
 use progress::Progress;
 use sets::Sets;
 use table::Table;
@@ -69,6 +76,8 @@ pub(super) struct Transit {
 /// What requests and evictors share.
 struct Core {
     policy: Policy,
+    /// Somebody else runs the threads and steers: nothing depends on measured time.
+    is_driven: bool,
     below: Arc<dyn BlockDevice>,
     geometry: Geometry,
     slots: Slots,
@@ -80,6 +89,9 @@ struct Core {
     faults: Faults,
     recorder: Recorder,
     costs: Costs,
+    helm: Helm,
+    /// Writes and flushes under way, but for straight ones.
+    busy: InFlight,
     bell: Doorbell,
     progress: Progress,
 }
@@ -90,52 +102,119 @@ impl Transit {
     /// # Errors
     /// As for [`super::open`]; or a thread cannot be started.
     pub(super) fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
-        let evictors = match policy {
-            Policy::TransitNoEager => 0,
-            _ => evictor::cpus(),
-        };
-        Self::with_evictors(policy, bytes, below, evictors)
+        Self::with_evictors(policy, bytes, below, evictors(policy))
+    }
+
+    /// The same without a thread: whoever waits calls `relax`, and [`evict`](Self::evict) is for others to call.
+    ///
+    /// # Errors
+    /// As for [`super::open`].
+    pub(super) fn open_driven(
+        bytes: u64,
+        below: Arc<dyn BlockDevice>,
+        relax: Relax,
+    ) -> Result<Self> {
+        let slots = Slots::new(bytes, below.geometry().block_bytes)?;
+        let core = Arc::new(Core::new(Policy::Transit, slots, below, 0, Some(relax)));
+        let pool = Pool::start(&core, 0)?;
+        Ok(Self { core, pool })
+    }
+
+    /// What an evictor does in one go. False where there was nothing to do.
+    pub(super) fn evict(&self) -> bool {
+        let found = self.core.sets.ready.next_from(0);
+        if let Some(number) = found {
+            self.core.evict_from(number, &mut Scratch::default());
+        }
+        found.is_some()
+    }
+
+    /// Changes the course by one step as if the cache were in the way, or were not.
+    pub(super) fn steer(&self, in_the_way: bool) {
+        self.core.turn(|_| in_the_way);
+    }
+
+    /// What [`open`](Self::open) would make.
+    ///
+    /// # Errors
+    /// As for [`super::open`].
+    pub(super) fn describe(
+        policy: Policy,
+        bytes: u64,
+        below: Arc<dyn BlockDevice>,
+    ) -> Result<TierSummary> {
+        let slots = Slots::reserve(bytes, below.geometry().block_bytes)?;
+        Ok(Core::new(policy, slots, below, 0, None).summary(evictors(policy)))
     }
 
     fn with_evictors(
         policy: Policy,
         bytes: u64,
         below: Arc<dyn BlockDevice>,
-        evictors: usize,
+        evictors: u32,
     ) -> Result<Self> {
-        let core = Arc::new(Core::new(policy, bytes, below, evictors)?);
+        let slots = Slots::new(bytes, below.geometry().block_bytes)?;
+        let core = Arc::new(Core::new(policy, slots, below, evictors, None));
         let pool = Pool::start(&core, evictors)?;
         Ok(Self { core, pool })
     }
 }
 
+/// Threads of a policy.
+fn evictors(policy: Policy) -> u32 {
+    if policy == Policy::TransitNoEager { 0 } else { evictor::cpus() }
+}
+
 impl Core {
     fn new(
         policy: Policy,
-        bytes: u64,
+        slots: Slots,
         below: Arc<dyn BlockDevice>,
-        evictors: usize,
-    ) -> Result<Self> {
+        evictors: u32,
+        relax: Option<Relax>,
+    ) -> Self {
         let geometry = below.geometry();
-        let slots = Slots::new(bytes, geometry.block_bytes)?;
         let sets_log2 = slots.count().ilog2().saturating_sub(SLOTS_A_SET_LOG2).min(SETS_LOG2);
         let run_blocks = (geometry.preferred_bytes / geometry.block_bytes).max(1);
         let table = Table::new(slots.count(), sets_log2, run_blocks.ilog2());
-        Ok(Self {
+        Self {
             policy,
             below,
             geometry,
             free: FreeSet::full(slots.count()),
             slots,
-            sets: Sets::new(table.sets()),
+            is_driven: relax.is_some(),
+            sets: Sets::new(table.sets(), relax),
             table,
             epoch: CachePadded::default(),
             faults: Faults::default(),
             recorder: Recorder::new(),
             costs: Costs::default(),
+            helm: Helm::new(),
+            busy: InFlight::new(),
             bell: Doorbell::new(evictors),
             progress: Progress::default(),
-        })
+        }
+    }
+
+    fn summary(&self, threads: u32) -> TierSummary {
+        let (mut dirty_slots, mut failed_slots) = (0, 0);
+        for number in 0..self.sets.count() {
+            let (dirty, failed) = self.sets.lock(number).set().counts(&self.table);
+            dirty_slots += dirty;
+            failed_slots += failed;
+        }
+        TierSummary {
+            policy: self.policy,
+            capacity_bytes: u64::from(self.slots.count()) * u64::from(self.geometry.block_bytes),
+            block_bytes: self.geometry.block_bytes,
+            slots: u64::from(self.slots.count()),
+            sets: u32::try_from(self.sets.count()).unwrap_or(u32::MAX),
+            metadata_bytes_per_slot: self.metadata_bytes_per_slot(),
+            dirty_slots,
+            failed_slots,
+            threads,
+        }
     }
 
     /// Bytes of metadata by slot: all that grows with the number of slots, and the sets.
@@ -147,6 +226,11 @@ impl Core {
         #[expect(clippy::cast_precision_loss, reason = "a dozen")]
         let own = (slots::LOCK_BYTES + free_set::LINK_BYTES) as f64;
         own + shared / slots
+    }
+
+    /// Whether to measure this time.
+    fn draw(&self) -> bool {
+        !self.is_driven && draw()
     }
 
     /// About how many slots hold something.
@@ -202,24 +286,7 @@ impl BlockDevice for Transit {
 
 impl DramTier for Transit {
     fn summary(&self) -> TierSummary {
-        let core = &self.core;
-        let (mut dirty_slots, mut failed_slots) = (0, 0);
-        for number in 0..core.sets.count() {
-            let (dirty, failed) = core.sets.lock(number).set().counts(&core.table);
-            dirty_slots += dirty;
-            failed_slots += failed;
-        }
-        TierSummary {
-            policy: core.policy,
-            capacity_bytes: u64::from(core.slots.count()) * u64::from(core.geometry.block_bytes),
-            block_bytes: core.geometry.block_bytes,
-            slots: u64::from(core.slots.count()),
-            sets: u32::try_from(core.sets.count()).unwrap_or(u32::MAX),
-            metadata_bytes_per_slot: core.metadata_bytes_per_slot(),
-            dirty_slots,
-            failed_slots,
-            threads: self.pool.threads(),
-        }
+        self.core.summary(self.pool.threads())
     }
 
     fn phases(&self) -> Phases {
@@ -234,7 +301,9 @@ impl DramTier for Transit {
 
 impl Drop for Transit {
     fn drop(&mut self) {
-        // What this could not write back is lost with the cache; `shutdown` is there to hear of it.
-        let _ = self.shutdown();
+        if !self.core.is_driven {
+            // What this could not write back is lost with the cache; `shutdown` is there to hear of it.
+            let _ = self.shutdown();
+        }
     }
 }

@@ -3,6 +3,7 @@
 use crossbeam_utils::CachePadded;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::super::driven::Relax;
 use super::flags::Flags;
 use super::set::Set;
 
@@ -13,6 +14,8 @@ pub(super) struct Sets {
     pub(super) ready: Flags,
     /// Sets that hold any slot.
     pub(super) occupied: Flags,
+    /// Called in place of waiting for a change, where somebody else runs the threads.
+    relax: Option<Relax>,
 }
 
 struct Cell {
@@ -35,7 +38,7 @@ pub(super) struct SetGuard<'a> {
 }
 
 impl Sets {
-    pub(super) fn new(sets: usize) -> Self {
+    pub(super) fn new(sets: usize, relax: Option<Relax>) -> Self {
         let cell = || Cell {
             state: Mutex::new(Guarded { set: Set::new(), waiters: 0 }),
             changed: Condvar::new(),
@@ -44,6 +47,7 @@ impl Sets {
             cells: (0..sets).map(|_| CachePadded::new(cell())).collect(),
             ready: Flags::new(sets),
             occupied: Flags::new(sets),
+            relax,
         }
     }
 
@@ -74,9 +78,13 @@ impl SetGuard<'_> {
     /// Unlocks the set until it has changed, and locks it again.
     pub(super) fn wait(&mut self) {
         self.publish();
-        self.guard.waiters += 1;
-        self.sets.cells[self.number].changed.wait(&mut self.guard);
-        self.guard.waiters -= 1;
+        if let Some(relax) = &self.sets.relax {
+            MutexGuard::unlocked(&mut self.guard, &**relax);
+        } else {
+            self.guard.waiters += 1;
+            self.sets.cells[self.number].changed.wait(&mut self.guard);
+            self.guard.waiters -= 1;
+        }
         self.was_ready = self.guard.set.is_ready();
         self.was_empty = self.guard.set.is_empty();
     }

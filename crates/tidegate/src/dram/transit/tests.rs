@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::super::suite::{BLOCK_BYTES, SLOTS, TestDevice, read, tier_of, write};
+use super::course::Course;
 use super::*;
 use crate::device::DeviceErrorKind;
 
-fn transit(policy: Policy, device: &Arc<TestDevice>, evictors: usize) -> Transit {
+fn transit(policy: Policy, device: &Arc<TestDevice>, evictors: u32) -> Transit {
     let bytes = SLOTS * BLOCK_BYTES as u64;
     Transit::with_evictors(policy, bytes, device.clone(), evictors).unwrap()
 }
@@ -16,7 +17,9 @@ fn a_slot_costs_at_most_64_bytes_of_metadata() {
     // The number of buckets is a power of two, so the worst case is just below and just above one.
     for slots in [1_u64, 15, 16, 1000, 16_383, 16_384, 16_385] {
         let below = TestDevice::new(1);
-        let core = Core::new(Policy::Transit, slots * BLOCK_BYTES as u64, below, 0).unwrap();
+        let bytes = slots * BLOCK_BYTES as u64;
+        let slots_of_it = Slots::reserve(bytes, below.geometry().block_bytes).unwrap();
+        let core = Core::new(Policy::Transit, slots_of_it, below, 0, None);
         let bytes = core.metadata_bytes_per_slot();
         // The sets themselves weigh in only where there are few slots.
         let sets = f64::from(u32::try_from(core.sets.bytes()).unwrap());
@@ -203,6 +206,108 @@ fn idle_evictors_all_sleep_and_the_next_write_wakes_one() {
         device.await_held(5);
         device.hold([]);
     }
+}
+
+/// As if writes had been measured to take so long, and one of them looked.
+fn steer_by(tier: &Transit, cached_ns: u64, bypass_ns: u64) {
+    (0..500).for_each(|_| tier.core.costs.sample_cached(cached_ns));
+    (0..500).for_each(|_| tier.core.costs.sample_bypass(bypass_ns));
+    tier.core.steer();
+}
+
+#[test]
+fn before_a_device_as_fast_as_the_cache_writes_go_straight_but_for_hits() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::Transit, &device, 0);
+    write(&tier, 1, 1, false).unwrap();
+    steer_by(&tier, 500, 900);
+    assert_eq!(tier.core.helm.course(), Course::Turning);
+    tier.core.steer();
+    assert_eq!(tier.core.helm.course(), Course::Straight);
+    let looked_up = tier.phases().count(Phase::Metadata);
+    write(&tier, 2, 2, false).unwrap();
+    assert_eq!((device.writes(), tier.phases().count(Phase::Metadata)), (1, looked_up));
+    write(&tier, 1, 3, false).unwrap();
+    assert_eq!((device.writes(), read(&tier, 1), read(&tier, 2)), (1, 3, 2));
+    tier.flush().unwrap();
+    assert_eq!((device.durable(1), device.durable(2)), (3, 2));
+    write(&tier, 1, 4, true).unwrap();
+    assert_eq!((device.durable(1), tier.summary().dirty_slots), (4, 0));
+}
+
+/// P3: were a later write of its block cached meanwhile, it could go below before the one that is under way.
+#[test]
+fn p3_nothing_is_cached_while_a_write_is_on_its_straight_way() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::Transit, &device, 0);
+    steer_by(&tier, 500, 500);
+    tier.core.steer();
+    device.hold([3]);
+    std::thread::scope(|scope| {
+        let straight = scope.spawn(|| write(&tier, 3, 1, false).unwrap());
+        device.await_held(3);
+        for _ in 0..3 {
+            steer_by(&tier, 500, 5000);
+            assert_eq!(tier.core.helm.course(), Course::Turning);
+        }
+        write(&tier, 4, 2, false).unwrap();
+        assert_eq!(tier.summary().dirty_slots, 0);
+        device.hold([]);
+        straight.join().unwrap();
+    });
+    tier.core.steer();
+    assert_eq!(tier.core.helm.course(), Course::Cached);
+    write(&tier, 3, 5, false).unwrap();
+    assert_eq!((read(&tier, 3), tier.summary().dirty_slots), (5, 1));
+}
+
+#[test]
+fn a_failure_is_reported_by_a_fua_write_that_goes_straight() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::Transit, &device, 0);
+    write(&tier, 3, 1, false).unwrap();
+    device.fail([3]);
+    assert!(tier.core.settle_sets(0..tier.core.sets.count(), u64::MAX).is_err());
+    steer_by(&tier, 500, 500);
+    tier.core.steer();
+    assert_eq!(write(&tier, 9, 5, true).unwrap_err().kind(), DeviceErrorKind::NoSpace);
+    assert_eq!((device.durable(9), read(&tier, 3)), (5, 1));
+}
+
+#[test]
+fn writers_that_keep_all_cpus_and_a_full_cache_busy_go_straight_until_there_is_room() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::Transit, &device, 0);
+    (0..SLOTS).for_each(|lba| write(&tier, lba, 1, false).unwrap());
+    tier.core.steer();
+    assert_eq!(tier.core.helm.course(), Course::Cached);
+    let writers: Vec<_> = (0..evictor::cpus()).map(|_| tier.core.busy.enter()).collect();
+    tier.core.steer();
+    tier.core.steer();
+    assert_eq!(tier.core.helm.course(), Course::Straight);
+    drop(writers);
+    tier.core.steer();
+    assert_eq!(tier.core.helm.course(), Course::Straight, "nothing was written back yet");
+    tier.flush().unwrap();
+    tier.core.steer();
+    tier.core.steer();
+    assert_eq!(tier.core.helm.course(), Course::Cached);
+}
+
+#[test]
+fn an_evictor_leaves_the_cpus_to_writers() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::Transit, &device, 1);
+    tier.core.bell.await_all_asleep();
+    let writers: Vec<_> = (0..evictor::cpus()).map(|_| tier.core.busy.enter()).collect();
+    write(&tier, 5, 1, false).unwrap();
+    tier.core.bell.await_paused();
+    assert_eq!(device.writes(), 0);
+    device.hold([5]);
+    drop(writers);
+    tier.core.bell.ring_all();
+    device.await_held(5);
+    device.hold([]);
 }
 
 #[test]

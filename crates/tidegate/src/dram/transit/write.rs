@@ -3,9 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use super::super::clock::now_ns;
-use super::super::phases::{Operation, draw};
+use super::super::phases::Operation;
 use super::closing::Closed;
+use super::course::Course;
 use super::evict::Scratch;
+use super::in_flight::Entered;
 use super::set::WriteStep;
 use super::sets::SetGuard;
 use super::{Core, Phase, Policy, Result, WriteFlags};
@@ -28,11 +30,15 @@ impl Core {
             let context = "the device below the DRAM tier is read-only";
             return Err(DeviceError::new(DeviceErrorKind::ReadOnly, context));
         }
+        let first = self.lba_of(offset);
+        if let Some(straight) = self.go_straight(first, data.len() / self.block_bytes()) {
+            return self.write_straight(straight, offset, data, flags);
+        }
         if flags.fua {
             return self.write_through(offset, data, flags);
         }
+        let _busy = self.busy.enter();
         let mut operation = self.recorder.begin();
-        let first = self.lba_of(offset);
         // Blocks that go below together: neighbours, closed meanwhile.
         let mut passing = self.closed_from(first);
         for (lba, block) in (first..).zip(data.chunks_exact(self.block_bytes())) {
@@ -48,6 +54,26 @@ impl Core {
             }
         }
         self.bypass(&mut operation, offset, data, &passing)
+    }
+
+    /// A write that meets no cache.
+    fn write_straight(
+        &self,
+        straight: Entered<'_>,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+    ) -> Result<()> {
+        let operation = self.recorder.begin_single(Phase::Bypass);
+        let measured_from_ns = self.draw().then(now_ns);
+        self.below.write(offset, data, flags)?;
+        drop((operation, straight));
+        if let Some(from_ns) = measured_from_ns {
+            let blocks = (data.len() / self.block_bytes()).max(1) as u64;
+            self.costs.sample_bypass(now_ns().saturating_sub(from_ns) / blocks);
+            self.steer();
+        }
+        if flags.fua { self.faults.report() } else { Ok(()) }
     }
 
     /// A FUA write: what is cached of its range is settled, then it goes below. So are failures of earlier
@@ -88,7 +114,7 @@ impl Core {
     /// Puts one block into the cache, unless it should go below: then it is closed.
     fn place(&self, operation: &mut Operation<'_>, lba: u64, data: &[u8]) -> Result<Placed> {
         operation.enter(Phase::Metadata);
-        let measured_from_ns = draw().then(now_ns);
+        let measured_from_ns = self.draw().then(now_ns);
         let number = self.table.set_of(lba);
         let Some(slot) = self.pending_slot(operation, number, lba, measured_from_ns)? else {
             return Ok(Placed::Bypass);
@@ -96,6 +122,7 @@ impl Core {
         self.fill(operation, number, slot, data);
         if let Some(from_ns) = measured_from_ns {
             self.costs.sample_cached(now_ns().saturating_sub(from_ns));
+            self.steer();
         }
         self.bell.ring();
         Ok(Placed::Cached)
@@ -115,10 +142,11 @@ impl Core {
             let step = set.set().write(&self.table, lba);
             let slot = match step {
                 WriteStep::Copy(slot) => Some(slot),
-                WriteStep::Absent if self.bypass_is_cheaper(measured_from_ns) => {
+                WriteStep::Absent if self.goes_past(measured_from_ns) => {
                     set.set().close(lba);
                     return Ok(None);
                 }
+                WriteStep::Beside if self.helm.course() != Course::Cached => None,
                 WriteStep::Beside | WriteStep::Absent => self.admit(&mut set, lba),
                 WriteStep::Wait => None,
             };
@@ -150,12 +178,11 @@ impl Core {
         })
     }
 
-    /// A few of the operations that are measured go through the cache all the same, so that the estimate stays
-    /// alive.
-    fn bypass_is_cheaper(&self, measured_from_ns: Option<u64>) -> bool {
+    /// Whether a block that is not cached goes below whatever is free: on the course, or to measure what that costs.
+    fn goes_past(&self, measured_from_ns: Option<u64>) -> bool {
         self.policy == Policy::Transit
-            && self.costs.favour_bypass()
-            && !(measured_from_ns.is_some() && draw())
+            && (self.helm.course() != Course::Cached
+                || measured_from_ns.is_some() && self.costs.bypass_may_be_better() && self.draw())
     }
 
     /// Copies a block into `slot`, which is Pending, and queues it for eviction.
@@ -185,7 +212,8 @@ impl Core {
             return Ok(());
         }
         operation.enter(Phase::Bypass);
-        let measured_from_ns = draw().then(now_ns);
+        // With slots free this is a trial (see `goes_past`).
+        let measured_from_ns = (self.free.count() > 0 || self.draw()).then(now_ns);
         let at = lbas.start * self.block_bytes() as u64;
         let start = usize::try_from(at - offset).expect("inside the data");
         let blocks = lbas.end - lbas.start;
@@ -193,6 +221,7 @@ impl Core {
         self.below.write(at, &data[start..start + len], WriteFlags::default())?;
         if let Some(from_ns) = measured_from_ns {
             self.costs.sample_bypass(now_ns().saturating_sub(from_ns) / blocks);
+            self.steer();
         }
         Ok(())
     }

@@ -8,14 +8,15 @@ const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
 
 /// A number of bytes, parsed from and shown as `SIZE` of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Size {
+pub struct Size {
     /// The number of bytes.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
 }
 
 /// Why a text is no size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum SizeError {
+#[non_exhaustive]
+pub enum SizeError {
     /// Not a number with at most one unit letter.
     #[error(
         "expected a number of bytes, or a number and K, M, G or T (powers of 1024), as in 512M"
@@ -30,6 +31,14 @@ pub(crate) enum SizeError {
     /// Zero bytes.
     #[error("a size must be more than 0 bytes")]
     Zero,
+}
+
+/// The bytes of `SIZE`, for command lines that keep no more of it.
+///
+/// # Errors
+/// `text` is no size.
+pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
+    text.parse::<Size>().map(|size| size.bytes)
 }
 
 impl FromStr for Size {
@@ -112,13 +121,11 @@ impl Size {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 
-    fn bytes(text: &str) -> Result<u64, SizeError> {
-        text.parse::<Size>().map(|size| size.bytes)
-    }
+    use parse_bytes as bytes;
 
     #[test]
     fn units_are_powers_of_1024() {

@@ -1,0 +1,144 @@
+//! An ext4 file system on an NBD export: a pool, its server, nbdfuse, a loop device and a mount.
+//!
+//! Invariant: what exists of it is in the struct, and is undone in reverse when that is dropped. The loop device goes
+//! with the mount.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use tempfile::TempDir;
+
+use super::{ProgramsArgs, call};
+use crate::block::{Policy, pool_bytes};
+use crate::child::{Child, find_program};
+use crate::error::{BenchError, Result};
+use crate::nbd::{create_pool, this_server};
+
+/// Times that a free loop device is looked for: another program may be faster.
+const LOOP_TRIES: u32 = 5;
+/// Major number of loop devices.
+const LOOP_MAJOR: u32 = 7;
+/// How long nbdfuse may take to show the export.
+const FUSE_LIMIT: Duration = Duration::from_secs(30);
+
+/// A file system that is mounted.
+pub(super) struct FileSystem {
+    is_mounted: bool,
+    path: PathBuf,
+    fuse_path: PathBuf,
+    // Ended in this order, and then their directory removed.
+    _fuse: Child,
+    _server: Child,
+    _dir: TempDir,
+}
+
+impl FileSystem {
+    /// Makes all of it for `policy`.
+    pub(super) fn new(args: &ProgramsArgs, policy: Policy) -> Result<Self> {
+        let dir = args.scratch()?;
+        let (path, fuse_path) = (dir.path().join("mnt"), dir.path().join("nbd"));
+        for new in [&path, &fuse_path] {
+            std::fs::create_dir(new).map_err(BenchError::os("create", new))?;
+        }
+        let socket = dir.path().join("socket");
+        let server = serve(args, policy, dir.path(), &socket)?;
+        let image = fuse_path.join("disk.img");
+        let nbdfuse = find_program("nbdfuse", "libnbd-bin")?;
+        let words = [image.display().to_string(), "--unix".into(), socket.display().to_string()];
+        let fuse = Child::start(&nbdfuse, &words)?;
+        let mut made =
+            Self { is_mounted: false, path, fuse_path, _fuse: fuse, _server: server, _dir: dir };
+        wait_for(&image)?;
+        made.mount(&image)?;
+        Ok(made)
+    }
+
+    /// Where the file system is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Unmounts it and ends all that was below.
+    ///
+    /// # Errors
+    /// What was written cannot be written back.
+    pub(super) fn unmount(mut self) -> Result<()> {
+        call("umount", "mount", &[&self.path.to_string_lossy()])?;
+        self.is_mounted = false;
+        Ok(())
+    }
+
+    fn mount(&mut self, image: &Path) -> Result<()> {
+        let device = attach_loop(image)?;
+        let mounted = call("mkfs.ext4", "e2fsprogs", &["-q", "-F", &device])
+            .and_then(|_| call("mount", "mount", &[&device, &self.path.to_string_lossy()]));
+        self.is_mounted = mounted.is_ok();
+        // Of a device in use this ends with its last user.
+        call("losetup", "mount", &["--detach", &device])?;
+        mounted.map(drop)
+    }
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        // What cannot be undone now is undone when its last user ends.
+        if self.is_mounted {
+            let _ = call("umount", "mount", &["--lazy", &self.path.to_string_lossy()]);
+        }
+        let _ = call("fusermount3", "fuse3", &["-uz", &self.fuse_path.to_string_lossy()]);
+    }
+}
+
+/// Serves a new pool in `dir` on `socket`.
+fn serve(args: &ProgramsArgs, policy: Policy, dir: &Path, socket: &Path) -> Result<Child> {
+    let pool = dir.join("pool");
+    create_pool(&pool, pool_bytes(args.size))?;
+    let mut words = vec!["serve".to_owned(), pool.display().to_string()];
+    words.extend(["--nbd".to_owned(), format!("unix:{}", socket.display())]);
+    words.extend(["--media".to_owned(), args.media.to_string()]);
+    if policy.has_tier() {
+        words.extend(["--dram".to_owned(), format!("{}:{}", policy.name(), args.cache)]);
+    }
+    let server = Child::start(&this_server()?, &words)?;
+    server.wait_for_line("ready")?;
+    Ok(server)
+}
+
+fn wait_for(image: &Path) -> Result<()> {
+    let begun = Instant::now();
+    while !image.exists() {
+        if begun.elapsed() > FUSE_LIMIT {
+            let found = format!("does not show {} after {FUSE_LIMIT:?}", image.display());
+            return Err(BenchError::program("nbdfuse", found));
+        }
+        // nbdfuse tells nobody when.
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// Makes a disk of `image`, in blocks as the export has them; returns its path.
+fn attach_loop(image: &Path) -> Result<String> {
+    let image = image.to_string_lossy();
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let device = call("losetup", "mount", &["--find"])?.trim().to_owned();
+        make_node(&device)?;
+        match call("losetup", "mount", &["--sector-size", "4096", &device, &image]) {
+            Ok(_) => return Ok(device),
+            Err(error) if tries == LOOP_TRIES => return Err(error),
+            Err(_) => {}
+        }
+    }
+}
+
+/// Makes the device node of a loop device where it is not there, as in a container.
+fn make_node(device: &str) -> Result<()> {
+    let number = device.trim_start_matches("/dev/loop").parse();
+    let (Ok(number), false) = (number, Path::new(device).exists()) else { return Ok(()) };
+    let mode = Mode::RUSR | Mode::WUSR;
+    let made = mknodat(CWD, device, FileType::BlockDevice, mode, makedev(LOOP_MAJOR, number));
+    made.map_err(|errno| BenchError::os("create", device)(errno.into()))
+}

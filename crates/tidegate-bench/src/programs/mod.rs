@@ -1,0 +1,154 @@
+//! Programs on an ext4 file system over the NBD export: `tidegate-bench programs`.
+//!
+//! `db_bench` of `RocksDB`, fio, and the YCSB core workloads A and F on `RocksDB` (`programs/ycsb.cc`, compiled here),
+//! with and without DRAM tiers before the same BTT. Needs root, since a file system is mounted.
+//!
+//! Invariants:
+//! 1. Each run has a pool, a server and a file system of its own, which are gone when it ends.
+//! 2. Policies take turns, repetition by repetition.
+//!
+//! Map: `file_system` the mount and all below it, `run` the programs and how their output is read.
+
+mod file_system;
+mod run;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use clap::Args;
+use tempfile::TempDir;
+use tidegate::pmem::MediaModel;
+use tidegate::size::parse_bytes;
+
+use crate::block::Policy;
+use crate::child::{find_program, output_of};
+use crate::error::{BenchError, Result};
+use crate::machine::Machine;
+use crate::measure::{Collector, Key, Series};
+use crate::progress::Progress;
+use crate::report::{OutputArgs, Report};
+use crate::tiers::TierReport;
+use file_system::FileSystem;
+use run::{Measured, Programs};
+
+/// What the names of all cases begin with.
+pub(crate) const CASE_PREFIX: &str = "program-";
+
+/// What to measure.
+#[derive(Debug, Clone, Args)]
+pub struct ProgramsArgs {
+    /// What serves the file system's disk: btt, or a DRAM tier over it
+    #[arg(
+        long,
+        value_name = "A,B,..",
+        value_delimiter = ',',
+        default_value = "btt,transit,lru,pmbd"
+    )]
+    pub policies: Vec<Policy>,
+    /// Medium that the memory stands for: dram, optane, cxl, with ,KEY=NUMBER for other numbers
+    #[arg(long, value_name = "MODEL", default_value = "optane")]
+    pub media: MediaModel,
+    /// Size of the DRAM tiers
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_bytes)]
+    pub cache: u64,
+    /// Size of the disk
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = parse_bytes)]
+    pub size: u64,
+    /// Data of each database, and of fio's file
+    #[arg(long, value_name = "SIZE", default_value = "128M", value_parser = parse_bytes)]
+    pub data: u64,
+    /// Seconds of a run of fio
+    #[arg(long, value_name = "S", default_value_t = 3.0)]
+    pub seconds: f64,
+    /// Runs of each case, policies taking turns
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub repetitions: u32,
+    /// Directory of the pools: a tmpfs, or a file system on persistent memory
+    #[arg(long, default_value = "/dev/shm")]
+    pub dir: PathBuf,
+    /// Where results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl ProgramsArgs {
+    /// Measures, prints tables and writes the files asked for.
+    ///
+    /// # Errors
+    /// Those of measuring.
+    pub fn run(&self) -> Result<()> {
+        self.output.check()?;
+        let machine = Machine::of(&self.dir, &self.media, self.seconds, self.repetitions);
+        let series = self.measure()?;
+        let report = Report { machine, series, open: None, tiers: TierReport::default() };
+        report.publish(&self.output)
+    }
+
+    fn measure(&self) -> Result<Vec<Series>> {
+        self.check()?;
+        let scratch = self.scratch()?;
+        let programs = Programs::find(scratch.path())?;
+        let step = self.step_cost();
+        let runs = u32::try_from(self.policies.len()).unwrap_or(u32::MAX) * self.repetitions;
+        let mut progress = Progress::new(step * runs);
+        let mut collector = Collector::default();
+        for repetition in 1..=self.repetitions {
+            for &policy in &self.policies {
+                let what = format!("{}, run {repetition} of {}", policy.name(), self.repetitions);
+                progress.step(&what, step);
+                let file_system = FileSystem::new(self, policy)?;
+                programs.run_all(self, file_system.path(), &mut |measured| {
+                    collector.add(key(policy, &measured), measured.sample);
+                })?;
+                file_system.unmount()?;
+            }
+        }
+        Ok(collector.into_series())
+    }
+
+    /// About what all programs take once.
+    fn step_cost(&self) -> Duration {
+        Duration::from_nanos(self.data * 200) + Duration::from_secs_f64(self.seconds * 3.0 + 2.0)
+    }
+
+    fn scratch(&self) -> Result<TempDir> {
+        let dir = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(&self.dir);
+        dir.map_err(BenchError::os("create a directory in", &self.dir))
+    }
+
+    fn check(&self) -> Result<()> {
+        let usage = |message: String| Err(BenchError::Usage(message));
+        if let Some(policy) = self.policies.iter().find(|p| !p.has_tier() && **p != Policy::Btt) {
+            return usage(format!("--policies {}: expected btt or a DRAM tier", policy.name()));
+        }
+        if self.repetitions == 0 || !(self.seconds > 0.0 && self.seconds < 86_400.0) {
+            return usage("--repetitions and --seconds: expected more than 0".to_owned());
+        }
+        if self.data < 1 << 20 || self.size / 8 < self.data {
+            return usage("--data: expected from 1M to an eighth of --size".to_owned());
+        }
+        if !rustix::process::geteuid().is_root() {
+            return usage("mounting a file system needs root".to_owned());
+        }
+        Ok(())
+    }
+}
+
+fn key(policy: Policy, measured: &Measured) -> Key {
+    Key {
+        policy: policy.name().to_owned(),
+        case: format!("{CASE_PREFIX}{}", measured.case),
+        op: measured.op,
+        threads: 1,
+        iodepth: 1,
+        block_bytes: measured.value_bytes,
+    }
+}
+
+/// Runs `program` of `package` with `args`, and returns what it printed.
+fn call(program: &str, package: &'static str, args: &[&str]) -> Result<String> {
+    let mut command = Command::new(find_program(program, package)?);
+    command.args(args);
+    output_of(command)
+}

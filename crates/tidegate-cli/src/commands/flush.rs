@@ -1,0 +1,35 @@
+//! `tidegate flush`: everything that a log pool holds goes to the files' disks.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use super::recover::recover;
+use crate::args::FlushArgs;
+use crate::output::line;
+use crate::run::place::{Meeting, existing_pool};
+use crate::run::session::ask_at;
+use crate::run::socket::{Reply, Request};
+use tidegate::size::Size;
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no such pool, or something cannot be written.
+pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
+    let pool = existing_pool(&args.pool)?;
+    let meeting = Meeting::of_pool(&pool)?;
+    let shown = args.pool.display();
+    match ask_at(&meeting, Request::Flush)? {
+        Some(Reply::Flushed { retired_bytes: 0 }) => {
+            line(format_args!("{shown}: the log was empty"))?;
+        }
+        Some(Reply::Flushed { retired_bytes }) => {
+            let size = Size { bytes: retired_bytes };
+            line(format_args!("{shown}: {size} of the log are in the files and free again"))?;
+        }
+        Some(_) => anyhow::bail!("{shown}: the supervisor gave an answer of another kind"),
+        None => recover(&pool, &meeting)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,92 @@
+//! `tidegate recover`: brings the files up to date with a log that nobody uses any more.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use crate::args::RecoverArgs;
+use crate::output::line;
+use crate::run::opening;
+use crate::run::place::{Meeting, existing_pool};
+use crate::run::session::{Session, ask};
+use crate::run::socket::Request;
+use crate::run::tree::processes_that_map;
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no such pool, it is in use, or something cannot be brought into the files.
+pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
+    let pool = existing_pool(&args.pool)?;
+    let meeting = Meeting::of_pool(&pool)?;
+    let lock = meeting.lock()?;
+    // One that breaks off has just died: then it is for whoever opens the pool to see what is left.
+    if ask(&meeting.socket(), Request::Stat).is_ok_and(|reply| reply.is_some()) {
+        bail!(
+            "{} has a supervisor that lives, and needs no recovery; `tidegate flush` writes its log to the files",
+            pool.display()
+        );
+    }
+    if args.discard || args.replay {
+        forget_processes(&pool, &meeting)?;
+    }
+    if args.discard {
+        discard(&pool)?;
+    } else {
+        drop(lock);
+        recover(&pool, &meeting)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Has a supervisor bring all that the log has into the files, and says what it did.
+///
+/// # Errors
+/// It could not.
+pub(crate) fn recover(pool: &Path, meeting: &Meeting) -> Result<()> {
+    let session = Session::open(pool, meeting, false)?;
+    let recovered = session.welcome.recovered.clone();
+    let ((), statistics) = session.during(|| Ok(()))?;
+    let shown = pool.display();
+    let left = statistics.with_context(|| format!("{shown}: the recovery was broken off"))?;
+    if left.log_used_bytes > 0 {
+        bail!("{shown}: not all of the log could be written to the files; it still has it");
+    }
+    match recovered {
+        Some(what) => line(format_args!("{shown}: recovered: {what}"))?,
+        None => line(format_args!("{shown}: nothing to recover"))?,
+    }
+    Ok(())
+}
+
+/// Makes the log one that only its records tell of: no process uses it, and nothing is known of this boot.
+fn forget_processes(pool: &Path, meeting: &Meeting) -> Result<()> {
+    let control = meeting.control();
+    let processes = processes_that_map(&control);
+    if let Some(first) = processes.first() {
+        bail!(
+            "{} is in use by {} processes whose supervisor died, {first} for one; end them first, or let `tidegate recover` \
+             without options take over",
+            pool.display(),
+            processes.len()
+        );
+    }
+    match std::fs::remove_file(&control) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", control.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Throws the log away, after it was said what is lost.
+fn discard(pool: &Path) -> Result<()> {
+    let shown = pool.display();
+    let discarded =
+        opening::discard(pool, |what| Ok(line(format_args!("{shown}: discarding {what}"))?))?;
+    if !discarded {
+        line(format_args!("{shown}: the log was empty"))?;
+    }
+    Ok(())
+}

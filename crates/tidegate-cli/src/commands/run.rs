@@ -1,0 +1,74 @@
+//! `tidegate run`: one program, and all that it starts, with a log before its files.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::args::RunArgs;
+use crate::output::UsageError;
+use crate::run::launcher::{Launch, Plan};
+use crate::run::place::{Meeting, default_pool, prepare_pool};
+use crate::run::preload::{self, Choice};
+use crate::run::program::Program;
+use crate::run::session::Session;
+use tidegate::size::Size;
+
+/// Size of a pool where none is given.
+const DEFAULT_SIZE: Size = Size { bytes: 1 << 30 };
+
+/// Runs the program, and hands back its exit status.
+///
+/// # Errors
+/// It cannot be run this way, or the pool cannot be used.
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+    let Some(name) = args.command.first() else {
+        return Err(UsageError("no program is given: tidegate run -- CMD ARG...".into()).into());
+    };
+    let program = Program::find(name, std::env::var_os("PATH").as_deref())?;
+    let library = preload::find()?;
+    let size = args.size.unwrap_or(DEFAULT_SIZE);
+    let pool = match &args.pool {
+        Some(path) => prepare_pool(path, size)?,
+        None => prepare_pool(&default_pool()?, size)?,
+    };
+    let meeting = Meeting::of_pool(&pool)?;
+    let session = Session::open(&pool, &meeting, args.stats)?;
+    announce(&pool, &session, args.size);
+    let choice = Choice { include: &args.include, exclude: &args.exclude, absorb: args.absorb };
+    let environment = preload::environment(&library, &pool, &meeting, choice);
+    let plan = Plan { program: &program, command: &args.command, environment };
+    let (status, statistics) = session.during(|| {
+        let launch = Launch::start(plan);
+        let launch = launch.with_context(|| format!("cannot run {}", program.file.display()))?;
+        launch.wait().context("cannot wait for the program")
+    })?;
+    if let (true, Some(statistics)) = (args.stats, statistics) {
+        for (label, value) in statistics.lines() {
+            eprintln!("tidegate: {label:<14} {value}");
+        }
+    }
+    Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
+}
+
+/// One line on standard error: the pool, and what a power cut does to it.
+fn announce(pool: &Path, session: &Session, asked: Option<Size>) {
+    let welcome = &session.welcome;
+    let size = Size { bytes: welcome.pool_bytes };
+    let kept = match asked {
+        Some(asked) if asked != size => {
+            format!(" (it keeps its size; --size {asked} has no effect)")
+        }
+        _ => String::new(),
+    };
+    let recovered = match &welcome.recovered {
+        Some(recovered) => format!("; recovered: {recovered}"),
+        None => String::new(),
+    };
+    eprintln!(
+        "tidegate: pool {}, {size}{kept}, {}; power cut: {}{recovered}",
+        pool.display(),
+        welcome.kind,
+        welcome.power_cut
+    );
+}

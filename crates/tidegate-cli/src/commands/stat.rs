@@ -1,0 +1,51 @@
+//! `tidegate stat`: what the supervisor of a log pool counted.
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use crate::args::StatArgs;
+use crate::output::json;
+use crate::run::opening::log_in_use;
+use crate::run::place::{Meeting, existing_pool};
+use crate::run::session::{ask, ask_at};
+use crate::run::socket::{Reply, Request};
+use crate::run::stats::Statistics;
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no such pool, or its supervisor does not answer.
+pub(crate) fn run(args: &StatArgs) -> Result<ExitCode> {
+    let is_socket = args.target.metadata().is_ok_and(|found| found.file_type().is_socket());
+    let statistics = if is_socket { of_socket(&args.target)? } else { of_pool(&args.target)? };
+    if args.json {
+        json(&statistics)?;
+    } else {
+        statistics.print()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn of_socket(socket: &Path) -> Result<Statistics> {
+    match ask(socket, Request::Stat)? {
+        Some(Reply::Statistics(statistics)) => Ok(*statistics),
+        Some(_) => bail!("{}: no supervisor of a log pool listens there", socket.display()),
+        None => bail!("{}: nobody listens there", socket.display()),
+    }
+}
+
+fn of_pool(path: &Path) -> Result<Statistics> {
+    let pool = existing_pool(path)?;
+    let meeting = Meeting::of_pool(&pool)?;
+    match ask_at(&meeting, Request::Stat)? {
+        Some(Reply::Statistics(statistics)) => Ok(*statistics),
+        Some(_) => bail!("{}: its supervisor gave an answer of another kind", path.display()),
+        None => {
+            let (log_bytes, log_used_bytes) = log_in_use(&pool)?;
+            Ok(Statistics { pool, log_bytes, log_used_bytes, ..Statistics::default() })
+        }
+    }
+}

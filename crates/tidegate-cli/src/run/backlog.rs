@@ -1,0 +1,365 @@
+//! What the files still owe their disks: the records between tail and head, summed up a segment at a time.
+//!
+//! Invariants:
+//! 1. Every record below [`Backlog::scanned`] that is not retired is part of exactly one segment, and segments follow one
+//!    another without gaps.
+//! 2. A file is known here from its definition on, as long as a record of it can be live: definitions are retired after
+//!    the records that rely on them.
+//!
+//! Nothing here touches a file: what is due is for `writeback` to do.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use tidegate::log::{Definition, Header, RecordKind, RenamePaths};
+
+/// A file that the log defines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// Its id in the log.
+    pub(crate) id: u64,
+    /// Device number.
+    pub(crate) device: u64,
+    /// Inode number.
+    pub(crate) inode: u64,
+    /// What tells it from later files of these numbers.
+    pub(crate) identity: u64,
+    /// Names that it has, as far as the log knows.
+    pub(crate) names: Vec<PathBuf>,
+    /// Position of its last definition.
+    defined_at: u64,
+}
+
+impl Known {
+    /// A file with these names; `key` is device, inode and identity.
+    pub(crate) fn at(id: u64, key: (u64, u64, u64), names: Vec<PathBuf>) -> Self {
+        let (device, inode, identity) = key;
+        Self { id, device, inode, identity, names, defined_at: 0 }
+    }
+}
+
+/// The part of a file that was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Window {
+    /// Bytes that were written, each time they were.
+    pub(crate) written_bytes: u64,
+    /// The first byte that was.
+    pub(crate) start: u64,
+    /// The byte behind the last one.
+    pub(crate) end: u64,
+    /// Position of the last record about the file.
+    last: u64,
+}
+
+impl Window {
+    const EMPTY: Self = Self { written_bytes: 0, start: u64::MAX, end: 0, last: 0 };
+
+    fn add(&mut self, offset: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        self.written_bytes = self.written_bytes.saturating_add(len);
+        self.start = self.start.min(offset);
+        self.end = self.end.max(offset.saturating_add(len));
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.written_bytes = self.written_bytes.saturating_add(other.written_bytes);
+        self.start = self.start.min(other.start);
+        self.end = self.end.max(other.end);
+        self.last = self.last.max(other.last);
+    }
+
+    /// Bytes that differ on the disk at most: what is written again counts once.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.written_bytes.min(self.end.saturating_sub(self.start))
+    }
+
+    /// The same bytes are written again and again: on the way to the disk each time would be too often.
+    pub(crate) fn is_hot(&self) -> bool {
+        self.written_bytes > 2 * self.dirty_bytes()
+    }
+}
+
+/// What has to be durable before the records up to a position may go.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Due {
+    /// Files, by id.
+    pub(crate) files: HashMap<u64, Window>,
+    /// Directories whose entries changed.
+    pub(crate) directories: HashSet<PathBuf>,
+}
+
+impl Due {
+    fn merge(&mut self, other: &Self) {
+        for (id, window) in &other.files {
+            self.files.entry(*id).or_insert(Window::EMPTY).merge(*window);
+        }
+        self.directories.extend(other.directories.iter().cloned());
+    }
+
+    /// Bytes to write, at most.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.files.values().map(Window::dirty_bytes).sum()
+    }
+}
+
+#[derive(Debug)]
+struct Segment {
+    start: u64,
+    end: u64,
+    due: Due,
+    write_started: bool,
+}
+
+/// The records that are not retired.
+#[derive(Debug)]
+pub(crate) struct Backlog {
+    scanned: u64,
+    segment_bytes: u64,
+    segments: VecDeque<Segment>,
+    known: HashMap<u64, Known>,
+    files_seen: u64,
+}
+
+impl Backlog {
+    /// An empty backlog of a log whose records begin at `position`; it is summed up in steps of `segment_bytes`.
+    pub(crate) fn new(position: u64, segment_bytes: u64) -> Self {
+        let (segments, known) = (VecDeque::new(), HashMap::new());
+        Self { scanned: position, segment_bytes, segments, known, files_seen: 0 }
+    }
+
+    /// Up to where records were added.
+    pub(crate) fn scanned(&self) -> u64 {
+        self.scanned
+    }
+
+    /// Files that were ever defined.
+    pub(crate) fn files_seen(&self) -> u64 {
+        self.files_seen
+    }
+
+    /// The file with this id.
+    pub(crate) fn file(&self, id: u64) -> Option<&Known> {
+        self.known.get(&id)
+    }
+
+    /// Adds a record; `payload` is that of a record about names or definitions.
+    pub(crate) fn add(&mut self, header: &Header, payload: &[u8]) {
+        match header.kind {
+            RecordKind::Write => {
+                self.touch(header, header.offset, u64::from(header.payload_bytes));
+            }
+            RecordKind::Zero => self.touch(header, header.offset, header.len),
+            RecordKind::SetSize => self.touch(header, header.offset, 0),
+            RecordKind::Define => self.define(header, payload),
+            RecordKind::Link => self.link(header.file, path(payload)),
+            RecordKind::Unlink => self.unlink(header.file, path(payload)),
+            RecordKind::Rename => self.rename(header, payload),
+            RecordKind::Retire | RecordKind::Void | RecordKind::Settle => {}
+        }
+        self.reached(header.position + header.record_bytes());
+    }
+
+    /// All records below `position` were added.
+    pub(crate) fn reached(&mut self, position: u64) {
+        self.scanned = self.scanned.max(position);
+        if let Some(segment) = self.segments.back_mut() {
+            segment.end = self.scanned;
+        }
+    }
+
+    fn define(&mut self, header: &Header, payload: &[u8]) {
+        let Some(definition) = Definition::decode(payload) else { return };
+        let path = path(definition.path);
+        self.files_seen += u64::from(header.file == header.position);
+        if let (true, Some(directory)) = (definition.born, path.parent()) {
+            self.segment(header.position).due.directories.insert(directory.to_path_buf());
+        }
+        let key = (definition.device, definition.inode, definition.identity);
+        let known = Known::at(header.file, key, vec![path.to_path_buf()]);
+        self.known.insert(header.file, Known { defined_at: header.position, ..known });
+        self.touch(header, 0, 0);
+    }
+
+    fn touch(&mut self, header: &Header, offset: u64, len: u64) {
+        let due = &mut self.segment(header.position).due;
+        let window = due.files.entry(header.file).or_insert(Window::EMPTY);
+        window.last = header.position;
+        window.add(offset, len);
+    }
+
+    fn link(&mut self, file: u64, name: &Path) {
+        self.entry_changed(name);
+        if let Some(known) = self.known.get_mut(&file) {
+            known.names.push(name.to_path_buf());
+        }
+    }
+
+    fn unlink(&mut self, file: u64, name: &Path) {
+        self.entry_changed(name);
+        if let Some(known) = self.known.get_mut(&file) {
+            known.names.retain(|known| known != name);
+        }
+    }
+
+    fn rename(&mut self, header: &Header, payload: &[u8]) {
+        let Some(paths) = RenamePaths::decode(payload) else { return };
+        let (from, to) = (path(paths.from), path(paths.to));
+        if header.aux != 0 {
+            let replaced = |known: &&mut Known| known.identity == header.aux;
+            for known in self.known.values_mut().filter(replaced) {
+                known.names.retain(|name| name != to);
+            }
+        }
+        self.unlink(header.file, from);
+        self.link(header.file, to);
+    }
+
+    fn entry_changed(&mut self, name: &Path) {
+        let position = self.scanned;
+        if let Some(directory) = name.parent() {
+            self.segment(position).due.directories.insert(directory.to_path_buf());
+        }
+    }
+
+    /// The segment for the record at `position`.
+    fn segment(&mut self, position: u64) -> &mut Segment {
+        let segment_bytes = self.segment_bytes;
+        let is_open = |last: &Segment| position.saturating_sub(last.start) < segment_bytes;
+        if !self.segments.back().is_some_and(is_open) {
+            let due = Due::default();
+            let (start, end, write_started) = (position, position, false);
+            self.segments.push_back(Segment { start, end, due, write_started });
+        }
+        let last = self.segments.len() - 1;
+        &mut self.segments[last]
+    }
+
+    /// What is due for all records that were added.
+    pub(crate) fn due(&self) -> Due {
+        let mut all = Due::default();
+        self.segments.iter().for_each(|segment| all.merge(&segment.due));
+        all
+    }
+
+    /// The windows of files that were written, a segment at a time.
+    pub(crate) fn segments(&self) -> Vec<Vec<(u64, Window)>> {
+        let written = |segment: &Segment| {
+            let windows = segment.due.files.iter().filter(|(_, window)| window.written_bytes > 0);
+            windows.map(|(id, window)| (*id, *window)).collect()
+        };
+        self.segments.iter().map(written).collect()
+    }
+
+    /// Bytes to write for all that is due, at most.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.due().dirty_bytes()
+    }
+
+    /// Windows of files that are worth writing ahead of their sync: those of full segments, each handed back once, and none that
+    /// is written again and again.
+    pub(crate) fn worth_starting(&mut self) -> Vec<(u64, Window)> {
+        let all = self.due();
+        let segment_bytes = self.segment_bytes;
+        let is_full = |segment: &&mut Segment| segment.end - segment.start >= segment_bytes;
+        let fresh = self.segments.iter_mut().filter(|segment| !segment.write_started);
+        let mut windows = Due::default();
+        for segment in fresh.filter(is_full) {
+            segment.write_started = true;
+            windows.merge(&segment.due);
+        }
+        let is_hot = |id: &u64| all.files.get(id).is_some_and(Window::is_hot);
+        let started = windows
+            .files
+            .into_iter()
+            .filter(|(id, window)| window.written_bytes > 0 && !is_hot(id));
+        started.collect()
+    }
+
+    /// The records below `position` are durable in their files and gone from the log.
+    pub(crate) fn retired(&mut self, position: u64) {
+        while self.segments.front().is_some_and(|first| first.end <= position) {
+            self.segments.pop_front();
+        }
+        for segment in self.segments.iter_mut().take_while(|segment| segment.start < position) {
+            segment.due.files.retain(|_, window| window.last >= position);
+        }
+        self.known.retain(|_, known| known.defined_at >= position);
+        self.scanned = self.scanned.max(position);
+    }
+}
+
+fn path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::Trial;
+    use super::*;
+
+    fn names(backlog: &Backlog) -> Vec<PathBuf> {
+        let mut names: Vec<_> =
+            backlog.known.values().flat_map(|known| known.names.clone()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn files_are_known_by_the_names_that_they_have_now() {
+        let trial = Trial::new();
+        let path = |name| trial.path(name);
+        let bytes = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
+        let (one, two) = (trial.file("one", b""), trial.file("two", b""));
+        trial.write(&two, "two", 0, b"x");
+        trial.record(&one, "one", |ticket| {
+            ticket.link(&bytes(&path("more"))).unwrap();
+        });
+        assert_eq!(names(&trial.backlog()), [path("more"), path("one"), path("two")]);
+        let replaced = Trial::key(&two).identity;
+        trial.record(&one, "one", |ticket| {
+            ticket.rename(&bytes(&path("one")), &bytes(&path("two")), replaced).unwrap();
+            ticket.unlink(&bytes(&path("more"))).unwrap();
+        });
+        let backlog = trial.backlog();
+        assert_eq!(names(&backlog), [path("two")]);
+        assert_eq!(backlog.files_seen(), 2);
+        assert_eq!(backlog.due().directories, HashSet::from([trial.dir.path().to_path_buf()]));
+    }
+
+    #[test]
+    fn what_is_written_again_is_due_once_and_not_started_early() {
+        let trial = Trial::new();
+        let (hot, cold) = (trial.file("hot", b""), trial.file("cold", b""));
+        for number in 0..10 {
+            trial.write(&hot, "hot", 4096, &[number; 1000]);
+            trial.write(&cold, "cold", u64::from(number) * 1000, &[number; 1000]);
+        }
+        let mut backlog = trial.backlog();
+        assert_eq!(backlog.dirty_bytes(), 1000 + 10_000);
+        let cold_id = trial.lock(&cold).id();
+        let started = backlog.worth_starting();
+        assert_eq!(started.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [cold_id]);
+        assert!(started[0].1.start == 0 && started[0].1.end > 5000, "{started:?}");
+        assert_eq!(backlog.worth_starting(), [], "started once");
+    }
+
+    #[test]
+    fn what_is_retired_is_due_no_more_and_what_follows_is() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"");
+        trial.write(&file, "file", 0, b"x");
+        let middle = trial.log.safe_position();
+        trial.write(&file, "file", 0, &[1; 8000]);
+        let mut backlog = trial.backlog();
+        backlog.retired(middle);
+        // Defined anew behind the goal, so known still.
+        assert_eq!(backlog.due().files.len(), 1);
+        assert!(backlog.file(trial.lock(&file).id()).is_some());
+        backlog.retired(trial.log.safe_position());
+        assert_eq!((backlog.due(), backlog.known.len()), (Due::default(), 0));
+    }
+}

@@ -1,0 +1,561 @@
+//! The cleaner: a thread that makes the files catch up with the log, and frees the log behind them.
+//!
+//! Invariants:
+//! 1. The tail moves to a position only after a sync without failures of all files and directories that the records
+//!    before it name, begun when the kernel had done all their operations.
+//! 2. What cannot be synced stays in the log, is written to its file once more from there, and tried again later.
+//! 3. It sleeps unless there is something to do: until the head comes to a position that matters, a process ends, somebody
+//!    asks, or, where records wait, [`IDLE`] passes.
+//!
+//! Map: [`Cleaner`] is the handle of the supervisor's loop; `Worker` is the thread; `policy` says what is to be done
+//! when; `backlog` knows what is due, `writeback` syncs it, `redo` minds the dead and the failed.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::Pid;
+use tidegate::log::{Counter, FileRef, Log, RecordKind};
+
+use super::absorbed::AbsorbedFiles;
+use super::allocator::Allocator;
+use super::backlog::Backlog;
+use super::leases::Leases;
+use super::policy::{Action, Policy, Situation};
+use super::redo;
+use super::stats::CleanerCounts;
+use super::writeback::{Failure, Writeback};
+
+/// How long a log with records in it is left alone after the last append.
+const IDLE: Duration = Duration::from_secs(5);
+/// Pause after a failure; it doubles up to [`PAUSE_MOST`].
+const PAUSE_LEAST: Duration = Duration::from_millis(100);
+const PAUSE_MOST: Duration = Duration::from_secs(5);
+/// With more parts of files to write than this, waiting for each would cost more than it brings.
+const WINDOWS_PACED: usize = 256;
+/// Pause where a writer is in the middle of an operation that somebody waits for.
+const PAUSE_FOR_WRITER: Duration = Duration::from_millis(1);
+/// Syncs of the same records that may fail before whoever waits is told.
+const ATTEMPTS: u32 = 3;
+
+/// What the thread has to say.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Something that people should know.
+    Notice(String),
+    /// The log was retired as [`Cleaner::retire_all`] asked.
+    Retired {
+        /// Who asked.
+        ticket: u64,
+        /// Bytes that became free, or why it cannot be done now.
+        result: Result<u64, String>,
+    },
+    /// A file was settled as [`Cleaner::settle`] asked.
+    Settled {
+        /// Who asked.
+        ticket: u64,
+        /// Or why it cannot be done now.
+        result: Result<(), String>,
+    },
+}
+
+/// What the thread is told.
+#[derive(Debug)]
+enum Job {
+    Ended(Pid),
+    Settle { file: FileRef, ticket: Option<u64> },
+    RetireAll { ticket: u64 },
+    Stop,
+}
+
+/// The cleaner of a log.
+pub(crate) struct Cleaner {
+    log: Arc<Log>,
+    jobs: Arc<Mutex<VecDeque<Job>>>,
+    outcomes: Receiver<Outcome>,
+    ready: Arc<OwnedFd>,
+    counts: Arc<CleanerCounts>,
+    leases: Leases,
+    thread: JoinHandle<()>,
+}
+
+impl AsFd for Cleaner {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
+
+impl Cleaner {
+    /// Starts the thread, which takes the right to clean `log`.
+    ///
+    /// # Errors
+    /// No thread or descriptor is left, or somebody else cleans the log.
+    pub(crate) fn start(log: Arc<Log>, allocator: Allocator) -> io::Result<Self> {
+        let jobs = Arc::new(Mutex::new(VecDeque::new()));
+        let (sender, outcomes) = channel();
+        let ready = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let counts = Arc::new(CleanerCounts::default());
+        let voice = Voice { sender, ready: Arc::clone(&ready) };
+        let (started, wait_started) = channel();
+        let leases = Leases::default();
+        let absorbed = AbsorbedFiles::new(&log, leases.clone());
+        let mut worker = Worker::new(&log, &jobs, &counts, voice, (allocator, absorbed));
+        let thread = std::thread::Builder::new().name("cleaner".into()).spawn(move || {
+            let log = Arc::clone(&worker.log);
+            let supervision = log.supervise();
+            // Whoever starts the thread waits for this.
+            let _ = started.send(supervision.is_ok());
+            if supervision.is_ok() {
+                worker.run();
+            }
+        })?;
+        if wait_started.recv() != Ok(true) {
+            return Err(io::Error::other("another process cleans the log"));
+        }
+        Ok(Self { log, jobs, outcomes, ready, counts, leases, thread })
+    }
+
+    /// The process ended: what it left half done is to be done.
+    pub(crate) fn process_ended(&self, process: Pid) {
+        self.post(Job::Ended(process));
+    }
+
+    /// Has the kernel told of all that was kept from it about a file.
+    pub(crate) fn settle(&self, file: FileRef, ticket: Option<u64>) {
+        self.post(Job::Settle { file, ticket });
+    }
+
+    /// The leases on absorbed files.
+    pub(crate) fn leases(&self) -> &Leases {
+        &self.leases
+    }
+
+    /// Has all records retired that the log has by now.
+    pub(crate) fn retire_all(&self, ticket: u64) {
+        self.post(Job::RetireAll { ticket });
+    }
+
+    /// What the thread has said since this was called last.
+    pub(crate) fn outcomes(&self) -> Vec<Outcome> {
+        // Nothing to read means that it was read before.
+        let _ = rustix::io::read(&*self.ready, &mut [0_u8; 8]);
+        self.outcomes.try_iter().collect()
+    }
+
+    /// The log.
+    pub(crate) fn log(&self) -> &Arc<Log> {
+        &self.log
+    }
+
+    /// What was counted here.
+    pub(crate) fn counts(&self) -> &CleanerCounts {
+        &self.counts
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(self) -> Arc<Log> {
+        self.post(Job::Stop);
+        // A panic of the thread was printed; the log has all that it did not write back.
+        let _ = self.thread.join();
+        self.log
+    }
+
+    fn post(&self, job: Job) {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push_back(job);
+        self.log.wake_cleaner();
+    }
+}
+
+/// How the thread reaches the supervisor's loop.
+struct Voice {
+    sender: Sender<Outcome>,
+    ready: Arc<OwnedFd>,
+}
+
+impl Voice {
+    fn say(&self, outcome: Outcome) {
+        // The receiver is gone only after the thread.
+        let _ = self.sender.send(outcome);
+        // Any number but 0 in any byte order will do.
+        let _ = rustix::io::write(&*self.ready, &[1_u8; 8]);
+    }
+}
+
+/// Somebody waits for the log to be retired up to a position.
+struct Waiter {
+    ticket: u64,
+    until: u64,
+    from: u64,
+}
+
+struct Worker {
+    log: Arc<Log>,
+    jobs: Arc<Mutex<VecDeque<Job>>>,
+    counts: Arc<CleanerCounts>,
+    voice: Voice,
+    allocator: Allocator,
+    policy: Policy,
+    backlog: Backlog,
+    writeback: Writeback,
+    absorbed: AbsorbedFiles,
+    waiters: Vec<Waiter>,
+    /// The persistent tail: writers may have been shown less.
+    retired: u64,
+    /// Absorbed files that could not be settled: tried again.
+    unsettled: Vec<FileRef>,
+    failed_attempts: u32,
+    /// The head when the thread went to sleep, and when that was.
+    asleep: Option<(u64, Instant)>,
+}
+
+/// What the thread does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Look again at once.
+    Again,
+    /// Sleep until the head is there, for so long at most.
+    Sleep {
+        wake_at: u64,
+        patience: Option<Duration>,
+    },
+    Stop,
+}
+
+impl Worker {
+    fn new(
+        log: &Arc<Log>,
+        jobs: &Arc<Mutex<VecDeque<Job>>>,
+        counts: &Arc<CleanerCounts>,
+        voice: Voice,
+        (allocator, absorbed): (Allocator, AbsorbedFiles),
+    ) -> Self {
+        let policy = Policy::new(log.pool().ring_bytes());
+        Self {
+            log: Arc::clone(log),
+            jobs: Arc::clone(jobs),
+            counts: Arc::clone(counts),
+            voice,
+            allocator,
+            backlog: Backlog::new(log.tail(), policy.segment_bytes),
+            policy,
+            writeback: Writeback::default(),
+            absorbed,
+            waiters: Vec::new(),
+            retired: log.pool().tail().map_or(log.tail(), |tail| tail.max(log.tail())),
+            unsettled: Vec::new(),
+            failed_attempts: 0,
+            asleep: None,
+        }
+    }
+
+    fn run(&mut self) {
+        loop {
+            // Before the look at what is to be done: what comes after it wakes us.
+            let seen = self.log.work();
+            match self.step() {
+                Step::Again => {}
+                Step::Stop => return,
+                Step::Sleep { wake_at, patience } => {
+                    self.asleep = Some((self.log.head(), Instant::now()));
+                    self.log.wait_for_work(seen, wake_at, patience);
+                }
+            }
+        }
+    }
+
+    fn step(&mut self) -> Step {
+        let jobs = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
+        for job in jobs {
+            match job {
+                Job::Ended(process) => self.mend_after(process),
+                Job::Settle { file, ticket } => self.settle(file, ticket, false),
+                Job::RetireAll { ticket } => {
+                    let (until, from) = (self.log.head(), self.log.tail());
+                    self.waiters.push(Waiter { ticket, until, from });
+                }
+                Job::Stop => return Step::Stop,
+            }
+        }
+        self.settle_unsettled();
+        let situation = self.situation();
+        if let Err(message) = self.allocator.keep_ahead(&self.log, situation.starving) {
+            self.voice.say(Outcome::Notice(message));
+        }
+        match self.policy.decide(&situation) {
+            Action::Sync => self.retire(&situation),
+            Action::Start => {
+                self.start_writing();
+                self.sleep()
+            }
+            Action::Nothing => self.sleep(),
+        }
+    }
+
+    fn situation(&mut self) -> Situation {
+        let (head, tail) = (self.log.head(), self.log.tail());
+        let starving = self.log.take_starving();
+        let idle =
+            self.asleep.take().is_some_and(|(at, since)| at == head && since.elapsed() >= IDLE);
+        let waiters = self.waiters.iter().map(|waiter| waiter.until).max();
+        Situation {
+            used_bytes: head - tail,
+            dirty_bytes: self.backlog.dirty_bytes(),
+            wanted: self.log.wanted() > tail || waiters.is_some(),
+            owed_bytes: self.retired - tail,
+            starving,
+            idle,
+        }
+    }
+
+    /// Sums up what can be retired by now, and has the kernel start to write what will not be written again soon.
+    fn start_writing(&mut self) {
+        let safe = self.log.safe_position();
+        self.scan(safe);
+        self.absorbed.lend(&mut self.writeback);
+        for (id, window) in self.backlog.worth_starting() {
+            if let Some(file) = self.backlog.file(id) {
+                self.writeback.start(file, window);
+            }
+        }
+    }
+
+    fn scan(&mut self, until: u64) {
+        let mut payload = Vec::new();
+        for header in self.log.records(self.backlog.scanned(), until) {
+            payload.clear();
+            let names =
+                [RecordKind::Define, RecordKind::Link, RecordKind::Unlink, RecordKind::Rename];
+            if names.contains(&header.kind) {
+                payload.resize(header.payload_bytes as usize, 0);
+                if self.log.pool().read_payload(&header, 0, &mut payload).is_err() {
+                    // Failed memory under a name: its file is synced with its file system.
+                    payload.clear();
+                }
+            }
+            self.backlog.add(&header, &payload);
+            self.absorbed.add(&header);
+        }
+        self.backlog.reached(until);
+    }
+
+    /// Makes the files durable and frees the log up to where that holds.
+    fn retire(&mut self, situation: &Situation) -> Step {
+        let safe = self.log.safe_position();
+        self.scan(safe);
+        let failures = self.absorbed.bring(self.backlog.scanned());
+        if !failures.is_empty() {
+            return self.failed(&failures);
+        }
+        self.absorbed.lend(&mut self.writeback);
+        let due = self.backlog.due();
+        self.rewrite(self.log.take_dropped());
+        if let Err(failure) = self.pace(situation) {
+            return self.failed(&[failure]);
+        }
+        let files: Vec<_> = due.files.keys().filter_map(|id| self.backlog.file(*id)).collect();
+        let started = Instant::now();
+        if files.len() < due.files.len() {
+            // Of a file that no record defines nothing is known but that it is somewhere.
+            rustix::fs::sync();
+        }
+        let synced = self.writeback.sync(&files, &due.directories);
+        self.count(Counter::CleanerSyncs, synced.calls);
+        self.count(Counter::CleanerSyncNs, nanoseconds(started.elapsed()));
+        if !synced.failures.is_empty() {
+            return self.failed(&synced.failures);
+        }
+        self.failed_attempts = 0;
+        self.log.stats().raise(Counter::HighWaterBytes, situation.used_bytes);
+        let retired = safe > self.retired && self.retire_to(safe);
+        if retired {
+            self.counts.written_back(due.dirty_bytes(), self.backlog.files_seen());
+        }
+        if !situation.is_pressed() {
+            self.log.show_room(self.retired);
+        }
+        self.answer_waiters();
+        if !retired && self.is_wanted() {
+            // A writer is in the middle of something: it does not tell when it has done it.
+            let patience = Some(PAUSE_FOR_WRITER);
+            return Step::Sleep { wake_at: u64::MAX, patience };
+        }
+        Step::Again
+    }
+
+    fn count(&self, counter: Counter, number: u64) {
+        self.log.stats().add(counter, number);
+    }
+
+    /// Moves the tail to `position`, whose room writers are not shown yet.
+    fn retire_to(&mut self, position: u64) -> bool {
+        match self.log.retire_unseen(position) {
+            Ok(()) => {
+                self.count(Counter::RetiredBytes, position - self.retired);
+                self.retired = position;
+                self.backlog.retired(position);
+                self.absorbed.retired();
+                true
+            }
+            Err(error) => {
+                self.voice.say(Outcome::Notice(format!("the log's tail cannot be moved: {error}")));
+                false
+            }
+        }
+    }
+
+    /// Shows writers the room of the last sync at the speed at which the disk takes what the next one has to write.
+    ///
+    /// Shown at once, it would be filled at once, and the writers would wait for all of the next sync: as long in all, but in
+    /// one piece.
+    fn pace(&mut self, situation: &Situation) -> Result<(), Failure> {
+        let (shown, segments) = (self.log.tail(), self.backlog.segments());
+        let windows: usize = segments.iter().map(Vec::len).sum();
+        let owed = self.retired - shown;
+        if !situation.is_pressed() || owed == 0 || windows > WINDOWS_PACED {
+            self.log.show_room(self.retired);
+            return Ok(());
+        }
+        for (id, window) in segments.iter().flatten() {
+            if let Some(file) = self.backlog.file(*id) {
+                self.writeback.start(file, *window);
+            }
+        }
+        let steps = segments.len() as u64 + 1;
+        for (step, segment) in (1_u64..).zip(&segments) {
+            self.log.show_room(shown + (owed / steps * step).next_multiple_of(64).min(owed));
+            for (id, window) in segment {
+                if let Some(file) = self.backlog.file(*id) {
+                    self.writeback.finish(file, *window)?;
+                }
+            }
+        }
+        self.log.show_room(self.retired);
+        Ok(())
+    }
+
+    /// Somebody waits for these, and has waited in vain.
+    fn settle_unsettled(&mut self) {
+        let wanted = self.log.wanted_settled();
+        for file in std::mem::take(&mut self.unsettled).into_iter().chain(wanted) {
+            self.settle(file, None, true);
+        }
+    }
+
+    fn settle(&mut self, file: FileRef, ticket: Option<u64>, again: bool) {
+        let result = self.absorbed.settle(file, self.backlog.scanned());
+        if result.is_ok() {
+            // The description is the program's alone again: locks go with it when the program closes it.
+            self.writeback.let_go(self.log.id_of(file));
+        } else if ticket.is_none() && !self.unsettled.contains(&file) {
+            self.unsettled.push(file);
+        }
+        if let Some(ticket) = ticket {
+            let result = result.map_err(|error| error.to_string());
+            self.voice.say(Outcome::Settled { ticket, result });
+        } else if let Err(error) = result
+            && !again
+        {
+            let message =
+                format!("a file cannot take what was written to it, the log keeps it: {error}");
+            self.voice.say(Outcome::Notice(message));
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        !self.waiters.is_empty() || self.log.wanted() > self.log.tail()
+    }
+
+    fn answer_waiters(&mut self) {
+        let tail = self.log.tail();
+        for waiter in self.waiters.extract_if(.., |waiter| waiter.until <= tail) {
+            let result = Ok(tail - waiter.from);
+            self.voice.say(Outcome::Retired { ticket: waiter.ticket, result });
+        }
+    }
+
+    /// Notes what could not be synced, writes it once more, and pauses.
+    fn failed(&mut self, failures: &[Failure]) -> Step {
+        self.counts.failed();
+        self.failed_attempts += 1;
+        let message = describe(failures);
+        if self.failed_attempts == 1 {
+            self.voice.say(Outcome::Notice(format!(
+                "{message}; the log keeps it, and it is tried again"
+            )));
+        }
+        let failed: Vec<_> = failures.iter().filter_map(|failure| failure.file).collect();
+        for entry in failed.iter().filter_map(|id| self.log.file_with_id(*id)) {
+            // The next sync of the program will tell it; a file that is gone from the table has no program.
+            let _ = self.log.note_failure(entry);
+        }
+        self.rewrite(failed);
+        if self.failed_attempts >= ATTEMPTS {
+            for waiter in self.waiters.drain(..) {
+                let result = Err(message.clone());
+                self.voice.say(Outcome::Retired { ticket: waiter.ticket, result });
+            }
+        }
+        let doubled = PAUSE_LEAST.saturating_mul(1 << (self.failed_attempts - 1).min(8));
+        Step::Sleep { wake_at: u64::MAX, patience: Some(doubled.min(PAUSE_MOST)) }
+    }
+
+    /// Writes all that the log has of these files to them once more.
+    fn rewrite(&mut self, files: Vec<u64>) {
+        for file in files.into_iter().filter_map(|id| self.backlog.file(id)) {
+            let lent = self.absorbed.lent(file.id);
+            if lent.as_ref().is_some_and(|file| appends(file)) {
+                // What was absorbed is brought again; the rest, which would be appended, is left to the kernel.
+                continue;
+            }
+            // Opened before: what goes wrong with what is written now is then told to the next sync.
+            match &lent {
+                Some(lent) => self.writeback.adopt(file.id, lent),
+                None => self.writeback.keep_open(file),
+            }
+            redo::rewrite(&self.log, file, lent.as_deref());
+        }
+    }
+
+    fn sleep(&self) -> Step {
+        self.log.show_room(self.retired);
+        let (head, tail) = (self.log.head(), self.log.tail());
+        let patience = (head > tail).then_some(IDLE);
+        let patience = if self.unsettled.is_empty() { patience } else { Some(PAUSE_LEAST) };
+        let wake_at = self.policy.wake_at(tail, head, self.backlog.scanned());
+        let wake_at = wake_at.min(self.allocator.wake_at(&self.log).unwrap_or(u64::MAX));
+        Step::Sleep { wake_at, patience }
+    }
+
+    fn mend_after(&mut self, process: Pid) {
+        let process = process.as_raw_nonzero().get().unsigned_abs();
+        for message in redo::mend_after(&self.log, process) {
+            self.voice.say(Outcome::Notice(message));
+        }
+        let absorbed: Vec<_> = self.log.absorbed_by(Some(process)).collect();
+        for file in absorbed {
+            self.settle(file, None, false);
+        }
+    }
+}
+
+fn appends(file: &std::fs::File) -> bool {
+    rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::APPEND))
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn describe(failures: &[Failure]) -> String {
+    let Some(first) = failures.first() else { return String::new() };
+    let more = match failures.len() {
+        1 => String::new(),
+        number => format!(", and {} more", number - 1),
+    };
+    format!("{} cannot be written back ({}){more}", first.name.display(), first.error)
+}

@@ -1,0 +1,221 @@
+//! From a pool's file to a log in use: made where it is blank, taken over where its supervisor died, recovered where the
+//! machine did.
+//!
+//! Invariant: a log whose records may be needed is never started anew. What recovery cannot put into the files stays in
+//! the log, and the pool is not opened.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, bail};
+use tidegate::log::recover::{
+    ApplyOptions, LocalFiles, NewIdentity, Outcome, Plan, Progress, apply, plan_pool,
+};
+use tidegate::log::{CONTROL_BYTES, Definition, Log, LogError, LogOptions, LogPool, Scanner};
+use tidegate::pmem::{Region, RegionOptions, SharedMemory};
+use tidegate::pool::{Content, PoolKind, identify};
+
+use super::allocator::Allocator;
+use super::place::Meeting;
+use crate::pool::in_pool;
+use tidegate::size::Size;
+
+/// Threads that write files at once during recovery.
+const WORKERS: usize = 4;
+/// A boot that is none: the files of this log may lack what the log has, whatever boot it is.
+pub(crate) const NO_BOOT: [u8; 16] = [0xFF; 16];
+/// A log that was closed: the files have all of it.
+pub(crate) const CLOSED: [u8; 16] = [0; 16];
+
+/// A log in use by this process.
+pub(crate) struct Opened {
+    /// The log.
+    pub(crate) log: Log,
+    /// What recovery did, if there was something to do.
+    pub(crate) recovered: Option<String>,
+    /// Its processes may still live: the control memory is that of a supervisor that died.
+    pub(crate) taken_over: bool,
+}
+
+/// Maps the pool at `path` and locks it.
+///
+/// # Errors
+/// It cannot be mapped, is in use, or holds no log.
+fn open_pool(path: &Path, read_only: bool) -> Result<LogPool> {
+    let options = RegionOptions { read_only, ..RegionOptions::default() };
+    let region = Arc::new(Region::open(path, &options)?);
+    let pool = LogPool::open(Arc::clone(&region));
+    pool.with_context(|| in_pool(&region))
+}
+
+/// Makes a log pool of the file at `path` if it is blank.
+///
+/// # Errors
+/// It cannot be mapped, is in use, or holds something else.
+fn make_where_blank(path: &Path) -> Result<()> {
+    let region = Region::open(path, &RegionOptions::default())?;
+    let found = match identify(&region).with_context(|| in_pool(&region))? {
+        PoolKind::Tidegate(_) => return Ok(()),
+        PoolKind::Unknown(Content::Zeroes) => {
+            let made = tidegate::log::create(&region, &LogOptions::default());
+            made.with_context(|| in_pool(&region))?;
+            return Ok(());
+        }
+        PoolKind::Unknown(found) => found.to_string(),
+        PoolKind::Btt(_) => "a btt pool".into(),
+    };
+    bail!("{} holds {found}, no log pool; name another path by --pool", path.display())
+}
+
+/// Opens the pool at `path` for a supervisor that meets others at `meeting`.
+///
+/// # Errors
+/// It cannot be mapped, is in use, holds something else, or what the log has cannot be brought into the files.
+pub(crate) fn open_log(
+    path: &Path,
+    meeting: &Meeting,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Opened> {
+    make_where_blank(path)?;
+    let pool = open_pool(path, false)?;
+    if is_of_this_boot(&pool)? && meeting.control().exists() {
+        // One that does not fit is no use to anybody: its pool was made anew since.
+        if let Ok(log) = Log::resume(open_again(&pool)?, &meeting.control()) {
+            let left = log.head() - log.tail();
+            let size = Size { bytes: left };
+            let recovered =
+                (left > 0).then(|| format!("{size} of log taken over from a supervisor that died"));
+            return Ok(Opened { log, recovered, taken_over: true });
+        }
+    }
+    let recovered = recover(&pool, progress)?;
+    let control = meeting.control();
+    match std::fs::remove_file(&control) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot replace {}", control.display()));
+        }
+        _ => {}
+    }
+    let memory = SharedMemory::create(&control, CONTROL_BYTES)?;
+    let allocated_bytes = present_bytes(&pool, path)?;
+    pool.set_session(boot_id()?)?;
+    let log = Log::start(pool, memory, allocated_bytes)?;
+    Ok(Opened { log, recovered, taken_over: false })
+}
+
+fn open_again(pool: &LogPool) -> Result<LogPool, LogError> {
+    LogPool::open(Arc::clone(pool.region()))
+}
+
+fn present_bytes(pool: &LogPool, path: &Path) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = std::fs::metadata(path)?;
+    let whole = metadata.blocks() * 512 >= metadata.len();
+    Ok(Allocator::present_bytes(pool.region().kind(), whole, pool.ring_bytes()))
+}
+
+fn is_of_this_boot(pool: &LogPool) -> Result<bool> {
+    Ok(pool.session()? == Some(boot_id()?))
+}
+
+/// What the kernel calls this boot of the machine.
+fn boot_id() -> Result<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let text = text.context("cannot tell which boot of the machine this is")?;
+    let boot: uuid::Uuid = text.trim().parse().context("the kernel's boot id makes no sense")?;
+    Ok(boot.into_bytes())
+}
+
+/// Brings what the log has into the files: what was done, if there was something to do.
+///
+/// # Errors
+/// Something cannot be brought there; the log still has it.
+fn recover(pool: &LogPool, progress: &(dyn Fn(Progress) + Sync)) -> Result<Option<String>> {
+    let (plan, unreadable_bytes) = plan_pool(pool)?;
+    if plan.is_empty() && unreadable_bytes == 0 {
+        return Ok(None);
+    }
+    let outcome = apply_plan(pool, &plan, progress);
+    if let Some(first) = outcome.failures.first() {
+        let more = match outcome.failures.len() {
+            1 => String::new(),
+            number => format!(" and {} more", number - 1),
+        };
+        let pool = pool.region().name().display();
+        return Err(anyhow!(
+            "recovery of {pool} is not complete: {first}{}{more}; mend that and try again, or give up what the log has by \
+             `tidegate recover {pool} --discard`",
+            cause(first)
+        ));
+    }
+    let lost = match unreadable_bytes {
+        0 => String::new(),
+        bytes => format!("; {} of the log could not be read", Size { bytes }),
+    };
+    Ok(Some(format!("{}{lost}", describe(&outcome))))
+}
+
+fn cause(error: &dyn std::error::Error) -> String {
+    error.source().map(|source| format!(" ({source})")).unwrap_or_default()
+}
+
+fn apply_plan(pool: &LogPool, plan: &Plan, progress: &(dyn Fn(Progress) + Sync)) -> Outcome {
+    let options = ApplyOptions { pool: pool.superblock().uuid, workers: WORKERS };
+    let mut note = |new: NewIdentity<'_>| {
+        let NewIdentity { file, identity, path, mode, uid, gid } = new;
+        // Numbers of the file system are hints only: recovery goes by the identity.
+        let (device, inode, born) = (0, 0, true);
+        let definition = Definition { identity, device, inode, mode, uid, gid, born, path };
+        pool.note_definition(file, &definition).map_err(std::io::Error::other)
+    };
+    apply(plan, pool, &LocalFiles, options, progress, &mut note)
+}
+
+fn describe(outcome: &Outcome) -> String {
+    let written = match outcome.written_bytes {
+        0 => "nothing".into(),
+        bytes => Size { bytes }.to_string(),
+    };
+    let odd = match outcome.findings.kept().first() {
+        None => String::new(),
+        Some(first) => {
+            format!("; {} things were odd, the first: {first}", outcome.findings.total())
+        }
+    };
+    format!(
+        "{written} written to {} files ({} made again), {} names given, {} removed{odd}",
+        outcome.files_written, outcome.files_created, outcome.names_placed, outcome.names_removed
+    )
+}
+
+/// Throws away what the log of the pool at `path` has, after `tell` was told what that is; whether there was something.
+///
+/// # Errors
+/// The pool cannot be used, or `tell` failed.
+pub(crate) fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<bool> {
+    let pool = open_pool(path, false)?;
+    let (plan, unreadable_bytes) = plan_pool(&pool)?;
+    let has_some = !plan.is_empty() || unreadable_bytes > 0;
+    if has_some {
+        let records: u64 = plan.files().iter().map(|file| file.records).sum();
+        let (files, size) = (plan.files().len(), Size { bytes: plan.data_bytes() });
+        tell(&format!("{records} records about {files} files, with {size} of data"))?;
+    }
+    pool.set_session(CLOSED)?;
+    let ring_bytes = pool.ring_bytes();
+    // Nobody shares this control memory: to start a log moves the tail behind all that was ever written.
+    Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES)?, ring_bytes)?;
+    Ok(has_some)
+}
+
+/// Bytes of the log of the pool at `path`, and of the records in it, while nobody uses it.
+///
+/// # Errors
+/// The pool cannot be used.
+pub(crate) fn log_in_use(path: &Path) -> Result<(u64, u64)> {
+    let pool = open_pool(path, true)?;
+    let tail = pool.tail()?;
+    let ends = Scanner::new(&pool, tail, pool.limit()?);
+    let end = ends.map(|header| header.position + header.record_bytes()).max();
+    Ok((pool.ring_bytes(), end.map_or(0, |end| end - tail)))
+}

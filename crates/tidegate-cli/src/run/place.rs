@@ -1,0 +1,323 @@
+//! Where pools of `tidegate run` lie, and where their supervisors are reached.
+//!
+//! Invariant: every file and directory that this module hands out belongs to the effective user and is closed to all
+//! others; what somebody else put there is refused, never used. Replaying a log changes files by name: a pool
+//! that another user may write to would be a way to change ours.
+//!
+//! Map: [`default_pool`] (none given) · [`prepare_pool`] (make or check the file) · [`Meeting`] (control memory, socket and
+//! lock of a pool's supervisor).
+
+use std::fs::{DirBuilder, File, Metadata};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{Access, FlockOperation};
+
+use tidegate::size::Size;
+
+/// Where files of processes that need no disk lie.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// Bits of a mode that let others than the owner in.
+const OTHERS: u32 = 0o077;
+
+fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// The pool of users who name none: on a DAX file system that they may write to, else in shared memory.
+///
+/// # Errors
+/// The directory cannot be made, or is not the user's own.
+pub(crate) fn default_pool() -> Result<PathBuf> {
+    let mounts = std::fs::read("/proc/mounts").unwrap_or_default();
+    let writable = |mount: &PathBuf| rustix::fs::access(mount, Access::WRITE_OK).is_ok();
+    let dax = dax_mounts(&mounts).into_iter().find(writable);
+    let directory = match dax {
+        Some(mount) => mount.join(format!(".tidegate-{}", user())),
+        None => shared_directory(),
+    };
+    own_directory(&directory)?;
+    Ok(directory.join("default.pool"))
+}
+
+fn shared_directory() -> PathBuf {
+    Path::new(SHARED_MEMORY).join(format!("tidegate-{}", user()))
+}
+
+/// Mount points of DAX file systems in the text of `/proc/mounts`.
+fn dax_mounts(mounts: &[u8]) -> Vec<PathBuf> {
+    mounts.split(|byte| *byte == b'\n').filter_map(dax_mount).collect()
+}
+
+fn dax_mount(line: &[u8]) -> Option<PathBuf> {
+    let mut fields = line.split(|byte| *byte == b' ').skip(1);
+    let (mount, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
+    let is_dax = |option: &[u8]| option == b"dax" || option == b"dax=always";
+    let is_mapped = [&b"ext4"[..], b"xfs"].contains(&kind);
+    let found = is_mapped && options.split(|byte| *byte == b',').any(is_dax);
+    found.then(|| PathBuf::from(std::ffi::OsString::from_vec(unescaped(mount))))
+}
+
+/// A field of `/proc/mounts`, where blanks and backslashes are three octal digits behind a backslash.
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, behind @ ..] = rest {
+        let octal = behind.get(..3).filter(|_| *first == b'\\');
+        let octal = octal.and_then(|digits| std::str::from_utf8(digits).ok());
+        if let Some(byte) = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            bytes.push(byte);
+            rest = &behind[3..];
+        } else {
+            bytes.push(*first);
+            rest = behind;
+        }
+    }
+    bytes
+}
+
+/// Makes `directory` for this user alone, or checks that it is.
+fn own_directory(directory: &Path) -> Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| format!("cannot make {}", directory.display()));
+        }
+        _ => {}
+    }
+    let metadata = inspect(directory)?;
+    if !metadata.is_dir() {
+        bail!("{} is no directory; remove it, or name a pool with --pool", directory.display());
+    }
+    expect_own(directory, &metadata)
+}
+
+fn inspect(path: &Path) -> Result<Metadata> {
+    path.symlink_metadata().with_context(|| format!("cannot inspect {}", path.display()))
+}
+
+/// Refuses what belongs to somebody else or is open to others.
+fn expect_own(path: &Path, metadata: &Metadata) -> Result<()> {
+    let (owner, user, mode) = (metadata.uid(), user(), metadata.mode() & 0o7777);
+    if owner != user {
+        bail!(
+            "{} belongs to user {owner}, not to user {user}: it is not used; name another pool with --pool",
+            path.display()
+        );
+    }
+    if mode & OTHERS != 0 {
+        bail!(
+            "{} has mode {mode:03o}, so that others may reach the pool; expected no rights but the owner's: chmod go= {0}",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Makes the pool's file with `size`, without space, or checks the one that is there; hands back its absolute path.
+///
+/// # Errors
+/// It cannot be made, or is not the user's own.
+pub(crate) fn prepare_pool(path: &Path, size: Size) -> Result<PathBuf> {
+    match new_pool(path, size) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made.with_context(|| format!("cannot make the pool {}", path.display()))?,
+    }
+    existing_pool(path)
+}
+
+fn new_pool(path: &Path, size: Size) -> io::Result<()> {
+    let mut open = File::options();
+    let file = open.read(true).write(true).create_new(true).mode(0o600).open(path)?;
+    let sized = file.set_len(size.bytes).and_then(|()| file.sync_all());
+    if sized.is_err() {
+        // Best effort: the error that matters is on its way to the caller.
+        let _ = std::fs::remove_file(path);
+    }
+    sized?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Checks the pool's file at `path`, which must exist; hands back its absolute path.
+///
+/// # Errors
+/// It is not there, no file or device, or not the user's own.
+pub(crate) fn existing_pool(path: &Path) -> Result<PathBuf> {
+    let path = std::fs::canonicalize(path)
+        .with_context(|| format!("there is no pool {}", path.display()))?;
+    let metadata = inspect(&path)?;
+    let kind = metadata.file_type();
+    if kind.is_char_device() {
+        // Rights on devices are the administrator's to give.
+        return Ok(path);
+    }
+    if !kind.is_file() {
+        bail!("{} is neither a file nor a devdax device: it can hold no pool", path.display());
+    }
+    expect_own(&path, &metadata)?;
+    Ok(path)
+}
+
+/// Where the processes that use one pool meet: the same for every path to the pool.
+#[derive(Debug, Clone)]
+pub(crate) struct Meeting {
+    stem: PathBuf,
+}
+
+impl Meeting {
+    /// The meeting place of the pool at `path`, which must exist.
+    ///
+    /// # Errors
+    /// The pool cannot be inspected; the directory for it cannot be made or is not the user's own.
+    pub(crate) fn of_pool(path: &Path) -> Result<Self> {
+        let metadata = std::fs::metadata(path);
+        let metadata = metadata.with_context(|| format!("cannot inspect {}", path.display()))?;
+        let is_device = metadata.file_type().is_char_device();
+        let (device, inode) =
+            if is_device { (metadata.rdev(), 0) } else { (metadata.dev(), metadata.ino()) };
+        let directory = shared_directory();
+        own_directory(&directory)?;
+        Ok(Self { stem: directory.join(format!("{device:x}-{inode:x}")) })
+    }
+
+    /// The control memory.
+    pub(crate) fn control(&self) -> PathBuf {
+        self.named(".control")
+    }
+
+    /// The supervisor's socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.named(".control.socket")
+    }
+
+    /// Waits until no other process finds, starts or ends the supervisor of this pool, and keeps others out.
+    ///
+    /// # Errors
+    /// The lock file cannot be made.
+    pub(crate) fn lock(&self) -> Result<Lock> {
+        loop {
+            let file = self.lock_file()?;
+            rustix::fs::flock(&file, FlockOperation::LockExclusive)
+                .with_context(|| format!("cannot lock {}", self.named(".lock").display()))?;
+            if self.is_lock_file(&file) {
+                return Ok(Lock { _file: file, meeting: self.clone() });
+            }
+        }
+    }
+
+    /// The same without waiting: none if another process is about it.
+    ///
+    /// # Errors
+    /// The lock file cannot be made.
+    pub(crate) fn try_lock(&self) -> Result<Option<Lock>> {
+        let file = self.lock_file()?;
+        let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        let locked = locked.is_ok() && self.is_lock_file(&file);
+        Ok(locked.then(|| Lock { _file: file, meeting: self.clone() }))
+    }
+
+    /// Nobody has removed it since it was opened: a lock on what has no name any more keeps nobody out.
+    fn is_lock_file(&self, file: &File) -> bool {
+        let number = |found: &Metadata| (found.dev(), found.ino());
+        let (Ok(opened), Ok(named)) = (file.metadata(), self.named(".lock").symlink_metadata())
+        else {
+            return false;
+        };
+        number(&opened) == number(&named)
+    }
+
+    fn named(&self, ending: &str) -> PathBuf {
+        let mut path = self.stem.clone().into_os_string();
+        path.push(ending);
+        PathBuf::from(path)
+    }
+
+    fn lock_file(&self) -> Result<File> {
+        let path = self.named(".lock");
+        let mut open = File::options();
+        let file = open.create(true).truncate(false).write(true).mode(0o600).open(&path);
+        file.with_context(|| format!("cannot make {}", path.display()))
+    }
+}
+
+/// Others are kept out until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    /// Closed after the drop below: until then nobody else comes to the check of [`Meeting::is_lock_file`].
+    _file: File,
+    meeting: Meeting,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if !self.meeting.socket().exists() && !self.meeting.control().exists() {
+            // Nobody is left to meet. Where it cannot be removed, it waits for the next.
+            let _ = std::fs::remove_file(self.meeting.named(".lock"));
+        }
+    }
+}
+
+/// A path that `LD_PRELOAD` can hold, whose entries end at colons and blanks.
+pub(crate) fn fits_preload(path: &Path) -> bool {
+    !path.as_os_str().as_bytes().iter().any(|byte| [b':', b' ', b'\t', b'\n'].contains(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn dax_file_systems_are_told_by_their_options() {
+        let mounts = b"/dev/vda / ext4 rw,relatime 0 0\n\
+            /dev/pmem0 /mnt/a\\040b ext4 rw,relatime,dax=always 0 0\n\
+            /dev/pmem1 /mnt/never xfs rw,dax=never,inode64 0 0\n\
+            /dev/pmem2 /mnt/old xfs rw,dax 0 0\n\
+            host /mnt/share virtiofs rw,dax 0 0\nbroken";
+        assert_eq!(dax_mounts(mounts), [PathBuf::from("/mnt/a b"), PathBuf::from("/mnt/old")]);
+    }
+
+    #[test]
+    fn a_pool_is_made_without_space_and_for_its_owner_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let made = prepare_pool(&path, Size { bytes: 1 << 30 }).unwrap();
+        let metadata = made.metadata().unwrap();
+        assert_eq!((metadata.len(), metadata.blocks()), (1 << 30, 0));
+        assert_eq!(metadata.mode() & 0o777, 0o600);
+        // The size of an existing pool stays.
+        prepare_pool(&path, Size { bytes: 1 << 20 }).unwrap();
+        assert_eq!(made.metadata().unwrap().len(), 1 << 30);
+    }
+
+    #[test]
+    fn what_others_may_reach_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        std::fs::write(&path, "x").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o660)).unwrap();
+        let error = existing_pool(&path).unwrap_err().to_string();
+        assert!(error.contains("has mode 660") && error.contains("chmod go="), "{error}");
+        let error = own_directory(&path).unwrap_err().to_string();
+        assert!(error.contains("is no directory"), "{error}");
+    }
+
+    #[test]
+    fn all_paths_to_a_pool_meet_in_one_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, link) = (directory.path().join("pool"), directory.path().join("link"));
+        prepare_pool(&path, Size { bytes: 4096 }).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let (one, two) = (Meeting::of_pool(&path).unwrap(), Meeting::of_pool(&link).unwrap());
+        assert_eq!(one.control(), two.control());
+        let held = one.lock().unwrap();
+        assert!(two.try_lock().unwrap().is_none());
+        drop(held);
+        assert!(!one.named(".lock").exists(), "nobody is left to meet");
+        assert!(two.try_lock().unwrap().is_some());
+    }
+}

@@ -1,0 +1,352 @@
+//! What processes left half done when they were killed, and what a disk did not take.
+//!
+//! Rules, which the processes themselves follow too when they find a dead holder's lock:
+//! 1. A change of a file's bytes or size whose record is whole is done, again if need be: nobody was told of it, and the
+//!    log says that it happened.
+//! 2. A change of names that did not happen is voided, one that did happen stays.
+//! 3. All of it is done under the lock of the file: nobody has changed the file since the holder died.
+//!
+//! A file that cannot be opened for writing (its owner may not write to it by name) keeps what it has: of an operation
+//! that was never answered both outcomes are right.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FallocateFlags;
+use tidegate::log::recover::{Content, Extent, FilePlan, LogData, Plan, Planner, identity_of};
+use tidegate::log::{FileGuard, FileKey, Header, Interrupted, Log, RecordKind, RenamePaths};
+
+use super::backlog::Known;
+use super::writeback;
+
+/// Bytes copied at once.
+const COPY_BYTES: usize = 1 << 20;
+
+/// Does or voids what threads of `process`, which is dead, were killed in; hands back what could not be done.
+pub(crate) fn mend_after(log: &Log, process: u32) -> Vec<String> {
+    let interrupted: Vec<_> = log.interrupted_by(process).collect();
+    if interrupted.is_empty() {
+        return Vec::new();
+    }
+    // Held for names; who holds it for longer than the patience of a lock is mending too.
+    let _names = log.lock_names();
+    interrupted.iter().filter_map(|interrupted| mend(log, interrupted).err()).collect()
+}
+
+fn mend(log: &Log, interrupted: &Interrupted) -> Result<(), String> {
+    let Some(file) = log.file_of(interrupted) else {
+        let outcome = void_undone_unlink(log, interrupted);
+        log.settle(interrupted);
+        return outcome.map_err(|error| format!("a name may be lost at a power cut: {error}"));
+    };
+    let guard = match log.lock(file) {
+        Ok(guard) => guard,
+        Err(error) => {
+            return Err(format!("what a dead process left cannot be completed yet: {error}"));
+        }
+    };
+    // Once more, under the lock: who had it in between may have done it.
+    let still: Vec<_> = log.interrupted_on(&guard).filter(|it| it == interrupted).collect();
+    let outcome = still.iter().try_for_each(|it| match &it.header {
+        Some(header) => complete(log, &guard, header),
+        None => Ok(()),
+    });
+    for it in &still {
+        log.settle(it);
+    }
+    outcome.map_err(|error| format!("the last operation of a dead process is left undone: {error}"))
+}
+
+/// The removal of a name of a file without an entry: where something has the name, it is taken for not done.
+fn void_undone_unlink(log: &Log, interrupted: &Interrupted) -> io::Result<()> {
+    let Some(header) = interrupted.header.filter(|it| it.kind == RecordKind::Unlink) else {
+        return Ok(());
+    };
+    let mut path = vec![0; header.payload_bytes as usize];
+    log.pool().read_payload(&header, 0, &mut path).map_err(io::Error::other)?;
+    log.mark_names_unlogged();
+    if Path::new(std::ffi::OsStr::from_bytes(&path)).symlink_metadata().is_err() {
+        return Ok(());
+    }
+    let voided = log.begin_on_names().and_then(|mut ticket| ticket.void(header.position));
+    voided.map(|_| ()).map_err(io::Error::other)
+}
+
+fn complete(log: &Log, guard: &FileGuard<'_>, header: &Header) -> io::Result<()> {
+    match header.kind {
+        // The cleaner brings it, with all others of the file.
+        RecordKind::Write if header.absorbed => Ok(()),
+        RecordKind::Write | RecordKind::Zero | RecordKind::SetSize => {
+            let file = Target::of(log, header.file, &log.key_of(guard.file())).open()?;
+            repeat(log, &file, header)
+        }
+        RecordKind::Link | RecordKind::Unlink | RecordKind::Rename => {
+            let mut payload = vec![0; header.payload_bytes as usize];
+            log.pool().read_payload(header, 0, &mut payload).map_err(io::Error::other)?;
+            if !has_happened(header.kind, &payload, &log.key_of(guard.file())) {
+                let voided = guard.begin().and_then(|mut ticket| ticket.void(header.position));
+                voided.map_err(io::Error::other)?;
+            }
+            Ok(())
+        }
+        RecordKind::Define | RecordKind::Retire | RecordKind::Void | RecordKind::Settle => Ok(()),
+    }
+}
+
+/// Does once more to `file` what the record says.
+fn repeat(log: &Log, file: &File, header: &Header) -> io::Result<()> {
+    match header.kind {
+        RecordKind::Write => {
+            let end = header.offset.saturating_add(header.payload_bytes.into());
+            let content = Content::Log(header.data_position());
+            copy(log, file, &Extent { start: header.offset, end, content })
+        }
+        RecordKind::Zero => zero(file, header.offset, header.len),
+        RecordKind::SetSize => file.set_len(header.offset),
+        _ => Ok(()),
+    }
+}
+
+fn zero(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let size = FallocateFlags::KEEP_SIZE;
+    let ways = [FallocateFlags::ZERO_RANGE | size, FallocateFlags::PUNCH_HOLE | size];
+    let mut ways = ways.map(|flags| rustix::fs::fallocate(file, flags, offset, len)).into_iter();
+    Ok(ways.find(Result::is_ok).unwrap_or(Err(rustix::io::Errno::OPNOTSUPP))?)
+}
+
+/// Copies `extent` from the log to `file`.
+fn copy(log: &Log, file: &File, extent: &Extent) -> io::Result<()> {
+    let Content::Log(position) = extent.content else {
+        return zero(file, extent.start, extent.bytes());
+    };
+    let mut buffer = vec![0; usize::try_from(extent.bytes()).unwrap_or(COPY_BYTES).min(COPY_BYTES)];
+    let mut done = 0;
+    while done < extent.bytes() {
+        let step = (extent.bytes() - done).min(buffer.len() as u64);
+        let part = &mut buffer[..usize::try_from(step).unwrap_or(0)];
+        LogData::read(log.pool(), position + done, part)?;
+        file.write_all_at(part, extent.start + done)?;
+        done += step;
+    }
+    Ok(())
+}
+
+/// Whether the change of names was done: told by what stands at the paths.
+fn has_happened(kind: RecordKind, payload: &[u8], key: &FileKey) -> bool {
+    let is_at = |name: &[u8]| {
+        let found = Path::new(std::ffi::OsStr::from_bytes(name)).symlink_metadata();
+        found.is_ok_and(|found| (found.dev(), found.ino()) == (key.device, key.inode))
+    };
+    match kind {
+        RecordKind::Link => is_at(payload),
+        RecordKind::Unlink => !is_at(payload),
+        _ => RenamePaths::decode(payload).is_none_or(|paths| !is_at(paths.from)),
+    }
+}
+
+/// Writes all that the log has of `file` to it once more: the kernel may have dropped what it could not write.
+///
+/// What cannot be written now is left for the next time.
+pub(crate) fn rewrite(log: &Log, file: &Known, lent: Option<&File>) {
+    let Some(entry) = log.file_with_id(file.id) else { return };
+    let Ok(guard) = log.lock(entry) else { return };
+    let target = Target::of(log, file.id, &log.key_of(guard.file()));
+    // A file that is lent cannot be opened: its lease would be broken.
+    let opened = lent.map_or_else(|| target.open(), File::try_clone);
+    let (Ok(opened), Some(plan)) = (opened, target.plan.files().first()) else { return };
+    let size = opened.metadata().map_or(0, |metadata| metadata.len());
+    for extent in &plan.extents {
+        // Never longer than it is: what is behind the end was cut off.
+        let extent = Extent { end: extent.end.min(size), ..*extent };
+        if extent.start < extent.end && copy(log, &opened, &extent).is_err() {
+            return;
+        }
+    }
+}
+
+/// Opens a locked file for writing, by one of its names.
+///
+/// # Errors
+/// It is under none of them, or may not be written.
+pub(crate) fn open(log: &Log, guard: &FileGuard<'_>) -> io::Result<File> {
+    Target::of(log, guard.id(), &log.key_of(guard.file())).open()
+}
+
+/// A file that the log has records of.
+struct Target {
+    plan: Plan,
+    known: Known,
+}
+
+impl Target {
+    /// The file with `id`; its lock is held, so that all of its records are finished.
+    fn of(log: &Log, id: u64, key: &FileKey) -> Self {
+        let mut planner = Planner::new();
+        let mut payload = Vec::new();
+        for header in log.records(log.tail(), log.head()).filter(|header| header.file == id) {
+            payload.clear();
+            if Planner::needs_payload(header.kind) {
+                payload.resize(header.payload_bytes as usize, 0);
+                if log.pool().read_payload(&header, 0, &mut payload).is_err() {
+                    continue;
+                }
+            }
+            planner.add(&header, &payload);
+        }
+        let plan = planner.finish();
+        let names = plan.files().first().map(|file| names(&plan, file)).unwrap_or_default();
+        let FileKey { device, inode, identity } = *key;
+        let known = Known::at(id, (device, inode, identity), names);
+        Self { plan, known }
+    }
+
+    /// Opens it for writing.
+    fn open(&self) -> io::Result<File> {
+        let file = writeback::open_with(&self.known, File::options().write(true))?;
+        // Where a file system has no handles, the numbers have to do.
+        match identity_of(&file) {
+            Ok(found) if found != self.known.identity => Err(io::ErrorKind::NotFound.into()),
+            _ => Ok(file),
+        }
+    }
+}
+
+/// Paths at which the file may be, the likeliest first.
+fn names(plan: &Plan, file: &FilePlan) -> Vec<PathBuf> {
+    let bound = file.names.iter().map(|name| name.path);
+    let paths = bound.chain(file.known_paths.iter().copied());
+    let paths = paths.filter_map(|path| plan.paths().get(path));
+    paths.map(|plan| PathBuf::from(std::ffi::OsStr::from_bytes(&plan.path))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+
+    use super::super::trial::{Trial, define};
+    use super::*;
+
+    fn own() -> u32 {
+        rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// A thread that dies in the middle of `operation`, with the slot taken and the lock held.
+    fn die_in(
+        trial: &Trial,
+        file: &File,
+        name: &str,
+        operation: impl FnOnce(&mut tidegate::log::Ticket<'_>) + Send,
+    ) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let guard = trial.lock(file);
+                let mut ticket = guard.begin().unwrap();
+                define(&mut ticket, file, &trial.path(name));
+                operation(&mut ticket);
+                std::mem::forget(ticket);
+                std::mem::forget(guard);
+            });
+        });
+    }
+
+    fn bytes(path: &Path) -> &[u8] {
+        path.as_os_str().as_bytes()
+    }
+
+    #[test]
+    fn changes_of_a_file_that_are_in_the_log_are_done() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"0123456789");
+        die_in(&trial, &file, "file", |ticket| {
+            ticket.write(4, &[IoSlice::new(b"abcd")]).unwrap();
+        });
+        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"0123abcd89");
+        die_in(&trial, &file, "file", |ticket| {
+            ticket.set_size(6).unwrap();
+        });
+        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"0123ab");
+        die_in(&trial, &file, "file", |ticket| {
+            ticket.zero(0, 2).unwrap();
+        });
+        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"\0\x0023ab");
+        assert_eq!(trial.log.in_the_middle().count(), 0);
+        assert_eq!(trial.log.safe_position(), trial.log.head());
+    }
+
+    #[test]
+    fn a_slot_without_a_record_is_given_back() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"same");
+        die_in(&trial, &file, "file", |_| {});
+        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(trial.log.in_the_middle().count(), 0);
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"same");
+    }
+
+    /// The records that count, in the end: what recovery would make of the names.
+    fn voided(trial: &Trial) -> usize {
+        let records = trial.log.records(trial.log.tail(), trial.log.head());
+        records.filter(|header| header.kind == RecordKind::Void).count()
+    }
+
+    #[test]
+    fn changes_of_names_count_only_where_they_happened() {
+        let trial = Trial::new();
+        let file = trial.file("one", b"");
+        let (one, two) = (trial.path("one"), trial.path("two"));
+        die_in(&trial, &file, "one", |ticket| {
+            ticket.rename(bytes(&one), bytes(&two), 0).unwrap();
+        });
+        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!((voided(&trial), one.exists()), (1, true));
+        die_in(&trial, &file, "one", |ticket| {
+            ticket.rename(bytes(&one), bytes(&two), 0).unwrap();
+            std::fs::rename(&one, &two).unwrap();
+        });
+        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!((voided(&trial), two.exists()), (1, true));
+        die_in(&trial, &file, "two", |ticket| {
+            ticket.unlink(bytes(&two)).unwrap();
+        });
+        die_in(&trial, &trial.file("three", b""), "three", |ticket| {
+            ticket.link(bytes(&trial.path("four"))).unwrap();
+        });
+        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(voided(&trial), 3);
+    }
+
+    #[test]
+    fn another_file_under_the_name_is_left_alone() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"old");
+        die_in(&trial, &file, "file", |ticket| {
+            ticket.write(0, &[IoSlice::new(b"new")]).unwrap();
+        });
+        std::fs::remove_file(trial.path("file")).unwrap();
+        std::fs::write(trial.path("file"), "another").unwrap();
+        let messages = mend_after(&trial.log, own());
+        assert!(messages[0].contains("left undone"), "{messages:?}");
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"another");
+        assert_eq!(trial.log.in_the_middle().count(), 0);
+    }
+
+    #[test]
+    fn what_the_kernel_may_have_dropped_is_written_once_more() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"..........");
+        for (offset, data) in [(0, &b"aaaa"[..]), (2, b"bb"), (8, b"cccc")] {
+            trial.write(&file, "file", offset, data);
+        }
+        let backlog = trial.backlog();
+        let known = backlog.file(trial.lock(&file).id()).unwrap();
+        rewrite(&trial.log, known, None);
+        // No longer than the file is.
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"aabb....cc");
+    }
+}

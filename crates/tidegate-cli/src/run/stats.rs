@@ -1,0 +1,242 @@
+//! What a supervisor counted, for people and for scripts.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use tidegate::log::{Counter, Log, bucket_ns};
+
+use crate::output::field;
+use tidegate::size::Size;
+
+/// What `tidegate stat --json` prints; the keys are a contract with scripts. Counts begin with the supervisor.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Statistics {
+    /// The pool.
+    pub(crate) pool: PathBuf,
+    /// A supervisor has it open.
+    pub(crate) live: bool,
+    /// Bytes of the log's ring.
+    pub(crate) log_bytes: u64,
+    /// Bytes in it that are not on the files' disks for certain.
+    pub(crate) log_used_bytes: u64,
+    /// The most that were, at once.
+    pub(crate) log_used_max_bytes: u64,
+    /// Processes in the tree.
+    pub(crate) processes: u64,
+    /// Writes that were logged.
+    pub(crate) writes: u64,
+    /// Bytes of them.
+    pub(crate) written_bytes: u64,
+    /// Writes that went around the log.
+    pub(crate) unlogged_writes: u64,
+    /// Syncs that had nothing left to do.
+    pub(crate) fsyncs_skipped: u64,
+    /// Syncs that the kernel did.
+    pub(crate) fsyncs_done: u64,
+    /// Time of one sync of one file here, measured by the cleaner; 0 if there was none.
+    pub(crate) fsync_mean_ns: u64,
+    /// What the syncs that were skipped would have taken.
+    pub(crate) fsync_saved_ns: u64,
+    /// Waits of a writer for space in the log.
+    pub(crate) stalls: u64,
+    /// Time that writers waited so.
+    pub(crate) stalled_ns: u64,
+    /// Half of the logged writes took at most this long in the log.
+    pub(crate) log_p50_ns: u64,
+    /// 99 % did.
+    pub(crate) log_p99_ns: u64,
+    /// 99.9 % did.
+    pub(crate) log_p999_ns: u64,
+    /// Files that were logged.
+    pub(crate) files: u64,
+    /// Bytes of files that the cleaner made durable on their disks.
+    pub(crate) written_back_bytes: u64,
+    /// Syncs of the cleaner.
+    pub(crate) cleaner_syncs: u64,
+    /// Syncs of the cleaner that failed, and were tried again.
+    pub(crate) cleaner_errors: u64,
+}
+
+impl Statistics {
+    /// Lines for people, without their ends.
+    pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
+        let size = |bytes| Size { bytes };
+        let micros = |ns: u64| format!("{:.2} µs", thousandths(ns));
+        let mut lines = vec![
+            ("writes", format!("{} logged, {} not", self.writes, self.unlogged_writes)),
+            ("written", size_or_none(self.written_bytes)),
+            ("fsyncs", format!("{} skipped, {} done", self.fsyncs_skipped, self.fsyncs_done)),
+            ("time saved", self.time_saved()),
+        ];
+        if self.log_p50_ns > 0 {
+            let (p50, p99) = (micros(self.log_p50_ns), micros(self.log_p99_ns));
+            lines.push((
+                "log latency",
+                format!("p50 {p50}, p99 {p99}, p99.9 {}", micros(self.log_p999_ns)),
+            ));
+        }
+        let (most, all) = (size_or_none(self.log_used_max_bytes), size(self.log_bytes));
+        let stalls = match self.stalls {
+            0 => "no waits for space".into(),
+            number if self.stalled_ns == 0 => format!("{number} waits for space"),
+            number => {
+                let stalled = thousandths(self.stalled_ns / 1_000_000);
+                format!("{number} waits for space, {stalled:.2} s")
+            }
+        };
+        lines.push(("log", format!("at most {most} of {all} in use; {stalls}")));
+        lines.push(("files", self.files.to_string()));
+        lines.push((
+            "written back",
+            format!("{} in {} syncs", size_or_none(self.written_back_bytes), self.cleaner_syncs),
+        ));
+        if self.cleaner_errors > 0 {
+            lines.push(("errors", format!("{} syncs of the cleaner failed", self.cleaner_errors)));
+        }
+        lines
+    }
+
+    /// Prints the lines of `tidegate stat`.
+    ///
+    /// # Errors
+    /// Standard output is closed or full.
+    pub(crate) fn print(&self) -> io::Result<()> {
+        field("pool", self.pool.display())?;
+        if !self.live {
+            field("supervisor", "none: no program runs on this pool")?;
+            field("log", format_args!("{} in use", size_or_none(self.log_used_bytes)))?;
+            return Ok(());
+        }
+        field("supervisor", format_args!("lives, with {} processes", self.processes))?;
+        field("in use now", size_or_none(self.log_used_bytes))?;
+        self.lines().into_iter().try_for_each(|(label, value)| field(label, value))
+    }
+
+    fn time_saved(&self) -> String {
+        if self.fsync_mean_ns == 0 {
+            return "unknown: no file was synced".into();
+        }
+        let (saved, mean) = (thousandths(self.fsync_saved_ns / 1_000_000), self.fsync_mean_ns);
+        format!("{saved:.2} s, at {:.2} ms for a sync", thousandths(mean / 1000))
+    }
+}
+
+/// `value / 1000` for people, without the loss of a cast.
+fn thousandths(value: u64) -> f64 {
+    std::time::Duration::from_millis(value).as_secs_f64()
+}
+
+/// A size, where 0 is one too.
+fn size_or_none(bytes: u64) -> String {
+    if bytes == 0 { "nothing".into() } else { Size { bytes }.to_string() }
+}
+
+/// What the cleaner counts beside the log's own counters.
+#[derive(Debug, Default)]
+pub(crate) struct CleanerCounts {
+    written_back_bytes: AtomicU64,
+    files: AtomicU64,
+    errors: AtomicU64,
+}
+
+impl CleanerCounts {
+    /// A sync made so many bytes durable; so many files were seen until then.
+    pub(crate) fn written_back(&self, bytes: u64, files: u64) {
+        self.written_back_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.files.store(files, Ordering::Relaxed);
+    }
+
+    /// A sync failed.
+    pub(crate) fn failed(&self) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Statistics {
+    /// What was counted on `log`, the pool at `pool`.
+    pub(crate) fn of(pool: &Path, log: &Log, counts: &CleanerCounts) -> Self {
+        let stats = log.stats();
+        let total = |counter| stats.total(counter);
+        let used_bytes = log.head() - log.tail();
+        let (syncs, sync_ns) = (total(Counter::CleanerSyncs), total(Counter::CleanerSyncNs));
+        let fsync_mean_ns = sync_ns.checked_div(syncs).unwrap_or(0);
+        let fsyncs_skipped = total(Counter::SyncsSkipped);
+        let latencies = stats.latencies();
+        Self {
+            pool: pool.to_path_buf(),
+            live: true,
+            log_bytes: log.pool().ring_bytes(),
+            log_used_bytes: used_bytes,
+            log_used_max_bytes: total(Counter::HighWaterBytes).max(used_bytes),
+            processes: 0,
+            writes: total(Counter::Writes),
+            written_bytes: total(Counter::WriteBytes),
+            unlogged_writes: total(Counter::UnloggedWrites),
+            fsyncs_skipped,
+            fsyncs_done: total(Counter::SyncsReal),
+            fsync_mean_ns,
+            fsync_saved_ns: fsyncs_skipped.saturating_mul(fsync_mean_ns),
+            stalls: total(Counter::FullWaits),
+            stalled_ns: total(Counter::FullWaitNs),
+            log_p50_ns: percentile(&latencies, 500),
+            log_p99_ns: percentile(&latencies, 990),
+            log_p999_ns: percentile(&latencies, 999),
+            files: counts.files.load(Ordering::Relaxed),
+            written_back_bytes: counts.written_back_bytes.load(Ordering::Relaxed),
+            cleaner_syncs: syncs,
+            cleaner_errors: counts.errors.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// The time that `thousandths` of all took at most; 0 if there are none.
+fn percentile(latencies: &[u64], thousandths: u64) -> u64 {
+    let all: u64 = latencies.iter().sum();
+    let wanted = (all * thousandths).div_ceil(1000).max(1);
+    let mut seen = 0;
+    let bucket = latencies.iter().position(|number| {
+        seen += number;
+        seen >= wanted
+    });
+    bucket.map_or(0, bucket_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::log::BUCKETS;
+
+    use super::*;
+
+    #[test]
+    fn percentiles_are_those_of_the_counts() {
+        let mut latencies = [0; BUCKETS];
+        assert_eq!(percentile(&latencies, 500), 0);
+        latencies[3] = 500;
+        latencies[7] = 499;
+        latencies[100] = 1;
+        assert_eq!(percentile(&latencies, 500), bucket_ns(3));
+        assert_eq!(percentile(&latencies, 501), bucket_ns(7));
+        assert_eq!(percentile(&latencies, 999), bucket_ns(7));
+        assert_eq!(percentile(&latencies, 1000), bucket_ns(100));
+    }
+
+    #[test]
+    fn the_summary_has_units_and_says_what_it_does_not_know() {
+        let statistics = Statistics {
+            fsyncs_skipped: 1000,
+            fsync_mean_ns: 2_500_000,
+            fsync_saved_ns: 2_500_000_000,
+            log_bytes: 1 << 30,
+            ..Statistics::default()
+        };
+        assert_eq!(statistics.time_saved(), "2.50 s, at 2.50 ms for a sync");
+        assert_eq!(Statistics::default().time_saved(), "unknown: no file was synced");
+        let text = statistics.lines().into_iter().map(|(_, value)| value).collect::<Vec<_>>();
+        assert!(
+            text.contains(&"at most nothing of 1G in use; no waits for space".into()),
+            "{text:?}"
+        );
+    }
+}

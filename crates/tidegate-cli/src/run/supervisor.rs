@@ -1,0 +1,476 @@
+//! The supervisor of a pool: it knows who uses the pool, answers, and ends when nobody does.
+//!
+//! Invariants:
+//! 1. The pool is held, and its log cleaned, from the welcome to the farewell.
+//! 2. The tree is empty when no process that announced itself lives and no connection is open but of launchers that
+//!    have said that they leave. Only then the supervisor ends: after the log is retired, behind the pool's lock, so that
+//!    nobody finds it in between; who joins before that keeps it.
+//! 3. It waits in one place, for events; a peer that does not read or sends nonsense is dropped, never waited for.
+//!
+//! Map: [`Supervisor::new`] · [`Supervisor::run`], the loop · [`Supervisor::settle`], the end · `cleaner` does the work.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::process::Pid;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use tidegate::log::FileRef;
+
+use super::cleaner::{Cleaner, Outcome};
+use super::leases::Bell;
+use super::opening::{CLOSED, NO_BOOT};
+use super::place::{Lock, Meeting};
+use super::socket::{Connection, Listener, Reply, Request, Welcome};
+use super::stats::Statistics;
+use super::tree::{Announced, Tree, maps, processes_that_map};
+
+const LISTENER: u64 = 0;
+const CLEANER: u64 = 1;
+const TIMER: u64 = 2;
+const BELL: u64 = 3;
+const SIGNAL: u64 = 4;
+/// Keys of connections and tickets start here; those of processes have the highest bit.
+const FIRST_KEY: u64 = 16;
+const PROCESS: u64 = 1 << 63;
+const EVENTS_AT_ONCE: usize = 64;
+/// How long to wait before asking again for a lock that a launcher holds.
+const LOCK_RETRY_NS: i64 = 20_000_000;
+
+/// What a supervisor takes care of.
+pub(crate) struct Charge {
+    /// The pool, for people.
+    pub(crate) pool: PathBuf,
+    /// Where others meet it.
+    pub(crate) meeting: Meeting,
+    /// What launchers are told of the pool.
+    pub(crate) welcome: Welcome,
+    /// Its processes may have come before: their former supervisor died.
+    pub(crate) taken_over: bool,
+    /// Who cleans the log.
+    pub(crate) cleaner: Cleaner,
+}
+
+/// A pool's supervisor while it is at work.
+pub(crate) struct Supervisor {
+    charge: Charge,
+    listener: Listener,
+    tree: Tree,
+    peers: HashMap<u64, Peer>,
+    next_key: u64,
+    ending: Ending,
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    bell: Bell,
+    signals: UnixStream,
+}
+
+/// Who is at the other end of a connection.
+struct Peer {
+    connection: Connection,
+    process: Pid,
+    role: Role,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// It has said nothing yet; if it goes like this, it has announced itself.
+    Unknown,
+    /// It launches a program.
+    Launcher,
+    /// A launcher whose program has ended, and which waits for the log to be empty.
+    Leaving,
+    /// It asks for something else.
+    Client,
+}
+
+/// How far the end is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    No,
+    /// The cleaner retires the log, as the request with this ticket asks.
+    Retiring(u64),
+    /// The log was retired, or cannot be: the reason was told.
+    Retired,
+}
+
+impl Supervisor {
+    /// A supervisor whose first peer is the launcher that started it.
+    ///
+    /// # Errors
+    /// No descriptors are left, or the socket cannot be made.
+    pub(crate) fn new(charge: Charge, first: Connection) -> io::Result<Self> {
+        let listener = Listener::bind(&charge.meeting.socket())?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let watch = |source: BorrowedFd<'_>, key| {
+            epoll::add(&epoll, source, EventData::new_u64(key), EventFlags::IN)
+        };
+        watch(listener.as_fd(), LISTENER)?;
+        watch(charge.cleaner.as_fd(), CLEANER)?;
+        watch(timer.as_fd(), TIMER)?;
+        let bell = Bell::new()?;
+        watch(bell.as_fd(), BELL)?;
+        let signals = catch_signals()?;
+        watch(signals.as_fd(), SIGNAL)?;
+        let (tree, peers, ending) = (Tree::default(), HashMap::new(), Ending::No);
+        let next_key = FIRST_KEY;
+        let mut supervisor =
+            Self { charge, listener, tree, peers, next_key, ending, epoll, timer, bell, signals };
+        if supervisor.charge.taken_over {
+            supervisor.take_over()?;
+        }
+        let process = first.peer()?;
+        supervisor.admit(Peer { connection: first, process, role: Role::Unknown })?;
+        Ok(supervisor)
+    }
+
+    /// Finds the processes of a supervisor that died, and minds those that died since.
+    fn take_over(&mut self) -> io::Result<()> {
+        for process in processes_that_map(&self.charge.meeting.control()) {
+            if process != rustix::process::getpid() {
+                self.announce(process)?;
+            }
+        }
+        self.mind_unannounced();
+        self.adopt_absorbed();
+        Ok(())
+    }
+
+    /// Takes the leases of the supervisor that died, and has the files settled: what is left of them, where their
+    /// processes are gone.
+    fn adopt_absorbed(&self) {
+        let cleaner = &self.charge.cleaner;
+        let log = cleaner.log();
+        for file in log.absorbed_by(None) {
+            // Without a lease the cleaner opens the file by its name.
+            let _ = cleaner.leases().adopt(log, file, log.absorber_of(file));
+            cleaner.settle(file, None);
+        }
+    }
+
+    /// Has the cleaner mend what dead processes left that nobody knows the end of.
+    fn mind_unannounced(&self) {
+        let log = self.charge.cleaner.log();
+        let owners: BTreeSet<_> = log.in_the_middle().map(|it| it.process.cast_signed()).collect();
+        for process in owners.into_iter().filter_map(Pid::from_raw) {
+            if !maps(process, &self.charge.meeting.control()) {
+                self.charge.cleaner.process_ended(process);
+            }
+        }
+    }
+
+    /// Supervises until nobody uses the pool any more.
+    ///
+    /// # Errors
+    /// The kernel refuses what no supervisor can do without.
+    pub(crate) fn run(mut self) -> io::Result<Ended> {
+        let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
+        loop {
+            if let Some(lock) = self.settle()? {
+                let leaving = self.peers.into_values().map(|peer| peer.connection).collect();
+                return Ok(Ended { charge: self.charge, leaving, lock });
+            }
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
+                Err(rustix::io::Errno::INTR) => {}
+                waited => drop(waited?),
+            }
+            for event in events.drain(..) {
+                self.handle(event.data.u64())?;
+            }
+        }
+    }
+
+    fn handle(&mut self, key: u64) -> io::Result<()> {
+        match key {
+            LISTENER => self.accept()?,
+            CLEANER => self.hear_cleaner(),
+            BELL => {
+                self.bell.silence();
+                for file in self.charge.cleaner.leases().wanted() {
+                    self.charge.cleaner.settle(file, None);
+                }
+            }
+            // Read, so that it is ready no longer; what it was for is looked at after all events.
+            TIMER => drop(rustix::io::read(&self.timer, &mut [0_u8; 8])),
+            // The machine goes down, it may be: what the disks lack goes there now, and the rest when the tree has ended.
+            SIGNAL => {
+                let _ = rustix::io::read(&self.signals, &mut [0_u8; 64]);
+                self.charge.cleaner.retire_all(SIGNAL);
+            }
+            key if key & PROCESS != 0 => self.bury(),
+            key => self.hear(key)?,
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        while let Some(connection) = self.listener.accept()? {
+            // A process that is gone already left nothing to know.
+            let Ok(process) = connection.peer() else { continue };
+            self.admit(Peer { connection, process, role: Role::Unknown })?;
+        }
+        Ok(())
+    }
+
+    /// Listens to `peer`, which may have said all it has to say.
+    fn admit(&mut self, peer: Peer) -> io::Result<()> {
+        let key = self.new_key();
+        epoll::add(&self.epoll, &peer.connection, EventData::new_u64(key), EventFlags::IN)?;
+        self.peers.insert(key, peer);
+        self.hear(key)
+    }
+
+    fn new_key(&mut self) -> u64 {
+        self.next_key += 1;
+        self.next_key
+    }
+
+    /// Answers all that the peer has sent; forgets it when it has closed.
+    fn hear(&mut self, key: u64) -> io::Result<()> {
+        while let Some(peer) = self.peers.get(&key) {
+            match peer.connection.receive_now::<Request>() {
+                Ok(Some((request, descriptor))) => self.answer(key, request, descriptor)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Ok(None) if peer.role == Role::Unknown => {
+                    let process = peer.process;
+                    self.peers.remove(&key);
+                    self.announce(process)?;
+                }
+                Ok(None) | Err(_) => {
+                    self.peers.remove(&key);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn announce(&mut self, process: Pid) -> io::Result<()> {
+        if self.tree.announce(process)? != Announced::New {
+            return Ok(());
+        }
+        if let Some(handle) = self.tree.handle(process) {
+            let key = PROCESS | u64::from(process.as_raw_nonzero().get().unsigned_abs());
+            epoll::add(&self.epoll, handle, EventData::new_u64(key), EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets processes that have ended; what they left half done is for the cleaner.
+    fn bury(&mut self) {
+        for process in self.tree.remove_ended() {
+            self.charge.cleaner.process_ended(process);
+        }
+    }
+
+    fn answer(
+        &mut self,
+        key: u64,
+        request: Request,
+        descriptor: Option<OwnedFd>,
+    ) -> io::Result<()> {
+        match request {
+            Request::Join { latencies } => {
+                self.set_role(key, Role::Launcher);
+                if latencies {
+                    self.charge.cleaner.log().stats().want_latencies();
+                }
+                let welcome = self.charge.welcome.clone();
+                // The next launcher finds nothing recovered.
+                self.charge.welcome.recovered = None;
+                self.reply(key, &Reply::Welcome(welcome));
+            }
+            Request::Stat => {
+                self.set_role(key, Role::Client);
+                let statistics = Box::new(self.statistics());
+                self.reply(key, &Reply::Statistics(statistics));
+            }
+            Request::Flush => {
+                self.set_role(key, Role::Client);
+                self.charge.cleaner.retire_all(key);
+            }
+            Request::Absorb { file } => {
+                self.set_role(key, Role::Client);
+                self.absorb(key, FileRef::from_word(file), descriptor);
+            }
+            Request::Settle { file } => {
+                self.set_role(key, Role::Client);
+                self.charge.cleaner.settle(FileRef::from_word(file), Some(key));
+            }
+            Request::Closed { file } => {
+                self.set_role(key, Role::Client);
+                self.charge.cleaner.settle(FileRef::from_word(file), None);
+            }
+            Request::Leave => {
+                self.set_role(key, Role::Leaving);
+                // Those who came and went just before count as that.
+                self.accept()?;
+                self.bury();
+                let remaining = self.others();
+                if remaining > 0 {
+                    let statistics = Box::new(self.statistics());
+                    self.reply(key, &Reply::Farewell { remaining, statistics });
+                    self.peers.remove(&key);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn absorb(&mut self, key: u64, file: FileRef, descriptor: Option<OwnedFd>) {
+        let cleaner = &self.charge.cleaner;
+        let missing = || io::Error::from(io::ErrorKind::InvalidInput);
+        let taken = descriptor
+            .ok_or_else(missing)
+            .and_then(|descriptor| cleaner.leases().take(cleaner.log(), file, descriptor));
+        let reply = match taken {
+            Ok(()) => Reply::Absorbed,
+            Err(error) => Reply::Failed { message: error.to_string() },
+        };
+        self.reply(key, &reply);
+    }
+
+    fn set_role(&mut self, key: u64, role: Role) {
+        if let Some(peer) = self.peers.get_mut(&key) {
+            peer.role = role;
+        }
+    }
+
+    /// Sends `reply`; a peer that does not read is dropped.
+    fn reply(&mut self, key: u64, reply: &Reply) {
+        let sent = self.peers.get(&key).map(|peer| peer.connection.send(reply));
+        if let Some(Err(_)) = sent {
+            self.peers.remove(&key);
+        }
+    }
+
+    fn hear_cleaner(&mut self) {
+        for outcome in self.charge.cleaner.outcomes() {
+            match outcome {
+                Outcome::Notice(message) => self.tell_launchers(&message),
+                Outcome::Settled { ticket, result: Ok(()) } => self.reply(ticket, &Reply::Settled),
+                Outcome::Retired { ticket, result } if self.ending == Ending::Retiring(ticket) => {
+                    if let Err(message) = result {
+                        self.tell_launchers(&message);
+                    }
+                    self.ending = Ending::Retired;
+                }
+                Outcome::Retired { ticket, result: Ok(retired_bytes) } => {
+                    self.reply(ticket, &Reply::Flushed { retired_bytes });
+                }
+                Outcome::Settled { ticket, result: Err(message) }
+                | Outcome::Retired { ticket, result: Err(message) } => {
+                    self.reply(ticket, &Reply::Failed { message });
+                }
+            }
+        }
+    }
+
+    fn tell_launchers(&mut self, message: &str) {
+        let launchers = [Role::Launcher, Role::Leaving];
+        for peer in self.peers.values().filter(|peer| launchers.contains(&peer.role)) {
+            // Whoever does not read misses it.
+            let _ = peer.connection.send(&Reply::Notice { message: message.to_owned() });
+        }
+    }
+
+    fn statistics(&self) -> Statistics {
+        let processes = u64::try_from(self.tree.len()).unwrap_or(u64::MAX);
+        Statistics { processes, ..self.charge.statistics() }
+    }
+
+    /// Members of the tree, launchers that are leaving not counted.
+    fn others(&self) -> u64 {
+        let peers = self.peers.values().filter(|peer| peer.role != Role::Leaving).count();
+        u64::try_from(self.tree.len() + peers).unwrap_or(u64::MAX)
+    }
+
+    /// Ends what nobody uses, a step at a time; the lock that keeps others out, once that is done.
+    fn settle(&mut self) -> io::Result<Option<Lock>> {
+        if self.others() > 0 {
+            self.ending = Ending::No;
+            return Ok(None);
+        }
+        match self.ending {
+            Ending::No => {
+                let ticket = self.new_key();
+                self.ending = Ending::Retiring(ticket);
+                self.mind_unannounced();
+                self.charge.cleaner.retire_all(ticket);
+                Ok(None)
+            }
+            Ending::Retiring(_) => Ok(None),
+            Ending::Retired => self.close(),
+        }
+    }
+
+    /// Closes the socket, unless somebody came or is about to come.
+    fn close(&mut self) -> io::Result<Option<Lock>> {
+        let lock = self.charge.meeting.try_lock().map_err(io::Error::other)?;
+        if lock.is_none() {
+            let it_value = Timespec { tv_sec: 0, tv_nsec: LOCK_RETRY_NS };
+            let it_interval = Timespec::default();
+            let once = Itimerspec { it_interval, it_value };
+            rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+            return Ok(None);
+        }
+        self.accept()?;
+        if self.others() > 0 {
+            return Ok(None);
+        }
+        // Where it cannot be removed, the next supervisor replaces it.
+        let _ = std::fs::remove_file(self.charge.meeting.socket());
+        Ok(lock)
+    }
+}
+
+impl Charge {
+    fn statistics(&self) -> Statistics {
+        Statistics::of(&self.pool, self.cleaner.log(), self.cleaner.counts())
+    }
+}
+
+/// A supervisor that has ended: what is left is to let go of the pool.
+pub(crate) struct Ended {
+    charge: Charge,
+    leaving: Vec<Connection>,
+    lock: Lock,
+}
+
+impl Ended {
+    /// Lets go of the pool, and then of the launchers that wait for that.
+    pub(crate) fn finish(self) {
+        let statistics = self.charge.statistics();
+        let control = self.charge.meeting.control();
+        let log = self.charge.cleaner.stop();
+        let is_empty = log.tail() == log.head();
+        let session = if is_empty { CLOSED } else { NO_BOOT };
+        if log.pool().set_session(session).is_ok() {
+            // Nobody maps it any more; where it stays, it belongs to no session.
+            let _ = std::fs::remove_file(control);
+        }
+        drop(log);
+        for launcher in self.leaving {
+            let statistics = Box::new(statistics.clone());
+            // Who does not wait for it misses it.
+            let _ = launcher.send(&Reply::Farewell { remaining: 0, statistics });
+        }
+        drop(self.lock);
+    }
+}
+
+/// Has a byte for each signal that asks this process to end.
+fn catch_signals() -> io::Result<UnixStream> {
+    let (signals, raise) = UnixStream::pair()?;
+    signals.set_nonblocking(true)?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::low_level::pipe::register(signal, raise.try_clone()?)?;
+    }
+    Ok(signals)
+}

@@ -1,0 +1,115 @@
+//! The processes that use a pool.
+//!
+//! A process is known from its announcement until its end, which its descriptor tells: a number that the kernel gives
+//! to another process later is never mistaken for it. The tree is alive while it has processes, or connections that
+//! are open.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// The processes of a tree, each with its key.
+#[derive(Debug, Default)]
+pub(crate) struct Tree {
+    members: HashMap<Pid, OwnedFd>,
+}
+
+/// What an announcement was.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Announced {
+    /// A new member.
+    New,
+    /// A process that has announced itself before, as one does after it replaced its program.
+    Known,
+    /// A process that has ended since.
+    Gone,
+}
+
+impl Tree {
+    /// Notes that `pid` uses the pool.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub(crate) fn announce(&mut self, pid: Pid) -> io::Result<Announced> {
+        if self.members.get(&pid).is_some_and(|handle| !has_ended(handle)) {
+            return Ok(Announced::Known);
+        }
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(handle) => {
+                self.members.insert(pid, handle);
+                Ok(Announced::New)
+            }
+            Err(Errno::SRCH) => Ok(Announced::Gone),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// What tells the end of member `pid`.
+    pub(crate) fn handle(&self, pid: Pid) -> Option<BorrowedFd<'_>> {
+        self.members.get(&pid).map(AsFd::as_fd)
+    }
+
+    /// Forgets the members that have ended, and hands them back.
+    pub(crate) fn remove_ended(&mut self) -> Vec<Pid> {
+        self.members.extract_if(|_, handle| has_ended(handle)).map(|(pid, _)| pid).collect()
+    }
+
+    /// Number of members.
+    pub(crate) fn len(&self) -> usize {
+        self.members.len()
+    }
+}
+
+fn has_ended(handle: &OwnedFd) -> bool {
+    let mut handles = [PollFd::new(handle, PollFlags::IN)];
+    poll(&mut handles, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+/// The processes that map the file at `path`, as far as this user may know.
+pub(crate) fn processes_that_map(path: &Path) -> Vec<Pid> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    let processes = entries.filter_map(number).filter_map(Pid::from_raw);
+    processes.filter(|process| maps(*process, path)).collect()
+}
+
+/// Whether `process` lives and maps the file at `path`.
+pub(crate) fn maps(process: Pid, path: &Path) -> bool {
+    let maps = std::fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
+    maps.split(|byte| *byte == b'\n').any(|line| line.ends_with(path.as_os_str().as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn members_are_known_until_they_end() {
+        let mut tree = Tree::default();
+        let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        assert_eq!(tree.announce(pid).unwrap(), Announced::New);
+        assert_eq!(tree.announce(pid).unwrap(), Announced::Known);
+        assert_eq!((tree.remove_ended(), tree.len()), (Vec::new(), 1));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!((tree.remove_ended(), tree.len()), (vec![pid], 0));
+        assert_eq!(tree.announce(pid).unwrap(), Announced::Gone);
+    }
+
+    #[test]
+    fn a_process_maps_its_program() {
+        let program = std::env::current_exe().unwrap();
+        let own = rustix::process::getpid();
+        assert!(maps(own, &program) && processes_that_map(&program).contains(&own));
+        assert!(!maps(own, Path::new("/no/such/file")));
+    }
+}

@@ -1,0 +1,297 @@
+//! Absorbed files: writes that the kernel learns of later. All of it with files absorbed after the first write or the fourth, so
+//! that every way out of absorption is taken often.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::OnceLock;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::bed::{Bed, Runner};
+use crate::crash::{Workers, one_of_each, seed, verify};
+use crate::process_tree;
+use crate::programs::{compiled, source};
+use crate::support::{ok, scratch, setting, succeed, tool};
+
+const AFTER: &str = "TIDEGATE_ABSORB_AFTER";
+
+fn random_operations() -> PathBuf {
+    static ONCE: OnceLock<PathBuf> = OnceLock::new();
+    compiled(&ONCE, "absorb", &[])
+}
+
+fn same_with_random_operations(threads: u32, after: u32) {
+    let program = random_operations();
+    let bed = Bed::new();
+    let first = u64::try_from(seed().below(1000)).unwrap();
+    for seed in first..first + setting("TIDEGATE_ABSORB_SEEDS", 2) {
+        println!("seed {seed}");
+        let script = format!("export {AFTER}={after}; {} {seed} 1500 {threads}", program.display());
+        let printed = bed.same(|runner, dir| runner.script(&script, dir));
+        assert!(printed.ends_with("exit status: 0\n"), "fails without Tidegate too:\n{printed}");
+        std::fs::remove_dir_all(bed.disk().join("work")).unwrap();
+        std::fs::remove_dir_all(bed.disk().join("plain")).unwrap();
+    }
+}
+
+#[test]
+fn random_operations_of_one_thread() {
+    same_with_random_operations(1, 1);
+    same_with_random_operations(1, 4);
+}
+
+#[test]
+fn random_operations_of_several_threads() {
+    same_with_random_operations(4, 1);
+    same_with_random_operations(4, 4);
+}
+
+/// Writes page after page, opens the file anew now and then, and says what is written.
+const PAGES: &str = r"
+import os, struct
+for n in range(1, 4000):
+    if n % 16 == 1:
+        if n > 1: os.close(fd)
+        fd = os.open('pages', os.O_RDWR | os.O_CREAT)
+    os.pwrite(fd, struct.pack('<Q', n) * 512, n % 64 * 4096)
+    os.fdatasync(fd)
+    os.write(1, b'%d\n' % n)
+";
+
+#[test]
+fn an_outsider_finds_all_that_was_acknowledged() {
+    let bed = Bed::new();
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+    let mut child =
+        command.args(["-c", PAGES]).env(AFTER, "1").stdout(Stdio::piped()).spawn().unwrap();
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        let acknowledged: u64 = line.unwrap().parse().unwrap();
+        if acknowledged.is_multiple_of(37) {
+            let mut word = [0; 8];
+            let file = std::fs::File::open(bed.disk().join("pages")).unwrap();
+            file.read_exact_at(&mut word, acknowledged % 64 * 4096).unwrap();
+            assert!(
+                u64::from_le_bytes(word) >= acknowledged,
+                "{} instead of {acknowledged}",
+                u64::from_le_bytes(word)
+            );
+        }
+    }
+    assert!(child.wait().unwrap().success());
+}
+
+/// Workers with absorbed files.
+fn start(pool: &Path, dir: &Path, names: &[String]) -> Workers {
+    let mut command = Runner::Run(pool).command("/usr/bin/python3", dir);
+    command.arg("-B").arg(source("crash/crash.py")).args(["work", "."]).args(names).env(AFTER, "2");
+    Workers::spawn(command, pool)
+}
+
+/// Kills the programs of the tree, and nothing of Tidegate.
+fn kill_programs(pool: &Path) {
+    let pool = pool.as_os_str().as_encoded_bytes();
+    for entry in std::fs::read_dir("/proc").unwrap() {
+        let path = entry.unwrap().path();
+        let has = |file: &str, wanted: &[u8]| {
+            let bytes = std::fs::read(path.join(file)).unwrap_or_default(); // gone, or not ours
+            bytes.windows(wanted.len()).any(|part| part == wanted)
+        };
+        if has("comm", b"python") && has("maps", pool) {
+            let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
+            if let Some(process) = number.and_then(Pid::from_raw) {
+                let _ = kill_process(process, Signal::KILL);
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Victims {
+    Programs,
+    All,
+}
+
+fn nothing_is_lost_by_killing(victims: Victims) {
+    let (bed, mut random) = (Bed::new(), seed());
+    for round in 0..setting("TIDEGATE_KILL_ROUNDS", 3) {
+        let dir = bed.disk().join(format!("round.{round}"));
+        std::fs::create_dir(&dir).unwrap();
+        let names = one_of_each(round);
+        let (worker, count) = (&names[random.below(names.len())], 1 + random.below(200));
+        println!("round {round}: killed when {worker} has {count}");
+        let mut workers = start(&bed.pool(), &dir, &names);
+        workers.wait_for(worker, count);
+        match victims {
+            Victims::All => workers.tree.kill(),
+            Victims::Programs => kill_programs(&bed.pool()),
+        }
+        let acks = workers.collect(bed.disk());
+        drop(succeed(&mut Runner::Run(&bed.pool()).command("true", Path::new("/"))));
+        verify(&dir, &acks);
+        process_tree::assert_nobody_uses(&bed.pool());
+        ok(["recover".as_ref(), "--replay".as_ref(), bed.pool().as_os_str()]);
+        verify(&dir, &acks);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+#[test]
+fn nothing_is_lost_with_the_programs() {
+    nothing_is_lost_by_killing(Victims::Programs);
+}
+
+#[test]
+fn nothing_is_lost_with_all() {
+    nothing_is_lost_by_killing(Victims::All);
+}
+
+/// The others of a tree that has lost its supervisor, and a new one that takes over.
+#[test]
+fn a_new_supervisor_settles_what_the_old_one_has_left() {
+    let bed = Bed::new();
+    let script = "import os, sys\n\
+                  fd = os.open('taken', os.O_RDWR | os.O_CREAT)\n\
+                  for n in range(20): os.write(fd, b'%04d' % n * 1024)\n\
+                  os.write(1, b'written\\n')\n\
+                  sys.stdin.read(1)\n\
+                  os.write(fd, b'last'); os.fsync(fd)\n\
+                  assert os.pread(fd, 4, 19 * 4096) == b'0019' and os.lseek(fd, 0, 1) == 20 * 4096 + 4";
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+    command.args(["-c", script]).env(AFTER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut said = [0; 8];
+    child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let supervisor = process_tree::supervisor_of(&bed.pool(), Pid::from_child(&child));
+    kill_process(supervisor, Signal::KILL).expect("it is alive");
+    let found = Runner::Run(&bed.pool()).script("tail -c 4 taken; stat -c %s taken", bed.disk());
+    assert_eq!(found, "001981920\nexit status: 0\n");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    assert!(std::fs::read(bed.disk().join("taken")).unwrap().ends_with(b"0019last"));
+}
+
+/// The file system fills while the log holds bytes for it: a sync tells, reads find them, and when there is room again, so does
+/// everybody.
+#[test]
+#[cfg(feature = "soak")]
+fn a_file_system_that_fills_up() {
+    let bed = Bed::new();
+    let place = scratch();
+    succeed(
+        tool("mount", "mount").args(["-t", "tmpfs", "-o", "size=200M", "tmpfs"]).arg(place.path()),
+    );
+    let script = "import os, sys\n\
+                  fd = os.open('kept', os.O_RDWR | os.O_CREAT)\n\
+                  for n in range(1000): os.write(fd, b'%04d' % n * 1024)\n\
+                  os.write(1, b'written\\n')\n\
+                  os.read(0, 1)\n\
+                  said = ''\n\
+                  for n in range(2):\n    try: os.fsync(fd); said += 'synced '\n    except OSError as error: said += 'error '\n\
+                  assert os.pread(fd, 4, 999 * 4096) == b'0999'\n\
+                  os.pwrite(fd, b'last', 999 * 4096)\n\
+                  os.write(1, said.encode() + b'\\n')\n\
+                  os.read(0, 1)";
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", place.path());
+    command.args(["-c", script]).env(AFTER, "1").env("TIDEGATE_INCLUDE_TMPFS", "1");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(said.next().unwrap().unwrap(), "written");
+    let filler = place.path().join("filler");
+    std::fs::write(&filler, vec![1; 220 << 20]).unwrap_err();
+    let flushed = crate::support::run(["flush".as_ref(), bed.pool().as_os_str()]);
+    assert!(!flushed.status.success(), "nothing could be flushed: {flushed:?}");
+    std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"1").unwrap();
+    assert_eq!(said.next().unwrap().unwrap(), "error synced ");
+    std::fs::remove_file(&filler).unwrap();
+    let kept = std::fs::read(place.path().join("kept")).unwrap();
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    succeed(tool("umount", "mount").arg("-l").arg(place.path()));
+    let page = |n: usize| {
+        if n == 999 {
+            format!("last{}", "0999".repeat(1023))
+        } else {
+            format!("{n:04}").repeat(1024)
+        }
+    };
+    assert!(kept.chunks(4096).enumerate().all(|(n, found)| found == page(n).as_bytes()));
+    assert_eq!(kept.len(), 1000 * 4096);
+}
+
+#[test]
+#[cfg(feature = "soak")]
+fn an_absorbed_write_and_its_sync_make_no_system_calls() {
+    let bed = Bed::new();
+    drop(tool("strace", "strace"));
+    let trace = bed.pool_dir().join("trace");
+    let mut command = Runner::Run(&bed.pool()).command("strace", bed.disk());
+    command.env(AFTER, "32").arg("-o").arg(&trace).arg(random_operations());
+    succeed(&mut command);
+    let trace = std::fs::read_to_string(trace).unwrap();
+    let between: Vec<_> =
+        trace.lines().skip_while(|line| !line.contains("\"/begin\"")).skip(1).collect();
+    let calls: Vec<_> = between.iter().take_while(|line| !line.contains("\"/end\"")).collect();
+    assert!(calls.len() < between.len(), "the trace has no end");
+    // But for those that wake the cleaner, once in some megabytes.
+    let are_wakes = calls.iter().all(|line| line.contains("FUTEX_WAKE"));
+    assert!(calls.len() < 10 && are_wakes, "{} calls: {:?}", calls.len(), calls.first());
+}
+
+fn same(script: &str) {
+    let script = format!("export {AFTER}=1\n{script}");
+    let printed = Bed::new().same(|runner, dir| runner.script(&script, dir));
+    assert!(printed.ends_with("exit status: 0\n"), "fails without Tidegate too:\n{printed}");
+}
+
+#[test]
+fn sqlite_in_all_journal_modes() {
+    for mode in ["delete", "truncate", "persist", "memory", "wal", "off"] {
+        same(&crate::sqlite::SESSION.replace("MODE", mode));
+    }
+}
+
+#[test]
+fn sqlite_of_two_processes() {
+    for mode in ["delete", "persist", "wal"] {
+        let insert = |first: u32| {
+            format!(
+                "for n in $(seq {first} {}); do echo \"insert into t values($n);\"; done | sqlite3 -cmd '.timeout 60000' my.db",
+                first + 60
+            )
+        };
+        same(&format!(
+            "sqlite3 my.db 'pragma journal_mode={mode}; create table t(n integer primary key)'\n({}) & ({}); wait\n\
+             sqlite3 my.db 'select count(*), sum(n) from t; pragma integrity_check; vacuum'; rm -f my.db*",
+            insert(0),
+            insert(100)
+        ));
+    }
+}
+
+#[test]
+fn fio_verifies() {
+    drop(tool("fio", "fio"));
+    for options in [
+        "--rw=randwrite --bs=4k --fdatasync=1",
+        "--rw=randrw --bs=3000 --fsync=8",
+        "--rw=write --bs=9k --numjobs=2",
+    ] {
+        same(&format!(
+            "fio --output=report --name=job --ioengine=psync --size=4M --randseed=7 --allrandrepeat=1 --verify=crc32c --verify_fatal=1 \
+             --do_verify=1 --verify_state_save=0 --filename_format='file.$jobnum' {options} || cat report; stat -c '%n %s' file*; rm -f report file*"
+        ));
+    }
+}
+
+/// A descriptor that a child inherits, reads by two trees, and whatever else `sh` does with files.
+#[test]
+fn shells() {
+    same(
+        "exec 3<>both; for n in $(seq 50); do echo line $n >&3; done; cat both | cksum; (echo child >&3); echo parent >&3; cksum < both; \
+          dd if=/dev/zero bs=4k count=50 conv=fsync of=zeroes 2> /dev/null; cp zeroes copy; mv copy moved; cksum moved; ls -s moved > /dev/null; \
+          python3 -c \"import os; fd = os.open('x', os.O_RDWR | os.O_CREAT | os.O_APPEND); [os.write(fd, b'%d,' % n) for n in range(5000)]; \
+          os.system('cksum x'); os.execlp('cksum', 'cksum', 'x')\"",
+    );
+}

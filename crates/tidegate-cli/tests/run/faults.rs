@@ -1,0 +1,229 @@
+//! Faults below: a full file system, a quota, one that turns read-only, a disk that dies, a directory that is removed.
+//! Nothing acknowledged is lost; errors come as without Tidegate, or at the next fsync.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::bed::{Bed, OtherUser, Runner, on_disk, replay, transcript};
+use crate::crash::{Workers, one_of_each, verify};
+use crate::power::Disk;
+use crate::programs::source;
+use crate::support::{ok, scratch, succeed, tool};
+use crate::tree;
+
+/// A small ext4 in a file.
+struct Small {
+    dir: tempfile::TempDir,
+}
+
+impl Small {
+    fn new(size: &str) -> Self {
+        let this = Self { dir: on_disk() };
+        std::fs::create_dir(this.mount_point()).unwrap();
+        succeed(tool("truncate", "coreutils").args(["-s", size]).arg(this.image()));
+        succeed(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(this.image()));
+        this.mount();
+        this
+    }
+
+    fn image(&self) -> PathBuf {
+        self.dir.path().join("image")
+    }
+
+    fn mount_point(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    fn mount(&self) {
+        let mut mount = tool("mount", "mount");
+        succeed(mount.args(["-o", "loop"]).arg(self.image()).arg(self.mount_point()));
+    }
+
+    fn unmount(&self) {
+        succeed(tool("umount", "mount").arg(self.mount_point()));
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let mut unmount = tool("umount", "mount");
+        let _ =
+            unmount.arg("-l").arg(self.mount_point()).stderr(std::process::Stdio::null()).status();
+    }
+}
+
+/// Runs workers that write until they get an error, and tells whether they said its name.
+fn fill(command: &mut Command, error: &str, dir: &Path) -> PathBuf {
+    command.arg("-B").arg(source("crash/crash.py")).args(["work", ".", "filling.1", "filling.2"]);
+    let said = transcript(command);
+    assert_eq!(
+        said.matches(error).count(),
+        2,
+        "each of two workers was to end with {error}: {said}"
+    );
+    let acks: String = said
+        .lines()
+        .filter(|line| line.starts_with("filling."))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    let path = dir.join("acks");
+    std::fs::write(&path, acks).unwrap();
+    path
+}
+
+#[test]
+fn a_full_file_system() {
+    let bed = Bed::new();
+    for runner in [Runner::Plain, Runner::Run(&bed.pool())] {
+        let small = Small::new("16M");
+        let acks = fill(
+            &mut runner.command("/usr/bin/python3", &small.mount_point()),
+            "ENOSPC",
+            bed.disk(),
+        );
+        verify(&small.mount_point(), &acks);
+        small.unmount();
+        small.mount();
+        if let Runner::Run(pool) = runner {
+            replay(pool, None);
+        }
+        verify(&small.mount_point(), &acks);
+    }
+}
+
+/// Space comes back: what could not be written is.
+#[test]
+fn a_full_tmpfs_that_gets_room_again() {
+    let bed = Bed::new();
+    let place = scratch();
+    succeed(
+        tool("mount", "mount").args(["-t", "tmpfs", "-o", "size=2M", "tmpfs"]).arg(place.path()),
+    );
+    let script = "dd if=/dev/zero of=large bs=64k count=64 conv=fsync 2>&1 | grep -o 'No space left'; rm large
+                  seq 100000 > numbers; sync numbers; cksum numbers; ls";
+    let printed = Runner::Run(&bed.pool()).script(script, place.path());
+    let plain = Runner::Plain.script(&format!("rm numbers\n{script}"), place.path());
+    succeed(tool("umount", "mount").arg(place.path()));
+    crate::bed::assert_same("transcript", &plain, &printed);
+}
+
+/// Of a btrfs subvolume: the quotas of ext4 are not in every kernel.
+#[test]
+fn a_quota() {
+    let (bed, user) = (Bed::new(), OtherUser::new("nobody"));
+    user.own(bed.pool_dir());
+    let place = on_disk();
+    let (image, mount_point) = (place.path().join("image"), place.path().join("mnt"));
+    std::fs::create_dir(&mount_point).unwrap();
+    succeed(tool("truncate", "coreutils").args(["-s", "256M"]).arg(&image));
+    succeed(tool("mkfs.btrfs", "btrfs-progs").arg("-q").arg(&image));
+    succeed(tool("mount", "mount").args(["-o", "loop"]).arg(&image).arg(&mount_point));
+    let btrfs =
+        |words: &[&str], dir: &Path| succeed(tool("btrfs", "btrfs-progs").args(words).arg(dir));
+    btrfs(&["quota", "enable"], &mount_point);
+    for (name, runner) in [("plain", Runner::Plain), ("run", Runner::Run(&bed.pool()))] {
+        let dir = mount_point.join(name);
+        btrfs(&["subvolume", "create"], &dir);
+        btrfs(&["qgroup", "limit", "8M"], &dir);
+        user.own(&dir);
+        let acks =
+            fill(&mut runner.command_as(&user, "/usr/bin/python3", &dir), "EDQUOT", bed.disk());
+        verify(&dir, &acks);
+        if let Runner::Run(pool) = runner {
+            replay(pool, Some(&user));
+            verify(&dir, &acks);
+        }
+    }
+    succeed(tool("umount", "mount").arg(&mount_point));
+}
+
+/// ext4 gives up (as it does after errors of its disk) with acknowledged writes in the page cache only. It is mounted
+/// again in the same boot: what `recover` finds there is older than what was acknowledged.
+#[test]
+fn a_file_system_that_turns_read_only() {
+    let bed = Bed::new();
+    let small = Small::new("256M");
+    let names = one_of_each(5);
+    let mut workers = Workers::start(&bed.pool(), &small.mount_point(), &names);
+    workers.wait_for(&names[3], 100);
+    succeed(tool("mount", "mount").args(["-o", "remount,abort"]).arg(small.mount_point()));
+    workers.wait_until_quiet(200, 1_000_000);
+    workers.tree.kill();
+    let acks = workers.collect(bed.disk());
+    small.unmount();
+    small.mount();
+    println!("{}", ok(["recover".as_ref(), bed.pool().as_os_str()]));
+    verify(&small.mount_point(), &acks);
+}
+
+/// As before, but nobody is killed: the programs end by their errors, the supervisor with them.
+#[test]
+fn a_tree_that_ends_with_a_dead_file_system() {
+    let bed = Bed::new();
+    let small = Small::new("64M");
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", &small.mount_point());
+    command.arg("-B").arg(source("crash/crash.py")).args(["work", ".", "filling.1", "filling.2"]);
+    let mut workers = Workers::spawn(command, &bed.pool());
+    workers.wait_for("filling.1", 100);
+    succeed(tool("mount", "mount").args(["-o", "remount,abort"]).arg(small.mount_point()));
+    let acks = workers.collect(bed.disk());
+    small.unmount();
+    small.mount();
+    println!("{}", ok(["recover".as_ref(), bed.pool().as_os_str()]));
+    verify(&small.mount_point(), &acks);
+}
+
+/// The disk dies under running programs: EIO for everybody. Later it is back, with what it had.
+#[test]
+fn a_disk_that_dies_and_comes_back() {
+    let mut disk = Disk::new();
+    let names = one_of_each(6);
+    let mut workers = Workers::start(&disk.pool(), &disk.mount_point(), &names);
+    workers.wait_for(&names[3], 100);
+    disk.power_off();
+    workers.wait_until_quiet(200, 1_000_000);
+    workers.tree.kill();
+    let acks = workers.collect(disk.dir.path());
+    disk.power_on("none");
+    replay(&disk.pool(), None);
+    verify(&disk.mount_point(), &acks);
+}
+
+/// What somebody else removed must not come back.
+#[test]
+fn a_removed_directory() {
+    let bed = Bed::new();
+    let dir = bed.disk().join("removed");
+    std::fs::create_dir(&dir).unwrap();
+    let names = [String::from("records.1"), String::from("slots.2"), String::from("large.3")];
+    let mut workers = Workers::start(&bed.pool(), &dir, &names);
+    workers.wait_for(&names[0], 100);
+    std::fs::remove_dir_all(&dir).unwrap();
+    workers.wait_for(&names[0], 200);
+    workers.wait_for(&names[2], 10);
+    workers.tree.kill();
+    workers.collect(bed.pool_dir());
+    println!("{}", ok(["recover".as_ref(), bed.pool().as_os_str()]));
+    assert!(!dir.exists(), "the directory is back: {}", tree::listing(&dir));
+}
+
+/// A pool whose file system has less room than it should have: no SIGBUS, whatever is written.
+#[test]
+fn no_room_for_the_pool() {
+    let bed = Bed::new();
+    for size in ["16M", "200K"] {
+        let place = scratch();
+        let mut mount = tool("mount", "mount");
+        succeed(
+            mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(place.path()),
+        );
+        let pool = place.path().join("pool");
+        let script =
+            "dd if=/dev/zero bs=64k count=800 of=file conv=fsync 2>&1; sync file; cksum file";
+        let said = Runner::Run(&pool).script(script, bed.disk());
+        succeed(tool("umount", "mount").arg(place.path()));
+        // Works as without, or is refused before anything is started.
+        let done = said.contains("52428800 file") && said.ends_with("exit status: 0\n");
+        assert!(done || said == "exit status: 1\n", "{size}: {said}");
+    }
+}

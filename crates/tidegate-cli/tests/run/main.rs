@@ -1,0 +1,35 @@
+//! What others wrote, under `tidegate run`: each workload is done plain and under `run`, in the same place, and must
+//! print the same and leave the same files. Then with crashes: kill -9 of the whole tree, a power cut, faults of the
+//! file system below.
+//!
+//! What takes long, or needs programs that are built first, is behind the feature `soak`. Short by default; the long versions (scripts/soak) set `TIDEGATE_KILL_ROUNDS`, `TIDEGATE_POWER_ROUNDS`,
+//! `TIDEGATE_FSX_SEEDS`, `TIDEGATE_FSX_OPERATIONS`, `TIDEGATE_SQLITE_TESTS=all`. A failure prints its seed;
+//! `TIDEGATE_SEED` makes the same choices again.
+
+#![cfg_attr(
+    not(feature = "soak"),
+    allow(dead_code, unused_imports, reason = "used by the long tests")
+)]
+
+mod absorb;
+mod bed;
+mod crash;
+#[cfg(feature = "soak")]
+mod faults;
+mod fio;
+#[cfg(feature = "soak")]
+mod fsx;
+mod posix;
+#[cfg(feature = "soak")]
+mod postgres;
+#[cfg(feature = "soak")]
+mod power;
+mod process_tree;
+mod programs;
+mod sqlite;
+mod stores;
+#[path = "../support/mod.rs"]
+mod support;
+mod tree;
+mod usage;
+mod utilities;

@@ -1,0 +1,86 @@
+//! Sections of the POSIX transcript (programs/posix): what each call returns, and the files left, are the same under
+//! `run`. Among them is each defect that was seen in `NVCache`'s own code.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use crate::bed::{Bed, transcript};
+use crate::programs::compiled;
+
+fn program() -> PathBuf {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    // The compiler sees that some calls are wrong; that is what they are for.
+    compiled(&PROGRAM, "posix", &["-Wno-nonnull", "-Wno-stringop-overread"])
+}
+
+fn same(section: &str) {
+    let printed =
+        Bed::new().same(|runner, dir| transcript(runner.command(program(), dir).arg(section)));
+    let end = format!("end of {section}\nexit status: 0\n");
+    assert!(printed.ends_with(&end), "the section fails without Tidegate too:\n{printed}");
+}
+
+macro_rules! sections {
+    ($($(#[$note:meta])* $test:ident: $section:literal;)*) => {
+        $($(#[$note])* #[test] fn $test() { same($section); })*
+    };
+}
+
+sections! {
+    append_mode: "append_mode";
+    duplicates_share_an_offset: "duplicates";
+    vectors: "vectors";
+    truncation: "truncation";
+    allocation: "allocation";
+    sparse_files: "sparse";
+    sizes_right_after_writes: "sizes";
+    /// `NVCache` wrote 8 bytes over into the next entry of its log.
+    writes_of_every_size_keep_their_neighbours: "every_size";
+    synchronous_flags_are_kept: "synchronous_flags";
+    reused_descriptors: "reused_descriptors";
+    /// `NVCache` crashed in most runs with two threads.
+    threads: "threads";
+    threads_share_an_offset: "shared_offset";
+    /// `NVCache` lost what a child wrote, or hung.
+    fork_and_both_write: "fork_both_write";
+    processes_append_to_one_file: "fork_concurrent_appends";
+    exec_keeps_descriptors: "exec_keeps_descriptors";
+    vfork_and_exec: "vfork_exec";
+    spawned_programs: "spawned_programs";
+    signals_in_the_middle_of_writes: "signals_in_writes";
+    handlers_that_jump_out_of_writes: "jumps_out_of_writes";
+    cancelled_threads: "cancellation";
+    processes_killed_in_a_write: "killed_in_a_write";
+    passed_descriptors: "passed_descriptors";
+    proc_self_fd: "proc_self_fd";
+    ten_thousand_open_files: "ten_thousand_files";
+    file_size_limit: "file_size_limit";
+    removed_while_open: "removed_while_open";
+    unnamed_files: "unnamed_files";
+    renames: "renames";
+    links: "links";
+    directories: "directories";
+    modes_and_owners: "modes_and_owners";
+    times_of_files: "times";
+    locks: "locks";
+    new_root: "new_root";
+    shared_mappings: "shared_mapping";
+    mappings_made_writable: "mapping_made_writable";
+    copies_by_the_kernel: "copies_by_the_kernel";
+    posix_aio: "posix_aio";
+    kernel_aio: "kernel_aio";
+    raw_system_calls: "raw_system_calls";
+    direct_io: "direct";
+    /// `NVCache`'s `write()` returned 0 for any descriptor that it had not opened.
+    descriptors_that_are_no_files: "other_descriptors";
+    /// `NVCache` saw four calls of stdio and went stale with the others.
+    streams: "streams";
+    modes_of_streams: "modes_of_streams";
+    buffers_of_streams: "buffers_of_streams";
+    descriptors_of_streams: "descriptors_of_streams";
+    formatted_output: "formatted_output";
+    redirected_output: "redirected_output";
+    streams_at_exit: "streams_at_exit";
+    wrong_arguments: "wrong_arguments";
+    wrong_names: "wrong_names";
+}

@@ -1,0 +1,214 @@
+//! Power cuts. The files are on an ext4 on a disk that a `tidegate serve` of a raw pool is. The power fails at a random
+//! moment: that server is stopped, so nothing reaches the disk any more, then everything is killed. What the page cache
+//! held is gone; what was acknowledged must come back from the log: data, sizes, names.
+//!
+//! In every other round the disk has a volatile cache: what it took and was not told to flush is gone too.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+
+use rustix::process::{Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::bed::replay;
+use crate::crash::{Workers, one_of_each, seed, verify};
+use crate::fsx::built_tool;
+use crate::postgres::{server_survives, server_user};
+use crate::programs::source;
+use crate::support::file_system::FileSystem;
+use crate::support::{Server, ok, scratch, setting, succeed, tool};
+use crate::tree;
+
+/// A disk that can lose its power; it and the pool survive.
+pub(crate) struct Disk {
+    pub(crate) dir: TempDir,
+    powered: Option<(Server, FileSystem)>,
+}
+
+impl Disk {
+    pub(crate) fn new() -> Self {
+        let dir = scratch();
+        let image = dir.path().join("image");
+        ok(["create".as_ref(), image.as_os_str(), "--engine=raw".as_ref(), "--size=512M".as_ref()]);
+        let mut this = Self { dir, powered: None };
+        let server = this.serve("none");
+        let file_system = FileSystem::make(this.dir.path(), &this.uri());
+        this.powered = Some((server, file_system));
+        this
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn mount_point(&self) -> PathBuf {
+        self.path("mnt")
+    }
+
+    pub(crate) fn pool(&self) -> PathBuf {
+        self.path("pool")
+    }
+
+    fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.path("socket").display())
+    }
+
+    fn serve(&self, dram: &str) -> Server {
+        Server::start(&self.path("image"), &self.path("socket"), &["--dram", dram])
+    }
+
+    /// From here on nothing reaches the disk.
+    pub(crate) fn freeze(&self) {
+        let (server, _) = self.powered.as_ref().expect("the power is on");
+        kill_process(server.pid(), Signal::STOP).expect("the server is alive");
+    }
+
+    /// What waits for the disk gets errors; the programs must be dead already.
+    pub(crate) fn power_off(&mut self) {
+        let (server, file_system) = self.powered.take().expect("the power is on");
+        let (status, _) = server.stop(Signal::KILL);
+        assert_eq!(status.signal(), Some(9));
+        drop(file_system);
+    }
+
+    pub(crate) fn power_on(&mut self, dram: &str) {
+        let server = self.serve(dram);
+        let file_system = FileSystem::mount(self.dir.path(), &self.uri());
+        self.powered = Some((server, file_system));
+    }
+
+    /// Loses the power with `workers` running, comes back, and replays the log.
+    pub(crate) fn cut(&mut self, workers: Workers, dram: &str) -> PathBuf {
+        let acks = self.lose_power(workers, dram);
+        replay(&self.pool(), None);
+        acks
+    }
+
+    /// The same without the replay.
+    pub(crate) fn lose_power(&mut self, mut workers: Workers, dram: &str) -> PathBuf {
+        self.freeze();
+        // They go on until they wait for the disk.
+        workers.wait_until_quiet(50, 100_000);
+        workers.tree.kill();
+        self.power_off();
+        let acks = workers.collect(self.dir.path());
+        self.power_on(dram);
+        acks
+    }
+}
+
+#[test]
+fn acknowledged_writes_and_names_survive_power_cuts() {
+    let (mut disk, mut random) = (Disk::new(), seed());
+    for round in 0..setting("TIDEGATE_POWER_ROUNDS", 3) {
+        let dir = disk.mount_point().join(format!("round.{round}"));
+        std::fs::create_dir(&dir).unwrap();
+        let names = one_of_each(round);
+        let (worker, count) = (&names[random.below(names.len())], 1 + random.below(100));
+        println!("round {round}: the power fails when {worker} has {count}");
+        let mut workers = Workers::start(&disk.pool(), &dir, &names);
+        workers.wait_for(worker, count);
+        let acks = disk.cut(workers, if round % 2 == 0 { "lru:32M" } else { "none" });
+        verify(&dir, &acks);
+        // A second replay must not change anything.
+        replay(&disk.pool(), None);
+        verify(&dir, &acks);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+/// A recovery that the power cuts short is done again by the next.
+#[test]
+fn recovery_itself_survives_a_power_cut() {
+    let mut disk = Disk::new();
+    let names = one_of_each(3);
+    let mut workers = Workers::start(&disk.pool(), &disk.mount_point(), &names);
+    workers.wait_for(&names[0], 60);
+    let acks = disk.cut(workers, "lru:64M");
+    // What recovery wrote is in the disk's cache only where it was not flushed: take it away again.
+    disk.freeze();
+    disk.power_off();
+    disk.power_on("none");
+    replay(&disk.pool(), None);
+    verify(&disk.mount_point(), &acks);
+}
+
+/// fsx ends with an fsync: its file must come back from the log as it was.
+#[test]
+fn fsx_leaves_the_same_file_after_a_power_cut() {
+    let mut disk = Disk::new();
+    let keep = disk.path("kept");
+    std::fs::create_dir(&keep).unwrap();
+    let script = format!(
+        "for seed in 1 2 3; do {fsx} -N 1500 -S $seed file.$seed >/dev/null || exit 1; sync file.$seed .; done
+         cp file.* {keep}; echo records.0 1; exec sleep 1000",
+        fsx = built_tool("fsx").display(),
+        keep = keep.display()
+    );
+    let mut workers = Workers::start_script(&disk.pool(), &disk.mount_point(), &script);
+    workers.wait_for("records.0", 1);
+    disk.cut(workers, "none");
+    std::fs::remove_dir(disk.mount_point().join("lost+found")).unwrap();
+    crate::bed::assert_same("files", &tree::listing(&keep), &tree::listing(&disk.mount_point()));
+}
+
+/// `NVCache`'s recovery opened files with `O_TRUNC` and erased what was in them before.
+#[test]
+fn recovery_keeps_what_was_in_a_file_before() {
+    let mut disk = Disk::new();
+    let file = disk.mount_point().join("file");
+    std::fs::write(&file, vec![b'o'; 100_000]).unwrap();
+    std::fs::File::open(&file).unwrap().sync_all().unwrap();
+    let script = "/usr/bin/python3 -c 'import os
+file = os.open(\"file\", os.O_WRONLY)
+os.pwrite(file, b\"new\", 50000)
+os.write(os.open(\"file\", os.O_WRONLY | os.O_APPEND), b\"end\")'
+                  echo records.0 1; exec sleep 1000";
+    let mut workers = Workers::start_script(&disk.pool(), &disk.mount_point(), script);
+    workers.wait_for("records.0", 1);
+    disk.cut(workers, "none");
+    let mut wanted = vec![b'o'; 100_000];
+    wanted[50_000..50_003].copy_from_slice(b"new");
+    wanted.extend_from_slice(b"end");
+    assert!(std::fs::read(&file).unwrap() == wanted, "the file is not as it was written");
+}
+
+/// After the next boot `run` replays the log before its program sees a file.
+#[test]
+fn the_next_run_recovers_by_itself() {
+    let mut disk = Disk::new();
+    let names = [String::from("records.1"), String::from("delete.2"), String::from("versions.3")];
+    let mut workers = Workers::start(&disk.pool(), &disk.mount_point(), &names);
+    workers.wait_for(&names[2], 50);
+    let acks = disk.lose_power(workers, "none");
+    let check = format!(
+        "mount --bind boot_id /proc/sys/kernel/random/boot_id && exec {} run --pool pool -- \
+         /usr/bin/python3 -B {} verify mnt {}",
+        env!("CARGO_BIN_EXE_tidegate"),
+        source("crash/crash.py").display(),
+        acks.display()
+    );
+    std::fs::write(disk.path("boot_id"), "00000000-0000-4000-8000-000000000001\n").unwrap();
+    let mut next_boot = tool("unshare", "util-linux");
+    print!(
+        "{}",
+        succeed(next_boot.args(["--mount", "/bin/sh", "-c", &check]).current_dir(disk.dir.path()))
+    );
+}
+
+#[test]
+fn a_database_server_survives_a_power_cut() {
+    let mut disk = Disk::new();
+    crate::bed::open_to_all(disk.dir.path());
+    let dir = disk.mount_point().join("server");
+    std::fs::create_dir(&dir).unwrap();
+    let pool = disk.path("server-pool/pool");
+    std::fs::create_dir(pool.parent().unwrap()).unwrap();
+    let user = server_user();
+    user.own(pool.parent().unwrap());
+    server_survives(&user, &pool, &dir, |workers| {
+        let acks = disk.lose_power(workers, "lru:64M");
+        replay(&pool, Some(&user));
+        acks
+    });
+}

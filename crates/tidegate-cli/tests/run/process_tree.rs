@@ -1,0 +1,110 @@
+//! The processes of a `tidegate run`: found by the pool that they map and by a mark in their environment, killed all at
+//! once.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+const MARK: &str = "TIDEGATE_TEST_TREE";
+
+/// Processes that belong together.
+pub(crate) struct ProcessTree {
+    pool: PathBuf,
+    mark: String,
+    killed: HashMap<i32, OwnedFd>,
+}
+
+impl ProcessTree {
+    /// Of `command`, not started yet, which is to use `pool`.
+    pub(crate) fn of(command: &mut Command, pool: &Path) -> Self {
+        let mark = pool.display().to_string();
+        command.env(MARK, &mark);
+        Self { pool: pool.to_owned(), mark: format!("{MARK}={mark}"), killed: HashMap::new() }
+    }
+
+    /// kill -9 for each process, in no order, until there is none that was not killed. One that waits for a disk goes
+    /// later, but runs no more.
+    pub(crate) fn kill(&mut self) {
+        while self.kill_found() {}
+    }
+
+    fn kill_found(&mut self) -> bool {
+        let mut found = false;
+        for pid in members(&self.pool, &self.mark) {
+            if self.killed.contains_key(&pid) {
+                continue;
+            }
+            let handle =
+                Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+            if let Some(handle) = handle {
+                found |= pidfd_send_signal(&handle, Signal::KILL).is_ok();
+                self.killed.insert(pid, handle);
+            }
+        }
+        found
+    }
+
+    /// Waits until all that were killed are gone.
+    pub(crate) fn wait(self) {
+        for handle in self.killed.values() {
+            let mut events = [PollFd::new(handle, PollFlags::IN)];
+            retry_on_intr(|| poll(&mut events, None)).expect("a process can be waited for");
+        }
+    }
+}
+
+/// Processes that map `pool` or have `mark` in their environment.
+fn members(pool: &Path, mark: &str) -> Vec<i32> {
+    let pool = pool.as_os_str().as_encoded_bytes();
+    let contains = |path: PathBuf, wanted: &[u8]| {
+        let bytes = std::fs::read(path).unwrap_or_default(); // gone, or not ours
+        bytes.windows(wanted.len()).any(|window| window == wanted)
+    };
+    std::fs::read_dir("/proc")
+        .expect("/proc is mounted")
+        .filter_map(|entry| Some((entry.ok()?.file_name().to_str()?.parse().ok()?, ())))
+        .map(|(pid, ())| pid)
+        .filter(|pid| {
+            let dir = PathBuf::from(format!("/proc/{pid}"));
+            contains(dir.join("environ"), mark.as_bytes()) || contains(dir.join("maps"), pool)
+        })
+        .collect()
+}
+
+/// Nobody maps `pool`, and no descriptor is open on it: the supervisor has gone with its tree.
+pub(crate) fn assert_nobody_uses(pool: &Path) {
+    let users = members(pool, "no such mark anywhere\u{1}");
+    assert!(users.is_empty(), "processes {users:?} still use {}", pool.display());
+}
+
+/// The supervisor of `pool`: the `tidegate` process that maps it and is not the launcher or below it.
+pub(crate) fn supervisor_of(pool: &Path, launcher: Pid) -> Pid {
+    let is_tidegate = |pid: &i32| {
+        let exe = std::fs::read_link(format!("/proc/{pid}/exe"));
+        exe.is_ok_and(|exe| exe == Path::new(env!("CARGO_BIN_EXE_tidegate")))
+    };
+    let users = members(pool, "no such mark anywhere\u{1}");
+    let mut found: Vec<_> = users.into_iter().filter(is_tidegate).collect();
+    found.retain(|&pid| pid != launcher.as_raw_nonzero().get() && session_leader(pid));
+    assert_eq!(found.len(), 1, "supervisors of {}: {found:?}", pool.display());
+    Pid::from_raw(found[0]).expect("a process has a number")
+}
+
+/// Whether the process has a session of its own.
+fn session_leader(pid: i32) -> bool {
+    let pid = Pid::from_raw(pid).expect("a process has a number");
+    rustix::process::getsid(Some(pid)).is_ok_and(|session| session == pid)
+}
+
+/// CPU time that a process has used, user and system, in ticks.
+pub(crate) fn cpu_ticks(pid: Pid) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()))
+        .expect("it is alive");
+    let (_, fields) = stat.rsplit_once(") ").expect("the name is in parentheses");
+    fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
+}

@@ -1,0 +1,261 @@
+//! The command itself: what it refuses, what it passes on, what it leaves behind.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::bed::{Bed, Runner, on_disk, preload_library};
+use crate::process_tree;
+use crate::programs::compiled;
+use crate::support::{ok, run, succeed, tidegate, tool};
+
+/// `tidegate run` with the test's pool, ready for `-- CMD`.
+fn tidegate_run(bed: &Bed) -> Command {
+    preload_library();
+    let mut command = tidegate();
+    command.args(["run", "--size=64M", "--pool"]).arg(bed.pool()).current_dir(bed.disk());
+    command
+}
+
+fn run_under(bed: &Bed, program: &[&str]) -> Output {
+    let mut command = Runner::Run(&bed.pool()).command(program[0], bed.disk());
+    command.args(&program[1..]).output().expect("it starts")
+}
+
+/// One line on standard error that holds all of `words`, and the status.
+fn assert_refused(output: &Output, status: i32, words: &[&str]) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{said}");
+    for word in words {
+        assert!(said.contains(word), "no {word:?} in: {said}");
+    }
+}
+
+#[test]
+fn wrong_usage_has_status_2() {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    for args in [
+        vec!["run"],
+        vec!["run", "--"],
+        vec!["run", "--size", "many", "--", "true"],
+        vec!["run", "--wrong", "--", "true"],
+    ] {
+        assert_refused(&run(&args), 2, &[]);
+    }
+    assert!(!pool.exists());
+    assert_refused(&run(["recover"]), 2, &[]);
+    assert_refused(&run(["flush"]), 2, &[]);
+}
+
+#[test]
+fn programs_that_cannot_be_started_are_named() {
+    let bed = Bed::new();
+    assert_refused(
+        &run_under(&bed, &["no-such-program-anywhere"]),
+        1,
+        &["no-such-program-anywhere"],
+    );
+    let text = bed.disk().join("text");
+    std::fs::write(&text, "no program").unwrap();
+    assert_refused(&run_under(&bed, &[text.to_str().unwrap()]), 1, &["text"]);
+    process_tree::assert_nobody_uses(&bed.pool());
+}
+
+#[test]
+fn pools_that_are_no_logs_are_refused_and_kept() {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    ok(["create".as_ref(), pool.as_os_str(), "--engine=btt".as_ref(), "--size=32M".as_ref()]);
+    let before = std::fs::read(&pool).unwrap();
+    assert_refused(&run_under(&bed, &["true"]), 1, &[pool.to_str().unwrap()]);
+    assert!(std::fs::read(&pool).unwrap() == before, "the pool was changed");
+    std::fs::write(&pool, b"precious text").unwrap();
+    assert_refused(&run_under(&bed, &["true"]), 1, &[pool.to_str().unwrap()]);
+    assert_eq!(std::fs::read(&pool).unwrap(), b"precious text");
+    for command in ["recover", "flush"] {
+        let refused = run([command.as_ref(), pool.as_os_str()]);
+        assert_refused(&refused, 1, &[pool.to_str().unwrap()]);
+    }
+}
+
+#[test]
+fn static_programs_are_refused_with_a_hint() {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let program = compiled(&PROGRAM, "static", &["-static"]);
+    let refused = run_under(&Bed::new(), &[program.to_str().unwrap()]);
+    assert_refused(&refused, 1, &["static", "serve"]);
+    assert!(refused.stdout.is_empty(), "it was started all the same");
+}
+
+#[test]
+fn setuid_programs_are_refused_with_a_hint() {
+    let bed = Bed::new();
+    let program = bed.disk().join("setuid");
+    std::fs::copy("/bin/true", &program).unwrap();
+    // For whom it already runs as, setuid changes nothing and the loader preloads: so for somebody else.
+    std::os::unix::fs::chown(&program, Some(65534), None).expect("this test needs root");
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    assert_refused(&run_under(&bed, &[program.to_str().unwrap()]), 1, &["setuid"]);
+}
+
+/// Such a program deeper in the tree is an outsider: it works, on the same files.
+#[test]
+fn static_programs_in_the_tree_see_and_change_files() {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let program = compiled(&PROGRAM, "static", &["-static"]);
+    let script = format!(
+        "printf one > file; sync file; {program} file; cat file; printf three >> file; sync file; {program} file; cat file",
+        program = program.display()
+    );
+    let printed = Bed::new().same(|runner, dir| runner.script(&script, dir));
+    assert!(printed.contains("exit status: 0"), "{printed}");
+}
+
+#[test]
+fn statuses_and_signals_are_passed_on() {
+    let bed = Bed::new();
+    assert_eq!(run_under(&bed, &["sh", "-c", "exit 42"]).status.code(), Some(42));
+    let killed = run_under(&bed, &["sh", "-c", "kill -KILL $$"]).status;
+    assert!(killed.code() == Some(137) || killed.signal() == Some(9), "{killed}");
+    for (signal, number) in
+        [(Signal::TERM, 15), (Signal::INT, 2), (Signal::HUP, 1), (Signal::USR1, 10)]
+    {
+        let mut command = tidegate_run(&bed);
+        let script = format!(
+            "trap 'echo got {number}; exit 7' {number}; echo ready; while :; do sleep 0.01; done"
+        );
+        command.args(["--", "sh", "-c", &script]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let mut rest = String::new();
+        output.read_to_string(&mut rest).unwrap();
+        assert_eq!((rest, child.wait().unwrap().code()), (format!("got {number}\n"), Some(7)));
+    }
+}
+
+#[test]
+fn nothing_stays_behind_a_program_that_does_nothing() {
+    let bed = Bed::new();
+    assert!(run_under(&bed, &["true"]).status.success());
+    process_tree::assert_nobody_uses(&bed.pool());
+    let mode = bed.pool().metadata().unwrap().mode();
+    assert_eq!(mode & 0o777, 0o600, "the pool is for its owner only");
+    // Others have pools there too: what belongs to this one is named after its file.
+    let pool = bed.pool().metadata().unwrap();
+    let own = format!("{:x}-{:x}.", pool.dev(), pool.ino());
+    let control = format!("/dev/shm/tidegate-{}", rustix::process::geteuid().as_raw());
+    let entries = std::fs::read_dir(&control).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let left: Vec<_> = names.filter(|name| name.starts_with(&own)).collect();
+    assert!(
+        left.iter().all(|name| *name == format!("{own}lock")),
+        "more than a lock stays: {left:?}"
+    );
+}
+
+/// The program gets its environment, arguments, working directory and descriptors as they are.
+#[test]
+fn programs_see_what_they_see_without() {
+    let script = r#"
+echo "$0 $# $*"; pwd -P | sed 's/.*\///'; env | grep -v -e ^LD_PRELOAD -e ^TIDEGATE_ -e ^_= | sort | cksum
+ls -l /proc/self/fd | wc -l; umask; ulimit -a | cksum; cat /proc/self/limits | cksum; ps -o tty= -p $$
+sed -n 's/^Sig...:/&/p' /proc/self/status; grep Threads /proc/self/status; nice
+"#;
+    Bed::new().same(|runner, dir| runner.script(script, dir));
+}
+
+#[test]
+fn files_can_be_chosen() {
+    let bed = Bed::new();
+    for options in [["--include", "*.db"], ["--exclude", "*.txt"]] {
+        let mut command = tidegate_run(&bed);
+        command.args(options);
+        let script = "for f in a.db b.txt; do printf data > $f; sync $f; done";
+        command.args(["--", "sh", "-c", script]);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        println!("{said}");
+        assert_eq!(std::fs::read(bed.disk().join("b.txt")).unwrap(), b"data");
+    }
+}
+
+#[test]
+fn statistics_at_the_end() {
+    let bed = Bed::new();
+    let mut command = tidegate_run(&bed);
+    let program = "import os\nfd = os.open('file', os.O_WRONLY | os.O_CREAT | os.O_DSYNC)\n\
+                   for n in range(500): os.write(fd, b'x' * 4096)";
+    command.args(["--stats", "--", "/usr/bin/python3", "-c", program]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    for word in ["500 logged", "p50", "p99"] {
+        assert!(said.contains(word), "no {word:?} in the statistics:\n{said}");
+    }
+}
+
+/// What people outside the tree read and write is the same file.
+#[test]
+fn outsiders_see_and_change_the_same_files() {
+    let bed = Bed::new();
+    let file = bed.disk().join("file");
+    let script = "printf 'from inside\n' > file; sync file; echo written; read line; cat file; printf 'inside again\n' >> file; sync file";
+    let mut command = tidegate_run(&bed);
+    command.args(["--", "sh", "-c", script]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "from inside\n");
+    let mut outside = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
+    std::io::Write::write_all(&mut outside, b"from outside\n").unwrap();
+    drop(child.stdin.take());
+    line.clear();
+    output.read_to_string(&mut line).unwrap();
+    assert_eq!(line, "from inside\nfrom outside\n");
+    assert!(child.wait().unwrap().success());
+    assert_eq!(
+        std::fs::read_to_string(&file).unwrap(),
+        "from inside\nfrom outside\ninside again\n"
+    );
+}
+
+/// `NVCache` kept one core busy when idle.
+#[test]
+fn no_cpu_when_idle() {
+    let bed = Bed::new();
+    let mut command = tidegate_run(&bed);
+    command.args(["--", "sh", "-c", "printf data > file; sync file; echo ready; exec sleep 3"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let supervisor = process_tree::supervisor_of(&bed.pool(), Pid::from_child(&child));
+    // It may be cleaning still: wait for the sleep's end, but count only from its middle.
+    succeed(tool("sleep", "coreutils").arg("1.5"));
+    let before = process_tree::cpu_ticks(supervisor);
+    succeed(tool("sleep", "coreutils").arg("1"));
+    let used = process_tree::cpu_ticks(supervisor) - before;
+    assert!(child.wait().unwrap().success());
+    assert!(used <= 2, "an idle supervisor used {used} ticks of CPU in a second");
+}
+
+/// A pool on a disk, not in memory, works the same.
+#[test]
+fn pools_may_lie_on_a_disk() {
+    let (bed, place) = (Bed::new(), on_disk());
+    let pool = place.path().join("pool");
+    let mut command: Command = Runner::Run(&pool).command("/bin/sh", bed.disk());
+    succeed(command.args(["-c", "seq 10000 > file; sync file; cat file | cksum"]));
+    process_tree::assert_nobody_uses(&pool);
+}

@@ -1,0 +1,550 @@
+//! The commands around a log pool: what `run`, its supervisor, `recover`, `flush` and `stat` do, whoever is killed.
+//!
+//! The programs here are this test itself: it joins the log as the preload library does, and so can stop between any two
+//! steps. What real programs see is tried elsewhere.
+
+mod support;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, IoSlice, Read};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use tidegate::log::recover::identity_of;
+use tidegate::log::{Definition, FileGuard, FileKey, Log, Ticket};
+
+use support::{ok, scratch, tidegate};
+
+/// A pool that is not there yet, and a directory for files; both on tmpfs.
+fn place() -> (TempDir, PathBuf) {
+    let dir = scratch();
+    let pool = dir.path().join("pool");
+    (dir, pool)
+}
+
+/// A running `tidegate run`, whose program lives until [`Session::end`].
+struct Session {
+    launcher: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+    pool: PathBuf,
+    control: PathBuf,
+    socket: PathBuf,
+}
+
+impl Session {
+    fn start(pool: &Path, args: &[&str]) -> Self {
+        let mut command = tidegate();
+        command.args(["run", "--pool"]).arg(pool).args(args);
+        if !args.contains(&"--size") {
+            command.args(["--size", "8M"]);
+        }
+        command.args(["--", "sh", "-c", "echo $TIDEGATE_CONTROL; echo $TIDEGATE_SOCKET; exec cat"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut launcher = command.spawn().expect("the launcher starts");
+        let stdin = launcher.stdin.take();
+        let mut stdout = BufReader::new(launcher.stdout.take().expect("its output is piped"));
+        let mut path = || {
+            let mut line = String::new();
+            stdout.read_line(&mut line).expect("the program prints text");
+            PathBuf::from(line.trim_end())
+        };
+        let (control, socket) = (path(), path());
+        let mut session =
+            Self { launcher, stdin, stdout, pool: pool.to_path_buf(), control, socket };
+        let has_started = session.control.is_absolute();
+        assert!(has_started, "the program did not start: {}", session.stderr());
+        session
+    }
+
+    fn stderr(&mut self) -> String {
+        let mut text = String::new();
+        if let Some(mut stderr) = self.launcher.stderr.take() {
+            stderr.read_to_string(&mut text).expect("errors are text");
+        }
+        text
+    }
+
+    /// Ends the program, waits for the launcher, and hands back what it printed on standard error.
+    fn end(mut self) -> String {
+        drop(self.stdin.take());
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).expect("the program prints text");
+        let stderr = self.stderr();
+        let status = self.launcher.wait().expect("the launcher can be waited for");
+        assert!(status.success(), "{status}: {stderr}");
+        stderr
+    }
+
+    /// The supervisor: it listens at the socket.
+    fn supervisor(&self) -> Pid {
+        let socket = self.connect();
+        // Who goes without a word announces itself.
+        let request = br#"{"request":"stat"}"#;
+        rustix::net::send(&socket, request, rustix::net::SendFlags::NOSIGNAL).unwrap();
+        rustix::net::sockopt::socket_peercred(&socket).expect("who listens is known").pid
+    }
+
+    fn connect(&self) -> rustix::fd::OwnedFd {
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket).unwrap()).unwrap();
+        socket
+    }
+
+    /// Kills the supervisor and waits until the kernel has cleaned up after it.
+    fn kill_supervisor(&self) {
+        let supervisor = self.supervisor();
+        let handle =
+            rustix::process::pidfd_open(supervisor, rustix::process::PidfdFlags::empty()).unwrap();
+        kill_process(supervisor, Signal::KILL).unwrap();
+        let mut handles = [rustix::event::PollFd::new(&handle, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut handles, None).unwrap();
+    }
+
+    /// Kills launcher and program.
+    fn kill_program(mut self) {
+        self.launcher.kill().unwrap();
+        self.launcher.wait().unwrap();
+        // The program sees the end of its input, and closes its output with its end.
+        drop(self.stdin.take());
+        self.stdout.read_to_string(&mut String::new()).unwrap();
+    }
+
+    fn stat(&self) -> Value {
+        stat(&self.pool)
+    }
+}
+
+fn stat(pool: &Path) -> Value {
+    let pool = pool.to_str().unwrap();
+    serde_json::from_str(&ok(["stat", pool, "--json"])).expect("one JSON object")
+}
+
+/// A program that writes as the preload library lets it.
+struct Program {
+    log: Log,
+}
+
+impl Program {
+    fn join(pool: &Path, control: &Path) -> Self {
+        Self { log: Log::attach(pool, control).expect("the log is there") }
+    }
+
+    fn of(session: &Session) -> Self {
+        let program = Self::join(&session.pool, &session.control);
+        drop(session.connect());
+        program
+    }
+
+    fn lock(&self, file: &File) -> FileGuard<'_> {
+        let metadata = file.metadata().unwrap();
+        let (device, inode) = (metadata.dev(), metadata.ino());
+        let key = FileKey { device, inode, identity: identity_of(file).unwrap() };
+        let entry = self.log.entry_for(&key).unwrap();
+        self.log.lock(entry).unwrap()
+    }
+
+    /// Writes `data` to the log and to the file.
+    fn write(&self, path: &Path, offset: u64, data: &[u8]) {
+        let file = open(path);
+        let guard = self.lock(&file);
+        let mut ticket = guard.begin().unwrap();
+        log(&mut ticket, &file, path, offset, data);
+        file.write_all_at(data, offset).unwrap();
+    }
+}
+
+fn open(path: &Path) -> File {
+    File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+/// Appends the record of a write, and before it the file's definition if that is needed.
+fn log(ticket: &mut Ticket<'_>, file: &File, path: &Path, offset: u64, data: &[u8]) {
+    if ticket.needs_define() {
+        let metadata = file.metadata().unwrap();
+        let definition = Definition {
+            identity: identity_of(file).unwrap(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            mode: metadata.mode(),
+            uid: metadata.uid(),
+            gid: metadata.gid(),
+            born: true,
+            path: path.as_os_str().as_encoded_bytes(),
+        };
+        ticket.define(&definition).unwrap();
+    }
+    ticket.write(offset, &[IoSlice::new(data)]).unwrap();
+}
+
+/// Runs `tidegate ARGS`, which must fail with one line.
+fn fails(args: &[&str]) -> String {
+    let Output { status, stderr, .. } = support::run(args);
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(1), "{args:?}: {stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
+    assert!(stderr.starts_with("tidegate: "), "{stderr}");
+    stderr
+}
+
+#[test]
+fn the_exit_status_is_the_program_s() {
+    let (_dir, pool) = place();
+    let run = |script: &str| {
+        let pool = pool.to_str().unwrap();
+        support::run(["run", "--pool", pool, "--size", "8M", "--", "sh", "-c", script])
+    };
+    let output = run("echo out; exit 7");
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(7), &b"out\n"[..]));
+    assert_eq!(run("kill -TERM $$").status.code(), Some(128 + 15));
+    let stderr = String::from_utf8(run("true").stderr).unwrap();
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.contains("pool") && stderr.contains("8M, tmpfs; power cut: "), "{stderr}");
+}
+
+#[test]
+fn a_signal_for_the_launcher_reaches_the_program() {
+    let (_dir, pool) = place();
+    let mut command = tidegate();
+    command.args(["run", "--size", "8M", "--pool"]).arg(&pool).arg("--");
+    command.args(["sh", "-c", "trap 'exit 9' USR1; echo ready; while :; do sleep 1; done"]);
+    let mut launcher = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    kill_process(Pid::from_child(&launcher), Signal::USR1).unwrap();
+    assert_eq!(launcher.wait().unwrap().code(), Some(9));
+}
+
+#[test]
+fn nothing_stays_of_an_ended_session_but_the_pool() {
+    let (_dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let (control, socket) = (session.control.clone(), session.socket.clone());
+    assert!(control.exists() && socket.exists());
+    assert_eq!(session.stat()["live"], true);
+    session.end();
+    assert!(!control.exists() && !socket.exists());
+    assert_eq!(stat(&pool)["live"], false);
+    assert_eq!(pool.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn flush_brings_the_log_into_the_files_and_stat_tells() {
+    let (dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let program = Program::of(&session);
+    program.write(&dir.path().join("file"), 0, b"data");
+    let before = session.stat();
+    assert_eq!(before["files"], 0);
+    assert!(before["log_used_bytes"].as_u64() > Some(0), "{before}");
+    assert!(before["processes"].as_u64() >= Some(1), "{before}");
+    let text = ok(["flush", pool.to_str().unwrap()]);
+    assert!(text.contains("of the log are in the files"), "{text}");
+    let after = session.stat();
+    assert_eq!((&after["log_used_bytes"], &after["files"]), (&0.into(), &1.into()));
+    assert_eq!(after["log_used_max_bytes"], before["log_used_bytes"]);
+    let socket = session.socket.to_str().unwrap().to_owned();
+    assert!(ok(["stat", &socket]).contains("lives, with"));
+    assert!(ok(["flush", pool.to_str().unwrap()]).contains("the log was empty"));
+    drop(program);
+    session.end();
+}
+
+#[test]
+fn a_supervisor_that_is_told_to_end_empties_the_log_and_stays_for_its_tree() {
+    let (dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let program = Program::of(&session);
+    program.write(&dir.path().join("file"), 0, b"data");
+    kill_process(session.supervisor(), Signal::TERM).unwrap();
+    while session.stat()["log_used_bytes"] != 0 {}
+    assert!(program.log.supervisor_alive());
+    drop(program);
+    session.end();
+}
+
+#[test]
+fn a_full_log_is_emptied_while_a_program_writes() {
+    let (dir, pool) = place();
+    let session = Session::start(&pool, &["--stats"]);
+    let program = Program::of(&session);
+    let path = dir.path().join("file");
+    let (file, data) = (open(&path), vec![7; 100_000]);
+    for number in 0..400 {
+        let guard = program.lock(&file);
+        loop {
+            let room = program.log.room();
+            let mut ticket = guard.begin().unwrap();
+            if ticket.needs_define() {
+                log(&mut ticket, &file, &path, 0, b"");
+            }
+            if ticket.write(number, &[IoSlice::new(&data)]).is_ok() {
+                break;
+            }
+            drop(ticket);
+            program.log.wait_for_room(room, std::time::Duration::from_secs(10));
+        }
+        file.write_all_at(&data, number).unwrap();
+    }
+    let counted = session.stat();
+    assert!(counted["log_used_max_bytes"].as_u64() > Some(4 << 20), "{counted}");
+    // The same bytes again and again reach the disk as often as the log was full, not as often as they were written.
+    assert!(counted["written_back_bytes"].as_u64() < Some(4 << 20), "{counted}");
+    let stderr = session.end();
+    assert!(stderr.contains("written back"), "{stderr}");
+}
+
+/// Not a test of its own: the process that [`killed_in_a_write`] kills.
+#[test]
+fn helper() {
+    let (Ok(pool), Ok(control)) = (std::env::var("HELPER_POOL"), std::env::var("HELPER_CONTROL"))
+    else {
+        return;
+    };
+    let program = Program::join(Path::new(&pool), Path::new(&control));
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let address = std::env::var("HELPER_SOCKET").unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(&*address).unwrap()).unwrap();
+    drop(socket);
+    let path = PathBuf::from(std::env::var("HELPER_FILE").unwrap());
+    let file = open(&path);
+    let guard = program.lock(&file);
+    let mut ticket = guard.begin().unwrap();
+    log(&mut ticket, &file, &path, 4, b"late");
+    kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+    unreachable!("killed");
+}
+
+/// A process that appends the record of a write to `path` and is killed before the kernel has it.
+fn killed_in_a_write(session: &Session, path: &Path) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["helper", "--exact"]).env("HELPER_FILE", path);
+    command.env("HELPER_POOL", &session.pool).env("HELPER_CONTROL", &session.control);
+    command.env("HELPER_SOCKET", &session.socket).stdout(Stdio::null());
+    let status = command.status().unwrap();
+    assert_eq!(status.signal(), Some(9), "{status}");
+}
+
+#[test]
+fn what_a_killed_process_had_in_the_log_is_done() {
+    let (dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let path = dir.path().join("file");
+    std::fs::write(&path, "0123").unwrap();
+    killed_in_a_write(&session, &path);
+    session.end();
+    assert_eq!(std::fs::read(&path).unwrap(), b"0123late");
+}
+
+#[test]
+fn the_next_run_takes_over_from_a_killed_supervisor() {
+    let (dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let program = Program::of(&session);
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    program.write(&one, 0, b"before");
+    killed_in_a_write(&session, &two);
+    session.kill_supervisor();
+    assert!(!program.log.supervisor_alive());
+    assert!(stat(&pool)["log_used_bytes"].as_u64() > Some(0));
+
+    let next = Session::start(&pool, &[]);
+    assert_eq!(next.control, session.control);
+    assert!(program.log.supervisor_alive(), "its programs are served again");
+    program.write(&one, 6, b" and after");
+    ok(["flush", pool.to_str().unwrap()]);
+    assert_eq!(next.stat()["log_used_bytes"], 0);
+    assert_eq!(std::fs::read(&one).unwrap(), b"before and after");
+    assert_eq!(std::fs::read(&two).unwrap(), b"\0\0\0\0late");
+    let stderr = next.end();
+    assert!(stderr.contains("taken over from a supervisor that died"), "{stderr}");
+    let stderr = session.end();
+    assert!(stderr.contains("the supervisor of") && stderr.contains("died"), "{stderr}");
+}
+
+#[test]
+fn a_killed_tree_is_recovered_with_what_was_in_the_middle() {
+    let (dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let path = dir.path().join("file");
+    let control = session.control.clone();
+    session.kill_supervisor();
+    killed_in_a_write_without_supervisor(&session, &path);
+    session.kill_program();
+    assert!(control.exists());
+    let text = ok(["recover", pool.to_str().unwrap()]);
+    assert!(text.contains("recovered: ") && text.contains("taken over"), "{text}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"\0\0\0\0late");
+    assert!(!control.exists());
+    assert!(ok(["recover", pool.to_str().unwrap()]).contains("nothing to recover"));
+}
+
+/// The same where nobody listens: the process is known by its slot alone.
+fn killed_in_a_write_without_supervisor(session: &Session, path: &Path) {
+    let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let address = session.pool.with_file_name("nobody");
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&address).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["helper", "--exact"]).env("HELPER_FILE", path);
+    command.env("HELPER_POOL", &session.pool).env("HELPER_CONTROL", &session.control);
+    command.env("HELPER_SOCKET", &address).stdout(Stdio::null());
+    assert_eq!(command.status().unwrap().signal(), Some(9));
+}
+
+/// A pool as a power cut leaves it: with a record of a write that the file lacks.
+fn after_power_cut(dir: &TempDir, pool: &Path) -> PathBuf {
+    let session = Session::start(pool, &[]);
+    let program = Program::of(&session);
+    let path = dir.path().join("file");
+    program.write(&path, 0, b"acknowledged");
+    let control = session.control.clone();
+    session.kill_supervisor();
+    session.kill_program();
+    // What the machine loses: shared memory and the page cache.
+    std::fs::remove_file(control).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(3).unwrap();
+    path
+}
+
+#[test]
+fn after_a_power_cut_the_files_get_what_was_acknowledged() {
+    let (dir, pool) = place();
+    let path = after_power_cut(&dir, &pool);
+    let text = ok(["recover", pool.to_str().unwrap()]);
+    assert!(text.contains("recovered: 12 bytes written to 1 files"), "{text}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"acknowledged");
+    assert!(ok(["recover", pool.to_str().unwrap()]).contains("nothing to recover"));
+}
+
+#[test]
+fn the_next_run_recovers_before_the_program_starts() {
+    let (dir, pool) = place();
+    let path = after_power_cut(&dir, &pool);
+    let output = support::run([
+        "run".as_ref(),
+        "--pool".as_ref(),
+        pool.as_os_str(),
+        "--".as_ref(),
+        "cat".as_ref(),
+        path.as_os_str(),
+    ]);
+    assert_eq!(output.stdout, b"acknowledged");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("recovered: 12 bytes"), "{stderr}");
+}
+
+#[test]
+fn a_log_is_discarded_only_after_it_was_said_what_is_lost() {
+    let (dir, pool) = place();
+    let path = after_power_cut(&dir, &pool);
+    let pool = pool.to_str().unwrap();
+    let text = ok(["recover", pool, "--discard"]);
+    assert!(text.contains("discarding") && text.contains("1 files, with 12 bytes"), "{text}");
+    assert!(ok(["recover", pool, "--discard"]).contains("the log was empty"));
+    assert!(ok(["recover", pool]).contains("nothing to recover"));
+    assert_eq!(std::fs::read(&path).unwrap(), b"ack");
+}
+
+#[test]
+fn a_replay_on_the_same_boot_is_done_when_asked_for() {
+    let (dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let program = Program::of(&session);
+    let path = dir.path().join("file");
+    program.write(&path, 0, b"acknowledged");
+    session.kill_supervisor();
+    let pool = pool.to_str().unwrap();
+    let error = fails(&["recover", pool, "--replay"]);
+    assert!(error.contains("whose supervisor died"), "{error}");
+    drop(program);
+    session.kill_program();
+    File::options().write(true).open(&path).unwrap().set_len(3).unwrap();
+    let text = ok(["recover", pool, "--replay"]);
+    assert!(text.contains("recovered: 12 bytes"), "{text}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"acknowledged");
+}
+
+#[test]
+fn a_second_run_joins_and_the_first_leaves_without_waiting() {
+    let (_dir, pool) = place();
+    let first = Session::start(&pool, &[]);
+    let second = Session::start(&pool, &["--size", "16M"]);
+    assert_eq!(first.control, second.control);
+    assert_eq!(first.supervisor(), second.supervisor());
+    first.end();
+    assert_eq!(second.stat()["live"], true);
+    let stderr = second.end();
+    assert!(stderr.contains("--size 16M has no effect"), "{stderr}");
+    assert_eq!(stat(&pool)["live"], false);
+}
+
+#[test]
+fn a_live_pool_is_neither_recovered_nor_discarded() {
+    let (_dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let pool = pool.to_str().unwrap();
+    for option in [&[][..], &["--discard"], &["--replay"]] {
+        let error = fails(&[&["recover", pool], option].concat());
+        assert!(error.contains("has a supervisor that lives"), "{error}");
+    }
+    session.end();
+}
+
+#[test]
+fn what_cannot_be_logged_is_refused_with_what_to_use_instead() {
+    let (dir, pool) = place();
+    let run = |program: &Path| {
+        fails(&["run", "--pool", pool.to_str().unwrap(), "--", program.to_str().unwrap()])
+    };
+    let error = run(&set_user_id_program(dir.path()));
+    assert!(error.contains("gains privileges") && error.contains("tidegate serve"), "{error}");
+    let plain = dir.path().join("static");
+    std::fs::write(&plain, static_program()).unwrap();
+    std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let error = run(&plain);
+    assert!(error.contains("linked statically") && error.contains("tidegate serve"), "{error}");
+    assert!(run(Path::new("no-such-program")).contains("not in PATH"));
+    assert!(!pool.exists(), "refused before anything is made");
+}
+
+/// A program that would run as somebody else.
+fn set_user_id_program(dir: &Path) -> PathBuf {
+    if !rustix::process::geteuid().is_root() {
+        return PathBuf::from("/bin/su");
+    }
+    let copy = dir.join("other-user");
+    std::fs::copy("/bin/true", &copy).unwrap();
+    std::os::unix::fs::chown(&copy, Some(65534), None).unwrap();
+    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    copy
+}
+
+/// The start of this very program's file, with no segments left: nothing loads anything.
+fn static_program() -> Vec<u8> {
+    let mut bytes = std::fs::read("/bin/true").unwrap();
+    bytes[56..58].fill(0);
+    bytes[60..62].fill(0);
+    bytes
+}
+
+#[test]
+fn a_file_that_is_no_pool_is_left_alone() {
+    let (dir, _) = place();
+    let path = dir.path().join("text");
+    std::fs::write(&path, "To whom it may concern,\n".repeat(10_000)).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let error = fails(&["run", "--pool", path.to_str().unwrap(), "--", "true"]);
+    assert!(error.contains("holds text, no log pool"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let error = fails(&["run", "--pool", path.to_str().unwrap(), "--", "true"]);
+    assert!(error.contains("has mode 644"), "{error}");
+}

@@ -1,0 +1,95 @@
+//! An ext4 file system on a served export, without the kernel's NBD: nbdfuse shows the export as a file, a loop device
+//! makes a disk of it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{succeed, tool};
+
+/// A mounted file system; undone when dropped.
+pub struct FileSystem {
+    fuse_dir: PathBuf,
+    fuse: Child,
+    loop_device: String,
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+}
+
+impl FileSystem {
+    /// Makes a new ext4 on the export `uri` and mounts it on `dir/mnt`.
+    pub fn make(dir: &Path, uri: &str) -> Self {
+        let this = Self::attach(dir, uri);
+        succeed(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(&this.loop_device));
+        this.mounted()
+    }
+
+    /// Mounts on `dir/mnt` what is on the export `uri`.
+    pub fn mount(dir: &Path, uri: &str) -> Self {
+        Self::attach(dir, uri).mounted()
+    }
+
+    fn attach(dir: &Path, uri: &str) -> Self {
+        let (fuse_dir, mount_point) = (dir.join("nbd"), dir.join("mnt"));
+        std::fs::create_dir_all(&fuse_dir).unwrap();
+        std::fs::create_dir_all(&mount_point).unwrap();
+        let image = fuse_dir.join("disk.img");
+        let fuse = start_nbdfuse(&image, dir, uri);
+        let loop_device = attach_loop(&image);
+        Self { fuse_dir, fuse, loop_device, mount_point }
+    }
+
+    fn mounted(self) -> Self {
+        succeed(tool("mount", "mount").arg(&self.loop_device).arg(&self.mount_point));
+        self
+    }
+
+    /// Takes the file system off, and hands back the device that it was on.
+    pub fn unmount(&self) -> String {
+        succeed(tool("umount", "mount").arg(&self.mount_point));
+        self.loop_device.clone()
+    }
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        let quiet = |command: &mut Command| {
+            let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+            status.is_ok_and(|status| status.success())
+        };
+        if !quiet(tool("umount", "mount").arg(&self.mount_point)) {
+            quiet(tool("umount", "mount").arg("-l").arg(&self.mount_point));
+        }
+        quiet(tool("losetup", "mount").arg("-d").arg(&self.loop_device));
+        // Where its server died nbdfuse has gone too, and left a mount that nobody can look at.
+        if !quiet(tool("fusermount3", "fuse3").arg("-u").arg(&self.fuse_dir)) {
+            quiet(tool("fusermount3", "fuse3").arg("-uz").arg(&self.fuse_dir));
+        }
+        let _ = kill_process(Pid::from_child(&self.fuse), Signal::TERM);
+        let _ = self.fuse.wait();
+    }
+}
+
+/// Starts nbdfuse and waits until it shows the export as the file `image`: it then writes its process id
+/// into a file, here a pipe, and reading that waits.
+fn start_nbdfuse(image: &Path, dir: &Path, uri: &str) -> Child {
+    let ready = dir.join("nbdfuse.pid");
+    let _ = std::fs::remove_file(&ready);
+    rustix::fs::mknodat(rustix::fs::CWD, &ready, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+        .unwrap();
+    let mut nbdfuse = tool("nbdfuse", "libnbd-bin");
+    nbdfuse.arg("--pidfile").arg(&ready).arg(image).arg(uri);
+    let child = nbdfuse.stdin(Stdio::null()).spawn().expect("nbdfuse starts");
+    std::fs::read(&ready).expect("nbdfuse says that it is ready");
+    child
+}
+
+/// A disk with the blocks of the export: nbdfuse passes requests on as they are, and the server takes
+/// whole blocks only.
+fn attach_loop(image: &Path) -> String {
+    let device = succeed(
+        tool("losetup", "mount").args(["--find", "--show", "--sector-size", "4096"]).arg(image),
+    );
+    device.trim().to_owned()
+}

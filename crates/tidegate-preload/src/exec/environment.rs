@@ -1,0 +1,318 @@
+//! The environment of a program that is about to start: the caller's, with what the library needs to be loaded there too.
+//!
+//! Pure: works in the memory it is given. The caller's strings are shared, only changed ones are written anew.
+//!
+//! Entry points: [`Additions::needed_bytes`] says how much memory [`Additions::build`] wants; none where the caller's
+//! environment will do as it is.
+
+#![allow(unsafe_code)] // strings and arrays of C
+
+use std::ffi::{CStr, c_char};
+
+const PRELOAD: &[u8] = b"LD_PRELOAD";
+/// Which descriptors the program believes to be `O_SYNC`: "3,7".
+pub(super) const SYNC_FDS: &[u8] = SYNC_FDS_NAME.to_bytes();
+pub(super) const SYNC_FDS_NAME: &CStr = c"TIDEGATE_SYNC_FDS";
+/// Its value where any descriptor may be meant.
+pub(crate) const SYNC_ALL: &[u8] = b"all";
+
+/// What has to be in the environment.
+#[derive(Clone, Copy)]
+pub(crate) struct Additions<'a> {
+    /// Path of the library, as it stands in `LD_PRELOAD`.
+    pub library: &'a [u8],
+    /// Whether the library is to be loaded, or must not be.
+    pub preload: bool,
+    /// `NAME=value` of the session; a program may have set its own value, which stays.
+    pub variables: &'a [&'a CStr],
+    /// The value of [`SYNC_FDS`].
+    pub sync_fds: &'a [u8],
+}
+
+/// A NULL-terminated array of strings, without the NULL.
+pub(crate) type Strings<'a> = &'a [*const c_char];
+
+impl Additions<'_> {
+    /// Bytes that [`Self::build`] needs, `None` where nothing has to change.
+    pub(crate) fn needed_bytes(&self, theirs: Strings<'_>) -> Option<usize> {
+        let missing = self
+            .variables
+            .iter()
+            .filter(|variable| find(theirs, name_of(variable.to_bytes())).is_none());
+        let sync_fds = find(theirs, SYNC_FDS).unwrap_or_default();
+        let preload = find(theirs, PRELOAD).unwrap_or_default();
+        if missing.count() == 0
+            && sync_fds == self.sync_fds
+            && self.preload == contains(preload, self.library)
+        {
+            return None;
+        }
+        let pointers = theirs.len() + self.variables.len() + 3;
+        let preload_bytes = PRELOAD.len() + preload.len() + self.library.len() + 3;
+        let sync_bytes = SYNC_FDS.len() + self.sync_fds.len() + 2;
+        Some(pointers * size_of::<*const c_char>() + preload_bytes + sync_bytes)
+    }
+
+    /// The new environment in `memory`, NULL included. `None` where the memory does not suffice.
+    pub(crate) fn build<'m>(
+        &self,
+        theirs: Strings<'_>,
+        memory: &'m mut [usize],
+    ) -> Option<Strings<'m>> {
+        let pointers = theirs.len() + self.variables.len() + 3;
+        let (array, text) = memory.split_at_mut_checked(pointers)?;
+        let mut text = Text::new(text);
+        let mut array = Array { words: array, len: 0 };
+        for &entry in theirs {
+            let bytes = bytes_of(entry);
+            if !matches!(name_of(bytes), PRELOAD | SYNC_FDS) {
+                array.push(entry)?;
+            }
+        }
+        for variable in self.variables {
+            if find(theirs, name_of(variable.to_bytes())).is_none() {
+                array.push(variable.as_ptr())?;
+            }
+        }
+        self.push_preload(find(theirs, PRELOAD), &mut array, &mut text)?;
+        if !self.sync_fds.is_empty() {
+            array.push(text.string(&[SYNC_FDS, b"=", self.sync_fds])?)?;
+        }
+        array.push(std::ptr::null())?;
+        Some(array.finish())
+    }
+
+    /// Their libraries stay in front: some insist on being first.
+    fn push_preload(
+        &self,
+        theirs: Option<&[u8]>,
+        array: &mut Array<'_>,
+        text: &mut Text<'_>,
+    ) -> Option<()> {
+        let value = theirs.unwrap_or_default();
+        let present = contains(value, self.library);
+        let entry = match (self.preload, present) {
+            (true, true) | (false, false) => {
+                if theirs.is_none() {
+                    return Some(());
+                }
+                text.string(&[PRELOAD, b"=", value])?
+            }
+            (true, false) if value.is_empty() => text.string(&[PRELOAD, b"=", self.library])?,
+            (true, false) => text.string(&[PRELOAD, b"=", value, b":", self.library])?,
+            (false, true) => text.list_without(value, self.library)?,
+        };
+        array.push(entry)
+    }
+}
+
+/// The value of the first `name=value`.
+pub(crate) fn find<'a>(strings: Strings<'a>, name: &[u8]) -> Option<&'a [u8]> {
+    strings.iter().find_map(|&entry| bytes_of(entry).strip_prefix(name)?.strip_prefix(b"="))
+}
+
+/// Whether `library` is one of a list of libraries as `ld.so` reads it.
+fn contains(list: &[u8], library: &[u8]) -> bool {
+    list.split(|&byte| is_separator(byte)).any(|item| item == library)
+}
+
+fn is_separator(byte: u8) -> bool {
+    matches!(byte, b':' | b' ')
+}
+
+fn name_of(entry: &[u8]) -> &[u8] {
+    entry.split(|&byte| byte == b'=').next().unwrap_or_default()
+}
+
+fn bytes_of<'a>(entry: *const c_char) -> &'a [u8] {
+    // SAFETY: the entries of a `Strings` are NUL-terminated and outlive the call that is about to start a program.
+    unsafe { CStr::from_ptr(entry) }.to_bytes()
+}
+
+/// Pointers in the first part of the memory.
+struct Array<'m> {
+    words: &'m mut [usize],
+    len: usize,
+}
+
+impl<'m> Array<'m> {
+    fn push(&mut self, entry: *const c_char) -> Option<()> {
+        *self.words.get_mut(self.len)? = entry.expose_provenance();
+        self.len += 1;
+        Some(())
+    }
+
+    fn finish(self) -> Strings<'m> {
+        let words = self.words;
+        let len = self.len.min(words.len());
+        // SAFETY: a pointer is as large and aligned as a usize, and each of the first `len` words is one.
+        unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) }
+    }
+}
+
+/// Strings in the second part.
+struct Text<'m> {
+    free: &'m mut [u8],
+}
+
+impl<'m> Text<'m> {
+    fn new(words: &'m mut [usize]) -> Self {
+        let len_bytes = size_of_val(words);
+        let start = words.as_mut_ptr().cast();
+        // SAFETY: any memory is bytes, and the borrow passes on.
+        let free = unsafe { std::slice::from_raw_parts_mut(start, len_bytes) };
+        Self { free }
+    }
+
+    fn string(&mut self, parts: &[&[u8]]) -> Option<*const c_char> {
+        let len_bytes = parts.iter().map(|part| part.len()).sum::<usize>();
+        let (room, free) = std::mem::take(&mut self.free).split_at_mut_checked(len_bytes + 1)?;
+        self.free = free;
+        let mut at = 0;
+        for part in parts {
+            room[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        room[at] = 0;
+        Some(room.as_ptr().cast())
+    }
+
+    fn list_without(&mut self, list: &[u8], library: &[u8]) -> Option<*const c_char> {
+        let start = std::mem::take(&mut self.free);
+        let mut len_bytes = 0;
+        let mut put = |bytes: &[u8]| {
+            start.get_mut(len_bytes..len_bytes + bytes.len())?.copy_from_slice(bytes);
+            len_bytes += bytes.len();
+            Some(())
+        };
+        put(PRELOAD)?;
+        put(b"=")?;
+        for item in list
+            .split(|&byte| is_separator(byte))
+            .filter(|item| !item.is_empty() && *item != library)
+        {
+            put(item)?;
+            put(b":")?;
+        }
+        put(b"\0")?;
+        let (room, free) = start.split_at_mut_checked(len_bytes)?;
+        self.free = free;
+        Some(room.as_ptr().cast())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+
+    use super::*;
+
+    const LIBRARY: &[u8] = b"/usr/lib/libtidegate_preload.so";
+    const VARIABLES: &[&CStr] = &[c"TIDEGATE_POOL=/p", c"TIDEGATE_CONTROL=/dev/shm/c"];
+
+    /// The environment a program would get; `None` where it is the one passed in.
+    fn changed(additions: Additions<'_>, theirs: &[&str]) -> Option<Vec<String>> {
+        let theirs: Vec<CString> =
+            theirs.iter().map(|&entry| CString::new(entry).unwrap()).collect();
+        let theirs: Vec<*const c_char> = theirs.iter().map(|entry| entry.as_ptr()).collect();
+        let mut memory =
+            vec![usize::MAX; additions.needed_bytes(&theirs)?.div_ceil(size_of::<usize>())];
+        let built = additions.build(&theirs, &mut memory).expect("it asked for enough");
+        let (end, entries) = built.split_last().unwrap();
+        assert!(end.is_null());
+        Some(
+            entries
+                .iter()
+                .map(|&entry| String::from_utf8(bytes_of(entry).to_vec()).unwrap())
+                .collect(),
+        )
+    }
+
+    fn additions() -> Additions<'static> {
+        Additions { library: LIBRARY, preload: true, variables: VARIABLES, sync_fds: b"" }
+    }
+
+    const COMPLETE: [&str; 4] = [
+        "A=1",
+        "LD_PRELOAD=/usr/lib/libtidegate_preload.so",
+        "TIDEGATE_POOL=/p",
+        "TIDEGATE_CONTROL=/dev/shm/c",
+    ];
+
+    #[test]
+    fn a_complete_environment_stays() {
+        assert_eq!(changed(additions(), &COMPLETE), None);
+        let others = [
+            "LD_PRELOAD=liba.so /usr/lib/libtidegate_preload.so:libb.so",
+            COMPLETE[2],
+            COMPLETE[3],
+        ];
+        assert_eq!(changed(additions(), &others), None);
+    }
+
+    #[test]
+    fn an_empty_environment_gets_everything() {
+        let built = changed(additions(), &[]).unwrap();
+        assert_eq!(built, ["TIDEGATE_POOL=/p", "TIDEGATE_CONTROL=/dev/shm/c", COMPLETE[1]]);
+    }
+
+    #[test]
+    fn libraries_and_values_of_the_program_stay() {
+        let built =
+            changed(additions(), &["LD_PRELOAD=libasan.so", "TIDEGATE_POOL=/other", "B"]).unwrap();
+        let preload = "LD_PRELOAD=libasan.so:/usr/lib/libtidegate_preload.so";
+        assert_eq!(built, ["TIDEGATE_POOL=/other", "B", "TIDEGATE_CONTROL=/dev/shm/c", preload]);
+        assert_eq!(changed(additions(), &["LD_PRELOAD="]).unwrap().last().unwrap(), COMPLETE[1]);
+    }
+
+    #[test]
+    fn a_library_that_cannot_be_loaded_is_taken_out() {
+        let foreign = Additions { preload: false, ..additions() };
+        let built = changed(
+            foreign,
+            &["LD_PRELOAD=a.so:/usr/lib/libtidegate_preload.so b.so", COMPLETE[2]],
+        )
+        .unwrap();
+        assert_eq!(built, [COMPLETE[2], COMPLETE[3], "LD_PRELOAD=a.so:b.so:"]);
+        let built = changed(foreign, &COMPLETE).unwrap();
+        assert_eq!(built, ["A=1", COMPLETE[2], COMPLETE[3], "LD_PRELOAD="]);
+        assert_eq!(changed(foreign, &["LD_PRELOAD=a.so", COMPLETE[2], COMPLETE[3]]), None);
+    }
+
+    #[test]
+    fn descriptors_replace_those_of_the_last_program() {
+        let some = Additions { sync_fds: b"3,7", ..additions() };
+        let mut theirs = COMPLETE.to_vec();
+        let built = changed(some, &theirs).unwrap();
+        assert!(built.contains(&"TIDEGATE_SYNC_FDS=3,7".to_owned()));
+        theirs.push("TIDEGATE_SYNC_FDS=9");
+        let built = changed(some, &theirs).unwrap();
+        assert!(
+            built.contains(&"TIDEGATE_SYNC_FDS=3,7".to_owned()) && built.len() == 5,
+            "{built:?}"
+        );
+        assert!(
+            !changed(additions(), &theirs)
+                .unwrap()
+                .iter()
+                .any(|entry| entry.starts_with("TIDEGATE_SYNC"))
+        );
+        theirs.pop();
+        theirs.push("TIDEGATE_SYNC_FDS=3,7");
+        assert_eq!(changed(some, &theirs), None);
+    }
+
+    #[test]
+    fn too_little_memory_is_noticed() {
+        let theirs: Vec<*const c_char> = vec![c"LD_PRELOAD=x:y".as_ptr(), c"A=1".as_ptr()];
+        for preload in [true, false] {
+            let additions = Additions { preload, sync_fds: b"12", ..additions() };
+            let needed_bytes = additions.needed_bytes(&theirs).unwrap();
+            for words in 0..needed_bytes / size_of::<usize>() {
+                let _ = additions.build(&theirs, &mut vec![0; words]);
+            }
+            let mut enough = vec![0; needed_bytes.div_ceil(size_of::<usize>())];
+            assert!(additions.build(&theirs, &mut enough).is_some());
+        }
+    }
+}

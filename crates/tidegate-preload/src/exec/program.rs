@@ -1,0 +1,160 @@
+//! The program that a name stands for: whether it will have the library, or what else has to be seen to.
+#![allow(unsafe_code)] // system calls
+
+use std::ffi::{CStr, c_char, c_int, c_long};
+
+use super::image::{self, HEAD_BYTES, Image};
+use crate::path::{LINK_BYTES, Opened, PathBuffer, proc_link};
+use crate::raw::{self, words};
+
+/// How a program will run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// With the library.
+    Preloaded,
+    /// Without it: what the program does is seen by the kernel only.
+    Alone,
+    /// Without it, and naming it in the environment would keep the program from starting, or make it complain.
+    AloneUnnamed,
+    /// Not at all: there is no such program.
+    Missing,
+}
+
+/// Interpreters of interpreters that the kernel follows.
+const SCRIPTS_MOST: usize = 5;
+
+/// Judges what `execveat` would start.
+pub(super) fn judge(directory: c_int, path: &CStr, flags: c_int) -> Verdict {
+    const READ: c_int = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let mut link = [0; LINK_BYTES];
+    let opened = if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
+        Opened::open(libc::AT_FDCWD, proc_link(directory, &mut link), READ)
+    } else {
+        Opened::open(directory, path, READ)
+    };
+    let mut opened = match opened {
+        Ok(opened) => opened,
+        Err(error) => return unopened(error),
+    };
+    let mut interpreter = PathBuffer::new();
+    for _ in 0..SCRIPTS_MOST {
+        match judge_opened(&opened, &mut interpreter) {
+            Ok(verdict) => return verdict,
+            Err(Interpreted) => match Opened::open(libc::AT_FDCWD, interpreter.as_c_str(), READ) {
+                Ok(next) => opened = next,
+                Err(error) => return unopened(error),
+            },
+        }
+    }
+    Verdict::Alone
+}
+
+fn unopened(error: raw::Errno) -> Verdict {
+    // A program may be executable and not readable.
+    if error == libc::EACCES { Verdict::Alone } else { Verdict::Missing }
+}
+
+/// The file is a script.
+struct Interpreted;
+
+fn judge_opened(opened: &Opened, interpreter: &mut PathBuffer) -> Result<Verdict, Interpreted> {
+    let Ok(stat) = raw::fstat(opened.number()) else { return Ok(Verdict::Missing) };
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return Ok(Verdict::Missing);
+    }
+    let mut head = [0; HEAD_BYTES];
+    let head_bytes = read_at(opened, 0, &mut head);
+    let head = &head[..head_bytes.min(HEAD_BYTES)];
+    match image::classify(head, |at, out| read_at(opened, at, out)) {
+        // The kernel takes an interpreter's rights, not a script's.
+        Image::Script(at) => {
+            interpreter.clear();
+            let path = head.get(at).unwrap_or_default();
+            interpreter.push(path).map_or(Ok(Verdict::Missing), |()| Err(Interpreted))
+        }
+        Image::Preloadable if gains_rights(opened, &stat) => Ok(Verdict::Alone),
+        Image::Preloadable => Ok(Verdict::Preloaded),
+        Image::Unlinked | Image::Text => Ok(Verdict::Alone),
+        Image::Foreign => Ok(Verdict::AloneUnnamed),
+    }
+}
+
+fn read_at(opened: &Opened, at: u64, out: &mut [u8]) -> usize {
+    let arguments = words![opened.number(), out.as_mut_ptr(), out.len(), at];
+    // SAFETY: room for the answer.
+    raw::checked(unsafe { raw::call(libc::SYS_pread64, arguments) }).unwrap_or(0)
+}
+
+/// Whether the linker will ignore `LD_PRELOAD` since the program has rights that its caller has not.
+fn gains_rights(opened: &Opened, stat: &libc::stat) -> bool {
+    let (uid, gid) = (number(libc::SYS_getuid), number(libc::SYS_getgid));
+    let set_uid = stat.st_mode & libc::S_ISUID != 0 && u64::from(stat.st_uid) != uid;
+    let set_gid = stat.st_mode & libc::S_ISGID != 0 && u64::from(stat.st_gid) != gid;
+    let differs = uid != number(libc::SYS_geteuid) || gid != number(libc::SYS_getegid);
+    set_uid || set_gid || differs || (uid != 0 && has_capabilities(opened))
+}
+
+fn number(call: c_long) -> u64 {
+    // SAFETY: these take nothing.
+    raw::checked(unsafe { raw::call(call, words![]) }).map_or(u64::MAX, |number| number as u64)
+}
+
+fn has_capabilities(opened: &Opened) -> bool {
+    let name: *const c_char = c"security.capability".as_ptr();
+    let arguments = words![opened.number(), name, std::ptr::null::<u8>(), 0_usize];
+    // SAFETY: a terminated name, and no room for the value: its size is the answer.
+    raw::checked(unsafe { raw::call(libc::SYS_fgetxattr, arguments) }).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::fs;
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::Path;
+
+    use super::*;
+
+    fn judge_path(path: &Path) -> Verdict {
+        let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+        judge(libc::AT_FDCWD, &path, 0)
+    }
+
+    #[test]
+    fn programs_of_this_machine_are_preloaded() {
+        assert_eq!(judge_path(&std::env::current_exe().unwrap()), Verdict::Preloaded);
+        assert_eq!(judge(libc::AT_FDCWD, c"/bin/sh", 0), Verdict::Preloaded);
+    }
+
+    #[test]
+    fn scripts_run_as_their_interpreter_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let inner = write("inner", "#!/bin/sh\n");
+        let outer = write("outer", &format!("#!{} x\n", inner.display()));
+        assert_eq!(judge_path(&outer), Verdict::Preloaded);
+        let endless = directory.path().join("endless");
+        fs::write(&endless, format!("#!{}\n", endless.display())).unwrap();
+        assert_eq!(judge_path(&endless), Verdict::Alone);
+        assert_eq!(judge_path(&write("lost", "#!/no/such/program\n")), Verdict::Missing);
+        assert_eq!(judge_path(&write("plain", "echo\n")), Verdict::Alone);
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_missing() {
+        assert_eq!(judge_path(Path::new("/no/such/program")), Verdict::Missing);
+        assert_eq!(judge_path(Path::new("/tmp")), Verdict::Missing);
+        assert_eq!(judge_path(Path::new("/dev/null")), Verdict::Missing);
+    }
+
+    #[test]
+    fn open_programs_are_judged_too() {
+        let file = fs::File::open("/bin/sh").unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        assert_eq!(judge(fd, c"", libc::AT_EMPTY_PATH), Verdict::Preloaded);
+    }
+}

@@ -1,0 +1,200 @@
+//! Which file a descriptor is, and whether that file is for the log.
+//!
+//! Invariants:
+//! 1. A file is for the log if it is regular, on a file system that outlives a power cut and that no other machine changes, has a
+//!    handle to be found by again, and the user's globs admit it. The answer is noted with the descriptor.
+//! 2. A file that is not for the log keeps the kernel's durability: no sync of it is skipped.
+//!
+//! Entry points: [`of`]; [`key_of`] for files that are not open in the program; [`path_of`].
+#![allow(unsafe_code)] // a system call that no crate has
+
+use std::ffi::{CStr, c_int};
+
+use tidegate::log::{self, FileKey, Log};
+
+use crate::descriptors::{self, Kind, Known};
+use crate::logged::Open;
+use crate::path::{self, PathBuffer};
+use crate::raw::{self, Errno};
+use crate::{absorb, process, unseen};
+
+/// What `fd` is: as noted, or found out now.
+#[inline]
+pub(crate) fn of(fd: c_int) -> Known {
+    let known = descriptors::get(fd);
+    if known.kind == Kind::Unknown { find_out(fd, 0) } else { known }
+}
+
+/// Asks the kernel what `fd` is, and notes it with `flags` in addition.
+#[cold]
+pub(crate) fn find_out(fd: c_int, flags: u32) -> Known {
+    let Some(log) = process::log() else { return Known::IGNORED };
+    // A descriptor that cannot be examined is not noted: the next call will fail as this one.
+    let Ok(known) = examine(log, fd) else { return Known::IGNORED };
+    let known = absorb::noted(fd, known.with(flags));
+    let Some(file) = known.file() else { return known };
+    let direct = known.has(descriptors::DIRECT) && !known.has(descriptors::READ_ONLY);
+    if unseen::is_to_be_marked(fd, known) || direct {
+        return Open { log, fd, known, file }.hide();
+    }
+    known
+}
+
+fn examine(log: &Log, fd: c_int) -> Result<Known, Errno> {
+    let stat = raw::fstat(fd)?;
+    let kind = stat.st_mode & libc::S_IFMT;
+    if !matches!(kind, libc::S_IFREG | libc::S_IFDIR) {
+        return Ok(Known::IGNORED);
+    }
+    let status = raw::status_flags(fd)?;
+    if status & libc::O_PATH != 0 || !is_for_log(&raw::fstatfs(fd)?) {
+        return Ok(Known::IGNORED);
+    }
+    if kind == libc::S_IFDIR {
+        return Ok(Known::of_kind(Kind::Directory));
+    }
+    let Ok(key) = key_of(fd, &stat) else { return Ok(Known::IGNORED) };
+    let mut path = PathBuffer::new();
+    let admitted =
+        path::of_descriptor(fd, &mut path).is_ok() && process::filter().admits(path.as_bytes());
+    // What is not admitted here may be in the log through another command: then it must be seen to.
+    let file = if admitted { log.entry_for(&key).ok() } else { log.find(&key).ok().flatten() };
+    let Some(file) = file else { return Ok(Known::IGNORED) };
+    let excluded = if admitted { 0 } else { descriptors::DIRECT };
+    let known = Known::of_file(file, flags_of(status) | excluded);
+    if stat.st_nlink == 0 {
+        log.lock(file).iter().for_each(tidegate::log::FileGuard::mark_nameless);
+    }
+    Ok(known)
+}
+
+fn flags_of(status: c_int) -> u32 {
+    let mut flags = 0;
+    if status & libc::O_ACCMODE == libc::O_RDONLY {
+        flags |= descriptors::READ_ONLY;
+    }
+    if status & libc::O_ACCMODE == libc::O_WRONLY {
+        flags |= descriptors::WRITE_ONLY;
+    }
+    if status & libc::O_APPEND != 0 {
+        flags |= descriptors::APPEND;
+    }
+    if status & libc::O_DIRECT != 0 {
+        flags |= descriptors::DIRECT;
+    }
+    flags
+}
+
+/// Bytes of the largest handle.
+const HANDLE_BYTES: u8 = 128;
+
+/// `struct file_handle`.
+#[repr(C)]
+struct Handle {
+    len_bytes: u32,
+    kind: i32,
+    bytes: [u8; HANDLE_BYTES as usize],
+}
+
+/// What tells the open file from all others of all times.
+pub(crate) fn key_of(fd: c_int, stat: &libc::stat) -> Result<FileKey, Errno> {
+    key_by(fd, c"", libc::AT_EMPTY_PATH, stat, &raw::fstatfs(fd)?)
+}
+
+/// The same for a path, without a descriptor of the file; `flags` as for `fstatat`.
+pub(crate) fn key_at(
+    directory: c_int,
+    path: &CStr,
+    flags: c_int,
+    stat: &libc::stat,
+) -> Result<FileKey, Errno> {
+    let follows = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    let file_system = match directory {
+        libc::AT_FDCWD => raw::statfs(path)?,
+        // A file that is mounted by itself has another one, and is not found in the log.
+        directory => raw::fstatfs(directory)?,
+    };
+    let flags = if follows { libc::AT_SYMLINK_FOLLOW } else { 0 };
+    key_by(directory, path, flags, stat, &file_system)
+}
+
+/// `flags` as for `name_to_handle_at`.
+fn key_by(
+    directory: c_int,
+    path: &CStr,
+    flags: c_int,
+    stat: &libc::stat,
+    file_system: &libc::statfs,
+) -> Result<FileKey, Errno> {
+    let mut handle =
+        Handle { len_bytes: u32::from(HANDLE_BYTES), kind: 0, bytes: [0; HANDLE_BYTES as usize] };
+    let mut mount = 0_i32;
+    let (at, mount) = (&raw mut handle, &raw mut mount);
+    let arguments = raw::words![directory, path.as_ptr(), at, mount, flags];
+    // SAFETY: a terminated path, and room for a handle of the size that is given and for a number.
+    raw::checked(unsafe { raw::call(libc::SYS_name_to_handle_at, arguments) })?;
+    let len = usize::try_from(handle.len_bytes).unwrap_or(0).min(handle.bytes.len());
+    let file_system = file_system_id(file_system);
+    let identity = log::identity(file_system, handle.kind, &handle.bytes[..len]);
+    Ok(FileKey { device: stat.st_dev, inode: stat.st_ino, identity })
+}
+
+/// `f_fsid` as a number, its first half in the lower bits.
+fn file_system_id(stat: &libc::statfs) -> u64 {
+    // SAFETY: eight bytes that any bits are valid for; the C library hides their fields.
+    unsafe { std::mem::transmute_copy(&stat.f_fsid) }
+}
+
+/// The path by which the kernel knows the open file, if it still leads there.
+pub(crate) fn path_of(fd: c_int, stat: &libc::stat, path: &mut PathBuffer) -> Result<(), Errno> {
+    path::of_descriptor(fd, path)?;
+    let found = raw::fstatat(libc::AT_FDCWD, path.as_c_str(), libc::AT_SYMLINK_NOFOLLOW)?;
+    let same = (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino);
+    if same { Ok(()) } else { Err(libc::ENOENT) }
+}
+
+/// One more than the highest descriptor that this process can have.
+pub(crate) fn open_descriptors_max() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20)
+}
+
+/// File systems whose files are in memory or made up.
+const VOLATILE: [i64; 14] = [
+    0x0102_1994, // tmpfs
+    0x8584_58f6, // ramfs
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x1cd1,      // devpts
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x0027_e0eb, // cgroup
+    0x6367_7270, // cgroup2
+    0x9584_58f6, // hugetlbfs
+    0x1980_0202, // mqueue
+    0x7363_6673, // securityfs
+    0xcafe_4a11, // bpf
+    0x6265_6570, // configfs
+];
+
+/// File systems that other machines change, so that this one's page cache is not the truth.
+const REMOTE: [i64; 8] = [
+    0x6969,      // NFS
+    0x517b,      // SMB
+    0xff53_4d42, // CIFS
+    0xfe53_4d42, // SMB2
+    0x0102_1997, // 9P
+    0x00c3_6400, // Ceph
+    0x5346_414f, // AFS
+    0x7461_636f, // OCFS2
+];
+
+const TMPFS: i64 = VOLATILE[0];
+
+/// Files of this file system outlive a power cut, and no other machine changes them.
+pub(crate) fn is_for_log(stat: &libc::statfs) -> bool {
+    let kind = stat.f_type & 0xffff_ffff;
+    match kind {
+        TMPFS => process::includes_tmpfs(),
+        _ => !VOLATILE.contains(&kind) && !REMOTE.contains(&kind),
+    }
+}

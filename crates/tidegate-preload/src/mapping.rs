@@ -1,0 +1,237 @@
+//! Hooks: files that are mapped.
+//!
+//! Invariants:
+//! 1. A file that may be changed through a mapping is unlogged before the mapping is there, for as long as the process lives.
+//! 2. Mappings that may become writable later are noted in [`NOTED`]; where there is no place left, the file is unlogged at
+//!    once.
+#![allow(unsafe_code)] // C's calling convention and pointers
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use libc::{off_t, size_t};
+use tidegate::log::FileRef;
+
+use crate::logged::Open;
+use crate::raw::{self, words};
+use crate::{absorb, process, unseen};
+
+/// A shared mapping, not writable, of a file that is open for writing.
+struct Noted {
+    /// 0: free.
+    start: AtomicUsize,
+    end: AtomicUsize,
+    file: AtomicU64,
+}
+
+static NOTED: [Noted; 128] = [const {
+    Noted { start: AtomicUsize::new(0), end: AtomicUsize::new(0), file: AtomicU64::new(0) }
+}; 128];
+/// How many places are in use.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Being filled.
+const BUSY: usize = usize::MAX;
+
+impl Noted {
+    fn range(&self) -> Option<(usize, usize)> {
+        let start = self.start.load(Ordering::Acquire);
+        let end = self.end.load(Ordering::Acquire);
+        (start != 0 && start != BUSY).then_some((start, end))
+    }
+
+    fn place(&self, start: usize, end: usize) {
+        self.end.store(end, Ordering::Release);
+        self.start.store(start, Ordering::Release);
+    }
+}
+
+/// Notes a mapping; false where there is no place left.
+fn note(start: usize, len: usize, file: FileRef) -> bool {
+    let taken = NOTED.iter().find(|noted| {
+        noted.start.compare_exchange(0, BUSY, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    });
+    if let Some(noted) = taken {
+        noted.file.store(file.to_word(), Ordering::Relaxed);
+        noted.place(start, start + len);
+        COUNT.fetch_add(1, Ordering::AcqRel);
+    }
+    taken.is_some()
+}
+
+/// Calls `visit` for each noted mapping that has a byte of the `len` at `start`.
+fn overlapping(start: usize, len: usize, mut visit: impl FnMut(&Noted, (usize, usize))) {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    for noted in &NOTED {
+        if let Some(range) = noted.range()
+            && range.0 < start.saturating_add(len)
+            && start < range.1
+        {
+            visit(noted, range);
+        }
+    }
+}
+
+fn unmapped(start: usize, len: usize) {
+    overlapping(start, len, |noted, range| {
+        // A part that stays is noted on: too much does no harm.
+        if start <= range.0 && range.1 <= start.saturating_add(len) {
+            noted.start.store(0, Ordering::Release);
+            COUNT.fetch_sub(1, Ordering::AcqRel);
+        }
+    });
+}
+
+const SHARED: c_int = libc::MAP_SHARED;
+
+/// The open file that a mapping can change, now or later.
+fn shared(flags: c_int, fd: c_int) -> Option<Open> {
+    // MAP_SHARED_VALIDATE has the bit of MAP_SHARED, too.
+    if flags & SHARED == 0 || flags & libc::MAP_ANONYMOUS != 0 { None } else { Open::writable(fd) }
+}
+
+/// # Safety
+/// As for `mmap`.
+unsafe fn map(
+    at: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    (flags, fd, offset): (c_int, c_int, off_t),
+) -> *mut c_void {
+    if flags & libc::MAP_ANONYMOUS == 0 {
+        absorb::never(fd);
+    }
+    let open = shared(flags, fd);
+    if let Some(open) = open.filter(|_| protection & libc::PROT_WRITE != 0) {
+        unseen::keep(&open);
+    }
+    let arguments = words![at, len, protection, flags, fd, offset];
+    // SAFETY: as promised.
+    let mapped = raw::returned(unsafe { raw::call(libc::SYS_mmap, arguments) });
+    if let Ok(start) = usize::try_from(mapped) {
+        // What was there before is gone, if the address was fixed.
+        unmapped(start, len);
+        if let Some(open) = open.filter(|_| protection & libc::PROT_WRITE == 0)
+            && !note(start, len, open.file)
+        {
+            unseen::keep(&open);
+        }
+    }
+    ptr::with_exposed_provenance_mut(mapped.cast_unsigned())
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mmap(
+    at: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: as promised to this function.
+    unsafe { map(at, len, protection, (flags, fd, offset)) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mmap64(
+    at: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: as promised to this function: a file offset has 64 bits here.
+    unsafe { map(at, len, protection, (flags, fd, offset)) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn munmap(at: *mut c_void, len: size_t) -> c_int {
+    // Before: another thread may be given these addresses at once.
+    unmapped(at.addr(), len);
+    // SAFETY: as promised to this function.
+    raw::returned_int(unsafe { raw::call(libc::SYS_munmap, words![at, len]) })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mremap(
+    at: *mut c_void,
+    len: size_t,
+    new_len: size_t,
+    flags: c_int,
+    new_at: *mut c_void,
+) -> *mut c_void {
+    let arguments = words![at, len, new_len, flags, new_at];
+    // SAFETY: as promised to this function; an address that is not given is not looked at.
+    let mapped = raw::returned(unsafe { raw::call(libc::SYS_mremap, arguments) });
+    if let Ok(start) = usize::try_from(mapped) {
+        overlapping(at.addr(), len.max(1), |noted, _| noted.place(start, start + new_len));
+    }
+    ptr::with_exposed_provenance_mut(mapped.cast_unsigned())
+}
+
+/// What lies there becomes writable.
+fn becomes_writable(start: usize, len: usize) {
+    let Some(log) = process::log() else { return };
+    overlapping(start, len, |noted, _| {
+        unseen::keep_closed(log, FileRef::from_word(noted.file.load(Ordering::Relaxed)));
+        noted.start.store(0, Ordering::Release);
+        COUNT.fetch_sub(1, Ordering::AcqRel);
+    });
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mprotect(
+    at: *mut c_void,
+    len: size_t,
+    protection: c_int,
+) -> c_int {
+    if protection & libc::PROT_WRITE != 0 {
+        becomes_writable(at.addr(), len);
+    }
+    // SAFETY: as promised to this function.
+    raw::returned_int(unsafe { raw::call(libc::SYS_mprotect, words![at, len, protection]) })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pkey_mprotect(
+    at: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    key: c_int,
+) -> c_int {
+    if protection & libc::PROT_WRITE != 0 {
+        becomes_writable(at.addr(), len);
+    }
+    // Without a key it is `mprotect`, also where there are no keys.
+    let (number, key) =
+        if key == -1 { (libc::SYS_mprotect, 0) } else { (libc::SYS_pkey_mprotect, key) };
+    // SAFETY: as promised to this function.
+    let result = unsafe { raw::call(number, words![at, len, protection, key]) };
+    raw::returned_int(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_are_noted_until_all_of_them_is_gone() {
+        let seen = |start, len| {
+            let mut files = Vec::new();
+            overlapping(start, len, |noted, _| files.push(noted.file.load(Ordering::Relaxed)));
+            files
+        };
+        let file = FileRef::from_word(1 << 32 | 9);
+        assert!(note(0x10_0000, 0x4000, file));
+        assert_eq!(seen(0x10_3fff, 1), [file.to_word()]);
+        assert!(seen(0x10_4000, 0x1000).is_empty() && seen(0xf_0000, 0x1_0000).is_empty());
+        unmapped(0x10_0000, 0x1000);
+        assert_eq!(seen(0x10_1000, 1), [file.to_word()], "a part of it stays");
+        unmapped(0xf_f000, 0x1_0000);
+        assert!(seen(0x10_0000, 0x4000).is_empty());
+    }
+}

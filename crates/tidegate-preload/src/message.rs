@@ -1,0 +1,82 @@
+//! Hooks: `sendmsg` and `sendmmsg`, by which descriptors get to other processes.
+//!
+//! Invariant: an absorbed file is settled, and never absorbed again, before another process can share its description.
+#![allow(unsafe_code)] // C's calling convention and pointers
+
+use std::ffi::{c_int, c_uint};
+
+use libc::{msghdr, ssize_t};
+
+use crate::raw::{self, words};
+use crate::{absorb, next};
+
+/// Settles the files whose descriptors are sent along.
+///
+/// # Safety
+/// As for `sendmsg`.
+unsafe fn share(message: *const msghdr) {
+    // SAFETY: the program's own message.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
+    while !header.is_null() {
+        // SAFETY: inside the message, as the macros see to.
+        let control = unsafe { &*header };
+        if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: the header says that there are descriptors.
+            #[allow(clippy::cast_ptr_alignment)] // read as if it were not aligned
+            // SAFETY: the header's own descriptors, as its type says.
+            let data = unsafe { libc::CMSG_DATA(header) }.cast::<c_int>();
+            let bytes = control.cmsg_len.saturating_sub(size_of::<libc::cmsghdr>());
+            for at in 0..bytes / size_of::<c_int>() {
+                // SAFETY: so many descriptors are there.
+                let fd = unsafe { data.add(at) };
+                // SAFETY: inside the data, aligned or not.
+                absorb::never(unsafe { fd.read_unaligned() });
+            }
+        }
+        // SAFETY: the program's own message.
+        header = unsafe { libc::CMSG_NXTHDR(message, header) };
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn sendmsg(
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
+    if !message.is_null() {
+        // SAFETY: as promised to this function.
+        unsafe { share(message) };
+    }
+    match next::sendmsg.resolved() {
+        // SAFETY: the same function.
+        Some(sendmsg) => unsafe { sendmsg(fd, message, flags) },
+        // SAFETY: the program's own arguments.
+        None => raw::returned(unsafe { raw::call(libc::SYS_sendmsg, words![fd, message, flags]) }),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn sendmmsg(
+    fd: c_int,
+    messages: *mut libc::mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    for at in 0..if messages.is_null() { 0 } else { count as usize } {
+        // SAFETY: the program says that so many are there.
+        let message = unsafe { messages.add(at) };
+        // SAFETY: inside the array.
+        let header = unsafe { &raw const (*message).msg_hdr };
+        // SAFETY: as promised to this function.
+        unsafe { share(header) };
+    }
+    match next::sendmmsg.resolved() {
+        // SAFETY: the same function.
+        Some(sendmmsg) => unsafe { sendmmsg(fd, messages, count, flags) },
+        // SAFETY: the program's own arguments.
+        None => raw::returned_int(unsafe {
+            raw::call(libc::SYS_sendmmsg, words![fd, messages, count, flags])
+        }),
+    }
+}

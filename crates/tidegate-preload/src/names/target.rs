@@ -1,0 +1,160 @@
+//! A name as the program gives it, and what stands under it.
+#![allow(unsafe_code)] // system calls
+
+use std::ffi::{CStr, c_int};
+
+use tidegate::log::{Definition, FileKey, FileRef, Log};
+
+use crate::files;
+use crate::path::{self, Opened, PathBuffer};
+use crate::raw::{self, Errno, words};
+use crate::subject::{Place, Subject};
+
+/// An entry of a directory, as the arguments of a call name it.
+#[derive(Clone, Copy)]
+pub(crate) struct Name<'a> {
+    pub(crate) directory: c_int,
+    pub(crate) path: &'a CStr,
+}
+
+impl Name<'_> {
+    /// The entry's path from the root.
+    pub(super) fn absolute(&self, out: &mut PathBuffer) -> Result<(), Errno> {
+        path::absolute(self.directory, self.path, out)
+    }
+
+    /// Looks at the entry; `flags` may be `O_NOFOLLOW`, without which a symbolic link is followed.
+    pub(crate) fn look(&self, flags: c_int) -> Result<Target, Errno> {
+        Target::of(Opened::path(self.directory, self.path, flags)?)
+    }
+}
+
+/// What a name stands for. It stays the same thing while this lives, whatever happens to the name.
+pub(crate) struct Target {
+    opened: Opened,
+    stat: libc::stat,
+}
+
+impl Target {
+    pub(super) fn of(opened: Opened) -> Result<Self, Errno> {
+        let stat = raw::fstat(opened.number())?;
+        Ok(Self { opened, stat })
+    }
+
+    pub(crate) fn stat(&self) -> &libc::stat {
+        &self.stat
+    }
+
+    pub(crate) fn is_file(&self) -> bool {
+        self.stat.st_mode & libc::S_IFMT == libc::S_IFREG
+    }
+
+    pub(super) fn is_directory(&self) -> bool {
+        self.stat.st_mode & libc::S_IFMT == libc::S_IFDIR
+    }
+
+    /// The same file, by whatever name.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        (self.stat.st_dev, self.stat.st_ino) == (other.stat.st_dev, other.stat.st_ino)
+    }
+
+    /// Whether the file has no name by now.
+    fn is_nameless_now(&self) -> bool {
+        raw::fstat(self.opened.number()).is_ok_and(|stat| stat.st_nlink == 0)
+    }
+
+    /// What tells the file from all others.
+    pub(super) fn key(&self) -> Result<FileKey, Errno> {
+        files::key_of(self.opened.number(), &self.stat)
+    }
+
+    /// The name's path from the root.
+    pub(super) fn path(&self, out: &mut PathBuffer) -> Result<(), Errno> {
+        path::of_descriptor(self.opened.number(), out)
+    }
+
+    /// The file's entry in the log's table, if it has one.
+    pub(crate) fn find(&self, log: &Log) -> Option<FileRef> {
+        if self.is_file() && log.may_have(self.stat.st_dev, self.stat.st_ino) {
+            return log.find(&self.key().ok()?).ok()?;
+        }
+        None
+    }
+
+    /// Locks the file, if the log knows it.
+    pub(crate) fn known<'l>(&self, log: &'l Log) -> Option<Subject<'l>> {
+        Subject::of(log, self.opened.number(), || self.find(log))
+    }
+
+    /// Locks the file, if the log has records of it.
+    pub(super) fn live<'l>(&self, log: &'l Log) -> Option<Subject<'l>> {
+        self.known(log).filter(Subject::is_live)
+    }
+
+    /// Locks the file for a record of its names; the log will know it, if it is one to be recorded.
+    pub(super) fn recorded<'l>(&self, log: &'l Log) -> Option<Subject<'l>> {
+        if self.is_recordable() { self.entered(log) } else { self.live(log) }
+    }
+
+    /// A file whose names outlive a power cut.
+    pub(super) fn is_recordable(&self) -> bool {
+        self.is_file()
+            && raw::fstatfs(self.opened.number()).is_ok_and(|stat| files::is_for_log(&stat))
+    }
+
+    /// Before a name of the file is lost: recovery may not know the names that stay, so it must not have to bring data there.
+    pub(super) fn settle_for_further_names(&self, subject: &Subject<'_>) {
+        if self.stat.st_nlink > 1 && subject.guard.has_live_changes() {
+            subject.settle(self);
+        }
+    }
+
+    /// After a name of the file was lost.
+    pub(super) fn lost_a_name(&self, subject: &Subject<'_>) {
+        if self.is_nameless_now() {
+            subject.guard.mark_nameless();
+        } else {
+            subject.guard.forget_definition();
+        }
+    }
+
+    /// Locks the file; the log will know it.
+    pub(crate) fn entered<'l>(&self, log: &'l Log) -> Option<Subject<'l>> {
+        let key = self.key().ok()?;
+        Subject::of(log, self.opened.number(), || log.entry_for(&key).ok())
+    }
+
+    fn directory(&self) -> Result<Opened, Errno> {
+        let (mut path, mut directory) = (PathBuffer::new(), PathBuffer::new());
+        self.path(&mut path)?;
+        let (parent, _) = path::split(path.as_bytes()).ok_or(libc::EINVAL)?;
+        directory.push(parent)?;
+        Opened::open(libc::AT_FDCWD, directory.as_c_str(), libc::O_DIRECTORY)
+    }
+}
+
+impl Place for Target {
+    fn definition<'p>(
+        &self,
+        born: bool,
+        path: &'p mut PathBuffer,
+    ) -> Result<Definition<'p>, Errno> {
+        self.path(path)?;
+        let FileKey { device, inode, identity } = self.key()?;
+        let libc::stat { st_mode: mode, st_uid: uid, st_gid: gid, .. } = self.stat;
+        Ok(Definition { identity, device, inode, mode, uid, gid, born, path: path.as_bytes() })
+    }
+
+    /// All of the file system, since the file itself must not be opened: closing it again would take the program's record
+    /// locks away.
+    fn make_durable(&self) {
+        let synced = self.directory().and_then(|directory| {
+            // SAFETY: no pointers.
+            raw::checked(unsafe { raw::call(libc::SYS_syncfs, words![directory.number()]) })
+        });
+        if synced.is_err() {
+            // SAFETY: takes nothing. All file systems, then: it cannot fail.
+            unsafe { raw::call(libc::SYS_sync, words![]) };
+        }
+    }
+}

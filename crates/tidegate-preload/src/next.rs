@@ -1,0 +1,158 @@
+//! The functions that the hooks stand in front of: the next definitions in the order that the dynamic linker searches.
+//!
+//! They are asked for only where a bare system call will not do: for what is not a system call, and for calls at which
+//! a thread can be cancelled. [`resolve`] looks all of them up when the library is loaded, since looking up
+//! takes the dynamic linker's lock and may allocate.
+#![allow(unsafe_code)] // the dynamic linker's answers become functions
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{
+    FILE, gid_t, iovec, mode_t, off_t, pid_t, size_t, ssize_t, timespec, timeval, uid_t, utimbuf,
+};
+
+type Argv = *const *const c_char;
+
+/// The next definition of a symbol; `F` is its type, a function pointer.
+pub(crate) struct Next<F> {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+    kind: PhantomData<F>,
+}
+
+impl<F: Copy> Next<F> {
+    /// # Safety
+    /// `F` is a function pointer, and the type of what `name` names.
+    pub(crate) const unsafe fn new(name: &'static CStr) -> Self {
+        assert!(size_of::<F>() == size_of::<*mut c_void>());
+        Self { name, address: AtomicPtr::new(ptr::null_mut()), kind: PhantomData }
+    }
+
+    /// The function, if it was looked up before: for hooks that may run before this library is ready.
+    #[inline]
+    pub(crate) fn resolved(&self) -> Option<F> {
+        let address = self.address.load(Ordering::Relaxed);
+        // SAFETY: not null, so it is the address of a function of this type, as `new` was promised.
+        (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
+    }
+
+    /// The function; none where no library has it.
+    pub(crate) fn get(&self) -> Option<F> {
+        if self.address.load(Ordering::Relaxed).is_null() {
+            // SAFETY: a terminated name.
+            let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            self.address.store(address, Ordering::Relaxed);
+        }
+        self.resolved()
+    }
+}
+
+/// Declares next functions, and [`resolve`] over all of them.
+macro_rules! functions {
+    ($($name:ident: fn($($argument:ty),*) -> $result:ty;)*) => {
+        $(
+            #[allow(non_upper_case_globals, missing_docs)]
+            pub(crate) static $name: Next<unsafe extern "C-unwind" fn($($argument),*) -> $result> =
+                // SAFETY: the type is that of the C library's manual.
+                unsafe {
+                    Next::new(match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => c"",
+                    })
+                };
+        )*
+
+        /// Looks up every next function.
+        pub(crate) fn resolve() {
+            $( $name.get(); )*
+        }
+    };
+}
+
+functions! {
+    read: fn(c_int, *mut c_void, size_t) -> ssize_t;
+    __read_chk: fn(c_int, *mut c_void, size_t, size_t) -> ssize_t;
+    pread64: fn(c_int, *mut c_void, size_t, off_t) -> ssize_t;
+    __pread64_chk: fn(c_int, *mut c_void, size_t, off_t, size_t) -> ssize_t;
+    readv: fn(c_int, *const iovec, c_int) -> ssize_t;
+    preadv64: fn(c_int, *const iovec, c_int, off_t) -> ssize_t;
+    preadv64v2: fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t;
+    sendmsg: fn(c_int, *const libc::msghdr, c_int) -> ssize_t;
+    sendmmsg: fn(c_int, *mut libc::mmsghdr, c_uint, c_int) -> c_int;
+    flock: fn(c_int, c_int) -> c_int;
+    write: fn(c_int, *const c_void, size_t) -> ssize_t;
+    pwrite64: fn(c_int, *const c_void, size_t, off_t) -> ssize_t;
+    writev: fn(c_int, *const iovec, c_int) -> ssize_t;
+    pwritev64: fn(c_int, *const iovec, c_int, off_t) -> ssize_t;
+    pwritev64v2: fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t;
+    openat64: fn(c_int, *const c_char, c_int, c_uint) -> c_int;
+    __open_2: fn(*const c_char, c_int) -> c_int;
+    __openat_2: fn(c_int, *const c_char, c_int) -> c_int;
+    mkostemps64: fn(*mut c_char, c_int, c_int) -> c_int;
+    close: fn(c_int) -> c_int;
+    closefrom: fn(c_int) -> ();
+    fsync: fn(c_int) -> c_int;
+    fdatasync: fn(c_int) -> c_int;
+    sync_file_range: fn(c_int, off_t, off_t, c_uint) -> c_int;
+    syncfs: fn(c_int) -> c_int;
+    sync: fn() -> ();
+    fcntl64: fn(c_int, c_int, usize) -> c_int;
+    sendfile64: fn(c_int, c_int, *mut off_t, size_t) -> ssize_t;
+    copy_file_range: fn(c_int, *mut off_t, c_int, *mut off_t, size_t, c_uint) -> ssize_t;
+    splice: fn(c_int, *mut off_t, c_int, *mut off_t, size_t, c_uint) -> ssize_t;
+    ioctl: fn(c_int, c_ulong, usize) -> c_int;
+    chmod: fn(*const c_char, mode_t) -> c_int;
+    lchmod: fn(*const c_char, mode_t) -> c_int;
+    fchmod: fn(c_int, mode_t) -> c_int;
+    fchmodat: fn(c_int, *const c_char, mode_t, c_int) -> c_int;
+    chown: fn(*const c_char, uid_t, gid_t) -> c_int;
+    lchown: fn(*const c_char, uid_t, gid_t) -> c_int;
+    fchown: fn(c_int, uid_t, gid_t) -> c_int;
+    fchownat: fn(c_int, *const c_char, uid_t, gid_t, c_int) -> c_int;
+    utime: fn(*const c_char, *const utimbuf) -> c_int;
+    utimes: fn(*const c_char, *const timeval) -> c_int;
+    lutimes: fn(*const c_char, *const timeval) -> c_int;
+    futimes: fn(c_int, *const timeval) -> c_int;
+    futimesat: fn(c_int, *const c_char, *const timeval) -> c_int;
+    futimens: fn(c_int, *const timespec) -> c_int;
+    utimensat: fn(c_int, *const c_char, *const timespec, c_int) -> c_int;
+    setxattr: fn(*const c_char, *const c_char, *const c_void, size_t, c_int) -> c_int;
+    lsetxattr: fn(*const c_char, *const c_char, *const c_void, size_t, c_int) -> c_int;
+    fsetxattr: fn(c_int, *const c_char, *const c_void, size_t, c_int) -> c_int;
+    removexattr: fn(*const c_char, *const c_char) -> c_int;
+    lremovexattr: fn(*const c_char, *const c_char) -> c_int;
+    fremovexattr: fn(c_int, *const c_char) -> c_int;
+    posix_fallocate: fn(c_int, off_t, off_t) -> c_int;
+    posix_spawn: fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Argv, Argv) -> c_int;
+    posix_spawnp: fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Argv, Argv) -> c_int;
+    execvpe: fn(*const c_char, Argv, Argv) -> c_int;
+    system: fn(*const c_char) -> c_int;
+    popen: fn(*const c_char, *const c_char) -> *mut c_void;
+    fopen64: fn(*const c_char, *const c_char) -> *mut FILE;
+    freopen64: fn(*const c_char, *const c_char, *mut FILE) -> *mut FILE;
+    fdopen: fn(c_int, *const c_char) -> *mut FILE;
+    fclose: fn(*mut FILE) -> c_int;
+    fcloseall: fn() -> c_int;
+    closedir: fn(*mut c_void) -> c_int;
+    vdprintf: fn(c_int, *const c_char, *mut c_void) -> c_int;
+    __vdprintf_chk: fn(c_int, c_int, *const c_char, *mut c_void) -> c_int;
+    dprintf: fn(c_int, *const c_char) -> c_int;
+    __dprintf_chk: fn(c_int, c_int, *const c_char) -> c_int;
+    sigaction: fn(c_int, *const c_void, *mut c_void) -> c_int;
+    signal: fn(c_int, *mut c_void) -> *mut c_void;
+    bsd_signal: fn(c_int, *mut c_void) -> *mut c_void;
+    ssignal: fn(c_int, *mut c_void) -> *mut c_void;
+    sysv_signal: fn(c_int, *mut c_void) -> *mut c_void;
+    __sysv_signal: fn(c_int, *mut c_void) -> *mut c_void;
+    sigset: fn(c_int, *mut c_void) -> *mut c_void;
+    aio_write64: fn(*mut c_void) -> c_int;
+    lio_listio64: fn(c_int, *const *mut c_void, c_int, *mut c_void) -> c_int;
+    io_setup: fn(c_int, *mut c_void) -> c_int;
+    io_uring_queue_init: fn(c_uint, *mut c_void, c_uint) -> c_int;
+    io_uring_queue_init_params: fn(c_uint, *mut c_void, *mut c_void) -> c_int;
+    io_uring_queue_init_mem: fn(c_uint, *mut c_void, *mut c_void, *mut c_void, size_t) -> c_int;
+    daemon: fn(c_int, c_int) -> c_int;
+}

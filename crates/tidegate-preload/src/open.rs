@@ -1,0 +1,420 @@
+//! Hooks: opening files.
+//!
+//! Invariants:
+//! 1. A file that this process makes is known to be new: it is tried with `O_EXCL` first. Whatever that fails with, the
+//!    call is made as the program made it, so that all else is as the kernel has it.
+//! 2. A file with changes in the log is emptied through the log: `O_TRUNC` is taken away, and done after the open.
+//! 3. `O_SYNC` and `O_DSYNC` are taken away from files of the log, and from nothing else. Where such a file has to be written past
+//!    the log, each write is followed by a sync.
+#![allow(unsafe_code)] // C's calling convention and strings
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+use crate::close::{appeared, forget};
+use crate::descriptors::{self, DATA_SYNC, SYNC};
+use crate::logged::Open;
+use crate::path::{self, LINK_BYTES};
+use crate::raw::{self, Errno};
+use crate::{absorb, files, next, process};
+
+const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
+
+/// An open as the program asked for it.
+#[derive(Clone, Copy)]
+struct Request<'a> {
+    directory: c_int,
+    path: &'a CStr,
+    flags: c_int,
+    mode: c_uint,
+}
+
+impl Request<'_> {
+    /// Nothing that the log could have to do with: no file is made or emptied, no write is to be durable by itself.
+    fn is_plain(&self) -> bool {
+        const OF_INTEREST: c_int = libc::O_CREAT | libc::O_TRUNC | libc::O_SYNC | libc::O_DSYNC;
+        self.flags & OF_INTEREST == 0
+            || self.flags & libc::O_PATH != 0
+            || self.flags & libc::O_TMPFILE == libc::O_TMPFILE
+    }
+
+    fn writes(&self) -> bool {
+        self.flags & libc::O_ACCMODE != libc::O_RDONLY
+    }
+
+    /// The flags with which a file is opened that is perhaps for the log.
+    fn without_syncing(&self) -> c_int {
+        // O_SYNC has the bit of O_DSYNC, too.
+        if self.writes() { self.flags & !libc::O_SYNC } else { self.flags }
+    }
+
+    fn stripped(&self) -> u32 {
+        match self.flags & libc::O_SYNC {
+            libc::O_SYNC if self.writes() => SYNC,
+            libc::O_DSYNC if self.writes() => DATA_SYNC,
+            _ => 0,
+        }
+    }
+
+    /// Opens by the C library: the thread may be cancelled while it waits, for the other end of a pipe, say.
+    fn by_library(&self) -> c_int {
+        let Some(openat64) = next::openat64.resolved() else {
+            return returned(raw::openat(self.directory, self.path, self.flags, self.mode));
+        };
+        // SAFETY: a terminated path.
+        unsafe { openat64(self.directory, self.path.as_ptr(), self.flags, self.mode) }
+    }
+
+    /// The same, where a lease would have the kernel refuse what the program does not want to wait for.
+    fn patiently(&self) -> c_int {
+        let fd = self.by_library();
+        let refused = fd < 0 && self.flags & libc::O_NONBLOCK != 0;
+        if refused && raw::errno() == libc::EWOULDBLOCK && process::log().is_some() {
+            let waiting = Self { flags: self.flags & !libc::O_NONBLOCK, ..*self };
+            let fd = waiting.by_library();
+            if fd >= 0 {
+                let _ = raw::fcntl(fd, libc::F_SETFL, usize::try_from(self.flags).unwrap_or(0));
+            }
+            return fd;
+        }
+        fd
+    }
+
+    fn run(&self) -> c_int {
+        absorb::opening();
+        if self.is_plain() || process::log().is_none() {
+            let fd = self.patiently();
+            if fd >= 0 {
+                appeared(fd);
+                descriptors::opened(fd);
+            }
+            return fd;
+        }
+        if self.flags & libc::O_CREAT != 0 {
+            let flags = self.without_syncing() | CREATE_NEW;
+            if let Ok(fd) = raw::openat(self.directory, self.path, flags, self.mode) {
+                made(fd);
+                return self.with_syncing(fd);
+            }
+        }
+        self.existing()
+    }
+
+    /// Opens a file that was there before, most likely.
+    fn existing(&self) -> c_int {
+        let empties = self.flags & libc::O_TRUNC != 0 && self.writes();
+        let flags = self.without_syncing() & if empties { !libc::O_TRUNC } else { !0 };
+        let fd = Self { flags, ..*self }.patiently();
+        if fd < 0 {
+            return fd;
+        }
+        forget(fd);
+        descriptors::opened(fd);
+        self.note_possible_birth(fd);
+        if self.flags & libc::O_TRUNC != 0
+            && let Err(errno) = if empties { empty(fd) } else { was_emptied(fd) }
+        {
+            forget(fd);
+            let _ = raw::close(fd);
+            return raw::failed_int(errno);
+        }
+        self.with_syncing(fd)
+    }
+
+    /// Between the two opens of a file, somebody else may have removed it; or the name is a link that led nowhere.
+    fn note_possible_birth(&self, fd: c_int) {
+        if self.flags & CREATE_NEW != libc::O_CREAT {
+            return;
+        }
+        if let Some(log) = process::log()
+            && raw::fstat(fd).is_ok_and(|stat| may_be_new(&stat))
+        {
+            log.mark_names_unlogged();
+        }
+    }
+
+    /// Notes what was taken away, or gives it back where the log does not make up for it.
+    fn with_syncing(&self, fd: c_int) -> c_int {
+        let stripped = self.stripped();
+        if stripped != 0 {
+            let known = files::of(fd);
+            if known.file().is_some() || !self.reopen(fd) {
+                descriptors::set(fd, known.with(stripped));
+            }
+        }
+        fd
+    }
+
+    /// Opens the file of `fd` again, as the program wanted it, in place of `fd`.
+    fn reopen(&self, fd: c_int) -> bool {
+        if !raw::fstat(fd).is_ok_and(|stat| is_file(&stat) || is_block_device(&stat)) {
+            return true;
+        }
+        let mut link = [0; LINK_BYTES];
+        let once = CREATE_NEW | libc::O_TRUNC | libc::O_NOFOLLOW;
+        let link = path::proc_link(fd, &mut link);
+        let Ok(again) = raw::openat(libc::AT_FDCWD, link, self.flags & !once, 0) else {
+            return false;
+        };
+        let replaced = raw::dup3(again, fd, self.flags & libc::O_CLOEXEC).is_ok();
+        let _ = raw::close(again);
+        replaced
+    }
+}
+
+fn is_file(stat: &libc::stat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFREG
+}
+
+/// A file that was just made is empty, and all its times are one.
+fn may_be_new(stat: &libc::stat) -> bool {
+    let modified = (stat.st_mtime, stat.st_mtime_nsec);
+    stat.st_size == 0
+        && is_file(stat)
+        && (stat.st_atime, stat.st_atime_nsec) == modified
+        && (stat.st_ctime, stat.st_ctime_nsec) == modified
+}
+
+fn is_block_device(stat: &libc::stat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFBLK
+}
+
+fn returned(result: Result<c_int, Errno>) -> c_int {
+    result.unwrap_or_else(raw::failed_int)
+}
+
+/// This process has just made the file of `fd`.
+pub(crate) fn made(fd: c_int) {
+    forget(fd);
+    descriptors::opened(fd);
+    let Some(log) = process::log() else { return };
+    let known = files::of(fd);
+    match known.file() {
+        Some(file) => Open { log, fd, known, file }.born(),
+        None => log.mark_names_unlogged(),
+    }
+}
+
+/// Does what `O_TRUNC` does.
+fn empty(fd: c_int) -> Result<(), Errno> {
+    if let Some(open) = Open::writable(fd) {
+        // SAFETY: no pointers.
+        let kernel = || unsafe { raw::call(libc::SYS_ftruncate, raw::words![fd, 0_i64]) };
+        return raw::checked(open.empty(kernel)).map(|_| ());
+    }
+    // It has no effect on pipes and devices.
+    if raw::fstat(fd).is_ok_and(|stat| is_file(&stat)) {
+        raw::ftruncate(fd, 0).map(|_| ())
+    } else {
+        Ok(())
+    }
+}
+
+/// The kernel has emptied the file already: with `O_RDONLY`, which no standard says anything about.
+fn was_emptied(fd: c_int) -> Result<(), Errno> {
+    Open::of(fd).map_or(Ok(()), |open| raw::checked(open.unseen(|| 0)).map(|_| ()))
+}
+
+/// # Safety
+/// `path` is what the program gave to `open`.
+pub(crate) unsafe fn open_at(
+    directory: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: c_uint,
+) -> c_int {
+    if path.addr() < 4096 {
+        return raw::failed_int(libc::EFAULT);
+    }
+    // SAFETY: a terminated string, as `open` wants it.
+    let path = unsafe { CStr::from_ptr(path) };
+    Request { directory, path, flags, mode }.run()
+}
+
+/// A function that opens `path`.
+macro_rules! opens {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+            // SAFETY: as promised to this function; a mode that is not given is not looked at.
+            unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
+        }
+    )*};
+}
+opens!(open open64 __open __open64);
+
+/// A function that opens `path` in `directory`.
+macro_rules! opens_at {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(
+            directory: c_int,
+            path: *const c_char,
+            flags: c_int,
+            mode: c_uint,
+        ) -> c_int {
+            // SAFETY: as promised to this function; a mode that is not given is not looked at.
+            unsafe { open_at(directory, path, flags, mode) }
+        }
+    )*};
+}
+opens_at!(openat openat64);
+
+/// What `open` becomes where the compiler checks that a mode is given: without one, nothing may be made.
+macro_rules! opens_without_mode {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int) -> c_int {
+            match next::__open_2.get().filter(|_| needs_mode(flags)) {
+                // SAFETY: the same function, which ends the program.
+                Some(__open_2) => unsafe { __open_2(path, flags) },
+                // SAFETY: as promised to this function.
+                None => unsafe { open_at(libc::AT_FDCWD, path, flags, 0) },
+            }
+        }
+    )*};
+}
+opens_without_mode!(__open_2 __open64_2);
+
+/// The same in a directory.
+macro_rules! opens_at_without_mode {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(
+            directory: c_int,
+            path: *const c_char,
+            flags: c_int,
+        ) -> c_int {
+            match next::__openat_2.get().filter(|_| needs_mode(flags)) {
+                // SAFETY: the same function, which ends the program.
+                Some(__openat_2) => unsafe { __openat_2(directory, path, flags) },
+                // SAFETY: as promised to this function.
+                None => unsafe { open_at(directory, path, flags, 0) },
+            }
+        }
+    )*};
+}
+opens_at_without_mode!(__openat_2 __openat64_2);
+
+fn needs_mode(flags: c_int) -> bool {
+    flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE
+}
+
+/// `creat`.
+macro_rules! creates {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(path: *const c_char, mode: c_uint) -> c_int {
+            let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
+            // SAFETY: as promised to this function.
+            unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
+        }
+    )*};
+}
+creates!(creat creat64);
+
+/// # Safety
+/// As for `mkostemps`.
+unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_int) -> c_int {
+    let Some(mkostemps64) = next::mkostemps64.get() else { return raw::failed_int(libc::ENOSYS) };
+    // SAFETY: as promised to this function.
+    let fd = unsafe { mkostemps64(template, suffix_bytes, flags) };
+    if fd >= 0 {
+        made(fd);
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mkstemp(template: *mut c_char) -> c_int {
+    // SAFETY: as promised to this function.
+    unsafe { make_temporary(template, 0, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mkstemp64(template: *mut c_char) -> c_int {
+    // SAFETY: as promised to this function.
+    unsafe { make_temporary(template, 0, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mkostemp(template: *mut c_char, flags: c_int) -> c_int {
+    // SAFETY: as promised to this function.
+    unsafe { make_temporary(template, 0, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mkostemp64(template: *mut c_char, flags: c_int) -> c_int {
+    // SAFETY: as promised to this function.
+    unsafe { make_temporary(template, 0, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mkstemps(
+    template: *mut c_char,
+    suffix_bytes: c_int,
+) -> c_int {
+    // SAFETY: as promised to this function.
+    unsafe { make_temporary(template, suffix_bytes, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mkstemps64(
+    template: *mut c_char,
+    suffix_bytes: c_int,
+) -> c_int {
+    // SAFETY: as promised to this function.
+    unsafe { make_temporary(template, suffix_bytes, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mkostemps(
+    template: *mut c_char,
+    suffix_bytes: c_int,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as promised to this function.
+    unsafe { make_temporary(template, suffix_bytes, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn mkostemps64(
+    template: *mut c_char,
+    suffix_bytes: c_int,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as promised to this function.
+    unsafe { make_temporary(template, suffix_bytes, flags) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(flags: c_int) -> Request<'static> {
+        Request { directory: libc::AT_FDCWD, path: c"/x", flags, mode: 0 }
+    }
+
+    #[test]
+    fn only_what_makes_empties_or_syncs_is_looked_at() {
+        for plain in [
+            libc::O_RDONLY,
+            libc::O_RDWR | libc::O_APPEND | libc::O_CLOEXEC,
+            libc::O_PATH | libc::O_CREAT,
+            libc::O_TMPFILE | libc::O_RDWR,
+            libc::O_DIRECTORY,
+        ] {
+            assert!(request(plain).is_plain(), "{plain:#o}");
+        }
+        for other in [libc::O_CREAT, libc::O_TRUNC, libc::O_DSYNC, libc::O_SYNC] {
+            assert!(!request(other | libc::O_RDWR).is_plain(), "{other:#o}");
+        }
+    }
+
+    #[test]
+    fn syncing_is_taken_away_from_writers_only() {
+        let case = |flags| (request(flags).without_syncing(), request(flags).stripped());
+        assert_eq!(case(libc::O_RDWR | libc::O_SYNC), (libc::O_RDWR, SYNC));
+        assert_eq!(case(libc::O_WRONLY | libc::O_DSYNC), (libc::O_WRONLY, DATA_SYNC));
+        assert_eq!(case(libc::O_RDONLY | libc::O_SYNC), (libc::O_SYNC, 0));
+    }
+}

@@ -1,0 +1,270 @@
+//! System calls that nothing interposes on, and `errno`.
+//!
+//! Invariant: nothing here calls the C library but for the address of `errno`, so that no call comes back into a hook.
+//!
+//! Entry points: [`call`] for a call with the kernel's result, [`returned`] to hand that result to the program, [`errno`] and
+//! [`set_errno`]; typed calls below them.
+#![allow(unsafe_code)] // system calls, and the C library's `errno`
+
+use std::ffi::{CStr, c_int, c_long};
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+
+/// An error number of the kernel.
+pub(crate) type Errno = c_int;
+
+/// Makes the system call `number`; a result in `-4095..0` is an error number, negated.
+///
+/// # Safety
+/// As the call itself: pointers among the arguments point to what the call reads and writes.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: the kernel's calling convention; the arguments are the caller's promise.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") arguments[0], in("rsi") arguments[1], in("rdx") arguments[2],
+            in("r10") arguments[3], in("r8") arguments[4], in("r9") arguments[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack)
+        );
+    }
+    result
+}
+
+/// Makes the system call `number`; a result in `-4095..0` is an error number, negated.
+///
+/// # Safety
+/// As the call itself: pointers among the arguments point to what the call reads and writes.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: the kernel's calling convention; the arguments are the caller's promise.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") arguments[0] => result,
+            in("x1") arguments[1], in("x2") arguments[2], in("x3") arguments[3],
+            in("x4") arguments[4], in("x5") arguments[5],
+            options(nostack)
+        );
+    }
+    result
+}
+
+/// The arguments of a call as machine words; those that are not given are 0.
+macro_rules! words {
+    ($($argument:expr),* $(,)?) => {{
+        let given = [$($crate::raw::Word::word($argument)),*];
+        let mut all = [0_usize; 6];
+        all[..given.len()].copy_from_slice(&given);
+        all
+    }};
+}
+pub(crate) use words;
+
+/// What may be an argument of a system call.
+pub(crate) trait Word {
+    /// The argument as the kernel takes it: signed numbers are extended.
+    fn word(self) -> usize;
+}
+
+macro_rules! word {
+    ($($kind:ty),*) => {$(
+        impl Word for $kind {
+            #[inline]
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, trivial_numeric_casts)]
+            fn word(self) -> usize {
+                self as usize
+            }
+        }
+    )*};
+}
+word!(i32, u32, i64, u64, isize, usize);
+
+impl<T> Word for *const T {
+    #[inline]
+    fn word(self) -> usize {
+        self as usize
+    }
+}
+
+impl<T> Word for *mut T {
+    #[inline]
+    fn word(self) -> usize {
+        self as usize
+    }
+}
+
+/// The kernel's result as a `Result`.
+#[inline]
+pub(crate) fn checked(result: isize) -> Result<usize, Errno> {
+    match usize::try_from(result) {
+        Ok(value) => Ok(value),
+        Err(_) => Err(c_int::try_from(-result).unwrap_or(libc::EIO)),
+    }
+}
+
+/// Gives a result of the kernel to the program: as it is, or -1 with `errno`.
+#[inline]
+pub(crate) fn returned(result: isize) -> isize {
+    if (-4095..0).contains(&result) {
+        failed(c_int::try_from(-result).unwrap_or(libc::EIO))
+    } else {
+        result
+    }
+}
+
+/// The same for functions that return an `int`.
+#[inline]
+pub(crate) fn returned_int(result: isize) -> c_int {
+    c_int::try_from(returned(result)).unwrap_or(c_int::MAX)
+}
+
+/// As [`failed`], for functions that return an `int`.
+#[cold]
+pub(crate) fn failed_int(errno: Errno) -> c_int {
+    set_errno(errno);
+    -1
+}
+
+/// Sets `errno`, and is the -1 that goes with it.
+#[cold]
+pub(crate) fn failed(errno: Errno) -> isize {
+    set_errno(errno);
+    -1
+}
+
+/// The calling thread's `errno`.
+pub(crate) fn errno() -> Errno {
+    // SAFETY: takes nothing, gives the thread's own.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the thread's own, which lives as long as the thread.
+    unsafe { *place }
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(errno: Errno) {
+    // SAFETY: takes nothing, gives the thread's own.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the thread's own, which lives as long as the thread.
+    unsafe { *place = errno };
+}
+
+/// Makes a call that has no pointers among its arguments.
+macro_rules! plain {
+    ($(#[$doc:meta])* $name:ident = $number:ident($($argument:ident: $kind:ty),*)) => {
+        $(#[$doc])*
+        #[inline]
+        pub(crate) fn $name($($argument: $kind),*) -> Result<usize, Errno> {
+            // SAFETY: no pointer is passed; descriptors are checked by the kernel.
+            checked(unsafe { call(libc::$number, words![$($argument),*]) })
+        }
+    };
+}
+
+plain!(/** The position of a descriptor. */ lseek = SYS_lseek(fd: c_int, offset: i64, whence: c_int));
+plain!(/** Sets a file's size. */ ftruncate = SYS_ftruncate(fd: c_int, size_bytes: i64));
+plain!(/** Makes a file durable. */ fsync = SYS_fsync(fd: c_int));
+plain!(/** Makes a file's data durable. */ fdatasync = SYS_fdatasync(fd: c_int));
+plain!(/** Closes a descriptor. */ close = SYS_close(fd: c_int));
+plain!(/** Descriptor operations with a number as argument. */ fcntl = SYS_fcntl(fd: c_int, command: c_int, argument: usize));
+plain!(/** Makes `to` a copy of `from`. */ dup3 = SYS_dup3(from: c_int, to: c_int, flags: c_int));
+plain!(/** Lets others run. */ sched_yield = SYS_sched_yield());
+plain!(/** Makes everything durable. */ sync_all = SYS_sync());
+
+/// The status flags of a descriptor.
+pub(crate) fn status_flags(fd: c_int) -> Result<c_int, Errno> {
+    fcntl(fd, libc::F_GETFL, 0).map(|flags| c_int::try_from(flags).unwrap_or(0))
+}
+
+/// What the kernel says of a descriptor's file.
+pub(crate) fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: room for the answer; on both architectures the C library's structure is the kernel's.
+    checked(unsafe { call(libc::SYS_fstat, words![fd, stat.as_mut_ptr()]) })?;
+    // SAFETY: zeroed, then filled.
+    Ok(unsafe { stat.assume_init() })
+}
+
+/// What the kernel says of a path's file; `flags` as for `fstatat`.
+pub(crate) fn fstatat(dir: c_int, path: &CStr, flags: c_int) -> Result<libc::stat, Errno> {
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: a terminated path, and room for the answer.
+    checked(unsafe {
+        call(libc::SYS_newfstatat, words![dir, path.as_ptr(), stat.as_mut_ptr(), flags])
+    })?;
+    // SAFETY: zeroed, then filled.
+    Ok(unsafe { stat.assume_init() })
+}
+
+/// What the kernel says of the file system of a descriptor's file.
+pub(crate) fn fstatfs(fd: c_int) -> Result<libc::statfs, Errno> {
+    let mut stat = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: room for the answer.
+    checked(unsafe { call(libc::SYS_fstatfs, words![fd, stat.as_mut_ptr()]) })?;
+    // SAFETY: zeroed, then filled.
+    Ok(unsafe { stat.assume_init() })
+}
+
+/// What the kernel says of the file system of a path's file.
+pub(crate) fn statfs(path: &CStr) -> Result<libc::statfs, Errno> {
+    let mut stat = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: a terminated path, and room for the answer.
+    checked(unsafe { call(libc::SYS_statfs, words![path.as_ptr(), stat.as_mut_ptr()]) })?;
+    // SAFETY: zeroed, then filled.
+    Ok(unsafe { stat.assume_init() })
+}
+
+/// Opens a path.
+pub(crate) fn openat(dir: c_int, path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
+    // SAFETY: a terminated path.
+    let fd = checked(unsafe { call(libc::SYS_openat, words![dir, path.as_ptr(), flags, mode]) })?;
+    Ok(c_int::try_from(fd).unwrap_or(-1))
+}
+
+/// The text of a symbolic link, as much as `buffer` holds.
+pub(crate) fn readlink<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8], Errno> {
+    let (at, room) = (buffer.as_mut_ptr(), buffer.len());
+    // SAFETY: a terminated path, and room for the answer.
+    let len = checked(unsafe {
+        call(libc::SYS_readlinkat, words![libc::AT_FDCWD, path.as_ptr(), at, room])
+    })?;
+    Ok(&buffer[..len.min(room)])
+}
+
+/// Reads at a byte of a file.
+pub(crate) fn pread(fd: c_int, buf: &mut [u8], offset: i64) -> Result<usize, Errno> {
+    let (at, len) = (buf.as_mut_ptr(), buf.len());
+    // SAFETY: room for so many bytes.
+    checked(unsafe { call(libc::SYS_pread64, words![fd, at, len, offset]) })
+}
+
+/// Writes at a byte of a file; `flags` as for `pwritev2`.
+pub(crate) fn pwrite(
+    fd: c_int,
+    parts: &[IoSlice<'_>],
+    offset: i64,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    let (at, count) = (parts.as_ptr(), parts.len());
+    // SAFETY: the parts are what the kernel takes for its vector, and are only read.
+    checked(unsafe { call(libc::SYS_pwritev2, words![fd, at, count, offset, 0_usize, flags]) })
+}
+
+/// Lets other threads run.
+pub(crate) fn yield_now() {
+    // It cannot fail.
+    let _ = sched_yield();
+}
+
+/// Makes everything on the machine durable.
+pub(crate) fn sync() {
+    // It cannot fail.
+    let _ = sync_all();
+}

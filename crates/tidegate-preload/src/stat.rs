@@ -1,0 +1,107 @@
+//! Hooks: `stat` and its kin.
+//!
+//! Invariant: they add nothing to what the kernel says, but for the size of a file that some process of the tree absorbs.
+#![allow(unsafe_code)] // C's calling convention and pointers
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use crate::process;
+use crate::raw::{self, words};
+
+/// The size of an absorbed file, where it is larger than what the kernel says.
+#[inline]
+fn larger(device: u64, inode: u64, size: i64) -> Option<i64> {
+    let log = process::log().filter(|log| log.absorbs())?;
+    let absorbed = i64::try_from(log.absorbed_size_of(device, inode)?).ok()?;
+    (absorbed > size).then_some(absorbed)
+}
+
+/// Corrects what the kernel said, if it said something.
+///
+/// # Safety
+/// `stat` is where the kernel has put its answer, if `result` is 0.
+unsafe fn corrected(result: isize, stat: *mut libc::stat) -> c_int {
+    if result == 0 {
+        // SAFETY: the kernel has filled it.
+        let stat = unsafe { &mut *stat };
+        if let Some(size) = larger(stat.st_dev, stat.st_ino, stat.st_size) {
+            stat.st_size = size;
+        }
+    }
+    raw::returned_int(result)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn fstat64(fd: c_int, stat: *mut libc::stat) -> c_int {
+    // SAFETY: the program's own arguments.
+    let result = unsafe { raw::call(libc::SYS_fstat, words![fd, stat]) };
+    // SAFETY: filled by the kernel.
+    unsafe { corrected(result, stat) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn fstatat64(
+    dir: c_int,
+    path: *const c_char,
+    stat: *mut libc::stat,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the program's own arguments.
+    let result = unsafe { raw::call(libc::SYS_newfstatat, words![dir, path, stat, flags]) };
+    // SAFETY: filled by the kernel.
+    unsafe { corrected(result, stat) }
+}
+
+/// The functions that do the same under other names: some take the version of the structure first.
+macro_rules! alike {
+    ($($name:ident($($argument:ident: $kind:ty),*) = $same:ident($($given:expr),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
+            // SAFETY: the same function.
+            unsafe { $same($($given),*) }
+        }
+    )*};
+}
+
+const FOLLOW: c_int = 0;
+const NO_FOLLOW: c_int = libc::AT_SYMLINK_NOFOLLOW;
+const HERE: c_int = libc::AT_FDCWD;
+
+alike! {
+    fstat(fd: c_int, stat: *mut libc::stat) = fstat64(fd, stat);
+    stat(path: *const c_char, stat: *mut libc::stat) = fstatat64(HERE, path, stat, FOLLOW);
+    stat64(path: *const c_char, stat: *mut libc::stat) = fstatat64(HERE, path, stat, FOLLOW);
+    lstat(path: *const c_char, stat: *mut libc::stat) = fstatat64(HERE, path, stat, NO_FOLLOW);
+    lstat64(path: *const c_char, stat: *mut libc::stat) = fstatat64(HERE, path, stat, NO_FOLLOW);
+    fstatat(dir: c_int, path: *const c_char, stat: *mut libc::stat, flags: c_int) = fstatat64(dir, path, stat, flags);
+    __fxstat(_version: c_int, fd: c_int, stat: *mut libc::stat) = fstat64(fd, stat);
+    __fxstat64(_version: c_int, fd: c_int, stat: *mut libc::stat) = fstat64(fd, stat);
+    __xstat(_version: c_int, path: *const c_char, stat: *mut libc::stat) = fstatat64(HERE, path, stat, FOLLOW);
+    __xstat64(_version: c_int, path: *const c_char, stat: *mut libc::stat) = fstatat64(HERE, path, stat, FOLLOW);
+    __lxstat(_version: c_int, path: *const c_char, stat: *mut libc::stat) = fstatat64(HERE, path, stat, NO_FOLLOW);
+    __lxstat64(_version: c_int, path: *const c_char, stat: *mut libc::stat) = fstatat64(HERE, path, stat, NO_FOLLOW);
+    __fxstatat(_version: c_int, dir: c_int, path: *const c_char, stat: *mut libc::stat, flags: c_int) = fstatat64(dir, path, stat, flags);
+    __fxstatat64(_version: c_int, dir: c_int, path: *const c_char, stat: *mut libc::stat, flags: c_int) = fstatat64(dir, path, stat, flags);
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn statx(
+    dir: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mask: c_uint,
+    stat: *mut libc::statx,
+) -> c_int {
+    // SAFETY: the program's own arguments.
+    let result = unsafe { raw::call(libc::SYS_statx, words![dir, path, flags, mask, stat]) };
+    if result == 0 {
+        // SAFETY: the kernel has filled it.
+        let stat = unsafe { &mut *stat };
+        let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+        let size = i64::try_from(stat.stx_size).unwrap_or(i64::MAX);
+        if let Some(size) = larger(device, stat.stx_ino, size) {
+            stat.stx_size = size.unsigned_abs();
+        }
+    }
+    raw::returned_int(result)
+}

@@ -1,0 +1,321 @@
+//! Hooks: streams.
+//!
+//! Invariants:
+//! 1. What the C library writes for a stream, no hook sees. So a file is unlogged while a stream for writing is open on it, and
+//!    while it is standard output or standard error.
+//! 2. `fopen` is an open by our own hook and an `fdopen`: files are made and emptied as with `open`.
+#![allow(unsafe_code)] // C's calling convention and strings
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+
+use libc::FILE;
+
+use crate::close::{appeared, forget};
+use crate::descriptors::{READ_ONLY, STICKY};
+use crate::logged::Open;
+use crate::open::open_at;
+use crate::{absorb, descriptors, files, next, process, raw};
+
+unsafe extern "C" {
+    static stdout: *mut FILE;
+    static stderr: *mut FILE;
+    fn __fwriting(stream: *mut FILE) -> c_int;
+}
+
+/// Whether the C library has a stream for writing on this descriptor from the start.
+#[inline]
+pub(crate) fn is_standard(fd: c_int) -> bool {
+    fd == libc::STDOUT_FILENO || fd == libc::STDERR_FILENO
+}
+
+/// Looks at what the standard streams write to.
+pub(crate) fn note_standard() {
+    files::of(libc::STDOUT_FILENO);
+    files::of(libc::STDERR_FILENO);
+}
+
+/// Has the C library write what it holds back for standard output, if that goes to a file.
+pub(crate) fn flush_standard() {
+    for (fd, stream) in standard() {
+        if descriptors::get(fd).has(STICKY) {
+            // SAFETY: a stream that exists as long as the process.
+            unsafe { libc::fflush(stream) };
+        }
+    }
+}
+
+fn standard() -> [(c_int, *mut FILE); 2] {
+    // SAFETY: set before the program begins.
+    let out = unsafe { stdout };
+    // SAFETY: set before the program begins.
+    let err = unsafe { stderr };
+    [(libc::STDOUT_FILENO, out), (libc::STDERR_FILENO, err)]
+}
+
+/// The flags of `open` that `fopen` has for a mode; none for modes that are left to the C library.
+fn flags_of(mode: &[u8]) -> Option<c_int> {
+    let (first, rest) = mode.split_first()?;
+    if rest.contains(&b',') {
+        return None;
+    }
+    let access = if rest.contains(&b'+') { libc::O_RDWR } else { libc::O_WRONLY };
+    let mut flags = match first {
+        b'r' if rest.contains(&b'+') => libc::O_RDWR,
+        b'w' => access | libc::O_CREAT | libc::O_TRUNC,
+        b'a' => access | libc::O_CREAT | libc::O_APPEND,
+        _ => return None,
+    };
+    for other in rest {
+        flags |= match other {
+            b'x' => libc::O_EXCL,
+            b'e' => libc::O_CLOEXEC,
+            _ => 0,
+        };
+    }
+    Some(flags)
+}
+
+/// The file of `fd` is written by a stream from now on.
+fn hide(fd: c_int) {
+    if let Some(open) = Open::of(fd).filter(|open| !open.known.has(READ_ONLY)) {
+        open.hide();
+    }
+}
+
+/// Whether there is a log, and what `flags_of` says of the mode.
+///
+/// # Safety
+/// `mode` is what the program gave to `fopen`.
+unsafe fn wanted(mode: *const c_char) -> Option<c_int> {
+    process::log()?;
+    // SAFETY: a terminated string, as `fopen` wants it.
+    flags_of(unsafe { CStr::from_ptr(mode) }.to_bytes())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    // SAFETY: as promised to this function.
+    let flags = unsafe { wanted(mode) };
+    match (flags, next::fopen64.get(), next::fdopen.get()) {
+        (Some(flags), _, Some(fdopen)) => {
+            // SAFETY: as promised to this function.
+            let fd = unsafe { open_at(libc::AT_FDCWD, path, flags, 0o666) };
+            if fd < 0 {
+                return ptr::null_mut();
+            }
+            hide(fd);
+            // SAFETY: a descriptor that is open, and the program's mode.
+            let stream = unsafe { fdopen(fd, mode) };
+            if stream.is_null() {
+                forget(fd);
+                let _ = raw::close(fd);
+            }
+            stream
+        }
+        (_, Some(fopen64), _) => {
+            // SAFETY: the same function.
+            let stream = unsafe { fopen64(path, mode) };
+            // SAFETY: as promised to this function.
+            opened(stream, unsafe { may_write(mode) });
+            stream
+        }
+        _ => ptr::null_mut(),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    // SAFETY: the same function.
+    unsafe { fopen64(path, mode) }
+}
+
+/// The C library has opened a stream by itself.
+fn opened(stream: *mut FILE, writes: bool) {
+    if stream.is_null() || process::log().is_none() {
+        return;
+    }
+    // SAFETY: a stream that was just opened.
+    let fd = unsafe { libc::fileno(stream) };
+    if fd >= 0 {
+        appeared(fd);
+        if writes {
+            hide(fd);
+        }
+    }
+}
+
+/// Whether a stream of this mode can be written to.
+///
+/// # Safety
+/// `mode` is what the program gave to `fopen`.
+unsafe fn may_write(mode: *const c_char) -> bool {
+    // SAFETY: a terminated string, as `fopen` wants it.
+    let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
+    mode.first() != Some(&b'r') || mode.contains(&b'+')
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    let Some(fdopen) = next::fdopen.get() else { return ptr::null_mut() };
+    hide(fd);
+    // What it reads, no hook sees either.
+    absorb::never(fd);
+    // SAFETY: the same function.
+    let stream = unsafe { fdopen(fd, mode) };
+    if !stream.is_null() && descriptors::get(fd).file().is_some() {
+        note_appending(fd);
+    }
+    stream
+}
+
+/// With the mode "a" the C library makes the descriptor append.
+fn note_appending(fd: c_int) {
+    let known = descriptors::get(fd);
+    let appends = raw::status_flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0);
+    if appends && !known.has(descriptors::APPEND) {
+        descriptors::set(fd, known.with(descriptors::APPEND));
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn freopen64(
+    path: *const c_char,
+    mode: *const c_char,
+    stream: *mut FILE,
+) -> *mut FILE {
+    let Some(freopen64) = next::freopen64.get() else { return ptr::null_mut() };
+    let logs = process::log().is_some();
+    if logs {
+        // What it will empty is retired first.
+        // SAFETY: as promised to this function.
+        unsafe { hide_path(path, mode) };
+        // SAFETY: the program's own stream.
+        forget(unsafe { libc::fileno(stream) });
+    }
+    // SAFETY: the same function.
+    let reopened = unsafe { freopen64(path, mode, stream) };
+    // SAFETY: as promised to this function.
+    opened(reopened, unsafe { may_write(mode) });
+    reopened
+}
+
+/// Takes the file under a path out of the log, as far as it is in it, for what the C library is about to do to it.
+///
+/// # Safety
+/// As for `fopen`, but that `path` may be null.
+unsafe fn hide_path(path: *const c_char, mode: *const c_char) {
+    // SAFETY: as promised.
+    let flags = unsafe { wanted(mode) };
+    if path.is_null() || flags.is_none() {
+        return;
+    }
+    // SAFETY: a terminated string, which is not null.
+    let path = unsafe { CStr::from_ptr(path) };
+    let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
+    let is_file = raw::fstatat(libc::AT_FDCWD, path, 0)
+        .is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG);
+    if is_file && let Ok(fd) = raw::openat(libc::AT_FDCWD, path, flags, 0) {
+        forget(fd);
+        if let Some(open) = Open::of(fd) {
+            open.unseen(|| 0);
+        }
+        forget(fd);
+        let _ = raw::close(fd);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn freopen(
+    path: *const c_char,
+    mode: *const c_char,
+    stream: *mut FILE,
+) -> *mut FILE {
+    // SAFETY: the same function.
+    unsafe { freopen64(path, mode, stream) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
+    let Some(fclose) = next::fclose.get() else { return raw::failed_int(libc::ENOSYS) };
+    if process::log().is_some() && !stream.is_null() {
+        let errno = raw::errno();
+        // SAFETY: the program's own stream.
+        let fd = unsafe { libc::fileno(stream) };
+        // SAFETY: the program's own stream.
+        if descriptors::get(fd).has(STICKY) && unsafe { __fwriting(stream) } != 0 {
+            // What it holds back is written while the file is still marked.
+            // SAFETY: the program's own stream.
+            unsafe { libc::fflush(stream) };
+        }
+        forget(fd);
+        raw::set_errno(errno);
+    }
+    // SAFETY: the same function.
+    unsafe { fclose(stream) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn fcloseall() -> c_int {
+    let Some(fcloseall) = next::fcloseall.get() else { return raw::failed_int(libc::ENOSYS) };
+    // SAFETY: the same function. It flushes the streams, and leaves their descriptors open.
+    unsafe { fcloseall() }
+}
+
+/// Formatted output to a descriptor, by a stream that the C library makes for it.
+fn printed(fd: c_int, print: impl FnOnce() -> c_int) -> c_int {
+    let Some(open) = Open::writable(fd) else { return print() };
+    let mut result = -1;
+    open.unseen(|| {
+        result = print();
+        0
+    });
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn vdprintf(
+    fd: c_int,
+    format: *const c_char,
+    arguments: *mut c_void,
+) -> c_int {
+    let Some(vdprintf) = next::vdprintf.get() else { return raw::failed_int(libc::ENOSYS) };
+    // SAFETY: the same function.
+    printed(fd, || unsafe { vdprintf(fd, format, arguments) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __vdprintf_chk(
+    fd: c_int,
+    flag: c_int,
+    format: *const c_char,
+    arguments: *mut c_void,
+) -> c_int {
+    let Some(print) = next::__vdprintf_chk.get() else { return raw::failed_int(libc::ENOSYS) };
+    // SAFETY: the same function.
+    printed(fd, || unsafe { print(fd, flag, format, arguments) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_open_as_the_manual_says() {
+        let create = libc::O_CREAT;
+        let cases: [(&str, Option<c_int>); 9] = [
+            ("r", None),
+            ("rb", None),
+            ("r+", Some(libc::O_RDWR)),
+            ("rb+", Some(libc::O_RDWR)),
+            ("w", Some(libc::O_WRONLY | create | libc::O_TRUNC)),
+            ("w+xe", Some(libc::O_RDWR | create | libc::O_TRUNC | libc::O_EXCL | libc::O_CLOEXEC)),
+            ("a", Some(libc::O_WRONLY | create | libc::O_APPEND)),
+            ("w,ccs=UTF-8", None),
+            ("", None),
+        ];
+        for (mode, expected) in cases {
+            assert_eq!(flags_of(mode.as_bytes()), expected, "{mode:?}");
+        }
+    }
+}

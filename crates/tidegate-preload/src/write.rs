@@ -1,0 +1,306 @@
+//! Hooks: `write` and its kin.
+//!
+//! Invariants: what is no file of the log goes to the C library's function, with all it does; where that is not known yet,
+//! to the kernel. A buffer that cannot be the program's is left to the kernel to refuse.
+#![allow(unsafe_code)] // C's calling convention and pointers
+
+use std::ffi::{c_int, c_void};
+use std::io::IoSlice;
+
+use libc::{iovec, off_t, size_t, ssize_t};
+
+use crate::logged::{Open, Place, Request};
+use crate::raw::{self, words};
+use crate::{cancel, next};
+
+/// Parts of a vector that are looked at here; longer ones are written past the log.
+const PARTS: usize = 64;
+
+/// `pwritev2` flags that change nothing about what the log has to say.
+const HARMLESS: c_int = libc::RWF_HIPRI | SYNCING | libc::RWF_APPEND;
+/// `pwritev2` flags that a durable log makes needless.
+const SYNCING: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
+
+/// Memory that a program can have: not the first page, not the kernel's half.
+fn is_plausible(at: *const c_void, len: usize) -> bool {
+    const END: usize = 1 << if cfg!(target_arch = "x86_64") { 47 } else { 48 };
+    let at = at.addr();
+    (4096..END).contains(&at) && len < END - at
+}
+
+/// The program's buffer.
+///
+/// # Safety
+/// It is the program's promise, that nothing else can check.
+unsafe fn part<'a>(at: *const c_void, len: usize) -> Option<IoSlice<'a>> {
+    // SAFETY: the caller's promise. Others may write to it meanwhile, as they may while the kernel copies it.
+    is_plausible(at, len)
+        .then(|| IoSlice::new(unsafe { std::slice::from_raw_parts(at.cast(), len) }))
+}
+
+/// Runs `run` with the parts of the program's vector that have bytes; none where it cannot be looked at.
+///
+/// # Safety
+/// As for `writev`.
+unsafe fn with_parts<R>(
+    vector: *const iovec,
+    count: c_int,
+    run: impl FnOnce(&[IoSlice<'_>]) -> R,
+) -> Option<R> {
+    let count = usize::try_from(count).ok().filter(|count| *count <= PARTS)?;
+    if !is_plausible(vector.cast(), count * size_of::<iovec>()) {
+        return None;
+    }
+    // SAFETY: the program says that so many are there.
+    let vector = unsafe { std::slice::from_raw_parts(vector, count) };
+    let mut parts: [IoSlice<'_>; PARTS] = std::array::from_fn(|_| IoSlice::new(&[]));
+    let mut used = 0;
+    for given in vector.iter().filter(|given| given.iov_len > 0) {
+        // SAFETY: as for `writev`.
+        parts[used] = unsafe { part(given.iov_base, given.iov_len) }?;
+        used += 1;
+    }
+    Some(run(&parts[..used]))
+}
+
+/// A write of one buffer; none where it is not for the log.
+///
+/// # Safety
+/// As for `write`.
+#[inline]
+unsafe fn one(
+    open: &Open,
+    place: Place,
+    at: *const c_void,
+    len: usize,
+    kernel: impl Fn() -> isize,
+) -> ssize_t {
+    cancel::point();
+    // SAFETY: as for `write`.
+    let result = match unsafe { part(at, len) } {
+        Some(part) => open.write(&Request { parts: &[part], place, durable: false }, kernel),
+        None => open.unseen(kernel),
+    };
+    raw::returned(result)
+}
+
+/// A write of several buffers.
+///
+/// # Safety
+/// As for `writev`.
+unsafe fn several(
+    open: &Open,
+    (place, durable): (Place, bool),
+    vector: *const iovec,
+    count: c_int,
+    kernel: impl Fn() -> isize,
+) -> ssize_t {
+    cancel::point();
+    let write = |parts: &[IoSlice<'_>]| open.write(&Request { parts, place, durable }, &kernel);
+    // SAFETY: as for `writev`.
+    let result = unsafe { with_parts(vector, count, write) };
+    raw::returned(result.unwrap_or_else(|| open.unseen(kernel)))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn write(fd: c_int, at: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: the program's own arguments.
+    let kernel = || unsafe { raw::call(libc::SYS_write, words![fd, at, len]) };
+    match (Open::writable(fd), next::write.resolved()) {
+        // SAFETY: as promised to this function.
+        (Some(open), _) => unsafe { one(&open, Place::Current, at, len, kernel) },
+        // SAFETY: the same function.
+        (None, Some(write)) => unsafe { write(fd, at, len) },
+        (None, None) => raw::returned(kernel()),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn __write(
+    fd: c_int,
+    at: *const c_void,
+    len: size_t,
+) -> ssize_t {
+    // SAFETY: the same function.
+    unsafe { write(fd, at, len) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pwrite64(
+    fd: c_int,
+    at: *const c_void,
+    len: size_t,
+    offset: off_t,
+) -> ssize_t {
+    // SAFETY: the program's own arguments.
+    let kernel = || unsafe { raw::call(libc::SYS_pwrite64, words![fd, at, len, offset]) };
+    let open = Open::writable(fd).zip(u64::try_from(offset).ok());
+    match (open, next::pwrite64.resolved()) {
+        // SAFETY: as promised to this function.
+        (Some((open, offset)), _) => unsafe { one(&open, Place::At(offset), at, len, kernel) },
+        // SAFETY: the same function.
+        (None, Some(pwrite64)) => unsafe { pwrite64(fd, at, len, offset) },
+        (None, None) => raw::returned(kernel()),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pwrite(
+    fd: c_int,
+    at: *const c_void,
+    len: size_t,
+    offset: off_t,
+) -> ssize_t {
+    // SAFETY: the same function: a file offset has 64 bits here.
+    unsafe { pwrite64(fd, at, len, offset) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn __pwrite64(
+    fd: c_int,
+    at: *const c_void,
+    len: size_t,
+    offset: off_t,
+) -> ssize_t {
+    // SAFETY: the same function.
+    unsafe { pwrite64(fd, at, len, offset) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn writev(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+) -> ssize_t {
+    // SAFETY: the program's own arguments.
+    let kernel = || unsafe { raw::call(libc::SYS_writev, words![fd, vector, count]) };
+    let how = (Place::Current, false);
+    match (Open::writable(fd), next::writev.resolved()) {
+        // SAFETY: as promised to this function.
+        (Some(open), _) => unsafe { several(&open, how, vector, count, kernel) },
+        // SAFETY: the same function.
+        (None, Some(writev)) => unsafe { writev(fd, vector, count) },
+        (None, None) => raw::returned(kernel()),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pwritev64(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+) -> ssize_t {
+    // SAFETY: the program's own arguments. All of the offset is in the first half of the pair.
+    let kernel = || unsafe { raw::call(libc::SYS_pwritev, words![fd, vector, count, offset]) };
+    let open = Open::writable(fd).zip(u64::try_from(offset).ok());
+    match (open, next::pwritev64.resolved()) {
+        (Some((open, offset)), _) => {
+            let how = (Place::At(offset), false);
+            // SAFETY: as promised to this function.
+            unsafe { several(&open, how, vector, count, kernel) }
+        }
+        // SAFETY: the same function.
+        (None, Some(pwritev64)) => unsafe { pwritev64(fd, vector, count, offset) },
+        (None, None) => raw::returned(kernel()),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pwritev(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+) -> ssize_t {
+    // SAFETY: the same function: a file offset has 64 bits here.
+    unsafe { pwritev64(fd, vector, count, offset) }
+}
+
+/// Where `pwritev2` writes, and whether durably; none for what the log does not take.
+fn place_of(offset: off_t, flags: c_int) -> Option<(Place, bool)> {
+    if flags & !HARMLESS != 0 {
+        return None;
+    }
+    let place = match (flags & libc::RWF_APPEND != 0, offset) {
+        (true, _) => Place::End,
+        (false, -1) => Place::Current,
+        (false, offset) => Place::At(u64::try_from(offset).ok()?),
+    };
+    Some((place, flags & SYNCING != 0))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    let kernel = |flags: c_int| {
+        let arguments = words![fd, vector, count, offset, 0_usize, flags];
+        // SAFETY: the program's own arguments.
+        unsafe { raw::call(libc::SYS_pwritev2, arguments) }
+    };
+    match (Open::writable(fd), next::pwritev64v2.resolved()) {
+        (Some(open), _) => match place_of(offset, flags) {
+            // SAFETY: as promised to this function.
+            Some(how) => unsafe { several(&open, how, vector, count, || kernel(flags & !SYNCING)) },
+            None => raw::returned(open.unseen(|| kernel(flags))),
+        },
+        // SAFETY: the same function.
+        (None, Some(pwritev64v2)) => unsafe { pwritev64v2(fd, vector, count, offset, flags) },
+        (None, None) => raw::returned(kernel(flags)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pwritev2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the same function: a file offset has 64 bits here.
+    unsafe { pwritev64v2(fd, vector, count, offset, flags) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_that_no_program_has_are_left_to_the_kernel() {
+        let byte = 0_u8;
+        assert!(is_plausible((&raw const byte).cast(), 1));
+        for bad in [0_usize, 1, 4095, 1 << 62, usize::MAX] {
+            assert!(!is_plausible(std::ptr::without_provenance(bad), 1), "{bad:#x}");
+        }
+        assert!(!is_plausible((&raw const byte).cast(), usize::MAX));
+    }
+
+    #[test]
+    fn pwritev2_says_where_it_writes() {
+        assert_eq!(place_of(-1, 0), Some((Place::Current, false)));
+        assert_eq!(place_of(7, libc::RWF_DSYNC), Some((Place::At(7), true)));
+        assert_eq!(place_of(7, libc::RWF_APPEND), Some((Place::End, false)));
+        assert_eq!(place_of(7, libc::RWF_NOWAIT), None);
+        assert_eq!(place_of(-2, 0), None);
+    }
+
+    #[test]
+    fn empty_parts_are_left_out() {
+        let word = *b"word";
+        let vector = [
+            iovec { iov_base: std::ptr::null_mut(), iov_len: 0 },
+            iovec { iov_base: word.as_ptr().cast_mut().cast(), iov_len: 4 },
+        ];
+        // SAFETY: a vector of two parts.
+        let found = unsafe { with_parts(vector.as_ptr(), 2, |parts| parts[0].to_vec()) };
+        assert_eq!(found.as_deref(), Some(&word[..]));
+        // SAFETY: a count that no vector has is not followed.
+        assert_eq!(unsafe { with_parts(vector.as_ptr(), -1, |_| ()) }, None);
+    }
+}

@@ -1,0 +1,200 @@
+//! The log as a device, on a backing that a crash tears too.
+//!
+//! One region holds both: the pool at its start, the backing's blocks behind it. What the backing is told is streamed, and
+//! durable with the fence of its flush: before that a crash leaves any part of it.
+//!
+//! There is no thread: the write that fills the log above a few records cleans it, beside those of the other threads.
+
+use std::sync::Arc;
+
+use crc_fast::{CrcAlgorithm, checksum};
+use tidegate::device::memory::MemoryDevice;
+use tidegate::device::{BlockDevice, Geometry, Result as DeviceResult, WriteFlags, ZeroFlags};
+use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
+use tidegate::log::layout::RING_OFFSET;
+use tidegate::log::{LogOptions, LogPool, Scanner, create};
+use tidegate::pmem::Region;
+
+use crate::history::payload;
+use crate::model::Stamp;
+use crate::subject::Subject;
+
+const BLOCK_BYTES: u32 = 512;
+/// Header, ring of the least size, both superblocks.
+const POOL_BYTES: u64 = 8192 + RING_OFFSET + (64 << 10) + 4096;
+/// The log is cleaned from about five records on.
+const CLEAN_FROM_BYTES: u64 = 3000;
+/// Stamp of what an older pool in the same bytes was told.
+const STALE: Stamp = 0x7000_0000;
+
+/// What is wrong with the log or its backing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFault {
+    /// Nothing.
+    None,
+    /// All pools have the same salt.
+    NoSalt,
+    /// Recovery takes a record for whole whatever its payload is.
+    PayloadsIgnored,
+    /// The tail moves though the backing was not flushed.
+    NoBackingFlush,
+}
+
+/// The log as a device over a backing in the same region.
+pub struct LogSubject {
+    blocks: u64,
+    fault: LogFault,
+}
+
+impl LogSubject {
+    /// A device of `blocks` blocks of 512 bytes with `fault`.
+    pub fn new(blocks: u64, fault: LogFault) -> Self {
+        Self { blocks, fault }
+    }
+
+    fn options() -> LogDeviceOptions {
+        LogDeviceOptions {
+            no_thread: true,
+            clean_from_bytes: Some(CLEAN_FROM_BYTES),
+            ..LogDeviceOptions::default()
+        }
+    }
+
+    /// An older pool, whose records fill the ring and more.
+    fn fill_older_pool(&self, region: &Arc<Region>) -> Result<(), String> {
+        let options = LogOptions { salt: 1, ..LogOptions::default() };
+        create(region, &options).map_err(text)?;
+        let pool = LogPool::open(Arc::clone(region)).map_err(text)?;
+        let backing = Arc::new(MemoryDevice::new(BLOCK_BYTES, self.blocks).map_err(text)?);
+        let device =
+            LogDevice::open(pool, backing, Binding::unnamed(1), Self::options()).map_err(text)?;
+        for round in 0..130 {
+            let lba = round % self.blocks;
+            let data = payload(lba, STALE, BLOCK_BYTES as usize);
+            let offset = lba * u64::from(BLOCK_BYTES);
+            device.write(offset, &data, WriteFlags::default()).map_err(text)?;
+        }
+        Ok(())
+    }
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+impl Subject for LogSubject {
+    fn create(&self, region: &Region) -> Result<(), String> {
+        let scratch = Arc::new(Region::anonymous(POOL_BYTES).map_err(text)?);
+        self.fill_older_pool(&scratch)?;
+        let salt = if self.fault == LogFault::NoSalt { 1 } else { 2 };
+        create(&scratch, &LogOptions { salt, ..LogOptions::default() }).map_err(text)?;
+        let mut image = vec![0; usize::try_from(POOL_BYTES).unwrap_or(0)];
+        scratch.read(0, &mut image).map_err(text)?;
+        region.write(0, &image).map_err(text)
+    }
+
+    fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
+        let pool = LogPool::open(Arc::clone(region)).map_err(text)?;
+        if self.fault == LogFault::PayloadsIgnored {
+            make_whole(&pool)?;
+        }
+        let backing = Arc::new(Backing {
+            region: Arc::clone(region),
+            blocks: self.blocks,
+            flushes: self.fault != LogFault::NoBackingFlush,
+        });
+        let device =
+            LogDevice::open(pool, backing, Binding::unnamed(2), Self::options()).map_err(text)?;
+        Ok(Arc::new(device))
+    }
+
+    /// Every record lies where the log says that records are, and none where it says that there is room.
+    fn check(&self, region: &Region) -> Result<(), String> {
+        let copy = Arc::new(Region::anonymous(region.len_bytes()).map_err(text)?);
+        let mut image = vec![0; usize::try_from(region.len_bytes()).unwrap_or(0)];
+        region.read(0, &mut image).map_err(text)?;
+        copy.write(0, &image).map_err(text)?;
+        let pool = LogPool::open(copy).map_err(text)?;
+        let (tail, limit) = (pool.tail().map_err(text)?, pool.limit().map_err(text)?);
+        let beyond = Scanner::new(&pool, limit, tail + pool.ring_bytes()).next();
+        beyond
+            .map_or(Ok(()), |record| Err(format!("a record beyond the limit {limit}: {record:?}")))
+    }
+
+    fn region_bytes(&self) -> u64 {
+        (POOL_BYTES + self.blocks * u64::from(BLOCK_BYTES)).next_multiple_of(4096)
+    }
+
+    fn rounds_after_recovery(&self) -> u32 {
+        8
+    }
+}
+
+/// The planted bug of recovery: gives each torn record the checksums of the bytes that are there.
+fn make_whole(pool: &LogPool) -> Result<(), String> {
+    let region = pool.region();
+    let data_offset = pool.superblock().data_offset;
+    let salt = region.load_u64(data_offset + 16).map_err(text)?;
+    let (mut position, limit) = (pool.tail().map_err(text)?, pool.limit().map_err(text)?);
+    while position < limit {
+        let Some(header) = pool.read_header(position).map_err(text)? else {
+            position += 64;
+            continue;
+        };
+        let mut bytes = vec![0; usize::try_from(header.payload_bytes).unwrap_or(0)];
+        pool.read_payload(&header, 0, &mut bytes).map_err(text)?;
+        let payload_sum = checksum(CrcAlgorithm::Crc32Iscsi, &bytes);
+        let at = data_offset + RING_OFFSET + position % pool.ring_bytes();
+        let mut words = [0; 64];
+        region.read(at, &mut words).map_err(text)?;
+        words[52..56].copy_from_slice(&payload_sum.to_le_bytes()[..4]);
+        words[..8].copy_from_slice(&salt.to_le_bytes());
+        let sum = checksum(CrcAlgorithm::Crc64Nvme, &words);
+        words[..8].copy_from_slice(&sum.to_le_bytes());
+        region.write(at, &words).map_err(text)?;
+        position += header.record_bytes();
+    }
+    Ok(())
+}
+
+/// Blocks behind the pool: what is written is durable with the next flush.
+struct Backing {
+    region: Arc<Region>,
+    blocks: u64,
+    flushes: bool,
+}
+
+impl BlockDevice for Backing {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: BLOCK_BYTES,
+            blocks: self.blocks,
+            preferred_bytes: BLOCK_BYTES,
+            read_only: false,
+            atomic_block: false,
+            volatile_cache: true,
+            fast_zero: false,
+            inline: true,
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> DeviceResult<()> {
+        Ok(self.region.read(POOL_BYTES + offset, buf)?)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> DeviceResult<()> {
+        Ok(self.region.write_streaming(POOL_BYTES + offset, data)?)
+    }
+
+    fn flush(&self) -> DeviceResult<()> {
+        if self.flushes { Ok(self.region.fence()?) } else { Ok(()) }
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> DeviceResult<()> {
+        Ok(())
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> DeviceResult<()> {
+        Ok(self.region.zero_streaming(POOL_BYTES + offset, len)?)
+    }
+}

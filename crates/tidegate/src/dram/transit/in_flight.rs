@@ -1,0 +1,74 @@
+//! How many requests are under way, counted by thread, so that requests share no word.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crossbeam_utils::CachePadded;
+
+use super::super::thread_number::{self, thread_number};
+
+/// A count of requests.
+pub(super) struct InFlight {
+    by_thread: Box<[CachePadded<AtomicU32>]>,
+}
+
+/// One of those counted; dropping it ends it.
+pub(super) struct Entered<'a> {
+    count: &'a AtomicU32,
+    /// No other thread changes the count.
+    is_own: bool,
+}
+
+impl InFlight {
+    pub(super) fn new() -> Self {
+        let counts = (0..thread_number::COUNT).map(|_| CachePadded::new(AtomicU32::new(0)));
+        Self { by_thread: counts.collect() }
+    }
+
+    /// Counts a request of the calling thread. What it loads afterwards with `SeqCst` it loads after that.
+    pub(super) fn enter(&self) -> Entered<'_> {
+        let number = thread_number();
+        let count = &*self.by_thread[number];
+        count.fetch_add(1, Ordering::SeqCst);
+        Entered { count, is_own: number != thread_number::SHARED }
+    }
+
+    /// How many are counted; each thread's at a moment of its own during the call.
+    pub(super) fn count(&self) -> u32 {
+        self.by_thread.iter().map(|count| count.load(Ordering::SeqCst)).sum()
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if self.is_own {
+            // A locked instruction would wait for the stores of the request, which may miss the CPU's cache.
+            let others = self.count.load(Ordering::Relaxed) - 1;
+            self.count.store(others, Ordering::Release);
+        } else {
+            self.count.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_until_they_end_on_any_thread() {
+        let in_flight = InFlight::new();
+        let outer = in_flight.enter();
+        drop(in_flight.enter());
+        std::thread::scope(|scope| {
+            for _ in 0..100 {
+                scope.spawn(|| {
+                    let _entered = in_flight.enter();
+                    assert!(in_flight.count() >= 2);
+                });
+            }
+        });
+        assert_eq!(in_flight.count(), 1);
+        drop(outer);
+        assert_eq!(in_flight.count(), 0);
+    }
+}

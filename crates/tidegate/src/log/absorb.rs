@@ -1,0 +1,134 @@
+//! Absorbed files: which process keeps their writes from the kernel, and what only it knows of them.
+//!
+//! Invariants:
+//! 1. A file is absorbed only while nobody else can have it open: the supervisor holds a write lease on its only open
+//!    description, and one process uses that. So the kernel's stale bytes, size and place are seen by nobody but through
+//!    that process, which knows better.
+//! 2. All words here change under the file's lock. The supervisor settles a file under it too: an operation that
+//!    gets the lock finds the file absorbed, or settled in full.
+//! 3. Before a file is absorbed no more, the kernel has all its bytes, its size and its place, and the log says so
+//!    ([`Ticket::settle`](super::Ticket::settle)): older absorbed records are not brought into the file again.
+
+use super::Log;
+use super::append::FileGuard;
+use super::table::{self, FileRef, flag};
+use crate::sync::Ordering;
+
+/// Set in the place of a description that was not moved there.
+const OWED: u64 = 1 << 63;
+
+impl FileGuard<'_> {
+    /// The process that absorbs writes to the file, 0 if none does.
+    pub fn absorber(&self) -> u32 {
+        u32::try_from(self.entry().absorber().load(Ordering::SeqCst)).unwrap_or(0)
+    }
+
+    /// Writes to the file are absorbed by `process` from now on. Its size and the place of its only open description are
+    /// as the kernel says.
+    pub fn start_absorbing(&self, process: u32, size: u64, place: u64) {
+        self.entry().size().store(size, Ordering::Relaxed);
+        self.entry().place().store(place, Ordering::Relaxed);
+        self.entry().absorber().store(u64::from(process), Ordering::SeqCst);
+        self.log().control.absorbed().fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The kernel has all of the file, and the log says so.
+    pub fn stop_absorbing(&self) {
+        self.entry().flags().fetch_and(!flag::WANTED, Ordering::SeqCst);
+        if self.entry().absorber().swap(0, Ordering::SeqCst) != 0 {
+            self.log().control.absorbed().fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Size of an absorbed file in bytes.
+    pub fn size(&self) -> u64 {
+        self.entry().size().load(Ordering::Relaxed)
+    }
+
+    /// An absorbed write has made the file at least `size` bytes long.
+    pub fn grow(&self, size: u64) {
+        self.entry().size().fetch_max(size, Ordering::SeqCst);
+    }
+
+    /// Where the next read or write through the only open description of an absorbed file begins.
+    pub fn place(&self) -> u64 {
+        self.entry().place().load(Ordering::Relaxed) & !OWED
+    }
+
+    /// The file was settled by somebody who does not have its description: its absorber has to move that.
+    pub fn owe_place(&self) {
+        self.entry().place().fetch_or(OWED, Ordering::SeqCst);
+    }
+
+    /// The place that the description of a settled file was not given yet.
+    pub fn take_owed_place(&self) -> Option<u64> {
+        let place = self.entry().place().fetch_and(!OWED, Ordering::SeqCst);
+        (place & OWED != 0).then_some(place & !OWED)
+    }
+
+    /// Moves that place.
+    pub fn set_place(&self, place: u64) {
+        self.entry().place().store(place, Ordering::Relaxed);
+    }
+}
+
+impl Log {
+    /// The size of the file, if it is absorbed: the kernel's may be smaller.
+    pub fn absorbed_size(&self, file: FileRef) -> Option<u64> {
+        let entry = table::entry(&self.control, file.index);
+        let is_its = || entry.generation().load(Ordering::SeqCst) == u64::from(file.generation);
+        let absorbed = is_its() && entry.absorber().load(Ordering::SeqCst) != 0;
+        let size = entry.size().load(Ordering::SeqCst);
+        (absorbed && is_its()).then_some(size)
+    }
+
+    /// Any file is absorbed, by whatever process.
+    #[inline]
+    pub fn absorbs(&self) -> bool {
+        self.control.absorbed().load(Ordering::Relaxed) != 0
+    }
+
+    /// The size of the file with these numbers, if it is absorbed.
+    pub fn absorbed_size_of(&self, device: u64, inode: u64) -> Option<u64> {
+        let file = table::absorbed(&self.control, device, inode)?;
+        self.absorbed_size(file)
+    }
+
+    /// The process that absorbs writes to the file, 0 if none does.
+    pub fn absorber_of(&self, file: FileRef) -> u32 {
+        let entry = table::entry(&self.control, file.index);
+        let absorber = entry.absorber().load(Ordering::SeqCst);
+        let is_its = entry.generation().load(Ordering::SeqCst) == u64::from(file.generation);
+        if is_its { u32::try_from(absorber).unwrap_or(0) } else { 0 }
+    }
+
+    /// Has the supervisor settle the file, some time: for who cannot ask it.
+    pub fn want_settled(&self, file: FileRef) {
+        let entry = table::entry(&self.control, file.index);
+        if entry.generation().load(Ordering::SeqCst) == u64::from(file.generation) {
+            entry.flags().fetch_or(flag::WANTED, Ordering::SeqCst);
+            self.wake_cleaner();
+        }
+    }
+
+    /// The absorbed files for which [`want_settled`](Self::want_settled) was called.
+    pub fn wanted_settled(&self) -> Vec<FileRef> {
+        if !self.absorbs() {
+            return Vec::new();
+        }
+        let wanted = table::all(&self.control).filter(|(_, entry)| {
+            entry.flags().load(Ordering::SeqCst) & flag::WANTED != 0
+                && entry.absorber().load(Ordering::SeqCst) != 0
+        });
+        wanted.map(|(file, _)| file).collect()
+    }
+
+    /// The files that `process` absorbs writes to, or that any does.
+    pub fn absorbed_by(&self, process: Option<u32>) -> impl Iterator<Item = FileRef> {
+        table::all(&self.control).filter_map(move |(file, entry)| {
+            let absorber = entry.absorber().load(Ordering::SeqCst);
+            let is_wanted = process.is_none_or(|process| u64::from(process) == absorber);
+            (absorber != 0 && is_wanted).then_some(file)
+        })
+    }
+}

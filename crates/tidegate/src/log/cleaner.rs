@@ -1,0 +1,248 @@
+//! What the supervisor does to a log: choosing how far it may be retired, moving the tail, minding the dead.
+//!
+//! Invariants:
+//! 1. One process at a time calls the functions here, the one that holds the supervisor's lock.
+//! 2. [`Log::safe_position`] is not above any slot's bound: all records below it are finished, and the kernel has done
+//!    their operations.
+//! 3. [`Log::retire_to`] makes the new tail durable before it shows it: room is not used again before the medium says that
+//!    it is room.
+
+use std::time::Duration;
+
+use super::append::{FileGuard, Interrupted, release};
+use super::control::SLOTS;
+use super::error::{LockError, LogError};
+use super::owner::{owner, process_of};
+use super::table::{self, FileKey, FileRef, flag};
+use super::{Log, Scanner};
+use crate::pmem::Kind;
+use crate::sync::{Ordering, store_before_loads};
+
+impl Log {
+    /// How far the log may be retired, once the files that its records name are synced: see
+    /// `append` for the order.
+    pub fn safe_position(&self) -> u64 {
+        let control = &self.control;
+        let head = control.head().load(Ordering::SeqCst);
+        store_before_loads(control.goal(), head);
+        let bounds = (0..SLOTS).filter_map(|number| {
+            let slot = control.slot(number);
+            let taken = slot.owner.load(Ordering::SeqCst) != 0;
+            // Without a bound its holder has reserved nothing, and will see this goal.
+            taken.then(|| slot.bound.load(Ordering::SeqCst)).filter(|bound| *bound != 0)
+        });
+        let safe = bounds.fold(head, u64::min);
+        self.with_definitions(safe).max(control.tail().load(Ordering::Relaxed))
+    }
+
+    /// The largest position, at most `safe`, behind which no record is without a definition of its file.
+    ///
+    /// Only records below the last goal are in question: those behind it have been defined behind it. Looked at after the
+    /// slots: who gave a slot back has left its file's `last_end` before.
+    pub(super) fn with_definitions(&self, mut safe: u64) -> u64 {
+        loop {
+            let needed = table::all(&self.control).filter_map(|(_, entry)| {
+                let defined_at = entry.defined_at().load(Ordering::SeqCst);
+                let has_records_behind = entry.last_end().load(Ordering::SeqCst) > safe;
+                (has_records_behind && defined_at < safe).then_some(defined_at)
+            });
+            match needed.min() {
+                Some(lower) => safe = lower,
+                None => return safe,
+            }
+        }
+    }
+
+    /// The records from `start` to `end`, a position that [`safe_position`](Self::safe_position) returned.
+    pub fn records(&self, start: u64, end: u64) -> Scanner<'_> {
+        let lap_bytes = self.control.lap_bytes().load(Ordering::Acquire);
+        Scanner::of_finished(&self.pool, start, end).in_laps_of(lap_bytes)
+    }
+
+    /// Moves the tail: all operations of records below `position` are durable in their files.
+    ///
+    /// # Errors
+    /// [`LogError::Pmem`]; the tail is then where it was.
+    pub fn retire_to(&self, position: u64) -> Result<(), LogError> {
+        self.retire_unseen(position)?;
+        self.show_room(position);
+        Ok(())
+    }
+
+    /// The same, but writers are not shown the room yet.
+    ///
+    /// # Errors
+    /// As for [`retire_to`](Self::retire_to).
+    pub fn retire_unseen(&self, position: u64) -> Result<(), LogError> {
+        Ok(self.pool.set_tail(position)?)
+    }
+
+    /// Shows writers the room up to `position`, which was retired.
+    pub fn show_room(&self, position: u64) {
+        if self.control.tail().fetch_max(position, Ordering::SeqCst) < position {
+            self.control.announce_room();
+        }
+    }
+
+    /// Gives the next `bytes` of the ring space in the file under the pool: what is left to do, in bytes.
+    ///
+    /// # Errors
+    /// [`LogError::Pmem`]: no space left, for one.
+    pub fn allocate(&self, bytes: u64) -> Result<u64, LogError> {
+        let ring_bytes = self.pool.ring_bytes();
+        let from = self.control.allocated_bytes().load(Ordering::Relaxed);
+        let bytes = bytes.min(ring_bytes - from.min(ring_bytes));
+        if bytes > 0 {
+            let (region, at) = (self.pool.region(), self.pool.region_offset(from));
+            region.allocate(at, bytes)?;
+            if region.kind() == Kind::Tmpfs {
+                // Its pages are cleared when they are first looked at: here, where nobody waits for it.
+                for page in (at..at + bytes).step_by(4096) {
+                    region.load_u64(page)?;
+                }
+            }
+            self.control.allocated_bytes().store(from + bytes, Ordering::Release);
+            self.control.announce_room();
+        }
+        Ok(ring_bytes - from - bytes)
+    }
+
+    /// There is no more space for the ring than it has: records go on in that. The largest ones are refused, then.
+    pub fn stop_allocating(&self) {
+        self.control.lap_bytes().store(self.allocated_bytes(), Ordering::Release);
+        self.control.announce_room();
+    }
+
+    /// Sleeps until the head reaches `position`, or [`wake_cleaner`](Self::wake_cleaner) was called after
+    /// [`work`](Self::work) returned `seen`; at most `patience`. May return early.
+    pub fn wait_for_work(&self, seen: u32, position: u64, patience: Option<Duration>) {
+        self.control.wait_for_work(seen, position, patience);
+    }
+
+    /// A number that changes when the cleaner is woken.
+    pub fn work(&self) -> u32 {
+        self.control.work()
+    }
+
+    /// Wakes the cleaner.
+    pub fn wake_cleaner(&self) {
+        self.control.announce_work();
+    }
+
+    /// Wakes all who wait for room, to look at what has changed.
+    pub(super) fn announce_room(&self) {
+        self.control.announce_room();
+    }
+
+    /// A writer has found no room since this was asked last.
+    pub fn take_starving(&self) -> bool {
+        self.control.starving().swap(0, std::sync::atomic::Ordering::AcqRel) != 0
+    }
+
+    /// Wakes a cleaner that waits for the head to come to where it is now.
+    #[inline]
+    pub(super) fn alarm_cleaner(&self, head: u64) {
+        if head >= self.control.wake_at().load(Ordering::SeqCst) {
+            self.wake_cleaner();
+        }
+    }
+
+    /// The operations that threads of `process` were killed in, or of the dead holder of a file's lock: slots that it never gave
+    /// back. The process must be dead.
+    pub fn interrupted_by(&self, process: u32) -> impl Iterator<Item = Interrupted> {
+        self.taken_slots(move |slot_owner, _| process_of(slot_owner) == process)
+    }
+
+    /// The operations on a locked file that their threads were killed in.
+    pub fn interrupted_on<'a>(
+        &'a self,
+        guard: &'a FileGuard<'_>,
+    ) -> impl Iterator<Item = Interrupted> + 'a {
+        let file = u64::from(guard.file().index) + 1;
+        let own = owner();
+        self.taken_slots(move |slot_owner, slot_file| slot_file == file && slot_owner != own)
+    }
+
+    /// All operations in the middle: of the dead, where all processes are.
+    pub fn in_the_middle(&self) -> impl Iterator<Item = Interrupted> {
+        self.taken_slots(|_, _| true)
+    }
+
+    fn taken_slots(&self, wanted: impl Fn(u64, u64) -> bool) -> impl Iterator<Item = Interrupted> {
+        (0..SLOTS).filter_map(move |number| {
+            let slot = self.control.slot(number);
+            let owner = slot.owner.load(Ordering::Acquire);
+            if owner == 0 || !wanted(owner, slot.file.load(Ordering::Acquire)) {
+                return None;
+            }
+            let record = slot.record.load(Ordering::Acquire);
+            let header = (record != 0).then(|| self.pool.read_header(record).ok().flatten());
+            let whole = header.flatten().filter(|it| self.pool.is_whole(it).unwrap_or(false));
+            Some(Interrupted { slot: number, process: process_of(owner), header: whole })
+        })
+    }
+
+    /// The entry of the file on which an operation was interrupted, if it was one on a file.
+    pub fn file_of(&self, interrupted: &Interrupted) -> Option<FileRef> {
+        let number = self.control.slot(interrupted.slot).file.load(Ordering::Acquire);
+        let index = u32::try_from(number.checked_sub(1)?).ok()?;
+        let found = table::entry(&self.control, index).generation().load(Ordering::SeqCst);
+        Some(FileRef { index, generation: u32::try_from(found).ok()? })
+    }
+
+    /// The interrupted operation was done or undone: its slot is free again.
+    pub fn settle(&self, interrupted: &Interrupted) {
+        release(self.control.slot(interrupted.slot));
+    }
+
+    /// What the kernel calls the file of an entry.
+    pub fn key_of(&self, file: FileRef) -> FileKey {
+        let entry = table::entry(&self.control, file.index);
+        FileKey {
+            device: entry.device().load(Ordering::Relaxed),
+            inode: entry.inode().load(Ordering::Relaxed),
+            identity: entry.identity().load(Ordering::Relaxed),
+        }
+    }
+
+    /// The entry of the file with this id in the log.
+    pub fn file_with_id(&self, id: u64) -> Option<FileRef> {
+        table::all(&self.control)
+            .find_map(|(file, entry)| (entry.id().load(Ordering::Acquire) == id).then_some(file))
+    }
+
+    /// The id that records name the file by, 0 if it has none yet.
+    pub fn id_of(&self, file: FileRef) -> u64 {
+        table::entry(&self.control, file.index).id().load(Ordering::Acquire)
+    }
+
+    /// The file lost its last name: nothing has to be synced for it.
+    pub fn is_nameless(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        entry.flags().load(Ordering::SeqCst) & flag::NAMELESS != 0
+    }
+
+    /// Notes that a write-back of the file failed: its next sync will say so.
+    ///
+    /// # Errors
+    /// [`LockError::Stale`]: the file is gone from the table.
+    pub fn note_failure(&self, file: FileRef) -> Result<(), LockError> {
+        let entry = table::entry(&self.control, file.index);
+        if entry.generation().load(Ordering::SeqCst) != u64::from(file.generation) {
+            return Err(LockError::Stale);
+        }
+        entry.flags().fetch_or(flag::FAILED, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Ids of the files of which the kernel may have dropped what the log has, since a write-back failed that others were told
+    /// of; each is handed out once.
+    pub fn take_dropped(&self) -> Vec<u64> {
+        let dropped = table::all(&self.control).filter(|(_, entry)| {
+            let flags = entry.flags();
+            flags.load(Ordering::Relaxed) & flag::DROPPED != 0
+                && flags.fetch_and(!flag::DROPPED, Ordering::SeqCst) & flag::DROPPED != 0
+        });
+        dropped.map(|(_, entry)| entry.id().load(Ordering::Acquire)).collect()
+    }
+}

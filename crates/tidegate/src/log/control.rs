@@ -1,0 +1,268 @@
+//! The control memory: what all processes that use a log share, and lose with the machine.
+//!
+//! Invariants:
+//! 1. `tail <= goal <= head` and `tail <= limit`; all of them only grow. The tail and the limit here never run ahead of the
+//!    persistent ones.
+//! 2. A slot is taken before its holder reserves room in the log, and holds a position that is not above any that the
+//!    holder depends on, until the holder's operation has been done by the kernel too.
+//! 3. It is as trusted as its owner: numbers read from it are checked before they index anything.
+//!
+//! Map: the places of all words are constants here; `append` moves head and limit, `cleaner` goal and tail, `table` keeps
+//! the files, `stats` counts.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::error::LogError;
+use crate::pmem::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
+use crate::sync::{AtomicU64, Ordering};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL1");
+const MAGIC_AT: u64 = 0;
+const POOL_AT: u64 = 8;
+const HEAD_AT: u64 = 64;
+const TAIL_AT: u64 = 128;
+const GOAL_AT: u64 = 192;
+const LIMIT_AT: u64 = 256;
+const ALLOCATED_AT: u64 = 320;
+const LAP_AT: u64 = 328;
+const NAMES_UNLOGGED_AT: u64 = 384;
+const NAMES_SYNCED_AT: u64 = 392;
+const FOLDERS_UNLOGGED_AT: u64 = 400;
+const FOLDERS_SYNCED_AT: u64 = 408;
+/// Files that are absorbed now.
+const ABSORBED_AT: u64 = 704;
+/// The position up to which somebody waits for the log to be retired.
+const WANTED_AT: u64 = 640;
+/// Half words that processes wait on: room in the log, work for the cleaner.
+const ROOM_AT: u64 = 448;
+const WORK_AT: u64 = 512;
+/// Not zero: a writer waits for room.
+const STARVING_AT: u64 = 516;
+/// The head at which the cleaner wants to be woken.
+const WAKE_AT: u64 = 576;
+const SUPERVISOR_LOCK_AT: u64 = 1024;
+const NAMES_LOCK_AT: u64 = 1088;
+const LIMIT_LOCK_AT: u64 = 1152;
+pub(super) const TABLE_LOCK_AT: u64 = 1216;
+/// Words of the table beside its entries.
+pub(super) const TABLE_AT: u64 = 2048;
+pub(super) const STATS_AT: u64 = 64 << 10;
+const SLOTS_AT: u64 = 128 << 10;
+pub(super) const BUCKETS_AT: u64 = 256 << 10;
+pub(super) const ENTRIES_AT: u64 = 1 << 20;
+
+/// Operations that may be in the middle at once, in all processes.
+#[cfg(not(feature = "loom"))]
+pub const SLOTS: u64 = 1024;
+/// Operations that may be in the middle at once: few, for loom looks at each word of each.
+#[cfg(feature = "loom")]
+pub const SLOTS: u64 = 2;
+const SLOT_BYTES: u64 = 64;
+/// Files that may be in use at once.
+pub const FILES_MAX: u64 = 65536;
+pub(super) const ENTRY_BYTES: u64 = 256;
+
+/// Bytes of the control memory. Most of it is never touched.
+pub const CONTROL_BYTES: u64 = ENTRIES_AT + FILES_MAX * ENTRY_BYTES;
+
+const _: () = assert!(SLOTS_AT + SLOTS * SLOT_BYTES <= BUCKETS_AT);
+
+/// How long a lock is waited for before an operation goes on without the log.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The control memory of one log.
+pub struct Control {
+    memory: SharedMemory,
+}
+
+/// Where a log's volatile numbers start.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Start {
+    pub(super) pool: u64,
+    pub(super) tail: u64,
+    pub(super) head: u64,
+    pub(super) limit: u64,
+    pub(super) allocated_bytes: u64,
+    pub(super) lap_bytes: u64,
+}
+
+impl Control {
+    /// Makes control memory out of zero bytes.
+    pub(super) fn init(memory: SharedMemory, start: Start) -> Self {
+        for lock in [SUPERVISOR_LOCK_AT, NAMES_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT] {
+            memory.init_lock(lock);
+        }
+        memory.word(HEAD_AT).store(start.head, Ordering::Relaxed);
+        for word in [TAIL_AT, GOAL_AT] {
+            memory.word(word).store(start.tail, Ordering::Relaxed);
+        }
+        memory.word(LIMIT_AT).store(start.limit, Ordering::Relaxed);
+        memory.word(ALLOCATED_AT).store(start.allocated_bytes, Ordering::Relaxed);
+        memory.word(LAP_AT).store(start.lap_bytes, Ordering::Relaxed);
+        memory.word(WAKE_AT).store(u64::MAX, Ordering::Relaxed);
+        memory.word(POOL_AT).store(start.pool, Ordering::Relaxed);
+        // Last: who finds it finds all.
+        memory.word(MAGIC_AT).store(MAGIC, Ordering::Release);
+        Self { memory }
+    }
+
+    /// Joins the control memory at `path`, that of the pool whose salt is `pool`.
+    pub(super) fn open(path: &Path, pool: u64) -> Result<Self, LogError> {
+        let memory = SharedMemory::open(path)?;
+        let fits = memory.len_bytes() >= CONTROL_BYTES
+            && memory.word(MAGIC_AT).load(Ordering::Acquire) == MAGIC
+            && memory.word(POOL_AT).load(Ordering::Relaxed) == pool;
+        if fits { Ok(Self { memory }) } else { Err(LogError::ForeignControl) }
+    }
+
+    pub(super) fn memory(&self) -> &SharedMemory {
+        &self.memory
+    }
+
+    pub(super) fn head(&self) -> &AtomicU64 {
+        self.memory.word(HEAD_AT)
+    }
+
+    pub(super) fn tail(&self) -> &AtomicU64 {
+        self.memory.word(TAIL_AT)
+    }
+
+    pub(super) fn goal(&self) -> &AtomicU64 {
+        self.memory.word(GOAL_AT)
+    }
+
+    pub(super) fn limit(&self) -> &AtomicU64 {
+        self.memory.word(LIMIT_AT)
+    }
+
+    /// Bytes of the ring, from its start, that have space in the file under the pool.
+    pub(super) fn allocated_bytes(&self) -> &AtomicU64 {
+        self.memory.word(ALLOCATED_AT)
+    }
+
+    /// Bytes of the ring, from its start, that records may use: all, unless space was refused.
+    pub(super) fn lap_bytes(&self) -> &AtomicU64 {
+        self.memory.word(LAP_AT)
+    }
+
+    pub(super) fn names_unlogged(&self) -> &AtomicU64 {
+        self.memory.word(NAMES_UNLOGGED_AT)
+    }
+
+    pub(super) fn names_synced(&self) -> &AtomicU64 {
+        self.memory.word(NAMES_SYNCED_AT)
+    }
+
+    pub(super) fn folders_unlogged(&self) -> &AtomicU64 {
+        self.memory.word(FOLDERS_UNLOGGED_AT)
+    }
+
+    pub(super) fn folders_synced(&self) -> &AtomicU64 {
+        self.memory.word(FOLDERS_SYNCED_AT)
+    }
+
+    pub(super) fn absorbed(&self) -> &AtomicU64 {
+        self.memory.word(ABSORBED_AT)
+    }
+
+    pub(super) fn wanted(&self) -> &AtomicU64 {
+        self.memory.word(WANTED_AT)
+    }
+
+    pub(super) fn try_lock_limit(&self) -> Result<Locked<'_>, LockFailure> {
+        self.memory.try_lock(LIMIT_LOCK_AT)
+    }
+
+    pub(super) fn lock_limit(&self) -> Result<Locked<'_>, LockFailure> {
+        self.memory.lock(LIMIT_LOCK_AT, PATIENCE)
+    }
+
+    pub(super) fn lock_names(&self) -> Result<Locked<'_>, LockFailure> {
+        self.memory.lock(NAMES_LOCK_AT, PATIENCE)
+    }
+
+    /// The lock that the supervisor holds as long as it lives.
+    pub(super) fn try_lock_supervisor(&self) -> Result<Locked<'_>, LockFailure> {
+        self.memory.try_lock(SUPERVISOR_LOCK_AT)
+    }
+
+    /// There is room in the log, or may be: wakes all who wait for it.
+    pub(super) fn announce_room(&self) {
+        self.memory.half(ROOM_AT).fetch_add(1, std::sync::atomic::Ordering::Release);
+        self.memory.wake(ROOM_AT, i32::MAX);
+    }
+
+    /// A number that changes whenever room is announced.
+    pub(super) fn room(&self) -> u32 {
+        self.memory.half(ROOM_AT).load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// Sleeps until room is announced after [`room`](Self::room) returned `seen`.
+    pub(super) fn wait_for_room(&self, seen: u32, patience: Duration) {
+        self.memory.wait(ROOM_AT, seen, Some(patience));
+    }
+
+    /// Wakes the cleaner.
+    pub(super) fn announce_work(&self) {
+        self.wake_at().store(u64::MAX, Ordering::Release);
+        self.memory.half(WORK_AT).fetch_add(1, std::sync::atomic::Ordering::Release);
+        self.memory.wake(WORK_AT, i32::MAX);
+    }
+
+    /// The head at which the cleaner wants to be woken; the largest number: it does not sleep, or was woken.
+    #[inline]
+    pub(super) fn wake_at(&self) -> &AtomicU64 {
+        self.memory.word(WAKE_AT)
+    }
+
+    /// A number that changes whenever work is announced.
+    pub(super) fn work(&self) -> u32 {
+        self.memory.half(WORK_AT).load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// Sleeps until work is announced after [`work`](Self::work) returned `seen`, or the head reaches `position`.
+    pub(super) fn wait_for_work(&self, seen: u32, position: u64, patience: Option<Duration>) {
+        self.wake_at().store(position, Ordering::SeqCst);
+        // Writers move the head and then look where to wake: one of both sees the other.
+        if self.head().load(Ordering::SeqCst) < position {
+            self.memory.wait(WORK_AT, seen, patience);
+        }
+        self.wake_at().store(u64::MAX, Ordering::Release);
+    }
+
+    /// Not zero: a writer found no room since this was cleared.
+    pub(super) fn starving(&self) -> &std::sync::atomic::AtomicU32 {
+        self.memory.half(STARVING_AT)
+    }
+
+    /// Slot `number`, below [`SLOTS`].
+    pub(super) fn slot(&self, number: u64) -> SlotWords<'_> {
+        let at = SLOTS_AT + number * SLOT_BYTES;
+        SlotWords {
+            owner: self.memory.word(at),
+            bound: self.memory.word(at + 8),
+            record: self.memory.word(at + 16),
+            file: self.memory.word(at + 24),
+        }
+    }
+
+    /// Makes the lock at `offset`.
+    pub(super) fn init_lock(&self, offset: u64) {
+        const { assert!(LOCK_BYTES <= 64) };
+        self.memory.init_lock(offset);
+    }
+}
+
+/// The words of a slot.
+#[derive(Clone, Copy)]
+pub(super) struct SlotWords<'a> {
+    /// Process and thread that hold it, 0: nobody.
+    pub(super) owner: &'a AtomicU64,
+    /// No position below this may be retired; 0: nothing is depended on yet.
+    pub(super) bound: &'a AtomicU64,
+    /// Position of the record that is being written, 0: none yet.
+    pub(super) record: &'a AtomicU64,
+    /// Number of the file's entry plus 1, 0: none.
+    pub(super) file: &'a AtomicU64,
+}

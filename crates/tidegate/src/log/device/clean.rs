@@ -1,0 +1,234 @@
+//! Bringing records home: from the oldest part of the log to the backing.
+//!
+//! Only what is the newest of its block is written: of a block that is written often, the log sees all, the backing the
+//! last. Zeroes go before data, for what is still alive of the data is newer than they are.
+
+use std::ops::Range;
+
+use parking_lot::MutexGuard;
+
+use super::super::append::Ticket;
+use super::super::layout::RECORD_ALIGN_BYTES;
+use super::super::record::{Header, RecordKind};
+use super::super::stats::Counter;
+use super::index::Place;
+use super::{Core, GROUP_BLOCKS, append_failed};
+use crate::device::{
+    DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
+};
+use crate::sync::Ordering;
+
+/// Most bytes of one request to the backing.
+const REQUEST_BYTES_MAX: u64 = 1 << 20;
+
+/// Memory of the cleaner, kept from batch to batch.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Blocks of the batch and their positions.
+    blocks: Vec<(u64, u64)>,
+    /// Blocks of the batch that were made zero later: the index forgets them with the batch.
+    zeroed: Vec<u64>,
+    zeroes: Vec<Range<u64>>,
+    data: Vec<u8>,
+}
+
+/// Neighbouring blocks that are written by one request: first block, and their bytes in the scratch.
+struct Run {
+    first: u64,
+    bytes: Range<usize>,
+}
+
+impl Core {
+    pub(super) fn lock_cleaning(&self) -> MutexGuard<'_, Scratch> {
+        loop {
+            match self.cleaning.try_lock() {
+                Some(scratch) => return scratch,
+                None => self.log.pool().region().relax(),
+            }
+        }
+    }
+
+    /// Something is in the log that the backing may not have.
+    pub(super) fn has_work(&self) -> bool {
+        let defined_end = self.defined_end.load(Ordering::Acquire);
+        self.log.head() != defined_end || self.log.tail() < self.defined_at()
+    }
+
+    fn defined_at(&self) -> u64 {
+        super::table::entry(&self.log.control, self.file.index).defined_at().load(Ordering::Acquire)
+    }
+
+    /// Brings the oldest batch home. False: there is none that is finished.
+    pub(super) fn clean(&self, scratch: &mut Scratch) -> Result<bool> {
+        let result = self.try_to_clean(scratch);
+        if let Err(error) = &result {
+            self.trouble.record(error);
+        }
+        result
+    }
+
+    fn try_to_clean(&self, scratch: &mut Scratch) -> Result<bool> {
+        let start = self.log.tail();
+        let end = self.collect(start, self.log.safe_position(), scratch)?;
+        if end == start {
+            return Ok(false);
+        }
+        self.bring_home(scratch)?;
+        let end = if self.defined_at() < end { self.define_anew(end) } else { end };
+        if end == start {
+            return Err(append_failed(super::AppendError::Full));
+        }
+        self.retire(end, scratch)?;
+        Ok(true)
+    }
+
+    /// The same at opening, where nobody appends: of a log so full that the definition finds no room. Between the
+    /// moment at which it is empty and the new definition, no record needs one.
+    pub(super) fn empty_at_opening(&self) -> Result<()> {
+        let mut scratch = self.lock_cleaning();
+        let head = self.log.safe_position();
+        while self.log.tail() < head {
+            let end = self.collect(self.log.tail(), head, &mut scratch)?;
+            self.bring_home(&mut scratch)?;
+            self.retire(end, &scratch)?;
+        }
+        Ok(())
+    }
+
+    /// Finds what the records from `start` on say that nothing newer replaced: a batch of them, which ends at the result.
+    fn collect(&self, start: u64, safe: u64, scratch: &mut Scratch) -> Result<u64> {
+        scratch.blocks.clear();
+        scratch.zeroed.clear();
+        scratch.zeroes.clear();
+        let mut records = self.log.records(start, safe);
+        let mut end = start;
+        while end - start < self.batch_bytes {
+            let Some(header) = records.next() else {
+                end = safe;
+                break;
+            };
+            end = header.position + header.record_bytes();
+            self.collect_record(&header, start, scratch);
+        }
+        if records.unreadable_bytes() > 0 {
+            let lost = records.unreadable_bytes();
+            let message = format!("{lost} bytes of the log cannot be read");
+            return Err(DeviceError::new(DeviceErrorKind::Io, message));
+        }
+        Ok(end)
+    }
+
+    fn collect_record(&self, header: &Header, tail: u64, scratch: &mut Scratch) {
+        let block = self.block_bytes();
+        let first = header.offset / block;
+        match header.kind {
+            RecordKind::Write => {
+                let data = header.position + RECORD_ALIGN_BYTES;
+                for index in 0..u64::from(header.payload_bytes) / block {
+                    let (lba, at) = (first + index, data + index * block);
+                    match self.index.find(lba, tail) {
+                        Place::Log(newest) if newest == at => scratch.blocks.push((lba, at)),
+                        Place::Zero => scratch.zeroed.push(lba),
+                        Place::Log(_) | Place::Backing => {}
+                    }
+                }
+            }
+            RecordKind::Zero => {
+                let blocks = first..(header.offset + header.len) / block;
+                scratch.zeroes.extend(self.index.zeroes_of(&blocks, header.position));
+            }
+            _ => {}
+        }
+    }
+
+    /// Writes the batch to the backing, durably.
+    fn bring_home(&self, scratch: &mut Scratch) -> Result<()> {
+        let Scratch { blocks, zeroes, data, .. } = scratch;
+        if blocks.is_empty() && zeroes.is_empty() {
+            return Ok(());
+        }
+        self.announce_cleaning(blocks, zeroes);
+        let block = self.block_bytes();
+        let flags = ZeroFlags { may_unmap: true, ..ZeroFlags::default() };
+        let zero = |range: &Range<u64>| {
+            let (offset, len) = (range.start * block, (range.end - range.start) * block);
+            Request::new(Operation::WriteZeroes { offset, len, flags })
+        };
+        self.submit(zeroes.iter().map(zero).collect())?;
+        blocks.sort_unstable();
+        let runs = self.load(blocks, data)?;
+        let write = |run: &Run| {
+            let (offset, flags) = (run.first * block, WriteFlags::default());
+            Request::new(Operation::Write { offset, data: &data[run.bytes.clone()], flags })
+        };
+        self.submit(runs.iter().map(write).collect())?;
+        self.backing.flush()?;
+        self.log.stats().add(Counter::CleanerSyncs, 1);
+        Ok(())
+    }
+
+    /// Who reads one of these blocks from the backing has to read it again.
+    fn announce_cleaning(&self, blocks: &[(u64, u64)], zeroes: &[Range<u64>]) {
+        let groups =
+            |range: &Range<u64>| range.start / GROUP_BLOCKS..=(range.end - 1) / GROUP_BLOCKS;
+        let zeroed = zeroes.iter().flat_map(groups).map(|group| group * GROUP_BLOCKS);
+        for lba in zeroed.chain(blocks.iter().map(|(lba, _)| *lba)) {
+            self.version(lba).fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn submit(&self, mut requests: Vec<Request<'_>>) -> Result<()> {
+        self.backing.submit(&mut requests);
+        requests.iter_mut().try_for_each(|request| request.take_result().unwrap_or(Ok(())))
+    }
+
+    /// Copies the blocks, which are in order, out of the log, neighbours next to each other.
+    fn load(&self, blocks: &[(u64, u64)], data: &mut Vec<u8>) -> Result<Vec<Run>> {
+        let (block, pool) = (self.geometry.block_bytes as usize, self.log.pool());
+        data.resize(blocks.len() * block, 0);
+        let mut runs: Vec<Run> = Vec::new();
+        for (index, (lba, at)) in blocks.iter().enumerate() {
+            let bytes = index * block..(index + 1) * block;
+            pool.region().read(pool.region_offset(*at), &mut data[bytes.clone()])?;
+            match runs.last_mut() {
+                Some(run) if self.joins(run, *lba) => run.bytes.end = bytes.end,
+                _ => runs.push(Run { first: *lba, bytes }),
+            }
+        }
+        Ok(runs)
+    }
+
+    fn joins(&self, run: &Run, lba: u64) -> bool {
+        let bytes = run.bytes.len() as u64;
+        run.first + bytes / self.block_bytes() == lba && bytes < REQUEST_BYTES_MAX
+    }
+
+    /// Defines the device behind `end`: how far the tail may go then.
+    fn define_anew(&self, end: u64) -> u64 {
+        match self.define() {
+            Ok(()) => end,
+            Err(_) => end.min(self.defined_at()),
+        }
+    }
+
+    /// Appends the definition of the device.
+    pub(super) fn define(&self) -> std::result::Result<(), super::AppendError> {
+        let mut ticket: Ticket<'_> = self.log.begin_unlocked(self.file)?;
+        ticket.define(&self.binding.definition())?;
+        let bytes = self.binding.record_bytes();
+        self.defined_end.store(self.defined_at() + bytes, Ordering::Release);
+        Ok(())
+    }
+
+    fn retire(&self, end: u64, scratch: &Scratch) -> Result<()> {
+        let before = self.log.tail();
+        self.log.retire_to(end).map_err(|error| {
+            DeviceError::with_source(DeviceErrorKind::Io, "the log's tail cannot be moved", error)
+        })?;
+        self.log.stats().add(Counter::RetiredBytes, end - before);
+        let written = scratch.blocks.iter().map(|(lba, _)| lba);
+        written.chain(&scratch.zeroed).for_each(|lba| self.index.forget(*lba, end));
+        self.index.forget_zeroes(end);
+        Ok(())
+    }
+}

@@ -1,0 +1,247 @@
+//! Where the newest version of a block is.
+//!
+//! Invariants:
+//! 1. A version replaces older ones only, whatever the order in which they arrive.
+//! 2. What lies before the tail is not in the log any more, whether the index still has it or not.
+//! 3. No lock is held over an access to the log or the backing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
+
+use parking_lot::RwLock;
+
+use super::super::layout::RECORD_ALIGN_BYTES;
+use crate::sync::{AtomicU64, Ordering};
+
+const SHARDS: usize = 64;
+
+/// Where a block is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In the log, its first byte at this position.
+    Log(u64),
+    /// Nowhere: the log says that it is zero.
+    Zero,
+    /// In the backing.
+    Backing,
+}
+
+/// The index of a device.
+pub(super) struct Index {
+    /// By block: position of its bytes in the log.
+    shards: Box<[RwLock<Blocks>]>,
+    /// Ranges of zeroes by first block: the block behind, and the record's position. They do not overlap.
+    zeroes: RwLock<BTreeMap<u64, (u64, u64)>>,
+    /// How many those are, so that who has none looks no further.
+    zero_ranges: AtomicU64,
+}
+
+type Blocks = HashMap<u64, u64, BuildHasherDefault<Mixed>>;
+
+/// Block numbers are not chosen by an enemy who gains by slow look-ups: one multiplication does.
+#[derive(Default)]
+struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0 ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Index {
+    pub(super) fn new() -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+            zeroes: RwLock::default(),
+            zero_ranges: AtomicU64::new(0),
+        }
+    }
+
+    /// Neighbours go to different shards: writers in order do not meet.
+    fn shard(&self, lba: u64) -> &RwLock<Blocks> {
+        &self.shards[usize::try_from(lba % SHARDS as u64).unwrap_or(0)]
+    }
+
+    /// The record at `position` has `count` blocks from `first` on.
+    pub(super) fn wrote(&self, first: u64, count: u64, position: u64, block_bytes: u64) {
+        let at =
+            (position + RECORD_ALIGN_BYTES..).step_by(usize::try_from(block_bytes).unwrap_or(1));
+        for (lba, at) in (first..first + count).zip(at) {
+            let mut shard = self.shard(lba).write();
+            let newest = shard.entry(lba).or_insert(at);
+            *newest = at.max(*newest);
+        }
+    }
+
+    /// The record at `position` says that `blocks` are zero.
+    pub(super) fn zeroed(&self, blocks: Range<u64>, position: u64) {
+        let mut zeroes = self.zeroes.write();
+        let mut first = blocks.start;
+        for (start, (end, newest)) in cut_out(&mut zeroes, &blocks) {
+            if newest < position {
+                continue;
+            }
+            zeroes.insert(start, (end, newest));
+            if first < start {
+                zeroes.insert(first, (start, position));
+            }
+            first = end;
+        }
+        if first < blocks.end {
+            zeroes.insert(first, (blocks.end, position));
+        }
+        self.count(&zeroes);
+    }
+
+    fn count(&self, zeroes: &BTreeMap<u64, (u64, u64)>) {
+        self.zero_ranges.store(zeroes.len() as u64, Ordering::Release);
+    }
+
+    /// Where block `lba` is, of what the log has from `tail` on.
+    pub(super) fn find(&self, lba: u64, tail: u64) -> Place {
+        let written = self.shard(lba).read().get(&lba).copied().filter(|at| *at >= tail);
+        let zeroed = self.zero_at(lba).filter(|position| *position >= tail);
+        match (written, zeroed) {
+            (Some(at), zeroed) if zeroed.is_none_or(|zero| zero < at) => Place::Log(at),
+            (_, Some(_)) => Place::Zero,
+            _ => Place::Backing,
+        }
+    }
+
+    fn zero_at(&self, lba: u64) -> Option<u64> {
+        if self.zero_ranges.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let zeroes = self.zeroes.read();
+        let (_, (end, position)) = zeroes.range(..=lba).next_back()?;
+        (lba < *end).then_some(*position)
+    }
+
+    /// The parts of `blocks` that the record at `position`, and no later one, made zero.
+    pub(super) fn zeroes_of(&self, blocks: &Range<u64>, position: u64) -> Vec<Range<u64>> {
+        let zeroes = self.zeroes.read();
+        let before = zeroes.range(..blocks.start).next_back();
+        let inside = zeroes.range(blocks.clone());
+        let of = before.into_iter().chain(inside).filter(|(_, (_, newest))| *newest == position);
+        of.map(|(start, (end, _))| (*start).max(blocks.start)..(*end).min(blocks.end))
+            .filter(|part| part.start < part.end)
+            .collect()
+    }
+
+    /// Whether the log has something about `blocks`.
+    pub(super) fn touches(&self, blocks: &Range<u64>, tail: u64) -> bool {
+        if blocks.end - blocks.start <= SHARDS as u64 {
+            return blocks.clone().any(|lba| self.find(lba, tail) != Place::Backing);
+        }
+        let written = |shard: &RwLock<Blocks>| {
+            shard.read().iter().any(|(lba, at)| blocks.contains(lba) && *at >= tail)
+        };
+        let zeroes = self.zeroes.read();
+        zeroes.range(..blocks.end).any(|(_, (end, at))| *end > blocks.start && *at >= tail)
+            || self.shards.iter().any(written)
+    }
+
+    /// Forgets block `lba` where it is before `tail`.
+    pub(super) fn forget(&self, lba: u64, tail: u64) {
+        let mut shard = self.shard(lba).write();
+        if shard.get(&lba).is_some_and(|at| *at < tail) {
+            shard.remove(&lba);
+        }
+    }
+
+    /// Forgets the zeroes before `tail`.
+    pub(super) fn forget_zeroes(&self, tail: u64) {
+        if self.zero_ranges.load(Ordering::Acquire) > 0 {
+            let mut zeroes = self.zeroes.write();
+            zeroes.retain(|_, (_, position)| *position >= tail);
+            self.count(&zeroes);
+        }
+    }
+}
+
+/// Takes all ranges that meet `blocks` out; what sticks out of `blocks` stays. The rest is returned, in order.
+fn cut_out(zeroes: &mut BTreeMap<u64, (u64, u64)>, blocks: &Range<u64>) -> Vec<(u64, (u64, u64))> {
+    let before = zeroes.range(..blocks.start).next_back().map(|(start, _)| *start);
+    let inside = zeroes.range(blocks.clone()).map(|(start, _)| *start);
+    let starts: Vec<_> = before.into_iter().chain(inside).collect();
+    let mut inner = Vec::new();
+    for start in starts {
+        let Some((end, position)) = zeroes.remove(&start) else { continue };
+        if start < blocks.start {
+            zeroes.insert(start, (end.min(blocks.start), position));
+        }
+        if end > blocks.end {
+            zeroes.insert(blocks.end, (end, position));
+        }
+        let part = start.max(blocks.start)..end.min(blocks.end);
+        if part.start < part.end {
+            inner.push((part.start, (part.end, position)));
+        }
+    }
+    inner
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Against a plain list of who wrote each block last.
+        #[test]
+        fn the_newest_record_of_a_block_wins(
+            ops in proptest::collection::vec((any::<bool>(), 0..40_u64, 1..20_u64, 1..50_u64), 1..60),
+            tail in 0..60_u64,
+        ) {
+            let index = Index::new();
+            let mut newest: Vec<Option<(u64, bool)>> = vec![None; 64];
+            let mut used = std::collections::HashSet::new();
+            for (is_zero, first, count, order) in ops {
+                // Far apart, and each position once.
+                let position = order << 20;
+                if !used.insert(order) {
+                    continue;
+                }
+                for lba in first..first + count {
+                    let slot = &mut newest[usize::try_from(lba).unwrap()];
+                    *slot = (*slot).max(Some((position, is_zero)));
+                }
+                if is_zero {
+                    index.zeroed(first..first + count, position);
+                } else {
+                    index.wrote(first, count, position, 512);
+                }
+            }
+            let tail = tail << 20;
+            for (lba, newest) in (0..).zip(&newest) {
+                let expected = newest.filter(|(position, _)| *position >= tail);
+                let found = index.find(lba, tail);
+                match expected {
+                    None => prop_assert_eq!(found, Place::Backing),
+                    Some((_, true)) => prop_assert_eq!(found, Place::Zero),
+                    Some((position, false)) => {
+                        let Place::Log(at) = found else { panic!("{found:?} of {lba}") };
+                        prop_assert_eq!(at >> 20 << 20, position);
+                    }
+                }
+                let zero = expected.filter(|(_, is_zero)| *is_zero);
+                if let Some((position, _)) = zero {
+                    prop_assert_eq!(index.zeroes_of(&(lba..lba + 1), position), vec![lba..lba + 1]);
+                }
+                prop_assert_eq!(index.touches(&(lba..lba + 1), tail), expected.is_some());
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Opening: the index is rebuilt from the records that a crash left, and they stay where they are.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::super::error::LogError;
+use super::super::record::{Definition, Header, RecordKind, record_bytes};
+use super::super::{Log, LogPool, Scanner};
+use super::clean::Scratch;
+use super::index::Index;
+use super::trouble::Trouble;
+use super::{
+    BATCH_BYTES_MAX, Binding, CONTROL_BYTES, Core, FileKey, LogDeviceError, LogDeviceOptions,
+    NO_BOOT, VERSIONS, table,
+};
+use crate::device::{BlockDevice, DeviceError, Geometry};
+use crate::pmem::SharedMemory;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+type Result<T> = std::result::Result<T, LogDeviceError>;
+
+/// What was found in a log when it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Records of writes and zeroes that the backing may not have.
+    pub records: u64,
+    /// Bytes of the log that they take.
+    pub bytes: u64,
+    /// Records that were being written: nobody was told that they are durable.
+    pub torn: u64,
+}
+
+/// The last definition of an id.
+#[derive(Debug, Clone)]
+struct Defined {
+    id: u64,
+    identity: u64,
+    path: String,
+    position: u64,
+    end: u64,
+}
+
+/// What the records say.
+struct Found {
+    index: Index,
+    definition: Option<Defined>,
+    recovered: Recovered,
+}
+
+pub(super) fn open(
+    pool: LogPool,
+    backing: Arc<dyn BlockDevice>,
+    binding: Binding,
+    options: LogDeviceOptions,
+) -> Result<(Core, Recovered)> {
+    let geometry = geometry_over(backing.geometry())?;
+    check_room(&pool, &binding, geometry)?;
+    let found = find(&pool, &binding, geometry, options.adopt_foreign)?;
+    // Where the pool is a sparse file: no store may end in a full file system.
+    pool.region().allocate(pool.region_offset(0), pool.ring_bytes())?;
+    pool.set_session(NO_BOOT)?;
+    let log = Log::start_with_records(pool, SharedMemory::anonymous(CONTROL_BYTES)?)?;
+    let Binding { device, inode, identity, .. } = binding;
+    let file = log.entry_for(&FileKey { device, inode, identity })?;
+    let ring_bytes = log.pool().ring_bytes();
+    let clean_from_bytes = options.clean_from_bytes.unwrap_or(ring_bytes / 2);
+    let core = Core {
+        clean_from_bytes,
+        batch_bytes: (ring_bytes / 8).min(BATCH_BYTES_MAX).min(clean_from_bytes.max(1)),
+        log,
+        file,
+        binding,
+        backing,
+        geometry,
+        index: found.index,
+        versions: (0..VERSIONS).map(|_| AtomicU32::new(0)).collect(),
+        trouble: Trouble::new(),
+        cleaning: Mutex::new(Scratch::default()),
+        defined_end: AtomicU64::new(0),
+        has_thread: AtomicBool::new(false),
+        stopping: AtomicBool::new(false),
+    };
+    core.adopt(found.definition)?;
+    Ok((core, found.recovered))
+}
+
+fn geometry_over(backing: Geometry) -> Result<Geometry> {
+    if backing.read_only {
+        return Err(DeviceError::read_only(0, backing.size_bytes()).into());
+    }
+    Ok(Geometry { atomic_block: true, volatile_cache: false, fast_zero: true, ..backing })
+}
+
+/// The part of the log that users' data leaves free must hold two definitions, and a record at least a block.
+fn check_room(pool: &LogPool, binding: &Binding, geometry: Geometry) -> Result<()> {
+    let least = (32 * 2 * binding.record_bytes()).max(4 * u64::from(geometry.block_bytes));
+    let found_bytes = pool.ring_bytes();
+    if found_bytes < least {
+        return Err(LogError::TooSmall { found_bytes, least_bytes: least }.into());
+    }
+    Ok(())
+}
+
+/// Scans the log from tail to limit.
+fn find(pool: &LogPool, binding: &Binding, geometry: Geometry, adopt: bool) -> Result<Found> {
+    let mut scanner = Scanner::new(pool, pool.tail()?, pool.limit()?);
+    let headers: Vec<Header> = scanner.by_ref().collect();
+    if scanner.unreadable_bytes() > 0 {
+        return Err(LogDeviceError::Unreadable { bytes: scanner.unreadable_bytes() });
+    }
+    let defined = definitions(pool, &headers)?;
+    let data = headers.iter().filter(|header| header.kind != RecordKind::Define);
+    let adopted = data.clone().next().filter(|_| adopt).and_then(|first| defined.get(&first.file));
+    let named = defined.values().filter(|it| it.identity == binding.identity);
+    let definition = adopted.or(named.max_by_key(|it| it.position)).cloned();
+    let own = definition.as_ref().map(|it| it.id);
+    let mut found = Found { index: Index::new(), definition, recovered: Recovered::default() };
+    found.recovered.torn = scanner.torn();
+    for header in data {
+        if Some(header.file) != own {
+            return Err(foreign(&headers, header.file, &defined));
+        }
+        found.note(header, geometry)?;
+    }
+    Ok(found)
+}
+
+/// The last definition of each id.
+fn definitions(pool: &LogPool, headers: &[Header]) -> Result<HashMap<u64, Defined>> {
+    let mut defined = HashMap::new();
+    for header in headers.iter().filter(|header| header.kind == RecordKind::Define) {
+        let mut payload = vec![0; usize::try_from(header.payload_bytes).unwrap_or(0)];
+        pool.read_payload(header, 0, &mut payload)?;
+        let Some(definition) = Definition::decode(&payload) else { continue };
+        let (id, position) = (header.file, header.position);
+        let (identity, end) = (definition.identity, position + header.record_bytes());
+        let path = String::from_utf8_lossy(definition.path).into_owned();
+        defined.insert(id, Defined { id, identity, path, position, end });
+    }
+    Ok(defined)
+}
+
+/// The error for records that are not this device's.
+fn foreign(headers: &[Header], file: u64, defined: &HashMap<u64, Defined>) -> LogDeviceError {
+    let is_data = |header: &&Header| header.kind != RecordKind::Define;
+    let is_block = |header: &Header| matches!(header.kind, RecordKind::Write | RecordKind::Zero);
+    let records = headers.iter().filter(is_data).count() as u64;
+    let one_device = headers.iter().filter(is_data).all(|it| it.file == file && is_block(it));
+    match defined.get(&file) {
+        Some(it) if one_device => LogDeviceError::OtherBacking { path: it.path.clone(), records },
+        _ => LogDeviceError::Files { records },
+    }
+}
+
+impl Found {
+    fn note(&mut self, header: &Header, geometry: Geometry) -> Result<()> {
+        let block = u64::from(geometry.block_bytes);
+        let len = match header.kind {
+            RecordKind::Write => u64::from(header.payload_bytes),
+            RecordKind::Zero => header.len,
+            _ => return Err(LogDeviceError::Files { records: 1 }),
+        };
+        let offset = header.offset;
+        geometry.check(offset, len).map_err(|_| LogDeviceError::Misfit {
+            offset,
+            len,
+            size_bytes: geometry.size_bytes(),
+            block_bytes: geometry.block_bytes,
+        })?;
+        let (first, count) = (offset / block, len / block);
+        if header.kind == RecordKind::Write {
+            self.index.wrote(first, count, header.position, block);
+        } else {
+            self.index.zeroed(first..first + count, header.position);
+        }
+        self.recovered.records += 1;
+        self.recovered.bytes += header.record_bytes();
+        Ok(())
+    }
+}
+
+impl Binding {
+    /// Bytes that its definition takes in the log.
+    pub(super) fn record_bytes(&self) -> u64 {
+        record_bytes((size_of::<super::super::layout::DefinitionBytes>() + self.path.len()) as u64)
+    }
+}
+
+impl Core {
+    /// Goes on with the device's definition, or makes one. A log without room for the next one is emptied first.
+    fn adopt(&self, definition: Option<Defined>) -> Result<()> {
+        let entry = table::entry(&self.log.control, self.file.index);
+        let mut is_ours = false;
+        if let Some(it) = definition {
+            entry.id().store(it.id, Ordering::Relaxed);
+            entry.defined_at().store(it.position, Ordering::Relaxed);
+            self.defined_end.store(it.end, Ordering::Relaxed);
+            is_ours = it.identity == self.binding.identity;
+        }
+        let needed_bytes = 3 * self.binding.record_bytes();
+        if self.used_bytes() + needed_bytes > self.log.pool().ring_bytes() {
+            self.empty_at_opening()?;
+        }
+        let is_there = self.log.tail() <= entry.defined_at().load(Ordering::Relaxed);
+        if is_ours && is_there {
+            return Ok(());
+        }
+        self.define().map_err(LogDeviceError::Define)
+    }
+}

@@ -1,0 +1,366 @@
+//! The log as a device, in one process: what it promises, what its backing sees, and what it keeps from it.
+
+use proptest::prelude::*;
+
+use super::super::{LogOptions, create};
+use super::*;
+use crate::device::Op;
+use crate::device::conformance::{self, Model, Promises};
+use crate::device::fault::{Effect, Fault, Rule, When};
+use crate::device::memory::MemoryDevice;
+use crate::pmem::{Counters, Region};
+
+const POOL_BYTES: u64 = 1 << 20;
+const BLOCK: usize = 4096;
+
+fn region() -> Arc<Region> {
+    let region = Arc::new(Region::anonymous(POOL_BYTES).unwrap());
+    create(&region, &LogOptions::default()).unwrap();
+    region
+}
+
+fn backing() -> Arc<MemoryDevice> {
+    Arc::new(MemoryDevice::new(4096, 1024).unwrap())
+}
+
+fn try_open(
+    region: &Arc<Region>,
+    backing: &Arc<impl BlockDevice + 'static>,
+    identity: u64,
+    options: LogDeviceOptions,
+) -> std::result::Result<LogDevice, LogDeviceError> {
+    let pool = LogPool::open(Arc::clone(region)).unwrap();
+    let backing: Arc<dyn BlockDevice> = Arc::clone(backing) as Arc<dyn BlockDevice>;
+    LogDevice::open(pool, backing, Binding::unnamed(identity), options)
+}
+
+fn open(region: &Arc<Region>, backing: &Arc<impl BlockDevice + 'static>) -> LogDevice {
+    try_open(region, backing, 1, LogDeviceOptions::default()).unwrap()
+}
+
+fn without_thread() -> LogDeviceOptions {
+    LogDeviceOptions { no_thread: true, ..LogDeviceOptions::default() }
+}
+
+fn write(device: &dyn BlockDevice, lba: usize, byte: u8) -> Result<()> {
+    device.write((lba * BLOCK) as u64, &[byte; BLOCK], WriteFlags::default())
+}
+
+fn read(device: &dyn BlockDevice, lba: usize) -> u8 {
+    let mut block = [0; BLOCK];
+    device.read((lba * BLOCK) as u64, &mut block).unwrap();
+    assert!(block.iter().all(|byte| *byte == block[0]), "a torn block");
+    block[0]
+}
+
+#[test]
+fn it_conforms() {
+    for options in [LogDeviceOptions::default(), without_thread()] {
+        let device = try_open(&region(), &backing(), 1, options).unwrap();
+        conformance::check(&device, Promises { whole_blocks: true, ..Promises::default() });
+    }
+    for block_bytes in [512, 1024] {
+        let backing = Arc::new(MemoryDevice::new(block_bytes, 2048).unwrap());
+        let device = open(&region(), &backing);
+        conformance::check(&device, Promises { whole_blocks: true, ..Promises::default() });
+    }
+}
+
+#[test]
+fn a_write_costs_one_fence_and_is_there_after_reopening() {
+    let (region, backing) = (region(), backing());
+    let device = open(&region, &backing);
+    write(&device, 0, 1).unwrap();
+    let before = region.counters();
+    write(&device, 1, 2).unwrap();
+    let spent = region.counters() - before;
+    let expected = Counters { fences: 1, bytes_streamed: 64 + 4096, ..spent };
+    assert_eq!((spent, spent.lines_written_back), (expected, 0));
+    drop(device);
+    assert_eq!(read(backing.as_ref(), 1), 0, "nothing was brought home");
+    let device = open(&region, &backing);
+    assert_eq!((read(&device, 0), read(&device, 1), read(&device, 2)), (1, 2, 0));
+    assert_eq!(device.recovered().records, 2);
+    device.shutdown().unwrap();
+    assert_eq!((read(backing.as_ref(), 0), read(backing.as_ref(), 1)), (1, 2));
+    assert_eq!(device.core.log.pool().session().unwrap(), None, "closed");
+    drop(device);
+    let device = open(&region, &backing);
+    assert_eq!(device.recovered().records, 0);
+    assert_eq!(device.core.log.pool().session().unwrap(), Some(NO_BOOT));
+}
+
+#[test]
+fn a_hot_block_reaches_the_backing_once() {
+    let below = Arc::new(Fault::new(backing(), 1));
+    let device = try_open(&region(), &below, 1, without_thread()).unwrap();
+    // Counts: the rule never fires.
+    below.add(Rule::new(&[Op::Write], When::From(u64::MAX), Effect::Disappear));
+    for round in 0..100 {
+        write(&device, 7, round).unwrap();
+        write(&device, 8, round).unwrap();
+    }
+    device.shutdown().unwrap();
+    let recorded = device.core.log.stats().total(Counter::CleanerSyncs);
+    assert_eq!(recorded, 1, "one batch");
+    assert_eq!((read(&device, 7), read(below.as_ref(), 8)), (99, 99));
+}
+
+#[test]
+fn a_log_that_is_full_is_cleaned_by_who_fills_it_or_by_the_thread() {
+    for options in [LogDeviceOptions::default(), without_thread()] {
+        let (region, backing) = (region(), backing());
+        let device = try_open(&region, &backing, 1, options).unwrap();
+        // Some 16 MiB through 1 MiB, from three threads, each with blocks of its own.
+        std::thread::scope(|scope| {
+            for thread in 0..3_usize {
+                let device = &device;
+                scope.spawn(move || {
+                    for round in 0..1400_usize {
+                        let lba = thread * 300 + round * 7 % 300;
+                        write(device, lba, (round % 251).to_le_bytes()[0]).unwrap();
+                        assert_eq!(read(device, lba), (round % 251).to_le_bytes()[0]);
+                    }
+                });
+            }
+        });
+        drop(device);
+        let device = open(&region, &backing);
+        for lba in 0..300 {
+            let last = (0..1400_usize).rev().find(|round| round * 7 % 300 == lba).unwrap();
+            for thread in 0..3 {
+                assert_eq!(read(&device, thread * 300 + lba), (last % 251).to_le_bytes()[0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn zeroes_of_any_length_cost_one_small_record_and_come_back() {
+    let (region, backing) = (region(), backing());
+    (0..1024).for_each(|lba| write(backing.as_ref(), lba, 9).unwrap());
+    let device = try_open(&region, &backing, 1, without_thread()).unwrap();
+    write(&device, 5, 1).unwrap();
+    let before = device.fill_bytes().0;
+    device.discard(0, 1000 * BLOCK as u64).unwrap();
+    assert_eq!(device.fill_bytes().0 - before, 64);
+    write(&device, 6, 2).unwrap();
+    let look = |device: &LogDevice| [5, 6, 999, 1000].map(|lba| read(device, lba));
+    assert_eq!(look(&device), [0, 2, 0, 9]);
+    drop(device);
+    let device = try_open(&region, &backing, 1, without_thread()).unwrap();
+    assert_eq!(look(&device), [0, 2, 0, 9]);
+    device.shutdown().unwrap();
+    assert_eq!(look(&device), [0, 2, 0, 9]);
+    assert_eq!([5, 6, 999, 1000].map(|lba| read(backing.as_ref(), lba)), [0, 2, 0, 9]);
+}
+
+#[test]
+fn a_backing_that_fails_loses_nothing_and_is_reported_and_tried_again() {
+    for kind in [DeviceErrorKind::Io, DeviceErrorKind::NoSpace] {
+        for op in [Op::Write, Op::Flush] {
+            let below = Arc::new(Fault::new(backing(), 1));
+            let region = region();
+            let device = try_open(&region, &below, 1, without_thread()).unwrap();
+            (0..50).for_each(|lba| write(&device, lba, 1).unwrap());
+            below.add(Rule::new(&[op], When::Always, Effect::Fail(kind)));
+            assert_eq!(device.shutdown().unwrap_err().kind(), kind);
+            assert_eq!(device.flush().unwrap_err().kind(), kind);
+            device.flush().unwrap();
+            // The log goes on until it is full, and then says why it takes no more.
+            let refused = (50..1024).find_map(|lba| write(&device, lba, 2).err()).unwrap();
+            assert_eq!(refused.kind(), kind);
+            assert_eq!((read(&device, 7), read(&device, 60)), (1, 2));
+            below.heal();
+            write(&device, 1000, 3).unwrap();
+            device.shutdown().unwrap();
+            assert_eq!([7, 60, 1000].map(|lba| read(below.as_ref(), lba)), [1, 2, 3]);
+            let _ = device.flush();
+            device.flush().unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_thread_tries_a_failing_backing_again() {
+    let below = Arc::new(Fault::new(backing(), 1));
+    let options =
+        LogDeviceOptions { clean_from_bytes: Some(64 << 10), ..LogDeviceOptions::default() };
+    let device = try_open(&region(), &below, 1, options).unwrap();
+    below.add(Rule::new(&[Op::Flush], When::Nth(1), Effect::Fail(DeviceErrorKind::Io)));
+    for round in 0..40 {
+        write(&device, round, 5).unwrap();
+    }
+    while device.core.used_bytes() > 64 << 10 {
+        std::thread::yield_now();
+    }
+    assert_eq!(below.injected(), 1);
+    assert_eq!(device.flush().unwrap_err().kind(), DeviceErrorKind::Io);
+    device.flush().unwrap();
+    assert_eq!(read(&device, 3), 5);
+}
+
+#[test]
+fn a_backing_that_hangs_holds_up_only_a_full_log() {
+    let below = Arc::new(Fault::new(backing(), 1));
+    let options =
+        LogDeviceOptions { clean_from_bytes: Some(64 << 10), ..LogDeviceOptions::default() };
+    let device = try_open(&region(), &below, 1, options).unwrap();
+    below.add(Rule::new(&[Op::Write, Op::Flush], When::Nth(1), Effect::Hang));
+    (0..100).for_each(|lba| write(&device, lba, 5).unwrap());
+    below.wait_until_hung(1);
+    (0..100).for_each(|lba| write(&device, lba, 6).unwrap());
+    assert_eq!(read(&device, 3), 6);
+    device.flush().unwrap();
+    below.release();
+    device.shutdown().unwrap();
+    assert_eq!(read(below.as_ref(), 99), 6);
+}
+
+#[test]
+fn a_log_with_records_for_another_backing_is_refused() {
+    let (region, one, other) = (region(), backing(), backing());
+    let device = open(&region, &one);
+    write(&device, 1, 1).unwrap();
+    drop(device);
+    let refused = try_open(&region, &other, 2, LogDeviceOptions::default()).err().unwrap();
+    assert!(matches!(refused, LogDeviceError::OtherBacking { records: 1, .. }), "{refused}");
+    let small = Arc::new(MemoryDevice::new(4096, 1).unwrap());
+    let refused = try_open(&region, &small, 1, LogDeviceOptions::default()).err().unwrap();
+    assert!(matches!(refused, LogDeviceError::Misfit { offset: 4096, .. }), "{refused}");
+    // Once all of it is home, another backing may have the log; by force, at once, with what is in it.
+    let device = open(&region, &one);
+    device.shutdown().unwrap();
+    drop(device);
+    let device = open(&region, &one);
+    assert_eq!(read(&device, 1), 1);
+    drop(device);
+    let device = try_open(&region, &other, 2, LogDeviceOptions::default()).unwrap();
+    assert_eq!(read(&device, 1), 0);
+    write(&device, 1, 2).unwrap();
+    drop(device);
+    let force = LogDeviceOptions { adopt_foreign: true, ..LogDeviceOptions::default() };
+    let device = try_open(&region, &one, 1, force).unwrap();
+    assert_eq!(read(&device, 1), 2);
+    drop(device);
+    assert!(try_open(&region, &other, 2, LogDeviceOptions::default()).is_err(), "it is ours now");
+    assert_eq!(read(&open(&region, &one), 1), 2);
+}
+
+#[test]
+fn a_log_full_to_the_brim_opens() {
+    let (region, backing) = (region(), backing());
+    let below = Arc::new(Fault::new(Arc::clone(&backing) as Arc<dyn BlockDevice>, 1));
+    let device = try_open(&region, &below, 1, without_thread()).unwrap();
+    below.add(Rule::new(&[], When::Always, Effect::Fail(DeviceErrorKind::Io)));
+    let written = (0..1024).take_while(|lba| write(&device, *lba, 3).is_ok()).count();
+    drop(device);
+    below.heal();
+    // Opened again and again without cleaning, each time at the limit.
+    for _ in 0..40 {
+        drop(try_open(&region, &below, 1, without_thread()).unwrap());
+    }
+    let device = open(&region, &below);
+    assert!((0..written).all(|lba| read(&device, lba) == 3));
+    (0..1024).for_each(|lba| write(&device, lba, 4).unwrap());
+    assert!((0..1024).all(|lba| read(&device, lba) == 4));
+}
+
+#[test]
+fn records_of_files_are_not_taken_for_blocks() {
+    let region = region();
+    let pool = LogPool::open(Arc::clone(&region)).unwrap();
+    let all = pool.ring_bytes();
+    let memory = crate::pmem::SharedMemory::anonymous(CONTROL_BYTES).unwrap();
+    let log = Log::start(pool, memory, all).unwrap();
+    let file = log.entry_for(&FileKey { device: 1, inode: 2, identity: 3 }).unwrap();
+    let guard = log.lock(file).unwrap();
+    let mut ticket = guard.begin().unwrap();
+    ticket.define(&Binding::unnamed(3).definition()).unwrap();
+    ticket.set_size(7).unwrap();
+    drop(ticket);
+    drop(guard);
+    drop(log);
+    let force = LogDeviceOptions { adopt_foreign: true, ..LogDeviceOptions::default() };
+    let refused = try_open(&region, &backing(), 1, force).err().unwrap();
+    assert!(matches!(refused, LogDeviceError::Files { records: 1 }), "{refused}");
+}
+
+/// One step of a random sequence.
+#[derive(Debug, Clone)]
+enum Step {
+    Write { lba: u64, blocks: usize },
+    Zero { lba: u64, blocks: u64 },
+    Read { lba: u64, blocks: usize },
+    Reopen,
+    Shutdown,
+    Fail,
+    Heal,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let lba = 0..200_u64;
+    let step = prop_oneof![
+        10 => (lba.clone(), 1..8_usize).prop_map(|(lba, blocks)| Step::Write { lba, blocks }),
+        2 => (lba.clone(), 1..50_u64).prop_map(|(lba, blocks)| Step::Zero { lba, blocks }),
+        6 => (lba, 1..100_usize).prop_map(|(lba, blocks)| Step::Read { lba, blocks }),
+        1 => Just(Step::Reopen),
+        1 => Just(Step::Shutdown),
+        1 => Just(Step::Fail),
+        2 => Just(Step::Heal),
+    ];
+    proptest::collection::vec(step, 1..100)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn it_agrees_with_the_model_across_reopening_and_failures(steps in steps(), threaded: bool) {
+        let region = Arc::new(Region::anonymous(256 << 10).unwrap());
+        create(&region, &LogOptions::default()).unwrap();
+        let below = Arc::new(Fault::new(Arc::new(MemoryDevice::new(512, 1024).unwrap()), 1));
+        let options = LogDeviceOptions { no_thread: !threaded, ..LogDeviceOptions::default() };
+        let mut device = try_open(&region, &below, 1, options).unwrap();
+        let (mut model, mut stamp) = (Model::of(&device), 0);
+        for step in steps {
+            match step {
+                Step::Write { lba, blocks } => {
+                    stamp += 1;
+                    let mut data = vec![0; blocks * 512];
+                    conformance::fill(&mut data, stamp);
+                    let result = device.write(lba * 512, &data, WriteFlags::default());
+                    model.wrote(lba * 512, &data, &result);
+                }
+                Step::Zero { lba, blocks } => {
+                    let zeroes = vec![0; usize::try_from(blocks).unwrap() * 512];
+                    let result = device.write_zeroes(lba * 512, blocks * 512, ZeroFlags::default());
+                    model.wrote(lba * 512, &zeroes, &result);
+                }
+                Step::Read { lba, blocks } => {
+                    let mut data = vec![0; blocks * 512];
+                    device.read(lba * 512, &mut data).unwrap();
+                    model.read(lba * 512, &data);
+                }
+                Step::Reopen => {
+                    drop(device);
+                    below.heal();
+                    device = try_open(&region, &below, 1, options).unwrap();
+                }
+                Step::Shutdown => {
+                    let _ = device.shutdown();
+                }
+                Step::Fail => {
+                    let effect = Effect::Short { blocks: 3, kind: DeviceErrorKind::Io };
+                    below.add(Rule::new(&[Op::Write, Op::WriteZeroes], When::Chance(300_000), effect));
+                }
+                Step::Heal => below.heal(),
+            }
+        }
+        below.heal();
+        device.shutdown().unwrap();
+        let mut data = vec![0; 400 * 512];
+        below.read(0, &mut data).unwrap();
+        model.read(0, &data);
+    }
+}

@@ -1,0 +1,95 @@
+//! What can go wrong with the log.
+
+use crate::pmem::{LockFailure, PmemError};
+use crate::pool::PoolError;
+
+/// An error of opening, making or cleaning a log.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogError {
+    /// The pool under the log cannot be used.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The memory failed.
+    #[error(transparent)]
+    Pmem(#[from] PmemError),
+    /// Neither copy of the log's header is whole.
+    #[error(
+        "the log's header is damaged in both copies: found checksum {found:#018x}, expected {expected:#018x}; \
+         nothing in the log can be told from chance, restore the pool or make a new one"
+    )]
+    Header {
+        /// The checksum in the first copy.
+        found: u64,
+        /// The checksum of its bytes.
+        expected: u64,
+    },
+    /// A number on the medium makes no sense.
+    #[error("the log's {field} is {found}, expected {expected}")]
+    Inconsistent {
+        /// Which.
+        field: &'static str,
+        /// The number.
+        found: u64,
+        /// What would make sense, in words.
+        expected: &'static str,
+    },
+    /// The pool is too small for a log.
+    #[error(
+        "the pool has room for a log of {found_bytes} bytes, at least {least_bytes} are needed"
+    )]
+    TooSmall {
+        /// Bytes for the ring.
+        found_bytes: u64,
+        /// The least.
+        least_bytes: u64,
+    },
+    /// The control memory is not of this pool, or of another version.
+    #[error(
+        "the control memory does not belong to this pool: stop all that uses the pool, and remove it"
+    )]
+    ForeignControl,
+    /// What recovery has to note finds no room in the log.
+    #[error("there is no room in the log for what recovery has to note")]
+    NoRoom,
+    /// A lock of the control memory was not had.
+    #[error("a lock of the control memory was not had")]
+    Lock(#[source] LockFailure),
+    /// More files are in use at once than the table holds.
+    #[error("the table of files is full: {most} files are in use at once")]
+    TableFull {
+        /// Files that the table holds.
+        most: u64,
+    },
+}
+
+/// Why a lock of a file was not had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LockError {
+    /// The entry belongs to another file by now.
+    #[error("the entry belongs to another file by now")]
+    Stale,
+    /// Its holder did not give it back in time.
+    #[error("the lock of the file is held")]
+    Busy,
+    /// This thread holds it: a signal handler has interrupted an operation on the same file.
+    #[error("this thread holds the lock of the file")]
+    Reentered,
+}
+
+/// Why a record was not appended. Nothing of it counts, then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AppendError {
+    /// There is no room until the cleaner has moved the tail.
+    #[error("the log is full")]
+    Full,
+    /// More threads are in the middle of an operation than there are slots.
+    #[error("no slot is free")]
+    NoSlot,
+    /// The record is larger than a quarter of the log.
+    #[error("the record is too large for the log")]
+    TooLarge,
+    /// The memory failed.
+    #[error("the memory of the log failed")]
+    Memory,
+}

@@ -1,0 +1,144 @@
+//! The log's bytes on the medium, and nothing else: docs/formats.md explains them.
+//!
+//! All numbers are little-endian. Offsets of the areas are bytes from the start of the pool's data:
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | [`LogHeaderBytes`], written once when the pool is made |
+//! | 4096 | its second copy |
+//! | 8192 | the tail: the position before which nothing counts any more, one word |
+//! | 8256 | the limit: no record ends after this position, one word |
+//! | 8320 | [`SessionBytes`] |
+//! | 16384 | the ring |
+
+use std::mem::offset_of;
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Where the second copy of the header lies.
+pub const SECOND_HEADER_OFFSET: u64 = 4096;
+/// Where the persistent tail lies.
+pub const TAIL_OFFSET: u64 = 8192;
+/// Where the limit lies.
+pub const LIMIT_OFFSET: u64 = 8256;
+/// Where [`SessionBytes`] lie.
+pub const SESSION_OFFSET: u64 = 8320;
+/// Where the ring begins.
+pub const RING_OFFSET: u64 = 16384;
+/// A record starts at a multiple of this, and its header is as long.
+pub const RECORD_ALIGN_BYTES: u64 = 64;
+/// The limit moves in steps of this, or less in a small ring, so that it costs a write in hundreds.
+pub const LIMIT_STEP_BYTES: u64 = 1 << 20;
+/// The first bytes of a header.
+pub const MAGIC: [u8; 8] = *b"TIDELOG1";
+/// The longest path in a record, in bytes.
+pub const PATH_BYTES_MAX: usize = 4095;
+
+/// What a log pool says of itself, once.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LogHeaderBytes {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// CRC-64/NVME of the header with zero here.
+    pub checksum: U64,
+    /// Random: what the checksums of records begin with, so that no user data passes for a record.
+    pub salt: U64,
+    /// Bytes of the ring: a multiple of 4096.
+    pub ring_bytes: U64,
+    /// Zeroes.
+    pub reserved: [u8; 32],
+}
+
+/// Which boot of the machine the records in the log were written in.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct SessionBytes {
+    /// The kernel's boot id; zeroes: the log was closed.
+    pub boot_id: [u8; 16],
+    /// CRC-64/NVME of the boot id.
+    pub checksum: U64,
+}
+
+/// The header of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RecordHeaderBytes {
+    /// CRC-64/NVME of the header with the pool's salt here.
+    pub checksum: U64,
+    /// Where in the endless log the record is: its place in the ring is this, modulo the ring's size.
+    pub position: U64,
+    /// Id of the file.
+    pub file: U64,
+    /// Byte of the file; or the file's new size.
+    pub offset: U64,
+    /// Bytes of the file that the operation covers.
+    pub len: U64,
+    /// Position of a voided record, or identity of a replaced file.
+    pub aux: U64,
+    /// Bytes that follow the header.
+    pub payload_bytes: U32,
+    /// CRC-32C of them.
+    pub payload_checksum: U32,
+    /// The operation: [`RecordKind`](super::RecordKind).
+    pub kind: U16,
+    /// Bit 0: the write was absorbed.
+    pub flags: U16,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// The start of the payload of a record that defines a file; its path follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DefinitionBytes {
+    /// What tells the file from all others of all times: [`identity`](super::identity).
+    pub identity: U64,
+    /// Device number when the record was written.
+    pub device: U64,
+    /// Inode number.
+    pub inode: U64,
+    /// Type and permissions, as in `st_mode`.
+    pub mode: U32,
+    /// Owner.
+    pub uid: U32,
+    /// Group.
+    pub gid: U32,
+    /// Bit 0: the file was made under Tidegate, so that recovery may have to make it again.
+    pub flags: U32,
+}
+
+/// Bit of [`DefinitionBytes::flags`].
+pub const DEFINITION_BORN: u32 = 1;
+
+/// The start of the payload of a record that renames; both paths follow.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RenameBytes {
+    /// Bytes of the old path.
+    pub from_bytes: U32,
+    /// Bytes of the new path.
+    pub to_bytes: U32,
+}
+
+const _: () = {
+    assert!(size_of::<LogHeaderBytes>() == 64);
+    assert!(offset_of!(LogHeaderBytes, checksum) == 8);
+    assert!(offset_of!(LogHeaderBytes, salt) == 16);
+    assert!(offset_of!(LogHeaderBytes, ring_bytes) == 24);
+    assert!(size_of::<SessionBytes>() == 24);
+    assert!(size_of::<RecordHeaderBytes>() == 64);
+    assert!(offset_of!(RecordHeaderBytes, position) == 8);
+    assert!(offset_of!(RecordHeaderBytes, file) == 16);
+    assert!(offset_of!(RecordHeaderBytes, offset) == 24);
+    assert!(offset_of!(RecordHeaderBytes, len) == 32);
+    assert!(offset_of!(RecordHeaderBytes, aux) == 40);
+    assert!(offset_of!(RecordHeaderBytes, payload_bytes) == 48);
+    assert!(offset_of!(RecordHeaderBytes, payload_checksum) == 52);
+    assert!(offset_of!(RecordHeaderBytes, kind) == 56);
+    assert!(size_of::<DefinitionBytes>() == 40);
+    assert!(size_of::<RenameBytes>() == 8);
+};

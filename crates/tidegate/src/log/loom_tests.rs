@@ -1,0 +1,247 @@
+//! Writers beside a cleaner, under every interleaving with few preemptions that the memory model allows.
+//!
+//! Everything here is the real code: locks are the C library's, which loom does not see, so each thread has a file of its own
+//! and the limit is raised beforehand. A planted bug is a copy of the function with two steps exchanged.
+
+use std::io::IoSlice;
+
+use loom::sync::Arc as LoomArc;
+use loom::thread;
+
+use super::append::{Room, release};
+use super::*;
+use crate::sync::store_before_loads;
+
+const POOL_BYTES: u64 = 128 << 10;
+
+/// How a thread writes a record and says what it depends on.
+type Write = fn(&Log, FileRef, u64);
+/// How the cleaner finds out how far it may go.
+type Safe = fn(&Log) -> u64;
+
+fn region() -> Arc<Region> {
+    let region = Arc::new(Region::anonymous(POOL_BYTES).unwrap());
+    create(&region, &LogOptions::default()).unwrap();
+    region
+}
+
+/// A log whose limit is far away, so that nobody has to lock it.
+fn log(region: &Arc<Region>) -> LoomArc<Log> {
+    region.store_u64(layout_offset(layout::TAIL_OFFSET), POOL_BYTES * 64).unwrap();
+    region.store_u64(layout_offset(layout::LIMIT_OFFSET), POOL_BYTES * 64).unwrap();
+    let pool = LogPool::open(Arc::clone(region)).unwrap();
+    let (all, memory) = (pool.ring_bytes(), SharedMemory::anonymous(CONTROL_BYTES).unwrap());
+    let log = Log::start(pool, memory, all).unwrap();
+    log.control.limit().fetch_add(POOL_BYTES / 2, Ordering::SeqCst);
+    // Words come into being when they are asked for first, which must not happen in two threads at once.
+    (0..SLOTS).for_each(|number| release(log.control.slot(number)));
+    LoomArc::new(log)
+}
+
+fn layout_offset(offset: u64) -> u64 {
+    8192 + offset
+}
+
+fn key(inode: u64) -> FileKey {
+    FileKey { device: 1, inode, identity: inode }
+}
+
+fn definition(inode: u64) -> Definition<'static> {
+    let (identity, path) = (inode, &b"/f"[..]);
+    Definition { identity, device: 1, inode, mode: 0o100_644, uid: 0, gid: 0, born: false, path }
+}
+
+/// What every user of the log does.
+fn write(log: &Log, file: FileRef, inode: u64) {
+    let guard = log.lock(file).unwrap();
+    let mut ticket = guard.begin().unwrap();
+    if ticket.needs_define() {
+        ticket.define(&definition(inode)).unwrap();
+    }
+    let position = ticket.write(0, &[IoSlice::new(b"x")]).unwrap();
+    assert!(log.tail() <= position, "a record was retired while its operation went on");
+}
+
+fn retire(log: &Log, safe: Safe) {
+    let position = safe(log);
+    log.control.tail().store(position, Ordering::SeqCst);
+}
+
+/// Two files that are defined, a writer for each, and a cleaner.
+fn two_writers_and_a_cleaner(write: Write, safe: Safe) {
+    let region = region();
+    check(2, move || {
+        let log = log(&region);
+        let files = [1, 2].map(|inode| (log.entry_for(&key(inode)).unwrap(), inode));
+        for (file, inode) in files {
+            super::loom_tests::write(&log, file, inode);
+        }
+        let threads = files.map(|(file, inode)| {
+            let log = log.clone();
+            thread::spawn(move || write(&log, file, inode))
+        });
+        retire(&log, safe);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_defined(&log);
+        retire(&log, safe);
+        assert_eq!(log.tail(), log.head(), "nobody holds anything any more");
+    });
+}
+
+/// One of them, written by a thread, and a cleaner that cleans twice.
+fn a_writer_and_a_busy_cleaner(write: Write, safe: Safe) {
+    let region = region();
+    check(3, move || {
+        let log = log(&region);
+        let file = log.entry_for(&key(1)).unwrap();
+        super::loom_tests::write(&log, file, 1);
+        let writer = {
+            let log = log.clone();
+            thread::spawn(move || (0..2).for_each(|_| write(&log, file, 1)))
+        };
+        (0..2).for_each(|_| retire(&log, safe));
+        writer.join().unwrap();
+        assert_defined(&log);
+    });
+}
+
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 10_000;
+    builder.check(model);
+}
+
+/// Each record that is left has a definition that is left.
+fn assert_defined(log: &Log) {
+    let records: Vec<_> = log.records(log.tail(), log.head()).collect();
+    let defined =
+        |id| records.iter().any(|record| record.kind == RecordKind::Define && record.file == id);
+    assert!(records.iter().all(|record| defined(record.file)), "a record without a definition");
+}
+
+#[test]
+fn loom_no_record_is_retired_while_it_is_held_and_none_without_its_definition() {
+    two_writers_and_a_cleaner(write, Log::safe_position);
+}
+
+#[test]
+fn loom_a_definition_outlives_its_records_under_a_busy_cleaner() {
+    a_writer_and_a_busy_cleaner(write, Log::safe_position);
+}
+
+/// The writer of a device, and its cleaner, which keeps the definition in the log: nobody locks the file.
+fn clean_as_a_device(log: &Log, file: FileRef, keeps_definition: bool) {
+    let end = log.safe_position();
+    let defined_at = table::entry(&log.control, file.index).defined_at().load(Ordering::SeqCst);
+    if defined_at < end && keeps_definition {
+        log.begin_unlocked(file).unwrap().define(&definition(1)).unwrap();
+    }
+    log.control.tail().store(end, Ordering::SeqCst);
+}
+
+fn a_device_and_its_cleaner(keeps_definition: bool) {
+    let region = region();
+    check(3, move || {
+        let log = log(&region);
+        let file = log.entry_for(&key(1)).unwrap();
+        log.begin_unlocked(file).unwrap().define(&definition(1)).unwrap();
+        let writer = {
+            let log = log.clone();
+            thread::spawn(move || {
+                let mut ticket = log.begin_unlocked(file).unwrap();
+                let position = ticket.write(0, &[IoSlice::new(b"x")]).unwrap();
+                assert!(log.tail() <= position, "a record was retired while its operation went on");
+            })
+        };
+        clean_as_a_device(&log, file, keeps_definition);
+        writer.join().unwrap();
+        assert_defined(&log);
+    });
+}
+
+#[test]
+fn loom_a_device_keeps_its_definition_without_a_lock() {
+    a_device_and_its_cleaner(true);
+}
+
+#[test]
+#[should_panic(expected = "a record without a definition")]
+fn loom_finds_a_device_that_lets_its_definition_go() {
+    a_device_and_its_cleaner(false);
+}
+
+/// Planted: the slot says what it depends on only after room was reserved.
+fn write_with_late_bound(log: &Log, _file: FileRef, _inode: u64) {
+    let (_, slot) = log.take_slot().unwrap();
+    let position = log.reserve(128, log.room_bytes(Room::Data)).unwrap();
+    store_before_loads(slot.bound, position);
+    assert!(log.tail() <= position, "a record was retired while its operation went on");
+    release(slot);
+}
+
+#[test]
+#[should_panic(expected = "retired while its operation went on")]
+fn loom_finds_a_bound_stored_after_the_reservation() {
+    a_writer_and_a_busy_cleaner(write_with_late_bound, Log::safe_position);
+}
+
+/// Planted: the goal is stored after the slots were read.
+fn safe_with_late_goal(log: &Log) -> u64 {
+    let control = &log.control;
+    let head = control.head().load(Ordering::SeqCst);
+    let bounds = (0..SLOTS).filter_map(|number| {
+        let slot = control.slot(number);
+        let taken = slot.owner.load(Ordering::SeqCst) != 0;
+        taken.then(|| slot.bound.load(Ordering::SeqCst)).filter(|bound| *bound != 0)
+    });
+    let safe = bounds.fold(head, u64::min);
+    store_before_loads(control.goal(), head);
+    log.with_definitions(safe).max(control.tail().load(Ordering::Relaxed))
+}
+
+#[test]
+#[should_panic(expected = "a record without a definition")]
+fn loom_finds_a_goal_stored_after_the_slots_were_read() {
+    a_writer_and_a_busy_cleaner(write, safe_with_late_goal);
+}
+
+/// Planted: definitions that records behind the safe position need do not hold it.
+fn safe_without_definitions(log: &Log) -> u64 {
+    let control = &log.control;
+    let head = control.head().load(Ordering::SeqCst);
+    store_before_loads(control.goal(), head);
+    let bounds = (0..SLOTS).map(|number| control.slot(number).bound.load(Ordering::SeqCst));
+    bounds.filter(|bound| *bound != 0).fold(head, u64::min)
+}
+
+#[test]
+#[should_panic(expected = "a record without a definition")]
+fn loom_finds_a_definition_retired_before_its_records() {
+    two_writers_and_a_cleaner(write, safe_without_definitions);
+}
+
+#[test]
+fn loom_two_reservations_never_overlap() {
+    let region = region();
+    check(3, move || {
+        let log = log(&region);
+        let bytes = 192;
+        // So near the end of the lap that one of them starts at the next.
+        let ring_bytes = log.pool().ring_bytes();
+        let near_the_end = log.head().next_multiple_of(ring_bytes) + ring_bytes - 256;
+        for word in [log.control.head(), log.control.tail()] {
+            word.store(near_the_end, Ordering::SeqCst);
+        }
+        log.control.limit().store(near_the_end + ring_bytes, Ordering::SeqCst);
+        let other = {
+            let log = log.clone();
+            thread::spawn(move || log.reserve(bytes, log.room_bytes(Room::Data)).unwrap())
+        };
+        let own = log.reserve(bytes, log.room_bytes(Room::Data)).unwrap();
+        let other = other.join().unwrap();
+        assert!(own.abs_diff(other) >= bytes, "{own} and {other} overlap");
+        assert!([own, other].iter().all(|start| start % ring_bytes + bytes <= ring_bytes));
+        assert!(log.head() >= own.max(other) + bytes);
+    });
+}

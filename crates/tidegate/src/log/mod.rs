@@ -1,0 +1,304 @@
+//! Engine `log`: a write log on persistent memory, for files and for blocks.
+//!
+//! A record is durable with one fence and tells by itself whether it is whole (`record`, `layout`). Many processes append
+//! without a lock between them (`append`); what they share beside the pool is the control memory (`control`), with the
+//! slots of operations in the middle and the table of files (`table`). One of them, the supervisor, retires what the
+//! files have (`cleaner`). After a crash, `scan` finds the records. From the `NVCache` paper, whose log has fixed
+//! entries of 4 KiB, two fences a write and one process; docs/architecture.md says what differs and why.
+//!
+//! Entry points: [`create`], [`LogPool::open`], [`Log::start`], [`Log::attach`]; [`Log::lock`], [`FileGuard::begin`],
+//! [`Ticket::write`]; [`Log::safe_position`], [`Log::retire_to`]; [`Scanner`].
+
+mod absorb;
+mod append;
+mod cleaner;
+mod control;
+pub mod device;
+mod error;
+pub mod layout;
+mod overlay;
+mod owner;
+mod pool;
+mod record;
+pub mod recover;
+mod scan;
+mod settle;
+mod stats;
+mod table;
+mod touched;
+
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
+#[cfg(all(test, not(feature = "loom")))]
+mod model_tests;
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use append::{FileGuard, Interrupted, NameTicket, Ticket};
+pub use control::{CONTROL_BYTES, Control, FILES_MAX, SLOTS};
+pub use error::{AppendError, LockError, LogError};
+pub use overlay::{Base, Overlay, OverlayError};
+pub use owner::{after_fork, current_process, process_of, thread_of};
+pub use pool::{LogOptions, LogPool, RING_BYTES_MIN, create};
+pub use record::{Definition, Header, RecordKind, RenamePaths, checked_path, identity};
+pub use scan::Scanner;
+pub use settle::{Absorbed, can_write_in_place};
+pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
+pub use table::{FileKey, FileRef};
+
+use control::Start;
+use touched::Touched;
+
+use crate::pmem::{Kind, LockFailure, Locked, Region, RegionOptions, SharedMemory};
+use crate::sync::Ordering;
+
+/// A log in use: the pool and the control memory.
+pub struct Log {
+    pool: LogPool,
+    control: Control,
+    touched: Touched,
+}
+
+/// The right to clean a log; dropping it, or dying, gives it up.
+pub struct Supervision<'a>(#[expect(dead_code, reason = "held, not looked at")] Locked<'a>);
+
+/// The names of files, locked.
+pub struct NamesGuard<'a>(Locked<'a>);
+
+impl NamesGuard<'_> {
+    /// The former holder was killed while it held the lock: one operation on names may be half done.
+    pub fn owner_died(&self) -> bool {
+        self.0.owner_died()
+    }
+}
+
+impl Log {
+    /// Starts to use a recovered log, whose tail is where its records begin and end: all of it is room. `allocated_bytes` of the
+    /// ring have space in the file under the pool.
+    ///
+    /// # Errors
+    /// [`LogError`].
+    pub fn start(
+        pool: LogPool,
+        memory: SharedMemory,
+        allocated_bytes: u64,
+    ) -> Result<Self, LogError> {
+        let limit = pool.limit()?;
+        // What lies between tail and limit was reserved once: a new record there could meet an old one's position.
+        pool.set_tail(limit)?;
+        let mut position = limit;
+        if allocated_bytes < pool.ring_bytes() {
+            // From the ring's start, which has space: who writes little never needs more of it.
+            position = limit.next_multiple_of(pool.ring_bytes());
+            pool.set_limit(position)?;
+            pool.set_tail(position)?;
+        }
+        let (tail, head, limit, lap_bytes) = (position, position, position, pool.ring_bytes());
+        let start = Start { pool: pool.salt(), tail, head, limit, allocated_bytes, lap_bytes };
+        let control = Control::init(memory, start);
+        Ok(Self::of(pool, control))
+    }
+
+    /// Starts to use a log with the records that are in it; new ones begin at the limit. All of the ring has space.
+    ///
+    /// # Errors
+    /// [`LogError`].
+    pub(super) fn start_with_records(
+        pool: LogPool,
+        memory: SharedMemory,
+    ) -> Result<Self, LogError> {
+        let (tail, limit) = (pool.tail()?, pool.limit()?);
+        // What a killed process stored may be seen before it is durable; room must not be used again before the tail is.
+        pool.set_tail(tail)?;
+        pool.set_limit(limit)?;
+        let allocated_bytes = pool.ring_bytes();
+        let lap_bytes = pool.ring_bytes();
+        let start =
+            Start { pool: pool.salt(), tail, head: limit, limit, allocated_bytes, lap_bytes };
+        Ok(Self::of(pool, Control::init(memory, start)))
+    }
+
+    /// Joins a log that a supervisor has started, from another process: takes no lock and installs no handler there.
+    ///
+    /// # Errors
+    /// [`LogError`]: there is no such log.
+    pub fn attach(pool: &Path, control: &Path) -> Result<Self, LogError> {
+        let options = RegionOptions { guest: true, ..RegionOptions::default() };
+        let pool = LogPool::open(Arc::new(Region::open(pool, &options)?))?;
+        let control = Control::open(control, pool.salt())?;
+        Ok(Self::of(pool, control))
+    }
+
+    /// Takes over a log whose supervisor died: its control memory at `control` lives, and processes may still use it.
+    ///
+    /// # Errors
+    /// [`LogError`]: it is not there, or belongs to another pool.
+    pub fn resume(pool: LogPool, control: &Path) -> Result<Self, LogError> {
+        let control = Control::open(control, pool.salt())?;
+        Ok(Self::of(pool, control))
+    }
+
+    fn of(pool: LogPool, control: Control) -> Self {
+        let in_tmpfs = pool.region().kind() == Kind::Tmpfs;
+        let touched = Touched::new(if in_tmpfs { pool.region().len_bytes() } else { 0 });
+        Self { pool, control, touched }
+    }
+
+    /// To be called in the child after a fork, beside [`after_fork`].
+    pub fn forget_pages(&self) {
+        self.touched.forget();
+    }
+
+    /// The log on its medium.
+    pub fn pool(&self) -> &LogPool {
+        &self.pool
+    }
+
+    /// The entry of the file with this key; one is made for it where there is none.
+    ///
+    /// # Errors
+    /// [`LogError::TableFull`], [`LogError::Lock`].
+    pub fn entry_for(&self, key: &FileKey) -> Result<FileRef, LogError> {
+        table::find_or_add(&self.control, key)
+    }
+
+    /// The entry of the file with this key, if it has one.
+    ///
+    /// # Errors
+    /// [`LogError::Lock`].
+    pub fn find(&self, key: &FileKey) -> Result<Option<FileRef>, LogError> {
+        table::find_only(&self.control, key)
+    }
+
+    /// A file of these numbers may have an entry. Costs a load or two, takes no lock.
+    pub fn may_have(&self, device: u64, inode: u64) -> bool {
+        table::may_have(&self.control, device, inode)
+    }
+
+    /// Locks all names of files, for an operation that changes some. Taken before the lock of a file. Waits a
+    /// second at most.
+    ///
+    /// # Errors
+    /// [`LockFailure`]; the operation then goes on without the log.
+    pub fn lock_names(&self) -> Result<NamesGuard<'_>, LockFailure> {
+        self.control.lock_names().map(NamesGuard)
+    }
+
+    /// Names were or will be changed in ways that the log does not have.
+    pub fn mark_names_unlogged(&self) {
+        self.control.names_unlogged().fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A number of such changes, to be given to [`names_synced`](Self::names_synced).
+    pub fn names_unlogged(&self) -> u64 {
+        self.control.names_unlogged().load(Ordering::SeqCst)
+    }
+
+    /// A real sync that covers all names and began after [`names_unlogged`](Self::names_unlogged) was `seen` has succeeded.
+    pub fn names_synced(&self, seen: u64) {
+        self.control.names_synced().fetch_max(seen, Ordering::SeqCst);
+    }
+
+    /// All names are in the log or on the disk.
+    pub fn names_covered(&self) -> bool {
+        self.names_unlogged() == self.control.names_synced().load(Ordering::SeqCst)
+    }
+
+    /// A directory was made: files in it have no durable place before the next real sync of the file system.
+    pub fn mark_folder_made(&self) {
+        self.control.folders_unlogged().fetch_add(1, Ordering::SeqCst);
+        self.mark_names_unlogged();
+    }
+
+    /// A number of such directories, to be given to [`folders_synced`](Self::folders_synced).
+    pub fn folders_unlogged(&self) -> u64 {
+        self.control.folders_unlogged().load(Ordering::SeqCst)
+    }
+
+    /// A real sync of the file system that began after [`folders_unlogged`](Self::folders_unlogged) was `seen` has succeeded.
+    pub fn folders_synced(&self, seen: u64) {
+        self.control.folders_synced().fetch_max(seen, Ordering::SeqCst);
+    }
+
+    /// All directories are on the disk: a file made now will be found again, if its records are.
+    pub fn folders_covered(&self) -> bool {
+        self.folders_unlogged() == self.control.folders_synced().load(Ordering::SeqCst)
+    }
+
+    /// Has the cleaner retire all that the log has by now, and waits for it, `patience` at most: whether that was done. The caller
+    /// must have no [`Ticket`].
+    pub fn checkpoint(&self, patience: Duration) -> bool {
+        let until = self.head();
+        self.control.wanted().fetch_max(until, Ordering::SeqCst);
+        let step = Duration::from_millis(100).min(patience);
+        let mut left = patience;
+        loop {
+            let seen = self.room();
+            if self.tail() >= until {
+                return true;
+            }
+            if left.is_zero() || !self.supervisor_alive() {
+                return false;
+            }
+            self.wait_for_room(seen, step);
+            left = left.saturating_sub(step);
+        }
+    }
+
+    /// The position up to which somebody wants the log to be retired.
+    pub fn wanted(&self) -> u64 {
+        self.control.wanted().load(Ordering::SeqCst)
+    }
+
+    /// Where the next record will be, or later.
+    pub fn head(&self) -> u64 {
+        self.control.head().load(Ordering::SeqCst)
+    }
+
+    /// Where the records begin that are not retired.
+    pub fn tail(&self) -> u64 {
+        self.control.tail().load(Ordering::SeqCst)
+    }
+
+    /// Bytes of the ring, from its start, that have space in the file under the pool.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.control.allocated_bytes().load(Ordering::Acquire)
+    }
+
+    /// Somebody cleans the log.
+    pub fn supervisor_alive(&self) -> bool {
+        matches!(
+            self.control.try_lock_supervisor(),
+            Err(LockFailure::TimedOut | LockFailure::Reentered)
+        )
+    }
+
+    /// Takes the right to clean the log, for as long as the guard and the calling thread live.
+    ///
+    /// # Errors
+    /// [`LockFailure::TimedOut`]: somebody has it.
+    pub fn supervise(&self) -> Result<Supervision<'_>, LockFailure> {
+        self.control.try_lock_supervisor().map(Supervision)
+    }
+
+    /// A number that changes whenever room in the log was made. To be read before an append that may find it full.
+    pub fn room(&self) -> u32 {
+        self.control.room()
+    }
+
+    /// Waits until room was made after [`room`](Self::room) returned `seen`, `patience` at most; wakes the cleaner first.
+    pub fn wait_for_room(&self, seen: u32, patience: Duration) {
+        self.control.starving().store(1, std::sync::atomic::Ordering::Release);
+        self.control.announce_work();
+        self.control.wait_for_room(seen, patience);
+    }
+
+    /// Counters and latencies.
+    pub fn stats(&self) -> Stats<'_> {
+        Stats::new(&self.control)
+    }
+}

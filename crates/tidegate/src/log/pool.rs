@@ -1,0 +1,346 @@
+//! The log on its medium: header, tail, limit, session, and where a position lies.
+//!
+//! Invariants:
+//! 1. `tail <= every live record < limit`, and `limit <= tail + ring + one step`.
+//! 2. The limit is durable before a record that ends before it is acknowledged; the tail is moved only when all before it
+//!    is durable in the files.
+//! 3. Positions never repeat: an opener that starts anew does so at the limit, which is beyond all that was ever reserved.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use crc_fast::{CrcAlgorithm, checksum};
+use uuid::Uuid;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::error::LogError;
+use super::layout::{
+    LIMIT_OFFSET, LIMIT_STEP_BYTES, LogHeaderBytes, MAGIC, RECORD_ALIGN_BYTES, RING_OFFSET,
+    RecordHeaderBytes, SECOND_HEADER_OFFSET, SESSION_OFFSET, SessionBytes, TAIL_OFFSET,
+};
+use super::record::{Definition, Header, RecordKind, payload_checksum, record_bytes};
+use crate::pmem::{PmemError, Region};
+use crate::pool::{self, Engine, Superblock};
+
+type Result<T> = std::result::Result<T, LogError>;
+
+/// The least that a ring may have.
+pub const RING_BYTES_MIN: u64 = 64 << 10;
+
+/// How to make a log pool.
+#[derive(Debug, Clone)]
+pub struct LogOptions {
+    /// The pool's uuid; the salt of its checksums comes from random bits of another one.
+    pub uuid: Uuid,
+    /// What checksums begin with.
+    pub salt: u64,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        Self { uuid: Uuid::new_v4(), salt: Uuid::new_v4().as_u64_pair().0 }
+    }
+}
+
+/// Makes a log pool of all of `region`; whatever was there is lost.
+///
+/// # Errors
+/// [`LogError::TooSmall`] before anything changes; [`LogError::Pool`], [`LogError::Pmem`].
+pub fn create(region: &Region, options: &LogOptions) -> Result<Superblock> {
+    let mut superblock = Superblock::plan(region, Engine::Log, options.uuid, 4096)?;
+    let ring_bytes = ring_bytes(&superblock);
+    if ring_bytes < RING_BYTES_MIN {
+        return Err(LogError::TooSmall { found_bytes: ring_bytes, least_bytes: RING_BYTES_MIN });
+    }
+    pool::erase(region)?;
+    let mut header = LogHeaderBytes {
+        magic: MAGIC,
+        salt: U64::new(options.salt),
+        ring_bytes: U64::new(ring_bytes),
+        ..LogHeaderBytes::new_zeroed()
+    };
+    header.checksum = U64::new(header_checksum(&header));
+    let base = superblock.data_offset;
+    region.zero_streaming(base, RING_OFFSET)?;
+    region.write(base, header.as_bytes())?;
+    region.write(base + SECOND_HEADER_OFFSET, header.as_bytes())?;
+    // One lap ahead, so that no position is 0 and none of an older log in these bytes is met in the first lap.
+    region.store_u64(base + TAIL_OFFSET, ring_bytes)?;
+    region.store_u64(base + LIMIT_OFFSET, ring_bytes)?;
+    region.write_back(base, RING_OFFSET)?;
+    region.fence()?;
+    // The superblock last: a crash before it leaves no pool, instead of a pool without a log.
+    superblock.write(region)?;
+    Ok(superblock)
+}
+
+fn ring_bytes(superblock: &Superblock) -> u64 {
+    superblock.data_bytes.saturating_sub(RING_OFFSET)
+}
+
+fn header_checksum(header: &LogHeaderBytes) -> u64 {
+    let zeroed = LogHeaderBytes { checksum: U64::ZERO, ..*header };
+    checksum(CrcAlgorithm::Crc64Nvme, zeroed.as_bytes())
+}
+
+/// A log pool, opened.
+#[derive(Debug)]
+pub struct LogPool {
+    region: Arc<Region>,
+    superblock: Superblock,
+    ring_bytes: u64,
+    salt: u64,
+}
+
+impl LogPool {
+    /// Opens the log pool in `region`; changes nothing.
+    ///
+    /// # Errors
+    /// [`LogError`]: there is none, or it is damaged.
+    pub fn open(region: Arc<Region>) -> Result<Self> {
+        let superblock = Superblock::read(&region)?.superblock;
+        superblock.expect_engine(Engine::Log)?;
+        let base = superblock.data_offset;
+        if ring_bytes(&superblock) < RING_BYTES_MIN {
+            let found_bytes = ring_bytes(&superblock);
+            return Err(LogError::TooSmall { found_bytes, least_bytes: RING_BYTES_MIN });
+        }
+        let first = read_header(&region, base)?;
+        let header = match first {
+            Ok(header) => header,
+            Err(error) => read_header(&region, base + SECOND_HEADER_OFFSET)?.map_err(|_| error)?,
+        };
+        let pool = Self {
+            ring_bytes: header.ring_bytes.get(),
+            salt: header.salt.get(),
+            region,
+            superblock,
+        };
+        pool.check()?;
+        Ok(pool)
+    }
+
+    /// Checks what no checksum can: that the numbers fit each other.
+    fn check(&self) -> Result<()> {
+        let require = |holds, field, found, expected| {
+            if holds { Ok(()) } else { Err(LogError::Inconsistent { field, found, expected }) }
+        };
+        let ring = self.ring_bytes;
+        let fits = ring == ring_bytes(&self.superblock);
+        require(fits, "ring size", ring, "all of the pool behind the log's header")?;
+        let (tail, limit) = (self.tail()?, self.limit()?);
+        let sane = tail >= ring && tail < 1 << 62 && tail.is_multiple_of(RECORD_ALIGN_BYTES);
+        require(sane, "tail", tail, "a multiple of 64, from one lap on")?;
+        let sane = limit >= tail && limit - tail <= ring + self.limit_step_bytes();
+        require(sane, "limit", limit, "between the tail and one lap beyond it")
+    }
+
+    /// The memory under the pool.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// What the pool says of itself.
+    pub fn superblock(&self) -> Superblock {
+        self.superblock
+    }
+
+    /// Bytes of the ring.
+    pub fn ring_bytes(&self) -> u64 {
+        self.ring_bytes
+    }
+
+    /// By how much the limit moves: never past the part of the ring that users' data leaves free, so that who starts at the limit
+    /// finds room.
+    pub(super) fn limit_step_bytes(&self) -> u64 {
+        let share = self.ring_bytes / 32;
+        LIMIT_STEP_BYTES.min(share - share % RECORD_ALIGN_BYTES)
+    }
+
+    /// The largest payload of a record: a quarter of the ring, so that a full log always has room for one soon.
+    pub fn payload_bytes_max(&self) -> u64 {
+        (self.ring_bytes / 4).min(1 << 30)
+    }
+
+    /// The persistent tail.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub fn tail(&self) -> std::result::Result<u64, PmemError> {
+        self.region.load_u64(self.superblock.data_offset + TAIL_OFFSET)
+    }
+
+    /// The position that no record passes.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub fn limit(&self) -> std::result::Result<u64, PmemError> {
+        self.region.load_u64(self.superblock.data_offset + LIMIT_OFFSET)
+    }
+
+    /// Moves the persistent tail. All before `position` must be durable in the files.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub(super) fn set_tail(&self, position: u64) -> std::result::Result<(), PmemError> {
+        self.set_word(TAIL_OFFSET, position)
+    }
+
+    /// Moves the limit.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub(super) fn set_limit(&self, position: u64) -> std::result::Result<(), PmemError> {
+        self.set_word(LIMIT_OFFSET, position)
+    }
+
+    /// A word of eight bytes is stored whole or not at all, so this needs no second copy.
+    fn set_word(&self, offset: u64, value: u64) -> std::result::Result<(), PmemError> {
+        let at = self.superblock.data_offset + offset;
+        self.region.store_u64(at, value)?;
+        self.region.persist(at, 8)
+    }
+
+    /// The boot in which the log was written last; none where it was closed, or that cannot be told.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub fn session(&self) -> std::result::Result<Option<[u8; 16]>, PmemError> {
+        let mut bytes = SessionBytes::default();
+        self.region.read(self.superblock.data_offset + SESSION_OFFSET, bytes.as_mut_bytes())?;
+        let whole = checksum(CrcAlgorithm::Crc64Nvme, &bytes.boot_id) == bytes.checksum.get();
+        Ok((whole && bytes.boot_id != [0; 16]).then_some(bytes.boot_id))
+    }
+
+    /// Notes the boot in which the log is written; zeroes: it is closed.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub fn set_session(&self, boot_id: [u8; 16]) -> std::result::Result<(), PmemError> {
+        let checksum = U64::new(checksum(CrcAlgorithm::Crc64Nvme, &boot_id));
+        let bytes = SessionBytes { boot_id, checksum };
+        let at = self.superblock.data_offset + SESSION_OFFSET;
+        self.region.write(at, bytes.as_bytes())?;
+        self.region.persist(at, size_of::<SessionBytes>() as u64)
+    }
+
+    /// Appends one more definition of the file `id`, durably, for a recovery that has made the file again: no process uses the
+    /// log. It takes the room that records of users' data leave.
+    ///
+    /// # Errors
+    /// [`LogError::NoRoom`], [`LogError::Pmem`].
+    pub fn note_definition(&self, id: u64, definition: &Definition<'_>) -> Result<()> {
+        let fixed = definition.encode();
+        let parts = [IoSlice::new(fixed.as_bytes()), IoSlice::new(definition.path)];
+        let payload: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        let bytes = record_bytes(payload);
+        let limit = self.limit()?;
+        let left_in_lap = self.ring_bytes - limit % self.ring_bytes;
+        let position = if bytes > left_in_lap { limit + left_in_lap } else { limit };
+        if position + bytes - self.tail()? > self.ring_bytes {
+            return Err(LogError::NoRoom);
+        }
+        self.set_limit(position + bytes)?;
+        let payload_bytes = u32::try_from(payload).map_err(|_| LogError::NoRoom)?;
+        let payload_checksum = payload_checksum(&parts);
+        let kind = RecordKind::Define;
+        let (offset, len, aux) = (0, 0, 0);
+        let header = Header {
+            position,
+            kind,
+            file: id,
+            offset,
+            len,
+            aux,
+            payload_bytes,
+            payload_checksum,
+            absorbed: false,
+        };
+        let at = self.region_offset(position);
+        self.region.write_streaming(at, header.encode(self.salt).as_bytes())?;
+        self.region.write_streaming(at + RECORD_ALIGN_BYTES, parts[0].as_ref())?;
+        let path_at = at + RECORD_ALIGN_BYTES + parts[0].len() as u64;
+        self.region.write_streaming(path_at, definition.path)?;
+        Ok(self.region.fence()?)
+    }
+
+    /// Where in the region the byte at `position` lies.
+    pub(super) fn region_offset(&self, position: u64) -> u64 {
+        self.superblock.data_offset + RING_OFFSET + position % self.ring_bytes
+    }
+
+    pub(super) fn salt(&self) -> u64 {
+        self.salt
+    }
+
+    /// The header of the record at `position`, if there is one; its payload may be torn.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub fn read_header(&self, position: u64) -> std::result::Result<Option<Header>, PmemError> {
+        let at = self.region_offset(position);
+        // Most places that a scan looks at hold no record: one word tells.
+        if self.region.load_u64(at + 8)? != position {
+            return Ok(None);
+        }
+        let mut bytes = RecordHeaderBytes::new_zeroed();
+        self.region.read(at, bytes.as_mut_bytes())?;
+        let header = Header::decode(&bytes, self.salt, position);
+        Ok(header.filter(|header| self.fits(header)))
+    }
+
+    /// A record never passes the end of the ring.
+    fn fits(&self, header: &Header) -> bool {
+        header.position % self.ring_bytes + header.record_bytes() <= self.ring_bytes
+            && u64::from(header.payload_bytes) <= self.payload_bytes_max()
+    }
+
+    /// Copies a part of a record's payload: `buf.len()` bytes from byte `at` of it on.
+    ///
+    /// # Errors
+    /// [`PmemError`]; also where the payload has not so many bytes.
+    pub fn read_payload(
+        &self,
+        header: &Header,
+        at: u64,
+        buf: &mut [u8],
+    ) -> std::result::Result<(), PmemError> {
+        let (len, region_bytes) = (buf.len() as u64, u64::from(header.payload_bytes));
+        if at > region_bytes || len > region_bytes - at {
+            return Err(PmemError::OutOfRange { offset: at, len, region_bytes });
+        }
+        self.region.read(self.region_offset(header.position) + RECORD_ALIGN_BYTES + at, buf)
+    }
+
+    /// Whether all of the record's payload is there.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub fn is_whole(&self, header: &Header) -> std::result::Result<bool, PmemError> {
+        let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
+        let mut buf = [0; 4096];
+        let mut at = 0;
+        while at < u64::from(header.payload_bytes) {
+            let step = (u64::from(header.payload_bytes) - at).min(buf.len() as u64);
+            let part = &mut buf[..usize::try_from(step).unwrap_or(0)];
+            self.read_payload(header, at, part)?;
+            digest.update(part);
+            at += step;
+        }
+        let found = if at == 0 { payload_checksum(&[]).into() } else { digest.finalize() };
+        Ok(found == u64::from(header.payload_checksum))
+    }
+}
+
+type Copy = std::result::Result<LogHeaderBytes, LogError>;
+
+fn read_header(region: &Region, at: u64) -> Result<Copy> {
+    let mut bytes = [0; size_of::<LogHeaderBytes>()];
+    region.read(at, &mut bytes)?;
+    let header =
+        LogHeaderBytes::read_from_bytes(&bytes).unwrap_or_else(|_| LogHeaderBytes::new_zeroed());
+    let (found, expected) = (header.checksum.get(), header_checksum(&header));
+    let whole = found == expected && header.magic == MAGIC;
+    Ok(if whole { Ok(header) } else { Err(LogError::Header { found, expected }) })
+}

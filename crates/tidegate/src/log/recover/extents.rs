@@ -1,0 +1,135 @@
+//! What of a file's bytes the log knows: the newest of each byte.
+
+use std::collections::BTreeMap;
+
+/// Where the bytes of an extent come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// From this position of the log on.
+    Log(u64),
+    /// They are zero.
+    Zero,
+}
+
+impl Content {
+    /// The content `bytes` further on.
+    fn skip(self, bytes: u64) -> Self {
+        match self {
+            Self::Log(position) => Self::Log(position.saturating_add(bytes)),
+            Self::Zero => Self::Zero,
+        }
+    }
+}
+
+/// A range of a file's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte of the file.
+    pub start: u64,
+    /// First byte after it.
+    pub end: u64,
+    /// What its bytes are.
+    pub content: Content,
+}
+
+impl Extent {
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// Extents that do not overlap, by their starts.
+#[derive(Debug, Default)]
+pub(in crate::log) struct ExtentMap {
+    extents: BTreeMap<u64, (u64, Content)>,
+}
+
+impl ExtentMap {
+    /// Puts an extent over what is there.
+    pub(in crate::log) fn insert(&mut self, extent: Extent) {
+        if extent.start >= extent.end {
+            return;
+        }
+        self.split(extent.start);
+        self.split(extent.end);
+        while let Some((&start, _)) = self.extents.range(extent.start..extent.end).next() {
+            self.extents.remove(&start);
+        }
+        self.extents.insert(extent.start, (extent.end, extent.content));
+    }
+
+    /// Drops all from `size` on.
+    pub(super) fn cut(&mut self, size: u64) {
+        self.split(size);
+        self.extents.split_off(&size);
+    }
+
+    /// Makes an extent that goes across `at` two.
+    fn split(&mut self, at: u64) {
+        let Some((&start, &(end, content))) = self.extents.range(..at).next_back() else { return };
+        if end > at {
+            self.extents.insert(start, (at, content));
+            self.extents.insert(at, (end, content.skip(at - start)));
+        }
+    }
+
+    /// All extents in order.
+    pub(in crate::log) fn iter(&self) -> impl Iterator<Item = Extent> {
+        self.extents.iter().map(|(&start, &(end, content))| Extent { start, end, content })
+    }
+
+    /// All extents in order.
+    pub(super) fn into_vec(self) -> Vec<Extent> {
+        let extents = self.extents.into_iter();
+        extents.map(|(start, (end, content))| Extent { start, end, content }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(extents: &[(u64, u64, Content)]) -> ExtentMap {
+        let mut map = ExtentMap::default();
+        for &(start, end, content) in extents {
+            map.insert(Extent { start, end, content });
+        }
+        map
+    }
+
+    fn list(map: ExtentMap) -> Vec<(u64, u64, Content)> {
+        map.into_vec().into_iter().map(|it| (it.start, it.end, it.content)).collect()
+    }
+
+    #[test]
+    fn the_newest_wins_and_the_rest_stays() {
+        let map = map(&[(0, 100, Content::Log(1000)), (40, 60, Content::Log(5000))]);
+        let expected = vec![
+            (0, 40, Content::Log(1000)),
+            (40, 60, Content::Log(5000)),
+            (60, 100, Content::Log(1060)),
+        ];
+        assert_eq!(list(map), expected);
+    }
+
+    #[test]
+    fn one_over_many_leaves_one() {
+        let mut map =
+            map(&[(0, 8, Content::Log(0)), (8, 16, Content::Log(64)), (20, 24, Content::Zero)]);
+        map.insert(Extent { start: 0, end: 24, content: Content::Zero });
+        assert_eq!(list(map), vec![(0, 24, Content::Zero)]);
+    }
+
+    #[test]
+    fn a_cut_drops_what_is_behind_it() {
+        let mut map = map(&[(0, 100, Content::Log(0)), (200, 300, Content::Zero)]);
+        map.cut(50);
+        assert_eq!(list(map), vec![(0, 50, Content::Log(0))]);
+    }
+
+    #[test]
+    fn nothing_takes_no_place() {
+        assert_eq!(list(map(&[(5, 5, Content::Zero)])), vec![]);
+    }
+}

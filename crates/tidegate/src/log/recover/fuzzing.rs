@@ -1,0 +1,117 @@
+//! The body of the fuzz target for log pools: any bytes give an error or a plan, never a panic.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use uuid::Uuid;
+use zerocopy::IntoBytes;
+
+use super::plan_pool;
+use crate::log::record::{Header, payload_checksum};
+use crate::log::{LogOptions, LogPool, RecordKind, create};
+use crate::pmem::Region;
+
+const POOL_BYTES: u64 = 256 << 10;
+const SALT: u64 = 42;
+const KINDS: [RecordKind; 10] = [
+    RecordKind::Write,
+    RecordKind::Zero,
+    RecordKind::SetSize,
+    RecordKind::Define,
+    RecordKind::Link,
+    RecordKind::Rename,
+    RecordKind::Unlink,
+    RecordKind::Retire,
+    RecordKind::Void,
+    RecordKind::Settle,
+];
+
+/// Opens and plans a pool that holds `bytes` as they are.
+///
+/// # Panics
+/// Where recovery has a bug.
+pub fn arbitrary_pool(bytes: &[u8]) {
+    let Ok(region) = Region::anonymous((bytes.len() as u64).max(1)) else { return };
+    region.write(0, bytes).expect("the bytes fit their region");
+    plan(&Arc::new(region));
+}
+
+/// Makes a small pool, fills its log as `bytes` say with records whose checksums hold, patches it, and plans it. Of the first
+/// two bytes one says how much of the rest are records, the other whether the numbers beside the ring are patched.
+///
+/// # Panics
+/// Where recovery has a bug.
+pub fn patched_pool(bytes: &[u8]) {
+    let Some((&[share, form], rest)) = bytes.split_first_chunk::<2>() else { return };
+    let region = Arc::new(Region::anonymous(POOL_BYTES).expect("a little memory can be had"));
+    create(&region, &LogOptions { uuid: Uuid::nil(), salt: SALT }).expect("a small pool fits");
+    let (records, patches) = rest.split_at(rest.len() * usize::from(share) / 256);
+    {
+        let pool = LogPool::open(Arc::clone(&region)).expect("a new pool opens");
+        let head = put_records(&pool, records);
+        pool.set_limit(head).expect("memory can be written");
+        for patch in patches.chunks_exact(4) {
+            let offset = u64::from(patch[0]) | u64::from(patch[1]) << 8;
+            let ring = pool.region_offset(pool.ring_bytes());
+            let at = if form & 1 == 0 { ring + offset } else { offset % ring };
+            region.write(at + u64::from(patch[2]), &patch[3..]).expect("the offset is inside");
+        }
+    }
+    plan(&region);
+}
+
+/// Each record is a byte for its kind and one for its file, three bytes that make numbers, one for the payload's
+/// length, and the payload; where the next record would begin.
+fn put_records(pool: &LogPool, mut bytes: &[u8]) -> u64 {
+    let start = pool.tail().expect("memory can be read");
+    let mut position = start;
+    while let Some((&[kind, file, offset, len, aux, payload], rest)) = bytes.split_first_chunk() {
+        let (payload, rest) = rest.split_at(usize::from(payload).min(rest.len()));
+        bytes = rest;
+        let header = Header {
+            position,
+            kind: KINDS[usize::from(kind) % KINDS.len()],
+            file: number(file, start),
+            offset: number(offset, start),
+            len: number(len, start),
+            aux: number(aux, start),
+            payload_bytes: u32::try_from(payload.len()).unwrap_or(0),
+            payload_checksum: payload_checksum(&[IoSlice::new(payload)]),
+            absorbed: false,
+        };
+        if position + header.record_bytes() > start + pool.ring_bytes() {
+            break;
+        }
+        let at = pool.region_offset(position);
+        let region = pool.region();
+        region.write(at, header.encode(SALT).as_bytes()).expect("the record fits");
+        region.write(at + 64, payload).expect("the record fits");
+        position += header.record_bytes();
+    }
+    position
+}
+
+/// Small numbers, positions of records, and the ends of all ranges.
+fn number(byte: u8, start: u64) -> u64 {
+    let low = u64::from(byte >> 2);
+    match byte & 3 {
+        0 => low,
+        1 => start + low * 64,
+        2 => i64::MAX.cast_unsigned() - low,
+        _ => u64::MAX - low,
+    }
+}
+
+fn plan(region: &Arc<Region>) {
+    let Ok(pool) = LogPool::open(Arc::clone(region)) else { return };
+    let Ok((plan, _)) = plan_pool(&pool) else { return };
+    // Every record has 64 bytes at least, and none makes more than two of these.
+    let most = usize::try_from(pool.ring_bytes() / 32).unwrap_or(usize::MAX);
+    assert!(plan.files().len() + plan.paths().len() <= most, "the plan is larger than the log");
+    let extents = plan.files().iter().map(|file| file.extents.len());
+    assert!(extents.sum::<usize>() <= most, "more extents than records could make");
+    for file in plan.files() {
+        let apart = file.extents.windows(2).all(|pair| pair[0].end <= pair[1].start);
+        assert!(apart, "extents of file {} overlap", file.id);
+    }
+}

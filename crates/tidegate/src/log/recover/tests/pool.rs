@@ -1,0 +1,101 @@
+//! A real log pool, brought into real files.
+
+use std::fs::{self, File};
+use std::io::IoSlice;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::log::recover::{ApplyOptions, LocalFiles, Outcome, apply, identity_of, plan_pool};
+use crate::log::{CONTROL_BYTES, Definition, FileKey, Log, LogOptions, LogPool, Ticket, create};
+use crate::pmem::{Region, SharedMemory};
+
+fn start(region: &Arc<Region>) -> Log {
+    let pool = LogPool::open(Arc::clone(region)).expect("the pool opens");
+    let all = pool.ring_bytes();
+    let control = SharedMemory::anonymous(CONTROL_BYTES).expect("a little memory can be had");
+    Log::start(pool, control, all).expect("the log starts")
+}
+
+/// Logs an operation on a new file, which is made and removed again as if a crash had lost it.
+fn lose(log: &Log, path: &Path, operation: impl FnOnce(&mut Ticket<'_>)) {
+    let file = File::create_new(path).expect("nothing is there");
+    let stat = file.metadata().expect("an open file has metadata");
+    let identity = identity_of(&file).expect("the file system has handles");
+    fs::remove_file(path).expect("a file can be removed");
+    let key = FileKey { device: stat.dev(), inode: stat.ino(), identity };
+    let guard = log.lock(log.entry_for(&key).expect("the table has room")).expect("it is free");
+    let mut ticket = guard.begin().expect("a slot is free");
+    let definition = Definition {
+        identity,
+        device: key.device,
+        inode: key.inode,
+        mode: stat.mode(),
+        uid: stat.uid(),
+        gid: stat.gid(),
+        born: true,
+        path: path.as_os_str().as_bytes(),
+    };
+    ticket.define(&definition).expect("the log has room");
+    operation(&mut ticket);
+}
+
+fn recover(region: &Arc<Region>) -> Outcome {
+    let pool = LogPool::open(Arc::clone(region)).expect("the pool opens");
+    let (plan, unreadable_bytes) = plan_pool(&pool).expect("memory can be read");
+    assert_eq!(unreadable_bytes, 0);
+    let options = ApplyOptions { pool: Uuid::nil(), workers: 4 };
+    apply(&plan, &pool, &LocalFiles, options, &|_| (), &mut |new| {
+        let definition = Definition {
+            identity: new.identity,
+            device: 0,
+            inode: 0,
+            mode: new.mode,
+            uid: new.uid,
+            gid: new.gid,
+            born: true,
+            path: new.path,
+        };
+        pool.note_definition(new.file, &definition).map_err(std::io::Error::other)
+    })
+}
+
+#[test]
+fn a_pool_gives_back_what_the_files_lost() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let region = Arc::new(Region::anonymous(8 << 20).expect("a little memory can be had"));
+    create(&region, &LogOptions::default()).expect("the pool can be made");
+    let log = start(&region);
+    let large: Vec<u8> = (0..3_000_000_u32).map(|byte| byte.to_le_bytes()[1]).collect();
+    lose(&log, &folder.path().join("large"), |ticket| {
+        for (number, part) in large.chunks(700_000).enumerate() {
+            ticket.write(number as u64 * 700_000, &[IoSlice::new(part)]).expect("there is room");
+        }
+    });
+    let (temp, name) = (folder.path().join("temp"), folder.path().join("new/name"));
+    lose(&log, &temp, |ticket| {
+        ticket.write(10, &[IoSlice::new(b"more "), IoSlice::new(b"parts")]).expect("there is room");
+        ticket.zero(12, 2).expect("there is room");
+        ticket.set_size(18).expect("there is room");
+        let (from, to) = (temp.as_os_str().as_bytes(), name.as_os_str().as_bytes());
+        ticket.rename(from, to, 0).expect("there is room");
+    });
+    for _ in 0..2 {
+        let outcome = recover(&region);
+        assert!(outcome.is_complete(), "{:?}", outcome.failures);
+        assert!(fs::read(folder.path().join("large")).expect("it is there") == large);
+        assert_eq!(fs::read(&name).expect("it is there"), b"\0\0\0\0\0\0\0\0\0\0mo\0\0 par");
+        assert!(!temp.exists());
+    }
+    let inode = || fs::metadata(&name).expect("it is there").ino();
+    let before = inode();
+    assert_eq!(recover(&region).files_created, 0);
+    assert_eq!(inode(), before);
+    // A log that is started anew has nothing more to say.
+    drop(start(&region));
+    let pool = LogPool::open(Arc::clone(&region)).expect("the pool opens");
+    assert!(plan_pool(&pool).expect("memory can be read").0.is_empty());
+}

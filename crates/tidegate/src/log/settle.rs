@@ -1,0 +1,198 @@
+//! Bringing absorbed writes into their files.
+//!
+//! Invariants:
+//! 1. Of each byte only the newest is written: what a program wrote again later never reaches the disk at its old place.
+//! 2. What is brought while the file is still absorbed may be older than what its absorber has written since; that lies over
+//!    it in the absorber's [`Overlay`](super::Overlay) and is brought later, for it is later in the log.
+//! 3. Records before a file's last [`RecordKind::Settle`] are not brought: the kernel has them, and may have newer bytes.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::OFlags;
+use rustix::io::{Errno, ReadWriteFlags};
+
+use super::pool::LogPool;
+use super::record::{Header, RecordKind};
+use super::recover::{Content, Extent, ExtentMap, LogData};
+use crate::log::layout::RECORD_ALIGN_BYTES;
+
+/// Bytes that are copied at once.
+const STEP_BYTES: u64 = 1 << 20;
+
+/// The newest bytes of absorbed writes, by file.
+#[derive(Debug, Default)]
+pub struct Absorbed {
+    files: BTreeMap<u64, ExtentMap>,
+}
+
+impl Absorbed {
+    /// Takes a record; later ones lie over earlier ones.
+    pub fn add(&mut self, header: &Header) {
+        match header.kind {
+            RecordKind::Settle => drop(self.files.remove(&header.file)),
+            RecordKind::Write if header.absorbed => {
+                let end = header.offset.saturating_add(u64::from(header.payload_bytes));
+                let content = Content::Log(header.position + RECORD_ALIGN_BYTES);
+                let extent = Extent { start: header.offset, end, content };
+                self.files.entry(header.file).or_default().insert(extent);
+            }
+            _ => {}
+        }
+    }
+
+    /// No file has absorbed writes.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Forgets what was taken of a file: the kernel has it.
+    pub fn forget(&mut self, id: u64) {
+        self.files.remove(&id);
+    }
+
+    /// Ids of the files that have some.
+    pub fn files(&self) -> impl Iterator<Item = u64> {
+        self.files.keys().copied()
+    }
+
+    /// Writes the bytes of file `id` to `file`: how many. They stay here, so that a failure can be tried again.
+    ///
+    /// # Errors
+    /// What the kernel says; part of the bytes may have been written then. Failed memory of the log is `EIO`.
+    pub fn write(&self, id: u64, pool: &LogPool, file: BorrowedFd<'_>) -> io::Result<u64> {
+        let mut buf = Vec::new();
+        let mut written_bytes = 0;
+        for extent in self.files.get(&id).into_iter().flat_map(ExtentMap::iter) {
+            let Content::Log(position) = extent.content else { continue };
+            let mut done = 0;
+            while done < extent.bytes() {
+                let step = (extent.bytes() - done).min(STEP_BYTES);
+                buf.resize(usize::try_from(step).unwrap_or(0), 0);
+                pool.read(position + done, &mut buf)?;
+                write_all(file, extent.start + done, &buf)?;
+                done += step;
+            }
+            written_bytes += done;
+        }
+        Ok(written_bytes)
+    }
+}
+
+/// Writes where it is told to, also through a descriptor that appends: the same bytes may be brought again, after a failure or by
+/// the settling of a file.
+fn write_all(file: BorrowedFd<'_>, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match pwrite_in_place(file, bytes, offset) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                bytes = &bytes[written..];
+                offset += written as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+/// `RWF_NOAPPEND`, since Linux 6.9.
+const NO_APPEND: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x20);
+
+fn pwrite_in_place(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> rustix::io::Result<usize> {
+    if rustix::fs::fcntl_getfl(file)?.contains(OFlags::APPEND) {
+        rustix::io::pwritev2(file, &[IoSlice::new(bytes)], offset, NO_APPEND)
+    } else {
+        rustix::io::pwrite(file, bytes, offset)
+    }
+}
+
+/// Whether [`Absorbed::write`] can write through this descriptor: not where it appends and the kernel is too old to be told
+/// otherwise.
+pub fn can_write_in_place(file: BorrowedFd<'_>) -> bool {
+    pwrite_in_place(file, &[], 0).is_ok()
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::io::IoSlice;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
+
+    use super::super::{CONTROL_BYTES, Definition, FileKey, Log, LogOptions, create};
+    use super::*;
+    use crate::pmem::{Region, SharedMemory};
+
+    fn log() -> Log {
+        let region = Arc::new(Region::anonymous(2 << 20).unwrap());
+        create(&region, &LogOptions::default()).unwrap();
+        let pool = LogPool::open(region).unwrap();
+        let all = pool.ring_bytes();
+        Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES).unwrap(), all).unwrap()
+    }
+
+    fn brought(log: &Log) -> (Absorbed, u64) {
+        let mut absorbed = Absorbed::default();
+        log.records(log.tail(), log.safe_position()).for_each(|record| absorbed.add(&record));
+        let id = absorbed.files().next().unwrap_or(0);
+        (absorbed, id)
+    }
+
+    #[test]
+    fn only_the_newest_absorbed_bytes_are_brought() {
+        let log = log();
+        let file = log.entry_for(&FileKey { device: 1, inode: 1, identity: 1 }).unwrap();
+        let guard = log.lock(file).unwrap();
+        let mut ticket = guard.begin().unwrap();
+        let (identity, device, inode, mode, uid, gid, born) = (1, 1, 1, 0, 0, 0, false);
+        let path = b"/f";
+        ticket.define(&Definition { identity, device, inode, mode, uid, gid, born, path }).unwrap();
+        ticket.absorb(0, &[IoSlice::new(&[1; 6000])]).unwrap();
+        ticket.absorb(1000, &[IoSlice::new(&[2; 10])]).unwrap();
+        // One that the kernel has.
+        ticket.write(2000, &[IoSlice::new(&[3; 10])]).unwrap();
+        drop(ticket);
+        let target = tempfile::tempfile().unwrap();
+        let (absorbed, id) = brought(&log);
+        assert_eq!(absorbed.write(id, log.pool(), target.as_fd()).unwrap(), 6000);
+        let mut bytes = vec![0; 6001];
+        assert_eq!(target.read_at(&mut bytes, 0).unwrap(), 6000);
+        assert_eq!((bytes[999], bytes[1000], bytes[1009], bytes[1010]), (1, 2, 2, 1));
+        assert_eq!(bytes[2005], 1, "the kernel's own write is the kernel's business");
+        guard.begin().unwrap().settle().unwrap();
+        assert!(brought(&log).0.is_empty());
+    }
+
+    #[test]
+    fn the_same_bytes_can_be_brought_again_through_a_descriptor_that_appends() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = std::fs::File::options();
+        let file = options.append(true).create(true).open(dir.path().join("file")).unwrap();
+        assert!(can_write_in_place(file.as_fd()));
+        for _ in 0..2 {
+            write_all(file.as_fd(), 0, b"once").unwrap();
+            write_all(file.as_fd(), 4, b"more").unwrap();
+        }
+        assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"oncemore");
+    }
+
+    #[test]
+    fn a_failure_can_be_tried_again() {
+        let log = log();
+        let file = log.entry_for(&FileKey { device: 1, inode: 1, identity: 1 }).unwrap();
+        let guard = log.lock(file).unwrap();
+        let mut ticket = guard.begin().unwrap();
+        let (identity, device, inode, mode, uid, gid, born) = (1, 1, 1, 0, 0, 0, false);
+        let path = b"/f";
+        ticket.define(&Definition { identity, device, inode, mode, uid, gid, born, path }).unwrap();
+        ticket.absorb(0, &[IoSlice::new(b"kept")]).unwrap();
+        drop(ticket);
+        let (absorbed, id) = brought(&log);
+        let read_only = std::fs::File::open("/dev/null").unwrap();
+        assert!(absorbed.write(id, log.pool(), read_only.as_fd()).is_err());
+        let target = tempfile::tempfile().unwrap();
+        assert_eq!(absorbed.write(id, log.pool(), target.as_fd()).unwrap(), 4);
+    }
+}

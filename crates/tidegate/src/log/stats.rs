@@ -1,0 +1,148 @@
+//! Counters and latencies of all processes that use a log, in its control memory.
+//!
+//! Spread over shards by thread, so that counting does not make threads wait for each other. The sum over the shards is
+//! exact once all have stopped.
+
+use super::control::{Control, SLOTS, STATS_AT};
+use super::owner::owner;
+use crate::sync::Ordering;
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Counter {
+    /// Writes that went into the log.
+    Writes = 0,
+    /// Bytes of them.
+    WriteBytes = 1,
+    /// Writes that went to the kernel only.
+    UnloggedWrites = 2,
+    /// Syncs that had nothing to do.
+    SyncsSkipped = 3,
+    /// Syncs that went to the kernel.
+    SyncsReal = 4,
+    /// Definitions of files.
+    Definitions = 5,
+    /// Times that a write found the log full.
+    FullWaits = 6,
+    /// Nanoseconds spent so.
+    FullWaitNs = 7,
+    /// Files and directories that the cleaner synced.
+    CleanerSyncs = 8,
+    /// Nanoseconds that this took.
+    CleanerSyncNs = 9,
+    /// Bytes of the log that the cleaner retired.
+    RetiredBytes = 10,
+    /// The most that the log was filled, in bytes.
+    HighWaterBytes = 11,
+    /// Records of names: links, renames, removals.
+    Names = 12,
+    /// Writes that went into the log only: the kernel learned of them later.
+    AbsorbedWrites = 13,
+}
+
+const COUNTERS: u64 = 16;
+/// Buckets of a histogram: 8 to an octave, from 1 ns to 2^31.
+pub const BUCKETS: usize = 248;
+const SHARDS: u64 = 16;
+const SHARD_BYTES: u64 = 4096;
+const ENABLED_AT: u64 = STATS_AT - 64;
+
+const _: () = assert!(STATS_AT + SHARDS * SHARD_BYTES <= 128 << 10);
+const _: () = assert!((COUNTERS + BUCKETS as u64) * 8 <= SHARD_BYTES);
+const _: () = assert!(SLOTS > 0);
+
+/// The counters of a log.
+pub struct Stats<'a> {
+    control: &'a Control,
+}
+
+impl<'a> Stats<'a> {
+    pub(super) fn new(control: &'a Control) -> Self {
+        Self { control }
+    }
+
+    fn shard() -> u64 {
+        STATS_AT + (owner().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60) % SHARDS * SHARD_BYTES
+    }
+
+    /// Counts.
+    #[inline]
+    pub fn add(&self, counter: Counter, number: u64) {
+        let at = Self::shard() + counter as u64 * 8;
+        self.control.memory().word(at).fetch_add(number, Ordering::Relaxed);
+    }
+
+    /// Keeps the largest number.
+    pub fn raise(&self, counter: Counter, number: u64) {
+        let at = STATS_AT + counter as u64 * 8;
+        self.control.memory().word(at).fetch_max(number, Ordering::Relaxed);
+    }
+
+    /// What was counted, over all threads.
+    pub fn total(&self, counter: Counter) -> u64 {
+        self.sum(counter as u64)
+    }
+
+    /// Whether latencies are wanted: taking the time costs more than a short append.
+    #[inline]
+    pub fn wants_latencies(&self) -> bool {
+        self.control.memory().word(ENABLED_AT).load(Ordering::Relaxed) != 0
+    }
+
+    /// Asks for latencies.
+    pub fn want_latencies(&self) {
+        self.control.memory().word(ENABLED_AT).store(1, Ordering::Relaxed);
+    }
+
+    /// Notes that a write took so long.
+    pub fn record_latency(&self, nanoseconds: u64) {
+        let at = Self::shard() + (COUNTERS + bucket_of(nanoseconds)) * 8;
+        self.control.memory().word(at).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many writes fell into each bucket; see [`bucket_ns`].
+    pub fn latencies(&self) -> [u64; BUCKETS] {
+        std::array::from_fn(|bucket| self.sum(COUNTERS + bucket as u64))
+    }
+
+    fn sum(&self, word: u64) -> u64 {
+        let shards = (0..SHARDS).map(|shard| STATS_AT + shard * SHARD_BYTES + word * 8);
+        shards.map(|at| self.control.memory().word(at).load(Ordering::Relaxed)).sum()
+    }
+}
+
+fn bucket_of(nanoseconds: u64) -> u64 {
+    if nanoseconds < 8 {
+        return nanoseconds;
+    }
+    let octave = u64::from(nanoseconds.ilog2());
+    let eighth = (nanoseconds >> (octave - 3)) & 7;
+    ((octave - 2) * 8 + eighth).min(BUCKETS as u64 - 1)
+}
+
+/// The largest number of nanoseconds that falls into a bucket.
+pub fn bucket_ns(bucket: usize) -> u64 {
+    let bucket = bucket.min(BUCKETS - 1) as u64;
+    if bucket < 16 {
+        return bucket;
+    }
+    let (octave, eighth) = (bucket / 8 + 2, bucket % 8);
+    ((8 + eighth + 1) << (octave - 3)) - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_falls_into_the_bucket_that_holds_it() {
+        for exponent in 0..31 {
+            for number in [1_u64 << exponent, (1 << exponent) + 1, (1 << exponent) * 3 / 2] {
+                let bucket = usize::try_from(bucket_of(number)).unwrap();
+                assert!(number <= bucket_ns(bucket), "{number} in bucket {bucket}");
+                assert!(bucket == 0 || number > bucket_ns(bucket - 1), "{number} in {bucket}");
+            }
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The table of files that are in use: a hash table in the control memory.
+//!
+//! Invariants:
+//! 1. The table's shape (buckets, chains, which entry is whose) changes under the table's lock only.
+//! 2. An entry's other words change under the entry's lock, or are atomics that may change at any time.
+//! 3. An entry is given to another file only while nobody holds its lock, none of its records is live, and nothing
+//!    changes the file in ways that are not logged. Its generation grows then, so that a [`FileRef`] to the former file is
+//!    found stale.
+//! 4. A chain that leads outside the table ends there.
+
+use super::control::{
+    BUCKETS_AT, Control, ENTRIES_AT, ENTRY_BYTES, FILES_MAX, PATIENCE, TABLE_AT, TABLE_LOCK_AT,
+};
+use super::error::{LockError, LogError};
+use crate::pmem::{LockFailure, Locked};
+use crate::sync::{AtomicU64, Ordering};
+
+const BUCKETS: u64 = 65536;
+/// Entries that were ever used, from the first on.
+const USED_AT: u64 = TABLE_AT;
+/// Where the search for an entry to give to another file goes on.
+const HAND_AT: u64 = TABLE_AT + 8;
+
+const _: () = assert!(BUCKETS_AT + BUCKETS * 8 <= ENTRIES_AT);
+
+/// A file, as the kernel names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileKey {
+    /// Device number.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// What tells it from later files of the same number: [`identity`](super::identity).
+    pub identity: u64,
+}
+
+/// A file's entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileRef {
+    pub(super) index: u32,
+    pub(super) generation: u32,
+}
+
+impl FileRef {
+    /// The reference in a word, never 0.
+    pub fn to_word(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// The reference that [`to_word`](Self::to_word) made the word of.
+    pub fn from_word(word: u64) -> Self {
+        let half = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
+        Self { index: half(word), generation: half(word >> 32) }
+    }
+}
+
+/// The words of an entry. The first [`LOCK_BYTES`](crate::pmem::LOCK_BYTES) are its lock.
+#[derive(Clone, Copy)]
+pub(super) struct Entry<'a> {
+    control: &'a Control,
+    at: u64,
+}
+
+macro_rules! words {
+    ($($(#[$doc:meta])* $name:ident at $offset:expr;)*) => {
+        $($(#[$doc])* pub(super) fn $name(&self) -> &'a AtomicU64 {
+            self.control.memory().word(self.at + $offset)
+        })*
+    };
+}
+
+impl<'a> Entry<'a> {
+    words! {
+        /// 0: never used.
+        generation at 64;
+        device at 72;
+        inode at 80;
+        identity at 88;
+        /// Position of the file's first definition, 0: none. Records name the file by it.
+        id at 96;
+        /// Position of the file's last definition.
+        defined_at at 104;
+        /// Where the file's last record ends.
+        last_end at 112;
+        /// Bits of [`flag`].
+        flags at 120;
+        /// Counts changes that the log does not have.
+        unlogged at 128;
+        /// What `unlogged` was when a real sync that covered it began.
+        synced at 136;
+        /// Reasons for which the file may change unseen at any time.
+        sticky at 144;
+        /// Number of the next entry of the chain plus 1, 0: none.
+        next at 152;
+        /// The process that absorbs writes to the file, 0: none does.
+        absorber at 160;
+        /// The size of an absorbed file, and the place of the next read or write through its only open description.
+        size at 168;
+        place at 176;
+        /// Where the last record ends that changes the file's bytes or size.
+        changed_end at 184;
+    }
+}
+
+/// Bits of an entry's flags.
+pub(super) mod flag {
+    /// All of the file is in the log or on the disk, as far as `unlogged` and `synced` agree.
+    pub(in crate::log) const COVERED: u64 = 1;
+    /// It was made under Tidegate.
+    pub(in crate::log) const BORN: u64 = 2;
+    /// It has no name any more.
+    pub(in crate::log) const NAMELESS: u64 = 4;
+    /// A write-back failed, and nobody was told yet.
+    pub(in crate::log) const FAILED: u64 = 8;
+    /// A write-back failed, after which the kernel may take for clean what the disk does not have.
+    pub(in crate::log) const DROPPED: u64 = 16;
+    /// Somebody waits for the file to be settled.
+    pub(in crate::log) const WANTED: u64 = 32;
+}
+
+/// Entry `index`, which must be below [`FILES_MAX`].
+pub(super) fn entry(control: &Control, index: u32) -> Entry<'_> {
+    let index = u64::from(index) % FILES_MAX;
+    Entry { control, at: ENTRIES_AT + index * ENTRY_BYTES }
+}
+
+fn bucket<'a>(control: &'a Control, key: &FileKey) -> &'a AtomicU64 {
+    let mixed = (key.inode ^ key.device.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    control.memory().word(BUCKETS_AT + (mixed >> 48) % BUCKETS * 8)
+}
+
+fn narrow(index: u64) -> u32 {
+    u32::try_from(index % FILES_MAX).unwrap_or(0)
+}
+
+/// The entry of the file with this key; one is made for it where there is none.
+pub(super) fn find_or_add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
+    let _lock = control.memory().lock(TABLE_LOCK_AT, PATIENCE).map_err(LogError::Lock)?;
+    match find(control, key) {
+        Some(file) => Ok(file),
+        None => add(control, key),
+    }
+}
+
+/// The entry of the file with this key, if there is one.
+pub(super) fn find_only(control: &Control, key: &FileKey) -> Result<Option<FileRef>, LogError> {
+    let _lock = control.memory().lock(TABLE_LOCK_AT, PATIENCE).map_err(LogError::Lock)?;
+    Ok(find(control, key))
+}
+
+/// No entry is missed that was there before the call.
+pub(super) fn may_have(control: &Control, device: u64, inode: u64) -> bool {
+    let key = FileKey { device, inode, identity: 0 };
+    bucket(control, &key).load(Ordering::SeqCst) != 0
+}
+
+fn find(control: &Control, key: &FileKey) -> Option<FileRef> {
+    let mut next = bucket(control, key).load(Ordering::Relaxed);
+    for _ in 0..FILES_MAX {
+        let index = next.checked_sub(1).filter(|index| *index < FILES_MAX)?;
+        let found = entry(control, narrow(index));
+        if is(&found, key) {
+            return Some(reference(&found, index));
+        }
+        next = found.next().load(Ordering::Relaxed);
+    }
+    None
+}
+
+/// An absorbed file with these numbers, if there is one.
+pub(super) fn absorbed(control: &Control, device: u64, inode: u64) -> Option<FileRef> {
+    let _lock = control.memory().lock(TABLE_LOCK_AT, PATIENCE).ok()?;
+    let key = FileKey { device, inode, identity: 0 };
+    let mut next = bucket(control, &key).load(Ordering::Relaxed);
+    for _ in 0..FILES_MAX {
+        let index = next.checked_sub(1).filter(|index| *index < FILES_MAX)?;
+        let found = entry(control, narrow(index));
+        let key = FileKey { identity: found.identity().load(Ordering::Relaxed), ..key };
+        if is(&found, &key) && found.absorber().load(Ordering::SeqCst) != 0 {
+            return Some(reference(&found, index));
+        }
+        next = found.next().load(Ordering::Relaxed);
+    }
+    None
+}
+
+fn is(entry: &Entry<'_>, key: &FileKey) -> bool {
+    entry.identity().load(Ordering::Relaxed) == key.identity
+        && entry.inode().load(Ordering::Relaxed) == key.inode
+        && entry.device().load(Ordering::Relaxed) == key.device
+}
+
+fn reference(entry: &Entry<'_>, index: u64) -> FileRef {
+    let generation = entry.generation().load(Ordering::Relaxed) & u64::from(u32::MAX);
+    FileRef { index: narrow(index), generation: u32::try_from(generation).unwrap_or(0) }
+}
+
+fn add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
+    let used = control.memory().word(USED_AT);
+    let index = used.load(Ordering::Relaxed);
+    if index < FILES_MAX {
+        let fresh = entry(control, narrow(index));
+        control.init_lock(fresh.at);
+        // A name in the chains only after the lock was made: a crash in between leaves the entry unused.
+        used.store(index + 1, Ordering::Relaxed);
+        return Ok(take(control, &fresh, index, key));
+    }
+    let index = free_one(control)?;
+    Ok(take(control, &entry(control, narrow(index)), index, key))
+}
+
+/// Gives an entry, which is in no chain, to the file with this key.
+fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> FileRef {
+    for word in [entry.id(), entry.defined_at(), entry.last_end(), entry.flags()] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [entry.unlogged(), entry.synced(), entry.sticky()] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [entry.absorber(), entry.changed_end()] {
+        word.store(0, Ordering::Relaxed);
+    }
+    entry.device().store(key.device, Ordering::Relaxed);
+    entry.inode().store(key.inode, Ordering::Relaxed);
+    entry.identity().store(key.identity, Ordering::Relaxed);
+    // The generation before the chain: who comes by an old reference finds it stale.
+    let generation = entry.generation().load(Ordering::Relaxed) % u64::from(u32::MAX) + 1;
+    entry.generation().store(generation, Ordering::SeqCst);
+    let bucket = bucket(control, key);
+    entry.next().store(bucket.load(Ordering::Relaxed), Ordering::Relaxed);
+    bucket.store(index + 1, Ordering::Release);
+    reference(entry, index)
+}
+
+/// Takes an entry out of its chain whose file needs it no more.
+fn free_one(control: &Control) -> Result<u64, LogError> {
+    let hand = control.memory().word(HAND_AT);
+    for _ in 0..FILES_MAX {
+        let index = hand.load(Ordering::Relaxed) % FILES_MAX;
+        hand.store(index + 1, Ordering::Relaxed);
+        let candidate = entry(control, narrow(index));
+        let Ok(_lock) = control.memory().try_lock(candidate.at) else { continue };
+        if is_needed(control, &candidate) {
+            continue;
+        }
+        // Stale for everybody from here on, also for who waits for its lock.
+        let generation = candidate.generation().load(Ordering::Relaxed);
+        candidate.generation().store(generation + 1, Ordering::SeqCst);
+        unchain(control, &candidate, index);
+        return Ok(index);
+    }
+    Err(LogError::TableFull { most: FILES_MAX })
+}
+
+fn is_needed(control: &Control, entry: &Entry<'_>) -> bool {
+    entry.last_end().load(Ordering::SeqCst) > control.tail().load(Ordering::SeqCst)
+        || entry.sticky().load(Ordering::SeqCst) > 0
+        || entry.absorber().load(Ordering::SeqCst) > 0
+        || entry.flags().load(Ordering::Relaxed) & flag::FAILED != 0
+}
+
+fn unchain(control: &Control, gone: &Entry<'_>, index: u64) {
+    let key = FileKey {
+        device: gone.device().load(Ordering::Relaxed),
+        inode: gone.inode().load(Ordering::Relaxed),
+        identity: gone.identity().load(Ordering::Relaxed),
+    };
+    let after = gone.next().load(Ordering::Relaxed);
+    let mut link = bucket(control, &key);
+    for _ in 0..FILES_MAX {
+        let next = link.load(Ordering::Relaxed);
+        if next == index + 1 {
+            link.store(after, Ordering::Release);
+            return;
+        }
+        let Some(at) = next.checked_sub(1).filter(|at| *at < FILES_MAX) else { return };
+        link = entry(control, narrow(at)).next();
+    }
+}
+
+/// Locks the entry, if it still is that file's.
+pub(super) fn lock(control: &Control, file: FileRef) -> Result<Locked<'_>, LockError> {
+    let entry = entry(control, file.index);
+    let generation = || entry.generation().load(Ordering::SeqCst);
+    if generation() != u64::from(file.generation) {
+        return Err(LockError::Stale);
+    }
+    let locked = control.memory().lock(entry.at, PATIENCE).map_err(|failure| match failure {
+        LockFailure::TimedOut => LockError::Busy,
+        LockFailure::Reentered => LockError::Reentered,
+        LockFailure::Damaged => LockError::Stale,
+    })?;
+    if generation() == u64::from(file.generation) { Ok(locked) } else { Err(LockError::Stale) }
+}
+
+/// All entries that were ever used.
+pub(super) fn all(control: &Control) -> impl Iterator<Item = (FileRef, Entry<'_>)> {
+    let used = control.memory().word(USED_AT).load(Ordering::Acquire).min(FILES_MAX);
+    (0..used).map(|index| {
+        let entry = entry(control, narrow(index));
+        (reference(&entry, index), entry)
+    })
+}

@@ -1,0 +1,427 @@
+//! The log within one process: what records promise, what they cost, how room comes and goes.
+
+use std::io::IoSlice;
+
+use zerocopy::IntoBytes;
+
+use super::layout::{LIMIT_OFFSET, LIMIT_STEP_BYTES, RECORD_ALIGN_BYTES, TAIL_OFFSET};
+use super::*;
+use crate::pmem::Counters;
+
+const POOL_BYTES: u64 = 1 << 20;
+
+fn pool() -> LogPool {
+    let region = Arc::new(Region::anonymous(POOL_BYTES).unwrap());
+    create(&region, &LogOptions::default()).unwrap();
+    LogPool::open(region).unwrap()
+}
+
+fn log() -> Log {
+    let pool = pool();
+    let all = pool.ring_bytes();
+    Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES).unwrap(), all).unwrap()
+}
+
+fn key(inode: u64) -> FileKey {
+    FileKey { device: 1, inode, identity: 1000 + inode }
+}
+
+fn definition(inode: u64) -> Definition<'static> {
+    let (identity, path) = (1000 + inode, &b"/dir/file"[..]);
+    Definition { identity, device: 1, inode, mode: 0o100_644, uid: 0, gid: 0, born: false, path }
+}
+
+/// Defines the file where that is needed, and writes.
+fn write(log: &Log, inode: u64, offset: u64, data: &[u8]) -> Result<u64, AppendError> {
+    let guard = log.lock(log.entry_for(&key(inode)).unwrap()).unwrap();
+    let mut ticket = guard.begin()?;
+    if ticket.needs_define() {
+        ticket.define(&definition(inode))?;
+    }
+    ticket.write(offset, &[IoSlice::new(data)])
+}
+
+fn found(log: &Log) -> Vec<Header> {
+    Scanner::new(log.pool(), log.tail(), log.pool().limit().unwrap()).collect()
+}
+
+fn payload(log: &Log, header: &Header) -> Vec<u8> {
+    let mut bytes = vec![0; header.payload_bytes as usize];
+    log.pool().read_payload(header, 0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn records_are_found_in_order_with_what_they_say() {
+    let log = log();
+    let data: Vec<u8> = (0..10_000_u32).map(|byte| byte.to_le_bytes()[0]).collect();
+    for len in [0, 1, 63, 64, 65, 4096, 9999] {
+        write(&log, 7, len as u64 * 3, &data[..len]).unwrap();
+    }
+    let records = found(&log);
+    assert_eq!(records[0].kind, RecordKind::Define);
+    let fixed = payload(&log, &records[0]);
+    assert_eq!(Definition::decode(&fixed), Some(definition(7)));
+    for (record, len) in records[1..].iter().zip([0, 1, 63, 64, 65, 4096, 9999]) {
+        assert_eq!((record.kind, record.offset), (RecordKind::Write, len as u64 * 3));
+        assert_eq!(record.file, records[0].position);
+        assert_eq!(payload(&log, record), data[..len]);
+    }
+    assert_eq!(records.len(), 8);
+}
+
+#[test]
+fn every_kind_of_record_comes_back() {
+    use RecordKind::{Define, Link, Rename, Retire, SetSize, Unlink, Void, Zero};
+    let log = log();
+    let guard = log.lock(log.entry_for(&key(1)).unwrap()).unwrap();
+    let mut ticket = guard.begin().unwrap();
+    ticket.define(&definition(1)).unwrap();
+    ticket.set_size(10).unwrap();
+    ticket.zero(3, 4).unwrap();
+    ticket.link(b"/other").unwrap();
+    let rename = ticket.rename(b"/dir/file", b"/new", 77).unwrap();
+    ticket.unlink(b"/new").unwrap();
+    ticket.retire().unwrap();
+    ticket.void(rename).unwrap();
+    let records = found(&log);
+    let kinds: Vec<_> = records.iter().map(|record| record.kind).collect();
+    assert_eq!(kinds, [Define, SetSize, Zero, Link, Rename, Unlink, Retire, Void]);
+    assert_eq!((records[1].offset, records[2].offset, records[2].len), (10, 3, 4));
+    let bytes = payload(&log, &records[4]);
+    let expected = RenamePaths { from: b"/dir/file", to: b"/new" };
+    assert_eq!((RenamePaths::decode(&bytes), records[4].aux), (Some(expected), 77));
+    assert_eq!(records[7].aux, rename);
+    assert_eq!(ticket.link(b"relative"), Err(AppendError::TooLarge));
+}
+
+#[test]
+fn a_write_costs_one_fence() {
+    let log = log();
+    write(&log, 1, 0, &[1; 4096]).unwrap();
+    let before = log.pool().region().counters();
+    write(&log, 1, 4096, &[1; 4096]).unwrap();
+    write(&log, 1, 8192, &[1; 128]).unwrap();
+    let spent = log.pool().region().counters() - before;
+    let streamed = 64 + 4096 + 64 + 128;
+    let expected = Counters { stores: 4, bytes_streamed: streamed, fences: 2, ..spent };
+    assert_eq!(spent, expected);
+    assert_eq!(spent.lines_written_back, 0);
+}
+
+#[test]
+fn a_torn_record_is_skipped_and_the_next_is_found() {
+    let log = log();
+    let torn = write(&log, 1, 0, &[1; 500]).unwrap();
+    let whole = write(&log, 1, 0, &[2; 500]).unwrap();
+    let at = log.pool().region_offset(torn) + RECORD_ALIGN_BYTES + 499;
+    log.pool().region().write(at, &[9]).unwrap();
+    let mut scanner = Scanner::new(log.pool(), log.tail(), log.head());
+    let positions: Vec<_> = scanner.by_ref().map(|record| record.position).skip(1).collect();
+    assert_eq!((positions, scanner.torn()), (vec![whole], 1));
+}
+
+#[test]
+fn what_a_dead_writer_reserved_is_a_hole() {
+    let log = log();
+    write(&log, 1, 0, &[1; 64]).unwrap();
+    log.reserve(1024, log.room_bytes(append::Room::Data)).unwrap();
+    let after = write(&log, 1, 0, &[2; 64]).unwrap();
+    assert_eq!(found(&log).last().unwrap().position, after);
+    assert_eq!(found(&log).len(), 3);
+}
+
+#[test]
+fn a_full_log_takes_no_data_but_what_must_be_said_until_it_is_retired() {
+    let log = log();
+    while write(&log, 1, 0, &[1; 4096]).is_ok() {}
+    assert_eq!(write(&log, 1, 0, &[1; 4096]), Err(AppendError::Full));
+    let guard = log.lock(log.entry_for(&key(1)).unwrap()).unwrap();
+    guard.begin().unwrap().retire().unwrap();
+    drop(guard);
+    let safe = log.safe_position();
+    assert_eq!(safe, log.head());
+    log.retire_to(safe).unwrap();
+    assert!(found(&log).is_empty());
+    // Several laps.
+    for round in 0..2000_u64 {
+        write(&log, 1, round, &[3; 4000]).unwrap();
+        if round % 100 == 99 {
+            assert_eq!(found(&log).len(), 101, "100 writes, and a definition anew");
+            log.retire_to(log.safe_position()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_record_too_large_for_the_log_is_refused() {
+    let log = log();
+    let large = vec![0; (POOL_BYTES / 4) as usize];
+    assert_eq!(write(&log, 1, 0, &large), Err(AppendError::TooLarge));
+}
+
+#[test]
+fn an_operation_in_the_middle_holds_the_tail() {
+    let log = log();
+    write(&log, 1, 0, &[1; 64]).unwrap();
+    let guard = log.lock(log.entry_for(&key(2)).unwrap()).unwrap();
+    let mut ticket = guard.begin().unwrap();
+    let bound = log.head();
+    ticket.define(&definition(2)).unwrap();
+    ticket.write(0, &[IoSlice::new(b"x")]).unwrap();
+    assert_eq!(log.safe_position(), bound);
+    drop(ticket);
+    assert_eq!(log.safe_position(), log.head());
+}
+
+#[test]
+fn a_definition_outlives_the_records_that_need_it() {
+    let log = log();
+    write(&log, 1, 0, &[1; 64]).unwrap();
+    let guard = log.lock(log.entry_for(&key(1)).unwrap()).unwrap();
+    let ticket = guard.begin().unwrap();
+    assert!(!ticket.needs_define());
+    // The cleaner may not pass the definition while the ticket is held,
+    assert_eq!(log.safe_position(), log.tail());
+    drop(ticket);
+    // and who comes after it has chosen its goal defines the file anew.
+    let goal = log.safe_position();
+    let ticket = guard.begin().unwrap();
+    assert!(ticket.needs_define());
+    log.retire_to(goal).unwrap();
+}
+
+#[test]
+fn no_record_is_left_without_a_definition() {
+    let log = log();
+    write(&log, 1, 0, &[1; 64]).unwrap();
+    write(&log, 2, 0, &[1; 64]).unwrap();
+    let guard = log.lock(log.entry_for(&key(3)).unwrap()).unwrap();
+    let ticket = guard.begin().unwrap();
+    let first = log.tail();
+    // File 1 is written once more behind the bound of the ticket, file 2 is not.
+    write(&log, 1, 0, &[2; 64]).unwrap();
+    assert_eq!(log.safe_position(), first, "the definition of file 1");
+    // Behind that goal file 1 is defined anew: so all before it may go, up to the ticket's bound.
+    write(&log, 1, 0, &[3; 64]).unwrap();
+    let bound = log.safe_position();
+    assert!(bound > first && bound < log.head());
+    drop(ticket);
+    assert_eq!(log.safe_position(), log.head());
+}
+
+#[test]
+fn a_checkpoint_waits_for_the_cleaner() {
+    let log = log();
+    write(&log, 1, 0, &[1; 64]).unwrap();
+    assert!(!log.checkpoint(Duration::from_secs(60)), "nobody cleans");
+    std::thread::scope(|scope| {
+        let (ready, started) = std::sync::mpsc::channel();
+        let log = &log;
+        scope.spawn(move || {
+            let _supervision = log.supervise().unwrap();
+            ready.send(()).unwrap();
+            // The right to clean is held until the waiter has seen the new tail.
+            while log.stats().total(Counter::Names) == 0 {
+                if log.wanted() > log.tail() {
+                    log.retire_to(log.safe_position()).unwrap();
+                }
+                std::thread::yield_now();
+            }
+        });
+        started.recv().unwrap();
+        let done = log.checkpoint(Duration::from_secs(60));
+        log.stats().add(Counter::Names, 1);
+        assert!(done);
+    });
+}
+
+#[test]
+fn the_limit_is_durable_before_a_record_passes_it() {
+    let log = log();
+    for _ in 0..100 {
+        write(&log, 1, 0, &[1; 4096]).unwrap();
+        assert!(log.pool().limit().unwrap() >= log.head());
+        assert!(log.pool().limit().unwrap() - log.head() <= LIMIT_STEP_BYTES);
+    }
+}
+
+#[test]
+fn a_new_start_meets_no_old_record() {
+    let log = log();
+    for _ in 0..50 {
+        write(&log, 1, 0, &[1; 4096]).unwrap();
+    }
+    let region = Arc::clone(log.pool().region());
+    drop(log);
+    let pool = LogPool::open(region).unwrap();
+    let all = pool.ring_bytes();
+    let memory = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
+    let log = Log::start(pool, memory, all).unwrap();
+    assert!(found(&log).is_empty());
+    write(&log, 1, 0, &[1; 4096]).unwrap();
+    assert_eq!(found(&log).len(), 2);
+}
+
+#[test]
+fn the_operation_of_a_killed_thread_is_found() {
+    let log = log();
+    let file = log.entry_for(&key(1)).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let guard = log.lock(file).unwrap();
+            let mut ticket = guard.begin().unwrap();
+            ticket.define(&definition(1)).unwrap();
+            ticket.write(5, &[IoSlice::new(b"half")]).unwrap();
+            // Dies with the lock and the slot.
+            std::mem::forget(ticket);
+            std::mem::forget(guard);
+        });
+    });
+    let guard = log.lock(file).unwrap();
+    assert!(guard.owner_died());
+    let interrupted: Vec<_> = log.interrupted_on(&guard).collect();
+    let header = interrupted[0].header.unwrap();
+    assert_eq!((header.kind, header.offset), (RecordKind::Write, 5));
+    assert_eq!(log.file_of(&interrupted[0]), Some(file));
+    log.settle(&interrupted[0]);
+    assert_eq!(log.in_the_middle().count(), 0);
+    assert_eq!(log.safe_position(), log.head());
+}
+
+#[test]
+fn a_sync_is_free_only_while_all_changes_are_logged() {
+    let log = log();
+    let file = log.entry_for(&key(1)).unwrap();
+    let guard = log.lock(file).unwrap();
+    assert!(!log.is_covered(file), "who knows what was written before");
+    guard.synced(guard.unlogged());
+    assert!(log.is_covered(file));
+    guard.mark_unlogged(false);
+    assert!(!log.is_covered(file));
+    let seen = guard.unlogged();
+    guard.mark_unlogged(true);
+    guard.synced(seen);
+    assert!(!log.is_covered(file), "a change after the sync began");
+    guard.synced(guard.unlogged());
+    assert!(!log.is_covered(file), "it may change at any time");
+    guard.release_sticky();
+    guard.synced(guard.unlogged());
+    assert!(log.is_covered(file));
+    log.note_failure(file).unwrap();
+    assert!(!log.is_covered(file));
+    assert!(guard.take_failure() && !guard.take_failure());
+    assert!(log.is_covered(file));
+}
+
+#[test]
+fn an_entry_is_given_away_only_when_nothing_of_it_is_needed() {
+    let log = log();
+    write(&log, 1, 0, b"live").unwrap();
+    let live = log.entry_for(&key(1)).unwrap();
+    let sticky = log.entry_for(&key(2)).unwrap();
+    log.lock(sticky).unwrap().mark_unlogged(true);
+    let idle = log.entry_for(&key(3)).unwrap();
+    for inode in 4..=FILES_MAX + 1 {
+        log.entry_for(&key(inode)).unwrap();
+    }
+    assert_eq!(log.lock(idle).err(), Some(LockError::Stale));
+    assert!(!log.is_covered(idle));
+    assert_eq!(log.entry_for(&key(1)).unwrap(), live);
+    assert_eq!(log.entry_for(&key(2)).unwrap(), sticky);
+    let again = log.entry_for(&key(3)).unwrap();
+    assert_ne!(again, idle);
+    assert_eq!(FileRef::from_word(again.to_word()), again);
+}
+
+#[test]
+fn two_attach_to_what_one_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pool, control) = (dir.path().join("pool"), dir.path().join("control"));
+    let options = RegionOptions {
+        create_bytes: Some(POOL_BYTES),
+        domain: Some(crate::pmem::Domain::Volatile),
+        sparse: true,
+        ..RegionOptions::default()
+    };
+    let region = Arc::new(Region::open(&pool, &options).unwrap());
+    create(&region, &LogOptions::default()).unwrap();
+    let memory = SharedMemory::create(&control, CONTROL_BYTES).unwrap();
+    let supervisor = Log::start(LogPool::open(region).unwrap(), memory, 0).unwrap();
+    let guest = Log::attach(&pool, &control).unwrap();
+    assert!(!guest.supervisor_alive());
+    let supervision = supervisor.supervise().unwrap();
+    assert!(guest.supervisor_alive());
+    assert_eq!(write(&guest, 1, 0, b"x"), Err(AppendError::Full), "no space was allocated yet");
+    while supervisor.allocate(64 << 10).unwrap() > 0 {}
+    write(&guest, 1, 0, b"x").unwrap();
+    assert_eq!(found(&supervisor).len(), 2);
+    drop(supervision);
+    assert!(!guest.supervisor_alive());
+}
+
+#[test]
+fn wild_numbers_on_the_medium_are_refused() {
+    let base = pool().superblock().data_offset;
+    let refused = |offset: u64, value: u64| {
+        let region = Arc::clone(pool().region());
+        region.store_u64(base + offset, value).unwrap();
+        LogPool::open(region).unwrap_err()
+    };
+    for wild in [0, 1, u64::MAX, u64::MAX - 63, POOL_BYTES * 5] {
+        let inconsistent = |error| matches!(error, LogError::Inconsistent { .. });
+        assert!(inconsistent(refused(TAIL_OFFSET, wild)), "tail {wild}");
+        assert!(inconsistent(refused(LIMIT_OFFSET, wild)), "limit {wild}");
+    }
+    // One damaged copy of the header does no harm, two do.
+    let region = Arc::clone(pool().region());
+    region.store_u64(base + 16, 1).unwrap();
+    LogPool::open(Arc::clone(&region)).unwrap();
+    region.store_u64(base + layout::SECOND_HEADER_OFFSET + 16, 1).unwrap();
+    assert!(matches!(LogPool::open(region), Err(LogError::Header { .. })));
+}
+
+#[test]
+fn a_session_is_noted_and_closed() {
+    let pool = pool();
+    assert_eq!(pool.session().unwrap(), None);
+    pool.set_session([7; 16]).unwrap();
+    assert_eq!(pool.session().unwrap(), Some([7; 16]));
+    pool.set_session([0; 16]).unwrap();
+    assert_eq!(pool.session().unwrap(), None);
+}
+
+#[test]
+fn payload_parts_lie_one_after_the_other() {
+    let log = log();
+    let guard = log.lock(log.entry_for(&key(1)).unwrap()).unwrap();
+    let mut ticket = guard.begin().unwrap();
+    ticket.define(&definition(1)).unwrap();
+    let parts = [IoSlice::new(b"one"), IoSlice::new(b""), IoSlice::new(b"three")];
+    ticket.write(9, &parts).unwrap();
+    let record = *found(&log).last().unwrap();
+    assert_eq!(payload(&log, &record), b"onethree");
+    assert_eq!(record.encode(log.pool().salt()).as_bytes().len(), 64);
+}
+
+#[test]
+fn a_ring_that_gets_no_more_space_is_used_as_far_as_it_has() {
+    let memory = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
+    let log = Log::start(pool(), memory, 128 << 10).unwrap();
+    let data = [7; 1000];
+    let before = log.head();
+    while write(&log, 1, 0, &data).is_ok() {}
+    assert!(log.head() - before > 126 << 10 && log.head() - before <= 128 << 10);
+    log.stop_allocating();
+    assert_eq!(write(&log, 1, 0, &vec![0; 128 << 10]), Err(AppendError::TooLarge));
+    for round in 0..1000 {
+        if round % 50 == 0 {
+            let safe = log.safe_position();
+            let written = log.records(log.tail(), safe).filter(|it| it.kind == RecordKind::Write);
+            assert!(written.count() >= 50);
+            log.retire_to(safe).unwrap();
+        }
+        let position = write(&log, 1, round, &data).unwrap();
+        assert!(position % log.pool().ring_bytes() < 128 << 10);
+    }
+}
