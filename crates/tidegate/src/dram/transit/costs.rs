@@ -10,8 +10,8 @@ const STEP_LOG2: u32 = 5;
 const FIRST_STEP_LOG2: u32 = 2;
 /// Samples before a median is believed.
 const ENOUGH_SAMPLES: u32 = 16;
-/// Samples of the straight course after which it is found out again what a cache write costs.
-const SAMPLES_TO_DOUBT: u32 = 1 << 16;
+/// Time without a cache write after which it is found out again what one costs: the load may be another by then.
+const TIME_TO_DOUBT_NS: u64 = 500_000_000;
 
 /// Which way is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,8 +33,8 @@ pub(super) struct Costs {
     eviction: Median,
     /// Put into the cache, bookkeeping included.
     cached: Median,
-    /// Bypasses sampled since the last cache write.
-    bypasses_since: AtomicU32,
+    /// When the last cache write was sampled, or doubt began.
+    cached_at_ns: AtomicU64,
 }
 
 #[derive(Default)]
@@ -44,12 +44,13 @@ struct Median {
 }
 
 impl Costs {
-    /// A block of a request was written below in `ns`.
-    pub(super) fn sample_bypass(&self, ns: u64) {
+    /// A block of a request was written below in `ns`, until `now_ns`.
+    pub(super) fn sample_bypass(&self, ns: u64, now_ns: u64) {
         self.bypass.sample(ns);
-        if self.bypasses_since.fetch_add(1, Ordering::Relaxed) >= SAMPLES_TO_DOUBT {
+        let cached_at_ns = self.cached_at_ns.load(Ordering::Relaxed);
+        if now_ns.saturating_sub(cached_at_ns) >= TIME_TO_DOUBT_NS {
             self.cached.forget();
-            self.bypasses_since.store(0, Ordering::Relaxed);
+            self.cached_at_ns.store(now_ns, Ordering::Relaxed);
         }
     }
 
@@ -58,10 +59,10 @@ impl Costs {
         self.eviction.sample(ns);
     }
 
-    /// A block was put into the cache in `ns`.
-    pub(super) fn sample_cached(&self, ns: u64) {
+    /// A block was put into the cache in `ns`, until `now_ns`.
+    pub(super) fn sample_cached(&self, ns: u64, now_ns: u64) {
         self.cached.sample(ns);
-        self.bypasses_since.store(0, Ordering::Relaxed);
+        self.cached_at_ns.store(now_ns, Ordering::Relaxed);
     }
 
     /// Whether caching is worth it: it takes at most half the time of a bypass, for the write-back comes on top.
@@ -114,31 +115,31 @@ mod tests {
     #[test]
     fn the_cheaper_way_wins_and_one_outlier_does_not_turn_it() {
         let costs = Costs::default();
-        (0..15).for_each(|_| costs.sample_bypass(2000));
-        (0..50).for_each(|_| costs.sample_cached(500));
+        (0..15).for_each(|_| costs.sample_bypass(2000, 1));
+        (0..50).for_each(|_| costs.sample_cached(500, 1));
         assert_eq!(costs.worth(), Worth::Unknown);
-        costs.sample_bypass(2000);
+        costs.sample_bypass(2000, 1);
         assert_eq!(costs.worth(), Worth::Cache);
-        costs.sample_cached(9000);
+        costs.sample_cached(9000, 1);
         assert_eq!(costs.worth(), Worth::Cache);
-        (0..50).for_each(|_| costs.sample_bypass(950));
+        (0..50).for_each(|_| costs.sample_bypass(950, 1));
         assert_eq!(costs.worth(), Worth::Bypass);
     }
 
     #[test]
     fn a_cache_that_is_not_written_is_tried_again() {
         let costs = Costs::default();
-        (0..50).for_each(|_| costs.sample_cached(500));
-        (0..SAMPLES_TO_DOUBT).for_each(|_| costs.sample_bypass(500));
+        (0..50).for_each(|_| costs.sample_cached(500, 1));
+        (0..50).for_each(|_| costs.sample_bypass(500, TIME_TO_DOUBT_NS));
         assert_eq!(costs.worth(), Worth::Bypass);
-        costs.sample_bypass(500);
+        costs.sample_bypass(500, TIME_TO_DOUBT_NS + 1);
         assert_eq!(costs.worth(), Worth::Unknown);
     }
 
     #[test]
     fn a_slow_device_is_not_tried_for_nothing() {
         let costs = Costs::default();
-        (0..50).for_each(|_| costs.sample_cached(500));
+        (0..50).for_each(|_| costs.sample_cached(500, 1));
         assert!(!costs.bypass_may_be_better());
         (0..50).for_each(|_| costs.sample_eviction(1400));
         assert!(costs.bypass_may_be_better());

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::super::clock::now_ns;
 use super::super::suite::{BLOCK_BYTES, SLOTS, TestDevice, read, tier_of, write};
 use super::course::Course;
 use super::*;
@@ -210,8 +211,9 @@ fn idle_evictors_all_sleep_and_the_next_write_wakes_one() {
 
 /// As if writes had been measured to take so long, and one of them looked.
 fn steer_by(tier: &Transit, cached_ns: u64, bypass_ns: u64) {
-    (0..500).for_each(|_| tier.core.costs.sample_cached(cached_ns));
-    (0..500).for_each(|_| tier.core.costs.sample_bypass(bypass_ns));
+    let now_ns = now_ns();
+    (0..500).for_each(|_| tier.core.costs.sample_cached(cached_ns, now_ns));
+    (0..500).for_each(|_| tier.core.costs.sample_bypass(bypass_ns, now_ns));
     tier.core.steer();
 }
 

@@ -70,7 +70,8 @@ impl Core {
         drop((operation, straight));
         if let Some(from_ns) = measured_from_ns {
             let blocks = (data.len() / self.block_bytes()).max(1) as u64;
-            self.costs.sample_bypass(now_ns().saturating_sub(from_ns) / blocks);
+            let now_ns = now_ns();
+            self.costs.sample_bypass(now_ns.saturating_sub(from_ns) / blocks, now_ns);
             self.steer();
         }
         if flags.fua { self.faults.report() } else { Ok(()) }
@@ -121,7 +122,8 @@ impl Core {
         };
         self.fill(operation, number, slot, data);
         if let Some(from_ns) = measured_from_ns {
-            self.costs.sample_cached(now_ns().saturating_sub(from_ns));
+            let now_ns = now_ns();
+            self.costs.sample_cached(now_ns.saturating_sub(from_ns), now_ns);
             self.steer();
         }
         self.bell.ring();
@@ -220,7 +222,8 @@ impl Core {
         let len = usize::try_from(blocks).expect("inside the data") * self.block_bytes();
         self.below.write(at, &data[start..start + len], WriteFlags::default())?;
         if let Some(from_ns) = measured_from_ns {
-            self.costs.sample_bypass(now_ns().saturating_sub(from_ns) / blocks);
+            let now_ns = now_ns();
+            self.costs.sample_bypass(now_ns.saturating_sub(from_ns) / blocks, now_ns);
             self.steer();
         }
         Ok(())
