@@ -188,7 +188,7 @@ pub fn planned(args: &BlockArgs) -> Duration {
         + args.policies.iter().filter(|&&policy| policy == Policy::Copy).count();
     let tiers = args.policies.iter().filter(|policy| policy.has_tier());
     let mut planned = fill_cost(args) * u32::try_from(subjects).unwrap_or(u32::MAX);
-    planned += tiers.map(|_| IDLE_TIME).sum::<Duration>();
+    planned += tiers.map(|_| SETTLING_TIME + IDLE_TIME).sum::<Duration>();
     for cell in args.cells() {
         let wanting = args.policies.iter().filter(|&&policy| cell.wanted.has(policy));
         planned += wanting.map(|_| step_cost(&cell)).sum::<Duration>() * args.common.repetitions;
@@ -217,6 +217,8 @@ const WARM_UP_SHARE: f64 = 0.1;
 
 /// How long a tier is watched that nobody uses.
 const IDLE_TIME: Duration = Duration::from_millis(300);
+/// Time from the last request until a tier is at rest: its threads look on for some milliseconds before they sleep.
+const SETTLING_TIME: Duration = Duration::from_millis(50);
 
 /// Measures all cells that `args` name.
 ///
@@ -305,13 +307,15 @@ impl Run<'_> {
     fn idle(&mut self, progress: &mut Progress) -> Result<()> {
         self.subjects.iter_mut().try_for_each(Subject::close_cache)?;
         for subject in self.subjects.iter_mut().filter(|subject| subject.policy.has_tier()) {
-            progress.step(&format!("{}: at rest", subject.policy.name()), IDLE_TIME);
+            progress
+                .step(&format!("{}: at rest", subject.policy.name()), SETTLING_TIME + IDLE_TIME);
             subject.set_cache(MATRIX_CACHES[0])?;
             if let Some((_, tier)) = &subject.tier {
                 let block = vec![1; self.args.block_size as usize];
                 tier.write(0, &block, tidegate::device::WriteFlags::default())
                     .and_then(|()| tier.flush())
                     .map_err(subject.failed())?;
+                std::thread::sleep(SETTLING_TIME);
                 self.tiers.idle.push(IdleRow::watch(tier.summary(), IDLE_TIME));
             }
             subject.close_cache()?;
