@@ -62,25 +62,27 @@ fn flushed_writes_survive_kill_9_of_lru() {
 /// A log of an eighth of what is written, on a backing: it is cleaned all the while.
 #[test]
 fn acknowledged_writes_survive_kill_9_of_a_log() {
-    let dir = scratch();
-    let backing = backing_in(dir.path());
-    let (pool, backing) = (&Made { engine: "log", size: "4M" }, format!("--backing={backing}"));
-    kill_in(dir.path(), pool, "none", &[&backing]);
+    kill_log("4M", "none");
 }
 
 /// A log that holds all that is written: recovery finds it there.
 #[test]
 fn acknowledged_writes_survive_kill_9_of_a_log_that_is_never_full() {
-    let dir = scratch();
-    let backing = backing_in(dir.path());
-    let (pool, backing) = (&Made { engine: "log", size: "512M" }, format!("--backing={backing}"));
-    kill_in(dir.path(), pool, "none", &[&backing]);
+    kill_log("512M", "none");
 }
 
-fn backing_in(dir: &Path) -> String {
-    let backing = dir.join("backing");
+/// A tier is a layer over any device: here over a log before a slower disk.
+#[test]
+fn flushed_writes_survive_kill_9_of_transit_over_a_log() {
+    kill_log("4M", "transit:4M");
+}
+
+fn kill_log(size: &'static str, dram: &str) {
+    let dir = scratch();
+    let backing = dir.path().join("backing");
     std::fs::File::create_new(&backing).unwrap().set_len(64 << 20).unwrap();
-    backing.to_str().unwrap().to_owned()
+    let backing = format!("--backing={}", backing.display());
+    kill_in(dir.path(), &Made { engine: "log", size }, dram, &[&backing]);
 }
 
 /// What a tier holds when SIGTERM arrives is in the pool when the server has ended.
