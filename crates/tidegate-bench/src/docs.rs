@@ -7,8 +7,8 @@ const BEGIN: &str = "<!-- table: ";
 const END: &str = "<!-- end -->";
 
 /// `page` with the text between each `<!-- table: NAME -->` and the next `<!-- end -->` replaced by that table of
-/// `report`; `machine` is the machine, `machine-programs` that of a run of programs alone. Tables that the run did not
-/// measure stay as they are.
+/// `report`; `machine` is the machine, `machine-programs` and `machine-run` the same of runs that measured such programs.
+/// Tables that the run did not measure stay as they are.
 ///
 /// # Errors
 /// [`BenchError::Usage`] where a marker has no name or no end.
@@ -35,8 +35,7 @@ pub fn update(page: &str, report: &Report) -> Result<String> {
 }
 
 fn content(name: &str, report: &Report) -> Option<String> {
-    let machine = if report.is_of_programs() { "machine-programs" } else { "machine" };
-    if name == machine {
+    if report.machine_names().contains(&name) {
         return Some(format!("```text\n{}\n```\n", report.machine));
     }
     report.tables().iter().find(|table| table.name == name).map(crate::table::Table::markdown)

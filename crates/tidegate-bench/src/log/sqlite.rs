@@ -1,0 +1,150 @@
+//! `SQLite`, one insert a transaction, in all journal modes.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::files::pool;
+use super::{Bench, Part, RUN_PREFIX, Runner};
+use crate::child::{find_program, output_of};
+use crate::error::{BenchError, Result};
+use crate::measure::{Key, Op, Sample};
+use crate::programs::parse_sample;
+
+/// The driver.
+const SCRIPT: &str = include_str!("../../programs/sqlite.py");
+/// Journal modes.
+pub(super) const MODES: [&str; 4] = ["delete", "truncate", "persist", "wal"];
+/// Size of a row's text.
+const ROW_BYTES: u64 = 100;
+
+/// How a program syncs, and where it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Way {
+    pub(super) runner: Runner,
+    pub(super) syncs: bool,
+}
+
+impl Way {
+    /// Those of `runners`: each with syncs; without them as they are, and under `run` where `off_under_run`.
+    pub(super) fn all(runners: &[Runner], off_under_run: bool) -> Vec<Self> {
+        let off = |runner: &Runner| *runner == Runner::Plain || off_under_run;
+        let without =
+            runners.iter().copied().filter(off).map(|runner| Self { runner, syncs: false });
+        let with = runners.iter().copied().map(|runner| Self { runner, syncs: true });
+        // Beside each other: what is compared.
+        without.chain(with).collect()
+    }
+
+    /// The policy of its rows.
+    pub(super) fn policy(self) -> String {
+        format!("{}{}", self.runner.name(), if self.syncs { "" } else { NO_SYNC })
+    }
+}
+
+/// What the policy of a program that does not sync ends with.
+pub(super) const NO_SYNC: &str = "-nosync";
+
+/// The case of a journal mode.
+pub(super) fn case_of(mode: &str) -> String {
+    format!("{RUN_PREFIX}sqlite-{mode}")
+}
+
+/// Whether Python with `sqlite3` is there.
+pub(super) fn find_programs() -> Result<()> {
+    interpreter().map(drop)
+}
+
+/// The interpreter itself: what is called `python3` may be a script that looks for it.
+fn interpreter() -> Result<PathBuf> {
+    let mut command = Command::new(find_program("python3", "python3")?);
+    command.args(["-c", "import sqlite3, sys; print(sys.executable)"]);
+    Ok(PathBuf::from(output_of(command)?.trim()))
+}
+
+/// Measures all journal modes.
+pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
+    let (python, script) = (interpreter()?, bench.bed.file("sqlite.py"));
+    std::fs::write(&script, SCRIPT).map_err(BenchError::os("write", &script))?;
+    bench.prepare_pool(pool(bench.args))?;
+    let ways = Way::all(&bench.args.policies, true);
+    for mode in MODES {
+        let name = |way: Way| format!("{} sqlite, journal_mode {mode}", way.policy());
+        bench.in_turns(Part::Sqlite, &ways, name, |bench, way| {
+            let sample = insert(bench, way, &[&python, &script], mode)?;
+            let key = Key {
+                policy: way.policy(),
+                case: case_of(mode),
+                op: Op::Write,
+                threads: 1,
+                iodepth: 1,
+                block_bytes: ROW_BYTES,
+            };
+            bench.add(key, sample);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn insert(bench: &Bench<'_>, way: Way, program: &[&PathBuf; 2], mode: &str) -> Result<Sample> {
+    let database = Database(bench.bed.file("rows.db"));
+    database.remove();
+    bench.bed.settle()?;
+    let mut words: Vec<OsString> = program.iter().map(OsString::from).collect();
+    words.push(database.0.clone().into());
+    words.extend([mode, if way.syncs { "full" } else { "off" }].map(OsString::from));
+    words.push(bench.args.seconds.to_string().into());
+    let output = output_of(bench.bed.command(way.runner, pool(bench.args), &words))?;
+    parse_sample("sqlite.py", &output)
+}
+
+/// A database with the files beside it.
+struct Database(PathBuf);
+
+impl Database {
+    fn remove(&self) {
+        for ending in ["", "-journal", "-wal", "-shm"] {
+            let mut path = self.0.clone().into_os_string();
+            path.push(ending);
+            // Where one is left behind, the next to make the table fails, and says so.
+            let _ = std::fs::remove_file(Path::new(&path));
+        }
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_without_syncs_come_before_those_with() {
+        let runners = [Runner::Plain, Runner::Run];
+        let names = |off_under_run| {
+            let ways = Way::all(&runners, off_under_run).into_iter();
+            ways.map(Way::policy).collect::<Vec<_>>()
+        };
+        assert_eq!(names(true), ["plain-nosync", "run-nosync", "plain", "run"]);
+        assert_eq!(names(false), ["plain-nosync", "plain", "run"]);
+    }
+
+    #[test]
+    fn the_driver_inserts_in_every_journal_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let (script, database) = (dir.path().join("sqlite.py"), dir.path().join("rows.db"));
+        std::fs::write(&script, SCRIPT).unwrap();
+        for mode in MODES {
+            let database = Database(database.clone());
+            let mut command = Command::new(interpreter().unwrap());
+            command.arg(&script).arg(&database.0).args([mode, "off", "0.02"]);
+            let sample = parse_sample("sqlite.py", &output_of(command).unwrap()).unwrap();
+            assert!(sample.ops > 0 && sample.p50_ns <= sample.max_ns, "{mode}: {sample:?}");
+        }
+    }
+}
