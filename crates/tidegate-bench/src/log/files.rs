@@ -1,7 +1,7 @@
 //! Writes, appends and reads by the load driver.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::ValueEnum;
@@ -11,7 +11,7 @@ use tidegate::pmem::{Region, RegionOptions};
 use super::append::of_log;
 use super::bed::Pool;
 use super::io::{Kind, Sync, warm_up_requests};
-use super::{Bench, LogArgs, Measure, Part, RUN_PREFIX, Runner};
+use super::{Bench, LogArgs, Measure, Part, RUN_PREFIX, Runner, nvcache};
 use crate::child::output_of;
 use crate::error::Result;
 use crate::measure::{Key, Sample};
@@ -134,33 +134,43 @@ pub(super) fn write_cases(args: &LogArgs) -> Vec<Case> {
 
 /// Durable writes: random blocks and appends.
 pub(super) fn writes(bench: &mut Bench<'_>) -> Result<()> {
-    let runners = bench.args.policies.clone();
     bench.prepare_pool(pool(bench.args))?;
     for case in write_cases(bench.args) {
-        bench.in_turns(
-            Part::Write,
-            &runners,
-            |runner| describe(&case, runner),
-            |bench, runner| {
-                let requests = match runner {
-                    Runner::Plain => SYNCED_REQUESTS,
-                    Runner::Run | Runner::Absorb => LOGGED_REQUESTS,
-                };
-                let case = Case { requests: bench.args.scaled(requests, 50), ..case };
-                let before = bench.log_ends(runner, case.pool)?;
-                let sample = bench.drive(runner, &case)?;
-                let after = bench.log_ends(runner, case.pool)?;
-                if let (APPEND, Some((_, limit)), Some((tail, _))) = (case.name, before, after) {
-                    let records = sample.ops + warm_up_requests(case.requests);
-                    let each = tail.saturating_sub(limit) as f64 / records as f64;
-                    bench.found.add(Measure::LogBytes, runner.name(), each);
-                }
-                bench.add(case.key(runner.name()), sample);
-                Ok(())
-            },
-        )?;
+        let writers = writers(bench.args, &case);
+        let name = |writer| describe(&case, policy(writer));
+        bench.in_turns(Part::Write, &writers, name, |bench, writer| {
+            let requests = match writer {
+                Some(Runner::Plain) => SYNCED_REQUESTS,
+                _ => LOGGED_REQUESTS,
+            };
+            let case = Case { requests: bench.args.scaled(requests, 50), ..case };
+            let sample = match writer {
+                Some(runner) => bench.write(runner, &case)?,
+                None => match bench.write_by_peer(&case) {
+                    Ok(sample) => sample,
+                    Err(error) => {
+                        // It crashes now and then, which is no reason to measure nothing else.
+                        eprintln!("{}: this run is left out: {error}", nvcache::POLICY);
+                        return Ok(());
+                    }
+                },
+            };
+            bench.add(case.key(policy(writer)), sample);
+            Ok(())
+        })?;
     }
     Ok(())
+}
+
+/// Who runs a case of writes; nobody of ours is the peer, whose writes are durable without a sync.
+fn writers(args: &LogArgs, case: &Case) -> Vec<Option<Runner>> {
+    let peer = args.nvcache.is_some() && (case.name, case.threads) == (FDATASYNC, 1);
+    let ours = args.policies.iter().copied().map(Some);
+    ours.chain(peer.then_some(None)).collect()
+}
+
+fn policy(writer: Option<Runner>) -> &'static str {
+    writer.map_or(nvcache::POLICY, Runner::name)
 }
 
 /// More than the log holds, against plain writes with one sync at the end.
@@ -175,7 +185,7 @@ pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
         bench.in_turns(
             Part::Full,
             &runners,
-            |runner| describe(&case, runner),
+            |runner: Runner| describe(&case, runner.name()),
             |bench, runner| {
                 let sync = if runner == Runner::Plain { Sync::End } else { Sync::Each };
                 let sample = bench.drive(runner, &Case { sync, ..case })?;
@@ -213,7 +223,7 @@ pub(super) fn reads(bench: &mut Bench<'_>) -> Result<()> {
         bench.in_turns(
             Part::Read,
             &runners,
-            |runner| describe(&case, runner),
+            |runner: Runner| describe(&case, runner.name()),
             |bench, runner| {
                 let sample = bench.drive(runner, &case)?;
                 bench.add(case.key(runner.name()), sample);
@@ -224,12 +234,32 @@ pub(super) fn reads(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-fn describe(case: &Case, runner: Runner) -> String {
+fn describe(case: &Case, policy: &str) -> String {
     let name = case.name.trim_start_matches(RUN_PREFIX);
-    format!("{} {name}, {} threads", runner.name(), case.threads)
+    format!("{policy} {name}, {} threads", case.threads)
 }
 
 impl Bench<'_> {
+    /// Runs a case of writes, and notes how much log its records took.
+    fn write(&mut self, runner: Runner, case: &Case) -> Result<Sample> {
+        let before = self.log_ends(runner, case.pool)?;
+        let sample = self.drive(runner, case)?;
+        let after = self.log_ends(runner, case.pool)?;
+        if let (APPEND, Some((_, limit)), Some((tail, _))) = (case.name, before, after) {
+            let records = sample.ops + warm_up_requests(case.requests);
+            let each = tail.saturating_sub(limit) as f64 / records as f64;
+            self.found.add(Measure::LogBytes, runner.name(), each);
+        }
+        Ok(sample)
+    }
+
+    fn write_by_peer(&self, case: &Case) -> Result<Sample> {
+        let library = self.args.nvcache.as_deref().unwrap_or(Path::new("libc.so"));
+        let file = self.file_of(case, 0)?;
+        let numbers = [case.file_bytes, u64::from(case.block_bytes), case.requests];
+        nvcache::write(self, library, &file, numbers)
+    }
+
     /// Runs the driver once.
     fn drive(&self, runner: Runner, case: &Case) -> Result<Sample> {
         let files = (0..case.files()).map(|number| self.file_of(case, number));

@@ -7,12 +7,14 @@
 //! 3. Files are on a disk, pools in persistent memory; both are gone at the end.
 //!
 //! Map: `append` the log in this process, `io` the load driver, `bed` where and how programs are started, `files` writes and
-//! reads by the driver, `watch` what is no latency, `recovery`, `sqlite`, `rocksdb`, `postgres`; `targets`.
+//! reads by the driver, `watch` what is no latency, `nvcache` a peer, `recovery`, `sqlite`, `rocksdb`,
+//! `postgres`; `targets`.
 
 mod append;
 mod bed;
 mod files;
 pub mod io;
+mod nvcache;
 mod postgres;
 mod recovery;
 mod rocksdb;
@@ -123,6 +125,9 @@ pub struct LogArgs {
     /// Directory of the files: on a disk, and one that other users may enter
     #[arg(long, default_value = "/var/tmp")]
     pub files: PathBuf,
+    /// The C library of the peer that is in place of one, as docs/benchmarks.md says how to build it: measured too
+    #[arg(long, value_name = "FILE")]
+    pub nvcache: Option<PathBuf>,
     /// Where results go.
     #[command(flatten)]
     pub output: OutputArgs,

@@ -5,7 +5,7 @@
 use super::files::{APPEND, DSYNC, FDATASYNC, full_case, read_case};
 use super::io::Kind;
 use super::sqlite::{MODES, NO_SYNC, case_of};
-use super::{LogReport, Measure, RUN_PREFIX, Runner, postgres, recovery, rocksdb};
+use super::{LogReport, Measure, RUN_PREFIX, Runner, nvcache, postgres, recovery, rocksdb};
 use crate::measure::{Sample, Series};
 use crate::pattern::Pattern;
 use crate::targets::{Bound, Verdict};
@@ -99,9 +99,13 @@ impl Found<'_> {
 
     fn writes(&self, runner: &str) -> Vec<Option<Verdict>> {
         let cases = [DSYNC, FDATASYNC];
-        let nvcache = |case| {
-            let (writes_per_s, name) = self.value(runner, case, throughput)?;
-            Some((writes_per_s / NVCACHE_WRITES_PER_S, name))
+        let (of_peer, name) = match self.series(nvcache::POLICY, FDATASYNC, 1) {
+            Some(peer) => (peer.spread(throughput).median, "NVCache"),
+            None => (NVCACHE_WRITES_PER_S, "NVCache elsewhere"),
+        };
+        let against_peer = |case| {
+            let (writes_per_s, case) = self.value(runner, case, throughput)?;
+            Some((writes_per_s / of_peer, case))
         };
         let of = |value| move |case| self.value(runner, case, value);
         vec![
@@ -116,9 +120,9 @@ impl Found<'_> {
                 cases.map(of(p999_us)),
             ),
             worst(
-                "durable 4 KiB writes/s, 1 thread / NVCache elsewhere",
+                &format!("durable 4 KiB writes/s, 1 thread / {name}"),
                 Bound::AtLeast(2.0),
-                cases.map(nvcache),
+                cases.map(against_peer),
             ),
             worst(
                 "durable 4 KiB writes/s, 2 threads / 1",
