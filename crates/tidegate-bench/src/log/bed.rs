@@ -125,11 +125,12 @@ impl Bed {
         command
     }
 
-    /// A file of `bytes` random bytes, on the disk.
+    /// A file of `bytes` random bytes, on the disk. Written page by page, as databases do: the page cache then has it in pages,
+    /// while of larger writes it makes larger pieces, in each of which the kernel takes longer to write a page.
     pub(super) fn random_file(&self, name: &str, bytes: u64) -> Result<PathBuf> {
         let path = self.file(name);
         let file = File::create(&path).map_err(BenchError::os("create", &path))?;
-        write_in_order(&file, bytes).map_err(BenchError::os("write", &path))?;
+        write_in_order(&file, bytes, PAGE_BYTES).map_err(BenchError::os("write", &path))?;
         file.sync_all().map_err(BenchError::os("sync", &path))?;
         Ok(path)
     }
@@ -194,16 +195,21 @@ pub(super) fn disk_bytes(dir: &Path) -> Result<u64> {
     sectors.map(|sectors| sectors * 512).ok_or_else(found)
 }
 
-/// Writes `bytes` random bytes from where `file` stands.
-pub(super) fn write_in_order(mut file: &File, bytes: u64) -> std::io::Result<()> {
+/// Size of a page.
+const PAGE_BYTES: usize = 4096;
+
+/// Writes `bytes` random bytes from where `file` stands, `piece_bytes` at a time.
+pub(super) fn write_in_order(
+    mut file: &File,
+    bytes: u64,
+    piece_bytes: usize,
+) -> std::io::Result<()> {
     use std::io::Write;
-    const PIECE_BYTES: u64 = 1 << 20;
     let mut rng = Rng::new(1, 0);
-    let words = (0..PIECE_BYTES / 8).flat_map(|_| rng.next_u64().to_le_bytes());
-    let piece: Vec<u8> = words.collect();
+    let piece: Vec<u8> = (0..piece_bytes).map(|_| rng.next_u64().to_le_bytes()[0]).collect();
     let mut left = bytes;
     while left > 0 {
-        let now = usize::try_from(left.min(PIECE_BYTES)).unwrap_or(piece.len());
+        let now = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
         file.write_all(&piece[..now])?;
         left -= now as u64;
     }
@@ -240,7 +246,7 @@ mod tests {
     #[test]
     fn files_are_as_long_as_asked() {
         let file = tempfile::tempfile().unwrap();
-        write_in_order(&file, (1 << 20) + 5).unwrap();
+        write_in_order(&file, (1 << 20) + 5, 1 << 16).unwrap();
         assert_eq!(file.metadata().unwrap().len(), (1 << 20) + 5);
     }
 }

@@ -32,6 +32,8 @@ const BLOCK: usize = 4096;
 const BLOCK_BYTES: u64 = BLOCK as u64;
 /// Size of the pool.
 const POOL_BYTES: u64 = 1 << 30;
+/// Size of a write in order.
+const PIECE_BYTES: usize = 1 << 20;
 /// The session of a log whose processes are gone and whose files may lack what it has.
 const NO_SESSION: [u8; 16] = [0xFF; 16];
 
@@ -126,7 +128,7 @@ fn private(pool: &Path) -> Result<()> {
 fn write_and_sync(path: &Path, bytes: u64) -> Result<f64> {
     let file = File::options().write(true).open(path).map_err(BenchError::os("open", path))?;
     let begun = Instant::now();
-    let written = write_in_order(&file, bytes).and_then(|()| file.sync_data());
+    let written = write_in_order(&file, bytes, PIECE_BYTES).and_then(|()| file.sync_data());
     written.map_err(BenchError::os("write", path))?;
     Ok(begun.elapsed().as_secs_f64())
 }
