@@ -44,6 +44,7 @@ fn content(name: &str, report: &Report) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::Amount;
     use crate::report::tests::report;
 
     const PAGE: &str = "# P\n<!-- table: block-write -->\nold\n<!-- end -->\n\n<!-- table: open -->\nkept\n<!-- end -->\nlast\n";
@@ -81,6 +82,34 @@ mod tests {
         assert!(updated.contains(&report.machine.kernel), "{updated}");
         let table = update("<!-- table: programs -->\n<!-- end -->", &report).unwrap();
         assert!(table.contains("| fio-write |"), "{table}");
+    }
+
+    #[test]
+    fn the_page_of_benchmarks_takes_every_table_of_programs_under_run() {
+        let page = include_str!("../../../docs/benchmarks.md");
+        let mut report = report();
+        let one = report.series[0].clone();
+        let cases = [
+            "log-append-128",
+            "run-write-dsync",
+            "run-full-random",
+            "run-read-dirty",
+            "run-sqlite-wal",
+            "run-recovery",
+        ];
+        report.series = cases.map(|_| one.clone()).into();
+        for (series, case) in report.series.iter_mut().zip(cases) {
+            (series.key.policy, series.key.case) = ("run".to_owned(), case.to_owned());
+        }
+        let (policy, values) = ("run".to_owned(), vec![1.0]);
+        report.log.amounts.push(Amount { measure: "a number", policy, unit: "ms", values });
+        let names: Vec<_> = report.tables().into_iter().map(|table| table.name).collect();
+        assert_eq!(names.len(), cases.len() + 2, "with the numbers and the targets: {names:?}");
+        let updated = update(page, &report).unwrap();
+        for table in report.tables() {
+            assert!(updated.contains(&table.markdown()), "{} has no place on the page", table.name);
+        }
+        assert!(updated.contains("<!-- table: machine-run -->\n```text\na CPU"), "{updated}");
     }
 
     #[test]

@@ -69,3 +69,26 @@ fn compile(bench: &Bench<'_>) -> Result<PathBuf> {
     }
     Ok(driver)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_writes_its_blocks_and_says_how_long_they_took() {
+        let dir = tempfile::tempdir().unwrap();
+        let [source, driver, file] = ["io.c", "io", "file"].map(|name| dir.path().join(name));
+        std::fs::write(&source, DRIVER).unwrap();
+        std::fs::write(&file, vec![0; 64 << 10]).unwrap();
+        let mut compile = Command::new("cc");
+        compile.args(["-Wall", "-Werror", "-o"]).args([&driver, &source]);
+        output_of(compile).unwrap();
+        let mut command = Command::new(&driver);
+        command.arg(&file).args(["65536", "4096", "500"]);
+        let sample = parse_sample(POLICY, output_of(command).unwrap().trim()).unwrap();
+        assert!(sample.ops == 500 && sample.p50_ns <= sample.max_ns, "{sample:?}");
+        let written = std::fs::read(&file).unwrap();
+        assert_eq!(written.len(), 64 << 10);
+        assert!(written.chunks(4096).all(|block| block[4000] == 0x5a), "each was chosen");
+    }
+}
