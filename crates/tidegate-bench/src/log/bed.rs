@@ -14,6 +14,7 @@ use std::str::FromStr;
 use tempfile::TempDir;
 
 use super::LogArgs;
+use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::machine::is_tmpfs;
 use crate::nbd::this_server;
@@ -135,6 +136,11 @@ impl Bed {
         Ok(path)
     }
 
+    /// Compiles one of our programs in C, unless that was done.
+    pub(super) fn compile(&self, compiler: Compiler, source: Source) -> Result<PathBuf> {
+        compile(self.files(), compiler, source)
+    }
+
     /// Has all that was written until now brought to the disk.
     pub(super) fn settle(&self) -> Result<()> {
         let dir = self.files();
@@ -147,6 +153,40 @@ impl Bed {
     pub(super) fn disk_bytes(&self) -> Result<u64> {
         disk_bytes(self.files())
     }
+}
+
+/// A C compiler and the package that has it.
+pub(super) type Compiler = (&'static str, &'static str);
+/// The machine's own.
+pub(super) const CC: Compiler = ("cc", "gcc");
+
+/// A program of ours in C.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Source {
+    pub(super) name: &'static str,
+    pub(super) text: &'static str,
+    /// What it is linked with.
+    pub(super) libraries: &'static [&'static str],
+}
+
+/// What all of them include.
+const TIMES: &str = include_str!("../../programs/times.h");
+
+/// Compiles into `dir`, unless that was done.
+pub(super) fn compile(dir: &Path, compiler: Compiler, source: Source) -> Result<PathBuf> {
+    let program = dir.join(source.name);
+    if program.exists() {
+        return Ok(program);
+    }
+    let (text, header) = (program.with_extension("c"), dir.join("times.h"));
+    for (path, content) in [(&text, source.text), (&header, TIMES)] {
+        std::fs::write(path, content).map_err(BenchError::os("write", path))?;
+    }
+    let mut command = Command::new(find_program(compiler.0, compiler.1)?);
+    command.args(["-O2", "-Wall", "-Werror", "-o"]).args([&program, &text]);
+    command.args(source.libraries);
+    output_of(command)?;
+    Ok(program)
 }
 
 /// The words that start a program under `tidegate`; none for [`Runner::Plain`].

@@ -4,10 +4,11 @@
 //! crashes more often than not.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use super::Bench;
+use super::bed::{Compiler, Source};
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::measure::Sample;
@@ -16,7 +17,9 @@ use crate::programs::parse_sample;
 /// The policy of its rows.
 pub(super) const POLICY: &str = "peer:nvcache";
 /// The driver, which is linked with musl.
-const DRIVER: &str = include_str!("../../programs/io.c");
+const DRIVER: Source =
+    Source { name: "io", text: include_str!("../../programs/io.c"), libraries: &[] };
+const MUSL: Compiler = ("musl-gcc", "musl-tools");
 /// Where its log is.
 const LOG: &str = "/dev/shm/nvcache.pmem";
 /// Entries of its log for 100 writes: it is not full.
@@ -44,7 +47,7 @@ pub(super) fn write(
     file: &Path,
     [bytes, block_bytes, requests]: [u64; 3],
 ) -> Result<Sample> {
-    let driver = compile(bench)?;
+    let driver = bench.bed.compile(MUSL, DRIVER)?;
     let entries = (requests * ENTRIES_PCT / 100).max(10_000);
     let log = Log;
     let sized = File::create(LOG).and_then(|file| file.set_len(entries * ENTRY_BYTES + (16 << 20)));
@@ -59,30 +62,17 @@ pub(super) fn write(
     parse_sample(POLICY, output.trim())
 }
 
-fn compile(bench: &Bench<'_>) -> Result<PathBuf> {
-    let (source, driver) = (bench.bed.file("io.c"), bench.bed.file("io"));
-    if !driver.exists() {
-        std::fs::write(&source, DRIVER).map_err(BenchError::os("write", &source))?;
-        let mut compile = Command::new(find_program("musl-gcc", "musl-tools")?);
-        compile.args(["-O2", "-o"]).args([&driver, &source]);
-        output_of(compile)?;
-    }
-    Ok(driver)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::bed::{CC, compile};
     use super::*;
 
     #[test]
     fn the_driver_writes_its_blocks_and_says_how_long_they_took() {
         let dir = tempfile::tempdir().unwrap();
-        let [source, driver, file] = ["io.c", "io", "file"].map(|name| dir.path().join(name));
-        std::fs::write(&source, DRIVER).unwrap();
+        let file = dir.path().join("file");
         std::fs::write(&file, vec![0; 64 << 10]).unwrap();
-        let mut compile = Command::new("cc");
-        compile.args(["-Wall", "-Werror", "-o"]).args([&driver, &source]);
-        output_of(compile).unwrap();
+        let driver = compile(dir.path(), CC, DRIVER).unwrap();
         let mut command = Command::new(&driver);
         command.arg(&file).args(["65536", "4096", "500"]);
         let sample = parse_sample(POLICY, output_of(command).unwrap().trim()).unwrap();

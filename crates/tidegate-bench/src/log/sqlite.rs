@@ -2,17 +2,21 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use super::bed::{CC, Source};
 use super::files::pool;
 use super::{Bench, Part, RUN_PREFIX, Runner};
 use crate::child::{find_program, output_of};
-use crate::error::{BenchError, Result};
+use crate::error::Result;
 use crate::measure::{Key, Op, Sample};
 use crate::programs::parse_sample;
 
 /// The driver.
-const SCRIPT: &str = include_str!("../../programs/sqlite.py");
+const DRIVER: Source = Source {
+    name: "sqlite",
+    text: include_str!("../../programs/sqlite.c"),
+    libraries: &["-l:libsqlite3.so.0"],
+};
 /// Journal modes.
 pub(super) const MODES: [&str; 4] = ["delete", "truncate", "persist", "wal"];
 /// Size of a row's text.
@@ -50,28 +54,20 @@ pub(super) fn case_of(mode: &str) -> String {
     format!("{RUN_PREFIX}sqlite-{mode}")
 }
 
-/// Whether Python with `sqlite3` is there.
+/// Whether a compiler is there.
 pub(super) fn find_programs() -> Result<()> {
-    interpreter().map(drop)
-}
-
-/// The interpreter itself: what is called `python3` may be a script that looks for it.
-fn interpreter() -> Result<PathBuf> {
-    let mut command = Command::new(find_program("python3", "python3")?);
-    command.args(["-c", "import sqlite3, sys; print(sys.executable)"]);
-    Ok(PathBuf::from(output_of(command)?.trim()))
+    find_program(CC.0, CC.1).map(drop)
 }
 
 /// Measures all journal modes.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
-    let (python, script) = (interpreter()?, bench.bed.file("sqlite.py"));
-    std::fs::write(&script, SCRIPT).map_err(BenchError::os("write", &script))?;
+    let driver = bench.bed.compile(CC, DRIVER)?;
     bench.prepare_pool(pool(bench.args))?;
     let ways = Way::all(&bench.args.policies, true);
     for mode in MODES {
         let name = |way: Way| format!("{} sqlite, journal_mode {mode}", way.policy());
         bench.in_turns(Part::Sqlite, &ways, name, |bench, way| {
-            let sample = insert(bench, way, &[&python, &script], mode)?;
+            let sample = insert(bench, way, &driver, mode)?;
             let key = Key {
                 policy: way.policy(),
                 case: case_of(mode),
@@ -87,16 +83,15 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-fn insert(bench: &Bench<'_>, way: Way, program: &[&PathBuf; 2], mode: &str) -> Result<Sample> {
+fn insert(bench: &Bench<'_>, way: Way, driver: &Path, mode: &str) -> Result<Sample> {
     let database = Database(bench.bed.file("rows.db"));
     database.remove();
     bench.bed.settle()?;
-    let mut words: Vec<OsString> = program.iter().map(OsString::from).collect();
-    words.push(database.0.clone().into());
+    let mut words: Vec<OsString> = vec![driver.into(), database.0.clone().into()];
     words.extend([mode, if way.syncs { "full" } else { "off" }].map(OsString::from));
     words.push(bench.args.seconds.to_string().into());
     let output = output_of(bench.bed.command(way.runner, pool(bench.args), &words))?;
-    parse_sample("sqlite.py", &output)
+    parse_sample(DRIVER.name, output.trim())
 }
 
 /// A database with the files beside it.
@@ -121,6 +116,9 @@ impl Drop for Database {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use super::super::bed::compile;
     use super::*;
 
     #[test]
@@ -137,13 +135,13 @@ mod tests {
     #[test]
     fn the_driver_inserts_in_every_journal_mode() {
         let dir = tempfile::tempdir().unwrap();
-        let (script, database) = (dir.path().join("sqlite.py"), dir.path().join("rows.db"));
-        std::fs::write(&script, SCRIPT).unwrap();
+        let (driver, path) = (compile(dir.path(), CC, DRIVER).unwrap(), dir.path().join("rows.db"));
         for mode in MODES {
-            let database = Database(database.clone());
-            let mut command = Command::new(interpreter().unwrap());
-            command.arg(&script).arg(&database.0).args([mode, "off", "0.02"]);
-            let sample = parse_sample("sqlite.py", &output_of(command).unwrap()).unwrap();
+            let database = Database(path.clone());
+            let mut command = Command::new(&driver);
+            command.arg(&database.0).args([mode, "off", "0.02"]);
+            let output = output_of(command).unwrap();
+            let sample = parse_sample(DRIVER.name, output.trim()).unwrap();
             assert!(sample.ops > 0 && sample.p50_ns <= sample.max_ns, "{mode}: {sample:?}");
         }
     }
