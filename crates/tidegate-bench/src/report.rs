@@ -121,7 +121,7 @@ impl Report {
     /// Prints the tables and writes the files that `output` names.
     ///
     /// # Errors
-    /// [`BenchError::Os`].
+    /// [`BenchError::Os`], and last [`BenchError::Program`] for a part that could not be measured.
     pub fn publish(&self, output: &OutputArgs) -> Result<()> {
         println!("{self}");
         if let Some(file) = &output.json {
@@ -134,7 +134,7 @@ impl Report {
         if let Some(path) = &output.update_docs {
             write_file(path, &docs::update(&read_file(path)?, self)?)?;
         }
-        Ok(())
+        self.log.whole()
     }
 
     /// Whether the targets that this run measured are met.

@@ -150,7 +150,8 @@ pub(super) fn writes(bench: &mut Bench<'_>) -> Result<()> {
                     Ok(sample) => sample,
                     Err(error) => {
                         // It crashes now and then, which is no reason to measure nothing else.
-                        eprintln!("{}: this run is left out: {error}", nvcache::POLICY);
+                        let why = error.with_causes();
+                        eprintln!("{}: this run is left out: {why}", nvcache::POLICY);
                         return Ok(());
                     }
                 },

@@ -186,15 +186,20 @@ impl LogArgs {
         Ok(())
     }
 
-    /// Measures all parts that are asked for.
+    /// Measures all parts that are asked for. One that fails is noted in the report, and the others are measured.
     ///
     /// # Errors
-    /// Those of the programs and of the log.
+    /// The directories cannot be made, or `tidegate` is not there.
     pub fn measure(&self, progress: &mut Progress) -> Result<(Vec<Series>, LogReport)> {
         let (collector, found) = (Collector::default(), LogReport::default());
         let mut bench = Bench { args: self, bed: Bed::new(self)?, progress, collector, found };
         for part in self.parts() {
-            bench.measure(part)?;
+            if let Err(error) = bench.measure(part) {
+                bench
+                    .found
+                    .failures
+                    .push(Failure { part: name_of(part), error: error.with_causes() });
+            }
         }
         Ok((bench.collector.into_series(), bench.found))
     }
@@ -267,6 +272,21 @@ pub struct Amount {
 pub struct LogReport {
     /// The numbers.
     pub amounts: Vec<Amount>,
+    /// Parts that could not be measured to their end.
+    pub failures: Vec<Failure>,
+}
+
+/// A part that could not be measured to its end.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// The part.
+    pub part: String,
+    /// Why.
+    pub error: String,
+}
+
+fn name_of(part: Part) -> String {
+    part.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
 }
 
 impl LogReport {
@@ -287,6 +307,15 @@ impl LogReport {
     fn find(&self, measure: Measure, policy: &str) -> Option<Spread> {
         let same = |amount: &&Amount| amount.measure == measure.name() && amount.policy == policy;
         Spread::of(self.amounts.iter().find(same)?.values.iter().copied())
+    }
+
+    /// All parts were measured.
+    ///
+    /// # Errors
+    /// The first that was not.
+    pub(crate) fn whole(&self) -> Result<()> {
+        let Some(Failure { part, error }) = self.failures.first() else { return Ok(()) };
+        Err(BenchError::program(&format!("part {part}"), format!("was not measured: {error}")))
     }
 
     /// The table of these numbers.
@@ -434,12 +463,21 @@ mod tests {
     }
 
     #[test]
+    fn a_part_that_failed_is_told_at_the_end() {
+        let (part, error) = (name_of(Part::Postgres), "no room".to_owned());
+        let report = LogReport { failures: vec![Failure { part, error }], ..LogReport::default() };
+        let told = report.whole().unwrap_err().to_string();
+        assert!(told.contains("part postgres") && told.contains("no room"), "{told}");
+    }
+
+    #[test]
     fn amounts_collect_under_their_names() {
         let mut report = LogReport::default();
         for value in [1.0, 3.0, 2.0] {
             report.add(Measure::Launch, "run", value);
         }
         report.add(Measure::HotSet, "run", 1.5);
+        report.whole().unwrap();
         assert_eq!(report.find(Measure::Launch, "run").map(|spread| spread.median), Some(2.0));
         assert_eq!(report.find(Measure::Launch, "plain"), None);
         let text = report.table().to_string();
