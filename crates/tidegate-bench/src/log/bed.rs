@@ -55,6 +55,33 @@ impl FromStr for Runner {
     }
 }
 
+/// How a program syncs, and where it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Way {
+    pub(super) runner: Runner,
+    pub(super) syncs: bool,
+}
+
+impl Way {
+    /// Those of `runners`: each with syncs; without them as they are, and under `run` where `off_under_run`.
+    pub(super) fn all(runners: &[Runner], off_under_run: bool) -> Vec<Self> {
+        let off = |runner: &Runner| *runner == Runner::Plain || off_under_run;
+        let without =
+            runners.iter().copied().filter(off).map(|runner| Self { runner, syncs: false });
+        let with = runners.iter().copied().map(|runner| Self { runner, syncs: true });
+        // Beside each other: what is compared.
+        without.chain(with).collect()
+    }
+
+    /// The policy of its rows.
+    pub(super) fn policy(self) -> String {
+        format!("{}{}", self.runner.name(), if self.syncs { "" } else { NO_SYNC })
+    }
+}
+
+/// What the policy of a program that does not sync ends with.
+pub(super) const NO_SYNC: &str = "-nosync";
+
 /// A pool: one for each size that is asked for, kept from run to run as a user's would be.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pool {
@@ -266,6 +293,17 @@ mod tests {
             assert_eq!(runner.name().parse(), Ok(runner));
         }
         assert!("fast".parse::<Runner>().unwrap_err().contains("run-absorb"));
+    }
+
+    #[test]
+    fn ways_without_syncs_come_before_those_with() {
+        let runners = [Runner::Plain, Runner::Run];
+        let names = |off_under_run| {
+            let ways = Way::all(&runners, off_under_run).into_iter();
+            ways.map(Way::policy).collect::<Vec<_>>()
+        };
+        assert_eq!(names(true), ["plain-nosync", "run-nosync", "plain", "run"]);
+        assert_eq!(names(false), ["plain-nosync", "plain", "run"]);
     }
 
     #[test]

@@ -8,8 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::bed::{Pool, directory, under};
-use super::sqlite::Way;
+use super::bed::{Pool, Way, directory, under};
 use super::{Bench, LogArgs, Part, RUN_PREFIX};
 use crate::child::{Child, find_program, output_of};
 use crate::error::{BenchError, Result};

@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 
+use super::bed::Way;
 use super::files::pool;
-use super::sqlite::Way;
 use super::{Bench, Part, RUN_PREFIX, Runner};
 use crate::child::{find_program, output_of};
 use crate::error::Result;

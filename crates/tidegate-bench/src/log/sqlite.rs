@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::bed::{CC, Source};
+use super::bed::{CC, Source, Way};
 use super::files::pool;
-use super::{Bench, Part, RUN_PREFIX, Runner};
+use super::{Bench, Part, RUN_PREFIX};
 use crate::child::{find_program, output_of};
 use crate::error::Result;
 use crate::measure::{Key, Op, Sample};
@@ -21,33 +21,6 @@ const DRIVER: Source = Source {
 pub(super) const MODES: [&str; 4] = ["delete", "truncate", "persist", "wal"];
 /// Size of a row's text.
 const ROW_BYTES: u64 = 100;
-
-/// How a program syncs, and where it runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Way {
-    pub(super) runner: Runner,
-    pub(super) syncs: bool,
-}
-
-impl Way {
-    /// Those of `runners`: each with syncs; without them as they are, and under `run` where `off_under_run`.
-    pub(super) fn all(runners: &[Runner], off_under_run: bool) -> Vec<Self> {
-        let off = |runner: &Runner| *runner == Runner::Plain || off_under_run;
-        let without =
-            runners.iter().copied().filter(off).map(|runner| Self { runner, syncs: false });
-        let with = runners.iter().copied().map(|runner| Self { runner, syncs: true });
-        // Beside each other: what is compared.
-        without.chain(with).collect()
-    }
-
-    /// The policy of its rows.
-    pub(super) fn policy(self) -> String {
-        format!("{}{}", self.runner.name(), if self.syncs { "" } else { NO_SYNC })
-    }
-}
-
-/// What the policy of a program that does not sync ends with.
-pub(super) const NO_SYNC: &str = "-nosync";
 
 /// The case of a journal mode.
 pub(super) fn case_of(mode: &str) -> String {
@@ -120,17 +93,6 @@ mod tests {
 
     use super::super::bed::compile;
     use super::*;
-
-    #[test]
-    fn ways_without_syncs_come_before_those_with() {
-        let runners = [Runner::Plain, Runner::Run];
-        let names = |off_under_run| {
-            let ways = Way::all(&runners, off_under_run).into_iter();
-            ways.map(Way::policy).collect::<Vec<_>>()
-        };
-        assert_eq!(names(true), ["plain-nosync", "run-nosync", "plain", "run"]);
-        assert_eq!(names(false), ["plain-nosync", "plain", "run"]);
-    }
 
     #[test]
     fn the_driver_inserts_in_every_journal_mode() {

@@ -2,9 +2,10 @@
 //!
 //! Each target is judged for `run` and for `run-absorb`; one over several cases holds if the worst of them does.
 
+use super::bed::NO_SYNC;
 use super::files::{APPEND, DSYNC, FDATASYNC, full_case, read_case};
 use super::io::Kind;
-use super::sqlite::{MODES, NO_SYNC, case_of};
+use super::sqlite::{MODES, case_of};
 use super::{LogReport, Measure, RUN_PREFIX, Runner, nvcache, postgres, recovery, rocksdb};
 use crate::measure::{Sample, Series};
 use crate::pattern::Pattern;
