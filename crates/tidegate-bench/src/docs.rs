@@ -35,8 +35,8 @@ pub fn update(page: &str, report: &Report) -> Result<String> {
 }
 
 fn content(name: &str, report: &Report) -> Option<String> {
-    if report.machine_names().contains(&name) {
-        return Some(format!("```text\n{}\n```\n", report.machine));
+    if let Some(machine) = report.machine_at(name) {
+        return Some(format!("```text\n{machine}\n```\n"));
     }
     report.tables().iter().find(|table| table.name == name).map(crate::table::Table::markdown)
 }
@@ -45,6 +45,7 @@ fn content(name: &str, report: &Report) -> Option<String> {
 mod tests {
     use super::*;
     use crate::log::Amount;
+    use crate::machine::Machine;
     use crate::report::tests::report;
 
     const PAGE: &str = "# P\n<!-- table: block-write -->\nold\n<!-- end -->\n\n<!-- table: open -->\nkept\n<!-- end -->\nlast\n";
@@ -102,6 +103,7 @@ mod tests {
             (series.key.policy, series.key.case) = ("run".to_owned(), case.to_owned());
         }
         let (policy, values) = ("run".to_owned(), vec![1.0]);
+        report.log.machine = Some(Machine { repetitions: 77, ..report.machine.clone() });
         report.log.amounts.push(Amount { measure: "a number", policy, unit: "ms", values });
         let names: Vec<_> = report.tables().into_iter().map(|table| table.name).collect();
         assert_eq!(names.len(), cases.len() + 2, "with the numbers and the targets: {names:?}");
@@ -110,6 +112,7 @@ mod tests {
             assert!(updated.contains(&table.markdown()), "{} has no place on the page", table.name);
         }
         assert!(updated.contains("<!-- table: machine-run -->\n```text\na CPU"), "{updated}");
+        assert_eq!(updated.matches("77 runs").count(), 1, "other machines stay: {updated}");
     }
 
     #[test]

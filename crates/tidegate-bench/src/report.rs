@@ -226,14 +226,17 @@ impl Report {
         sorted
     }
 
-    /// The places in documentation that want to know the machine of this run.
-    pub(crate) fn machine_names(&self) -> Vec<&'static str> {
+    /// What stands at a place in documentation that wants to know the machine of a run; `None` for other places.
+    pub(crate) fn machine_at(&self, place: &str) -> Option<&Machine> {
         let has = |wanted: fn(&Key) -> bool| self.series.iter().any(|series| wanted(&series.key));
-        let mut names = Vec::new();
-        names.extend(has(|key| !is_program(key) && !is_log(key)).then_some("machine"));
-        names.extend(has(is_program).then_some("machine-programs"));
-        names.extend(has(is_log).then_some("machine-run"));
-        names
+        let measured = match place {
+            "machine" => has(|key| !is_program(key) && !is_log(key)),
+            "machine-programs" => has(is_program),
+            "machine-run" => has(is_log),
+            _ => false,
+        };
+        let of_log = self.log.machine.as_ref().filter(|_| place == "machine-run");
+        measured.then(|| of_log.unwrap_or(&self.machine))
     }
 
     fn matching(&self, wanted: impl Fn(&Key) -> bool) -> Vec<&Series> {

@@ -140,9 +140,12 @@ impl LogArgs {
     /// Those of measuring.
     pub fn report(&self) -> Result<Report> {
         self.check()?;
-        let machine = Machine::of(&self.dir, &self.media, self.seconds, self.repetitions);
         let (series, log) = self.measure(&mut Progress::new(self.planned()))?;
-        Ok(Report { log, ..Report::of(machine, series) })
+        Ok(Report { log, ..Report::of(self.machine(), series) })
+    }
+
+    fn machine(&self) -> Machine {
+        Machine::of(&self.dir, &self.media, self.seconds, self.repetitions)
     }
 
     /// Time that [`measure`](Self::measure) should take.
@@ -191,7 +194,8 @@ impl LogArgs {
     /// # Errors
     /// The directories cannot be made, or `tidegate` is not there.
     pub fn measure(&self, progress: &mut Progress) -> Result<(Vec<Series>, LogReport)> {
-        let (collector, found) = (Collector::default(), LogReport::default());
+        let collector = Collector::default();
+        let found = LogReport { machine: Some(self.machine()), ..LogReport::default() };
         let mut bench = Bench { args: self, bed: Bed::new(self)?, progress, collector, found };
         for part in self.parts() {
             if let Err(error) = bench.measure(part) {
@@ -270,6 +274,8 @@ pub struct Amount {
 /// What a run found about the log besides latencies; empty where it was not measured.
 #[derive(Debug, Clone, Default)]
 pub struct LogReport {
+    /// What it was measured on, for how long, where that was asked.
+    pub machine: Option<Machine>,
     /// The numbers.
     pub amounts: Vec<Amount>,
     /// Parts that could not be measured to their end.
