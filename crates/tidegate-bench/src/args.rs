@@ -9,6 +9,8 @@ use tidegate::size::parse_bytes;
 
 use crate::block;
 use crate::error::{BenchError, Result};
+use crate::log::LogArgs;
+use crate::log::io::IoArgs;
 use crate::machine::Machine;
 use crate::nbd;
 use crate::pattern::Pattern;
@@ -16,7 +18,6 @@ use crate::peers::libpmemblk;
 use crate::plan::{self, Cell};
 use crate::progress::Progress;
 use crate::report::{OutputArgs, Report};
-use crate::tiers::TierReport;
 
 /// What to measure.
 #[derive(Debug, Clone, Subcommand)]
@@ -25,6 +26,11 @@ pub enum BenchCommand {
     Block(BlockArgs),
     /// NBD servers over unix sockets, driven by fio and nbdcopy
     Nbd(NbdArgs),
+    /// The log in this process, and programs under `tidegate run` beside the same programs without
+    Log(LogArgs),
+    /// Load on files, as a program to be run: what it did as JSON
+    #[command(hide = true)]
+    Io(IoArgs),
 }
 
 impl BenchCommand {
@@ -39,11 +45,15 @@ impl BenchCommand {
         let output = match self {
             Self::Block(args) => &args.output,
             Self::Nbd(args) => &args.output,
+            Self::Log(args) => &args.output,
+            Self::Io(args) => return args.run(),
         };
         output.check()?;
         let report = match self {
             Self::Block(args) => args.report(),
             Self::Nbd(args) => args.report(),
+            Self::Log(args) => args.report(),
+            Self::Io(args) => return args.run(),
         };
         report?.publish(output)
     }
@@ -163,7 +173,7 @@ impl BlockArgs {
         let machine = Machine { seconds: args.run_time().as_secs_f64(), ..args.common.machine() };
         let mut progress = Progress::new(block::planned(&args));
         let (series, tiers) = block::measure(&args, &mut progress)?;
-        Ok(Report { machine, series, open: None, tiers })
+        Ok(Report { tiers, ..Report::of(machine, series) })
     }
 
     /// The plots of the Caiti paper are wanted: a report on DRAM tiers, and no other workload is asked for.
@@ -294,7 +304,7 @@ impl NbdArgs {
         let machine = self.common.machine();
         let mut progress = Progress::new(nbd::planned(self));
         let series = nbd::measure(self, &mut progress)?;
-        Ok(Report { machine, series, open: None, tiers: TierReport::default() })
+        Ok(Report::of(machine, series))
     }
 }
 
@@ -350,7 +360,9 @@ mod tests {
             ("x block --size 12Q", "12Q"),
             ("x block --size 0", "more than 0"),
             ("x nbd --policies peer:ceph", "peer:ceph"),
-            ("x log", "log"),
+            ("x cache", "cache"),
+            ("x log --policies fast", "run-absorb"),
+            ("x log --parts fast", "postgres"),
         ] {
             let message = parse(line).unwrap_err().to_string();
             assert!(message.contains(named), "{line}: {message}");

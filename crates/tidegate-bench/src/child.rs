@@ -80,6 +80,17 @@ impl Child {
     }
 }
 
+impl Child {
+    /// Waits until the program has ended by itself.
+    pub(crate) fn end(mut self) -> Result<()> {
+        let status = self.process.wait().map_err(BenchError::os("wait for", &self.program))?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(BenchError::program(&self.program, format!("ended with {status}")))
+    }
+}
+
 impl Drop for Child {
     fn drop(&mut self) {
         // Both fail only where the program has ended already.

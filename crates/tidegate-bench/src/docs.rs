@@ -7,8 +7,8 @@ const BEGIN: &str = "<!-- table: ";
 const END: &str = "<!-- end -->";
 
 /// `page` with the text between each `<!-- table: NAME -->` and the next `<!-- end -->` replaced by that table of
-/// `report`; `machine` is the machine, `machine-programs` that of a run of programs alone. Tables that the run did not
-/// measure stay as they are.
+/// `report`; `machine` is the machine, `machine-programs` and `machine-run` the same of runs that measured such programs.
+/// Tables that the run did not measure stay as they are.
 ///
 /// # Errors
 /// [`BenchError::Usage`] where a marker has no name or no end.
@@ -35,9 +35,8 @@ pub fn update(page: &str, report: &Report) -> Result<String> {
 }
 
 fn content(name: &str, report: &Report) -> Option<String> {
-    let machine = if report.is_of_programs() { "machine-programs" } else { "machine" };
-    if name == machine {
-        return Some(format!("```text\n{}\n```\n", report.machine));
+    if let Some(machine) = report.machine_at(name) {
+        return Some(format!("```text\n{machine}\n```\n"));
     }
     report.tables().iter().find(|table| table.name == name).map(crate::table::Table::markdown)
 }
@@ -45,6 +44,8 @@ fn content(name: &str, report: &Report) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::Amount;
+    use crate::machine::Machine;
     use crate::report::tests::report;
 
     const PAGE: &str = "# P\n<!-- table: block-write -->\nold\n<!-- end -->\n\n<!-- table: open -->\nkept\n<!-- end -->\nlast\n";
@@ -82,6 +83,36 @@ mod tests {
         assert!(updated.contains(&report.machine.kernel), "{updated}");
         let table = update("<!-- table: programs -->\n<!-- end -->", &report).unwrap();
         assert!(table.contains("| fio-write |"), "{table}");
+    }
+
+    #[test]
+    fn the_page_of_benchmarks_takes_every_table_of_programs_under_run() {
+        let page = include_str!("../../../docs/benchmarks.md");
+        let mut report = report();
+        let one = report.series[0].clone();
+        let cases = [
+            "log-append-128",
+            "run-write-dsync",
+            "run-full-random",
+            "run-read-dirty",
+            "run-sqlite-wal",
+            "run-recovery",
+        ];
+        report.series = cases.map(|_| one.clone()).into();
+        for (series, case) in report.series.iter_mut().zip(cases) {
+            (series.key.policy, series.key.case) = ("run".to_owned(), case.to_owned());
+        }
+        let (policy, values) = ("run".to_owned(), vec![1.0]);
+        report.log.machine = Some(Machine { repetitions: 77, ..report.machine.clone() });
+        report.log.amounts.push(Amount { measure: "a number", policy, unit: "ms", values });
+        let names: Vec<_> = report.tables().into_iter().map(|table| table.name).collect();
+        assert_eq!(names.len(), cases.len() + 2, "with the numbers and the targets: {names:?}");
+        let updated = update(page, &report).unwrap();
+        for table in report.tables() {
+            assert!(updated.contains(&table.markdown()), "{} has no place on the page", table.name);
+        }
+        assert!(updated.contains("<!-- table: machine-run -->\n```text\na CPU"), "{updated}");
+        assert_eq!(updated.matches("77 runs").count(), 1, "other machines stay: {updated}");
     }
 
     #[test]

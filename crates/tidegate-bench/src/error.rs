@@ -1,5 +1,6 @@
 //! What can go wrong while measuring.
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use tidegate::device::DeviceError;
@@ -60,6 +61,12 @@ impl BenchError {
     /// The request was wrong (exit status 2), rather than that measuring failed (exit status 1).
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Usage(_))
+    }
+
+    /// The error and what caused it, in one line.
+    pub fn with_causes(&self) -> String {
+        let causes = std::iter::successors(Some(self as &dyn Error), |&error| error.source());
+        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     }
 
     pub(crate) fn os(

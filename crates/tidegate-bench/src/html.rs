@@ -3,6 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use plotters::prelude::*;
 
+use crate::log;
 use crate::measure::{Key, Series};
 use crate::report::Report;
 
@@ -58,7 +59,9 @@ fn groups(series: &[Series]) -> Vec<Vec<&Series>> {
 }
 
 fn conditions(key: &Key) -> String {
-    let place = if key.case.starts_with("nbd") { &key.case } else { "in process" };
+    let outside = ["nbd", log::LOG_PREFIX, log::RUN_PREFIX];
+    let named = outside.iter().any(|prefix| key.case.starts_with(prefix));
+    let place = if named { &key.case } else { "in process" };
     let (op, threads, depth) = (key.op.name(), key.threads, key.iodepth);
     format!("{place}: {op} of {} bytes, {threads} threads, depth {depth}", key.block_bytes)
 }

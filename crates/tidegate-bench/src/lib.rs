@@ -7,6 +7,7 @@
 //!   [`peers::libpmemblk`]; `plan` says which cells, [`tiers`] and [`timeline`] what is asked of tiers besides latencies;
 //! - [`nbd`]: servers over unix sockets, driven by fio and nbdcopy;
 //! - [`open`]: opening after a crash;
+//! - [`log`]: the log in this process, and programs under `tidegate run`;
 //! - [`programs`]: databases and fio on a file system over NBD;
 //! - [`measure`], [`targets`], [`report`], [`table`], [`docs`]: medians, ratios, verdicts, and where they go; `figures`
 //!   and `plots` are those of the Caiti paper.
@@ -27,6 +28,7 @@ mod figures;
 mod fio;
 mod floor;
 mod html;
+pub mod log;
 pub mod machine;
 pub mod measure;
 pub mod nbd;

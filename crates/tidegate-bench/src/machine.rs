@@ -83,13 +83,16 @@ fn first_word(path: &str) -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.split_whitespace().next()?.to_owned())
 }
 
+/// Whether `dir` is in a tmpfs.
+pub(crate) fn is_tmpfs(dir: &Path) -> bool {
+    rustix::fs::statfs(dir).is_ok_and(|found| i128::from(found.f_type) == TMPFS_MAGIC)
+}
+
 fn medium(dir: &Path) -> String {
-    match rustix::fs::statfs(dir) {
-        Ok(found) if i128::from(found.f_type) == TMPFS_MAGIC => {
-            format!("tmpfs {} stands for persistent memory", dir.display())
-        }
-        _ => format!("files in {}", dir.display()),
+    if is_tmpfs(dir) {
+        return format!("tmpfs {} stands for persistent memory", dir.display());
     }
+    format!("files in {}", dir.display())
 }
 
 #[cfg(test)]

@@ -1,11 +1,9 @@
 //! `tidegate-bench`: all measurements of docs/benchmarks.md, or one of them.
 
-use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tidegate_bench::args::BenchCommand;
-use tidegate_bench::error::BenchError;
 use tidegate_bench::open::{ChildCommand, OpenArgs};
 use tidegate_bench::programs::ProgramsArgs;
 use tidegate_bench::suite::SuiteArgs;
@@ -44,14 +42,8 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("tidegate-bench: {}", with_causes(&error));
+            eprintln!("tidegate-bench: {}", error.with_causes());
             ExitCode::from(if error.is_usage() { 2 } else { 1 })
         }
     }
-}
-
-/// The error and what caused it, in one line.
-fn with_causes(error: &BenchError) -> String {
-    let causes = std::iter::successors(Some(error as &dyn Error), |&error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

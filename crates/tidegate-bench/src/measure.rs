@@ -5,7 +5,7 @@
 //! 2. Ratios are taken pair by pair: repetition i of the subject against repetition i of the baseline, which ran
 //!    next to each other; the median of these ratios is reported with the smallest and the largest.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::workload::Latencies;
 
@@ -72,8 +72,8 @@ impl Traffic {
     }
 }
 
-/// Result of one run.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Result of one run; what programs of our own print as JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Requests answered.
     pub ops: u64,
@@ -92,6 +92,7 @@ pub struct Sample {
     /// The longest.
     pub max_ns: u64,
     /// What was stored; `None` where it cannot be seen, as for a peer.
+    #[serde(skip)]
     pub traffic: Option<Traffic>,
 }
 

@@ -23,7 +23,6 @@ use crate::nbd::create_pool;
 use crate::pattern::{Pattern, Picker};
 use crate::progress::Progress;
 use crate::report::{OutputArgs, Report};
-use crate::tiers::TierReport;
 
 /// Case of an opening.
 pub(crate) const CASE: &str = "open-after-crash";
@@ -68,12 +67,7 @@ impl OpenArgs {
     pub fn report(&self) -> Result<Report> {
         let machine = Machine::of(&self.dir, &MediaModel::default(), 0.0, self.repetitions);
         let (series, opening) = self.measure(&mut Progress::new(self.planned()))?;
-        Ok(Report {
-            machine,
-            series: vec![series],
-            open: Some(opening),
-            tiers: TierReport::default(),
-        })
+        Ok(Report { open: Some(opening), ..Report::of(machine, vec![series]) })
     }
 
     fn step_cost(&self) -> Duration {

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::error::{BenchError, Result};
 use crate::figures::figures;
+use crate::log::{Amount, LogReport};
 use crate::machine::Machine;
 use crate::measure::{Key, Op, Row, Sample, Series, Spread};
 use crate::open::{self, Opening};
@@ -15,7 +16,7 @@ use crate::table::Table;
 use crate::targets::{Verdict, verdicts};
 use crate::tiers::{Breakdown, IdleRow, PhaseRow, TierReport};
 use crate::timeline::TimelineRow;
-use crate::{docs, html, programs, tier_targets};
+use crate::{docs, html, log, programs, tier_targets};
 
 /// Where results go besides the terminal.
 #[derive(Debug, Clone, Default, Args)]
@@ -52,6 +53,8 @@ pub struct Report {
     pub open: Option<Opening>,
     /// What was found about DRAM tiers.
     pub tiers: TierReport,
+    /// What was found about the log.
+    pub log: LogReport,
 }
 
 /// The JSON object.
@@ -69,6 +72,8 @@ struct Json<'a> {
     timelines: &'a [TimelineRow],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     idle: &'a [IdleRow],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    amounts: &'a [Amount],
 }
 
 /// Throughput of each repetition, from which medians and ratios can be checked.
@@ -87,7 +92,14 @@ impl<'a> Repetitions<'a> {
 }
 
 impl Report {
-    /// One JSON object with `machine`, `rows`, `repetitions` and `targets`; for DRAM tiers `phases`, `timelines`, `idle`.
+    /// A report of measurements and nothing else.
+    pub(crate) fn of(machine: Machine, series: Vec<Series>) -> Self {
+        let (tiers, log) = (TierReport::default(), LogReport::default());
+        Self { machine, series, open: None, tiers, log }
+    }
+
+    /// One JSON object with `machine`, `rows`, `repetitions` and `targets`; for DRAM tiers `phases`, `timelines`, `idle`; for
+    /// programs under `tidegate run` `amounts`.
     ///
     /// # Panics
     /// Never: the object is made of strings and numbers.
@@ -101,6 +113,7 @@ impl Report {
             phases: self.tiers.breakdowns.iter().flat_map(Breakdown::rows).collect(),
             timelines: &self.tiers.timelines,
             idle: &self.tiers.idle,
+            amounts: &self.log.amounts,
         };
         serde_json::to_string_pretty(&object).expect("strings and numbers are JSON") + "\n"
     }
@@ -108,7 +121,7 @@ impl Report {
     /// Prints the tables and writes the files that `output` names.
     ///
     /// # Errors
-    /// [`BenchError::Os`].
+    /// [`BenchError::Os`], and last [`BenchError::Program`] for a part that could not be measured.
     pub fn publish(&self, output: &OutputArgs) -> Result<()> {
         println!("{self}");
         if let Some(file) = &output.json {
@@ -121,21 +134,33 @@ impl Report {
         if let Some(path) = &output.update_docs {
             write_file(path, &docs::update(&read_file(path)?, self)?)?;
         }
-        Ok(())
+        self.log.whole()
     }
 
     /// Whether the targets that this run measured are met.
     pub fn verdicts(&self) -> Vec<Verdict> {
+        let mut found = self.device_verdicts();
+        found.extend(self.run_verdicts());
+        found
+    }
+
+    fn device_verdicts(&self) -> Vec<Verdict> {
         let mut found = verdicts(&self.series, self.open.as_ref());
         found.extend(tier_targets::verdicts(&self.series, &self.tiers));
         found
+    }
+
+    fn run_verdicts(&self) -> Vec<Verdict> {
+        log::targets::verdicts(&self.series, &self.log)
     }
 
     /// All tables that have rows, in the order of the documentation. Of the paper's figures, the hundreds of cells
     /// behind them are in the JSON only.
     pub fn tables(&self) -> Vec<Table> {
         let mut tables = if self.tiers.paper { self.figure_tables() } else { self.case_tables() };
-        tables.extend([self.tiers.breakdown_table(), self.tiers.idle_table(), self.target_table()]);
+        tables.extend([self.tiers.breakdown_table(), self.tiers.idle_table()]);
+        tables.push(target_table("targets", "Targets", self.device_verdicts()));
+        tables.extend(self.run_tables());
         tables
             .into_iter()
             .filter(|table| !table.is_empty())
@@ -151,7 +176,8 @@ impl Report {
         let peer = "peer:libpmemblk";
         let has_peer = self.series.iter().any(|series| series.key.policy == peer);
         let baseline = if has_peer { peer } else { "btt" };
-        let in_process = |key: &Key| !is_nbd(key) && !is_program(key) && key.case != open::CASE;
+        let elsewhere = |key: &Key| is_nbd(key) || is_program(key) || is_log(key);
+        let in_process = |key: &Key| !elsewhere(key) && key.case != open::CASE;
         let block = |op| move |key: &Key| key.op == op && in_process(key);
         let nbd = |op| move |key: &Key| key.op == op && is_nbd(key) && !is_single(key);
         vec![
@@ -184,6 +210,7 @@ impl Report {
                 "nbdcopy",
                 "Whole device by nbdcopy",
                 &self.matching(|key| is_nbd(key) && is_single(key)),
+                "peer:nbdkit-memory",
             ),
             self.open_table(),
             latencies("programs", "Programs on ext4 over NBD", &self.programs(), "btt"),
@@ -199,9 +226,17 @@ impl Report {
         sorted
     }
 
-    /// Nothing but programs was measured: their page has another table of the machine.
-    pub(crate) fn is_of_programs(&self) -> bool {
-        !self.series.is_empty() && self.series.iter().all(|series| is_program(&series.key))
+    /// What stands at a place in documentation that wants to know the machine of a run; `None` for other places.
+    pub(crate) fn machine_at(&self, place: &str) -> Option<&Machine> {
+        let has = |wanted: fn(&Key) -> bool| self.series.iter().any(|series| wanted(&series.key));
+        let measured = match place {
+            "machine" => has(|key| !is_program(key) && !is_log(key)),
+            "machine-programs" => has(is_program),
+            "machine-run" => has(is_log),
+            _ => false,
+        };
+        let of_log = self.log.machine.as_ref().filter(|_| place == "machine-run");
+        measured.then(|| of_log.unwrap_or(&self.machine))
     }
 
     fn matching(&self, wanted: impl Fn(&Key) -> bool) -> Vec<&Series> {
@@ -225,16 +260,40 @@ impl Report {
         table
     }
 
-    fn target_table(&self) -> Table {
-        let mut table =
-            Table::new("targets", "Targets", &["target", "wanted", "measured", "verdict"]);
-        for verdict in self.verdicts() {
-            let Verdict { target, wanted, measured, met } = verdict;
-            let word = if met { "PASS" } else { "MISS" };
-            table.push(vec![target, wanted, format!("{measured:.2}"), word.to_owned()]);
-        }
-        table
+    /// Of the log, and of programs under `tidegate run`.
+    fn run_tables(&self) -> Vec<Table> {
+        let of = |prefixes: &'static [&'static str]| {
+            self.matching(move |key| prefixes.iter().any(|prefix| key.case.starts_with(prefix)))
+        };
+        let table = |name, title, prefixes, base| latencies(name, title, &of(prefixes), base);
+        let (plain, no_sync) = ("plain", "plain-nosync");
+        let title = "Programs under run: targets";
+        vec![
+            table("log-append", "Appends to the log, in process", &["log-"], "copy"),
+            table("run-write", "Durable writes of a program", &["run-write", "run-append"], plain),
+            table("run-full", "Durable writes, the log full", &["run-full"], plain),
+            table("run-read", "Reads of a program", &["run-read"], plain),
+            table(
+                "run-databases",
+                "Databases",
+                &["run-sqlite", "run-rocksdb", "run-postgres"],
+                no_sync,
+            ),
+            times("run-recovery", "Recovery of a full log", &of(&["run-recovery"]), "in-order"),
+            self.log.table(),
+            target_table("run-targets", title, self.run_verdicts()),
+        ]
     }
+}
+
+fn target_table(name: &'static str, title: &str, verdicts: Vec<Verdict>) -> Table {
+    let mut table = Table::new(name, title, &["target", "wanted", "measured", "verdict"]);
+    for verdict in verdicts {
+        let Verdict { target, wanted, measured, met } = verdict;
+        let word = if met { "PASS" } else { "MISS" };
+        table.push(vec![target, wanted, format!("{measured:.2}"), word.to_owned()]);
+    }
+    table
 }
 
 impl fmt::Display for Report {
@@ -249,6 +308,17 @@ impl fmt::Display for Report {
 
 fn is_nbd(key: &Key) -> bool {
     key.case.starts_with("nbd")
+}
+
+/// The log, or a program under `tidegate run`.
+fn is_log(key: &Key) -> bool {
+    [log::LOG_PREFIX, log::RUN_PREFIX].iter().any(|prefix| key.case.starts_with(prefix))
+}
+
+/// A case as tables have it.
+fn shown(case: &str) -> &str {
+    let prefixes = [programs::CASE_PREFIX, log::RUN_PREFIX];
+    prefixes.iter().find_map(|prefix| case.strip_prefix(prefix)).unwrap_or(case)
 }
 
 /// A program on a file system.
@@ -316,7 +386,7 @@ fn latency_row(series: &Series, ratio: Option<Spread>) -> Vec<String> {
     let per_op = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.1}"));
     vec![
         policy.clone(),
-        case.trim_start_matches(programs::CASE_PREFIX).to_owned(),
+        shown(case).to_owned(),
         threads.to_string(),
         iodepth.to_string(),
         format!("{:.digits$}", throughput.median),
@@ -335,16 +405,17 @@ fn latency_row(series: &Series, ratio: Option<Spread>) -> Vec<String> {
     ]
 }
 
-fn times(name: &'static str, title: &str, all: &[&Series]) -> Table {
-    let headers = ["policy", "case", "MiB", "ms median", "min-max", "/ nbdkit-memory", "min-max"];
+fn times(name: &'static str, title: &str, all: &[&Series], baseline: &str) -> Table {
+    let ratio = format!("/ {}", baseline.trim_start_matches("peer:"));
+    let headers = ["policy", "case", "MiB", "ms median", "min-max", &ratio, "min-max"];
     let mut table = Table::new(name, title, &headers);
     for series in all {
         let time = series.spread(|sample| sample.mean_ns / 1e6);
-        let base = counterpart(all, series, "peer:nbdkit-memory");
+        let base = counterpart(all, series, baseline);
         let ratio = base.and_then(|base| series.ratio(base, |sample| sample.mean_ns));
         table.push(vec![
             series.key.policy.clone(),
-            series.key.case.clone(),
+            shown(&series.key.case).to_owned(),
             (series.key.block_bytes >> 20).to_string(),
             format!("{:.0}", time.median),
             range(time, 0),
@@ -412,6 +483,7 @@ pub(crate) mod tests {
             ],
             open: None,
             tiers: TierReport::default(),
+            log: LogReport::default(),
         }
     }
 

@@ -1,9 +1,12 @@
 //! All tables of docs/benchmarks.md in one run: `make bench`.
 
+use std::time::Duration;
+
 use clap::Parser;
 
 use crate::args::{BlockArgs, NbdArgs};
 use crate::error::Result;
+use crate::log::LogArgs;
 use crate::open::OpenArgs;
 use crate::peers::libpmemblk;
 use crate::progress::Progress;
@@ -13,7 +16,7 @@ use crate::{block, nbd};
 /// Arguments of the whole run.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SuiteArgs {
-    /// A minute instead of six: shorter runs, fewer repetitions
+    /// Two minutes instead of twelve: shorter runs, fewer repetitions
     #[arg(long)]
     pub quick: bool,
     /// Where results go.
@@ -29,17 +32,19 @@ struct Line<A: clap::Args> {
     args: A,
 }
 
-/// Command lines of `bench block`, `bench nbd` and `open`.
-const FULL: [&str; 3] = [
+/// Command lines of `bench block`, `bench nbd`, `open` and `bench log`.
+const FULL: [&str; 4] = [
     "--threads 1,2 --seconds 1 --repetitions 7",
     "--seconds 1.5 --repetitions 3",
     "--writes 200000 --repetitions 5",
+    "--repetitions 3",
 ];
-/// The same in a minute.
-const QUICK: [&str; 3] = [
+/// The same in two minutes.
+const QUICK: [&str; 4] = [
     "--threads 1,2 --seconds 0.3 --repetitions 3",
     "--seconds 0.4 --repetitions 1",
     "--writes 20000 --repetitions 2",
+    "--quick",
 ];
 
 fn line<A: clap::Args>(words: &str) -> A {
@@ -51,24 +56,32 @@ struct Plan {
     block: BlockArgs,
     nbd: NbdArgs,
     open: OpenArgs,
+    log: LogArgs,
 }
 
 impl Plan {
     fn new(quick: bool) -> Self {
-        let [block, nbd, open] = if quick { QUICK } else { FULL };
-        Self { block: line(block), nbd: line(nbd), open: line(open) }
+        let [block, nbd, open, log] = if quick { QUICK } else { FULL };
+        Self { block: line(block), nbd: line(nbd), open: line(open), log: line(log) }
     }
 
     fn run(&self) -> Result<Report> {
         nbd::find_programs(&self.nbd)?;
         let machine = self.block.common.machine();
-        let planned = block::planned(&self.block) + nbd::planned(&self.nbd) + self.open.planned();
-        let mut progress = Progress::new(planned);
+        self.log.check()?;
+        let mut progress = Progress::new(self.planned());
         let (mut series, tiers) = block::measure(&self.block, &mut progress)?;
         series.extend(nbd::measure(&self.nbd, &mut progress)?);
         let (opened, opening) = self.open.measure(&mut progress)?;
         series.push(opened);
-        Ok(Report { machine, series, open: Some(opening), tiers })
+        let (of_log, log) = self.log.measure(&mut progress)?;
+        series.extend(of_log);
+        Ok(Report { machine, series, open: Some(opening), tiers, log })
+    }
+
+    fn planned(&self) -> Duration {
+        let devices = block::planned(&self.block) + nbd::planned(&self.nbd);
+        devices + self.open.planned() + self.log.planned()
     }
 }
 
@@ -95,8 +108,8 @@ mod tests {
             let plan = Plan::new(quick);
             plan.block.common.check().unwrap();
             plan.nbd.common.check().unwrap();
-            block::planned(&plan.block) + nbd::planned(&plan.nbd) + plan.open.planned()
+            plan.planned()
         });
-        assert!(quick.as_secs() < 120 && full.as_secs() < 600, "{quick:?} {full:?}");
+        assert!(quick.as_secs() < 180 && full.as_secs() < 900, "{quick:?} {full:?}");
     }
 }

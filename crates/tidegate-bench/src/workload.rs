@@ -110,7 +110,8 @@ impl Outcome {
     }
 }
 
-fn latencies() -> Latencies {
+/// An empty histogram.
+pub(crate) fn latencies() -> Latencies {
     Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3).expect("constant bounds are valid")
 }
 

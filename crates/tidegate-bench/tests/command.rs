@@ -1,4 +1,4 @@
-//! The program as a user runs it: exit status, output and files. Needs the Debian package libpmemblk1.
+//! The program as a user runs it: exit status, output and files. Needs what `scripts/install-deps bench` installs.
 
 use assert_cmd::Command;
 use serde_json::Value;
@@ -77,6 +77,71 @@ fn an_opening_after_a_crash_is_timed() {
     assert!(found["open"]["peak_memory_bytes"].as_u64().unwrap() > 0);
 }
 
+/// Builds what `bench log` runs beside this program: `tidegate` and the library that it preloads.
+fn build_tidegate() {
+    let mut cargo = std::process::Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--locked", "-p", "tidegate-cli", "-p", "tidegate-preload"]);
+    cargo.args((!cfg!(debug_assertions)).then_some("--release"));
+    let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
+    assert!(status.success(), "tidegate is not built");
+}
+
+const LOG_TABLES: [&str; 9] = [
+    "machine-run",
+    "log-append",
+    "run-write",
+    "run-full",
+    "run-read",
+    "run-databases",
+    "run-recovery",
+    "run-amounts",
+    "run-targets",
+];
+
+#[test]
+fn programs_under_run_are_measured_beside_the_same_without() {
+    build_tidegate();
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.md");
+    let markers = LOG_TABLES.map(|table| format!("<!-- table: {table} -->\n<!-- end -->\n"));
+    std::fs::write(&page, markers.concat()).unwrap();
+    let found = rows_of(&format!(
+        "log --scale 0.003 --seconds 0.05 --repetitions 1 --update-docs {}",
+        page.display()
+    ));
+    let rows = found["rows"].as_array().unwrap();
+    for (case, policies) in [
+        ("log-append-4096", "copy log"),
+        ("run-write-fdatasync", "plain run run-absorb"),
+        ("run-append-fdatasync", "plain run run-absorb"),
+        ("run-full-random", "plain run run-absorb"),
+        ("run-read-dirty", "plain run run-absorb"),
+        ("run-recovery", "recover in-order"),
+        ("run-sqlite-wal", "plain-nosync run-nosync run-absorb-nosync plain run run-absorb"),
+        ("run-rocksdb-fillrandom", "plain-nosync plain run run-absorb"),
+        ("run-postgres-pgbench", "plain-nosync plain run run-absorb"),
+    ] {
+        let first = rows.iter().find(|row| row["case"] == case).unwrap_or_else(|| panic!("{case}"));
+        let alike =
+            rows.iter().filter(|row| row["case"] == case && row["threads"] == first["threads"]);
+        let measured: Vec<_> = alike.map(|row| row["policy"].as_str().unwrap()).collect();
+        assert_eq!(measured, policies.split(' ').collect::<Vec<_>>(), "{case}");
+    }
+    for row in rows {
+        assert!(row["ops_per_s"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let amounts = found["amounts"].as_array().unwrap();
+    assert_eq!(amounts.len(), 8, "four for each way to run: {amounts:?}");
+    let log_bytes = amounts.iter().find(|amount| amount["unit"] == "bytes").unwrap();
+    let each = log_bytes["values"][0].as_f64().unwrap();
+    assert!((192.0..220.0).contains(&each), "{each} bytes of log for an append of 128");
+    let page = std::fs::read_to_string(page).unwrap();
+    for table in LOG_TABLES {
+        let empty = format!("<!-- table: {table} -->\n<!-- end -->");
+        assert!(page.contains(table) && !page.contains(&empty), "{table} is empty: {page}");
+    }
+}
+
 #[test]
 fn wrong_usage_is_status_2_and_says_what_is_known() {
     assert!(stderr_of("block --policies fifo", 2).contains("peer:libpmemblk"));
@@ -84,6 +149,8 @@ fn wrong_usage_is_status_2_and_says_what_is_known() {
     assert!(stderr_of("block --duty 0", 2).contains("--duty"));
     assert!(stderr_of("block --threads 0", 2).contains("--threads"));
     assert!(stderr_of("block --media optane", 2).contains("libpmemblk"));
+    assert!(stderr_of("log --policies fast", 2).contains("run-absorb"));
+    assert!(stderr_of("log --files /dev/shm", 2).contains("tmpfs"));
     assert!(stderr_of("open --repetitions 0", 2).contains("--repetitions"));
     assert!(stderr_of("programs --policies raw", 2).contains("raw"));
     assert!(stderr_of("programs --data 1G --size 2G", 2).contains("--data"));

@@ -28,9 +28,9 @@ use crate::machine::Machine;
 use crate::measure::{Collector, Key, Series};
 use crate::progress::Progress;
 use crate::report::{OutputArgs, Report};
-use crate::tiers::TierReport;
 use file_system::FileSystem;
 use run::{Measured, Programs};
+pub(crate) use run::{parse_db_bench, parse_sample};
 
 /// What the names of all cases begin with.
 pub(crate) const CASE_PREFIX: &str = "program-";
@@ -81,8 +81,7 @@ impl ProgramsArgs {
         self.output.check()?;
         let machine = Machine::of(&self.dir, &self.media, self.seconds, self.repetitions);
         let series = self.measure()?;
-        let report = Report { machine, series, open: None, tiers: TierReport::default() };
-        report.publish(&self.output)
+        Report::of(machine, series).publish(&self.output)
     }
 
     fn measure(&self) -> Result<Vec<Series>> {
@@ -147,7 +146,7 @@ fn key(policy: Policy, measured: &Measured) -> Key {
 }
 
 /// Runs `program` of `package` with `args`, and returns what it printed.
-fn call(program: &str, package: &'static str, args: &[&str]) -> Result<String> {
+pub(crate) fn call(program: &str, package: &'static str, args: &[&str]) -> Result<String> {
     let mut command = Command::new(find_program(program, package)?);
     command.args(args);
     output_of(command)

@@ -3,8 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde::Deserialize;
-
 use super::ProgramsArgs;
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
@@ -126,7 +124,7 @@ impl Programs {
             let db = Removed(path.join("db"));
             let mut command = Command::new(&self.ycsb);
             command.arg(&db.0).args([records.to_string(), records.to_string()]).arg(workload);
-            let sample = parse_ycsb(&output_of(command)?)?;
+            let sample = parse_sample("ycsb", &output_of(command)?)?;
             found(Measured { case: format!("ycsb-{workload}"), op, value_bytes, sample });
         }
         Ok(())
@@ -171,7 +169,7 @@ impl Drop for Removed {
 }
 
 /// Reads what `db_bench` printed of `benchmark`: its line, and the histogram in microseconds behind it.
-fn parse_db_bench(output: &str, benchmark: &str) -> Result<Sample> {
+pub(crate) fn parse_db_bench(output: &str, benchmark: &str) -> Result<Sample> {
     let wrong =
         |what: &str| BenchError::program("db_bench", format!("printed no {what} of {benchmark}"));
     // Its progress is on the same line, parted by carriage returns or spaces.
@@ -210,25 +208,11 @@ fn whole(number: f64) -> u64 {
     number as u64
 }
 
-/// What our program prints.
-#[derive(Deserialize)]
-struct Times {
-    ops: u64,
-    ops_per_s: f64,
-    mean_ns: f64,
-    p50_ns: u64,
-    p99_ns: u64,
-    p999_ns: u64,
-    p9999_ns: u64,
-    max_ns: u64,
-}
-
-fn parse_ycsb(output: &str) -> Result<Sample> {
-    let times: Times = serde_json::from_str(output).map_err(|error| {
-        BenchError::program("ycsb", format!("printed no object of times: {error}"))
-    })?;
-    let Times { ops, ops_per_s, mean_ns, p50_ns, p99_ns, p999_ns, p9999_ns, max_ns } = times;
-    Ok(Sample { ops, ops_per_s, mean_ns, p50_ns, p99_ns, p999_ns, p9999_ns, max_ns, traffic: None })
+/// Reads what a program of ours printed.
+pub(crate) fn parse_sample(program: &str, output: &str) -> Result<Sample> {
+    serde_json::from_str(output).map_err(|error| {
+        BenchError::program(program, format!("printed no object of times: {error}"))
+    })
 }
 
 #[cfg(test)]
@@ -255,8 +239,8 @@ mod tests {
     #[test]
     fn our_own_times_are_read() {
         let line = r#"{"ops": 5, "ops_per_s": 2.5, "mean_ns": 4.0, "p50_ns": 1, "p99_ns": 2, "p999_ns": 3, "p9999_ns": 4, "max_ns": 5}"#;
-        let sample = parse_ycsb(line).unwrap();
+        let sample = parse_sample("ycsb", line).unwrap();
         assert_eq!((sample.ops, sample.p50_ns, sample.max_ns), (5, 1, 5));
-        assert!(parse_ycsb("ycsb: IO error").is_err());
+        assert!(parse_sample("ycsb", "ycsb: IO error").is_err());
     }
 }

@@ -1,0 +1,336 @@
+//! The log alone, in this process: appends beside the bare loop of header, checksum, streaming copy and one fence.
+
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate::device::{
+    BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
+};
+use tidegate::log::{
+    AppendError, CONTROL_BYTES, Definition, FileKey, FileRef, Log, LogError, LogOptions, LogPool,
+};
+use tidegate::pmem::{Domain, Region, RegionOptions, SharedMemory};
+
+use super::bed::directory;
+use super::io::place_of_thread;
+use super::{Bench, LogArgs, Part};
+use crate::error::{BenchError, Result};
+use crate::measure::{Key, Op, Sample, Traffic};
+use crate::pattern::Pattern;
+use crate::workload::{Outcome, Stop, Workload};
+
+/// Size of a record's header.
+const HEADER: usize = 64;
+const HEADER_BYTES: u64 = HEADER as u64;
+/// Files that threads append to, each to one of its own.
+const FILES: u64 = 2;
+
+/// Case of appends.
+pub(super) const CASE: &str = "log-append";
+/// Sizes of appends.
+pub(super) const SIZES_BYTES: [u32; 2] = [128, 4096];
+/// Size of the log, larger than any cache of a CPU.
+const REGION_BYTES: u64 = 512 << 20;
+/// Offsets of the writes that are logged are below this.
+const FILE_BYTES: u64 = 1 << 30;
+
+/// Measures the floor and the log.
+pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
+    let (bare, log) = (region(bench.args)?, region(bench.args)?);
+    let floor = BareAppend::new(Arc::clone(&bare));
+    let appends = LogAppend::new(Arc::clone(&log))?;
+    let subjects: [Subject<'_>; 2] = [("copy", &floor, &bare), ("log", &appends, &log)];
+    for (_, device, _) in subjects {
+        let touch_all = Stop::Requests(REGION_BYTES / 4096);
+        run(bench.args, device, 4096, 1, touch_all)?;
+    }
+    for block_bytes in SIZES_BYTES {
+        for threads in bench.args.threads.clone() {
+            let name = |(policy, ..): Subject<'_>| {
+                format!("{policy} append of {block_bytes} bytes, {threads} threads")
+            };
+            bench.in_turns(Part::Append, &subjects, name, |bench, (policy, device, region)| {
+                let stop = Stop::After(Duration::from_secs_f64(bench.args.seconds));
+                let before = region.counters();
+                let outcome = run(bench.args, device, block_bytes, threads, stop)?;
+                let spent = region.counters() - before;
+                let traffic = Traffic {
+                    data_bytes: spent.bytes_streamed,
+                    metadata_bytes: spent.lines_written_back * 64,
+                    fences: spent.fences,
+                };
+                let elapsed_s = outcome.elapsed.as_secs_f64();
+                let sample = Sample::new(&outcome.write, elapsed_s, Some(traffic));
+                bench.add(key_of(bench.args, policy, threads, block_bytes), sample);
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Policy, device and the memory under it.
+type Subject<'a> = (&'static str, &'a dyn BlockDevice, &'a Region);
+
+fn key_of(args: &LogArgs, policy: &str, threads: usize, block_bytes: u32) -> Key {
+    Key {
+        policy: policy.to_owned(),
+        case: format!("{CASE}-{block_bytes}"),
+        op: Op::Write,
+        threads,
+        iodepth: args.iodepth,
+        block_bytes: u64::from(block_bytes),
+    }
+}
+
+fn run(
+    args: &LogArgs,
+    device: &dyn BlockDevice,
+    block_bytes: u32,
+    threads: usize,
+    stop: Stop,
+) -> Result<Outcome> {
+    let workload = Workload {
+        pattern: Pattern::Uniform,
+        read_pct: 0,
+        block_bytes,
+        working_set_bytes: FILE_BYTES,
+        threads,
+        iodepth: args.iodepth,
+        stop,
+        flush_every: 0,
+        think: Duration::ZERO,
+        bursts: None,
+        tick: Duration::ZERO,
+        seed: 1,
+    };
+    workload.run(device).map_err(|source| BenchError::Device { policy: "log".to_owned(), source })
+}
+
+/// A region on a file that has no name any more.
+fn region(args: &LogArgs) -> Result<Arc<Region>> {
+    let dir = directory(&args.dir)?;
+    let options = RegionOptions {
+        domain: Some(Domain::Adr),
+        create_bytes: Some(REGION_BYTES),
+        media: args.media.clone(),
+        ..RegionOptions::default()
+    };
+    Ok(Arc::new(Region::open(&dir.path().join("pool"), &options)?))
+}
+
+/// The floor: what a record takes at least, at the next place of the region, with nothing shared but that place.
+pub(super) struct BareAppend {
+    region: Arc<Region>,
+    next: AtomicU64,
+}
+
+impl BareAppend {
+    pub(super) fn new(region: Arc<Region>) -> Self {
+        Self { region, next: AtomicU64::new(0) }
+    }
+
+    /// The place of the next record of `bytes`, a multiple of 64 as the region's size.
+    fn place(&self, bytes: u64) -> u64 {
+        self.next.fetch_add(bytes, Ordering::Relaxed) % (self.region.len_bytes() - bytes)
+    }
+}
+
+impl BlockDevice for BareAppend {
+    fn geometry(&self) -> Geometry {
+        append_only()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
+        Err(DeviceError::out_of_range(offset, buf.len() as u64, 0))
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+    ) -> std::result::Result<(), DeviceError> {
+        let len = data.len() as u64;
+        let at = self.place(HEADER_BYTES + len.next_multiple_of(64));
+        let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data);
+        let mut header = [0; HEADER];
+        for (field, number) in header.chunks_exact_mut(8).zip([at, offset, len, checksum]) {
+            field.copy_from_slice(&number.to_le_bytes());
+        }
+        let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &header[..56]);
+        header[56..].copy_from_slice(&sum.to_le_bytes());
+        self.region.write_streaming(at + HEADER_BYTES, data)?;
+        self.region.write_streaming(at, &header)?;
+        Ok(self.region.fence()?)
+    }
+
+    fn flush(&self) -> std::result::Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> std::result::Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        _: ZeroFlags,
+    ) -> std::result::Result<(), DeviceError> {
+        Err(DeviceError::out_of_range(offset, len, 0))
+    }
+}
+
+fn append_only() -> Geometry {
+    Geometry {
+        block_bytes: 1,
+        blocks: u64::MAX,
+        preferred_bytes: 4096,
+        read_only: false,
+        atomic_block: true,
+        volatile_cache: false,
+        fast_zero: false,
+        inline: true,
+    }
+}
+
+/// The log as programs use it, without the kernel's part: lock, slot, record.
+pub(super) struct LogAppend {
+    log: Log,
+    files: Vec<FileRef>,
+    /// Held by whoever retires the log.
+    room: Mutex<()>,
+}
+
+impl LogAppend {
+    /// A log in all of `region`, that has space.
+    pub(super) fn new(region: Arc<Region>) -> Result<Self> {
+        let log = new_log(region)?;
+        let files = (0..FILES).map(|file| log.entry_for(&key(file)));
+        let files = files.collect::<std::result::Result<_, _>>().map_err(of_log)?;
+        Ok(Self { log, files, room: Mutex::new(()) })
+    }
+
+    fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), AppendError> {
+        let number = place_of_thread() % self.files.len();
+        let guard = self.log.lock(self.files[number]).map_err(|_| AppendError::NoSlot)?;
+        let mut ticket = guard.begin()?;
+        if ticket.needs_define() {
+            ticket.define(&definition(number as u64))?;
+        }
+        ticket.write(offset, &[IoSlice::new(data)]).map(drop)
+    }
+
+    /// Retires all that is finished, as the supervisor does once the files have it.
+    fn make_room(&self) -> std::result::Result<(), LogError> {
+        let _alone = self.room.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.log.retire_to(self.log.safe_position())
+    }
+}
+
+/// A log in all of `region`.
+pub(super) fn new_log(region: Arc<Region>) -> Result<Log> {
+    tidegate::log::create(&region, &LogOptions::default()).map_err(of_log)?;
+    let pool = LogPool::open(region).map_err(of_log)?;
+    let ring_bytes = pool.ring_bytes();
+    Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES)?, ring_bytes).map_err(of_log)
+}
+
+/// The log failed while it was measured.
+pub(super) fn of_log(error: impl std::fmt::Display) -> BenchError {
+    BenchError::program("log", format!("failed while it was measured: {error}"))
+}
+
+fn key(file: u64) -> FileKey {
+    FileKey { device: 1, inode: 1 + file, identity: 1 + file }
+}
+
+fn definition(file: u64) -> Definition<'static> {
+    let FileKey { device, inode, identity } = key(file);
+    let path = &b"/directory/file"[..];
+    Definition { identity, device, inode, mode: 0o100_644, uid: 0, gid: 0, born: false, path }
+}
+
+impl BlockDevice for LogAppend {
+    fn geometry(&self) -> Geometry {
+        append_only()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
+        Err(DeviceError::out_of_range(offset, buf.len() as u64, 0))
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+    ) -> std::result::Result<(), DeviceError> {
+        let failed = |error: &dyn std::error::Error| {
+            DeviceError::new(DeviceErrorKind::Io, format!("the append failed: {error}"))
+        };
+        loop {
+            match self.append(offset, data) {
+                Err(AppendError::Full) => self.make_room().map_err(|error| failed(&error))?,
+                other => return other.map_err(|error| failed(&error)),
+            }
+        }
+    }
+
+    fn flush(&self) -> std::result::Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> std::result::Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        _: ZeroFlags,
+    ) -> std::result::Result<(), DeviceError> {
+        Err(DeviceError::out_of_range(offset, len, 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region() -> Arc<Region> {
+        Arc::new(Region::anonymous(1 << 20).unwrap())
+    }
+
+    #[test]
+    fn the_floor_stores_what_a_record_does() {
+        let (bare, log) = (region(), region());
+        let (floor, appends) =
+            (BareAppend::new(Arc::clone(&bare)), LogAppend::new(Arc::clone(&log)));
+        let appends = appends.unwrap();
+        appends.write(0, &[1; 128], WriteFlags::default()).unwrap();
+        let stored = |region: &Region, device: &dyn BlockDevice| {
+            let before = region.counters();
+            device.write(0, &[1; 4096], WriteFlags::default()).unwrap();
+            device.write(4096, &[1; 128], WriteFlags::default()).unwrap();
+            let spent = region.counters() - before;
+            (spent.bytes_streamed, spent.fences)
+        };
+        assert_eq!(stored(&bare, &floor), (4096 + 128 + 2 * HEADER_BYTES, 2));
+        assert_eq!(stored(&log, &appends), stored(&bare, &floor));
+    }
+
+    #[test]
+    fn a_full_log_is_retired_and_goes_on() {
+        let device = LogAppend::new(region()).unwrap();
+        for _ in 0..1000 {
+            device.write(0, &[7; 4096], WriteFlags::default()).unwrap();
+        }
+        assert!(device.log.head() > 3 << 20, "several laps");
+    }
+}

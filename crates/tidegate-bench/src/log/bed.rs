@@ -1,0 +1,330 @@
+//! Where programs run: files on a disk, pools in persistent memory, and the ways to start a program.
+//!
+//! Invariants:
+//! 1. Files and pools lie in directories of their own, which go with the bed.
+//! 2. Before each run that counts, all that was written before is on the disk: [`Bed::settle`].
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+
+use tempfile::TempDir;
+
+use super::LogArgs;
+use crate::child::{find_program, output_of};
+use crate::error::{BenchError, Result};
+use crate::machine::is_tmpfs;
+use crate::nbd::this_server;
+use crate::pattern::Rng;
+
+/// How a program is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runner {
+    /// As it is.
+    Plain,
+    /// Under `tidegate run`.
+    Run,
+    /// Under `tidegate run --absorb`.
+    Absorb,
+}
+
+impl Runner {
+    /// All, in the order in which they take turns.
+    pub(super) const ALL: [Self; 3] = [Self::Plain, Self::Run, Self::Absorb];
+
+    /// The policy of its rows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Run => "run",
+            Self::Absorb => "run-absorb",
+        }
+    }
+}
+
+impl FromStr for Runner {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let known = Self::ALL.map(Self::name).join(", ");
+        let found = Self::ALL.into_iter().find(|runner| runner.name() == text);
+        found.ok_or_else(|| format!("policy {text} is not known; known are {known}"))
+    }
+}
+
+/// How a program syncs, and where it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Way {
+    pub(super) runner: Runner,
+    pub(super) syncs: bool,
+}
+
+impl Way {
+    /// Those of `runners`: each with syncs; without them as they are, and under `run` where `off_under_run`.
+    pub(super) fn all(runners: &[Runner], off_under_run: bool) -> Vec<Self> {
+        let off = |runner: &Runner| *runner == Runner::Plain || off_under_run;
+        let without =
+            runners.iter().copied().filter(off).map(|runner| Self { runner, syncs: false });
+        let with = runners.iter().copied().map(|runner| Self { runner, syncs: true });
+        // Beside each other: what is compared.
+        without.chain(with).collect()
+    }
+
+    /// The policy of its rows.
+    pub(super) fn policy(self) -> String {
+        format!("{}{}", self.runner.name(), if self.syncs { "" } else { NO_SYNC })
+    }
+}
+
+/// What the policy of a program that does not sync ends with.
+pub(super) const NO_SYNC: &str = "-nosync";
+
+/// A pool: one for each size that is asked for, kept from run to run as a user's would be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pool {
+    pub(super) name: &'static str,
+    pub(super) bytes: u64,
+}
+
+/// Directories for files and pools.
+pub(super) struct Bed {
+    files: TempDir,
+    pools: TempDir,
+    tidegate: PathBuf,
+}
+
+impl Bed {
+    pub(super) fn new(args: &LogArgs) -> Result<Self> {
+        check_disk(&args.files)?;
+        let bed = Self {
+            files: directory(&args.files)?,
+            pools: directory(&args.dir)?,
+            tidegate: this_server()?,
+        };
+        // A server does not run as root: its user has to come to its files.
+        for dir in [&bed.files, &bed.pools] {
+            let open = std::fs::Permissions::from_mode(0o755);
+            std::fs::set_permissions(dir.path(), open)
+                .map_err(BenchError::os("open", dir.path()))?;
+        }
+        Ok(bed)
+    }
+
+    /// Where files are.
+    pub(super) fn files(&self) -> &Path {
+        self.files.path()
+    }
+
+    /// The path of a file.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.files.path().join(name)
+    }
+
+    /// Where pools are.
+    pub(super) fn pools(&self) -> &Path {
+        self.pools.path()
+    }
+
+    /// The path of a pool.
+    pub(super) fn pool(&self, pool: Pool) -> PathBuf {
+        self.pools.path().join(pool.name)
+    }
+
+    /// The program under test.
+    pub(super) fn tidegate(&self) -> &Path {
+        &self.tidegate
+    }
+
+    /// The load driver.
+    pub(super) fn driver(&self) -> [OsString; 3] {
+        [self.tidegate.clone().into(), "bench".into(), "io".into()]
+    }
+
+    /// `program`, a path and its first arguments, started by `runner` with the log in `pool`.
+    pub(super) fn command(&self, runner: Runner, pool: Pool, program: &[OsString]) -> Command {
+        let pool_path = self.pool(pool);
+        let mut words = under(&self.tidegate, runner, &pool_path, pool.bytes);
+        words.extend_from_slice(program);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).current_dir(self.files());
+        command
+    }
+
+    /// A file of `bytes` random bytes, on the disk. Written page by page, as databases do: the page cache then has it in pages,
+    /// while of larger writes it makes larger pieces, in each of which the kernel takes longer to write a page.
+    pub(super) fn random_file(&self, name: &str, bytes: u64) -> Result<PathBuf> {
+        let path = self.file(name);
+        let file = File::create(&path).map_err(BenchError::os("create", &path))?;
+        write_in_order(&file, bytes, PAGE_BYTES).map_err(BenchError::os("write", &path))?;
+        file.sync_all().map_err(BenchError::os("sync", &path))?;
+        Ok(path)
+    }
+
+    /// Compiles one of our programs in C, unless that was done.
+    pub(super) fn compile(&self, compiler: Compiler, source: Source) -> Result<PathBuf> {
+        compile(self.files(), compiler, source)
+    }
+
+    /// Has all that was written until now brought to the disk.
+    pub(super) fn settle(&self) -> Result<()> {
+        let dir = self.files();
+        let opened = File::open(dir).map_err(BenchError::os("open", dir))?;
+        let synced = rustix::fs::syncfs(&opened).map_err(std::io::Error::from);
+        synced.map_err(BenchError::os("sync the file system of", dir))
+    }
+
+    /// Bytes written so far to the disk that the files are on, by whoever.
+    pub(super) fn disk_bytes(&self) -> Result<u64> {
+        disk_bytes(self.files())
+    }
+}
+
+/// A C compiler and the package that has it.
+pub(super) type Compiler = (&'static str, &'static str);
+/// The machine's own.
+pub(super) const CC: Compiler = ("cc", "gcc");
+
+/// A program of ours in C.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Source {
+    pub(super) name: &'static str,
+    pub(super) text: &'static str,
+    /// What it is linked with.
+    pub(super) libraries: &'static [&'static str],
+}
+
+/// What all of them include.
+const TIMES: &str = include_str!("../../programs/times.h");
+
+/// Compiles into `dir`, unless that was done.
+pub(super) fn compile(dir: &Path, compiler: Compiler, source: Source) -> Result<PathBuf> {
+    let program = dir.join(source.name);
+    if program.exists() {
+        return Ok(program);
+    }
+    let (text, header) = (program.with_extension("c"), dir.join("times.h"));
+    for (path, content) in [(&text, source.text), (&header, TIMES)] {
+        std::fs::write(path, content).map_err(BenchError::os("write", path))?;
+    }
+    let mut command = Command::new(find_program(compiler.0, compiler.1)?);
+    command.args(["-O2", "-Wall", "-Werror", "-o"]).args([&program, &text]);
+    command.args(source.libraries);
+    output_of(command)?;
+    Ok(program)
+}
+
+/// The words that start a program under `tidegate`; none for [`Runner::Plain`].
+pub(super) fn under(
+    tidegate: &Path,
+    runner: Runner,
+    pool: &Path,
+    pool_bytes: u64,
+) -> Vec<OsString> {
+    if runner == Runner::Plain {
+        return Vec::new();
+    }
+    let mut words: Vec<OsString> = vec![tidegate.into(), "run".into(), "--pool".into()];
+    words.extend([pool.into(), format!("--size={pool_bytes}").into()]);
+    words.extend((runner == Runner::Absorb).then(|| "--absorb".into()));
+    words.push("--".into());
+    words
+}
+
+/// A directory in `parent` that goes with the result.
+pub(super) fn directory(parent: &Path) -> Result<TempDir> {
+    let made = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(parent);
+    made.map_err(BenchError::os("create a directory in", parent))
+}
+
+/// Refuses what is no disk: what programs gain there is nothing.
+pub(super) fn check_disk(dir: &Path) -> Result<()> {
+    if is_tmpfs(dir) {
+        let message = format!(
+            "--files {}: is a tmpfs, where nothing is ever synced; name a directory on a disk",
+            dir.display()
+        );
+        return Err(BenchError::Usage(message));
+    }
+    Ok(())
+}
+
+/// Bytes written so far to the disk that `dir` is on.
+pub(super) fn disk_bytes(dir: &Path) -> Result<u64> {
+    let found = std::fs::metadata(dir).map_err(BenchError::os("inspect", dir))?.dev();
+    let (major, minor) = (rustix::fs::major(found), rustix::fs::minor(found));
+    let path = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/stat"));
+    let text = std::fs::read_to_string(&path).map_err(BenchError::os("read", &path))?;
+    let sectors = text.split_whitespace().nth(6).and_then(|word| word.parse::<u64>().ok());
+    let found = || BenchError::program(&path.display().to_string(), "has no seventh number");
+    sectors.map(|sectors| sectors * 512).ok_or_else(found)
+}
+
+/// Size of a page.
+const PAGE_BYTES: usize = 4096;
+
+/// Writes `bytes` random bytes from where `file` stands, `piece_bytes` at a time.
+pub(super) fn write_in_order(
+    mut file: &File,
+    bytes: u64,
+    piece_bytes: usize,
+) -> std::io::Result<()> {
+    use std::io::Write;
+    let mut rng = Rng::new(1, 0);
+    let piece: Vec<u8> = (0..piece_bytes).map(|_| rng.next_u64().to_le_bytes()[0]).collect();
+    let mut left = bytes;
+    while left > 0 {
+        let now = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
+        file.write_all(&piece[..now])?;
+        left -= now as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_runner_has_a_name_that_parses() {
+        for runner in Runner::ALL {
+            assert_eq!(runner.name().parse(), Ok(runner));
+        }
+        assert!("fast".parse::<Runner>().unwrap_err().contains("run-absorb"));
+    }
+
+    #[test]
+    fn ways_without_syncs_come_before_those_with() {
+        let runners = [Runner::Plain, Runner::Run];
+        let names = |off_under_run| {
+            let ways = Way::all(&runners, off_under_run).into_iter();
+            ways.map(Way::policy).collect::<Vec<_>>()
+        };
+        assert_eq!(names(true), ["plain-nosync", "run-nosync", "plain", "run"]);
+        assert_eq!(names(false), ["plain-nosync", "plain", "run"]);
+    }
+
+    #[test]
+    fn only_a_program_under_tidegate_has_words_before_it() {
+        let words = |runner| under(Path::new("/t"), runner, Path::new("/p"), 4096);
+        assert!(words(Runner::Plain).is_empty());
+        assert_eq!(words(Runner::Run), ["/t", "run", "--pool", "/p", "--size=4096", "--"]);
+        assert!(words(Runner::Absorb).contains(&"--absorb".into()));
+    }
+
+    #[test]
+    fn a_tmpfs_is_refused_as_a_place_for_files() {
+        let error = check_disk(Path::new("/dev/shm")).unwrap_err();
+        assert!(error.is_usage() && error.to_string().contains("/dev/shm"), "{error}");
+        check_disk(Path::new("/var/tmp")).unwrap();
+    }
+
+    #[test]
+    fn files_are_as_long_as_asked() {
+        let file = tempfile::tempfile().unwrap();
+        write_in_order(&file, (1 << 20) + 5, 1 << 16).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), (1 << 20) + 5);
+    }
+}

@@ -1,0 +1,340 @@
+//! Writes, appends and reads by the load driver.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use tidegate::log::LogPool;
+use tidegate::pmem::{Region, RegionOptions};
+
+use super::append::of_log;
+use super::bed::Pool;
+use super::io::{Kind, Sync, warm_up_requests};
+use super::{Bench, LogArgs, Measure, Part, RUN_PREFIX, Runner, nvcache};
+use crate::child::output_of;
+use crate::error::Result;
+use crate::measure::{Key, Sample};
+use crate::pattern::Pattern;
+use crate::programs::parse_sample;
+
+/// The pool of all but those that are full.
+pub(super) fn pool(args: &LogArgs) -> Pool {
+    args.pool("pool", 1 << 30)
+}
+
+/// Size of a request.
+const BLOCK_BYTES: u32 = 4096;
+/// Size of an append.
+const APPEND_BYTES: u32 = 128;
+/// Part of each file that is written or read.
+const FILE_BYTES: u64 = 64 << 20;
+/// Requests of a thread whose writes cost a sync of the disk.
+const SYNCED_REQUESTS: u64 = 3000;
+/// Requests of a thread whose writes do not: half of the log for each of two threads.
+const LOGGED_REQUESTS: u64 = 100_000;
+/// Requests of a reading thread.
+const READ_REQUESTS: u64 = 200_000;
+/// Written while the log is full.
+const FULL_BYTES: u64 = 1 << 30;
+
+/// Case of blocks to a descriptor with `O_DSYNC`.
+pub(super) const DSYNC: &str = "run-write-dsync";
+/// Case of blocks with an `fdatasync` after each.
+pub(super) const FDATASYNC: &str = "run-write-fdatasync";
+/// The same of threads that share a file.
+pub(super) const ONE_FILE: &str = "run-write-fdatasync-one-file";
+/// Case of small appends with an `fdatasync` after each.
+pub(super) const APPEND: &str = "run-append-fdatasync";
+
+/// A case of the load driver.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Case {
+    name: &'static str,
+    kind: Kind,
+    sync: Sync,
+    pattern: Pattern,
+    threads: usize,
+    one_file: bool,
+    block_bytes: u32,
+    file_bytes: u64,
+    requests: u64,
+    pool: Pool,
+}
+
+impl Case {
+    /// What `runner` does, whose pool is `pool`, in `files`.
+    fn words(&self, files: &[PathBuf]) -> Vec<OsString> {
+        let name = |value: Option<clap::builder::PossibleValue>| {
+            value.map_or(String::new(), |value| value.get_name().to_owned())
+        };
+        let mut words: Vec<OsString> = files.iter().map(OsString::from).collect();
+        words.extend(
+            [
+                format!("--kind={}", name(self.kind.to_possible_value())),
+                format!("--sync={}", name(self.sync.to_possible_value())),
+                format!("--pattern={}", self.pattern),
+                format!("--size={}", self.file_bytes.max(u64::from(self.block_bytes))),
+                format!("--block-size={}", self.block_bytes),
+                format!("--threads={}", self.threads),
+                format!("--requests={}", self.requests),
+            ]
+            .map(OsString::from),
+        );
+        words
+    }
+
+    fn key(&self, policy: &str) -> Key {
+        Key {
+            policy: policy.to_owned(),
+            case: self.name.to_owned(),
+            op: self.kind.op(),
+            threads: self.threads,
+            iodepth: 1,
+            block_bytes: u64::from(self.block_bytes),
+        }
+    }
+
+    fn files(&self) -> usize {
+        if self.one_file { 1 } else { self.threads }
+    }
+}
+
+fn case(name: &'static str, kind: Kind, sync: Sync, pool: Pool) -> Case {
+    Case {
+        name,
+        kind,
+        sync,
+        pattern: Pattern::Uniform,
+        threads: 1,
+        one_file: false,
+        block_bytes: BLOCK_BYTES,
+        file_bytes: FILE_BYTES,
+        requests: 0,
+        pool,
+    }
+}
+
+/// The cases of [`writes`], in order.
+pub(super) fn write_cases(args: &LogArgs) -> Vec<Case> {
+    let (mut cases, pool) = (Vec::new(), pool(args));
+    for &threads in &args.threads {
+        for (name, sync) in [(DSYNC, Sync::Dsync), (FDATASYNC, Sync::Each)] {
+            cases.push(Case { threads, ..case(name, Kind::Write, sync, pool) });
+        }
+        if threads > 1 {
+            let shared = case(ONE_FILE, Kind::Write, Sync::Each, pool);
+            cases.push(Case { threads, one_file: true, ..shared });
+        }
+    }
+    let append = case(APPEND, Kind::Append, Sync::Each, pool);
+    cases.push(Case { block_bytes: APPEND_BYTES, file_bytes: 0, ..append });
+    cases
+}
+
+/// Durable writes: random blocks and appends.
+pub(super) fn writes(bench: &mut Bench<'_>) -> Result<()> {
+    bench.prepare_pool(pool(bench.args))?;
+    for case in write_cases(bench.args) {
+        let writers = writers(bench.args, &case);
+        let name = |writer| describe(&case, policy(writer));
+        bench.in_turns(Part::Write, &writers, name, |bench, writer| {
+            let requests = match writer {
+                Some(Runner::Plain) => SYNCED_REQUESTS,
+                _ => LOGGED_REQUESTS,
+            };
+            let case = Case { requests: bench.args.scaled(requests, 50), ..case };
+            let sample = match writer {
+                Some(runner) => bench.write(runner, &case)?,
+                None => match bench.write_by_peer(&case) {
+                    Ok(sample) => sample,
+                    Err(error) => {
+                        // It crashes now and then, which is no reason to measure nothing else.
+                        let why = error.with_causes();
+                        eprintln!("{}: this run is left out: {why}", nvcache::POLICY);
+                        return Ok(());
+                    }
+                },
+            };
+            bench.add(case.key(policy(writer)), sample);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Who runs a case of writes; nobody of ours is the peer, whose writes are durable without a sync.
+fn writers(args: &LogArgs, case: &Case) -> Vec<Option<Runner>> {
+    let peer = args.nvcache.is_some() && (case.name, case.threads) == (FDATASYNC, 1);
+    let ours = args.policies.iter().copied().map(Some);
+    ours.chain(peer.then_some(None)).collect()
+}
+
+fn policy(writer: Option<Runner>) -> &'static str {
+    writer.map_or(nvcache::POLICY, Runner::name)
+}
+
+/// More than the log holds, against plain writes with one sync at the end.
+pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
+    let runners = bench.args.policies.clone();
+    let bytes = bench.args.scaled(FULL_BYTES, 1 << 20);
+    let pool = bench.args.pool("full.pool", 64 << 20);
+    for pattern in [Pattern::Sequential, Pattern::Uniform] {
+        let each = case(full_case(pattern), Kind::Write, Sync::Each, pool);
+        let requests = bytes / u64::from(BLOCK_BYTES);
+        let case = Case { pattern, file_bytes: bytes, requests, ..each };
+        bench.in_turns(
+            Part::Full,
+            &runners,
+            |runner: Runner| describe(&case, runner.name()),
+            |bench, runner| {
+                let sync = if runner == Runner::Plain { Sync::End } else { Sync::Each };
+                let sample = bench.drive(runner, &Case { sync, ..case })?;
+                bench.add(case.key(runner.name()), sample);
+                Ok(())
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// The case of a log that is full.
+pub(super) fn full_case(pattern: Pattern) -> &'static str {
+    match pattern {
+        Pattern::Sequential => "run-full-sequential",
+        Pattern::Uniform | Pattern::Zipf { .. } => "run-full-random",
+    }
+}
+
+/// The case of reads.
+pub(super) fn read_case(kind: Kind) -> &'static str {
+    match kind {
+        Kind::ReadDirty => "run-read-dirty",
+        Kind::ReadOnly => "run-read-only",
+        Kind::ReadClean | Kind::Write | Kind::Append => "run-read-clean",
+    }
+}
+
+/// Reads from the page cache.
+pub(super) fn reads(bench: &mut Bench<'_>) -> Result<()> {
+    let runners = bench.args.policies.clone();
+    for kind in [Kind::ReadClean, Kind::ReadDirty, Kind::ReadOnly] {
+        let requests = bench.args.scaled(READ_REQUESTS, 100);
+        let case = Case { requests, ..case(read_case(kind), kind, Sync::None, pool(bench.args)) };
+        bench.in_turns(
+            Part::Read,
+            &runners,
+            |runner: Runner| describe(&case, runner.name()),
+            |bench, runner| {
+                let sample = bench.drive(runner, &case)?;
+                bench.add(case.key(runner.name()), sample);
+                Ok(())
+            },
+        )?;
+    }
+    Ok(())
+}
+
+fn describe(case: &Case, policy: &str) -> String {
+    let name = case.name.trim_start_matches(RUN_PREFIX);
+    format!("{policy} {name}, {} threads", case.threads)
+}
+
+impl Bench<'_> {
+    /// Runs a case of writes, and notes how much log its records took.
+    fn write(&mut self, runner: Runner, case: &Case) -> Result<Sample> {
+        let before = self.log_ends(runner, case.pool)?;
+        let sample = self.drive(runner, case)?;
+        let after = self.log_ends(runner, case.pool)?;
+        if let (APPEND, Some((_, limit)), Some((tail, _))) = (case.name, before, after) {
+            let records = sample.ops + warm_up_requests(case.requests);
+            let each = tail.saturating_sub(limit) as f64 / records as f64;
+            self.found.add(Measure::LogBytes, runner.name(), each);
+        }
+        Ok(sample)
+    }
+
+    fn write_by_peer(&self, case: &Case) -> Result<Sample> {
+        let library = self.args.nvcache.as_deref().unwrap_or(Path::new("libc.so"));
+        let file = self.file_of(case, 0)?;
+        let numbers = [case.file_bytes, u64::from(case.block_bytes), case.requests];
+        nvcache::write(self, library, &file, numbers)
+    }
+
+    /// Runs the driver once.
+    fn drive(&self, runner: Runner, case: &Case) -> Result<Sample> {
+        let files = (0..case.files()).map(|number| self.file_of(case, number));
+        let files = files.collect::<Result<Vec<_>>>()?;
+        self.bed.settle()?;
+        let program = [&self.bed.driver()[..], &case.words(&files)].concat();
+        parse_sample("bench io", &output_of(self.bed.command(runner, case.pool, &program))?)
+    }
+
+    /// A file of the case: an empty one for appends, else one that is whole and on the disk, in the page cache too.
+    fn file_of(&self, case: &Case, number: usize) -> Result<PathBuf> {
+        let name = format!("file-{}-{number}", case.file_bytes);
+        let path = self.bed.file(&name);
+        let has_bytes = path.metadata().is_ok_and(|found| found.len() == case.file_bytes);
+        if has_bytes && case.kind != Kind::Append {
+            return Ok(path);
+        }
+        self.bed.random_file(&name, case.file_bytes)
+    }
+
+    /// Makes the pool, and has all of its memory touched once, unless that was done.
+    pub(super) fn prepare_pool(&self, pool: Pool) -> Result<()> {
+        if self.bed.pool(pool).exists() || self.tidegates().is_empty() {
+            return Ok(());
+        }
+        let requests = bench_lap(pool);
+        let lap = Case { requests, ..case(FDATASYNC, Kind::Write, Sync::Each, pool) };
+        self.drive(Runner::Run, &lap).map(drop)
+    }
+
+    /// Tail and limit of the log in a pool that nobody uses: the records of a run begin at the limit that it finds and end at
+    /// the tail that it leaves. `None` where there is no log.
+    fn log_ends(&self, runner: Runner, pool: Pool) -> Result<Option<(u64, u64)>> {
+        let path = self.bed.pool(pool);
+        if runner == Runner::Plain || !path.exists() {
+            return Ok(None);
+        }
+        let options = RegionOptions { read_only: true, ..RegionOptions::default() };
+        let pool = LogPool::open(Arc::new(Region::open(&path, &options)?)).map_err(of_log)?;
+        Ok(Some((pool.tail()?, pool.limit()?)))
+    }
+}
+
+/// Requests that fill a log once.
+fn bench_lap(pool: Pool) -> u64 {
+    pool.bytes / u64::from(BLOCK_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POOL: Pool = Pool { name: "pool", bytes: 1 << 20 };
+
+    #[test]
+    fn every_case_is_one_that_the_driver_can_be_asked_for() {
+        use clap::Parser;
+
+        #[derive(Debug, Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: super::super::io::IoArgs,
+        }
+        for kind in Kind::value_variants() {
+            for sync in Sync::value_variants() {
+                let case = Case { requests: 7, threads: 2, ..case("x", *kind, *sync, POOL) };
+                let words = case.words(&[PathBuf::from("/a"), PathBuf::from("/b")]);
+                let line = Line::parse_from(std::iter::once("x".into()).chain(words));
+                assert_eq!((line.args.kind, line.args.sync), (*kind, *sync));
+                assert_eq!(
+                    (line.args.requests, line.args.threads, line.args.files.len()),
+                    (7, 2, 2)
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The load driver: a program that reads or writes files and says how long that took. Run as it is and under `tidegate
+//! run`, it shows what the latter costs and saves.
+//!
+//! Invariants:
+//! 1. Files are used through the C library's own functions, which is where the preload library stands: `std` calls them,
+//!    other crates may make system calls of their own.
+//! 2. What is requested is a [`Workload`], so latencies are taken as everywhere else: from answer to answer, the sync that
+//!    follows a write inside.
+//!
+//! Entry point: [`IoArgs::run`], the hidden command `bench io`.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use tidegate::device::{
+    BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
+};
+use tidegate::size::parse_bytes;
+
+use crate::error::{BenchError, Result};
+use crate::measure::{Op, Sample};
+use crate::pattern::Pattern;
+use crate::workload::{Outcome, Stop, Workload};
+
+/// Requests in 1000 that are made before those that count.
+const WARM_UP_PER_MILLE: u64 = 20;
+
+/// Requests of a thread that are made before so many that count.
+pub(super) fn warm_up_requests(requests: u64) -> u64 {
+    requests * WARM_UP_PER_MILLE / 1000
+}
+
+/// What is done to the files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// Blocks are written.
+    Write,
+    /// Blocks are appended, through descriptors with `O_APPEND`.
+    Append,
+    /// Blocks are read that no process has changed.
+    ReadClean,
+    /// Blocks are read that this process has written and not synced.
+    ReadDirty,
+    /// The same as clean ones, through a descriptor that cannot write.
+    ReadOnly,
+}
+
+impl Kind {
+    /// The kind of request that is measured.
+    pub(super) fn op(self) -> Op {
+        match self {
+            Self::Write | Self::Append => Op::Write,
+            Self::ReadClean | Self::ReadDirty | Self::ReadOnly => Op::Read,
+        }
+    }
+}
+
+/// How writes are made durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sync {
+    /// They are not.
+    None,
+    /// By an `fdatasync` of all at the end, whose time counts.
+    End,
+    /// By an `fdatasync` after each.
+    Each,
+    /// By `O_DSYNC`.
+    Dsync,
+}
+
+/// Arguments of the load driver.
+#[derive(Debug, Clone, Args)]
+pub struct IoArgs {
+    /// The files, which exist; thread n uses file n, around and around
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// What to do to them
+    #[arg(long, value_enum, default_value_t = Kind::Write)]
+    pub kind: Kind,
+    /// How to make writes durable
+    #[arg(long, value_enum, default_value_t = Sync::Each)]
+    pub sync: Sync,
+    /// Which blocks: uniform, sequential
+    #[arg(long, default_value = "uniform")]
+    pub pattern: Pattern,
+    /// Part of each file in use
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_bytes)]
+    pub size: u64,
+    /// Size of a request
+    #[arg(long, value_name = "BYTES", default_value_t = 4096)]
+    pub block_size: u32,
+    /// Threads
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub threads: usize,
+    /// Requests of each thread
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub requests: u64,
+    /// Stay after the result was printed, doing nothing, until standard input ends
+    #[arg(long)]
+    pub linger: bool,
+}
+
+impl IoArgs {
+    /// Does it, and prints the [`Sample`] as a JSON object in a line.
+    ///
+    /// # Errors
+    /// Those of the files.
+    ///
+    /// # Panics
+    /// Never: a sample is made of numbers.
+    pub fn run(&self) -> Result<()> {
+        let sample = self.measure()?;
+        let line = serde_json::to_string(&sample).expect("numbers are JSON");
+        println!("{line}");
+        if self.linger {
+            let input = "standard input";
+            std::io::stdin().read_to_end(&mut Vec::new()).map_err(BenchError::os("read", input))?;
+        }
+        Ok(())
+    }
+
+    fn measure(&self) -> Result<Sample> {
+        let failed = |source| BenchError::Device { policy: "a file".to_owned(), source };
+        let files = Files::open(self)?;
+        if self.kind == Kind::ReadDirty {
+            self.workload(1).fill(&files).map_err(failed)?;
+        }
+        let warm_up = Stop::Requests(warm_up_requests(self.requests));
+        Workload { stop: warm_up, seed: 2, ..self.workload(2) }.run(&files).map_err(failed)?;
+        let mut outcome = self.workload(1).run(&files).map_err(failed)?;
+        if self.sync == Sync::End {
+            let begun = Instant::now();
+            files.sync_all().map_err(failed)?;
+            outcome.elapsed += begun.elapsed();
+        }
+        Ok(self.sample(&outcome))
+    }
+
+    fn sample(&self, outcome: &Outcome) -> Sample {
+        let latencies = if self.kind.op() == Op::Read { &outcome.read } else { &outcome.write };
+        Sample::new(latencies, outcome.elapsed.as_secs_f64(), None)
+    }
+
+    fn workload(&self, seed: u64) -> Workload {
+        Workload {
+            pattern: self.pattern,
+            read_pct: if self.kind.op() == Op::Read { 100 } else { 0 },
+            block_bytes: self.block_size,
+            working_set_bytes: self.size,
+            threads: self.threads,
+            iodepth: 1,
+            stop: Stop::Requests(self.requests),
+            flush_every: 0,
+            think: Duration::ZERO,
+            bursts: None,
+            tick: Duration::ZERO,
+            seed,
+        }
+    }
+}
+
+/// Threads that have asked for a place; each keeps the number it got.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static PLACE: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// A number of the calling thread: those of threads that start together follow each other.
+pub(super) fn place_of_thread() -> usize {
+    PLACE.with(|place| {
+        place.get().unwrap_or_else(|| {
+            let number = THREADS.fetch_add(1, Ordering::Relaxed);
+            place.set(Some(number));
+            number
+        })
+    })
+}
+
+/// Open files as a device: each thread has one of them.
+struct Files {
+    open: Vec<File>,
+    kind: Kind,
+    sync: Sync,
+}
+
+impl Files {
+    fn open(args: &IoArgs) -> Result<Self> {
+        let open = |path: &PathBuf| open(path, args.kind, args.sync);
+        let open = args.files.iter().map(open).collect::<Result<_>>()?;
+        Ok(Self { open, kind: args.kind, sync: args.sync })
+    }
+
+    fn mine(&self) -> &File {
+        &self.open[place_of_thread() % self.open.len()]
+    }
+
+    fn sync_all(&self) -> std::result::Result<(), DeviceError> {
+        self.open.iter().try_for_each(|file| file.sync_data().map_err(failed("fdatasync")))
+    }
+}
+
+fn open(path: &Path, kind: Kind, sync: Sync) -> Result<File> {
+    let mut options = File::options();
+    options.read(true).write(kind != Kind::ReadOnly && kind != Kind::Append);
+    options.append(kind == Kind::Append);
+    if sync == Sync::Dsync {
+        options.custom_flags(i32::try_from(rustix::fs::OFlags::DSYNC.bits()).unwrap_or(0));
+    }
+    options.open(path).map_err(BenchError::os("open", path))
+}
+
+fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> DeviceError {
+    move |error| DeviceError::new(DeviceErrorKind::Io, format!("{what} failed: {error}"))
+}
+
+impl BlockDevice for Files {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: 1,
+            blocks: u64::MAX,
+            preferred_bytes: 4096,
+            read_only: self.kind == Kind::ReadOnly,
+            atomic_block: false,
+            volatile_cache: true,
+            fast_zero: false,
+            inline: true,
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
+        self.mine().read_exact_at(buf, offset).map_err(failed("pread"))
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+    ) -> std::result::Result<(), DeviceError> {
+        let mut file = self.mine();
+        match self.kind {
+            Kind::Append => file.write_all(data).map_err(failed("write"))?,
+            _ => file.write_all_at(data, offset).map_err(failed("pwrite"))?,
+        }
+        if self.sync == Sync::Each {
+            file.sync_data().map_err(failed("fdatasync"))?;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> std::result::Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> std::result::Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        _: ZeroFlags,
+    ) -> std::result::Result<(), DeviceError> {
+        Err(DeviceError::out_of_range(offset, len, 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: IoArgs,
+    }
+
+    fn args(line: &str, files: &[PathBuf]) -> IoArgs {
+        let words = std::iter::once("x").chain(line.split(' ')).map(PathBuf::from);
+        Line::parse_from(words.chain(files.iter().cloned())).args
+    }
+
+    fn files(dir: &Path, bytes: u64) -> Vec<PathBuf> {
+        let paths = ["one", "two"].map(|name| dir.join(name));
+        for path in &paths {
+            File::create(path).unwrap().set_len(bytes).unwrap();
+        }
+        paths.into()
+    }
+
+    fn has_data(path: &Path) -> bool {
+        std::fs::read(path).unwrap().iter().any(|byte| *byte != 0)
+    }
+
+    #[test]
+    fn each_thread_writes_a_file_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path(), 64 << 10);
+        let args = args("--size 64K --threads 2 --requests 100 --sync dsync", &files);
+        let sample = args.measure().unwrap();
+        assert_eq!(sample.ops, 200);
+        assert!(files.iter().all(|path| has_data(path)));
+        assert!(sample.p50_ns <= sample.max_ns && sample.ops_per_s > 0.0);
+    }
+
+    #[test]
+    fn appends_go_to_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path(), 0);
+        let args = args("--kind append --block-size 128 --requests 1000", &files[..1]);
+        assert_eq!(args.measure().unwrap().ops, 1000);
+        assert_eq!(files[0].metadata().unwrap().len(), 128 * 1020, "20 are the warm-up");
+    }
+
+    #[test]
+    fn dirty_pages_are_written_before_they_are_read_and_others_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path(), 64 << 10);
+        for (kind, dirty) in [("read-only", false), ("read-clean", false), ("read-dirty", true)] {
+            let line = format!("--size 64K --requests 100 --kind {kind} --sync none");
+            assert_eq!(args(&line, &files[..1]).measure().unwrap().ops, 100);
+            assert_eq!(has_data(&files[0]), dirty, "{kind}");
+        }
+    }
+
+    #[test]
+    fn files_that_are_not_there_are_told() {
+        let missing = [PathBuf::from("/nonexistent/file")];
+        let error = args("--sync end", &missing).measure().unwrap_err().to_string();
+        assert!(error.contains("/nonexistent/file"), "{error}");
+    }
+}

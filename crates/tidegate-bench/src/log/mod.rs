@@ -1,0 +1,492 @@
+//! The log, and programs under `tidegate run`: `bench log`.
+//!
+//! Invariants:
+//! 1. What is compared takes turns, repetition by repetition, and nothing of one run is written back while another is
+//!    measured: the disk is synced in between.
+//! 2. A pool is kept from run to run, as that of a user would be, so that its memory has been touched before.
+//! 3. Files are on a disk, pools in persistent memory; both are gone at the end.
+//!
+//! Map: `append` the log in this process, `io` the load driver, `bed` where and how programs are started, `files` writes and
+//! reads by the driver, `watch` what is no latency, `nvcache` a peer, `recovery`, `sqlite`, `rocksdb`,
+//! `postgres`; `targets`.
+
+mod append;
+mod bed;
+mod files;
+pub mod io;
+mod nvcache;
+mod postgres;
+mod recovery;
+mod rocksdb;
+mod sqlite;
+pub(crate) mod targets;
+mod watch;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::ArgPredicate;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use tidegate::pmem::MediaModel;
+
+use crate::error::{BenchError, Result};
+use crate::machine::Machine;
+use crate::measure::{Collector, Key, Sample, Series, Spread};
+use crate::progress::Progress;
+use crate::report::{OutputArgs, Report};
+use crate::table::Table;
+pub use bed::Runner;
+use bed::{Bed, Pool};
+
+/// What the names of all cases in this process begin with.
+pub(crate) const LOG_PREFIX: &str = "log-";
+/// What the names of all cases of programs begin with.
+pub(crate) const RUN_PREFIX: &str = "run-";
+
+/// What can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Appends to the log in this process.
+    Append,
+    /// Durable writes and appends of a program.
+    Write,
+    /// A program that writes sixteen times what the log holds.
+    Full,
+    /// Reads of clean and dirty pages.
+    Read,
+    /// The start of a program, and programs at rest.
+    Launch,
+    /// What a hot set costs the disk.
+    Hot,
+    /// Recovery of a full log.
+    Recovery,
+    /// `SQLite`, each insert a transaction.
+    Sqlite,
+    /// `RocksDB`, each write synced.
+    Rocksdb,
+    /// `PostgreSQL` and pgbench.
+    Postgres,
+}
+
+/// Arguments of `bench log`.
+#[derive(Debug, Clone, Args)]
+pub struct LogArgs {
+    /// How programs are started: plain, run, run-absorb
+    #[arg(
+        long,
+        value_name = "A,B,..",
+        value_delimiter = ',',
+        default_value = "plain,run,run-absorb"
+    )]
+    pub policies: Vec<Runner>,
+    /// What to measure [default: everything]
+    #[arg(long, value_name = "A,B,..", value_delimiter = ',', value_enum)]
+    pub parts: Vec<Part>,
+    /// Medium that the memory stands for, in process: dram, optane, cxl, with ,KEY=NUMBER for other numbers
+    #[arg(long, value_name = "MODEL", default_value = "dram")]
+    pub media: MediaModel,
+    /// Threads that append and write, one case for each number
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2")]
+    pub threads: Vec<usize>,
+    /// Appends of each thread issued as a batch, in process
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub iodepth: u32,
+    /// Seconds of a run in process or of a database
+    #[arg(
+        long,
+        value_name = "S",
+        default_value = "0.8",
+        default_value_if("quick", ArgPredicate::IsPresent, "0.2")
+    )]
+    pub seconds: f64,
+    /// Share of the requests and bytes of the runs that have a number of them
+    #[arg(
+        long,
+        value_name = "SHARE",
+        default_value = "1.0",
+        default_value_if("quick", ArgPredicate::IsPresent, "0.1")
+    )]
+    pub scale: f64,
+    /// Runs of each case, policies taking turns
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "3",
+        default_value_if("quick", ArgPredicate::IsPresent, "1")
+    )]
+    pub repetitions: u32,
+    /// A minute instead of six: as --seconds 0.2 --scale 0.1 --repetitions 1
+    #[arg(long)]
+    pub quick: bool,
+    /// Directory of the pools: a tmpfs, or a file system on persistent memory
+    #[arg(long, default_value = "/dev/shm")]
+    pub dir: PathBuf,
+    /// Directory of the files: on a disk, and one that other users may enter
+    #[arg(long, default_value = "/var/tmp")]
+    pub files: PathBuf,
+    /// The C library of the peer that is in place of one, as docs/benchmarks.md says how to build it: measured too
+    #[arg(long, value_name = "FILE")]
+    pub nvcache: Option<PathBuf>,
+    /// Where results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl LogArgs {
+    /// Measures this alone.
+    ///
+    /// # Errors
+    /// Those of measuring.
+    pub fn report(&self) -> Result<Report> {
+        self.check()?;
+        let (series, log) = self.measure(&mut Progress::new(self.planned()))?;
+        Ok(Report { log, ..Report::of(self.machine(), series) })
+    }
+
+    fn machine(&self) -> Machine {
+        Machine::of(&self.dir, &self.media, self.seconds, self.repetitions)
+    }
+
+    /// Time that [`measure`](Self::measure) should take.
+    pub fn planned(&self) -> Duration {
+        self.parts()
+            .into_iter()
+            .map(|part| self.plan(part))
+            .map(|plan| plan.cost * plan.steps)
+            .sum()
+    }
+
+    /// Whether all is there that [`measure`](Self::measure) will need, and the request makes sense.
+    ///
+    /// # Errors
+    /// [`BenchError::Usage`], [`BenchError::Missing`].
+    pub fn check(&self) -> Result<()> {
+        let usage = |message: &str| Err(BenchError::Usage(message.to_owned()));
+        if !(self.seconds > 0.0 && self.seconds < 3600.0) {
+            return usage("--seconds: expected more than 0 and less than an hour");
+        }
+        if !(self.scale > 0.0 && self.scale <= 100.0) {
+            return usage("--scale: expected more than 0, up to 100");
+        }
+        if self.repetitions == 0 || self.threads.contains(&0) || self.iodepth == 0 {
+            return usage("--repetitions, --threads and --iodepth: expected at least 1");
+        }
+        bed::check_disk(&self.files)?;
+        let parts = self.parts();
+        if parts.contains(&Part::Hot) {
+            bed::disk_bytes(&self.files)?;
+        }
+        if parts.contains(&Part::Sqlite) {
+            sqlite::find_programs()?;
+        }
+        if parts.contains(&Part::Rocksdb) {
+            rocksdb::find_programs()?;
+        }
+        if parts.contains(&Part::Postgres) {
+            postgres::find_programs()?;
+        }
+        Ok(())
+    }
+
+    /// Measures all parts that are asked for. One that fails is noted in the report, and the others are measured.
+    ///
+    /// # Errors
+    /// The directories cannot be made, or `tidegate` is not there.
+    pub fn measure(&self, progress: &mut Progress) -> Result<(Vec<Series>, LogReport)> {
+        let collector = Collector::default();
+        let found = LogReport { machine: Some(self.machine()), ..LogReport::default() };
+        let mut bench = Bench { args: self, bed: Bed::new(self)?, progress, collector, found };
+        for part in self.parts() {
+            if let Err(error) = bench.measure(part) {
+                bench
+                    .found
+                    .failures
+                    .push(Failure { part: name_of(part), error: error.with_causes() });
+            }
+        }
+        Ok((bench.collector.into_series(), bench.found))
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        if self.parts.is_empty() { Part::value_variants().to_vec() } else { self.parts.clone() }
+    }
+
+    /// `full` at the scale that was asked for, at least `least`.
+    fn scaled(&self, full: u64, least: u64) -> u64 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a count far below 2^52"
+        )]
+        let scaled = (full as f64 * self.scale) as u64;
+        scaled.max(least)
+    }
+
+    /// A pool of `full_bytes` at the scale that was asked for.
+    fn pool(&self, name: &'static str, full_bytes: u64) -> Pool {
+        Pool { name, bytes: self.scaled(full_bytes, 8 << 20).next_multiple_of(1 << 20) }
+    }
+
+    fn plan(&self, part: Part) -> Plan {
+        let count = |len| u32::try_from(len).unwrap_or(u32::MAX);
+        let (runners, threads) = (count(self.policies.len()), count(self.threads.len()));
+        let timed = |more_s: f64| Duration::from_secs_f64(self.seconds + more_s);
+        let counted = |full_s: f64| Duration::from_secs_f64(0.2 + full_s * self.scale);
+        let plan = |steps, cost| Plan { steps, cost };
+        let mut all = match part {
+            Part::Append => plan(4 * threads, timed(0.1)),
+            Part::Write => plan(count(files::write_cases(self).len()) * runners, counted(0.8)),
+            Part::Full => plan(2 * runners, counted(4.0)),
+            Part::Read => plan(3 * runners, counted(0.3)),
+            Part::Launch => plan(runners, Duration::from_secs(1)),
+            Part::Hot => plan(runners.saturating_sub(1), counted(3.0)),
+            Part::Recovery => plan(2, counted(5.0)),
+            Part::Sqlite => plan(4 * (2 * runners), timed(0.3)),
+            Part::Rocksdb => plan(runners + 1, counted(0.6)),
+            Part::Postgres => plan(runners + 1, Duration::from_secs_f64(2.0 * self.seconds + 2.0)),
+        };
+        all.steps *= self.repetitions;
+        all
+    }
+}
+
+/// What a part should take.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    steps: u32,
+    cost: Duration,
+}
+
+/// A number that is no latency, with what it was in each repetition.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Amount {
+    /// What was measured.
+    pub measure: &'static str,
+    /// Of what.
+    pub policy: String,
+    /// Its unit.
+    pub unit: &'static str,
+    /// One for each repetition; never empty.
+    pub values: Vec<f64>,
+}
+
+/// What a run found about the log besides latencies; empty where it was not measured.
+#[derive(Debug, Clone, Default)]
+pub struct LogReport {
+    /// What it was measured on, for how long, where that was asked.
+    pub machine: Option<Machine>,
+    /// The numbers.
+    pub amounts: Vec<Amount>,
+    /// Parts that could not be measured to their end.
+    pub failures: Vec<Failure>,
+}
+
+/// A part that could not be measured to its end.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// The part.
+    pub part: String,
+    /// Why.
+    pub error: String,
+}
+
+fn name_of(part: Part) -> String {
+    part.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+}
+
+impl LogReport {
+    fn add(&mut self, measure: Measure, policy: &str, value: f64) {
+        let same =
+            |amount: &&mut Amount| amount.measure == measure.name() && amount.policy == policy;
+        match self.amounts.iter_mut().find(same) {
+            Some(amount) => amount.values.push(value),
+            None => self.amounts.push(Amount {
+                measure: measure.name(),
+                policy: policy.to_owned(),
+                unit: measure.unit(),
+                values: vec![value],
+            }),
+        }
+    }
+
+    fn find(&self, measure: Measure, policy: &str) -> Option<Spread> {
+        let same = |amount: &&Amount| amount.measure == measure.name() && amount.policy == policy;
+        Spread::of(self.amounts.iter().find(same)?.values.iter().copied())
+    }
+
+    /// All parts were measured.
+    ///
+    /// # Errors
+    /// The first that was not.
+    pub(crate) fn whole(&self) -> Result<()> {
+        let Some(Failure { part, error }) = self.failures.first() else { return Ok(()) };
+        Err(BenchError::program(&format!("part {part}"), format!("was not measured: {error}")))
+    }
+
+    /// The table of these numbers.
+    pub(crate) fn table(&self) -> Table {
+        let headers = ["what", "policy", "unit", "median", "min-max"];
+        let mut table = Table::new("run-amounts", "Programs under run: other numbers", &headers);
+        for Amount { measure, policy, unit, values } in &self.amounts {
+            let Some(Spread { median, min, max }) = Spread::of(values.iter().copied()) else {
+                continue;
+            };
+            table.push(vec![
+                (*measure).to_owned(),
+                policy.clone(),
+                (*unit).to_owned(),
+                format!("{median:.2}"),
+                format!("{min:.2}-{max:.2}"),
+            ]);
+        }
+        table
+    }
+}
+
+/// What amounts there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Measure {
+    LogBytes,
+    Launch,
+    IdleCpu,
+    HotSet,
+}
+
+impl Measure {
+    fn name(self) -> &'static str {
+        match self {
+            Self::LogBytes => "log of an append of 128 bytes",
+            Self::Launch => "start and end, more than plain",
+            Self::IdleCpu => "CPU at rest, program and supervisor",
+            Self::HotSet => "hot set rewritten 100 times: on the disk / its size",
+        }
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            Self::LogBytes => "bytes",
+            Self::Launch => "ms",
+            Self::IdleCpu => "%",
+            Self::HotSet => "times",
+        }
+    }
+}
+
+/// A run through the parts.
+struct Bench<'a> {
+    args: &'a LogArgs,
+    bed: Bed,
+    progress: &'a mut Progress,
+    collector: Collector,
+    found: LogReport,
+}
+
+impl Bench<'_> {
+    fn measure(&mut self, part: Part) -> Result<()> {
+        match part {
+            Part::Append => append::measure(self),
+            Part::Write => files::writes(self),
+            Part::Full => files::full(self),
+            Part::Read => files::reads(self),
+            Part::Launch => watch::launch(self),
+            Part::Hot => watch::hot_set(self),
+            Part::Recovery => recovery::measure(self),
+            Part::Sqlite => sqlite::measure(self),
+            Part::Rocksdb => rocksdb::measure(self),
+            Part::Postgres => postgres::measure(self),
+        }
+    }
+
+    /// Has all `subjects` take turns, repetition by repetition.
+    fn in_turns<S: Copy>(
+        &mut self,
+        part: Part,
+        subjects: &[S],
+        name: impl Fn(S) -> String,
+        mut turn: impl FnMut(&mut Self, S) -> Result<()>,
+    ) -> Result<()> {
+        let (cost, of) = (self.args.plan(part).cost, self.args.repetitions);
+        for repetition in 1..=of {
+            for &subject in subjects {
+                let what = format!("{}, run {repetition} of {of}", name(subject));
+                self.progress.step(&what, cost);
+                turn(self, subject)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The runners that are asked for, besides plain.
+    fn tidegates(&self) -> Vec<Runner> {
+        let all = self.args.policies.iter().copied();
+        all.filter(|runner| *runner != Runner::Plain).collect()
+    }
+
+    fn add(&mut self, key: Key, sample: Sample) {
+        self.collector.add(key, sample);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: LogArgs,
+    }
+
+    fn args(line: &str) -> LogArgs {
+        Line::try_parse_from(std::iter::once("x").chain(line.split_whitespace())).unwrap().args
+    }
+
+    #[test]
+    fn the_whole_takes_less_than_six_minutes_and_a_share_of_it_less_than_one() {
+        assert!(args("").planned() < Duration::from_secs(360), "{:?}", args("").planned());
+        let quick = args("--quick").planned();
+        assert!(quick < Duration::from_secs(60), "{quick:?}");
+    }
+
+    #[test]
+    fn numbers_that_measure_nothing_are_refused() {
+        for line in
+            ["--seconds 0", "--scale 0", "--repetitions 0", "--threads 0", "--files /dev/shm"]
+        {
+            assert!(args(line).check().is_err_and(|error| error.is_usage()), "{line}");
+        }
+    }
+
+    #[test]
+    fn parts_and_policies_can_be_chosen() {
+        let args = args("--parts read,hot --policies plain,run --scale 0.5");
+        assert_eq!(args.parts(), [Part::Read, Part::Hot]);
+        assert_eq!(args.policies, [Runner::Plain, Runner::Run]);
+        assert_eq!((args.scaled(100, 10), args.scaled(10, 8)), (50, 8));
+    }
+
+    #[test]
+    fn a_part_that_failed_is_told_at_the_end() {
+        let (part, error) = (name_of(Part::Postgres), "no room".to_owned());
+        let report = LogReport { failures: vec![Failure { part, error }], ..LogReport::default() };
+        let told = report.whole().unwrap_err().to_string();
+        assert!(told.contains("part postgres") && told.contains("no room"), "{told}");
+    }
+
+    #[test]
+    fn amounts_collect_under_their_names() {
+        let mut report = LogReport::default();
+        for value in [1.0, 3.0, 2.0] {
+            report.add(Measure::Launch, "run", value);
+        }
+        report.add(Measure::HotSet, "run", 1.5);
+        report.whole().unwrap();
+        assert_eq!(report.find(Measure::Launch, "run").map(|spread| spread.median), Some(2.0));
+        assert_eq!(report.find(Measure::Launch, "plain"), None);
+        let text = report.table().to_string();
+        assert!(text.contains("1.00-3.00") && text.contains("times"), "{text}");
+    }
+}

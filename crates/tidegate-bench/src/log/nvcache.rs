@@ -1,0 +1,84 @@
+//! The authors' `NVCache`: a C library that takes the place of musl, built outside this repository.
+//!
+//! Its log is a file whose path is compiled in; docs/benchmarks.md says how it is built. One thread only: with two it
+//! crashes more often than not.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+
+use super::Bench;
+use super::bed::{Compiler, Source};
+use crate::child::{find_program, output_of};
+use crate::error::{BenchError, Result};
+use crate::measure::Sample;
+use crate::programs::parse_sample;
+
+/// The policy of its rows.
+pub(super) const POLICY: &str = "peer:nvcache";
+/// The driver, which is linked with musl.
+const DRIVER: Source =
+    Source { name: "io", text: include_str!("../../programs/io.c"), libraries: &[] };
+const MUSL: Compiler = ("musl-gcc", "musl-tools");
+/// Where its log is.
+const LOG: &str = "/dev/shm/nvcache.pmem";
+/// Entries of its log for 100 writes: it is not full.
+const ENTRIES_PCT: u64 = 200;
+/// Bytes of an entry, and more.
+const ENTRY_BYTES: u64 = 5000;
+
+/// Seconds after which it counts as hanging.
+const PATIENCE_S: &str = "60";
+
+/// Its log, which goes at the end.
+struct Log;
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        // Where this fails the log is not there.
+        let _ = std::fs::remove_file(LOG);
+    }
+}
+
+/// Writes `requests` random blocks of `block_bytes` to a file of `bytes`.
+pub(super) fn write(
+    bench: &Bench<'_>,
+    library: &Path,
+    file: &Path,
+    [bytes, block_bytes, requests]: [u64; 3],
+) -> Result<Sample> {
+    let driver = bench.bed.compile(MUSL, DRIVER)?;
+    let entries = (requests * ENTRIES_PCT / 100).max(10_000);
+    let log = Log;
+    let sized = File::create(LOG).and_then(|file| file.set_len(entries * ENTRY_BYTES + (16 << 20)));
+    sized.map_err(BenchError::os("make", LOG))?;
+    bench.bed.settle()?;
+    let mut command = Command::new(find_program("timeout", "coreutils")?);
+    command.args(["--signal=KILL", PATIENCE_S]).args([library, &driver]).arg(file);
+    command.args([bytes, block_bytes, requests].map(|number| number.to_string()));
+    command.env("NVCACHE_LOG_SIZE", entries.to_string());
+    let output = output_of(command)?;
+    drop(log);
+    parse_sample(POLICY, output.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bed::{CC, compile};
+    use super::*;
+
+    #[test]
+    fn the_driver_writes_its_blocks_and_says_how_long_they_took() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, vec![0; 64 << 10]).unwrap();
+        let driver = compile(dir.path(), CC, DRIVER).unwrap();
+        let mut command = Command::new(&driver);
+        command.arg(&file).args(["65536", "4096", "500"]);
+        let sample = parse_sample(POLICY, output_of(command).unwrap().trim()).unwrap();
+        assert!(sample.ops == 500 && sample.p50_ns <= sample.max_ns, "{sample:?}");
+        let written = std::fs::read(&file).unwrap();
+        assert_eq!(written.len(), 64 << 10);
+        assert!(written.chunks(4096).all(|block| block[4000] == 0x5a), "each was chosen");
+    }
+}
