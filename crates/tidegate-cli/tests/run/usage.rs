@@ -84,6 +84,23 @@ fn pools_that_are_no_logs_are_refused_and_kept() {
     }
 }
 
+/// One of the wrong size would be in the way of the next try.
+#[test]
+fn a_pool_that_cannot_be_used_is_not_left() {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    let run_with = |size: &str| {
+        let options = ["run", size, "--pool", pool.to_str().unwrap(), "--", "true"];
+        preload_library();
+        run(options)
+    };
+    for (size, reason) in [("--size=10K", "at least"), ("--size=80K", "at least")] {
+        assert_refused(&run_with(size), 1, &[pool.to_str().unwrap(), reason]);
+        assert!(!pool.exists(), "{size}: it was left");
+    }
+    assert!(run_with("--size=1M").status.success());
+}
+
 #[test]
 fn static_programs_are_refused_with_a_hint() {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
