@@ -121,6 +121,16 @@ fn setuid_programs_are_refused_with_a_hint() {
     assert_refused(&run_under(&bed, &[program.to_str().unwrap()]), 1, &["setuid"]);
 }
 
+/// Where the kernel's own memory is not what the kernel says it is.
+#[test]
+#[cfg(feature = "soak")]
+fn programs_run_in_valgrind() {
+    drop(tool("valgrind", "valgrind"));
+    let script = "valgrind -q --tool=none sh -c 'printf data > file; cat file' 2>/dev/null; valgrind -q --tool=none sync file 2>/dev/null";
+    let printed = Bed::new().same(|runner, dir| runner.script(script, dir));
+    assert_eq!(printed, "dataexit status: 0\n");
+}
+
 /// Such a program deeper in the tree is an outsider: it works, on the same files.
 #[test]
 fn static_programs_in_the_tree_see_and_change_files() {
