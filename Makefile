@@ -7,7 +7,7 @@ help:
 	@echo "make test    format, lints, docs and every test, with a short run of each fuzz target"
 	@echo "make bench   the tables of docs/benchmarks.md, measured here, with the peers beside them"
 	@echo "make bench-programs   RocksDB, YCSB and fio on ext4 over NBD, with and without DRAM tiers (needs root)"
-	@echo "make soak    the long versions: kill -9 fifty times, fio verify for 5 minutes, fuzzing"
+	@echo "make soak    the long versions, for hours: kill -9 and power cuts, SQLite's own tests, fsx, fio, fuzzing"
 
 demo:
 	@scripts/install-deps build demo

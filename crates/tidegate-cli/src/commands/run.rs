@@ -32,8 +32,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         Some(path) => prepare_pool(path, size)?,
         None => prepare_pool(&default_pool()?, size)?,
     };
-    let meeting = Meeting::of_pool(&pool)?;
-    let session = Session::open(&pool, &meeting, args.stats)?;
+    let meeting = Meeting::of_pool(&pool.path)?;
+    let session = Session::open(&pool.path, &meeting, args.stats);
+    let session = session.inspect_err(|_| pool.remove_if_new(&meeting))?;
+    let pool = pool.path;
     announce(&pool, &session, args.size);
     let choice = Choice { include: &args.include, exclude: &args.exclude, absorb: args.absorb };
     let environment = preload::environment(&library, &pool, &meeting, choice);

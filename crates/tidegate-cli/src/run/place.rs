@@ -116,16 +116,42 @@ fn expect_own(path: &Path, metadata: &Metadata) -> Result<()> {
     Ok(())
 }
 
-/// Makes the pool's file with `size`, without space, or checks the one that is there; hands back its absolute path.
+/// A pool's file.
+#[derive(Debug)]
+pub(crate) struct PoolFile {
+    /// Its absolute path.
+    pub(crate) path: PathBuf,
+    is_new: bool,
+}
+
+impl PoolFile {
+    /// The pool could not be used: if the file was made for that, it goes, so that the next try may make one of another size.
+    pub(crate) fn remove_if_new(&self, meeting: &Meeting) {
+        if !self.is_new {
+            return;
+        }
+        // Best effort: the error that matters is on its way to the caller.
+        if let Ok(lock) = meeting.lock()
+            && !meeting.is_in_use()
+        {
+            let _ = std::fs::remove_file(&self.path);
+            drop(lock);
+        }
+    }
+}
+
+/// Makes the pool's file with `size`, without space, or checks the one that is there.
 ///
 /// # Errors
 /// It cannot be made, or is not the user's own.
-pub(crate) fn prepare_pool(path: &Path, size: Size) -> Result<PathBuf> {
-    match new_pool(path, size) {
+pub(crate) fn prepare_pool(path: &Path, size: Size) -> Result<PoolFile> {
+    let made = new_pool(path, size);
+    let is_new = made.is_ok();
+    match made {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         made => made.with_context(|| format!("cannot make the pool {}", path.display()))?,
     }
-    existing_pool(path)
+    Ok(PoolFile { path: existing_pool(path)?, is_new })
 }
 
 fn new_pool(path: &Path, size: Size) -> io::Result<()> {
@@ -219,6 +245,11 @@ impl Meeting {
         Ok(locked.then(|| Lock { _file: file, meeting: self.clone() }))
     }
 
+    /// Somebody meets here, or has died here.
+    fn is_in_use(&self) -> bool {
+        self.socket().exists() || self.control().exists()
+    }
+
     /// Nobody has removed it since it was opened: a lock on what has no name any more keeps nobody out.
     fn is_lock_file(&self, file: &File) -> bool {
         let number = |found: &Metadata| (found.dev(), found.ino());
@@ -253,7 +284,7 @@ pub(crate) struct Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        if !self.meeting.socket().exists() && !self.meeting.control().exists() {
+        if !self.meeting.is_in_use() {
             // Nobody is left to meet. Where it cannot be removed, it waits for the next.
             let _ = std::fs::remove_file(self.meeting.named(".lock"));
         }
@@ -286,12 +317,17 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
         let made = prepare_pool(&path, Size { bytes: 1 << 30 }).unwrap();
-        let metadata = made.metadata().unwrap();
+        let metadata = made.path.metadata().unwrap();
         assert_eq!((metadata.len(), metadata.blocks()), (1 << 30, 0));
         assert_eq!(metadata.mode() & 0o777, 0o600);
         // The size of an existing pool stays.
-        prepare_pool(&path, Size { bytes: 1 << 20 }).unwrap();
-        assert_eq!(made.metadata().unwrap().len(), 1 << 30);
+        let found = prepare_pool(&path, Size { bytes: 1 << 20 }).unwrap();
+        assert_eq!(found.path.metadata().unwrap().len(), 1 << 30);
+        let meeting = Meeting::of_pool(&path).unwrap();
+        found.remove_if_new(&meeting);
+        assert!(path.exists(), "it was there before");
+        made.remove_if_new(&meeting);
+        assert!(!path.exists());
     }
 
     #[test]

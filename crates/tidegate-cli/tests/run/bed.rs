@@ -8,18 +8,15 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 
 use crate::process_tree;
-use crate::support::{scratch, succeed, tool, user};
+use crate::support::{directory_in, scratch, succeed, tool, user};
 use crate::tree;
 
 /// Seconds after which a workload counts as hanging and is killed.
-const PATIENCE: &str = "240";
+const PATIENCE: &str = if cfg!(feature = "soak") { "1800" } else { "240" };
 
 /// A directory on a disk for the files of a workload. Not below the checkout: other users must reach it.
 pub(crate) fn on_disk() -> TempDir {
-    let dir = tempfile::Builder::new()
-        .prefix("tidegate-test.")
-        .tempdir_in("/var/tmp")
-        .expect("a directory for the test");
+    let dir = directory_in("/var/tmp".into());
     open_to_all(dir.path());
     dir
 }

@@ -128,7 +128,7 @@ pub(crate) fn seed() -> Random {
 }
 
 /// The ways to recover: all must give the same.
-fn recover(pool: &Path, round: u64) {
+pub(crate) fn recover(pool: &Path, round: u64) {
     match round % 3 {
         0 => drop(ok(["recover".as_ref(), pool.as_os_str()])),
         1 => replay(pool, None),

@@ -15,8 +15,8 @@ pub(crate) fn built_tool(name: &str) -> PathBuf {
     path
 }
 
-/// All that fsx can do; the second number is how often.
-const WEIGHTS: &str = "[weights]
+/// All that fsx can do, and how often. Of no bytes at all, it takes the error of `posix_fallocate` for a fault.
+const WEIGHTS: &str = "[opsize]\nmin = 1\n[weights]
 close_open = 1\nread = 10\nwrite = 20\nmapread = 5\nmapwrite = 2\ntruncate = 5\ninvalidate = 0\nfsync = 5\nfdatasync = 5
 posix_fallocate = 1\npunch_hole = 2\nsendfile = 2\ncopy_file_range = 1\nposix_fadvise = 1\n";
 

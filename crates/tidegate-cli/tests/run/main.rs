@@ -2,8 +2,9 @@
 //! print the same and leave the same files. Then with crashes: kill -9 of the whole tree, a power cut, faults of the
 //! file system below.
 //!
-//! What takes long, or needs programs that are built first, is behind the feature `soak`. Short by default; the long versions (scripts/soak) set `TIDEGATE_KILL_ROUNDS`, `TIDEGATE_POWER_ROUNDS`,
-//! `TIDEGATE_FSX_SEEDS`, `TIDEGATE_FSX_OPERATIONS`, `TIDEGATE_SQLITE_TESTS=all`. A failure prints its seed;
+//! What takes long is behind the feature `soak`. How often things are done is short by default; the long versions (scripts/soak)
+//! set `TIDEGATE_KILL_ROUNDS`, `TIDEGATE_POWER_ROUNDS`, `TIDEGATE_POSTGRES_ROUNDS`, `TIDEGATE_STORE_ROUNDS`,
+//! `TIDEGATE_ABSORB_SEEDS`, `TIDEGATE_FSX_SEEDS`, `TIDEGATE_FSX_OPERATIONS`, `TIDEGATE_SQLITE_TESTS=all`. A failure prints its seed;
 //! `TIDEGATE_SEED` makes the same choices again.
 
 #![cfg_attr(
@@ -17,10 +18,8 @@ mod crash;
 #[cfg(feature = "soak")]
 mod faults;
 mod fio;
-#[cfg(feature = "soak")]
 mod fsx;
 mod posix;
-#[cfg(feature = "soak")]
 mod postgres;
 #[cfg(feature = "soak")]
 mod power;

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use crate::bed::{Bed, OtherUser, Runner, replay, transcript};
 use crate::crash::Workers;
+use crate::support::setting;
 
 /// Where Debian has the server's programs.
 const PROGRAMS: &str = "/usr/lib/postgresql/15/bin";
@@ -24,6 +25,7 @@ max_wal_size = 64MB
 min_wal_size = 32MB
 checkpoint_timeout = 30s
 shared_buffers = 16MB
+dynamic_shared_memory_type = mmap # a server that is killed leaves nothing in /dev/shm
 END
 }
 invariants() {
@@ -34,33 +36,41 @@ invariants() {
 until_history_has() { until [ "$(psql -Atc 'select count(*) from pgbench_history')" -ge "$1" ]; do :; done; }
 "#;
 
-/// What a server is put through: single backends killed, the postmaster killed, a checkpoint, a clean stop.
-const LIFE: &str = r#"
+/// What a server is put through: single backends killed, the postmaster killed.
+const KILLS: &str = r#"
 make; start
 pgbench -q -i -s 1 2>/dev/null
 pgbench -n -c 4 -j 2 -t 300 2>/dev/null | grep -E '^(number of transactions actually|number of failed)'
 invariants
-for round in 1 2; do
+for round in $(seq $ROUNDS); do
     before=$(psql -Atc 'select count(*) from pgbench_history')
     pgbench -n -c 4 -t 100000 >/dev/null 2>&1 & bench=$!
     until_history_has $((before + 200))
-    kill -9 "$(psql -Atc "select max(pid) from pg_stat_activity where query like 'UPDATE%' or query like 'END%'")" || echo none
+    until kill -9 "$(psql -Atc "select max(pid) from pg_stat_activity where query like 'UPDATE%' or query like 'END%'")" 2>/dev/null; do :; done
     wait $bench || echo 'pgbench noticed'
     until psql -Atqc 'select 1' >/dev/null 2>&1; do :; done
     invariants
+    before=$(psql -Atc 'select count(*) from pgbench_history')
+    pgbench -n -c 4 -t 100000 >/dev/null 2>&1 & bench=$!
+    until_history_has $((before + 200))
+    postmaster=$(head -n1 data/postmaster.pid); backends=$(pgrep -P "$postmaster")
+    kill -9 "$postmaster"; wait $bench || echo 'pgbench noticed'
+    for pid in $backends; do while kill -0 "$pid" 2>/dev/null; do sleep 0.02; done; done
+    start; invariants
 done
-before=$(psql -Atc 'select count(*) from pgbench_history')
-pgbench -n -c 4 -t 100000 >/dev/null 2>&1 & bench=$!
-until_history_has $((before + 200))
-postmaster=$(head -n1 data/postmaster.pid); backends=$(pgrep -P "$postmaster")
-kill -9 "$postmaster"; wait $bench || echo 'pgbench noticed'
-for pid in $backends; do while kill -0 "$pid" 2>/dev/null; do sleep 0.02; done; done
-start; invariants
+"#;
+
+/// A checkpoint, and every way to stop.
+const STOPS: &str = r"
 psql -Atqc 'checkpoint' -c 'vacuum full' ; invariants
 pg_ctl -D data -w -m fast stop >/dev/null; pg_controldata data | grep state
-start; invariants; pg_ctl -D data -m immediate stop >/dev/null; start; invariants; pg_ctl -D data -w stop >/dev/null
+start; invariants; pg_ctl -D data -m immediate stop >/dev/null; start; invariants
+";
+
+const END: &str = r"
+pg_ctl -D data -w stop >/dev/null
 rm -rf data log .s*
-"#;
+";
 
 /// A server does not run as root: the user that the package made does.
 pub(crate) fn server_user() -> OtherUser {
@@ -77,19 +87,30 @@ fn as_server_user(user: &OtherUser, runner: Runner<'_>, dir: &Path, script: &str
     command
 }
 
-#[test]
-fn a_server_keeps_its_invariants_when_processes_are_killed() {
+fn lives_as_without(life: &str) {
     let (bed, user) = (Bed::new(), server_user());
     user.own(bed.pool_dir());
     let printed = bed.same_as(&user, |runner, dir| {
         user.own(dir);
-        transcript(&mut as_server_user(&user, runner, dir, LIFE))
+        transcript(&mut as_server_user(&user, runner, dir, life))
     });
     assert!(printed.ends_with("exit status: 0\n"), "fails without Tidegate too:\n{printed}");
     assert!(
         !printed.contains("|f") && !printed.contains("f|"),
         "fails without Tidegate too:\n{printed}"
     );
+}
+
+#[test]
+fn a_server_keeps_its_invariants_when_processes_are_killed() {
+    lives_as_without(&format!("ROUNDS=1\n{KILLS}{END}"));
+}
+
+#[test]
+#[cfg(feature = "soak")]
+fn a_server_keeps_its_invariants_for_longer() {
+    let rounds = setting("TIDEGATE_POSTGRES_ROUNDS", 3);
+    lives_as_without(&format!("ROUNDS={rounds}\n{KILLS}{STOPS}{END}"));
 }
 
 /// Rows are acknowledged by a psql that says each number after its commit.

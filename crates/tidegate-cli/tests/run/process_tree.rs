@@ -10,6 +10,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::support::abandoned::processes_with;
+
 const MARK: &str = "TIDEGATE_TEST_TREE";
 
 /// Processes that belong together.
@@ -60,20 +62,7 @@ impl ProcessTree {
 
 /// Processes that map `pool` or have `mark` in their environment.
 fn members(pool: &Path, mark: &str) -> Vec<i32> {
-    let pool = pool.as_os_str().as_encoded_bytes();
-    let contains = |path: PathBuf, wanted: &[u8]| {
-        let bytes = std::fs::read(path).unwrap_or_default(); // gone, or not ours
-        bytes.windows(wanted.len()).any(|window| window == wanted)
-    };
-    std::fs::read_dir("/proc")
-        .expect("/proc is mounted")
-        .filter_map(|entry| Some((entry.ok()?.file_name().to_str()?.parse().ok()?, ())))
-        .map(|(pid, ())| pid)
-        .filter(|pid| {
-            let dir = PathBuf::from(format!("/proc/{pid}"));
-            contains(dir.join("environ"), mark.as_bytes()) || contains(dir.join("maps"), pool)
-        })
-        .collect()
+    processes_with(&[("environ", mark.as_bytes()), ("maps", pool.as_os_str().as_encoded_bytes())])
 }
 
 /// Nobody maps `pool`, and no descriptor is open on it: the supervisor has gone with its tree.

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::bed::{Bed, Runner};
-#[cfg(feature = "soak")]
 use crate::fsx::built_tool;
+use crate::programs::source;
 
 /// Its tables are checked, vacuumed and read by a second process; files that hold random numbers are taken away.
 pub(crate) const SESSION: &str = r#"
@@ -99,7 +99,7 @@ const SHORT: [&str; 14] = [
     "crash8",
     "journal1",
     "journal2",
-    "pager1",
+    "pager2",
     "rollback",
     "rollback2",
     "savepoint",
@@ -111,7 +111,6 @@ const GROUPS: [&str; 8] =
     ["wal", "crash", "journal", "pager", "rollback", "savepoint", "lock", "vacuum"];
 
 #[test]
-#[cfg(feature = "soak")]
 fn its_own_tests_have_the_results_they_have_without() {
     let suite = built_tool("testfixture").with_file_name("../sqlite/test");
     let all = std::env::var("TIDEGATE_SQLITE_TESTS").is_ok_and(|value| value == "all");
@@ -124,8 +123,9 @@ fn its_own_tests_have_the_results_they_have_without() {
         println!("{}", file.display());
         let bed = Bed::new();
         let script = format!(
-            "mkdir t; cd t; {} {}; cd ..; rm -rf t",
+            "mkdir t; cd t; {} {} {}; cd ..; rm -rf t",
             built_tool("testfixture").display(),
+            source("suite.tcl").display(),
             file.display()
         );
         let printed = bed.same(|runner, dir| results(&runner.script(&script, dir)));

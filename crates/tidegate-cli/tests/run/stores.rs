@@ -1,12 +1,14 @@
-//! Key-value stores: `RocksDB` by its `db_bench` and `ldb`, `LevelDB` by a small program (programs/leveldb.c).
+//! Key-value stores: `RocksDB` by its `db_bench` and `ldb`, `LevelDB` by a small program (programs/leveldb.c), and both, killed and
+//! started again, by programs/stress.c.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::bed::{Bed, replay, transcript};
-use crate::crash::Workers;
+use crate::bed::{Bed, Runner, transcript};
+use crate::crash::{Workers, recover, seed};
 use crate::programs::compiled;
-use crate::support::{succeed, tool};
+use crate::support::{setting, succeed, tool};
 
 /// Counts and results; no times, and no listing of what has times in it.
 const ROCKSDB: &str = r#"
@@ -41,34 +43,50 @@ fn leveldb() -> PathBuf {
 #[test]
 fn leveldb_fills_compacts_and_reads() {
     let printed = Bed::new().same(|runner, dir| {
-        let printed = transcript(runner.command(leveldb(), dir).args(["session", "db"]));
+        let printed = transcript(runner.command(leveldb(), dir).arg("db"));
         std::fs::remove_dir_all(dir.join("db")).expect("it was made");
         printed
     });
     assert!(printed.ends_with("exit status: 0\n"), "fails without Tidegate too:\n{printed}");
 }
 
+/// Kills threads that write to one store, and checks what is there, again and again.
+fn survives_kills(program: &Path) {
+    let (bed, mut random) = (Bed::new(), seed());
+    let keys = random.below(1 << 30).to_string();
+    for round in 0..setting("TIDEGATE_STORE_ROUNDS", 2) {
+        let count = 1 + random.below(300);
+        println!("round {round}: killed when the first writer has done {count} more");
+        let mut work = Runner::Run(&bed.pool()).command(program, bed.disk());
+        work.args(["work", "db", &keys]);
+        let mut workers = Workers::spawn(work, &bed.pool());
+        workers.wait_for("store.0", count);
+        workers.tree.kill();
+        let acks = std::fs::read_to_string(workers.collect(bed.pool_dir())).unwrap();
+        recover(&bed.pool(), round);
+        let mut verify = Command::new(program);
+        let found = succeed(verify.args(["verify", "db", &keys]).current_dir(bed.disk()));
+        for writer in ["store.0 ", "store.1 ", "store.2 "] {
+            let (last, found) = (last_number(&acks, writer), last_number(&found, writer));
+            println!("{writer}: {last:?} acknowledged, {found:?} found");
+            assert!(found >= last, "{writer}: {last:?} was acknowledged, {found:?} is there");
+        }
+    }
+}
+
+/// The highest number that a writer has said.
+fn last_number(said: &str, writer: &str) -> Option<u64> {
+    said.lines().filter_map(|line| line.strip_prefix(writer)?.parse().ok()).max()
+}
+
 #[test]
 fn leveldb_keeps_what_it_synced_over_kill_9() {
-    let bed = Bed::new();
-    let script = format!("exec {} work db", leveldb().display());
-    let mut workers = Workers::start_script(&bed.pool(), bed.disk(), &script);
-    workers.wait_for("leveldb.0", 2000);
-    workers.tree.kill();
-    let acks = std::fs::read_to_string(workers.collect(bed.disk())).unwrap();
-    replay(&bed.pool(), None);
-    let last = acks
-        .lines()
-        .last()
-        .and_then(|line| line.strip_prefix("leveldb.0 "))
-        .expect("it acknowledges");
-    print!(
-        "{}",
-        succeed(
-            tool("env", "coreutils")
-                .arg(leveldb())
-                .args(["verify", "db", last])
-                .current_dir(bed.disk())
-        )
-    );
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    survives_kills(&compiled(&PROGRAM, "stress", &["-DSTORE=leveldb", "-lleveldb"]));
+}
+
+#[test]
+fn rocksdb_keeps_what_it_synced_over_kill_9() {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    survives_kills(&compiled(&PROGRAM, "stress", &["-DSTORE=rocksdb", "-lrocksdb"]));
 }

@@ -84,6 +84,23 @@ fn pools_that_are_no_logs_are_refused_and_kept() {
     }
 }
 
+/// One of the wrong size would be in the way of the next try.
+#[test]
+fn a_pool_that_cannot_be_used_is_not_left() {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    let run_with = |size: &str| {
+        let options = ["run", size, "--pool", pool.to_str().unwrap(), "--", "true"];
+        preload_library();
+        run(options)
+    };
+    for (size, reason) in [("--size=10K", "at least"), ("--size=80K", "at least")] {
+        assert_refused(&run_with(size), 1, &[pool.to_str().unwrap(), reason]);
+        assert!(!pool.exists(), "{size}: it was left");
+    }
+    assert!(run_with("--size=1M").status.success());
+}
+
 #[test]
 fn static_programs_are_refused_with_a_hint() {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
@@ -102,6 +119,16 @@ fn setuid_programs_are_refused_with_a_hint() {
     std::os::unix::fs::chown(&program, Some(65534), None).expect("this test needs root");
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
     assert_refused(&run_under(&bed, &[program.to_str().unwrap()]), 1, &["setuid"]);
+}
+
+/// Where the kernel's own memory is not what the kernel says it is.
+#[test]
+#[cfg(feature = "soak")]
+fn programs_run_in_valgrind() {
+    drop(tool("valgrind", "valgrind"));
+    let script = "valgrind -q --tool=none sh -c 'printf data > file; cat file' 2>/dev/null; valgrind -q --tool=none sync file 2>/dev/null";
+    let printed = Bed::new().same(|runner, dir| runner.script(script, dir));
+    assert_eq!(printed, "dataexit status: 0\n");
 }
 
 /// Such a program deeper in the tree is an outsider: it works, on the same files.

@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: the real binary, a pool on tmpfs, the real tools.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part of this module")]
 
+pub mod abandoned;
 pub mod file_system;
 pub mod random;
 
@@ -9,6 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -17,9 +19,19 @@ use tempfile::TempDir;
 /// A directory on tmpfs, which stands in for persistent memory; removed when dropped.
 pub fn scratch() -> TempDir {
     let shm = Path::new("/dev/shm");
-    let parent = if shm.is_dir() { shm.to_path_buf() } else { std::env::temp_dir() };
+    directory_in(if shm.is_dir() { shm.to_path_buf() } else { std::env::temp_dir() })
+}
+
+/// A directory for the test in `parent`; removed when dropped, or when tests run there again.
+pub fn directory_in(parent: PathBuf) -> TempDir {
+    static CLEARED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+    let mut cleared = CLEARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !cleared.contains(&parent) {
+        abandoned::remove(&parent);
+        cleared.push(parent.clone());
+    }
     tempfile::Builder::new()
-        .prefix("tidegate-test.")
+        .prefix(&abandoned::prefix())
         .tempdir_in(parent)
         .expect("a directory for the test")
 }

@@ -1,10 +1,8 @@
-/* `session DB`: fills, overwrites, compacts and reads. `work DB`: puts numbered keys, synced, and says each.
- * `verify DB COUNT`: the first COUNT keys are there, with their values. */
+/* Fills the database DB, overwrites, compacts and reads. */
 #include <leveldb/c.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static leveldb_t *database;
 
@@ -76,37 +74,10 @@ static void session(const char *path)
     leveldb_close(database);
 }
 
-static void work(const char *path)
-{
-    open_database(path);
-    for (int number = 1;; number++) {
-        char line[32];
-        put(number, 1, 1);
-        int length = sprintf(line, "leveldb.0 %d\n", number);
-        if (write(1, line, length) != length)
-            exit(1);
-    }
-}
-
-static int verify(const char *path, int count)
-{
-    open_database(path);
-    int missing = 0;
-    for (int number = 1; number <= count; number++)
-        missing += !has(number, 1);
-    printf("%d of %d acknowledged keys are there\n", count - missing, count);
-    return missing > 0;
-}
-
 int main(int count, char **arguments)
 {
-    if (count == 3 && !strcmp(arguments[1], "session"))
-        session(arguments[2]);
-    else if (count == 3 && !strcmp(arguments[1], "work"))
-        work(arguments[2]);
-    else if (count == 4 && !strcmp(arguments[1], "verify"))
-        return verify(arguments[2], atoi(arguments[3]));
-    else
+    if (count != 2)
         return 2;
+    session(arguments[1]);
     return 0;
 }
