@@ -12,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -366,6 +366,63 @@ fn the_next_run_takes_over_from_a_killed_supervisor() {
     assert!(stderr.contains("taken over from a supervisor that died"), "{stderr}");
     let stderr = session.end();
     assert!(stderr.contains("the supervisor of") && stderr.contains("died"), "{stderr}");
+}
+
+/// Stands in for a supervisor that was killed and that the kernel has not cleaned up after: its socket takes connections and
+/// says nothing, and its pool stays locked until the next one looks at the pool for the second time.
+fn die_slowly(pool: &Path, socket: &Path) {
+    use rustix::fs::inotify;
+    let _ = std::fs::remove_file(socket);
+    let (family, kind, flags) = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let listener = rustix::net::socket_with(family, kind, flags, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let locked = File::open(pool).unwrap();
+    rustix::fs::flock(&locked, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+    let looks = inotify::WatchFlags::OPEN | inotify::WatchFlags::CLOSE;
+    inotify::add_watch(&watch, pool, looks).unwrap();
+    std::thread::spawn(move || {
+        drop(rustix::net::accept(&listener).unwrap());
+        drop(listener);
+        let mut space = [std::mem::MaybeUninit::uninit(); 512];
+        let mut events = inotify::Reader::new(&watch, &mut space);
+        // Opened, closed, opened again.
+        for _ in 0..3 {
+            events.next().unwrap();
+        }
+        drop(locked);
+    });
+}
+
+#[test]
+fn a_supervisor_that_is_dying_is_waited_for_and_replaced() {
+    let (_dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let socket = session.socket.clone();
+    session.end();
+    die_slowly(&pool, &socket);
+    assert_eq!(stat(&pool)["live"], false);
+    die_slowly(&pool, &socket);
+    assert!(ok(["flush", pool.to_str().unwrap()]).contains("nothing to recover"));
+    die_slowly(&pool, &socket);
+    let next = Session::start(&pool, &[]);
+    assert_eq!(next.stat()["live"], true);
+    next.end();
+}
+
+/// As it happens: nobody waits for the kernel to clean up.
+#[test]
+fn a_run_right_after_the_supervisor_was_killed_gets_a_new_one() {
+    let (_dir, pool) = place();
+    let mut session = Session::start(&pool, &[]);
+    for _ in 0..10 {
+        kill_process(session.supervisor(), Signal::KILL).unwrap();
+        let next = Session::start(&pool, &[]);
+        session.kill_program();
+        session = next;
+    }
+    session.end();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 
 use super::place::Meeting;
@@ -33,17 +33,18 @@ impl Session {
     /// The pool cannot be opened or recovered, or the supervisor not started.
     pub(crate) fn open(pool: &Path, meeting: &Meeting, latencies: bool) -> Result<Self> {
         let lock = meeting.lock()?;
-        let found = Connection::to(&meeting.socket());
-        let found = found.context("cannot reach the supervisor of the pool")?;
-        let (connection, supervisor) = if let Some(connection) = found {
-            (connection, None)
+        let found = reach(&meeting.socket())?;
+        let found = found.map(|connection| join(connection, latencies)).transpose()?.flatten();
+        // One that was found and says nothing is dying: the next one waits for the pool until it is gone.
+        let (connection, welcome, supervisor) = if let Some((connection, welcome)) = found {
+            (connection, welcome, None)
         } else {
             let (connection, supervisor) = start(pool)?;
-            (connection, Some(supervisor))
+            let joined = join(connection, latencies)?;
+            let (connection, welcome) =
+                joined.context("the supervisor of the pool ended before the pool was open")?;
+            (connection, welcome, Some(supervisor))
         };
-        // Where it has ended, what it said before tells why.
-        let _ = connection.send(&Request::Join { latencies });
-        let welcome = await_welcome(&connection)?;
         drop(lock);
         Ok(Self { connection, welcome, supervisor, pool: pool.to_path_buf() })
     }
@@ -86,11 +87,19 @@ fn start(pool: &Path) -> Result<(Connection, Child)> {
     Ok((ours, supervisor))
 }
 
-fn await_welcome(connection: &Connection) -> Result<Welcome> {
+/// Joins the supervisor at the other end; none if it has ended without an answer.
+fn join(connection: Connection, latencies: bool) -> Result<Option<(Connection, Welcome)>> {
+    // Where it has ended, what it said before tells why.
+    let _ = connection.send(&Request::Join { latencies });
+    let welcome = await_welcome(&connection)?;
+    Ok(welcome.map(|welcome| (connection, welcome)))
+}
+
+fn await_welcome(connection: &Connection) -> Result<Option<Welcome>> {
     let mut bar: Option<ProgressBar> = None;
     let welcome = loop {
         match connection.receive::<Reply>().context("the supervisor broke off")? {
-            Some(Reply::Welcome(welcome)) => break Ok(welcome),
+            Some(Reply::Welcome(welcome)) => break Ok(Some(welcome)),
             Some(Reply::Failed { message }) => break Err(message),
             Some(Reply::Progress { done, total }) => {
                 let bar = bar.get_or_insert_with(|| progress("recovering"));
@@ -99,16 +108,13 @@ fn await_welcome(connection: &Connection) -> Result<Welcome> {
             }
             Some(Reply::Notice { message }) => say(&message),
             Some(_) => {}
-            None => break Err("the supervisor of the pool ended before the pool was open".into()),
+            None => break Ok(None),
         }
     };
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    match welcome {
-        Ok(welcome) => Ok(welcome),
-        Err(message) => bail!(message),
-    }
+    welcome.map_err(|message: String| anyhow!(message))
 }
 
 /// Prints notices until the farewell; none, if the supervisor dies before.
@@ -136,15 +142,13 @@ fn say(message: &str) {
     let _ = writeln!(std::io::stderr(), "tidegate: {}", one_line(message));
 }
 
-/// Asks the supervisor that listens at `socket` one thing; none, if there is no supervisor.
+/// Asks the supervisor that listens at `socket` one thing; none, if there is no supervisor, or if it dies.
 ///
 /// # Errors
-/// It broke off, or what was asked for failed.
+/// What was asked for failed.
 pub(crate) fn ask(socket: &Path, request: Request) -> Result<Option<Reply>> {
-    match reach(socket)? {
-        Some(connection) => converse(&connection, request).map(Some),
-        None => Ok(None),
-    }
+    let reached = reach(socket)?;
+    Ok(reached.map(|connection| converse(&connection, request)).transpose()?.flatten())
 }
 
 /// The same of a pool whose supervisor may be about to start or to end.
@@ -156,7 +160,7 @@ pub(crate) fn ask_at(meeting: &Meeting, request: Request) -> Result<Option<Reply
     let reached = reach(&meeting.socket())?;
     // A supervisor stays for whoever has reached it.
     drop(lock);
-    reached.map(|connection| converse(&connection, request)).transpose()
+    Ok(reached.map(|connection| converse(&connection, request)).transpose()?.flatten())
 }
 
 fn reach(socket: &Path) -> Result<Option<Connection>> {
@@ -164,14 +168,14 @@ fn reach(socket: &Path) -> Result<Option<Connection>> {
     reached.with_context(|| format!("cannot reach the supervisor at {}", socket.display()))
 }
 
-fn converse(connection: &Connection, request: Request) -> Result<Reply> {
-    connection.send(&request).context("the supervisor broke off")?;
+fn converse(connection: &Connection, request: Request) -> Result<Option<Reply>> {
+    // Where it has ended, it does not answer.
+    let _ = connection.send(&request);
     loop {
         match connection.receive::<Reply>().context("the supervisor broke off")? {
             Some(Reply::Failed { message }) => bail!(message),
             Some(Reply::Notice { message }) => say(&message),
-            Some(reply) => return Ok(reply),
-            None => bail!("the supervisor ended before it answered"),
+            reply => return Ok(reply),
         }
     }
 }
