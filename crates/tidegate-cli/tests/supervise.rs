@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate::log::recover::identity_of;
@@ -73,6 +73,7 @@ impl Session {
 
     /// Ends the program, waits for the launcher, and hands back what it printed on standard error.
     fn end(mut self) -> String {
+        kill_process(Pid::from_child(&self.launcher), Signal::CONT).unwrap();
         drop(self.stdin.take());
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).expect("the program prints text");
@@ -97,8 +98,13 @@ impl Session {
         socket
     }
 
-    /// Kills the supervisor and waits until the kernel has cleaned up after it.
+    /// Kills the supervisor and waits until the kernel has cleaned up after it; the launcher is stopped, so that nobody
+    /// replaces it.
     fn kill_supervisor(&self) {
+        let launcher = Pid::from_child(&self.launcher);
+        kill_process(launcher, Signal::STOP).unwrap();
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+        rustix::process::waitid(WaitId::Pid(launcher), options).unwrap();
         let supervisor = self.supervisor();
         let handle =
             rustix::process::pidfd_open(supervisor, rustix::process::PidfdFlags::empty()).unwrap();
@@ -364,8 +370,40 @@ fn the_next_run_takes_over_from_a_killed_supervisor() {
     assert_eq!(std::fs::read(&two).unwrap(), b"\0\0\0\0late");
     let stderr = next.end();
     assert!(stderr.contains("taken over from a supervisor that died"), "{stderr}");
+    session.end();
+}
+
+#[test]
+fn a_launcher_replaces_a_supervisor_that_dies() {
+    let (dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let program = Program::of(&session);
+    let path = dir.path().join("file");
+    for number in 0..3 {
+        program.write(&path, number, &[b'0' + u8::try_from(number).unwrap()]);
+        let dead = session.supervisor();
+        kill_process(dead, Signal::KILL).unwrap();
+        while session.stat()["live"] != true || session.supervisor() == dead {}
+    }
+    ok(["flush", pool.to_str().unwrap()]);
+    assert_eq!(session.stat()["log_used_bytes"], 0);
+    assert_eq!(std::fs::read(&path).unwrap(), b"012");
+    drop(program);
     let stderr = session.end();
-    assert!(stderr.contains("the supervisor of") && stderr.contains("died"), "{stderr}");
+    assert_eq!(stderr.matches("died; another one took over").count(), 3, "{stderr}");
+}
+
+/// What is told to leave while nobody is there to hear it leaves by the next one.
+#[test]
+fn a_supervisor_that_dies_with_its_last_program_is_replaced_too() {
+    let (dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let path = dir.path().join("file");
+    Program::of(&session).write(&path, 0, b"data");
+    session.kill_supervisor();
+    session.end();
+    assert_eq!(stat(&pool)["live"], false);
+    assert!(ok(["recover", pool.to_str().unwrap()]).contains("nothing to recover"));
 }
 
 /// Stands in for a supervisor that was killed and that the kernel has not cleaned up after: its socket takes connections and

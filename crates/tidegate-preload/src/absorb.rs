@@ -13,6 +13,8 @@
 //! 4. No other process ever shares the description of an absorbed file: before `fork`, `exec` and the sending of a descriptor all
 //!    is settled, and what was shared once is never absorbed again.
 //!
+//! 5. Where no supervisor lives, a process settles files itself; it holds the supervisor's lock meanwhile, so that nobody else does.
+//!
 //! Entry points: [`consider`] after a logged write; [`write`], [`read`], [`seek`]; [`settle`], [`settle_all`].
 #![allow(unsafe_code)] // owns overlays by pointer
 
@@ -24,7 +26,7 @@ use std::time::Duration;
 
 use tidegate::log::{
     Absorbed, AppendError, Base, Counter, FileGuard, FileRef, LockError, Log, Overlay,
-    OverlayError, Scanner,
+    OverlayError, Scanner, can_write_in_place,
 };
 
 use crate::descriptors::{self, ABSORBED, APPEND, DIRECT, Known, NEVER, STICKY, WRITE_ONLY};
@@ -55,8 +57,9 @@ static STARTING: AtomicU32 = AtomicU32::new(0);
 /// Threads that are about to share all descriptors with another process: nothing is absorbed meanwhile.
 static SHARING: AtomicU32 = AtomicU32::new(0);
 
-/// Between two looks at a file that cannot be settled now.
+/// Between two looks at a file that cannot be settled now, and how many there are before the program is told.
 const PAUSE: Duration = Duration::from_millis(20);
+const TRIES: u32 = 500;
 
 /// This process absorbs some file.
 #[inline]
@@ -121,6 +124,13 @@ fn lock(open: &Open) -> Result<Held<'static>, Left> {
         }
     };
     let overlay = find(open.file).map(|it| it.overlay.load(Ordering::Acquire));
+    if guard.absorber() == process::number() && guard.is_wanted() {
+        // A new supervisor has no descriptor of it.
+        drop(guard);
+        drop(signals);
+        settle(open.log, open.file, open.fd).map_err(Left::Error)?;
+        return Err(Left::Usual);
+    }
     if guard.absorber() != process::number() {
         // Under the lock: once it is given back, the file may be absorbed anew.
         place_again(&guard, open.fd);
@@ -198,9 +208,15 @@ pub(crate) fn noted(fd: c_int, known: Known) -> Known {
 #[inline]
 pub(crate) fn consider(open: &Open) {
     const NOT: u32 = ABSORBED | NEVER | STICKY | DIRECT;
-    if !open.known.has(NOT) && descriptors::count_write(open.fd) == process::writes_before() {
+    if !open.known.has(NOT) && is_due(descriptors::count_write(open.fd), process::writes_before()) {
         absorb(open);
     }
+}
+
+/// Whether the file of a descriptor with so many writes is worth a lease: after `before` of them, and, since somebody else may
+/// have wanted it meanwhile, after twice as many, and so on.
+fn is_due(writes: u32, before: u32) -> bool {
+    writes.checked_rem(before) == Some(0) && (writes / before).is_power_of_two()
 }
 
 #[cold]
@@ -246,9 +262,17 @@ fn has_space(open: &Open) -> bool {
 }
 
 fn start(open: &Open, guard: &FileGuard<'_>, free: &Absorbing, overlay: Overlay) -> bool {
-    if !supervisor::lease(open.file, open.fd) {
-        mark(open.file, |known| known.with(NEVER));
-        return false;
+    match supervisor::lease(open.file, open.fd) {
+        Answer::Done => {}
+        Answer::Refused(_) => {
+            mark(open.file, |known| known.with(NEVER));
+            return false;
+        }
+        Answer::None => {
+            // It may have died after it took the lease.
+            give_lease_back(open.fd);
+            return false;
+        }
     }
     // Behind the lease: nobody changes size or place any more but this process, and its lock is held.
     let (Ok(stat), Ok(place)) = (raw::fstat(open.fd), raw::lseek(open.fd, 0, libc::SEEK_CUR))
@@ -417,19 +441,33 @@ pub(crate) fn seek(open: &Open, offset: i64, whence: c_int) -> Option<isize> {
 /// The file cannot take what was written to it: it stays absorbed.
 #[cold]
 pub(crate) fn settle(log: &'static Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
-    while log.absorber_of(file) != 0 {
-        match supervisor::settle(file) {
+    for _ in 0..TRIES {
+        let absorber = log.absorber_of(file);
+        if absorber == 0 {
+            forget_unless_absorbed(log, file, fd);
+            return Ok(());
+        }
+        match supervisor::settle(file, (absorber == process::number()).then_some(fd)) {
             Answer::Done => {}
             Answer::Refused(errno) => return Err(errno),
-            Answer::None if !log.supervisor_alive() => settle_here(log, file, fd)?,
-            Answer::None => {
-                // No descriptor is left to ask with.
-                log.want_settled(file);
-                log.wait_for_room(log.room(), PAUSE);
-            }
+            Answer::None => settle_unanswered(log, file, fd)?,
         }
     }
-    forget_unless_absorbed(log, file, fd);
+    Err(libc::EIO)
+}
+
+/// Nobody has answered: settles the file here if there is no supervisor, and waits a moment else.
+fn settle_unanswered(log: &Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
+    let signals = SignalsBlocked::new();
+    if let Ok(_supervision) = log.supervise(Duration::ZERO)
+        && settle_here(log, file, fd)?
+    {
+        return Ok(());
+    }
+    drop(signals);
+    // It is about to end or has just begun; or no descriptor is left to ask it with; or the next one has to do it.
+    log.want_settled(file);
+    log.wait_for_room(log.room(), PAUSE);
     Ok(())
 }
 
@@ -457,20 +495,26 @@ fn forget_unless_absorbed(log: &Log, file: FileRef, fd: c_int) {
     }
 }
 
-/// Without a supervisor: this process brings to the kernel what was absorbed, by whatever process.
-fn settle_here(log: &Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
-    let _signals = SignalsBlocked::new();
+/// In the supervisor's place, and with its lock: brings to the kernel what was absorbed, by whatever process; whether this
+/// process could.
+fn settle_here(log: &Log, file: FileRef, fd: c_int) -> Result<bool, Errno> {
     let guard = loop {
         match log.lock(file) {
             Ok(guard) => break guard,
             Err(LockError::Busy) => {}
             Err(LockError::Reentered) => return Err(libc::EINTR),
-            Err(LockError::Stale) => return Ok(()),
+            Err(LockError::Stale) => return Ok(true),
         }
     };
     let absorber = guard.absorber();
     if absorber == 0 {
-        return Ok(());
+        return Ok(true);
+    }
+    let own = absorber == process::number();
+    // SAFETY: a descriptor that is open for the time of this call.
+    let target = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    if !own && !can_write_in_place(target) {
+        return Ok(false);
     }
     let mut absorbed = Absorbed::default();
     for record in Scanner::new(log.pool(), log.tail(), log.head()) {
@@ -478,11 +522,7 @@ fn settle_here(log: &Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
             absorbed.add(&record);
         }
     }
-    let own = absorber == process::number();
     // Not by a second one, which would break the lease that nobody answers for any more.
-    // Where it is another process's file and this descriptor is read-only, it stays as it is.
-    // SAFETY: a descriptor that is open for the time of this call.
-    let target = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     if let Err(error) = absorbed.write(guard.id(), log.pool(), target) {
         guard.note_failure();
         return Err(error.raw_os_error().unwrap_or(libc::EIO));
@@ -495,15 +535,21 @@ fn settle_here(log: &Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
     }
     let settled = guard.begin().and_then(|mut ticket| ticket.settle());
     if settled.is_err() {
-        // The log cannot say that the kernel has the bytes: the file's disk has to.
+        // The log cannot say that the kernel has the bytes: the file's disk has to, and the log gets no more of the file.
         let _ = raw::fdatasync(fd);
+        guard.mark_unlogged(true);
     }
     guard.stop_absorbing();
     if own {
-        let unlocked = usize::try_from(libc::F_UNLCK).unwrap_or(2);
-        let _ = raw::fcntl(fd, libc::F_SETLEASE, unlocked);
+        give_lease_back(fd);
     }
-    Ok(())
+    Ok(true)
+}
+
+/// Gives back the lease on the description of `fd`, which is this process's as much as that of the supervisor that took it.
+fn give_lease_back(fd: c_int) {
+    let unlocked = usize::try_from(libc::F_UNLCK).unwrap_or(2);
+    let _ = raw::fcntl(fd, libc::F_SETLEASE, unlocked);
 }
 
 /// Before a file is opened: without a supervisor nobody else ends the leases on this process's files.
@@ -577,12 +623,23 @@ pub(crate) fn closing(fd: c_int, file: FileRef) {
         others |= other != fd && known.file() == Some(file) && known.has(ABSORBED);
     });
     let Some(log) = process::log().filter(|_| !others) else { return };
-    if log.supervisor_alive() {
+    // At once: the copy of the descriptor that keeps others from the file goes with the supervisor.
+    if settle(log, file, fd).is_err() {
         supervisor::closed(file);
         let _signals = SignalsBlocked::new();
         let _guard = log.lock(file);
         forget(file);
-    } else {
-        let _ = settle(log, file, fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_considered_again_after_twice_as_many_writes() {
+        let due: Vec<_> = (1..500).filter(|writes| is_due(*writes, 32)).collect();
+        assert_eq!(due, [32, 64, 128, 256]);
+        assert!(!(1..100).any(|writes| is_due(writes, 0)), "never");
     }
 }

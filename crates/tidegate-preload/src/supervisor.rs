@@ -67,9 +67,9 @@ pub(crate) fn announce() {
     drop(connect());
 }
 
-/// Asks for a write lease on the open file of `fd`: whether it was granted.
-pub(crate) fn lease(file: FileRef, fd: c_int) -> bool {
-    ask(&Message::about("absorb", file), Some(fd), b"\"absorbed\"") == Answer::Done
+/// Asks for a write lease on the open file of `fd`.
+pub(crate) fn lease(file: FileRef, fd: c_int) -> Answer {
+    ask(&Message::about("absorb", file), Some(fd), b"\"absorbed\"")
 }
 
 /// What became of a request.
@@ -82,9 +82,10 @@ pub(crate) enum Answer {
     None,
 }
 
-/// Has the kernel told of all absorbed writes to the file.
-pub(crate) fn settle(file: FileRef) -> Answer {
-    ask(&Message::about("settle", file), None, b"\"settled\"")
+/// Has the kernel told of all absorbed writes to the file. `own` is a descriptor of its leased description, if this process has
+/// that: a new supervisor may not.
+pub(crate) fn settle(file: FileRef, own: Option<c_int>) -> Answer {
+    ask(&Message::about("settle", file), own, b"\"settled\"")
 }
 
 /// The file is not used by this process any more: the kernel may be told when there is time.

@@ -3,7 +3,8 @@
 //! Invariants:
 //! 1. The tail does not pass an absorbed record before the kernel has its bytes, and the sync that follows covers them.
 //! 2. A record that was brought when its file was settled is not brought again: the kernel may have newer bytes.
-//! 3. All of it happens in the cleaner's thread: of two records of a file the later one is brought later, or alone.
+//! 3. All of it happens in the cleaner's thread, and nobody else settles while that has the right to clean: of two records of a
+//!    file the later one is brought later, or alone.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::SeekFrom;
-use tidegate::log::{Absorbed, FileGuard, FileRef, Header, LockError, Log, Scanner};
+use tidegate::log::{Absorbed, FileGuard, FileRef, Header, LockError, Log, RecordKind, Scanner};
 
 use super::leases::Leases;
 use super::redo;
@@ -34,6 +35,16 @@ impl AbsorbedFiles {
     pub(crate) fn new(log: &Arc<Log>, leases: Leases) -> Self {
         let (scanned, settled) = (Absorbed::default(), HashMap::new());
         Self { log: Arc::clone(log), leases, scanned, settled }
+    }
+
+    /// Notes what was settled before this cleaner had the right to.
+    pub(crate) fn note_settled(&mut self) {
+        let (tail, head) = (self.log.tail(), self.log.head());
+        for header in Scanner::new(self.log.pool(), tail, head) {
+            if header.kind == RecordKind::Settle {
+                self.settled.insert(header.file, header.position);
+            }
+        }
     }
 
     /// Takes a record that the cleaner has scanned.

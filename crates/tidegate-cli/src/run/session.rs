@@ -1,11 +1,15 @@
 //! The launcher's side of a pool: it finds the supervisor that lives, or starts one.
 //!
-//! Invariant: at most one supervisor of a pool lives, and a launcher never joins one that is about to end. Who looks
-//! for, starts or ends a supervisor holds the pool's lock ([`Meeting::lock`]) until the other end has answered.
+//! Invariants:
+//! 1. At most one supervisor of a pool lives, and a launcher never joins one that is about to end. Who looks for, starts or
+//!    ends a supervisor holds the pool's lock ([`Meeting::lock`]) until the other end has answered.
+//! 2. As long as a launcher lives, its pool has a supervisor: one that dies is replaced at once.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
@@ -15,14 +19,27 @@ use super::socket::{Connection, Reply, Request, Welcome};
 use super::stats::Statistics;
 use crate::output::{one_line, progress};
 
-/// A supervisor that this launcher has joined.
+/// A supervisor that dies so soon after it was joined may do so again, of the same cause; so many may, one after the other.
+const SHORT_LIFE: Duration = Duration::from_secs(1);
+const DEATHS_MAX: u32 = 10;
+
+/// A pool that this launcher uses, with a supervisor as long as that can be had.
 pub(crate) struct Session {
-    connection: Connection,
     /// What the pool is.
     pub(crate) welcome: Welcome,
+    pool: PathBuf,
+    meeting: Meeting,
+    latencies: bool,
+    joined: Mutex<Joined>,
+}
+
+/// The supervisor that this launcher has joined.
+struct Joined {
+    connection: Arc<Connection>,
     /// The supervisor, where this launcher started it: to be reaped.
     supervisor: Option<Child>,
-    pool: PathBuf,
+    /// The program has ended.
+    leaves: bool,
 }
 
 impl Session {
@@ -32,46 +49,104 @@ impl Session {
     /// # Errors
     /// The pool cannot be opened or recovered, or the supervisor not started.
     pub(crate) fn open(pool: &Path, meeting: &Meeting, latencies: bool) -> Result<Self> {
-        let lock = meeting.lock()?;
-        let found = reach(&meeting.socket())?;
-        let found = found.map(|connection| join(connection, latencies)).transpose()?.flatten();
-        // One that was found and says nothing is dying: the next one waits for the pool until it is gone.
-        let (connection, welcome, supervisor) = if let Some((connection, welcome)) = found {
-            (connection, welcome, None)
-        } else {
-            let (connection, supervisor) = start(pool)?;
-            let joined = join(connection, latencies)?;
-            let (connection, welcome) =
-                joined.context("the supervisor of the pool ended before the pool was open")?;
-            (connection, welcome, Some(supervisor))
-        };
-        drop(lock);
-        Ok(Self { connection, welcome, supervisor, pool: pool.to_path_buf() })
+        let (joined, welcome) = find_or_start(pool, meeting, latencies)?;
+        let (pool, meeting) = (pool.to_path_buf(), meeting.clone());
+        Ok(Self { welcome, pool, meeting, latencies, joined: Mutex::new(joined) })
     }
 
-    /// Runs `program`, during which what the supervisor has to say is printed; hands back what it returned and what the
-    /// supervisor counted, once the log is empty or the tree lives on without this launcher.
+    /// Runs `program`, during which what the supervisor has to say is printed, and one that dies is replaced; hands back what
+    /// it returned and what the supervisor counted, once the log is empty or the tree lives on without this launcher.
     ///
     /// # Errors
     /// As for `program`.
     pub(crate) fn during<T>(
-        mut self,
+        self,
         program: impl FnOnce() -> Result<T>,
     ) -> Result<(T, Option<Statistics>)> {
-        let (connection, pool) = (&self.connection, &self.pool);
         let (returned, farewell) = std::thread::scope(|scope| {
-            let listener = scope.spawn(|| listen(connection, pool));
+            let listener = scope.spawn(|| self.listen());
             let returned = program();
-            // Where the supervisor is gone, the listener knows already.
-            let _ = connection.send(&Request::Leave);
+            let mut joined = self.joined();
+            joined.leaves = true;
+            // Where the supervisor is gone, the listener knows already, and tells the next one.
+            let _ = joined.connection.send(&Request::Leave);
+            drop(joined);
             (returned, listener.join().ok().flatten())
         });
-        if let (Some((0, _)), Some(supervisor)) = (&farewell, &mut self.supervisor) {
+        if let (Some((0, _)), Some(supervisor)) = (&farewell, &mut self.joined().supervisor) {
             // It said its farewell as the last thing it did.
             let _ = supervisor.wait();
         }
         Ok((returned?, farewell.map(|(_, statistics)| statistics)))
     }
+
+    fn joined(&self) -> MutexGuard<'_, Joined> {
+        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Prints notices until the farewell; none, if the supervisor dies before and no other can be had.
+    fn listen(&self) -> Option<(u64, Statistics)> {
+        let mut deaths = 0;
+        loop {
+            let since = Instant::now();
+            let connection = Arc::clone(&self.joined().connection);
+            if let Some(farewell) = await_farewell(&connection) {
+                return Some(farewell);
+            }
+            deaths = if since.elapsed() < SHORT_LIFE { deaths + 1 } else { 1 };
+            let rejoined = if deaths > DEATHS_MAX {
+                Err(anyhow!("{deaths} of them died one after the other"))
+            } else {
+                self.rejoin()
+            };
+            if let Err(error) = rejoined {
+                let pool = self.pool.display();
+                say(&format!(
+                    "the supervisor of {pool} died, and there is no other ({error:#}): programs go on without the log; what \
+                     it still holds is written by the next `tidegate run`, or by `tidegate recover {pool}`"
+                ));
+                return None;
+            }
+        }
+    }
+
+    /// Joins the supervisor that took over from the one that died, or starts it.
+    fn rejoin(&self) -> Result<()> {
+        let (next, _) = find_or_start(&self.pool, &self.meeting, self.latencies)?;
+        let mut joined = self.joined();
+        if next.supervisor.is_some() {
+            say(&format!("the supervisor of {} died; another one took over", self.pool.display()));
+            if let Some(mut dead) = joined.supervisor.take() {
+                let _ = dead.wait();
+            }
+            joined.supervisor = next.supervisor;
+        }
+        joined.connection = next.connection;
+        if joined.leaves {
+            // If this one dies too, the listener knows.
+            let _ = joined.connection.send(&Request::Leave);
+        }
+        Ok(())
+    }
+}
+
+/// Joins the supervisor of `pool`, which is started if there is none.
+fn find_or_start(pool: &Path, meeting: &Meeting, latencies: bool) -> Result<(Joined, Welcome)> {
+    let _lock = meeting.lock()?;
+    let found = reach(&meeting.socket())?;
+    let found = found.map(|connection| join(connection, latencies)).transpose()?.flatten();
+    // One that was found and says nothing is dying: the next one waits for the pool until it is gone.
+    let (connection, welcome, supervisor) = if let Some((connection, welcome)) = found {
+        (connection, welcome, None)
+    } else {
+        let (connection, supervisor) = start(pool)?;
+        let joined = join(connection, latencies)?;
+        let (connection, welcome) =
+            joined.context("the supervisor of the pool ended before the pool was open")?;
+        (connection, welcome, Some(supervisor))
+    };
+    let connection = Arc::new(connection);
+    Ok((Joined { connection, supervisor, leaves: false }, welcome))
 }
 
 /// Starts the supervisor of `pool` and waits for nothing.
@@ -118,7 +193,7 @@ fn await_welcome(connection: &Connection) -> Result<Option<Welcome>> {
 }
 
 /// Prints notices until the farewell; none, if the supervisor dies before.
-fn listen(connection: &Connection, pool: &Path) -> Option<(u64, Statistics)> {
+fn await_farewell(connection: &Connection) -> Option<(u64, Statistics)> {
     loop {
         match connection.receive::<Reply>() {
             Ok(Some(Reply::Farewell { remaining, statistics })) => {
@@ -126,15 +201,9 @@ fn listen(connection: &Connection, pool: &Path) -> Option<(u64, Statistics)> {
             }
             Ok(Some(Reply::Notice { message })) => say(&message),
             Ok(Some(_)) => {}
-            Ok(None) | Err(_) => break,
+            Ok(None) | Err(_) => return None,
         }
     }
-    let pool = pool.display();
-    say(&format!(
-        "the supervisor of {pool} died: programs go on without the log; what it still holds is written by the next \
-         `tidegate run`, or by `tidegate recover {pool}`"
-    ));
-    None
 }
 
 /// Prints `message` as a line on standard error, which may be closed.

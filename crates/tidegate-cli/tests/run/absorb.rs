@@ -147,6 +147,102 @@ fn nothing_is_lost_with_all() {
     nothing_is_lost_by_killing(Victims::All);
 }
 
+/// Of each worker more than it had: nobody waits for a supervisor that is dead.
+fn wait_for_more(workers: &mut Workers, names: &[String], more: usize) {
+    for name in names {
+        let count = workers.acknowledged(&format!("{name} ")) + more;
+        workers.wait_for(name, count);
+    }
+}
+
+#[test]
+fn nothing_is_lost_with_the_supervisor() {
+    let bed = Bed::new();
+    for round in 0..setting("TIDEGATE_KILL_ROUNDS", 2) {
+        let dir = bed.disk().join(format!("round.{round}"));
+        std::fs::create_dir(&dir).unwrap();
+        let names = one_of_each(round);
+        let mut workers = start(&bed.pool(), &dir, &names);
+        for _ in 0..3 {
+            wait_for_more(&mut workers, &names, 8);
+            for supervisor in process_tree::supervisors_of(&bed.pool()) {
+                let _ = kill_process(supervisor, Signal::KILL);
+            }
+        }
+        wait_for_more(&mut workers, &names, 8);
+        workers.tree.kill();
+        let acks = workers.collect(bed.disk());
+        ok(["recover".as_ref(), "--replay".as_ref(), bed.pool().as_os_str()]);
+        verify(&dir, &acks);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+/// Two processes on one database: each waits for the other's leases, whose supervisors die.
+#[test]
+fn sqlite_sees_nothing_of_supervisors_that_die() {
+    for mode in ["delete", "wal"] {
+        let bed = Bed::new();
+        let insert = |first: u32| {
+            let last = first + 150;
+            format!(
+                "for n in $(seq {first} {last}); do echo \"insert into t values($n);\"; done | sqlite3 -cmd '.timeout 20000' my.db"
+            )
+        };
+        let script = format!(
+            "sqlite3 my.db 'pragma journal_mode={mode}; create table t(n integer primary key)'; echo made\n({}) & ({}); wait\n\
+             sqlite3 my.db 'select count(*), sum(n) from t; pragma integrity_check'",
+            insert(0),
+            insert(1000)
+        );
+        let mut command = Runner::Run(&bed.pool()).command("/bin/sh", bed.disk());
+        command.args(["-c", &format!("exec 2>&1\n{script}")]).env(AFTER, "1");
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert!(said.any(|line| line == "made"));
+        let killer = std::thread::spawn(move || {
+            for _ in 0..6 {
+                let found = process_tree::supervisors_of(&bed.pool());
+                for supervisor in &found {
+                    let _ = kill_process(*supervisor, Signal::KILL);
+                }
+                drop(succeed(tool("sleep", "coreutils").arg("0.3")));
+            }
+            bed
+        });
+        let rest: Vec<_> = said.collect();
+        assert_eq!(rest, ["302|173650", "ok"], "{mode}");
+        assert!(child.wait().unwrap().success());
+        drop(killer.join().unwrap());
+    }
+}
+
+/// The signal about an open goes to the dead supervisor; the launcher starts another one, which asks nobody.
+#[test]
+fn an_outsider_does_not_wait_for_a_dead_supervisor() {
+    let bed = Bed::new();
+    let script = "import os, sys\n\
+                  fd = os.open('idle', os.O_RDWR | os.O_CREAT)\n\
+                  for n in range(20): os.write(fd, b'%04d' % n * 1024)\n\
+                  os.write(1, b'written\\n')\n\
+                  sys.stdin.read(1)\n\
+                  os.write(fd, b'last'); os.fsync(fd)\n\
+                  assert os.pread(fd, 4, 19 * 4096) == b'0019' and os.lseek(fd, 0, 1) == 20 * 4096 + 4";
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+    command.args(["-c", script]).env(AFTER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut said = [0; 8];
+    child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let supervisor = process_tree::supervisor_of(&bed.pool(), Pid::from_child(&child));
+    kill_process(supervisor, Signal::KILL).expect("it is alive");
+    // The kernel would let it in after 45 seconds, to less than this.
+    let found = std::fs::read(bed.disk().join("idle")).unwrap();
+    assert_eq!((found.len(), &found[19 * 4096..][..4]), (20 * 4096, &b"0019"[..]));
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    assert!(std::fs::read(bed.disk().join("idle")).unwrap().ends_with(b"0019last"));
+}
+
 /// The others of a tree that has lost its supervisor, and a new one that takes over.
 #[test]
 fn a_new_supervisor_settles_what_the_old_one_has_left() {

@@ -32,6 +32,11 @@ impl FileGuard<'_> {
         self.log().control.absorbed().fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Somebody waits for the file to be settled: see [`Log::want_settled`].
+    pub fn is_wanted(&self) -> bool {
+        self.entry().flags().load(Ordering::Relaxed) & flag::WANTED != 0
+    }
+
     /// The kernel has all of the file, and the log says so.
     pub fn stop_absorbing(&self) {
         self.entry().flags().fetch_and(!flag::WANTED, Ordering::SeqCst);

@@ -277,12 +277,13 @@ impl Log {
         )
     }
 
-    /// Takes the right to clean the log, for as long as the guard and the calling thread live.
+    /// Takes the right to clean the log, and to settle absorbed files, for as long as the guard and the calling thread live.
+    /// Waits at most `patience`: who looks whether somebody has it holds it for a moment.
     ///
     /// # Errors
     /// [`LockFailure::TimedOut`]: somebody has it.
-    pub fn supervise(&self) -> Result<Supervision<'_>, LockFailure> {
-        self.control.try_lock_supervisor().map(Supervision)
+    pub fn supervise(&self, patience: Duration) -> Result<Supervision<'_>, LockFailure> {
+        self.control.lock_supervisor(patience).map(Supervision)
     }
 
     /// A number that changes whenever room in the log was made. To be read before an append that may find it full.
