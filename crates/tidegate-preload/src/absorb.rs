@@ -30,7 +30,7 @@ use tidegate::log::{
 };
 
 use crate::descriptors::{self, ABSORBED, APPEND, DIRECT, Known, NEVER, STICKY, WRITE_ONLY};
-use crate::logged::{Open, Place, Request};
+use crate::logged::{Open, Place, Request, WAITS, negated};
 use crate::names::SignalsBlocked;
 use crate::raw::{self, Errno};
 use crate::supervisor::Answer;
@@ -60,6 +60,7 @@ static SHARING: AtomicU32 = AtomicU32::new(0);
 /// Between two looks at a file that cannot be settled now, and how many there are before the program is told.
 const PAUSE: Duration = Duration::from_millis(20);
 const TRIES: u32 = 500;
+const TRIES_FOR_ROOM: u32 = 50;
 
 /// This process absorbs some file.
 #[inline]
@@ -124,14 +125,15 @@ fn lock(open: &Open) -> Result<Held<'static>, Left> {
         }
     };
     let overlay = find(open.file).map(|it| it.overlay.load(Ordering::Acquire));
-    if guard.absorber() == process::number() && guard.is_wanted() {
-        // A new supervisor has no descriptor of it.
+    let absorber = guard.absorber();
+    // A new supervisor has no descriptor of it; or it could not be settled before it was shared.
+    if absorber != 0 && (absorber != process::number() || guard.is_wanted()) {
         drop(guard);
         drop(signals);
         settle(open.log, open.file, open.fd).map_err(Left::Error)?;
         return Err(Left::Usual);
     }
-    if guard.absorber() != process::number() {
+    if absorber == 0 {
         // Under the lock: once it is given back, the file may be absorbed anew.
         place_again(&guard, open.fd);
         return Err(left(open));
@@ -292,14 +294,16 @@ fn start(open: &Open, guard: &FileGuard<'_>, free: &Absorbing, overlay: Overlay)
 /// A write to an absorbed file; none: the file is not absorbed any more.
 #[inline]
 pub(crate) fn write(open: &Open, request: &Request<'_>, bytes: u64) -> Option<isize> {
-    loop {
+    for _ in 0..WAITS {
         match try_write(open, request, bytes) {
             Ok(Some(written)) => return Some(isize::try_from(written).unwrap_or(isize::MAX)),
             Ok(None) => {}
             Err(Left::Usual) => return None,
-            Err(Left::Error(errno)) => return Some(-isize::try_from(errno).unwrap_or(5)),
+            Err(Left::Error(errno)) => return Some(negated(errno)),
         }
     }
+    // The disk does not take what the log has.
+    settle(open.log, open.file, open.fd).err().map(negated)
 }
 
 /// One try; `Ok(None)`: again.
@@ -373,7 +377,7 @@ pub(crate) fn read(open: &Open, place: Place, parts: &mut [IoSliceMut<'_>]) -> O
     match try_read(open, place, parts) {
         Ok(read) => Some(isize::try_from(read).unwrap_or(isize::MAX)),
         Err(Left::Usual) => None,
-        Err(Left::Error(errno)) => Some(-isize::try_from(errno).unwrap_or(5)),
+        Err(Left::Error(errno)) => Some(negated(errno)),
     }
 }
 
@@ -410,7 +414,7 @@ pub(crate) fn seek(open: &Open, offset: i64, whence: c_int) -> Option<isize> {
     let held = match lock(open) {
         Ok(held) => held,
         Err(Left::Usual) => return None,
-        Err(Left::Error(errno)) => return Some(-isize::try_from(errno).unwrap_or(5)),
+        Err(Left::Error(errno)) => return Some(negated(errno)),
     };
     let base = match whence {
         libc::SEEK_SET => 0,
@@ -418,7 +422,7 @@ pub(crate) fn seek(open: &Open, offset: i64, whence: c_int) -> Option<isize> {
         libc::SEEK_END => held.guard.size(),
         _ => {
             return match leave::<()>(open, held) {
-                Err(Left::Error(errno)) => Some(-isize::try_from(errno).unwrap_or(5)),
+                Err(Left::Error(errno)) => Some(negated(errno)),
                 _ => None,
             };
         }
@@ -471,12 +475,19 @@ fn settle_unanswered(log: &Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The same, however long it takes: for what cannot be done to an absorbed file and has no error for it.
+/// The same, for what the kernel does not refuse for want of space: somebody may make room, or let go of the file, in time.
+///
+/// # Errors
+/// As for [`settle`]: what was to be done cannot be done.
 #[cold]
-pub(crate) fn settle_patiently(log: &'static Log, file: FileRef, fd: c_int) {
-    while settle(log, file, fd).is_err() {
-        log.wait_for_room(log.room(), PAUSE);
+pub(crate) fn settle_patiently(log: &'static Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
+    for _ in 0..TRIES_FOR_ROOM {
+        match settle(log, file, fd) {
+            Err(libc::ENOSPC | libc::EDQUOT | libc::EINTR) => log.wait_for_room(log.room(), PAUSE),
+            outcome => return outcome,
+        }
     }
+    settle(log, file, fd)
 }
 
 fn forget_unless_absorbed(log: &Log, file: FileRef, fd: c_int) {
@@ -598,21 +609,26 @@ pub(crate) fn settle_all() {
     if any() {
         descriptors::each(0, u32::MAX, |fd, known| {
             if let Some(file) = known.file().filter(|_| known.has(ABSORBED)) {
-                settle_patiently(log, file, fd);
+                // One that its disk does not take is refused to whoever gets it, until it does.
+                let _ = settle_patiently(log, file, fd);
             }
         });
     }
 }
 
 /// The kernel is about to use the file of `fd` in ways that are not seen, now or later.
-pub(crate) fn never(fd: c_int) {
-    let Some((log, file)) = process::log().zip(files::of(fd).file()) else { return };
+///
+/// # Errors
+/// The kernel does not have all of it, and cannot take it.
+pub(crate) fn never(fd: c_int) -> Result<(), Errno> {
+    let Some((log, file)) = process::log().zip(files::of(fd).file()) else { return Ok(()) };
     // First: nobody absorbs it between the two.
     mark(file, |known| known.with(NEVER));
     drop(log.lock(file));
     if log.absorber_of(file) == process::number() {
-        settle_patiently(log, file, fd);
+        settle_patiently(log, file, fd)?;
     }
+    Ok(())
 }
 
 /// The descriptor goes: with the last one, the file does not have to be kept for this process.

@@ -28,7 +28,7 @@ use crate::{absorb, files, mend, names, process};
 /// How often a lock, or room for what must be said, is waited for, a second each.
 const TRIES: u32 = 10;
 /// How often a write waits for room: others may take it first.
-const WAITS: u32 = 60;
+pub(crate) const WAITS: u32 = 60;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A descriptor of a file that has an entry in the log's table.
@@ -87,7 +87,7 @@ impl Sync {
     }
 }
 
-fn negated(errno: Errno) -> isize {
+pub(crate) fn negated(errno: Errno) -> isize {
     isize::try_from(-errno).unwrap_or(-5)
 }
 
@@ -140,14 +140,17 @@ impl Open {
     }
 
     /// Locks the file, once the kernel has all of it. None: go on without the log.
+    ///
+    /// # Errors
+    /// The kernel cannot take all of it: what is to be done would come before older writes.
     #[inline]
-    fn lock(&self) -> Option<Locked> {
-        let locked = self.lock_as_it_is()?;
-        if locked.guard.absorber() == 0 {
-            return Some(locked);
+    fn lock(&self) -> Result<Option<Locked>, Errno> {
+        let locked = self.lock_as_it_is();
+        if locked.as_ref().is_none_or(|locked| locked.guard.absorber() == 0) {
+            return Ok(locked);
         }
         drop(locked);
-        absorb::settle_patiently(self.log, self.file, self.fd);
+        absorb::settle_patiently(self.log, self.file, self.fd)?;
         self.lock()
     }
 
@@ -215,7 +218,11 @@ impl Open {
             return result;
         }
         for _ in 0..WAITS {
-            let Some(guard) = self.lock() else { return self.unlocked(request, kernel) };
+            let guard = match self.lock() {
+                Ok(Some(guard)) => guard,
+                Ok(None) => return self.unlocked(request, kernel),
+                Err(errno) => return negated(errno),
+            };
             if guard.is_sticky() || guard.is_nameless() {
                 return self.unlogged(&guard, request, kernel);
             }
@@ -243,8 +250,11 @@ impl Open {
                 }
             }
         }
-        let Some(guard) = self.lock() else { return self.unlocked(request, kernel) };
-        self.unlogged(&guard, request, kernel)
+        match self.lock() {
+            Ok(Some(guard)) => self.unlogged(&guard, request, kernel),
+            Ok(None) => self.unlocked(request, kernel),
+            Err(errno) => negated(errno),
+        }
     }
 
     #[cold]
@@ -409,7 +419,7 @@ impl Open {
         if self.known.has(descriptors::STICKY) {
             return self.known;
         }
-        let Some(guard) = self.lock() else {
+        let Ok(Some(guard)) = self.lock() else {
             self.log.mark_unlogged(self.file);
             return self.known;
         };
@@ -422,7 +432,7 @@ impl Open {
 
     /// As [`hide`](Self::hide), but noted with no descriptor.
     pub(crate) fn mark(&self) {
-        let Some(guard) = self.lock() else {
+        let Ok(Some(guard)) = self.lock() else {
             self.log.mark_unlogged(self.file);
             return;
         };
@@ -435,24 +445,28 @@ impl Open {
         if !self.known.has(descriptors::STICKY) {
             return;
         }
-        if let Some(guard) = self.lock() {
+        if let Some(guard) = self.lock_as_it_is() {
             guard.release_sticky();
         }
     }
 
     /// Runs a change of the file that the log does not have.
     pub(crate) fn unseen(&self, change: impl FnOnce() -> isize) -> isize {
-        let Some(guard) = self.lock() else {
-            self.log.mark_unlogged(self.file);
-            let result = change();
-            self.log.mark_unlogged(self.file);
-            return result;
+        let guard = match self.lock() {
+            Ok(Some(guard)) => guard,
+            Ok(None) => {
+                self.log.mark_unlogged(self.file);
+                let result = change();
+                self.log.mark_unlogged(self.file);
+                return result;
+            }
+            Err(errno) => return negated(errno),
         };
         self.retire(&guard);
         guard.mark_unlogged(true);
         drop(guard);
         let result = change();
-        if let Some(guard) = self.lock() {
+        if let Some(guard) = self.lock_as_it_is() {
             guard.release_sticky();
         }
         result
@@ -577,7 +591,7 @@ impl Open {
     /// Empties the file, as `O_TRUNC` does. A file of which the log has nothing is emptied past the log: most such
     /// files are rewritten without any sync.
     pub(crate) fn empty(&self, kernel: impl Fn() -> isize) -> isize {
-        let Some(guard) = self.lock() else { return self.unseen(kernel) };
+        let Ok(Some(guard)) = self.lock() else { return self.unseen(kernel) };
         if !guard.has_live_changes() {
             guard.mark_unlogged(false);
             return kernel();

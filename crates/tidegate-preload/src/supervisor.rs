@@ -123,12 +123,14 @@ fn ask(message: &Message, fd: Option<c_int>, wanted: &[u8]) -> Answer {
 
 fn judge(answer: &[u8], wanted: &[u8]) -> Answer {
     let has = |text: &[u8]| answer.windows(text.len()).any(|part| part == text);
-    match () {
-        () if has(wanted) => Answer::Done,
-        () if has(b"(os error 28)") => Answer::Refused(libc::ENOSPC),
-        () if has(b"(os error 122)") => Answer::Refused(libc::EDQUOT),
-        () => Answer::Refused(libc::EIO),
+    if has(wanted) {
+        return Answer::Done;
     }
+    // What a program may get from a sync.
+    let known = [(&b"(os error 28)"[..], libc::ENOSPC), (b"(os error 122)", libc::EDQUOT)];
+    let known = known.into_iter().chain([(&b"(os error 30)"[..], libc::EROFS)]);
+    let found = known.into_iter().find(|(text, _)| has(text));
+    Answer::Refused(found.map_or(libc::EIO, |(_, errno)| errno))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::bed::{Bed, Runner};
+use crate::bed::{Bed, Runner, Small};
 use crate::crash::{Workers, one_of_each, seed, verify};
 use crate::process_tree;
 use crate::programs::{compiled, source};
@@ -335,6 +335,45 @@ fn an_absorbed_write_and_its_sync_make_no_system_calls() {
     assert!(calls.len() < 10 && are_wakes, "{} calls: {:?}", calls.len(), calls.first());
 }
 
+/// The disk dies under a file that is absorbed: whatever needs the disk is told so, and nothing waits for ever.
+#[test]
+fn a_disk_that_dies() {
+    const SCRIPT: &str = r"
+import errno, fcntl, os, struct, sys
+def said(what):
+    try: return what() or 'done'
+    except OSError as error: return errno.errorcode[error.errno]
+fd = os.open('kept', os.O_RDWR | os.O_CREAT)
+for n in range(100): os.write(fd, b'%04d' % n * 1024)
+os.fsync(fd)
+folder = os.open('.', os.O_RDONLY)
+fcntl.ioctl(folder, 0x8004587d, struct.pack('I', 2))
+print('read', said(lambda: os.pread(fd, 4, 99 * 4096)))
+print('cut', said(lambda: os.ftruncate(fd, 10)))
+print('sent', said(lambda: os.sendfile(1, fd, 0, 10)))
+sys.stdout.flush()
+if os.fork() == 0:
+    print('child', said(lambda: os.pread(fd, 4, 99 * 4096)))
+    sys.stdout.flush()
+    os._exit(0)
+os.wait()
+sys.stdin.read(1)
+print('synced', said(lambda: os.fsync(fd)), flush=True)
+";
+    let (bed, small) = (Bed::new(), Small::new("300M"));
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", &small.mount_point());
+    command.args(["-c", SCRIPT]).env(AFTER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let before: Vec<_> = said.by_ref().take(4).collect();
+    assert_eq!(before, ["read b'0099'", "cut EIO", "sent EIO", "child EIO"]);
+    let flushed = crate::support::run(["flush".as_ref(), bed.pool().as_os_str()]);
+    assert!(!flushed.status.success(), "nothing can be flushed: {flushed:?}");
+    drop(child.stdin.take());
+    assert_eq!(said.collect::<Vec<_>>(), ["synced EIO"]);
+    assert!(child.wait().unwrap().success());
+}
+
 fn same(script: &str) {
     let script = format!("export {AFTER}=1\n{script}");
     let printed = Bed::new().same(|runner, dir| runner.script(&script, dir));
@@ -379,6 +418,24 @@ fn fio_verifies() {
              --do_verify=1 --verify_state_save=0 --filename_format='file.$jobnum' {options} || cat report; stat -c '%n %s' file*; rm -f report file*"
         ));
     }
+}
+
+/// The kernel refuses such opens of a leased file: the hook makes them again, and waits.
+#[test]
+fn opens_that_do_not_want_to_wait() {
+    same(
+        "cat > other.py << 'END'\n\
+         import os, sys\n\
+         sys.stdin.read(1)\n\
+         fd = os.open('file', os.O_RDONLY | os.O_NONBLOCK)\n\
+         print(len(os.read(fd, 1 << 20)), os.get_blocking(fd))\n\
+         END\n\
+         python3 -c \"import os, subprocess\n\
+         other = subprocess.Popen(['python3', 'other.py'], stdin=subprocess.PIPE)\n\
+         fd = os.open('file', os.O_RDWR | os.O_CREAT)\n\
+         for n in range(20): os.write(fd, b'x' * 1000)\n\
+         other.communicate(b'1')\"",
+    );
 }
 
 /// A descriptor that a child inherits, reads by two trees, and whatever else `sh` does with files.

@@ -164,8 +164,7 @@ fn programs_go_on_when_the_supervisor_is_killed() {
     let names: Vec<_> = one_of_each(1);
     let mut workers = Workers::start(&bed.pool(), bed.disk(), &names);
     workers.wait_for(&names[0], 20);
-    let launcher = Pid::from_child(&workers.child);
-    let supervisor = process_tree::supervisor_of(&bed.pool(), launcher);
+    let supervisor = process_tree::supervisor_of(&bed.pool(), workers.launcher());
     process_tree::kill_launchers(&bed.pool());
     kill_process(supervisor, Signal::KILL).expect("it is alive");
     for name in &names {
