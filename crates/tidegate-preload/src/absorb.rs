@@ -30,7 +30,7 @@ use tidegate::log::{
 };
 
 use crate::descriptors::{self, ABSORBED, APPEND, DIRECT, Known, NEVER, STICKY, WRITE_ONLY};
-use crate::logged::{Open, Place, Request, WAITS, negated};
+use crate::logged::{Open, Place, Request, WAITS, Written, negated};
 use crate::names::SignalsBlocked;
 use crate::raw::{self, Errno};
 use crate::supervisor::Answer;
@@ -208,11 +208,31 @@ pub(crate) fn noted(fd: c_int, known: Known) -> Known {
 
 /// After a write that was logged: absorbs the file, if it is written often and nobody else has it open.
 #[inline]
-pub(crate) fn consider(open: &Open) {
+pub(crate) fn consider(open: &Open, written: &Written<'_>) {
     const NOT: u32 = ABSORBED | NEVER | STICKY | DIRECT;
-    if !open.known.has(NOT) && is_due(descriptors::count_write(open.fd), process::writes_before()) {
-        absorb(open);
+    if open.known.has(NOT) {
+        return;
     }
+    let (writes, before) = (descriptors::count_write(open.fd), process::writes_before());
+    let is_due = if begins_last_page(open, written) {
+        before != 0 && writes >= before
+    } else {
+        is_due(writes, before) && (!open.known.has(WRITE_ONLY) || ends_with_page(written))
+    };
+    if is_due {
+        absorb(open, written);
+    }
+}
+
+fn ends_with_page(written: &Written<'_>) -> bool {
+    written.end.is_multiple_of(Overlay::PAGE_BYTES)
+}
+
+/// What the descriptor cannot read of the file's last page does not have to be read after this write, if it is the file's last.
+#[inline]
+fn begins_last_page(open: &Open, written: &Written<'_>) -> bool {
+    let page = written.end - written.end % Overlay::PAGE_BYTES;
+    open.known.has(WRITE_ONLY) && written.at <= page && page < written.end
 }
 
 /// Whether the file of a descriptor with so many writes is worth a lease: after `before` of them, and, since somebody else may
@@ -222,19 +242,19 @@ fn is_due(writes: u32, before: u32) -> bool {
 }
 
 #[cold]
-fn absorb(open: &Open) {
+fn absorb(open: &Open, written: &Written<'_>) {
     if process::in_vfork_child() || process::writes_unseen() || descriptors::is_shared(open.fd) {
         return;
     }
     let _signals = SignalsBlocked::new();
     STARTING.fetch_add(1, Ordering::SeqCst);
     if SHARING.load(Ordering::SeqCst) == 0 {
-        absorb_alone(open);
+        absorb_alone(open, written);
     }
     STARTING.fetch_sub(1, Ordering::SeqCst);
 }
 
-fn absorb_alone(open: &Open) {
+fn absorb_alone(open: &Open, written: &Written<'_>) {
     let Ok(guard) = open.log.lock(open.file) else { return };
     let fit = guard.is_covered() && !guard.is_sticky() && !guard.is_nameless();
     // Once more, under the lock: see `never`.
@@ -245,7 +265,7 @@ fn absorb_alone(open: &Open) {
     // Of an absorption that somebody else has ended.
     forget(open.file);
     let Some(free) = FILES_ABSORBED.iter().find(|it| reserve(it)) else { return };
-    let start = |overlay| start(open, &guard, free, overlay);
+    let start = |overlay| start(open, &guard, written, free, overlay);
     let started = Overlay::new().ok().is_some_and(start);
     if !started {
         free.file.store(0, Ordering::Release);
@@ -263,7 +283,13 @@ fn has_space(open: &Open) -> bool {
     free_bytes / 2 > open.log.pool().ring_bytes()
 }
 
-fn start(open: &Open, guard: &FileGuard<'_>, free: &Absorbing, overlay: Overlay) -> bool {
+fn start(
+    open: &Open,
+    guard: &FileGuard<'_>,
+    written: &Written<'_>,
+    free: &Absorbing,
+    overlay: Overlay,
+) -> bool {
     match supervisor::lease(open.file, open.fd) {
         Answer::Done => {}
         Answer::Refused(_) => {
@@ -283,6 +309,14 @@ fn start(open: &Open, guard: &FileGuard<'_>, free: &Absorbing, overlay: Overlay)
         return false;
     };
     let size = u64::try_from(stat.st_size).unwrap_or(0);
+    if begins_last_page(open, written) {
+        let (at, parts, position) = (written.at, written.parts, written.position);
+        let begun = overlay.begin_with(open.log, at, parts, position);
+        if size != written.end || begun.is_err() {
+            supervisor::closed(open.file);
+            return false;
+        }
+    }
     guard.start_absorbing(process::number(), size, place as u64);
     free.overlay.store(Box::into_raw(Box::new(overlay)), Ordering::Release);
     free.file.store(open.file.to_word(), Ordering::Release);
@@ -325,6 +359,10 @@ fn try_write(open: &Open, request: &Request<'_>, bytes: u64) -> Result<Option<u6
     };
     let end = at.checked_add(bytes).filter(|end| *end <= process::file_bytes_max());
     let prepared = end.map(|_| overlay.prepare(open.log, at, bytes, size, &mut Kernel(open.fd)));
+    if let Some(Err(OverlayError::Base(_))) = prepared {
+        // One that the descriptor may not read: the next such write would find it absorbed again.
+        mark(open.file, |known| known.with(NEVER));
+    }
     let (Some(end), Some(Ok(()))) = (end, prepared) else {
         // The kernel says what is wrong, or there is no room for more pages.
         return leave(open, held);

@@ -105,6 +105,15 @@ impl Request<'_> {
     }
 }
 
+/// A write that the log and the kernel have.
+pub(crate) struct Written<'a> {
+    pub(crate) at: u64,
+    pub(crate) end: u64,
+    pub(crate) parts: &'a [IoSlice<'a>],
+    /// Its record.
+    pub(crate) position: u64,
+}
+
 /// Why a write did not go through the log.
 enum Refused {
     /// The file's definition comes first.
@@ -228,9 +237,11 @@ impl Open {
             }
             let room = self.log.room();
             match self.write_logged(&guard, request, bytes, &kernel) {
-                Ok(result) => {
+                Ok((result, written)) => {
                     drop(guard);
-                    absorb::consider(self);
+                    if let Some(written) = written {
+                        absorb::consider(self, &written);
+                    }
                     return result;
                 }
                 Err(Refused::Undefined) => {
@@ -267,13 +278,13 @@ impl Open {
     }
 
     #[inline]
-    fn write_logged(
+    fn write_logged<'r>(
         &self,
         guard: &FileGuard<'_>,
-        request: &Request<'_>,
+        request: &'r Request<'_>,
         bytes: u64,
         kernel: &impl Fn() -> isize,
-    ) -> Result<isize, Refused> {
+    ) -> Result<(isize, Option<Written<'r>>), Refused> {
         let mut ticket = guard.begin()?;
         if ticket.needs_define() {
             return Err(Refused::Undefined);
@@ -281,13 +292,15 @@ impl Open {
         let place = self.place(request.place).map_err(|_| Refused::Changed)?;
         let position = ticket.write(place, request.parts)?;
         let result = kernel();
-        if !self.is_as_recorded(request.place, place, bytes, result) {
+        let is_as_recorded = self.is_as_recorded(request.place, place, bytes, result);
+        if !is_as_recorded {
             self.correct(guard, &mut ticket, position, request, result);
         }
         let stats = self.log.stats();
         stats.add(Counter::Writes, 1);
         stats.add(Counter::WriteBytes, bytes);
-        Ok(result)
+        let written = Written { at: place, end: place + bytes, parts: request.parts, position };
+        Ok((result, is_as_recorded.then_some(written)))
     }
 
     /// The byte of the file that a write will start at.

@@ -2,7 +2,7 @@
 //! that every way out of absorption is taken often.
 
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::OnceLock;
@@ -268,38 +268,42 @@ fn a_new_supervisor_settles_what_the_old_one_has_left() {
     assert!(std::fs::read(bed.disk().join("taken")).unwrap().ends_with(b"0019last"));
 }
 
-/// The file system fills while the log holds bytes for it: a sync tells, reads find them, and when there is room again, so does
-/// everybody.
+/// The file system is full before the kernel hears of what the log holds: a sync tells, reads find it, and when there is room
+/// again, so does everybody.
 #[test]
-#[cfg(feature = "soak")]
 fn a_file_system_that_fills_up() {
     let bed = Bed::new();
     let place = scratch();
     succeed(
         tool("mount", "mount").args(["-t", "tmpfs", "-o", "size=200M", "tmpfs"]).arg(place.path()),
     );
-    let script = "import os, sys\n\
+    let script = "import os\n\
                   fd = os.open('kept', os.O_RDWR | os.O_CREAT)\n\
-                  for n in range(1000): os.write(fd, b'%04d' % n * 1024)\n\
+                  for n in range(1000):\n    \
+                      os.write(fd, b'%04d' % n * 1024)\n    \
+                      if n == 1: os.write(1, b'absorbed\\n'); os.read(0, 1)\n\
                   os.write(1, b'written\\n')\n\
                   os.read(0, 1)\n\
-                  said = ''\n\
-                  for n in range(2):\n    try: os.fsync(fd); said += 'synced '\n    except OSError as error: said += 'error '\n\
+                  try: os.fsync(fd); said = b'synced\\n'\n\
+                  except OSError as error: said = b'error\\n'\n\
                   assert os.pread(fd, 4, 999 * 4096) == b'0999'\n\
                   os.pwrite(fd, b'last', 999 * 4096)\n\
-                  os.write(1, said.encode() + b'\\n')\n\
+                  os.write(1, said)\n\
                   os.read(0, 1)";
     let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", place.path());
     command.args(["-c", script]).env(AFTER, "1").env("TIDEGATE_INCLUDE_TMPFS", "1");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert_eq!(said.next().unwrap().unwrap(), "written");
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut go_on = || std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"1").unwrap();
+    assert_eq!(said.next().unwrap(), "absorbed");
     let filler = place.path().join("filler");
     std::fs::write(&filler, vec![1; 220 << 20]).unwrap_err();
+    go_on();
+    assert_eq!(said.next().unwrap(), "written");
     let flushed = crate::support::run(["flush".as_ref(), bed.pool().as_os_str()]);
     assert!(!flushed.status.success(), "nothing could be flushed: {flushed:?}");
-    std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"1").unwrap();
-    assert_eq!(said.next().unwrap().unwrap(), "error synced ");
+    go_on();
+    assert_eq!(said.next().unwrap(), "error");
     std::fs::remove_file(&filler).unwrap();
     let kept = std::fs::read(place.path().join("kept")).unwrap();
     drop(child.stdin.take());
@@ -317,10 +321,13 @@ fn a_file_system_that_fills_up() {
 }
 
 #[test]
-#[cfg(feature = "soak")]
 fn an_absorbed_write_and_its_sync_make_no_system_calls() {
     let bed = Bed::new();
     drop(tool("strace", "strace"));
+    // All of its space: a write never waits until there is some.
+    let pool = std::fs::File::options().write(true).create_new(true).mode(0o600).open(bed.pool());
+    let flags = rustix::fs::FallocateFlags::empty();
+    rustix::fs::fallocate(pool.unwrap(), flags, 0, 64 << 20).unwrap();
     let trace = bed.pool_dir().join("trace");
     let mut command = Runner::Run(&bed.pool()).command("strace", bed.disk());
     command.env(AFTER, "32").arg("-o").arg(&trace).arg(random_operations());
@@ -332,7 +339,39 @@ fn an_absorbed_write_and_its_sync_make_no_system_calls() {
     assert!(calls.len() < between.len(), "the trace has no end");
     // But for those that wake the cleaner, once in some megabytes.
     let are_wakes = calls.iter().all(|line| line.contains("FUTEX_WAKE"));
-    assert!(calls.len() < 10 && are_wakes, "{} calls: {:?}", calls.len(), calls.first());
+    assert!(calls.len() < 10 && are_wakes, "{} calls: {calls:?}", calls.len());
+}
+
+/// A log file, as most programs open it: its descriptor cannot read what the last page has.
+#[test]
+fn files_that_are_only_appended_to() {
+    for bytes in [100, 128, 4096] {
+        let bed = Bed::new();
+        let script = format!(
+            "import os, sys\n\
+             fd = os.open('log', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n\
+             for n in range(2000): os.write(fd, b'%08d' % n * ({bytes} // 8) + b'.' * ({bytes} % 8))\n\
+             os.write(1, b'written\\n')\n\
+             sys.stdin.read(1)\n\
+             for n in range(2000): os.write(fd, b'more')\n\
+             os.pwrite(fd, b'end', 5)"
+        );
+        let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+        command.args(["-c", &script]).env(AFTER, "32");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(said.next().unwrap().unwrap(), "written");
+        let statistics = ok(["stat".as_ref(), bed.pool().as_os_str(), "--json".as_ref()]);
+        let statistics: serde_json::Value = serde_json::from_str(&statistics).unwrap();
+        assert!(statistics["absorbed_writes"].as_u64() > Some(1800), "{bytes}: {statistics}");
+        let line = |n| format!("{}{}", format!("{n:08}").repeat(bytes / 8), ".".repeat(bytes % 8));
+        let mut expected: String = (0..2000).map(line).collect();
+        assert_eq!(std::fs::read_to_string(bed.disk().join("log")).unwrap(), expected);
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+        expected += &("more".repeat(2000) + "end");
+        assert_eq!(std::fs::read_to_string(bed.disk().join("log")).unwrap(), expected);
+    }
 }
 
 /// The disk dies under a file that is absorbed: whatever needs the disk is told so, and nothing waits for ever.
