@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use tidegate::log::{
     Absorbed, AppendError, Base, Counter, FileGuard, FileRef, LockError, Log, Overlay,
-    OverlayError, Scanner, can_write_in_place,
+    OverlayError, Scanner, can_write_in_place, set_modified,
 };
 
 use crate::descriptors::{self, ABSORBED, APPEND, DIRECT, Known, NEVER, STICKY, WRITE_ONLY};
@@ -382,7 +382,7 @@ fn try_write(open: &Open, request: &Request<'_>, bytes: u64) -> Result<Option<u6
             stats.add(Counter::AbsorbedWrites, 1);
             stats.add(Counter::Writes, 1);
             stats.add(Counter::WriteBytes, bytes);
-            guard.grow(end);
+            guard.grow(end, now_ns());
             if request.place == Place::Current {
                 guard.set_place(end);
             }
@@ -400,6 +400,13 @@ fn try_write(open: &Open, request: &Request<'_>, bytes: u64) -> Result<Option<u6
         }
         Err(_) => leave(open, held),
     }
+}
+
+/// The time that the kernel would note for a write, which is as coarse.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    seconds.unwrap_or(0) * 1_000_000_000 + rest.unwrap_or(0)
 }
 
 /// Settles the file, for an operation that goes the usual way then.
@@ -476,8 +483,23 @@ pub(crate) fn seek(open: &Open, offset: i64, whence: c_int) -> Option<isize> {
     })
 }
 
+/// Before attributes of a file are changed: what is written later would change them again.
+pub(crate) fn settle_attributes(log: &'static Log, file: FileRef) {
+    if log.absorber_of(file) == 0 {
+        return;
+    }
+    let mut own = -1;
+    descriptors::each(0, u32::MAX, |fd, known| {
+        if known.file() == Some(file) && known.has(ABSORBED) {
+            own = fd;
+        }
+    });
+    // Where the disk does not take the file, it does not take its attributes.
+    let _ = settle_patiently(log, file, own);
+}
+
 /// Gives the kernel all of an absorbed file, and its place back to the description: the file is as any other then. `fd` is one
-/// of its descriptors.
+/// of its descriptors, or -1 if this process has none.
 ///
 /// # Errors
 /// The file cannot take what was written to it: it stays absorbed.
@@ -489,7 +511,8 @@ pub(crate) fn settle(log: &'static Log, file: FileRef, fd: c_int) -> Result<(), 
             forget_unless_absorbed(log, file, fd);
             return Ok(());
         }
-        match supervisor::settle(file, (absorber == process::number()).then_some(fd)) {
+        let own = absorber == process::number() && fd >= 0;
+        match supervisor::settle(file, own.then_some(fd)) {
             Answer::Done => {}
             Answer::Refused(errno) => return Err(errno),
             Answer::None => settle_unanswered(log, file, fd)?,
@@ -501,7 +524,8 @@ pub(crate) fn settle(log: &'static Log, file: FileRef, fd: c_int) -> Result<(), 
 /// Nobody has answered: settles the file here if there is no supervisor, and waits a moment else.
 fn settle_unanswered(log: &Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
     let signals = SignalsBlocked::new();
-    if let Ok(_supervision) = log.supervise(Duration::ZERO)
+    if fd >= 0
+        && let Ok(_supervision) = log.supervise(Duration::ZERO)
         && settle_here(log, file, fd)?
     {
         return Ok(());
@@ -576,6 +600,7 @@ fn settle_here(log: &Log, file: FileRef, fd: c_int) -> Result<bool, Errno> {
         guard.note_failure();
         return Err(error.raw_os_error().unwrap_or(libc::EIO));
     }
+    set_modified(target, log.modified_ns(file));
     if own {
         let place = i64::try_from(guard.place()).unwrap_or(0);
         let _ = raw::lseek(fd, place, libc::SEEK_SET);

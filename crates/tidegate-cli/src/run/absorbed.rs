@@ -14,7 +14,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::SeekFrom;
-use tidegate::log::{Absorbed, FileGuard, FileRef, Header, LockError, Log, RecordKind, Scanner};
+use tidegate::log::{
+    Absorbed, FileGuard, FileRef, Header, LockError, Log, RecordKind, Scanner, set_modified,
+};
 
 use super::leases::Leases;
 use super::redo;
@@ -77,7 +79,7 @@ impl AbsorbedFiles {
         for id in ids {
             let entry = self.log.file_with_id(id);
             let brought = match entry.and_then(|entry| self.leases.file(entry)) {
-                Some(file) => self.scanned.write(id, self.log.pool(), file.as_fd()).map(drop),
+                Some(file) => self.bring_one(id, entry, &file),
                 // Of a supervisor that died.
                 None => entry.map_or(Ok(()), |entry| self.settle(entry, scanned)),
             };
@@ -86,6 +88,12 @@ impl AbsorbedFiles {
             }
         }
         failures
+    }
+
+    fn bring_one(&self, id: u64, entry: Option<FileRef>, file: &File) -> io::Result<()> {
+        self.scanned.write(id, self.log.pool(), file.as_fd())?;
+        set_modified(file.as_fd(), entry.map_or(0, |entry| self.log.modified_ns(entry)));
+        Ok(())
     }
 
     /// The file with this id, if its lease is held: it cannot be opened by name then.
@@ -137,6 +145,7 @@ impl AbsorbedFiles {
         let of_file = |header: &Header| header.file == id && header.position >= since;
         log.records(log.tail(), scanned).chain(behind).filter(of_file).for_each(|it| all.add(&it));
         all.write(id, log.pool(), file.as_fd())?;
+        set_modified(file.as_fd(), log.modified_ns(guard.file()));
         // The program's place: the kernel's stood still.
         rustix::fs::seek(file, SeekFrom::Start(guard.place()))?;
         let settled = guard.begin().and_then(|mut ticket| ticket.settle());

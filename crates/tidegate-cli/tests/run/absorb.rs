@@ -459,6 +459,39 @@ fn fio_verifies() {
     }
 }
 
+/// What the kernel is told later changes neither times nor rights that were set meanwhile; and a write changes the times at once.
+#[test]
+fn times_and_rights_are_those_of_the_writes() {
+    same(
+        "cat > times.py << 'END'\n\
+         import os, time\n\
+         fd = os.open('file', os.O_RDWR | os.O_CREAT)\n\
+         def write():\n\
+         \x20   for n in range(20): os.write(fd, b'x' * 1000)\n\
+         write()\n\
+         first = os.fstat(fd).st_mtime_ns\n\
+         time.sleep(0.05)\n\
+         write()\n\
+         second = os.fstat(fd)\n\
+         print(first < second.st_mtime_ns <= second.st_ctime_ns, os.stat('file').st_mtime_ns == second.st_mtime_ns)\n\
+         time.sleep(0.05)\n\
+         os.utime('file', (1000000000, 1000000000))\n\
+         print(os.stat('file').st_mtime)\n\
+         write()\n\
+         os.utime(fd, (1100000000, 1100000000))\n\
+         write()\n\
+         os.fchmod(fd, 0o4755)\n\
+         last = os.fstat(fd).st_mtime_ns\n\
+         time.sleep(0.05)\n\
+         os.close(fd)\n\
+         print(last == os.stat('file').st_mtime_ns)\n\
+         END\n\
+         python3 times.py; stat -c %a file\n\
+         dd if=/dev/zero of=big bs=4k count=50 2> /dev/null; touch -d @1200000000 big; mkdir to; tar cf - big | tar xf - -C to; stat -c %Y to/big\n\
+         rm -f file times.py",
+    );
+}
+
 /// The kernel refuses such opens of a leased file: the hook makes them again, and waits.
 #[test]
 fn opens_that_do_not_want_to_wait() {

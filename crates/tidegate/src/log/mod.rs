@@ -46,7 +46,7 @@ pub use owner::{after_fork, current_process, process_of, thread_of};
 pub use pool::{LogOptions, LogPool, RING_BYTES_MIN, create};
 pub use record::{Definition, Header, RecordKind, RenamePaths, checked_path, identity};
 pub use scan::Scanner;
-pub use settle::{Absorbed, can_write_in_place};
+pub use settle::{Absorbed, can_write_in_place, set_modified};
 pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
 pub use table::{FileKey, FileRef};
 
