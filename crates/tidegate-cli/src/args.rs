@@ -327,11 +327,10 @@ pub(crate) struct RunArgs {
     /// Do not log files whose absolute path matches; stronger than --include; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<OsString>,
-    /// Tell the kernel of each write at once. Else it learns later of those to a file that only one process has open and
-    /// writes often, at the latest when somebody else opens the file: several times faster; a program outside that only asks
-    /// for such a file's size may get an older one
+    /// Keep the writes to a file that only one process has open from the kernel, until somebody else wants the file: several
+    /// times faster; others that open it wait for that, and see its old size until then
     #[arg(long)]
-    pub(crate) no_absorb: bool,
+    pub(crate) absorb: bool,
     /// Print a summary on standard error at the end: writes, fsyncs saved, latencies, use of the log
     #[arg(long)]
     pub(crate) stats: bool,

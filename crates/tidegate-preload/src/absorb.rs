@@ -34,7 +34,7 @@ use crate::logged::{Open, Place, Request, WAITS, Written, negated};
 use crate::names::SignalsBlocked;
 use crate::raw::{self, Errno};
 use crate::supervisor::Answer;
-use crate::{files, process, supervisor};
+use crate::{files, process, quota, supervisor};
 
 /// Files that this process absorbs at once, at most.
 const FILES: usize = 64;
@@ -276,11 +276,19 @@ fn reserve(it: &Absorbing) -> bool {
     it.file.compare_exchange(0, u64::MAX, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
-/// The file system has room for what the log may hold back: else a write that the kernel would refuse were accepted.
+/// The file system has room for what the log may hold back, and quotas leave it: else a write that the kernel would refuse were
+/// accepted.
 fn has_space(open: &Open) -> bool {
-    let Ok(stat) = raw::fstatfs(open.fd) else { return false };
-    let free_bytes = stat.f_bavail.saturating_mul(u64::try_from(stat.f_bsize).unwrap_or(0));
-    free_bytes / 2 > open.log.pool().ring_bytes()
+    let (Ok(system), Ok(file)) = (raw::fstatfs(open.fd), raw::fstat(open.fd)) else { return false };
+    // Its quotas are not told to those who may only write.
+    if system.f_type == libc::BTRFS_SUPER_MAGIC {
+        return false;
+    }
+    let free_bytes = system.f_bavail.saturating_mul(u64::try_from(system.f_bsize).unwrap_or(0));
+    let left_bytes = free_bytes
+        .min(quota::left_bytes(open.fd, quota::USER, file.st_uid))
+        .min(quota::left_bytes(open.fd, quota::GROUP, file.st_gid));
+    left_bytes / 2 > open.log.pool().ring_bytes()
 }
 
 fn start(

@@ -40,7 +40,7 @@
 //! - the program's calls: `write`, `sync`, `open`, `close`, `stdio`, `mapping`, `transfer`, `aio`, `printf`,
 //!   `attributes`, `names`, `size`, `limits`, `exec`, `syscall`, `vfork`;
 //! - what they do: `logged` (a file in the log), `mend` (after a writer that was killed), `unseen` (files out of the log);
-//! - what they know: `files` (which file), `descriptors` (what is noted of each), `glob` (what the user wants), `process`;
+//! - what they know: `files` (which file), `descriptors` (what is noted of each), `glob` (what the user wants), `process`, `quota`;
 //! - underneath: `raw` (system calls), `next` (the C library's functions), `path`, `cancel`.
 #![cfg_attr(test, allow(dead_code))]
 
@@ -65,6 +65,7 @@ mod page;
 mod path;
 mod printf;
 mod process;
+mod quota;
 mod raw;
 mod read;
 mod size;

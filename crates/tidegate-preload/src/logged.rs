@@ -15,6 +15,7 @@
 use std::ffi::c_int;
 use std::io::IoSlice;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tidegate::log::{AppendError, Counter, Definition, FileGuard, FileRef, LockError, Log, Ticket};
@@ -248,7 +249,7 @@ impl Open {
                     drop(guard);
                     self.define();
                 }
-                Err(Refused::Full) if self.log.supervisor_alive() => {
+                Err(Refused::Full) if self.may_get_room() => {
                     drop(guard);
                     self.wait_for_room(room);
                 }
@@ -266,6 +267,15 @@ impl Open {
             Ok(None) => self.unlocked(request, kernel),
             Err(errno) => negated(errno),
         }
+    }
+
+    /// There is somebody who makes room; or one wait has not shown yet that nobody takes over from a supervisor that died.
+    #[cold]
+    pub(crate) fn may_get_room(&self) -> bool {
+        static DESERTED: AtomicBool = AtomicBool::new(false);
+        let is_alive = self.log.supervisor_alive();
+        let was_deserted = DESERTED.swap(!is_alive, Ordering::Relaxed);
+        is_alive || !was_deserted
     }
 
     #[cold]

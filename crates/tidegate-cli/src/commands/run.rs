@@ -35,8 +35,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let meeting = Meeting::of_pool(&pool)?;
     let session = Session::open(&pool, &meeting, args.stats)?;
     announce(&pool, &session, args.size);
-    let absorbs = !args.no_absorb;
-    let choice = Choice { include: &args.include, exclude: &args.exclude, absorbs };
+    let choice = Choice { include: &args.include, exclude: &args.exclude, absorb: args.absorb };
     let environment = preload::environment(&library, &pool, &meeting, choice);
     let plan = Plan { program: &program, command: &args.command, environment };
     let (status, statistics) = session.during(|| {

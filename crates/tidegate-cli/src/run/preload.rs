@@ -61,7 +61,7 @@ pub(crate) struct Choice<'a> {
     /// Patterns of paths not to log.
     pub(crate) exclude: &'a [OsString],
     /// Files that are written often are absorbed.
-    pub(crate) absorbs: bool,
+    pub(crate) absorb: bool,
 }
 
 /// Variables to set, or to remove where there is no value.
@@ -80,12 +80,11 @@ pub(crate) fn environment(
         ("TIDEGATE_INCLUDE", patterns(choice.include)),
         ("TIDEGATE_EXCLUDE", patterns(choice.exclude)),
     ];
-    let asked = std::env::var_os(ABSORB_VARIABLE).unwrap_or_else(|| ABSORB_AFTER.into());
-    variables.push((ABSORB_VARIABLE, choice.absorbs.then_some(asked)));
+    if choice.absorb {
+        variables.push(("TIDEGATE_ABSORB_AFTER", Some(ABSORB_AFTER.into())));
+    }
     variables
 }
-
-const ABSORB_VARIABLE: &str = "TIDEGATE_ABSORB_AFTER";
 
 /// Writes through a descriptor before its file is absorbed: fewer are not worth a lease.
 const ABSORB_AFTER: &str = "32";
