@@ -12,8 +12,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate::log::recover::identity_of;
@@ -73,6 +73,7 @@ impl Session {
 
     /// Ends the program, waits for the launcher, and hands back what it printed on standard error.
     fn end(mut self) -> String {
+        kill_process(Pid::from_child(&self.launcher), Signal::CONT).unwrap();
         drop(self.stdin.take());
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).expect("the program prints text");
@@ -97,8 +98,13 @@ impl Session {
         socket
     }
 
-    /// Kills the supervisor and waits until the kernel has cleaned up after it.
+    /// Kills the supervisor and waits until the kernel has cleaned up after it; the launcher is stopped, so that nobody
+    /// replaces it.
     fn kill_supervisor(&self) {
+        let launcher = Pid::from_child(&self.launcher);
+        kill_process(launcher, Signal::STOP).unwrap();
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+        rustix::process::waitid(WaitId::Pid(launcher), options).unwrap();
         let supervisor = self.supervisor();
         let handle =
             rustix::process::pidfd_open(supervisor, rustix::process::PidfdFlags::empty()).unwrap();
@@ -364,8 +370,97 @@ fn the_next_run_takes_over_from_a_killed_supervisor() {
     assert_eq!(std::fs::read(&two).unwrap(), b"\0\0\0\0late");
     let stderr = next.end();
     assert!(stderr.contains("taken over from a supervisor that died"), "{stderr}");
+    session.end();
+}
+
+#[test]
+fn a_launcher_replaces_a_supervisor_that_dies() {
+    let (dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let program = Program::of(&session);
+    let path = dir.path().join("file");
+    for number in 0..3 {
+        program.write(&path, number, &[b'0' + u8::try_from(number).unwrap()]);
+        let dead = session.supervisor();
+        kill_process(dead, Signal::KILL).unwrap();
+        while session.stat()["live"] != true || session.supervisor() == dead {}
+    }
+    ok(["flush", pool.to_str().unwrap()]);
+    assert_eq!(session.stat()["log_used_bytes"], 0);
+    assert_eq!(std::fs::read(&path).unwrap(), b"012");
+    drop(program);
     let stderr = session.end();
-    assert!(stderr.contains("the supervisor of") && stderr.contains("died"), "{stderr}");
+    assert_eq!(stderr.matches("died; another one took over").count(), 3, "{stderr}");
+}
+
+/// What is told to leave while nobody is there to hear it leaves by the next one.
+#[test]
+fn a_supervisor_that_dies_with_its_last_program_is_replaced_too() {
+    let (dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let path = dir.path().join("file");
+    Program::of(&session).write(&path, 0, b"data");
+    session.kill_supervisor();
+    session.end();
+    assert_eq!(stat(&pool)["live"], false);
+    assert!(ok(["recover", pool.to_str().unwrap()]).contains("nothing to recover"));
+}
+
+/// Stands in for a supervisor that was killed and that the kernel has not cleaned up after: its socket takes connections and
+/// says nothing, and its pool stays locked until the next one looks at the pool for the second time.
+fn die_slowly(pool: &Path, socket: &Path) {
+    use rustix::fs::inotify;
+    let _ = std::fs::remove_file(socket);
+    let (family, kind, flags) = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let listener = rustix::net::socket_with(family, kind, flags, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let locked = File::open(pool).unwrap();
+    rustix::fs::flock(&locked, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+    let looks = inotify::WatchFlags::OPEN | inotify::WatchFlags::CLOSE;
+    inotify::add_watch(&watch, pool, looks).unwrap();
+    std::thread::spawn(move || {
+        drop(rustix::net::accept(&listener).unwrap());
+        drop(listener);
+        let mut space = [std::mem::MaybeUninit::uninit(); 512];
+        let mut events = inotify::Reader::new(&watch, &mut space);
+        // Opened, closed, opened again.
+        for _ in 0..3 {
+            events.next().unwrap();
+        }
+        drop(locked);
+    });
+}
+
+#[test]
+fn a_supervisor_that_is_dying_is_waited_for_and_replaced() {
+    let (_dir, pool) = place();
+    let session = Session::start(&pool, &[]);
+    let socket = session.socket.clone();
+    session.end();
+    die_slowly(&pool, &socket);
+    assert_eq!(stat(&pool)["live"], false);
+    die_slowly(&pool, &socket);
+    assert!(ok(["flush", pool.to_str().unwrap()]).contains("nothing to recover"));
+    die_slowly(&pool, &socket);
+    let next = Session::start(&pool, &[]);
+    assert_eq!(next.stat()["live"], true);
+    next.end();
+}
+
+/// As it happens: nobody waits for the kernel to clean up.
+#[test]
+fn a_run_right_after_the_supervisor_was_killed_gets_a_new_one() {
+    let (_dir, pool) = place();
+    let mut session = Session::start(&pool, &[]);
+    for _ in 0..10 {
+        kill_process(session.supervisor(), Signal::KILL).unwrap();
+        let next = Session::start(&pool, &[]);
+        session.kill_program();
+        session = next;
+    }
+    session.end();
 }
 
 #[test]

@@ -13,6 +13,8 @@
 //! 4. No other process ever shares the description of an absorbed file: before `fork`, `exec` and the sending of a descriptor all
 //!    is settled, and what was shared once is never absorbed again.
 //!
+//! 5. Where no supervisor lives, a process settles files itself; it holds the supervisor's lock meanwhile, so that nobody else does.
+//!
 //! Entry points: [`consider`] after a logged write; [`write`], [`read`], [`seek`]; [`settle`], [`settle_all`].
 #![allow(unsafe_code)] // owns overlays by pointer
 
@@ -24,15 +26,15 @@ use std::time::Duration;
 
 use tidegate::log::{
     Absorbed, AppendError, Base, Counter, FileGuard, FileRef, LockError, Log, Overlay,
-    OverlayError, Scanner,
+    OverlayError, Scanner, can_write_in_place, set_modified,
 };
 
 use crate::descriptors::{self, ABSORBED, APPEND, DIRECT, Known, NEVER, STICKY, WRITE_ONLY};
-use crate::logged::{Open, Place, Request};
+use crate::logged::{Open, Place, Request, WAITS, Written, negated};
 use crate::names::SignalsBlocked;
 use crate::raw::{self, Errno};
 use crate::supervisor::Answer;
-use crate::{files, process, supervisor};
+use crate::{files, process, quota, supervisor};
 
 /// Files that this process absorbs at once, at most.
 const FILES: usize = 64;
@@ -55,8 +57,10 @@ static STARTING: AtomicU32 = AtomicU32::new(0);
 /// Threads that are about to share all descriptors with another process: nothing is absorbed meanwhile.
 static SHARING: AtomicU32 = AtomicU32::new(0);
 
-/// Between two looks at a file that cannot be settled now.
+/// Between two looks at a file that cannot be settled now, and how many there are before the program is told.
 const PAUSE: Duration = Duration::from_millis(20);
+const TRIES: u32 = 500;
+const TRIES_FOR_ROOM: u32 = 50;
 
 /// This process absorbs some file.
 #[inline]
@@ -121,7 +125,15 @@ fn lock(open: &Open) -> Result<Held<'static>, Left> {
         }
     };
     let overlay = find(open.file).map(|it| it.overlay.load(Ordering::Acquire));
-    if guard.absorber() != process::number() {
+    let absorber = guard.absorber();
+    // A new supervisor has no descriptor of it; or it could not be settled before it was shared.
+    if absorber != 0 && (absorber != process::number() || guard.is_wanted()) {
+        drop(guard);
+        drop(signals);
+        settle(open.log, open.file, open.fd).map_err(Left::Error)?;
+        return Err(Left::Usual);
+    }
+    if absorber == 0 {
         // Under the lock: once it is given back, the file may be absorbed anew.
         place_again(&guard, open.fd);
         return Err(left(open));
@@ -196,27 +208,53 @@ pub(crate) fn noted(fd: c_int, known: Known) -> Known {
 
 /// After a write that was logged: absorbs the file, if it is written often and nobody else has it open.
 #[inline]
-pub(crate) fn consider(open: &Open) {
+pub(crate) fn consider(open: &Open, written: &Written<'_>) {
     const NOT: u32 = ABSORBED | NEVER | STICKY | DIRECT;
-    if !open.known.has(NOT) && descriptors::count_write(open.fd) == process::writes_before() {
-        absorb(open);
+    if open.known.has(NOT) {
+        return;
+    }
+    let (writes, before) = (descriptors::count_write(open.fd), process::writes_before());
+    let is_due = if begins_last_page(open, written) {
+        before != 0 && writes >= before
+    } else {
+        is_due(writes, before) && (!open.known.has(WRITE_ONLY) || ends_with_page(written))
+    };
+    if is_due {
+        absorb(open, written);
     }
 }
 
+fn ends_with_page(written: &Written<'_>) -> bool {
+    written.end.is_multiple_of(Overlay::PAGE_BYTES)
+}
+
+/// What the descriptor cannot read of the file's last page does not have to be read after this write, if it is the file's last.
+#[inline]
+fn begins_last_page(open: &Open, written: &Written<'_>) -> bool {
+    let page = written.end - written.end % Overlay::PAGE_BYTES;
+    open.known.has(WRITE_ONLY) && written.at <= page && page < written.end
+}
+
+/// Whether the file of a descriptor with so many writes is worth a lease: after `before` of them, and, since somebody else may
+/// have wanted it meanwhile, after twice as many, and so on.
+fn is_due(writes: u32, before: u32) -> bool {
+    writes.checked_rem(before) == Some(0) && (writes / before).is_power_of_two()
+}
+
 #[cold]
-fn absorb(open: &Open) {
+fn absorb(open: &Open, written: &Written<'_>) {
     if process::in_vfork_child() || process::writes_unseen() || descriptors::is_shared(open.fd) {
         return;
     }
     let _signals = SignalsBlocked::new();
     STARTING.fetch_add(1, Ordering::SeqCst);
     if SHARING.load(Ordering::SeqCst) == 0 {
-        absorb_alone(open);
+        absorb_alone(open, written);
     }
     STARTING.fetch_sub(1, Ordering::SeqCst);
 }
 
-fn absorb_alone(open: &Open) {
+fn absorb_alone(open: &Open, written: &Written<'_>) {
     let Ok(guard) = open.log.lock(open.file) else { return };
     let fit = guard.is_covered() && !guard.is_sticky() && !guard.is_nameless();
     // Once more, under the lock: see `never`.
@@ -227,7 +265,7 @@ fn absorb_alone(open: &Open) {
     // Of an absorption that somebody else has ended.
     forget(open.file);
     let Some(free) = FILES_ABSORBED.iter().find(|it| reserve(it)) else { return };
-    let start = |overlay| start(open, &guard, free, overlay);
+    let start = |overlay| start(open, &guard, written, free, overlay);
     let started = Overlay::new().ok().is_some_and(start);
     if !started {
         free.file.store(0, Ordering::Release);
@@ -238,17 +276,39 @@ fn reserve(it: &Absorbing) -> bool {
     it.file.compare_exchange(0, u64::MAX, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
-/// The file system has room for what the log may hold back: else a write that the kernel would refuse were accepted.
+/// The file system has room for what the log may hold back, and quotas leave it: else a write that the kernel would refuse were
+/// accepted.
 fn has_space(open: &Open) -> bool {
-    let Ok(stat) = raw::fstatfs(open.fd) else { return false };
-    let free_bytes = stat.f_bavail.saturating_mul(u64::try_from(stat.f_bsize).unwrap_or(0));
-    free_bytes / 2 > open.log.pool().ring_bytes()
+    let (Ok(system), Ok(file)) = (raw::fstatfs(open.fd), raw::fstat(open.fd)) else { return false };
+    // Its quotas are not told to those who may only write.
+    if system.f_type == libc::BTRFS_SUPER_MAGIC {
+        return false;
+    }
+    let free_bytes = system.f_bavail.saturating_mul(u64::try_from(system.f_bsize).unwrap_or(0));
+    let left_bytes = free_bytes
+        .min(quota::left_bytes(open.fd, quota::USER, file.st_uid))
+        .min(quota::left_bytes(open.fd, quota::GROUP, file.st_gid));
+    left_bytes / 2 > open.log.pool().ring_bytes()
 }
 
-fn start(open: &Open, guard: &FileGuard<'_>, free: &Absorbing, overlay: Overlay) -> bool {
-    if !supervisor::lease(open.file, open.fd) {
-        mark(open.file, |known| known.with(NEVER));
-        return false;
+fn start(
+    open: &Open,
+    guard: &FileGuard<'_>,
+    written: &Written<'_>,
+    free: &Absorbing,
+    overlay: Overlay,
+) -> bool {
+    match supervisor::lease(open.file, open.fd) {
+        Answer::Done => {}
+        Answer::Refused(_) => {
+            mark(open.file, |known| known.with(NEVER));
+            return false;
+        }
+        Answer::None => {
+            // It may have died after it took the lease.
+            give_lease_back(open.fd);
+            return false;
+        }
     }
     // Behind the lease: nobody changes size or place any more but this process, and its lock is held.
     let (Ok(stat), Ok(place)) = (raw::fstat(open.fd), raw::lseek(open.fd, 0, libc::SEEK_CUR))
@@ -257,6 +317,14 @@ fn start(open: &Open, guard: &FileGuard<'_>, free: &Absorbing, overlay: Overlay)
         return false;
     };
     let size = u64::try_from(stat.st_size).unwrap_or(0);
+    if begins_last_page(open, written) {
+        let (at, parts, position) = (written.at, written.parts, written.position);
+        let begun = overlay.begin_with(open.log, at, parts, position);
+        if size != written.end || begun.is_err() {
+            supervisor::closed(open.file);
+            return false;
+        }
+    }
     guard.start_absorbing(process::number(), size, place as u64);
     free.overlay.store(Box::into_raw(Box::new(overlay)), Ordering::Release);
     free.file.store(open.file.to_word(), Ordering::Release);
@@ -268,14 +336,16 @@ fn start(open: &Open, guard: &FileGuard<'_>, free: &Absorbing, overlay: Overlay)
 /// A write to an absorbed file; none: the file is not absorbed any more.
 #[inline]
 pub(crate) fn write(open: &Open, request: &Request<'_>, bytes: u64) -> Option<isize> {
-    loop {
+    for _ in 0..WAITS {
         match try_write(open, request, bytes) {
             Ok(Some(written)) => return Some(isize::try_from(written).unwrap_or(isize::MAX)),
             Ok(None) => {}
             Err(Left::Usual) => return None,
-            Err(Left::Error(errno)) => return Some(-isize::try_from(errno).unwrap_or(5)),
+            Err(Left::Error(errno)) => return Some(negated(errno)),
         }
     }
+    // The disk does not take what the log has.
+    settle(open.log, open.file, open.fd).err().map(negated)
 }
 
 /// One try; `Ok(None)`: again.
@@ -297,6 +367,10 @@ fn try_write(open: &Open, request: &Request<'_>, bytes: u64) -> Result<Option<u6
     };
     let end = at.checked_add(bytes).filter(|end| *end <= process::file_bytes_max());
     let prepared = end.map(|_| overlay.prepare(open.log, at, bytes, size, &mut Kernel(open.fd)));
+    if let Some(Err(OverlayError::Base(_))) = prepared {
+        // One that the descriptor may not read: the next such write would find it absorbed again.
+        mark(open.file, |known| known.with(NEVER));
+    }
     let (Some(end), Some(Ok(()))) = (end, prepared) else {
         // The kernel says what is wrong, or there is no room for more pages.
         return leave(open, held);
@@ -316,7 +390,7 @@ fn try_write(open: &Open, request: &Request<'_>, bytes: u64) -> Result<Option<u6
             stats.add(Counter::AbsorbedWrites, 1);
             stats.add(Counter::Writes, 1);
             stats.add(Counter::WriteBytes, bytes);
-            guard.grow(end);
+            guard.grow(end, now_ns());
             if request.place == Place::Current {
                 guard.set_place(end);
             }
@@ -336,6 +410,13 @@ fn try_write(open: &Open, request: &Request<'_>, bytes: u64) -> Result<Option<u6
     }
 }
 
+/// The time that the kernel would note for a write, which is as coarse.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    seconds.unwrap_or(0) * 1_000_000_000 + rest.unwrap_or(0)
+}
+
 /// Settles the file, for an operation that goes the usual way then.
 #[cold]
 fn leave<T>(open: &Open, held: Held<'_>) -> Result<T, Left> {
@@ -349,7 +430,7 @@ pub(crate) fn read(open: &Open, place: Place, parts: &mut [IoSliceMut<'_>]) -> O
     match try_read(open, place, parts) {
         Ok(read) => Some(isize::try_from(read).unwrap_or(isize::MAX)),
         Err(Left::Usual) => None,
-        Err(Left::Error(errno)) => Some(-isize::try_from(errno).unwrap_or(5)),
+        Err(Left::Error(errno)) => Some(negated(errno)),
     }
 }
 
@@ -386,7 +467,7 @@ pub(crate) fn seek(open: &Open, offset: i64, whence: c_int) -> Option<isize> {
     let held = match lock(open) {
         Ok(held) => held,
         Err(Left::Usual) => return None,
-        Err(Left::Error(errno)) => return Some(-isize::try_from(errno).unwrap_or(5)),
+        Err(Left::Error(errno)) => return Some(negated(errno)),
     };
     let base = match whence {
         libc::SEEK_SET => 0,
@@ -394,7 +475,7 @@ pub(crate) fn seek(open: &Open, offset: i64, whence: c_int) -> Option<isize> {
         libc::SEEK_END => held.guard.size(),
         _ => {
             return match leave::<()>(open, held) {
-                Err(Left::Error(errno)) => Some(-isize::try_from(errno).unwrap_or(5)),
+                Err(Left::Error(errno)) => Some(negated(errno)),
                 _ => None,
             };
         }
@@ -410,35 +491,73 @@ pub(crate) fn seek(open: &Open, offset: i64, whence: c_int) -> Option<isize> {
     })
 }
 
+/// Before attributes of a file are changed: what is written later would change them again.
+pub(crate) fn settle_attributes(log: &'static Log, file: FileRef) {
+    if log.absorber_of(file) == 0 {
+        return;
+    }
+    let mut own = -1;
+    descriptors::each(0, u32::MAX, |fd, known| {
+        if known.file() == Some(file) && known.has(ABSORBED) {
+            own = fd;
+        }
+    });
+    // Where the disk does not take the file, it does not take its attributes.
+    let _ = settle_patiently(log, file, own);
+}
+
 /// Gives the kernel all of an absorbed file, and its place back to the description: the file is as any other then. `fd` is one
-/// of its descriptors.
+/// of its descriptors, or -1 if this process has none.
 ///
 /// # Errors
 /// The file cannot take what was written to it: it stays absorbed.
 #[cold]
 pub(crate) fn settle(log: &'static Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
-    while log.absorber_of(file) != 0 {
-        match supervisor::settle(file) {
+    for _ in 0..TRIES {
+        let absorber = log.absorber_of(file);
+        if absorber == 0 {
+            forget_unless_absorbed(log, file, fd);
+            return Ok(());
+        }
+        let own = absorber == process::number() && fd >= 0;
+        match supervisor::settle(file, own.then_some(fd)) {
             Answer::Done => {}
             Answer::Refused(errno) => return Err(errno),
-            Answer::None if !log.supervisor_alive() => settle_here(log, file, fd)?,
-            Answer::None => {
-                // No descriptor is left to ask with.
-                log.want_settled(file);
-                log.wait_for_room(log.room(), PAUSE);
-            }
+            Answer::None => settle_unanswered(log, file, fd)?,
         }
     }
-    forget_unless_absorbed(log, file, fd);
+    Err(libc::EIO)
+}
+
+/// Nobody has answered: settles the file here if there is no supervisor, and waits a moment else.
+fn settle_unanswered(log: &Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
+    let signals = SignalsBlocked::new();
+    if fd >= 0
+        && let Ok(_supervision) = log.supervise(Duration::ZERO)
+        && settle_here(log, file, fd)?
+    {
+        return Ok(());
+    }
+    drop(signals);
+    // It is about to end or has just begun; or no descriptor is left to ask it with; or the next one has to do it.
+    log.want_settled(file);
+    log.wait_for_room(log.room(), PAUSE);
     Ok(())
 }
 
-/// The same, however long it takes: for what cannot be done to an absorbed file and has no error for it.
+/// The same, for what the kernel does not refuse for want of space: somebody may make room, or let go of the file, in time.
+///
+/// # Errors
+/// As for [`settle`]: what was to be done cannot be done.
 #[cold]
-pub(crate) fn settle_patiently(log: &'static Log, file: FileRef, fd: c_int) {
-    while settle(log, file, fd).is_err() {
-        log.wait_for_room(log.room(), PAUSE);
+pub(crate) fn settle_patiently(log: &'static Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
+    for _ in 0..TRIES_FOR_ROOM {
+        match settle(log, file, fd) {
+            Err(libc::ENOSPC | libc::EDQUOT | libc::EINTR) => log.wait_for_room(log.room(), PAUSE),
+            outcome => return outcome,
+        }
     }
+    settle(log, file, fd)
 }
 
 fn forget_unless_absorbed(log: &Log, file: FileRef, fd: c_int) {
@@ -457,20 +576,26 @@ fn forget_unless_absorbed(log: &Log, file: FileRef, fd: c_int) {
     }
 }
 
-/// Without a supervisor: this process brings to the kernel what was absorbed, by whatever process.
-fn settle_here(log: &Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
-    let _signals = SignalsBlocked::new();
+/// In the supervisor's place, and with its lock: brings to the kernel what was absorbed, by whatever process; whether this
+/// process could.
+fn settle_here(log: &Log, file: FileRef, fd: c_int) -> Result<bool, Errno> {
     let guard = loop {
         match log.lock(file) {
             Ok(guard) => break guard,
             Err(LockError::Busy) => {}
             Err(LockError::Reentered) => return Err(libc::EINTR),
-            Err(LockError::Stale) => return Ok(()),
+            Err(LockError::Stale) => return Ok(true),
         }
     };
     let absorber = guard.absorber();
     if absorber == 0 {
-        return Ok(());
+        return Ok(true);
+    }
+    let own = absorber == process::number();
+    // SAFETY: a descriptor that is open for the time of this call.
+    let target = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    if !own && !can_write_in_place(target) {
+        return Ok(false);
     }
     let mut absorbed = Absorbed::default();
     for record in Scanner::new(log.pool(), log.tail(), log.head()) {
@@ -478,15 +603,12 @@ fn settle_here(log: &Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
             absorbed.add(&record);
         }
     }
-    let own = absorber == process::number();
     // Not by a second one, which would break the lease that nobody answers for any more.
-    // Where it is another process's file and this descriptor is read-only, it stays as it is.
-    // SAFETY: a descriptor that is open for the time of this call.
-    let target = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     if let Err(error) = absorbed.write(guard.id(), log.pool(), target) {
         guard.note_failure();
         return Err(error.raw_os_error().unwrap_or(libc::EIO));
     }
+    set_modified(target, log.modified_ns(file));
     if own {
         let place = i64::try_from(guard.place()).unwrap_or(0);
         let _ = raw::lseek(fd, place, libc::SEEK_SET);
@@ -495,15 +617,21 @@ fn settle_here(log: &Log, file: FileRef, fd: c_int) -> Result<(), Errno> {
     }
     let settled = guard.begin().and_then(|mut ticket| ticket.settle());
     if settled.is_err() {
-        // The log cannot say that the kernel has the bytes: the file's disk has to.
+        // The log cannot say that the kernel has the bytes: the file's disk has to, and the log gets no more of the file.
         let _ = raw::fdatasync(fd);
+        guard.mark_unlogged(true);
     }
     guard.stop_absorbing();
     if own {
-        let unlocked = usize::try_from(libc::F_UNLCK).unwrap_or(2);
-        let _ = raw::fcntl(fd, libc::F_SETLEASE, unlocked);
+        give_lease_back(fd);
     }
-    Ok(())
+    Ok(true)
+}
+
+/// Gives back the lease on the description of `fd`, which is this process's as much as that of the supervisor that took it.
+fn give_lease_back(fd: c_int) {
+    let unlocked = usize::try_from(libc::F_UNLCK).unwrap_or(2);
+    let _ = raw::fcntl(fd, libc::F_SETLEASE, unlocked);
 }
 
 /// Before a file is opened: without a supervisor nobody else ends the leases on this process's files.
@@ -552,21 +680,26 @@ pub(crate) fn settle_all() {
     if any() {
         descriptors::each(0, u32::MAX, |fd, known| {
             if let Some(file) = known.file().filter(|_| known.has(ABSORBED)) {
-                settle_patiently(log, file, fd);
+                // One that its disk does not take is refused to whoever gets it, until it does.
+                let _ = settle_patiently(log, file, fd);
             }
         });
     }
 }
 
 /// The kernel is about to use the file of `fd` in ways that are not seen, now or later.
-pub(crate) fn never(fd: c_int) {
-    let Some((log, file)) = process::log().zip(files::of(fd).file()) else { return };
+///
+/// # Errors
+/// The kernel does not have all of it, and cannot take it.
+pub(crate) fn never(fd: c_int) -> Result<(), Errno> {
+    let Some((log, file)) = process::log().zip(files::of(fd).file()) else { return Ok(()) };
     // First: nobody absorbs it between the two.
     mark(file, |known| known.with(NEVER));
     drop(log.lock(file));
     if log.absorber_of(file) == process::number() {
-        settle_patiently(log, file, fd);
+        settle_patiently(log, file, fd)?;
     }
+    Ok(())
 }
 
 /// The descriptor goes: with the last one, the file does not have to be kept for this process.
@@ -577,12 +710,23 @@ pub(crate) fn closing(fd: c_int, file: FileRef) {
         others |= other != fd && known.file() == Some(file) && known.has(ABSORBED);
     });
     let Some(log) = process::log().filter(|_| !others) else { return };
-    if log.supervisor_alive() {
+    // At once: the copy of the descriptor that keeps others from the file goes with the supervisor.
+    if settle(log, file, fd).is_err() {
         supervisor::closed(file);
         let _signals = SignalsBlocked::new();
         let _guard = log.lock(file);
         forget(file);
-    } else {
-        let _ = settle(log, file, fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_considered_again_after_twice_as_many_writes() {
+        let due: Vec<_> = (1..500).filter(|writes| is_due(*writes, 32)).collect();
+        assert_eq!(due, [32, 64, 128, 256]);
+        assert!(!(1..100).any(|writes| is_due(writes, 0)), "never");
     }
 }

@@ -1,6 +1,7 @@
 //! Hooks: owner, mode, times and extended attributes of files.
 //!
-//! Invariant: they are not in the log. So a change of them makes the file's next sync a real one.
+//! Invariants: they are not in the log. So a change of them makes the file's next sync a real one. An absorbed file is settled
+//! first: the writes that the kernel is told of later would change its times again.
 #![allow(unsafe_code)] // C's functions
 
 use std::ffi::{c_char, c_int, c_void};
@@ -11,7 +12,7 @@ use tidegate::log::{FileRef, Log};
 use crate::logged::Open;
 use crate::names::Name;
 use crate::path::text;
-use crate::{next, process, raw};
+use crate::{absorb, next, process, raw};
 
 /// What a call names its file by.
 #[derive(Clone, Copy)]
@@ -47,6 +48,9 @@ where
     let Some(function) = function.get() else { return raw::failed_int(libc::ENOSYS) };
     let log = process::log();
     let known = log.and_then(|log| file.known(log)).filter(|(_, stat)| !is_so(stat));
+    if let (Some(log), Some((file, _))) = (log, &known) {
+        absorb::settle_attributes(log, *file);
+    }
     let mark = || {
         if let (Some(log), Some((file, _))) = (log, &known) {
             log.mark_unlogged(*file);

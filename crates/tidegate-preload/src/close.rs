@@ -120,15 +120,15 @@ pub(crate) unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 /// Makes `copy` a copy; what it was before is closed, if the kernel does it.
 fn replace(original: c_int, copy: c_int, flags: c_int) -> c_int {
     let before = descriptors::get(copy);
-    if let Some((log, file)) = process::log().zip(before.file()).filter(|_| before.has(ABSORBED)) {
+    if let Some(file) = before.file().filter(|_| before.has(ABSORBED)) {
         // As long as the descriptor is the file's.
-        absorb::settle_patiently(log, file, copy);
+        absorb::closing(copy, file);
     }
     let before = descriptors::clear(copy).without(ABSORBED);
     // SAFETY: no pointers.
     let result = unsafe { raw::call(libc::SYS_dup3, words![original, copy, flags]) };
     if result < 0 {
-        descriptors::set(copy, before);
+        absorb::noted(copy, before);
     } else if before.has(STICKY) {
         released(copy, before);
     }
@@ -181,7 +181,7 @@ fn changes_writes(open: &Open, flags: c_int) -> bool {
 fn set_flags(fd: c_int, flags: c_int) {
     let Some(open) = Open::writable(fd) else { return };
     if changes_writes(&open, flags) {
-        absorb::never(fd);
+        let _ = absorb::never(fd);
         open.mark();
     }
 }
@@ -189,7 +189,7 @@ fn set_flags(fd: c_int, flags: c_int) {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_int {
     // As for `F_OFD_SETLK`.
-    absorb::never(fd);
+    let _ = absorb::never(fd);
     match next::flock.get() {
         // SAFETY: the same function.
         Some(flock) => unsafe { flock(fd, operation) },
@@ -228,7 +228,7 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
     match command {
         libc::F_SETFL => set_flags(fd, low_half(argument)),
         // The lock lasts as long as the description, of which the supervisor would have a copy.
-        libc::F_OFD_SETLK | libc::F_OFD_SETLKW => absorb::never(fd),
+        libc::F_OFD_SETLK | libc::F_OFD_SETLKW => drop(absorb::never(fd)),
         _ => {}
     }
     let result = if let Some(fcntl64) = next::fcntl64.resolved() {

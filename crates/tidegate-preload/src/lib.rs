@@ -38,9 +38,9 @@
 //!
 //! # Map
 //! - the program's calls: `write`, `sync`, `open`, `close`, `stdio`, `mapping`, `transfer`, `aio`, `printf`,
-//!   `attributes`, `names`, `size`, `exec`, `syscall`, `vfork`;
+//!   `attributes`, `names`, `size`, `limits`, `exec`, `syscall`, `vfork`;
 //! - what they do: `logged` (a file in the log), `mend` (after a writer that was killed), `unseen` (files out of the log);
-//! - what they know: `files` (which file), `descriptors` (what is noted of each), `glob` (what the user wants), `process`;
+//! - what they know: `files` (which file), `descriptors` (what is noted of each), `glob` (what the user wants), `process`, `quota`;
 //! - underneath: `raw` (system calls), `next` (the C library's functions), `path`, `cancel`.
 #![cfg_attr(test, allow(dead_code))]
 
@@ -53,6 +53,7 @@ mod descriptors;
 mod exec;
 mod files;
 mod glob;
+mod limits;
 mod logged;
 mod mapping;
 mod mend;
@@ -64,6 +65,7 @@ mod page;
 mod path;
 mod printf;
 mod process;
+mod quota;
 mod raw;
 mod read;
 mod size;

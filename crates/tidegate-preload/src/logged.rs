@@ -15,6 +15,7 @@
 use std::ffi::c_int;
 use std::io::IoSlice;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tidegate::log::{AppendError, Counter, Definition, FileGuard, FileRef, LockError, Log, Ticket};
@@ -28,7 +29,7 @@ use crate::{absorb, files, mend, names, process};
 /// How often a lock, or room for what must be said, is waited for, a second each.
 const TRIES: u32 = 10;
 /// How often a write waits for room: others may take it first.
-const WAITS: u32 = 60;
+pub(crate) const WAITS: u32 = 60;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A descriptor of a file that has an entry in the log's table.
@@ -87,7 +88,7 @@ impl Sync {
     }
 }
 
-fn negated(errno: Errno) -> isize {
+pub(crate) fn negated(errno: Errno) -> isize {
     isize::try_from(-errno).unwrap_or(-5)
 }
 
@@ -103,6 +104,15 @@ impl Request<'_> {
     fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }
+}
+
+/// A write that the log and the kernel have.
+pub(crate) struct Written<'a> {
+    pub(crate) at: u64,
+    pub(crate) end: u64,
+    pub(crate) parts: &'a [IoSlice<'a>],
+    /// Its record.
+    pub(crate) position: u64,
 }
 
 /// Why a write did not go through the log.
@@ -140,14 +150,17 @@ impl Open {
     }
 
     /// Locks the file, once the kernel has all of it. None: go on without the log.
+    ///
+    /// # Errors
+    /// The kernel cannot take all of it: what is to be done would come before older writes.
     #[inline]
-    fn lock(&self) -> Option<Locked> {
-        let locked = self.lock_as_it_is()?;
-        if locked.guard.absorber() == 0 {
-            return Some(locked);
+    fn lock(&self) -> Result<Option<Locked>, Errno> {
+        let locked = self.lock_as_it_is();
+        if locked.as_ref().is_none_or(|locked| locked.guard.absorber() == 0) {
+            return Ok(locked);
         }
         drop(locked);
-        absorb::settle_patiently(self.log, self.file, self.fd);
+        absorb::settle_patiently(self.log, self.file, self.fd)?;
         self.lock()
     }
 
@@ -215,22 +228,28 @@ impl Open {
             return result;
         }
         for _ in 0..WAITS {
-            let Some(guard) = self.lock() else { return self.unlocked(request, kernel) };
+            let guard = match self.lock() {
+                Ok(Some(guard)) => guard,
+                Ok(None) => return self.unlocked(request, kernel),
+                Err(errno) => return negated(errno),
+            };
             if guard.is_sticky() || guard.is_nameless() {
                 return self.unlogged(&guard, request, kernel);
             }
             let room = self.log.room();
             match self.write_logged(&guard, request, bytes, &kernel) {
-                Ok(result) => {
+                Ok((result, written)) => {
                     drop(guard);
-                    absorb::consider(self);
+                    if let Some(written) = written {
+                        absorb::consider(self, &written);
+                    }
                     return result;
                 }
                 Err(Refused::Undefined) => {
                     drop(guard);
                     self.define();
                 }
-                Err(Refused::Full) if self.log.supervisor_alive() => {
+                Err(Refused::Full) if self.may_get_room() => {
                     drop(guard);
                     self.wait_for_room(room);
                 }
@@ -243,8 +262,20 @@ impl Open {
                 }
             }
         }
-        let Some(guard) = self.lock() else { return self.unlocked(request, kernel) };
-        self.unlogged(&guard, request, kernel)
+        match self.lock() {
+            Ok(Some(guard)) => self.unlogged(&guard, request, kernel),
+            Ok(None) => self.unlocked(request, kernel),
+            Err(errno) => negated(errno),
+        }
+    }
+
+    /// There is somebody who makes room; or one wait has not shown yet that nobody takes over from a supervisor that died.
+    #[cold]
+    pub(crate) fn may_get_room(&self) -> bool {
+        static DESERTED: AtomicBool = AtomicBool::new(false);
+        let is_alive = self.log.supervisor_alive();
+        let was_deserted = DESERTED.swap(!is_alive, Ordering::Relaxed);
+        is_alive || !was_deserted
     }
 
     #[cold]
@@ -257,13 +288,13 @@ impl Open {
     }
 
     #[inline]
-    fn write_logged(
+    fn write_logged<'r>(
         &self,
         guard: &FileGuard<'_>,
-        request: &Request<'_>,
+        request: &'r Request<'_>,
         bytes: u64,
         kernel: &impl Fn() -> isize,
-    ) -> Result<isize, Refused> {
+    ) -> Result<(isize, Option<Written<'r>>), Refused> {
         let mut ticket = guard.begin()?;
         if ticket.needs_define() {
             return Err(Refused::Undefined);
@@ -271,13 +302,15 @@ impl Open {
         let place = self.place(request.place).map_err(|_| Refused::Changed)?;
         let position = ticket.write(place, request.parts)?;
         let result = kernel();
-        if !self.is_as_recorded(request.place, place, bytes, result) {
+        let is_as_recorded = self.is_as_recorded(request.place, place, bytes, result);
+        if !is_as_recorded {
             self.correct(guard, &mut ticket, position, request, result);
         }
         let stats = self.log.stats();
         stats.add(Counter::Writes, 1);
         stats.add(Counter::WriteBytes, bytes);
-        Ok(result)
+        let written = Written { at: place, end: place + bytes, parts: request.parts, position };
+        Ok((result, is_as_recorded.then_some(written)))
     }
 
     /// The byte of the file that a write will start at.
@@ -409,7 +442,7 @@ impl Open {
         if self.known.has(descriptors::STICKY) {
             return self.known;
         }
-        let Some(guard) = self.lock() else {
+        let Ok(Some(guard)) = self.lock() else {
             self.log.mark_unlogged(self.file);
             return self.known;
         };
@@ -422,7 +455,7 @@ impl Open {
 
     /// As [`hide`](Self::hide), but noted with no descriptor.
     pub(crate) fn mark(&self) {
-        let Some(guard) = self.lock() else {
+        let Ok(Some(guard)) = self.lock() else {
             self.log.mark_unlogged(self.file);
             return;
         };
@@ -435,24 +468,28 @@ impl Open {
         if !self.known.has(descriptors::STICKY) {
             return;
         }
-        if let Some(guard) = self.lock() {
+        if let Some(guard) = self.lock_as_it_is() {
             guard.release_sticky();
         }
     }
 
     /// Runs a change of the file that the log does not have.
     pub(crate) fn unseen(&self, change: impl FnOnce() -> isize) -> isize {
-        let Some(guard) = self.lock() else {
-            self.log.mark_unlogged(self.file);
-            let result = change();
-            self.log.mark_unlogged(self.file);
-            return result;
+        let guard = match self.lock() {
+            Ok(Some(guard)) => guard,
+            Ok(None) => {
+                self.log.mark_unlogged(self.file);
+                let result = change();
+                self.log.mark_unlogged(self.file);
+                return result;
+            }
+            Err(errno) => return negated(errno),
         };
         self.retire(&guard);
         guard.mark_unlogged(true);
         drop(guard);
         let result = change();
-        if let Some(guard) = self.lock() {
+        if let Some(guard) = self.lock_as_it_is() {
             guard.release_sticky();
         }
         result
@@ -577,7 +614,7 @@ impl Open {
     /// Empties the file, as `O_TRUNC` does. A file of which the log has nothing is emptied past the log: most such
     /// files are rewritten without any sync.
     pub(crate) fn empty(&self, kernel: impl Fn() -> isize) -> isize {
-        let Some(guard) = self.lock() else { return self.unseen(kernel) };
+        let Ok(Some(guard)) = self.lock() else { return self.unseen(kernel) };
         if !guard.has_live_changes() {
             guard.mark_unlogged(false);
             return kernel();

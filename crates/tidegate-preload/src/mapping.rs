@@ -100,8 +100,11 @@ unsafe fn map(
     protection: c_int,
     (flags, fd, offset): (c_int, c_int, off_t),
 ) -> *mut c_void {
-    if flags & libc::MAP_ANONYMOUS == 0 {
-        absorb::never(fd);
+    if flags & libc::MAP_ANONYMOUS == 0
+        && let Err(errno) = absorb::never(fd)
+    {
+        raw::failed(errno);
+        return libc::MAP_FAILED;
     }
     let open = shared(flags, fd);
     if let Some(open) = open.filter(|_| protection & libc::PROT_WRITE != 0) {

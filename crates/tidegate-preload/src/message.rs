@@ -30,7 +30,7 @@ unsafe fn share(message: *const msghdr) {
                 // SAFETY: so many descriptors are there.
                 let fd = unsafe { data.add(at) };
                 // SAFETY: inside the data, aligned or not.
-                absorb::never(unsafe { fd.read_unaligned() });
+                let _ = absorb::never(unsafe { fd.read_unaligned() });
             }
         }
         // SAFETY: the program's own message.

@@ -4,7 +4,7 @@
 //! 1. Until the log is attached, and where it cannot be, every hook does what the C library does.
 //! 2. Nothing lasting is made in the program: no thread, no signal handler, no descriptor.
 //! 3. What is kept here is written when the library is loaded, and read only from then on; but for the note that files are
-//!    written in ways that nobody sees, which is never taken back.
+//!    written in ways that nobody sees, which is never taken back, and the limit on the size of files.
 //!
 //! Entry points: [`log()`], [`filter`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`].
 //!
@@ -20,7 +20,7 @@ use std::ffi::{OsStr, c_int};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use tidegate::log::{self, Log};
 
@@ -32,7 +32,6 @@ use crate::{absorb, exec, files, names, next, stdio, supervisor, unseen};
 /// What this process knows of itself once it is attached.
 struct Attached {
     log: Log,
-    file_bytes_max: u64,
     writes_before: u32,
     filter: Filter,
     includes_tmpfs: bool,
@@ -42,6 +41,9 @@ struct Attached {
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
 /// What the kernel counts a file's bytes with.
 const FILE_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
+
+/// The limit of this process on that.
+static LIMIT_BYTES: AtomicU64 = AtomicU64::new(0);
 
 static WRITES_UNSEEN: AtomicBool = AtomicBool::new(false);
 
@@ -67,8 +69,15 @@ pub(crate) fn includes_tmpfs() -> bool {
 }
 
 /// The largest file that this process may make.
+#[inline]
 pub(crate) fn file_bytes_max() -> u64 {
-    attached().map_or(0, |attached| attached.file_bytes_max)
+    LIMIT_BYTES.load(Ordering::Relaxed)
+}
+
+/// Asks the kernel for [`file_bytes_max`].
+pub(crate) fn find_limits() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    LIMIT_BYTES.store(limit.unwrap_or(u64::MAX).min(FILE_BYTES_MAX), Ordering::Relaxed);
 }
 
 /// Logged writes through a descriptor before its file is worth a lease; 0: none ever is.
@@ -145,14 +154,13 @@ fn attach() -> Option<Attached> {
     let control = std::env::var_os("TIDEGATE_CONTROL")?;
     let log = Log::attach(Path::new(&pool), Path::new(&control)).ok()?;
     let lines = |name| kept(name).map_or(&b""[..], OsStrExt::as_bytes);
-    let file_bytes = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    find_limits();
     Some(Attached {
         log,
         writes_before: std::env::var("TIDEGATE_ABSORB_AFTER")
             .ok()
             .and_then(|number| number.parse().ok())
             .unwrap_or(0),
-        file_bytes_max: file_bytes.unwrap_or(u64::MAX).min(FILE_BYTES_MAX),
         filter: Filter { include: lines("TIDEGATE_INCLUDE"), exclude: lines("TIDEGATE_EXCLUDE") },
         includes_tmpfs: std::env::var_os("TIDEGATE_INCLUDE_TMPFS").is_some_and(|it| it == "1"),
         socket: kept("TIDEGATE_SOCKET").map(Path::new),

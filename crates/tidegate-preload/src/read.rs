@@ -51,8 +51,7 @@ unsafe fn several(fd: c_int, place: Place, vector: *const iovec, count: c_int) -
     let open = absorbed(fd)?;
     let count = usize::try_from(count).ok().filter(|count| *count <= PARTS);
     let Some(count) = count.filter(|_| !vector.is_null()) else {
-        absorb::settle_patiently(open.log, open.file, fd);
-        return None;
+        return absorb::settle_patiently(open.log, open.file, fd).err().map(raw::failed);
     };
     // SAFETY: the program says that so many are there.
     let vector = unsafe { std::slice::from_raw_parts(vector, count) };

@@ -9,6 +9,7 @@ use std::ffi::{CStr, c_char, c_int};
 use libc::off_t;
 use tidegate::log::{Definition, FileKey, FileRef, Log, Ticket};
 
+use crate::logged::negated;
 use crate::names::{self, Name, SignalsBlocked, Target};
 use crate::path::{self, PathBuffer};
 use crate::raw::{self, Errno, words};
@@ -78,7 +79,11 @@ fn change(fd: c_int, effect: impl Fn(u64) -> Effect, operation: impl FnOnce() ->
     let file = || files::of(fd).file();
     // A definition says what the path is: no name changes before it is in the log.
     let names = needs_definition(log, fd, file).then(|| names::lock(log));
-    let Some(subject) = Subject::of(log, fd, file) else { return operation() };
+    let Some(subject) = Subject::of(log, fd, file) else {
+        // Older writes that the kernel cannot take would come after this.
+        let is_absorbed = file().is_some_and(|file| log.absorber_of(file) != 0);
+        return if is_absorbed { negated(libc::EIO) } else { operation() };
+    };
     let result = apply(&subject, &Descriptor(fd), || raw::fstat(fd), effect, operation);
     drop(names);
     result

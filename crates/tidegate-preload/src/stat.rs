@@ -1,6 +1,6 @@
 //! Hooks: `stat` and its kin.
 //!
-//! Invariant: they add nothing to what the kernel says, but for the size of a file that some process of the tree absorbs.
+//! Invariant: they add nothing to what the kernel says, but for the size and times of a file that some process of the tree absorbs.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_char, c_int, c_uint};
@@ -8,12 +8,20 @@ use std::ffi::{c_char, c_int, c_uint};
 use crate::process;
 use crate::raw::{self, words};
 
-/// The size of an absorbed file, where it is larger than what the kernel says.
+/// What the kernel does not know of an absorbed file.
+struct Newer {
+    size: i64,
+    /// When it was written last: seconds and nanoseconds.
+    modified: (i64, i64),
+}
+
 #[inline]
-fn larger(device: u64, inode: u64, size: i64) -> Option<i64> {
+fn newer(device: u64, inode: u64) -> Option<Newer> {
     let log = process::log().filter(|log| log.absorbs())?;
-    let absorbed = i64::try_from(log.absorbed_size_of(device, inode)?).ok()?;
-    (absorbed > size).then_some(absorbed)
+    let (size, modified_ns) = log.absorbed_of(device, inode)?;
+    let modified_ns = i64::try_from(modified_ns).ok()?;
+    let modified = (modified_ns / 1_000_000_000, modified_ns % 1_000_000_000);
+    Some(Newer { size: i64::try_from(size).ok()?, modified })
 }
 
 /// Corrects what the kernel said, if it said something.
@@ -24,8 +32,11 @@ unsafe fn corrected(result: isize, stat: *mut libc::stat) -> c_int {
     if result == 0 {
         // SAFETY: the kernel has filled it.
         let stat = unsafe { &mut *stat };
-        if let Some(size) = larger(stat.st_dev, stat.st_ino, stat.st_size) {
-            stat.st_size = size;
+        if let Some(newer) = newer(stat.st_dev, stat.st_ino) {
+            stat.st_size = stat.st_size.max(newer.size);
+            let modified = newer.modified.max((stat.st_mtime, stat.st_mtime_nsec));
+            (stat.st_mtime, stat.st_mtime_nsec) = modified;
+            (stat.st_ctime, stat.st_ctime_nsec) = modified.max((stat.st_ctime, stat.st_ctime_nsec));
         }
     }
     raw::returned_int(result)
@@ -98,9 +109,13 @@ pub(crate) unsafe extern "C-unwind" fn statx(
         // SAFETY: the kernel has filled it.
         let stat = unsafe { &mut *stat };
         let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-        let size = i64::try_from(stat.stx_size).unwrap_or(i64::MAX);
-        if let Some(size) = larger(device, stat.stx_ino, size) {
-            stat.stx_size = size.unsigned_abs();
+        if let Some(newer) = newer(device, stat.stx_ino) {
+            stat.stx_size = stat.stx_size.max(newer.size.unsigned_abs());
+            for time in [&mut stat.stx_mtime, &mut stat.stx_ctime] {
+                let kernels = (time.tv_sec, i64::from(time.tv_nsec));
+                let (seconds, rest) = newer.modified.max(kernels);
+                (time.tv_sec, time.tv_nsec) = (seconds, u32::try_from(rest).unwrap_or(0));
+            }
         }
     }
     raw::returned_int(result)

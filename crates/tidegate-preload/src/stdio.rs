@@ -160,7 +160,7 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
     let Some(fdopen) = next::fdopen.get() else { return ptr::null_mut() };
     hide(fd);
     // What it reads, no hook sees either.
-    absorb::never(fd);
+    let _ = absorb::never(fd);
     // SAFETY: the same function.
     let stream = unsafe { fdopen(fd, mode) };
     if !stream.is_null() && descriptors::get(fd).file().is_some() {

@@ -49,7 +49,7 @@ impl<'l> Subject<'l> {
                 Ok(guard) if guard.absorber() != 0 => {
                     let file = guard.file();
                     drop(guard);
-                    absorb::settle_patiently(process::log()?, file, fd);
+                    absorb::settle_patiently(process::log()?, file, fd).ok()?;
                 }
                 Ok(guard) => {
                     if guard.owner_died() {

@@ -67,9 +67,9 @@ pub(crate) fn announce() {
     drop(connect());
 }
 
-/// Asks for a write lease on the open file of `fd`: whether it was granted.
-pub(crate) fn lease(file: FileRef, fd: c_int) -> bool {
-    ask(&Message::about("absorb", file), Some(fd), b"\"absorbed\"") == Answer::Done
+/// Asks for a write lease on the open file of `fd`.
+pub(crate) fn lease(file: FileRef, fd: c_int) -> Answer {
+    ask(&Message::about("absorb", file), Some(fd), b"\"absorbed\"")
 }
 
 /// What became of a request.
@@ -82,9 +82,10 @@ pub(crate) enum Answer {
     None,
 }
 
-/// Has the kernel told of all absorbed writes to the file.
-pub(crate) fn settle(file: FileRef) -> Answer {
-    ask(&Message::about("settle", file), None, b"\"settled\"")
+/// Has the kernel told of all absorbed writes to the file. `own` is a descriptor of its leased description, if this process has
+/// that: a new supervisor may not.
+pub(crate) fn settle(file: FileRef, own: Option<c_int>) -> Answer {
+    ask(&Message::about("settle", file), own, b"\"settled\"")
 }
 
 /// The file is not used by this process any more: the kernel may be told when there is time.
@@ -122,12 +123,14 @@ fn ask(message: &Message, fd: Option<c_int>, wanted: &[u8]) -> Answer {
 
 fn judge(answer: &[u8], wanted: &[u8]) -> Answer {
     let has = |text: &[u8]| answer.windows(text.len()).any(|part| part == text);
-    match () {
-        () if has(wanted) => Answer::Done,
-        () if has(b"(os error 28)") => Answer::Refused(libc::ENOSPC),
-        () if has(b"(os error 122)") => Answer::Refused(libc::EDQUOT),
-        () => Answer::Refused(libc::EIO),
+    if has(wanted) {
+        return Answer::Done;
     }
+    // What a program may get from a sync.
+    let known = [(&b"(os error 28)"[..], libc::ENOSPC), (b"(os error 122)", libc::EDQUOT)];
+    let known = known.into_iter().chain([(&b"(os error 30)"[..], libc::EROFS)]);
+    let found = known.into_iter().find(|(text, _)| has(text));
+    Answer::Refused(found.map_or(libc::EIO, |(_, errno)| errno))
 }
 
 #[cfg(test)]

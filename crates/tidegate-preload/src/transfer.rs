@@ -8,21 +8,25 @@ use std::ffi::{c_int, c_uint, c_ulong};
 use libc::{off_t, size_t, ssize_t};
 
 use crate::logged::Open;
+use crate::raw::Errno;
 use crate::{absorb, next, raw};
 
 /// The kernel is about to read the file of `fd`.
-fn from(fd: c_int) {
+fn from(fd: c_int) -> Result<(), Errno> {
     if absorb::any()
         && let Some(open) = Open::of(fd)
     {
-        absorb::settle_patiently(open.log, open.file, fd);
+        return absorb::settle_patiently(open.log, open.file, fd);
     }
+    Ok(())
 }
 
 /// Runs a call of the C library that may change the file of `fd`, and read that of `source`.
 fn copy(source: c_int, fd: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
-    from(source);
-    into(fd, call)
+    match from(source) {
+        Ok(()) => into(fd, call),
+        Err(errno) => raw::failed(errno),
+    }
 }
 
 /// Runs a call of the C library that may change the file of `fd`.
@@ -105,8 +109,7 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(
     let call = || unsafe { ioctl(fd, request, argument) };
     if !CHANGING.contains(&(request & 0xffff_ffff)) {
         // Some tell of a file's extents, or where its end is.
-        from(fd);
-        return call();
+        return from(fd).map_or_else(raw::failed_int, |()| call());
     }
     c_int::try_from(into(fd, || call() as ssize_t)).unwrap_or(-1)
 }

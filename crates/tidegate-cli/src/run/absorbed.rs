@@ -3,7 +3,8 @@
 //! Invariants:
 //! 1. The tail does not pass an absorbed record before the kernel has its bytes, and the sync that follows covers them.
 //! 2. A record that was brought when its file was settled is not brought again: the kernel may have newer bytes.
-//! 3. All of it happens in the cleaner's thread: of two records of a file the later one is brought later, or alone.
+//! 3. All of it happens in the cleaner's thread, and nobody else settles while that has the right to clean: of two records of a
+//!    file the later one is brought later, or alone.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,7 +14,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::SeekFrom;
-use tidegate::log::{Absorbed, FileGuard, FileRef, Header, LockError, Log, Scanner};
+use tidegate::log::{
+    Absorbed, FileGuard, FileRef, Header, LockError, Log, RecordKind, Scanner, set_modified,
+};
 
 use super::leases::Leases;
 use super::redo;
@@ -34,6 +37,16 @@ impl AbsorbedFiles {
     pub(crate) fn new(log: &Arc<Log>, leases: Leases) -> Self {
         let (scanned, settled) = (Absorbed::default(), HashMap::new());
         Self { log: Arc::clone(log), leases, scanned, settled }
+    }
+
+    /// Notes what was settled before this cleaner had the right to.
+    pub(crate) fn note_settled(&mut self) {
+        let (tail, head) = (self.log.tail(), self.log.head());
+        for header in Scanner::new(self.log.pool(), tail, head) {
+            if header.kind == RecordKind::Settle {
+                self.settled.insert(header.file, header.position);
+            }
+        }
     }
 
     /// Takes a record that the cleaner has scanned.
@@ -66,7 +79,7 @@ impl AbsorbedFiles {
         for id in ids {
             let entry = self.log.file_with_id(id);
             let brought = match entry.and_then(|entry| self.leases.file(entry)) {
-                Some(file) => self.scanned.write(id, self.log.pool(), file.as_fd()).map(drop),
+                Some(file) => self.bring_one(id, entry, &file),
                 // Of a supervisor that died.
                 None => entry.map_or(Ok(()), |entry| self.settle(entry, scanned)),
             };
@@ -75,6 +88,12 @@ impl AbsorbedFiles {
             }
         }
         failures
+    }
+
+    fn bring_one(&self, id: u64, entry: Option<FileRef>, file: &File) -> io::Result<()> {
+        self.scanned.write(id, self.log.pool(), file.as_fd())?;
+        set_modified(file.as_fd(), entry.map_or(0, |entry| self.log.modified_ns(entry)));
+        Ok(())
     }
 
     /// The file with this id, if its lease is held: it cannot be opened by name then.
@@ -126,6 +145,7 @@ impl AbsorbedFiles {
         let of_file = |header: &Header| header.file == id && header.position >= since;
         log.records(log.tail(), scanned).chain(behind).filter(of_file).for_each(|it| all.add(&it));
         all.write(id, log.pool(), file.as_fd())?;
+        set_modified(file.as_fd(), log.modified_ns(guard.file()));
         // The program's place: the kernel's stood still.
         rustix::fs::seek(file, SeekFrom::Start(guard.place()))?;
         let settled = guard.begin().and_then(|mut ticket| ticket.settle());

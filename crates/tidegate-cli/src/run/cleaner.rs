@@ -36,6 +36,8 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Pause after a failure; it doubles up to [`PAUSE_MOST`].
 const PAUSE_LEAST: Duration = Duration::from_millis(100);
 const PAUSE_MOST: Duration = Duration::from_secs(5);
+/// How long a process may take to settle a file itself, when no supervisor lives.
+const PATIENCE_WITH_SETTLING: Duration = Duration::from_secs(60);
 /// With more parts of files to write than this, waiting for each would cost more than it brings.
 const WINDOWS_PACED: usize = 256;
 /// Pause where a writer is in the middle of an operation that somebody waits for.
@@ -91,26 +93,26 @@ impl AsFd for Cleaner {
 }
 
 impl Cleaner {
-    /// Starts the thread, which takes the right to clean `log`.
+    /// Starts the thread, which takes the right to clean `log`. `leases` are those of a supervisor that died.
     ///
     /// # Errors
     /// No thread or descriptor is left, or somebody else cleans the log.
-    pub(crate) fn start(log: Arc<Log>, allocator: Allocator) -> io::Result<Self> {
+    pub(crate) fn start(log: Arc<Log>, allocator: Allocator, leases: Leases) -> io::Result<Self> {
         let jobs = Arc::new(Mutex::new(VecDeque::new()));
         let (sender, outcomes) = channel();
         let ready = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let counts = Arc::new(CleanerCounts::default());
         let voice = Voice { sender, ready: Arc::clone(&ready) };
         let (started, wait_started) = channel();
-        let leases = Leases::default();
         let absorbed = AbsorbedFiles::new(&log, leases.clone());
         let mut worker = Worker::new(&log, &jobs, &counts, voice, (allocator, absorbed));
         let thread = std::thread::Builder::new().name("cleaner".into()).spawn(move || {
             let log = Arc::clone(&worker.log);
-            let supervision = log.supervise();
+            let supervision = log.supervise(PATIENCE_WITH_SETTLING);
             // Whoever starts the thread waits for this.
             let _ = started.send(supervision.is_ok());
             if supervision.is_ok() {
+                worker.absorbed.note_settled();
                 worker.run();
             }
         })?;

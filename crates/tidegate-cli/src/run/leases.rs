@@ -6,7 +6,9 @@
 //! Invariants:
 //! 1. A file is absorbed only while its lease is held here, and settled before the lease is given back.
 //! 2. The copies of descriptors are of the very descriptions that the programs use: nothing is opened here, which would
-//!    break the lease.
+//!    break the lease. A lease belongs to the description: it outlives the supervisor that took it, and whoever has the
+//!    description can give it back.
+//! 3. After the death of a supervisor, its leases are held here ([`Leases::adopt_all`]) before anybody cleans.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -37,10 +39,7 @@ impl Leases {
     /// # Errors
     /// It is another file, somebody else has it open, or the file system has no leases.
     pub(crate) fn take(&self, log: &Log, entry: FileRef, descriptor: OwnedFd) -> io::Result<()> {
-        let file = File::from(descriptor);
-        if identity_of(&file)? != log.key_of(entry).identity {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+        let file = of_entry(log, entry, descriptor)?;
         if !can_write_in_place(file.as_fd()) {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -74,12 +73,33 @@ impl Leases {
         let _ = file.map(|file| kernel::give_lease_back(&file));
     }
 
-    /// After the death of another supervisor: holds the lease of a file that `process` absorbs, by a copy of that process's
-    /// descriptor.
+    /// After the death of another supervisor: holds its leases, by copies of the descriptors of the processes that absorb the
+    /// files. A process whose descriptors are not ours to copy is asked for one, by a mark on the file.
+    pub(crate) fn adopt_all(&self, log: &Log) {
+        for entry in log.absorbed_by(None) {
+            // Nobody has the file open where the process is gone: the lease went with it.
+            if self.adopt_of(log, entry, log.absorber_of(entry)).is_err() {
+                log.want_settled(entry);
+            }
+        }
+    }
+
+    /// Holds the lease on the description of `descriptor`, which another supervisor took, unless it is held already.
     ///
     /// # Errors
-    /// The process is gone, or has the file open no more; or its descriptors are not ours to copy.
-    pub(crate) fn adopt(&self, log: &Log, entry: FileRef, process: u32) -> io::Result<()> {
+    /// It is another file.
+    pub(crate) fn adopt(&self, log: &Log, entry: FileRef, descriptor: OwnedFd) -> io::Result<()> {
+        if self.file(entry).is_some() {
+            return Ok(());
+        }
+        let file = of_entry(log, entry, descriptor)?;
+        // Fails where somebody waits for the file already: for what is still to be done before the lease ends it is enough.
+        let _ = kernel::take_lease(&file);
+        self.held().insert(entry.to_word(), Arc::new(file));
+        Ok(())
+    }
+
+    fn adopt_of(&self, log: &Log, entry: FileRef, process: u32) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let key = log.key_of(entry);
         let handle = Pid::from_raw(process.cast_signed()).ok_or_else(gone)?;
@@ -94,10 +114,19 @@ impl Leases {
             let number = link.file_name().and_then(|name| name.to_str()?.parse().ok());
             let flags = PidfdGetfdFlags::empty();
             let copy = rustix::process::pidfd_getfd(&handle, number.ok_or_else(gone)?, flags)?;
-            return self.take(log, entry, copy);
+            return self.adopt(log, entry, copy);
         }
         Err(gone())
     }
+}
+
+/// The file of `descriptor`, which must be that of `entry`.
+fn of_entry(log: &Log, entry: FileRef, descriptor: OwnedFd) -> io::Result<File> {
+    let file = File::from(descriptor);
+    if identity_of(&file)? != log.key_of(entry).identity {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(file)
 }
 
 /// Where the kernel's signals about leases arrive.

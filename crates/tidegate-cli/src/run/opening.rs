@@ -4,15 +4,18 @@
 //! Invariant: a log whose records may be needed is never started anew. What recovery cannot put into the files stays in
 //! the log, and the pool is not opened.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::fs::FlockOperation;
 use tidegate::log::recover::{
     ApplyOptions, LocalFiles, NewIdentity, Outcome, Plan, Progress, apply, plan_pool,
 };
 use tidegate::log::{CONTROL_BYTES, Definition, Log, LogError, LogOptions, LogPool, Scanner};
-use tidegate::pmem::{Region, RegionOptions, SharedMemory};
+use tidegate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
 use tidegate::pool::{Content, PoolKind, identify};
 
 use super::allocator::Allocator;
@@ -20,6 +23,8 @@ use super::place::Meeting;
 use crate::pool::in_pool;
 use tidegate::size::Size;
 
+/// How long the kernel may take to clean up after a supervisor that was killed.
+const PATIENCE_WITH_DYING: Duration = Duration::from_secs(10);
 /// Threads that write files at once during recovery.
 const WORKERS: usize = 4;
 /// A boot that is none: the files of this log may lack what the log has, whatever boot it is.
@@ -43,9 +48,37 @@ pub(crate) struct Opened {
 /// It cannot be mapped, is in use, or holds no log.
 fn open_pool(path: &Path, read_only: bool) -> Result<LogPool> {
     let options = RegionOptions { read_only, ..RegionOptions::default() };
-    let region = Arc::new(Region::open(path, &options)?);
+    let region = Arc::new(open_region(path, &options)?);
     let pool = LogPool::open(Arc::clone(&region));
     pool.with_context(|| in_pool(&region))
+}
+
+/// Maps what is at `path` and locks it; where a supervisor has left its socket, which it does only when it is killed, once the
+/// kernel has taken the pool from it.
+fn open_region(path: &Path, options: &RegionOptions) -> Result<Region> {
+    let was_killed = || Meeting::of_pool(path).is_ok_and(|meeting| meeting.socket().exists());
+    match Region::open(path, options) {
+        Err(PmemError::Busy { .. }) if was_killed() && is_let_go(path) => {
+            Ok(Region::open(path, options)?)
+        }
+        opened => Ok(opened?),
+    }
+}
+
+/// Waits until nobody has the pool at `path` locked any more: whether that was so in time.
+fn is_let_go(path: &Path) -> bool {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let path = path.to_path_buf();
+    // A thread, since this wait has no end of its own.
+    std::thread::spawn(move || {
+        let locked = File::open(path).and_then(|file| {
+            rustix::fs::flock(&file, FlockOperation::LockShared)?;
+            Ok(())
+        });
+        // Whoever asked may be gone.
+        let _ = sender.send(locked.is_ok());
+    });
+    receiver.recv_timeout(PATIENCE_WITH_DYING).unwrap_or(false)
 }
 
 /// Makes a log pool of the file at `path` if it is blank.
@@ -53,7 +86,7 @@ fn open_pool(path: &Path, read_only: bool) -> Result<LogPool> {
 /// # Errors
 /// It cannot be mapped, is in use, or holds something else.
 fn make_where_blank(path: &Path) -> Result<()> {
-    let region = Region::open(path, &RegionOptions::default())?;
+    let region = open_region(path, &RegionOptions::default())?;
     let found = match identify(&region).with_context(|| in_pool(&region))? {
         PoolKind::Tidegate(_) => return Ok(()),
         PoolKind::Unknown(Content::Zeroes) => {

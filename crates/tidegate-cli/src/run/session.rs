@@ -1,13 +1,17 @@
 //! The launcher's side of a pool: it finds the supervisor that lives, or starts one.
 //!
-//! Invariant: at most one supervisor of a pool lives, and a launcher never joins one that is about to end. Who looks
-//! for, starts or ends a supervisor holds the pool's lock ([`Meeting::lock`]) until the other end has answered.
+//! Invariants:
+//! 1. At most one supervisor of a pool lives, and a launcher never joins one that is about to end. Who looks for, starts or
+//!    ends a supervisor holds the pool's lock ([`Meeting::lock`]) until the other end has answered.
+//! 2. As long as a launcher lives, its pool has a supervisor: one that dies is replaced at once.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 
 use super::place::Meeting;
@@ -15,14 +19,27 @@ use super::socket::{Connection, Reply, Request, Welcome};
 use super::stats::Statistics;
 use crate::output::{one_line, progress};
 
-/// A supervisor that this launcher has joined.
+/// A supervisor that dies so soon after it was joined may do so again, of the same cause; so many may, one after the other.
+const SHORT_LIFE: Duration = Duration::from_secs(1);
+const DEATHS_MAX: u32 = 10;
+
+/// A pool that this launcher uses, with a supervisor as long as that can be had.
 pub(crate) struct Session {
-    connection: Connection,
     /// What the pool is.
     pub(crate) welcome: Welcome,
+    pool: PathBuf,
+    meeting: Meeting,
+    latencies: bool,
+    joined: Mutex<Joined>,
+}
+
+/// The supervisor that this launcher has joined.
+struct Joined {
+    connection: Arc<Connection>,
     /// The supervisor, where this launcher started it: to be reaped.
     supervisor: Option<Child>,
-    pool: PathBuf,
+    /// The program has ended.
+    leaves: bool,
 }
 
 impl Session {
@@ -32,45 +49,104 @@ impl Session {
     /// # Errors
     /// The pool cannot be opened or recovered, or the supervisor not started.
     pub(crate) fn open(pool: &Path, meeting: &Meeting, latencies: bool) -> Result<Self> {
-        let lock = meeting.lock()?;
-        let found = Connection::to(&meeting.socket());
-        let found = found.context("cannot reach the supervisor of the pool")?;
-        let (connection, supervisor) = if let Some(connection) = found {
-            (connection, None)
-        } else {
-            let (connection, supervisor) = start(pool)?;
-            (connection, Some(supervisor))
-        };
-        // Where it has ended, what it said before tells why.
-        let _ = connection.send(&Request::Join { latencies });
-        let welcome = await_welcome(&connection)?;
-        drop(lock);
-        Ok(Self { connection, welcome, supervisor, pool: pool.to_path_buf() })
+        let (joined, welcome) = find_or_start(pool, meeting, latencies)?;
+        let (pool, meeting) = (pool.to_path_buf(), meeting.clone());
+        Ok(Self { welcome, pool, meeting, latencies, joined: Mutex::new(joined) })
     }
 
-    /// Runs `program`, during which what the supervisor has to say is printed; hands back what it returned and what the
-    /// supervisor counted, once the log is empty or the tree lives on without this launcher.
+    /// Runs `program`, during which what the supervisor has to say is printed, and one that dies is replaced; hands back what
+    /// it returned and what the supervisor counted, once the log is empty or the tree lives on without this launcher.
     ///
     /// # Errors
     /// As for `program`.
     pub(crate) fn during<T>(
-        mut self,
+        self,
         program: impl FnOnce() -> Result<T>,
     ) -> Result<(T, Option<Statistics>)> {
-        let (connection, pool) = (&self.connection, &self.pool);
         let (returned, farewell) = std::thread::scope(|scope| {
-            let listener = scope.spawn(|| listen(connection, pool));
+            let listener = scope.spawn(|| self.listen());
             let returned = program();
-            // Where the supervisor is gone, the listener knows already.
-            let _ = connection.send(&Request::Leave);
+            let mut joined = self.joined();
+            joined.leaves = true;
+            // Where the supervisor is gone, the listener knows already, and tells the next one.
+            let _ = joined.connection.send(&Request::Leave);
+            drop(joined);
             (returned, listener.join().ok().flatten())
         });
-        if let (Some((0, _)), Some(supervisor)) = (&farewell, &mut self.supervisor) {
+        if let (Some((0, _)), Some(supervisor)) = (&farewell, &mut self.joined().supervisor) {
             // It said its farewell as the last thing it did.
             let _ = supervisor.wait();
         }
         Ok((returned?, farewell.map(|(_, statistics)| statistics)))
     }
+
+    fn joined(&self) -> MutexGuard<'_, Joined> {
+        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Prints notices until the farewell; none, if the supervisor dies before and no other can be had.
+    fn listen(&self) -> Option<(u64, Statistics)> {
+        let mut deaths = 0;
+        loop {
+            let since = Instant::now();
+            let connection = Arc::clone(&self.joined().connection);
+            if let Some(farewell) = await_farewell(&connection) {
+                return Some(farewell);
+            }
+            deaths = if since.elapsed() < SHORT_LIFE { deaths + 1 } else { 1 };
+            let rejoined = if deaths > DEATHS_MAX {
+                Err(anyhow!("{deaths} of them died one after the other"))
+            } else {
+                self.rejoin()
+            };
+            if let Err(error) = rejoined {
+                let pool = self.pool.display();
+                say(&format!(
+                    "the supervisor of {pool} died, and there is no other ({error:#}): programs go on without the log; what \
+                     it still holds is written by the next `tidegate run`, or by `tidegate recover {pool}`"
+                ));
+                return None;
+            }
+        }
+    }
+
+    /// Joins the supervisor that took over from the one that died, or starts it.
+    fn rejoin(&self) -> Result<()> {
+        let (next, _) = find_or_start(&self.pool, &self.meeting, self.latencies)?;
+        let mut joined = self.joined();
+        if next.supervisor.is_some() {
+            say(&format!("the supervisor of {} died; another one took over", self.pool.display()));
+            if let Some(mut dead) = joined.supervisor.take() {
+                let _ = dead.wait();
+            }
+            joined.supervisor = next.supervisor;
+        }
+        joined.connection = next.connection;
+        if joined.leaves {
+            // If this one dies too, the listener knows.
+            let _ = joined.connection.send(&Request::Leave);
+        }
+        Ok(())
+    }
+}
+
+/// Joins the supervisor of `pool`, which is started if there is none.
+fn find_or_start(pool: &Path, meeting: &Meeting, latencies: bool) -> Result<(Joined, Welcome)> {
+    let _lock = meeting.lock()?;
+    let found = reach(&meeting.socket())?;
+    let found = found.map(|connection| join(connection, latencies)).transpose()?.flatten();
+    // One that was found and says nothing is dying: the next one waits for the pool until it is gone.
+    let (connection, welcome, supervisor) = if let Some((connection, welcome)) = found {
+        (connection, welcome, None)
+    } else {
+        let (connection, supervisor) = start(pool)?;
+        let joined = join(connection, latencies)?;
+        let (connection, welcome) =
+            joined.context("the supervisor of the pool ended before the pool was open")?;
+        (connection, welcome, Some(supervisor))
+    };
+    let connection = Arc::new(connection);
+    Ok((Joined { connection, supervisor, leaves: false }, welcome))
 }
 
 /// Starts the supervisor of `pool` and waits for nothing.
@@ -86,11 +162,19 @@ fn start(pool: &Path) -> Result<(Connection, Child)> {
     Ok((ours, supervisor))
 }
 
-fn await_welcome(connection: &Connection) -> Result<Welcome> {
+/// Joins the supervisor at the other end; none if it has ended without an answer.
+fn join(connection: Connection, latencies: bool) -> Result<Option<(Connection, Welcome)>> {
+    // Where it has ended, what it said before tells why.
+    let _ = connection.send(&Request::Join { latencies });
+    let welcome = await_welcome(&connection)?;
+    Ok(welcome.map(|welcome| (connection, welcome)))
+}
+
+fn await_welcome(connection: &Connection) -> Result<Option<Welcome>> {
     let mut bar: Option<ProgressBar> = None;
     let welcome = loop {
         match connection.receive::<Reply>().context("the supervisor broke off")? {
-            Some(Reply::Welcome(welcome)) => break Ok(welcome),
+            Some(Reply::Welcome(welcome)) => break Ok(Some(welcome)),
             Some(Reply::Failed { message }) => break Err(message),
             Some(Reply::Progress { done, total }) => {
                 let bar = bar.get_or_insert_with(|| progress("recovering"));
@@ -99,20 +183,17 @@ fn await_welcome(connection: &Connection) -> Result<Welcome> {
             }
             Some(Reply::Notice { message }) => say(&message),
             Some(_) => {}
-            None => break Err("the supervisor of the pool ended before the pool was open".into()),
+            None => break Ok(None),
         }
     };
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    match welcome {
-        Ok(welcome) => Ok(welcome),
-        Err(message) => bail!(message),
-    }
+    welcome.map_err(|message: String| anyhow!(message))
 }
 
 /// Prints notices until the farewell; none, if the supervisor dies before.
-fn listen(connection: &Connection, pool: &Path) -> Option<(u64, Statistics)> {
+fn await_farewell(connection: &Connection) -> Option<(u64, Statistics)> {
     loop {
         match connection.receive::<Reply>() {
             Ok(Some(Reply::Farewell { remaining, statistics })) => {
@@ -120,15 +201,9 @@ fn listen(connection: &Connection, pool: &Path) -> Option<(u64, Statistics)> {
             }
             Ok(Some(Reply::Notice { message })) => say(&message),
             Ok(Some(_)) => {}
-            Ok(None) | Err(_) => break,
+            Ok(None) | Err(_) => return None,
         }
     }
-    let pool = pool.display();
-    say(&format!(
-        "the supervisor of {pool} died: programs go on without the log; what it still holds is written by the next \
-         `tidegate run`, or by `tidegate recover {pool}`"
-    ));
-    None
 }
 
 /// Prints `message` as a line on standard error, which may be closed.
@@ -136,15 +211,13 @@ fn say(message: &str) {
     let _ = writeln!(std::io::stderr(), "tidegate: {}", one_line(message));
 }
 
-/// Asks the supervisor that listens at `socket` one thing; none, if there is no supervisor.
+/// Asks the supervisor that listens at `socket` one thing; none, if there is no supervisor, or if it dies.
 ///
 /// # Errors
-/// It broke off, or what was asked for failed.
+/// What was asked for failed.
 pub(crate) fn ask(socket: &Path, request: Request) -> Result<Option<Reply>> {
-    match reach(socket)? {
-        Some(connection) => converse(&connection, request).map(Some),
-        None => Ok(None),
-    }
+    let reached = reach(socket)?;
+    Ok(reached.map(|connection| converse(&connection, request)).transpose()?.flatten())
 }
 
 /// The same of a pool whose supervisor may be about to start or to end.
@@ -156,7 +229,7 @@ pub(crate) fn ask_at(meeting: &Meeting, request: Request) -> Result<Option<Reply
     let reached = reach(&meeting.socket())?;
     // A supervisor stays for whoever has reached it.
     drop(lock);
-    reached.map(|connection| converse(&connection, request)).transpose()
+    Ok(reached.map(|connection| converse(&connection, request)).transpose()?.flatten())
 }
 
 fn reach(socket: &Path) -> Result<Option<Connection>> {
@@ -164,14 +237,14 @@ fn reach(socket: &Path) -> Result<Option<Connection>> {
     reached.with_context(|| format!("cannot reach the supervisor at {}", socket.display()))
 }
 
-fn converse(connection: &Connection, request: Request) -> Result<Reply> {
-    connection.send(&request).context("the supervisor broke off")?;
+fn converse(connection: &Connection, request: Request) -> Result<Option<Reply>> {
+    // Where it has ended, it does not answer.
+    let _ = connection.send(&request);
     loop {
         match connection.receive::<Reply>().context("the supervisor broke off")? {
             Some(Reply::Failed { message }) => bail!(message),
             Some(Reply::Notice { message }) => say(&message),
-            Some(reply) => return Ok(reply),
-            None => bail!("the supervisor ended before it answered"),
+            reply => return Ok(reply),
         }
     }
 }

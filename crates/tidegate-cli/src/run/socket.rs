@@ -46,7 +46,8 @@ pub(crate) enum Request {
         /// The file's entry in the log's table, as a word.
         file: u64,
     },
-    /// Tell the kernel of all that was kept from it about a file, and answer then.
+    /// Tell the kernel of all that was kept from it about a file, and answer then. A process that absorbs the file sends a
+    /// descriptor along, for a supervisor that has none of it.
     Settle {
         /// The file's entry, as a word.
         file: u64,

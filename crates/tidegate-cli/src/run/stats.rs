@@ -29,6 +29,8 @@ pub(crate) struct Statistics {
     pub(crate) writes: u64,
     /// Bytes of them.
     pub(crate) written_bytes: u64,
+    /// Those of them that the kernel was not told of at once.
+    pub(crate) absorbed_writes: u64,
     /// Writes that went around the log.
     pub(crate) unlogged_writes: u64,
     /// Syncs that had nothing left to do.
@@ -66,6 +68,7 @@ impl Statistics {
         let micros = |ns: u64| format!("{:.2} µs", thousandths(ns));
         let mut lines = vec![
             ("writes", format!("{} logged, {} not", self.writes, self.unlogged_writes)),
+            ("absorbed", format!("{} of these", self.absorbed_writes)),
             ("written", size_or_none(self.written_bytes)),
             ("fsyncs", format!("{} skipped, {} done", self.fsyncs_skipped, self.fsyncs_done)),
             ("time saved", self.time_saved()),
@@ -173,6 +176,7 @@ impl Statistics {
             processes: 0,
             writes: total(Counter::Writes),
             written_bytes: total(Counter::WriteBytes),
+            absorbed_writes: total(Counter::AbsorbedWrites),
             unlogged_writes: total(Counter::UnloggedWrites),
             fsyncs_skipped,
             fsyncs_done: total(Counter::SyncsReal),

@@ -14,6 +14,7 @@ use tidegate::log::recover::Progress;
 use super::allocator::Allocator;
 use super::cleaner::Cleaner;
 use super::kernel::close_inherited;
+use super::leases::Leases;
 use super::opening::open_log;
 use super::place::{Meeting, existing_pool};
 use super::socket::{Connection, Reply, Welcome};
@@ -96,6 +97,11 @@ fn take_charge(pool: &Path, launcher: &Connection) -> Result<Charge> {
         power_cut: power_cut(region).to_owned(),
         recovered: opened.recovered,
     };
-    let cleaner = Cleaner::start(Arc::clone(&log), allocator).context("cannot clean the log")?;
+    let leases = Leases::default();
+    if opened.taken_over {
+        leases.adopt_all(&log);
+    }
+    let cleaner =
+        Cleaner::start(Arc::clone(&log), allocator, leases).context("cannot clean the log")?;
     Ok(Charge { pool, meeting, welcome, taken_over: opened.taken_over, cleaner })
 }

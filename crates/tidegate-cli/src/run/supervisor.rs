@@ -139,20 +139,10 @@ impl Supervisor {
             }
         }
         self.mind_unannounced();
-        self.adopt_absorbed();
-        Ok(())
-    }
-
-    /// Takes the leases of the supervisor that died, and has the files settled: what is left of them, where their
-    /// processes are gone.
-    fn adopt_absorbed(&self) {
+        // Nobody was told that somebody waits for these.
         let cleaner = &self.charge.cleaner;
-        let log = cleaner.log();
-        for file in log.absorbed_by(None) {
-            // Without a lease the cleaner opens the file by its name.
-            let _ = cleaner.leases().adopt(log, file, log.absorber_of(file));
-            cleaner.settle(file, None);
-        }
+        cleaner.log().absorbed_by(None).for_each(|file| cleaner.settle(file, None));
+        Ok(())
     }
 
     /// Has the cleaner mend what dead processes left that nobody knows the end of.
@@ -301,7 +291,12 @@ impl Supervisor {
             }
             Request::Settle { file } => {
                 self.set_role(key, Role::Client);
-                self.charge.cleaner.settle(FileRef::from_word(file), Some(key));
+                let (cleaner, file) = (&self.charge.cleaner, FileRef::from_word(file));
+                if let Some(descriptor) = descriptor {
+                    // One that is not the file's is of no use: it is settled without, if it can be.
+                    let _ = cleaner.leases().adopt(cleaner.log(), file, descriptor);
+                }
+                cleaner.settle(file, Some(key));
             }
             Request::Closed { file } => {
                 self.set_role(key, Role::Client);

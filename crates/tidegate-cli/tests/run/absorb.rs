@@ -2,14 +2,14 @@
 //! that every way out of absorption is taken often.
 
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::OnceLock;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::bed::{Bed, Runner};
+use crate::bed::{Bed, Runner, Small};
 use crate::crash::{Workers, one_of_each, seed, verify};
 use crate::process_tree;
 use crate::programs::{compiled, source};
@@ -147,6 +147,102 @@ fn nothing_is_lost_with_all() {
     nothing_is_lost_by_killing(Victims::All);
 }
 
+/// Of each worker more than it had: nobody waits for a supervisor that is dead.
+fn wait_for_more(workers: &mut Workers, names: &[String], more: usize) {
+    for name in names {
+        let count = workers.acknowledged(&format!("{name} ")) + more;
+        workers.wait_for(name, count);
+    }
+}
+
+#[test]
+fn nothing_is_lost_with_the_supervisor() {
+    let bed = Bed::new();
+    for round in 0..setting("TIDEGATE_KILL_ROUNDS", 2) {
+        let dir = bed.disk().join(format!("round.{round}"));
+        std::fs::create_dir(&dir).unwrap();
+        let names = one_of_each(round);
+        let mut workers = start(&bed.pool(), &dir, &names);
+        for _ in 0..3 {
+            wait_for_more(&mut workers, &names, 8);
+            for supervisor in process_tree::supervisors_of(&bed.pool()) {
+                let _ = kill_process(supervisor, Signal::KILL);
+            }
+        }
+        wait_for_more(&mut workers, &names, 8);
+        workers.tree.kill();
+        let acks = workers.collect(bed.disk());
+        ok(["recover".as_ref(), "--replay".as_ref(), bed.pool().as_os_str()]);
+        verify(&dir, &acks);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+/// Two processes on one database: each waits for the other's leases, whose supervisors die.
+#[test]
+fn sqlite_sees_nothing_of_supervisors_that_die() {
+    for mode in ["delete", "wal"] {
+        let bed = Bed::new();
+        let insert = |first: u32| {
+            let last = first + 150;
+            format!(
+                "for n in $(seq {first} {last}); do echo \"insert into t values($n);\"; done | sqlite3 -cmd '.timeout 20000' my.db"
+            )
+        };
+        let script = format!(
+            "sqlite3 my.db 'pragma journal_mode={mode}; create table t(n integer primary key)'; echo made\n({}) & ({}); wait\n\
+             sqlite3 my.db 'select count(*), sum(n) from t; pragma integrity_check'",
+            insert(0),
+            insert(1000)
+        );
+        let mut command = Runner::Run(&bed.pool()).command("/bin/sh", bed.disk());
+        command.args(["-c", &format!("exec 2>&1\n{script}")]).env(AFTER, "1");
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert!(said.any(|line| line == "made"));
+        let killer = std::thread::spawn(move || {
+            for _ in 0..6 {
+                let found = process_tree::supervisors_of(&bed.pool());
+                for supervisor in &found {
+                    let _ = kill_process(*supervisor, Signal::KILL);
+                }
+                drop(succeed(tool("sleep", "coreutils").arg("0.3")));
+            }
+            bed
+        });
+        let rest: Vec<_> = said.collect();
+        assert_eq!(rest, ["302|173650", "ok"], "{mode}");
+        assert!(child.wait().unwrap().success());
+        drop(killer.join().unwrap());
+    }
+}
+
+/// The signal about an open goes to the dead supervisor; the launcher starts another one, which asks nobody.
+#[test]
+fn an_outsider_does_not_wait_for_a_dead_supervisor() {
+    let bed = Bed::new();
+    let script = "import os, sys\n\
+                  fd = os.open('idle', os.O_RDWR | os.O_CREAT)\n\
+                  for n in range(20): os.write(fd, b'%04d' % n * 1024)\n\
+                  os.write(1, b'written\\n')\n\
+                  sys.stdin.read(1)\n\
+                  os.write(fd, b'last'); os.fsync(fd)\n\
+                  assert os.pread(fd, 4, 19 * 4096) == b'0019' and os.lseek(fd, 0, 1) == 20 * 4096 + 4";
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+    command.args(["-c", script]).env(AFTER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut said = [0; 8];
+    child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let supervisor = process_tree::supervisor_of(&bed.pool(), Pid::from_child(&child));
+    kill_process(supervisor, Signal::KILL).expect("it is alive");
+    // The kernel would let it in after 45 seconds, to less than this.
+    let found = std::fs::read(bed.disk().join("idle")).unwrap();
+    assert_eq!((found.len(), &found[19 * 4096..][..4]), (20 * 4096, &b"0019"[..]));
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    assert!(std::fs::read(bed.disk().join("idle")).unwrap().ends_with(b"0019last"));
+}
+
 /// The others of a tree that has lost its supervisor, and a new one that takes over.
 #[test]
 fn a_new_supervisor_settles_what_the_old_one_has_left() {
@@ -172,38 +268,42 @@ fn a_new_supervisor_settles_what_the_old_one_has_left() {
     assert!(std::fs::read(bed.disk().join("taken")).unwrap().ends_with(b"0019last"));
 }
 
-/// The file system fills while the log holds bytes for it: a sync tells, reads find them, and when there is room again, so does
-/// everybody.
+/// The file system is full before the kernel hears of what the log holds: a sync tells, reads find it, and when there is room
+/// again, so does everybody.
 #[test]
-#[cfg(feature = "soak")]
 fn a_file_system_that_fills_up() {
     let bed = Bed::new();
     let place = scratch();
     succeed(
         tool("mount", "mount").args(["-t", "tmpfs", "-o", "size=200M", "tmpfs"]).arg(place.path()),
     );
-    let script = "import os, sys\n\
+    let script = "import os\n\
                   fd = os.open('kept', os.O_RDWR | os.O_CREAT)\n\
-                  for n in range(1000): os.write(fd, b'%04d' % n * 1024)\n\
+                  for n in range(1000):\n    \
+                      os.write(fd, b'%04d' % n * 1024)\n    \
+                      if n == 1: os.write(1, b'absorbed\\n'); os.read(0, 1)\n\
                   os.write(1, b'written\\n')\n\
                   os.read(0, 1)\n\
-                  said = ''\n\
-                  for n in range(2):\n    try: os.fsync(fd); said += 'synced '\n    except OSError as error: said += 'error '\n\
+                  try: os.fsync(fd); said = b'synced\\n'\n\
+                  except OSError as error: said = b'error\\n'\n\
                   assert os.pread(fd, 4, 999 * 4096) == b'0999'\n\
                   os.pwrite(fd, b'last', 999 * 4096)\n\
-                  os.write(1, said.encode() + b'\\n')\n\
+                  os.write(1, said)\n\
                   os.read(0, 1)";
     let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", place.path());
     command.args(["-c", script]).env(AFTER, "1").env("TIDEGATE_INCLUDE_TMPFS", "1");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert_eq!(said.next().unwrap().unwrap(), "written");
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut go_on = || std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"1").unwrap();
+    assert_eq!(said.next().unwrap(), "absorbed");
     let filler = place.path().join("filler");
     std::fs::write(&filler, vec![1; 220 << 20]).unwrap_err();
+    go_on();
+    assert_eq!(said.next().unwrap(), "written");
     let flushed = crate::support::run(["flush".as_ref(), bed.pool().as_os_str()]);
     assert!(!flushed.status.success(), "nothing could be flushed: {flushed:?}");
-    std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"1").unwrap();
-    assert_eq!(said.next().unwrap().unwrap(), "error synced ");
+    go_on();
+    assert_eq!(said.next().unwrap(), "error");
     std::fs::remove_file(&filler).unwrap();
     let kept = std::fs::read(place.path().join("kept")).unwrap();
     drop(child.stdin.take());
@@ -221,10 +321,13 @@ fn a_file_system_that_fills_up() {
 }
 
 #[test]
-#[cfg(feature = "soak")]
 fn an_absorbed_write_and_its_sync_make_no_system_calls() {
     let bed = Bed::new();
     drop(tool("strace", "strace"));
+    // All of its space: a write never waits until there is some.
+    let pool = std::fs::File::options().write(true).create_new(true).mode(0o600).open(bed.pool());
+    let flags = rustix::fs::FallocateFlags::empty();
+    rustix::fs::fallocate(pool.unwrap(), flags, 0, 64 << 20).unwrap();
     let trace = bed.pool_dir().join("trace");
     let mut command = Runner::Run(&bed.pool()).command("strace", bed.disk());
     command.env(AFTER, "32").arg("-o").arg(&trace).arg(random_operations());
@@ -236,7 +339,78 @@ fn an_absorbed_write_and_its_sync_make_no_system_calls() {
     assert!(calls.len() < between.len(), "the trace has no end");
     // But for those that wake the cleaner, once in some megabytes.
     let are_wakes = calls.iter().all(|line| line.contains("FUTEX_WAKE"));
-    assert!(calls.len() < 10 && are_wakes, "{} calls: {:?}", calls.len(), calls.first());
+    assert!(calls.len() < 10 && are_wakes, "{} calls: {calls:?}", calls.len());
+}
+
+/// A log file, as most programs open it: its descriptor cannot read what the last page has.
+#[test]
+fn files_that_are_only_appended_to() {
+    for bytes in [100, 128, 4096] {
+        let bed = Bed::new();
+        let script = format!(
+            "import os, sys\n\
+             fd = os.open('log', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n\
+             for n in range(2000): os.write(fd, b'%08d' % n * ({bytes} // 8) + b'.' * ({bytes} % 8))\n\
+             os.write(1, b'written\\n')\n\
+             sys.stdin.read(1)\n\
+             for n in range(2000): os.write(fd, b'more')\n\
+             os.pwrite(fd, b'end', 5)"
+        );
+        let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+        command.args(["-c", &script]).env(AFTER, "32");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(said.next().unwrap().unwrap(), "written");
+        let statistics = ok(["stat".as_ref(), bed.pool().as_os_str(), "--json".as_ref()]);
+        let statistics: serde_json::Value = serde_json::from_str(&statistics).unwrap();
+        assert!(statistics["absorbed_writes"].as_u64() > Some(1800), "{bytes}: {statistics}");
+        let line = |n| format!("{}{}", format!("{n:08}").repeat(bytes / 8), ".".repeat(bytes % 8));
+        let mut expected: String = (0..2000).map(line).collect();
+        assert_eq!(std::fs::read_to_string(bed.disk().join("log")).unwrap(), expected);
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+        expected += &("more".repeat(2000) + "end");
+        assert_eq!(std::fs::read_to_string(bed.disk().join("log")).unwrap(), expected);
+    }
+}
+
+/// The disk dies under a file that is absorbed: whatever needs the disk is told so, and nothing waits for ever.
+#[test]
+fn a_disk_that_dies() {
+    const SCRIPT: &str = r"
+import errno, fcntl, os, struct, sys
+def said(what):
+    try: return what() or 'done'
+    except OSError as error: return errno.errorcode[error.errno]
+fd = os.open('kept', os.O_RDWR | os.O_CREAT)
+for n in range(100): os.write(fd, b'%04d' % n * 1024)
+os.fsync(fd)
+folder = os.open('.', os.O_RDONLY)
+fcntl.ioctl(folder, 0x8004587d, struct.pack('I', 2))
+print('read', said(lambda: os.pread(fd, 4, 99 * 4096)))
+print('cut', said(lambda: os.ftruncate(fd, 10)))
+print('sent', said(lambda: os.sendfile(1, fd, 0, 10)))
+sys.stdout.flush()
+if os.fork() == 0:
+    print('child', said(lambda: os.pread(fd, 4, 99 * 4096)))
+    sys.stdout.flush()
+    os._exit(0)
+os.wait()
+sys.stdin.read(1)
+print('synced', said(lambda: os.fsync(fd)), flush=True)
+";
+    let (bed, small) = (Bed::new(), Small::new("300M"));
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", &small.mount_point());
+    command.args(["-c", SCRIPT]).env(AFTER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let before: Vec<_> = said.by_ref().take(4).collect();
+    assert_eq!(before, ["read b'0099'", "cut EIO", "sent EIO", "child EIO"]);
+    let flushed = crate::support::run(["flush".as_ref(), bed.pool().as_os_str()]);
+    assert!(!flushed.status.success(), "nothing can be flushed: {flushed:?}");
+    drop(child.stdin.take());
+    assert_eq!(said.collect::<Vec<_>>(), ["synced EIO"]);
+    assert!(child.wait().unwrap().success());
 }
 
 fn same(script: &str) {
@@ -283,6 +457,57 @@ fn fio_verifies() {
              --do_verify=1 --verify_state_save=0 --filename_format='file.$jobnum' {options} || cat report; stat -c '%n %s' file*; rm -f report file*"
         ));
     }
+}
+
+/// What the kernel is told later changes neither times nor rights that were set meanwhile; and a write changes the times at once.
+#[test]
+fn times_and_rights_are_those_of_the_writes() {
+    same(
+        "cat > times.py << 'END'\n\
+         import os, time\n\
+         fd = os.open('file', os.O_RDWR | os.O_CREAT)\n\
+         def write():\n\
+         \x20   for n in range(20): os.write(fd, b'x' * 1000)\n\
+         write()\n\
+         first = os.fstat(fd).st_mtime_ns\n\
+         time.sleep(0.05)\n\
+         write()\n\
+         second = os.fstat(fd)\n\
+         print(first < second.st_mtime_ns <= second.st_ctime_ns, os.stat('file').st_mtime_ns == second.st_mtime_ns)\n\
+         time.sleep(0.05)\n\
+         os.utime('file', (1000000000, 1000000000))\n\
+         print(os.stat('file').st_mtime)\n\
+         write()\n\
+         os.utime(fd, (1100000000, 1100000000))\n\
+         write()\n\
+         os.fchmod(fd, 0o4755)\n\
+         last = os.fstat(fd).st_mtime_ns\n\
+         time.sleep(0.05)\n\
+         os.close(fd)\n\
+         print(last == os.stat('file').st_mtime_ns)\n\
+         END\n\
+         python3 times.py; stat -c %a file\n\
+         dd if=/dev/zero of=big bs=4k count=50 2> /dev/null; touch -d @1200000000 big; mkdir to; tar cf - big | tar xf - -C to; stat -c %Y to/big\n\
+         rm -f file times.py",
+    );
+}
+
+/// The kernel refuses such opens of a leased file: the hook makes them again, and waits.
+#[test]
+fn opens_that_do_not_want_to_wait() {
+    same(
+        "cat > other.py << 'END'\n\
+         import os, sys\n\
+         sys.stdin.read(1)\n\
+         fd = os.open('file', os.O_RDONLY | os.O_NONBLOCK)\n\
+         print(len(os.read(fd, 1 << 20)), os.get_blocking(fd))\n\
+         END\n\
+         python3 -c \"import os, subprocess\n\
+         other = subprocess.Popen(['python3', 'other.py'], stdin=subprocess.PIPE)\n\
+         fd = os.open('file', os.O_RDWR | os.O_CREAT)\n\
+         for n in range(20): os.write(fd, b'x' * 1000)\n\
+         other.communicate(b'1')\"",
+    );
 }
 
 /// A descriptor that a child inherits, reads by two trees, and whatever else `sh` does with files.

@@ -227,3 +227,44 @@ pub(crate) fn assert_same(what: &str, plain: &str, run: &str) {
         around(&run)
     );
 }
+
+/// A small ext4 in a file.
+pub(crate) struct Small {
+    dir: tempfile::TempDir,
+}
+
+impl Small {
+    pub(crate) fn new(size: &str) -> Self {
+        let this = Self { dir: on_disk() };
+        std::fs::create_dir(this.mount_point()).unwrap();
+        succeed(tool("truncate", "coreutils").args(["-s", size]).arg(this.image()));
+        succeed(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(this.image()));
+        this.mount();
+        this
+    }
+
+    pub(crate) fn image(&self) -> PathBuf {
+        self.dir.path().join("image")
+    }
+
+    pub(crate) fn mount_point(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    pub(crate) fn mount(&self) {
+        let mut mount = tool("mount", "mount");
+        succeed(mount.args(["-o", "loop"]).arg(self.image()).arg(self.mount_point()));
+    }
+
+    #[cfg(feature = "soak")]
+    pub(crate) fn unmount(&self) {
+        succeed(tool("umount", "mount").arg(self.mount_point()));
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let mut unmount = tool("umount", "mount");
+        let _ = unmount.arg("-l").arg(self.mount_point()).stderr(Stdio::null()).status();
+    }
+}

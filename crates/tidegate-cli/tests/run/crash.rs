@@ -80,7 +80,7 @@ impl Workers {
         while self.acks.len() < enough && self.read(Some(quiet_ms)) {}
     }
 
-    fn acknowledged(&self, start: &str) -> usize {
+    pub(crate) fn acknowledged(&self, start: &str) -> usize {
         self.acks
             .split(|&byte| byte == b'\n')
             .filter(|line| line.starts_with(start.as_bytes()))
@@ -164,8 +164,8 @@ fn programs_go_on_when_the_supervisor_is_killed() {
     let names: Vec<_> = one_of_each(1);
     let mut workers = Workers::start(&bed.pool(), bed.disk(), &names);
     workers.wait_for(&names[0], 20);
-    let launcher = Pid::from_child(&workers.child);
-    let supervisor = process_tree::supervisor_of(&bed.pool(), launcher);
+    let supervisor = process_tree::supervisor_of(&bed.pool(), workers.launcher());
+    process_tree::kill_launchers(&bed.pool());
     kill_process(supervisor, Signal::KILL).expect("it is alive");
     for name in &names {
         let more = workers.acknowledged(&format!("{name} ")) + 20;

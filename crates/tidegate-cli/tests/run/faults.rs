@@ -4,53 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::bed::{Bed, OtherUser, Runner, on_disk, replay, transcript};
+use crate::bed::{Bed, OtherUser, Runner, Small, on_disk, replay, transcript};
 use crate::crash::{Workers, one_of_each, verify};
 use crate::power::Disk;
 use crate::programs::source;
 use crate::support::{ok, scratch, succeed, tool};
 use crate::tree;
-
-/// A small ext4 in a file.
-struct Small {
-    dir: tempfile::TempDir,
-}
-
-impl Small {
-    fn new(size: &str) -> Self {
-        let this = Self { dir: on_disk() };
-        std::fs::create_dir(this.mount_point()).unwrap();
-        succeed(tool("truncate", "coreutils").args(["-s", size]).arg(this.image()));
-        succeed(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(this.image()));
-        this.mount();
-        this
-    }
-
-    fn image(&self) -> PathBuf {
-        self.dir.path().join("image")
-    }
-
-    fn mount_point(&self) -> PathBuf {
-        self.dir.path().join("mnt")
-    }
-
-    fn mount(&self) {
-        let mut mount = tool("mount", "mount");
-        succeed(mount.args(["-o", "loop"]).arg(self.image()).arg(self.mount_point()));
-    }
-
-    fn unmount(&self) {
-        succeed(tool("umount", "mount").arg(self.mount_point()));
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let mut unmount = tool("umount", "mount");
-        let _ =
-            unmount.arg("-l").arg(self.mount_point()).stderr(std::process::Stdio::null()).status();
-    }
-}
 
 /// Runs workers that write until they get an error, and tells whether they said its name.
 fn fill(command: &mut Command, error: &str, dir: &Path) -> PathBuf {

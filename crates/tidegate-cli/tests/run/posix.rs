@@ -14,10 +14,15 @@ fn program() -> PathBuf {
 }
 
 fn same(section: &str) {
-    let printed =
-        Bed::new().same(|runner, dir| transcript(runner.command(program(), dir).arg(section)));
-    let end = format!("end of {section}\nexit status: 0\n");
-    assert!(printed.ends_with(&end), "the section fails without Tidegate too:\n{printed}");
+    // Files are never absorbed, and after their first write.
+    for after in ["0", "1"] {
+        let printed = Bed::new().same(|runner, dir| {
+            let mut command = runner.command(program(), dir);
+            transcript(command.arg(section).env("TIDEGATE_ABSORB_AFTER", after))
+        });
+        let end = format!("end of {section}\nexit status: 0\n");
+        assert!(printed.ends_with(&end), "the section fails without Tidegate too:\n{printed}");
+    }
 }
 
 macro_rules! sections {

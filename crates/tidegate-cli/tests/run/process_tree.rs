@@ -60,9 +60,11 @@ impl ProcessTree {
     }
 }
 
-/// Processes that map `pool` or have `mark` in their environment.
+/// Processes that map `pool`, are about to supervise it, or have `mark` in their environment.
 fn members(pool: &Path, mark: &str) -> Vec<i32> {
-    processes_with(&[("environ", mark.as_bytes()), ("maps", pool.as_os_str().as_encoded_bytes())])
+    let pool = pool.as_os_str().as_encoded_bytes();
+    let starting = [b"\0supervise\0--\0", pool].concat();
+    processes_with(&[("environ", mark.as_bytes()), ("maps", pool), ("cmdline", &starting)])
 }
 
 /// Nobody maps `pool`, and no descriptor is open on it: the supervisor has gone with its tree.
@@ -73,15 +75,35 @@ pub(crate) fn assert_nobody_uses(pool: &Path) {
 
 /// The supervisor of `pool`: the `tidegate` process that maps it and is not the launcher or below it.
 pub(crate) fn supervisor_of(pool: &Path, launcher: Pid) -> Pid {
+    let mut found = supervisors_of(pool);
+    found.retain(|&pid| pid != launcher);
+    assert_eq!(found.len(), 1, "supervisors of {}: {found:?}", pool.display());
+    found[0]
+}
+
+/// The same where one may be dying and another one starting.
+pub(crate) fn supervisors_of(pool: &Path) -> Vec<Pid> {
     let is_tidegate = |pid: &i32| {
         let exe = std::fs::read_link(format!("/proc/{pid}/exe"));
         exe.is_ok_and(|exe| exe == Path::new(env!("CARGO_BIN_EXE_tidegate")))
     };
-    let users = members(pool, "no such mark anywhere\u{1}");
-    let mut found: Vec<_> = users.into_iter().filter(is_tidegate).collect();
-    found.retain(|&pid| pid != launcher.as_raw_nonzero().get() && session_leader(pid));
-    assert_eq!(found.len(), 1, "supervisors of {}: {found:?}", pool.display());
-    Pid::from_raw(found[0]).expect("a process has a number")
+    let users = members(pool, "no such mark anywhere\u{1}").into_iter();
+    users.filter(is_tidegate).filter(|&pid| session_leader(pid)).filter_map(Pid::from_raw).collect()
+}
+
+/// Kills the launchers that use `pool`, so that nobody replaces a supervisor that dies; their programs live on.
+#[cfg(feature = "soak")]
+pub(crate) fn kill_launchers(pool: &Path) {
+    let words = [b"\0run\0--size=64M\0--pool\0", pool.as_os_str().as_encoded_bytes()].concat();
+    for entry in std::fs::read_dir("/proc").expect("/proc is mounted").flatten() {
+        let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default(); // gone
+        let is_launcher = cmdline.starts_with(env!("CARGO_BIN_EXE_tidegate").as_bytes())
+            && cmdline.windows(words.len()).any(|window| window == words);
+        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if let Some(pid) = number.and_then(Pid::from_raw).filter(|_| is_launcher) {
+            rustix::process::kill_process(pid, Signal::KILL).expect("it is alive");
+        }
+    }
 }
 
 /// Whether the process has a session of its own.

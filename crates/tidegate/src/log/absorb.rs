@@ -28,8 +28,14 @@ impl FileGuard<'_> {
     pub fn start_absorbing(&self, process: u32, size: u64, place: u64) {
         self.entry().size().store(size, Ordering::Relaxed);
         self.entry().place().store(place, Ordering::Relaxed);
+        self.entry().modified_ns().store(0, Ordering::Relaxed);
         self.entry().absorber().store(u64::from(process), Ordering::SeqCst);
         self.log().control.absorbed().fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Somebody waits for the file to be settled: see [`Log::want_settled`].
+    pub fn is_wanted(&self) -> bool {
+        self.entry().flags().load(Ordering::Relaxed) & flag::WANTED != 0
     }
 
     /// The kernel has all of the file, and the log says so.
@@ -45,8 +51,9 @@ impl FileGuard<'_> {
         self.entry().size().load(Ordering::Relaxed)
     }
 
-    /// An absorbed write has made the file at least `size` bytes long.
-    pub fn grow(&self, size: u64) {
+    /// An absorbed write has made the file at least `size` bytes long, at `now_ns` since 1970.
+    pub fn grow(&self, size: u64, now_ns: u64) {
+        self.entry().modified_ns().store(now_ns, Ordering::Relaxed);
         self.entry().size().fetch_max(size, Ordering::SeqCst);
     }
 
@@ -88,10 +95,16 @@ impl Log {
         self.control.absorbed().load(Ordering::Relaxed) != 0
     }
 
-    /// The size of the file with these numbers, if it is absorbed.
-    pub fn absorbed_size_of(&self, device: u64, inode: u64) -> Option<u64> {
+    /// Size of the file with these numbers, if it is absorbed, and when it was [modified](Self::modified_ns).
+    pub fn absorbed_of(&self, device: u64, inode: u64) -> Option<(u64, u64)> {
         let file = table::absorbed(&self.control, device, inode)?;
-        self.absorbed_size(file)
+        Some((self.absorbed_size(file)?, self.modified_ns(file)))
+    }
+
+    /// When the absorbed file was written last, in nanoseconds since 1970: what the kernel says is as old as what it has. 0 if
+    /// it was not written since it is absorbed.
+    pub fn modified_ns(&self, file: FileRef) -> u64 {
+        table::entry(&self.control, file.index).modified_ns().load(Ordering::Relaxed)
     }
 
     /// The process that absorbs writes to the file, 0 if none does.

@@ -183,6 +183,11 @@ impl Control {
     }
 
     /// The lock that the supervisor holds as long as it lives.
+    pub(super) fn lock_supervisor(&self, patience: Duration) -> Result<Locked<'_>, LockFailure> {
+        self.memory.lock(SUPERVISOR_LOCK_AT, patience)
+    }
+
+    /// The same without waiting.
     pub(super) fn try_lock_supervisor(&self) -> Result<Locked<'_>, LockFailure> {
         self.memory.try_lock(SUPERVISOR_LOCK_AT)
     }

@@ -46,7 +46,7 @@ pub use owner::{after_fork, current_process, process_of, thread_of};
 pub use pool::{LogOptions, LogPool, RING_BYTES_MIN, create};
 pub use record::{Definition, Header, RecordKind, RenamePaths, checked_path, identity};
 pub use scan::Scanner;
-pub use settle::{Absorbed, can_write_in_place};
+pub use settle::{Absorbed, can_write_in_place, set_modified};
 pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
 pub use table::{FileKey, FileRef};
 
@@ -277,12 +277,13 @@ impl Log {
         )
     }
 
-    /// Takes the right to clean the log, for as long as the guard and the calling thread live.
+    /// Takes the right to clean the log, and to settle absorbed files, for as long as the guard and the calling thread live.
+    /// Waits at most `patience`: who looks whether somebody has it holds it for a moment.
     ///
     /// # Errors
     /// [`LockFailure::TimedOut`]: somebody has it.
-    pub fn supervise(&self) -> Result<Supervision<'_>, LockFailure> {
-        self.control.try_lock_supervisor().map(Supervision)
+    pub fn supervise(&self, patience: Duration) -> Result<Supervision<'_>, LockFailure> {
+        self.control.lock_supervisor(patience).map(Supervision)
     }
 
     /// A number that changes whenever room in the log was made. To be read before an append that may find it full.

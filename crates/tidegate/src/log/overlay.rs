@@ -19,7 +19,6 @@ use super::Log;
 use crate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
 use crate::sync::Ordering;
 
-/// Bytes of a page.
 const PAGE_BYTES: u64 = PAGE_LEN as u64;
 const PAGE_LEN: usize = 4096;
 
@@ -48,6 +47,15 @@ pub trait Base {
     /// # Errors
     /// The kernel's error number.
     fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), i32>;
+}
+
+/// Of a file whose bytes nobody has to read.
+struct Unreadable;
+
+impl Base for Unreadable {
+    fn read(&mut self, _: u64, _: &mut [u8]) -> Result<(), i32> {
+        Err(libc::EBADF)
+    }
 }
 
 /// Why a page could not be noted or read.
@@ -94,6 +102,9 @@ struct Piece {
 }
 
 impl Overlay {
+    /// Bytes of a page.
+    pub const PAGE_BYTES: u64 = PAGE_BYTES;
+
     /// An overlay of no pages. Takes address space; memory only for what is used.
     ///
     /// # Errors
@@ -166,6 +177,28 @@ impl Overlay {
                 }
                 Place::Kernel | Place::Log(_) => return Err(OverlayError::Full),
             }
+        }
+        Ok(())
+    }
+
+    /// Notes what the kernel has of the file's last page, of which nothing was there before `parts` were written at `offset`, by
+    /// the record at `position`: for a file whose bytes cannot be read.
+    ///
+    /// # Errors
+    /// [`OverlayError::Full`], [`OverlayError::Memory`].
+    pub fn begin_with(
+        &self,
+        log: &Log,
+        offset: u64,
+        parts: &[IoSlice<'_>],
+        position: u64,
+    ) -> Result<(), OverlayError> {
+        let len = parts.iter().map(|part| part.len() as u64).sum();
+        let Some(last) = pieces(offset, len).last() else { return Ok(()) };
+        self.load(log, last.page, last.page * PAGE_BYTES, &mut Unreadable)?;
+        if let Place::Copy(copy) = self.place(log.tail(), last.page) {
+            self.patch(copy, last, parts)?;
+            self.words.word(COPIES_AT + copy * 16 + 8).store(position, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -536,6 +569,23 @@ mod tests {
         assert_eq!(file.read(4096, 8192), [1; 8192]);
         assert_eq!(file.kernel.reads, 0);
         assert_eq!(file.overlay.words.word(HAND_AT).load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn appends_to_a_file_that_cannot_be_read_need_no_kernel() {
+        let mut file = Absorbed::new();
+        // Logged: the kernel has it, and nothing is known of its first page.
+        let begun = vec![3; 5000];
+        file.model.clone_from(&begun);
+        file.kernel.bytes.clone_from(&begun);
+        let (first, second) = begun.split_at(4500);
+        let parts = [IoSlice::new(first), IoSlice::new(second)];
+        file.overlay.begin_with(&file.log, 0, &parts, file.log.tail()).unwrap();
+        for at in (5000..20_000).step_by(100) {
+            file.write(at, &[4; 100]);
+        }
+        assert_eq!(file.kernel.reads, 0);
+        assert_eq!(file.read(0, 20_000), file.model.clone());
     }
 
     #[test]

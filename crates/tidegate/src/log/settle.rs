@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::pool::LogPool;
@@ -106,6 +106,19 @@ fn pwrite_in_place(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> rustix::i
     } else {
         rustix::io::pwrite(file, bytes, offset)
     }
+}
+
+/// Says when the file was written last, after what was absorbed of it was written to it; `modified_ns` since 1970, 0: not known.
+/// Where that is refused, it is now.
+pub fn set_modified(file: BorrowedFd<'_>, modified_ns: u64) {
+    if modified_ns == 0 {
+        return;
+    }
+    let (seconds, rest) = (modified_ns / 1_000_000_000, modified_ns % 1_000_000_000);
+    let (Ok(tv_sec), Ok(tv_nsec)) = (seconds.try_into(), rest.try_into()) else { return };
+    let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+    let last_modification = Timespec { tv_sec, tv_nsec };
+    let _ = rustix::fs::futimens(file, &Timestamps { last_access, last_modification });
 }
 
 /// Whether [`Absorbed::write`] can write through this descriptor: not where it appends and the kernel is too old to be told

@@ -99,6 +99,8 @@ impl<'a> Entry<'a> {
         place at 176;
         /// Where the last record ends that changes the file's bytes or size.
         changed_end at 184;
+        /// When an absorbed file was written last, in nanoseconds since 1970; 0: not since it is absorbed.
+        modified_ns at 192;
     }
 }
 

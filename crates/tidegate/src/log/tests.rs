@@ -219,7 +219,7 @@ fn a_checkpoint_waits_for_the_cleaner() {
         let (ready, started) = std::sync::mpsc::channel();
         let log = &log;
         scope.spawn(move || {
-            let _supervision = log.supervise().unwrap();
+            let _supervision = log.supervise(Duration::ZERO).unwrap();
             ready.send(()).unwrap();
             // The right to clean is held until the waiter has seen the new tail.
             while log.stats().total(Counter::Names) == 0 {
@@ -350,7 +350,7 @@ fn two_attach_to_what_one_started() {
     let supervisor = Log::start(LogPool::open(region).unwrap(), memory, 0).unwrap();
     let guest = Log::attach(&pool, &control).unwrap();
     assert!(!guest.supervisor_alive());
-    let supervision = supervisor.supervise().unwrap();
+    let supervision = supervisor.supervise(Duration::ZERO).unwrap();
     assert!(guest.supervisor_alive());
     assert_eq!(write(&guest, 1, 0, b"x"), Err(AppendError::Full), "no space was allocated yet");
     while supervisor.allocate(64 << 10).unwrap() > 0 {}

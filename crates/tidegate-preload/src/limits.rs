@@ -1,0 +1,52 @@
+//! Hooks: limits of the process.
+//!
+//! Invariant: the largest file that this process may make is known here ([`process::file_bytes_max`]), since the kernel sees
+//! absorbed writes too late to refuse them. A limit that another process sets counts from the next one that this one sets.
+#![allow(unsafe_code)] // C's calling convention and pointers
+
+use std::ffi::{c_int, c_uint};
+use std::ptr;
+
+use libc::{pid_t, rlimit};
+
+use crate::process;
+use crate::raw::{self, words};
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn prlimit64(
+    process: pid_t,
+    resource: c_uint,
+    limit: *const rlimit,
+    before: *mut rlimit,
+) -> c_int {
+    // SAFETY: the program's own arguments; the structure has 64 bits for each limit here.
+    let result =
+        unsafe { raw::call(libc::SYS_prlimit64, words![process, resource, limit, before]) };
+    if resource == libc::RLIMIT_FSIZE && !limit.is_null() {
+        process::find_limits();
+    }
+    raw::returned_int(result)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn prlimit(
+    process: pid_t,
+    resource: c_uint,
+    limit: *const rlimit,
+    before: *mut rlimit,
+) -> c_int {
+    // SAFETY: the same function.
+    unsafe { prlimit64(process, resource, limit, before) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int {
+    // SAFETY: what the C library does: 0 is the caller.
+    unsafe { prlimit64(0, resource, limit, ptr::null_mut()) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int {
+    // SAFETY: the same function.
+    unsafe { setrlimit64(resource, limit) }
+}
