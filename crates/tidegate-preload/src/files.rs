@@ -9,7 +9,9 @@
 #![allow(unsafe_code)] // a system call that no crate has
 
 use std::ffi::{CStr, c_int};
+use std::os::fd::BorrowedFd;
 
+use rustix::fs::StatVfsMountFlags;
 use tidegate::log::{self, FileKey, Log};
 
 use crate::descriptors::{self, Kind, Known};
@@ -137,6 +139,19 @@ fn key_by(
     let file_system = file_system_id(file_system);
     let identity = log::identity(file_system, handle.kind, &handle.bytes[..len]);
     Ok(FileKey { device: stat.st_dev, inode: stat.st_ino, identity })
+}
+
+/// The mount that an open descriptor was opened through, 0 where the kernel has no number for it.
+pub(crate) fn mount_of(fd: c_int) -> u64 {
+    // SAFETY: open for the time of this call.
+    log::recover::mount_of(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Nothing can be written to the file system of an open descriptor.
+pub(crate) fn is_read_only(fd: c_int) -> bool {
+    // SAFETY: open for the time of this call.
+    let found = rustix::fs::fstatvfs(unsafe { BorrowedFd::borrow_raw(fd) });
+    found.is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
 /// `f_fsid` as a number, its first half in the lower bits.

@@ -535,6 +535,7 @@ impl Open {
         }
         let mut path = PathBuffer::new();
         files::path_of(self.fd, &stat, &mut path).map_err(|_| Refused::Never)?;
+        guard.note_mount(files::mount_of(self.fd));
         let key = self.log.key_of(guard.file());
         let definition = Definition {
             identity: key.identity,

@@ -65,9 +65,13 @@ impl Place for Descriptor {
         Ok(Definition { identity, device, inode, mode, uid, gid, born, path: path.as_bytes() })
     }
 
-    fn make_durable(&self) {
+    fn mount(&self) -> u64 {
+        files::mount_of(self.0)
+    }
+
+    fn make_durable(&self) -> bool {
         // All of it: a name that the log has, too, is no longer replayed.
-        let _ = raw::fsync(self.0);
+        raw::fsync(self.0).is_ok()
     }
 }
 
@@ -111,7 +115,9 @@ fn apply(
             subject.settle(place);
             let result = operation();
             // Records to come are about the bytes where they are now.
-            place.make_durable();
+            if !place.make_durable() {
+                subject.guard.note_failure();
+            }
             result
         }
     }

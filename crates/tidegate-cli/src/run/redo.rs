@@ -147,24 +147,30 @@ fn has_happened(kind: RecordKind, payload: &[u8], key: &FileKey) -> bool {
     }
 }
 
-/// Writes all that the log has of `file` to it once more: the kernel may have dropped what it could not write.
+/// Writes all that the log has of `file` to it once more: the kernel may have dropped what it could not write. A file that is under
+/// none of its names is left alone: it may be gone.
 ///
-/// What cannot be written now is left for the next time.
-pub(crate) fn rewrite(log: &Log, file: &Known, lent: Option<&File>) {
-    let Some(entry) = log.file_with_id(file.id) else { return };
-    let Ok(guard) = log.lock(entry) else { return };
+/// # Errors
+/// It cannot be written now.
+pub(crate) fn rewrite(log: &Log, file: &Known, lent: Option<&File>) -> io::Result<()> {
+    let Some(entry) = log.file_with_id(file.id) else { return Ok(()) };
+    let guard = log.lock(entry).map_err(io::Error::other)?;
     let target = Target::of(log, file.id, &log.key_of(guard.file()));
     // A file that is lent cannot be opened: its lease would be broken.
-    let opened = lent.map_or_else(|| target.open(), File::try_clone);
-    let (Ok(opened), Some(plan)) = (opened, target.plan.files().first()) else { return };
-    let size = opened.metadata().map_or(0, |metadata| metadata.len());
+    let opened = match lent.map_or_else(|| target.open(), File::try_clone) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    let Some(plan) = target.plan.files().first() else { return Ok(()) };
+    let size = opened.metadata()?.len();
     for extent in &plan.extents {
         // Never longer than it is: what is behind the end was cut off.
         let extent = Extent { end: extent.end.min(size), ..*extent };
-        if extent.start < extent.end && copy(log, &opened, &extent).is_err() {
-            return;
+        if extent.start < extent.end {
+            copy(log, &opened, &extent)?;
         }
     }
+    Ok(())
 }
 
 /// Opens a locked file for writing, by one of its names.
@@ -345,7 +351,7 @@ mod tests {
         }
         let backlog = trial.backlog();
         let known = backlog.file(trial.lock(&file).id()).unwrap();
-        rewrite(&trial.log, known, None);
+        rewrite(&trial.log, known, None).unwrap();
         // No longer than the file is.
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"aabb....cc");
     }

@@ -361,12 +361,23 @@ impl FileGuard<'_> {
 
     /// Notes that a write-back of the file failed.
     pub fn note_failure(&self) {
+        self.log.distrust_kernel();
         self.set(flag::FAILED | flag::DROPPED);
     }
 
     /// A sync of the file failed, and its caller was told: the cleaner has to write once more what the log has.
     pub fn note_dropped(&self) {
+        self.log.distrust_kernel();
         self.set(flag::DROPPED);
+    }
+
+    /// Notes the mount through which the file is about to be defined, 0 if it is not known. While the log has records of the
+    /// file the oldest one counts: numbers of mounts only grow, and the first records were made on that one.
+    pub fn note_mount(&self, mount: u64) {
+        let word = self.entry.mount();
+        let oldest =
+            if self.is_live() { mount.min(word.load(Ordering::Relaxed)) } else { mount };
+        word.store(oldest, Ordering::Relaxed);
     }
 
     /// A write-back of the file failed since this was asked last: the sync that asks has to report it.

@@ -99,6 +99,8 @@ impl<'a> Entry<'a> {
         place at 176;
         /// Where the last record ends that changes the file's bytes or size.
         changed_end at 184;
+        /// The oldest mount that the file was defined on since its records begin, 0: not known.
+        mount at 192;
     }
 }
 
@@ -217,7 +219,7 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     for word in [entry.unlogged(), entry.synced(), entry.sticky()] {
         word.store(0, Ordering::Relaxed);
     }
-    for word in [entry.absorber(), entry.changed_end()] {
+    for word in [entry.absorber(), entry.changed_end(), entry.mount()] {
         word.store(0, Ordering::Relaxed);
     }
     entry.device().store(key.device, Ordering::Relaxed);
