@@ -327,7 +327,8 @@ impl Worker {
 
     fn scan(&mut self, until: u64) {
         let mut payload = Vec::new();
-        for header in self.log.records(self.backlog.scanned(), until) {
+        let mut records = self.log.records(self.backlog.scanned(), until);
+        for header in records.by_ref() {
             payload.clear();
             let names =
                 [RecordKind::Define, RecordKind::Link, RecordKind::Unlink, RecordKind::Rename];
@@ -341,7 +342,15 @@ impl Worker {
             self.backlog.add(&header, &payload);
             self.absorbed.add(&header);
         }
+        let unreadable_bytes = records.unreadable_bytes();
         self.backlog.reached(until);
+        if unreadable_bytes > 0 {
+            // Whatever files they are about: the kernel has done what they say.
+            rustix::fs::sync();
+            self.voice.say(Outcome::Notice(format!(
+                "{unreadable_bytes} bytes of the log cannot be read; what programs wrote is on its way to the disk without them"
+            )));
+        }
     }
 
     /// Makes the files durable and frees the log up to where that holds.

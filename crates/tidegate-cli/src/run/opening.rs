@@ -175,16 +175,24 @@ fn recover(pool: &LogPool, progress: &(dyn Fn(Progress) + Sync)) -> Result<Optio
         };
         let pool = pool.region().name().display();
         return Err(anyhow!(
-            "recovery of {pool} is not complete: {first}{}{more}; mend that and try again, or give up what the log has by \
+            "recovery of {pool} is not complete: {first}{}{more}{}; mend that and try again, or give up what the log has by \
              `tidegate recover {pool} --discard`",
-            cause(first)
+            cause(first),
+            lost(unreadable_bytes)
         ));
     }
-    let lost = match unreadable_bytes {
+    Ok(Some(format!("{}{}", describe(&outcome), lost(unreadable_bytes))))
+}
+
+/// What is to be said of failed memory in a log, behind what is said of the rest.
+fn lost(unreadable_bytes: u64) -> String {
+    match unreadable_bytes {
         0 => String::new(),
-        bytes => format!("; {} of the log could not be read", Size { bytes }),
-    };
-    Ok(Some(format!("{}{lost}", describe(&outcome))))
+        bytes => format!(
+            "; LOST: {} of the log cannot be read, and what was written there is in no file, unless the kernel has it",
+            Size { bytes }
+        ),
+    }
 }
 
 fn cause(error: &dyn std::error::Error) -> String {
@@ -231,7 +239,8 @@ pub(crate) fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Res
     if has_some {
         let records: u64 = plan.files().iter().map(|file| file.records).sum();
         let (files, size) = (plan.files().len(), Size { bytes: plan.data_bytes() });
-        tell(&format!("{records} records about {files} files, with {size} of data"))?;
+        let lost = lost(unreadable_bytes);
+        tell(&format!("{records} records about {files} files, with {size} of data{lost}"))?;
     }
     pool.set_session(CLOSED)?;
     let ring_bytes = pool.ring_bytes();
@@ -243,11 +252,14 @@ pub(crate) fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Res
 /// Bytes of the log of the pool at `path`, and of the records in it, while nobody uses it.
 ///
 /// # Errors
-/// The pool cannot be used.
+/// The pool cannot be used, or a part of its log not be read.
 pub(crate) fn log_in_use(path: &Path) -> Result<(u64, u64)> {
     let pool = open_pool(path, true)?;
     let tail = pool.tail()?;
-    let ends = Scanner::new(&pool, tail, pool.limit()?);
-    let end = ends.map(|header| header.position + header.record_bytes()).max();
-    Ok((pool.ring_bytes(), end.map_or(0, |end| end - tail)))
+    let mut records = Scanner::new(&pool, tail, pool.limit()?);
+    let end = records.by_ref().map(|header| header.position + header.record_bytes()).max();
+    match records.unreadable_bytes() {
+        0 => Ok((pool.ring_bytes(), end.map_or(0, |end| end - tail))),
+        bytes => bail!("{}: {} of its log cannot be read", path.display(), Size { bytes }),
+    }
 }

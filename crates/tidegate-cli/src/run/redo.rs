@@ -161,6 +161,9 @@ pub(crate) fn rewrite(log: &Log, file: &Known, lent: Option<&File>) -> io::Resul
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };
+    if target.is_lost {
+        return Err(io::Error::other("a part of the log cannot be read"));
+    }
     let Some(plan) = target.plan.files().first() else { return Ok(()) };
     let size = opened.metadata()?.len();
     for extent in &plan.extents {
@@ -185,6 +188,8 @@ pub(crate) fn open(log: &Log, guard: &FileGuard<'_>) -> io::Result<File> {
 struct Target {
     plan: Plan,
     known: Known,
+    /// A part of the log cannot be read: it may be about this file.
+    is_lost: bool,
 }
 
 impl Target {
@@ -192,21 +197,25 @@ impl Target {
     fn of(log: &Log, id: u64, key: &FileKey) -> Self {
         let mut planner = Planner::new();
         let mut payload = Vec::new();
-        for header in log.records(log.tail(), log.head()).filter(|header| header.file == id) {
+        let mut is_lost = false;
+        let mut records = log.records(log.tail(), log.head());
+        for header in records.by_ref().filter(|header| header.file == id) {
             payload.clear();
             if Planner::needs_payload(header.kind) {
                 payload.resize(header.payload_bytes as usize, 0);
                 if log.pool().read_payload(&header, 0, &mut payload).is_err() {
+                    is_lost = true;
                     continue;
                 }
             }
             planner.add(&header, &payload);
         }
+        let is_lost = is_lost || records.unreadable_bytes() > 0;
         let plan = planner.finish();
         let names = plan.files().first().map(|file| names(&plan, file)).unwrap_or_default();
         let FileKey { device, inode, identity } = *key;
         let known = Known::at(id, (device, inode, identity), names);
-        Self { plan, known }
+        Self { plan, known, is_lost }
     }
 
     /// Opens it for writing.
