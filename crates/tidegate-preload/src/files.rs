@@ -213,3 +213,24 @@ pub(crate) fn is_for_log(stat: &libc::statfs) -> bool {
         _ => !VOLATILE.contains(&kind) && !REMOTE.contains(&kind),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::ffi::OsStrExt;
+
+    use super::*;
+
+    #[test]
+    fn recovery_finds_a_file_by_the_same_identity() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let file = std::fs::File::create(&path).unwrap();
+        let wanted = log::recover::identity_of(&file).unwrap();
+        let stat = raw::fstat(file.as_raw_fd()).unwrap();
+        assert_eq!(key_of(file.as_raw_fd(), &stat).unwrap().identity, wanted);
+        let name = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
+        let flags = libc::AT_SYMLINK_NOFOLLOW;
+        assert_eq!(key_at(libc::AT_FDCWD, &name, flags, &stat).unwrap().identity, wanted);
+    }
+}

@@ -92,8 +92,7 @@ pub(super) fn of_log(log: &Log) -> Now {
             paths.entry(definition.device).or_default().insert(path);
         }
     }
-    Mounts::of(log)
-        .look(|device| paths.get(&device).into_iter().flatten().map(PathBuf::as_path))
+    Mounts::of(log).look(|device| paths.get(&device).into_iter().flatten().map(PathBuf::as_path))
 }
 
 /// A file system of `files` that was mounted anew since the log has records of it: a path on it. One that is gone altogether was

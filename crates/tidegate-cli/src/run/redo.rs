@@ -11,15 +11,18 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
 
 use rustix::fs::FallocateFlags;
-use tidegate::log::recover::{Content, Extent, FilePlan, LogData, Plan, Planner, identity_of};
-use tidegate::log::{FileGuard, FileKey, Header, Interrupted, Log, RecordKind, RenamePaths};
+use tidegate::log::recover::{
+    Content, Extent, FilePlan, FileSystem, LocalFiles, Plan, Planner, identity_of,
+};
+use tidegate::log::{
+    FileGuard, FileKey, Header, Interrupted, Log, RecordKind, copy_to_file, has_happened,
+};
 
-use super::backlog::Known;
+use super::backlog::{Known, as_path};
 use super::writeback;
 
 /// Bytes copied at once.
@@ -68,7 +71,7 @@ fn void_undone_unlink(log: &Log, interrupted: &Interrupted) -> io::Result<()> {
     let mut path = vec![0; header.payload_bytes as usize];
     log.pool().read_payload(&header, 0, &mut path).map_err(io::Error::other)?;
     log.mark_names_unlogged();
-    if Path::new(std::ffi::OsStr::from_bytes(&path)).symlink_metadata().is_err() {
+    if as_path(&path).symlink_metadata().is_err() {
         return Ok(());
     }
     let voided = log.begin_on_names().and_then(|mut ticket| ticket.void(header.position));
@@ -86,7 +89,9 @@ fn complete(log: &Log, guard: &FileGuard<'_>, header: &Header) -> io::Result<()>
         RecordKind::Link | RecordKind::Unlink | RecordKind::Rename => {
             let mut payload = vec![0; header.payload_bytes as usize];
             log.pool().read_payload(header, 0, &mut payload).map_err(io::Error::other)?;
-            if !has_happened(header.kind, &payload, &log.key_of(guard.file())) {
+            let identity = log.key_of(guard.file()).identity;
+            // What cannot be seen stays: a replay does what the record says.
+            if has_happened(header.kind, &payload, |path| is_at(identity, path)) == Some(false) {
                 let voided = guard.begin().and_then(|mut ticket| ticket.void(header.position));
                 voided.map_err(io::Error::other)?;
             }
@@ -123,28 +128,13 @@ fn copy(log: &Log, file: &File, extent: &Extent) -> io::Result<()> {
         return zero(file, extent.start, extent.bytes());
     };
     let mut buffer = vec![0; usize::try_from(extent.bytes()).unwrap_or(COPY_BYTES).min(COPY_BYTES)];
-    let mut done = 0;
-    while done < extent.bytes() {
-        let step = (extent.bytes() - done).min(buffer.len() as u64);
-        let part = &mut buffer[..usize::try_from(step).unwrap_or(0)];
-        LogData::read(log.pool(), position + done, part)?;
-        file.write_all_at(part, extent.start + done)?;
-        done += step;
-    }
-    Ok(())
+    copy_to_file(log.pool(), position, extent.bytes(), file.as_fd(), extent.start, &mut buffer)
 }
 
-/// Whether the change of names was done: told by what stands at the paths.
-fn has_happened(kind: RecordKind, payload: &[u8], key: &FileKey) -> bool {
-    let is_at = |name: &[u8]| {
-        let found = Path::new(std::ffi::OsStr::from_bytes(name)).symlink_metadata();
-        found.is_ok_and(|found| (found.dev(), found.ino()) == (key.device, key.inode))
-    };
-    match kind {
-        RecordKind::Link => is_at(payload),
-        RecordKind::Unlink => !is_at(payload),
-        _ => RenamePaths::decode(payload).is_none_or(|paths| !is_at(paths.from)),
-    }
+/// Whether the file of this identity is at the path; none, where that cannot be seen.
+fn is_at(identity: u64, path: &[u8]) -> Option<bool> {
+    let found = LocalFiles.look(as_path(path)).ok()?;
+    Some(found.is_some_and(|found| found.identity == identity))
 }
 
 /// Writes all that the log has of `file` to it once more: the kernel may have dropped what it could not write. A file that is under
@@ -234,12 +224,14 @@ fn names(plan: &Plan, file: &FilePlan) -> Vec<PathBuf> {
     let bound = file.names.iter().map(|name| name.path);
     let paths = bound.chain(file.known_paths.iter().copied());
     let paths = paths.filter_map(|path| plan.paths().get(path));
-    paths.map(|plan| PathBuf::from(std::ffi::OsStr::from_bytes(&plan.path))).collect()
+    paths.map(|plan| as_path(&plan.path).to_path_buf()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::IoSlice;
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::Path;
 
     use super::super::trial::{Trial, define};
     use super::*;

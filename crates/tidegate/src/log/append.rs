@@ -375,8 +375,7 @@ impl FileGuard<'_> {
     /// file the oldest one counts: numbers of mounts only grow, and the first records were made on that one.
     pub fn note_mount(&self, mount: u64) {
         let word = self.entry.mount();
-        let oldest =
-            if self.is_live() { mount.min(word.load(Ordering::Relaxed)) } else { mount };
+        let oldest = if self.is_live() { mount.min(word.load(Ordering::Relaxed)) } else { mount };
         word.store(oldest, Ordering::Relaxed);
     }
 

@@ -44,9 +44,11 @@ pub use error::{AppendError, LockError, LogError};
 pub use overlay::{Base, Overlay, OverlayError};
 pub use owner::{after_fork, current_process, process_of, thread_of};
 pub use pool::{CLOSED, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, create};
-pub use record::{Definition, Header, RecordKind, RenamePaths, checked_path, identity};
+pub use record::{
+    Definition, Header, RecordKind, RenamePaths, checked_path, has_happened, identity,
+};
 pub use scan::Scanner;
-pub use settle::{Absorbed, can_write_in_place};
+pub use settle::{Absorbed, can_write_in_place, copy_to_file};
 pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
 pub use table::{FileKey, FileRef};
 

@@ -36,8 +36,7 @@ pub fn plan_pool(pool: &LogPool) -> Result<(Plan, u64), LogError> {
     let mut failed_bytes = 0;
     for header in &mut scanner {
         payload.clear();
-        if Planner::needs_payload(header.kind)
-            && read_payload(pool, &header, &mut payload).is_err()
+        if Planner::needs_payload(header.kind) && read_payload(pool, &header, &mut payload).is_err()
         {
             // It could be read when the record was found whole.
             failed_bytes += header.record_bytes();
