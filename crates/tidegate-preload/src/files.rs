@@ -168,6 +168,12 @@ pub(crate) fn path_of(fd: c_int, stat: &libc::stat, path: &mut PathBuffer) -> Re
     if same { Ok(()) } else { Err(libc::ENOENT) }
 }
 
+/// The name that the open file was opened by was removed.
+pub(crate) fn has_lost_its_name(fd: c_int) -> bool {
+    let mut path = PathBuffer::new();
+    path::of_descriptor(fd, &mut path).is_ok() && path.as_bytes().ends_with(b" (deleted)")
+}
+
 /// One more than the highest descriptor that this process can have.
 pub(crate) fn open_descriptors_max() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20)

@@ -58,8 +58,8 @@ impl Place for Descriptor {
         born: bool,
         path: &'p mut PathBuffer,
     ) -> Result<Definition<'p>, Errno> {
-        path::of_descriptor(self.0, path)?;
         let stat = raw::fstat(self.0)?;
+        files::path_of(self.0, &stat, path)?;
         let FileKey { device, inode, identity } = files::key_of(self.0, &stat)?;
         let libc::stat { st_mode: mode, st_uid: uid, st_gid: gid, .. } = stat;
         Ok(Definition { identity, device, inode, mode, uid, gid, born, path: path.as_bytes() })

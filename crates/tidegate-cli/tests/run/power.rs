@@ -65,10 +65,10 @@ impl Disk {
 
     /// What waits for the disk gets errors; the programs must be dead already.
     pub(crate) fn power_off(&mut self) {
-        let (server, file_system) = self.powered.take().expect("the power is on");
+        let (server, mut file_system) = self.powered.take().expect("the power is on");
         let (status, _) = server.stop(Signal::KILL);
         assert_eq!(status.signal(), Some(9));
-        drop(file_system);
+        file_system.break_off();
     }
 
     pub(crate) fn power_on(&mut self, dram: &str) {

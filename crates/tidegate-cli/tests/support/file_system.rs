@@ -45,6 +45,12 @@ impl FileSystem {
         self
     }
 
+    /// The disk is gone: whoever waits for it gets an error now. (nbdfuse itself may wait for ever for a server that died.)
+    pub fn break_off(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.fuse), Signal::KILL);
+        let _ = self.fuse.wait();
+    }
+
     /// Takes the file system off, and hands back the device that it was on.
     pub fn unmount(&self) -> String {
         succeed(tool("umount", "mount").arg(&self.mount_point));
