@@ -14,7 +14,6 @@
 mod absorb;
 mod bed;
 mod crash;
-#[cfg(feature = "soak")]
 mod faults;
 mod fio;
 #[cfg(feature = "soak")]
@@ -22,7 +21,6 @@ mod fsx;
 mod posix;
 #[cfg(feature = "soak")]
 mod postgres;
-#[cfg(feature = "soak")]
 mod power;
 mod process_tree;
 mod programs;

@@ -47,7 +47,8 @@ impl FileSystem {
 
     /// The disk is gone: whoever waits for it gets an error now. (nbdfuse itself may wait for ever for a server that died.)
     pub fn break_off(&mut self) {
-        let _ = kill_process(Pid::from_child(&self.fuse), Signal::KILL);
+        // Both do nothing the second time.
+        let _ = self.fuse.kill();
         let _ = self.fuse.wait();
     }
 
@@ -72,7 +73,9 @@ impl Drop for FileSystem {
         if !quiet(tool("fusermount3", "fuse3").arg("-u").arg(&self.fuse_dir)) {
             quiet(tool("fusermount3", "fuse3").arg("-uz").arg(&self.fuse_dir));
         }
-        let _ = kill_process(Pid::from_child(&self.fuse), Signal::TERM);
+        if matches!(self.fuse.try_wait(), Ok(None)) {
+            let _ = kill_process(Pid::from_child(&self.fuse), Signal::TERM);
+        }
         let _ = self.fuse.wait();
     }
 }
