@@ -138,7 +138,7 @@ impl<'l> Subject<'l> {
             self.guard.note_failure();
         }
         let retire = || self.guard.begin().and_then(|mut ticket| ticket.retire()).is_ok();
-        let retired = !self.is_live() || (durable && retire());
+        let retired = !self.guard.has_unretired() || (durable && retire());
         self.guard.mark_unlogged(!retired);
     }
 }

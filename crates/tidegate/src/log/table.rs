@@ -101,6 +101,8 @@ impl<'a> Entry<'a> {
         changed_end at 184;
         /// The oldest mount that the file was defined on since its records begin, 0: not known.
         mount at 192;
+        /// Where the file's last record ends that retires those before it.
+        retired_end at 200;
     }
 }
 
@@ -219,7 +221,7 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     for word in [entry.unlogged(), entry.synced(), entry.sticky()] {
         word.store(0, Ordering::Relaxed);
     }
-    for word in [entry.absorber(), entry.changed_end(), entry.mount()] {
+    for word in [entry.absorber(), entry.changed_end(), entry.mount(), entry.retired_end()] {
         word.store(0, Ordering::Relaxed);
     }
     entry.device().store(key.device, Ordering::Relaxed);
