@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
-use tidegate::log::recover::identity_of;
+use tidegate::log::recover::{identity_of, mount_of};
 use tidegate::log::{Definition, FileGuard, FileKey, Log, Ticket};
 
 use support::{ok, scratch, tidegate};
@@ -153,7 +153,9 @@ impl Program {
         let (device, inode) = (metadata.dev(), metadata.ino());
         let key = FileKey { device, inode, identity: identity_of(file).unwrap() };
         let entry = self.log.entry_for(&key).unwrap();
-        self.log.lock(entry).unwrap()
+        let guard = self.log.lock(entry).unwrap();
+        guard.note_mount(mount_of(file));
+        guard
     }
 
     /// Writes `data` to the log and to the file.

@@ -398,8 +398,11 @@ fn try_write(open: &Open, request: &Request<'_>, bytes: u64) -> Result<Option<u6
         }
         Ok(None) => {
             drop(held);
-            open.define();
-            Ok(None)
+            if open.define() {
+                return Ok(None);
+            }
+            settle(open.log, open.file, open.fd).map_err(Left::Error)?;
+            Err(Left::Usual)
         }
         Err(AppendError::Full) if open.log.supervisor_alive() => {
             drop(held);

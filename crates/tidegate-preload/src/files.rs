@@ -9,7 +9,9 @@
 #![allow(unsafe_code)] // a system call that no crate has
 
 use std::ffi::{CStr, c_int};
+use std::os::fd::BorrowedFd;
 
+use rustix::fs::StatVfsMountFlags;
 use tidegate::log::{self, FileKey, Log};
 
 use crate::descriptors::{self, Kind, Known};
@@ -139,6 +141,19 @@ fn key_by(
     Ok(FileKey { device: stat.st_dev, inode: stat.st_ino, identity })
 }
 
+/// The mount that an open descriptor was opened through, 0 where the kernel has no number for it.
+pub(crate) fn mount_of(fd: c_int) -> u64 {
+    // SAFETY: open for the time of this call.
+    log::recover::mount_of(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Nothing can be written to the file system of an open descriptor.
+pub(crate) fn is_read_only(fd: c_int) -> bool {
+    // SAFETY: open for the time of this call.
+    let found = rustix::fs::fstatvfs(unsafe { BorrowedFd::borrow_raw(fd) });
+    found.is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
+
 /// `f_fsid` as a number, its first half in the lower bits.
 fn file_system_id(stat: &libc::statfs) -> u64 {
     // SAFETY: eight bytes that any bits are valid for; the C library hides their fields.
@@ -151,6 +166,12 @@ pub(crate) fn path_of(fd: c_int, stat: &libc::stat, path: &mut PathBuffer) -> Re
     let found = raw::fstatat(libc::AT_FDCWD, path.as_c_str(), libc::AT_SYMLINK_NOFOLLOW)?;
     let same = (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino);
     if same { Ok(()) } else { Err(libc::ENOENT) }
+}
+
+/// The name that the open file was opened by was removed.
+pub(crate) fn has_lost_its_name(fd: c_int) -> bool {
+    let mut path = PathBuffer::new();
+    path::of_descriptor(fd, &mut path).is_ok() && path.as_bytes().ends_with(b" (deleted)")
 }
 
 /// One more than the highest descriptor that this process can have.
@@ -196,5 +217,26 @@ pub(crate) fn is_for_log(stat: &libc::statfs) -> bool {
     match kind {
         TMPFS => process::includes_tmpfs(),
         _ => !VOLATILE.contains(&kind) && !REMOTE.contains(&kind),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::ffi::OsStrExt;
+
+    use super::*;
+
+    #[test]
+    fn recovery_finds_a_file_by_the_same_identity() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let file = std::fs::File::create(&path).unwrap();
+        let wanted = log::recover::identity_of(&file).unwrap();
+        let stat = raw::fstat(file.as_raw_fd()).unwrap();
+        assert_eq!(key_of(file.as_raw_fd(), &stat).unwrap().identity, wanted);
+        let name = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
+        let flags = libc::AT_SYMLINK_NOFOLLOW;
+        assert_eq!(key_at(libc::AT_FDCWD, &name, flags, &stat).unwrap().identity, wanted);
     }
 }

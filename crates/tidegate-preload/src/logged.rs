@@ -247,7 +247,9 @@ impl Open {
                 }
                 Err(Refused::Undefined) => {
                     drop(guard);
-                    self.define();
+                    if !self.define() {
+                        return self.undefinable(request, kernel);
+                    }
                 }
                 Err(Refused::Full) if self.may_get_room() => {
                     drop(guard);
@@ -384,6 +386,16 @@ impl Open {
         self.retire(guard);
         guard.mark_unlogged(false);
         self.done_unlogged(request, kernel(), guard.is_nameless())
+    }
+
+    /// Writes past the log to a file of which no name is known: the one that it was opened by is gone, and it has others. The disk
+    /// has to keep what the log would.
+    #[cold]
+    fn undefinable(&self, request: &Request<'_>, kernel: impl Fn() -> isize) -> isize {
+        let Request { parts, place, .. } = *request;
+        let request = &Request { parts, place, durable: true };
+        let Some(guard) = self.lock() else { return self.unlocked(request, kernel) };
+        self.unlogged(&guard, request, kernel)
     }
 
     /// Writes past the log and without the lock.
@@ -550,14 +562,20 @@ impl Open {
         result
     }
     /// Tells the log which file the descriptor is, so that records can name it. Under the lock of names: no name changes
-    /// between its being read and its being recorded.
+    /// between its being read and its being recorded. False: the name that the descriptor was opened by is gone. True may mean that
+    /// the locks are busy: whoever needs the definition looks, and asks again.
     #[cold]
-    pub(crate) fn define(&self) {
-        let names = names::lock(self.log);
-        let Some(guard) = self.lock_as_it_is() else { return };
-        if names.is_none() || self.define_locked(&guard).is_err() {
-            guard.mark_unlogged(true);
+    pub(crate) fn define(&self) -> bool {
+        let Some(_names) = names::lock(self.log) else { return true };
+        let Some(guard) = self.lock_as_it_is() else { return true };
+        if self.define_locked(&guard).is_ok() {
+            return true;
         }
+        if files::has_lost_its_name(self.fd) {
+            return false;
+        }
+        guard.mark_unlogged(true);
+        true
     }
 
     fn define_locked(&self, guard: &FileGuard<'_>) -> Result<(), Refused> {
@@ -572,6 +590,7 @@ impl Open {
         }
         let mut path = PathBuffer::new();
         files::path_of(self.fd, &stat, &mut path).map_err(|_| Refused::Never)?;
+        guard.note_mount(files::mount_of(self.fd));
         let key = self.log.key_of(guard.file());
         let definition = Definition {
             identity: key.identity,
@@ -609,6 +628,11 @@ impl Open {
             guard.mark_born();
         }
         self.define();
+        let Some(guard) = self.lock_as_it_is() else { return };
+        if guard.begin().map_or(true, |ticket| ticket.needs_define()) {
+            // Its name is not in the log: a sync has to bring it to the disk.
+            guard.mark_unlogged(false);
+        }
     }
 
     /// Empties the file, as `O_TRUNC` does. A file of which the log has nothing is emptied past the log: most such

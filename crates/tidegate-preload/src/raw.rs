@@ -7,7 +7,6 @@
 #![allow(unsafe_code)] // system calls, and the C library's `errno`
 
 use std::ffi::{CStr, c_int, c_long};
-use std::io::IoSlice;
 use std::mem::MaybeUninit;
 
 /// An error number of the kernel.
@@ -243,18 +242,6 @@ pub(crate) fn pread(fd: c_int, buf: &mut [u8], offset: i64) -> Result<usize, Err
     let (at, len) = (buf.as_mut_ptr(), buf.len());
     // SAFETY: room for so many bytes.
     checked(unsafe { call(libc::SYS_pread64, words![fd, at, len, offset]) })
-}
-
-/// Writes at a byte of a file; `flags` as for `pwritev2`.
-pub(crate) fn pwrite(
-    fd: c_int,
-    parts: &[IoSlice<'_>],
-    offset: i64,
-    flags: c_int,
-) -> Result<usize, Errno> {
-    let (at, count) = (parts.as_ptr(), parts.len());
-    // SAFETY: the parts are what the kernel takes for its vector, and are only read.
-    checked(unsafe { call(libc::SYS_pwritev2, words![fd, at, count, offset, 0_usize, flags]) })
 }
 
 /// Lets other threads run.

@@ -59,16 +59,20 @@ impl Place for Descriptor {
         born: bool,
         path: &'p mut PathBuffer,
     ) -> Result<Definition<'p>, Errno> {
-        path::of_descriptor(self.0, path)?;
         let stat = raw::fstat(self.0)?;
+        files::path_of(self.0, &stat, path)?;
         let FileKey { device, inode, identity } = files::key_of(self.0, &stat)?;
         let libc::stat { st_mode: mode, st_uid: uid, st_gid: gid, .. } = stat;
         Ok(Definition { identity, device, inode, mode, uid, gid, born, path: path.as_bytes() })
     }
 
-    fn make_durable(&self) {
+    fn mount(&self) -> u64 {
+        files::mount_of(self.0)
+    }
+
+    fn make_durable(&self) -> bool {
         // All of it: a name that the log has, too, is no longer replayed.
-        let _ = raw::fsync(self.0);
+        raw::fsync(self.0).is_ok()
     }
 }
 
@@ -116,7 +120,9 @@ fn apply(
             subject.settle(place);
             let result = operation();
             // Records to come are about the bytes where they are now.
-            place.make_durable();
+            if !place.make_durable() {
+                subject.guard.note_failure();
+            }
             result
         }
     }

@@ -28,8 +28,11 @@ pub(crate) trait Place {
     fn definition<'p>(&self, born: bool, path: &'p mut PathBuffer)
     -> Result<Definition<'p>, Errno>;
 
-    /// Makes what the kernel has of the file durable.
-    fn make_durable(&self);
+    /// The mount that leads to the file, 0 where the kernel has no number for it.
+    fn mount(&self) -> u64;
+
+    /// Makes what the kernel has of the file durable: whether that was done.
+    fn make_durable(&self) -> bool;
 }
 
 /// Positions of the records of one operation, 0 for none.
@@ -108,6 +111,7 @@ impl<'l> Subject<'l> {
             let mut ticket = self.guard.begin()?;
             if ticket.needs_define() {
                 let mut path = PathBuffer::new();
+                self.guard.note_mount(place.mount());
                 ticket.define(&place.definition(self.guard.is_born(), &mut path)?)?;
             }
             let positions = append(&mut ticket)?;
@@ -126,11 +130,15 @@ impl<'l> Subject<'l> {
     }
 
     /// Makes the file durable without the log: its records no longer count, and its next `fsync` is real. Where
-    /// even that cannot be recorded, the file stays without the log.
+    /// even that cannot be recorded, the file stays without the log. What does not become durable stays in the log, and the
+    /// next `fsync` says so.
     pub(crate) fn settle(&self, place: &impl Place) {
-        place.make_durable();
-        let retired =
-            !self.is_live() || self.guard.begin().and_then(|mut ticket| ticket.retire()).is_ok();
+        let durable = place.make_durable();
+        if !durable {
+            self.guard.note_failure();
+        }
+        let retire = || self.guard.begin().and_then(|mut ticket| ticket.retire()).is_ok();
+        let retired = !self.guard.has_unretired() || (durable && retire());
         self.guard.mark_unlogged(!retired);
     }
 }

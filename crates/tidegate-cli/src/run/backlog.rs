@@ -155,8 +155,8 @@ impl Backlog {
             RecordKind::Zero => self.touch(header, header.offset, header.len),
             RecordKind::SetSize => self.touch(header, header.offset, 0),
             RecordKind::Define => self.define(header, payload),
-            RecordKind::Link => self.link(header.file, path(payload)),
-            RecordKind::Unlink => self.unlink(header.file, path(payload)),
+            RecordKind::Link => self.link(header.file, as_path(payload)),
+            RecordKind::Unlink => self.unlink(header.file, as_path(payload)),
             RecordKind::Rename => self.rename(header, payload),
             RecordKind::Retire | RecordKind::Void | RecordKind::Settle => {}
         }
@@ -173,7 +173,7 @@ impl Backlog {
 
     fn define(&mut self, header: &Header, payload: &[u8]) {
         let Some(definition) = Definition::decode(payload) else { return };
-        let path = path(definition.path);
+        let path = as_path(definition.path);
         self.files_seen += u64::from(header.file == header.position);
         if let (true, Some(directory)) = (definition.born, path.parent()) {
             self.segment(header.position).due.directories.insert(directory.to_path_buf());
@@ -207,7 +207,7 @@ impl Backlog {
 
     fn rename(&mut self, header: &Header, payload: &[u8]) {
         let Some(paths) = RenamePaths::decode(payload) else { return };
-        let (from, to) = (path(paths.from), path(paths.to));
+        let (from, to) = (as_path(paths.from), as_path(paths.to));
         if header.aux != 0 {
             let replaced = |known: &&mut Known| known.identity == header.aux;
             for known in self.known.values_mut().filter(replaced) {
@@ -292,7 +292,8 @@ impl Backlog {
     }
 }
 
-fn path(bytes: &[u8]) -> &Path {
+/// A path out of a record.
+pub(super) fn as_path(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 

@@ -26,6 +26,7 @@ use super::absorbed::AbsorbedFiles;
 use super::allocator::Allocator;
 use super::backlog::Backlog;
 use super::leases::Leases;
+use super::mounts;
 use super::policy::{Action, Policy, Situation};
 use super::redo;
 use super::stats::CleanerCounts;
@@ -328,7 +329,8 @@ impl Worker {
 
     fn scan(&mut self, until: u64) {
         let mut payload = Vec::new();
-        for header in self.log.records(self.backlog.scanned(), until) {
+        let mut records = self.log.records(self.backlog.scanned(), until);
+        for header in records.by_ref() {
             payload.clear();
             let names =
                 [RecordKind::Define, RecordKind::Link, RecordKind::Unlink, RecordKind::Rename];
@@ -342,7 +344,15 @@ impl Worker {
             self.backlog.add(&header, &payload);
             self.absorbed.add(&header);
         }
+        let unreadable_bytes = records.unreadable_bytes();
         self.backlog.reached(until);
+        if unreadable_bytes > 0 {
+            // Whatever files they are about: the kernel has done what they say.
+            rustix::fs::sync();
+            self.voice.say(Outcome::Notice(format!(
+                "{unreadable_bytes} bytes of the log cannot be read; what programs wrote is on its way to the disk without them"
+            )));
+        }
     }
 
     /// Makes the files durable and frees the log up to where that holds.
@@ -355,11 +365,18 @@ impl Worker {
         }
         self.absorbed.lend(&mut self.writeback);
         let due = self.backlog.due();
-        self.rewrite(self.log.take_dropped());
+        let failures = self.rewrite(self.log.take_dropped());
+        if !failures.is_empty() {
+            return self.failed(&failures);
+        }
         if let Err(failure) = self.pace(situation) {
             return self.failed(&[failure]);
         }
         let files: Vec<_> = due.files.keys().filter_map(|id| self.backlog.file(*id)).collect();
+        if let Some(name) = mounts::mounted_anew(&self.log, &files) {
+            let error = io::Error::other("its file system was mounted anew");
+            return self.failed(&[Failure { file: None, name, error }]);
+        }
         let started = Instant::now();
         if files.len() < due.files.len() {
             // Of a file that no record defines nothing is known but that it is somewhere.
@@ -480,9 +497,10 @@ impl Worker {
         }
     }
 
-    /// Notes what could not be synced, writes it once more, and pauses.
+    /// Notes what could not be synced, so that it is written once more, and pauses.
     fn failed(&mut self, failures: &[Failure]) -> Step {
         self.counts.failed();
+        self.log.distrust_kernel();
         self.failed_attempts += 1;
         let message = describe(failures);
         if self.failed_attempts == 1 {
@@ -490,12 +508,11 @@ impl Worker {
                 "{message}; the log keeps it, and it is tried again"
             )));
         }
-        let failed: Vec<_> = failures.iter().filter_map(|failure| failure.file).collect();
-        for entry in failed.iter().filter_map(|id| self.log.file_with_id(*id)) {
+        let failed = failures.iter().filter_map(|failure| failure.file);
+        for entry in failed.filter_map(|id| self.log.file_with_id(id)) {
             // The next sync of the program will tell it; a file that is gone from the table has no program.
             let _ = self.log.note_failure(entry);
         }
-        self.rewrite(failed);
         if self.failed_attempts >= ATTEMPTS {
             for waiter in self.waiters.drain(..) {
                 let result = Err(message.clone());
@@ -506,8 +523,9 @@ impl Worker {
         Step::Sleep { wake_at: u64::MAX, patience: Some(doubled.min(PAUSE_MOST)) }
     }
 
-    /// Writes all that the log has of these files to them once more.
-    fn rewrite(&mut self, files: Vec<u64>) {
+    /// Writes all that the log has of these files to them once more: what failed.
+    fn rewrite(&mut self, files: Vec<u64>) -> Vec<Failure> {
+        let mut failures = Vec::new();
         for file in files.into_iter().filter_map(|id| self.backlog.file(id)) {
             let lent = self.absorbed.lent(file.id);
             if lent.as_ref().is_some_and(|file| appends(file)) {
@@ -519,8 +537,12 @@ impl Worker {
                 Some(lent) => self.writeback.adopt(file.id, lent),
                 None => self.writeback.keep_open(file),
             }
-            redo::rewrite(&self.log, file, lent.as_deref());
+            if let Err(error) = redo::rewrite(&self.log, file, lent.as_deref()) {
+                let name = file.names.first().cloned().unwrap_or_default();
+                failures.push(Failure { file: Some(file.id), name, error });
+            }
         }
+        failures
     }
 
     fn sleep(&self) -> Step {

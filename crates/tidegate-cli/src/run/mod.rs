@@ -12,6 +12,7 @@ mod cleaner;
 mod kernel;
 pub(crate) mod launcher;
 mod leases;
+mod mounts;
 pub(crate) mod opening;
 pub(crate) mod place;
 mod policy;

@@ -1,8 +1,12 @@
 //! From a pool's file to a log in use: made where it is blank, taken over where its supervisor died, recovered where the
-//! machine did.
+//! machine did, or a file system.
 //!
-//! Invariant: a log whose records may be needed is never started anew. What recovery cannot put into the files stays in
-//! the log, and the pool is not opened.
+//! Invariants:
+//! 1. A log whose records may be needed is never started anew. What recovery cannot put into the files stays in the log, and
+//!    the pool is not opened.
+//! 2. A log is taken over without a replay only while the kernel has all that it was told: in the boot of its records, if no
+//!    write-back has failed since it was opened, and no file system of its files was mounted anew.
+//! 3. While processes use the log it is never replayed: they go on appending to it.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,12 +18,16 @@ use rustix::fs::FlockOperation;
 use tidegate::log::recover::{
     ApplyOptions, LocalFiles, NewIdentity, Outcome, Plan, Progress, apply, plan_pool,
 };
-use tidegate::log::{CONTROL_BYTES, Definition, Log, LogError, LogOptions, LogPool, Scanner};
+use tidegate::log::{
+    CLOSED, CONTROL_BYTES, Definition, Log, LogError, LogOptions, LogPool, Scanner,
+};
 use tidegate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
 use tidegate::pool::{Content, PoolKind, identify};
 
 use super::allocator::Allocator;
+use super::mounts::{self, Now};
 use super::place::Meeting;
+use super::tree::processes_that_map;
 use crate::pool::in_pool;
 use tidegate::size::Size;
 
@@ -27,10 +35,6 @@ use tidegate::size::Size;
 const PATIENCE_WITH_DYING: Duration = Duration::from_secs(10);
 /// Threads that write files at once during recovery.
 const WORKERS: usize = 4;
-/// A boot that is none: the files of this log may lack what the log has, whatever boot it is.
-pub(crate) const NO_BOOT: [u8; 16] = [0xFF; 16];
-/// A log that was closed: the files have all of it.
-pub(crate) const CLOSED: [u8; 16] = [0; 16];
 
 /// A log in use by this process.
 pub(crate) struct Opened {
@@ -111,15 +115,12 @@ pub(crate) fn open_log(
 ) -> Result<Opened> {
     make_where_blank(path)?;
     let pool = open_pool(path, false)?;
-    if is_of_this_boot(&pool)? && meeting.control().exists() {
-        // One that does not fit is no use to anybody: its pool was made anew since.
-        if let Ok(log) = Log::resume(open_again(&pool)?, &meeting.control()) {
-            let left = log.head() - log.tail();
-            let size = Size { bytes: left };
-            let recovered =
-                (left > 0).then(|| format!("{size} of log taken over from a supervisor that died"));
-            return Ok(Opened { log, recovered, taken_over: true });
-        }
+    if let Some(log) = take_over(&pool, meeting)? {
+        let left = log.head() - log.tail();
+        let size = Size { bytes: left };
+        let recovered =
+            (left > 0).then(|| format!("{size} of log taken over from a supervisor that died"));
+        return Ok(Opened { log, recovered, taken_over: true });
     }
     let recovered = recover(&pool, progress)?;
     let control = meeting.control();
@@ -134,6 +135,37 @@ pub(crate) fn open_log(
     pool.set_session(boot_id()?)?;
     let log = Log::start(pool, memory, allocated_bytes)?;
     Ok(Opened { log, recovered, taken_over: false })
+}
+
+/// The log as a supervisor left it that died; none, where it has to be recovered from its records.
+///
+/// # Errors
+/// It has to be recovered, but processes use it.
+fn take_over(pool: &LogPool, meeting: &Meeting) -> Result<Option<Log>> {
+    let control = meeting.control();
+    let is_whole = is_of_this_boot(pool)?;
+    let processes = processes_that_map(&control);
+    if !control.exists() || (!is_whole && processes.is_empty()) {
+        return Ok(None);
+    }
+    // One that does not fit is no use to anybody: its pool was made anew since.
+    let Ok(log) = Log::resume(open_again(pool)?, &control) else { return Ok(None) };
+    let now = mounts::of_log(&log);
+    let Some(process) = processes.first() else {
+        return Ok((is_whole && now == Now::Same).then_some(log));
+    };
+    if let Now::Younger(path) = now {
+        bail!(
+            "{} was mounted anew since {} has records of it, and {} processes use that, {process} for one; end them first",
+            path.display(),
+            pool.region().name().display(),
+            processes.len()
+        );
+    }
+    if !is_whole {
+        log.distrust_all_files();
+    }
+    Ok(Some(log))
 }
 
 fn open_again(pool: &LogPool) -> Result<LogPool, LogError> {
@@ -176,16 +208,24 @@ fn recover(pool: &LogPool, progress: &(dyn Fn(Progress) + Sync)) -> Result<Optio
         };
         let pool = pool.region().name().display();
         return Err(anyhow!(
-            "recovery of {pool} is not complete: {first}{}{more}; mend that and try again, or give up what the log has by \
+            "recovery of {pool} is not complete: {first}{}{more}{}; mend that and try again, or give up what the log has by \
              `tidegate recover {pool} --discard`",
-            cause(first)
+            cause(first),
+            lost(unreadable_bytes)
         ));
     }
-    let lost = match unreadable_bytes {
+    Ok(Some(format!("{}{}", describe(&outcome), lost(unreadable_bytes))))
+}
+
+/// What is to be said of failed memory in a log, behind what is said of the rest.
+fn lost(unreadable_bytes: u64) -> String {
+    match unreadable_bytes {
         0 => String::new(),
-        bytes => format!("; {} of the log could not be read", Size { bytes }),
-    };
-    Ok(Some(format!("{}{lost}", describe(&outcome))))
+        bytes => format!(
+            "; LOST: {} of the log cannot be read, and what was written there is in no file, unless the kernel has it",
+            Size { bytes }
+        ),
+    }
 }
 
 fn cause(error: &dyn std::error::Error) -> String {
@@ -232,7 +272,8 @@ pub(crate) fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Res
     if has_some {
         let records: u64 = plan.files().iter().map(|file| file.records).sum();
         let (files, size) = (plan.files().len(), Size { bytes: plan.data_bytes() });
-        tell(&format!("{records} records about {files} files, with {size} of data"))?;
+        let lost = lost(unreadable_bytes);
+        tell(&format!("{records} records about {files} files, with {size} of data{lost}"))?;
     }
     pool.set_session(CLOSED)?;
     let ring_bytes = pool.ring_bytes();
@@ -244,11 +285,14 @@ pub(crate) fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Res
 /// Bytes of the log of the pool at `path`, and of the records in it, while nobody uses it.
 ///
 /// # Errors
-/// The pool cannot be used.
+/// The pool cannot be used, or a part of its log not be read.
 pub(crate) fn log_in_use(path: &Path) -> Result<(u64, u64)> {
     let pool = open_pool(path, true)?;
     let tail = pool.tail()?;
-    let ends = Scanner::new(&pool, tail, pool.limit()?);
-    let end = ends.map(|header| header.position + header.record_bytes()).max();
-    Ok((pool.ring_bytes(), end.map_or(0, |end| end - tail)))
+    let mut records = Scanner::new(&pool, tail, pool.limit()?);
+    let end = records.by_ref().map(|header| header.position + header.record_bytes()).max();
+    match records.unreadable_bytes() {
+        0 => Ok((pool.ring_bytes(), end.map_or(0, |end| end - tail))),
+        bytes => bail!("{}: {} of its log cannot be read", path.display(), Size { bytes }),
+    }
 }

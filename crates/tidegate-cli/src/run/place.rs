@@ -155,14 +155,19 @@ pub(crate) fn prepare_pool(path: &Path, size: Size) -> Result<PoolFile> {
 }
 
 fn new_pool(path: &Path, size: Size) -> io::Result<()> {
-    let mut open = File::options();
-    let file = open.read(true).write(true).create_new(true).mode(0o600).open(path)?;
-    let sized = file.set_len(size.bytes).and_then(|()| file.sync_all());
-    if sized.is_err() {
-        // Best effort: the error that matters is on its way to the caller.
-        let _ = std::fs::remove_file(path);
+    if path.exists() {
+        return Err(io::ErrorKind::AlreadyExists.into());
     }
-    sized?;
+    // Under another name first: nobody finds one without its size.
+    let mut temporary = path.as_os_str().to_os_string();
+    temporary.push(format!(".{}", std::process::id()));
+    let mut open = File::options();
+    let file = open.read(true).write(true).create_new(true).mode(0o600).open(&temporary)?;
+    let made = file.set_len(size.bytes).and_then(|()| file.sync_all());
+    let made = made.and_then(|()| std::fs::hard_link(&temporary, path));
+    // Best effort: the error that matters is on its way to the caller.
+    let _ = std::fs::remove_file(&temporary);
+    made?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }

@@ -11,15 +11,18 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
 
 use rustix::fs::FallocateFlags;
-use tidegate::log::recover::{Content, Extent, FilePlan, LogData, Plan, Planner, identity_of};
-use tidegate::log::{FileGuard, FileKey, Header, Interrupted, Log, RecordKind, RenamePaths};
+use tidegate::log::recover::{
+    Content, Extent, FilePlan, FileSystem, LocalFiles, Plan, Planner, identity_of,
+};
+use tidegate::log::{
+    FileGuard, FileKey, Header, Interrupted, Log, RecordKind, copy_to_file, has_happened,
+};
 
-use super::backlog::Known;
+use super::backlog::{Known, as_path};
 use super::writeback;
 
 /// Bytes copied at once.
@@ -68,7 +71,7 @@ fn void_undone_unlink(log: &Log, interrupted: &Interrupted) -> io::Result<()> {
     let mut path = vec![0; header.payload_bytes as usize];
     log.pool().read_payload(&header, 0, &mut path).map_err(io::Error::other)?;
     log.mark_names_unlogged();
-    if Path::new(std::ffi::OsStr::from_bytes(&path)).symlink_metadata().is_err() {
+    if as_path(&path).symlink_metadata().is_err() {
         return Ok(());
     }
     let voided = log.begin_on_names().and_then(|mut ticket| ticket.void(header.position));
@@ -86,7 +89,9 @@ fn complete(log: &Log, guard: &FileGuard<'_>, header: &Header) -> io::Result<()>
         RecordKind::Link | RecordKind::Unlink | RecordKind::Rename => {
             let mut payload = vec![0; header.payload_bytes as usize];
             log.pool().read_payload(header, 0, &mut payload).map_err(io::Error::other)?;
-            if !has_happened(header.kind, &payload, &log.key_of(guard.file())) {
+            let identity = log.key_of(guard.file()).identity;
+            // What cannot be seen stays: a replay does what the record says.
+            if has_happened(header.kind, &payload, |path| is_at(identity, path)) == Some(false) {
                 let voided = guard.begin().and_then(|mut ticket| ticket.void(header.position));
                 voided.map_err(io::Error::other)?;
             }
@@ -123,48 +128,42 @@ fn copy(log: &Log, file: &File, extent: &Extent) -> io::Result<()> {
         return zero(file, extent.start, extent.bytes());
     };
     let mut buffer = vec![0; usize::try_from(extent.bytes()).unwrap_or(COPY_BYTES).min(COPY_BYTES)];
-    let mut done = 0;
-    while done < extent.bytes() {
-        let step = (extent.bytes() - done).min(buffer.len() as u64);
-        let part = &mut buffer[..usize::try_from(step).unwrap_or(0)];
-        LogData::read(log.pool(), position + done, part)?;
-        file.write_all_at(part, extent.start + done)?;
-        done += step;
-    }
-    Ok(())
+    copy_to_file(log.pool(), position, extent.bytes(), file.as_fd(), extent.start, &mut buffer)
 }
 
-/// Whether the change of names was done: told by what stands at the paths.
-fn has_happened(kind: RecordKind, payload: &[u8], key: &FileKey) -> bool {
-    let is_at = |name: &[u8]| {
-        let found = Path::new(std::ffi::OsStr::from_bytes(name)).symlink_metadata();
-        found.is_ok_and(|found| (found.dev(), found.ino()) == (key.device, key.inode))
-    };
-    match kind {
-        RecordKind::Link => is_at(payload),
-        RecordKind::Unlink => !is_at(payload),
-        _ => RenamePaths::decode(payload).is_none_or(|paths| !is_at(paths.from)),
-    }
+/// Whether the file of this identity is at the path; none, where that cannot be seen.
+fn is_at(identity: u64, path: &[u8]) -> Option<bool> {
+    let found = LocalFiles.look(as_path(path)).ok()?;
+    Some(found.is_some_and(|found| found.identity == identity))
 }
 
-/// Writes all that the log has of `file` to it once more: the kernel may have dropped what it could not write.
+/// Writes all that the log has of `file` to it once more: the kernel may have dropped what it could not write. A file that is under
+/// none of its names is left alone: it may be gone.
 ///
-/// What cannot be written now is left for the next time.
-pub(crate) fn rewrite(log: &Log, file: &Known, lent: Option<&File>) {
-    let Some(entry) = log.file_with_id(file.id) else { return };
-    let Ok(guard) = log.lock(entry) else { return };
+/// # Errors
+/// It cannot be written now.
+pub(crate) fn rewrite(log: &Log, file: &Known, lent: Option<&File>) -> io::Result<()> {
+    let Some(entry) = log.file_with_id(file.id) else { return Ok(()) };
+    let guard = log.lock(entry).map_err(io::Error::other)?;
     let target = Target::of(log, file.id, &log.key_of(guard.file()));
     // A file that is lent cannot be opened: its lease would be broken.
-    let opened = lent.map_or_else(|| target.open(), File::try_clone);
-    let (Ok(opened), Some(plan)) = (opened, target.plan.files().first()) else { return };
-    let size = opened.metadata().map_or(0, |metadata| metadata.len());
+    let opened = match lent.map_or_else(|| target.open(), File::try_clone) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    if target.is_lost {
+        return Err(io::Error::other("a part of the log cannot be read"));
+    }
+    let Some(plan) = target.plan.files().first() else { return Ok(()) };
+    let size = opened.metadata()?.len();
     for extent in &plan.extents {
         // Never longer than it is: what is behind the end was cut off.
         let extent = Extent { end: extent.end.min(size), ..*extent };
-        if extent.start < extent.end && copy(log, &opened, &extent).is_err() {
-            return;
+        if extent.start < extent.end {
+            copy(log, &opened, &extent)?;
         }
     }
+    Ok(())
 }
 
 /// Opens a locked file for writing, by one of its names.
@@ -179,6 +178,8 @@ pub(crate) fn open(log: &Log, guard: &FileGuard<'_>) -> io::Result<File> {
 struct Target {
     plan: Plan,
     known: Known,
+    /// A part of the log cannot be read: it may be about this file.
+    is_lost: bool,
 }
 
 impl Target {
@@ -186,21 +187,25 @@ impl Target {
     fn of(log: &Log, id: u64, key: &FileKey) -> Self {
         let mut planner = Planner::new();
         let mut payload = Vec::new();
-        for header in log.records(log.tail(), log.head()).filter(|header| header.file == id) {
+        let mut is_lost = false;
+        let mut records = log.records(log.tail(), log.head());
+        for header in records.by_ref().filter(|header| header.file == id) {
             payload.clear();
             if Planner::needs_payload(header.kind) {
                 payload.resize(header.payload_bytes as usize, 0);
                 if log.pool().read_payload(&header, 0, &mut payload).is_err() {
+                    is_lost = true;
                     continue;
                 }
             }
             planner.add(&header, &payload);
         }
+        let is_lost = is_lost || records.unreadable_bytes() > 0;
         let plan = planner.finish();
         let names = plan.files().first().map(|file| names(&plan, file)).unwrap_or_default();
         let FileKey { device, inode, identity } = *key;
         let known = Known::at(id, (device, inode, identity), names);
-        Self { plan, known }
+        Self { plan, known, is_lost }
     }
 
     /// Opens it for writing.
@@ -219,12 +224,14 @@ fn names(plan: &Plan, file: &FilePlan) -> Vec<PathBuf> {
     let bound = file.names.iter().map(|name| name.path);
     let paths = bound.chain(file.known_paths.iter().copied());
     let paths = paths.filter_map(|path| plan.paths().get(path));
-    paths.map(|plan| PathBuf::from(std::ffi::OsStr::from_bytes(&plan.path))).collect()
+    paths.map(|plan| as_path(&plan.path).to_path_buf()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::IoSlice;
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::Path;
 
     use super::super::trial::{Trial, define};
     use super::*;
@@ -345,7 +352,7 @@ mod tests {
         }
         let backlog = trial.backlog();
         let known = backlog.file(trial.lock(&file).id()).unwrap();
-        rewrite(&trial.log, known, None);
+        rewrite(&trial.log, known, None).unwrap();
         // No longer than the file is.
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"aabb....cc");
     }

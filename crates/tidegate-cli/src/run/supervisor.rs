@@ -20,11 +20,10 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::process::Pid;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use tidegate::log::FileRef;
+use tidegate::log::{CLOSED, FileRef, NO_BOOT};
 
 use super::cleaner::{Cleaner, Outcome};
 use super::leases::Bell;
-use super::opening::{CLOSED, NO_BOOT};
 use super::place::{Lock, Meeting};
 use super::socket::{Connection, Listener, Reply, Request, Welcome};
 use super::stats::Statistics;

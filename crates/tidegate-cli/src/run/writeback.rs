@@ -15,7 +15,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, StatVfsMountFlags};
 
 use super::backlog::{Known, Window};
 use super::kernel;
@@ -49,6 +49,8 @@ pub(crate) struct Synced {
 #[derive(Debug, Default)]
 pub(crate) struct Writeback {
     open: HashMap<u64, File>,
+    /// The last sync failed.
+    doubtful: bool,
 }
 
 impl Writeback {
@@ -115,7 +117,8 @@ impl Writeback {
             }
         }
         sync_directories(directories, &whole, &mut synced);
-        if synced.failures.is_empty() {
+        self.doubtful = !synced.failures.is_empty();
+        if !self.doubtful {
             // What stays open keeps the space of a removed file and its file system busy.
             self.open.clear();
         }
@@ -125,7 +128,9 @@ impl Writeback {
     /// Syncs the files of one file system; whether all of it was synced.
     fn sync_files(&mut self, device: u64, files: &[&Known], synced: &mut Synced) -> bool {
         let names = || files.iter().flat_map(|file| file.names.iter().map(PathBuf::as_path));
-        if files.len() > FILES_ONE_BY_ONE && sync_device(device, names(), synced).is_ok() {
+        let doubtful = self.doubtful;
+        let all = |synced: &mut Synced| sync_device(device, names(), doubtful, synced);
+        if files.len() > FILES_ONE_BY_ONE && all(synced).is_ok() {
             return true;
         }
         let mut missing = Vec::new();
@@ -145,7 +150,7 @@ impl Writeback {
         if missing.is_empty() {
             return false;
         }
-        let outcome = sync_device(device, names(), synced);
+        let outcome = all(synced);
         if let (Err(error), Some(file)) = (outcome, missing.first()) {
             synced.failures.push(failure(file, error));
         }
@@ -183,16 +188,23 @@ pub(crate) fn open_with(file: &Known, options: &std::fs::OpenOptions) -> io::Res
                     return Ok(opened);
                 }
             }
+            Err(error) if is_absent(&error) => {}
             Err(error) => last = error,
         }
     }
     Err(last)
 }
 
-/// Syncs the file system `device`, which is found by what is above `names`.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+/// Syncs the file system `device`, which is found by what is above `names`. Where a sync failed before, one that is not found is
+/// `doubtful`.
 fn sync_device<'a>(
     device: u64,
     names: impl Iterator<Item = &'a Path>,
+    doubtful: bool,
     synced: &mut Synced,
 ) -> io::Result<()> {
     synced.calls += 1;
@@ -202,11 +214,24 @@ fn sync_device<'a>(
             continue;
         }
         if let Some(directory) = on_device(device, above) {
-            return Ok(rustix::fs::syncfs(directory)?);
+            return sync_all_of(&directory);
         }
     }
     // Mounted where we cannot see it: the one call that reaches it says nothing of errors.
     rustix::fs::sync();
+    if doubtful { Err(io::Error::other("its file system is not there any more")) } else { Ok(()) }
+}
+
+/// Syncs the file system of `directory`.
+///
+/// # Errors
+/// It failed. Also where the file system is read-only: of one that turned so after an error the kernel says that there is nothing to
+/// sync. (Asked for a single file it says the truth.)
+fn sync_all_of(directory: &File) -> io::Result<()> {
+    rustix::fs::syncfs(directory)?;
+    if rustix::fs::fstatvfs(directory)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+    }
     Ok(())
 }
 
@@ -241,7 +266,7 @@ fn sync_directories(directories: &HashSet<PathBuf>, whole: &HashSet<u64>, synced
 fn sync_entries(directories: &[(&Path, File)], synced: &mut Synced) {
     if let (true, Some((_, first))) = (directories.len() > FILES_ONE_BY_ONE, directories.first()) {
         synced.calls += 1;
-        if rustix::fs::syncfs(first).is_ok() {
+        if sync_all_of(first).is_ok() {
             return;
         }
     }

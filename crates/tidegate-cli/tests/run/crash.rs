@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::bed::{Bed, Runner, replay};
 use crate::process_tree::{self, ProcessTree};
@@ -25,6 +25,15 @@ pub(crate) const KINDS: [&str; 12] = [
 pub(crate) fn one_of_each(round: u64) -> Vec<String> {
     let seeds = (0..).map(|at| round * 100 + at);
     KINDS.iter().zip(seeds).map(|(kind, seed)| format!("{kind}.{seed}")).collect()
+}
+
+/// Some of them: the others take long where the disk is slow, and are for the long tests.
+pub(crate) fn a_few(round: u64) -> Vec<String> {
+    if cfg!(feature = "soak") {
+        return one_of_each(round);
+    }
+    let kinds = ["model", "records", "slots", "versions", "delete"];
+    kinds.map(|kind| format!("{kind}.{round}")).to_vec()
 }
 
 /// Running workers and what they have acknowledged so far.
@@ -71,6 +80,13 @@ impl Workers {
                 "the workers ended at {} of {count} for {worker}",
                 self.acknowledged(&start)
             );
+        }
+    }
+
+    /// Reads until some worker has printed `line`.
+    pub(crate) fn wait_for_line(&mut self, line: &str) {
+        while !self.acks.split(|&byte| byte == b'\n').any(|found| found == line.as_bytes()) {
+            assert!(self.read(None), "the workers ended without {line}");
         }
     }
 
@@ -156,19 +172,27 @@ fn acknowledged_writes_survive_kill_9_of_the_whole_tree() {
     }
 }
 
+/// Returns when it is gone: what it had is free then.
+fn kill_supervisor(pool: &Path, workers: &Workers) {
+    let supervisor = process_tree::supervisor_of(pool, workers.launcher());
+    let handle = pidfd_open(supervisor, PidfdFlags::empty()).expect("it is alive");
+    pidfd_send_signal(&handle, Signal::KILL).expect("it is alive");
+    let mut events = [PollFd::new(&handle, PollFlags::IN)];
+    retry_on_intr(|| poll(&mut events, None)).expect("a process can be waited for");
+}
+
 /// One process after the other: the others go on, with the supervisor gone too, and nothing is lost.
 #[test]
-#[cfg(feature = "soak")]
 fn programs_go_on_when_the_supervisor_is_killed() {
     let bed = Bed::new();
     let names: Vec<_> = one_of_each(1);
     let mut workers = Workers::start(&bed.pool(), bed.disk(), &names);
     workers.wait_for(&names[0], 20);
-    let supervisor = process_tree::supervisor_of(&bed.pool(), workers.launcher());
     process_tree::kill_launchers(&bed.pool());
-    kill_process(supervisor, Signal::KILL).expect("it is alive");
+    kill_supervisor(&bed.pool(), &workers);
+    let more = usize::try_from(setting("TIDEGATE_GO_ON", 20)).unwrap_or(20);
     for name in &names {
-        let more = workers.acknowledged(&format!("{name} ")) + 20;
+        let more = workers.acknowledged(&format!("{name} ")) + more;
         workers.wait_for(name, more);
     }
     workers.tree.kill();
@@ -187,8 +211,7 @@ fn a_second_run_takes_over_from_a_killed_supervisor() {
     let names = [String::from("records.1"), String::from("wal.2")];
     let mut one = Workers::start(&bed.pool(), &first, &names);
     one.wait_for(&names[0], 50);
-    let supervisor = process_tree::supervisor_of(&bed.pool(), Pid::from_child(&one.child));
-    kill_process(supervisor, Signal::KILL).expect("it is alive");
+    kill_supervisor(&bed.pool(), &one);
     let mut two = Workers::start(&bed.pool(), &second, &names);
     two.wait_for(&names[1], 100);
     one.wait_for(&names[0], 300);

@@ -4,11 +4,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::process::{Signal, kill_process};
+
 use crate::bed::{Bed, OtherUser, Runner, Small, on_disk, replay, transcript};
-use crate::crash::{Workers, one_of_each, verify};
+use crate::crash::{Workers, a_few, verify};
 use crate::power::Disk;
+use crate::process_tree;
 use crate::programs::source;
-use crate::support::{ok, scratch, succeed, tool};
+use crate::support::{ok, run, scratch, succeed, tool};
 use crate::tree;
 
 /// Runs workers that write until they get an error, and tells whether they said its name.
@@ -71,7 +74,8 @@ fn a_full_tmpfs_that_gets_room_again() {
 fn a_quota() {
     let (bed, user) = (Bed::new(), OtherUser::new("nobody"));
     user.own(bed.pool_dir());
-    let place = on_disk();
+    let place = scratch();
+    crate::bed::open_to_all(place.path());
     let (image, mount_point) = (place.path().join("image"), place.path().join("mnt"));
     std::fs::create_dir(&mount_point).unwrap();
     succeed(tool("truncate", "coreutils").args(["-s", "256M"]).arg(&image));
@@ -96,22 +100,57 @@ fn a_quota() {
     succeed(tool("umount", "mount").arg(&mount_point));
 }
 
-/// ext4 gives up (as it does after errors of its disk) with acknowledged writes in the page cache only. It is mounted
-/// again in the same boot: what `recover` finds there is older than what was acknowledged.
+/// No file may be longer than a MiB: the log must not have what the kernel refused.
+#[test]
+fn a_limit_of_the_size_of_files() {
+    let bed = Bed::new();
+    for (name, runner) in [("plain", Runner::Plain), ("run", Runner::Run(&bed.pool()))] {
+        let dir = bed.disk().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        let mut command = runner.command("/usr/bin/prlimit", &dir);
+        command.args(["--fsize=1048576", "--", "/usr/bin/python3"]);
+        let acks = fill(&mut command, "EFBIG", bed.disk());
+        verify(&dir, &acks);
+        if let Runner::Run(pool) = runner {
+            replay(pool, None);
+            verify(&dir, &acks);
+        }
+    }
+}
+
+impl Small {
+    /// ext4 gives up, as it does after errors of its disk: what was not written yet stays in the page cache, and goes with it.
+    fn abort(&self) {
+        succeed(tool("mount", "mount").args(["-o", "remount,abort"]).arg(self.mount_point()));
+    }
+
+    /// The same file system as its disk has it.
+    fn mount_again(&self) {
+        self.unmount();
+        self.mount();
+    }
+}
+
+fn recover(pool: &Path) {
+    println!("{}", ok(["recover".as_ref(), pool.as_os_str()]));
+}
+
+/// All are killed while their file system is dead. It is mounted again in the same boot: what `recover` finds there is older than
+/// what was acknowledged.
 #[test]
 fn a_file_system_that_turns_read_only() {
     let bed = Bed::new();
     let small = Small::new("256M");
-    let names = one_of_each(5);
+    let mut names = a_few(5);
+    names.push("filling.1".into());
     let mut workers = Workers::start(&bed.pool(), &small.mount_point(), &names);
-    workers.wait_for(&names[3], 100);
-    succeed(tool("mount", "mount").args(["-o", "remount,abort"]).arg(small.mount_point()));
-    workers.wait_until_quiet(200, 1_000_000);
+    workers.wait_for("filling.1", 100);
+    small.abort();
+    workers.wait_for_line("EROFS");
     workers.tree.kill();
     let acks = workers.collect(bed.disk());
-    small.unmount();
-    small.mount();
-    println!("{}", ok(["recover".as_ref(), bed.pool().as_os_str()]));
+    small.mount_again();
+    recover(&bed.pool());
     verify(&small.mount_point(), &acks);
 }
 
@@ -120,31 +159,60 @@ fn a_file_system_that_turns_read_only() {
 fn a_tree_that_ends_with_a_dead_file_system() {
     let bed = Bed::new();
     let small = Small::new("64M");
-    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", &small.mount_point());
-    command.arg("-B").arg(source("crash/crash.py")).args(["work", ".", "filling.1", "filling.2"]);
-    let mut workers = Workers::spawn(command, &bed.pool());
+    let names = [String::from("filling.1"), String::from("filling.2")];
+    let mut workers = Workers::start(&bed.pool(), &small.mount_point(), &names);
     workers.wait_for("filling.1", 100);
-    succeed(tool("mount", "mount").args(["-o", "remount,abort"]).arg(small.mount_point()));
+    small.abort();
     let acks = workers.collect(bed.disk());
-    small.unmount();
-    small.mount();
-    println!("{}", ok(["recover".as_ref(), bed.pool().as_os_str()]));
+    small.mount_again();
+    recover(&bed.pool());
     verify(&small.mount_point(), &acks);
+}
+
+/// The supervisor lives on: it must not take the file system that it finds for the one that died.
+#[test]
+fn a_file_system_that_is_mounted_again_under_the_supervisor() {
+    let bed = Bed::new();
+    let small = Small::new("64M");
+    let go_on = bed.disk().join("go-on");
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &go_on, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let script = format!(
+        "/usr/bin/python3 -c 'import os
+os.write(os.open(\"{}/file\", os.O_WRONLY | os.O_CREAT), b\"kept\" * 25000)'
+         echo written; exec cat {}",
+        small.mount_point().display(),
+        go_on.display()
+    );
+    let mut workers = Workers::start_script(&bed.pool(), bed.disk(), &script);
+    workers.wait_for_line("written");
+    let supervisor = process_tree::supervisor_of(&bed.pool(), workers.launcher());
+    // It must not look in between: what it has open keeps a file system from being unmounted.
+    kill_process(supervisor, Signal::STOP).unwrap();
+    small.abort();
+    small.mount_again();
+    kill_process(supervisor, Signal::CONT).unwrap();
+    std::fs::write(&go_on, "").unwrap();
+    workers.collect(bed.disk());
+    recover(&bed.pool());
+    assert!(std::fs::read(small.mount_point().join("file")).unwrap() == b"kept".repeat(25000));
 }
 
 /// The disk dies under running programs: EIO for everybody. Later it is back, with what it had.
 #[test]
 fn a_disk_that_dies_and_comes_back() {
     let mut disk = Disk::new();
-    let names = one_of_each(6);
+    let names = a_few(6);
     let mut workers = Workers::start(&disk.pool(), &disk.mount_point(), &names);
-    workers.wait_for(&names[3], 100);
-    disk.power_off();
-    workers.wait_until_quiet(200, 1_000_000);
+    workers.wait_for(&names[1], 100);
+    disk.break_off();
+    let flushed = run(["flush".as_ref(), disk.pool().as_os_str()]);
+    assert!(!flushed.status.success(), "without a disk: {flushed:?}");
     workers.tree.kill();
+    disk.power_off();
     let acks = workers.collect(disk.dir.path());
     disk.power_on("none");
-    replay(&disk.pool(), None);
+    recover(&disk.pool());
     verify(&disk.mount_point(), &acks);
 }
 
@@ -156,13 +224,15 @@ fn a_removed_directory() {
     std::fs::create_dir(&dir).unwrap();
     let names = [String::from("records.1"), String::from("slots.2"), String::from("large.3")];
     let mut workers = Workers::start(&bed.pool(), &dir, &names);
-    workers.wait_for(&names[0], 100);
+    for name in &names {
+        workers.wait_for(name, 2);
+    }
     std::fs::remove_dir_all(&dir).unwrap();
     workers.wait_for(&names[0], 200);
     workers.wait_for(&names[2], 10);
     workers.tree.kill();
     workers.collect(bed.pool_dir());
-    println!("{}", ok(["recover".as_ref(), bed.pool().as_os_str()]));
+    recover(&bed.pool());
     assert!(!dir.exists(), "the directory is back: {}", tree::listing(&dir));
 }
 

@@ -15,13 +15,11 @@
 mod absorb;
 mod bed;
 mod crash;
-#[cfg(feature = "soak")]
 mod faults;
 mod fio;
 mod fsx;
 mod posix;
 mod postgres;
-#[cfg(feature = "soak")]
 mod power;
 mod process_tree;
 mod programs;

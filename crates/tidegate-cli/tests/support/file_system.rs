@@ -45,6 +45,13 @@ impl FileSystem {
         self
     }
 
+    /// The disk is gone: whoever waits for it gets an error now. (nbdfuse itself may wait for ever for a server that died.)
+    pub fn break_off(&mut self) {
+        // Both do nothing the second time.
+        let _ = self.fuse.kill();
+        let _ = self.fuse.wait();
+    }
+
     /// Takes the file system off, and hands back the device that it was on.
     pub fn unmount(&self) -> String {
         succeed(tool("umount", "mount").arg(&self.mount_point));
@@ -66,7 +73,9 @@ impl Drop for FileSystem {
         if !quiet(tool("fusermount3", "fuse3").arg("-u").arg(&self.fuse_dir)) {
             quiet(tool("fusermount3", "fuse3").arg("-uz").arg(&self.fuse_dir));
         }
-        let _ = kill_process(Pid::from_child(&self.fuse), Signal::TERM);
+        if matches!(self.fuse.try_wait(), Ok(None)) {
+            let _ = kill_process(Pid::from_child(&self.fuse), Signal::TERM);
+        }
         let _ = self.fuse.wait();
     }
 }

@@ -53,11 +53,13 @@ fn source(old: Name<'_>, flags: c_int) -> Result<Target, Errno> {
 fn publish(log: &Log, target: &Target, operation: impl FnOnce() -> isize) -> isize {
     let subject = target.entered(log);
     let seen = subject.as_ref().map(|subject| subject.guard.unlogged());
-    target.make_durable();
+    let durable = target.make_durable();
     let result = unlogged(log, operation);
     if let (true, Some(subject), Some(seen)) = (result >= 0, subject, seen) {
         subject.guard.mark_named();
-        subject.guard.synced(seen);
+        if durable {
+            subject.guard.synced(seen);
+        }
     }
     result
 }

@@ -5,7 +5,7 @@
 
 use std::ffi::CStr;
 
-use tidegate::log::{AppendError, Header, Interrupted, Log, RecordKind, RenamePaths};
+use tidegate::log::{AppendError, Header, Interrupted, Log, RecordKind, has_happened};
 
 use super::target::Name;
 use crate::path::{PATH_BYTES, PathBuffer};
@@ -44,26 +44,18 @@ fn one(
     void: impl Fn(u64) -> Result<u64, AppendError>,
 ) {
     let Some(header) = interrupted.header else { return };
-    let done = has_happened(log, identity, &header).unwrap_or(true);
+    let done = is_done(log, identity, &header).unwrap_or(true);
     if done || void(header.position).is_ok() {
         log.settle(interrupted);
     }
 }
 
 /// Whether the kernel has done the operation; none where that cannot be seen.
-fn has_happened(log: &Log, identity: u64, header: &Header) -> Option<bool> {
+fn is_done(log: &Log, identity: u64, header: &Header) -> Option<bool> {
     let mut payload = [0; 2 * PATH_BYTES + 64];
     let payload = payload.get_mut(..usize::try_from(header.payload_bytes).ok()?)?;
     log.pool().read_payload(header, 0, payload).ok()?;
-    Some(match header.kind {
-        RecordKind::Unlink => identity_at(payload)? != identity,
-        RecordKind::Link => identity_at(payload)? == identity,
-        RecordKind::Rename => {
-            let paths = RenamePaths::decode(payload)?;
-            identity_at(paths.to)? == identity && identity_at(paths.from)? != identity
-        }
-        _ => return None,
-    })
+    has_happened(header.kind, payload, |path| Some(identity_at(path)? == identity))
 }
 
 /// The identity of what stands under an absolute path, 0 where nothing does; none where that cannot be seen.

@@ -1,5 +1,6 @@
 //! Names that become others.
 
+use std::cell::Cell;
 use std::ffi::c_uint;
 use std::time::Duration;
 
@@ -96,7 +97,19 @@ impl Rename<'_, '_> {
         let replaced = self.replaced_subject();
         let result = if let Some(moved) = self.moved.recorded(self.log) {
             self.prepare(&moved, replaced.as_ref());
-            moved.run(self.moved, |ticket| self.record(ticket), operation)
+            let recorded = Cell::new(false);
+            let record = |ticket: &mut Ticket<'_>| {
+                let positions = self.record(ticket);
+                recorded.set(positions.is_ok());
+                positions
+            };
+            moved.run(self.moved, record, || {
+                if !recorded.get() {
+                    // Nothing tells that it loses its name: a replay must not give it back.
+                    self.settle_replaced(replaced.as_ref());
+                }
+                operation()
+            })
         } else {
             self.settle_replaced(replaced.as_ref());
             unlogged(self.log, operation)

@@ -145,16 +145,21 @@ impl Place for Target {
         Ok(Definition { identity, device, inode, mode, uid, gid, born, path: path.as_bytes() })
     }
 
+    fn mount(&self) -> u64 {
+        files::mount_of(self.opened.number())
+    }
+
     /// All of the file system, since the file itself must not be opened: closing it again would take the program's record
     /// locks away.
-    fn make_durable(&self) {
-        let synced = self.directory().and_then(|directory| {
-            // SAFETY: no pointers.
-            raw::checked(unsafe { raw::call(libc::SYS_syncfs, words![directory.number()]) })
-        });
-        if synced.is_err() {
-            // SAFETY: takes nothing. All file systems, then: it cannot fail.
-            unsafe { raw::call(libc::SYS_sync, words![]) };
-        }
+    fn make_durable(&self) -> bool {
+        let Ok(directory) = self.directory() else {
+            // All file systems, then: it cannot fail.
+            raw::sync();
+            return true;
+        };
+        // SAFETY: no pointers.
+        let synced = unsafe { raw::call(libc::SYS_syncfs, words![directory.number()]) };
+        // Of one that turned read-only after an error the kernel may say that there is nothing to sync.
+        synced == 0 && !files::is_read_only(directory.number())
     }
 }

@@ -185,6 +185,9 @@ impl Log {
             return Ok(());
         }
         let raised = end.next_multiple_of(self.pool.limit_step_bytes());
+        // Recovery notes what it makes behind the limit, within one lap of the tail.
+        let room_end = self.control.tail().load(Ordering::Acquire) + self.room_bytes(Room::Reserve);
+        let raised = raised.min(room_end).max(end);
         self.pool.set_limit(raised).map_err(|_| AppendError::Memory)?;
         // After the persistent one: who sees this one may acknowledge records below it.
         limit.store(raised, Ordering::Release);
@@ -297,6 +300,12 @@ impl FileGuard<'_> {
             > self.log.control.tail().load(Ordering::SeqCst)
     }
 
+    /// The log has records of the file that neither the tail nor a record of its own has retired.
+    pub fn has_unretired(&self) -> bool {
+        let retired_end = self.entry.retired_end().load(Ordering::Relaxed);
+        self.is_live() && self.entry.last_end().load(Ordering::Relaxed) > retired_end
+    }
+
     /// The file may change at any time in ways that are not logged.
     pub fn is_sticky(&self) -> bool {
         self.entry.sticky().load(Ordering::Relaxed) > 0
@@ -361,12 +370,22 @@ impl FileGuard<'_> {
 
     /// Notes that a write-back of the file failed.
     pub fn note_failure(&self) {
+        self.log.distrust_kernel();
         self.set(flag::FAILED | flag::DROPPED);
     }
 
     /// A sync of the file failed, and its caller was told: the cleaner has to write once more what the log has.
     pub fn note_dropped(&self) {
+        self.log.distrust_kernel();
         self.set(flag::DROPPED);
+    }
+
+    /// Notes the mount through which the file is about to be defined, 0 if it is not known. While the log has records of the
+    /// file the oldest one counts: numbers of mounts only grow, and the first records were made on that one.
+    pub fn note_mount(&self, mount: u64) {
+        let word = self.entry.mount();
+        let oldest = if self.is_live() { mount.min(word.load(Ordering::Relaxed)) } else { mount };
+        word.store(oldest, Ordering::Relaxed);
     }
 
     /// A write-back of the file failed since this was asked last: the sync that asks has to report it.
@@ -424,7 +443,7 @@ impl Ticket<'_> {
         let parts = [IoSlice::new(fixed.as_bytes()), IoSlice::new(definition.path)];
         let id = self.entry.id().load(Ordering::Relaxed);
         // The first definition names the file by the position that it gets.
-        let position = self.append(RecordKind::Define, id, [0, 0, 0], &parts, Room::Reserve)?;
+        let position = self.append(RecordKind::Define, id, [0, 0, 0], &parts, Room::Names)?;
         if id == 0 {
             self.entry.id().store(position, Ordering::Relaxed);
         }
@@ -485,6 +504,7 @@ impl Ticket<'_> {
     pub fn retire(&mut self) -> Result<u64, AppendError> {
         let position = self.about(RecordKind::Retire, [0, 0, 0], &[], Room::Reserve)?;
         self.entry.changed_end().store(0, Ordering::Relaxed);
+        self.entry.retired_end().store(position + RECORD_ALIGN_BYTES, Ordering::Relaxed);
         Ok(position)
     }
 
@@ -502,7 +522,7 @@ impl Ticket<'_> {
     /// [`AppendError`].
     pub fn link(&mut self, path: &[u8]) -> Result<u64, AppendError> {
         let path = checked_path(path).ok_or(AppendError::TooLarge)?;
-        self.about(RecordKind::Link, [0, 0, 0], &[IoSlice::new(path)], Room::Reserve)
+        self.about(RecordKind::Link, [0, 0, 0], &[IoSlice::new(path)], Room::Names)
     }
 
     /// Appends that the file loses the name `path`.
@@ -511,7 +531,7 @@ impl Ticket<'_> {
     /// [`AppendError`].
     pub fn unlink(&mut self, path: &[u8]) -> Result<u64, AppendError> {
         let path = checked_path(path).ok_or(AppendError::TooLarge)?;
-        self.about(RecordKind::Unlink, [0, 0, 0], &[IoSlice::new(path)], Room::Reserve)
+        self.about(RecordKind::Unlink, [0, 0, 0], &[IoSlice::new(path)], Room::Names)
     }
 
     /// Appends that the file's name `from` becomes `to`, which the file of identity `replaced` (0: none) loses.
@@ -524,7 +544,7 @@ impl Ticket<'_> {
         let fixed = RenamePaths { from, to }.encode();
         let parts: [_; OWN_PARTS] =
             [IoSlice::new(fixed.as_bytes()), IoSlice::new(from), IoSlice::new(to)];
-        self.about(RecordKind::Rename, [0, 0, replaced], &parts, Room::Reserve)
+        self.about(RecordKind::Rename, [0, 0, replaced], &parts, Room::Names)
     }
 
     fn about(
@@ -662,12 +682,15 @@ pub(super) fn release(slot: SlotWords<'_>) {
     slot.owner.store(0, Ordering::Release);
 }
 
-/// How full a record may make the log.
+/// How full a record may make the log. Each kind leaves a part for the next.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
-    /// Users' data leaves a part for what must be said even in a full log.
+    /// Users' data.
     Data,
-    /// What must be said.
+    /// What became of files: without it, they leave the log.
+    Names,
+    /// What takes records back: without it, a replay would undo what the log does not have. A part is left for what recovery has
+    /// to note.
     Reserve,
 }
 
@@ -675,9 +698,11 @@ impl Log {
     /// Bytes of the ring that a record may help to fill.
     pub(super) fn room_bytes(&self, room: Room) -> u64 {
         let ring_bytes = self.pool.ring_bytes();
+        let reserve_bytes = (ring_bytes / 16).min(1 << 20);
         match room {
-            Room::Data => ring_bytes - (ring_bytes / 16).min(1 << 20),
-            Room::Reserve => ring_bytes,
+            Room::Data => ring_bytes - reserve_bytes,
+            Room::Names => ring_bytes - reserve_bytes / 2,
+            Room::Reserve => ring_bytes - reserve_bytes / 4,
         }
     }
 

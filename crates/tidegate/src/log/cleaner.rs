@@ -13,10 +13,11 @@ use super::append::{FileGuard, Interrupted, release};
 use super::control::SLOTS;
 use super::error::{LockError, LogError};
 use super::owner::{owner, process_of};
+use super::pool::NO_BOOT;
 use super::table::{self, FileKey, FileRef, flag};
 use super::{Log, Scanner};
 use crate::pmem::Kind;
-use crate::sync::{Ordering, store_before_loads};
+use crate::sync::{AtomicU64, Ordering, store_before_loads};
 
 impl Log {
     /// How far the log may be retired, once the files that its records name are synced: see
@@ -222,7 +223,7 @@ impl Log {
         entry.flags().load(Ordering::SeqCst) & flag::NAMELESS != 0
     }
 
-    /// Notes that a write-back of the file failed: its next sync will say so.
+    /// Notes that a write-back of the file failed: its next sync will say so, and it is [to be written](Self::take_dropped) once more.
     ///
     /// # Errors
     /// [`LockError::Stale`]: the file is gone from the table.
@@ -231,8 +232,34 @@ impl Log {
         if entry.generation().load(Ordering::SeqCst) != u64::from(file.generation) {
             return Err(LockError::Stale);
         }
-        entry.flags().fetch_or(flag::FAILED, Ordering::SeqCst);
+        self.distrust_kernel();
+        entry.flags().fetch_or(flag::FAILED | flag::DROPPED, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// A write-back failed: from now on the kernel may take for clean what the disk does not have. Durable, so that whoever opens
+    /// the log after the processes that use it replays all of it.
+    pub fn distrust_kernel(&self) {
+        // Memory that fails in this place too leaves nothing better to be done.
+        let _ = self.pool.set_session(NO_BOOT);
+    }
+
+    /// Has all that the log has written to its files once more before they are synced.
+    pub fn distrust_all_files(&self) {
+        for (_, entry) in table::all(&self.control) {
+            entry.flags().fetch_or(flag::DROPPED, Ordering::SeqCst);
+        }
+    }
+
+    /// The files that the log has records of: for each its device and the oldest mount that it was defined on, 0 where that is not
+    /// known.
+    pub fn live_mounts(&self) -> impl Iterator<Item = (u64, u64)> {
+        let tail = self.tail();
+        table::all(&self.control).filter_map(move |(_, entry)| {
+            let live = entry.last_end().load(Ordering::Acquire) > tail;
+            let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+            live.then(|| (word(entry.device()), word(entry.mount())))
+        })
     }
 
     /// Ids of the files of which the kernel may have dropped what the log has, since a write-back failed that others were told

@@ -43,10 +43,12 @@ pub use control::{CONTROL_BYTES, Control, FILES_MAX, SLOTS};
 pub use error::{AppendError, LockError, LogError};
 pub use overlay::{Base, Overlay, OverlayError};
 pub use owner::{after_fork, current_process, process_of, thread_of};
-pub use pool::{LogOptions, LogPool, RING_BYTES_MIN, create};
-pub use record::{Definition, Header, RecordKind, RenamePaths, checked_path, identity};
+pub use pool::{CLOSED, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, create};
+pub use record::{
+    Definition, Header, RecordKind, RenamePaths, checked_path, has_happened, identity,
+};
 pub use scan::Scanner;
-pub use settle::{Absorbed, can_write_in_place, set_modified};
+pub use settle::{Absorbed, can_write_in_place, copy_to_file, set_modified};
 pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
 pub use table::{FileKey, FileRef};
 

@@ -102,7 +102,7 @@ impl Run {
         let guard = self.log.lock(file).unwrap();
         let mut ticket = guard.begin().unwrap();
         if ticket.needs_define() && ticket.define(&definition(inode)).is_err() {
-            assert!(self.is_full(head, 256, Room::Reserve));
+            assert!(self.is_full(head, 256, Room::Names));
             return;
         }
         let head = self.log.head();

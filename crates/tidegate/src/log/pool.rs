@@ -25,6 +25,10 @@ use crate::pool::{self, Engine, Superblock};
 
 type Result<T> = std::result::Result<T, LogError>;
 
+/// A session of no boot: the files of this log may lack what the log has, whatever boot it is.
+pub const NO_BOOT: [u8; 16] = [0xFF; 16];
+/// A session that was closed: the files have all of the log.
+pub const CLOSED: [u8; 16] = [0; 16];
 /// The least that a ring may have.
 pub const RING_BYTES_MIN: u64 = 64 << 10;
 
@@ -213,7 +217,7 @@ impl LogPool {
         Ok((whole && bytes.boot_id != [0; 16]).then_some(bytes.boot_id))
     }
 
-    /// Notes the boot in which the log is written; zeroes: it is closed.
+    /// Notes the boot in which the log is written, [`NO_BOOT`] or [`CLOSED`].
     ///
     /// # Errors
     /// [`PmemError`].

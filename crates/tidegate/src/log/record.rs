@@ -262,6 +262,24 @@ impl<'a> RenamePaths<'a> {
     }
 }
 
+/// Whether the change of names that a record with this kind and payload tells of was done, as far as what stands at its paths tells:
+/// `is_at` says whether the record's file is at a path, none where that cannot be seen. None: it cannot be told.
+pub fn has_happened(
+    kind: RecordKind,
+    payload: &[u8],
+    is_at: impl Fn(&[u8]) -> Option<bool>,
+) -> Option<bool> {
+    match kind {
+        RecordKind::Link => is_at(payload),
+        RecordKind::Unlink => is_at(payload).map(|is| !is),
+        RecordKind::Rename => {
+            let paths = RenamePaths::decode(payload)?;
+            Some(is_at(paths.to)? && !is_at(paths.from)?)
+        }
+        _ => None,
+    }
+}
+
 /// The path, if it is one that the log may hold: absolute, whole, without a NUL, not too long.
 pub fn checked_path(path: &[u8]) -> Option<&[u8]> {
     let fine = path.first() == Some(&b'/') && path.len() <= PATH_BYTES_MAX && !path.contains(&0);
@@ -347,6 +365,24 @@ mod tests {
         assert_eq!(RenamePaths::decode(&payload), Some(paths));
         payload.push(0);
         assert_eq!(RenamePaths::decode(&payload), None);
+    }
+
+    #[test]
+    fn names_tell_whether_their_change_was_done() {
+        let at = |paths: &'static [&'static [u8]]| move |path: &[u8]| Some(paths.contains(&path));
+        let done = |kind, payload, paths| has_happened(kind, payload, at(paths));
+        assert_eq!(done(RecordKind::Link, b"/a", &[b"/a"]), Some(true));
+        assert_eq!(done(RecordKind::Link, b"/a", &[]), Some(false));
+        assert_eq!(done(RecordKind::Unlink, b"/a", &[b"/a"]), Some(false));
+        assert_eq!(done(RecordKind::Unlink, b"/a", &[]), Some(true));
+        let mut rename = RenamePaths { from: b"/a", to: b"/b" }.encode().as_bytes().to_vec();
+        rename.extend_from_slice(b"/a/b");
+        assert_eq!(done(RecordKind::Rename, &rename, &[b"/b"]), Some(true));
+        assert_eq!(done(RecordKind::Rename, &rename, &[b"/a"]), Some(false));
+        assert_eq!(done(RecordKind::Rename, &rename, &[b"/a", b"/b"]), Some(false));
+        assert_eq!(done(RecordKind::Rename, &rename, &[]), Some(false));
+        assert_eq!(done(RecordKind::Write, b"/a", &[]), None);
+        assert_eq!(has_happened(RecordKind::Link, b"/a", |_| None), None);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::pool::LogPool;
 use super::record::{Header, RecordKind};
-use super::recover::{Content, Extent, ExtentMap, LogData};
+use super::recover::{Content, Extent, ExtentMap};
 use crate::log::layout::RECORD_ALIGN_BYTES;
 
 /// Bytes that are copied at once.
@@ -66,26 +66,47 @@ impl Absorbed {
         let mut written_bytes = 0;
         for extent in self.files.get(&id).into_iter().flat_map(ExtentMap::iter) {
             let Content::Log(position) = extent.content else { continue };
-            let mut done = 0;
-            while done < extent.bytes() {
-                let step = (extent.bytes() - done).min(STEP_BYTES);
-                buf.resize(usize::try_from(step).unwrap_or(0), 0);
-                pool.read(position + done, &mut buf)?;
-                write_all(file, extent.start + done, &buf)?;
-                done += step;
-            }
-            written_bytes += done;
+            let step = extent.bytes().min(STEP_BYTES);
+            buf.resize(buf.len().max(usize::try_from(step).unwrap_or(0)), 0);
+            copy_to_file(pool, position, extent.bytes(), file, extent.start, &mut buf)?;
+            written_bytes += extent.bytes();
         }
         Ok(written_bytes)
     }
 }
 
-/// Writes where it is told to, also through a descriptor that appends: the same bytes may be brought again, after a failure or by
-/// the settling of a file.
+/// Copies `len` bytes at `position` of the log to byte `offset` of `file`, by way of `buf`. Writes there also through a descriptor
+/// that appends: the same bytes may be brought again. Allocates nothing.
+///
+/// # Errors
+/// What the kernel says; part of the bytes may have been written then. Failed memory of the log is `EIO`.
+pub fn copy_to_file(
+    pool: &LogPool,
+    position: u64,
+    len: u64,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    buf: &mut [u8],
+) -> io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        let step = (len - done).min(buf.len() as u64);
+        let part = &mut buf[..usize::try_from(step).unwrap_or(0)];
+        if part.is_empty() {
+            return Err(Errno::INVAL.into());
+        }
+        let at = pool.region_offset(position + done);
+        pool.region().read(at, part).map_err(|_| Errno::IO)?;
+        write_all(file, offset + done, part)?;
+        done += step;
+    }
+    Ok(())
+}
+
 fn write_all(file: BorrowedFd<'_>, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match pwrite_in_place(file, bytes, offset) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(0) => return Err(Errno::IO.into()),
             Ok(written) => {
                 bytes = &bytes[written..];
                 offset += written as u64;

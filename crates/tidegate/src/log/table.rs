@@ -101,6 +101,10 @@ impl<'a> Entry<'a> {
         changed_end at 184;
         /// When an absorbed file was written last, in nanoseconds since 1970; 0: not since it is absorbed.
         modified_ns at 192;
+        /// The oldest mount that the file was defined on since its records begin, 0: not known.
+        mount at 200;
+        /// Where the file's last record ends that retires those before it.
+        retired_end at 208;
     }
 }
 
@@ -219,7 +223,7 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     for word in [entry.unlogged(), entry.synced(), entry.sticky()] {
         word.store(0, Ordering::Relaxed);
     }
-    for word in [entry.absorber(), entry.changed_end()] {
+    for word in [entry.absorber(), entry.changed_end(), entry.mount(), entry.retired_end()] {
         word.store(0, Ordering::Relaxed);
     }
     entry.device().store(key.device, Ordering::Relaxed);

@@ -52,6 +52,20 @@ fn payload(log: &Log, header: &Header) -> Vec<u8> {
 }
 
 #[test]
+fn what_is_full_of_names_can_take_them_back_and_be_recovered() {
+    let log = log();
+    write(&log, 1, 0, b"data").unwrap();
+    let guard = log.lock(log.entry_for(&key(1)).unwrap()).unwrap();
+    while guard.begin().unwrap().link(b"/dir/name").is_ok() {}
+    assert!(guard.has_unretired());
+    assert!(guard.begin().unwrap().retire().is_ok() && !guard.has_unretired());
+    while guard.begin().unwrap().retire().is_ok() {}
+    for inode in 2..10 {
+        log.pool().note_definition(inode, &definition(inode)).unwrap();
+    }
+}
+
+#[test]
 fn records_are_found_in_order_with_what_they_say() {
     let log = log();
     let data: Vec<u8> = (0..10_000_u32).map(|byte| byte.to_le_bytes()[0]).collect();

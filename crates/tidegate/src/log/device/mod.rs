@@ -40,7 +40,7 @@ use super::append::Ticket;
 use super::error::AppendError;
 use super::stats::Counter;
 use super::table::{self, FileKey, FileRef};
-use super::{CONTROL_BYTES, Log, LogPool};
+use super::{CLOSED, CONTROL_BYTES, Log, LogPool, NO_BOOT};
 use crate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
 };
@@ -60,11 +60,6 @@ const RECORD_BYTES_MAX: u64 = 1 << 20;
 const BATCH_BYTES_MAX: u64 = 8 << 20;
 /// How long a write waits for room before it looks again.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// A session that is of no boot: the backing may lack what the log has, whatever boot it is.
-const NO_BOOT: [u8; 16] = [0xFF; 16];
-/// A session that was closed.
-const CLOSED: [u8; 16] = [0; 16];
 
 /// How a [`LogDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]

@@ -7,6 +7,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+use rustix::fs::{AtFlags, StatxFlags};
+
 use crate::log::identity;
 
 /// The longest handle of any file system: `MAX_HANDLE_SZ`.
@@ -46,6 +48,16 @@ pub fn identity_of(file: impl AsFd) -> io::Result<u64> {
     }
     let len = usize::try_from(handle.bytes).unwrap_or(HANDLE_BYTES_MAX).min(HANDLE_BYTES_MAX);
     Ok(identity(file_system, handle.kind, &handle.content[..len]))
+}
+
+/// The mount through which a file was opened: a number that the kernel gives once while it runs, higher than all before. 0 where
+/// it has no such numbers, before Linux 6.8.
+pub fn mount_of(file: impl AsFd) -> u64 {
+    /// `STATX_MNT_ID_UNIQUE`.
+    const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+    let found = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, UNIQUE);
+    let told = found.ok().filter(|found| found.stx_mask & UNIQUE.bits() != 0);
+    told.map_or(0, |found| found.stx_mnt_id)
 }
 
 #[cfg(test)]

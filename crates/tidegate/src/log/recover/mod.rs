@@ -24,6 +24,6 @@ pub use apply::{
 pub(super) use extents::ExtentMap;
 pub use extents::{Content, Extent};
 pub use file_system::LocalFiles;
-pub use handle::identity_of;
+pub use handle::{identity_of, mount_of};
 pub use plan::{Fate, FilePlan, Finding, Findings, Name, PathPlan, Plan, Planner};
 pub use source::{LogData, plan_pool};

@@ -101,10 +101,22 @@ fn write_found<F: FileSystem>(
     if Some(found.identity) != place.identity || found.kind != FoundKind::File {
         return Err(Failure::Occupied { file: file.id, path: context.text(shown) });
     }
-    fill(context, file, &opened, found.size_bytes)
-        .and_then(|()| sync(context, &opened))
-        .map_err(|(doing, error)| fail(doing)(error))?;
+    write_durably(context, file, &opened).map_err(|(doing, error)| fail(doing)(error))?;
     Ok(Restored::Written)
+}
+
+fn write_durably<F: FileSystem>(
+    context: &Context<'_, F>,
+    file: &FilePlan,
+    opened: &F::File,
+) -> Step {
+    let write = || {
+        let found = context.files.examine(opened).map_err(|error| ("look at the file", error))?;
+        fill(context, file, opened, found.size_bytes)
+    };
+    write()?;
+    // A sync that fails may tell of what went wrong before, and leaves clean what the disk did not take.
+    sync(context, opened).or_else(|_| write().and_then(|()| sync(context, opened)))
 }
 
 fn create<F: FileSystem>(
