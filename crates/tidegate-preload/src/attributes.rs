@@ -10,7 +10,7 @@ use tidegate::log::{FileRef, Log};
 
 use crate::logged::Open;
 use crate::names::Name;
-use crate::path::text;
+use crate::readable::text;
 use crate::{next, process, raw};
 
 /// What a call names its file by.

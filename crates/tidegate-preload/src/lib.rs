@@ -41,7 +41,7 @@
 //!   `attributes`, `names`, `size`, `exec`, `syscall`, `vfork`;
 //! - what they do: `logged` (a file in the log), `mend` (after a writer that was killed), `unseen` (files out of the log);
 //! - what they know: `files` (which file), `descriptors` (what is noted of each), `glob` (what the user wants), `process`;
-//! - underneath: `raw` (system calls), `next` (the C library's functions), `path`, `cancel`.
+//! - underneath: `raw` (system calls), `next` (the C library's functions), `path`, `readable` (its pointers), `cancel`.
 #![cfg_attr(test, allow(dead_code))]
 
 mod absorb;
@@ -66,6 +66,7 @@ mod printf;
 mod process;
 mod raw;
 mod read;
+mod readable;
 mod size;
 mod stat;
 mod stdio;

@@ -15,7 +15,7 @@ use crate::descriptors::{self, DATA_SYNC, SYNC};
 use crate::logged::Open;
 use crate::path::{self, LINK_BYTES};
 use crate::raw::{self, Errno};
-use crate::{absorb, files, next, process};
+use crate::{absorb, files, next, process, readable};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
@@ -222,12 +222,15 @@ pub(crate) unsafe fn open_at(
     flags: c_int,
     mode: c_uint,
 ) -> c_int {
-    if path.addr() < 4096 {
-        return raw::failed_int(libc::EFAULT);
+    match readable::text(path) {
+        Some(path) => Request { directory, path, flags, mode }.run(),
+        // It fails, and the kernel says with which error.
+        None => {
+            let arguments = raw::words![directory, path, flags, mode];
+            // SAFETY: the program's own arguments.
+            raw::returned_int(unsafe { raw::call(libc::SYS_openat, arguments) })
+        }
     }
-    // SAFETY: a terminated string, as `open` wants it.
-    let path = unsafe { CStr::from_ptr(path) };
-    Request { directory, path, flags, mode }.run()
 }
 
 /// A function that opens `path`.

@@ -13,7 +13,7 @@ use crate::names::{self, Name, SignalsBlocked, Target};
 use crate::path::{self, PathBuffer};
 use crate::raw::{self, Errno, words};
 use crate::subject::{AppendFailure, Place, Positions, Subject};
-use crate::{files, next, process};
+use crate::{files, next, process, readable};
 
 /// What a call changes of the content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,7 +139,7 @@ fn truncate_path(path: *const c_char, size: off_t) -> c_int {
         // SAFETY: the program's promise to the function that it called.
         unsafe { raw::call(libc::SYS_truncate, words![path, size]) }
     };
-    let result = match (process::log(), path::text(path)) {
+    let result = match (process::log(), readable::text(path)) {
         (Some(log), Some(path)) => truncate_name(log, path, size, operation),
         _ => operation(),
     };

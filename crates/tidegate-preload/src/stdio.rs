@@ -15,7 +15,7 @@ use crate::close::{appeared, forget};
 use crate::descriptors::{READ_ONLY, STICKY};
 use crate::logged::Open;
 use crate::open::open_at;
-use crate::{absorb, descriptors, files, next, process, raw};
+use crate::{absorb, descriptors, files, next, process, raw, readable};
 
 unsafe extern "C" {
     static stdout: *mut FILE;
@@ -207,11 +207,7 @@ unsafe extern "C-unwind" fn freopen64(
 unsafe fn hide_path(path: *const c_char, mode: *const c_char) {
     // SAFETY: as promised.
     let flags = unsafe { wanted(mode) };
-    if path.is_null() || flags.is_none() {
-        return;
-    }
-    // SAFETY: a terminated string, which is not null.
-    let path = unsafe { CStr::from_ptr(path) };
+    let Some(path) = readable::text(path).filter(|_| flags.is_some()) else { return };
     let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
     let is_file = raw::fstatat(libc::AT_FDCWD, path, 0)
         .is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG);

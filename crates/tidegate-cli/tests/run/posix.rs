@@ -83,4 +83,6 @@ sections! {
     streams_at_exit: "streams_at_exit";
     wrong_arguments: "wrong_arguments";
     wrong_names: "wrong_names";
+    buffers_that_are_half_readable: "half_readable_buffer";
+    names_that_are_not_readable: "unreadable_names";
 }

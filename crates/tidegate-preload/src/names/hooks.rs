@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int, c_long, c_uint};
 
 use super::target::Name;
 use super::{changing, folder_made, link, rename, unlink, unlogged};
-use crate::path::text;
 use crate::raw::{self, words};
+use crate::readable::text;
 use crate::{path, process};
 
 fn name<'a>(directory: c_int, at: *const c_char) -> Option<Name<'a>> {
