@@ -5,6 +5,9 @@
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::off_t;
 
 use crate::descriptors::{
     self, ABSORBED, APPEND, DATA_SYNC, DIRECT, Kind, Known, STICKY, STRIPPED, SYNC,
@@ -159,7 +162,7 @@ pub(crate) unsafe extern "C-unwind" fn dup3(original: c_int, copy: c_int, flags:
 }
 
 /// What `F_GETFL` says of a descriptor whose `O_SYNC` or `O_DSYNC` was taken away.
-fn shown_flags(known: Known, flags: c_int) -> c_int {
+pub(crate) fn shown_flags(known: Known, flags: c_int) -> c_int {
     let mut shown = flags;
     if known.has(SYNC) {
         shown |= libc::O_SYNC;
@@ -197,6 +200,30 @@ pub(crate) unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_i
     }
 }
 
+/// This process has taken a record lock, which it loses with any descriptor of the file that is closed.
+static LOCKS: AtomicBool = AtomicBool::new(false);
+
+/// This process may hold record locks.
+pub(crate) fn locks() -> bool {
+    LOCKS.load(Ordering::Relaxed)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn lockf(fd: c_int, command: c_int, len: off_t) -> c_int {
+    // SAFETY: the same function: a file offset has 64 bits here.
+    unsafe { lockf64(fd, command, len) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn lockf64(fd: c_int, command: c_int, len: off_t) -> c_int {
+    LOCKS.store(true, Ordering::Relaxed);
+    match next::lockf64.get() {
+        // SAFETY: the same function.
+        Some(lockf64) => unsafe { lockf64(fd, command, len) },
+        None => raw::failed_int(libc::ENOSYS),
+    }
+}
+
 /// An `int` among arguments of unknown type: the upper half of the word is anything.
 fn low_half(argument: usize) -> c_int {
     let [a, b, c, d, ..] = argument.to_le_bytes();
@@ -227,6 +254,7 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
 ) -> c_int {
     match command {
         libc::F_SETFL => set_flags(fd, low_half(argument)),
+        libc::F_SETLK | libc::F_SETLKW => LOCKS.store(true, Ordering::Relaxed),
         // The lock lasts as long as the description, of which the supervisor would have a copy.
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW => absorb::never(fd),
         _ => {}

@@ -27,7 +27,8 @@
 //! Static programs and inline system calls; `dlsym` on a handle of the C library; a descriptor sent to a process that has not
 //! loaded this library, or inherited by one. To the log these are programs outside: what they write is as durable as without
 //! Tidegate, and the program must not rely on their order with what the log has. A descriptor opened with `O_SYNC` has lost
-//! that flag in the kernel: a program outside that inherits it writes without it.
+//! that flag in the kernel: a program outside that inherits it writes without it. A stream, `aio_write`, libaio or `io_uring` of this
+//! process gets it back, unless other descriptors may share the description or the process holds record locks.
 //!
 //! # Invariants
 //! 1. Hooks allocate nothing, take no lock but the log's, and start nothing. They may run before this library is set up, in signal

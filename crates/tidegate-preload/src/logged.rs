@@ -8,6 +8,7 @@
 //!    never puts old data over newer data. A real sync of a file retires what the log has of it, for the same reason.
 //! 4. Without the lock (a signal handler that interrupted its holder, a holder that was stopped) nothing is logged, and the
 //!    next sync is real.
+//! 5. A change past the log through a descriptor whose `O_SYNC` was taken away is synced before the program hears of it.
 //!
 //! Entry points: [`Open::of`]; [`Open::write`], [`Open::sync`], [`Open::hide`], [`Open::show`], [`Open::unseen`],
 //! [`Open::define`], [`Open::born`], [`Open::empty`].
@@ -365,10 +366,16 @@ impl Open {
 
     fn done_unlogged(&self, request: &Request<'_>, result: isize, nameless: bool) -> isize {
         self.log.stats().add(Counter::UnloggedWrites, 1);
-        let wanted = request.durable || self.known.has(descriptors::STRIPPED);
-        if result <= 0 || !wanted || nameless {
+        if result == 0 || nameless { result } else { self.made_durable(request.durable, result) }
+    }
+
+    /// What the program gets for a change past the log that had this result: the change is durable then, if it is `wanted` or if
+    /// the descriptor was opened so.
+    fn made_durable(&self, wanted: bool, result: isize) -> isize {
+        if result < 0 || !(wanted || self.known.has(descriptors::STRIPPED)) {
             return result;
         }
+        self.log.stats().add(Counter::SyncsReal, 1);
         let all = self.known.has(descriptors::SYNC);
         let synced = if all { Sync::All } else { Sync::Data }.run(self.fd);
         if synced < 0 { synced } else { result }
@@ -440,8 +447,18 @@ impl Open {
         }
     }
 
-    /// Runs a change of the file that the log does not have.
+    /// Runs a change of the file that the log does not have: its result, as the kernel gives it.
     pub(crate) fn unseen(&self, change: impl FnOnce() -> isize) -> isize {
+        self.unseen_as(false, change)
+    }
+
+    /// The same; with `durable` the change is to be durable even if the descriptor was not opened so.
+    pub(crate) fn unseen_as(&self, durable: bool, change: impl FnOnce() -> isize) -> isize {
+        let result = self.changed_unseen(change);
+        self.made_durable(durable, result)
+    }
+
+    fn changed_unseen(&self, change: impl FnOnce() -> isize) -> isize {
         let Some(guard) = self.lock() else {
             self.log.mark_unlogged(self.file);
             let result = change();

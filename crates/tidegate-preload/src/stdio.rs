@@ -14,7 +14,7 @@ use libc::FILE;
 use crate::close::{appeared, forget};
 use crate::descriptors::{READ_ONLY, STICKY};
 use crate::logged::Open;
-use crate::open::open_at;
+use crate::open::{give_syncing_back, open_at};
 use crate::{absorb, descriptors, files, next, process, raw, readable};
 
 unsafe extern "C" {
@@ -158,6 +158,7 @@ unsafe fn may_write(mode: *const c_char) -> bool {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     let Some(fdopen) = next::fdopen.get() else { return ptr::null_mut() };
+    give_syncing_back(fd);
     hide(fd);
     // What it reads, no hook sees either.
     absorb::never(fd);
@@ -260,13 +261,10 @@ unsafe extern "C-unwind" fn fcloseall() -> c_int {
 
 /// Formatted output to a descriptor, by a stream that the C library makes for it.
 fn printed(fd: c_int, print: impl FnOnce() -> c_int) -> c_int {
-    let Some(open) = Open::writable(fd) else { return print() };
-    let mut result = -1;
-    open.unseen(|| {
-        result = print();
-        0
-    });
-    result
+    match Open::writable(fd) {
+        Some(open) => raw::returned_int(open.unseen(|| raw::by_kernel(print() as isize))),
+        None => print(),
+    }
 }
 
 #[unsafe(no_mangle)]

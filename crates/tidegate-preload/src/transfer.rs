@@ -27,8 +27,10 @@ fn copy(source: c_int, fd: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
 
 /// Runs a call of the C library that may change the file of `fd`.
 fn into(fd: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
-    let Some(open) = Open::writable(fd) else { return call() };
-    open.unseen(call)
+    match Open::writable(fd) {
+        Some(open) => raw::returned(open.unseen(|| raw::by_kernel(call()))),
+        None => call(),
+    }
 }
 
 #[unsafe(no_mangle)]

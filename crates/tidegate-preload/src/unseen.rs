@@ -15,6 +15,7 @@ use tidegate::log::{FileRef, Log};
 
 use crate::descriptors::{self, Known, READ_ONLY, STICKY};
 use crate::logged::Open;
+use crate::open::give_syncing_back;
 use crate::{files, process, raw};
 
 /// Files that are mapped writable: entries of the log's table as words, 0 for none.
@@ -62,6 +63,7 @@ pub(crate) fn all() {
     process::set_writes_unseen();
     let limit = c_int::try_from(files::open_descriptors_max()).unwrap_or(c_int::MAX);
     for fd in 0..limit {
+        give_syncing_back(fd);
         if let Some(open) = Open::writable(fd) {
             open.hide();
         }

@@ -100,7 +100,7 @@ unsafe fn several(
     let write = |parts: &[IoSlice<'_>]| open.write(&Request { parts, place, durable }, &kernel);
     // SAFETY: as for `writev`.
     let result = unsafe { with_parts(vector, count, write) };
-    raw::returned(result.unwrap_or_else(|| open.unseen(kernel)))
+    raw::returned(result.unwrap_or_else(|| open.unseen_as(durable, kernel)))
 }
 
 #[unsafe(no_mangle)]

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::bed::{Bed, Runner, on_disk, preload_library};
 use crate::process_tree;
-use crate::programs::compiled;
+use crate::programs::{compiled, source};
 use crate::support::{ok, run, succeed, tidegate, tool};
 
 /// `tidegate run` with the test's pool, ready for `-- CMD`.
@@ -203,6 +203,20 @@ fn statistics_at_the_end() {
     for word in ["500 logged", "p50", "p99"] {
         assert!(said.contains(word), "no {word:?} in the statistics:\n{said}");
     }
+}
+
+/// `O_DSYNC` is taken away from files of the log; what is written past the log is synced by a call instead, or written by
+/// somebody who gets the flag back.
+#[test]
+fn synchronous_writes_past_the_log_are_synced() {
+    let bed = Bed::new();
+    let mut command = tidegate_run(&bed);
+    command.args(["--stats", "--", "/usr/bin/python3"]).arg(source("synced.py"));
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "flags 0o10000\n");
+    assert!(said.contains(" 5 done"), "another number of syncs than writes past the log:\n{said}");
 }
 
 /// What people outside the tree read and write is the same file.
