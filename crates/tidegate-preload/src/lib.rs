@@ -21,6 +21,7 @@
 //! | the process lives that mapped it shared and writable, or wrote it by `aio_write` or `dprintf` | may be changed at any time |
 //! | it is open with `O_DIRECT`, or `F_SETFL` has changed how its descriptors write | is written past the page cache, or elsewhere |
 //! | `sendfile`, `copy_file_range`, `splice`, `vdprintf`, a cloning `ioctl` runs | is written by the kernel or the C library |
+//! | a thread of the process may only read and write (strict `seccomp`; all of its files) | is written without leave to log it |
 //! | libaio or `io_uring` is set up in the process (all of its files) | is written by the kernel, when it likes |
 //!
 //! # What is not caught
@@ -39,7 +40,7 @@
 //!
 //! # Map
 //! - the program's calls: `write`, `sync`, `open`, `close`, `stdio`, `mapping`, `transfer`, `aio`, `printf`,
-//!   `attributes`, `names`, `size`, `exec`, `syscall`, `vfork`;
+//!   `attributes`, `names`, `size`, `exec`, `syscall`, `vfork`, `seccomp`;
 //! - what they do: `logged` (a file in the log), `mend` (after a writer that was killed), `unseen` (files out of the log);
 //! - what they know: `files` (which file), `descriptors` (what is noted of each), `glob` (what the user wants), `process`;
 //! - underneath: `raw` (system calls), `next` (the C library's functions), `path`, `readable` (its pointers), `cancel`.
@@ -68,6 +69,7 @@ mod process;
 mod raw;
 mod read;
 mod readable;
+mod seccomp;
 mod size;
 mod stat;
 mod stdio;

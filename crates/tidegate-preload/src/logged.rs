@@ -270,6 +270,10 @@ impl Open {
             return Err(Refused::Undefined);
         }
         let place = self.place(request.place).map_err(|_| Refused::Changed)?;
+        if place.saturating_add(bytes) > process::file_bytes_max() {
+            // It may be killed for it: then nobody may do the write once more.
+            return Err(Refused::Never);
+        }
         let position = ticket.write(place, request.parts)?;
         let result = kernel();
         if !self.is_as_recorded(request.place, place, bytes, result) {

@@ -237,9 +237,7 @@ pub(crate) unsafe extern "C-unwind" fn pkey_mprotect(
     let (number, key) =
         if key == -1 { (libc::SYS_mprotect, 0) } else { (libc::SYS_pkey_mprotect, key) };
     // SAFETY: as promised to this function.
-    protect(at, len, protection, || unsafe {
-        raw::call(number, words![at, len, protection, key])
-    })
+    protect(at, len, protection, || unsafe { raw::call(number, words![at, len, protection, key]) })
 }
 
 #[cfg(test)]

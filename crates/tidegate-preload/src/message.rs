@@ -35,7 +35,8 @@ unsafe fn share(message: *const msghdr) {
             // SAFETY: the header's own descriptors, as its type says.
             let data = unsafe { libc::CMSG_DATA(header) }.cast::<c_int>();
             let bytes = control.cmsg_len.saturating_sub(size_of::<libc::cmsghdr>());
-            let count = if is_readable(data.cast(), bytes) { bytes / size_of::<c_int>() } else { 0 };
+            let count =
+                if is_readable(data.cast(), bytes) { bytes / size_of::<c_int>() } else { 0 };
             for at in 0..count {
                 // SAFETY: so many descriptors are there.
                 let fd = unsafe { data.add(at) };

@@ -3,10 +3,10 @@
 //! Invariants:
 //! 1. Until the log is attached, and where it cannot be, every hook does what the C library does.
 //! 2. Nothing lasting is made in the program: no thread, no signal handler, no descriptor.
-//! 3. What is kept here is written when the library is loaded, and read only from then on; but for the note that files are
-//!    written in ways that nobody sees, which is never taken back.
+//! 3. What is kept here is written when the library is loaded, and read only from then on; but for the largest file that the
+//!    process may make, and for the note that files are written in ways that nobody sees, which is never taken back.
 //!
-//! Entry points: [`log()`], [`filter`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`].
+//! Entry points: [`log()`], [`filter`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`], [`is_strict`].
 //!
 //! The environment: `TIDEGATE_POOL` and `TIDEGATE_CONTROL` are the paths of the log's memory; `TIDEGATE_SOCKET` is the supervisor's;
 //! `TIDEGATE_INCLUDE` and `TIDEGATE_EXCLUDE` are globs, one a line; `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk;
@@ -20,7 +20,7 @@ use std::ffi::{OsStr, c_int};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use tidegate::log::{self, Log};
 
@@ -32,7 +32,6 @@ use crate::{absorb, exec, files, names, next, stdio, supervisor, unseen};
 /// What this process knows of itself once it is attached.
 struct Attached {
     log: Log,
-    file_bytes_max: u64,
     writes_before: u32,
     filter: Filter,
     includes_tmpfs: bool,
@@ -42,12 +41,23 @@ struct Attached {
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
 /// What the kernel counts a file's bytes with.
 const FILE_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
+/// The largest file that this process may make.
+static FILE_LIMIT_BYTES: AtomicU64 = AtomicU64::new(FILE_BYTES_MAX);
 
 static WRITES_UNSEEN: AtomicBool = AtomicBool::new(false);
 
+/// What a thread may not do as the others of its process do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Apart {
+    No,
+    /// It runs as a child of `vfork`: its memory is the parent's, its descriptors are its own.
+    VforkChild,
+    /// The kernel kills it for any call but `read`, `write`, `exit` and `sigreturn`.
+    Strict,
+}
+
 thread_local! {
-    /// This thread runs as a child of `vfork`: its memory is the parent's, its descriptors are its own.
-    static VFORK_CHILD: Cell<bool> = const { Cell::new(false) };
+    static APART: Cell<Apart> = const { Cell::new(Apart::No) };
 }
 
 /// The log, if this process uses one.
@@ -66,9 +76,17 @@ pub(crate) fn includes_tmpfs() -> bool {
     attached().is_some_and(|attached| attached.includes_tmpfs)
 }
 
-/// The largest file that this process may make.
+/// The largest file that this process may make: the kernel refuses a larger one, or kills for it.
+#[inline]
 pub(crate) fn file_bytes_max() -> u64 {
-    attached().map_or(0, |attached| attached.file_bytes_max)
+    FILE_LIMIT_BYTES.load(Ordering::Relaxed)
+}
+
+/// Asks the kernel what [`file_bytes_max`] is.
+pub(crate) fn find_file_limit() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    let bytes = limit.unwrap_or(u64::MAX).min(FILE_BYTES_MAX);
+    FILE_LIMIT_BYTES.store(bytes, Ordering::Relaxed);
 }
 
 /// Logged writes through a descriptor before its file is worth a lease; 0: none ever is.
@@ -108,12 +126,28 @@ fn attached() -> Option<&'static Attached> {
 /// Whether the caller is a child of `vfork` that has not called `exec` yet.
 #[inline]
 pub(crate) fn in_vfork_child() -> bool {
-    VFORK_CHILD.get()
+    APART.get() == Apart::VforkChild
+}
+
+/// Whether the calling thread may do nothing but read and write.
+pub(crate) fn is_strict() -> bool {
+    APART.get() == Apart::Strict
+}
+
+/// Whether the calling thread is one of these.
+#[inline]
+pub(crate) fn is_apart() -> bool {
+    APART.get() != Apart::No
+}
+
+/// Notes that the calling thread [`is_strict`] from now on, or is not after all.
+pub(crate) fn set_strict(is: bool) {
+    APART.set(if is { Apart::Strict } else { Apart::No });
 }
 
 /// To be called around `vfork`: what the child does is done by the parent's thread, as far as memory goes.
 pub(crate) fn set_vfork_child(is: bool) {
-    VFORK_CHILD.set(is);
+    APART.set(if is { Apart::VforkChild } else { Apart::No });
     log::after_fork();
 }
 
@@ -131,6 +165,7 @@ extern "C" fn loaded() {
         return;
     }
     exec::remember();
+    find_file_limit();
     names::find_handlers();
     ATTACHED.store(Box::into_raw(Box::new(attached)), Ordering::Release);
     // SAFETY: a function that lives as long as the process.
@@ -145,14 +180,12 @@ fn attach() -> Option<Attached> {
     let control = std::env::var_os("TIDEGATE_CONTROL")?;
     let log = Log::attach(Path::new(&pool), Path::new(&control)).ok()?;
     let lines = |name| kept(name).map_or(&b""[..], OsStrExt::as_bytes);
-    let file_bytes = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     Some(Attached {
         log,
         writes_before: std::env::var("TIDEGATE_ABSORB_AFTER")
             .ok()
             .and_then(|number| number.parse().ok())
             .unwrap_or(0),
-        file_bytes_max: file_bytes.unwrap_or(u64::MAX).min(FILE_BYTES_MAX),
         filter: Filter { include: lines("TIDEGATE_INCLUDE"), exclude: lines("TIDEGATE_EXCLUDE") },
         includes_tmpfs: std::env::var_os("TIDEGATE_INCLUDE_TMPFS").is_some_and(|it| it == "1"),
         socket: kept("TIDEGATE_SOCKET").map(Path::new),
@@ -209,7 +242,7 @@ pub(crate) extern "C" fn forked() {
     if let Some(log) = log() {
         log.forget_pages();
     }
-    VFORK_CHILD.set(false);
+    APART.set(Apart::No);
     absorb::inherited();
     // Both processes can write now, and each will give its own marks back.
     unseen::take_again();

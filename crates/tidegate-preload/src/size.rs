@@ -1,12 +1,14 @@
 //! Sizes and space of files: `truncate`, `fallocate` and their kin.
 //!
-//! [`Effect`] says what a call changes of a file's content; the rest is a record and the kernel's part under the file's lock.
+//! [`Effect`] says what a call changes of a file's content; the rest is a record and the kernel's part under the file's lock. Limits
+//! are watched, since a write past them may kill.
 #![allow(unsafe_code)] // C's functions
 #![allow(clippy::missing_safety_doc)] // as in the manual of each
 
 use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
 
-use libc::off_t;
+use libc::{off_t, rlimit};
 use tidegate::log::{Definition, FileKey, FileRef, Log, Ticket};
 
 use crate::names::{self, Name, SignalsBlocked, Target};
@@ -192,6 +194,14 @@ fn allocate_anyhow(fd: c_int, offset: off_t, len: off_t) -> c_int {
     c_int::try_from(-change(fd, effect, operation)).unwrap_or(libc::EIO)
 }
 
+/// Sets a limit of a process, 0 for this one.
+fn limit(process: libc::pid_t, resource: c_int, new: *const rlimit, old: *mut rlimit) -> c_int {
+    // SAFETY: the program's promise to the function that it called.
+    let result = unsafe { raw::call(libc::SYS_prlimit64, words![process, resource, new, old]) };
+    process::find_file_limit();
+    raw::returned_int(result)
+}
+
 macro_rules! hooks {
     ($($name:ident($($argument:ident: $kind:ty),*) $body:block)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -223,6 +233,18 @@ hooks! {
     }
     posix_fallocate64(fd: c_int, offset: off_t, len: off_t) {
         allocate_anyhow(fd, offset, len)
+    }
+    setrlimit(resource: c_int, new: *const rlimit) {
+        limit(0, resource, new, ptr::null_mut())
+    }
+    setrlimit64(resource: c_int, new: *const rlimit) {
+        limit(0, resource, new, ptr::null_mut())
+    }
+    prlimit(process: libc::pid_t, resource: c_int, new: *const rlimit, old: *mut rlimit) {
+        limit(process, resource, new, old)
+    }
+    prlimit64(process: libc::pid_t, resource: c_int, new: *const rlimit, old: *mut rlimit) {
+        limit(process, resource, new, old)
     }
 }
 

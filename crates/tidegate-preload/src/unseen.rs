@@ -16,7 +16,7 @@ use tidegate::log::{FileRef, Log};
 use crate::descriptors::{self, Known, READ_ONLY, STICKY};
 use crate::logged::Open;
 use crate::open::give_syncing_back;
-use crate::{files, process, raw};
+use crate::{exec, process, raw};
 
 /// Files that are mapped writable: entries of the log's table as words, 0 for none.
 static KEPT: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
@@ -61,13 +61,12 @@ pub(crate) fn all() {
         return;
     }
     process::set_writes_unseen();
-    let limit = c_int::try_from(files::open_descriptors_max()).unwrap_or(c_int::MAX);
-    for fd in 0..limit {
+    exec::each_open(|fd| {
         give_syncing_back(fd);
         if let Some(open) = Open::writable(fd) {
             open.hide();
         }
-    }
+    });
 }
 
 /// In a forked child: marks what the descriptor, inherited from the parent, keeps marked.
@@ -89,7 +88,7 @@ pub(crate) fn inherit_kept(log: &Log) {
 /// Gives all marks back: this memory, and what writes from it, ends.
 pub(crate) fn release() {
     let Some(log) = process::log() else { return };
-    if process::in_vfork_child() {
+    if process::is_apart() {
         return;
     }
     descriptors::each(0, u32::MAX, |fd, known| {

@@ -55,6 +55,7 @@ sections! {
     proc_self_fd: "proc_self_fd";
     ten_thousand_open_files: "ten_thousand_files";
     file_size_limit: "file_size_limit";
+    ends_of_processes: "ends_of_processes";
     removed_while_open: "removed_while_open";
     unnamed_files: "unnamed_files";
     renames: "renames";
