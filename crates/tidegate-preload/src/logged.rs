@@ -420,25 +420,35 @@ impl Open {
         if self.known.has(descriptors::STICKY) {
             return self.known;
         }
-        let Some(guard) = self.lock() else {
-            self.log.mark_unlogged(self.file);
-            return self.known;
-        };
-        self.retire(&guard);
-        guard.mark_unlogged(true);
+        let Some(guard) = self.left() else { return self.known };
+        guard.keep_unlogged();
         let known = Known::of_file(guard.file(), self.known.flags).with(descriptors::STICKY);
         descriptors::set(self.fd, known);
         known
     }
 
-    /// As [`hide`](Self::hide), but noted with no descriptor.
+    /// As [`hide`](Self::hide), but noted with no descriptor, and until the log is not in use any more.
     pub(crate) fn mark(&self) {
+        if let Some(guard) = self.left() {
+            guard.mark_unlogged(true);
+        }
+    }
+
+    /// The same, until this process has ended.
+    pub(crate) fn keep(&self) {
+        if let Some(guard) = self.left() {
+            guard.keep_unlogged();
+        }
+    }
+
+    /// Locks the file when the log has nothing more of it; none: the next sync is real.
+    fn left(&self) -> Option<Locked> {
         let Some(guard) = self.lock() else {
             self.log.mark_unlogged(self.file);
-            return;
+            return None;
         };
         self.retire(&guard);
-        guard.mark_unlogged(true);
+        Some(guard)
     }
 
     /// The descriptor changes its file no more in ways that are not seen.
@@ -447,7 +457,7 @@ impl Open {
             return;
         }
         if let Some(guard) = self.lock() {
-            guard.release_sticky();
+            guard.stop_keeping();
         }
     }
 
@@ -470,11 +480,11 @@ impl Open {
             return result;
         };
         self.retire(&guard);
-        guard.mark_unlogged(true);
+        guard.keep_unlogged();
         drop(guard);
         let result = change();
         if let Some(guard) = self.lock() {
-            guard.release_sticky();
+            guard.stop_keeping();
         }
         result
     }

@@ -15,7 +15,7 @@ use crate::descriptors::{self, DATA_SYNC, NEVER, STRIPPED, SYNC};
 use crate::logged::Open;
 use crate::path::{self, LINK_BYTES};
 use crate::raw::{self, Errno};
-use crate::{absorb, files, next, process, readable};
+use crate::{absorb, files, names, next, process, readable};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
@@ -128,7 +128,7 @@ impl Request<'_> {
         if let Some(log) = process::log()
             && raw::fstat(fd).is_ok_and(|stat| may_be_new(&stat))
         {
-            log.mark_names_unlogged();
+            names::appeared(log, fd);
         }
     }
 
@@ -217,7 +217,7 @@ pub(crate) fn made(fd: c_int) {
     let known = files::of(fd);
     match known.file() {
         Some(file) => Open { log, fd, known, file }.born(),
-        None => log.mark_names_unlogged(),
+        None => names::appeared(log, fd),
     }
 }
 

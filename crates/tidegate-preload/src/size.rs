@@ -102,6 +102,8 @@ fn apply(
         stat().map_or(Effect::Other, |stat| effect(u64::try_from(stat.st_size).unwrap_or(0)));
     match effect {
         Effect::Nothing => operation(),
+        // The kernel refuses it, or kills for it: then nobody may do it once more.
+        Effect::Content { size: Some(size), .. } if size > process::file_bytes_max() => operation(),
         Effect::Content { .. } if !subject.is_logged() => {
             subject.guard.mark_unlogged(false);
             operation()

@@ -12,7 +12,8 @@ use crate::close::appeared;
 use crate::logged::Open;
 use crate::raw;
 use crate::{
-    close, mapping, message, open, process, read, seccomp, stat, sync, transfer, unseen, write,
+    close, mapping, message, names, open, process, read, seccomp, stat, sync, transfer, unseen,
+    write,
 };
 
 /// The words that the program gave, as what the hooks take.
@@ -192,7 +193,7 @@ unsafe fn open_2(given: Arguments) -> c_int {
     if has(libc::O_CREAT)
         && let Some(log) = process::log()
     {
-        log.mark_names_unlogged();
+        names::appeared(log, fd);
     }
     // It is empty by now, which the log does not have.
     if has(libc::O_TRUNC)

@@ -4,7 +4,7 @@
 //! 1. Each mark of this process in the log's table is noted either with a descriptor ([`STICKY`]) or in [`KEPT`]; or it is meant to
 //!    outlive the process.
 //! 2. A forked child has marks of its own for all that it inherits; before `exec`, and when the process ends, all are given
-//!    back.
+//!    back: by the supervisor, where the process has no time for it.
 //!
 //! Entry points: [`keep`] for a file, [`all`] for whatever is written; [`inherit`], [`release`], [`take_again`].
 
@@ -27,7 +27,7 @@ pub(crate) fn keep(open: &Open) {
     if KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == word) {
         return;
     }
-    open.mark();
+    open.keep();
     note(word);
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn keep_closed(log: &Log, file: FileRef) {
         raw::sync();
         let _ = guard.begin().and_then(|mut ticket| ticket.retire());
     }
-    guard.mark_unlogged(true);
+    guard.keep_unlogged();
     drop(guard);
     note(file.to_word());
 }
@@ -80,7 +80,7 @@ pub(crate) fn inherit(log: &'static Log, fd: c_int, known: Known) {
 pub(crate) fn inherit_kept(log: &Log) {
     for_kept(|file| {
         if let Ok(guard) = log.lock(file) {
-            guard.mark_unlogged(true);
+            guard.keep_unlogged();
         }
     });
 }
@@ -98,7 +98,7 @@ pub(crate) fn release() {
     });
     for_kept(|file| {
         if let Ok(guard) = log.lock(file) {
-            guard.release_sticky();
+            guard.stop_keeping();
         }
     });
 }

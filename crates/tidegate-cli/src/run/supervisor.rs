@@ -158,8 +158,10 @@ impl Supervisor {
     /// Has the cleaner mend what dead processes left that nobody knows the end of.
     fn mind_unannounced(&self) {
         let log = self.charge.cleaner.log();
-        let owners: BTreeSet<_> = log.in_the_middle().map(|it| it.process.cast_signed()).collect();
-        for process in owners.into_iter().filter_map(Pid::from_raw) {
+        let in_the_middle = log.in_the_middle().map(|it| it.process);
+        let owners: BTreeSet<_> = in_the_middle.chain(log.keepers()).collect();
+        let owners = owners.into_iter().map(u32::cast_signed);
+        for process in owners.filter_map(Pid::from_raw) {
             if !maps(process, &self.charge.meeting.control()) {
                 self.charge.cleaner.process_ended(process);
             }

@@ -219,6 +219,40 @@ fn synchronous_writes_past_the_log_are_synced() {
     assert!(said.contains(" 5 done"), "another number of syncs than writes past the log:\n{said}");
 }
 
+/// What `tidegate run --stats` says after this Python program.
+fn statistics_of(bed: &Bed, program: &str) -> String {
+    let mut command = tidegate_run(bed);
+    command.args(["--stats", "--", "/usr/bin/python3", "-c", program]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+/// A name that the log does not have is made durable with its directory, once; other directories are not concerned.
+#[test]
+fn directories_are_covered_again_after_a_real_sync() {
+    let program = "import os\nhere = os.open('.', os.O_RDONLY); os.mkdir('other'); os.fsync(here)\n\
+                   other = os.open('other', os.O_RDONLY); os.fsync(other); os.mkdir('more'); os.fsync(here)\n\
+                   for n in range(10): os.fsync(here); os.fsync(other)";
+    let said = statistics_of(&Bed::new(), program);
+    assert!(said.contains("20 skipped, 3 done"), "{said}");
+}
+
+/// A mapping keeps a file out of the log; who is killed cannot say that it is gone.
+#[test]
+fn files_of_killed_processes_come_back_into_the_log() {
+    let program = "import mmap, os\n\
+                   fd = os.open('file', os.O_RDWR | os.O_CREAT); os.ftruncate(fd, 4096)\n\
+                   if os.fork() == 0: mmap.mmap(fd, 4096); os.kill(os.getpid(), 9)\n\
+                   os.wait()\n\
+                   for n in range(2000): os.pwrite(fd, b'x', n); os.fsync(fd)";
+    let said = statistics_of(&Bed::new(), program);
+    let skipped = said.split("fsyncs").nth(1).and_then(|it| it.split_whitespace().next());
+    let skipped = skipped.and_then(|number| number.parse::<u32>().ok());
+    assert!(skipped.is_some_and(|number| number > 0), "no sync was skipped:\n{said}");
+}
+
 /// What people outside the tree read and write is the same file.
 #[test]
 fn outsiders_see_and_change_the_same_files() {

@@ -6,8 +6,9 @@
 
 use std::ffi::{c_char, c_int, c_long, c_uint};
 
+use super::folders::{folder_made, unlogged_in};
 use super::target::Name;
-use super::{changing, folder_made, link, rename, unlink, unlogged};
+use super::{changing, link, rename, unlink};
 use crate::raw::{self, words};
 use crate::readable::text;
 use crate::{path, process};
@@ -33,8 +34,8 @@ fn make_name(directory: c_int, at: *const c_char, number: c_long, arguments: [us
         // `mkdir -p` finds most of its directories there.
         (Some(log), Some(name)) if name.look(libc::O_NOFOLLOW).is_err() => {
             changing(log, || match number {
-                libc::SYS_mkdirat => folder_made(log, operation),
-                _ => unlogged(log, operation),
+                libc::SYS_mkdirat => folder_made(log, name, operation),
+                _ => unlogged_in(log, name, operation),
             })
         }
         _ => operation(),
@@ -47,7 +48,7 @@ fn remove_name(directory: c_int, at: *const c_char, flags: c_int) -> isize {
         (Some(log), Some(name)) if flags & libc::AT_REMOVEDIR == 0 => {
             changing(log, || unlink::unlink(log, name, operation))
         }
-        (Some(log), Some(_)) => changing(log, || unlogged(log, operation)),
+        (Some(log), Some(name)) => changing(log, || unlogged_in(log, name, operation)),
         _ => operation(),
     }
 }
