@@ -133,14 +133,29 @@ impl Supervisor {
 
     /// Finds the processes of a supervisor that died, and minds those that died since.
     fn take_over(&mut self) -> io::Result<()> {
+        self.announce_all()?;
+        self.mind_unannounced();
+        self.adopt_absorbed();
+        Ok(())
+    }
+
+    /// Finds all processes that use the log.
+    fn announce_all(&mut self) -> io::Result<()> {
         for process in processes_that_map(&self.charge.meeting.control()) {
             if process != rustix::process::getpid() {
                 self.announce(process)?;
             }
         }
-        self.mind_unannounced();
-        self.adopt_absorbed();
         Ok(())
+    }
+
+    /// The number of [`others`](Self::others), where some of them may have been unable to announce themselves: they have become
+    /// another user, say.
+    fn others_found(&mut self) -> io::Result<u64> {
+        if self.others() == 0 && self.charge.cleaner.log().has_unannounced() {
+            self.announce_all()?;
+        }
+        Ok(self.others())
     }
 
     /// Takes the leases of the supervisor that died, and has the files settled: what is left of them, where their
@@ -314,7 +329,7 @@ impl Supervisor {
                 // Those who came and went just before count as that.
                 self.accept()?;
                 self.bury();
-                let remaining = self.others();
+                let remaining = self.others_found()?;
                 if remaining > 0 {
                     let statistics = Box::new(self.statistics());
                     self.reply(key, &Reply::Farewell { remaining, statistics });
@@ -395,7 +410,7 @@ impl Supervisor {
 
     /// Ends what nobody uses, a step at a time; the lock that keeps others out, once that is done.
     fn settle(&mut self) -> io::Result<Option<Lock>> {
-        if self.others() > 0 {
+        if self.others_found()? > 0 {
             self.ending = Ending::No;
             return Ok(None);
         }
@@ -423,7 +438,7 @@ impl Supervisor {
             return Ok(None);
         }
         self.accept()?;
-        if self.others() > 0 {
+        if self.others_found()? > 0 {
             return Ok(None);
         }
         // Where it cannot be removed, the next supervisor replaces it.

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::bed::{Bed, Runner, on_disk, preload_library};
 use crate::process_tree;
@@ -251,6 +252,38 @@ fn files_of_killed_processes_come_back_into_the_log() {
     let skipped = said.split("fsyncs").nth(1).and_then(|it| it.split_whitespace().next());
     let skipped = skipped.and_then(|number| number.parse::<u32>().ok());
     assert!(skipped.is_some_and(|number| number > 0), "no sync was skipped:\n{said}");
+}
+
+/// A daemon that has become another user cannot tell the supervisor of a child: the supervisor has to find it.
+#[test]
+fn daemons_of_other_users_keep_their_supervisor() {
+    const PROGRAM: &str = r"
+import os, signal
+os.mkfifo('wait')
+wait = os.open('wait', os.O_RDWR)
+file = os.open('file', os.O_WRONLY | os.O_CREAT)
+os.setuid(65534)
+if os.fork() == 0:
+    os.setsid()
+    signal.alarm(60) # where the test has failed
+    os.read(wait, 1)
+    for n in range(100): os.write(file, b'x' * 10)
+";
+    let bed = Bed::new();
+    let mut command = tidegate_run(&bed);
+    command.args(["--", "/usr/bin/python3", "-c", PROGRAM]);
+    let mut launcher = command.spawn().unwrap();
+    let pid = Pid::from_child(&launcher);
+    assert!(launcher.wait().unwrap().success());
+    let stat = || ok(["stat".as_ref(), bed.pool().as_os_str()]);
+    let said = stat();
+    assert!(said.contains("with 1 process"), "{said}");
+    let supervisor = process_tree::supervisor_of(&bed.pool(), pid);
+    let handle = pidfd_open(supervisor, PidfdFlags::empty()).unwrap();
+    std::fs::write(bed.disk().join("wait"), "!").unwrap();
+    poll(&mut [PollFd::new(&handle, PollFlags::IN)], None).unwrap();
+    process_tree::assert_nobody_uses(&bed.pool());
+    assert_eq!(std::fs::read(bed.disk().join("file")).unwrap(), b"x".repeat(1000));
 }
 
 /// What people outside the tree read and write is the same file.
