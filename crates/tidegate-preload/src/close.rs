@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::off_t;
 
+use crate::alike::alike;
 use crate::descriptors::{
     self, ABSORBED, APPEND, DATA_SYNC, DIRECT, Kind, Known, STICKY, STRIPPED, SYNC,
 };
@@ -44,12 +45,6 @@ pub(crate) unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
         // SAFETY: no pointers.
         None => raw::returned_int(unsafe { raw::call(libc::SYS_close, words![fd]) }),
     }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
-    // SAFETY: the same function.
-    unsafe { close(fd) }
 }
 
 #[unsafe(no_mangle)]
@@ -151,12 +146,6 @@ pub(crate) unsafe extern "C-unwind" fn dup2(original: c_int, copy: c_int) -> c_i
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn __dup2(original: c_int, copy: c_int) -> c_int {
-    // SAFETY: the same function.
-    unsafe { dup2(original, copy) }
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn dup3(original: c_int, copy: c_int, flags: c_int) -> c_int {
     if original == copy { raw::failed_int(libc::EINVAL) } else { replace(original, copy, flags) }
 }
@@ -206,12 +195,6 @@ static LOCKS: AtomicBool = AtomicBool::new(false);
 /// This process may hold record locks.
 pub(crate) fn locks() -> bool {
     LOCKS.load(Ordering::Relaxed)
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn lockf(fd: c_int, command: c_int, len: off_t) -> c_int {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { lockf64(fd, command, len) }
 }
 
 #[unsafe(no_mangle)]
@@ -270,22 +253,6 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the same function.
-    unsafe { fcntl64(fd, command, argument) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn __fcntl(
-    fd: c_int,
-    command: c_int,
-    argument: usize,
-) -> c_int {
-    // SAFETY: the same function.
-    unsafe { fcntl64(fd, command, argument) }
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn closedir(stream: *mut std::ffi::c_void) -> c_int {
     let Some(closedir) = next::closedir.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: the program's own stream.
@@ -308,6 +275,14 @@ pub(crate) unsafe extern "C-unwind" fn daemon(
         stdio::note_standard();
     }
     result
+}
+
+alike! {
+    __close(fd: c_int) = close(fd);
+    __dup2(original: c_int, copy: c_int) = dup2(original, copy);
+    lockf(fd: c_int, command: c_int, len: off_t) = lockf64(fd, command, len);
+    fcntl(fd: c_int, command: c_int, argument: usize) = fcntl64(fd, command, argument);
+    __fcntl(fd: c_int, command: c_int, argument: usize) = fcntl64(fd, command, argument);
 }
 
 #[cfg(test)]

@@ -43,11 +43,12 @@
 //!   `attributes`, `names`, `size`, `exec`, `syscall`, `vfork`, `seccomp`;
 //! - what they do: `logged` (a file in the log), `mend` (after a writer that was killed), `unseen` (files out of the log);
 //! - what they know: `files` (which file), `descriptors` (what is noted of each), `glob` (what the user wants), `process`;
-//! - underneath: `raw` (system calls), `next` (the C library's functions), `path`, `readable` (its pointers), `cancel`.
+//! - underneath: `raw` (system calls), `next` (the C library's functions), `alike`, `path`, `readable` (its pointers), `cancel`.
 #![cfg_attr(test, allow(dead_code))]
 
 mod absorb;
 mod aio;
+mod alike;
 mod attributes;
 mod cancel;
 mod close;

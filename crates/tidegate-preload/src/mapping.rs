@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use libc::{off_t, size_t};
 use tidegate::log::FileRef;
 
+use crate::alike::alike;
 use crate::logged::Open;
 use crate::raw::{self, words};
 use crate::{absorb, process, readable, unseen};
@@ -94,7 +95,7 @@ fn shared(flags: c_int, fd: c_int) -> Option<Open> {
 
 /// # Safety
 /// As for `mmap`.
-unsafe fn map(
+pub(crate) unsafe fn map(
     at: *mut c_void,
     len: size_t,
     protection: c_int,
@@ -123,32 +124,6 @@ unsafe fn map(
         }
     }
     ptr::with_exposed_provenance_mut(mapped.cast_unsigned())
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mmap(
-    at: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    // SAFETY: as promised to this function.
-    unsafe { map(at, len, protection, (flags, fd, offset)) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mmap64(
-    at: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    // SAFETY: as promised to this function: a file offset has 64 bits here.
-    unsafe { map(at, len, protection, (flags, fd, offset)) }
 }
 
 #[unsafe(no_mangle)]
@@ -238,6 +213,11 @@ pub(crate) unsafe extern "C-unwind" fn pkey_mprotect(
         if key == -1 { (libc::SYS_mprotect, 0) } else { (libc::SYS_pkey_mprotect, key) };
     // SAFETY: as promised to this function.
     protect(at, len, protection, || unsafe { raw::call(number, words![at, len, protection, key]) })
+}
+
+alike! {
+    mmap(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void = map(at, len, protection, (flags, fd, offset));
+    mmap64(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void = map(at, len, protection, (flags, fd, offset));
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
+use crate::alike::alike;
 use crate::close::{self, appeared, forget};
 use crate::descriptors::{self, DATA_SYNC, NEVER, STRIPPED, SYNC};
 use crate::logged::Open;
@@ -352,66 +353,15 @@ unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_in
     fd
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkstemp(template: *mut c_char) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, 0, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkstemp64(template: *mut c_char) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, 0, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkostemp(template: *mut c_char, flags: c_int) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, 0, flags) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkostemp64(template: *mut c_char, flags: c_int) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, 0, flags) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkstemps(
-    template: *mut c_char,
-    suffix_bytes: c_int,
-) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, suffix_bytes, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkstemps64(
-    template: *mut c_char,
-    suffix_bytes: c_int,
-) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, suffix_bytes, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkostemps(
-    template: *mut c_char,
-    suffix_bytes: c_int,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, suffix_bytes, flags) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkostemps64(
-    template: *mut c_char,
-    suffix_bytes: c_int,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, suffix_bytes, flags) }
+alike! {
+    mkstemp(template: *mut c_char) = make_temporary(template, 0, 0);
+    mkstemp64(template: *mut c_char) = make_temporary(template, 0, 0);
+    mkostemp(template: *mut c_char, flags: c_int) = make_temporary(template, 0, flags);
+    mkostemp64(template: *mut c_char, flags: c_int) = make_temporary(template, 0, flags);
+    mkstemps(template: *mut c_char, suffix_bytes: c_int) = make_temporary(template, suffix_bytes, 0);
+    mkstemps64(template: *mut c_char, suffix_bytes: c_int) = make_temporary(template, suffix_bytes, 0);
+    mkostemps(template: *mut c_char, suffix_bytes: c_int, flags: c_int) = make_temporary(template, suffix_bytes, flags);
+    mkostemps64(template: *mut c_char, suffix_bytes: c_int, flags: c_int) = make_temporary(template, suffix_bytes, flags);
 }
 
 #[cfg(test)]

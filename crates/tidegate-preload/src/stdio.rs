@@ -11,6 +11,7 @@ use std::ptr;
 
 use libc::FILE;
 
+use crate::alike::alike;
 use crate::close::{appeared, forget};
 use crate::descriptors::{READ_ONLY, STICKY};
 use crate::logged::Open;
@@ -124,12 +125,6 @@ unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) ->
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
-    // SAFETY: the same function.
-    unsafe { fopen64(path, mode) }
-}
-
 /// The C library has opened a stream by itself.
 fn opened(stream: *mut FILE, writes: bool) {
     if stream.is_null() || process::log().is_none() {
@@ -223,16 +218,6 @@ unsafe fn hide_path(path: *const c_char, mode: *const c_char) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn freopen(
-    path: *const c_char,
-    mode: *const c_char,
-    stream: *mut FILE,
-) -> *mut FILE {
-    // SAFETY: the same function.
-    unsafe { freopen64(path, mode, stream) }
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     let Some(fclose) = next::fclose.get() else { return raw::failed_int(libc::ENOSYS) };
     if process::log().is_some() && !stream.is_null() {
@@ -288,6 +273,11 @@ unsafe extern "C-unwind" fn __vdprintf_chk(
     let Some(print) = next::__vdprintf_chk.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: the same function.
     printed(fd, || unsafe { print(fd, flag, format, arguments) })
+}
+
+alike! {
+    fopen(path: *const c_char, mode: *const c_char) -> *mut FILE = fopen64(path, mode);
+    freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE = freopen64(path, mode, stream);
 }
 
 #[cfg(test)]

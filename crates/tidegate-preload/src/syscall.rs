@@ -255,7 +255,7 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
     Some(match number {
         libc::SYS_mmap => {
             let (flags, fd, offset) = (given.int(3), given.int(4), given.long(5));
-            hook!(mapping::mmap(at, len, protection, flags, fd, offset).addr())
+            hook!(mapping::map(at, len, protection, (flags, fd, offset)).addr())
         }
         libc::SYS_mremap => {
             hook!(mapping::mremap(at, len, given.0[2], given.int(3), given.pointer(4)).addr())

@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_uint, c_ulong};
 
 use libc::{off_t, size_t, ssize_t};
 
+use crate::alike::alike;
 use crate::logged::Open;
 use crate::{absorb, next, raw};
 
@@ -43,17 +44,6 @@ pub(crate) unsafe extern "C-unwind" fn sendfile64(
     let Some(sendfile64) = next::sendfile64.get() else { return raw::failed(libc::ENOSYS) };
     // SAFETY: the same function.
     copy(from, to, || unsafe { sendfile64(to, from, offset, len) })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn sendfile(
-    to: c_int,
-    from: c_int,
-    offset: *mut off_t,
-    len: size_t,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { sendfile64(to, from, offset, len) }
 }
 
 #[unsafe(no_mangle)]
@@ -111,4 +101,8 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(
         return call();
     }
     c_int::try_from(into(fd, || call() as ssize_t)).unwrap_or(-1)
+}
+
+alike! {
+    sendfile(to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t = sendfile64(to, from, offset, len);
 }

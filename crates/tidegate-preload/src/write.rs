@@ -10,6 +10,7 @@ use std::io::IoSlice;
 
 use libc::{iovec, off_t, size_t, ssize_t};
 
+use crate::alike::alike;
 use crate::logged::{Open, Place, Request};
 use crate::raw::{self, words};
 use crate::readable::is_readable;
@@ -117,16 +118,6 @@ pub(crate) unsafe extern "C-unwind" fn write(fd: c_int, at: *const c_void, len: 
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn __write(
-    fd: c_int,
-    at: *const c_void,
-    len: size_t,
-) -> ssize_t {
-    // SAFETY: the same function.
-    unsafe { write(fd, at, len) }
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pwrite64(
     fd: c_int,
     at: *const c_void,
@@ -143,28 +134,6 @@ pub(crate) unsafe extern "C-unwind" fn pwrite64(
         (None, Some(pwrite64)) => unsafe { pwrite64(fd, at, len, offset) },
         (None, None) => raw::returned(kernel()),
     }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn pwrite(
-    fd: c_int,
-    at: *const c_void,
-    len: size_t,
-    offset: off_t,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { pwrite64(fd, at, len, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn __pwrite64(
-    fd: c_int,
-    at: *const c_void,
-    len: size_t,
-    offset: off_t,
-) -> ssize_t {
-    // SAFETY: the same function.
-    unsafe { pwrite64(fd, at, len, offset) }
 }
 
 #[unsafe(no_mangle)]
@@ -207,17 +176,6 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64(
     }
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn pwritev(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { pwritev64(fd, vector, count, offset) }
-}
-
 /// Where `pwritev2` writes, and whether durably; none for what the log does not take.
 fn place_of(offset: off_t, flags: c_int) -> Option<(Place, bool)> {
     if flags & !HARMLESS != 0 {
@@ -256,16 +214,12 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
     }
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn pwritev2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { pwritev64v2(fd, vector, count, offset, flags) }
+alike! {
+    __write(fd: c_int, at: *const c_void, len: size_t) -> ssize_t = write(fd, at, len);
+    pwrite(fd: c_int, at: *const c_void, len: size_t, offset: off_t) -> ssize_t = pwrite64(fd, at, len, offset);
+    __pwrite64(fd: c_int, at: *const c_void, len: size_t, offset: off_t) -> ssize_t = pwrite64(fd, at, len, offset);
+    pwritev(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t = pwritev64(fd, vector, count, offset);
+    pwritev2(fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t = pwritev64v2(fd, vector, count, offset, flags);
 }
 
 #[cfg(test)]
