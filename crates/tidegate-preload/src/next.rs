@@ -92,6 +92,7 @@ functions! {
     openat64: fn(c_int, *const c_char, c_int, c_uint) -> c_int;
     __open_2: fn(*const c_char, c_int) -> c_int;
     __openat_2: fn(c_int, *const c_char, c_int) -> c_int;
+    mkdtemp: fn(*mut c_char) -> *mut c_char;
     mkostemps64: fn(*mut c_char, c_int, c_int) -> c_int;
     close: fn(c_int) -> c_int;
     closefrom: fn(c_int) -> ();

@@ -126,11 +126,7 @@ impl Request<'_> {
         if self.flags & CREATE_NEW != libc::O_CREAT {
             return;
         }
-        if let Some(log) = process::log()
-            && raw::fstat(fd).is_ok_and(|stat| may_be_new(&stat))
-        {
-            names::appeared(log, fd);
-        }
+        note_new(fd);
     }
 
     /// Notes what was taken away, or gives it back where the log does not make up for it.
@@ -191,6 +187,15 @@ pub(crate) fn give_syncing_back(fd: c_int) {
 
 fn is_file(stat: &libc::stat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFREG
+}
+
+/// The file of `fd` may have been made just now, past the log.
+pub(crate) fn note_new(fd: c_int) {
+    if let Some(log) = process::log()
+        && raw::fstat(fd).is_ok_and(|stat| may_be_new(&stat))
+    {
+        names::appeared(log, fd);
+    }
 }
 
 /// A file that was just made is empty, and all its times are one.

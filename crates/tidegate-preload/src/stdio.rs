@@ -15,7 +15,7 @@ use crate::alike::alike;
 use crate::close::{appeared, forget};
 use crate::descriptors::{READ_ONLY, STICKY};
 use crate::logged::Open;
-use crate::open::{give_syncing_back, open_at};
+use crate::open::{give_syncing_back, note_new, open_at};
 use crate::{absorb, descriptors, files, next, process, raw, readable};
 
 unsafe extern "C" {
@@ -135,6 +135,7 @@ fn opened(stream: *mut FILE, writes: bool) {
     if fd >= 0 {
         appeared(fd);
         if writes {
+            note_new(fd);
             hide(fd);
         }
     }

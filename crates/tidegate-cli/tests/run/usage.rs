@@ -240,6 +240,18 @@ fn directories_are_covered_again_after_a_real_sync() {
     assert!(said.contains("20 skipped, 3 done"), "{said}");
 }
 
+/// Names that the C library makes without a call that is seen.
+#[test]
+fn names_made_inside_the_c_library_are_synced() {
+    let program = "import ctypes, os\nlibc = ctypes.CDLL(None); here = os.open('.', os.O_RDONLY)\n\
+                   libc.mkdtemp(ctypes.create_string_buffer(b'made.XXXXXX'))\n\
+                   os.fsync(here); os.fsync(here)\n\
+                   libc.freopen(b'file', b'w', ctypes.c_void_p.in_dll(libc, 'stdout'))\n\
+                   os.fsync(here); os.fsync(here)";
+    let said = statistics_of(&Bed::new(), program);
+    assert!(said.contains("2 skipped, 2 done"), "{said}");
+}
+
 /// A mapping keeps a file out of the log; who is killed cannot say that it is gone.
 #[test]
 fn files_of_killed_processes_come_back_into_the_log() {
