@@ -9,6 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{aiocb, size_t};
 
 use crate::logged::Open;
+use crate::open::give_syncing_back;
 use crate::{next, raw, unseen};
 
 /// The file of the request is written at some time.
@@ -17,9 +18,9 @@ use crate::{next, raw, unseen};
 /// `request` is the program's own, or null.
 unsafe fn mark(request: *const c_void) {
     // SAFETY: as promised; on both architectures the descriptor comes first.
-    if let Some(request) = unsafe { request.cast::<aiocb>().as_ref() }
-        && let Some(open) = Open::writable(request.aio_fildes)
-    {
+    let Some(request) = (unsafe { request.cast::<aiocb>().as_ref() }) else { return };
+    give_syncing_back(request.aio_fildes);
+    if let Some(open) = Open::writable(request.aio_fildes) {
         unseen::keep(&open);
     }
 }

@@ -11,7 +11,7 @@ use tidegate::log::{FileRef, Log};
 
 use crate::logged::Open;
 use crate::names::Name;
-use crate::path::text;
+use crate::readable::text;
 use crate::{absorb, next, process, raw};
 
 /// What a call names its file by.

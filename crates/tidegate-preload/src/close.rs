@@ -5,7 +5,11 @@
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use libc::off_t;
+
+use crate::alike::alike;
 use crate::descriptors::{
     self, ABSORBED, APPEND, DATA_SYNC, DIRECT, Kind, Known, STICKY, STRIPPED, SYNC,
 };
@@ -41,12 +45,6 @@ pub(crate) unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
         // SAFETY: no pointers.
         None => raw::returned_int(unsafe { raw::call(libc::SYS_close, words![fd]) }),
     }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
-    // SAFETY: the same function.
-    unsafe { close(fd) }
 }
 
 #[unsafe(no_mangle)]
@@ -148,18 +146,12 @@ pub(crate) unsafe extern "C-unwind" fn dup2(original: c_int, copy: c_int) -> c_i
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn __dup2(original: c_int, copy: c_int) -> c_int {
-    // SAFETY: the same function.
-    unsafe { dup2(original, copy) }
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn dup3(original: c_int, copy: c_int, flags: c_int) -> c_int {
     if original == copy { raw::failed_int(libc::EINVAL) } else { replace(original, copy, flags) }
 }
 
 /// What `F_GETFL` says of a descriptor whose `O_SYNC` or `O_DSYNC` was taken away.
-fn shown_flags(known: Known, flags: c_int) -> c_int {
+pub(crate) fn shown_flags(known: Known, flags: c_int) -> c_int {
     let mut shown = flags;
     if known.has(SYNC) {
         shown |= libc::O_SYNC;
@@ -197,6 +189,24 @@ pub(crate) unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_i
     }
 }
 
+/// This process has taken a record lock, which it loses with any descriptor of the file that is closed.
+static LOCKS: AtomicBool = AtomicBool::new(false);
+
+/// This process may hold record locks.
+pub(crate) fn locks() -> bool {
+    LOCKS.load(Ordering::Relaxed)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn lockf64(fd: c_int, command: c_int, len: off_t) -> c_int {
+    LOCKS.store(true, Ordering::Relaxed);
+    match next::lockf64.get() {
+        // SAFETY: the same function.
+        Some(lockf64) => unsafe { lockf64(fd, command, len) },
+        None => raw::failed_int(libc::ENOSYS),
+    }
+}
+
 /// An `int` among arguments of unknown type: the upper half of the word is anything.
 fn low_half(argument: usize) -> c_int {
     let [a, b, c, d, ..] = argument.to_le_bytes();
@@ -227,6 +237,7 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
 ) -> c_int {
     match command {
         libc::F_SETFL => set_flags(fd, low_half(argument)),
+        libc::F_SETLK | libc::F_SETLKW => LOCKS.store(true, Ordering::Relaxed),
         // The lock lasts as long as the description, of which the supervisor would have a copy.
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW => drop(absorb::never(fd)),
         _ => {}
@@ -239,22 +250,6 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
         raw::returned_int(unsafe { raw::call(libc::SYS_fcntl, words![fd, command, argument]) })
     };
     if result >= 0 { noted(fd, command, result) } else { result }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the same function.
-    unsafe { fcntl64(fd, command, argument) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn __fcntl(
-    fd: c_int,
-    command: c_int,
-    argument: usize,
-) -> c_int {
-    // SAFETY: the same function.
-    unsafe { fcntl64(fd, command, argument) }
 }
 
 #[unsafe(no_mangle)]
@@ -280,6 +275,14 @@ pub(crate) unsafe extern "C-unwind" fn daemon(
         stdio::note_standard();
     }
     result
+}
+
+alike! {
+    __close(fd: c_int) = close(fd);
+    __dup2(original: c_int, copy: c_int) = dup2(original, copy);
+    lockf(fd: c_int, command: c_int, len: off_t) = lockf64(fd, command, len);
+    fcntl(fd: c_int, command: c_int, argument: usize) = fcntl64(fd, command, argument);
+    __fcntl(fd: c_int, command: c_int, argument: usize) = fcntl64(fd, command, argument);
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! 1. Nothing known is always right: what needs to know asks the kernel then ([`crate::files::of`]), and notes it here.
 //! 2. A descriptor's entry is cleared before the kernel gives its number up, and after the kernel gave a number out.
 //! 3. The table belongs to the process: a child of `vfork`, which borrows this memory but has descriptors of its own, neither
-//!    reads nor writes it.
+//!    reads nor writes it. Nor does a thread that may only read and write: to it, all is unknown.
 //! 4. No lock, no allocation: an entry is two words, which belong together as long as the program does not use a
 //!    descriptor in one thread while it closes it in another.
 //!
@@ -159,7 +159,7 @@ pub(crate) fn make() -> Result<(), raw::Errno> {
 fn slot(fd: c_int) -> Option<&'static Slot> {
     let at = usize::try_from(fd).ok().filter(|at| *at < LIMIT)?;
     let table = TABLE.load(Ordering::Acquire);
-    if table.is_null() || process::in_vfork_child() {
+    if table.is_null() || process::is_apart() {
         return None;
     }
     // SAFETY: below LIMIT, so inside the table.

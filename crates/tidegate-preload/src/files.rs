@@ -30,7 +30,9 @@ pub(crate) fn of(fd: c_int) -> Known {
 /// Asks the kernel what `fd` is, and notes it with `flags` in addition.
 #[cold]
 pub(crate) fn find_out(fd: c_int, flags: u32) -> Known {
-    let Some(log) = process::log() else { return Known::IGNORED };
+    let Some(log) = process::log().filter(|_| !process::is_strict()) else {
+        return Known::IGNORED;
+    };
     // A descriptor that cannot be examined is not noted: the next call will fail as this one.
     let Ok(known) = examine(log, fd) else { return Known::IGNORED };
     let known = absorb::noted(fd, known.with(flags));
@@ -172,11 +174,6 @@ pub(crate) fn path_of(fd: c_int, stat: &libc::stat, path: &mut PathBuffer) -> Re
 pub(crate) fn has_lost_its_name(fd: c_int) -> bool {
     let mut path = PathBuffer::new();
     path::of_descriptor(fd, &mut path).is_ok() && path.as_bytes().ends_with(b" (deleted)")
-}
-
-/// One more than the highest descriptor that this process can have.
-pub(crate) fn open_descriptors_max() -> u64 {
-    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20)
 }
 
 /// File systems whose files are in memory or made up.

@@ -21,13 +21,15 @@
 //! | the process lives that mapped it shared and writable, or wrote it by `aio_write` or `dprintf` | may be changed at any time |
 //! | it is open with `O_DIRECT`, or `F_SETFL` has changed how its descriptors write | is written past the page cache, or elsewhere |
 //! | `sendfile`, `copy_file_range`, `splice`, `vdprintf`, a cloning `ioctl` runs | is written by the kernel or the C library |
+//! | a thread of the process may only read and write (strict `seccomp`; all of its files) | is written without leave to log it |
 //! | libaio or `io_uring` is set up in the process (all of its files) | is written by the kernel, when it likes |
 //!
 //! # What is not caught
 //! Static programs and inline system calls; `dlsym` on a handle of the C library; a descriptor sent to a process that has not
 //! loaded this library, or inherited by one. To the log these are programs outside: what they write is as durable as without
 //! Tidegate, and the program must not rely on their order with what the log has. A descriptor opened with `O_SYNC` has lost
-//! that flag in the kernel: a program outside that inherits it writes without it.
+//! that flag in the kernel: a program outside that inherits it writes without it. A stream, `aio_write`, libaio or `io_uring` of this
+//! process gets it back, unless other descriptors may share the description or the process holds record locks.
 //!
 //! # Invariants
 //! 1. Hooks allocate nothing, take no lock but the log's, and start nothing. They may run before this library is set up, in signal
@@ -38,14 +40,15 @@
 //!
 //! # Map
 //! - the program's calls: `write`, `sync`, `open`, `close`, `stdio`, `mapping`, `transfer`, `aio`, `printf`,
-//!   `attributes`, `names`, `size`, `limits`, `exec`, `syscall`, `vfork`;
+//!   `attributes`, `names`, `size`, `limits`, `exec`, `syscall`, `vfork`, `seccomp`;
 //! - what they do: `logged` (a file in the log), `mend` (after a writer that was killed), `unseen` (files out of the log);
 //! - what they know: `files` (which file), `descriptors` (what is noted of each), `glob` (what the user wants), `process`, `quota`;
-//! - underneath: `raw` (system calls), `next` (the C library's functions), `path`, `cancel`.
+//! - underneath: `raw` (system calls), `next` (the C library's functions), `alike`, `path`, `readable` (its pointers), `cancel`.
 #![cfg_attr(test, allow(dead_code))]
 
 mod absorb;
 mod aio;
+mod alike;
 mod attributes;
 mod cancel;
 mod close;
@@ -68,6 +71,8 @@ mod process;
 mod quota;
 mod raw;
 mod read;
+mod readable;
+mod seccomp;
 mod size;
 mod stat;
 mod stdio;

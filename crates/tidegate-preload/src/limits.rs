@@ -23,7 +23,7 @@ unsafe extern "C-unwind" fn prlimit64(
     let result =
         unsafe { raw::call(libc::SYS_prlimit64, words![process, resource, limit, before]) };
     if resource == libc::RLIMIT_FSIZE && !limit.is_null() {
-        process::find_limits();
+        process::find_file_limit();
     }
     raw::returned_int(result)
 }

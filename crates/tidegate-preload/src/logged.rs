@@ -8,6 +8,7 @@
 //!    never puts old data over newer data. A real sync of a file retires what the log has of it, for the same reason.
 //! 4. Without the lock (a signal handler that interrupted its holder, a holder that was stopped) nothing is logged, and the
 //!    next sync is real.
+//! 5. A change past the log through a descriptor whose `O_SYNC` was taken away is synced before the program hears of it.
 //!
 //! Entry points: [`Open::of`]; [`Open::write`], [`Open::sync`], [`Open::hide`], [`Open::show`], [`Open::unseen`],
 //! [`Open::define`], [`Open::born`], [`Open::empty`].
@@ -302,6 +303,10 @@ impl Open {
             return Err(Refused::Undefined);
         }
         let place = self.place(request.place).map_err(|_| Refused::Changed)?;
+        if place.saturating_add(bytes) > process::file_bytes_max() {
+            // It may be killed for it: then nobody may do the write once more.
+            return Err(Refused::Never);
+        }
         let position = ticket.write(place, request.parts)?;
         let result = kernel();
         let is_as_recorded = self.is_as_recorded(request.place, place, bytes, result);
@@ -394,8 +399,11 @@ impl Open {
     fn undefinable(&self, request: &Request<'_>, kernel: impl Fn() -> isize) -> isize {
         let Request { parts, place, .. } = *request;
         let request = &Request { parts, place, durable: true };
-        let Some(guard) = self.lock() else { return self.unlocked(request, kernel) };
-        self.unlogged(&guard, request, kernel)
+        match self.lock() {
+            Ok(Some(guard)) => self.unlogged(&guard, request, kernel),
+            Ok(None) => self.unlocked(request, kernel),
+            Err(errno) => negated(errno),
+        }
     }
 
     /// Writes past the log and without the lock.
@@ -410,10 +418,16 @@ impl Open {
 
     fn done_unlogged(&self, request: &Request<'_>, result: isize, nameless: bool) -> isize {
         self.log.stats().add(Counter::UnloggedWrites, 1);
-        let wanted = request.durable || self.known.has(descriptors::STRIPPED);
-        if result <= 0 || !wanted || nameless {
+        if result == 0 || nameless { result } else { self.made_durable(request.durable, result) }
+    }
+
+    /// What the program gets for a change past the log that had this result: the change is durable then, if it is `wanted` or if
+    /// the descriptor was opened so.
+    fn made_durable(&self, wanted: bool, result: isize) -> isize {
+        if result < 0 || !(wanted || self.known.has(descriptors::STRIPPED)) {
             return result;
         }
+        self.log.stats().add(Counter::SyncsReal, 1);
         let all = self.known.has(descriptors::SYNC);
         let synced = if all { Sync::All } else { Sync::Data }.run(self.fd);
         if synced < 0 { synced } else { result }
@@ -454,25 +468,35 @@ impl Open {
         if self.known.has(descriptors::STICKY) {
             return self.known;
         }
-        let Ok(Some(guard)) = self.lock() else {
-            self.log.mark_unlogged(self.file);
-            return self.known;
-        };
-        self.retire(&guard);
-        guard.mark_unlogged(true);
+        let Some(guard) = self.left() else { return self.known };
+        guard.keep_unlogged();
         let known = Known::of_file(guard.file(), self.known.flags).with(descriptors::STICKY);
         descriptors::set(self.fd, known);
         known
     }
 
-    /// As [`hide`](Self::hide), but noted with no descriptor.
+    /// As [`hide`](Self::hide), but noted with no descriptor, and until the log is not in use any more.
     pub(crate) fn mark(&self) {
+        if let Some(guard) = self.left() {
+            guard.mark_unlogged(true);
+        }
+    }
+
+    /// The same, until this process has ended.
+    pub(crate) fn keep(&self) {
+        if let Some(guard) = self.left() {
+            guard.keep_unlogged();
+        }
+    }
+
+    /// Locks the file when the log has nothing more of it; none: the next sync is real.
+    fn left(&self) -> Option<Locked> {
         let Ok(Some(guard)) = self.lock() else {
             self.log.mark_unlogged(self.file);
-            return;
+            return None;
         };
         self.retire(&guard);
-        guard.mark_unlogged(true);
+        Some(guard)
     }
 
     /// The descriptor changes its file no more in ways that are not seen.
@@ -481,12 +505,22 @@ impl Open {
             return;
         }
         if let Some(guard) = self.lock_as_it_is() {
-            guard.release_sticky();
+            guard.stop_keeping();
         }
     }
 
-    /// Runs a change of the file that the log does not have.
+    /// Runs a change of the file that the log does not have: its result, as the kernel gives it.
     pub(crate) fn unseen(&self, change: impl FnOnce() -> isize) -> isize {
+        self.unseen_as(false, change)
+    }
+
+    /// The same; with `durable` the change is to be durable even if the descriptor was not opened so.
+    pub(crate) fn unseen_as(&self, durable: bool, change: impl FnOnce() -> isize) -> isize {
+        let result = self.changed_unseen(change);
+        self.made_durable(durable, result)
+    }
+
+    fn changed_unseen(&self, change: impl FnOnce() -> isize) -> isize {
         let guard = match self.lock() {
             Ok(Some(guard)) => guard,
             Ok(None) => {
@@ -498,11 +532,11 @@ impl Open {
             Err(errno) => return negated(errno),
         };
         self.retire(&guard);
-        guard.mark_unlogged(true);
+        guard.keep_unlogged();
         drop(guard);
         let result = change();
         if let Some(guard) = self.lock_as_it_is() {
-            guard.release_sticky();
+            guard.stop_keeping();
         }
         result
     }

@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use libc::{off_t, size_t};
 use tidegate::log::FileRef;
 
+use crate::alike::alike;
 use crate::logged::Open;
 use crate::raw::{self, words};
-use crate::{absorb, process, unseen};
+use crate::{absorb, process, readable, unseen};
 
 /// A shared mapping, not writable, of a file that is open for writing.
 struct Noted {
@@ -94,7 +95,7 @@ fn shared(flags: c_int, fd: c_int) -> Option<Open> {
 
 /// # Safety
 /// As for `mmap`.
-unsafe fn map(
+pub(crate) unsafe fn map(
     at: *mut c_void,
     len: size_t,
     protection: c_int,
@@ -116,6 +117,9 @@ unsafe fn map(
     if let Ok(start) = usize::try_from(mapped) {
         // What was there before is gone, if the address was fixed.
         unmapped(start, len);
+        if flags & libc::MAP_FIXED != 0 {
+            readable::changed();
+        }
         if let Some(open) = open.filter(|_| protection & libc::PROT_WRITE == 0)
             && !note(start, len, open.file)
         {
@@ -126,37 +130,21 @@ unsafe fn map(
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mmap(
-    at: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    // SAFETY: as promised to this function.
-    unsafe { map(at, len, protection, (flags, fd, offset)) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mmap64(
-    at: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    // SAFETY: as promised to this function: a file offset has 64 bits here.
-    unsafe { map(at, len, protection, (flags, fd, offset)) }
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn munmap(at: *mut c_void, len: size_t) -> c_int {
     // Before: another thread may be given these addresses at once.
     unmapped(at.addr(), len);
     // SAFETY: as promised to this function.
-    raw::returned_int(unsafe { raw::call(libc::SYS_munmap, words![at, len]) })
+    let result = unsafe { raw::call(libc::SYS_munmap, words![at, len]) };
+    readable::changed();
+    raw::returned_int(result)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn shmdt(at: *const c_void) -> c_int {
+    // SAFETY: as promised to this function.
+    let result = unsafe { raw::call(libc::SYS_shmdt, words![at]) };
+    readable::changed();
+    raw::returned_int(result)
 }
 
 #[unsafe(no_mangle)]
@@ -170,6 +158,7 @@ pub(crate) unsafe extern "C-unwind" fn mremap(
     let arguments = words![at, len, new_len, flags, new_at];
     // SAFETY: as promised to this function; an address that is not given is not looked at.
     let mapped = raw::returned(unsafe { raw::call(libc::SYS_mremap, arguments) });
+    readable::changed();
     if let Ok(start) = usize::try_from(mapped) {
         overlapping(at.addr(), len.max(1), |noted, _| noted.place(start, start + new_len));
     }
@@ -186,17 +175,33 @@ fn becomes_writable(start: usize, len: usize) {
     });
 }
 
+/// Changes what may be done with memory.
+fn protect(
+    at: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    kernel: impl FnOnce() -> isize,
+) -> c_int {
+    if protection & libc::PROT_WRITE != 0 {
+        becomes_writable(at.addr(), len);
+    }
+    let result = kernel();
+    if protection & libc::PROT_READ == 0 {
+        readable::changed();
+    }
+    raw::returned_int(result)
+}
+
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn mprotect(
     at: *mut c_void,
     len: size_t,
     protection: c_int,
 ) -> c_int {
-    if protection & libc::PROT_WRITE != 0 {
-        becomes_writable(at.addr(), len);
-    }
     // SAFETY: as promised to this function.
-    raw::returned_int(unsafe { raw::call(libc::SYS_mprotect, words![at, len, protection]) })
+    protect(at, len, protection, || unsafe {
+        raw::call(libc::SYS_mprotect, words![at, len, protection])
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -206,15 +211,16 @@ pub(crate) unsafe extern "C-unwind" fn pkey_mprotect(
     protection: c_int,
     key: c_int,
 ) -> c_int {
-    if protection & libc::PROT_WRITE != 0 {
-        becomes_writable(at.addr(), len);
-    }
     // Without a key it is `mprotect`, also where there are no keys.
     let (number, key) =
         if key == -1 { (libc::SYS_mprotect, 0) } else { (libc::SYS_pkey_mprotect, key) };
     // SAFETY: as promised to this function.
-    let result = unsafe { raw::call(number, words![at, len, protection, key]) };
-    raw::returned_int(result)
+    protect(at, len, protection, || unsafe { raw::call(number, words![at, len, protection, key]) })
+}
+
+alike! {
+    mmap(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void = map(at, len, protection, (flags, fd, offset));
+    mmap64(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void = map(at, len, protection, (flags, fd, offset));
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::ffi::{c_int, c_uint};
 use libc::{msghdr, ssize_t};
 
 use crate::raw::{self, words};
+use crate::readable::is_readable;
 use crate::{absorb, next};
 
 /// Settles the files whose descriptors are sent along.
@@ -15,7 +16,15 @@ use crate::{absorb, next};
 /// # Safety
 /// As for `sendmsg`.
 unsafe fn share(message: *const msghdr) {
-    // SAFETY: the program's own message.
+    if !is_readable(message.cast(), size_of::<msghdr>()) {
+        return;
+    }
+    // SAFETY: readable, and the program's own for the length of the call.
+    let given = unsafe { &*message };
+    if given.msg_controllen == 0 || !is_readable(given.msg_control, given.msg_controllen) {
+        return;
+    }
+    // SAFETY: a message whose control data is readable.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !header.is_null() {
         // SAFETY: inside the message, as the macros see to.
@@ -26,7 +35,9 @@ unsafe fn share(message: *const msghdr) {
             // SAFETY: the header's own descriptors, as its type says.
             let data = unsafe { libc::CMSG_DATA(header) }.cast::<c_int>();
             let bytes = control.cmsg_len.saturating_sub(size_of::<libc::cmsghdr>());
-            for at in 0..bytes / size_of::<c_int>() {
+            let count =
+                if is_readable(data.cast(), bytes) { bytes / size_of::<c_int>() } else { 0 };
+            for at in 0..count {
                 // SAFETY: so many descriptors are there.
                 let fd = unsafe { data.add(at) };
                 // SAFETY: inside the data, aligned or not.
@@ -44,10 +55,8 @@ pub(crate) unsafe extern "C-unwind" fn sendmsg(
     message: *const msghdr,
     flags: c_int,
 ) -> ssize_t {
-    if !message.is_null() {
-        // SAFETY: as promised to this function.
-        unsafe { share(message) };
-    }
+    // SAFETY: as promised to this function.
+    unsafe { share(message) };
     match next::sendmsg.resolved() {
         // SAFETY: the same function.
         Some(sendmsg) => unsafe { sendmsg(fd, message, flags) },
@@ -63,10 +72,12 @@ pub(crate) unsafe extern "C-unwind" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
-    for at in 0..if messages.is_null() { 0 } else { count as usize } {
-        // SAFETY: the program says that so many are there.
-        let message = unsafe { messages.add(at) };
-        // SAFETY: inside the array.
+    for at in 0..count as usize {
+        let message = messages.wrapping_add(at);
+        if !is_readable(message.cast(), size_of::<libc::mmsghdr>()) {
+            break;
+        }
+        // SAFETY: readable.
         let header = unsafe { &raw const (*message).msg_hdr };
         // SAFETY: as promised to this function.
         unsafe { share(header) };

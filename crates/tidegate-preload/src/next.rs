@@ -83,6 +83,7 @@ functions! {
     sendmsg: fn(c_int, *const libc::msghdr, c_int) -> ssize_t;
     sendmmsg: fn(c_int, *mut libc::mmsghdr, c_uint, c_int) -> c_int;
     flock: fn(c_int, c_int) -> c_int;
+    lockf64: fn(c_int, c_int, off_t) -> c_int;
     write: fn(c_int, *const c_void, size_t) -> ssize_t;
     pwrite64: fn(c_int, *const c_void, size_t, off_t) -> ssize_t;
     writev: fn(c_int, *const iovec, c_int) -> ssize_t;
@@ -91,6 +92,7 @@ functions! {
     openat64: fn(c_int, *const c_char, c_int, c_uint) -> c_int;
     __open_2: fn(*const c_char, c_int) -> c_int;
     __openat_2: fn(c_int, *const c_char, c_int) -> c_int;
+    mkdtemp: fn(*mut c_char) -> *mut c_char;
     mkostemps64: fn(*mut c_char, c_int, c_int) -> c_int;
     close: fn(c_int) -> c_int;
     closefrom: fn(c_int) -> ();

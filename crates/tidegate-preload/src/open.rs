@@ -5,17 +5,18 @@
 //!    call is made as the program made it, so that all else is as the kernel has it.
 //! 2. A file with changes in the log is emptied through the log: `O_TRUNC` is taken away, and done after the open.
 //! 3. `O_SYNC` and `O_DSYNC` are taken away from files of the log, and from nothing else. Where such a file has to be written past
-//!    the log, each write is followed by a sync.
+//!    the log, each write is followed by a sync; where somebody else writes it, the flags are given back.
 #![allow(unsafe_code)] // C's calling convention and strings
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
-use crate::close::{appeared, forget};
-use crate::descriptors::{self, DATA_SYNC, SYNC};
+use crate::alike::alike;
+use crate::close::{self, appeared, forget};
+use crate::descriptors::{self, DATA_SYNC, NEVER, STRIPPED, SYNC};
 use crate::logged::Open;
 use crate::path::{self, LINK_BYTES};
 use crate::raw::{self, Errno};
-use crate::{absorb, files, next, process};
+use crate::{absorb, files, names, next, process, readable};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
@@ -125,11 +126,7 @@ impl Request<'_> {
         if self.flags & CREATE_NEW != libc::O_CREAT {
             return;
         }
-        if let Some(log) = process::log()
-            && raw::fstat(fd).is_ok_and(|stat| may_be_new(&stat))
-        {
-            log.mark_names_unlogged();
-        }
+        note_new(fd);
     }
 
     /// Notes what was taken away, or gives it back where the log does not make up for it.
@@ -137,32 +134,68 @@ impl Request<'_> {
         let stripped = self.stripped();
         if stripped != 0 {
             let known = files::of(fd);
-            if known.file().is_some() || !self.reopen(fd) {
+            let makes_up = known.file().is_some() && !process::writes_unseen();
+            if makes_up || !opened_again(fd, self.flags) {
                 descriptors::set(fd, known.with(stripped));
             }
         }
         fd
     }
+}
 
-    /// Opens the file of `fd` again, as the program wanted it, in place of `fd`.
-    fn reopen(&self, fd: c_int) -> bool {
-        if !raw::fstat(fd).is_ok_and(|stat| is_file(&stat) || is_block_device(&stat)) {
-            return true;
-        }
-        let mut link = [0; LINK_BYTES];
-        let once = CREATE_NEW | libc::O_TRUNC | libc::O_NOFOLLOW;
-        let link = path::proc_link(fd, &mut link);
-        let Ok(again) = raw::openat(libc::AT_FDCWD, link, self.flags & !once, 0) else {
-            return false;
-        };
-        let replaced = raw::dup3(again, fd, self.flags & libc::O_CLOEXEC).is_ok();
-        let _ = raw::close(again);
-        replaced
+/// Opens the file of `fd` again, with the flags that the program wants, in place of `fd`.
+fn opened_again(fd: c_int, flags: c_int) -> bool {
+    if !raw::fstat(fd).is_ok_and(|stat| is_file(&stat) || is_block_device(&stat)) {
+        return true;
+    }
+    let mut link = [0; LINK_BYTES];
+    let once = CREATE_NEW | libc::O_TRUNC | libc::O_NOFOLLOW;
+    let link = path::proc_link(fd, &mut link);
+    let Ok(again) = raw::openat(libc::AT_FDCWD, link, flags & !once, 0) else {
+        return false;
+    };
+    let place = raw::lseek(fd, 0, libc::SEEK_CUR).unwrap_or(0).cast_signed() as i64;
+    let _ = raw::lseek(again, place, libc::SEEK_SET);
+    let replaced = raw::dup3(again, fd, flags & libc::O_CLOEXEC).is_ok();
+    let _ = raw::close(again);
+    replaced
+}
+
+/// Somebody whom no hook sees is going to write through `fd`: gives it the `O_SYNC` back that was taken away, by a description
+/// of its own. Where others may share the one that it has, or a lock hangs on it, it stays without.
+pub(crate) fn give_syncing_back(fd: c_int) {
+    let known = descriptors::get(fd);
+    if !known.has(STRIPPED) || known.has(NEVER) || descriptors::is_shared(fd) || close::locks() {
+        return;
+    }
+    let mut is_only = true;
+    descriptors::each(0, c_uint::MAX, |other, found| {
+        is_only &= other == fd || found.file() != known.file();
+    });
+    let flags = raw::status_flags(fd).and_then(|status| {
+        let cloexec = raw::fcntl(fd, libc::F_GETFD, 0)? & 1 != 0;
+        Ok(close::shown_flags(known, status) | if cloexec { libc::O_CLOEXEC } else { 0 })
+    });
+    if let Some(flags) = flags.ok().filter(|_| is_only)
+        && opened_again(fd, flags)
+    {
+        // It may be absorbed no more by now.
+        let known = descriptors::get(fd);
+        descriptors::change(fd, known, known.without(STRIPPED));
     }
 }
 
 fn is_file(stat: &libc::stat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFREG
+}
+
+/// The file of `fd` may have been made just now, past the log.
+pub(crate) fn note_new(fd: c_int) {
+    if let Some(log) = process::log()
+        && raw::fstat(fd).is_ok_and(|stat| may_be_new(&stat))
+    {
+        names::appeared(log, fd);
+    }
 }
 
 /// A file that was just made is empty, and all its times are one.
@@ -190,7 +223,7 @@ pub(crate) fn made(fd: c_int) {
     let known = files::of(fd);
     match known.file() {
         Some(file) => Open { log, fd, known, file }.born(),
-        None => log.mark_names_unlogged(),
+        None => names::appeared(log, fd),
     }
 }
 
@@ -222,12 +255,13 @@ pub(crate) unsafe fn open_at(
     flags: c_int,
     mode: c_uint,
 ) -> c_int {
-    if path.addr() < 4096 {
-        return raw::failed_int(libc::EFAULT);
+    if let Some(path) = readable::text(path) {
+        return Request { directory, path, flags, mode }.run();
     }
-    // SAFETY: a terminated string, as `open` wants it.
-    let path = unsafe { CStr::from_ptr(path) };
-    Request { directory, path, flags, mode }.run()
+    // It fails, and the kernel says with which error.
+    let arguments = raw::words![directory, path, flags, mode];
+    // SAFETY: the program's own arguments.
+    raw::returned_int(unsafe { raw::call(libc::SYS_openat, arguments) })
 }
 
 /// A function that opens `path`.
@@ -324,66 +358,15 @@ unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_in
     fd
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkstemp(template: *mut c_char) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, 0, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkstemp64(template: *mut c_char) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, 0, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkostemp(template: *mut c_char, flags: c_int) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, 0, flags) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkostemp64(template: *mut c_char, flags: c_int) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, 0, flags) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkstemps(
-    template: *mut c_char,
-    suffix_bytes: c_int,
-) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, suffix_bytes, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkstemps64(
-    template: *mut c_char,
-    suffix_bytes: c_int,
-) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, suffix_bytes, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkostemps(
-    template: *mut c_char,
-    suffix_bytes: c_int,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, suffix_bytes, flags) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn mkostemps64(
-    template: *mut c_char,
-    suffix_bytes: c_int,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: as promised to this function.
-    unsafe { make_temporary(template, suffix_bytes, flags) }
+alike! {
+    mkstemp(template: *mut c_char) = make_temporary(template, 0, 0);
+    mkstemp64(template: *mut c_char) = make_temporary(template, 0, 0);
+    mkostemp(template: *mut c_char, flags: c_int) = make_temporary(template, 0, flags);
+    mkostemp64(template: *mut c_char, flags: c_int) = make_temporary(template, 0, flags);
+    mkstemps(template: *mut c_char, suffix_bytes: c_int) = make_temporary(template, suffix_bytes, 0);
+    mkstemps64(template: *mut c_char, suffix_bytes: c_int) = make_temporary(template, suffix_bytes, 0);
+    mkostemps(template: *mut c_char, suffix_bytes: c_int, flags: c_int) = make_temporary(template, suffix_bytes, flags);
+    mkostemps64(template: *mut c_char, suffix_bytes: c_int, flags: c_int) = make_temporary(template, suffix_bytes, flags);
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)] // system calls with paths
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::page::{PAGE_BYTES, Page};
@@ -49,12 +49,6 @@ impl Drop for Opened {
     fn drop(&mut self) {
         let _ = raw::close(self.0);
     }
-}
-
-/// A string of the program, none where it gave NULL: the kernel or the C library says what that means.
-pub(crate) fn text<'a>(at: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: who calls a C function promises a terminated string that stays for the length of the call.
-    (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) })
 }
 
 /// A path, in memory that is neither the heap nor the stack.

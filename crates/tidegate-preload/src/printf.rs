@@ -8,6 +8,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::logged::Open;
+use crate::open::give_syncing_back;
 use crate::{next, unseen};
 
 /// A function that calls `$before` with its first argument, and jumps to what that returns.
@@ -105,6 +106,7 @@ extern "C" fn before_checked(fd: c_int) -> *const c_void {
 }
 
 fn hide(fd: c_int) {
+    give_syncing_back(fd);
     if let Some(open) = Open::writable(fd) {
         unseen::keep(&open);
     }

@@ -3,10 +3,10 @@
 //! Invariants:
 //! 1. Until the log is attached, and where it cannot be, every hook does what the C library does.
 //! 2. Nothing lasting is made in the program: no thread, no signal handler, no descriptor.
-//! 3. What is kept here is written when the library is loaded, and read only from then on; but for the note that files are
-//!    written in ways that nobody sees, which is never taken back, and the limit on the size of files.
+//! 3. What is kept here is written when the library is loaded, and read only from then on; but for the largest file that the
+//!    process may make, and for the note that files are written in ways that nobody sees, which is never taken back.
 //!
-//! Entry points: [`log()`], [`filter`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`].
+//! Entry points: [`log()`], [`filter`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`], [`is_strict`].
 //!
 //! The environment: `TIDEGATE_POOL` and `TIDEGATE_CONTROL` are the paths of the log's memory; `TIDEGATE_SOCKET` is the supervisor's;
 //! `TIDEGATE_INCLUDE` and `TIDEGATE_EXCLUDE` are globs, one a line; `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk;
@@ -41,15 +41,23 @@ struct Attached {
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
 /// What the kernel counts a file's bytes with.
 const FILE_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
-
-/// The limit of this process on that.
-static LIMIT_BYTES: AtomicU64 = AtomicU64::new(0);
+/// The largest file that this process may make.
+static FILE_LIMIT_BYTES: AtomicU64 = AtomicU64::new(FILE_BYTES_MAX);
 
 static WRITES_UNSEEN: AtomicBool = AtomicBool::new(false);
 
+/// What a thread may not do as the others of its process do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Apart {
+    No,
+    /// It runs as a child of `vfork`: its memory is the parent's, its descriptors are its own.
+    VforkChild,
+    /// The kernel kills it for any call but `read`, `write`, `exit` and `sigreturn`.
+    Strict,
+}
+
 thread_local! {
-    /// This thread runs as a child of `vfork`: its memory is the parent's, its descriptors are its own.
-    static VFORK_CHILD: Cell<bool> = const { Cell::new(false) };
+    static APART: Cell<Apart> = const { Cell::new(Apart::No) };
 }
 
 /// The log, if this process uses one.
@@ -68,16 +76,17 @@ pub(crate) fn includes_tmpfs() -> bool {
     attached().is_some_and(|attached| attached.includes_tmpfs)
 }
 
-/// The largest file that this process may make.
+/// The largest file that this process may make: the kernel refuses a larger one, or kills for it.
 #[inline]
 pub(crate) fn file_bytes_max() -> u64 {
-    LIMIT_BYTES.load(Ordering::Relaxed)
+    FILE_LIMIT_BYTES.load(Ordering::Relaxed)
 }
 
-/// Asks the kernel for [`file_bytes_max`].
-pub(crate) fn find_limits() {
+/// Asks the kernel what [`file_bytes_max`] is.
+pub(crate) fn find_file_limit() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-    LIMIT_BYTES.store(limit.unwrap_or(u64::MAX).min(FILE_BYTES_MAX), Ordering::Relaxed);
+    let bytes = limit.unwrap_or(u64::MAX).min(FILE_BYTES_MAX);
+    FILE_LIMIT_BYTES.store(bytes, Ordering::Relaxed);
 }
 
 /// Logged writes through a descriptor before its file is worth a lease; 0: none ever is.
@@ -117,12 +126,28 @@ fn attached() -> Option<&'static Attached> {
 /// Whether the caller is a child of `vfork` that has not called `exec` yet.
 #[inline]
 pub(crate) fn in_vfork_child() -> bool {
-    VFORK_CHILD.get()
+    APART.get() == Apart::VforkChild
+}
+
+/// Whether the calling thread may do nothing but read and write.
+pub(crate) fn is_strict() -> bool {
+    APART.get() == Apart::Strict
+}
+
+/// Whether the calling thread is one of these.
+#[inline]
+pub(crate) fn is_apart() -> bool {
+    APART.get() != Apart::No
+}
+
+/// Notes that the calling thread [`is_strict`] from now on, or is not after all.
+pub(crate) fn set_strict(is: bool) {
+    APART.set(if is { Apart::Strict } else { Apart::No });
 }
 
 /// To be called around `vfork`: what the child does is done by the parent's thread, as far as memory goes.
 pub(crate) fn set_vfork_child(is: bool) {
-    VFORK_CHILD.set(is);
+    APART.set(if is { Apart::VforkChild } else { Apart::No });
     log::after_fork();
 }
 
@@ -140,6 +165,7 @@ extern "C" fn loaded() {
         return;
     }
     exec::remember();
+    find_file_limit();
     names::find_handlers();
     ATTACHED.store(Box::into_raw(Box::new(attached)), Ordering::Release);
     // SAFETY: a function that lives as long as the process.
@@ -154,7 +180,6 @@ fn attach() -> Option<Attached> {
     let control = std::env::var_os("TIDEGATE_CONTROL")?;
     let log = Log::attach(Path::new(&pool), Path::new(&control)).ok()?;
     let lines = |name| kept(name).map_or(&b""[..], OsStrExt::as_bytes);
-    find_limits();
     Some(Attached {
         log,
         writes_before: std::env::var("TIDEGATE_ABSORB_AFTER")
@@ -217,7 +242,7 @@ pub(crate) extern "C" fn forked() {
     if let Some(log) = log() {
         log.forget_pages();
     }
-    VFORK_CHILD.set(false);
+    APART.set(Apart::No);
     absorb::inherited();
     // Both processes can write now, and each will give its own marks back.
     unseen::take_again();

@@ -125,6 +125,11 @@ pub(crate) fn returned_int(result: isize) -> c_int {
     c_int::try_from(returned(result)).unwrap_or(c_int::MAX)
 }
 
+/// What the kernel's result was where the C library has returned this, and set `errno` if it is -1.
+pub(crate) fn by_kernel(returned: isize) -> isize {
+    if returned < 0 { -isize::try_from(errno()).unwrap_or(5) } else { returned }
+}
+
 /// As [`failed`], for functions that return an `int`.
 #[cold]
 pub(crate) fn failed_int(errno: Errno) -> c_int {

@@ -10,6 +10,7 @@ use std::io::IoSliceMut;
 use libc::{iovec, off_t, size_t, ssize_t};
 
 use crate::absorb;
+use crate::alike::alike;
 use crate::descriptors::ABSORBED;
 use crate::logged::{Open, Place};
 use crate::next;
@@ -80,12 +81,6 @@ pub(crate) unsafe extern "C-unwind" fn read(fd: c_int, at: *mut c_void, len: siz
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __read(fd: c_int, at: *mut c_void, len: size_t) -> ssize_t {
-    // SAFETY: the same function.
-    unsafe { read(fd, at, len) }
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __read_chk(
     fd: c_int,
     at: *mut c_void,
@@ -123,28 +118,6 @@ pub(crate) unsafe extern "C-unwind" fn pread64(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn pread(
-    fd: c_int,
-    at: *mut c_void,
-    len: size_t,
-    offset: off_t,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { pread64(fd, at, len, offset) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __pread64(
-    fd: c_int,
-    at: *mut c_void,
-    len: size_t,
-    offset: off_t,
-) -> ssize_t {
-    // SAFETY: the same function.
-    unsafe { pread64(fd, at, len, offset) }
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __pread64_chk(
     fd: c_int,
     at: *mut c_void,
@@ -159,18 +132,6 @@ unsafe extern "C-unwind" fn __pread64_chk(
         // SAFETY: it fits.
         _ => unsafe { pread64(fd, at, len, offset) },
     }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __pread_chk(
-    fd: c_int,
-    at: *mut c_void,
-    len: size_t,
-    offset: off_t,
-    room: size_t,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { __pread64_chk(fd, at, len, offset, room) }
 }
 
 #[unsafe(no_mangle)]
@@ -218,18 +179,6 @@ pub(crate) unsafe extern "C-unwind" fn preadv64v2(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn preadv2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { preadv64v2(fd, vector, count, offset, flags) }
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn preadv64(
     fd: c_int,
     vector: *const iovec,
@@ -245,23 +194,11 @@ pub(crate) unsafe extern "C-unwind" fn preadv64(
     match next::preadv64.resolved() {
         // SAFETY: the same function.
         Some(preadv64) => unsafe { preadv64(fd, vector, count, offset) },
-        // SAFETY: the program's own arguments.
         None => {
             // SAFETY: the program's own arguments.
             raw::returned(unsafe { raw::call(libc::SYS_preadv, words![fd, vector, count, offset]) })
         }
     }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn preadv(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { preadv64(fd, vector, count, offset) }
 }
 
 #[unsafe(no_mangle)]
@@ -283,4 +220,13 @@ extern "C-unwind" fn lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t {
 #[unsafe(no_mangle)]
 extern "C-unwind" fn __lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t {
     lseek64(fd, offset, whence)
+}
+
+alike! {
+    __read(fd: c_int, at: *mut c_void, len: size_t) -> ssize_t = read(fd, at, len);
+    pread(fd: c_int, at: *mut c_void, len: size_t, offset: off_t) -> ssize_t = pread64(fd, at, len, offset);
+    __pread64(fd: c_int, at: *mut c_void, len: size_t, offset: off_t) -> ssize_t = pread64(fd, at, len, offset);
+    __pread_chk(fd: c_int, at: *mut c_void, len: size_t, offset: off_t, room: size_t) -> ssize_t = __pread64_chk(fd, at, len, offset, room);
+    preadv2(fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t = preadv64v2(fd, vector, count, offset, flags);
+    preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t = preadv64(fd, vector, count, offset);
 }

@@ -11,10 +11,10 @@ use tidegate::log::{Definition, FileKey, FileRef, Log, Ticket};
 
 use crate::logged::negated;
 use crate::names::{self, Name, SignalsBlocked, Target};
-use crate::path::{self, PathBuffer};
+use crate::path::PathBuffer;
 use crate::raw::{self, Errno, words};
 use crate::subject::{AppendFailure, Place, Positions, Subject};
-use crate::{files, next, process};
+use crate::{files, next, process, readable};
 
 /// What a call changes of the content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +109,8 @@ fn apply(
         stat().map_or(Effect::Other, |stat| effect(u64::try_from(stat.st_size).unwrap_or(0)));
     match effect {
         Effect::Nothing => operation(),
+        // The kernel refuses it, or kills for it: then nobody may do it once more.
+        Effect::Content { size: Some(size), .. } if size > process::file_bytes_max() => operation(),
         Effect::Content { .. } if !subject.is_logged() => {
             subject.guard.mark_unlogged(false);
             operation()
@@ -150,7 +152,7 @@ fn truncate_path(path: *const c_char, size: off_t) -> c_int {
         // SAFETY: the program's promise to the function that it called.
         unsafe { raw::call(libc::SYS_truncate, words![path, size]) }
     };
-    let result = match (process::log(), path::text(path)) {
+    let result = match (process::log(), readable::text(path)) {
         (Some(log), Some(path)) => truncate_name(log, path, size, operation),
         _ => operation(),
     };

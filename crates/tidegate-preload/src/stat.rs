@@ -5,6 +5,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
+use crate::alike::alike;
 use crate::process;
 use crate::raw::{self, words};
 
@@ -61,17 +62,6 @@ pub(crate) unsafe extern "C-unwind" fn fstatat64(
     let result = unsafe { raw::call(libc::SYS_newfstatat, words![dir, path, stat, flags]) };
     // SAFETY: filled by the kernel.
     unsafe { corrected(result, stat) }
-}
-
-/// The functions that do the same under other names: some take the version of the structure first.
-macro_rules! alike {
-    ($($name:ident($($argument:ident: $kind:ty),*) = $same:ident($($given:expr),*);)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
-            // SAFETY: the same function.
-            unsafe { $same($($given),*) }
-        }
-    )*};
 }
 
 const FOLLOW: c_int = 0;

@@ -11,11 +11,12 @@ use std::ptr;
 
 use libc::FILE;
 
+use crate::alike::alike;
 use crate::close::{appeared, forget};
 use crate::descriptors::{READ_ONLY, STICKY};
 use crate::logged::Open;
-use crate::open::open_at;
-use crate::{absorb, descriptors, files, next, process, raw};
+use crate::open::{give_syncing_back, note_new, open_at};
+use crate::{absorb, descriptors, files, next, process, raw, readable};
 
 unsafe extern "C" {
     static stdout: *mut FILE;
@@ -124,12 +125,6 @@ unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) ->
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
-    // SAFETY: the same function.
-    unsafe { fopen64(path, mode) }
-}
-
 /// The C library has opened a stream by itself.
 fn opened(stream: *mut FILE, writes: bool) {
     if stream.is_null() || process::log().is_none() {
@@ -140,6 +135,7 @@ fn opened(stream: *mut FILE, writes: bool) {
     if fd >= 0 {
         appeared(fd);
         if writes {
+            note_new(fd);
             hide(fd);
         }
     }
@@ -158,6 +154,7 @@ unsafe fn may_write(mode: *const c_char) -> bool {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     let Some(fdopen) = next::fdopen.get() else { return ptr::null_mut() };
+    give_syncing_back(fd);
     hide(fd);
     // What it reads, no hook sees either.
     let _ = absorb::never(fd);
@@ -207,11 +204,7 @@ unsafe extern "C-unwind" fn freopen64(
 unsafe fn hide_path(path: *const c_char, mode: *const c_char) {
     // SAFETY: as promised.
     let flags = unsafe { wanted(mode) };
-    if path.is_null() || flags.is_none() {
-        return;
-    }
-    // SAFETY: a terminated string, which is not null.
-    let path = unsafe { CStr::from_ptr(path) };
+    let Some(path) = readable::text(path).filter(|_| flags.is_some()) else { return };
     let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
     let is_file = raw::fstatat(libc::AT_FDCWD, path, 0)
         .is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG);
@@ -223,16 +216,6 @@ unsafe fn hide_path(path: *const c_char, mode: *const c_char) {
         forget(fd);
         let _ = raw::close(fd);
     }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn freopen(
-    path: *const c_char,
-    mode: *const c_char,
-    stream: *mut FILE,
-) -> *mut FILE {
-    // SAFETY: the same function.
-    unsafe { freopen64(path, mode, stream) }
 }
 
 #[unsafe(no_mangle)]
@@ -264,13 +247,10 @@ unsafe extern "C-unwind" fn fcloseall() -> c_int {
 
 /// Formatted output to a descriptor, by a stream that the C library makes for it.
 fn printed(fd: c_int, print: impl FnOnce() -> c_int) -> c_int {
-    let Some(open) = Open::writable(fd) else { return print() };
-    let mut result = -1;
-    open.unseen(|| {
-        result = print();
-        0
-    });
-    result
+    match Open::writable(fd) {
+        Some(open) => raw::returned_int(open.unseen(|| raw::by_kernel(print() as isize))),
+        None => print(),
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -294,6 +274,11 @@ unsafe extern "C-unwind" fn __vdprintf_chk(
     let Some(print) = next::__vdprintf_chk.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: the same function.
     printed(fd, || unsafe { print(fd, flag, format, arguments) })
+}
+
+alike! {
+    fopen(path: *const c_char, mode: *const c_char) -> *mut FILE = fopen64(path, mode);
+    freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE = freopen64(path, mode, stream);
 }
 
 #[cfg(test)]

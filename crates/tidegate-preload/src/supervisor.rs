@@ -62,9 +62,14 @@ fn connect() -> Option<OwnedFd> {
 }
 
 /// Tells that there is this process: a connection, whose credentials say who it is, and nothing more. A supervisor that is
-/// not there is missed by the next append that needs it.
+/// not there is missed by the next append that needs it; one that cannot be reached, since this process has become another user
+/// or has no descriptor left, is told to look.
 pub(crate) fn announce() {
-    drop(connect());
+    if connect().is_none()
+        && let Some(log) = process::log()
+    {
+        log.note_unannounced();
+    }
 }
 
 /// Asks for a write lease on the open file of `fd`.

@@ -10,53 +10,48 @@ use std::time::Duration;
 use libc::off_t;
 use tidegate::log::Log;
 
-use crate::descriptors::Kind;
 use crate::logged::{Open, Sync};
+use crate::names::Folder;
 use crate::raw::{self, words};
-use crate::{cancel, files, next, process};
+use crate::{cancel, next, process};
 
 /// How long a sync of everything waits for the cleaner.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether the names in a directory are all in the log or on the disk.
-fn is_covered_directory(fd: c_int) -> bool {
-    process::log().is_some_and(Log::names_covered) && files::of(fd).kind == Kind::Directory
-}
-
+/// Makes the file or directory of `fd` durable; `function` is the C library's for that.
 #[inline]
-fn sync_file(open: &Open, wanted: Sync) -> c_int {
-    cancel::point();
-    raw::returned_int(open.sync(wanted))
+fn synced(
+    fd: c_int,
+    wanted: Sync,
+    function: &next::Next<unsafe extern "C-unwind" fn(c_int) -> c_int>,
+) -> c_int {
+    if let Some(open) = Open::of(fd) {
+        cancel::point();
+        return raw::returned_int(open.sync(wanted));
+    }
+    let folder = Folder::of(fd);
+    if folder.as_ref().is_some_and(Folder::is_covered) {
+        return 0;
+    }
+    let result = match function.resolved() {
+        // SAFETY: the C library's function; no pointers.
+        Some(function) => unsafe { function(fd) },
+        None => raw::returned_int(wanted.run(fd)),
+    };
+    if let Some(folder) = folder.filter(|_| result == 0) {
+        folder.synced();
+    }
+    result
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn fsync(fd: c_int) -> c_int {
-    if let Some(open) = Open::of(fd) {
-        return sync_file(&open, Sync::All);
-    }
-    if is_covered_directory(fd) {
-        return 0;
-    }
-    match next::fsync.resolved() {
-        // SAFETY: the same function.
-        Some(fsync) => unsafe { fsync(fd) },
-        None => raw::returned_int(Sync::All.run(fd)),
-    }
+    synced(fd, Sync::All, &next::fsync)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn fdatasync(fd: c_int) -> c_int {
-    if let Some(open) = Open::of(fd) {
-        return sync_file(&open, Sync::Data);
-    }
-    if is_covered_directory(fd) {
-        return 0;
-    }
-    match next::fdatasync.resolved() {
-        // SAFETY: the same function.
-        Some(fdatasync) => unsafe { fdatasync(fd) },
-        None => raw::returned_int(Sync::Data.run(fd)),
-    }
+    synced(fd, Sync::Data, &next::fdatasync)
 }
 
 #[unsafe(no_mangle)]
@@ -90,12 +85,11 @@ pub(crate) unsafe extern "C-unwind" fn syncfs(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn sync() {
     let log = process::log();
-    let seen = log.map(|log| (log.names_unlogged(), log.folders_unlogged()));
+    let seen = log.map(Log::names_unlogged);
     // SAFETY: no arguments.
     unsafe { raw::call(libc::SYS_sync, words![]) };
-    if let Some((log, (names, folders))) = log.zip(seen) {
+    if let Some((log, names)) = log.zip(seen) {
         log.names_synced(names);
-        log.folders_synced(folders);
         log.checkpoint(PATIENCE);
     }
 }

@@ -11,7 +11,10 @@ use std::ptr;
 use crate::close::appeared;
 use crate::logged::Open;
 use crate::raw;
-use crate::{close, mapping, message, open, process, read, stat, sync, transfer, unseen, write};
+use crate::{
+    close, mapping, message, names, open, process, read, seccomp, stat, sync, transfer, unseen,
+    write,
+};
 
 /// The words that the program gave, as what the hooks take.
 #[derive(Clone, Copy)]
@@ -190,7 +193,7 @@ unsafe fn open_2(given: Arguments) -> c_int {
     if has(libc::O_CREAT)
         && let Some(log) = process::log()
     {
-        log.mark_names_unlogged();
+        names::appeared(log, fd);
     }
     // It is empty by now, which the log does not have.
     if has(libc::O_TRUNC)
@@ -230,6 +233,10 @@ unsafe fn of_names(number: c_long, given: Arguments) -> Option<c_long> {
         libc::SYS_mkdirat => hook!(libc::mkdirat(from, second, given.uint(2))),
         libc::SYS_truncate => hook!(libc::truncate64(first, given.long(1))),
         libc::SYS_ftruncate => hook!(libc::ftruncate64(from, given.long(1))),
+        libc::SYS_setrlimit => hook!(libc::setrlimit(given.uint(0), given.pointer(1))),
+        libc::SYS_prlimit64 => {
+            hook!(libc::prlimit64(from, given.uint(1), given.pointer(2), given.pointer(3)))
+        }
         libc::SYS_fallocate => {
             hook!(libc::fallocate64(from, given.int(1), given.long(2), given.long(3)))
         }
@@ -237,7 +244,9 @@ unsafe fn of_names(number: c_long, given: Arguments) -> Option<c_long> {
     })
 }
 
-/// Calls that map memory or fork.
+const SECCOMP_SET_MODE_STRICT: c_int = 0;
+
+/// Calls that map memory, fork, or give rights up.
 ///
 /// # Safety
 /// As for the call.
@@ -246,10 +255,19 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
     Some(match number {
         libc::SYS_mmap => {
             let (flags, fd, offset) = (given.int(3), given.int(4), given.long(5));
-            hook!(mapping::mmap(at, len, protection, flags, fd, offset).addr())
+            hook!(mapping::map(at, len, protection, (flags, fd, offset)).addr())
         }
         libc::SYS_mremap => {
             hook!(mapping::mremap(at, len, given.0[2], given.int(3), given.pointer(4)).addr())
+        }
+        libc::SYS_shmdt => hook!(mapping::shmdt(at)),
+        libc::SYS_prctl => {
+            let [_, second, third, fourth, fifth, _] = given.0.map(|word| word as _);
+            hook!(seccomp::prctl(given.int(0), second, third, fourth, fifth))
+        }
+        libc::SYS_seccomp if given.int(0) == SECCOMP_SET_MODE_STRICT => {
+            // SAFETY: the program's own arguments.
+            raw::returned(seccomp::strictly(|| unsafe { raw::call(number, given.0) })) as c_long
         }
         libc::SYS_munmap => hook!(mapping::munmap(at, len)),
         libc::SYS_mprotect => hook!(mapping::mprotect(at, len, protection)),

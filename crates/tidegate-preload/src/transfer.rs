@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_uint, c_ulong};
 
 use libc::{off_t, size_t, ssize_t};
 
+use crate::alike::alike;
 use crate::logged::Open;
 use crate::raw::Errno;
 use crate::{absorb, next, raw};
@@ -31,8 +32,10 @@ fn copy(source: c_int, fd: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
 
 /// Runs a call of the C library that may change the file of `fd`.
 fn into(fd: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
-    let Some(open) = Open::writable(fd) else { return call() };
-    open.unseen(call)
+    match Open::writable(fd) {
+        Some(open) => raw::returned(open.unseen(|| raw::by_kernel(call()))),
+        None => call(),
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -45,17 +48,6 @@ pub(crate) unsafe extern "C-unwind" fn sendfile64(
     let Some(sendfile64) = next::sendfile64.get() else { return raw::failed(libc::ENOSYS) };
     // SAFETY: the same function.
     copy(from, to, || unsafe { sendfile64(to, from, offset, len) })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn sendfile(
-    to: c_int,
-    from: c_int,
-    offset: *mut off_t,
-    len: size_t,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { sendfile64(to, from, offset, len) }
 }
 
 #[unsafe(no_mangle)]
@@ -112,4 +104,8 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(
         return from(fd).map_or_else(raw::failed_int, |()| call());
     }
     c_int::try_from(into(fd, || call() as ssize_t)).unwrap_or(-1)
+}
+
+alike! {
+    sendfile(to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t = sendfile64(to, from, offset, len);
 }

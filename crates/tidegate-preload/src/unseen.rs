@@ -4,7 +4,7 @@
 //! 1. Each mark of this process in the log's table is noted either with a descriptor ([`STICKY`]) or in [`KEPT`]; or it is meant to
 //!    outlive the process.
 //! 2. A forked child has marks of its own for all that it inherits; before `exec`, and when the process ends, all are given
-//!    back.
+//!    back: by the supervisor, where the process has no time for it.
 //!
 //! Entry points: [`keep`] for a file, [`all`] for whatever is written; [`inherit`], [`release`], [`take_again`].
 
@@ -15,7 +15,8 @@ use tidegate::log::{FileRef, Log};
 
 use crate::descriptors::{self, Known, READ_ONLY, STICKY};
 use crate::logged::Open;
-use crate::{files, process, raw};
+use crate::open::give_syncing_back;
+use crate::{exec, process, raw};
 
 /// Files that are mapped writable: entries of the log's table as words, 0 for none.
 static KEPT: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
@@ -26,7 +27,7 @@ pub(crate) fn keep(open: &Open) {
     if KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == word) {
         return;
     }
-    open.mark();
+    open.keep();
     note(word);
 }
 
@@ -40,7 +41,7 @@ pub(crate) fn keep_closed(log: &Log, file: FileRef) {
         raw::sync();
         let _ = guard.begin().and_then(|mut ticket| ticket.retire());
     }
-    guard.mark_unlogged(true);
+    guard.keep_unlogged();
     drop(guard);
     note(file.to_word());
 }
@@ -60,12 +61,12 @@ pub(crate) fn all() {
         return;
     }
     process::set_writes_unseen();
-    let limit = c_int::try_from(files::open_descriptors_max()).unwrap_or(c_int::MAX);
-    for fd in 0..limit {
+    exec::each_open(|fd| {
+        give_syncing_back(fd);
         if let Some(open) = Open::writable(fd) {
             open.hide();
         }
-    }
+    });
 }
 
 /// In a forked child: marks what the descriptor, inherited from the parent, keeps marked.
@@ -79,7 +80,7 @@ pub(crate) fn inherit(log: &'static Log, fd: c_int, known: Known) {
 pub(crate) fn inherit_kept(log: &Log) {
     for_kept(|file| {
         if let Ok(guard) = log.lock(file) {
-            guard.mark_unlogged(true);
+            guard.keep_unlogged();
         }
     });
 }
@@ -87,7 +88,7 @@ pub(crate) fn inherit_kept(log: &Log) {
 /// Gives all marks back: this memory, and what writes from it, ends.
 pub(crate) fn release() {
     let Some(log) = process::log() else { return };
-    if process::in_vfork_child() {
+    if process::is_apart() {
         return;
     }
     descriptors::each(0, u32::MAX, |fd, known| {
@@ -97,7 +98,7 @@ pub(crate) fn release() {
     });
     for_kept(|file| {
         if let Ok(guard) = log.lock(file) {
-            guard.release_sticky();
+            guard.stop_keeping();
         }
     });
 }

@@ -1,7 +1,8 @@
 //! Hooks: `write` and its kin.
 //!
 //! Invariants: what is no file of the log goes to the C library's function, with all it does; where that is not known yet,
-//! to the kernel. A buffer that cannot be the program's is left to the kernel to refuse.
+//! to the kernel. A buffer that cannot be read is left to the kernel, which refuses it or writes
+//! what comes before.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_void};
@@ -9,8 +10,10 @@ use std::io::IoSlice;
 
 use libc::{iovec, off_t, size_t, ssize_t};
 
+use crate::alike::alike;
 use crate::logged::{Open, Place, Request};
 use crate::raw::{self, words};
+use crate::readable::is_readable;
 use crate::{cancel, next};
 
 /// Parts of a vector that are looked at here; longer ones are written past the log.
@@ -21,20 +24,16 @@ const HARMLESS: c_int = libc::RWF_HIPRI | SYNCING | libc::RWF_APPEND;
 /// `pwritev2` flags that a durable log makes needless.
 const SYNCING: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
 
-/// Memory that a program can have: not the first page, not the kernel's half.
-fn is_plausible(at: *const c_void, len: usize) -> bool {
-    const END: usize = 1 << if cfg!(target_arch = "x86_64") { 47 } else { 48 };
-    let at = at.addr();
-    (4096..END).contains(&at) && len < END - at
-}
-
-/// The program's buffer.
+/// The program's buffer; none where the kernel could not read all of it.
 ///
 /// # Safety
-/// It is the program's promise, that nothing else can check.
+/// Nobody takes it away meanwhile.
 unsafe fn part<'a>(at: *const c_void, len: usize) -> Option<IoSlice<'a>> {
-    // SAFETY: the caller's promise. Others may write to it meanwhile, as they may while the kernel copies it.
-    is_plausible(at, len)
+    if len == 0 {
+        return Some(IoSlice::new(&[]));
+    }
+    // SAFETY: it is readable. Others may write to it meanwhile, as they may while the kernel copies it.
+    is_readable(at, len)
         .then(|| IoSlice::new(unsafe { std::slice::from_raw_parts(at.cast(), len) }))
 }
 
@@ -48,10 +47,13 @@ unsafe fn with_parts<R>(
     run: impl FnOnce(&[IoSlice<'_>]) -> R,
 ) -> Option<R> {
     let count = usize::try_from(count).ok().filter(|count| *count <= PARTS)?;
-    if !is_plausible(vector.cast(), count * size_of::<iovec>()) {
+    if count == 0 {
+        return Some(run(&[]));
+    }
+    if !is_readable(vector.cast(), count * size_of::<iovec>()) {
         return None;
     }
-    // SAFETY: the program says that so many are there.
+    // SAFETY: so many are readable.
     let vector = unsafe { std::slice::from_raw_parts(vector, count) };
     let mut parts: [IoSlice<'_>; PARTS] = std::array::from_fn(|_| IoSlice::new(&[]));
     let mut used = 0;
@@ -99,7 +101,7 @@ unsafe fn several(
     let write = |parts: &[IoSlice<'_>]| open.write(&Request { parts, place, durable }, &kernel);
     // SAFETY: as for `writev`.
     let result = unsafe { with_parts(vector, count, write) };
-    raw::returned(result.unwrap_or_else(|| open.unseen(kernel)))
+    raw::returned(result.unwrap_or_else(|| open.unseen_as(durable, kernel)))
 }
 
 #[unsafe(no_mangle)]
@@ -113,16 +115,6 @@ pub(crate) unsafe extern "C-unwind" fn write(fd: c_int, at: *const c_void, len: 
         (None, Some(write)) => unsafe { write(fd, at, len) },
         (None, None) => raw::returned(kernel()),
     }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn __write(
-    fd: c_int,
-    at: *const c_void,
-    len: size_t,
-) -> ssize_t {
-    // SAFETY: the same function.
-    unsafe { write(fd, at, len) }
 }
 
 #[unsafe(no_mangle)]
@@ -142,28 +134,6 @@ pub(crate) unsafe extern "C-unwind" fn pwrite64(
         (None, Some(pwrite64)) => unsafe { pwrite64(fd, at, len, offset) },
         (None, None) => raw::returned(kernel()),
     }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn pwrite(
-    fd: c_int,
-    at: *const c_void,
-    len: size_t,
-    offset: off_t,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { pwrite64(fd, at, len, offset) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn __pwrite64(
-    fd: c_int,
-    at: *const c_void,
-    len: size_t,
-    offset: off_t,
-) -> ssize_t {
-    // SAFETY: the same function.
-    unsafe { pwrite64(fd, at, len, offset) }
 }
 
 #[unsafe(no_mangle)]
@@ -206,17 +176,6 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64(
     }
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn pwritev(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { pwritev64(fd, vector, count, offset) }
-}
-
 /// Where `pwritev2` writes, and whether durably; none for what the log does not take.
 fn place_of(offset: off_t, flags: c_int) -> Option<(Place, bool)> {
     if flags & !HARMLESS != 0 {
@@ -255,31 +214,17 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
     }
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn pwritev2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off_t,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: the same function: a file offset has 64 bits here.
-    unsafe { pwritev64v2(fd, vector, count, offset, flags) }
+alike! {
+    __write(fd: c_int, at: *const c_void, len: size_t) -> ssize_t = write(fd, at, len);
+    pwrite(fd: c_int, at: *const c_void, len: size_t, offset: off_t) -> ssize_t = pwrite64(fd, at, len, offset);
+    __pwrite64(fd: c_int, at: *const c_void, len: size_t, offset: off_t) -> ssize_t = pwrite64(fd, at, len, offset);
+    pwritev(fd: c_int, vector: *const iovec, count: c_int, offset: off_t) -> ssize_t = pwritev64(fd, vector, count, offset);
+    pwritev2(fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t = pwritev64v2(fd, vector, count, offset, flags);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pointers_that_no_program_has_are_left_to_the_kernel() {
-        let byte = 0_u8;
-        assert!(is_plausible((&raw const byte).cast(), 1));
-        for bad in [0_usize, 1, 4095, 1 << 62, usize::MAX] {
-            assert!(!is_plausible(std::ptr::without_provenance(bad), 1), "{bad:#x}");
-        }
-        assert!(!is_plausible((&raw const byte).cast(), usize::MAX));
-    }
 
     #[test]
     fn pwritev2_says_where_it_writes() {

@@ -560,6 +560,7 @@ impl Worker {
         for message in redo::mend_after(&self.log, process) {
             self.voice.say(Outcome::Notice(message));
         }
+        self.log.stop_keeping_of(process);
         let absorbed: Vec<_> = self.log.absorbed_by(Some(process)).collect();
         for file in absorbed {
             self.settle(file, None, false);

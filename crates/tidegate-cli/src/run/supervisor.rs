@@ -132,11 +132,7 @@ impl Supervisor {
 
     /// Finds the processes of a supervisor that died, and minds those that died since.
     fn take_over(&mut self) -> io::Result<()> {
-        for process in processes_that_map(&self.charge.meeting.control()) {
-            if process != rustix::process::getpid() {
-                self.announce(process)?;
-            }
-        }
+        self.announce_all()?;
         self.mind_unannounced();
         // Nobody was told that somebody waits for these.
         let cleaner = &self.charge.cleaner;
@@ -144,11 +140,32 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Finds all processes that use the log.
+    fn announce_all(&mut self) -> io::Result<()> {
+        for process in processes_that_map(&self.charge.meeting.control()) {
+            if process != rustix::process::getpid() {
+                self.announce(process)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of [`others`](Self::others), where some of them may have been unable to announce themselves: they have become
+    /// another user, say.
+    fn others_found(&mut self) -> io::Result<u64> {
+        if self.others() == 0 && self.charge.cleaner.log().has_unannounced() {
+            self.announce_all()?;
+        }
+        Ok(self.others())
+    }
+
     /// Has the cleaner mend what dead processes left that nobody knows the end of.
     fn mind_unannounced(&self) {
         let log = self.charge.cleaner.log();
-        let owners: BTreeSet<_> = log.in_the_middle().map(|it| it.process.cast_signed()).collect();
-        for process in owners.into_iter().filter_map(Pid::from_raw) {
+        let in_the_middle = log.in_the_middle().map(|it| it.process);
+        let owners: BTreeSet<_> = in_the_middle.chain(log.keepers()).collect();
+        let owners = owners.into_iter().map(u32::cast_signed);
+        for process in owners.filter_map(Pid::from_raw) {
             if !maps(process, &self.charge.meeting.control()) {
                 self.charge.cleaner.process_ended(process);
             }
@@ -306,7 +323,7 @@ impl Supervisor {
                 // Those who came and went just before count as that.
                 self.accept()?;
                 self.bury();
-                let remaining = self.others();
+                let remaining = self.others_found()?;
                 if remaining > 0 {
                     let statistics = Box::new(self.statistics());
                     self.reply(key, &Reply::Farewell { remaining, statistics });
@@ -387,7 +404,7 @@ impl Supervisor {
 
     /// Ends what nobody uses, a step at a time; the lock that keeps others out, once that is done.
     fn settle(&mut self) -> io::Result<Option<Lock>> {
-        if self.others() > 0 {
+        if self.others_found()? > 0 {
             self.ending = Ending::No;
             return Ok(None);
         }
@@ -415,7 +432,7 @@ impl Supervisor {
             return Ok(None);
         }
         self.accept()?;
-        if self.others() > 0 {
+        if self.others_found()? > 0 {
             return Ok(None);
         }
         // Where it cannot be removed, the next supervisor replaces it.

@@ -228,14 +228,14 @@ pub(crate) fn assert_same(what: &str, plain: &str, run: &str) {
     );
 }
 
-/// A small ext4 in a file.
+/// A small ext4 in a file in memory: nothing here waits for a disk that others use.
 pub(crate) struct Small {
     dir: tempfile::TempDir,
 }
 
 impl Small {
     pub(crate) fn new(size: &str) -> Self {
-        let this = Self { dir: on_disk() };
+        let this = Self { dir: scratch() };
         std::fs::create_dir(this.mount_point()).unwrap();
         succeed(tool("truncate", "coreutils").args(["-s", size]).arg(this.image()));
         succeed(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(this.image()));
@@ -256,7 +256,6 @@ impl Small {
         succeed(mount.args(["-o", "loop"]).arg(self.image()).arg(self.mount_point()));
     }
 
-    #[cfg(feature = "soak")]
     pub(crate) fn unmount(&self) {
         succeed(tool("umount", "mount").arg(self.mount_point()));
     }

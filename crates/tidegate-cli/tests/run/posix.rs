@@ -60,6 +60,7 @@ sections! {
     proc_self_fd: "proc_self_fd";
     ten_thousand_open_files: "ten_thousand_files";
     file_size_limit: "file_size_limit";
+    ends_of_processes: "ends_of_processes";
     removed_while_open: "removed_while_open";
     unnamed_files: "unnamed_files";
     renames: "renames";
@@ -88,4 +89,6 @@ sections! {
     streams_at_exit: "streams_at_exit";
     wrong_arguments: "wrong_arguments";
     wrong_names: "wrong_names";
+    buffers_that_are_half_readable: "half_readable_buffer";
+    names_that_are_not_readable: "unreadable_names";
 }

@@ -185,6 +185,26 @@ os.write(os.open(\"file\", os.O_WRONLY | os.O_APPEND), b\"end\")'
     assert!(std::fs::read(&file).unwrap() == wanted, "the file is not as it was written");
 }
 
+/// `O_DSYNC` is taken away from files of the log: what is written past the log must be durable all the same.
+#[test]
+fn synchronous_writes_past_the_log_survive_a_power_cut() {
+    let mut disk = Disk::new();
+    let script = format!(
+        "/usr/bin/python3 -B {}; echo records.0 1; exec sleep 1000",
+        source("synced.py").display()
+    );
+    let mut workers = Workers::start_script(&disk.pool(), &disk.mount_point(), &script);
+    workers.wait_for("records.0", 1);
+    disk.cut(workers, "none");
+    let read = |name| std::fs::read_to_string(disk.mount_point().join(name)).unwrap();
+    for name in ["vector", "plain"] {
+        assert_eq!(read(name), "x".repeat(65), "{name}");
+    }
+    for name in ["sent", "copied", "spliced", "streamed"] {
+        assert_eq!(read(name), "0123456789", "{name}");
+    }
+}
+
 /// After the next boot `run` replays the log before its program sees a file.
 #[test]
 fn the_next_run_recovers_by_itself() {

@@ -92,7 +92,6 @@ pub(crate) fn supervisors_of(pool: &Path) -> Vec<Pid> {
 }
 
 /// Kills the launchers that use `pool`, so that nobody replaces a supervisor that dies; their programs live on.
-#[cfg(feature = "soak")]
 pub(crate) fn kill_launchers(pool: &Path) {
     let words = [b"\0run\0--size=64M\0--pool\0", pool.as_os_str().as_encoded_bytes()].concat();
     for entry in std::fs::read_dir("/proc").expect("/proc is mounted").flatten() {

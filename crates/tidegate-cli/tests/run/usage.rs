@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::bed::{Bed, Runner, on_disk, preload_library};
 use crate::process_tree;
-use crate::programs::compiled;
+use crate::programs::{compiled, source};
 use crate::support::{ok, run, succeed, tidegate, tool};
 
 /// `tidegate run` with the test's pool, ready for `-- CMD`.
@@ -230,6 +231,98 @@ fn statistics_at_the_end() {
     for word in ["500 logged", "p50", "p99"] {
         assert!(said.contains(word), "no {word:?} in the statistics:\n{said}");
     }
+}
+
+/// `O_DSYNC` is taken away from files of the log; what is written past the log is synced by a call instead, or written by
+/// somebody who gets the flag back.
+#[test]
+fn synchronous_writes_past_the_log_are_synced() {
+    let bed = Bed::new();
+    let mut command = tidegate_run(&bed);
+    command.args(["--stats", "--", "/usr/bin/python3"]).arg(source("synced.py"));
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "flags 0o10000\n");
+    assert!(said.contains(" 5 done"), "another number of syncs than writes past the log:\n{said}");
+}
+
+/// What `tidegate run --stats` says after this Python program.
+fn statistics_of(bed: &Bed, program: &str) -> String {
+    let mut command = tidegate_run(bed);
+    command.args(["--stats", "--", "/usr/bin/python3", "-c", program]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+/// A name that the log does not have is made durable with its directory, once; other directories are not concerned.
+#[test]
+fn directories_are_covered_again_after_a_real_sync() {
+    let program = "import os\nhere = os.open('.', os.O_RDONLY); os.mkdir('other'); os.fsync(here)\n\
+                   other = os.open('other', os.O_RDONLY); os.fsync(other); os.mkdir('more'); os.fsync(here)\n\
+                   for n in range(10): os.fsync(here); os.fsync(other)";
+    let said = statistics_of(&Bed::new(), program);
+    assert!(said.contains("20 skipped, 3 done"), "{said}");
+}
+
+/// Names that the C library makes without a call that is seen.
+#[test]
+fn names_made_inside_the_c_library_are_synced() {
+    let program = "import ctypes, os\nlibc = ctypes.CDLL(None); here = os.open('.', os.O_RDONLY)\n\
+                   libc.mkdtemp(ctypes.create_string_buffer(b'made.XXXXXX'))\n\
+                   os.fsync(here); os.fsync(here)\n\
+                   libc.freopen(b'file', b'w', ctypes.c_void_p.in_dll(libc, 'stdout'))\n\
+                   os.fsync(here); os.fsync(here)";
+    let said = statistics_of(&Bed::new(), program);
+    assert!(said.contains("2 skipped, 2 done"), "{said}");
+}
+
+/// A mapping keeps a file out of the log; who is killed cannot say that it is gone.
+#[test]
+fn files_of_killed_processes_come_back_into_the_log() {
+    let program = "import mmap, os\n\
+                   fd = os.open('file', os.O_RDWR | os.O_CREAT); os.ftruncate(fd, 4096)\n\
+                   if os.fork() == 0: mmap.mmap(fd, 4096); os.kill(os.getpid(), 9)\n\
+                   os.wait()\n\
+                   for n in range(2000): os.pwrite(fd, b'x', n); os.fsync(fd)";
+    let said = statistics_of(&Bed::new(), program);
+    let skipped = said.split("fsyncs").nth(1).and_then(|it| it.split_whitespace().next());
+    let skipped = skipped.and_then(|number| number.parse::<u32>().ok());
+    assert!(skipped.is_some_and(|number| number > 0), "no sync was skipped:\n{said}");
+}
+
+/// A daemon that has become another user cannot tell the supervisor of a child: the supervisor has to find it.
+#[test]
+fn daemons_of_other_users_keep_their_supervisor() {
+    const PROGRAM: &str = r"
+import os, signal
+os.mkfifo('wait')
+wait = os.open('wait', os.O_RDWR)
+file = os.open('file', os.O_WRONLY | os.O_CREAT)
+os.setuid(65534)
+if os.fork() == 0:
+    os.setsid()
+    signal.alarm(60) # where the test has failed
+    os.read(wait, 1)
+    for n in range(100): os.write(file, b'x' * 10)
+";
+    let bed = Bed::new();
+    let mut command = tidegate_run(&bed);
+    command.args(["--", "/usr/bin/python3", "-c", PROGRAM]);
+    let mut launcher = command.spawn().unwrap();
+    let pid = Pid::from_child(&launcher);
+    assert!(launcher.wait().unwrap().success());
+    let stat = || ok(["stat".as_ref(), bed.pool().as_os_str()]);
+    let said = stat();
+    assert!(said.contains("with 1 process"), "{said}");
+    let supervisor = process_tree::supervisor_of(&bed.pool(), pid);
+    let handle = pidfd_open(supervisor, PidfdFlags::empty()).unwrap();
+    std::fs::write(bed.disk().join("wait"), "!").unwrap();
+    poll(&mut [PollFd::new(&handle, PollFlags::IN)], None).unwrap();
+    process_tree::assert_nobody_uses(&bed.pool());
+    assert_eq!(std::fs::read(bed.disk().join("file")).unwrap(), b"x".repeat(1000));
 }
 
 /// What people outside the tree read and write is the same file.

@@ -8,8 +8,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use super::session::environment;
 use super::{Argv, Program, Way, starting, starting_shell};
 use crate::next;
-use crate::path::{PathBuffer, text};
+use crate::path::PathBuffer;
 use crate::raw::{self, words};
+use crate::readable::text;
 
 type ActionsAt = *const c_void;
 type AttributesAt = *const c_void;

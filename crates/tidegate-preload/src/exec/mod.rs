@@ -29,6 +29,7 @@ use program::Verdict;
 pub(crate) use session::remember;
 use session::{Session, strings};
 
+use crate::readable::{is_readable, text_up_to};
 use crate::{absorb, process, unseen};
 
 /// A NULL-terminated array of strings.
@@ -63,6 +64,9 @@ fn starting(
     let (Some(_), Some(session)) = (process::log(), Session::get()) else {
         return start(environment);
     };
+    if !is_readable_list(environment) {
+        return start(environment);
+    }
     let verdict = program::judge(program.directory, program.path, program.flags);
     if verdict == Verdict::Missing {
         return start(environment);
@@ -88,6 +92,28 @@ fn starting(
         hand_over::unmark_inherited(program.moves);
     }
     result
+}
+
+/// Whether the kernel could read a list of strings, too; where it cannot, it will say so.
+fn is_readable_list(list: Argv) -> bool {
+    /// No program can be started with a longer one.
+    const STRING_BYTES_MAX: usize = 128 << 10;
+    let mut place = list;
+    while !place.is_null() {
+        if !is_readable(place.cast(), size_of::<*const c_char>()) {
+            return false;
+        }
+        // SAFETY: readable.
+        let string = unsafe { *place };
+        if string.is_null() {
+            break;
+        }
+        if text_up_to(string, STRING_BYTES_MAX).is_none() {
+            return false;
+        }
+        place = place.wrapping_add(1);
+    }
+    true
 }
 
 fn additions<'a>(session: &'a Session, preload: bool, list: &'a List) -> Additions<'a> {

@@ -5,12 +5,14 @@
 #![allow(clippy::missing_safety_doc)] // as in the manual of each
 
 use std::ffi::{c_char, c_int, c_long, c_uint};
+use std::ptr;
 
+use super::folders::{folder_made, unlogged_in};
 use super::target::Name;
-use super::{changing, folder_made, link, rename, unlink, unlogged};
-use crate::path::text;
+use super::{changing, link, rename, unlink};
 use crate::raw::{self, words};
-use crate::{path, process};
+use crate::readable::text;
+use crate::{next, path, process};
 
 fn name<'a>(directory: c_int, at: *const c_char) -> Option<Name<'a>> {
     text(at).map(|path| Name { directory, path })
@@ -33,8 +35,8 @@ fn make_name(directory: c_int, at: *const c_char, number: c_long, arguments: [us
         // `mkdir -p` finds most of its directories there.
         (Some(log), Some(name)) if name.look(libc::O_NOFOLLOW).is_err() => {
             changing(log, || match number {
-                libc::SYS_mkdirat => folder_made(log, operation),
-                _ => unlogged(log, operation),
+                libc::SYS_mkdirat => folder_made(log, name, operation),
+                _ => unlogged_in(log, name, operation),
             })
         }
         _ => operation(),
@@ -47,7 +49,7 @@ fn remove_name(directory: c_int, at: *const c_char, flags: c_int) -> isize {
         (Some(log), Some(name)) if flags & libc::AT_REMOVEDIR == 0 => {
             changing(log, || unlink::unlink(log, name, operation))
         }
-        (Some(log), Some(_)) => changing(log, || unlogged(log, operation)),
+        (Some(log), Some(name)) => changing(log, || unlogged_in(log, name, operation)),
         _ => operation(),
     }
 }
@@ -78,6 +80,21 @@ fn add_name(old: (c_int, *const c_char), new: (c_int, *const c_char), flags: c_i
 fn device_at(device: *const u64) -> u64 {
     // SAFETY: the program's promise to the function that it called.
     unsafe { device.as_ref() }.copied().unwrap_or(0)
+}
+
+/// The C library makes the directory by itself.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
+    let Some(mkdtemp) = next::mkdtemp.get() else {
+        raw::set_errno(libc::ENOSYS);
+        return ptr::null_mut();
+    };
+    // SAFETY: the same function.
+    let made = unsafe { mkdtemp(template) };
+    if let (Some(log), Some(name)) = (process::log(), name(libc::AT_FDCWD, made)) {
+        folder_made(log, name, || 0);
+    }
+    made
 }
 
 macro_rules! hooks {

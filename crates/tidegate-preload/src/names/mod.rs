@@ -5,12 +5,13 @@
 //!    locks of files. Signals are blocked meanwhile: a handler that renames, or that leaves by `longjmp`, finds the locks free.
 //! 2. An operation on a regular file is recorded before the kernel does it, whether or not the log knew the file: a later file
 //!    of that name is only put there if the log took the name from the former one. Any other is counted as an unlogged change of
-//!    names, before and after the kernel does it: a sync that looks in between is made for real.
+//!    names in its directory, or in all, before and after the kernel does it: a sync that looks in between is made for real.
 //! 3. A live file never changes its names without a record. Where none can be had, the file is made durable
 //!    and its records are retired first.
 //!
 //! Entry points: `hooks` are what programs call; [`changing`] brackets an operation.
 
+mod folders;
 mod hooks;
 mod link;
 mod mend;
@@ -25,6 +26,7 @@ mod tests;
 
 use tidegate::log::{Log, NamesGuard};
 
+pub(crate) use folders::{Folder, appeared};
 pub(crate) use scarce::{is_scarcity, settled};
 pub(crate) use signals::{SignalsBlocked, find_handlers};
 pub(crate) use target::{Name, Target};
@@ -60,17 +62,6 @@ fn unlogged(log: &Log, operation: impl FnOnce() -> isize) -> isize {
     let result = operation();
     if result >= 0 {
         log.mark_names_unlogged();
-    }
-    result
-}
-
-/// Runs an operation of the kernel that gives a directory its name: files made below it are not found after a crash before
-/// the directory is durable.
-fn folder_made(log: &Log, operation: impl FnOnce() -> isize) -> isize {
-    log.mark_folder_made();
-    let result = operation();
-    if result >= 0 {
-        log.mark_folder_made();
     }
     result
 }

@@ -8,7 +8,7 @@ use tidegate::log::{Log, Ticket};
 
 use super::scarce::{is_scarcity, settled};
 use super::target::{Name, Target};
-use super::{folder_made, unlogged};
+use super::unlogged;
 use crate::path::PathBuffer;
 use crate::subject::{AppendFailure, Place, Positions, Subject};
 
@@ -73,7 +73,7 @@ impl Rename<'_, '_> {
     /// by then, and after it for what others wrote meanwhile to files that the log knew by their old paths.
     fn directory(&self, operation: impl FnOnce() -> isize) -> isize {
         self.log.checkpoint(PATIENCE);
-        let result = folder_made(self.log, operation);
+        let result = unlogged(self.log, operation);
         if result >= 0 && self.log.tail() < self.log.head() {
             self.moved.make_durable();
             self.log.checkpoint(PATIENCE);

@@ -238,7 +238,30 @@ fn a_renamed_directory_uncovers_what_is_made_below_it() {
     let (from, to) = (world.path("d"), world.path("e"));
     fs::create_dir(&from).unwrap();
     rename_file(&world, &from, &to, 0, || done(fs::rename(&from, &to)));
-    assert!(!world.log.folders_covered() && !world.log.names_covered());
+    assert!(!world.log.names_covered());
+}
+
+#[test]
+fn a_name_that_is_no_file_uncovers_its_directory_only() {
+    let world = World::new();
+    for folder in ["one", "two"] {
+        fs::create_dir(world.path(folder)).unwrap();
+    }
+    let covered = |folder: &str| {
+        let found = world.log.find(&look(&world.path(folder)).key().unwrap()).unwrap();
+        found.is_none_or(|file| world.log.names_covered_in(file))
+    };
+    let made = c_path(&world.path("one/made"));
+    let name = Name { directory: libc::AT_FDCWD, path: &made };
+    let make = || done(fs::create_dir(world.path("one/made")));
+    assert_eq!(folders::folder_made(&world.log, name, make), 0);
+    assert!(!covered("one") && !covered("one/made") && covered("two"));
+    assert!(world.log.names_covered());
+    // A directory that nobody can tell uncovers all.
+    let lost = c_path(&world.path("absent/made"));
+    let name = Name { directory: libc::AT_FDCWD, path: &lost };
+    folders::unlogged_in(&world.log, name, || FAILED);
+    assert!(covered("two") && !world.log.names_covered());
 }
 
 #[test]

@@ -20,8 +20,9 @@ use zerocopy::IntoBytes;
 use super::Log;
 use super::control::SlotWords;
 use super::error::{AppendError, LockError};
+use super::keepers;
 use super::layout::RECORD_ALIGN_BYTES;
-use super::owner::owner;
+use super::owner::{current_process, owner};
 use super::record::{
     Definition, Header, PayloadDigest, RecordKind, RenamePaths, checked_path, payload_checksum,
     record_bytes,
@@ -355,6 +356,25 @@ impl FileGuard<'_> {
         let less = |sticky: u64| Some(sticky.saturating_sub(1));
         let _ = self.entry.sticky().fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
         self.entry.unlogged().fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It is a directory, in which names were or will be changed in ways that the log does not have.
+    pub fn mark_names_unlogged(&self) {
+        self.set(flag::FOLDER);
+        self.entry.unlogged().fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The file may change at any time in ways that are not logged, until [`stop_keeping`](Self::stop_keeping), or until this
+    /// process has ended.
+    pub fn keep_unlogged(&self) {
+        self.mark_unlogged(true);
+        keepers::note(&self.log.control, self.file, current_process());
+    }
+
+    /// Takes one [`keep_unlogged`](Self::keep_unlogged) of this process back.
+    pub fn stop_keeping(&self) {
+        keepers::forget(&self.log.control, self.file, current_process());
+        self.release_sticky();
     }
 
     /// A number of changes that the log does not have, to be given to [`synced`](Self::synced).

@@ -28,10 +28,10 @@ const ALLOCATED_AT: u64 = 320;
 const LAP_AT: u64 = 328;
 const NAMES_UNLOGGED_AT: u64 = 384;
 const NAMES_SYNCED_AT: u64 = 392;
-const FOLDERS_UNLOGGED_AT: u64 = 400;
-const FOLDERS_SYNCED_AT: u64 = 408;
 /// Files that are absorbed now.
 const ABSORBED_AT: u64 = 704;
+/// Processes that could not announce themselves.
+const UNANNOUNCED_AT: u64 = 712;
 /// The position up to which somebody waits for the log to be retired.
 const WANTED_AT: u64 = 640;
 /// Half words that processes wait on: room in the log, work for the cleaner.
@@ -49,6 +49,8 @@ pub(super) const TABLE_LOCK_AT: u64 = 1216;
 pub(super) const TABLE_AT: u64 = 2048;
 pub(super) const STATS_AT: u64 = 64 << 10;
 const SLOTS_AT: u64 = 128 << 10;
+/// Who keeps which file unlogged.
+pub(super) const KEEPERS_AT: u64 = 192 << 10;
 pub(super) const BUCKETS_AT: u64 = 256 << 10;
 pub(super) const ENTRIES_AT: u64 = 1 << 20;
 
@@ -66,7 +68,7 @@ pub(super) const ENTRY_BYTES: u64 = 256;
 /// Bytes of the control memory. Most of it is never touched.
 pub const CONTROL_BYTES: u64 = ENTRIES_AT + FILES_MAX * ENTRY_BYTES;
 
-const _: () = assert!(SLOTS_AT + SLOTS * SLOT_BYTES <= BUCKETS_AT);
+const _: () = assert!(SLOTS_AT + SLOTS * SLOT_BYTES <= KEEPERS_AT);
 
 /// How long a lock is waited for before an operation goes on without the log.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
@@ -154,12 +156,9 @@ impl Control {
         self.memory.word(NAMES_SYNCED_AT)
     }
 
-    pub(super) fn folders_unlogged(&self) -> &AtomicU64 {
-        self.memory.word(FOLDERS_UNLOGGED_AT)
-    }
-
-    pub(super) fn folders_synced(&self) -> &AtomicU64 {
-        self.memory.word(FOLDERS_SYNCED_AT)
+    /// Processes that could not tell the supervisor that they are there.
+    pub(super) fn unannounced(&self) -> &AtomicU64 {
+        self.memory.word(UNANNOUNCED_AT)
     }
 
     pub(super) fn absorbed(&self) -> &AtomicU64 {

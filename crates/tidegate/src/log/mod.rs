@@ -15,6 +15,7 @@ mod cleaner;
 mod control;
 pub mod device;
 mod error;
+mod keepers;
 pub mod layout;
 mod overlay;
 mod owner;
@@ -210,25 +211,23 @@ impl Log {
         self.names_unlogged() == self.control.names_synced().load(Ordering::SeqCst)
     }
 
-    /// A directory was made: files in it have no durable place before the next real sync of the file system.
-    pub fn mark_folder_made(&self) {
-        self.control.folders_unlogged().fetch_add(1, Ordering::SeqCst);
-        self.mark_names_unlogged();
+    /// The names in a directory are all in the log or on the disk, if [`names_covered`](Self::names_covered) says so too, asked
+    /// after this: the entry of a directory that is given away uncovers all.
+    pub fn names_covered_in(&self, directory: FileRef) -> bool {
+        let entry = table::entry(&self.control, directory.index);
+        let covered =
+            entry.unlogged().load(Ordering::SeqCst) == entry.synced().load(Ordering::SeqCst);
+        covered || entry.generation().load(Ordering::SeqCst) != u64::from(directory.generation)
     }
 
-    /// A number of such directories, to be given to [`folders_synced`](Self::folders_synced).
-    pub fn folders_unlogged(&self) -> u64 {
-        self.control.folders_unlogged().load(Ordering::SeqCst)
+    /// This process could not tell the supervisor that it is there.
+    pub fn note_unannounced(&self) {
+        self.control.unannounced().fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A real sync of the file system that began after [`folders_unlogged`](Self::folders_unlogged) was `seen` has succeeded.
-    pub fn folders_synced(&self, seen: u64) {
-        self.control.folders_synced().fetch_max(seen, Ordering::SeqCst);
-    }
-
-    /// All directories are on the disk: a file made now will be found again, if its records are.
-    pub fn folders_covered(&self) -> bool {
-        self.folders_unlogged() == self.control.folders_synced().load(Ordering::SeqCst)
+    /// Some process could not.
+    pub fn has_unannounced(&self) -> bool {
+        self.control.unannounced().load(Ordering::SeqCst) > 0
     }
 
     /// Has the cleaner retire all that the log has by now, and waits for it, `patience` at most: whether that was done. The caller

@@ -122,6 +122,8 @@ pub(super) mod flag {
     pub(in crate::log) const DROPPED: u64 = 16;
     /// Somebody waits for the file to be settled.
     pub(in crate::log) const WANTED: u64 = 32;
+    /// It is a directory: what is counted as unlogged and synced are its names.
+    pub(in crate::log) const FOLDER: u64 = 64;
 }
 
 /// Entry `index`, which must be below [`FILES_MAX`].
@@ -249,6 +251,10 @@ fn free_one(control: &Control) -> Result<u64, LogError> {
         if is_needed(control, &candidate) {
             continue;
         }
+        if has_unlogged_names(&candidate) {
+            // From now on nobody knows which directory it is.
+            control.names_unlogged().fetch_add(1, Ordering::SeqCst);
+        }
         // Stale for everybody from here on, also for who waits for its lock.
         let generation = candidate.generation().load(Ordering::Relaxed);
         candidate.generation().store(generation + 1, Ordering::SeqCst);
@@ -263,6 +269,11 @@ fn is_needed(control: &Control, entry: &Entry<'_>) -> bool {
         || entry.sticky().load(Ordering::SeqCst) > 0
         || entry.absorber().load(Ordering::SeqCst) > 0
         || entry.flags().load(Ordering::Relaxed) & flag::FAILED != 0
+}
+
+fn has_unlogged_names(entry: &Entry<'_>) -> bool {
+    entry.flags().load(Ordering::SeqCst) & flag::FOLDER != 0
+        && entry.unlogged().load(Ordering::SeqCst) != entry.synced().load(Ordering::SeqCst)
 }
 
 fn unchain(control: &Control, gone: &Entry<'_>, index: u64) {

@@ -66,6 +66,55 @@ fn what_is_full_of_names_can_take_them_back_and_be_recovered() {
 }
 
 #[test]
+fn what_a_killed_process_kept_unlogged_is_given_back() {
+    let log = log();
+    let file = log.entry_for(&key(7)).unwrap();
+    let guard = || log.lock(file).unwrap();
+    guard().keep_unlogged();
+    guard().keep_unlogged();
+    guard().stop_keeping();
+    assert!(guard().is_sticky());
+    assert_eq!(log.keepers().collect::<Vec<_>>(), [current_process()]);
+    log.stop_keeping_of(current_process() + 1);
+    assert!(guard().is_sticky(), "another process has ended");
+    log.stop_keeping_of(current_process());
+    assert!(!guard().is_sticky() && log.keepers().next().is_none());
+    // A mark that nobody keeps is nobody's to take back.
+    guard().mark_unlogged(true);
+    log.stop_keeping_of(current_process());
+    assert!(guard().is_sticky());
+}
+
+#[test]
+fn marks_without_a_place_for_their_note_stay_with_others() {
+    let log = log();
+    let file = log.entry_for(&key(7)).unwrap();
+    (0..300).for_each(|_| log.lock(file).unwrap().keep_unlogged());
+    (0..299).for_each(|_| log.lock(file).unwrap().stop_keeping());
+    assert!(log.lock(file).unwrap().is_sticky());
+    log.lock(file).unwrap().stop_keeping();
+    assert!(!log.lock(file).unwrap().is_sticky() && log.keepers().next().is_none());
+}
+
+#[test]
+fn a_directory_that_loses_its_entry_uncovers_all_names() {
+    let log = log();
+    let folder = log.entry_for(&key(1)).unwrap();
+    log.lock(folder).unwrap().mark_names_unlogged();
+    assert!(!log.names_covered_in(folder) && log.names_covered());
+    let other = log.entry_for(&key(2)).unwrap();
+    log.lock(other).unwrap().mark_names_unlogged();
+    let seen = log.lock(other).unwrap().unlogged();
+    log.lock(other).unwrap().synced(seen);
+    assert!(log.names_covered_in(other));
+    for inode in 3..=FILES_MAX + 3 {
+        log.entry_for(&key(inode)).unwrap();
+    }
+    assert!(log.names_covered_in(folder) && !log.names_covered());
+    assert_eq!(log.names_unlogged(), 1, "the other one was synced");
+}
+
+#[test]
 fn records_are_found_in_order_with_what_they_say() {
     let log = log();
     let data: Vec<u8> = (0..10_000_u32).map(|byte| byte.to_le_bytes()[0]).collect();

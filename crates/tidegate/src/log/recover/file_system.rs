@@ -58,7 +58,9 @@ impl FileSystem for LocalFiles {
             Err(_) if kind != FoundKind::File => 0,
             identity => identity?,
         };
-        Ok(Found { identity, kind, links: stat.st_nlink, size_bytes })
+        #[allow(clippy::useless_conversion, reason = "a number of another size on other machines")]
+        let links = stat.st_nlink.into();
+        Ok(Found { identity, kind, links, size_bytes })
     }
 
     fn set_size(&self, file: &File, size_bytes: u64) -> io::Result<()> {

@@ -51,6 +51,62 @@ static void half_readable_buffer(void)
     TELL(fsync(fd));
     TELL(lseek(fd, 0, SEEK_END));
     show("file");
+    struct iovec parts[2] = {{pages, 10}, {pages + 2 * page, 10}};
+    wrote = pwritev(fd, parts, 2, 0);
+    TELL(wrote == 10 || wrote == -1);
+    TELL(pwritev(fd, (struct iovec *)(pages + 2 * page), 2, 0));
+    /* What could be written from before cannot be any more. */
+    TELL(mprotect(pages + page, page, PROT_NONE));
+    TELL(pwrite(fd, pages + page, page, 0));
+    TELL(pwrite(fd, pages, page, 0));
+    TELL(mprotect(pages + page, page, PROT_READ));
+    TELL(pwrite(fd, pages + page, page, 0));
+    MUST(munmap(pages, 2 * page));
+    TELL(pwrite(fd, pages + page, page, 0));
+    TELL(pwrite(fd, pages, 1, 0));
+    TELL(pwrite(fd, "after", 5, 0));
+    TELL(fdatasync(fd));
+    show("file");
+}
+
+/* Names that cannot be read, and one that ends where nothing more can be read. */
+static void unreadable_names(void)
+{
+    long page = sysconf(_SC_PAGESIZE);
+    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    MUST(munmap(pages + page, page));
+    memset(pages, 'x', page);
+    char *last = pages + page - 5;
+    strcpy(last, "file");
+    TELL(close(open_file(last, 0)));
+    TELL(rename(last, "other"));
+    TELL(rename("other", last));
+    char *const bad[] = {(char *)-1, (char *)8, pages + page, pages + page - 3};
+    pages[page - 1] = 'x'; /* no longer terminated */
+    for (size_t at = 0; at < sizeof bad / sizeof *bad; at++) {
+        TELL(open(bad[at], O_RDONLY));
+        TELL(open(bad[at], O_RDWR | O_CREAT, 0600));
+        TELL(openat(AT_FDCWD, bad[at], O_WRONLY | O_TRUNC));
+        TELL(creat(bad[at], 0600));
+        TELL(unlink(bad[at]));
+        TELL(rmdir(bad[at]));
+        TELL(rename("file", bad[at]));
+        TELL(rename(bad[at], "file"));
+        TELL(link("file", bad[at]));
+        TELL(symlink("file", bad[at]));
+        TELL(symlink(bad[at], "link"));
+        TELL(mkdir(bad[at], 0700));
+        TELL(mkfifo(bad[at], 0600));
+        TELL(truncate(bad[at], 0));
+        TELL(chmod(bad[at], 0600));
+        TELL(chown(bad[at], -1, -1));
+        TELL(utimensat(AT_FDCWD, bad[at], NULL, 0));
+        TELL(execv(bad[at], (char *const[]){"x", NULL}));
+        TELL(execve("/bin/true", (char *const[]){"x", NULL}, (char *const[]){bad[at], NULL}));
+        TELL(fopen(bad[at], "w") == NULL);
+        TELL(sendmsg(-1, (struct msghdr *)bad[at], 0));
+    }
+    show("file");
 }
 
 static void wrong_names(void)
@@ -90,6 +146,7 @@ static void wrong_names(void)
 const struct section error_sections[] = {
     {"wrong_arguments", wrong_arguments},
     {"half_readable_buffer", half_readable_buffer},
+    {"unreadable_names", unreadable_names},
     {"wrong_names", wrong_names},
     {NULL, NULL},
 };

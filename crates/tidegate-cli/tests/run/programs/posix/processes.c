@@ -410,6 +410,14 @@ static void dies_of_its_limit(void)
     TELL(pwrite(fd, "x", 1, 100));
 }
 
+static void grows_past_its_limit(void)
+{
+    struct rlimit limit = {100, 100};
+    int fd = open_file("limited", 0);
+    MUST(setrlimit(RLIMIT_FSIZE, &limit));
+    TELL(ftruncate(fd, 200));
+}
+
 static void enters_strict_mode(void)
 {
     int fd = open_file("strict", 0), appended = open_file("appended", O_APPEND);
@@ -424,6 +432,8 @@ static void enters_strict_mode(void)
 static void ends_of_processes(void)
 {
     in_child(dies_of_its_limit);
+    show("limited");
+    in_child(grows_past_its_limit);
     show("limited");
     in_child(enters_strict_mode);
     show("strict");

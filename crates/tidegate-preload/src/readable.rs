@@ -1,0 +1,222 @@
+//! Whether memory that the program passes can be read: what the kernel answers with `EFAULT` must be no fault of ours.
+//!
+//! The kernel is asked once a page, by a call that reads it and does nothing else. What it could read is taken for readable until
+//! the program takes memory away ([`changed`]), so that a buffer in use costs a look at one word.
+//!
+//! Invariants:
+//! 1. A page is noted only after the kernel has read it, in the epoch that began before it did.
+//! 2. An epoch ends after each call of the program that takes memory away, or the right to read it. What the C library gives back
+//!    by itself (a large block that is freed) is not seen: who writes from there gets the fault that a read would get.
+//! 3. No lock, no memory from the heap: a note that is lost is made again.
+//!
+//! Entry points: [`is_readable`], [`text`], [`changed`].
+#![allow(unsafe_code)] // memory of the program
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::page::PAGE_BYTES;
+use crate::raw::{self, words};
+
+/// Pages that one word tells of.
+const BLOCK_PAGES: usize = 16;
+const EPOCH_SHIFT: u32 = 16;
+const BLOCK_SHIFT: u32 = 32;
+/// Half a word each: the block's number; the epoch; a bit for each page.
+static NOTED: [AtomicU64; 4096] = [const { AtomicU64::new(0) }; 4096];
+/// Only its lower 16 bits are noted; they are never 0.
+static EPOCH: AtomicU32 = AtomicU32::new(1);
+
+/// Memory that a program can have ends here.
+const END: usize = 1 << if cfg!(target_arch = "x86_64") { 47 } else { 48 };
+
+/// Whether the kernel could read the `len` bytes at `at` just now, or could before.
+#[inline]
+pub(crate) fn is_readable(at: *const c_void, len: usize) -> bool {
+    let at = at.addr();
+    if len == 0 {
+        return true;
+    }
+    if !(PAGE_BYTES..END).contains(&at) || len >= END - at {
+        return false;
+    }
+    let last = (at + len - 1) / PAGE_BYTES;
+    let mut page = at / PAGE_BYTES;
+    while page <= last {
+        let block = page / BLOCK_PAGES;
+        let block_last = last.min(block * BLOCK_PAGES + BLOCK_PAGES - 1);
+        if !is_noted(block, pages(page, block_last)) && !look(block, page, block_last) {
+            return false;
+        }
+        page = block_last + 1;
+    }
+    true
+}
+
+/// A string of the program that is short enough for a path; none where it cannot be read or is too long, or is NULL: the kernel
+/// or the C library says what that means.
+pub(crate) fn text<'a>(at: *const c_char) -> Option<&'a CStr> {
+    text_up_to(at, PAGE_BYTES)
+}
+
+/// The same for a string of at most `most_bytes`, its NUL included.
+pub(crate) fn text_up_to<'a>(at: *const c_char, most_bytes: usize) -> Option<&'a CStr> {
+    let mut seen = 0;
+    while seen < most_bytes {
+        let start = at.wrapping_add(seen);
+        let step = (PAGE_BYTES - start.addr() % PAGE_BYTES).min(most_bytes - seen);
+        if !is_readable(start.cast(), step) {
+            return None;
+        }
+        // SAFETY: readable; who calls a C function promises that the string stays for the length of the call.
+        let part = unsafe { std::slice::from_raw_parts(start.cast::<u8>(), step) };
+        if CStr::from_bytes_until_nul(part).is_ok() {
+            // SAFETY: all up to the NUL is readable.
+            return Some(unsafe { CStr::from_ptr(at) });
+        }
+        seen += step;
+    }
+    None
+}
+
+/// Memory of the program was taken away: to be called after that.
+pub(crate) fn changed() {
+    let epoch = EPOCH.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+    if low_half(epoch) == 0 {
+        // What was noted in epochs that will have the same number.
+        for noted in &NOTED {
+            noted.store(0, Ordering::SeqCst);
+        }
+        EPOCH.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn low_half(number: u32) -> u64 {
+    u64::from(number & 0xffff)
+}
+
+/// The bits of these pages of a block.
+#[inline]
+fn pages(first: usize, last: usize) -> u64 {
+    let (first, last) = (first % BLOCK_PAGES, last % BLOCK_PAGES);
+    (2 << last) - (1 << first)
+}
+
+#[inline]
+fn place(block: usize) -> &'static AtomicU64 {
+    &NOTED[(block ^ block >> 12) % NOTED.len()]
+}
+
+/// What is noted of a block in which no page is readable.
+#[inline]
+fn empty(block: usize, epoch: u32) -> u64 {
+    (block as u64) << BLOCK_SHIFT | low_half(epoch) << EPOCH_SHIFT
+}
+
+#[inline]
+fn is_noted(block: usize, wanted: u64) -> bool {
+    let noted = place(block).load(Ordering::Acquire);
+    noted & !(pages(0, BLOCK_PAGES - 1) & !wanted) == empty(block, epoch()) | wanted
+}
+
+#[inline]
+fn epoch() -> u32 {
+    EPOCH.load(Ordering::SeqCst)
+}
+
+/// Asks the kernel, and notes what it could read.
+#[cold]
+fn look(block: usize, first: usize, last: usize) -> bool {
+    let none = empty(block, epoch());
+    let mut noted = place(block).load(Ordering::Acquire);
+    if noted & !pages(0, BLOCK_PAGES - 1) != none {
+        noted = none;
+    }
+    for page in first..=last {
+        let bit = pages(page, page);
+        if noted & bit == 0 && !kernel_reads(page * PAGE_BYTES) {
+            return false;
+        }
+        noted |= bit;
+    }
+    place(block).store(noted, Ordering::Release);
+    true
+}
+
+/// Whether the kernel can read what lies at an address.
+fn kernel_reads(at: usize) -> bool {
+    /// No way to change the mask of blocked signals: the mask is read, and the call fails.
+    const NO_WAY: c_int = -1;
+    const FAULT: isize = -(libc::EFAULT as isize);
+    let arguments = words![NO_WAY, at, 0_usize, size_of::<u64>()];
+    // SAFETY: the kernel reads a mask, if it can, and changes nothing.
+    unsafe { raw::call(libc::SYS_rt_sigprocmask, arguments) != FAULT }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+    use crate::page::{map, unmap};
+
+    fn address(at: usize) -> *const c_void {
+        ptr::without_provenance(at)
+    }
+
+    #[test]
+    fn pointers_that_no_program_has_are_not_readable() {
+        let byte = 0_u8;
+        assert!(is_readable((&raw const byte).cast(), 1));
+        for bad in [0_usize, 1, 4095, 1 << 62, usize::MAX] {
+            assert!(!is_readable(address(bad), 1), "{bad:#x}");
+        }
+        assert!(!is_readable((&raw const byte).cast(), usize::MAX));
+    }
+
+    #[test]
+    fn memory_is_readable_up_to_its_end_and_until_it_is_taken_away() {
+        const PAGES: usize = 3 * BLOCK_PAGES;
+        let start = map((PAGES + 1) * PAGE_BYTES).unwrap();
+        unmap(start.wrapping_add(PAGES * PAGE_BYTES), PAGE_BYTES);
+        changed();
+        for _ in 0..2 {
+            assert!(is_readable(start.cast(), PAGES * PAGE_BYTES));
+            assert!(is_readable(start.wrapping_add(PAGES * PAGE_BYTES - 1).cast(), 1));
+            assert!(!is_readable(start.wrapping_add(PAGES * PAGE_BYTES - 1).cast(), 2));
+            assert!(!is_readable(start.cast(), PAGES * PAGE_BYTES + 1));
+        }
+        unmap(start, PAGES * PAGE_BYTES);
+        changed();
+        assert!(!is_readable(start.cast(), 1));
+    }
+
+    #[test]
+    fn strings_end_before_what_cannot_be_read() {
+        let start = map(2 * PAGE_BYTES).unwrap();
+        unmap(start.wrapping_add(PAGE_BYTES), PAGE_BYTES);
+        changed();
+        let last = start.wrapping_add(PAGE_BYTES - 4);
+        // SAFETY: four bytes of the page that is there.
+        unsafe { ptr::copy_nonoverlapping(c"abc".as_ptr().cast(), last, 4) };
+        assert_eq!(text(last.cast()), Some(c"abc"));
+        // SAFETY: the last byte of that page.
+        unsafe { last.wrapping_add(3).write(b'd') };
+        assert_eq!(text(last.cast()), None);
+        assert_eq!(text(ptr::null()), None);
+        let long = vec![b'x'; PAGE_BYTES];
+        assert_eq!(text(long.as_ptr().cast()), None);
+        unmap(start, PAGE_BYTES);
+    }
+
+    #[test]
+    fn epochs_end_and_their_numbers_come_again() {
+        let byte = 0_u8;
+        assert!(is_readable((&raw const byte).cast(), 1));
+        for _ in 0..70_000 {
+            changed();
+            assert_ne!(low_half(epoch()), 0);
+        }
+        assert!(is_readable((&raw const byte).cast(), 1));
+    }
+}
