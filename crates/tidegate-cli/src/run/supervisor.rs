@@ -258,8 +258,14 @@ impl Supervisor {
     }
 
     fn announce(&mut self, process: Pid) -> io::Result<()> {
-        if self.tree.announce(process)? != Announced::New {
-            return Ok(());
+        match self.tree.announce(process)? {
+            Announced::New => {}
+            Announced::Known => return Ok(()),
+            Announced::Gone => {
+                // It had time enough to leave something half done.
+                self.charge.cleaner.process_ended(process);
+                return Ok(());
+            }
         }
         if let Some(handle) = self.tree.handle(process) {
             let key = PROCESS | u64::from(process.as_raw_nonzero().get().unsigned_abs());
