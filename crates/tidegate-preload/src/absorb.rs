@@ -29,8 +29,10 @@ use tidegate::log::{
     OverlayError, Scanner, can_write_in_place, set_modified,
 };
 
-use crate::descriptors::{self, ABSORBED, APPEND, DIRECT, Known, NEVER, STICKY, WRITE_ONLY};
-use crate::logged::{Open, Place, Request, WAITS, Written, negated};
+use crate::descriptors::{
+    self, ABSORBED, APPEND, DIRECT, Known, NEVER, STICKY, STRIPPED, WRITE_ONLY,
+};
+use crate::logged::{Open, Place, Request, Sync, WAITS, Written, negated};
 use crate::names::SignalsBlocked;
 use crate::raw::{self, Errno};
 use crate::supervisor::Answer;
@@ -246,12 +248,23 @@ fn absorb(open: &Open, written: &Written<'_>) {
     if process::in_vfork_child() || process::writes_unseen() || descriptors::is_shared(open.fd) {
         return;
     }
+    cover(open);
     let _signals = SignalsBlocked::new();
     STARTING.fetch_add(1, Ordering::SeqCst);
     if SHARING.load(Ordering::SeqCst) == 0 {
         absorb_alone(open, written);
     }
     STARTING.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// A program that opened a file with `O_SYNC` never syncs it: what it had before it was logged is brought to the disk now, once.
+fn cover(open: &Open) {
+    if open.known.has(STRIPPED) && open.sync(Sync::All) < 0 {
+        // For the program to hear.
+        if let Ok(guard) = open.log.lock(open.file) {
+            guard.note_failure();
+        }
+    }
 }
 
 fn absorb_alone(open: &Open, written: &Written<'_>) {

@@ -342,6 +342,35 @@ fn an_absorbed_write_and_its_sync_make_no_system_calls() {
     assert!(calls.len() < 10 && are_wakes, "{} calls: {calls:?}", calls.len());
 }
 
+/// Who opens a file with `O_DSYNC` never syncs it, and what it had before it was opened is in no log.
+#[test]
+fn files_that_are_synced_by_their_flag() {
+    let bed = Bed::new();
+    std::fs::write(bed.disk().join("file"), vec![b'.'; 1 << 20]).unwrap();
+    let script = "import os, sys\n\
+                  fd = os.open('file', os.O_RDWR | os.O_DSYNC)\n\
+                  for n in range(2000): os.pwrite(fd, b'%04d' % n * 1024, n % 256 * 4096)\n\
+                  os.write(1, b'written\\n')\n\
+                  sys.stdin.read(1)";
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+    command.args(["-c", script]).env(AFTER, "32");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(said.next().unwrap().unwrap(), "written");
+    let statistics = ok(["stat".as_ref(), bed.pool().as_os_str(), "--json".as_ref()]);
+    let statistics: serde_json::Value = serde_json::from_str(&statistics).unwrap();
+    assert!(statistics["absorbed_writes"].as_u64() > Some(1900), "{statistics}");
+    assert_eq!(statistics["fsyncs_done"].as_u64(), Some(1), "{statistics}");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    let kept = std::fs::read(bed.disk().join("file")).unwrap();
+    let last = (1744..2000).map(|n| (n % 256, format!("{n:04}").repeat(1024)));
+    assert!(kept.len() == 1 << 20);
+    for (at, page) in last {
+        assert!(&kept[at * 4096..][..4096] == page.as_bytes(), "page {at}");
+    }
+}
+
 /// A log file, as most programs open it: its descriptor cannot read what the last page has.
 #[test]
 fn files_that_are_only_appended_to() {
