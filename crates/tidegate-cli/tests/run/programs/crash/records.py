@@ -93,7 +93,7 @@ class Slots:
         while True:
             number += 1
             data = record(seed, number, size_of(seed, number, Slots.SLOT_BYTES - 200))
-            os.pwrite(fd, data, Slots.place(seed, number) * Slots.SLOT_BYTES)
+            assert os.pwrite(fd, data, Slots.place(seed, number) * Slots.SLOT_BYTES) == len(data)
             acknowledge(number)
 
     @staticmethod
@@ -125,7 +125,8 @@ class Versions:
         while True:
             number += 1
             fd = os.open(f"{path}/new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.write(fd, record(seed, number, size_of(seed, number)))
+            data = record(seed, number, size_of(seed, number))
+            assert os.write(fd, data) == len(data)
             os.fsync(fd)
             os.close(fd)
             os.rename(f"{path}/new", f"{path}/current")
