@@ -159,6 +159,17 @@ mod tests {
     use super::*;
     use crate::pmem::{Region, SharedMemory};
 
+    const FILE: Definition<'_> = Definition {
+        identity: 1,
+        device: 1,
+        inode: 1,
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        born: false,
+        path: b"/f",
+    };
+
     fn log() -> Log {
         let region = Arc::new(Region::anonymous(2 << 20).unwrap());
         create(&region, &LogOptions::default()).unwrap();
@@ -180,9 +191,7 @@ mod tests {
         let file = log.entry_for(&FileKey { device: 1, inode: 1, identity: 1 }).unwrap();
         let guard = log.lock(file).unwrap();
         let mut ticket = guard.begin().unwrap();
-        let (identity, device, inode, mode, uid, gid, born) = (1, 1, 1, 0, 0, 0, false);
-        let path = b"/f";
-        ticket.define(&Definition { identity, device, inode, mode, uid, gid, born, path }).unwrap();
+        ticket.define(&FILE).unwrap();
         ticket.absorb(0, &[IoSlice::new(&[1; 6000])]).unwrap();
         ticket.absorb(1000, &[IoSlice::new(&[2; 10])]).unwrap();
         // One that the kernel has.
@@ -218,9 +227,7 @@ mod tests {
         let file = log.entry_for(&FileKey { device: 1, inode: 1, identity: 1 }).unwrap();
         let guard = log.lock(file).unwrap();
         let mut ticket = guard.begin().unwrap();
-        let (identity, device, inode, mode, uid, gid, born) = (1, 1, 1, 0, 0, 0, false);
-        let path = b"/f";
-        ticket.define(&Definition { identity, device, inode, mode, uid, gid, born, path }).unwrap();
+        ticket.define(&FILE).unwrap();
         ticket.absorb(0, &[IoSlice::new(b"kept")]).unwrap();
         drop(ticket);
         let (absorbed, id) = brought(&log);
