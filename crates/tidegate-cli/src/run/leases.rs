@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use tidegate::log::recover::identity_of;
 use tidegate::log::{FileRef, Log, can_write_in_place};
@@ -114,10 +115,18 @@ impl Leases {
             let number = link.file_name().and_then(|name| name.to_str()?.parse().ok());
             let flags = PidfdGetfdFlags::empty();
             let copy = rustix::process::pidfd_getfd(&handle, number.ok_or_else(gone)?, flags)?;
-            return self.adopt(log, entry, copy);
+            if can_write(&copy) {
+                return self.adopt(log, entry, copy);
+            }
         }
         Err(gone())
     }
+}
+
+/// Whether it is no `O_PATH` one: a lease lets a process have such of the file too, and it names files by them.
+fn can_write(descriptor: &OwnedFd) -> bool {
+    let flags = rustix::fs::fcntl_getfl(descriptor);
+    flags.is_ok_and(|flags| !flags.contains(OFlags::PATH) && flags.intersects(OFlags::RWMODE))
 }
 
 /// The file of `descriptor`, which must be that of `entry`.

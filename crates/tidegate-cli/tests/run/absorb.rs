@@ -217,12 +217,15 @@ fn sqlite_sees_nothing_of_supervisors_that_die() {
     }
 }
 
-/// The signal about an open goes to the dead supervisor; the launcher starts another one, which asks nobody.
+/// The signal about an open goes to the dead supervisor; the launcher starts another one, which asks nobody. Of the two
+/// descriptors of the file that it finds one cannot write.
 #[test]
 fn an_outsider_does_not_wait_for_a_dead_supervisor() {
     let bed = Bed::new();
     let script = "import os, sys\n\
-                  fd = os.open('idle', os.O_RDWR | os.O_CREAT)\n\
+                  os.close(os.open('idle', os.O_WRONLY | os.O_CREAT))\n\
+                  no_file = os.open('idle', os.O_PATH)\n\
+                  fd = os.open('idle', os.O_RDWR)\n\
                   for n in range(20): os.write(fd, b'%04d' % n * 1024)\n\
                   os.write(1, b'written\\n')\n\
                   sys.stdin.read(1)\n\

@@ -75,11 +75,11 @@ impl Workers {
     pub(crate) fn wait_for(&mut self, worker: &str, count: usize) {
         let start = format!("{worker} ");
         while self.acknowledged(&start) < count {
-            assert!(
-                self.read(None),
-                "the workers ended at {} of {count} for {worker}",
-                self.acknowledged(&start)
-            );
+            if !self.read(None) {
+                let (had, status) = (self.acknowledged(&start), self.child.wait());
+                // 137: they hung, and were killed for it.
+                panic!("the workers ended ({status:?}) at {had} of {count} for {worker}");
+            }
         }
     }
 
