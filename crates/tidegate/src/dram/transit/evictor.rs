@@ -11,7 +11,8 @@
 //!   there are CPUs: an evictor that finds more leaves at once, and looks again from time to time. Writing back
 //!   beside writers that need all CPUs only adds the cost of the copy; full caches are bypassed instead.
 //! - An evictor that had to wait for a CPU all the same, since others use it, pauses, twice as long each time, and
-//!   nobody is woken in its place. It tries again by itself, for nothing tells it when a CPU becomes idle.
+//!   nobody is woken in its place. It tries again by itself, for nothing tells it when a CPU becomes idle; and at once
+//!   while the writers rest, for then it takes nothing from them.
 //! - Pauses grow longest where this process alone keeps all CPUs busy meanwhile: each try takes time from its
 //!   requests. Where other processes do, each try takes most of its time from those.
 
@@ -47,6 +48,10 @@ const NAPS: u32 = 8;
 /// How often an evictor for which there is no room looks again.
 const LOOK_AGAIN_NS: u64 = 4_000_000;
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
+/// How often an evictor that pauses looks whether the writers rest, and for how long: writers that never do are between
+/// two writes for less.
+const LOOK_UP_NS: u64 = 500_000;
+const GLANCE_NS: u64 = 3_000;
 /// Longest pause where other processes use the CPUs, and where this one uses all of them.
 const LONGEST_PAUSE_NS: u64 = 32_000_000;
 const LONGEST_BUSY_PAUSE_NS: u64 = 256_000_000;
@@ -155,18 +160,18 @@ impl Doorbell {
         !self.is_stopping()
     }
 
-    /// The calling evictor leaves the CPU to others for `pause_ns`.
-    fn pause(&self, pause_ns: u64) {
+    /// The calling evictor leaves the CPU to others for `pause_ns`; less, and true, where all are called or end.
+    fn pause(&self, pause_ns: u64) -> bool {
         let mut gate = self.gate.lock();
         gate.awake -= 1;
         gate.paused += 1;
         self.update(&gate);
-        if !self.is_stopping() {
-            self.resume.wait_for(&mut gate, Duration::from_nanos(pause_ns));
-        }
+        let was_called = self.is_stopping()
+            || !self.resume.wait_for(&mut gate, Duration::from_nanos(pause_ns)).timed_out();
         gate.paused -= 1;
         gate.awake += 1;
         self.update(&gate);
+        was_called
     }
 
     /// The calling evictor has no work and waits for some for a moment; writes need not wake it.
@@ -351,12 +356,34 @@ impl Core {
             Some(Verdict::Alone { .. }) | None => {}
             Some(Verdict::Crowded { pause_ns }) => {
                 let began_ns = (now_ns(), process_cpu_ns());
-                self.bell.pause(pause_ns);
+                self.pause(pause_ns);
                 let real_ns = now_ns().saturating_sub(began_ns.0);
                 share.paused(real_ns, process_cpu_ns().saturating_sub(began_ns.1));
                 share.begin_window();
             }
         }
+    }
+
+    /// Leaves the CPU to others for `pause_ns`, or until that gives them nothing.
+    pub(super) fn pause(&self, pause_ns: u64) {
+        let until_ns = now_ns() + pause_ns;
+        loop {
+            let left_ns = until_ns.saturating_sub(now_ns());
+            if left_ns == 0 || self.bell.pause(left_ns.min(LOOK_UP_NS)) || self.writers_rest() {
+                return;
+            }
+        }
+    }
+
+    /// Whether nobody writes for a moment.
+    fn writers_rest(&self) -> bool {
+        let until_ns = now_ns() + GLANCE_NS;
+        while now_ns() < until_ns {
+            if self.writers() > 0 {
+                return false;
+            }
+        }
+        true
     }
 }
 

@@ -312,6 +312,23 @@ fn an_evictor_leaves_the_cpus_to_writers() {
     device.hold([]);
 }
 
+/// Else this would take a day.
+#[test]
+fn a_pause_ends_when_the_writers_rest() {
+    let device = TestDevice::new(1);
+    let tier = transit(Policy::Transit, &device, 1);
+    device.hold([5]);
+    write(&tier, 5, 1, false).unwrap();
+    // This thread takes the part of the only evictor, which waits for the device.
+    device.await_held(5);
+    let (core, writer) = (tier.core.clone(), tier.core.busy.enter());
+    let evictor = std::thread::spawn(move || core.pause(86_400_000_000_000));
+    tier.core.bell.await_paused();
+    drop(writer);
+    evictor.join().unwrap();
+    device.hold([]);
+}
+
 #[test]
 fn a_tier_opens_by_its_policy() {
     let tier = tier_of(Policy::TransitNoBypass)(TestDevice::new(1));
