@@ -124,8 +124,9 @@ impl AbsorbedFiles {
             guard.owe_place();
         }
         guard.stop_absorbing();
-        drop(guard);
+        // Under the lock: behind it the program may take a lease anew.
         self.leases.give_back(entry);
+        drop(guard);
         Ok(())
     }
 

@@ -212,6 +212,8 @@ struct Worker {
     /// Absorbed files that could not be settled: tried again.
     unsettled: Vec<FileRef>,
     failed_attempts: u32,
+    /// The launchers were told of the failure that goes on.
+    failure_told: bool,
     /// The head when the thread went to sleep, and when that was.
     asleep: Option<(u64, Instant)>,
 }
@@ -252,6 +254,7 @@ impl Worker {
             retired: log.pool().tail().map_or(log.tail(), |tail| tail.max(log.tail())),
             unsettled: Vec::new(),
             failed_attempts: 0,
+            failure_told: false,
             asleep: None,
         }
     }
@@ -388,7 +391,7 @@ impl Worker {
         if !synced.failures.is_empty() {
             return self.failed(&synced.failures);
         }
-        self.failed_attempts = 0;
+        (self.failed_attempts, self.failure_told) = (0, false);
         self.log.stats().raise(Counter::HighWaterBytes, situation.used_bytes);
         let retired = safe > self.retired && self.retire_to(safe);
         if retired {
@@ -500,16 +503,20 @@ impl Worker {
     /// Notes what could not be synced, so that it is written once more, and pauses.
     fn failed(&mut self, failures: &[Failure]) -> Step {
         self.counts.failed();
-        self.log.distrust_kernel();
         self.failed_attempts += 1;
         let message = describe(failures);
-        if self.failed_attempts == 1 {
+        let is_passing = failures.iter().all(Failure::is_passing);
+        if !self.failure_told && (!is_passing || self.failed_attempts >= ATTEMPTS) {
+            self.failure_told = true;
             self.voice.say(Outcome::Notice(format!(
                 "{message}; the log keeps it, and it is tried again"
             )));
         }
-        let failed = failures.iter().filter_map(|failure| failure.file);
-        for entry in failed.filter_map(|id| self.log.file_with_id(id)) {
+        if !is_passing {
+            self.log.distrust_kernel();
+        }
+        let failed = failures.iter().filter(|failure| !failure.is_passing());
+        for entry in failed.filter_map(|failure| self.log.file_with_id(failure.file?)) {
             // The next sync of the program will tell it; a file that is gone from the table has no program.
             let _ = self.log.note_failure(entry);
         }
@@ -539,7 +546,13 @@ impl Worker {
             }
             if let Err(error) = redo::rewrite(&self.log, file, lent.as_deref()) {
                 let name = file.names.first().cloned().unwrap_or_default();
-                failures.push(Failure { file: Some(file.id), name, error });
+                let failure = Failure { file: Some(file.id), name, error };
+                if let Some(entry) = self.log.file_with_id(file.id).filter(|_| failure.is_passing())
+                {
+                    // One that is gone from the table has nothing left to be written.
+                    let _ = self.log.drop_again(entry);
+                }
+                failures.push(failure);
             }
         }
         failures
@@ -583,4 +596,45 @@ fn describe(failures: &[Failure]) -> String {
         number => format!(", and {} more", number - 1),
     };
     format!("{} cannot be written back ({}){more}", first.name.display(), first.error)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    use super::super::trial::Trial;
+    use super::*;
+
+    /// How the retirement with this ticket ends.
+    fn retired(cleaner: &Cleaner, wanted: u64) -> Result<u64, String> {
+        cleaner.retire_all(wanted);
+        loop {
+            poll(&mut [PollFd::new(cleaner, PollFlags::IN)], None).unwrap();
+            for outcome in cleaner.outcomes() {
+                if let Outcome::Retired { ticket, result } = outcome
+                    && ticket == wanted
+                {
+                    return result;
+                }
+            }
+        }
+    }
+
+    /// Else the program's next sync would tell of an error, and its database be given up for it.
+    #[test]
+    fn a_lock_that_is_held_is_no_failure_of_the_file() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"0123456789");
+        trial.write(&file, "file", 0, b"abc");
+        trial.log.distrust_all_files();
+        let allocator = Allocator::begin(&trial.log).unwrap();
+        let guard = trial.lock(&file);
+        let cleaner = Cleaner::start(Arc::clone(&trial.log), allocator, Leases::default()).unwrap();
+        retired(&cleaner, 1).unwrap_err();
+        assert!(!guard.take_failure());
+        drop(guard);
+        retired(&cleaner, 2).unwrap();
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"abc3456789");
+        cleaner.stop();
+    }
 }

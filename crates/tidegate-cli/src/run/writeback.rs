@@ -16,6 +16,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, StatVfsMountFlags};
+use rustix::io::Errno;
+use tidegate::log::{AppendError, LockError};
 
 use super::backlog::{Known, Window};
 use super::kernel;
@@ -34,6 +36,18 @@ pub(crate) struct Failure {
     pub(crate) name: PathBuf,
     /// Why.
     pub(crate) error: io::Error,
+}
+
+impl Failure {
+    /// It says nothing of the disk: somebody holds what is needed, or this process has no more of something. The next attempt
+    /// may do it, and no program has to hear of it.
+    pub(crate) fn is_passing(&self) -> bool {
+        const PASSING: [Errno; 5] =
+            [Errno::AGAIN, Errno::INTR, Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+        let inner = self.error.get_ref();
+        inner.is_some_and(|error| error.is::<LockError>() || error.is::<AppendError>())
+            || Errno::from_io_error(&self.error).is_some_and(|errno| PASSING.contains(&errno))
+    }
 }
 
 /// How a sync went.

@@ -228,12 +228,24 @@ impl Log {
     /// # Errors
     /// [`LockError::Stale`]: the file is gone from the table.
     pub fn note_failure(&self, file: FileRef) -> Result<(), LockError> {
+        self.distrust_kernel();
+        self.raise(file, flag::FAILED | flag::DROPPED)
+    }
+
+    /// The file is still [to be written](Self::take_dropped) once more: that was not possible yet.
+    ///
+    /// # Errors
+    /// [`LockError::Stale`]: the file is gone from the table.
+    pub fn drop_again(&self, file: FileRef) -> Result<(), LockError> {
+        self.raise(file, flag::DROPPED)
+    }
+
+    fn raise(&self, file: FileRef, flags: u64) -> Result<(), LockError> {
         let entry = table::entry(&self.control, file.index);
         if entry.generation().load(Ordering::SeqCst) != u64::from(file.generation) {
             return Err(LockError::Stale);
         }
-        self.distrust_kernel();
-        entry.flags().fetch_or(flag::FAILED | flag::DROPPED, Ordering::SeqCst);
+        entry.flags().fetch_or(flags, Ordering::SeqCst);
         Ok(())
     }
 
