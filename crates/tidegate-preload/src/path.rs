@@ -25,6 +25,11 @@ pub(crate) fn forget_root() {
     ROOT_CHANGED.store(true, Ordering::Relaxed);
 }
 
+/// Paths of this process mean the same to the rest of the machine.
+pub(crate) fn are_known() -> bool {
+    !ROOT_CHANGED.load(Ordering::Relaxed)
+}
+
 /// A descriptor of our own for the length of a call.
 pub(crate) struct Opened(c_int);
 
@@ -152,7 +157,7 @@ fn of_directory(directory: c_int, out: &mut PathBuffer) -> Result<(), Errno> {
     if directory != libc::AT_FDCWD {
         return of_descriptor(directory, out);
     }
-    if ROOT_CHANGED.load(Ordering::Relaxed) {
+    if !are_known() {
         return Err(libc::ENOENT);
     }
     out.fill(|bytes| {
@@ -166,7 +171,7 @@ fn of_directory(directory: c_int, out: &mut PathBuffer) -> Result<(), Errno> {
 
 /// The path under which the kernel knows what is open as `descriptor`.
 pub(crate) fn of_descriptor(descriptor: c_int, out: &mut PathBuffer) -> Result<(), Errno> {
-    if ROOT_CHANGED.load(Ordering::Relaxed) {
+    if !are_known() {
         return Err(libc::ENOENT);
     }
     let mut link = [0; LINK_BYTES];

@@ -6,7 +6,7 @@
 //! [`set_errno`]; typed calls below them.
 #![allow(unsafe_code)] // system calls, and the C library's `errno`
 
-use std::ffi::{CStr, c_int, c_long};
+use std::ffi::{CStr, c_int, c_long, c_uint};
 use std::mem::MaybeUninit;
 
 /// An error number of the kernel.
@@ -194,6 +194,30 @@ pub(crate) fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     checked(unsafe { call(libc::SYS_fstat, words![fd, stat.as_mut_ptr()]) })?;
     // SAFETY: zeroed, then filled.
     Ok(unsafe { stat.assume_init() })
+}
+
+/// The same with the number of the mount that it was opened through, 0 where the kernel has none that is never given out again.
+pub(crate) fn fstat_with_mount(fd: c_int) -> Result<(libc::stat, u64), Errno> {
+    const MOUNT: c_uint = 0x4000;
+    let mut found = MaybeUninit::<libc::statx>::zeroed();
+    let (empty, wanted) = (c"".as_ptr(), libc::STATX_BASIC_STATS | MOUNT);
+    let arguments = words![fd, empty, libc::AT_EMPTY_PATH, wanted, found.as_mut_ptr()];
+    // SAFETY: a terminated path, and room for the answer.
+    checked(unsafe { call(libc::SYS_statx, arguments) })?;
+    // SAFETY: zeroed, then filled.
+    let found = unsafe { found.assume_init() };
+    // SAFETY: numbers, of which any bits are valid.
+    let mut stat: libc::stat = unsafe { MaybeUninit::zeroed().assume_init() };
+    stat.st_dev = libc::makedev(found.stx_dev_major, found.stx_dev_minor);
+    (stat.st_ino, stat.st_nlink) = (found.stx_ino, found.stx_nlink.into());
+    stat.st_mode = found.stx_mode.into();
+    (stat.st_uid, stat.st_gid) = (found.stx_uid, found.stx_gid);
+    stat.st_size = found.stx_size.cast_signed();
+    (stat.st_atime, stat.st_atime_nsec) = (found.stx_atime.tv_sec, found.stx_atime.tv_nsec.into());
+    (stat.st_mtime, stat.st_mtime_nsec) = (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec.into());
+    (stat.st_ctime, stat.st_ctime_nsec) = (found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec.into());
+    let mount = if found.stx_mask & MOUNT == 0 { 0 } else { found.stx_mnt_id };
+    Ok((stat, mount))
 }
 
 /// What the kernel says of a path's file; `flags` as for `fstatat`.
