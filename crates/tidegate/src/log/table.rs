@@ -144,13 +144,11 @@ fn narrow(index: u64) -> u32 {
 /// The entry of the file with this key; one is made for it where there is none.
 pub(super) fn find_or_add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
     let _lock = control.memory().lock(TABLE_LOCK_AT, PATIENCE).map_err(LogError::Lock)?;
-    match find(control, key) {
-        Some(file) => Ok(file),
-        None => {
-            forget_dead(control, key);
-            add(control, key)
-        }
+    if let Some(file) = find(control, key) {
+        return Ok(file);
     }
+    forget_dead(control, key);
+    add(control, key)
 }
 
 /// The entry of the file with this key, if there is one.
