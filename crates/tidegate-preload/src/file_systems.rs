@@ -52,6 +52,13 @@ pub(crate) fn of(fd: c_int, mount: u64) -> Result<FileSystem, Errno> {
     Ok(found)
 }
 
+/// A file system that takes other names for the same, if it does so, does it to upper and lower case. `mount` as for [`of`], which
+/// was called before.
+pub(crate) fn folds_letters_if_any(mount: u64) -> bool {
+    // Of the kinds that are noted: others may compose characters, or cut names.
+    noted(mount).is_some()
+}
+
 /// The file system that the kernel says this of.
 pub(crate) fn of_stat(stat: &libc::statfs) -> FileSystem {
     let kind = kind(stat);

@@ -196,6 +196,11 @@ pub(crate) fn is_read_only(fd: c_int) -> bool {
 /// The path by which the kernel knows the open file, if it still leads there.
 pub(crate) fn path_of(fd: c_int, stat: &libc::stat, path: &mut PathBuffer) -> Result<(), Errno> {
     path::of_descriptor(fd, path)?;
+    leads_to(path, stat)
+}
+
+/// Whether the file stands under the path.
+pub(crate) fn leads_to(path: &PathBuffer, stat: &libc::stat) -> Result<(), Errno> {
     let found = raw::fstatat(libc::AT_FDCWD, path.as_c_str(), libc::AT_SYMLINK_NOFOLLOW)?;
     let same = (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino);
     if same { Ok(()) } else { Err(libc::ENOENT) }

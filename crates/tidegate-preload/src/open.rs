@@ -11,13 +11,14 @@
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use crate::alike::alike;
+use crate::birth::{self, Given};
 use crate::close::{self, appeared, forget};
 use crate::descriptors::{self, DATA_SYNC, Known, NEVER, STRIPPED, SYNC};
 use crate::files::Seen;
 use crate::logged::Open;
 use crate::path::{self, LINK_BYTES};
 use crate::raw::{self, Errno};
-use crate::{absorb, birth, files, names, next, process, readable};
+use crate::{absorb, files, known_folder, names, next, process, readable};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
@@ -93,12 +94,26 @@ impl Request<'_> {
         }
         if self.flags & libc::O_CREAT != 0 {
             let flags = self.without_syncing() | CREATE_NEW;
-            if let Ok(fd) = raw::openat(self.directory, self.path, flags, self.mode) {
-                made(fd, || Ok(flags));
+            if let Ok((fd, given)) = self.make(flags) {
+                made(fd, || Ok(flags), Some(given));
                 return self.with_syncing(fd);
             }
         }
         self.existing()
+    }
+
+    /// Makes a file that was not there before.
+    fn make(&self, flags: c_int) -> Result<(c_int, Given<'_>), Errno> {
+        let known = process::log().and_then(|log| known_folder::knows(log, self.path));
+        if known.is_some() {
+            match raw::open_without_links(self.path, flags, self.mode) {
+                Ok(fd) => return Ok((fd, Given { path: self.path, known })),
+                Err(libc::EEXIST) => return Err(libc::EEXIST),
+                Err(_) => {}
+            }
+        }
+        let fd = raw::openat(self.directory, self.path, flags, self.mode)?;
+        Ok((fd, Given { path: self.path, known: None }))
     }
 
     /// Opens a file that was there before, most likely.
@@ -228,15 +243,15 @@ fn returned(result: Result<c_int, Errno>) -> c_int {
     result.unwrap_or_else(raw::failed_int)
 }
 
-/// This process has just made the file of `fd`, which has these status flags.
-pub(crate) fn made(fd: c_int, status: impl FnOnce() -> Result<c_int, Errno>) {
+/// This process has just made the file of `fd`, which has these status flags, by the path `given`.
+fn made(fd: c_int, status: impl FnOnce() -> Result<c_int, Errno>, given: Option<Given<'_>>) {
     forget(fd);
     descriptors::opened(fd);
     let Some(log) = process::log() else { return };
     let seen = Seen::of(fd).ok();
     let known = seen.map_or(Known::IGNORED, |seen| files::note(fd, &seen, status, 0));
     match known.file().zip(seen) {
-        Some((file, seen)) => birth::born(&Open { log, fd, known, file }, &seen),
+        Some((file, seen)) => birth::born(&Open { log, fd, known, file }, &seen, given),
         None => names::appeared(log, fd),
     }
 }
@@ -367,7 +382,7 @@ unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_in
     // SAFETY: as promised to this function.
     let fd = unsafe { mkostemps64(template, suffix_bytes, flags) };
     if fd >= 0 {
-        made(fd, || raw::status_flags(fd));
+        made(fd, || raw::status_flags(fd), None);
     }
     fd
 }

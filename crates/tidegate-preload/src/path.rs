@@ -40,6 +40,12 @@ impl Opened {
         Self::open(directory, path, libc::O_PATH | flags)
     }
 
+    /// As [`path`](Self::path), of a path that has no symbolic link in it.
+    pub(crate) fn without_links(path: &CStr) -> Result<Self, Errno> {
+        let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        raw::open_without_links(path, flags, 0).map(Self)
+    }
+
     /// Opens a file or directory itself.
     pub(crate) fn open(directory: c_int, path: &CStr, flags: c_int) -> Result<Self, Errno> {
         raw::openat(directory, path, libc::O_CLOEXEC | flags, 0).map(Self)

@@ -7,6 +7,7 @@ use tidegate::log::{Definition, FileKey, FileRef, Log};
 
 use crate::file_systems;
 use crate::files::{self, Seen};
+use crate::known_folder;
 use crate::path::{self, Opened, PathBuffer};
 use crate::raw::{self, Errno, words};
 use crate::subject::{Place, Subject};
@@ -28,18 +29,32 @@ impl Name<'_> {
     pub(crate) fn look(&self, flags: c_int) -> Result<Target, Errno> {
         Target::of(Opened::path(self.directory, self.path, flags)?)
     }
+
+    /// Looks at the entry itself, under the lock of names: what is found may know its path.
+    pub(super) fn look_at_entry(&self, log: &Log) -> Result<Target, Errno> {
+        if known_folder::knows(log, self.path).is_some()
+            && let Ok(opened) = Opened::without_links(self.path)
+        {
+            let mut path = PathBuffer::new();
+            path.push(self.path.to_bytes())?;
+            return Ok(Target { path: Some(path), ..Target::of(opened)? });
+        }
+        self.look(libc::O_NOFOLLOW)
+    }
 }
 
 /// What a name stands for. It stays the same thing while this lives, whatever happens to the name.
 pub(crate) struct Target {
     opened: Opened,
     seen: Seen,
+    /// From the root, if that is known.
+    path: Option<PathBuffer>,
 }
 
 impl Target {
     pub(super) fn of(opened: Opened) -> Result<Self, Errno> {
         let seen = Seen::of(opened.number())?;
-        Ok(Self { opened, seen })
+        Ok(Self { opened, seen, path: None })
     }
 
     pub(crate) fn stat(&self) -> &libc::stat {
@@ -72,6 +87,10 @@ impl Target {
 
     /// The name's path from the root.
     pub(super) fn path(&self, out: &mut PathBuffer) -> Result<(), Errno> {
+        if let Some(path) = &self.path {
+            out.clear();
+            return out.push(path.as_bytes());
+        }
         path::of_descriptor(self.opened.number(), out)
     }
 
