@@ -10,9 +10,9 @@ use tidegate::log::Definition;
 use crate::files::{self, Seen};
 use crate::known_folder::{self, Known};
 use crate::logged::Open;
-use crate::names;
 use crate::path::PathBuffer;
 use crate::raw::Errno;
+use crate::{mend, names};
 
 /// The path by which the program has made a file, and whether it is the kernel's, too.
 #[derive(Clone, Copy)]
@@ -32,8 +32,15 @@ pub(crate) fn born(open: &Open, seen: &Seen, given: Option<Given<'_>>) {
 fn defined(open: &Open, seen: &Seen, given: Option<Given<'_>>) -> Option<()> {
     let _names = names::lock(open.log)?;
     let guard = open.log.lock(open.file).ok()?;
+    if guard.owner_died() {
+        mend::file(open.log, open.fd, &guard);
+    }
     guard.mark_born();
     let mut ticket = guard.begin().ok()?;
+    if !ticket.needs_define() {
+        // Somebody else has opened and written it.
+        return Some(());
+    }
     let mut path = PathBuffer::new();
     find_path(open, seen, given, &mut path).ok()?;
     guard.note_mount(seen.mount);
