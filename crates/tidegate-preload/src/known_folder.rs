@@ -145,9 +145,11 @@ impl Folder {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code)] // descriptors
 pub(crate) mod tests {
     use std::fs::File;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsRawFd, FromRawFd};
+    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
     use std::sync::Mutex;
 
@@ -223,6 +225,24 @@ pub(crate) mod tests {
             learn_twice(&world.log, path, path);
             assert!(!knows(&world, path), "{}", path.display());
         }
+    }
+
+    #[test]
+    fn what_is_opened_without_links_is_as_the_program_made_it() {
+        let world = World::new();
+        let open = |path: &Path, flags| {
+            let fd = raw::open_without_links(&c_path(path), flags | libc::O_RDWR, 0o600)?;
+            // SAFETY: nobody else has it.
+            Ok::<File, raw::Errno>(unsafe { FromRawFd::from_raw_fd(fd) })
+        };
+        let (path, link) = (world.path("file"), world.path("link"));
+        let file = open(&path, libc::O_CREAT | libc::O_EXCL).unwrap();
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+        file.set_len(5 << 30).unwrap();
+        // As every file of `openat` may be.
+        assert!(open(&path, 0).is_ok(), "larger than 2 GiB");
+        std::os::unix::fs::symlink(path.parent().unwrap(), &link).unwrap();
+        assert_eq!(open(&link.join("file"), 0).err(), Some(libc::ELOOP));
     }
 
     #[test]
