@@ -258,12 +258,9 @@ pub(crate) fn openat(dir: c_int, path: &CStr, flags: c_int, mode: u32) -> Result
 
 /// Opens a path that has no symbolic link in it; an error of its own where it has one, or where the kernel does not know how.
 pub(crate) fn open_without_links(path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
-    /// What `openat` adds by itself.
-    const LARGE_FILE: c_int = if cfg!(target_arch = "x86_64") { 0o100_000 } else { 0o400_000 };
     const NO_SYMLINKS: u64 = 4;
     let mode = if flags & libc::O_CREAT == 0 { 0 } else { mode & 0o7777 };
-    let large = if flags & libc::O_PATH == 0 { LARGE_FILE } else { 0 };
-    let how = [u64::from((flags | large).cast_unsigned()), u64::from(mode), NO_SYMLINKS];
+    let how = [u64::from(flags.cast_unsigned()), u64::from(mode), NO_SYMLINKS];
     let arguments = words![libc::AT_FDCWD, path.as_ptr(), how.as_ptr(), size_of_val(&how)];
     // SAFETY: a terminated path, and a structure of the size that is given.
     let fd = checked(unsafe { call(libc::SYS_openat2, arguments) })?;
