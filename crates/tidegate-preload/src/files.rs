@@ -5,7 +5,7 @@
 //!    handle to be found by again, and the user's globs admit it. The answer is noted with the descriptor.
 //! 2. A file that is not for the log keeps the kernel's durability: no sync of it is skipped.
 //!
-//! Entry points: [`of`]; [`key_of`] for files that are not open in the program; [`path_of`].
+//! Entry points: [`of`], and [`note`] for who has just opened it; [`key_of`] for files that are not open in the program; [`path_of`].
 #![allow(unsafe_code)] // a system call that no crate has
 
 use std::ffi::{CStr, c_int};
@@ -15,6 +15,7 @@ use rustix::fs::StatVfsMountFlags;
 use tidegate::log::{self, FileKey, Log};
 
 use crate::descriptors::{self, Kind, Known};
+use crate::file_systems::{self, FileSystem};
 use crate::logged::Open;
 use crate::path::{self, PathBuffer};
 use crate::raw::{self, Errno};
@@ -27,14 +28,39 @@ pub(crate) fn of(fd: c_int) -> Known {
     if known.kind == Kind::Unknown { find_out(fd, 0) } else { known }
 }
 
+/// What the kernel says of an open file, all of it by one call.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    pub(crate) stat: libc::stat,
+    /// The mount that it was opened through, 0 where the kernel has no number for it.
+    pub(crate) mount: u64,
+}
+
+impl Seen {
+    pub(crate) fn of(fd: c_int) -> Result<Self, Errno> {
+        let (stat, mount) = raw::fstat_with_mount(fd)?;
+        Ok(Self { stat, mount })
+    }
+}
+
 /// Asks the kernel what `fd` is, and notes it with `flags` in addition.
 #[cold]
 pub(crate) fn find_out(fd: c_int, flags: u32) -> Known {
+    // A descriptor that cannot be examined is not noted: the next call will fail as this one.
+    Seen::of(fd).map_or(Known::IGNORED, |seen| note(fd, &seen, || raw::status_flags(fd), flags))
+}
+
+/// Notes what `fd` is, with `flags` in addition; `status` are its status flags.
+pub(crate) fn note(
+    fd: c_int,
+    seen: &Seen,
+    status: impl FnOnce() -> Result<c_int, Errno>,
+    flags: u32,
+) -> Known {
     let Some(log) = process::log().filter(|_| !process::is_strict()) else {
         return Known::IGNORED;
     };
-    // A descriptor that cannot be examined is not noted: the next call will fail as this one.
-    let Ok(known) = examine(log, fd) else { return Known::IGNORED };
+    let Ok(known) = examine(log, fd, seen, status) else { return Known::IGNORED };
     let known = absorb::noted(fd, known.with(flags));
     let Some(file) = known.file() else { return known };
     let direct = known.has(descriptors::DIRECT) && !known.has(descriptors::READ_ONLY);
@@ -44,32 +70,44 @@ pub(crate) fn find_out(fd: c_int, flags: u32) -> Known {
     known
 }
 
-fn examine(log: &Log, fd: c_int) -> Result<Known, Errno> {
-    let stat = raw::fstat(fd)?;
-    let kind = stat.st_mode & libc::S_IFMT;
+fn examine(
+    log: &Log,
+    fd: c_int,
+    seen: &Seen,
+    status: impl FnOnce() -> Result<c_int, Errno>,
+) -> Result<Known, Errno> {
+    let kind = seen.stat.st_mode & libc::S_IFMT;
     if !matches!(kind, libc::S_IFREG | libc::S_IFDIR) {
         return Ok(Known::IGNORED);
     }
-    let status = raw::status_flags(fd)?;
-    if status & libc::O_PATH != 0 || !is_for_log(&raw::fstatfs(fd)?) {
+    let status = status()?;
+    if status & libc::O_PATH != 0 || !file_systems::of(fd, seen.mount)?.is_for_log {
         return Ok(Known::IGNORED);
     }
     if kind == libc::S_IFDIR {
         return Ok(Known::of_kind(Kind::Directory));
     }
-    let Ok(key) = key_of(fd, &stat) else { return Ok(Known::IGNORED) };
-    let mut path = PathBuffer::new();
-    let admitted =
-        path::of_descriptor(fd, &mut path).is_ok() && process::filter().admits(path.as_bytes());
+    let Ok(key) = key_of(fd, seen) else { return Ok(Known::IGNORED) };
+    let admitted = is_admitted(fd);
     // What is not admitted here may be in the log through another command: then it must be seen to.
     let file = if admitted { log.entry_for(&key).ok() } else { log.find(&key).ok().flatten() };
     let Some(file) = file else { return Ok(Known::IGNORED) };
     let excluded = if admitted { 0 } else { descriptors::DIRECT };
     let known = Known::of_file(file, flags_of(status) | excluded);
-    if stat.st_nlink == 0 {
+    if seen.stat.st_nlink == 0 {
         log.lock(file).iter().for_each(tidegate::log::FileGuard::mark_nameless);
     }
     Ok(known)
+}
+
+/// Whether the user wants the open file in the log.
+fn is_admitted(fd: c_int) -> bool {
+    let filter = process::filter();
+    if filter.admits_all() {
+        return path::are_known();
+    }
+    let mut path = PathBuffer::new();
+    path::of_descriptor(fd, &mut path).is_ok() && filter.admits(path.as_bytes())
 }
 
 fn flags_of(status: c_int) -> u32 {
@@ -101,8 +139,9 @@ struct Handle {
 }
 
 /// What tells the open file from all others of all times.
-pub(crate) fn key_of(fd: c_int, stat: &libc::stat) -> Result<FileKey, Errno> {
-    key_by(fd, c"", libc::AT_EMPTY_PATH, stat, &raw::fstatfs(fd)?)
+pub(crate) fn key_of(fd: c_int, seen: &Seen) -> Result<FileKey, Errno> {
+    let file_system = file_systems::of(fd, seen.mount)?;
+    key_by(fd, c"", libc::AT_EMPTY_PATH, &seen.stat, file_system)
 }
 
 /// The same for a path, without a descriptor of the file; `flags` as for `fstatat`.
@@ -119,7 +158,7 @@ pub(crate) fn key_at(
         directory => raw::fstatfs(directory)?,
     };
     let flags = if follows { libc::AT_SYMLINK_FOLLOW } else { 0 };
-    key_by(directory, path, flags, stat, &file_system)
+    key_by(directory, path, flags, stat, file_systems::of_stat(&file_system))
 }
 
 /// `flags` as for `name_to_handle_at`.
@@ -128,7 +167,7 @@ fn key_by(
     path: &CStr,
     flags: c_int,
     stat: &libc::stat,
-    file_system: &libc::statfs,
+    file_system: FileSystem,
 ) -> Result<FileKey, Errno> {
     let mut handle =
         Handle { len_bytes: u32::from(HANDLE_BYTES), kind: 0, bytes: [0; HANDLE_BYTES as usize] };
@@ -138,15 +177,13 @@ fn key_by(
     // SAFETY: a terminated path, and room for a handle of the size that is given and for a number.
     raw::checked(unsafe { raw::call(libc::SYS_name_to_handle_at, arguments) })?;
     let len = usize::try_from(handle.len_bytes).unwrap_or(0).min(handle.bytes.len());
-    let file_system = file_system_id(file_system);
-    let identity = log::identity(file_system, handle.kind, &handle.bytes[..len]);
+    let identity = log::identity(file_system.id, handle.kind, &handle.bytes[..len]);
     Ok(FileKey { device: stat.st_dev, inode: stat.st_ino, identity })
 }
 
 /// The mount that an open descriptor was opened through, 0 where the kernel has no number for it.
 pub(crate) fn mount_of(fd: c_int) -> u64 {
-    // SAFETY: open for the time of this call.
-    log::recover::mount_of(unsafe { BorrowedFd::borrow_raw(fd) })
+    Seen::of(fd).map_or(0, |seen| seen.mount)
 }
 
 /// Nothing can be written to the file system of an open descriptor.
@@ -156,15 +193,14 @@ pub(crate) fn is_read_only(fd: c_int) -> bool {
     found.is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-/// `f_fsid` as a number, its first half in the lower bits.
-fn file_system_id(stat: &libc::statfs) -> u64 {
-    // SAFETY: eight bytes that any bits are valid for; the C library hides their fields.
-    unsafe { std::mem::transmute_copy(&stat.f_fsid) }
-}
-
 /// The path by which the kernel knows the open file, if it still leads there.
 pub(crate) fn path_of(fd: c_int, stat: &libc::stat, path: &mut PathBuffer) -> Result<(), Errno> {
     path::of_descriptor(fd, path)?;
+    leads_to(path, stat)
+}
+
+/// Whether the file stands under the path.
+pub(crate) fn leads_to(path: &PathBuffer, stat: &libc::stat) -> Result<(), Errno> {
     let found = raw::fstatat(libc::AT_FDCWD, path.as_c_str(), libc::AT_SYMLINK_NOFOLLOW)?;
     let same = (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino);
     if same { Ok(()) } else { Err(libc::ENOENT) }
@@ -174,47 +210,6 @@ pub(crate) fn path_of(fd: c_int, stat: &libc::stat, path: &mut PathBuffer) -> Re
 pub(crate) fn has_lost_its_name(fd: c_int) -> bool {
     let mut path = PathBuffer::new();
     path::of_descriptor(fd, &mut path).is_ok() && path.as_bytes().ends_with(b" (deleted)")
-}
-
-/// File systems whose files are in memory or made up.
-const VOLATILE: [i64; 14] = [
-    0x0102_1994, // tmpfs
-    0x8584_58f6, // ramfs
-    0x9fa0,      // proc
-    0x6265_6572, // sysfs
-    0x1cd1,      // devpts
-    0x6462_6720, // debugfs
-    0x7472_6163, // tracefs
-    0x0027_e0eb, // cgroup
-    0x6367_7270, // cgroup2
-    0x9584_58f6, // hugetlbfs
-    0x1980_0202, // mqueue
-    0x7363_6673, // securityfs
-    0xcafe_4a11, // bpf
-    0x6265_6570, // configfs
-];
-
-/// File systems that other machines change, so that this one's page cache is not the truth.
-const REMOTE: [i64; 8] = [
-    0x6969,      // NFS
-    0x517b,      // SMB
-    0xff53_4d42, // CIFS
-    0xfe53_4d42, // SMB2
-    0x0102_1997, // 9P
-    0x00c3_6400, // Ceph
-    0x5346_414f, // AFS
-    0x7461_636f, // OCFS2
-];
-
-const TMPFS: i64 = VOLATILE[0];
-
-/// Files of this file system outlive a power cut, and no other machine changes them.
-pub(crate) fn is_for_log(stat: &libc::statfs) -> bool {
-    let kind = stat.f_type & 0xffff_ffff;
-    match kind {
-        TMPFS => process::includes_tmpfs(),
-        _ => !VOLATILE.contains(&kind) && !REMOTE.contains(&kind),
-    }
 }
 
 #[cfg(test)]
@@ -230,10 +225,10 @@ mod tests {
         let path = dir.path().join("file");
         let file = std::fs::File::create(&path).unwrap();
         let wanted = log::recover::identity_of(&file).unwrap();
-        let stat = raw::fstat(file.as_raw_fd()).unwrap();
-        assert_eq!(key_of(file.as_raw_fd(), &stat).unwrap().identity, wanted);
+        let seen = Seen::of(file.as_raw_fd()).unwrap();
+        assert_eq!(key_of(file.as_raw_fd(), &seen).unwrap().identity, wanted);
         let name = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
         let flags = libc::AT_SYMLINK_NOFOLLOW;
-        assert_eq!(key_at(libc::AT_FDCWD, &name, flags, &stat).unwrap().identity, wanted);
+        assert_eq!(key_at(libc::AT_FDCWD, &name, flags, &seen.stat).unwrap().identity, wanted);
     }
 }

@@ -13,6 +13,11 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
+    /// Whether there is no restriction.
+    pub(crate) fn admits_all(&self) -> bool {
+        globs(self.include).chain(globs(self.exclude)).next().is_none()
+    }
+
     /// Whether files of this path are to be logged.
     pub(crate) fn admits(&self, path: &[u8]) -> bool {
         let included = globs(self.include).next().is_none() || matches_any(self.include, path);

@@ -11,12 +11,14 @@
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use crate::alike::alike;
+use crate::birth::{self, Given};
 use crate::close::{self, appeared, forget};
-use crate::descriptors::{self, DATA_SYNC, NEVER, STRIPPED, SYNC};
+use crate::descriptors::{self, DATA_SYNC, Known, NEVER, STRIPPED, SYNC};
+use crate::files::Seen;
 use crate::logged::Open;
 use crate::path::{self, LINK_BYTES};
 use crate::raw::{self, Errno};
-use crate::{absorb, files, names, next, process, readable};
+use crate::{absorb, files, known_folder, names, next, process, readable};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
@@ -92,12 +94,26 @@ impl Request<'_> {
         }
         if self.flags & libc::O_CREAT != 0 {
             let flags = self.without_syncing() | CREATE_NEW;
-            if let Ok(fd) = raw::openat(self.directory, self.path, flags, self.mode) {
-                made(fd);
+            if let Ok((fd, given)) = self.make(flags) {
+                made(fd, || Ok(flags), Some(given));
                 return self.with_syncing(fd);
             }
         }
         self.existing()
+    }
+
+    /// Makes a file that was not there before.
+    fn make(&self, flags: c_int) -> Result<(c_int, Given<'_>), Errno> {
+        let known = process::log().and_then(|log| known_folder::knows(log, self.path));
+        if known.is_some() {
+            match raw::open_without_links(self.path, flags, self.mode) {
+                Ok(fd) => return Ok((fd, Given { path: self.path, known })),
+                Err(libc::EEXIST) => return Err(libc::EEXIST),
+                Err(_) => {}
+            }
+        }
+        let fd = raw::openat(self.directory, self.path, flags, self.mode)?;
+        Ok((fd, Given { path: self.path, known: None }))
     }
 
     /// Opens a file that was there before, most likely.
@@ -110,7 +126,9 @@ impl Request<'_> {
         }
         forget(fd);
         descriptors::opened(fd);
-        self.note_possible_birth(fd);
+        if self.flags & libc::O_CREAT != 0 {
+            self.examine(fd, flags);
+        }
         if self.flags & libc::O_TRUNC != 0
             && let Err(errno) = if empties { empty(fd) } else { was_emptied(fd) }
         {
@@ -121,12 +139,16 @@ impl Request<'_> {
         self.with_syncing(fd)
     }
 
-    /// Between the two opens of a file, somebody else may have removed it; or the name is a link that led nowhere.
-    fn note_possible_birth(&self, fd: c_int) {
-        if self.flags & CREATE_NEW != libc::O_CREAT {
-            return;
+    /// Between the two opens of a file, somebody else may have removed it; or the name is a link that led nowhere. One that is
+    /// made where it is missing is written to, most likely, so that it is noted at once.
+    fn examine(&self, fd: c_int, flags: c_int) {
+        let Ok(seen) = Seen::of(fd) else { return };
+        if self.flags & CREATE_NEW == libc::O_CREAT {
+            note_if_new(fd, &seen.stat);
         }
-        note_new(fd);
+        if self.writes() {
+            files::note(fd, &seen, || Ok(flags), 0);
+        }
     }
 
     /// Notes what was taken away, or gives it back where the log does not make up for it.
@@ -191,8 +213,14 @@ fn is_file(stat: &libc::stat) -> bool {
 
 /// The file of `fd` may have been made just now, past the log.
 pub(crate) fn note_new(fd: c_int) {
+    if let Ok(stat) = raw::fstat(fd) {
+        note_if_new(fd, &stat);
+    }
+}
+
+fn note_if_new(fd: c_int, stat: &libc::stat) {
     if let Some(log) = process::log()
-        && raw::fstat(fd).is_ok_and(|stat| may_be_new(&stat))
+        && may_be_new(stat)
     {
         names::appeared(log, fd);
     }
@@ -215,14 +243,15 @@ fn returned(result: Result<c_int, Errno>) -> c_int {
     result.unwrap_or_else(raw::failed_int)
 }
 
-/// This process has just made the file of `fd`.
-pub(crate) fn made(fd: c_int) {
+/// This process has just made the file of `fd`, which has these status flags, by the path `given`.
+fn made(fd: c_int, status: impl FnOnce() -> Result<c_int, Errno>, given: Option<Given<'_>>) {
     forget(fd);
     descriptors::opened(fd);
     let Some(log) = process::log() else { return };
-    let known = files::of(fd);
-    match known.file() {
-        Some(file) => Open { log, fd, known, file }.born(),
+    let seen = Seen::of(fd).ok();
+    let known = seen.map_or(Known::IGNORED, |seen| files::note(fd, &seen, status, 0));
+    match known.file().zip(seen) {
+        Some((file, seen)) => birth::born(&Open { log, fd, known, file }, &seen, given),
         None => names::appeared(log, fd),
     }
 }
@@ -353,7 +382,7 @@ unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_in
     // SAFETY: as promised to this function.
     let fd = unsafe { mkostemps64(template, suffix_bytes, flags) };
     if fd >= 0 {
-        made(fd);
+        made(fd, || raw::status_flags(fd), None);
     }
     fd
 }

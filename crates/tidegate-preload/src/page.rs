@@ -38,6 +38,11 @@ pub(crate) struct Page {
     number: Option<usize>,
 }
 
+// SAFETY: its memory is nobody else's, whichever thread has it.
+unsafe impl Send for Page {}
+// SAFETY: what is shared is only read.
+unsafe impl Sync for Page {}
+
 impl Page {
     pub(crate) fn take() -> Self {
         let number = (0..PAGES).find(|&number| {

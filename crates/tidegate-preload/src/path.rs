@@ -25,6 +25,11 @@ pub(crate) fn forget_root() {
     ROOT_CHANGED.store(true, Ordering::Relaxed);
 }
 
+/// Paths of this process mean the same to the rest of the machine.
+pub(crate) fn are_known() -> bool {
+    !ROOT_CHANGED.load(Ordering::Relaxed)
+}
+
 /// A descriptor of our own for the length of a call.
 pub(crate) struct Opened(c_int);
 
@@ -33,6 +38,12 @@ impl Opened {
     /// it takes no record lock of the program away. A symbolic link is followed unless `flags` say `O_NOFOLLOW`.
     pub(crate) fn path(directory: c_int, path: &CStr, flags: c_int) -> Result<Self, Errno> {
         Self::open(directory, path, libc::O_PATH | flags)
+    }
+
+    /// As [`path`](Self::path), of a path that has no symbolic link in it.
+    pub(crate) fn without_links(path: &CStr) -> Result<Self, Errno> {
+        let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        raw::open_without_links(path, flags, 0).map(Self)
     }
 
     /// Opens a file or directory itself.
@@ -152,7 +163,7 @@ fn of_directory(directory: c_int, out: &mut PathBuffer) -> Result<(), Errno> {
     if directory != libc::AT_FDCWD {
         return of_descriptor(directory, out);
     }
-    if ROOT_CHANGED.load(Ordering::Relaxed) {
+    if !are_known() {
         return Err(libc::ENOENT);
     }
     out.fill(|bytes| {
@@ -166,7 +177,7 @@ fn of_directory(directory: c_int, out: &mut PathBuffer) -> Result<(), Errno> {
 
 /// The path under which the kernel knows what is open as `descriptor`.
 pub(crate) fn of_descriptor(descriptor: c_int, out: &mut PathBuffer) -> Result<(), Errno> {
-    if ROOT_CHANGED.load(Ordering::Relaxed) {
+    if !are_known() {
         return Err(libc::ENOENT);
     }
     let mut link = [0; LINK_BYTES];

@@ -6,7 +6,7 @@
 //! [`set_errno`]; typed calls below them.
 #![allow(unsafe_code)] // system calls, and the C library's `errno`
 
-use std::ffi::{CStr, c_int, c_long};
+use std::ffi::{CStr, c_int, c_long, c_uint};
 use std::mem::MaybeUninit;
 
 /// An error number of the kernel.
@@ -196,6 +196,30 @@ pub(crate) fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     Ok(unsafe { stat.assume_init() })
 }
 
+/// The same with the number of the mount that it was opened through, 0 where the kernel has none that is never given out again.
+pub(crate) fn fstat_with_mount(fd: c_int) -> Result<(libc::stat, u64), Errno> {
+    const MOUNT: c_uint = 0x4000;
+    let mut found = MaybeUninit::<libc::statx>::zeroed();
+    let (empty, wanted) = (c"".as_ptr(), libc::STATX_BASIC_STATS | MOUNT);
+    let arguments = words![fd, empty, libc::AT_EMPTY_PATH, wanted, found.as_mut_ptr()];
+    // SAFETY: a terminated path, and room for the answer.
+    checked(unsafe { call(libc::SYS_statx, arguments) })?;
+    // SAFETY: zeroed, then filled.
+    let found = unsafe { found.assume_init() };
+    // SAFETY: numbers, of which any bits are valid.
+    let mut stat: libc::stat = unsafe { MaybeUninit::zeroed().assume_init() };
+    stat.st_dev = libc::makedev(found.stx_dev_major, found.stx_dev_minor);
+    (stat.st_ino, stat.st_nlink) = (found.stx_ino, found.stx_nlink.into());
+    stat.st_mode = found.stx_mode.into();
+    (stat.st_uid, stat.st_gid) = (found.stx_uid, found.stx_gid);
+    stat.st_size = found.stx_size.cast_signed();
+    (stat.st_atime, stat.st_atime_nsec) = (found.stx_atime.tv_sec, found.stx_atime.tv_nsec.into());
+    (stat.st_mtime, stat.st_mtime_nsec) = (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec.into());
+    (stat.st_ctime, stat.st_ctime_nsec) = (found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec.into());
+    let mount = if found.stx_mask & MOUNT == 0 { 0 } else { found.stx_mnt_id };
+    Ok((stat, mount))
+}
+
 /// What the kernel says of a path's file; `flags` as for `fstatat`.
 pub(crate) fn fstatat(dir: c_int, path: &CStr, flags: c_int) -> Result<libc::stat, Errno> {
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
@@ -229,6 +253,17 @@ pub(crate) fn statfs(path: &CStr) -> Result<libc::statfs, Errno> {
 pub(crate) fn openat(dir: c_int, path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
     // SAFETY: a terminated path.
     let fd = checked(unsafe { call(libc::SYS_openat, words![dir, path.as_ptr(), flags, mode]) })?;
+    Ok(c_int::try_from(fd).unwrap_or(-1))
+}
+
+/// Opens a path that has no symbolic link in it; an error of its own where it has one, or where the kernel does not know how.
+pub(crate) fn open_without_links(path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
+    const NO_SYMLINKS: u64 = 4;
+    let mode = if flags & libc::O_CREAT == 0 { 0 } else { mode & 0o7777 };
+    let how = [u64::from(flags.cast_unsigned()), u64::from(mode), NO_SYMLINKS];
+    let arguments = words![libc::AT_FDCWD, path.as_ptr(), how.as_ptr(), size_of_val(&how)];
+    // SAFETY: a terminated path, and a structure of the size that is given.
+    let fd = checked(unsafe { call(libc::SYS_openat2, arguments) })?;
     Ok(c_int::try_from(fd).unwrap_or(-1))
 }
 

@@ -9,12 +9,13 @@ use std::ffi::{CStr, c_char, c_int};
 use libc::off_t;
 use tidegate::log::{Definition, FileKey, FileRef, Log, Ticket};
 
+use crate::files::{self, Seen};
 use crate::logged::negated;
 use crate::names::{self, Name, SignalsBlocked, Target};
 use crate::path::PathBuffer;
 use crate::raw::{self, Errno, words};
 use crate::subject::{AppendFailure, Place, Positions, Subject};
-use crate::{files, next, process, readable};
+use crate::{next, process, readable};
 
 /// What a call changes of the content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,10 +60,10 @@ impl Place for Descriptor {
         born: bool,
         path: &'p mut PathBuffer,
     ) -> Result<Definition<'p>, Errno> {
-        let stat = raw::fstat(self.0)?;
-        files::path_of(self.0, &stat, path)?;
-        let FileKey { device, inode, identity } = files::key_of(self.0, &stat)?;
-        let libc::stat { st_mode: mode, st_uid: uid, st_gid: gid, .. } = stat;
+        let seen = Seen::of(self.0)?;
+        files::path_of(self.0, &seen.stat, path)?;
+        let FileKey { device, inode, identity } = files::key_of(self.0, &seen)?;
+        let libc::stat { st_mode: mode, st_uid: uid, st_gid: gid, .. } = seen.stat;
         Ok(Definition { identity, device, inode, mode, uid, gid, born, path: path.as_bytes() })
     }
 

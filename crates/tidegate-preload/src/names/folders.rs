@@ -10,10 +10,11 @@ use std::ffi::c_int;
 use tidegate::log::{Counter, FileRef, Log};
 
 use super::target::Name;
-use crate::descriptors::Kind;
+use crate::descriptors::{self, Kind};
+use crate::files::{self, Seen};
 use crate::path::{self, Opened, PathBuffer};
 use crate::raw::{self, Errno};
-use crate::{files, process};
+use crate::{file_systems, process};
 
 /// Runs an operation of the kernel that changes a name in its directory, and that the log does not have.
 pub(super) fn unlogged_in(log: &Log, name: Name<'_>, operation: impl FnOnce() -> isize) -> isize {
@@ -39,7 +40,8 @@ pub(super) fn folder_made(log: &Log, name: Name<'_>, operation: impl FnOnce() ->
 
 /// The file of `fd` may have got its name by this process just now, which the log does not have.
 pub(crate) fn appeared(log: &Log, fd: c_int) {
-    if raw::fstatfs(fd).is_ok_and(|stat| !files::is_for_log(&stat)) {
+    let system = Seen::of(fd).and_then(|seen| file_systems::of(fd, seen.mount));
+    if system.is_ok_and(|found| !found.is_for_log) {
         return;
     }
     let mut path = PathBuffer::new();
@@ -67,11 +69,12 @@ fn mark(log: &Log, directory: Option<&Opened>) {
 }
 
 fn mark_one(log: &Log, fd: c_int) -> Option<()> {
-    if !files::is_for_log(&raw::fstatfs(fd).ok()?) {
+    let seen = Seen::of(fd).ok()?;
+    if !file_systems::of(fd, seen.mount).ok()?.is_for_log {
         // Its syncs are always real.
         return Some(());
     }
-    let key = files::key_of(fd, &raw::fstat(fd).ok()?).ok()?;
+    let key = files::key_of(fd, &seen).ok()?;
     log.lock(log.entry_for(&key).ok()?).ok()?.mark_names_unlogged();
     Some(())
 }
@@ -87,14 +90,23 @@ pub(crate) struct Folder {
 impl Folder {
     /// The directory of `fd`, if it is one whose sync the log may answer.
     pub(crate) fn of(fd: c_int) -> Option<Self> {
-        let log = process::log().filter(|_| files::of(fd).kind == Kind::Directory)?;
-        Self::known(log, fd)
+        let log = process::log()?;
+        // Most directories are opened to be synced once.
+        let noted = descriptors::get(fd).kind;
+        if !matches!(noted, Kind::Unknown | Kind::Directory) {
+            return None;
+        }
+        let seen = Seen::of(fd).ok()?;
+        let kind = match noted {
+            Kind::Unknown => files::note(fd, &seen, || raw::status_flags(fd), 0).kind,
+            noted => noted,
+        };
+        (kind == Kind::Directory).then(|| Self::known(log, fd, &seen))?
     }
 
-    fn known(log: &'static Log, fd: c_int) -> Option<Self> {
-        let stat = raw::fstat(fd).ok()?;
-        let file = if log.may_have(stat.st_dev, stat.st_ino) {
-            log.find(&files::key_of(fd, &stat).ok()?).ok()?
+    fn known(log: &'static Log, fd: c_int, seen: &Seen) -> Option<Self> {
+        let file = if log.may_have(seen.stat.st_dev, seen.stat.st_ino) {
+            log.find(&files::key_of(fd, seen).ok()?).ok()?
         } else {
             None
         };

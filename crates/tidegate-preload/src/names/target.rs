@@ -5,7 +5,9 @@ use std::ffi::{CStr, c_int};
 
 use tidegate::log::{Definition, FileKey, FileRef, Log};
 
-use crate::files;
+use crate::file_systems;
+use crate::files::{self, Seen};
+use crate::known_folder;
 use crate::path::{self, Opened, PathBuffer};
 use crate::raw::{self, Errno, words};
 use crate::subject::{Place, Subject};
@@ -27,35 +29,50 @@ impl Name<'_> {
     pub(crate) fn look(&self, flags: c_int) -> Result<Target, Errno> {
         Target::of(Opened::path(self.directory, self.path, flags)?)
     }
+
+    /// Looks at the entry itself, under the lock of names: what is found may know its path.
+    pub(super) fn look_at_entry(&self, log: &Log) -> Result<Target, Errno> {
+        if known_folder::knows(log, self.path).is_some()
+            && let Ok(opened) = Opened::without_links(self.path)
+        {
+            let mut path = PathBuffer::new();
+            path.push(self.path.to_bytes())?;
+            return Ok(Target { path: Some(path), ..Target::of(opened)? });
+        }
+        self.look(libc::O_NOFOLLOW)
+    }
 }
 
 /// What a name stands for. It stays the same thing while this lives, whatever happens to the name.
 pub(crate) struct Target {
     opened: Opened,
-    stat: libc::stat,
+    seen: Seen,
+    /// From the root, if that is known.
+    path: Option<PathBuffer>,
 }
 
 impl Target {
     pub(super) fn of(opened: Opened) -> Result<Self, Errno> {
-        let stat = raw::fstat(opened.number())?;
-        Ok(Self { opened, stat })
+        let seen = Seen::of(opened.number())?;
+        Ok(Self { opened, seen, path: None })
     }
 
     pub(crate) fn stat(&self) -> &libc::stat {
-        &self.stat
+        &self.seen.stat
     }
 
     pub(crate) fn is_file(&self) -> bool {
-        self.stat.st_mode & libc::S_IFMT == libc::S_IFREG
+        self.stat().st_mode & libc::S_IFMT == libc::S_IFREG
     }
 
     pub(super) fn is_directory(&self) -> bool {
-        self.stat.st_mode & libc::S_IFMT == libc::S_IFDIR
+        self.stat().st_mode & libc::S_IFMT == libc::S_IFDIR
     }
 
     /// The same file, by whatever name.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        (self.stat.st_dev, self.stat.st_ino) == (other.stat.st_dev, other.stat.st_ino)
+        let numbers = |target: &Self| (target.stat().st_dev, target.stat().st_ino);
+        numbers(self) == numbers(other)
     }
 
     /// Whether the file has no name by now.
@@ -65,17 +82,21 @@ impl Target {
 
     /// What tells the file from all others.
     pub(super) fn key(&self) -> Result<FileKey, Errno> {
-        files::key_of(self.opened.number(), &self.stat)
+        files::key_of(self.opened.number(), &self.seen)
     }
 
     /// The name's path from the root.
     pub(super) fn path(&self, out: &mut PathBuffer) -> Result<(), Errno> {
+        if let Some(path) = &self.path {
+            out.clear();
+            return out.push(path.as_bytes());
+        }
         path::of_descriptor(self.opened.number(), out)
     }
 
     /// The file's entry in the log's table, if it has one.
     pub(crate) fn find(&self, log: &Log) -> Option<FileRef> {
-        if self.is_file() && log.may_have(self.stat.st_dev, self.stat.st_ino) {
+        if self.is_file() && log.may_have(self.stat().st_dev, self.stat().st_ino) {
             return log.find(&self.key().ok()?).ok()?;
         }
         None
@@ -99,12 +120,13 @@ impl Target {
     /// A file whose names outlive a power cut.
     pub(super) fn is_recordable(&self) -> bool {
         self.is_file()
-            && raw::fstatfs(self.opened.number()).is_ok_and(|stat| files::is_for_log(&stat))
+            && file_systems::of(self.opened.number(), self.seen.mount)
+                .is_ok_and(|found| found.is_for_log)
     }
 
     /// Before a name of the file is lost: recovery may not know the names that stay, so it must not have to bring data there.
     pub(super) fn settle_for_further_names(&self, subject: &Subject<'_>) {
-        if self.stat.st_nlink > 1 && subject.guard.has_live_changes() {
+        if self.stat().st_nlink > 1 && subject.guard.has_live_changes() {
             subject.settle(self);
         }
     }
@@ -141,12 +163,12 @@ impl Place for Target {
     ) -> Result<Definition<'p>, Errno> {
         self.path(path)?;
         let FileKey { device, inode, identity } = self.key()?;
-        let libc::stat { st_mode: mode, st_uid: uid, st_gid: gid, .. } = self.stat;
+        let libc::stat { st_mode: mode, st_uid: uid, st_gid: gid, .. } = *self.stat();
         Ok(Definition { identity, device, inode, mode, uid, gid, born, path: path.as_bytes() })
     }
 
     fn mount(&self) -> u64 {
-        files::mount_of(self.opened.number())
+        self.seen.mount
     }
 
     /// All of the file system, since the file itself must not be opened: closing it again would take the program's record

@@ -8,6 +8,10 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD};
 
 use super::*;
+use crate::known_folder::{
+    self,
+    tests::{IN_TESTS, learn_twice},
+};
 use crate::path::Opened;
 use crate::testing::{World, c_path, look};
 
@@ -49,6 +53,23 @@ fn link_file(
     let new = c_path(new);
     let new = Name { directory: libc::AT_FDCWD, path: &new };
     changing(&world.log, || link::link(&world.log, old, new, flags, operation))
+}
+
+#[test]
+fn a_known_directory_that_became_a_link_unseen_is_asked_for() {
+    let _tests = IN_TESTS.lock().unwrap();
+    let world = World::new();
+    fs::create_dir(world.path("known")).unwrap();
+    let (one, other) = (world.live_file("known/one"), world.live_file("known/other"));
+    learn_twice(&world.log, &one, &one);
+    assert!(known_folder::knows(&world.log, &c_path(&one)).is_some());
+    unlink_file(&world, &one, || done(fs::remove_file(&one)));
+    // By a process that does not count it.
+    fs::rename(world.path("known"), world.path("moved")).unwrap();
+    std::os::unix::fs::symlink("moved", world.path("known")).unwrap();
+    assert!(known_folder::knows(&world.log, &c_path(&other)).is_some());
+    unlink_file(&world, &other, || done(fs::remove_file(&other)));
+    assert_eq!(world.records()[4..], ["unlink known/one", "unlink moved/other"]);
 }
 
 #[test]

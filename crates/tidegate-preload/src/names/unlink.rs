@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Removes the name of anything but a directory.
 pub(super) fn unlink(log: &Log, name: Name<'_>, operation: impl FnOnce() -> isize) -> isize {
-    let target = match name.look(libc::O_NOFOLLOW) {
+    let target = match name.look_at_entry(log) {
         Ok(target) => target,
         Err(libc::ENOENT) => return operation(),
         Err(error) if is_scarcity(error) => {

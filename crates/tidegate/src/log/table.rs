@@ -144,10 +144,11 @@ fn narrow(index: u64) -> u32 {
 /// The entry of the file with this key; one is made for it where there is none.
 pub(super) fn find_or_add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
     let _lock = control.memory().lock(TABLE_LOCK_AT, PATIENCE).map_err(LogError::Lock)?;
-    match find(control, key) {
-        Some(file) => Ok(file),
-        None => add(control, key),
+    if let Some(file) = find(control, key) {
+        return Ok(file);
     }
+    forget_dead(control, key);
+    add(control, key)
 }
 
 /// The entry of the file with this key, if there is one.
@@ -238,6 +239,41 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     entry.next().store(bucket.load(Ordering::Relaxed), Ordering::Relaxed);
     bucket.store(index + 1, Ordering::Release);
     reference(entry, index)
+}
+
+/// Takes the entries out of their chain whose files have lost their numbers to the file with this key, and had no name before:
+/// nobody can have such a file open, or open it again, so nobody looks for it. Else chains would grow with each file that is made
+/// and removed, since the kernel gives out the same few numbers again. The entries themselves are given away like all others.
+fn forget_dead(control: &Control, key: &FileKey) {
+    let mut link = bucket(control, key);
+    for _ in 0..FILES_MAX {
+        let next = link.load(Ordering::Relaxed);
+        let Some(index) = next.checked_sub(1).filter(|index| *index < FILES_MAX) else { return };
+        let found = entry(control, narrow(index));
+        if is_dead(&found, key) {
+            link.store(found.next().load(Ordering::Relaxed), Ordering::Release);
+        } else {
+            link = found.next();
+        }
+    }
+}
+
+fn is_dead(entry: &Entry<'_>, successor: &FileKey) -> bool {
+    entry.inode().load(Ordering::Relaxed) == successor.inode
+        && entry.device().load(Ordering::Relaxed) == successor.device
+        && entry.identity().load(Ordering::Relaxed) != successor.identity
+        && entry.flags().load(Ordering::SeqCst) & flag::NAMELESS != 0
+}
+
+/// Entries that a search for this key may have to look at.
+#[cfg(all(test, not(feature = "loom")))]
+pub(super) fn chain_len(control: &Control, key: &FileKey) -> usize {
+    let mut next = bucket(control, key).load(Ordering::Relaxed);
+    let mut len = 0;
+    while let Some(index) = next.checked_sub(1) {
+        (len, next) = (len + 1, entry(control, narrow(index)).next().load(Ordering::Relaxed));
+    }
+    len
 }
 
 /// Takes an entry out of its chain whose file needs it no more.

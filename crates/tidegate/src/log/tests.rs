@@ -398,6 +398,27 @@ fn an_entry_is_given_away_only_when_nothing_of_it_is_needed() {
 }
 
 #[test]
+fn files_that_had_the_same_number_are_not_searched_for_ever() {
+    let log = log();
+    let file = |identity| FileKey { identity, ..key(1) };
+    // One that lost its number without having lost its name, as after an unmount: it may come back.
+    let other = log.entry_for(&file(1)).unwrap();
+    for identity in 2..100 {
+        let removed = log.entry_for(&file(identity)).unwrap();
+        assert_eq!(log.find(&file(identity)).unwrap(), Some(removed));
+        log.lock(removed).unwrap().mark_nameless();
+        // Who has it open finds it.
+        assert_eq!(log.entry_for(&file(identity)).unwrap(), removed);
+    }
+    assert_eq!(super::table::chain_len(&log.control, &key(1)), 2);
+    assert_eq!(log.entry_for(&file(1)).unwrap(), other);
+    // What is in no chain is given away, too.
+    for inode in 2..=2 * FILES_MAX {
+        log.entry_for(&key(inode)).unwrap();
+    }
+}
+
+#[test]
 fn two_attach_to_what_one_started() {
     let dir = tempfile::tempdir().unwrap();
     let (pool, control) = (dir.path().join("pool"), dir.path().join("control"));
