@@ -25,8 +25,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use tidegate::log::{
-    Absorbed, AppendError, Base, Counter, FileGuard, FileRef, LockError, Log, Overlay,
-    OverlayError, Scanner, can_write_in_place, set_modified,
+    Absorbed, AppendError, Base, FileGuard, FileRef, LockError, Log, Overlay, OverlayError,
+    Scanner, can_write_in_place, set_modified,
 };
 
 use crate::descriptors::{
@@ -392,17 +392,15 @@ fn try_write(open: &Open, request: &Request<'_>, bytes: u64) -> Result<Option<u6
         if ticket.needs_define() {
             return Ok(None);
         }
-        ticket.absorb(at, request.parts).map(Some)
+        let position = ticket.absorb(at, request.parts)?;
+        ticket.count(bytes, true);
+        Ok(Some(position))
     });
     match appended {
         Ok(Some(position)) => {
             if overlay.wrote(open.log, at, request.parts, position).is_err() {
                 return Err(Left::Error(libc::EIO));
             }
-            let stats = open.log.stats();
-            stats.add(Counter::AbsorbedWrites, 1);
-            stats.add(Counter::Writes, 1);
-            stats.add(Counter::WriteBytes, bytes);
             guard.grow(end, now_ns());
             if request.place == Place::Current {
                 guard.set_place(end);

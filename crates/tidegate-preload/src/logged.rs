@@ -313,9 +313,7 @@ impl Open {
         if !is_as_recorded {
             self.correct(guard, &mut ticket, position, request, result);
         }
-        let stats = self.log.stats();
-        stats.add(Counter::Writes, 1);
-        stats.add(Counter::WriteBytes, bytes);
+        ticket.count(bytes, false);
         let written = Written { at: place, end: place + bytes, parts: request.parts, position };
         Ok((result, is_as_recorded.then_some(written)))
     }

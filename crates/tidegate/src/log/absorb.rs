@@ -54,7 +54,10 @@ impl FileGuard<'_> {
     /// An absorbed write has made the file at least `size` bytes long, at `now_ns` since 1970.
     pub fn grow(&self, size: u64, now_ns: u64) {
         self.entry().modified_ns().store(now_ns, Ordering::Relaxed);
-        self.entry().size().fetch_max(size, Ordering::SeqCst);
+        // Changed under the lock only. Who asks for the size without it, after the write, finds this, and the time before it.
+        if size > self.size() {
+            self.entry().size().store(size, Ordering::Release);
+        }
     }
 
     /// Where the next read or write through the only open description of an absorbed file begins.

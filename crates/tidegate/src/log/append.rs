@@ -52,6 +52,7 @@ pub struct FileGuard<'a> {
 pub struct Ticket<'a> {
     log: &'a Log,
     entry: Entry<'a>,
+    number: u64,
     slot: SlotWords<'a>,
     absorbed: bool,
 }
@@ -114,10 +115,10 @@ impl Log {
     }
 
     fn claim(&self, file: FileRef) -> Result<Ticket<'_>, AppendError> {
-        let (_, slot) = self.take_slot().ok_or(AppendError::NoSlot)?;
+        let (number, slot) = self.take_slot().ok_or(AppendError::NoSlot)?;
         slot.file.store(u64::from(file.index) + 1, Ordering::Relaxed);
         let entry = table::entry(&self.control, file.index);
-        Ok(Ticket { log: self, entry, slot, absorbed: false })
+        Ok(Ticket { log: self, entry, number, slot, absorbed: false })
     }
 
     /// A change of the file was or will be made without its lock and that the log does not have. To be called before the
@@ -215,27 +216,27 @@ impl Log {
         position: u64,
         parts: &[IoSlice<'_>],
     ) -> Result<u32, AppendError> {
+        let region = self.pool.region();
         let mut to = self.pool.region_offset(position) + RECORD_ALIGN_BYTES;
-        let mut buffer = [0; CHUNK];
-        let mut copy = |bytes: &[u8], sum: &mut dyn FnMut(&[u8])| {
-            let chunk = &mut buffer[..bytes.len()];
-            chunk.copy_from_slice(bytes);
-            sum(chunk);
-            self.pool.region().write_streaming(to, chunk).map_err(|_| AppendError::Memory)?;
-            to += bytes.len() as u64;
-            Ok(())
-        };
-        let mut checksum = 0;
         // A checksum of one piece takes half the time of one in pieces.
         if let [part] = parts
             && part.len() <= CHUNK
         {
-            copy(part, &mut |chunk| checksum = payload_checksum(&[IoSlice::new(chunk)]))?;
+            // Of no bytes.
+            let mut checksum = 0;
+            region
+                .write_streaming_seen::<CHUNK>(to, part, |chunk| {
+                    checksum = payload_checksum(&[IoSlice::new(chunk)]);
+                })
+                .map_err(|_| AppendError::Memory)?;
             return Ok(checksum);
         }
         let mut digest = PayloadDigest::default();
-        for bytes in parts.iter().flat_map(|part| part.chunks(CHUNK)) {
-            copy(bytes, &mut |chunk| digest.add(chunk))?;
+        for part in parts {
+            region
+                .write_streaming_seen::<CHUNK>(to, part, |chunk| digest.add(chunk))
+                .map_err(|_| AppendError::Memory)?;
+            to += part.len() as u64;
         }
         Ok(digest.finish())
     }
@@ -491,6 +492,12 @@ impl Ticket<'_> {
         let position = self.about(RecordKind::Write, [offset, 0, 0], parts, Room::Data);
         self.absorbed = false;
         position
+    }
+
+    /// Counts a write of so many bytes; with `absorbed`, one that ended in the log.
+    #[inline]
+    pub fn count(&self, bytes: u64, absorbed: bool) {
+        self.log.stats().add_write(self.number, bytes, absorbed);
     }
 
     /// Appends that the kernel has all absorbed writes to the file.

@@ -186,9 +186,10 @@ impl Control {
         self.memory.lock(SUPERVISOR_LOCK_AT, patience)
     }
 
-    /// The same without waiting.
-    pub(super) fn try_lock_supervisor(&self) -> Result<Locked<'_>, LockFailure> {
-        self.memory.try_lock(SUPERVISOR_LOCK_AT)
+    /// Somebody who lives holds it.
+    #[inline]
+    pub(super) fn supervisor_is_locked(&self) -> bool {
+        self.memory.is_held(SUPERVISOR_LOCK_AT)
     }
 
     /// There is room in the log, or may be: wakes all who wait for it.
@@ -249,6 +250,12 @@ impl Control {
             record: self.memory.word(at + 16),
             file: self.memory.word(at + 24),
         }
+    }
+
+    /// What holders of a slot have counted, `which` below 4. Changed by nobody but who holds the slot.
+    #[inline]
+    pub(super) fn slot_counter(&self, number: u64, which: u64) -> &AtomicU64 {
+        self.memory.word(SLOTS_AT + number * SLOT_BYTES + 32 + which * 8)
     }
 
     /// Makes the lock at `offset`.

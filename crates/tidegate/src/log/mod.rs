@@ -271,15 +271,13 @@ impl Log {
     }
 
     /// Somebody cleans the log.
+    #[inline]
     pub fn supervisor_alive(&self) -> bool {
-        matches!(
-            self.control.try_lock_supervisor(),
-            Err(LockFailure::TimedOut | LockFailure::Reentered)
-        )
+        self.control.supervisor_is_locked()
     }
 
     /// Takes the right to clean the log, and to settle absorbed files, for as long as the guard and the calling thread live.
-    /// Waits at most `patience`: who looks whether somebody has it holds it for a moment.
+    /// Waits at most `patience`.
     ///
     /// # Errors
     /// [`LockFailure::TimedOut`]: somebody has it.

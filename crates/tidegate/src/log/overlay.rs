@@ -22,11 +22,15 @@ use crate::sync::Ordering;
 const PAGE_BYTES: u64 = PAGE_LEN as u64;
 const PAGE_LEN: usize = 4096;
 
-/// Pages that a table finds room for, and a second table for when the first is swept.
-const SLOTS: u64 = 1 << 19;
+/// Pages that a table finds room for, and a second table for when the first is swept. A prime number: steps of any length lead to
+/// every slot.
+const SLOTS: u64 = (1 << 19) - 1;
+/// Neighbours in the file that are neighbours in the table, so that they share cache lines and page faults.
+const GROUP: u64 = 64;
+const GROUPS: u64 = SLOTS.next_power_of_two() / GROUP;
 const SLOTS_USED_MAX: u64 = SLOTS / 10 * 7;
 const SLOT_BYTES: u64 = 16;
-const TABLE_BYTES: u64 = SLOTS * SLOT_BYTES;
+const TABLE_BYTES: u64 = (SLOTS + 1) * SLOT_BYTES;
 /// Pages that have a copy, at most.
 const COPIES: u64 = 16 << 10;
 /// Two words a copy: the page that it is of, plus 1, and the position of its last write.
@@ -342,12 +346,16 @@ impl Overlay {
     }
 
     fn first_slot(&self, page: u64) -> u64 {
-        let mixed = page.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
-        self.table() + mixed % SLOTS * SLOT_BYTES
+        let mixed = (page / GROUP).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        // In another order in each group: else the pages of a regular distance would meet.
+        let in_group = (page ^ mixed >> 40) % GROUP;
+        let group = mixed >> (u64::BITS - GROUPS.ilog2());
+        self.table() + (group * GROUP + in_group) % SLOTS * SLOT_BYTES
     }
 
+    /// In the next group: the slots beside this one are for its neighbours.
     fn next_slot(&self, slot: u64) -> u64 {
-        self.table() + (slot - self.table() + SLOT_BYTES) % TABLE_BYTES
+        self.table() + ((slot - self.table()) / SLOT_BYTES + GROUP) % SLOTS * SLOT_BYTES
     }
 
     /// Moves the pages that count into the other table.
@@ -609,6 +617,35 @@ mod tests {
             file.overlay.prepare(&file.log, at, 1, 0, &mut kernel).err()
         });
         assert_eq!(found, Some(OverlayError::Full));
+    }
+
+    #[test]
+    fn pages_at_any_distance_find_their_slots_and_neighbours_lie_together() {
+        let file = Absorbed::new();
+        let overlay = &file.overlay;
+        for distance in [1, GROUP, 4096, SLOTS, 1 << 20, 0x12_3457] {
+            let first = distance << 24;
+            let pages = (0..20_000).map(|number| first + number * distance);
+            pages.clone().for_each(|page| overlay.set(page, page + 1));
+            for page in pages {
+                assert_eq!(overlay.place(0, page), Place::Log(page + 1), "{distance}");
+            }
+        }
+        let place = |page| overlay.first_slot(page) / (GROUP * SLOT_BYTES);
+        assert!((0..GROUP).all(|page| place(page) == place(0)));
+        assert_ne!(place(GROUP), place(0));
+    }
+
+    #[test]
+    fn a_table_that_is_full_of_pages_finds_them_all() {
+        let file = Absorbed::new();
+        // As many as there may be, of which the groups have one each.
+        let pages = (0..SLOTS_USED_MAX).map(|number| number * GROUP);
+        pages.clone().for_each(|page| file.overlay.set(page, page + 64));
+        for page in pages {
+            assert_eq!(file.overlay.place(0, page), Place::Log(page + 64));
+        }
+        assert_eq!(file.overlay.place(0, 1), Place::Kernel);
     }
 
     #[test]

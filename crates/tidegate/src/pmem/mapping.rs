@@ -23,6 +23,10 @@ type Result<T> = std::result::Result<T, PmemError>;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// What a devdax device aligns its mappings to where it does not say.
 const DEVDAX_ALIGN_BYTES: u64 = 2 << 20;
+/// A huge page, where there are any: of another size none is asked for.
+const HUGE_BYTES: u64 = 2 << 20;
+/// The kernel's number, since Linux 6.1; the crate libc lacks it.
+const MADV_COLLAPSE: libc::c_int = 25;
 
 /// What the memory under a region is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,8 +233,26 @@ impl Mapping {
     /// Allocates space of the file under the mapping, if there is one.
     pub(super) fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         match &self.file {
-            Some(file) if self.kind != Kind::Devdax => allocate(file, offset, len),
-            _ => Ok(()),
+            Some(file) if self.kind != Kind::Devdax => allocate(file, offset, len)?,
+            _ => return Ok(()),
+        }
+        if self.kind == Kind::Tmpfs {
+            self.collapse(offset, len);
+        }
+        Ok(())
+    }
+
+    /// Has the kernel make a huge page of each 2 MiB whose last byte is among the `len` at `offset`, whatever the mount says of huge
+    /// pages: all before them was allocated. Each process that maps the file then has one page fault where it had 512, and
+    /// persistent memory has such pages too. Without them all works alike.
+    ///
+    /// Not of the first 2 MiB: headers are there, in use already, and what is little used needs no more.
+    fn collapse(&self, offset: u64, len: u64) {
+        let (first, end) = ((offset / HUGE_BYTES).max(1), (offset + len) / HUGE_BYTES);
+        for block in first..end {
+            let at = self.at(block * HUGE_BYTES).cast();
+            // SAFETY: pages of this mapping, whose bytes stay what they are.
+            let _ = unsafe { libc::madvise(at, to_usize(HUGE_BYTES), MADV_COLLAPSE) };
         }
     }
 
@@ -353,9 +375,25 @@ fn map(
 ) -> io::Result<*mut std::ffi::c_void> {
     let prot = if read_only { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
     let len = to_usize(len_bytes);
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, file, 0) };
+    // SAFETY: a fresh mapping at an address of the kernel's choice, if the one that is proposed is not free.
+    let base = unsafe { rustix::mm::mmap(address_for(len_bytes), len, prot, flags, file, 0) };
     base.map_err(io::Error::from)
+}
+
+/// A free address for a mapping of so many bytes at which huge pages of the file can be mapped as such; NULL, where that does not
+/// matter. Another thread may take it at any moment.
+fn address_for(len_bytes: u64) -> *mut std::ffi::c_void {
+    let (len, nowhere) = (to_usize(len_bytes + HUGE_BYTES), std::ptr::null_mut());
+    if len_bytes < HUGE_BYTES {
+        return nowhere;
+    }
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let found = unsafe { rustix::mm::mmap_anonymous(nowhere, len, ProtFlags::empty(), flags) };
+    let Ok(found) = found else { return nowhere };
+    // SAFETY: mapped just now; nobody has used it.
+    let _ = unsafe { rustix::mm::munmap(found, len) };
+    found.wrapping_byte_add(found.align_offset(to_usize(HUGE_BYTES)))
 }
 
 fn on_tmpfs(file: &File) -> io::Result<bool> {

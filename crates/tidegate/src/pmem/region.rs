@@ -10,6 +10,7 @@
 //! [`Region::write_back`], [`Region::fence`].
 
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
@@ -41,6 +42,10 @@ pub struct RegionOptions {
     /// is installed, for the process is somebody else's program.
     pub guest: bool,
 }
+
+/// What begins at a cache line: loads of whole lines of it touch one each.
+#[repr(align(64))]
+struct LineAligned<T>(T);
 
 /// A mapping of persistent memory.
 ///
@@ -273,6 +278,34 @@ impl Region {
         self.counting.streamed(len);
         self.left_for_medium(start, offset, len);
         self.check_whole(offset, len)
+    }
+
+    /// Stores `data` as [`write_streaming`](Self::write_streaming) does, `CHUNK` bytes at a time by way of a buffer of its own, and
+    /// shows each chunk to `see` before it is stored: what `see` saw is what is stored, even if another thread changes `data`
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    #[inline]
+    pub fn write_streaming_seen<const CHUNK: usize>(
+        &self,
+        offset: u64,
+        data: &[u8],
+        mut see: impl FnMut(&[u8]),
+    ) -> Result<()> {
+        let mut buffer = LineAligned(MaybeUninit::<[u8; CHUNK]>::uninit());
+        let buffer = buffer.0.as_mut_ptr().cast::<u8>();
+        let mut at = offset;
+        for part in data.chunks(CHUNK) {
+            // SAFETY: no part is longer than the buffer, which nobody else knows.
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), buffer, part.len()) };
+            // SAFETY: so many bytes were copied there just now.
+            let copied = unsafe { std::slice::from_raw_parts(buffer, part.len()) };
+            see(copied);
+            self.write_streaming(at, copied)?;
+            at += part.len() as u64;
+        }
+        Ok(())
     }
 
     /// Stores `len` zero bytes at `offset` past the cache: durable after a [`fence`](Self::fence) of the same thread.

@@ -174,6 +174,19 @@ impl SharedMemory {
         self.locked(offset, outcome)
     }
 
+    /// Whether somebody who lives holds the lock at `offset`: a look at the half word in which the kernel finds the thread that holds
+    /// it, and which the kernel clears of it when that thread dies.
+    ///
+    /// [`try_lock`](Self::try_lock) says the same, but writes to the lock's cache line even where it fails: threads that ask at each
+    /// operation would pull it from each other.
+    ///
+    /// # Panics
+    /// As for [`half`](Self::half).
+    #[inline]
+    pub fn is_held(&self, offset: u64) -> bool {
+        self.half(offset).load(std::sync::atomic::Ordering::Acquire) & libc::FUTEX_TID_MASK != 0
+    }
+
     fn locked(&self, offset: u64, outcome: libc::c_int) -> Result<Locked<'_>, LockFailure> {
         match outcome {
             0 => Ok(Locked { memory: self, offset, owner_died: false }),
@@ -274,17 +287,21 @@ mod tests {
         let memory = SharedMemory::anonymous(4096).unwrap();
         memory.init_lock(64);
         let patience = Duration::from_millis(10);
+        assert!(!memory.is_held(64));
         let held = memory.lock(64, patience).unwrap();
+        assert!(memory.is_held(64));
         assert_eq!(memory.lock(64, patience).err(), Some(LockFailure::Reentered));
         std::thread::scope(|scope| {
             let other = scope.spawn(|| memory.lock(64, patience).err());
             assert_eq!(other.join().unwrap(), Some(LockFailure::TimedOut));
         });
         drop(held);
+        assert!(!memory.is_held(64));
         std::thread::scope(|scope| {
             // The thread ends with the lock held.
             scope.spawn(|| std::mem::forget(memory.lock(64, patience).unwrap()));
         });
+        assert!(!memory.is_held(64), "by who does not live");
         assert!(memory.lock(64, patience).unwrap().owner_died());
         assert!(!memory.lock(64, patience).unwrap().owner_died());
     }

@@ -32,6 +32,21 @@ fn streaming_store() {
 }
 
 #[test]
+fn streaming_store_seen() {
+    let data: Vec<u8> = (0..1300_u32).map(|number| (number % 251) as u8).collect();
+    let expected = Counters { stores: 3, bytes_streamed: 1300, ..Counters::default() };
+    expect_counts(expected, |region| {
+        let mut seen = Vec::new();
+        region
+            .write_streaming_seen::<512>(100, &data, |chunk| seen.extend_from_slice(chunk))
+            .unwrap();
+        assert_eq!(seen, data);
+        let word = u64::from_le_bytes(std::array::from_fn(|at| data[4 + 1000 + at]));
+        assert_eq!(region.load_u64(1104).unwrap(), word);
+    });
+}
+
+#[test]
 fn words() {
     let expected = Counters { stores: 2, bytes_stored: 12, ..Counters::default() };
     expect_counts(expected, |region| {

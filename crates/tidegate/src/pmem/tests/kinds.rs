@@ -184,3 +184,37 @@ fn what_cannot_be_mapped_is_refused_with_a_reason() {
         assert!(message.contains(reason), "{message}");
     }
 }
+
+#[test]
+fn space_in_tmpfs_is_huge_pages_that_keep_their_bytes() {
+    const BLOCK: u64 = 2 << 20;
+    let dir = on_tmpfs();
+    let path = dir.path().join("pool");
+    let options = RegionOptions { sparse: true, ..creating(8 * BLOCK) };
+    let region = Region::open(&path, &options).unwrap();
+    // In use before its block is complete, as the start of a log is.
+    region.allocate(0, BLOCK + 4096).unwrap();
+    region.write(BLOCK + 5, b"early").unwrap();
+    region.allocate(BLOCK + 4096, 6 * BLOCK).unwrap();
+    let guest = RegionOptions { guest: true, ..RegionOptions::default() };
+    let other = Region::open(&path, &guest).unwrap();
+    let faults_before = page_faults();
+    for page in (BLOCK..7 * BLOCK).step_by(4096) {
+        other.load_u64(page).unwrap();
+    }
+    let faults = page_faults() - faults_before;
+    assert!(faults < 6 * 512 / 16, "{faults} for 6 huge pages");
+    let mut bytes = vec![0xff; 6 * BLOCK as usize];
+    region.read(BLOCK, &mut bytes).unwrap();
+    assert_eq!(&bytes[5..10], b"early");
+    assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == 0 || (5..10).contains(&at)));
+}
+
+/// Those of this thread.
+fn page_faults() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: room for the answer.
+    assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) }, 0);
+    // SAFETY: filled in.
+    unsafe { usage.assume_init() }.ru_minflt
+}
