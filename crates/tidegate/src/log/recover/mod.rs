@@ -14,6 +14,7 @@ pub mod fuzzing;
 mod handle;
 mod plan;
 mod source;
+mod writing;
 
 #[cfg(test)]
 mod tests;
@@ -27,3 +28,4 @@ pub use file_system::LocalFiles;
 pub use handle::{identity_of, mount_of};
 pub use plan::{Fate, FilePlan, Finding, Findings, Name, PathPlan, Plan, Planner};
 pub use source::{LogData, plan_pool};
+pub use writing::{finish_writing, start_writing};
