@@ -77,6 +77,19 @@ impl Window {
         self.written_bytes.min(self.end.saturating_sub(self.start))
     }
 
+    /// The same in parts that follow each other, with about `part_bytes` to write in each.
+    fn parts(&self, part_bytes: u64) -> impl Iterator<Item = Self> {
+        let (whole, span_bytes) = (*self, self.end.saturating_sub(self.start));
+        let count = self.dirty_bytes().div_ceil(part_bytes);
+        let step = span_bytes.div_ceil(count.max(1));
+        let parts = (0..count).map(move |number| {
+            let start = whole.start.saturating_add(step.saturating_mul(number)).min(whole.end);
+            Self { start, end: start.saturating_add(step).min(whole.end), ..whole }
+        });
+        // To the kernel an empty range is all of the file.
+        parts.filter(|part| part.start < part.end)
+    }
+
     /// The same bytes are written again and again: on the way to the disk each time would be too often.
     pub(crate) fn is_hot(&self) -> bool {
         self.written_bytes > 2 * self.dirty_bytes()
@@ -103,6 +116,12 @@ impl Due {
     /// Bytes to write, at most.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.files.values().map(Window::dirty_bytes).sum()
+    }
+
+    /// Parts of files, with about `part_bytes` to write in each, in the order in which a disk best takes them.
+    pub(crate) fn parts(&self, part_bytes: u64) -> Vec<(u64, Window)> {
+        let files = self.files.iter();
+        files.flat_map(|(id, window)| window.parts(part_bytes).map(|part| (*id, part))).collect()
     }
 }
 
@@ -245,15 +264,6 @@ impl Backlog {
         all
     }
 
-    /// The windows of files that were written, a segment at a time.
-    pub(crate) fn segments(&self) -> Vec<Vec<(u64, Window)>> {
-        let written = |segment: &Segment| {
-            let windows = segment.due.files.iter().filter(|(_, window)| window.written_bytes > 0);
-            windows.map(|(id, window)| (*id, *window)).collect()
-        };
-        self.segments.iter().map(written).collect()
-    }
-
     /// Bytes to write for all that is due, at most.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.due().dirty_bytes()
@@ -346,6 +356,23 @@ mod tests {
         assert_eq!(started.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [cold_id]);
         assert!(started[0].1.start == 0 && started[0].1.end > 5000, "{started:?}");
         assert_eq!(backlog.worth_starting(), [], "started once");
+    }
+
+    #[test]
+    fn parts_cover_all_that_was_written_once_and_in_order() {
+        let window = |written_bytes, start, end| Window { written_bytes, start, end, last: 0 };
+        let cut = |whole: Window| {
+            let parts = Due { files: HashMap::from([(1, whole)]), ..Due::default() }.parts(100);
+            parts.into_iter().map(|(_, it)| (it.start, it.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(cut(window(250, 50, 300)), [(50, 134), (134, 218), (218, 300)]);
+        assert_eq!(cut(window(150, 0, 1000)), [(0, 500), (500, 1000)], "scattered");
+        assert_eq!(cut(window(9999, 7, 17)), [(7, 17)], "hot");
+        assert_eq!(cut(Window::EMPTY), [], "only its size was changed");
+        assert_eq!(window(4, 0, 5).parts(1).count(), 3, "none is empty");
+        let all = cut(window(u64::MAX, 0, 100_000_000));
+        assert!(all.windows(2).all(|pair| pair[0].1 == pair[1].0) && all.len() == 1_000_000);
+        assert_eq!((all[0].0, all[999_999].1), (0, 100_000_000));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use tidegate::log::{Counter, FileRef, Log, RecordKind};
 
 use super::absorbed::AbsorbedFiles;
 use super::allocator::Allocator;
-use super::backlog::Backlog;
+use super::backlog::{Backlog, Due, Window};
 use super::leases::Leases;
 use super::mounts;
 use super::policy::{Action, Policy, Situation};
@@ -39,8 +39,12 @@ const PAUSE_LEAST: Duration = Duration::from_millis(100);
 const PAUSE_MOST: Duration = Duration::from_secs(5);
 /// How long a process may take to settle a file itself, when no supervisor lives.
 const PATIENCE_WITH_SETTLING: Duration = Duration::from_secs(60);
+/// Bytes that the disk is given at once while writers wait for room.
+const PART_BYTES: u64 = 4 << 20;
+/// Parts that are on their way to the disk before the first one is waited for: it is never without work.
+const PARTS_AHEAD: usize = 2;
 /// With more parts of files to write than this, waiting for each would cost more than it brings.
-const WINDOWS_PACED: usize = 256;
+const PARTS_PACED: usize = 256;
 /// Pause where a writer is in the middle of an operation that somebody waits for.
 const PAUSE_FOR_WRITER: Duration = Duration::from_millis(1);
 /// Syncs of the same records that may fail before whoever waits is told.
@@ -323,10 +327,8 @@ impl Worker {
         let safe = self.log.safe_position();
         self.scan(safe);
         self.absorbed.lend(&mut self.writeback);
-        for (id, window) in self.backlog.worth_starting() {
-            if let Some(file) = self.backlog.file(id) {
-                self.writeback.start(file, window);
-            }
+        for part in self.backlog.worth_starting() {
+            self.start_part(&part);
         }
     }
 
@@ -372,7 +374,7 @@ impl Worker {
         if !failures.is_empty() {
             return self.failed(&failures);
         }
-        if let Err(failure) = self.pace(situation) {
+        if let Err(failure) = self.pace(situation, &due) {
             return self.failed(&[failure]);
         }
         let files: Vec<_> = due.files.keys().filter_map(|id| self.backlog.file(*id)).collect();
@@ -397,7 +399,11 @@ impl Worker {
         if retired {
             self.counts.written_back(due.dirty_bytes(), self.backlog.files_seen());
         }
-        if !situation.is_pressed() {
+        if !situation.is_paced(self.retired - self.log.tail(), due.dirty_bytes()) {
+            if retired {
+                // Who has asked so far is woken by what follows, and asks again if that is not enough.
+                self.log.take_starving();
+            }
             self.log.show_room(self.retired);
         }
         self.answer_waiters();
@@ -434,23 +440,20 @@ impl Worker {
     ///
     /// Shown at once, it would be filled at once, and the writers would wait for all of the next sync: as long in all, but in
     /// one piece.
-    fn pace(&mut self, situation: &Situation) -> Result<(), Failure> {
-        let (shown, segments) = (self.log.tail(), self.backlog.segments());
-        let windows: usize = segments.iter().map(Vec::len).sum();
+    fn pace(&mut self, situation: &Situation, due: &Due) -> Result<(), Failure> {
+        let (shown, parts) = (self.log.tail(), due.parts(PART_BYTES));
         let owed = self.retired - shown;
-        if !situation.is_pressed() || owed == 0 || windows > WINDOWS_PACED {
-            self.log.show_room(self.retired);
-            return Ok(());
-        }
-        for (id, window) in segments.iter().flatten() {
-            if let Some(file) = self.backlog.file(*id) {
-                self.writeback.start(file, *window);
-            }
-        }
-        let steps = segments.len() as u64 + 1;
-        for (step, segment) in (1_u64..).zip(&segments) {
-            self.log.show_room(shown + (owed / steps * step).next_multiple_of(64).min(owed));
-            for (id, window) in segment {
+        let paced = owed > 0 && situation.is_paced(owed, due.dirty_bytes());
+        if paced && parts.len() <= PARTS_PACED {
+            parts.iter().take(PARTS_AHEAD).for_each(|part| self.start_part(part));
+            let steps = parts.len() as u64 + 1;
+            let ahead = parts.iter().map(Some).chain(std::iter::repeat(None)).skip(PARTS_AHEAD);
+            for ((step, (id, window)), next) in (1_u64..).zip(&parts).zip(ahead) {
+                self.log.show_room(shown + (owed / steps * step).next_multiple_of(64).min(owed));
+                // Not all at once: a disk's queue has an end, and who starts more waits for it.
+                if let Some(next) = next {
+                    self.start_part(next);
+                }
                 if let Some(file) = self.backlog.file(*id) {
                     self.writeback.finish(file, *window)?;
                 }
@@ -458,6 +461,12 @@ impl Worker {
         }
         self.log.show_room(self.retired);
         Ok(())
+    }
+
+    fn start_part(&mut self, (id, window): &(u64, Window)) {
+        if let Some(file) = self.backlog.file(*id) {
+            self.writeback.start(file, *window);
+        }
     }
 
     /// Somebody waits for these, and has waited in vain.

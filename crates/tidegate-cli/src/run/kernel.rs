@@ -21,32 +21,6 @@ pub(crate) fn close_inherited() -> io::Result<()> {
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Starts to write the dirty pages of `len` bytes at `offset` of `file` to its disk, and does not wait for them.
-///
-/// # Errors
-/// The file system cannot do that.
-pub(crate) fn start_writing(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    sync_range(file, offset, len, libc::SYNC_FILE_RANGE_WRITE)
-}
-
-/// The same, and waits until the disk has taken them; they are not durable by that.
-///
-/// # Errors
-/// A write failed: no later call will say so once more.
-pub(crate) fn finish_writing(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    sync_range(file, offset, len, libc::SYNC_FILE_RANGE_WRITE | wait)
-}
-
-fn sync_range(file: &File, offset: u64, len: u64, flags: libc::c_uint) -> io::Result<()> {
-    let out_of_range = |_| io::Error::from_raw_os_error(libc::EINVAL);
-    let offset = libc::off64_t::try_from(offset).map_err(out_of_range)?;
-    let len = libc::off64_t::try_from(len).map_err(out_of_range)?;
-    // SAFETY: a system call on an open descriptor.
-    let outcome = unsafe { libc::sync_file_range(file.as_raw_fd(), offset, len, flags) };
-    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 /// Takes a write lease on `file` for this process, which hears of it by `SIGIO` when somebody wants the file.
 ///
 /// # Errors

@@ -2,11 +2,14 @@
 //! wait for much of a disk's time.
 //!
 //! Pure: a situation in, an action out. What is written again and again (little to write for much log) is synced when
-//! three quarters of the log are used; streams are synced from a quarter on: the rest of the log is
-//! free for writers while that runs. What lies between is written ahead.
+//! three quarters of the log are used, or up to seven eighths where the sync will not take long; streams are synced from a
+//! quarter on: the rest of the log is free for writers while that runs. What lies between is written ahead.
 
 /// The log is summed up in steps of at most this.
 const SEGMENT_BYTES_MOST: u64 = 16 << 20;
+
+/// Bytes of the log that writers use, at most, while a disk takes one: they run at the speed of memory.
+const WRITERS_TO_DISK: u64 = 10;
 
 /// What the cleaner finds when it looks.
 #[derive(Debug, Clone, Copy)]
@@ -26,9 +29,11 @@ pub(super) struct Situation {
 }
 
 impl Situation {
-    /// Writers are faster than the disk, and nobody waits for all of it.
-    pub(super) fn is_pressed(&self) -> bool {
-        (self.starving || self.owed_bytes > 0) && !self.wanted
+    /// Writers are to be shown room that was freed only as the disk takes what is to be written next: they are faster than it, and
+    /// would fill `freed_bytes` before it has `dirty_bytes`. Nobody waits for all of it.
+    pub(super) fn is_paced(&self, freed_bytes: u64, dirty_bytes: u64) -> bool {
+        let pressed = (self.starving || self.owed_bytes > 0) && !self.wanted;
+        pressed && dirty_bytes.saturating_mul(WRITERS_TO_DISK) > freed_bytes
     }
 }
 
@@ -63,13 +68,21 @@ impl Policy {
         let quarters = |number: u64| self.ring_bytes / 4 * number;
         // Much to write takes long: it starts while there is still much room.
         let streams = dirty_bytes >= quarters(1);
-        if wanted || used_bytes > 0 && (starving || idle || used_bytes >= quarters(3) || streams) {
+        let full = used_bytes >= self.full_bytes(dirty_bytes);
+        if wanted || used_bytes > 0 && (starving || idle || full || streams) {
             Action::Sync
         } else if used_bytes >= quarters(1) {
             Action::Start
         } else {
             Action::Nothing
         }
+    }
+
+    /// How much of the log may be used before what is hot is synced: what is left lasts until `dirty_bytes` are on the disk.
+    fn full_bytes(&self, dirty_bytes: u64) -> u64 {
+        let (least, most) = (self.ring_bytes / 4 * 3, self.ring_bytes / 8 * 7);
+        let needed_bytes = dirty_bytes.saturating_mul(WRITERS_TO_DISK);
+        self.ring_bytes.saturating_sub(needed_bytes).clamp(least, most)
     }
 
     /// The next head at which something may have to be done, seen from a log that has just been looked at.
@@ -108,8 +121,51 @@ mod tests {
         assert_eq!(decide(16, 15), Action::Start);
         assert_eq!(decide(16, 16), Action::Sync);
         assert_eq!(decide(32, 15), Action::Start);
-        assert_eq!(decide(47, 1), Action::Start);
-        assert_eq!(decide(48, 1), Action::Sync);
+        assert_eq!(decide(47, 4), Action::Start);
+        assert_eq!(decide(48, 4), Action::Sync);
+        assert_eq!(decide(53, 1), Action::Start);
+        assert_eq!(decide(54, 1), Action::Sync);
+        assert_eq!(Policy::new(64 * MIB).full_bytes(0), 56 * MIB);
+        assert_eq!(Policy::new(64 * MIB).full_bytes(u64::MAX), 48 * MIB);
+    }
+
+    #[test]
+    fn a_hot_set_rewritten_a_hundred_times_is_synced_twice() {
+        let policy = Policy::new(1024 * MIB);
+        let (set, written) = (16 * MIB, 1600 * MIB / 4096 * 4160 * 102 / 100);
+        let (mut syncs, mut tail, mut head) = (0, 0, 0);
+        while head < written {
+            let used_bytes = head - tail;
+            let dirty_bytes = used_bytes.min(set);
+            let situation = Situation {
+                owed_bytes: 0,
+                used_bytes,
+                dirty_bytes,
+                wanted: false,
+                starving: false,
+                idle: false,
+            };
+            if policy.decide(&situation) == Action::Sync {
+                (syncs, tail) = (syncs + 1, head);
+            }
+            assert!(used_bytes + set * WRITERS_TO_DISK <= 1024 * MIB + policy.segment_bytes);
+            head = policy.wake_at(tail, head, head).min(written);
+        }
+        assert_eq!(syncs + 1, 2, "and once at the end");
+    }
+
+    #[test]
+    fn room_is_held_back_only_where_the_disk_is_what_writers_wait_for() {
+        let paced = |starving, owed_bytes, wanted, freed_mib, dirty_mib| {
+            let (used_bytes, dirty_bytes) = (64 * MIB, dirty_mib * MIB);
+            let situation =
+                Situation { used_bytes, owed_bytes, dirty_bytes, wanted, starving, idle: false };
+            situation.is_paced(freed_mib * MIB, dirty_bytes)
+        };
+        assert!(paced(true, 0, false, 30, 30) && paced(false, 64, false, 30, 30), "a stream");
+        assert!(!paced(true, 64, false, 30, 2), "a hot set: each sync of it costs the disk more");
+        assert!(!paced(true, 64, true, 30, 30), "somebody waits for all of it");
+        assert!(!paced(false, 0, false, 30, 30), "nobody waits");
     }
 
     #[test]

@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
+use tidegate::log::recover::{finish_writing, start_writing};
 use tidegate::log::{AppendError, LockError};
 
 use super::backlog::{Known, Window};
-use super::kernel;
 
 /// With more files than this on one file system, one sync of all of it costs less.
 const FILES_ONE_BY_ONE: usize = 64;
@@ -75,7 +75,7 @@ impl Writeback {
         }
         if let Ok(opened) = self.opened(file) {
             // Only ahead of its time: the sync does it again, and reports what goes wrong.
-            let _ = kernel::start_writing(opened, window.start, window.end - window.start);
+            let _ = start_writing(opened, window.start, window.end - window.start);
         }
     }
 
@@ -86,7 +86,7 @@ impl Writeback {
     pub(crate) fn finish(&mut self, file: &Known, window: Window) -> Result<(), Failure> {
         // One that cannot be opened is left to the sync, which has other means.
         let Ok(opened) = self.opened(file) else { return Ok(()) };
-        let finished = kernel::finish_writing(opened, window.start, window.end - window.start);
+        let finished = finish_writing(opened, window.start, window.end - window.start);
         finished.map_err(|error| failure(file, error))
     }
 

@@ -15,11 +15,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::pool::LogPool;
 use super::record::{Header, RecordKind};
-use super::recover::{Content, Extent, ExtentMap};
+use super::recover::{Content, Extent, ExtentMap, gather};
 use crate::log::layout::RECORD_ALIGN_BYTES;
-
-/// Bytes that are copied at once.
-const STEP_BYTES: u64 = 1 << 20;
 
 /// The newest bytes of absorbed writes, by file.
 #[derive(Debug, Default)]
@@ -62,15 +59,17 @@ impl Absorbed {
     /// # Errors
     /// What the kernel says; part of the bytes may have been written then. Failed memory of the log is `EIO`.
     pub fn write(&self, id: u64, pool: &LogPool, file: BorrowedFd<'_>) -> io::Result<u64> {
-        let mut buf = Vec::new();
         let mut written_bytes = 0;
-        for extent in self.files.get(&id).into_iter().flat_map(ExtentMap::iter) {
-            let Content::Log(position) = extent.content else { continue };
-            let step = extent.bytes().min(STEP_BYTES);
-            buf.resize(buf.len().max(usize::try_from(step).unwrap_or(0)), 0);
-            copy_to_file(pool, position, extent.bytes(), file, extent.start, &mut buf)?;
-            written_bytes += extent.bytes();
-        }
+        let extents = self.files.get(&id).into_iter().flat_map(ExtentMap::iter);
+        gather(
+            extents,
+            |position, buf| read(pool, position, buf),
+            |batch| {
+                batch.runs().try_for_each(|(offset, bytes)| write_all(file, offset, bytes))?;
+                written_bytes += batch.used() as u64;
+                Ok(())
+            },
+        )?;
         Ok(written_bytes)
     }
 }
@@ -95,12 +94,16 @@ pub fn copy_to_file(
         if part.is_empty() {
             return Err(Errno::INVAL.into());
         }
-        let at = pool.region_offset(position + done);
-        pool.region().read(at, part).map_err(|_| Errno::IO)?;
+        read(pool, position + done, part)?;
         write_all(file, offset + done, part)?;
         done += step;
     }
     Ok(())
+}
+
+fn read(pool: &LogPool, position: u64, buf: &mut [u8]) -> io::Result<()> {
+    let read = pool.region().read(pool.region_offset(position), buf);
+    read.map_err(|_| Errno::IO.into())
 }
 
 fn write_all(file: BorrowedFd<'_>, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {

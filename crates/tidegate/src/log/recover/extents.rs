@@ -51,12 +51,20 @@ impl ExtentMap {
         if extent.start >= extent.end {
             return;
         }
-        self.split(extent.start);
-        self.split(extent.end);
-        while let Some((&start, _)) = self.extents.range(extent.start..extent.end).next() {
-            self.extents.remove(&start);
+        // They are apart, so the last one that begins before its end tells whether any is under it; mostly none is.
+        let before = self.extents.range(..extent.end).next_back();
+        if before.is_some_and(|(_, (end, _))| *end > extent.start) {
+            self.make_room(extent.start, extent.end);
         }
         self.extents.insert(extent.start, (extent.end, extent.content));
+    }
+
+    fn make_room(&mut self, from: u64, to: u64) {
+        self.split(from);
+        self.split(to);
+        while let Some((&start, _)) = self.extents.range(from..to).next() {
+            self.extents.remove(&start);
+        }
     }
 
     /// Drops all from `size` on.
@@ -126,6 +134,20 @@ mod tests {
         let mut map = map(&[(0, 100, Content::Log(0)), (200, 300, Content::Zero)]);
         map.cut(50);
         assert_eq!(list(map), vec![(0, 50, Content::Log(0))]);
+    }
+
+    #[test]
+    fn what_only_touches_stays_whole_and_what_overlaps_at_one_end_is_cut() {
+        let left = map(&[(0, 8, Content::Log(0)), (8, 16, Content::Log(64))]);
+        assert_eq!(list(left), vec![(0, 8, Content::Log(0)), (8, 16, Content::Log(64))]);
+        let left = map(&[(8, 16, Content::Log(64)), (0, 9, Content::Log(0))]);
+        assert_eq!(list(left), vec![(0, 9, Content::Log(0)), (9, 16, Content::Log(65))]);
+        let left = map(&[(8, 16, Content::Log(64)), (10, 12, Content::Zero)]);
+        let parts =
+            vec![(8, 10, Content::Log(64)), (10, 12, Content::Zero), (12, 16, Content::Log(68))];
+        assert_eq!(list(left), parts);
+        let left = map(&[(8, 16, Content::Log(64)), (15, 20, Content::Zero)]);
+        assert_eq!(list(left), vec![(8, 15, Content::Log(64)), (15, 20, Content::Zero)]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::apply::{FileSystem, Found, FoundKind};
 use super::handle::identity_of;
+use super::writing::start_writing;
 
 /// Zeroes are written in pieces of this size where they cannot be made otherwise.
 const ZEROES_BYTES: u64 = 1 << 20;
@@ -69,6 +70,11 @@ impl FileSystem for LocalFiles {
 
     fn write(&self, file: &File, offset: u64, data: &[u8]) -> io::Result<()> {
         std::os::unix::fs::FileExt::write_all_at(file, data, offset)
+    }
+
+    fn start_sync(&self, file: &File, offset: u64, len: u64) {
+        // Where it cannot be done, the sync does it.
+        let _ = start_writing(file, offset, len);
     }
 
     fn zero(&self, file: &File, offset: u64, len: u64) -> io::Result<()> {

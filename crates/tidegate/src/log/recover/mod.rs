@@ -11,9 +11,11 @@ mod apply;
 mod extents;
 mod file_system;
 pub mod fuzzing;
+mod gather;
 mod handle;
 mod plan;
 mod source;
+mod writing;
 
 #[cfg(test)]
 mod tests;
@@ -24,6 +26,8 @@ pub use apply::{
 pub(super) use extents::ExtentMap;
 pub use extents::{Content, Extent};
 pub use file_system::LocalFiles;
+pub(super) use gather::gather;
 pub use handle::{identity_of, mount_of};
 pub use plan::{Fate, FilePlan, Finding, Findings, Name, PathPlan, Plan, Planner};
 pub use source::{LogData, plan_pool};
+pub use writing::{finish_writing, start_writing};

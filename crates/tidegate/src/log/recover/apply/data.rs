@@ -4,11 +4,12 @@ use std::io;
 use std::path::PathBuf;
 
 use super::survey::{Occupant, Place, Survey, copy_of};
-use super::{Context, Failure, Fate, FilePlan, FileSystem, FoundKind, last_path};
+use super::{Context, Failure, Fate, FilePlan, FileSystem, FoundKind, last_path, parallel};
 use crate::log::recover::extents::{Content, Extent};
+use crate::log::recover::gather;
 
-/// Bytes that are written at once.
-const COPY_BYTES: u64 = 1 << 20;
+/// Data of a file that one thread copies at a time.
+const PART_BYTES: u64 = 8 << 20;
 
 /// What was done for a file.
 pub(super) enum Restored {
@@ -181,55 +182,51 @@ fn sync<F: FileSystem>(context: &Context<'_, F>, opened: &F::File) -> Step {
     context.files.sync(opened).map_err(|error| ("sync the file", error))
 }
 
-/// Copies all data, joined to large writes where it is adjacent.
+/// Copies all data, joined to large writes where it is adjacent; of a large file several parts at a time: while the kernel has one,
+/// the others are read from the log or are on their way to the disk.
 fn copy<F: FileSystem>(context: &Context<'_, F>, extents: &[Extent], opened: &F::File) -> Step {
-    let mut gathered = Gathered { start: 0, bytes: Vec::new() };
-    for extent in extents {
-        let Content::Log(position) = extent.content else { continue };
-        let mut done = 0;
-        while done < extent.bytes() {
-            if !gathered.goes_on_at(extent.start + done) {
-                gathered.write(context, opened)?;
-                gathered.start = extent.start + done;
-            }
-            let room = COPY_BYTES - gathered.bytes.len() as u64;
-            let step = room.min(extent.bytes() - done);
-            gathered.read(context, position.saturating_add(done), step)?;
-            done += step;
+    let parts = parts(extents);
+    let copied = parallel::map(context.options.workers, &parts, |part| {
+        copy_part(context, part, opened)?;
+        if let (Some(first), Some(last), true) = (part.first(), part.last(), parts.len() > 1) {
+            context.files.start_sync(opened, first.start, last.end - first.start);
         }
-    }
-    gathered.write(context, opened)
-}
-
-/// Bytes that go to one place.
-struct Gathered {
-    start: u64,
-    bytes: Vec<u8>,
-}
-
-impl Gathered {
-    fn goes_on_at(&self, offset: u64) -> bool {
-        let len = self.bytes.len() as u64;
-        len < COPY_BYTES && self.start + len == offset
-    }
-
-    fn read<F>(&mut self, context: &Context<'_, F>, position: u64, len: u64) -> Step {
-        let at = self.bytes.len();
-        self.bytes.resize(at + usize::try_from(len).unwrap_or(0), 0);
-        context
-            .data
-            .read(position, &mut self.bytes[at..])
-            .map_err(|error| ("read its data from the log", error))
-    }
-
-    fn write<F: FileSystem>(&mut self, context: &Context<'_, F>, opened: &F::File) -> Step {
-        if self.bytes.is_empty() {
-            return Ok(());
-        }
-        let written = context.files.write(opened, self.start, &self.bytes);
-        written.map_err(|error| ("write to the file", error))?;
-        context.meter.add(self.bytes.len() as u64);
-        self.bytes.clear();
         Ok(())
+    });
+    copied.into_iter().collect()
+}
+
+/// The extents in parts of [`PART_BYTES`] or more.
+fn parts(extents: &[Extent]) -> Vec<&[Extent]> {
+    let (mut parts, mut from, mut bytes) = (Vec::new(), 0, 0);
+    for (index, extent) in extents.iter().enumerate() {
+        bytes += if extent.content == Content::Zero { 0 } else { extent.bytes() };
+        if bytes >= PART_BYTES || index + 1 == extents.len() {
+            parts.push(&extents[from..=index]);
+            (from, bytes) = (index + 1, 0);
+        }
+    }
+    parts
+}
+
+fn copy_part<F: FileSystem>(
+    context: &Context<'_, F>,
+    extents: &[Extent],
+    opened: &F::File,
+) -> Step {
+    gather(extents.iter().copied(), read(context), |batch| {
+        for (offset, bytes) in batch.runs() {
+            let written = context.files.write(opened, offset, bytes);
+            written.map_err(|error| ("write to the file", error))?;
+        }
+        context.meter.add(batch.used() as u64);
+        Ok(())
+    })
+}
+
+fn read<F: FileSystem>(context: &Context<'_, F>) -> impl Fn(u64, &mut [u8]) -> Step {
+    |position, buf| {
+        let read = context.data.read(position, buf);
+        read.map_err(|error| ("read its data from the log", error))
     }
 }

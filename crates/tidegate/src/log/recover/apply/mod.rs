@@ -36,7 +36,7 @@ use survey::{Place, Survey};
 /// The file system, as recovery sees it. No method follows a symbolic link in the last component of a path.
 pub trait FileSystem: Sync {
     /// An open file.
-    type File;
+    type File: Sync;
 
     /// Who is at `path`; none, where nothing is.
     ///
@@ -79,6 +79,9 @@ pub trait FileSystem: Sync {
     /// # Errors
     /// As of the system.
     fn write(&self, file: &Self::File, offset: u64, data: &[u8]) -> io::Result<()>;
+
+    /// Has the disk begin to take bytes that were written: ahead of [`sync`](Self::sync), which alone says whether it has.
+    fn start_sync(&self, file: &Self::File, offset: u64, len: u64);
 
     /// Makes bytes zero that are inside the file.
     ///

@@ -7,9 +7,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use uuid::Uuid;
 
-use crate::log::recover::{ApplyOptions, LocalFiles, Outcome, apply, identity_of, plan_pool};
+use super::test_files::{TestFiles, Trouble};
+use crate::log::recover::{
+    ApplyOptions, FileSystem, LocalFiles, Outcome, apply, identity_of, plan_pool,
+};
 use crate::log::{CONTROL_BYTES, Definition, FileKey, Log, LogOptions, LogPool, Ticket, create};
 use crate::pmem::{Region, SharedMemory};
 
@@ -44,11 +48,15 @@ fn lose(log: &Log, path: &Path, operation: impl FnOnce(&mut Ticket<'_>)) {
 }
 
 fn recover(region: &Arc<Region>) -> Outcome {
+    recover_with(region, &LocalFiles)
+}
+
+fn recover_with(region: &Arc<Region>, files: &impl FileSystem) -> Outcome {
     let pool = LogPool::open(Arc::clone(region)).expect("the pool opens");
     let (plan, unreadable_bytes) = plan_pool(&pool).expect("memory can be read");
     assert_eq!(unreadable_bytes, 0);
     let options = ApplyOptions { pool: Uuid::nil(), workers: 4 };
-    apply(&plan, &pool, &LocalFiles, options, &|_| (), &mut |new| {
+    apply(&plan, &pool, files, options, &|_| (), &mut |new| {
         let definition = Definition {
             identity: new.identity,
             device: 0,
@@ -98,4 +106,79 @@ fn a_pool_gives_back_what_the_files_lost() {
     drop(start(&region));
     let pool = LogPool::open(Arc::clone(&region)).expect("the pool opens");
     assert!(plan_pool(&pool).expect("memory can be read").0.is_empty());
+}
+
+/// A pool of `mib`, made.
+fn made(mib: u64) -> Arc<Region> {
+    let region = Arc::new(Region::anonymous(mib << 20).expect("a little memory can be had"));
+    create(&region, &LogOptions::default()).expect("the pool can be made");
+    region
+}
+
+#[test]
+fn torn_payloads_are_not_part_of_the_plan_however_large_the_log_is() {
+    for mib in [4_u64, 40] {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let region = made(mib);
+        let log = start(&region);
+        let (path, other) = (folder.path().join("file"), folder.path().join("other"));
+        let block = vec![7; 64 << 10];
+        let blocks = mib * 12;
+        let mut torn = Vec::new();
+        lose(&log, &path, |ticket| {
+            for number in 0..blocks {
+                let position = ticket.write(number * 65536, &[IoSlice::new(&block)]);
+                let position = position.expect("there is room");
+                torn.extend((number % 50 == 20).then_some(position));
+            }
+            let linked = ticket.link(other.as_os_str().as_bytes()).expect("there is room");
+            torn.push(linked);
+        });
+        for position in &torn {
+            let at = log.pool().region_offset(*position) + 64;
+            region.write(at, b"torn").expect("memory can be written");
+        }
+        let (plan, unreadable_bytes) = plan_pool(log.pool()).expect("memory can be read");
+        let lost = torn.len() as u64 - 1;
+        assert!(lost > 0 && unreadable_bytes == 0);
+        assert_eq!(plan.data_bytes(), (blocks - lost) * 65536);
+        assert_eq!(plan.files()[0].names.len(), 1, "the link is not whole");
+        assert_eq!(plan.findings().total(), 0);
+    }
+}
+
+#[test]
+fn a_large_file_gets_each_byte_whatever_fails_on_the_way() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let region = made(24);
+    let log = start(&region);
+    let path = folder.path().join("file");
+    let (blocks, block_bytes) = (4096_u64, 4096_u64);
+    // Every 64th block is a hole, and their order is none.
+    let is_hole = |block: u64| block % 64 == 63;
+    let content = |block: u64| [block.to_le_bytes(), (!block).to_le_bytes()].concat().repeat(256);
+    lose(&log, &path, |ticket| {
+        for block in (0..blocks).map(|number| number * 619 % blocks).filter(|it| !is_hole(*it)) {
+            let bytes = content(block);
+            ticket.write(block * block_bytes, &[IoSlice::new(&bytes)]).expect("there is room");
+        }
+    });
+    let quiet = TestFiles::new(Trouble::None);
+    assert!(recover_with(&region, &quiet).is_complete());
+    let expected: Vec<u8> = (0..blocks - 1)
+        .flat_map(|block| if is_hole(block) { vec![0; 4096] } else { content(block) })
+        .collect();
+    assert!(fs::read(&path).expect("it is there") == expected);
+    let all = quiet.operations();
+    assert!(all > 30, "there are too few operations to fail");
+    for at in (0..all).step_by(7) {
+        fs::write(&path, "").expect("it can be emptied");
+        let failing = TestFiles::new(Trouble::FailAt(at, Errno::NOSPC));
+        // That it ends is all that is wanted here: a file that was not written is one that is not complete.
+        let outcome = recover_with(&region, &failing);
+        let whole = fs::read(&path).is_ok_and(|found| found == expected);
+        assert!(whole || !outcome.is_complete(), "{at}: {:?}", outcome.failures);
+        assert!(recover(&region).is_complete());
+        assert!(fs::read(&path).expect("it is there") == expected, "{at}");
+    }
 }

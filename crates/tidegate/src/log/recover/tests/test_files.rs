@@ -113,6 +113,8 @@ impl FileSystem for TestFiles {
         stepped
     }
 
+    fn start_sync(&self, _: &File, _: u64, _: u64) {}
+
     fn zero(&self, file: &File, offset: u64, len: u64) -> io::Result<()> {
         self.change("zero", None)?;
         LocalFiles.zero(file, offset, len)
