@@ -398,8 +398,9 @@ impl Worker {
             self.log.show_room(self.retired);
         }
         self.answer_waiters();
-        if !retired && self.is_wanted() {
-            // A writer is in the middle of something: it does not tell when it has done it.
+        if !retired {
+            // A writer is in the middle of something: it does not tell when it has done it. Each look asks writers for newer
+            // definitions, so there must not be too many.
             let patience = Some(PAUSE_FOR_WRITER);
             return Step::Sleep { wake_at: u64::MAX, patience };
         }
@@ -483,10 +484,6 @@ impl Worker {
                 format!("a file cannot take what was written to it, the log keeps it: {error}");
             self.voice.say(Outcome::Notice(message));
         }
-    }
-
-    fn is_wanted(&self) -> bool {
-        !self.waiters.is_empty() || self.log.wanted() > self.log.tail()
     }
 
     fn answer_waiters(&mut self) {
