@@ -347,7 +347,7 @@ impl Worker {
         let unreadable_bytes = records.unreadable_bytes();
         self.backlog.reached(until);
         if unreadable_bytes > 0 {
-            // Whatever files they are about: the kernel has done what they say.
+            // Whatever files they are about: the kernel has done what they say, but for what was absorbed.
             rustix::fs::sync();
             self.voice.say(Outcome::Notice(format!(
                 "{unreadable_bytes} bytes of the log cannot be read; what programs wrote is on its way to the disk without them"
@@ -468,6 +468,11 @@ impl Worker {
 
     fn settle(&mut self, file: FileRef, ticket: Option<u64>, again: bool) {
         let result = self.absorbed.settle(file, self.backlog.scanned());
+        if let Ok(unreadable_bytes @ 1..) = result {
+            self.voice.say(Outcome::Notice(format!(
+                "{unreadable_bytes} bytes of the log cannot be read; a file is left without what they may have had of it"
+            )));
+        }
         if result.is_ok() {
             // The description is the program's alone again: locks go with it when the program closes it.
             self.writeback.let_go(self.log.id_of(file));
@@ -475,7 +480,7 @@ impl Worker {
             self.unsettled.push(file);
         }
         if let Some(ticket) = ticket {
-            let result = result.map_err(|error| error.to_string());
+            let result = result.map(|_| ()).map_err(|error| error.to_string());
             self.voice.say(Outcome::Settled { ticket, result });
         } else if let Err(error) = result
             && !again
