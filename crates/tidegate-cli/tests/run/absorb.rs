@@ -305,10 +305,12 @@ fn renamed_and_replayed(before_rename: &str, kills_supervisor: bool) {
     tree.kill();
     tree.wait();
     let _ = child.wait();
-    // As if the disk had got nothing since the file was made.
-    std::fs::remove_file(bed.disk().join("log")).unwrap();
-    std::fs::rename(bed.disk().join("log.1"), bed.disk().join("log")).unwrap();
-    File::options().write(true).open(bed.disk().join("log")).unwrap().set_len(0).unwrap();
+    if kills_supervisor {
+        // As if the disk had got nothing since the file was made.
+        std::fs::remove_file(bed.disk().join("log")).unwrap();
+        std::fs::rename(bed.disk().join("log.1"), bed.disk().join("log")).unwrap();
+        File::options().write(true).open(bed.disk().join("log")).unwrap().set_len(0).unwrap();
+    }
     println!("{}", ok(["recover".as_ref(), "--replay".as_ref(), bed.pool().as_os_str()]));
     let found = std::fs::read(bed.disk().join("log.1")).unwrap();
     assert_eq!((found.len(), &found[19 * 4096..][..4]), (20 * 4096, &b"0019"[..]));
@@ -318,6 +320,11 @@ fn renamed_and_replayed(before_rename: &str, kills_supervisor: bool) {
 #[test]
 fn a_file_is_renamed_without_a_supervisor() {
     renamed_and_replayed("pass", true);
+}
+
+#[test]
+fn a_file_is_renamed_without_descriptors() {
+    renamed_and_replayed("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 64))", false);
 }
 
 /// The file system is full before the kernel hears of what the log holds: a sync tells, reads find it, and when there is room
