@@ -507,21 +507,30 @@ pub(crate) fn seek(open: &Open, offset: i64, whence: c_int) -> Option<isize> {
 
 /// Before attributes of a file are changed: what is written later would change them again.
 pub(crate) fn settle_attributes(log: &'static Log, file: FileRef) {
-    if log.absorber_of(file) == 0 {
-        return;
+    if log.absorber_of(file) != 0 {
+        // Where the disk does not take the file, it does not take its attributes.
+        let _ = settle_named(log, file);
     }
+}
+
+/// As [`settle_patiently`], for who has found the file by a name: through the descriptor that it is absorbed by, if that is one of
+/// this process.
+///
+/// # Errors
+/// As for [`settle`].
+#[cold]
+pub(crate) fn settle_named(log: &'static Log, file: FileRef) -> Result<(), Errno> {
     let mut own = -1;
     descriptors::each(0, u32::MAX, |fd, known| {
         if known.file() == Some(file) && known.has(ABSORBED) {
             own = fd;
         }
     });
-    // Where the disk does not take the file, it does not take its attributes.
-    let _ = settle_patiently(log, file, own);
+    settle_patiently(log, file, own)
 }
 
 /// Gives the kernel all of an absorbed file, and its place back to the description: the file is as any other then. `fd` is one
-/// of its descriptors, or -1 if this process has none.
+/// of its descriptors that can write, or -1 if this process has none.
 ///
 /// # Errors
 /// The file cannot take what was written to it: it stays absorbed.

@@ -120,6 +120,8 @@ pub(crate) struct Written<'a> {
 enum Refused {
     /// The file's definition comes first.
     Undefined,
+    /// There is none: the name that the descriptor was opened by is gone.
+    Undefinable,
     /// The log has no room.
     Full,
     /// The log does not take it.
@@ -239,17 +241,17 @@ impl Open {
             }
             let room = self.log.room();
             match self.write_logged(&guard, request, bytes, &kernel) {
-                Ok((result, written)) => {
+                Ok(done) => {
                     drop(guard);
-                    if let Some(written) = written {
-                        absorb::consider(self, &written);
-                    }
-                    return result;
+                    return self.written(done);
                 }
                 Err(Refused::Undefined) => {
                     drop(guard);
-                    if !self.define() {
-                        return self.undefinable(request, kernel);
+                    match self.write_defined(request, bytes, &kernel) {
+                        Ok(done) => return self.written(done),
+                        Err(Refused::Undefinable) => return self.undefinable(request, kernel),
+                        // The next try finds the same, or has the locks.
+                        Err(_) => {}
                     }
                 }
                 Err(Refused::Full) if self.may_get_room() => {
@@ -260,7 +262,7 @@ impl Open {
                     descriptors::clear(self.fd);
                     return kernel();
                 }
-                Err(Refused::Full | Refused::Never) => {
+                Err(Refused::Full | Refused::Never | Refused::Undefinable) => {
                     return self.unlogged(&guard, request, kernel);
                 }
             }
@@ -270,6 +272,15 @@ impl Open {
             Ok(None) => self.unlocked(request, kernel),
             Err(errno) => negated(errno),
         }
+    }
+
+    /// After a logged write, with no lock held: its result.
+    #[inline]
+    fn written(&self, (result, written): (isize, Option<Written<'_>>)) -> isize {
+        if let Some(written) = written {
+            absorb::consider(self, &written);
+        }
+        result
     }
 
     /// There is somebody who makes room; or one wait has not shown yet that nobody takes over from a supervisor that died.
@@ -302,6 +313,47 @@ impl Open {
         if ticket.needs_define() {
             return Err(Refused::Undefined);
         }
+        self.write_by(guard, &mut ticket, request, bytes, kernel)
+    }
+
+    /// Defines the file and writes by the same slot, which keeps the tail before the definition. By another one the file would
+    /// have to be defined again if a cleaner has looked in between, and one that looks all the time always has.
+    #[cold]
+    fn write_defined<'r>(
+        &self,
+        request: &'r Request<'_>,
+        bytes: u64,
+        kernel: &impl Fn() -> isize,
+    ) -> Result<(isize, Option<Written<'r>>), Refused> {
+        // First, so that it does not matter which of the locks is given back first.
+        let _signals = SignalsBlocked::new();
+        let names = names::lock(self.log).ok_or(Refused::Undefined)?;
+        let guard = self.lock_as_it_is().ok_or(Refused::Undefined)?;
+        if guard.absorber() != 0 || guard.is_sticky() {
+            return Err(Refused::Undefined);
+        }
+        let mut ticket = guard.begin()?;
+        if let Err(refused) = self.define_by(&guard, &mut ticket) {
+            drop(ticket);
+            return Err(self.undefined(&guard, refused));
+        }
+        if guard.is_nameless() {
+            return Err(Refused::Undefined);
+        }
+        // What the disk may take long for is not done under it.
+        drop(names);
+        self.write_by(&guard, &mut ticket, request, bytes, kernel)
+    }
+
+    #[inline]
+    fn write_by<'r>(
+        &self,
+        guard: &FileGuard<'_>,
+        ticket: &mut Ticket<'_>,
+        request: &'r Request<'_>,
+        bytes: u64,
+        kernel: &impl Fn() -> isize,
+    ) -> Result<(isize, Option<Written<'r>>), Refused> {
         let place = self.place(request.place).map_err(|_| Refused::Changed)?;
         if place.saturating_add(bytes) > process::file_bytes_max() {
             // It may be killed for it: then nobody may do the write once more.
@@ -311,7 +363,7 @@ impl Open {
         let result = kernel();
         let is_as_recorded = self.is_as_recorded(request.place, place, bytes, result);
         if !is_as_recorded {
-            self.correct(guard, &mut ticket, position, request, result);
+            self.correct(guard, ticket, position, request, result);
         }
         ticket.count(bytes, false);
         let written = Written { at: place, end: place + bytes, parts: request.parts, position };
@@ -600,18 +652,24 @@ impl Open {
     pub(crate) fn define(&self) -> bool {
         let Some(_names) = names::lock(self.log) else { return true };
         let Some(guard) = self.lock_as_it_is() else { return true };
-        if self.define_locked(&guard).is_ok() {
-            return true;
-        }
-        if files::has_lost_its_name(self.fd) {
-            return false;
-        }
-        guard.mark_unlogged(true);
-        true
+        let defined = match guard.begin() {
+            Ok(mut ticket) => self.define_by(&guard, &mut ticket),
+            Err(error) => Err(error.into()),
+        };
+        let refused = defined.err().map(|refused| self.undefined(&guard, refused));
+        !matches!(refused, Some(Refused::Undefinable))
     }
 
-    fn define_locked(&self, guard: &FileGuard<'_>) -> Result<(), Refused> {
-        let mut ticket = guard.begin()?;
+    /// What becomes of a file that could not be defined.
+    fn undefined(&self, guard: &FileGuard<'_>, refused: Refused) -> Refused {
+        if files::has_lost_its_name(self.fd) {
+            return Refused::Undefinable;
+        }
+        guard.mark_unlogged(true);
+        refused
+    }
+
+    fn define_by(&self, guard: &FileGuard<'_>, ticket: &mut Ticket<'_>) -> Result<(), Refused> {
         if !ticket.needs_define() {
             return Ok(());
         }
@@ -634,7 +692,7 @@ impl Open {
             born: guard.is_born(),
             path: path.as_bytes(),
         };
-        self.define_as(&mut ticket, &definition)
+        self.define_as(ticket, &definition)
     }
 
     fn define_as(
@@ -723,4 +781,50 @@ fn record(
         done -= len as u64;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::testing::{World, look};
+
+    /// Each look of the cleaner asks for newer definitions.
+    #[test]
+    fn a_cleaner_that_looks_all_the_time_keeps_no_write_out_of_the_log() {
+        let world: &'static World = Box::leak(Box::new(World::new()));
+        let path = world.file("file");
+        let file = File::options().write(true).open(&path).unwrap();
+        let (log, fd) = (&world.log, file.as_raw_fd());
+        let entry = look(&path).entered(log).unwrap().guard.file();
+        let open = Open { log, fd, known: Known::of_file(entry, 0), file: entry };
+        let (looks, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        let writes = 2000;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    log.retire_to(log.safe_position()).unwrap();
+                    looks.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            for number in 0..writes {
+                let seen = looks.load(Ordering::Relaxed);
+                while looks.load(Ordering::Relaxed) == seen {
+                    std::thread::yield_now();
+                }
+                let parts = [IoSlice::new(b"data")];
+                let request = Request { parts: &parts, place: Place::At(number), durable: false };
+                let kernel = || file.write_at(b"data", number).unwrap().cast_signed();
+                assert_eq!(open.write(&request, kernel), 4);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(log.stats().total(Counter::Writes), writes);
+        let definitions = log.stats().total(Counter::Definitions);
+        assert!(definitions <= writes, "{definitions} definitions");
+    }
 }

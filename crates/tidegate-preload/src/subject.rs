@@ -52,7 +52,8 @@ impl<'l> Subject<'l> {
                 Ok(guard) if guard.absorber() != 0 => {
                     let file = guard.file();
                     drop(guard);
-                    absorb::settle_patiently(process::log()?, file, fd).ok()?;
+                    // Not by `fd`, which may be a descriptor that only names the file.
+                    absorb::settle_named(process::log()?, file).ok()?;
                 }
                 Ok(guard) => {
                     if guard.owner_died() {

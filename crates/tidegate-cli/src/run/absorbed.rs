@@ -81,7 +81,8 @@ impl AbsorbedFiles {
             let brought = match entry.and_then(|entry| self.leases.file(entry)) {
                 Some(file) => self.bring_one(id, entry, &file),
                 // Of a supervisor that died.
-                None => entry.map_or(Ok(()), |entry| self.settle(entry, scanned)),
+                // What cannot be read was told of when it was scanned.
+                None => entry.map_or(Ok(()), |entry| self.settle(entry, scanned).map(|_| ())),
             };
             if let Err(error) = brought {
                 failures.push(Failure { file: Some(id), name: PathBuf::new(), error });
@@ -101,24 +102,26 @@ impl AbsorbedFiles {
         self.leases.file(self.log.file_with_id(id)?)
     }
 
-    /// Gives the kernel all of a file, and the file back to the kernel. `scanned` is how far the cleaner has scanned.
+    /// Gives the kernel all of a file, and the file back to the kernel. `scanned` is how far the cleaner has scanned. How many bytes of
+    /// the log could not be read: what they say is lost, if it is about this file.
     ///
     /// # Errors
     /// The file does not take it; then it stays absorbed.
-    pub(crate) fn settle(&mut self, entry: FileRef, scanned: u64) -> io::Result<()> {
+    pub(crate) fn settle(&mut self, entry: FileRef, scanned: u64) -> io::Result<u64> {
         let log = Arc::clone(&self.log);
         let guard = match lock(&log, entry) {
             Ok(guard) if guard.absorber() != 0 => guard,
             // Somebody else has done it, or the entry is another file's by now.
             _ => {
                 self.leases.give_back(entry);
-                return Ok(());
+                return Ok(0);
             }
         };
+        let mut unreadable_bytes = 0;
         let lent = self.leases.file(entry);
         let is_lent = lent.is_some();
         if let Some(file) = lent.map_or_else(|| orphan(&log, &guard), |file| Ok(Some(file)))? {
-            self.bring_all(&log, &guard, &file, scanned)?;
+            unreadable_bytes = self.bring_all(&log, &guard, &file, scanned)?;
         }
         if !is_lent {
             guard.owe_place();
@@ -127,7 +130,7 @@ impl AbsorbedFiles {
         // Under the lock: behind it the program may take a lease anew.
         self.leases.give_back(entry);
         drop(guard);
-        Ok(())
+        Ok(unreadable_bytes)
     }
 
     fn bring_all(
@@ -136,15 +139,17 @@ impl AbsorbedFiles {
         guard: &FileGuard<'_>,
         file: &File,
         scanned: u64,
-    ) -> io::Result<()> {
+    ) -> io::Result<u64> {
         let id = guard.id();
         let mut all = Absorbed::default();
         let head = log.head();
         // Those that were scanned are finished; those behind it are, if they are this file's, for its lock is held.
-        let behind = Scanner::new(log.pool(), scanned, head);
+        let mut behind = Scanner::new(log.pool(), scanned, head);
+        let mut before = log.records(log.tail(), scanned);
         let since = self.settled.get(&id).copied().unwrap_or(0);
         let of_file = |header: &Header| header.file == id && header.position >= since;
-        log.records(log.tail(), scanned).chain(behind).filter(of_file).for_each(|it| all.add(&it));
+        before.by_ref().chain(behind.by_ref()).filter(of_file).for_each(|it| all.add(&it));
+        let unreadable_bytes = before.unreadable_bytes() + behind.unreadable_bytes();
         all.write(id, log.pool(), file.as_fd())?;
         set_modified(file.as_fd(), log.modified_ns(guard.file()));
         // The program's place: the kernel's stood still.
@@ -153,7 +158,7 @@ impl AbsorbedFiles {
         settled.map_err(io::Error::other)?;
         self.scanned.forget(id);
         self.settled.insert(id, head);
-        Ok(())
+        Ok(unreadable_bytes)
     }
 }
 
@@ -171,5 +176,71 @@ fn lock(log: &Log, entry: FileRef) -> Result<FileGuard<'_>, LockError> {
             Err(LockError::Busy) => {}
             outcome => return outcome,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::FileExt;
+
+    use tidegate::log::{CONTROL_BYTES, LogOptions, LogPool, create};
+    use tidegate::pmem::{Region, RegionOptions, SharedMemory};
+
+    use super::super::trial::{Trial, define};
+    use super::*;
+
+    const POOL_BYTES: u64 = 1 << 20;
+
+    /// A log in a file, which can lose its end.
+    fn log_in(path: &std::path::Path) -> Arc<Log> {
+        File::create(path).unwrap().set_len(POOL_BYTES).unwrap();
+        let region = Arc::new(Region::open(path, &RegionOptions::default()).unwrap());
+        create(&region, &LogOptions::default()).unwrap();
+        let pool = LogPool::open(region).unwrap();
+        let ring_bytes = pool.ring_bytes();
+        let memory = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
+        Arc::new(Log::start(pool, memory, ring_bytes).unwrap())
+    }
+
+    #[test]
+    fn what_cannot_be_read_when_a_file_is_settled_is_told() {
+        let trial = Trial::new();
+        let pool = trial.path("pool");
+        let log = log_in(&pool);
+        let file = trial.file("file", b"");
+        let entry = log.entry_for(&Trial::key(&file)).unwrap();
+        let leases = Leases::default();
+        leases.take(&log, entry, OwnedFd::from(file.try_clone().unwrap())).unwrap();
+        let guard = log.lock(entry).unwrap();
+        guard.start_absorbing(std::process::id(), 0, 0);
+        let absorb = |offset: u64, data: &[u8]| {
+            let mut ticket = guard.begin().unwrap();
+            if ticket.needs_define() {
+                define(&mut ticket, &file, &trial.path("file"));
+            }
+            ticket.absorb(offset, &[IoSlice::new(data)]).unwrap()
+        };
+        // Up to the last pages of the ring, which are lost, and on at its start.
+        let ring_bytes = log.pool().ring_bytes();
+        while ring_bytes - log.head() % ring_bytes > 16384 {
+            absorb(0, &[b'a'; 4000]);
+            log.retire_to(log.safe_position()).unwrap();
+        }
+        let mut offset = 0;
+        while log.head() % ring_bytes > 8192 {
+            absorb(offset, &[b'b'; 2000]);
+            offset += 2000;
+        }
+        drop(guard);
+        File::options().write(true).open(&pool).unwrap().set_len(POOL_BYTES - 12288).unwrap();
+        let mut absorbed = AbsorbedFiles::new(&log, leases);
+        let lost_bytes = absorbed.settle(entry, log.tail()).unwrap();
+        assert!(lost_bytes >= 4096, "{lost_bytes}");
+        let mut last = [0; 2000];
+        file.read_exact_at(&mut last, offset - 2000).unwrap();
+        assert_eq!(last, [b'b'; 2000], "what can be read is there");
+        assert_eq!(log.absorber_of(entry), 0);
     }
 }

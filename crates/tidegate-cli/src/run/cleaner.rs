@@ -352,7 +352,7 @@ impl Worker {
         let unreadable_bytes = records.unreadable_bytes();
         self.backlog.reached(until);
         if unreadable_bytes > 0 {
-            // Whatever files they are about: the kernel has done what they say.
+            // Whatever files they are about: the kernel has done what they say, but for what was absorbed.
             rustix::fs::sync();
             self.voice.say(Outcome::Notice(format!(
                 "{unreadable_bytes} bytes of the log cannot be read; what programs wrote is on its way to the disk without them"
@@ -407,8 +407,9 @@ impl Worker {
             self.log.show_room(self.retired);
         }
         self.answer_waiters();
-        if !retired && self.is_wanted() {
-            // A writer is in the middle of something: it does not tell when it has done it.
+        if !retired {
+            // A writer is in the middle of something: it does not tell when it has done it. Each look asks writers for newer
+            // definitions, so there must not be too many.
             let patience = Some(PAUSE_FOR_WRITER);
             return Step::Sleep { wake_at: u64::MAX, patience };
         }
@@ -479,6 +480,11 @@ impl Worker {
 
     fn settle(&mut self, file: FileRef, ticket: Option<u64>, again: bool) {
         let result = self.absorbed.settle(file, self.backlog.scanned());
+        if let Ok(unreadable_bytes @ 1..) = result {
+            self.voice.say(Outcome::Notice(format!(
+                "{unreadable_bytes} bytes of the log cannot be read; a file is left without what they may have had of it"
+            )));
+        }
         if result.is_ok() {
             // The description is the program's alone again: locks go with it when the program closes it.
             self.writeback.let_go(self.log.id_of(file));
@@ -486,7 +492,7 @@ impl Worker {
             self.unsettled.push(file);
         }
         if let Some(ticket) = ticket {
-            let result = result.map_err(|error| error.to_string());
+            let result = result.map(|_| ()).map_err(|error| error.to_string());
             self.voice.say(Outcome::Settled { ticket, result });
         } else if let Err(error) = result
             && !again
@@ -495,10 +501,6 @@ impl Worker {
                 format!("a file cannot take what was written to it, the log keeps it: {error}");
             self.voice.say(Outcome::Notice(message));
         }
-    }
-
-    fn is_wanted(&self) -> bool {
-        !self.waiters.is_empty() || self.log.wanted() > self.log.tail()
     }
 
     fn answer_waiters(&mut self) {

@@ -88,10 +88,13 @@ impl Leases {
     /// Holds the lease on the description of `descriptor`, which another supervisor took, unless it is held already.
     ///
     /// # Errors
-    /// It is another file.
+    /// It is another file, or nothing can be written by it.
     pub(crate) fn adopt(&self, log: &Log, entry: FileRef, descriptor: OwnedFd) -> io::Result<()> {
         if self.file(entry).is_some() {
             return Ok(());
+        }
+        if !can_write(&descriptor) {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
         let file = of_entry(log, entry, descriptor)?;
         // Fails where somebody waits for the file already: for what is still to be done before the lease ends it is enough.
@@ -115,8 +118,8 @@ impl Leases {
             let number = link.file_name().and_then(|name| name.to_str()?.parse().ok());
             let flags = PidfdGetfdFlags::empty();
             let copy = rustix::process::pidfd_getfd(&handle, number.ok_or_else(gone)?, flags)?;
-            if can_write(&copy) {
-                return self.adopt(log, entry, copy);
+            if self.adopt(log, entry, copy).is_ok() {
+                return Ok(());
             }
         }
         Err(gone())

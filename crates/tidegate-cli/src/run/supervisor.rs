@@ -258,6 +258,9 @@ impl Supervisor {
     }
 
     fn announce(&mut self, process: Pid) -> io::Result<()> {
+        if self.tree.remove_if_ended(process) {
+            self.charge.cleaner.process_ended(process);
+        }
         match self.tree.announce(process)? {
             Announced::New => {}
             Announced::Known => return Ok(()),

@@ -32,12 +32,12 @@ pub(crate) enum Announced {
 }
 
 impl Tree {
-    /// Notes that `pid` uses the pool.
+    /// Notes that `pid` uses the pool. A member of this number that has ended was [forgotten](Self::remove_if_ended) before.
     ///
     /// # Errors
     /// No descriptors are left.
     pub(crate) fn announce(&mut self, pid: Pid) -> io::Result<Announced> {
-        if self.members.get(&pid).is_some_and(|handle| !has_ended(handle)) {
+        if self.members.contains_key(&pid) {
             return Ok(Announced::Known);
         }
         match pidfd_open(pid, PidfdFlags::empty()) {
@@ -53,6 +53,11 @@ impl Tree {
     /// What tells the end of member `pid`.
     pub(crate) fn handle(&self, pid: Pid) -> Option<BorrowedFd<'_>> {
         self.members.get(&pid).map(AsFd::as_fd)
+    }
+
+    /// Forgets member `pid` if it has ended: whether it was one. The kernel may have given its number to another process.
+    pub(crate) fn remove_if_ended(&mut self, pid: Pid) -> bool {
+        self.members.get(&pid).is_some_and(has_ended) && self.members.remove(&pid).is_some()
     }
 
     /// Forgets the members that have ended, and hands them back.
@@ -99,10 +104,24 @@ mod tests {
         assert_eq!(tree.announce(pid).unwrap(), Announced::New);
         assert_eq!(tree.announce(pid).unwrap(), Announced::Known);
         assert_eq!((tree.remove_ended(), tree.len()), (Vec::new(), 1));
+        assert!(!tree.remove_if_ended(pid));
         drop(child.stdin.take());
         child.wait().unwrap();
         assert_eq!((tree.remove_ended(), tree.len()), (vec![pid], 0));
         assert_eq!(tree.announce(pid).unwrap(), Announced::Gone);
+    }
+
+    #[test]
+    fn a_member_whose_number_comes_again_is_handed_back_first() {
+        let mut tree = Tree::default();
+        let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        tree.announce(pid).unwrap();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(tree.remove_if_ended(pid), "what it left is to be mended");
+        assert!(!tree.remove_if_ended(pid));
+        assert_eq!((tree.announce(pid).unwrap(), tree.len()), (Announced::Gone, 0));
     }
 
     #[test]

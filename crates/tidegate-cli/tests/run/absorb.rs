@@ -1,7 +1,8 @@
 //! Absorbed files: writes that the kernel learns of later. All of it with files absorbed after the first write or the fourth, so
 //! that every way out of absorption is taken often.
 
-use std::io::{BufRead, BufReader, Read};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -269,6 +270,61 @@ fn a_new_supervisor_settles_what_the_old_one_has_left() {
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
     assert!(std::fs::read(bed.disk().join("taken")).unwrap().ends_with(b"0019last"));
+}
+
+/// A process that absorbs a file gives it another name, in ways in which the supervisor cannot help at once: nothing of it is
+/// lost in a replay, and the log still has its names.
+fn renamed_and_replayed(before_rename: &str, kills_supervisor: bool) {
+    let bed = Bed::new();
+    let script = format!(
+        "import os, resource, sys\n\
+         fd = os.open('log', os.O_RDWR | os.O_CREAT | os.O_EXCL)\n\
+         for n in range(20): os.write(fd, b'%04d' % n * 1024)\n\
+         os.write(1, b'written\\n')\n\
+         sys.stdin.read(1)\n\
+         {before_rename}\n\
+         os.rename('log', 'log.1')\n\
+         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n\
+         os.write(os.open('log', os.O_RDWR | os.O_CREAT | os.O_EXCL), b'another')\n\
+         os.write(1, b'renamed\\n')\n\
+         sys.stdin.read()"
+    );
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+    command.args(["-c", &script]).env(AFTER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut tree = process_tree::ProcessTree::of(&mut command, &bed.pool());
+    let mut child = command.spawn().unwrap();
+    let (mut input, mut said) = (child.stdin.take().unwrap(), [0; 8]);
+    child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    if kills_supervisor {
+        let supervisor = process_tree::supervisor_of(&bed.pool(), Pid::from_child(&child));
+        process_tree::kill_launchers(&bed.pool());
+        kill_process(supervisor, Signal::KILL).expect("it is alive");
+    }
+    input.write_all(b"x").unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    tree.kill();
+    tree.wait();
+    let _ = child.wait();
+    if kills_supervisor {
+        // As if the disk had got nothing since the file was made.
+        std::fs::remove_file(bed.disk().join("log")).unwrap();
+        std::fs::rename(bed.disk().join("log.1"), bed.disk().join("log")).unwrap();
+        File::options().write(true).open(bed.disk().join("log")).unwrap().set_len(0).unwrap();
+    }
+    println!("{}", ok(["recover".as_ref(), "--replay".as_ref(), bed.pool().as_os_str()]));
+    let found = std::fs::read(bed.disk().join("log.1")).unwrap();
+    assert_eq!((found.len(), &found[19 * 4096..][..4]), (20 * 4096, &b"0019"[..]));
+    assert_eq!(std::fs::read(bed.disk().join("log")).unwrap(), b"another");
+}
+
+#[test]
+fn a_file_is_renamed_without_a_supervisor() {
+    renamed_and_replayed("pass", true);
+}
+
+#[test]
+fn a_file_is_renamed_without_descriptors() {
+    renamed_and_replayed("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 64))", false);
 }
 
 /// The file system is full before the kernel hears of what the log holds: a sync tells, reads find it, and when there is room

@@ -6,8 +6,8 @@ use tidegate::log::Log;
 
 use super::target::Name;
 use super::unlogged;
-use crate::files;
 use crate::raw::{self, Errno};
+use crate::{absorb, files, process};
 
 /// Whether a name could not be looked at though it may be there.
 pub(crate) fn is_scarcity(error: Errno) -> bool {
@@ -31,7 +31,16 @@ pub(crate) fn settled(
 fn settle(log: &Log, name: Name<'_>, flags: i32) -> Option<()> {
     let stat = raw::fstatat(name.directory, name.path, flags).ok()?;
     let key = files::key_at(name.directory, name.path, flags, &stat).ok()?;
-    let guard = log.lock(log.find(&key).ok()??).ok()?;
+    let file = log.find(&key).ok()??;
+    let guard = loop {
+        let guard = log.lock(file).ok()?;
+        if guard.absorber() == 0 {
+            break guard;
+        }
+        drop(guard);
+        // What the kernel was not told of is made durable by no sync.
+        absorb::settle_named(process::log()?, file).ok()?;
+    };
     raw::sync();
     let retired = guard.begin().and_then(|mut ticket| ticket.retire()).is_ok();
     guard.mark_unlogged(!retired);

@@ -146,7 +146,8 @@ class Operations:
             if pid == 0:
                 os.pwrite(fd, data, offset)
                 os._exit(0)
-            os.waitpid(pid, 0)
+            # One that was killed has perhaps written nothing.
+            assert os.waitpid(pid, 0)[1] == 0
 
         self.write_at(choose.choice(existing), choose.randint(0, 9000), self.data(choose, 9000), in_child)
 
