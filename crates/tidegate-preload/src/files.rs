@@ -46,8 +46,16 @@ impl Seen {
 /// Asks the kernel what `fd` is, and notes it with `flags` in addition.
 #[cold]
 pub(crate) fn find_out(fd: c_int, flags: u32) -> Known {
+    if !is_looked_at() {
+        return Known::IGNORED;
+    }
     // A descriptor that cannot be examined is not noted: the next call will fail as this one.
     Seen::of(fd).map_or(Known::IGNORED, |seen| note(fd, &seen, || raw::status_flags(fd), flags))
+}
+
+/// There is a log, and the kernel may be asked: a strict thread dies of it.
+fn is_looked_at() -> bool {
+    process::log().is_some() && !process::is_strict()
 }
 
 /// Notes what `fd` is, with `flags` in addition; `status` are its status flags.
@@ -57,9 +65,7 @@ pub(crate) fn note(
     status: impl FnOnce() -> Result<c_int, Errno>,
     flags: u32,
 ) -> Known {
-    let Some(log) = process::log().filter(|_| !process::is_strict()) else {
-        return Known::IGNORED;
-    };
+    let Some(log) = process::log().filter(|_| is_looked_at()) else { return Known::IGNORED };
     let Ok(known) = examine(log, fd, seen, status) else { return Known::IGNORED };
     let known = absorb::noted(fd, known.with(flags));
     let Some(file) = known.file() else { return known };

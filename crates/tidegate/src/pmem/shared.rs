@@ -298,8 +298,9 @@ mod tests {
         drop(held);
         assert!(!memory.is_held(64));
         std::thread::scope(|scope| {
-            // The thread ends with the lock held.
-            scope.spawn(|| std::mem::forget(memory.lock(64, patience).unwrap()));
+            // The thread ends with the lock held. The end of the scope would not wait for all of its end.
+            let owner = scope.spawn(|| std::mem::forget(memory.lock(64, patience).unwrap()));
+            owner.join().unwrap();
         });
         assert!(!memory.is_held(64), "by who does not live");
         assert!(memory.lock(64, patience).unwrap().owner_died());
