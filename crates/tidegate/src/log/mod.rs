@@ -91,6 +91,8 @@ impl Log {
         allocated_bytes: u64,
     ) -> Result<Self, LogError> {
         let limit = pool.limit()?;
+        // Who was killed while raising it may have stored it only: the tail must not be durable before it.
+        pool.set_limit(limit)?;
         // What lies between tail and limit was reserved once: a new record there could meet an old one's position.
         pool.set_tail(limit)?;
         let mut position = limit;
