@@ -12,11 +12,13 @@
 //! - [`explore`], [`judge`]: executions crashed everywhere, and the verdicts;
 //! - [`kernel`]: the recovery of other implementations, as a second judge;
 //! - [`mutations`]: planted bugs that the simulator must find;
-//! - [`subject`], [`log`], [`toy`]: what can be tested;
+//! - [`subject`], [`log`], [`absorb`], [`toy`]: what can be tested;
 //! - seeds come from [`random`].
 
+pub mod absorb;
 mod context;
 pub mod explore;
+mod files;
 pub mod history;
 pub mod judge;
 pub mod kernel;

@@ -19,11 +19,11 @@ use crate::history::payload;
 use crate::model::Stamp;
 use crate::subject::Subject;
 
-const BLOCK_BYTES: u32 = 512;
+pub(crate) const BLOCK_BYTES: u32 = 512;
 /// Header, ring of the least size, both superblocks.
-const POOL_BYTES: u64 = 8192 + RING_OFFSET + (64 << 10) + 4096;
+pub(crate) const POOL_BYTES: u64 = 8192 + RING_OFFSET + (64 << 10) + 4096;
 /// The log is cleaned from about five records on.
-const CLEAN_FROM_BYTES: u64 = 3000;
+pub(crate) const CLEAN_FROM_BYTES: u64 = 3000;
 /// Stamp of what an older pool in the same bytes was told.
 const STALE: Stamp = 0x7000_0000;
 
@@ -78,7 +78,7 @@ impl LogSubject {
     }
 }
 
-fn text(error: impl std::fmt::Display) -> String {
+pub(crate) fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
@@ -88,9 +88,7 @@ impl Subject for LogSubject {
         self.fill_older_pool(&scratch)?;
         let salt = if self.fault == LogFault::NoSalt { 1 } else { 2 };
         create(&scratch, &LogOptions { salt, ..LogOptions::default() }).map_err(text)?;
-        let mut image = vec![0; usize::try_from(POOL_BYTES).unwrap_or(0)];
-        scratch.read(0, &mut image).map_err(text)?;
-        region.write(0, &image).map_err(text)
+        copy(&scratch, region)
     }
 
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
@@ -108,17 +106,8 @@ impl Subject for LogSubject {
         Ok(Arc::new(device))
     }
 
-    /// Every record lies where the log says that records are, and none where it says that there is room.
     fn check(&self, region: &Region) -> Result<(), String> {
-        let copy = Arc::new(Region::anonymous(region.len_bytes()).map_err(text)?);
-        let mut image = vec![0; usize::try_from(region.len_bytes()).unwrap_or(0)];
-        region.read(0, &mut image).map_err(text)?;
-        copy.write(0, &image).map_err(text)?;
-        let pool = LogPool::open(copy).map_err(text)?;
-        let (tail, limit) = (pool.tail().map_err(text)?, pool.limit().map_err(text)?);
-        let beyond = Scanner::new(&pool, limit, tail + pool.ring_bytes()).next();
-        beyond
-            .map_or(Ok(()), |record| Err(format!("a record beyond the limit {limit}: {record:?}")))
+        check_pool(region)
     }
 
     fn region_bytes(&self) -> u64 {
@@ -128,6 +117,23 @@ impl Subject for LogSubject {
     fn rounds_after_recovery(&self) -> u32 {
         8
     }
+}
+
+/// Copies all of one region to the start of another.
+pub(crate) fn copy(from: &Region, to: &Region) -> Result<(), String> {
+    let mut image = vec![0; usize::try_from(from.len_bytes()).unwrap_or(0)];
+    from.read(0, &mut image).map_err(text)?;
+    to.write(0, &image).map_err(text)
+}
+
+/// Every record lies where the log says that records are, and none where it says that there is room.
+pub(crate) fn check_pool(region: &Region) -> Result<(), String> {
+    let scratch = Arc::new(Region::anonymous(region.len_bytes()).map_err(text)?);
+    copy(region, &scratch)?;
+    let pool = LogPool::open(scratch).map_err(text)?;
+    let (tail, limit) = (pool.tail().map_err(text)?, pool.limit().map_err(text)?);
+    let beyond = Scanner::new(&pool, limit, tail + pool.ring_bytes()).next();
+    beyond.map_or(Ok(()), |record| Err(format!("a record beyond the limit {limit}: {record:?}")))
 }
 
 /// The planted bug of recovery: gives each torn record the checksums of the bytes that are there.

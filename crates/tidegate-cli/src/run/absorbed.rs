@@ -6,7 +6,6 @@
 //! 3. All of it happens in the cleaner's thread, and nobody else settles while that has the right to clean: of two records of a
 //!    file the later one is brought later, or alone.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -14,9 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::SeekFrom;
-use tidegate::log::{
-    Absorbed, FileGuard, FileRef, Header, LockError, Log, RecordKind, Scanner, set_modified,
-};
+use tidegate::log::{FileGuard, FileRef, Header, LockError, Log, Unbrought, set_modified};
 
 use super::leases::Leases;
 use super::redo;
@@ -26,42 +23,28 @@ use super::writeback::{Failure, Writeback};
 pub(crate) struct AbsorbedFiles {
     log: Arc<Log>,
     leases: Leases,
-    /// Of the records that were scanned and are not retired.
-    scanned: Absorbed,
-    /// By file id, the position behind the records that were brought when the file was settled.
-    settled: HashMap<u64, u64>,
+    unbrought: Unbrought,
 }
 
 impl AbsorbedFiles {
     /// None yet.
     pub(crate) fn new(log: &Arc<Log>, leases: Leases) -> Self {
-        let (scanned, settled) = (Absorbed::default(), HashMap::new());
-        Self { log: Arc::clone(log), leases, scanned, settled }
+        Self { log: Arc::clone(log), leases, unbrought: Unbrought::default() }
     }
 
     /// Notes what was settled before this cleaner had the right to.
     pub(crate) fn note_settled(&mut self) {
-        let (tail, head) = (self.log.tail(), self.log.head());
-        for header in Scanner::new(self.log.pool(), tail, head) {
-            if header.kind == RecordKind::Settle {
-                self.settled.insert(header.file, header.position);
-            }
-        }
+        self.unbrought.note_settled(&self.log);
     }
 
     /// Takes a record that the cleaner has scanned.
     pub(crate) fn add(&mut self, header: &Header) {
-        let settled = self.settled.get(&header.file).is_some_and(|end| header.position < *end);
-        if !settled {
-            self.scanned.add(header);
-        }
+        self.unbrought.add(header);
     }
 
     /// All scanned records were retired.
     pub(crate) fn retired(&mut self) {
-        self.scanned = Absorbed::default();
-        let tail = self.log.tail();
-        self.settled.retain(|_, end| *end > tail);
+        self.unbrought.retired(self.log.tail());
     }
 
     /// Lends `writeback` the descriptors of all files whose leases are held: to open such a file would break its lease.
@@ -75,7 +58,7 @@ impl AbsorbedFiles {
     /// has scanned.
     pub(crate) fn bring(&mut self, scanned: u64) -> Vec<Failure> {
         let mut failures = Vec::new();
-        let ids: Vec<_> = self.scanned.files().collect();
+        let ids: Vec<_> = self.unbrought.scanned().files().collect();
         for id in ids {
             let entry = self.log.file_with_id(id);
             let brought = match entry.and_then(|entry| self.leases.file(entry)) {
@@ -92,7 +75,7 @@ impl AbsorbedFiles {
     }
 
     fn bring_one(&self, id: u64, entry: Option<FileRef>, file: &File) -> io::Result<()> {
-        self.scanned.write(id, self.log.pool(), file.as_fd())?;
+        self.unbrought.scanned().write(id, self.log.pool(), file.as_fd())?;
         set_modified(file.as_fd(), entry.map_or(0, |entry| self.log.modified_ns(entry)));
         Ok(())
     }
@@ -140,25 +123,13 @@ impl AbsorbedFiles {
         file: &File,
         scanned: u64,
     ) -> io::Result<u64> {
-        let id = guard.id();
-        let mut all = Absorbed::default();
-        let head = log.head();
-        // Those that were scanned are finished; those behind it are, if they are this file's, for its lock is held.
-        let mut behind = Scanner::new(log.pool(), scanned, head);
-        let mut before = log.records(log.tail(), scanned);
-        let since = self.settled.get(&id).copied().unwrap_or(0);
-        let of_file = |header: &Header| header.file == id && header.position >= since;
-        before.by_ref().chain(behind.by_ref()).filter(of_file).for_each(|it| all.add(&it));
-        let unreadable_bytes = before.unreadable_bytes() + behind.unreadable_bytes();
-        all.write(id, log.pool(), file.as_fd())?;
-        set_modified(file.as_fd(), log.modified_ns(guard.file()));
-        // The program's place: the kernel's stood still.
-        rustix::fs::seek(file, SeekFrom::Start(guard.place()))?;
-        let settled = guard.begin().and_then(|mut ticket| ticket.settle());
-        settled.map_err(io::Error::other)?;
-        self.scanned.forget(id);
-        self.settled.insert(id, head);
-        Ok(unreadable_bytes)
+        self.unbrought.settle(guard, scanned, |all| {
+            all.write(guard.id(), log.pool(), file.as_fd())?;
+            set_modified(file.as_fd(), log.modified_ns(guard.file()));
+            // The program's place: the kernel's stood still.
+            rustix::fs::seek(file, SeekFrom::Start(guard.place()))?;
+            Ok(())
+        })
     }
 }
 

@@ -49,7 +49,7 @@ pub use record::{
     Definition, Header, RecordKind, RenamePaths, checked_path, has_happened, identity,
 };
 pub use scan::Scanner;
-pub use settle::{Absorbed, can_write_in_place, copy_to_file, set_modified};
+pub use settle::{Absorbed, Unbrought, can_write_in_place, copy_to_file, set_modified};
 pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
 pub use table::{FileKey, FileRef};
 
@@ -91,6 +91,8 @@ impl Log {
         allocated_bytes: u64,
     ) -> Result<Self, LogError> {
         let limit = pool.limit()?;
+        // Who was killed while raising it may have stored it only: the tail must not be durable before it.
+        pool.set_limit(limit)?;
         // What lies between tail and limit was reserved once: a new record there could meet an old one's position.
         pool.set_tail(limit)?;
         let mut position = limit;

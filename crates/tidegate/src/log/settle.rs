@@ -5,6 +5,7 @@
 //! 2. What is brought while the file is still absorbed may be older than what its absorber has written since; that lies over
 //!    it in the absorber's [`Overlay`](super::Overlay) and is brought later, for it is later in the log.
 //! 3. Records before a file's last [`RecordKind::Settle`] are not brought: the kernel has them, and may have newer bytes.
+//!    [`Unbrought`] knows which those are, and sees to it that the record comes after the bytes.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -13,9 +14,11 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::{OFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::{Errno, ReadWriteFlags};
 
+use super::append::FileGuard;
 use super::pool::LogPool;
 use super::record::{Header, RecordKind};
 use super::recover::{Content, Extent, ExtentMap, gather};
+use super::{Log, Scanner};
 use crate::log::layout::RECORD_ALIGN_BYTES;
 
 /// The newest bytes of absorbed writes, by file.
@@ -59,18 +62,101 @@ impl Absorbed {
     /// # Errors
     /// What the kernel says; part of the bytes may have been written then. Failed memory of the log is `EIO`.
     pub fn write(&self, id: u64, pool: &LogPool, file: BorrowedFd<'_>) -> io::Result<u64> {
+        self.bring(id, pool, |offset, bytes| write_all(file, offset, bytes))
+    }
+
+    /// The same by way of `write`, which takes bytes and their offset in the file.
+    ///
+    /// # Errors
+    /// What `write` says. Failed memory of the log is `EIO`.
+    pub fn bring(
+        &self,
+        id: u64,
+        pool: &LogPool,
+        mut write: impl FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<u64> {
         let mut written_bytes = 0;
         let extents = self.files.get(&id).into_iter().flat_map(ExtentMap::iter);
         gather(
             extents,
             |position, buf| read(pool, position, buf),
             |batch| {
-                batch.runs().try_for_each(|(offset, bytes)| write_all(file, offset, bytes))?;
+                batch.runs().try_for_each(|(offset, bytes)| write(offset, bytes))?;
                 written_bytes += batch.used() as u64;
                 Ok(())
             },
         )?;
         Ok(written_bytes)
+    }
+}
+
+/// What whoever cleans the log still has to bring.
+#[derive(Debug, Default)]
+pub struct Unbrought {
+    /// Of the records that were scanned and are not retired.
+    scanned: Absorbed,
+    /// By file id, the position behind the records that were brought when the file was settled.
+    settled: BTreeMap<u64, u64>,
+}
+
+impl Unbrought {
+    /// Notes what was settled before its owner had the right to clean.
+    pub fn note_settled(&mut self, log: &Log) {
+        for header in Scanner::new(log.pool(), log.tail(), log.head()) {
+            if header.kind == RecordKind::Settle {
+                self.settled.insert(header.file, header.position);
+            }
+        }
+    }
+
+    /// Takes a record that was scanned.
+    pub fn add(&mut self, header: &Header) {
+        if header.position >= self.settled_end(header.file) {
+            self.scanned.add(header);
+        }
+    }
+
+    /// What was scanned and not retired since.
+    pub fn scanned(&self) -> &Absorbed {
+        &self.scanned
+    }
+
+    /// All scanned records were retired; the tail is here.
+    pub fn retired(&mut self, tail: u64) {
+        self.scanned = Absorbed::default();
+        self.settled.retain(|_, end| *end > tail);
+    }
+
+    /// Settles the file that `guard` has locked: `bring` gives the kernel all that it does not have of it, then the log says so.
+    /// `scanned` is how far the log was scanned. How many bytes of the log could not be read.
+    ///
+    /// # Errors
+    /// What `bring` says, or the log; the file is not settled then.
+    pub fn settle(
+        &mut self,
+        guard: &FileGuard<'_>,
+        scanned: u64,
+        bring: impl FnOnce(&Absorbed) -> io::Result<()>,
+    ) -> io::Result<u64> {
+        let (log, id) = (guard.log(), guard.id());
+        let mut all = Absorbed::default();
+        let head = log.head();
+        // Those that were scanned are finished; those behind it are, if they are this file's, for its lock is held.
+        let mut behind = Scanner::new(log.pool(), scanned, head);
+        let mut before = log.records(log.tail(), scanned);
+        let since = self.settled_end(id);
+        let of_file = |header: &Header| header.file == id && header.position >= since;
+        before.by_ref().chain(behind.by_ref()).filter(of_file).for_each(|it| all.add(&it));
+        let unreadable_bytes = before.unreadable_bytes() + behind.unreadable_bytes();
+        bring(&all)?;
+        guard.begin().and_then(|mut ticket| ticket.settle()).map_err(io::Error::other)?;
+        self.scanned.forget(id);
+        self.settled.insert(id, head);
+        Ok(unreadable_bytes)
+    }
+
+    fn settled_end(&self, id: u64) -> u64 {
+        self.settled.get(&id).copied().unwrap_or(0)
     }
 }
 

@@ -51,6 +51,34 @@ fn payload(log: &Log, header: &Header) -> Vec<u8> {
     bytes
 }
 
+/// Notes where lines are written back.
+#[derive(Default)]
+struct WriteBacks(std::sync::Mutex<Vec<u64>>);
+
+impl crate::pmem::Observer for WriteBacks {
+    fn store(&self, _: u64, _: &[u8], _: bool) {}
+    fn write_back(&self, offset: u64, _: u64) {
+        self.0.lock().unwrap().push(offset);
+    }
+    fn fence(&self) {}
+    fn load(&self, _: u64, _: u64) {}
+    fn relax(&self) {}
+}
+
+#[test]
+fn a_limit_that_a_killed_process_has_only_stored_is_durable_before_the_tail_that_becomes_it() {
+    let seen = Arc::new(WriteBacks::default());
+    let region = Arc::new(Region::anonymous(POOL_BYTES).unwrap().observed(seen.clone()));
+    let data_offset = create(&region, &LogOptions::default()).unwrap().data_offset;
+    let pool = LogPool::open(Arc::clone(&region)).unwrap();
+    let (limit_at, tail_at) = (data_offset + LIMIT_OFFSET, data_offset + TAIL_OFFSET);
+    region.store_u64(limit_at, pool.limit().unwrap() + 4096).unwrap();
+    seen.0.lock().unwrap().clear();
+    let all = pool.ring_bytes();
+    drop(Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES).unwrap(), all).unwrap());
+    assert_eq!(seen.0.lock().unwrap()[..2], [limit_at, tail_at]);
+}
+
 #[test]
 fn what_is_full_of_names_can_take_them_back_and_be_recovered() {
     let log = log();
