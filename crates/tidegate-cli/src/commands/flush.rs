@@ -8,7 +8,7 @@ use super::recover::recover;
 use crate::args::FlushArgs;
 use crate::output::line;
 use crate::run::place::{Meeting, existing_pool};
-use crate::run::session::ask_at;
+use crate::run::session::{Asked, ask_at};
 use crate::run::socket::{Reply, Request};
 use tidegate::size::Size;
 
@@ -21,15 +21,18 @@ pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
     let meeting = Meeting::of_pool(&pool)?;
     let shown = args.pool.display();
     match ask_at(&meeting, Request::Flush)? {
-        Some(Reply::Flushed { retired_bytes: 0 }) => {
+        Asked::Reply(Reply::Flushed { retired_bytes: 0 }) => {
             line(format_args!("{shown}: the log was empty"))?;
         }
-        Some(Reply::Flushed { retired_bytes }) => {
+        Asked::Reply(Reply::Flushed { retired_bytes }) => {
             let size = Size { bytes: retired_bytes };
             line(format_args!("{shown}: {size} of the log are in the files and free again"))?;
         }
-        Some(_) => anyhow::bail!("{shown}: the supervisor gave an answer of another kind"),
-        None => recover(&pool, &meeting)?,
+        Asked::Reply(_) => anyhow::bail!("{shown}: the supervisor gave an answer of another kind"),
+        Asked::Nobody(lock) => {
+            drop(lock);
+            recover(&pool, &meeting)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

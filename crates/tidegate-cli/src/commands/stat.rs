@@ -10,7 +10,7 @@ use crate::args::StatArgs;
 use crate::output::json;
 use crate::run::opening::log_in_use;
 use crate::run::place::{Meeting, existing_pool};
-use crate::run::session::{ask, ask_at};
+use crate::run::session::{Asked, ask, ask_at};
 use crate::run::socket::{Reply, Request};
 use crate::run::stats::Statistics;
 
@@ -41,9 +41,11 @@ fn of_pool(path: &Path) -> Result<Statistics> {
     let pool = existing_pool(path)?;
     let meeting = Meeting::of_pool(&pool)?;
     match ask_at(&meeting, Request::Stat)? {
-        Some(Reply::Statistics(statistics)) => Ok(*statistics),
-        Some(_) => bail!("{}: its supervisor gave an answer of another kind", path.display()),
-        None => {
+        Asked::Reply(Reply::Statistics(statistics)) => Ok(*statistics),
+        Asked::Reply(_) => {
+            bail!("{}: its supervisor gave an answer of another kind", path.display())
+        }
+        Asked::Nobody(_lock) => {
             let (log_bytes, log_used_bytes) = log_in_use(&pool)?;
             Ok(Statistics { pool, log_bytes, log_used_bytes, ..Statistics::default() })
         }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 
-use super::place::Meeting;
+use super::place::{Lock, Meeting};
 use super::socket::{Connection, Reply, Request, Welcome};
 use super::stats::Statistics;
 use crate::output::{one_line, progress};
@@ -220,16 +220,28 @@ pub(crate) fn ask(socket: &Path, request: Request) -> Result<Option<Reply>> {
     Ok(reached.map(|connection| converse(&connection, request)).transpose()?.flatten())
 }
 
-/// The same of a pool whose supervisor may be about to start or to end.
+/// What came of a request to whoever supervises a pool.
+pub(crate) enum Asked {
+    /// Its answer.
+    Reply(Reply),
+    /// Nobody supervises it, and nobody starts to before this is dropped.
+    Nobody(Lock),
+}
+
+/// Asks the supervisor of a pool one thing; one that starts, ends or is replaced is waited for.
 ///
 /// # Errors
 /// As for [`ask`], or the pool's lock cannot be had.
-pub(crate) fn ask_at(meeting: &Meeting, request: Request) -> Result<Option<Reply>> {
-    let lock = meeting.lock()?;
-    let reached = reach(&meeting.socket())?;
-    // A supervisor stays for whoever has reached it.
-    drop(lock);
-    Ok(reached.map(|connection| converse(&connection, request)).transpose()?.flatten())
+pub(crate) fn ask_at(meeting: &Meeting, request: Request) -> Result<Asked> {
+    loop {
+        let lock = meeting.lock()?;
+        let Some(connection) = reach(&meeting.socket())? else { return Ok(Asked::Nobody(lock)) };
+        // A supervisor stays for whoever has reached it.
+        drop(lock);
+        if let Some(reply) = converse(&connection, request)? {
+            return Ok(Asked::Reply(reply));
+        }
+    }
 }
 
 fn reach(socket: &Path) -> Result<Option<Connection>> {
