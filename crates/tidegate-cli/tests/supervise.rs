@@ -113,13 +113,24 @@ impl Session {
         rustix::event::poll(&mut handles, None).unwrap();
     }
 
-    /// Kills launcher and program.
+    /// Kills the launcher, and ends the program with it; returns when that is gone.
     fn kill_program(mut self) {
+        let launcher = self.launcher.id();
+        let children = format!("/proc/{launcher}/task/{launcher}/children");
+        let children = std::fs::read_to_string(children).unwrap();
+        let handle = |number: &str| {
+            let child = Pid::from_raw(number.parse().unwrap()).unwrap();
+            rustix::process::pidfd_open(child, rustix::process::PidfdFlags::empty()).unwrap()
+        };
+        let children: Vec<_> = children.split_whitespace().map(handle).collect();
         self.launcher.kill().unwrap();
         self.launcher.wait().unwrap();
-        // The program sees the end of its input, and closes its output with its end.
+        // The program sees the end of its input.
         drop(self.stdin.take());
-        self.stdout.read_to_string(&mut String::new()).unwrap();
+        for child in &children {
+            let mut handles = [rustix::event::PollFd::new(child, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut handles, None).unwrap();
+        }
     }
 
     fn stat(&self) -> Value {
