@@ -90,24 +90,6 @@ fn start(pool: &Path, dir: &Path, names: &[String]) -> Workers {
     Workers::spawn(command, pool)
 }
 
-/// Kills the programs of the tree, and nothing of Tidegate.
-fn kill_programs(pool: &Path) {
-    let pool = pool.as_os_str().as_encoded_bytes();
-    for entry in std::fs::read_dir("/proc").unwrap() {
-        let path = entry.unwrap().path();
-        let has = |file: &str, wanted: &[u8]| {
-            let bytes = std::fs::read(path.join(file)).unwrap_or_default(); // gone, or not ours
-            bytes.windows(wanted.len()).any(|part| part == wanted)
-        };
-        if has("comm", b"python") && has("maps", pool) {
-            let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
-            if let Some(process) = number.and_then(Pid::from_raw) {
-                let _ = kill_process(process, Signal::KILL);
-            }
-        }
-    }
-}
-
 #[derive(Clone, Copy)]
 enum Victims {
     Programs,
@@ -126,7 +108,7 @@ fn nothing_is_lost_by_killing(victims: Victims) {
         workers.wait_for(worker, count);
         match victims {
             Victims::All => workers.tree.kill(),
-            Victims::Programs => kill_programs(&bed.pool()),
+            Victims::Programs => workers.tree.kill_programs(),
         }
         let acks = workers.collect(bed.disk());
         drop(succeed(&mut Runner::Run(&bed.pool()).command("true", Path::new("/"))));

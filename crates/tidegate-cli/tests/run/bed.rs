@@ -12,7 +12,7 @@ use crate::support::{directory_in, scratch, succeed, tool, user};
 use crate::tree;
 
 /// Seconds after which a workload counts as hanging and is killed.
-const PATIENCE: &str = if cfg!(feature = "soak") { "1800" } else { "240" };
+pub(crate) const PATIENCE_S: u64 = if cfg!(feature = "soak") { 1800 } else { 240 };
 
 /// A directory on a disk for the files of a workload. Not below the checkout: other users must reach it.
 pub(crate) fn on_disk() -> TempDir {
@@ -74,7 +74,7 @@ impl Runner<'_> {
 /// A command to come, killed with all that it started when it hangs.
 fn patient(dir: &Path) -> Command {
     let mut command = tool("timeout", "coreutils");
-    command.args(["--signal=KILL", PATIENCE]).current_dir(dir).stdin(Stdio::null());
+    command.arg("--signal=KILL").arg(PATIENCE_S.to_string()).current_dir(dir).stdin(Stdio::null());
     command
 }
 

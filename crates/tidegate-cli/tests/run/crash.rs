@@ -4,12 +4,13 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::bed::{Bed, Runner, replay};
+use crate::bed::{Bed, PATIENCE_S, Runner, replay};
 use crate::process_tree::{self, ProcessTree};
 use crate::programs::{python, source};
 use crate::support::random::Random;
@@ -42,6 +43,8 @@ pub(crate) struct Workers {
     pub(crate) tree: ProcessTree,
     stdout: ChildStdout,
     acks: Vec<u8>,
+    /// When all of them must have ended: what hangs is killed before.
+    deadline: Instant,
 }
 
 impl Workers {
@@ -63,7 +66,8 @@ impl Workers {
         let tree = ProcessTree::of(&mut command, pool);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the tree starts");
         let stdout = child.stdout.take().expect("it is piped");
-        Self { child, tree, stdout, acks: Vec::new() }
+        let deadline = Instant::now() + Duration::from_secs(PATIENCE_S + 30);
+        Self { child, tree, stdout, acks: Vec::new(), deadline }
     }
 
     /// The process that was spawned.
@@ -90,10 +94,10 @@ impl Workers {
         }
     }
 
-    /// Reads what comes until nothing has come for `quiet_ms`, or `most` bytes came.
-    pub(crate) fn wait_until_quiet(&mut self, quiet_ms: i64, most: usize) {
+    /// Reads what comes until nothing has come for `quiet`, or `most` bytes came.
+    pub(crate) fn wait_until_quiet(&mut self, quiet: Duration, most: usize) {
         let enough = self.acks.len() + most;
-        while self.acks.len() < enough && self.read(Some(quiet_ms)) {}
+        while self.acks.len() < enough && self.read(Some(quiet)) {}
     }
 
     pub(crate) fn acknowledged(&self, start: &str) -> usize {
@@ -104,13 +108,20 @@ impl Workers {
     }
 
     /// False at the end, or when nothing has come in time.
-    fn read(&mut self, timeout_ms: Option<i64>) -> bool {
-        let timeout =
-            timeout_ms.map(|ms| Timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 });
+    ///
+    /// # Panics
+    /// Whoever still writes at the deadline is one that a kill has missed.
+    fn read(&mut self, timeout: Option<Duration>) -> bool {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            self.tree.kill();
+            panic!("workers still run, long after they should have ended");
+        }
+        let wait = Timespec::try_from(timeout.unwrap_or(left).min(left)).expect("it is short");
         let mut events = [PollFd::new(&self.stdout, PollFlags::IN)];
-        let ready = retry_on_intr(|| poll(&mut events, timeout.as_ref()));
+        let ready = retry_on_intr(|| poll(&mut events, Some(&wait)));
         if ready.expect("a pipe can be waited for") == 0 {
-            return false;
+            return timeout.is_none() && self.read(None);
         }
         let mut bytes = vec![0; 65536];
         let count = self.stdout.read(&mut bytes).expect("the pipe can be read");

@@ -6,6 +6,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
@@ -99,7 +100,7 @@ impl Disk {
     pub(crate) fn lose_power(&mut self, mut workers: Workers, dram: &str) -> PathBuf {
         self.freeze();
         // They go on until they wait for the disk.
-        workers.wait_until_quiet(50, 100_000);
+        workers.wait_until_quiet(Duration::from_millis(50), 100_000);
         workers.tree.kill();
         self.power_off();
         let acks = workers.collect(self.dir.path());

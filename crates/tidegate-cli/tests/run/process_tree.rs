@@ -32,13 +32,18 @@ impl ProcessTree {
     /// kill -9 for each process, in no order, until there is none that was not killed. One that waits for a disk goes
     /// later, but runs no more.
     pub(crate) fn kill(&mut self) {
-        while self.kill_found() {}
+        while self.kill_found(|_| true) {}
     }
 
-    fn kill_found(&mut self) -> bool {
+    /// The same for its Python programs alone: nothing of Tidegate is killed.
+    pub(crate) fn kill_programs(&mut self) {
+        while self.kill_found(is_python) {}
+    }
+
+    fn kill_found(&mut self, is_victim: fn(i32) -> bool) -> bool {
         let mut found = false;
         for pid in members(&self.pool, &self.mark) {
-            if self.killed.contains_key(&pid) {
+            if self.killed.contains_key(&pid) || !is_victim(pid) {
                 continue;
             }
             let handle =
@@ -65,6 +70,10 @@ fn members(pool: &Path, mark: &str) -> Vec<i32> {
     let pool = pool.as_os_str().as_encoded_bytes();
     let starting = [b"\0supervise\0--\0", pool].concat();
     processes_with(&[("environ", mark.as_bytes()), ("maps", pool), ("cmdline", &starting)])
+}
+
+fn is_python(pid: i32) -> bool {
+    std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with(b"python"))
 }
 
 /// Nobody maps `pool`, and no descriptor is open on it: the supervisor has gone with its tree.
