@@ -5,8 +5,6 @@
 
 use std::ffi::CStr;
 
-use tidegate::log::Definition;
-
 use crate::files::{self, Seen};
 use crate::known_folder::{self, Known};
 use crate::logged::Open;
@@ -44,19 +42,7 @@ fn defined(open: &Open, seen: &Seen, given: Option<Given<'_>>) -> Option<()> {
     let mut path = PathBuffer::new();
     find_path(open, seen, given, &mut path).ok()?;
     guard.note_mount(seen.mount);
-    let key = open.log.key_of(guard.file());
-    let libc::stat { st_mode: mode, st_uid: uid, st_gid: gid, .. } = seen.stat;
-    let definition = Definition {
-        identity: key.identity,
-        device: key.device,
-        inode: key.inode,
-        mode,
-        uid,
-        gid,
-        born: true,
-        path: path.as_bytes(),
-    };
-    ticket.define(&definition).ok()
+    ticket.define(&seen.definition(open.log.key_of(guard.file()), true, &path)).ok()
 }
 
 /// The path by which the kernel knows the file.

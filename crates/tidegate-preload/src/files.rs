@@ -12,7 +12,7 @@ use std::ffi::{CStr, c_int};
 use std::os::fd::BorrowedFd;
 
 use rustix::fs::StatVfsMountFlags;
-use tidegate::log::{self, FileKey, Log};
+use tidegate::log::{self, Definition, FileKey, Log};
 
 use crate::descriptors::{self, Kind, Known};
 use crate::file_systems::{self, FileSystem};
@@ -40,6 +40,18 @@ impl Seen {
     pub(crate) fn of(fd: c_int) -> Result<Self, Errno> {
         let (stat, mount) = raw::fstat_with_mount(fd)?;
         Ok(Self { stat, mount })
+    }
+
+    /// What the log is told of the file.
+    pub(crate) fn definition<'p>(
+        &self,
+        key: FileKey,
+        born: bool,
+        path: &'p PathBuffer,
+    ) -> Definition<'p> {
+        let FileKey { device, inode, identity } = key;
+        let libc::stat { st_mode: mode, st_uid: uid, st_gid: gid, .. } = self.stat;
+        Definition { identity, device, inode, mode, uid, gid, born, path: path.as_bytes() }
     }
 }
 
@@ -185,11 +197,6 @@ fn key_by(
     let len = usize::try_from(handle.len_bytes).unwrap_or(0).min(handle.bytes.len());
     let identity = log::identity(file_system.id, handle.kind, &handle.bytes[..len]);
     Ok(FileKey { device: stat.st_dev, inode: stat.st_ino, identity })
-}
-
-/// The mount that an open descriptor was opened through, 0 where the kernel has no number for it.
-pub(crate) fn mount_of(fd: c_int) -> u64 {
-    Seen::of(fd).map_or(0, |seen| seen.mount)
 }
 
 /// Nothing can be written to the file system of an open descriptor.

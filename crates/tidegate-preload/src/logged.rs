@@ -22,10 +22,11 @@ use std::time::Duration;
 use tidegate::log::{AppendError, Counter, Definition, FileGuard, FileRef, LockError, Log, Ticket};
 
 use crate::descriptors::{self, Known};
+use crate::files::{self, Seen};
 use crate::names::SignalsBlocked;
 use crate::path::PathBuffer;
 use crate::raw::{self, Errno};
-use crate::{absorb, files, mend, names, process};
+use crate::{absorb, mend, names, process};
 
 /// How often a lock, or room for what must be said, is waited for, a second each.
 const TRIES: u32 = 10;
@@ -673,26 +674,16 @@ impl Open {
         if !ticket.needs_define() {
             return Ok(());
         }
-        let stat = raw::fstat(self.fd).map_err(|_| Refused::Changed)?;
-        if stat.st_nlink == 0 {
+        let seen = Seen::of(self.fd).map_err(|_| Refused::Changed)?;
+        if seen.stat.st_nlink == 0 {
             guard.mark_nameless();
             return Ok(());
         }
         let mut path = PathBuffer::new();
-        files::path_of(self.fd, &stat, &mut path).map_err(|_| Refused::Never)?;
-        guard.note_mount(files::mount_of(self.fd));
+        files::path_of(self.fd, &seen.stat, &mut path).map_err(|_| Refused::Never)?;
+        guard.note_mount(seen.mount);
         let key = self.log.key_of(guard.file());
-        let definition = Definition {
-            identity: key.identity,
-            device: key.device,
-            inode: key.inode,
-            mode: stat.st_mode,
-            uid: stat.st_uid,
-            gid: stat.st_gid,
-            born: guard.is_born(),
-            path: path.as_bytes(),
-        };
-        self.define_as(ticket, &definition)
+        self.define_as(ticket, &seen.definition(key, guard.is_born(), &path))
     }
 
     fn define_as(

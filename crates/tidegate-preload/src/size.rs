@@ -7,7 +7,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use libc::off_t;
-use tidegate::log::{Definition, FileKey, FileRef, Log, Ticket};
+use tidegate::log::{FileKey, FileRef, Log, Ticket};
 
 use crate::files::{self, Seen};
 use crate::logged::negated;
@@ -55,20 +55,10 @@ fn of_allocation(mode: c_int, offset: off_t, len: off_t, size_bytes: u64) -> Eff
 struct Descriptor(c_int);
 
 impl Place for Descriptor {
-    fn definition<'p>(
-        &self,
-        born: bool,
-        path: &'p mut PathBuffer,
-    ) -> Result<Definition<'p>, Errno> {
+    fn identify(&self, path: &mut PathBuffer) -> Result<(Seen, FileKey), Errno> {
         let seen = Seen::of(self.0)?;
         files::path_of(self.0, &seen.stat, path)?;
-        let FileKey { device, inode, identity } = files::key_of(self.0, &seen)?;
-        let libc::stat { st_mode: mode, st_uid: uid, st_gid: gid, .. } = seen.stat;
-        Ok(Definition { identity, device, inode, mode, uid, gid, born, path: path.as_bytes() })
-    }
-
-    fn mount(&self) -> u64 {
-        files::mount_of(self.0)
+        Ok((seen, files::key_of(self.0, &seen)?))
     }
 
     fn make_durable(&self) -> bool {

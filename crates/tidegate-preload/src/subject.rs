@@ -12,8 +12,9 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
-use tidegate::log::{AppendError, Definition, FileGuard, FileRef, LockError, Log, Ticket};
+use tidegate::log::{AppendError, FileGuard, FileKey, FileRef, LockError, Log, Ticket};
 
+use crate::files::Seen;
 use crate::path::PathBuffer;
 use crate::raw::Errno;
 use crate::{absorb, mend, process};
@@ -24,12 +25,8 @@ const TRIES: u32 = 10;
 
 /// Where a file can be reached.
 pub(crate) trait Place {
-    /// What the log is told of the file; its path is put into `path`.
-    fn definition<'p>(&self, born: bool, path: &'p mut PathBuffer)
-    -> Result<Definition<'p>, Errno>;
-
-    /// The mount that leads to the file, 0 where the kernel has no number for it.
-    fn mount(&self) -> u64;
+    /// Which file it is; its path is put into `path`.
+    fn identify(&self, path: &mut PathBuffer) -> Result<(Seen, FileKey), Errno>;
 
     /// Makes what the kernel has of the file durable: whether that was done.
     fn make_durable(&self) -> bool;
@@ -112,8 +109,9 @@ impl<'l> Subject<'l> {
             let mut ticket = self.guard.begin()?;
             if ticket.needs_define() {
                 let mut path = PathBuffer::new();
-                self.guard.note_mount(place.mount());
-                ticket.define(&place.definition(self.guard.is_born(), &mut path)?)?;
+                let (seen, key) = place.identify(&mut path)?;
+                self.guard.note_mount(seen.mount);
+                ticket.define(&seen.definition(key, self.guard.is_born(), &path))?;
             }
             let positions = append(&mut ticket)?;
             Ok((ticket, positions))

@@ -53,7 +53,8 @@ impl World {
         let subject = target.entered(&self.log).unwrap();
         let mut buffer = PathBuffer::new();
         let mut ticket = subject.guard.begin().unwrap();
-        ticket.define(&target.definition(false, &mut buffer).unwrap()).unwrap();
+        let (seen, key) = target.identify(&mut buffer).unwrap();
+        ticket.define(&seen.definition(key, false, &buffer)).unwrap();
         ticket.write(0, &[IoSlice::new(b"data")]).unwrap();
         subject.guard.synced(subject.guard.unlogged());
         path

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_int};
 
-use tidegate::log::{Definition, FileKey, FileRef, Log};
+use tidegate::log::{FileKey, FileRef, Log};
 
 use crate::file_systems;
 use crate::files::{self, Seen};
@@ -156,19 +156,9 @@ impl Target {
 }
 
 impl Place for Target {
-    fn definition<'p>(
-        &self,
-        born: bool,
-        path: &'p mut PathBuffer,
-    ) -> Result<Definition<'p>, Errno> {
+    fn identify(&self, path: &mut PathBuffer) -> Result<(Seen, FileKey), Errno> {
         self.path(path)?;
-        let FileKey { device, inode, identity } = self.key()?;
-        let libc::stat { st_mode: mode, st_uid: uid, st_gid: gid, .. } = *self.stat();
-        Ok(Definition { identity, device, inode, mode, uid, gid, born, path: path.as_bytes() })
-    }
-
-    fn mount(&self) -> u64 {
-        self.seen.mount
+        Ok((self.seen, self.key()?))
     }
 
     /// All of the file system, since the file itself must not be opened: closing it again would take the program's record
