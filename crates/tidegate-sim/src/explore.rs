@@ -6,12 +6,13 @@
 //!
 //! Invariant: an image is judged once for each set of allowed values, however many interleavings lead to it.
 //!
-//! Entry points: [`Explorer::exhaustive`], [`Explorer::sampled`], [`Explorer::lifetime`].
+//! Entry points: [`Explorer::exhaustive`], [`Explorer::sampled`], [`Explorer::lifetime`]; [`seeded`] for many seeds.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use tidegate::device::{BlockDevice, WriteFlags};
 use tidegate::pmem::{Observer, Region};
@@ -22,7 +23,7 @@ use crate::judge::{Judge, Ordinals, Promise, Verdict};
 use crate::medium::{Choice, CrashSet, Granule, Medium, MediumModel, StoreOrder};
 use crate::model::Stamp;
 use crate::mutations::{Mutant, Mutation};
-use crate::random::{Random, mix};
+use crate::random::{Random, mix, seeds};
 use crate::scheduler::{Body, Exhaustive, Sampled, Scheduler, Strategy, Stuck, Workers};
 use crate::subject::{Alive, Background, Subject};
 use crate::trace::{Action, Recorder, Trace};
@@ -531,6 +532,24 @@ fn check_reads(calls: &[Call]) -> Result<(), Verdict> {
             Err(Verdict { promise: Promise::P3Latest, what })
         }
     }
+}
+
+/// The test `name`: `run` with each of its [`seeds`], `count` of them fixed; prints what was covered.
+///
+/// # Panics
+/// With the first failure, and the command that replays it.
+pub fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Failure>) {
+    let start = Instant::now();
+    let mut total = Stats::default();
+    for seed in seeds(name, count) {
+        match run(seed) {
+            Ok(stats) => total += stats,
+            Err(failure) => panic!(
+                "replay: TIDEGATE_SIM_SEED={seed:#x} cargo test -p tidegate-sim {name}\n{failure}"
+            ),
+        }
+    }
+    println!("{name}: {total} in {:?}", start.elapsed());
 }
 
 const TORN: Stamp = Stamp::MAX;

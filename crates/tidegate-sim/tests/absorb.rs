@@ -6,11 +6,11 @@
 use std::time::Instant;
 
 use tidegate_sim::absorb::{AbsorbFault, AbsorbSubject};
-use tidegate_sim::explore::{Effort, Explorer, Failure, Pool, Stats};
+use tidegate_sim::explore::{Effort, Explorer, Failure, Pool, Stats, seeded};
 use tidegate_sim::history::{Mix, Op, Plan, Step};
 use tidegate_sim::judge::Promise;
 use tidegate_sim::medium::{Granule, StoreOrder};
-use tidegate_sim::random::{Random, seeds};
+use tidegate_sim::random::Random;
 
 /// Every image of every crash with few stores in flight.
 const ENUMERATE: Effort = Effort {
@@ -44,20 +44,6 @@ fn pool() -> Pool {
 fn old_pool() -> Pool {
     let blocks: Vec<u64> = (0..170).map(|round| round * 3 % (2 * FILES)).collect();
     Pool::prepare(&SOUND, &blocks).unwrap()
-}
-
-fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Failure>) {
-    let start = Instant::now();
-    let mut total = Stats::default();
-    for seed in seeds(name, count) {
-        match run(seed) {
-            Ok(stats) => total += stats,
-            Err(failure) => panic!(
-                "replay: TIDEGATE_SIM_SEED={seed:#x} cargo test -p tidegate-sim --test absorb {name}\n{failure}"
-            ),
-        }
-    }
-    println!("{name}: {total} in {:?}", start.elapsed());
 }
 
 const THREE_WRITERS: Mix =

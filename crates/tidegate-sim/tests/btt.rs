@@ -5,11 +5,11 @@
 use std::time::Instant;
 
 use tidegate::btt::{FlogSlots, Version};
-use tidegate_sim::explore::{Effort, Explorer, Failure, Pool, Stats};
+use tidegate_sim::explore::{Effort, Explorer, Failure, Pool, Stats, seeded};
 use tidegate_sim::history::{Mix, Op, Plan, Step};
 use tidegate_sim::medium::{Granule, StoreOrder};
 use tidegate_sim::mutations::Mutation;
-use tidegate_sim::random::{Random, seeds};
+use tidegate_sim::random::Random;
 use tidegate_sim::subject::BttSubject;
 
 /// Every image of every crash, bulk data in two chunks.
@@ -67,21 +67,6 @@ fn exhaustive(name: &str, plan: &Plan, preemptions: usize) {
         Ok(stats) => println!("{name}: {stats} in {:?}", start.elapsed()),
         Err(failure) => panic!("replay: cargo test -p tidegate-sim {name}\n{failure}"),
     }
-}
-
-/// Runs `run` with each seed of test `name`.
-fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Failure>) {
-    let start = Instant::now();
-    let mut total = Stats::default();
-    for seed in seeds(name, count) {
-        match run(seed) {
-            Ok(stats) => total += stats,
-            Err(failure) => panic!(
-                "replay: TIDEGATE_SIM_SEED={seed:#x} cargo test -p tidegate-sim {name}\n{failure}"
-            ),
-        }
-    }
-    println!("{name}: {total} in {:?}", start.elapsed());
 }
 
 fn random_history(mixture: Mix, seed: u64) -> Result<Stats, Failure> {

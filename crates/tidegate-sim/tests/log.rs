@@ -5,13 +5,13 @@
 
 use std::time::Instant;
 
-use tidegate_sim::explore::{Effort, Explorer, Failure, Pool, Stats};
+use tidegate_sim::explore::{Effort, Explorer, Failure, Pool, Stats, seeded};
 use tidegate_sim::history::{Mix, Op, Plan, Step};
 use tidegate_sim::judge::Promise;
 use tidegate_sim::log::{LogFault, LogSubject};
 use tidegate_sim::medium::{Granule, StoreOrder};
 use tidegate_sim::mutations::Mutation;
-use tidegate_sim::random::{Random, seeds};
+use tidegate_sim::random::Random;
 
 /// Every image of every crash with one record in flight, payloads in two chunks.
 const ENUMERATE: Effort = Effort {
@@ -67,20 +67,6 @@ fn exhaustive(name: &str, plan: &Plan, preemptions: usize) {
         Ok(stats) => println!("{name}: {stats} in {:?}", start.elapsed()),
         Err(failure) => panic!("replay: cargo test -p tidegate-sim --test log {name}\n{failure}"),
     }
-}
-
-fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Failure>) {
-    let start = Instant::now();
-    let mut total = Stats::default();
-    for seed in seeds(name, count) {
-        match run(seed) {
-            Ok(stats) => total += stats,
-            Err(failure) => panic!(
-                "replay: TIDEGATE_SIM_SEED={seed:#x} cargo test -p tidegate-sim --test log {name}\n{failure}"
-            ),
-        }
-    }
-    println!("{name}: {total} in {:?}", start.elapsed());
 }
 
 fn random_history(

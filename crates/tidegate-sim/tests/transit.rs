@@ -8,11 +8,11 @@ use std::sync::Arc;
 use tidegate::btt::{FlogSlots, Version};
 use tidegate::device::{BlockDevice, Geometry, Result as DeviceResult, WriteFlags, ZeroFlags};
 use tidegate::pmem::Region;
-use tidegate_sim::explore::{Effort, Explorer, Failure, Pool, Stats};
+use tidegate_sim::explore::{Effort, Explorer, Failure, Pool, Stats, seeded};
 use tidegate_sim::history::{Mix, Op, Plan, Step};
 use tidegate_sim::judge::Promise;
 use tidegate_sim::medium::{Granule, StoreOrder};
-use tidegate_sim::random::{Random, seeds};
+use tidegate_sim::random::Random;
 use tidegate_sim::subject::{BttSubject, Subject, TransitSubject};
 
 const ENUMERATE: Effort = Effort {
@@ -102,17 +102,10 @@ fn p1_p2_an_overrun_cache_all_subsets() {
 
 /// Random plans of `mixture`, each under one random interleaving.
 fn sampled(name: &str, subject: &TransitSubject, mixture: &Mix, seeds_count: usize) {
-    let mut total = Stats::default();
-    for seed in seeds(name, seeds_count) {
+    seeded(name, seeds_count, |seed| {
         let plan = mixture.plan(&mut Random::new(seed), &mut 100);
-        match explore(subject, SAMPLE, |explorer| explorer.sampled(&plan, seed)) {
-            Ok(stats) => total += stats,
-            Err(failure) => panic!(
-                "replay: TIDEGATE_SIM_SEED={seed:#x} cargo test -p tidegate-sim --test transit {name}\n{failure}"
-            ),
-        }
-    }
-    println!("{name}: {total}");
+        explore(subject, SAMPLE, |explorer| explorer.sampled(&plan, seed))
+    });
 }
 
 const MIX: Mix =
