@@ -63,8 +63,7 @@ impl AbsorbedFiles {
             let entry = self.log.file_with_id(id);
             let brought = match entry.and_then(|entry| self.leases.file(entry)) {
                 Some(file) => self.bring_one(id, entry, &file),
-                // Of a supervisor that died.
-                // What cannot be read was told of when it was scanned.
+                // Of a supervisor that died. What cannot be read was told of when it was scanned.
                 None => entry.map_or(Ok(()), |entry| self.settle(entry, scanned).map(|_| ())),
             };
             if let Err(error) = brought {
@@ -156,10 +155,9 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::os::unix::fs::FileExt;
 
-    use tidegate::log::{CONTROL_BYTES, LogOptions, LogPool, create};
-    use tidegate::pmem::{Region, RegionOptions, SharedMemory};
+    use tidegate::pmem::{Region, RegionOptions};
 
-    use super::super::trial::{Trial, define};
+    use super::super::trial::{Trial, define, log_over};
     use super::*;
 
     const POOL_BYTES: u64 = 1 << 20;
@@ -167,12 +165,7 @@ mod tests {
     /// A log in a file, which can lose its end.
     fn log_in(path: &std::path::Path) -> Arc<Log> {
         File::create(path).unwrap().set_len(POOL_BYTES).unwrap();
-        let region = Arc::new(Region::open(path, &RegionOptions::default()).unwrap());
-        create(&region, &LogOptions::default()).unwrap();
-        let pool = LogPool::open(region).unwrap();
-        let ring_bytes = pool.ring_bytes();
-        let memory = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
-        Arc::new(Log::start(pool, memory, ring_bytes).unwrap())
+        log_over(Region::open(path, &RegionOptions::default()).unwrap())
     }
 
     #[test]

@@ -103,17 +103,19 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    /// Nothing is in the log, and nobody waits.
+    const EMPTY: Situation = Situation {
+        used_bytes: 0,
+        owed_bytes: 0,
+        dirty_bytes: 0,
+        wanted: false,
+        starving: false,
+        idle: false,
+    };
+
     fn decide(used_mib: u64, dirty_mib: u64) -> Action {
-        let policy = Policy::new(64 * MIB);
         let (used_bytes, dirty_bytes) = (used_mib * MIB, dirty_mib * MIB);
-        policy.decide(&Situation {
-            owed_bytes: 0,
-            used_bytes,
-            dirty_bytes,
-            wanted: false,
-            starving: false,
-            idle: false,
-        })
+        Policy::new(64 * MIB).decide(&Situation { used_bytes, dirty_bytes, ..EMPTY })
     }
 
     #[test]
@@ -139,14 +141,7 @@ mod tests {
         while head < written {
             let used_bytes = head - tail;
             let dirty_bytes = used_bytes.min(set);
-            let situation = Situation {
-                owed_bytes: 0,
-                used_bytes,
-                dirty_bytes,
-                wanted: false,
-                starving: false,
-                idle: false,
-            };
+            let situation = Situation { used_bytes, dirty_bytes, ..EMPTY };
             if policy.decide(&situation) == Action::Sync {
                 (syncs, tail) = (syncs + 1, head);
             }
@@ -161,7 +156,7 @@ mod tests {
         let paced = |starving, owed_bytes, wanted, freed_mib, dirty_mib| {
             let (used_bytes, dirty_bytes) = (64 * MIB, dirty_mib * MIB);
             let situation =
-                Situation { used_bytes, owed_bytes, dirty_bytes, wanted, starving, idle: false };
+                Situation { used_bytes, owed_bytes, dirty_bytes, wanted, starving, ..EMPTY };
             situation.is_paced(freed_mib * MIB, dirty_bytes)
         };
         assert!(paced(true, 0, false, 30, 30) && paced(false, 64, false, 30, 30), "a stream");
@@ -173,15 +168,7 @@ mod tests {
     #[test]
     fn an_idle_log_is_retired_and_an_empty_one_left_alone() {
         let policy = Policy::new(64 * MIB);
-        let (dirty_bytes, wanted, starving, idle) = (0, false, false, true);
-        let idle = |used_bytes| Situation {
-            owed_bytes: 0,
-            used_bytes,
-            dirty_bytes,
-            wanted,
-            starving,
-            idle,
-        };
+        let idle = |used_bytes| Situation { used_bytes, idle: true, ..EMPTY };
         assert_eq!(policy.decide(&idle(64)), Action::Sync);
         assert_eq!(policy.decide(&idle(0)), Action::Nothing);
     }

@@ -23,12 +23,7 @@ pub(super) struct Trial {
 
 impl Trial {
     pub(super) fn new() -> Self {
-        let region = Arc::new(Region::anonymous(1 << 20).unwrap());
-        tidegate::log::create(&region, &LogOptions::default()).unwrap();
-        let pool = LogPool::open(region).unwrap();
-        let ring_bytes = pool.ring_bytes();
-        let memory = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
-        let log = Arc::new(Log::start(pool, memory, ring_bytes).unwrap());
+        let log = log_over(Region::anonymous(1 << 20).unwrap());
         Self { log, dir: tempfile::tempdir().unwrap() }
     }
 
@@ -78,6 +73,16 @@ impl Trial {
         }
         backlog
     }
+}
+
+/// A new log that fills the region.
+pub(super) fn log_over(region: Region) -> Arc<Log> {
+    let region = Arc::new(region);
+    tidegate::log::create(&region, &LogOptions::default()).unwrap();
+    let pool = LogPool::open(region).unwrap();
+    let ring_bytes = pool.ring_bytes();
+    let memory = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
+    Arc::new(Log::start(pool, memory, ring_bytes).unwrap())
 }
 
 pub(super) fn define(ticket: &mut Ticket<'_>, file: &File, path: &Path) {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::sync::OnceLock;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -383,6 +383,18 @@ fn an_absorbed_write_and_its_sync_make_no_system_calls() {
     assert!(calls.len() < 10 && are_wakes, "{} calls: {calls:?}", calls.len());
 }
 
+/// Starts a Python script whose files are absorbed soon; hands back what the pool counted when it said `written`, and the script,
+/// which waits for the end of its input.
+fn statistics_when_written(bed: &Bed, script: &str) -> (Child, serde_json::Value) {
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+    command.args(["-c", script]).env(AFTER, "32");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(said.next().unwrap().unwrap(), "written");
+    let statistics = ok(["stat".as_ref(), bed.pool().as_os_str(), "--json".as_ref()]);
+    (child, serde_json::from_str(&statistics).unwrap())
+}
+
 /// Who opens a file with `O_DSYNC` never syncs it, and what it had before it was opened is in no log.
 #[test]
 fn files_that_are_synced_by_their_flag() {
@@ -393,13 +405,7 @@ fn files_that_are_synced_by_their_flag() {
                   for n in range(2000): os.pwrite(fd, b'%04d' % n * 1024, n % 256 * 4096)\n\
                   os.write(1, b'written\\n')\n\
                   sys.stdin.read(1)";
-    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
-    command.args(["-c", script]).env(AFTER, "32");
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert_eq!(said.next().unwrap().unwrap(), "written");
-    let statistics = ok(["stat".as_ref(), bed.pool().as_os_str(), "--json".as_ref()]);
-    let statistics: serde_json::Value = serde_json::from_str(&statistics).unwrap();
+    let (mut child, statistics) = statistics_when_written(&bed, script);
     assert!(statistics["absorbed_writes"].as_u64() > Some(1900), "{statistics}");
     assert_eq!(statistics["fsyncs_done"].as_u64(), Some(1), "{statistics}");
     drop(child.stdin.take());
@@ -426,13 +432,7 @@ fn files_that_are_only_appended_to() {
              for n in range(2000): os.write(fd, b'more')\n\
              os.pwrite(fd, b'end', 5)"
         );
-        let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
-        command.args(["-c", &script]).env(AFTER, "32");
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert_eq!(said.next().unwrap().unwrap(), "written");
-        let statistics = ok(["stat".as_ref(), bed.pool().as_os_str(), "--json".as_ref()]);
-        let statistics: serde_json::Value = serde_json::from_str(&statistics).unwrap();
+        let (mut child, statistics) = statistics_when_written(&bed, &script);
         assert!(statistics["absorbed_writes"].as_u64() > Some(1800), "{bytes}: {statistics}");
         let line = |n| format!("{}{}", format!("{n:08}").repeat(bytes / 8), ".".repeat(bytes % 8));
         let mut expected: String = (0..2000).map(line).collect();
