@@ -56,5 +56,6 @@ fn usage_line(error: &clap::Error) -> String {
     let message = text.split("\n\nUsage:").next().unwrap_or(&text);
     let message = message.split("\n\nFor more information").next().unwrap_or(message);
     let message = message.strip_prefix("error: ").unwrap_or(message);
-    format!("tidegate: {} (see --help)", output::one_line(message))
+    let message = message.split("\n  tip:").map(str::trim_end).collect::<Vec<_>>().join("; tip:");
+    format!("tidegate: {} (see --help)", output::one_line(&message))
 }

@@ -149,6 +149,10 @@ fn wrong_usage_is_status_2_and_one_line() {
             &["--engine log"],
         ),
         (&["run"], &["CMD"]),
+        (
+            &["run", "--absorbb", "--", "true"],
+            &["'--absorbb' found; tip: a similar", "'--absorb'; tip: "],
+        ),
         (&["run", "--size", "0", "--", "true"], &["more than 0"]),
         (&["recover", "p", "--discard", "--replay"], &["--discard", "--replay"]),
         (&["create", "p", "--engine", "cache", "--size", "1G"], &["cache", "not in this release"]),
