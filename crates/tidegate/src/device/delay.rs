@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{BlockDevice, Extent, Geometry, Operation, Request, Result, WriteFlags, ZeroFlags};
+use super::{BlockDevice, Extent, Geometry, Operation, Request, Result};
 
 /// Waits shorter than this are spun.
 const SPIN: Duration = Duration::from_micros(80);
@@ -94,25 +94,7 @@ impl BlockDevice for Delay {
         Geometry { inline: false, ..self.inner.geometry() }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.run(Operation::Read { offset, buf })
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.run(Operation::Write { offset, data, flags })
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.run(Operation::Flush)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.run(Operation::Discard { offset, len })
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.run(Operation::WriteZeroes { offset, len, flags })
-    }
+    operations_through_run!();
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.inner.status(offset, len, most)
@@ -128,6 +110,7 @@ impl BlockDevice for Delay {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::WriteFlags;
     use crate::device::conformance::{self, Promises};
     use crate::device::memory::MemoryDevice;
 

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Op, Operation, Request};
-use super::{Result, WriteFlags, ZeroFlags};
+use super::{
+    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Op, Operation, Request, Result,
+};
 
 /// Which requests fail, when, and how.
 #[derive(Debug, Clone)]
@@ -245,25 +246,7 @@ impl BlockDevice for Fault {
         Geometry { inline: false, ..self.inner.geometry() }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.run(Operation::Read { offset, buf })
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.run(Operation::Write { offset, data, flags })
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.run(Operation::Flush)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.run(Operation::Discard { offset, len })
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.run(Operation::WriteZeroes { offset, len, flags })
-    }
+    operations_through_run!();
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         if self.state.lock().gone {
@@ -276,6 +259,7 @@ impl BlockDevice for Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::WriteFlags;
     use crate::device::conformance::{self, Promises};
     use crate::device::memory::MemoryDevice;
 

@@ -13,6 +13,41 @@
 //! another: [`fault`] fails on purpose, [`delay`] is slow on purpose, [`trace`] remembers. Many requests at once:
 //! [`BlockDevice::submit`] with a [`Request`] each.
 
+/// The operations of a [`BlockDevice`] whose `run` treats all of them alike.
+macro_rules! operations_through_run {
+    () => {
+        fn read(&self, offset: u64, buf: &mut [u8]) -> $crate::device::Result<()> {
+            self.run($crate::device::Operation::Read { offset, buf })
+        }
+
+        fn write(
+            &self,
+            offset: u64,
+            data: &[u8],
+            flags: $crate::device::WriteFlags,
+        ) -> $crate::device::Result<()> {
+            self.run($crate::device::Operation::Write { offset, data, flags })
+        }
+
+        fn flush(&self) -> $crate::device::Result<()> {
+            self.run($crate::device::Operation::Flush)
+        }
+
+        fn discard(&self, offset: u64, len: u64) -> $crate::device::Result<()> {
+            self.run($crate::device::Operation::Discard { offset, len })
+        }
+
+        fn write_zeroes(
+            &self,
+            offset: u64,
+            len: u64,
+            flags: $crate::device::ZeroFlags,
+        ) -> $crate::device::Result<()> {
+            self.run($crate::device::Operation::WriteZeroes { offset, len, flags })
+        }
+    };
+}
+
 #[cfg(any(test, feature = "test-support"))]
 pub mod conformance;
 pub mod delay;

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::{BlockDevice, DeviceErrorKind, Extent, Geometry, Op, Operation, Request, Result};
-use super::{WriteFlags, ZeroFlags};
 
 /// One finished request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,25 +130,7 @@ impl BlockDevice for Trace {
         self.inner.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.run(Operation::Read { offset, buf })
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.run(Operation::Write { offset, data, flags })
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.run(Operation::Flush)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.run(Operation::Discard { offset, len })
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.run(Operation::WriteZeroes { offset, len, flags })
-    }
+    operations_through_run!();
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.inner.status(offset, len, most)
@@ -168,6 +149,7 @@ impl BlockDevice for Trace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::WriteFlags;
     use crate::device::conformance::{self, Promises};
     use crate::device::memory::MemoryDevice;
 
