@@ -46,11 +46,21 @@ struct Absorbing {
     /// Its entry in the log's table as a word, 0: none.
     file: AtomicU64,
     overlay: AtomicPtr<Overlay>,
+    /// The log's head up to which the last look at the file system's space counts.
+    space_until: AtomicU64,
 }
 
-static FILES_ABSORBED: [Absorbing; FILES] =
-    [const { Absorbing { file: AtomicU64::new(0), overlay: AtomicPtr::new(ptr::null_mut()) } };
-        FILES];
+impl Absorbing {
+    const fn none() -> Self {
+        Self {
+            file: AtomicU64::new(0),
+            overlay: AtomicPtr::new(ptr::null_mut()),
+            space_until: AtomicU64::new(0),
+        }
+    }
+}
+
+static FILES_ABSORBED: [Absorbing; FILES] = [const { Absorbing::none() }; FILES];
 
 /// How many there are.
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -111,6 +121,7 @@ fn find(file: FileRef) -> Option<&'static Absorbing> {
 struct Held<'a> {
     guard: FileGuard<'a>,
     overlay: &'a Overlay,
+    space_until: &'a AtomicU64,
     _signals: SignalsBlocked,
 }
 
@@ -126,7 +137,7 @@ fn lock(open: &Open) -> Result<Held<'static>, Left> {
             Err(LockError::Stale) => return Err(left(open)),
         }
     };
-    let overlay = find(open.file).map(|it| it.overlay.load(Ordering::Acquire));
+    let absorbing = find(open.file);
     let absorber = guard.absorber();
     // A new supervisor has no descriptor of it; or it could not be settled before it was shared.
     if absorber != 0 && (absorber != process::number() || guard.is_wanted()) {
@@ -140,9 +151,11 @@ fn lock(open: &Open) -> Result<Held<'static>, Left> {
         place_again(&guard, open.fd);
         return Err(left(open));
     }
-    // SAFETY: null, or an overlay that goes only under the lock, when the file is absorbed no more.
-    if let Some(overlay) = overlay.and_then(|it| unsafe { it.as_ref() }) {
-        return Ok(Held { guard, overlay, _signals: signals });
+    if let Some(Absorbing { overlay, space_until, .. }) = absorbing
+        // SAFETY: null, or an overlay that goes only under the lock, when the file is absorbed no more.
+        && let Some(overlay) = unsafe { overlay.load(Ordering::Acquire).as_ref() }
+    {
+        return Ok(Held { guard, overlay, space_until, _signals: signals });
     }
     // What it was absorbed by was closed, or was there before `exec`.
     drop(guard);
@@ -289,6 +302,21 @@ fn reserve(it: &Absorbing) -> bool {
     it.file.compare_exchange(0, u64::MAX, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
+/// Whether there is still room for what the log holds back. It is looked at again after each eighth of the log: what is not
+/// brought yet is never more than all of the log, so that it and another eighth fit into twice the log.
+#[inline]
+fn still_has_space(open: &Open, space_until: &AtomicU64) -> bool {
+    if open.log.head() < space_until.load(Ordering::Relaxed) {
+        return true;
+    }
+    space_until.store(next_look(open.log), Ordering::Relaxed);
+    has_space(open)
+}
+
+fn next_look(log: &Log) -> u64 {
+    log.head() + log.pool().ring_bytes() / 8
+}
+
 /// The file system has room for what the log may hold back, and quotas leave it: else a write that the kernel would refuse were
 /// accepted.
 fn has_space(open: &Open) -> bool {
@@ -339,6 +367,7 @@ fn start(
         }
     }
     guard.start_absorbing(process::number(), size, place as u64);
+    free.space_until.store(next_look(open.log), Ordering::Relaxed);
     free.overlay.store(Box::into_raw(Box::new(overlay)), Ordering::Release);
     free.file.store(open.file.to_word(), Ordering::Release);
     COUNT.fetch_add(1, Ordering::Relaxed);
@@ -366,9 +395,10 @@ pub(crate) fn write(open: &Open, request: &Request<'_>, bytes: u64) -> Option<is
 fn try_write(open: &Open, request: &Request<'_>, bytes: u64) -> Result<Option<u64>, Left> {
     let room = open.log.room();
     let held = lock(open)?;
-    let Held { guard, overlay, .. } = &held;
+    let Held { guard, overlay, space_until, .. } = &held;
     // Nobody else defines the file again, or holds the lease.
-    if guard.is_nameless() || guard.is_sticky() || !open.log.supervisor_alive() {
+    let fit = !guard.is_nameless() && !guard.is_sticky() && open.log.supervisor_alive();
+    if !fit || !still_has_space(open, space_until) {
         return leave(open, held);
     }
     let size = guard.size();

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::bed::{Bed, Runner, Small};
+use crate::bed::{Bed, Runner, Small, transcript};
 use crate::crash::{Workers, one_of_each, seed, verify};
 use crate::process_tree;
 use crate::programs::{compiled, source};
@@ -307,6 +307,31 @@ fn a_file_is_renamed_without_a_supervisor() {
 #[test]
 fn a_file_is_renamed_without_descriptors() {
     renamed_and_replayed("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 64))", false);
+}
+
+/// A program fills the file system through an absorbed file: it is told as without Tidegate, before anything was accepted that
+/// the disk cannot take.
+#[test]
+fn a_file_system_that_a_program_fills_up() {
+    let bed = Bed::new();
+    let small = Small::new("200M");
+    let script = "import errno, os\n\
+                  fd = os.open('file', os.O_WRONLY | os.O_CREAT)\n\
+                  try:\n    \
+                      for n in range(100000): os.write(fd, b'%08d' % n * 512)\n\
+                  except OSError as error: print(n, errno.errorcode[error.errno])\n\
+                  os.fsync(fd)";
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", &small.mount_point());
+    let said = transcript(command.args(["-c", script]).env(AFTER, "1"));
+    let (pages, rest) = said.split_once(' ').expect(&said);
+    assert_eq!(rest, "ENOSPC\nexit status: 0\n");
+    ok(["recover".as_ref(), "--replay".as_ref(), bed.pool().as_os_str()]);
+    let kept = std::fs::read(small.mount_point().join("file")).unwrap();
+    let pages: usize = pages.parse().unwrap();
+    assert!(pages > 30_000 && kept.len() >= pages * 4096, "{pages} pages, {} bytes", kept.len());
+    for (n, page) in kept.chunks_exact(4096).enumerate().take(pages) {
+        assert!(page == format!("{n:08}").repeat(512).as_bytes(), "page {n}");
+    }
 }
 
 /// The file system is full before the kernel hears of what the log holds: a sync tells, reads find it, and when there is room
