@@ -9,10 +9,9 @@ use std::ffi::{c_char, c_int, c_void};
 use libc::{gid_t, mode_t, size_t, timespec, timeval, uid_t, utimbuf};
 use tidegate::log::{FileRef, Log};
 
-use crate::logged::Open;
 use crate::names::Name;
 use crate::readable::text;
-use crate::{absorb, next, process, raw};
+use crate::{absorb, files, next, process, raw};
 
 /// What a call names its file by.
 #[derive(Clone, Copy)]
@@ -26,7 +25,11 @@ impl File {
     /// The file's entry, if it has one, and what the kernel says of it.
     fn known(self, log: &Log) -> Option<(FileRef, libc::stat)> {
         match self {
-            Self::Descriptor(fd) => Some((Open::of(fd)?.file, raw::fstat(fd).ok()?)),
+            Self::Descriptor(fd) => {
+                let (known, seen) = files::look(fd);
+                let file = known.file()?;
+                Some((file, seen.map_or_else(|| raw::fstat(fd), |seen| Ok(seen.stat)).ok()?))
+            }
             Self::Path(directory, path, flags) => {
                 let target = Name { directory, path: text(path)? }.look(flags).ok()?;
                 Some((target.find(log)?, *target.stat()))
