@@ -134,7 +134,7 @@ impl Request<'_> {
         let flags = self.flags_of_existing() & !libc::O_CREAT;
         let fd = Self { flags, ..*self }.patiently();
         let found = usize::try_from(fd).is_ok().then(|| Seen::of(fd).ok()).flatten();
-        let Some(seen) = found.filter(|seen| is_own_file(&seen.stat)) else {
+        let Some(seen) = found.filter(|seen| is_own(&seen.stat)) else {
             place.forget();
             // Closed, it would take the program's record locks on the file along.
             if fd >= 0 && !close::locks() {
@@ -194,7 +194,7 @@ impl Request<'_> {
         }
         if self.writes() {
             files::note(fd, &seen, || Ok(flags), 0);
-            if is_own_file(&seen.stat) {
+            if is_file(&seen.stat) && is_own(&seen.stat) {
                 found_before::at(self.directory, self.path).note();
             }
         }
@@ -256,12 +256,12 @@ pub(crate) fn give_syncing_back(fd: c_int) {
     }
 }
 
-/// A regular file of the user that the kernel takes the thread for.
-fn is_own_file(stat: &libc::stat) -> bool {
+/// It belongs to the user that the kernel takes the thread for.
+fn is_own(stat: &libc::stat) -> bool {
     /// Whoever has no number here.
     const OVERFLOW: libc::uid_t = 65534;
     let is_user = || raw::geteuid().is_ok_and(|user| user == stat.st_uid as usize);
-    is_file(stat) && stat.st_uid != OVERFLOW && !found_before::in_disguise() && is_user()
+    stat.st_uid != OVERFLOW && !found_before::in_disguise() && is_user()
 }
 
 fn is_file(stat: &libc::stat) -> bool {

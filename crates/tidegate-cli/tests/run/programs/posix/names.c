@@ -282,6 +282,15 @@ static void found_again(void)
     MUST(mkdir("file", 0755));
     TELL(open("file", O_RDWR | O_CREAT, 0600));
     TELL(open("file", O_RDONLY | O_CREAT, 0600));
+    MUST(rmdir("file"));
+    open_twice("file");
+    MUST(unlink("file"));
+    MUST(mkfifo("file", 0600));
+    fd = MUST(open("file", O_RDWR | O_CREAT, 0600));
+    char bytes[8] = "";
+    TELL(write(fd, "piped", 5));
+    TELL(read(fd, bytes, 5));
+    say("%s", bytes);
 }
 
 static void count_as_locked(void)
