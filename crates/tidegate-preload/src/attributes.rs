@@ -9,10 +9,9 @@ use std::ffi::{c_char, c_int, c_void};
 use libc::{gid_t, mode_t, size_t, timespec, timeval, uid_t, utimbuf};
 use tidegate::log::{FileRef, Log};
 
-use crate::logged::Open;
 use crate::names::Name;
 use crate::readable::text;
-use crate::{absorb, next, process, raw};
+use crate::{absorb, files, next, process, raw};
 
 /// What a call names its file by.
 #[derive(Clone, Copy)]
@@ -23,13 +22,17 @@ enum File {
 }
 
 impl File {
-    /// The file's entry, if it has one, and what the kernel says of it.
-    fn known(self, log: &Log) -> Option<(FileRef, libc::stat)> {
+    /// The entry of a file that is to be changed: none if it has none, or `is_so` already by what the kernel says of it. That is asked
+    /// first: it takes less than to find out which file a descriptor is.
+    fn changed(self, log: &Log, is_so: impl FnOnce(&libc::stat) -> bool) -> Option<FileRef> {
         match self {
-            Self::Descriptor(fd) => Some((Open::of(fd)?.file, raw::fstat(fd).ok()?)),
+            Self::Descriptor(fd) => {
+                let stat = raw::fstat(fd).ok()?;
+                if is_so(&stat) { None } else { files::of(fd).file() }
+            }
             Self::Path(directory, path, flags) => {
                 let target = Name { directory, path: text(path)? }.look(flags).ok()?;
-                Some((target.find(log)?, *target.stat()))
+                if is_so(target.stat()) { None } else { target.find(log) }
             }
         }
     }
@@ -46,14 +49,13 @@ where
     F: Copy,
 {
     let Some(function) = function.get() else { return raw::failed_int(libc::ENOSYS) };
-    let log = process::log();
-    let known = log.and_then(|log| file.known(log)).filter(|(_, stat)| !is_so(stat));
-    if let (Some(log), Some((file, _))) = (log, &known) {
-        absorb::settle_attributes(log, *file);
+    let changed = process::log().and_then(|log| Some((log, file.changed(log, is_so)?)));
+    if let Some((log, file)) = changed {
+        absorb::settle_attributes(log, file);
     }
     let mark = || {
-        if let (Some(log), Some((file, _))) = (log, &known) {
-            log.mark_unlogged(*file);
+        if let Some((log, file)) = changed {
+            log.mark_unlogged(file);
         }
     };
     // Before and after: a sync in between does not cover the change.

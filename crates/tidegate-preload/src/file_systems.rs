@@ -4,9 +4,9 @@
 //! 1. What is noted is noted of a mount, by the number that the kernel gives to no other one, ever, and a mount shows one file
 //!    system for as long as there is one. Not by the device: its number is given out again after an unmount.
 //! 2. It is noted only of kinds that have one `f_fsid` for all files: btrfs has one for each subvolume.
-//! 3. A note is made once and never changes. Without a place for it, or a number of the mount, the kernel is asked each time.
+//! 3. A note is made once and never changes, but for what is found out about handles. Without a place for it, or a number of the mount, the kernel is asked each time.
 //!
-//! Entry point: [`of`].
+//! Entry points: [`of`]; [`handles`] and [`note_handles`].
 #![allow(unsafe_code)] // a field that the C library hides
 
 use std::ffi::c_int;
@@ -30,13 +30,31 @@ struct Note {
     mount: AtomicU64,
     id: AtomicU64,
     is_for_log: AtomicU64,
+    /// A [`Handles`].
+    handles: AtomicU64,
+}
+
+/// How a file system tells its files from all others of all times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Handles {
+    /// In ways of its own: the kernel has to be asked for the handle.
+    Opaque = 0,
+    /// By number and generation of the inode, it seems: one handle is to be looked at.
+    Unseen = 1,
+    /// By number and generation of the inode, as was seen.
+    Generations = 2,
 }
 
 /// Instead of a mount: the note is being made.
 const BUSY: u64 = u64::MAX;
 const NOTES: usize = 8;
 static NOTED: [Note; NOTES] = [const {
-    Note { mount: AtomicU64::new(0), id: AtomicU64::new(0), is_for_log: AtomicU64::new(0) }
+    Note {
+        mount: AtomicU64::new(0),
+        id: AtomicU64::new(0),
+        is_for_log: AtomicU64::new(0),
+        handles: AtomicU64::new(0),
+    }
 }; NOTES];
 
 /// The file system of an open file that was opened through `mount`, 0 where that is not known.
@@ -47,9 +65,27 @@ pub(crate) fn of(fd: c_int, mount: u64) -> Result<FileSystem, Errno> {
     let stat = raw::fstatfs(fd)?;
     let found = of_stat(&stat);
     if mount != 0 && mount != BUSY && ONE_ID.contains(&kind(&stat)) {
-        note(mount, found);
+        // For ext4 it is the only way.
+        let handles = if kind(&stat) == EXT { Handles::Unseen } else { Handles::Opaque };
+        note(mount, found, handles);
     }
     Ok(found)
+}
+
+/// How the file system behind a mount tells its files apart, as far as that is noted.
+pub(crate) fn handles(mount: u64) -> Handles {
+    let word = find(mount).map_or(0, |note| note.handles.load(Ordering::Relaxed));
+    [Handles::Unseen, Handles::Generations]
+        .into_iter()
+        .find(|handles| *handles as u64 == word)
+        .unwrap_or(Handles::Opaque)
+}
+
+/// What one of the handles behind a mount has shown.
+pub(crate) fn note_handles(mount: u64, handles: Handles) {
+    if let Some(note) = find(mount) {
+        note.handles.store(handles as u64, Ordering::Relaxed);
+    }
 }
 
 /// A file system that takes other names for the same, if it does so, does it to upper and lower case. `mount` as for [`of`], which
@@ -69,22 +105,24 @@ pub(crate) fn of_stat(stat: &libc::statfs) -> FileSystem {
     FileSystem { id: id(stat), is_for_log }
 }
 
+fn find(mount: u64) -> Option<&'static Note> {
+    NOTED.iter().find(|note| mount != 0 && note.mount.load(Ordering::Acquire) == mount)
+}
+
 fn noted(mount: u64) -> Option<FileSystem> {
-    if mount == 0 {
-        return None;
-    }
-    let note = NOTED.iter().find(|note| note.mount.load(Ordering::Acquire) == mount)?;
+    let note = find(mount)?;
     let is_for_log = note.is_for_log.load(Ordering::Relaxed) != 0;
     Some(FileSystem { id: note.id.load(Ordering::Relaxed), is_for_log })
 }
 
-fn note(mount: u64, found: FileSystem) {
+fn note(mount: u64, found: FileSystem, handles: Handles) {
     let is_taken = |note: &&Note| {
         note.mount.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok()
     };
     if let Some(note) = NOTED.iter().find(is_taken) {
         note.id.store(found.id, Ordering::Relaxed);
         note.is_for_log.store(u64::from(found.is_for_log), Ordering::Relaxed);
+        note.handles.store(handles as u64, Ordering::Relaxed);
         note.mount.store(mount, Ordering::Release);
     }
 }
@@ -99,9 +137,12 @@ fn id(stat: &libc::statfs) -> u64 {
     unsafe { std::mem::transmute_copy(&stat.f_fsid) }
 }
 
+/// ext2, ext3, ext4.
+const EXT: i64 = 0xef53;
+
 /// File systems with one `f_fsid` for all of their files.
 const ONE_ID: [i64; 3] = [
-    0xef53,      // ext2, ext3, ext4
+    EXT,
     0x5846_5342, // XFS
     TMPFS,
 ];

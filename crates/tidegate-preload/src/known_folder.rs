@@ -47,20 +47,24 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// A path is the kernel's, if no symbolic link is on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Known(u64);
+pub(crate) struct Known {
+    names: u64,
+    /// What [`Log::names_version`] was.
+    pub(crate) version: u64,
+}
 
 impl Known {
     /// No directory has got another name in the meantime. To be asked under the lock of names.
     pub(crate) fn still_holds(self, log: &Log) -> bool {
-        log.names_unlogged() == self.0
+        log.names_unlogged() == self.names
     }
 }
 
 /// Whether `path` is in the directory that was learned.
 pub(crate) fn knows(log: &Log, path: &CStr) -> Option<Known> {
     let (parent, _) = plain(path.to_bytes())?;
-    let names = log.names_unlogged();
-    (are_known() && LEARNED.is(parent, names)).then_some(Known(names))
+    let (version, names) = (log.names_version(), log.names_unlogged());
+    (are_known() && LEARNED.is(parent, names)).then_some(Known { names, version })
 }
 
 /// The kernel has said that the entry which the program knows as `path` is known as `found`, after
@@ -100,11 +104,12 @@ fn tells_letters_apart(parent: &[u8], name: &[u8]) -> bool {
             == Some(libc::ENOENT)
 }
 
-/// Tells directories apart, mostly.
-fn digest(path: &[u8]) -> u64 {
-    path.iter().fold(1, |digest: u64, byte| {
-        (digest ^ u64::from(*byte)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23)
-    })
+/// Tells paths apart, mostly. Never 0.
+pub(crate) fn digest(path: &[u8]) -> u64 {
+    let mix = |digest: u64, word: u64| {
+        (digest ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23)
+    };
+    words(path).fold(path.len() as u64, mix).max(1)
 }
 
 fn words(path: &[u8]) -> impl Iterator<Item = u64> {

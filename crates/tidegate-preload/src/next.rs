@@ -83,6 +83,7 @@ functions! {
     sendmsg: fn(c_int, *const libc::msghdr, c_int) -> ssize_t;
     sendmmsg: fn(c_int, *mut libc::mmsghdr, c_uint, c_int) -> c_int;
     flock: fn(c_int, c_int) -> c_int;
+    setfsuid: fn(uid_t) -> c_int;
     lockf64: fn(c_int, c_int, off_t) -> c_int;
     write: fn(c_int, *const c_void, size_t) -> ssize_t;
     pwrite64: fn(c_int, *const c_void, size_t, off_t) -> ssize_t;

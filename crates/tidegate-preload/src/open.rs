@@ -4,6 +4,7 @@
 //! 1. A file that this process makes is known to be new: it is tried with `O_EXCL` first. Whatever that fails with, the
 //!    call is made as the program made it, so that all else is as the kernel has it.
 //! 2. A file with changes in the log is emptied through the log: `O_TRUNC` is taken away, and done after the open.
+//!    One that was found there last time is opened without being made: it cannot be new.
 //! 3. `O_SYNC` and `O_DSYNC` are taken away from files of the log, and from nothing else. Where such a file has to be written past
 //!    the log, each write is followed by a sync; where somebody else writes it, the flags are given back.
 #![allow(unsafe_code)] // C's calling convention and strings
@@ -18,7 +19,7 @@ use crate::files::Seen;
 use crate::logged::Open;
 use crate::path::{self, LINK_BYTES};
 use crate::raw::{self, Errno};
-use crate::{absorb, files, known_folder, names, next, process, readable};
+use crate::{absorb, files, found_before, known_folder, names, next, process, readable};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
@@ -93,6 +94,9 @@ impl Request<'_> {
             return fd;
         }
         if self.flags & libc::O_CREAT != 0 {
+            if let Some(fd) = self.found_again() {
+                return fd;
+            }
             let flags = self.without_syncing() | CREATE_NEW;
             if let Ok((fd, given)) = self.make(flags) {
                 made(fd, || Ok(flags), Some(given));
@@ -116,10 +120,38 @@ impl Request<'_> {
         Ok((fd, Given { path: self.path, known: None }))
     }
 
+    /// Opens the file that was found there last time, if it still is there: without `O_CREAT`, which does nothing then. None: nothing
+    /// is open, and all is to be asked of the kernel as if this had not been tried.
+    ///
+    /// What `O_CREAT` does to a file that is there: the kernel may refuse one of another user in a directory that is everybody's
+    /// (`fs.protected_regular`), and refuses a directory, which whoever writes cannot open anyway.
+    fn found_again(&self) -> Option<c_int> {
+        let place = found_before::at(self.directory, self.path);
+        if !self.writes() || self.flags & libc::O_EXCL != 0 || !place.is_noted() {
+            return None;
+        }
+        let errno = raw::errno();
+        let flags = self.flags_of_existing() & !libc::O_CREAT;
+        let fd = Self { flags, ..*self }.patiently();
+        let found = usize::try_from(fd).is_ok().then(|| Seen::of(fd).ok()).flatten();
+        let Some(seen) = found.filter(|seen| is_own(&seen.stat)) else {
+            place.forget();
+            // Closed, it would take the program's record locks on the file along.
+            if fd >= 0 && !close::locks() {
+                let _ = raw::close(fd);
+            }
+            raw::set_errno(errno);
+            return None;
+        };
+        forget(fd);
+        descriptors::opened(fd);
+        files::note(fd, &seen, || Ok(flags), 0);
+        Some(self.emptied(fd))
+    }
+
     /// Opens a file that was there before, most likely.
     fn existing(&self) -> c_int {
-        let empties = self.flags & libc::O_TRUNC != 0 && self.writes();
-        let flags = self.without_syncing() & if empties { !libc::O_TRUNC } else { !0 };
+        let flags = self.flags_of_existing();
         let fd = Self { flags, ..*self }.patiently();
         if fd < 0 {
             return fd;
@@ -129,8 +161,22 @@ impl Request<'_> {
         if self.flags & libc::O_CREAT != 0 {
             self.examine(fd, flags);
         }
+        self.emptied(fd)
+    }
+
+    /// The file is emptied by a write, so that the kernel must not do it at once.
+    fn empties(&self) -> bool {
+        self.flags & libc::O_TRUNC != 0 && self.writes()
+    }
+
+    fn flags_of_existing(&self) -> c_int {
+        self.without_syncing() & if self.empties() { !libc::O_TRUNC } else { !0 }
+    }
+
+    /// Empties what was opened, if that is wanted.
+    fn emptied(&self, fd: c_int) -> c_int {
         if self.flags & libc::O_TRUNC != 0
-            && let Err(errno) = if empties { empty(fd) } else { was_emptied(fd) }
+            && let Err(errno) = if self.empties() { empty(fd) } else { was_emptied(fd) }
         {
             forget(fd);
             let _ = raw::close(fd);
@@ -148,6 +194,9 @@ impl Request<'_> {
         }
         if self.writes() {
             files::note(fd, &seen, || Ok(flags), 0);
+            if is_file(&seen.stat) && is_own(&seen.stat) {
+                found_before::at(self.directory, self.path).note();
+            }
         }
     }
 
@@ -205,6 +254,14 @@ pub(crate) fn give_syncing_back(fd: c_int) {
         let known = descriptors::get(fd);
         descriptors::change(fd, known, known.without(STRIPPED));
     }
+}
+
+/// It belongs to the user that the kernel takes the thread for.
+fn is_own(stat: &libc::stat) -> bool {
+    /// Whoever has no number here.
+    const OVERFLOW: libc::uid_t = 65534;
+    let is_user = || raw::geteuid().is_ok_and(|user| user == stat.st_uid as usize);
+    stat.st_uid != OVERFLOW && !found_before::in_disguise() && is_user()
 }
 
 fn is_file(stat: &libc::stat) -> bool {

@@ -179,6 +179,7 @@ plain!(/** Makes a file's data durable. */ fdatasync = SYS_fdatasync(fd: c_int))
 plain!(/** Closes a descriptor. */ close = SYS_close(fd: c_int));
 plain!(/** Descriptor operations with a number as argument. */ fcntl = SYS_fcntl(fd: c_int, command: c_int, argument: usize));
 plain!(/** Makes `to` a copy of `from`. */ dup3 = SYS_dup3(from: c_int, to: c_int, flags: c_int));
+plain!(/** The effective user. */ geteuid = SYS_geteuid());
 plain!(/** Lets others run. */ sched_yield = SYS_sched_yield());
 plain!(/** Makes everything durable. */ sync_all = SYS_sync());
 

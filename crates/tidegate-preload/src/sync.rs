@@ -13,7 +13,7 @@ use tidegate::log::Log;
 use crate::logged::{Open, Sync};
 use crate::names::Folder;
 use crate::raw::{self, words};
-use crate::{cancel, next, process};
+use crate::{cancel, files, next, process};
 
 /// How long a sync of everything waits for the cleaner.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,11 +25,13 @@ fn synced(
     wanted: Sync,
     function: &next::Next<unsafe extern "C-unwind" fn(c_int) -> c_int>,
 ) -> c_int {
-    if let Some(open) = Open::of(fd) {
+    let log = process::log();
+    let (known, seen) = files::look(fd);
+    if let Some((log, file)) = log.zip(known.file()) {
         cancel::point();
-        return raw::returned_int(open.sync(wanted));
+        return raw::returned_int(Open { log, fd, known, file }.sync(wanted));
     }
-    let folder = Folder::of(fd);
+    let folder = log.and_then(|log| Folder::of(log, fd, known.kind, seen));
     if folder.as_ref().is_some_and(Folder::is_covered) {
         return 0;
     }

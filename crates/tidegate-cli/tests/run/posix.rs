@@ -69,6 +69,8 @@ sections! {
     modes_and_owners: "modes_and_owners";
     times_of_files: "times";
     locks: "locks";
+    files_that_are_found_again: "found_again";
+    files_that_are_found_as_others: "found_as_others";
     new_root: "new_root";
     shared_mappings: "shared_mapping";
     mappings_made_writable: "mapping_made_writable";

@@ -10,11 +10,11 @@ use std::ffi::c_int;
 use tidegate::log::{Counter, FileRef, Log};
 
 use super::target::Name;
-use crate::descriptors::{self, Kind};
+use crate::descriptors::Kind;
+use crate::file_systems;
 use crate::files::{self, Seen};
 use crate::path::{self, Opened, PathBuffer};
-use crate::raw::{self, Errno};
-use crate::{file_systems, process};
+use crate::raw::Errno;
 
 /// Runs an operation of the kernel that changes a name in its directory, and that the log does not have.
 pub(super) fn unlogged_in(log: &Log, name: Name<'_>, operation: impl FnOnce() -> isize) -> isize {
@@ -88,20 +88,16 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// The directory of `fd`, if it is one whose sync the log may answer.
-    pub(crate) fn of(fd: c_int) -> Option<Self> {
-        let log = process::log()?;
-        // Most directories are opened to be synced once.
-        let noted = descriptors::get(fd).kind;
-        if !matches!(noted, Kind::Unknown | Kind::Directory) {
+    /// The directory of `fd`, if it is one whose sync the log may answer; `seen` is what the kernel has said of it, if it was asked.
+    pub(crate) fn of(log: &'static Log, fd: c_int, kind: Kind, seen: Option<Seen>) -> Option<Self> {
+        if kind != Kind::Directory {
             return None;
         }
-        let seen = Seen::of(fd).ok()?;
-        let kind = match noted {
-            Kind::Unknown => files::note(fd, &seen, || raw::status_flags(fd), 0).kind,
-            noted => noted,
+        let seen = match seen {
+            Some(seen) => seen,
+            None => Seen::of(fd).ok()?,
         };
-        (kind == Kind::Directory).then(|| Self::known(log, fd, &seen))?
+        Self::known(log, fd, &seen)
     }
 
     fn known(log: &'static Log, fd: c_int, seen: &Seen) -> Option<Self> {

@@ -34,7 +34,7 @@ pub(crate) use target::{Name, Target};
 /// The lock of names, with signals blocked for as long as it is held.
 pub(crate) struct Names<'l> {
     // Given back first: signals come after it.
-    _guard: NamesGuard<'l>,
+    pub(crate) guard: NamesGuard<'l>,
     _signals: SignalsBlocked,
 }
 
@@ -46,14 +46,22 @@ pub(crate) fn lock(log: &Log) -> Option<Names<'_>> {
     if guard.owner_died() {
         mend::half_done(log);
     }
-    Some(Names { _guard: guard, _signals: signals })
+    Some(Names { guard, _signals: signals })
 }
 
 /// Runs `operation` under the lock of names. Without the lock, names change unlogged.
 pub(crate) fn changing(log: &Log, operation: impl FnOnce() -> isize) -> isize {
     let names = lock(log);
     let _signals = names.is_none().then(SignalsBlocked::new);
-    operation()
+    let note = || {
+        if names.is_none() {
+            log.note_unlocked_names();
+        }
+    };
+    note();
+    let result = operation();
+    note();
+    result
 }
 
 /// Runs an operation of the kernel that the log does not have.

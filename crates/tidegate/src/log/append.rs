@@ -207,7 +207,7 @@ impl Log {
         self.control.lock_limit().map_err(|_| AppendError::Full)
     }
 
-    /// Stores the payload of the record at `position`: its checksum.
+    /// Stores the payload of the record at `position`, `bytes` bytes: its checksum.
     ///
     /// By way of a buffer of its own: another thread of the program may change the bytes meanwhile, as databases do with
     /// pages that they write, and what is stored must be what the checksum was taken of.
@@ -215,30 +215,22 @@ impl Log {
         &self,
         position: u64,
         parts: &[IoSlice<'_>],
+        bytes: u64,
     ) -> Result<u32, AppendError> {
         let region = self.pool.region();
-        let mut to = self.pool.region_offset(position) + RECORD_ALIGN_BYTES;
-        // A checksum of one piece takes half the time of one in pieces.
-        if let [part] = parts
-            && part.len() <= CHUNK
-        {
-            // Of no bytes.
+        let to = self.pool.region_offset(position) + RECORD_ALIGN_BYTES;
+        // What the payload leaves of its last line is the record's, too.
+        let stored = if bytes <= CHUNK as u64 {
+            // A checksum of one piece takes half the time of one in pieces. This is that of no bytes.
             let mut checksum = 0;
-            region
-                .write_streaming_seen::<CHUNK>(to, part, |chunk| {
-                    checksum = payload_checksum(&[IoSlice::new(chunk)]);
-                })
-                .map_err(|_| AppendError::Memory)?;
-            return Ok(checksum);
-        }
-        let mut digest = PayloadDigest::default();
-        for part in parts {
-            region
-                .write_streaming_seen::<CHUNK>(to, part, |chunk| digest.add(chunk))
-                .map_err(|_| AppendError::Memory)?;
-            to += part.len() as u64;
-        }
-        Ok(digest.finish())
+            let see = |all: &[u8]| checksum = payload_checksum(&[IoSlice::new(all)]);
+            region.write_streaming_seen::<CHUNK>(to, parts, see).map(|()| checksum)
+        } else {
+            let mut digest = PayloadDigest::default();
+            let see = |chunk: &[u8]| digest.add(chunk);
+            region.write_streaming_seen::<CHUNK>(to, parts, see).map(|()| digest.finish())
+        };
+        stored.map_err(|_| AppendError::Memory)
     }
 
     /// Stores the header of a record whose payload was stored, and makes both durable: one fence.
@@ -634,9 +626,9 @@ impl Log {
         // Before the record is whole: a killed writer's record is found by who mends after it.
         slot.record.store(position, Ordering::Release);
         let payload_checksum = if payload <= SMALL_BYTES as u64 {
-            self.store_payload::<SMALL_BYTES>(position, parts)?
+            self.store_payload::<SMALL_BYTES>(position, parts, payload)?
         } else {
-            self.store_payload::<CHUNK_BYTES>(position, parts)?
+            self.store_payload::<CHUNK_BYTES>(position, parts, payload)?
         };
         let file = if draft.file == 0 { position } else { draft.file };
         let header = Header { position, file, payload_bytes, payload_checksum, ..draft };

@@ -28,6 +28,8 @@ const ALLOCATED_AT: u64 = 320;
 const LAP_AT: u64 = 328;
 const NAMES_UNLOGGED_AT: u64 = 384;
 const NAMES_SYNCED_AT: u64 = 392;
+/// Odd while somebody holds the lock of names; grows with each one who does.
+const NAMES_VERSION_AT: u64 = 400;
 /// Files that are absorbed now.
 const ABSORBED_AT: u64 = 704;
 /// Processes that could not announce themselves.
@@ -154,6 +156,10 @@ impl Control {
 
     pub(super) fn names_synced(&self) -> &AtomicU64 {
         self.memory.word(NAMES_SYNCED_AT)
+    }
+
+    pub(super) fn names_version(&self) -> &AtomicU64 {
+        self.memory.word(NAMES_VERSION_AT)
     }
 
     /// Processes that could not tell the supervisor that they are there.

@@ -57,7 +57,7 @@ use control::Start;
 use touched::Touched;
 
 use crate::pmem::{Kind, LockFailure, Locked, Region, RegionOptions, SharedMemory};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 
 /// A log in use: the pool and the control memory.
 pub struct Log {
@@ -70,12 +70,34 @@ pub struct Log {
 pub struct Supervision<'a>(#[expect(dead_code, reason = "held, not looked at")] Locked<'a>);
 
 /// The names of files, locked.
-pub struct NamesGuard<'a>(Locked<'a>);
+pub struct NamesGuard<'a> {
+    locked: Locked<'a>,
+    version: &'a AtomicU64,
+}
 
-impl NamesGuard<'_> {
+impl<'a> NamesGuard<'a> {
+    fn new(locked: Locked<'a>, version: &'a AtomicU64) -> Self {
+        // Odd already where a holder was killed.
+        let step = 1 + version.load(Ordering::SeqCst) % 2;
+        version.fetch_add(step, Ordering::SeqCst);
+        Self { locked, version }
+    }
+
     /// The former holder was killed while it held the lock: one operation on names may be half done.
     pub fn owner_died(&self) -> bool {
-        self.0.owner_died()
+        self.locked.owner_died()
+    }
+
+    /// No other process of the tree has changed a name since [`Log::names_version`] was `version`. A name that was made or looked
+    /// at since then is what it was.
+    pub fn unchanged_since(&self, version: u64) -> bool {
+        version.is_multiple_of(2) && self.version.load(Ordering::SeqCst) == version + 1
+    }
+}
+
+impl Drop for NamesGuard<'_> {
+    fn drop(&mut self) {
+        self.version.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -190,7 +212,18 @@ impl Log {
     /// # Errors
     /// [`LockFailure`]; the operation then goes on without the log.
     pub fn lock_names(&self) -> Result<NamesGuard<'_>, LockFailure> {
-        self.control.lock_names().map(NamesGuard)
+        let locked = self.control.lock_names()?;
+        Ok(NamesGuard::new(locked, self.control.names_version()))
+    }
+
+    /// A number for [`NamesGuard::unchanged_since`].
+    pub fn names_version(&self) -> u64 {
+        self.control.names_version().load(Ordering::SeqCst)
+    }
+
+    /// Names were or will be changed by somebody who does not hold their lock.
+    pub fn note_unlocked_names(&self) {
+        self.control.names_version().fetch_add(2, Ordering::SeqCst);
     }
 
     /// Names were or will be changed in ways that the log does not have.

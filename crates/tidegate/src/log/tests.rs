@@ -125,6 +125,36 @@ fn marks_without_a_place_for_their_note_stay_with_others() {
 }
 
 #[test]
+fn names_are_unchanged_for_who_has_had_their_lock_alone_since() {
+    let log = log();
+    let version = log.names_version();
+    assert!(log.lock_names().unwrap().unchanged_since(version));
+    assert!(!log.lock_names().unwrap().unchanged_since(version), "somebody had it in between");
+    let version = log.names_version();
+    log.note_unlocked_names();
+    assert!(!log.lock_names().unwrap().unchanged_since(version));
+    let held = log.lock_names().unwrap();
+    let version = log.names_version();
+    drop(held);
+    assert!(!log.lock_names().unwrap().unchanged_since(version), "somebody had it then");
+}
+
+#[test]
+fn who_dies_with_the_lock_of_names_leaves_a_version_that_counts_as_changed() {
+    let log = log();
+    let before = log.names_version();
+    std::thread::scope(|scope| {
+        scope.spawn(|| std::mem::forget(log.lock_names().unwrap()));
+    });
+    let dead = log.names_version();
+    let guard = log.lock_names().unwrap();
+    assert!(guard.owner_died() && !guard.unchanged_since(before) && !guard.unchanged_since(dead));
+    drop(guard);
+    let version = log.names_version();
+    assert!(log.lock_names().unwrap().unchanged_since(version));
+}
+
+#[test]
 fn a_directory_that_loses_its_entry_uncovers_all_names() {
     let log = log();
     let folder = log.entry_for(&key(1)).unwrap();

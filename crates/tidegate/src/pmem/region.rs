@@ -10,6 +10,7 @@
 //! [`Region::write_back`], [`Region::fence`].
 
 use std::fmt;
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -280,30 +281,54 @@ impl Region {
         self.check_whole(offset, len)
     }
 
-    /// Stores `data` as [`write_streaming`](Self::write_streaming) does, `CHUNK` bytes at a time by way of a buffer of its own, and
-    /// shows each chunk to `see` before it is stored: what `see` saw is what is stored, even if another thread changes `data`
-    /// meanwhile.
+    /// Stores `parts`, one behind the other, as [`write_streaming`](Self::write_streaming) does, `CHUNK` bytes at a time by way of a
+    /// buffer of its own, and shows each chunk to `see` before it is stored: what `see` saw is what is stored, even if another thread
+    /// changes the parts meanwhile.
+    ///
+    /// `offset` is a cache line's, and all of the last line is the caller's: what the parts leave of it becomes zero. So no line is
+    /// loaded only to be stored to in part, which takes longer than to store it.
     ///
     /// # Errors
-    /// As for [`write`](Self::write).
+    /// As for [`write`](Self::write); [`PmemError::Misaligned`].
     #[inline]
     pub fn write_streaming_seen<const CHUNK: usize>(
         &self,
         offset: u64,
-        data: &[u8],
+        parts: &[IoSlice<'_>],
         mut see: impl FnMut(&[u8]),
     ) -> Result<()> {
+        const LINE: usize = 64;
+        const { assert!(CHUNK.is_multiple_of(LINE)) };
+        if !offset.is_multiple_of(LINE_BYTES) {
+            return Err(PmemError::Misaligned { offset, align_bytes: LINE_BYTES });
+        }
         let mut buffer = LineAligned(MaybeUninit::<[u8; CHUNK]>::uninit());
         let buffer = buffer.0.as_mut_ptr().cast::<u8>();
-        let mut at = offset;
-        for part in data.chunks(CHUNK) {
-            // SAFETY: no part is longer than the buffer, which nobody else knows.
-            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), buffer, part.len()) };
-            // SAFETY: so many bytes were copied there just now.
-            let copied = unsafe { std::slice::from_raw_parts(buffer, part.len()) };
-            see(copied);
+        let (mut at, mut filled) = (offset, 0);
+        for mut part in parts.iter().map(|part| &**part) {
+            while !part.is_empty() {
+                let (now, later) = part.split_at(part.len().min(CHUNK - filled));
+                let to = buffer.wrapping_add(filled);
+                // SAFETY: the buffer, which nobody else knows, has room for so many behind what is filled.
+                unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), to, now.len()) };
+                (filled, part) = (filled + now.len(), later);
+                if filled == CHUNK {
+                    // SAFETY: so many bytes were copied there.
+                    let copied = unsafe { std::slice::from_raw_parts(buffer, CHUNK) };
+                    see(copied);
+                    self.write_streaming(at, copied)?;
+                    (at, filled) = (at + CHUNK as u64, 0);
+                }
+            }
+        }
+        let whole = filled.next_multiple_of(LINE);
+        // SAFETY: less than a line; the buffer is whole lines.
+        unsafe { buffer.wrapping_add(filled).write_bytes(0, whole - filled) };
+        // SAFETY: all of it was copied there or made zero.
+        let copied = unsafe { std::slice::from_raw_parts(buffer, whole) };
+        if filled > 0 {
+            see(&copied[..filled]);
             self.write_streaming(at, copied)?;
-            at += part.len() as u64;
         }
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! What each operation counts: an engine's tests rest on these.
 
-use crate::pmem::{Counters, Domain, Region, RegionOptions};
+use std::io::IoSlice;
+
+use crate::pmem::{Counters, Domain, PmemError, Region, RegionOptions};
 
 const DOMAINS: [Domain; 4] = [Domain::Adr, Domain::Eadr, Domain::Msync, Domain::Volatile];
 
@@ -34,15 +36,22 @@ fn streaming_store() {
 #[test]
 fn streaming_store_seen() {
     let data: Vec<u8> = (0..1300_u32).map(|number| (number % 251) as u8).collect();
-    let expected = Counters { stores: 3, bytes_streamed: 1300, ..Counters::default() };
+    // Whole lines: none is written back.
+    let expected = Counters { stores: 3, bytes_streamed: 1344, ..Counters::default() };
     expect_counts(expected, |region| {
         let mut seen = Vec::new();
+        let (first, rest) = data.split_at(700);
+        let parts = [first, &[], rest].map(IoSlice::new);
         region
-            .write_streaming_seen::<512>(100, &data, |chunk| seen.extend_from_slice(chunk))
+            .write_streaming_seen::<512>(128, &parts, |chunk| seen.extend_from_slice(chunk))
             .unwrap();
         assert_eq!(seen, data);
-        let word = u64::from_le_bytes(std::array::from_fn(|at| data[4 + 1000 + at]));
-        assert_eq!(region.load_u64(1104).unwrap(), word);
+        for at in (0..1344).step_by(8) {
+            let wanted = std::array::from_fn(|next| data.get(at + next).copied().unwrap_or(0));
+            assert_eq!(region.load_u64(128 + at as u64).unwrap(), u64::from_le_bytes(wanted));
+        }
+        let misaligned = region.write_streaming_seen::<512>(100, &parts, |_| ());
+        assert!(matches!(misaligned, Err(PmemError::Misaligned { .. })));
     });
 }
 

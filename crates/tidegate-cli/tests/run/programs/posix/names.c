@@ -241,6 +241,85 @@ static void locks(void)
     in_child(wait_for_lock);
 }
 
+/* Opens a file so that it is made where it is missing, twice: the second time it is known to be there. */
+static void open_twice(const char *path)
+{
+    for (int round = 0; round < 2; round++)
+        MUST(close(MUST(open(path, O_RDWR | O_CREAT, 0640))));
+}
+
+/* What is at a path may be another thing whenever it is opened there again. */
+static void found_again(void)
+{
+    struct stat status;
+    open_twice("file");
+    MUST(unlink("file"));
+    int fd = MUST(open("file", O_RDWR | O_CREAT, 0600));
+    TELL(write(fd, "made again", 10));
+    TELL(fsync(fd));
+    MUST(close(fd));
+    MUST(stat("file", &status));
+    say("mode %o", (unsigned)status.st_mode);
+    TELL(open("file", O_RDWR | O_CREAT | O_EXCL, 0600));
+    open_twice("file");
+    fd = MUST(open("file", O_RDWR | O_CREAT | O_TRUNC, 0600));
+    show("file");
+    TELL(write(fd, "emptied", 7));
+    MUST(close(fd));
+    show("file");
+    fd = MUST(open("file", O_WRONLY | O_CREAT | O_APPEND, 0600));
+    TELL(write(fd, ", appended", 10));
+    MUST(close(fd));
+    show("file");
+    MUST(rename("file", "target"));
+    MUST(symlink("target", "file"));
+    TELL(open("file", O_RDWR | O_CREAT | O_NOFOLLOW, 0600));
+    open_twice("file");
+    MUST(unlink("target"));
+    MUST(close(MUST(open("file", O_RDWR | O_CREAT, 0600))));
+    show("target");
+    MUST(unlink("file"));
+    MUST(mkdir("file", 0755));
+    TELL(open("file", O_RDWR | O_CREAT, 0600));
+    TELL(open("file", O_RDONLY | O_CREAT, 0600));
+    MUST(rmdir("file"));
+    open_twice("file");
+    MUST(unlink("file"));
+    MUST(mkfifo("file", 0600));
+    fd = MUST(open("file", O_RDWR | O_CREAT, 0600));
+    char bytes[8] = "";
+    TELL(write(fd, "piped", 5));
+    TELL(read(fd, bytes, 5));
+    say("%s", bytes);
+}
+
+static void count_as_locked(void)
+{
+    struct flock region = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 20};
+    MUST(fcntl(MUST(open("file", O_RDONLY)), F_GETLK, &region));
+    say("locked: %d", region.l_type != F_UNLCK);
+}
+
+/* Files that have become another user's since they were opened there, in a directory for all and in one's own. */
+static void found_as_others(void)
+{
+    struct flock region = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 20};
+    MUST(mkdir("all", 0755));
+    MUST(chmod("all", 01777));
+    open_twice("all/file");
+    MUST(chown("all/file", 1234, 1234));
+    MUST(chown("all", 1235, 1235));
+    int fd = open("all/file", O_RDWR | O_CREAT, 0600);
+    say("%s", fd < 0 ? strerror(errno) : "opened");
+    open_twice("file");
+    fd = open_file("file", 0);
+    MUST(fcntl(fd, F_SETLK, &region));
+    MUST(chown("file", 1234, 1234));
+    /* Nothing that is done for it may close the file: the lock would be gone. */
+    MUST(open("file", O_RDWR | O_CREAT, 0600));
+    in_child(count_as_locked);
+}
+
 static void in_a_new_root(void)
 {
     MUST(mkdir("root", 0755));
@@ -273,6 +352,8 @@ const struct section name_sections[] = {
     {"modes_and_owners", modes_and_owners},
     {"times", times},
     {"locks", locks},
+    {"found_again", found_again},
+    {"found_as_others", found_as_others},
     {"new_root", new_root},
     {NULL, NULL},
 };
