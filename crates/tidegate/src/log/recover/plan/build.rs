@@ -4,7 +4,9 @@ use super::{
     BTreeMap, BTreeSet, Content, Defined, Extent, Fate, FilePlan, Finding, Findings, HashMap,
     HashSet, Name, Noted, Operation, PathPlan, Plan, Renamed, Taken,
 };
+use crate::log::layout::RECORD_ALIGN_BYTES;
 use crate::log::recover::extents::ExtentMap;
+use crate::log::recover::gather::BATCH_BYTES;
 
 /// The plan of `records`, which are in order.
 pub(super) fn build(records: &[Noted], findings: Findings) -> Plan {
@@ -95,6 +97,12 @@ struct File {
     size_min: u64,
     extents: ExtentMap,
     records: u64,
+    /// The write that made the size what it is.
+    size_from: Option<u64>,
+    /// Positions of data of which a part counts.
+    parted: Vec<u64>,
+    /// Records that are too long to be copied in one piece.
+    long: Vec<u64>,
 }
 
 #[derive(Default)]
@@ -272,6 +280,7 @@ impl Builder {
     }
 
     fn into_plan(self) -> Plan {
+        let unproved = self.files.iter().flat_map(File::unproved).collect();
         let files = self.files.into_iter().zip(self.prepared.ids);
         let files: Vec<_> = files.map(|(file, id)| file.into_plan(id)).collect();
         let extents = files.iter().flat_map(|file| &file.extents);
@@ -282,6 +291,7 @@ impl Builder {
             paths: self.paths,
             findings: self.findings,
             undefined_records: self.undefined_records,
+            unproved,
         }
     }
 }
@@ -292,22 +302,35 @@ impl File {
             Operation::Write { offset, bytes } if bytes > 0 => {
                 let end = offset + u64::from(bytes); // Checked when the record was taken.
                 let content = Content::Log(record.data_position());
-                self.extents.insert(Extent { start: offset, end, content });
-                self.size_min = self.size_min.max(end);
+                let extent = Extent { start: offset, end, content };
+                self.extents.insert_noting(extent, &mut self.parted);
+                if end > self.size_min {
+                    (self.size_min, self.size_from) = (end, Some(record.position));
+                }
                 self.size = self.size.map(|size| size.max(end));
+                if bytes as usize > BATCH_BYTES {
+                    self.long.push(record.position);
+                }
             }
             Operation::Zero { offset, len } => {
                 let (end, content) = (offset + len, Content::Zero);
-                self.extents.insert(Extent { start: offset, end, content });
+                let extent = Extent { start: offset, end, content };
+                self.extents.insert_noting(extent, &mut self.parted);
             }
             Operation::SetSize(size) => {
-                self.extents.cut(size);
+                self.extents.cut(size, &mut self.parted);
                 self.cut = Some(self.cut.map_or(size, |cut| cut.min(size)));
                 self.size = Some(size);
-                self.size_min = size;
+                (self.size_min, self.size_from) = (size, None);
             }
             _ => {}
         }
+    }
+
+    /// As of [`Plan::unproved`].
+    fn unproved(&self) -> impl Iterator<Item = u64> {
+        let parted = self.parted.iter().map(|data| data.saturating_sub(RECORD_ALIGN_BYTES));
+        self.size_from.into_iter().chain(parted).chain(self.long.iter().copied())
     }
 
     fn into_plan(self, id: u64) -> FilePlan {
