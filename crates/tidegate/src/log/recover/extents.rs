@@ -72,6 +72,20 @@ impl ExtentMap {
         self.extents.insert(extent.start, (extent.end, extent.content));
     }
 
+    /// Puts extents over each other, in their order, into an empty map; `parted` as of [`insert_noting`](Self::insert_noting).
+    pub(super) fn of(extents: &[Extent], parted: &mut Vec<u64>) -> Self {
+        let mut this = Self::default();
+        match newest_of_same(extents) {
+            // What is sorted makes a tree at once.
+            Some(apart) => {
+                let apart = apart.iter().map(|it| (it.start, (it.end, it.content)));
+                this.extents = apart.collect();
+            }
+            None => extents.iter().for_each(|extent| this.insert_noting(*extent, parted)),
+        }
+        this
+    }
+
     fn make_room(&mut self, from: u64, to: u64, parted: &mut Vec<u64>) {
         self.split(from, parted);
         self.split(to, parted);
@@ -106,6 +120,22 @@ impl ExtentMap {
         let extents = self.extents.into_iter();
         extents.map(|(start, (end, content))| Extent { start, end, content }).collect()
     }
+}
+
+/// Of each range the last extent, sorted; none, where ranges overlap that are not the same. Blocks of a file never do.
+fn newest_of_same(extents: &[Extent]) -> Option<Vec<Extent>> {
+    let mut sorted: Vec<_> = extents.iter().filter(|it| it.start < it.end).copied().collect();
+    // Stable: of one place the last one stays the last.
+    sorted.sort_by_key(|extent| extent.start);
+    let mut apart: Vec<Extent> = Vec::with_capacity(sorted.len());
+    for extent in sorted {
+        match apart.last_mut() {
+            Some(last) if (last.start, last.end) == (extent.start, extent.end) => *last = extent,
+            Some(last) if last.end > extent.start => return None,
+            _ => apart.push(extent),
+        }
+    }
+    Some(apart)
 }
 
 #[cfg(test)]
@@ -181,6 +211,25 @@ mod tests {
         assert!(put(8, 16).is_empty());
         assert_eq!(put(4, 20), [640]);
         assert_eq!(put(26, 28), [1920, 1922]);
+    }
+
+    #[test]
+    fn many_at_once_are_as_one_by_one() {
+        let (a, b) = (Content::Log(640), Content::Log(6400));
+        let blocks = [(8, 16, a), (0, 8, a), (16, 16, b), (8, 16, b), (20, 24, Content::Zero)];
+        let crossing = [(8, 16, a), (0, 8, a), (4, 12, b)];
+        let inside = [(0, 16, a), (0, 8, b)];
+        for extents in [&blocks[..], &crossing, &inside, &[]] {
+            let as_extent = |&(start, end, content)| Extent { start, end, content };
+            let given: Vec<_> = extents.iter().map(as_extent).collect();
+            let mut parted = Vec::new();
+            let at_once = ExtentMap::of(&given, &mut parted);
+            assert_eq!(list(at_once), list(map(extents)));
+            assert_eq!(
+                parted.is_empty(),
+                extents.len() != crossing.len() && extents.len() != inside.len()
+            );
+        }
     }
 
     #[test]

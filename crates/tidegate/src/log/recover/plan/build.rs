@@ -96,6 +96,9 @@ struct File {
     size: Option<u64>,
     size_min: u64,
     extents: ExtentMap,
+    /// Writes that are not in the map yet, as long as there is nothing but writes.
+    first_writes: Vec<Extent>,
+    has_more_than_writes: bool,
     records: u64,
     /// The write that made the size what it is.
     size_from: Option<u64>,
@@ -279,7 +282,8 @@ impl Builder {
         }
     }
 
-    fn into_plan(self) -> Plan {
+    fn into_plan(mut self) -> Plan {
+        self.files.iter_mut().for_each(File::map_first_writes);
         let unproved = self.files.iter().flat_map(File::unproved).collect();
         let files = self.files.into_iter().zip(self.prepared.ids);
         let files: Vec<_> = files.map(|(file, id)| file.into_plan(id)).collect();
@@ -302,8 +306,7 @@ impl File {
             Operation::Write { offset, bytes } if bytes > 0 => {
                 let end = offset + u64::from(bytes); // Checked when the record was taken.
                 let content = Content::Log(record.data_position());
-                let extent = Extent { start: offset, end, content };
-                self.extents.insert_noting(extent, &mut self.parted);
+                self.write(Extent { start: offset, end, content });
                 if end > self.size_min {
                     (self.size_min, self.size_from) = (end, Some(record.position));
                 }
@@ -314,16 +317,35 @@ impl File {
             }
             Operation::Zero { offset, len } => {
                 let (end, content) = (offset + len, Content::Zero);
+                self.map_first_writes();
                 let extent = Extent { start: offset, end, content };
                 self.extents.insert_noting(extent, &mut self.parted);
             }
             Operation::SetSize(size) => {
+                self.map_first_writes();
                 self.extents.cut(size, &mut self.parted);
                 self.cut = Some(self.cut.map_or(size, |cut| cut.min(size)));
                 self.size = Some(size);
                 (self.size_min, self.size_from) = (size, None);
             }
             _ => {}
+        }
+    }
+
+    fn write(&mut self, extent: Extent) {
+        if self.has_more_than_writes {
+            self.extents.insert_noting(extent, &mut self.parted);
+        } else {
+            self.first_writes.push(extent);
+        }
+    }
+
+    /// Ends the time of nothing but writes.
+    fn map_first_writes(&mut self) {
+        if !self.has_more_than_writes {
+            self.has_more_than_writes = true;
+            self.extents = ExtentMap::of(&self.first_writes, &mut self.parted);
+            self.first_writes = Vec::new();
         }
     }
 

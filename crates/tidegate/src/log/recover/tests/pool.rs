@@ -307,3 +307,18 @@ fn data_that_newer_data_hides_is_not_read() {
     assert!(fs::read(&path).expect("it is there") == [1; 4096]);
     assert!(torn.operations() > once, "a hasty plan was tried first");
 }
+
+#[test]
+fn long_records_are_looked_at_before_a_file_is_touched() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (region, path) = (made(24), folder.path().join("file"));
+    let log = start(&region);
+    let (old, new) = (vec![1; 3 << 20], vec![2; 2 << 20]);
+    lose(&log, &path, |ticket| {
+        ticket.write(0, &[IoSlice::new(&old)]).expect("there is room");
+        let torn = ticket.write(1 << 20, &[IoSlice::new(&new)]).expect("there is room");
+        region.write(log.pool().region_offset(torn) + 99, b"torn").expect("memory can be written");
+    });
+    assert!(recover(&region).is_complete());
+    assert!(fs::read(&path).expect("it is there") == old);
+}
