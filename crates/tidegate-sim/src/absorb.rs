@@ -19,7 +19,7 @@ use tidegate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Geometry, Result as DeviceResult, WriteFlags,
     ZeroFlags,
 };
-use tidegate::log::recover::{ApplyOptions, FileSystem, NewIdentity, apply, plan_pool};
+use tidegate::log::recover::{FileSystem, recover_pool};
 use tidegate::log::{
     Base, CONTROL_BYTES, Definition, FileGuard, FileKey, FileRef, Log, LogOptions, LogPool,
     Overlay, RecordKind, Ticket, Unbrought, create, current_process,
@@ -83,18 +83,12 @@ impl AbsorbSubject {
 
 /// As the supervisor recovers a pool.
 fn recover(pool: &LogPool, files: &ModelFiles) -> Result<(), String> {
-    let (plan, unreadable_bytes) = plan_pool(pool).map_err(text)?;
-    let options = ApplyOptions { pool: pool.superblock().uuid, workers: 1 };
-    let outcome = apply(&plan, pool, files, options, &|_| (), &mut |new| {
-        let NewIdentity { file, identity, path, mode, uid, gid } = new;
-        let (device, inode, born) = (0, 0, true);
-        let definition = Definition { identity, device, inode, mode, uid, gid, born, path };
-        pool.note_definition(file, &definition).map_err(io::Error::other)
-    });
-    if outcome.is_complete() && unreadable_bytes == 0 {
-        return Ok(());
+    match recover_pool(pool, files, 1, &|_| ()).map_err(text)? {
+        Some(recovered) if !recovered.outcome.is_complete() || recovered.unreadable_bytes > 0 => {
+            Err(format!("recovery is not complete: {:?}", recovered.outcome.failures))
+        }
+        _ => Ok(()),
     }
-    Err(format!("recovery is not complete: {:?}", outcome.failures))
 }
 
 impl Subject for AbsorbSubject {

@@ -68,8 +68,12 @@ fn fill(pool: &Path, pool_bytes: u64, path: &Path, blocks: u64) -> Result<u64> {
     if pool.exists() {
         std::fs::remove_file(pool).map_err(BenchError::os("remove", pool))?;
     }
-    let options = RegionOptions { create_bytes: Some(pool_bytes), ..RegionOptions::default() };
-    let log = new_log(Arc::new(Region::open(pool, &options)?))?;
+    // As `run` makes its pools, which get their space in huge pages.
+    let create_bytes = Some(pool_bytes);
+    let options = RegionOptions { create_bytes, sparse: true, ..RegionOptions::default() };
+    let region = Region::open(pool, &options)?;
+    region.allocate(0, pool_bytes)?;
+    let log = new_log(Arc::new(region))?;
     let file = File::open(path).map_err(BenchError::os("open", path))?;
     let written = append_all(&log, &file, path, blocks)?;
     log.pool().set_session(NO_SESSION)?;

@@ -59,8 +59,9 @@ impl AbsorbedFiles {
     pub(crate) fn bring(&mut self, scanned: u64) -> Vec<Failure> {
         let mut failures = Vec::new();
         let ids: Vec<_> = self.unbrought.scanned().files().collect();
+        let entries = self.log.files_with_ids(ids.iter().copied());
         for id in ids {
-            let entry = self.log.file_with_id(id);
+            let entry = entries.get(&id).copied();
             let brought = match entry.and_then(|entry| self.leases.file(entry)) {
                 Some(file) => self.bring_one(id, entry, &file),
                 // Of a supervisor that died. What cannot be read was told of when it was scanned.
@@ -79,9 +80,9 @@ impl AbsorbedFiles {
         Ok(())
     }
 
-    /// The file with this id, if its lease is held: it cannot be opened by name then.
-    pub(crate) fn lent(&self, id: u64) -> Option<Arc<File>> {
-        self.leases.file(self.log.file_with_id(id)?)
+    /// The file of this entry, if its lease is held: it cannot be opened by name then.
+    pub(crate) fn lent(&self, entry: FileRef) -> Option<Arc<File>> {
+        self.leases.file(entry)
     }
 
     /// Gives the kernel all of a file, and the file back to the kernel. `scanned` is how far the cleaner has scanned. How many bytes of

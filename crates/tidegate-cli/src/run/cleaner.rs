@@ -527,7 +527,8 @@ impl Worker {
             self.log.distrust_kernel();
         }
         let failed = failures.iter().filter(|failure| !failure.is_passing());
-        for entry in failed.filter_map(|failure| self.log.file_with_id(failure.file?)) {
+        let ids = failed.filter_map(|failure| failure.file);
+        for entry in self.log.files_with_ids(ids).into_values() {
             // The next sync of the program will tell it; a file that is gone from the table has no program.
             let _ = self.log.note_failure(entry);
         }
@@ -544,8 +545,11 @@ impl Worker {
     /// Writes all that the log has of these files to them once more: what failed.
     fn rewrite(&mut self, files: Vec<u64>) -> Vec<Failure> {
         let mut failures = Vec::new();
+        let entries = self.log.files_with_ids(files.iter().copied());
         for file in files.into_iter().filter_map(|id| self.backlog.file(id)) {
-            let lent = self.absorbed.lent(file.id);
+            // One that is gone from the table has nothing left to be written.
+            let Some(&entry) = entries.get(&file.id) else { continue };
+            let lent = self.absorbed.lent(entry);
             if lent.as_ref().is_some_and(|file| appends(file)) {
                 // What was absorbed is brought again; the rest, which would be appended, is left to the kernel.
                 continue;
@@ -555,12 +559,11 @@ impl Worker {
                 Some(lent) => self.writeback.adopt(file.id, lent),
                 None => self.writeback.keep_open(file),
             }
-            if let Err(error) = redo::rewrite(&self.log, file, lent.as_deref()) {
+            if let Err(error) = redo::rewrite(&self.log, file, entry, lent.as_deref()) {
                 let name = file.names.first().cloned().unwrap_or_default();
                 let failure = Failure { file: Some(file.id), name, error };
-                if let Some(entry) = self.log.file_with_id(file.id).filter(|_| failure.is_passing())
-                {
-                    // One that is gone from the table has nothing left to be written.
+                if failure.is_passing() {
+                    // As above.
                     let _ = self.log.drop_again(entry);
                 }
                 failures.push(failure);

@@ -15,12 +15,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::FlockOperation;
-use tidegate::log::recover::{
-    ApplyOptions, LocalFiles, NewIdentity, Outcome, Plan, Progress, apply, plan_pool,
-};
-use tidegate::log::{
-    CLOSED, CONTROL_BYTES, Definition, Log, LogError, LogOptions, LogPool, Scanner,
-};
+use tidegate::log::recover::{LocalFiles, Outcome, Progress, Recovered, plan_pool, recover_pool};
+use tidegate::log::{CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, Scanner};
 use tidegate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
 use tidegate::pool::{Content, PoolKind, identify};
 
@@ -196,11 +192,11 @@ fn boot_id() -> Result<[u8; 16]> {
 /// # Errors
 /// Something cannot be brought there; the log still has it.
 fn recover(pool: &LogPool, progress: &(dyn Fn(Progress) + Sync)) -> Result<Option<String>> {
-    let (plan, unreadable_bytes) = plan_pool(pool)?;
-    if plan.is_empty() && unreadable_bytes == 0 {
+    let Some(Recovered { outcome, unreadable_bytes }) =
+        recover_pool(pool, &LocalFiles, WORKERS, progress)?
+    else {
         return Ok(None);
-    }
-    let outcome = apply_plan(pool, &plan, progress);
+    };
     if let Some(first) = outcome.failures.first() {
         let more = match outcome.failures.len() {
             1 => String::new(),
@@ -230,18 +226,6 @@ fn lost(unreadable_bytes: u64) -> String {
 
 fn cause(error: &dyn std::error::Error) -> String {
     error.source().map(|source| format!(" ({source})")).unwrap_or_default()
-}
-
-fn apply_plan(pool: &LogPool, plan: &Plan, progress: &(dyn Fn(Progress) + Sync)) -> Outcome {
-    let options = ApplyOptions { pool: pool.superblock().uuid, workers: WORKERS };
-    let mut note = |new: NewIdentity<'_>| {
-        let NewIdentity { file, identity, path, mode, uid, gid } = new;
-        // Numbers of the file system are hints only: recovery goes by the identity.
-        let (device, inode, born) = (0, 0, true);
-        let definition = Definition { identity, device, inode, mode, uid, gid, born, path };
-        pool.note_definition(file, &definition).map_err(std::io::Error::other)
-    };
-    apply(plan, pool, &LocalFiles, options, progress, &mut note)
 }
 
 fn describe(outcome: &Outcome) -> String {

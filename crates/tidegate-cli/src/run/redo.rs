@@ -19,7 +19,7 @@ use tidegate::log::recover::{
     Content, Extent, FilePlan, FileSystem, LocalFiles, Plan, Planner, identity_of,
 };
 use tidegate::log::{
-    FileGuard, FileKey, Header, Interrupted, Log, RecordKind, copy_to_file, has_happened,
+    FileGuard, FileKey, FileRef, Header, Interrupted, Log, RecordKind, copy_to_file, has_happened,
 };
 
 use super::backlog::{Known, as_path};
@@ -142,8 +142,12 @@ fn is_at(identity: u64, path: &[u8]) -> Option<bool> {
 ///
 /// # Errors
 /// It cannot be written now.
-pub(crate) fn rewrite(log: &Log, file: &Known, lent: Option<&File>) -> io::Result<()> {
-    let Some(entry) = log.file_with_id(file.id) else { return Ok(()) };
+pub(crate) fn rewrite(
+    log: &Log,
+    file: &Known,
+    entry: FileRef,
+    lent: Option<&File>,
+) -> io::Result<()> {
     let guard = log.lock(entry).map_err(io::Error::other)?;
     let target = Target::of(log, file.id, &log.key_of(guard.file()));
     // A file that is lent cannot be opened: its lease would be broken.
@@ -352,7 +356,8 @@ mod tests {
         }
         let backlog = trial.backlog();
         let known = backlog.file(trial.lock(&file).id()).unwrap();
-        rewrite(&trial.log, known, None).unwrap();
+        let entry = trial.log.file_with_id(known.id).unwrap();
+        rewrite(&trial.log, known, entry, None).unwrap();
         // No longer than the file is.
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"aabb....cc");
     }

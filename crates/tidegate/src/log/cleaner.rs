@@ -7,6 +7,7 @@
 //! 3. [`Log::retire_to`] makes the new tail durable before it shows it: room is not used again before the medium says that
 //!    it is room.
 
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::append::{FileGuard, Interrupted, release};
@@ -210,6 +211,16 @@ impl Log {
     pub fn file_with_id(&self, id: u64) -> Option<FileRef> {
         table::all(&self.control)
             .find_map(|(file, entry)| (entry.id().load(Ordering::Acquire) == id).then_some(file))
+    }
+
+    /// The entries of the files with these ids, of those that have one: one walk through the table for all of them.
+    pub fn files_with_ids(&self, ids: impl IntoIterator<Item = u64>) -> HashMap<u64, FileRef> {
+        // 0 is the id of all files that have none yet.
+        let wanted: HashSet<u64> = ids.into_iter().filter(|id| *id != 0).collect();
+        let found = table::all(&self.control)
+            .map(|(file, entry)| (entry.id().load(Ordering::Acquire), file))
+            .filter(|(id, _)| wanted.contains(id));
+        found.take(wanted.len()).collect()
     }
 
     /// The id that records name the file by, 0 if it has none yet.

@@ -567,3 +567,20 @@ fn a_ring_that_gets_no_more_space_is_used_as_far_as_it_has() {
         assert!(position % log.pool().ring_bytes() < 128 << 10);
     }
 }
+
+#[test]
+fn files_are_found_by_their_ids_many_at_once() {
+    let log = log();
+    let without_id = log.entry_for(&key(99)).unwrap();
+    for inode in 1..6 {
+        write(&log, inode, 0, b"data").unwrap();
+    }
+    let id = |inode| log.id_of(log.entry_for(&key(inode)).unwrap());
+    let found = log.files_with_ids([id(5), 0, id(2), 77]);
+    assert_eq!(found.len(), 2);
+    for inode in [2, 5] {
+        assert_eq!(found.get(&id(inode)), log.file_with_id(id(inode)).as_ref());
+        assert_eq!(found[&id(inode)], log.entry_for(&key(inode)).unwrap());
+    }
+    assert_eq!(log.id_of(without_id), 0);
+}

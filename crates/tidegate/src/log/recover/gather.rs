@@ -3,7 +3,7 @@
 use super::extents::{Content, Extent};
 
 /// Bytes that are gathered at once.
-const BATCH_BYTES: usize = 1 << 20;
+pub(super) const BATCH_BYTES: usize = 1 << 20;
 
 /// Bytes for one or more places of a file, in order.
 #[derive(Debug, Default)]
@@ -29,6 +29,12 @@ impl Batch {
             rest = behind;
             (run.offset, bytes)
         })
+    }
+
+    /// So many bytes would fit into an empty batch, but do not fit into this one.
+    fn parts(&self, bytes: u64) -> bool {
+        let left = (BATCH_BYTES - self.used) as u64;
+        bytes > left && bytes <= BATCH_BYTES as u64
     }
 
     /// Bytes that are to be written.
@@ -59,7 +65,8 @@ impl Batch {
     }
 }
 
-/// Reads what `extents` have of the log, by `read`, and gives it to `full`, a batch at a time.
+/// Reads what `extents` have of the log, by `read`, and gives it to `full`, a batch at a time. An extent that is no longer than a
+/// batch is read in one piece.
 pub(in crate::log) fn gather<E>(
     extents: impl Iterator<Item = Extent>,
     read: impl Fn(u64, &mut [u8]) -> Result<(), E>,
@@ -68,6 +75,10 @@ pub(in crate::log) fn gather<E>(
     let mut batch = Batch::default();
     for extent in extents {
         let Content::Log(position) = extent.content else { continue };
+        if batch.parts(extent.bytes()) {
+            full(&batch)?;
+            batch.clear();
+        }
         let mut done = 0;
         while done < extent.bytes() {
             let room = batch.room(extent.start + done, extent.bytes() - done);
@@ -122,6 +133,14 @@ mod tests {
         let expected = [(5, BATCH_BYTES), (5 + bytes, BATCH_BYTES), (5 + 2 * bytes, 3), (0, 1)];
         assert_eq!((places, batches), (expected.to_vec(), 3));
         assert_eq!(written[1].1[..3], [0, 1, 2]);
+    }
+
+    #[test]
+    fn what_fits_into_a_batch_is_not_parted() {
+        let bytes = BATCH_BYTES as u64;
+        let (written, batches) = gathered(&[extent(0, 10, 0), extent(10, bytes, 64)]);
+        let places: Vec<_> = written.iter().map(|(offset, part)| (*offset, part.len())).collect();
+        assert_eq!((places, batches), (vec![(0, 10), (10, BATCH_BYTES)], 2));
     }
 
     #[test]

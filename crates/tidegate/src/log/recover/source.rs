@@ -1,14 +1,29 @@
 //! Where a plan's records and data come from: the pool.
+//!
+//! A record counts only if its payload is whole. [`plan_pool`] looks at all payloads. [`recover_pool`] reads data once: it makes a
+//! *hasty* plan, which takes each header for a record, and finds out what is torn while it copies. Until then such a plan has
+//! done nothing that is wrong:
+//! 1. Names, and which file is meant, come from records whose payloads were looked at when the plan was made.
+//! 2. A byte is copied from the newest record that has it, and only if that one is whole. What is the newest of all is so of the whole
+//!    ones too.
+//! 3. Sizes, and bytes of records that are not copied in one piece, come from records that were looked at before the first file
+//!    was touched ([`Plan::unproved`]).
+//! 4. What lies under newer records is neither copied nor looked at: it changes nothing else.
+//!
+//! Where a payload is torn, or anything else is not complete, a plan of whole records follows, as after a crash.
 
 use std::collections::HashSet;
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use parking_lot::Mutex;
 
+use super::apply::{ApplyOptions, FileSystem, NewIdentity, Outcome, Progress, apply};
+use super::parallel;
 use super::plan::{Plan, Planner};
-use crate::log::layout::PATH_BYTES_MAX;
-use crate::log::{Header, LogError, LogPool, Scanner};
+use crate::log::layout::{PATH_BYTES_MAX, RECORD_ALIGN_BYTES};
+use crate::log::record::payload_checksum;
+use crate::log::{Definition, Header, LogError, LogPool, Scanner};
 use crate::pmem::PmemError;
 
 /// The longest payload that has to be read for a plan: two paths and what is before them.
@@ -35,6 +50,105 @@ impl LogData for LogPool {
     fn read(&self, position: u64, buf: &mut [u8]) -> io::Result<()> {
         self.region().read(self.region_offset(position), buf).map_err(io::Error::other)
     }
+}
+
+/// A pool's data for a hasty plan: payloads are looked at when they are copied.
+struct Proving<'a>(&'a LogPool);
+
+impl LogData for Proving<'_> {
+    fn read(&self, position: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read(position, buf)?;
+        let header = self.0.read_header(position.saturating_sub(RECORD_ALIGN_BYTES));
+        let header = header.map_err(io::Error::other)?;
+        // Of what is no record's whole payload, the record was looked at before.
+        let whole = header.filter(|header| header.payload_bytes as usize == buf.len());
+        match whole {
+            Some(header) if header.payload_checksum != payload_checksum(&[IoSlice::new(buf)]) => {
+                Err(io::ErrorKind::InvalidData.into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a recovery did.
+#[derive(Debug)]
+pub struct Recovered {
+    /// What became of the files.
+    pub outcome: Outcome,
+    /// Bytes of the log that could not be read: what they said is lost.
+    pub unreadable_bytes: u64,
+}
+
+/// Brings what a pool has into `files`, `workers` of them at once; none, where there was nothing to do. New identities are noted in
+/// the log. Nobody else uses the pool.
+///
+/// Only if the outcome is complete may the log's tail move.
+///
+/// # Errors
+/// [`LogError::Pmem`].
+pub fn recover_pool<F: FileSystem>(
+    pool: &LogPool,
+    files: &F,
+    workers: usize,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Option<Recovered>, LogError> {
+    let options = ApplyOptions { pool: pool.superblock().uuid, workers };
+    let mut note = |new: NewIdentity<'_>| {
+        let NewIdentity { file, identity, path, mode, uid, gid } = new;
+        // Numbers of the file system are hints only: recovery goes by the identity.
+        let (device, inode, born) = (0, 0, true);
+        let definition = Definition { identity, device, inode, mode, uid, gid, born, path };
+        pool.note_definition(file, &definition).map_err(io::Error::other)
+    };
+    let hasty = plan_hastily(pool)?.filter(|(plan, _)| is_proved(pool, plan, workers));
+    if let Some((plan, unreadable_bytes)) = hasty {
+        if plan.is_empty() && unreadable_bytes == 0 {
+            return Ok(None);
+        }
+        let outcome = apply(&plan, &Proving(pool), files, options, progress, &mut note);
+        if outcome.is_complete() {
+            return Ok(Some(Recovered { outcome, unreadable_bytes }));
+        }
+    }
+    let (plan, unreadable_bytes) = plan_pool(pool)?;
+    if plan.is_empty() && unreadable_bytes == 0 {
+        return Ok(None);
+    }
+    let outcome = apply(&plan, pool, files, options, progress, &mut note);
+    Ok(Some(Recovered { outcome, unreadable_bytes }))
+}
+
+/// The plan of all headers; none, where a payload that it needs is not whole.
+fn plan_hastily(pool: &LogPool) -> Result<Option<(Plan, u64)>, LogError> {
+    let mut planner = Planner::new();
+    let mut scanner = Scanner::of_finished(pool, pool.tail()?, pool.limit()?);
+    let mut payload = Vec::with_capacity(PLANNED_BYTES_MAX);
+    for header in scanner.by_ref() {
+        payload.clear();
+        if Planner::needs_payload(header.kind) {
+            let whole = pool.is_whole(&header).unwrap_or(false);
+            if !whole || read_payload(pool, &header, &mut payload).is_err() {
+                return Ok(None);
+            }
+        }
+        planner.add(&header, &payload);
+    }
+    Ok(Some((planner.finish(), scanner.unreadable_bytes())))
+}
+
+/// Whether all records are whole that copying does not look at.
+fn is_proved(pool: &LogPool, plan: &Plan, workers: usize) -> bool {
+    let whole = |position: &u64| {
+        // Where no header is, data of a record was parted that had been parted before, and is looked at for that.
+        pool.read_header(*position)
+            .and_then(|header| header.map_or(Ok(true), |it| pool.is_whole(&it)))
+    };
+    let chunks: Vec<_> = plan.unproved.chunks(CHUNK).collect();
+    let checked = parallel::map(workers, &chunks, |chunk| {
+        chunk.iter().all(|position| whole(position).unwrap_or(false))
+    });
+    checked.into_iter().all(|whole| whole)
 }
 
 /// The plan of all records in a pool; also how many bytes of the log could not be read.

@@ -3,10 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
+use parking_lot::Mutex;
+
 use super::survey::{Occupant, Place, Survey, copy_of};
-use super::{Context, Failure, Fate, FilePlan, FileSystem, FoundKind, last_path, parallel};
+use super::{Context, Failure, Fate, FilePlan, FileSystem, FoundKind, last_path};
 use crate::log::recover::extents::{Content, Extent};
-use crate::log::recover::gather;
+use crate::log::recover::{gather, parallel};
 
 /// Data of a file that one thread copies at a time.
 const PART_BYTES: u64 = 8 << 20;
@@ -186,8 +188,10 @@ fn sync<F: FileSystem>(context: &Context<'_, F>, opened: &F::File) -> Step {
 /// the others are read from the log or are on their way to the disk.
 fn copy<F: FileSystem>(context: &Context<'_, F>, extents: &[Extent], opened: &F::File) -> Step {
     let parts = parts(extents);
+    // The kernel lets one write to a file at a time, and who waits there may use up a CPU.
+    let turn = Mutex::new(());
     let copied = parallel::map(context.options.workers, &parts, |part| {
-        copy_part(context, part, opened)?;
+        copy_part(context, part, opened, &turn)?;
         if let (Some(first), Some(last), true) = (part.first(), part.last(), parts.len() > 1) {
             context.files.start_sync(opened, first.start, last.end - first.start);
         }
@@ -213,12 +217,15 @@ fn copy_part<F: FileSystem>(
     context: &Context<'_, F>,
     extents: &[Extent],
     opened: &F::File,
+    turn: &Mutex<()>,
 ) -> Step {
     gather(extents.iter().copied(), read(context), |batch| {
+        let turn = turn.lock();
         for (offset, bytes) in batch.runs() {
             let written = context.files.write(opened, offset, bytes);
             written.map_err(|error| ("write to the file", error))?;
         }
+        drop(turn);
         context.meter.add(batch.used() as u64);
         Ok(())
     })

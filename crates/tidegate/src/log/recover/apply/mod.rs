@@ -16,7 +16,6 @@
 
 mod data;
 mod names;
-mod parallel;
 mod survey;
 
 use std::collections::BTreeSet;
@@ -28,6 +27,7 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use super::parallel;
 use super::plan::{Fate, FilePlan, Finding, Findings, Plan, TEMP_PREFIX};
 use super::source::LogData;
 use data::Restored;

@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::PathBuf;
 
-use super::{Context, Fate, FilePlan, FileSystem, Found, FoundKind, parallel};
+use super::{Context, Fate, FilePlan, FileSystem, Found, FoundKind};
+use crate::log::recover::parallel;
 
 /// What is at a path of the plan.
 #[derive(Debug)]

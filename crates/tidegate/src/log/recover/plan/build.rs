@@ -4,7 +4,9 @@ use super::{
     BTreeMap, BTreeSet, Content, Defined, Extent, Fate, FilePlan, Finding, Findings, HashMap,
     HashSet, Name, Noted, Operation, PathPlan, Plan, Renamed, Taken,
 };
+use crate::log::layout::RECORD_ALIGN_BYTES;
 use crate::log::recover::extents::ExtentMap;
+use crate::log::recover::gather::BATCH_BYTES;
 
 /// The plan of `records`, which are in order.
 pub(super) fn build(records: &[Noted], findings: Findings) -> Plan {
@@ -94,7 +96,16 @@ struct File {
     size: Option<u64>,
     size_min: u64,
     extents: ExtentMap,
+    /// Writes that are not in the map yet, as long as there is nothing but writes.
+    first_writes: Vec<Extent>,
+    has_more_than_writes: bool,
     records: u64,
+    /// The write that made the size what it is.
+    size_from: Option<u64>,
+    /// Positions of data of which a part counts.
+    parted: Vec<u64>,
+    /// Records that are too long to be copied in one piece.
+    long: Vec<u64>,
 }
 
 #[derive(Default)]
@@ -271,7 +282,9 @@ impl Builder {
         }
     }
 
-    fn into_plan(self) -> Plan {
+    fn into_plan(mut self) -> Plan {
+        self.files.iter_mut().for_each(File::map_first_writes);
+        let unproved = self.files.iter().flat_map(File::unproved).collect();
         let files = self.files.into_iter().zip(self.prepared.ids);
         let files: Vec<_> = files.map(|(file, id)| file.into_plan(id)).collect();
         let extents = files.iter().flat_map(|file| &file.extents);
@@ -282,6 +295,7 @@ impl Builder {
             paths: self.paths,
             findings: self.findings,
             undefined_records: self.undefined_records,
+            unproved,
         }
     }
 }
@@ -292,22 +306,53 @@ impl File {
             Operation::Write { offset, bytes } if bytes > 0 => {
                 let end = offset + u64::from(bytes); // Checked when the record was taken.
                 let content = Content::Log(record.data_position());
-                self.extents.insert(Extent { start: offset, end, content });
-                self.size_min = self.size_min.max(end);
+                self.write(Extent { start: offset, end, content });
+                if end > self.size_min {
+                    (self.size_min, self.size_from) = (end, Some(record.position));
+                }
                 self.size = self.size.map(|size| size.max(end));
+                if bytes as usize > BATCH_BYTES {
+                    self.long.push(record.position);
+                }
             }
             Operation::Zero { offset, len } => {
                 let (end, content) = (offset + len, Content::Zero);
-                self.extents.insert(Extent { start: offset, end, content });
+                self.map_first_writes();
+                let extent = Extent { start: offset, end, content };
+                self.extents.insert_noting(extent, &mut self.parted);
             }
             Operation::SetSize(size) => {
-                self.extents.cut(size);
+                self.map_first_writes();
+                self.extents.cut(size, &mut self.parted);
                 self.cut = Some(self.cut.map_or(size, |cut| cut.min(size)));
                 self.size = Some(size);
-                self.size_min = size;
+                (self.size_min, self.size_from) = (size, None);
             }
             _ => {}
         }
+    }
+
+    fn write(&mut self, extent: Extent) {
+        if self.has_more_than_writes {
+            self.extents.insert_noting(extent, &mut self.parted);
+        } else {
+            self.first_writes.push(extent);
+        }
+    }
+
+    /// Ends the time of nothing but writes.
+    fn map_first_writes(&mut self) {
+        if !self.has_more_than_writes {
+            self.has_more_than_writes = true;
+            self.extents = ExtentMap::of(&self.first_writes, &mut self.parted);
+            self.first_writes = Vec::new();
+        }
+    }
+
+    /// As of [`Plan::unproved`].
+    fn unproved(&self) -> impl Iterator<Item = u64> {
+        let parted = self.parted.iter().map(|data| data.saturating_sub(RECORD_ALIGN_BYTES));
+        self.size_from.into_iter().chain(parted).chain(self.long.iter().copied())
     }
 
     fn into_plan(self, id: u64) -> FilePlan {

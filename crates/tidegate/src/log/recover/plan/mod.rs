@@ -37,6 +37,9 @@ pub struct Plan {
     pub(super) findings: Findings,
     pub(super) undefined_records: u64,
     data_bytes: u64,
+    /// Where records may be whose payload says more than what is copied of it in one piece: those that made a file's size what it
+    /// is, those of which a part counts, and long ones. Whoever leaves it to the copying to find torn payloads has to look at these before.
+    pub(super) unproved: Vec<u64>,
 }
 
 impl Plan {

@@ -7,14 +7,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use proptest::prelude::*;
 use rustix::io::Errno;
-use uuid::Uuid;
 
 use super::test_files::{TestFiles, Trouble};
 use crate::log::recover::{
-    ApplyOptions, FileSystem, LocalFiles, Outcome, apply, identity_of, plan_pool,
+    ApplyOptions, FileSystem, LocalFiles, Outcome, apply, identity_of, plan_pool, recover_pool,
 };
-use crate::log::{CONTROL_BYTES, Definition, FileKey, Log, LogOptions, LogPool, Ticket, create};
+use crate::log::{
+    CONTROL_BYTES, Definition, FileKey, Log, LogOptions, LogPool, RecordKind, Scanner, Ticket,
+    create,
+};
 use crate::pmem::{Region, SharedMemory};
 
 fn start(region: &Arc<Region>) -> Log {
@@ -27,9 +30,25 @@ fn start(region: &Arc<Region>) -> Log {
 /// Logs an operation on a new file, which is made and removed again as if a crash had lost it.
 fn lose(log: &Log, path: &Path, operation: impl FnOnce(&mut Ticket<'_>)) {
     let file = File::create_new(path).expect("nothing is there");
-    let stat = file.metadata().expect("an open file has metadata");
-    let identity = identity_of(&file).expect("the file system has handles");
     fs::remove_file(path).expect("a file can be removed");
+    log_of(log, &file, path, true, operation);
+}
+
+/// Logs an operation on a file that is there.
+fn see(log: &Log, path: &Path, operation: impl FnOnce(&mut Ticket<'_>)) {
+    let file = File::open(path).expect("it is there");
+    log_of(log, &file, path, false, operation);
+}
+
+fn log_of(
+    log: &Log,
+    file: &File,
+    path: &Path,
+    born: bool,
+    operation: impl FnOnce(&mut Ticket<'_>),
+) {
+    let stat = file.metadata().expect("an open file has metadata");
+    let identity = identity_of(file).expect("the file system has handles");
     let key = FileKey { device: stat.dev(), inode: stat.ino(), identity };
     let guard = log.lock(log.entry_for(&key).expect("the table has room")).expect("it is free");
     let mut ticket = guard.begin().expect("a slot is free");
@@ -40,7 +59,7 @@ fn lose(log: &Log, path: &Path, operation: impl FnOnce(&mut Ticket<'_>)) {
         mode: stat.mode(),
         uid: stat.uid(),
         gid: stat.gid(),
-        born: true,
+        born,
         path: path.as_os_str().as_bytes(),
     };
     ticket.define(&definition).expect("the log has room");
@@ -48,27 +67,25 @@ fn lose(log: &Log, path: &Path, operation: impl FnOnce(&mut Ticket<'_>)) {
 }
 
 fn recover(region: &Arc<Region>) -> Outcome {
-    recover_with(region, &LocalFiles)
+    recover_with(region, &LocalFiles).expect("the log has something")
 }
 
-fn recover_with(region: &Arc<Region>, files: &impl FileSystem) -> Outcome {
+fn recover_with(region: &Arc<Region>, files: &impl FileSystem) -> Option<Outcome> {
+    let pool = LogPool::open(Arc::clone(region)).expect("the pool opens");
+    let recovered = recover_pool(&pool, files, 4, &|_| ()).expect("memory can be read");
+    recovered.map(|recovered| {
+        assert_eq!(recovered.unreadable_bytes, 0);
+        recovered.outcome
+    })
+}
+
+/// By a plan of records that were all looked at before.
+fn recover_with_care(region: &Arc<Region>) -> Outcome {
     let pool = LogPool::open(Arc::clone(region)).expect("the pool opens");
     let (plan, unreadable_bytes) = plan_pool(&pool).expect("memory can be read");
     assert_eq!(unreadable_bytes, 0);
-    let options = ApplyOptions { pool: Uuid::nil(), workers: 4 };
-    apply(&plan, &pool, files, options, &|_| (), &mut |new| {
-        let definition = Definition {
-            identity: new.identity,
-            device: 0,
-            inode: 0,
-            mode: new.mode,
-            uid: new.uid,
-            gid: new.gid,
-            born: true,
-            path: new.path,
-        };
-        pool.note_definition(new.file, &definition).map_err(std::io::Error::other)
-    })
+    let options = ApplyOptions { pool: pool.superblock().uuid, workers: 4 };
+    apply(&plan, &pool, &LocalFiles, options, &|_| (), &mut |_| Ok(()))
 }
 
 #[test]
@@ -164,7 +181,7 @@ fn a_large_file_gets_each_byte_whatever_fails_on_the_way() {
         }
     });
     let quiet = TestFiles::new(Trouble::None);
-    assert!(recover_with(&region, &quiet).is_complete());
+    assert!(recover_with(&region, &quiet).is_some_and(|outcome| outcome.is_complete()));
     let expected: Vec<u8> = (0..blocks - 1)
         .flat_map(|block| if is_hole(block) { vec![0; 4096] } else { content(block) })
         .collect();
@@ -175,10 +192,133 @@ fn a_large_file_gets_each_byte_whatever_fails_on_the_way() {
         fs::write(&path, "").expect("it can be emptied");
         let failing = TestFiles::new(Trouble::FailAt(at, Errno::NOSPC));
         // That it ends is all that is wanted here: a file that was not written is one that is not complete.
-        let outcome = recover_with(&region, &failing);
+        let outcome = recover_with(&region, &failing).expect("the log has something");
         let whole = fs::read(&path).is_ok_and(|found| found == expected);
         assert!(whole || !outcome.is_complete(), "{at}: {:?}", outcome.failures);
         assert!(recover(&region).is_complete());
         assert!(fs::read(&path).expect("it is there") == expected, "{at}");
     }
+}
+
+#[derive(Debug, Clone)]
+enum Change {
+    /// The last one: where a byte of the payload is changed.
+    Write(u64, usize, Option<usize>),
+    Zero(u64, u64),
+    SetSize(u64),
+    Retire,
+}
+
+/// Changes of a file in an order that is none.
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let range = || (0..9000_u64, 1..5000_usize);
+    let torn = proptest::option::weighted(0.1, any::<proptest::sample::Index>());
+    let write = (range(), torn).prop_map(|((offset, len), torn)| {
+        Change::Write(offset, len, torn.map(|torn| torn.index(len)))
+    });
+    let change = prop_oneof![
+        5 => write,
+        1 => range().prop_map(|(offset, len)| Change::Zero(offset, len as u64)),
+        1 => range().prop_map(|(size, _)| Change::SetSize(size)),
+        1 => Just(Change::Retire),
+    ];
+    proptest::collection::vec(change, 1..10)
+}
+
+/// Logs them.
+fn make(ticket: &mut Ticket<'_>, region: &Region, log: &Log, changes: &[Change]) {
+    for (number, change) in (1..).zip(changes) {
+        match *change {
+            Change::Zero(offset, len) => ticket.zero(offset, len),
+            Change::SetSize(size) => ticket.set_size(size),
+            Change::Retire => ticket.retire(),
+            Change::Write(offset, len, torn) => {
+                let written = ticket.write(offset, &[IoSlice::new(&vec![number; len])]);
+                if let (Ok(position), Some(torn)) = (&written, torn) {
+                    let at = log.pool().region_offset(*position) + 64 + torn as u64;
+                    region.write(at, b"~").expect("memory can be written");
+                }
+                written
+            }
+        }
+        .expect("there is room");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_copying_finds_torn_changes_no_file_that_care_would_not(
+        files in proptest::array::uniform3(changes()),
+    ) {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let paths = ["old", "new", "newer"].map(|name| folder.path().join(name));
+        let reset = || {
+            fs::write(&paths[0], [9; 4000]).expect("it can be written");
+            paths[1..].iter().for_each(|path| drop(fs::remove_file(path)));
+        };
+        let content = || paths.each_ref().map(|path| fs::read(path).ok());
+        let region = made(1);
+        let log = start(&region);
+        reset();
+        see(&log, &paths[0], |ticket| make(ticket, &region, &log, &files[0]));
+        for (path, changes) in paths[1..].iter().zip(&files[1..]) {
+            lose(&log, path, |ticket| make(ticket, &region, &log, changes));
+        }
+        let careful = recover_with_care(&region);
+        let expected = content();
+        reset();
+        let hasty = recover_with(&region, &LocalFiles);
+        prop_assert_eq!(careful.is_complete(), hasty.is_none_or(|hasty| hasty.is_complete()));
+        prop_assert!(content() == expected);
+    }
+}
+
+#[test]
+fn data_that_newer_data_hides_is_not_read() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (region, path) = (made(1), folder.path().join("file"));
+    let log = start(&region);
+    lose(&log, &path, |ticket| {
+        for data in [[1; 4096], [2; 4096]] {
+            ticket.write(0, &[IoSlice::new(&data)]).expect("there is room");
+        }
+    });
+    let quiet = TestFiles::new(Trouble::None);
+    assert!(recover_with(&region, &quiet).is_some_and(|outcome| outcome.is_complete()));
+    let once = quiet.operations();
+    let pool = LogPool::open(Arc::clone(&region)).expect("the pool opens");
+    let tail = pool.tail().expect("it can be read");
+    let first = Scanner::new(&pool, tail, u64::MAX)
+        .find(|header| header.kind == RecordKind::Write)
+        .expect("it was written");
+    let tear = |position| {
+        let at = pool.region_offset(position) + 64;
+        region.write(at, b"torn").expect("memory can be written");
+    };
+    // The size is the first one's to say: it is looked at.
+    let plan = plan_pool(&pool).expect("memory can be read").0;
+    assert_eq!(plan.unproved, [first.position]);
+    tear(first.position + first.record_bytes());
+    fs::remove_file(&path).expect("it is there");
+    let torn = TestFiles::new(Trouble::None);
+    assert!(recover_with(&region, &torn).is_some_and(|outcome| outcome.is_complete()));
+    assert!(fs::read(&path).expect("it is there") == [1; 4096]);
+    assert!(torn.operations() > once, "a hasty plan was tried first");
+}
+
+#[test]
+fn long_records_are_looked_at_before_a_file_is_touched() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (region, path) = (made(24), folder.path().join("file"));
+    let log = start(&region);
+    let (old, new) = (vec![1; 3 << 20], vec![2; 2 << 20]);
+    lose(&log, &path, |ticket| {
+        ticket.write(0, &[IoSlice::new(&old)]).expect("there is room");
+        let torn = ticket.write(1 << 20, &[IoSlice::new(&new)]).expect("there is room");
+        region.write(log.pool().region_offset(torn) + 99, b"torn").expect("memory can be written");
+    });
+    assert!(recover(&region).is_complete());
+    assert!(fs::read(&path).expect("it is there") == old);
 }
