@@ -7,6 +7,7 @@ use uuid::Uuid;
 use zerocopy::IntoBytes;
 
 use super::plan_pool;
+use super::source::{is_proved, plan_hastily};
 use crate::log::record::{Header, payload_checksum};
 use crate::log::{LogOptions, LogPool, RecordKind, create};
 use crate::pmem::Region;
@@ -104,6 +105,9 @@ fn number(byte: u8, start: u64) -> u64 {
 
 fn plan(region: &Arc<Region>) {
     let Ok(pool) = LogPool::open(Arc::clone(region)) else { return };
+    if let Ok(Some((plan, _))) = plan_hastily(&pool) {
+        is_proved(&pool, &plan, 1);
+    }
     let Ok((plan, _)) = plan_pool(&pool) else { return };
     // Every record has 64 bytes at least, and none makes more than two of these.
     let most = usize::try_from(pool.ring_bytes() / 32).unwrap_or(usize::MAX);

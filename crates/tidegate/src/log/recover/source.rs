@@ -53,12 +53,12 @@ impl LogData for LogPool {
 }
 
 /// A pool's data for a hasty plan: payloads are looked at when they are copied.
-struct Proving<'a>(&'a LogPool);
+pub(super) struct Proving<'a>(pub(super) &'a LogPool);
 
 impl LogData for Proving<'_> {
     fn read(&self, position: u64, buf: &mut [u8]) -> io::Result<()> {
         self.0.read(position, buf)?;
-        let header = self.0.read_header(position.saturating_sub(RECORD_ALIGN_BYTES));
+        let header = header_at(self.0, position.saturating_sub(RECORD_ALIGN_BYTES));
         let header = header.map_err(io::Error::other)?;
         // Of what is no record's whole payload, the record was looked at before.
         let whole = header.filter(|header| header.payload_bytes as usize == buf.len());
@@ -69,6 +69,11 @@ impl LogData for Proving<'_> {
             _ => Ok(()),
         }
     }
+}
+
+/// The header at a position that may be in the middle of a record.
+fn header_at(pool: &LogPool, position: u64) -> Result<Option<Header>, PmemError> {
+    if position.is_multiple_of(RECORD_ALIGN_BYTES) { pool.read_header(position) } else { Ok(None) }
 }
 
 /// What a recovery did.
@@ -120,7 +125,7 @@ pub fn recover_pool<F: FileSystem>(
 }
 
 /// The plan of all headers; none, where a payload that it needs is not whole.
-fn plan_hastily(pool: &LogPool) -> Result<Option<(Plan, u64)>, LogError> {
+pub(super) fn plan_hastily(pool: &LogPool) -> Result<Option<(Plan, u64)>, LogError> {
     let mut planner = Planner::new();
     let mut scanner = Scanner::of_finished(pool, pool.tail()?, pool.limit()?);
     let mut payload = Vec::with_capacity(PLANNED_BYTES_MAX);
@@ -138,10 +143,10 @@ fn plan_hastily(pool: &LogPool) -> Result<Option<(Plan, u64)>, LogError> {
 }
 
 /// Whether all records are whole that copying does not look at.
-fn is_proved(pool: &LogPool, plan: &Plan, workers: usize) -> bool {
+pub(super) fn is_proved(pool: &LogPool, plan: &Plan, workers: usize) -> bool {
     let whole = |position: &u64| {
         // Where no header is, data of a record was parted that had been parted before, and is looked at for that.
-        pool.read_header(*position)
+        header_at(pool, *position)
             .and_then(|header| header.map_or(Ok(true), |it| pool.is_whole(&it)))
     };
     let chunks: Vec<_> = plan.unproved.chunks(CHUNK).collect();

@@ -11,8 +11,10 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::test_files::{TestFiles, Trouble};
+use crate::log::recover::source::{Proving, is_proved, plan_hastily};
 use crate::log::recover::{
-    ApplyOptions, FileSystem, LocalFiles, Outcome, apply, identity_of, plan_pool, recover_pool,
+    ApplyOptions, Content, Extent, FileSystem, LocalFiles, LogData, Outcome, apply, identity_of,
+    plan_pool, recover_pool,
 };
 use crate::log::{
     CONTROL_BYTES, Definition, FileKey, Log, LogOptions, LogPool, RecordKind, Scanner, Ticket,
@@ -77,6 +79,20 @@ fn recover_with(region: &Arc<Region>, files: &impl FileSystem) -> Option<Outcome
         assert_eq!(recovered.unreadable_bytes, 0);
         recovered.outcome
     })
+}
+
+/// Whether a hasty plan, and what it copies, is found whole.
+fn is_whole_in_haste(pool: &LogPool) -> bool {
+    let Ok(Some((plan, _))) = plan_hastily(pool) else { return false };
+    let extents = plan.files().iter().flat_map(|file| &file.extents);
+    let can_be_copied = |extent: &Extent| match extent.content {
+        Content::Zero => true,
+        Content::Log(position) => {
+            let mut bytes = vec![0; usize::try_from(extent.bytes()).expect("it is short")];
+            Proving(pool).read(position, &mut bytes).is_ok()
+        }
+    };
+    is_proved(pool, &plan, 1) && extents.into_iter().all(can_be_copied)
 }
 
 /// By a plan of records that were all looked at before.
@@ -266,6 +282,9 @@ proptest! {
         for (path, changes) in paths[1..].iter().zip(&files[1..]) {
             lose(&log, path, |ticket| make(ticket, &region, &log, changes));
         }
+        let is_torn = |change: &Change| matches!(change, Change::Write(_, _, Some(_)));
+        // Else it would be slow.
+        prop_assert!(is_whole_in_haste(log.pool()) || files.iter().flatten().any(is_torn));
         let careful = recover_with_care(&region);
         let expected = content();
         reset();
