@@ -40,8 +40,6 @@ const PAUSE_LEAST: Duration = Duration::from_millis(100);
 const PAUSE_MOST: Duration = Duration::from_secs(5);
 /// How long a process may take to settle a file itself, when no supervisor lives.
 const PATIENCE_WITH_SETTLING: Duration = Duration::from_secs(60);
-/// Parts that are on their way to the disk before the first one is waited for: it is never without work.
-const PARTS_AHEAD: usize = 4;
 /// With more parts of files to write than this, waiting for each would cost more than it brings.
 const PARTS_PACED: usize = 256;
 /// How long a batch may take where no room is left to be shown meanwhile.
@@ -407,6 +405,15 @@ impl Worker {
         // Before anything is opened: to open a file that is lent would break its lease.
         self.absorbed.lend(&mut self.writeback);
         let (goal, due) = self.choose(situation, safe);
+        if goal <= self.retired
+            && situation.starving
+            && !situation.wanted
+            && situation.owed_bytes > 0
+        {
+            // Writers are in the middle of what would be next. They do not tell when they have done it.
+            self.show_for_next();
+            return Step::Sleep { wake_at: u64::MAX, patience: Some(PAUSE_FOR_WRITER) };
+        }
         let (failures, shown) = self.bring(situation, goal, &due);
         if !failures.is_empty() {
             return self.failed(&failures);
@@ -521,7 +528,6 @@ impl Worker {
             log: &self.log,
             backlog: &self.backlog,
             writeback: &mut self.writeback,
-            ahead: VecDeque::new(),
             pace: Pace::new(shown, if is_paced { room } else { 0 }, batch_bytes, self.shown_at),
             begun: self.begun,
         };
@@ -536,6 +542,13 @@ impl Worker {
         }
         self.shown_at = feed.pace.shown_at();
         (failures, shown + room)
+    }
+
+    /// Shows writers the room for the next batch: the rest is for the time that it takes.
+    fn show_for_next(&mut self) {
+        let (shown, head) = (self.log.tail(), self.log.head());
+        let room = self.policy.room_for_next(self.retired - shown, head - shown);
+        self.show(shown + room.next_multiple_of(64).min(self.retired - shown));
     }
 
     /// Shows writers the room up to `position`, which was retired.
@@ -648,10 +661,8 @@ impl Worker {
     }
 
     fn sleep(&mut self) -> Step {
-        let (shown, owed) = (self.log.tail(), self.retired - self.log.tail());
-        if owed > 0 && self.is_pressed() {
-            // As much as the next batch is to have: the rest is for the time that it takes.
-            self.show(shown + self.policy.room_to_show(owed, 0).next_multiple_of(64).min(owed));
+        if self.retired > self.log.tail() && self.is_pressed() {
+            self.show_for_next();
             return Step::Sleep { wake_at: u64::MAX, patience: Some(PRESSURE) };
         }
         self.show(self.retired);
@@ -689,26 +700,18 @@ struct Feed<'a> {
     log: &'a Log,
     backlog: &'a Backlog,
     writeback: &'a mut Writeback,
-    /// Started, and not waited for.
-    ahead: VecDeque<Part>,
     pace: Pace,
     begun: Instant,
 }
 
 impl Feed<'_> {
-    /// Starts to write a part; shows room for `bytes` that an earlier one had.
+    /// Has the disk take a part, and shows room for `bytes` of it.
     ///
     /// # Errors
-    /// An earlier one failed.
+    /// The disk does not take it.
     fn give(&mut self, part: Part, bytes: u64) -> Result<(), Failure> {
-        if let Some(file) = self.backlog.file(part.id) {
-            self.writeback.start(file, part);
-        }
-        self.ahead.push_back(part);
-        // Not all at once: a disk's queue has an end, and who starts more waits for it.
-        let oldest = if self.ahead.len() > PARTS_AHEAD { self.ahead.pop_front() } else { None };
-        let known = oldest.and_then(|part| Some((self.backlog.file(part.id)?, part)));
-        let finished = known.map_or(Ok(()), |(file, part)| self.writeback.finish(file, part));
+        let known = self.backlog.file(part.id);
+        let finished = known.map_or(Ok(()), |file| self.writeback.finish(file, part));
         if let Some(position) = self.pace.took(bytes, self.begun.elapsed()) {
             self.log.show_room(position);
         }

@@ -12,8 +12,9 @@
 
 use std::time::Duration;
 
-/// Bytes that the disk is given at once: few, so that it writes some while the kernel is given the next.
-pub(super) const PART_BYTES: u64 = 1 << 20;
+/// Bytes that the disk is given at once: many, for it has nothing to do between two parts, but no more than a slow one takes in
+/// the time of a [`STEP`].
+pub(super) const PART_BYTES: u64 = 2 << 20;
 /// Writers wait for at most about this, and a part.
 pub(super) const STEP: Duration = Duration::from_millis(25);
 /// More than this is shown earlier.

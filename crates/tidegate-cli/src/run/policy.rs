@@ -86,6 +86,12 @@ impl Policy {
         owed_bytes.min(live_bytes.midpoint(self.ring_bytes / 2))
     }
 
+    /// The same while nothing is brought: a quarter of the log is free then, which is the next batch.
+    pub(super) fn room_for_next(&self, owed_bytes: u64, used_bytes: u64) -> u64 {
+        let free_bytes = self.ring_bytes.saturating_sub(used_bytes);
+        owed_bytes.min((self.ring_bytes / 4).saturating_sub(free_bytes))
+    }
+
     /// How many bytes the disk is to be given at once where no room is left to be shown meanwhile, and it takes `disk_bytes` in the
     /// time that writers may wait: when that is over they have filled what is free now, and wait.
     pub(super) fn batch_bytes(&self, situation: &Situation, disk_bytes: u64) -> u64 {
@@ -199,6 +205,15 @@ mod tests {
             assert!((31 * MIB..33 * MIB).contains(&live_bytes), "{live_bytes}");
             assert_eq!(live_bytes + owed_bytes, 64 * MIB);
         }
+    }
+
+    #[test]
+    fn while_nothing_is_brought_no_more_than_the_next_batch_is_shown() {
+        let policy = Policy::new(64 * MIB);
+        assert_eq!(policy.room_for_next(40 * MIB, 64 * MIB), 16 * MIB);
+        assert_eq!(policy.room_for_next(40 * MIB, 54 * MIB), 6 * MIB, "10 are free");
+        assert_eq!(policy.room_for_next(40 * MIB, 41 * MIB), 0, "and asked again: none");
+        assert_eq!(policy.room_for_next(MIB, 64 * MIB), MIB);
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Writeback {
         }
     }
 
-    /// Waits until the disk has taken a part of `file` that was started.
+    /// Has the disk take a part of `file`, and waits for that.
     ///
     /// # Errors
     /// A write failed.
