@@ -445,6 +445,9 @@ impl Worker {
             self.speed.measured(due.dirty_bytes(), started.elapsed());
             self.counts.written_back(due.dirty_bytes(), self.backlog.files_seen());
         }
+        // Or has begun to wait meanwhile.
+        let starving = situation.starving || self.log.is_starving();
+        let situation = Situation { starving, ..*situation };
         if situation.is_paced(self.retired - self.log.tail(), due.dirty_bytes()) {
             self.show(shown);
             // Who was not woken by that does not say again that he waits.
