@@ -52,6 +52,10 @@ pub enum AbsorbFault {
     SettledAgain,
     /// A renamed file replaces one that was not settled.
     ReplacedUnsettled,
+    /// The tail moves to the middle of what was scanned, and all that was scanned is taken for brought.
+    PartForgetsAll,
+    /// The tail moves to the middle where files have lost their definitions by that.
+    PartUndefined,
 }
 
 /// Files, some of them absorbed, beside a log.
@@ -181,12 +185,15 @@ struct Cleaner {
     scanned: u64,
     /// Ids of the files that the records since the tail are about.
     due: BTreeSet<u64>,
+    /// Where these records start.
+    starts: Vec<u64>,
     actions: u64,
 }
 
 impl Cleaner {
     fn at(tail: u64) -> Self {
-        Self { unbrought: Unbrought::default(), scanned: tail, due: BTreeSet::new(), actions: 0 }
+        let (unbrought, due, starts) = (Unbrought::default(), BTreeSet::new(), Vec::new());
+        Self { unbrought, scanned: tail, due, starts, actions: 0 }
     }
 
     /// Counts an action; whether the supervisor dies in it.
@@ -420,7 +427,7 @@ impl Device {
                 bytes.push((offset, data.to_vec()));
                 if late { Ok(()) } else { bring(offset, data) }
             };
-            all.bring(id, self.log.pool(), note).map(drop)
+            all.bring(id, u64::MAX, self.log.pool(), note).map(drop)
         });
         let mut owed = bytes.iter().filter(|_| late && settled.is_ok());
         let done = owed.try_for_each(|(offset, data)| bring(*offset, data));
@@ -442,20 +449,36 @@ impl Device {
             return Err(io::Error::other("what was scanned may not be retired any more"));
         }
         self.scan(&mut cleaner, safe);
+        let goal = self.goal(&cleaner, tail, safe);
         if self.fault == AbsorbFault::TailFirst {
-            self.log.retire_to(safe).map_err(io::Error::other)?;
+            self.log.retire_to(goal).map_err(io::Error::other)?;
         }
-        self.bring(&cleaner)?;
+        self.bring(&cleaner, goal)?;
         if cleaner.dies() {
             return self.succeed(&mut cleaner);
         }
         self.sync(&cleaner)?;
-        if safe > tail {
-            self.log.retire_to(safe).map_err(io::Error::other)?;
-            cleaner.unbrought.retired(safe);
-            cleaner.due.clear();
+        if goal > tail {
+            self.log.retire_to(goal).map_err(io::Error::other)?;
+            let forgets_all = self.fault == AbsorbFault::PartForgetsAll;
+            cleaner.unbrought.retired(if forgets_all { safe } else { goal });
+            cleaner.starts.retain(|start| *start >= goal);
+            if goal == safe {
+                cleaner.due.clear();
+            }
         }
         Ok(())
+    }
+
+    /// How far the log is retired: every second time by a part of what could be.
+    fn goal(&self, cleaner: &Cleaner, tail: u64, safe: u64) -> u64 {
+        let is_blind = self.fault == AbsorbFault::PartUndefined;
+        let may_be = |goal: &u64| {
+            (tail + 1..safe).contains(goal) && (is_blind || self.log.may_retire_to(*goal))
+        };
+        let goals: Vec<_> = cleaner.starts.iter().copied().filter(may_be).collect();
+        let middle = goals.get(goals.len() / 2).copied();
+        middle.filter(|_| cleaner.actions.is_multiple_of(2)).unwrap_or(safe)
     }
 
     fn scan(&self, cleaner: &mut Cleaner, until: u64) {
@@ -466,6 +489,7 @@ impl Device {
         }
         for header in self.log.records(from, until) {
             cleaner.due.insert(header.file);
+            cleaner.starts.push(header.position);
             if !(again && header.kind == RecordKind::Settle) {
                 cleaner.unbrought.add(&header);
             }
@@ -473,14 +497,14 @@ impl Device {
         cleaner.scanned = cleaner.scanned.max(until);
     }
 
-    fn bring(&self, cleaner: &Cleaner) -> io::Result<()> {
+    fn bring(&self, cleaner: &Cleaner, goal: u64) -> io::Result<()> {
         for id in cleaner.unbrought.scanned().files() {
             let Some(entry) = self.log.file_with_id(id) else { continue };
             // Without an absorber there is no lease.
             if self.log.absorber_of(entry) != 0 || self.fault == AbsorbFault::SettledAgain {
                 let file = self.file_of(entry);
                 let write = |offset: u64, data: &[u8]| self.files.write(&file, offset, data);
-                cleaner.unbrought.scanned().bring(id, self.log.pool(), write)?;
+                cleaner.unbrought.scanned().bring(id, goal, self.log.pool(), write)?;
             }
         }
         Ok(())

@@ -170,3 +170,21 @@ fn p1_with_settled_records_brought_again_over_newer_bytes() {
 fn p1_with_a_file_replaced_that_was_not_settled() {
     caught(AbsorbFault::ReplacedUnsettled);
 }
+
+/// Bytes are lost, or recovery says that it cannot tell whose they are.
+fn noticed(fault: AbsorbFault) {
+    match hunt(fault) {
+        Ok(stats) => panic!("{fault:?} went unnoticed: {stats}"),
+        Err(failure) => println!("{fault:?}\n{failure}"),
+    }
+}
+
+#[test]
+fn p1_with_what_lies_behind_a_part_that_was_retired_forgotten() {
+    noticed(AbsorbFault::PartForgetsAll);
+}
+
+#[test]
+fn p1_with_a_part_retired_that_defines_what_lies_behind_it() {
+    noticed(AbsorbFault::PartUndefined);
+}

@@ -1,11 +1,13 @@
 //! Absorbed files, on the cleaner's side: the kernel is told what was kept from it.
 //!
 //! Invariants:
-//! 1. The tail does not pass an absorbed record before the kernel has its bytes, and the sync that follows covers them.
+//! 1. The tail does not pass an absorbed record before the kernel has its bytes, but for those that a record behind the new tail has
+//!    too, and the sync that follows covers them.
 //! 2. A record that was brought when its file was settled is not brought again: the kernel may have newer bytes.
 //! 3. All of it happens in the cleaner's thread, and nobody else settles while that has the right to clean: of two records of a
 //!    file the later one is brought later, or alone.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -13,9 +15,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::SeekFrom;
-use tidegate::log::{FileGuard, FileRef, Header, LockError, Log, Unbrought, set_modified};
+use tidegate::log::{
+    FileGuard, FileRef, Header, LockError, Log, Unbrought, set_modified, write_in_place,
+};
 
 use super::leases::Leases;
+use super::pace::{PART_BYTES, Part};
 use super::redo;
 use super::writeback::{Failure, Writeback};
 
@@ -42,9 +47,20 @@ impl AbsorbedFiles {
         self.unbrought.add(header);
     }
 
-    /// All scanned records were retired.
-    pub(crate) fn retired(&mut self) {
-        self.unbrought.retired(self.log.tail());
+    /// The records before `position` were retired.
+    pub(crate) fn retired(&mut self, position: u64) {
+        self.unbrought.retired(position);
+    }
+
+    /// Something that was scanned is still to be brought.
+    pub(crate) fn has_unbrought(&self) -> bool {
+        !self.unbrought.scanned().is_empty()
+    }
+
+    /// How many bytes [`bring`](Self::bring) gives the kernel, by file.
+    pub(crate) fn bytes_to_bring(&self, goal: u64) -> HashMap<u64, u64> {
+        let scanned = self.unbrought.scanned();
+        scanned.files().map(|id| (id, scanned.bytes(id, goal))).collect()
     }
 
     /// Lends `writeback` the descriptors of all files whose leases are held: to open such a file would break its lease.
@@ -54,30 +70,57 @@ impl AbsorbedFiles {
         }
     }
 
-    /// Gives the kernel the bytes of all absorbed records that were scanned. What failed. `scanned` is how far the cleaner
-    /// has scanned.
-    pub(crate) fn bring(&mut self, scanned: u64) -> Vec<Failure> {
+    /// Gives the kernel the bytes of all absorbed records before `goal`, in the order of the files. What failed. `scanned` is how
+    /// far the cleaner has scanned. `brought` hears of each part that the kernel has.
+    pub(crate) fn bring(
+        &mut self,
+        goal: u64,
+        scanned: u64,
+        brought: &mut dyn FnMut(Part) -> Result<(), Failure>,
+    ) -> Vec<Failure> {
         let mut failures = Vec::new();
         let ids: Vec<_> = self.unbrought.scanned().files().collect();
         let entries = self.log.files_with_ids(ids.iter().copied());
         for id in ids {
-            let entry = entries.get(&id).copied();
-            let brought = match entry.and_then(|entry| self.leases.file(entry)) {
-                Some(file) => self.bring_one(id, entry, &file),
+            let Some(entry) = entries.get(&id).copied() else { continue };
+            let failed = |error| Failure { file: Some(id), name: PathBuf::new(), error };
+            let outcome = match self.leases.file(entry) {
+                Some(file) => {
+                    let outcome = self.bring_one(id, goal, &file, brought);
+                    set_modified(file.as_fd(), self.log.modified_ns(entry));
+                    outcome
+                }
                 // Of a supervisor that died. What cannot be read was told of when it was scanned.
-                None => entry.map_or(Ok(()), |entry| self.settle(entry, scanned).map(|_| ())),
+                None => self.settle(entry, scanned).map(drop).map_err(failed),
             };
-            if let Err(error) = brought {
-                failures.push(Failure { file: Some(id), name: PathBuf::new(), error });
-            }
+            failures.extend(outcome.err());
         }
         failures
     }
 
-    fn bring_one(&self, id: u64, entry: Option<FileRef>, file: &File) -> io::Result<()> {
-        self.unbrought.scanned().write(id, self.log.pool(), file.as_fd())?;
-        set_modified(file.as_fd(), entry.map_or(0, |entry| self.log.modified_ns(entry)));
-        Ok(())
+    fn bring_one(
+        &self,
+        id: u64,
+        goal: u64,
+        file: &File,
+        brought: &mut dyn FnMut(Part) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let (mut part, mut refused) = (Part::of(id), None);
+        let outcome = self.unbrought.scanned().bring(id, goal, self.log.pool(), |offset, bytes| {
+            write_in_place(file.as_fd(), offset, bytes)?;
+            part.add(offset, bytes.len() as u64);
+            if part.bytes >= PART_BYTES {
+                // Not a reason to stop: all is brought before anything is synced or given up.
+                refused =
+                    brought(std::mem::replace(&mut part, Part::of(id))).err().or(refused.take());
+            }
+            Ok(())
+        });
+        outcome.map_err(|error| Failure { file: Some(id), name: PathBuf::new(), error })?;
+        if part.bytes > 0 {
+            brought(part)?;
+        }
+        refused.map_or(Ok(()), Err)
     }
 
     /// The file of this entry, if its lease is held: it cannot be opened by name then.

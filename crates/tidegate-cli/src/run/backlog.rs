@@ -78,7 +78,7 @@ impl Window {
     }
 
     /// The same in parts that follow each other, with about `part_bytes` to write in each.
-    fn parts(&self, part_bytes: u64) -> impl Iterator<Item = Self> {
+    pub(super) fn parts(&self, part_bytes: u64) -> impl Iterator<Item = Self> {
         let (whole, span_bytes) = (*self, self.end.saturating_sub(self.start));
         let count = self.dirty_bytes().div_ceil(part_bytes);
         let step = span_bytes.div_ceil(count.max(1));
@@ -264,6 +264,24 @@ impl Backlog {
         all
     }
 
+    /// What is due for the records before a position that `may_be_goal` accepts, and that position: the first one with at least
+    /// `dirty_bytes` to write. `None`: only all is enough.
+    pub(crate) fn due_for(
+        &self,
+        dirty_bytes: u64,
+        may_be_goal: impl Fn(u64) -> bool,
+    ) -> Option<(u64, Due)> {
+        let mut due = Due::default();
+        for (segment, next) in self.segments.iter().zip(self.segments.iter().skip(1)) {
+            due.merge(&segment.due);
+            // Where the next one starts a record starts, so none is cut in two.
+            if due.dirty_bytes() >= dirty_bytes && may_be_goal(next.start) {
+                return Some((next.start, due));
+            }
+        }
+        None
+    }
+
     /// Bytes to write for all that is due, at most.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.due().dirty_bytes()
@@ -373,6 +391,38 @@ mod tests {
         let all = cut(window(u64::MAX, 0, 100_000_000));
         assert!(all.windows(2).all(|pair| pair[0].1 == pair[1].0) && all.len() == 1_000_000);
         assert_eq!((all[0].0, all[999_999].1), (0, 100_000_000));
+    }
+
+    #[test]
+    fn a_part_of_the_log_ends_where_a_record_starts_that_may_be_a_goal() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"");
+        for number in 0..40 {
+            trial.write(&file, "file", number * 10_000, &[1; 10_000]);
+        }
+        let end = trial.log.safe_position();
+        let records: Vec<_> = trial.log.records(trial.log.tail(), end).collect();
+        let mut backlog = Backlog::new(trial.log.tail(), 30_000);
+        for header in &records {
+            backlog.add(header, &[]);
+        }
+        let (goal, due) = backlog.due_for(100_000, |_| true).unwrap();
+        assert!(records.iter().any(|header| header.position == goal));
+        let written = |before: u64| {
+            let writes = records.iter().filter(|it| it.kind == RecordKind::Write);
+            writes
+                .filter(|it| it.position < before)
+                .map(|it| u64::from(it.payload_bytes))
+                .sum::<u64>()
+        };
+        assert_eq!(due.dirty_bytes(), written(goal));
+        assert!((100_000..150_000).contains(&written(goal)));
+        let (later, _) = backlog.due_for(100_000, |position| position > goal).unwrap();
+        assert!(later > goal);
+        assert_eq!(backlog.due_for(100_000, |_| false), None);
+        assert_eq!(backlog.due_for(1_000_000, |_| true), None, "all is less");
+        backlog.retired(goal);
+        assert_eq!(backlog.due_for(1, |_| true).map(|(next, _)| next > goal), Some(true));
     }
 
     #[test]

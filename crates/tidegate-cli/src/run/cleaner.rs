@@ -10,7 +10,7 @@
 //! Map: [`Cleaner`] is the handle of the supervisor's loop; `Worker` is the thread; `policy` says what is to be done
 //! when; `backlog` knows what is due, `writeback` syncs it, `redo` minds the dead and the failed.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -27,6 +27,7 @@ use super::allocator::Allocator;
 use super::backlog::{Backlog, Due, Window};
 use super::leases::Leases;
 use super::mounts;
+use super::pace::{DiskSpeed, PART_BYTES, Pace, Part};
 use super::policy::{Action, Policy, Situation};
 use super::redo;
 use super::stats::CleanerCounts;
@@ -39,12 +40,12 @@ const PAUSE_LEAST: Duration = Duration::from_millis(100);
 const PAUSE_MOST: Duration = Duration::from_secs(5);
 /// How long a process may take to settle a file itself, when no supervisor lives.
 const PATIENCE_WITH_SETTLING: Duration = Duration::from_secs(60);
-/// Bytes that the disk is given at once while writers wait for room.
-const PART_BYTES: u64 = 4 << 20;
-/// Parts that are on their way to the disk before the first one is waited for: it is never without work.
-const PARTS_AHEAD: usize = 2;
 /// With more parts of files to write than this, waiting for each would cost more than it brings.
 const PARTS_PACED: usize = 256;
+/// How long a batch may take where no room is left to be shown meanwhile.
+const BATCH: Duration = Duration::from_millis(40);
+/// Writers that have not waited for room for so long do not need it held back.
+const PRESSURE: Duration = Duration::from_millis(100);
 /// Pause where a writer is in the middle of an operation that somebody waits for.
 const PAUSE_FOR_WRITER: Duration = Duration::from_millis(1);
 /// Syncs of the same records that may fail before whoever waits is told.
@@ -220,6 +221,13 @@ struct Worker {
     failure_told: bool,
     /// The head when the thread went to sleep, and when that was.
     asleep: Option<(u64, Instant)>,
+    speed: DiskSpeed,
+    /// When a writer was last known to wait for room.
+    pressed: Option<Instant>,
+    /// What times are counted from.
+    begun: Instant,
+    /// When room was shown last.
+    shown_at: Duration,
 }
 
 /// What the thread does next.
@@ -260,6 +268,10 @@ impl Worker {
             failed_attempts: 0,
             failure_told: false,
             asleep: None,
+            speed: DiskSpeed::default(),
+            pressed: None,
+            begun: Instant::now(),
+            shown_at: Duration::ZERO,
         }
     }
 
@@ -292,9 +304,13 @@ impl Worker {
             }
         }
         self.settle_unsettled();
-        let situation = self.situation();
+        let mut situation = self.situation();
         if let Err(message) = self.allocator.keep_ahead(&self.log, situation.starving) {
             self.voice.say(Outcome::Notice(message));
+        }
+        if self.policy.decide(&situation) == Action::Start {
+            self.look();
+            situation.dirty_bytes = self.backlog.dirty_bytes();
         }
         match self.policy.decide(&situation) {
             Action::Sync => self.retire(&situation),
@@ -308,7 +324,13 @@ impl Worker {
 
     fn situation(&mut self) -> Situation {
         let (head, tail) = (self.log.head(), self.log.tail());
-        let starving = self.log.take_starving();
+        let owed_bytes = self.retired - tail;
+        let mut starving = self.log.take_starving();
+        if starving {
+            self.pressed = Some(Instant::now());
+        }
+        // Those who wait and have been shown nothing since do not say so again.
+        starving |= owed_bytes > 0 && self.is_pressed();
         let idle =
             self.asleep.take().is_some_and(|(at, since)| at == head && since.elapsed() >= IDLE);
         let waiters = self.waiters.iter().map(|waiter| waiter.until).max();
@@ -316,19 +338,35 @@ impl Worker {
             used_bytes: head - tail,
             dirty_bytes: self.backlog.dirty_bytes(),
             wanted: self.log.wanted() > tail || waiters.is_some(),
-            owed_bytes: self.retired - tail,
+            owed_bytes,
             starving,
             idle,
         }
     }
 
-    /// Sums up what can be retired by now, and has the kernel start to write what will not be written again soon.
-    fn start_writing(&mut self) {
+    fn is_pressed(&self) -> bool {
+        self.pressed.is_some_and(|last| last.elapsed() < PRESSURE)
+    }
+
+    /// Sums up what can be retired by now: how far that is.
+    fn look(&mut self) -> u64 {
         let safe = self.log.safe_position();
         self.scan(safe);
+        safe
+    }
+
+    /// Has the kernel start to write what will not be written again soon, until somebody waits for room.
+    fn start_writing(&mut self) {
         self.absorbed.lend(&mut self.writeback);
-        for part in self.backlog.worth_starting() {
-            self.start_part(&part);
+        for (id, window) in self.backlog.worth_starting() {
+            let Some(file) = self.backlog.file(id) else { continue };
+            for part in window.parts(PART_BYTES) {
+                if self.log.is_starving() {
+                    return;
+                }
+                let Window { start, end, .. } = part;
+                self.writeback.start(file, Part { id, start, end, bytes: 0 });
+            }
         }
     }
 
@@ -362,49 +400,64 @@ impl Worker {
 
     /// Makes the files durable and frees the log up to where that holds.
     fn retire(&mut self, situation: &Situation) -> Step {
-        let safe = self.log.safe_position();
-        self.scan(safe);
-        let failures = self.absorbed.bring(self.backlog.scanned());
+        let started = Instant::now();
+        let safe = self.look();
+        // Before anything is opened: to open a file that is lent would break its lease.
+        self.absorbed.lend(&mut self.writeback);
+        let (goal, due) = self.choose(situation, safe);
+        if goal <= self.retired
+            && situation.starving
+            && !situation.wanted
+            && situation.owed_bytes > 0
+        {
+            // Writers are in the middle of what would be next. They do not tell when they have done it.
+            self.show_for_next();
+            return Step::Sleep { wake_at: u64::MAX, patience: Some(PAUSE_FOR_WRITER) };
+        }
+        let (failures, shown) = self.bring(situation, goal, &due);
         if !failures.is_empty() {
             return self.failed(&failures);
         }
-        self.absorbed.lend(&mut self.writeback);
-        let due = self.backlog.due();
         let failures = self.rewrite(self.log.take_dropped());
         if !failures.is_empty() {
             return self.failed(&failures);
-        }
-        if let Err(failure) = self.pace(situation, &due) {
-            return self.failed(&[failure]);
         }
         let files: Vec<_> = due.files.keys().filter_map(|id| self.backlog.file(*id)).collect();
         if let Some(name) = mounts::mounted_anew(&self.log, &files) {
             let error = io::Error::other("its file system was mounted anew");
             return self.failed(&[Failure { file: None, name, error }]);
         }
-        let started = Instant::now();
+        let synced_from = Instant::now();
         if files.len() < due.files.len() {
             // Of a file that no record defines nothing is known but that it is somewhere.
             rustix::fs::sync();
         }
         let synced = self.writeback.sync(&files, &due.directories);
         self.count(Counter::CleanerSyncs, synced.calls);
-        self.count(Counter::CleanerSyncNs, nanoseconds(started.elapsed()));
+        self.count(Counter::CleanerSyncNs, nanoseconds(synced_from.elapsed()));
         if !synced.failures.is_empty() {
             return self.failed(&synced.failures);
         }
         (self.failed_attempts, self.failure_told) = (0, false);
         self.log.stats().raise(Counter::HighWaterBytes, situation.used_bytes);
-        let retired = safe > self.retired && self.retire_to(safe);
+        let retired = goal > self.retired && self.retire_to(goal);
         if retired {
+            self.speed.measured(due.dirty_bytes(), started.elapsed());
             self.counts.written_back(due.dirty_bytes(), self.backlog.files_seen());
         }
-        if !situation.is_paced(self.retired - self.log.tail(), due.dirty_bytes()) {
+        // Or has begun to wait meanwhile.
+        let starving = situation.starving || self.log.is_starving();
+        let situation = Situation { starving, ..*situation };
+        if situation.is_paced(self.retired - self.log.tail(), due.dirty_bytes()) {
+            self.show(shown);
+            // Who was not woken by that does not say again that he waits.
+            self.pressed = Some(Instant::now());
+        } else {
             if retired {
                 // Who has asked so far is woken by what follows, and asks again if that is not enough.
                 self.log.take_starving();
             }
-            self.log.show_room(self.retired);
+            self.show(self.retired);
         }
         self.answer_waiters();
         if !retired {
@@ -427,7 +480,7 @@ impl Worker {
                 self.count(Counter::RetiredBytes, position - self.retired);
                 self.retired = position;
                 self.backlog.retired(position);
-                self.absorbed.retired();
+                self.absorbed.retired(position);
                 true
             }
             Err(error) => {
@@ -437,36 +490,75 @@ impl Worker {
         }
     }
 
-    /// Shows writers the room of the last sync at the speed at which the disk takes what the next one has to write.
+    /// Up to where records are retired next, and what is due for them.
     ///
-    /// Shown at once, it would be filled at once, and the writers would wait for all of the next sync: as long in all, but in
-    /// one piece.
-    fn pace(&mut self, situation: &Situation, due: &Due) -> Result<(), Failure> {
-        let (shown, parts) = (self.log.tail(), due.parts(PART_BYTES));
-        let owed = self.retired - shown;
-        let paced = owed > 0 && situation.is_paced(owed, due.dirty_bytes());
-        if paced && parts.len() <= PARTS_PACED {
-            parts.iter().take(PARTS_AHEAD).for_each(|part| self.start_part(part));
-            let steps = parts.len() as u64 + 1;
-            let ahead = parts.iter().map(Some).chain(std::iter::repeat(None)).skip(PARTS_AHEAD);
-            for ((step, (id, window)), next) in (1_u64..).zip(&parts).zip(ahead) {
-                self.log.show_room(shown + (owed / steps * step).next_multiple_of(64).min(owed));
-                // Not all at once: a disk's queue has an end, and who starts more waits for it.
-                if let Some(next) = next {
-                    self.start_part(next);
-                }
-                if let Some(file) = self.backlog.file(*id) {
-                    self.writeback.finish(file, *window)?;
-                }
-            }
+    /// Not all that could be, where writers would wait for all of it with nothing to be shown meanwhile. Only of streams: what is
+    /// written again and again is not to reach the disk with each part of the log. And only where bytes are brought: what
+    /// the kernel has, a sync writes anyway.
+    fn choose(&self, situation: &Situation, safe: u64) -> (u64, Due) {
+        let due = self.backlog.due();
+        let live_bytes = safe.saturating_sub(self.retired);
+        let is_stream = due.dirty_bytes().saturating_mul(2) > live_bytes;
+        let is_limited = is_stream && !situation.wanted && situation.owed_bytes == 0;
+        if is_limited && self.absorbed.has_unbrought() {
+            let limit = self.policy.batch_bytes(situation, self.speed.bytes_in(BATCH));
+            let may_be_goal = |position| {
+                self.retired < position && position <= safe && self.log.may_retire_to(position)
+            };
+            return self.backlog.due_for(limit, may_be_goal).unwrap_or((safe, due));
         }
-        self.log.show_room(self.retired);
-        Ok(())
+        (safe, due)
     }
 
-    fn start_part(&mut self, (id, window): &(u64, Window)) {
-        if let Some(file) = self.backlog.file(*id) {
-            self.writeback.start(file, *window);
+    /// Gives the kernel what was absorbed before `goal`, and the disk what is due of it, while writers are shown the room of the
+    /// last batch. What failed, and up to where room may be shown when all is durable.
+    fn bring(&mut self, situation: &Situation, goal: u64, due: &Due) -> (Vec<Failure>, u64) {
+        let (shown, owed) = (self.log.tail(), self.retired - self.log.tail());
+        let brought = self.absorbed.bytes_to_bring(goal);
+        let parts = parts(due, &brought);
+        let is_paced = owed > 0 && situation.is_paced(owed, due.dirty_bytes());
+        let is_in_parts = is_paced && parts.len() <= PARTS_PACED;
+        let mut room = owed;
+        if is_paced {
+            room = self.policy.room_to_show(owed, goal.saturating_sub(self.retired));
+        } else {
+            self.show(self.retired);
+        }
+        let own_bytes = if is_in_parts { parts.iter().map(|part| part.bytes).sum() } else { 0 };
+        let again_bytes = own_bytes / 2;
+        let batch_bytes = brought.values().sum::<u64>() + own_bytes + again_bytes;
+        let mut feed = Feed {
+            log: &self.log,
+            backlog: &self.backlog,
+            writeback: &mut self.writeback,
+            pace: Pace::new(shown, if is_paced { room } else { 0 }, batch_bytes, self.shown_at),
+            begun: self.begun,
+        };
+        let scanned = self.backlog.scanned();
+        let mut failures =
+            self.absorbed.bring(goal, scanned, &mut |part| feed.give(part, part.bytes));
+        if is_in_parts {
+            failures.extend(parts.iter().find_map(|part| feed.give(*part, part.bytes).err()));
+            // Writers have written to the file meanwhile, and the sync writes that too: once more, so that it has little to do.
+            let again = again_bytes / (parts.len() as u64).max(1);
+            failures.extend(parts.iter().find_map(|part| feed.give(*part, again).err()));
+        }
+        self.shown_at = feed.pace.shown_at();
+        (failures, shown + room)
+    }
+
+    /// Shows writers the room for the next batch: the rest is for the time that it takes.
+    fn show_for_next(&mut self) {
+        let (shown, head) = (self.log.tail(), self.log.head());
+        let room = self.policy.room_for_next(self.retired - shown, head - shown);
+        self.show(shown + room.next_multiple_of(64).min(self.retired - shown));
+    }
+
+    /// Shows writers the room up to `position`, which was retired.
+    fn show(&mut self, position: u64) {
+        if position > self.log.tail() {
+            self.log.show_room(position);
+            self.shown_at = self.begun.elapsed();
         }
     }
 
@@ -514,6 +606,8 @@ impl Worker {
     /// Notes what could not be synced, so that it is written once more, and pauses.
     fn failed(&mut self, failures: &[Failure]) -> Step {
         self.counts.failed();
+        // Nothing is written meanwhile that it could be kept for.
+        self.show(self.retired);
         self.failed_attempts += 1;
         let message = describe(failures);
         let is_passing = failures.iter().all(Failure::is_passing);
@@ -572,8 +666,12 @@ impl Worker {
         failures
     }
 
-    fn sleep(&self) -> Step {
-        self.log.show_room(self.retired);
+    fn sleep(&mut self) -> Step {
+        if self.retired > self.log.tail() && self.is_pressed() {
+            self.show_for_next();
+            return Step::Sleep { wake_at: u64::MAX, patience: Some(PRESSURE) };
+        }
+        self.show(self.retired);
         let (head, tail) = (self.log.head(), self.log.tail());
         let patience = (head > tail).then_some(IDLE);
         let patience = if self.unsettled.is_empty() { patience } else { Some(PAUSE_LEAST) };
@@ -592,6 +690,38 @@ impl Worker {
         for file in absorbed {
             self.settle(file, None, false);
         }
+    }
+}
+
+/// What is due, in parts, but for files whose bytes are `brought`.
+fn parts(due: &Due, brought: &HashMap<u64, u64>) -> Vec<Part> {
+    let own = due.parts(PART_BYTES.max(due.dirty_bytes() / PARTS_PACED as u64 * 2));
+    let own: Vec<_> = own.into_iter().filter(|(id, _)| !brought.contains_key(id)).collect();
+    let bytes = due.dirty_bytes() / (own.len() as u64).max(1);
+    own.into_iter().map(|(id, Window { start, end, .. })| Part { id, start, end, bytes }).collect()
+}
+
+/// Parts of files on their way to the disk.
+struct Feed<'a> {
+    log: &'a Log,
+    backlog: &'a Backlog,
+    writeback: &'a mut Writeback,
+    pace: Pace,
+    begun: Instant,
+}
+
+impl Feed<'_> {
+    /// Has the disk take a part, and shows room for `bytes` of it.
+    ///
+    /// # Errors
+    /// The disk does not take it.
+    fn give(&mut self, part: Part, bytes: u64) -> Result<(), Failure> {
+        let known = self.backlog.file(part.id);
+        let finished = known.map_or(Ok(()), |file| self.writeback.finish(file, part));
+        if let Some(position) = self.pace.took(bytes, self.begun.elapsed()) {
+            self.log.show_room(position);
+        }
+        finished
     }
 }
 

@@ -14,6 +14,7 @@ pub(crate) mod launcher;
 mod leases;
 mod mounts;
 pub(crate) mod opening;
+mod pace;
 pub(crate) mod place;
 mod policy;
 pub(crate) mod preload;

@@ -59,7 +59,7 @@ pub(super) struct Policy {
 impl Policy {
     /// The rules for a ring of so many bytes.
     pub(super) fn new(ring_bytes: u64) -> Self {
-        Self { ring_bytes, segment_bytes: (ring_bytes / 8).min(SEGMENT_BYTES_MOST) }
+        Self { ring_bytes, segment_bytes: (ring_bytes / 16).min(SEGMENT_BYTES_MOST) }
     }
 
     /// What to do now.
@@ -69,13 +69,34 @@ impl Policy {
         // Much to write takes long: it starts while there is still much room.
         let streams = dirty_bytes >= quarters(1);
         let full = used_bytes >= self.full_bytes(dirty_bytes);
-        if wanted || used_bytes > 0 && (starving || idle || full || streams) {
+        let live_bytes = used_bytes - situation.owed_bytes;
+        if wanted || live_bytes > 0 && (starving || idle || full || streams) {
             Action::Sync
-        } else if used_bytes >= quarters(1) {
+        } else if live_bytes >= quarters(1) {
             Action::Start
         } else {
             Action::Nothing
         }
+    }
+
+    /// Of the room that was freed and that writers were not shown, how much they are to be shown while `live_bytes` of the log are
+    /// brought to the disk. What they fill of it is the next batch: half of the log in the end, so that as much is free to
+    /// be shown while that is written.
+    pub(super) fn room_to_show(&self, owed_bytes: u64, live_bytes: u64) -> u64 {
+        owed_bytes.min(live_bytes.midpoint(self.ring_bytes / 2))
+    }
+
+    /// The same while nothing is brought: a quarter of the log is free then, which is the next batch.
+    pub(super) fn room_for_next(&self, owed_bytes: u64, used_bytes: u64) -> u64 {
+        let free_bytes = self.ring_bytes.saturating_sub(used_bytes);
+        owed_bytes.min((self.ring_bytes / 4).saturating_sub(free_bytes))
+    }
+
+    /// How many bytes the disk is to be given at once where no room is left to be shown meanwhile, and it takes `disk_bytes` in the
+    /// time that writers may wait: when that is over they have filled what is free now, and wait.
+    pub(super) fn batch_bytes(&self, situation: &Situation, disk_bytes: u64) -> u64 {
+        let free_bytes = self.ring_bytes.saturating_sub(situation.used_bytes);
+        disk_bytes + free_bytes / WRITERS_TO_DISK
     }
 
     /// How much of the log may be used before what is hot is synced: what is left lasts until `dirty_bytes` are on the disk.
@@ -165,6 +186,61 @@ mod tests {
         assert!(!paced(false, 0, false, 30, 30), "nobody waits");
     }
 
+    /// From whatever a burst leaves: a batch of all and nothing to show, or all to show and nothing to write.
+    #[test]
+    fn half_of_the_log_is_written_while_the_other_half_is_shown() {
+        let policy = Policy::new(64 * MIB);
+        for (mut live_bytes, mut owed_bytes) in [(64 * MIB, 0), (0, 64 * MIB), (60 * MIB, 4 * MIB)]
+        {
+            for _ in 0..8 {
+                let shown_bytes = policy.room_to_show(owed_bytes, live_bytes);
+                assert!(shown_bytes <= owed_bytes);
+                (owed_bytes, live_bytes) = (owed_bytes - shown_bytes + live_bytes, shown_bytes);
+            }
+            assert!((31 * MIB..33 * MIB).contains(&live_bytes), "{live_bytes}");
+            assert_eq!(live_bytes + owed_bytes, 64 * MIB);
+        }
+    }
+
+    #[test]
+    fn while_nothing_is_brought_no_more_than_the_next_batch_is_shown() {
+        let policy = Policy::new(64 * MIB);
+        assert_eq!(policy.room_for_next(40 * MIB, 64 * MIB), 16 * MIB);
+        assert_eq!(policy.room_for_next(40 * MIB, 54 * MIB), 6 * MIB, "10 are free");
+        assert_eq!(policy.room_for_next(40 * MIB, 41 * MIB), 0, "and asked again: none");
+        assert_eq!(policy.room_for_next(MIB, 64 * MIB), MIB);
+    }
+
+    #[test]
+    fn a_batch_with_nothing_to_show_ends_when_the_log_is_full_or_little_later() {
+        let policy = Policy::new(1024 * MIB);
+        let limit = |used_mib, disk_mib| {
+            let (used_bytes, owed_bytes, dirty_bytes) = (used_mib * MIB, 0, 256 * MIB);
+            let (wanted, starving, idle) = (false, false, false);
+            let situation =
+                Situation { used_bytes, owed_bytes, dirty_bytes, wanted, starving, idle };
+            policy.batch_bytes(&situation, disk_mib * MIB) / MIB
+        };
+        assert_eq!((limit(1024, 5), limit(1024, 40)), (5, 40), "what the disk takes in its time");
+        assert_eq!(limit(300, 5), 5 + 72);
+    }
+
+    #[test]
+    fn room_that_nobody_was_shown_is_nothing_to_be_written() {
+        let policy = Policy::new(64 * MIB);
+        let (wanted, starving, idle) = (false, true, false);
+        let live = |live_bytes| Situation {
+            used_bytes: 40 * MIB + live_bytes,
+            owed_bytes: 40 * MIB,
+            dirty_bytes: 0,
+            wanted,
+            starving,
+            idle,
+        };
+        assert_eq!(policy.decide(&live(0)), Action::Nothing);
+        assert_eq!(policy.decide(&live(64)), Action::Sync);
+    }
+
     #[test]
     fn an_idle_log_is_retired_and_an_empty_one_left_alone() {
         let policy = Policy::new(64 * MIB);
@@ -178,7 +254,7 @@ mod tests {
         let policy = Policy::new(64 * MIB);
         assert_eq!(policy.wake_at(100, 100, 100), 101);
         assert_eq!(policy.wake_at(100, 164, 100), 100 + 16 * MIB);
-        assert_eq!(policy.wake_at(0, 16 * MIB, 16 * MIB), 24 * MIB);
-        assert_eq!(policy.wake_at(0, 30 * MIB, 16 * MIB), 31 * MIB);
+        assert_eq!(policy.wake_at(0, 16 * MIB, 16 * MIB), 20 * MIB);
+        assert_eq!(policy.wake_at(0, 30 * MIB, 16 * MIB), 61 * MIB / 2);
     }
 }

@@ -20,7 +20,8 @@ use rustix::io::Errno;
 use tidegate::log::recover::{finish_writing, start_writing};
 use tidegate::log::{AppendError, LockError};
 
-use super::backlog::{Known, Window};
+use super::backlog::Known;
+use super::pace::Part;
 
 /// With more files than this on one file system, one sync of all of it costs less.
 const FILES_ONE_BY_ONE: usize = 64;
@@ -69,24 +70,24 @@ pub(crate) struct Writeback {
 
 impl Writeback {
     /// Starts to write a part of `file`, and does not wait for it.
-    pub(crate) fn start(&mut self, file: &Known, window: Window) {
+    pub(super) fn start(&mut self, file: &Known, part: Part) {
         if self.open.len() >= OPEN_MOST && !self.open.contains_key(&file.id) {
             return;
         }
         if let Ok(opened) = self.opened(file) {
             // Only ahead of its time: the sync does it again, and reports what goes wrong.
-            let _ = start_writing(opened, window.start, window.end - window.start);
+            let _ = start_writing(opened, part.start, part.end - part.start);
         }
     }
 
-    /// Waits until the disk has taken a part of `file` that was started.
+    /// Has the disk take a part of `file`, and waits for that.
     ///
     /// # Errors
     /// A write failed.
-    pub(crate) fn finish(&mut self, file: &Known, window: Window) -> Result<(), Failure> {
+    pub(super) fn finish(&mut self, file: &Known, part: Part) -> Result<(), Failure> {
         // One that cannot be opened is left to the sync, which has other means.
         let Ok(opened) = self.opened(file) else { return Ok(()) };
-        let finished = finish_writing(opened, window.start, window.end - window.start);
+        let finished = finish_writing(opened, part.start, part.end - part.start);
         finished.map_err(|error| failure(file, error))
     }
 

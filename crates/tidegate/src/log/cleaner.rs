@@ -37,6 +37,16 @@ impl Log {
         self.with_definitions(safe).max(control.tail().load(Ordering::Relaxed))
     }
 
+    /// Whether the log may be retired to `position`, a place between two records and not above a
+    /// [`safe_position`](Self::safe_position).
+    ///
+    /// As good a goal as that: all records below it are finished too, and who has not been seen to rely on a definition finds
+    /// that one below the goal, and writes a new one. What is left are files that are not in use, whose definition is
+    /// below `position` while a record of them is not.
+    pub fn may_retire_to(&self, position: u64) -> bool {
+        self.with_definitions(position) == position
+    }
+
     /// The largest position, at most `safe`, behind which no record is without a definition of its file.
     ///
     /// Only records below the last goal are in question: those behind it have been defined behind it. Looked at after the
@@ -134,6 +144,11 @@ impl Log {
     /// Wakes all who wait for room, to look at what has changed.
     pub(super) fn announce_room(&self) {
         self.control.announce_room();
+    }
+
+    /// A writer has found no room since [`take_starving`](Self::take_starving).
+    pub fn is_starving(&self) -> bool {
+        self.control.starving().load(std::sync::atomic::Ordering::Acquire) != 0
     }
 
     /// A writer has found no room since this was asked last.

@@ -49,7 +49,9 @@ pub use record::{
     Definition, Header, RecordKind, RenamePaths, checked_path, has_happened, identity,
 };
 pub use scan::Scanner;
-pub use settle::{Absorbed, Unbrought, can_write_in_place, copy_to_file, set_modified};
+pub use settle::{
+    Absorbed, Unbrought, can_write_in_place, copy_to_file, set_modified, write_in_place,
+};
 pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
 pub use table::{FileKey, FileRef};
 

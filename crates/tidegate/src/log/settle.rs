@@ -57,28 +57,48 @@ impl Absorbed {
         self.files.keys().copied()
     }
 
+    /// The bytes of file `id` whose newest version is in a record before `goal`, in order.
+    fn extents(&self, id: u64, goal: u64) -> impl Iterator<Item = Extent> {
+        let extents = self.files.get(&id).into_iter().flat_map(ExtentMap::iter);
+        extents.filter(move |extent| is_before(extent.content, goal))
+    }
+
+    /// How many bytes [`bring`](Self::bring) writes.
+    pub fn bytes(&self, id: u64, goal: u64) -> u64 {
+        self.extents(id, goal).map(|extent| extent.bytes()).sum()
+    }
+
+    /// Forgets what is in records before `position`.
+    fn forget_before(&mut self, position: u64) {
+        self.files.retain(|_, extents| {
+            extents.retain(|content| !is_before(content, position));
+            !extents.is_empty()
+        });
+    }
+
     /// Writes the bytes of file `id` to `file`: how many. They stay here, so that a failure can be tried again.
     ///
     /// # Errors
     /// What the kernel says; part of the bytes may have been written then. Failed memory of the log is `EIO`.
     pub fn write(&self, id: u64, pool: &LogPool, file: BorrowedFd<'_>) -> io::Result<u64> {
-        self.bring(id, pool, |offset, bytes| write_all(file, offset, bytes))
+        self.bring(id, u64::MAX, pool, |offset, bytes| write_in_place(file, offset, bytes))
     }
 
-    /// The same by way of `write`, which takes bytes and their offset in the file.
+    /// The same by way of `write`, which takes bytes and their offset in the file, for what the log has in records before `goal`:
+    /// bytes that a later record has too are left to that one, which stays in the log.
     ///
     /// # Errors
     /// What `write` says. Failed memory of the log is `EIO`.
     pub fn bring(
         &self,
         id: u64,
+        goal: u64,
         pool: &LogPool,
         mut write: impl FnMut(u64, &[u8]) -> io::Result<()>,
     ) -> io::Result<u64> {
         let mut written_bytes = 0;
-        let extents = self.files.get(&id).into_iter().flat_map(ExtentMap::iter);
         gather(
-            extents,
+            self.extents(id, goal),
             |position, buf| read(pool, position, buf),
             |batch| {
                 batch.runs().try_for_each(|(offset, bytes)| write(offset, bytes))?;
@@ -88,6 +108,11 @@ impl Absorbed {
         )?;
         Ok(written_bytes)
     }
+}
+
+/// What a record before `position` has: payloads lie within their records.
+fn is_before(content: Content, position: u64) -> bool {
+    matches!(content, Content::Log(at) if at < position)
 }
 
 /// What whoever cleans the log still has to bring.
@@ -121,9 +146,9 @@ impl Unbrought {
         &self.scanned
     }
 
-    /// All scanned records were retired; the tail is here.
+    /// The records before `tail` were brought and retired. Those that were scanned behind it are still to be brought.
     pub fn retired(&mut self, tail: u64) {
-        self.scanned = Absorbed::default();
+        self.scanned.forget_before(tail);
         self.settled.retain(|_, end| *end > tail);
     }
 
@@ -181,7 +206,7 @@ pub fn copy_to_file(
             return Err(Errno::INVAL.into());
         }
         read(pool, position + done, part)?;
-        write_all(file, offset + done, part)?;
+        write_in_place(file, offset + done, part)?;
         done += step;
     }
     Ok(())
@@ -192,7 +217,11 @@ fn read(pool: &LogPool, position: u64, buf: &mut [u8]) -> io::Result<()> {
     read.map_err(|_| Errno::IO.into())
 }
 
-fn write_all(file: BorrowedFd<'_>, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
+/// Writes all of `bytes` at byte `offset` of `file`, also through a descriptor that appends.
+///
+/// # Errors
+/// What the kernel says; part of the bytes may have been written then.
+pub fn write_in_place(file: BorrowedFd<'_>, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match pwrite_in_place(file, bytes, offset) {
             Ok(0) => return Err(Errno::IO.into()),
@@ -298,14 +327,48 @@ mod tests {
     }
 
     #[test]
+    fn what_lies_behind_a_goal_is_brought_later_and_what_lies_over_it_instead() {
+        let log = log();
+        let file = log.entry_for(&FileKey { device: 1, inode: 1, identity: 1 }).unwrap();
+        let guard = log.lock(file).unwrap();
+        let absorb = |offset, bytes: &[u8]| {
+            let mut ticket = guard.begin().unwrap();
+            if ticket.needs_define() {
+                ticket.define(&FILE).unwrap();
+            }
+            ticket.absorb(offset, &[IoSlice::new(bytes)]).unwrap()
+        };
+        absorb(0, &[1; 10]);
+        let goal = absorb(5, &[2; 10]);
+        let mut unbrought = Unbrought::default();
+        log.records(log.tail(), log.safe_position()).for_each(|record| unbrought.add(&record));
+        let id = guard.id();
+        let bring = |unbrought: &Unbrought, goal| {
+            let mut brought = Vec::new();
+            let note = |offset, bytes: &[u8]| {
+                brought.push((offset, bytes.to_vec()));
+                Ok(())
+            };
+            let bytes = unbrought.scanned().bring(id, goal, log.pool(), note).unwrap();
+            assert_eq!(bytes, unbrought.scanned().bytes(id, goal));
+            brought
+        };
+        assert_eq!(bring(&unbrought, goal), [(0, vec![1; 5])]);
+        unbrought.retired(goal);
+        assert_eq!(bring(&unbrought, u64::MAX), [(5, vec![2; 10])], "still to be brought");
+        unbrought.retired(log.head());
+        assert!(unbrought.scanned().is_empty());
+    }
+
+    #[test]
     fn the_same_bytes_can_be_brought_again_through_a_descriptor_that_appends() {
         let dir = tempfile::tempdir().unwrap();
         let mut options = std::fs::File::options();
         let file = options.append(true).create(true).open(dir.path().join("file")).unwrap();
         assert!(can_write_in_place(file.as_fd()));
         for _ in 0..2 {
-            write_all(file.as_fd(), 0, b"once").unwrap();
-            write_all(file.as_fd(), 4, b"more").unwrap();
+            write_in_place(file.as_fd(), 0, b"once").unwrap();
+            write_in_place(file.as_fd(), 4, b"more").unwrap();
         }
         assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"oncemore");
     }

@@ -110,6 +110,16 @@ impl ExtentMap {
         }
     }
 
+    /// Drops the extents that `keep` does not want.
+    pub(in crate::log) fn retain(&mut self, keep: impl Fn(Content) -> bool) {
+        self.extents.retain(|_, (_, content)| keep(*content));
+    }
+
+    /// There are none.
+    pub(in crate::log) fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
     /// All extents in order.
     pub(in crate::log) fn iter(&self) -> impl Iterator<Item = Extent> {
         self.extents.iter().map(|(&start, &(end, content))| Extent { start, end, content })

@@ -13,12 +13,19 @@ pub fn start_writing(file: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     sync_range(file, offset, len, libc::SYNC_FILE_RANGE_WRITE)
 }
 
-/// Waits until the disk has taken the pages that are on their way; they are not durable by that.
+/// Has the disk take the dirty pages of `len` bytes at `offset` of `file`, and waits for that; they are not durable by it.
+///
+/// Sooner than one that starts to write and waits later: of a disk that others read from, the kernel gives those who do not wait a small part
+/// of the queue.
 ///
 /// # Errors
 /// A write failed: no later call will say so once more.
 pub fn finish_writing(file: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
-    sync_range(file, offset, len, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
+    // The kernel takes all three together for a write that somebody waits for.
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    sync_range(file, offset, len, all)
 }
 
 fn sync_range(file: impl AsFd, offset: u64, len: u64, flags: libc::c_uint) -> io::Result<()> {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::pmem::{Domain, MediaModel, Region, RegionOptions};
 
-const TRIES: usize = 40;
+const TRIES: usize = 400;
 const TOLERANCE: f64 = 0.15;
 const BLOCK: usize = 4096;
 const REGION_BYTES: u64 = 1 << 20;
