@@ -120,7 +120,7 @@ fn p6_a_kill_between_a_new_limit_and_its_write_back() {
 /// The budget of the planted bugs, first failure first.
 fn hunt(fault: AbsorbFault) -> Result<Stats, Failure> {
     let mut total = Stats::default();
-    for seed in 0..24 {
+    for seed in 0..60 {
         total += random_history(seed, fault, pool)?;
     }
     Ok(total)
