@@ -17,7 +17,7 @@ use super::error::LogError;
 use crate::pmem::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
 use crate::sync::{AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL1");
+const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL2");
 const MAGIC_AT: u64 = 0;
 const POOL_AT: u64 = 8;
 const HEAD_AT: u64 = 64;
