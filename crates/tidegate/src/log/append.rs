@@ -162,6 +162,15 @@ impl Log {
         }
     }
 
+    /// A large record found no room: asks for all that there may be at once. Where room is shown in steps, others fill each of them
+    /// with smaller records.
+    #[cold]
+    fn ask_for_all_room(&self, bytes: u64, error: AppendError) {
+        if error == AppendError::Full && bytes > self.pool.ring_bytes() / 16 {
+            self.control.wanted().fetch_max(self.head(), Ordering::SeqCst);
+        }
+    }
+
     /// The file under the pool has space for the record that ends at `end`.
     fn is_allocated(&self, end: u64) -> bool {
         let end_in_lap = (end - 1) % self.pool.ring_bytes() + 1;
@@ -622,7 +631,10 @@ impl Log {
             return Err(AppendError::TooLarge);
         }
         let payload_bytes = u32::try_from(payload).map_err(|_| AppendError::TooLarge)?;
-        let position = self.reserve(record_bytes(payload), self.room_bytes(room))?;
+        let bytes = record_bytes(payload);
+        let position = self
+            .reserve(bytes, self.room_bytes(room))
+            .inspect_err(|error| self.ask_for_all_room(bytes, *error))?;
         // Before the record is whole: a killed writer's record is found by who mends after it.
         slot.record.store(position, Ordering::Release);
         let payload_checksum = if payload <= SMALL_BYTES as u64 {

@@ -275,6 +275,18 @@ fn a_full_log_takes_no_data_but_what_must_be_said_until_it_is_retired() {
 }
 
 #[test]
+fn a_large_record_without_room_asks_for_all_of_it_at_once() {
+    let log = log();
+    while write(&log, 1, 0, &[1; 4096]).is_ok() {}
+    assert!(log.wanted() <= log.tail(), "small ones take what comes");
+    let large = vec![2; (POOL_BYTES / 8) as usize];
+    assert_eq!(write(&log, 1, 0, &large), Err(AppendError::Full));
+    assert_eq!(log.wanted(), log.head());
+    log.retire_to(log.safe_position()).unwrap();
+    write(&log, 1, 0, &large).unwrap();
+}
+
+#[test]
 fn a_record_too_large_for_the_log_is_refused() {
     let log = log();
     let large = vec![0; (POOL_BYTES / 4) as usize];
