@@ -525,8 +525,7 @@ impl Worker {
             self.show(self.retired);
         }
         let own_bytes = if is_in_parts { parts.iter().map(|part| part.bytes).sum() } else { 0 };
-        let again_bytes = own_bytes / 2;
-        let batch_bytes = brought.values().sum::<u64>() + own_bytes + again_bytes;
+        let batch_bytes = brought.values().sum::<u64>() + own_bytes;
         let mut feed = Feed {
             log: &self.log,
             backlog: &self.backlog,
@@ -539,9 +538,6 @@ impl Worker {
             self.absorbed.bring(goal, scanned, &mut |part| feed.give(part, part.bytes));
         if is_in_parts {
             failures.extend(parts.iter().find_map(|part| feed.give(*part, part.bytes).err()));
-            // Writers have written to the file meanwhile, and the sync writes that too: once more, so that it has little to do.
-            let again = again_bytes / (parts.len() as u64).max(1);
-            failures.extend(parts.iter().find_map(|part| feed.give(*part, again).err()));
         }
         self.shown_at = feed.pace.shown_at();
         (failures, shown + room)
