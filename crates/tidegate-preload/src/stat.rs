@@ -5,6 +5,8 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
+use tidegate::log::Log;
+
 use crate::alike::alike;
 use crate::process;
 use crate::raw::{self, words};
@@ -25,30 +27,61 @@ fn newer(device: u64, inode: u64) -> Option<Newer> {
     Some(Newer { size: i64::try_from(size).ok()?, modified })
 }
 
-/// Corrects what the kernel said, if it said something.
+/// Asks the kernel, and has corrected what it says: `correct` tells whether the file is absorbed.
 ///
-/// # Safety
-/// `stat` is where the kernel has put its answer, if `result` is 0.
-unsafe fn corrected(result: isize, stat: *mut libc::stat) -> c_int {
-    if result == 0 {
-        // SAFETY: the kernel has filled it.
-        let stat = unsafe { &mut *stat };
-        if let Some(newer) = newer(stat.st_dev, stat.st_ino) {
-            stat.st_size = stat.st_size.max(newer.size);
-            let modified = newer.modified.max((stat.st_mtime, stat.st_mtime_nsec));
-            (stat.st_mtime, stat.st_mtime_nsec) = modified;
-            (stat.st_ctime, stat.st_ctime_nsec) = modified.max((stat.st_ctime, stat.st_ctime_nsec));
+/// One that is absorbed no more when that is looked at may have been when the kernel was asked, which has heard of all since: it is
+/// asked once more.
+fn ask(kernel: impl Fn() -> isize, correct: impl Fn() -> bool) -> c_int {
+    let absorbs = process::log().is_some_and(Log::absorbs);
+    let mut result = kernel();
+    if result == 0 && !correct() && absorbs {
+        result = kernel();
+        if result == 0 {
+            correct();
         }
     }
     raw::returned_int(result)
 }
 
+/// Corrects what the kernel said of a file, if it is absorbed: whether it is.
+///
+/// # Safety
+/// `stat` is where the kernel has put its answer.
+unsafe fn correct(stat: *mut libc::stat) -> bool {
+    // SAFETY: the kernel has filled it.
+    let stat = unsafe { &mut *stat };
+    let Some(newer) = newer(stat.st_dev, stat.st_ino) else { return false };
+    stat.st_size = stat.st_size.max(newer.size);
+    let modified = newer.modified.max((stat.st_mtime, stat.st_mtime_nsec));
+    (stat.st_mtime, stat.st_mtime_nsec) = modified;
+    (stat.st_ctime, stat.st_ctime_nsec) = modified.max((stat.st_ctime, stat.st_ctime_nsec));
+    true
+}
+
+/// The same for `statx`.
+///
+/// # Safety
+/// As for [`correct`].
+unsafe fn correct_extended(stat: *mut libc::statx) -> bool {
+    // SAFETY: the kernel has filled it.
+    let stat = unsafe { &mut *stat };
+    let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    let Some(newer) = newer(device, stat.stx_ino) else { return false };
+    stat.stx_size = stat.stx_size.max(newer.size.unsigned_abs());
+    for time in [&mut stat.stx_mtime, &mut stat.stx_ctime] {
+        let kernels = (time.tv_sec, i64::from(time.tv_nsec));
+        let (seconds, rest) = newer.modified.max(kernels);
+        (time.tv_sec, time.tv_nsec) = (seconds, u32::try_from(rest).unwrap_or(0));
+    }
+    true
+}
+
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn fstat64(fd: c_int, stat: *mut libc::stat) -> c_int {
     // SAFETY: the program's own arguments.
-    let result = unsafe { raw::call(libc::SYS_fstat, words![fd, stat]) };
+    let kernel = || unsafe { raw::call(libc::SYS_fstat, words![fd, stat]) };
     // SAFETY: filled by the kernel.
-    unsafe { corrected(result, stat) }
+    ask(kernel, || unsafe { correct(stat) })
 }
 
 #[unsafe(no_mangle)]
@@ -59,9 +92,9 @@ pub(crate) unsafe extern "C-unwind" fn fstatat64(
     flags: c_int,
 ) -> c_int {
     // SAFETY: the program's own arguments.
-    let result = unsafe { raw::call(libc::SYS_newfstatat, words![dir, path, stat, flags]) };
+    let kernel = || unsafe { raw::call(libc::SYS_newfstatat, words![dir, path, stat, flags]) };
     // SAFETY: filled by the kernel.
-    unsafe { corrected(result, stat) }
+    ask(kernel, || unsafe { correct(stat) })
 }
 
 const FOLLOW: c_int = 0;
@@ -94,19 +127,7 @@ pub(crate) unsafe extern "C-unwind" fn statx(
     stat: *mut libc::statx,
 ) -> c_int {
     // SAFETY: the program's own arguments.
-    let result = unsafe { raw::call(libc::SYS_statx, words![dir, path, flags, mask, stat]) };
-    if result == 0 {
-        // SAFETY: the kernel has filled it.
-        let stat = unsafe { &mut *stat };
-        let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-        if let Some(newer) = newer(device, stat.stx_ino) {
-            stat.stx_size = stat.stx_size.max(newer.size.unsigned_abs());
-            for time in [&mut stat.stx_mtime, &mut stat.stx_ctime] {
-                let kernels = (time.tv_sec, i64::from(time.tv_nsec));
-                let (seconds, rest) = newer.modified.max(kernels);
-                (time.tv_sec, time.tv_nsec) = (seconds, u32::try_from(rest).unwrap_or(0));
-            }
-        }
-    }
-    raw::returned_int(result)
+    let kernel = || unsafe { raw::call(libc::SYS_statx, words![dir, path, flags, mask, stat]) };
+    // SAFETY: filled by the kernel.
+    ask(kernel, || unsafe { correct_extended(stat) })
 }
