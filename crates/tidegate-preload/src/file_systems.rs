@@ -4,7 +4,8 @@
 //! 1. What is noted is noted of a mount, by the number that the kernel gives to no other one, ever, and a mount shows one file
 //!    system for as long as there is one. Not by the device: its number is given out again after an unmount.
 //! 2. It is noted only of kinds that have one `f_fsid` for all files: btrfs has one for each subvolume.
-//! 3. A note is made once and never changes, but for what is found out about handles. Without a place for it, or a number of the mount, the kernel is asked each time.
+//! 3. A note is made once and never changes, but for what is found out about handles. Without a place for it, or a number of the
+//!    mount, the kernel is asked each time.
 //!
 //! Entry points: [`of`]; [`handles`] and [`note_handles`].
 #![allow(unsafe_code)] // a field that the C library hides

@@ -2,9 +2,9 @@
 //!
 //! Invariants:
 //! 1. A file that this process makes is known to be new: it is tried with `O_EXCL` first. Whatever that fails with, the
-//!    call is made as the program made it, so that all else is as the kernel has it.
+//!    call is made as the program made it, so that all else is as the kernel has it. One that was found there last time is
+//!    opened without being made: it cannot be new.
 //! 2. A file with changes in the log is emptied through the log: `O_TRUNC` is taken away, and done after the open.
-//!    One that was found there last time is opened without being made: it cannot be new.
 //! 3. `O_SYNC` and `O_DSYNC` are taken away from files of the log, and from nothing else. Where such a file has to be written past
 //!    the log, each write is followed by a sync; where somebody else writes it, the flags are given back.
 #![allow(unsafe_code)] // C's calling convention and strings
