@@ -6,7 +6,6 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::OnceLock;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -19,8 +18,7 @@ use crate::support::{ok, scratch, setting, succeed, tool};
 const AFTER: &str = "TIDEGATE_ABSORB_AFTER";
 
 fn random_operations() -> PathBuf {
-    static ONCE: OnceLock<PathBuf> = OnceLock::new();
-    compiled(&ONCE, "absorb", &[])
+    compiled("absorb", &[])
 }
 
 fn same_with_random_operations(threads: u32, after: u32) {

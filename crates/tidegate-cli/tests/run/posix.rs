@@ -2,15 +2,13 @@
 //! `run`. Among them is each defect that was seen in `NVCache`'s own code.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
 
 use crate::bed::{Bed, transcript};
 use crate::programs::compiled;
 
 fn program() -> PathBuf {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     // The compiler sees that some calls are wrong; that is what they are for.
-    compiled(&PROGRAM, "posix", &["-Wno-nonnull", "-Wno-stringop-overread"])
+    compiled("posix", &["-Wno-nonnull", "-Wno-stringop-overread"])
 }
 
 fn same(section: &str) {

@@ -1,8 +1,9 @@
 //! The programs that the tests bring along: C sources, compiled when first used, and Python scripts.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
 use crate::support::{succeed, tool};
 
@@ -11,20 +12,25 @@ pub(crate) fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/programs").join(name)
 }
 
-/// The C program `name`, from the directory or the file of that name; compiled once in a test run.
-pub(crate) fn compiled(once: &'static OnceLock<PathBuf>, name: &str, flags: &[&str]) -> PathBuf {
-    once.get_or_init(|| {
-        let binary =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}{}", flags.concat()));
-        let made = binary.with_extension(std::process::id().to_string());
-        let mut cc = tool("cc", "gcc");
-        cc.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&made);
-        succeed(cc.args(sources(name)).args(flags));
-        // Another run of the tests may be about it too.
-        std::fs::rename(made, &binary).expect("it was made");
-        binary
-    })
-    .clone()
+/// The C program `name`, from the directory or the file of that name; compiled once in a test run, by whichever test
+/// comes first, while the others wait.
+pub(crate) fn compiled(name: &str, flags: &[&str]) -> PathBuf {
+    static PROGRAMS: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    let key = format!("{name}{}", flags.concat());
+    // A compiler that failed is asked again by the next test, which then fails for the same reason.
+    let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    programs.entry(key.clone()).or_insert_with(|| compile(name, flags, &key)).clone()
+}
+
+fn compile(name: &str, flags: &[&str], key: &str) -> PathBuf {
+    let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join(key);
+    // Another run of the tests may be about it too.
+    let made = binary.with_extension(std::process::id().to_string());
+    let mut cc = tool("cc", "gcc");
+    cc.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&made);
+    succeed(cc.args(sources(name)).args(flags));
+    std::fs::rename(made, &binary).expect("it was made");
+    binary
 }
 
 fn sources(name: &str) -> Vec<PathBuf> {

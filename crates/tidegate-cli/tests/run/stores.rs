@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 
 use crate::bed::{Bed, Runner, transcript};
 use crate::crash::{Workers, recover, seed};
@@ -36,8 +35,7 @@ fn rocksdb() {
 }
 
 fn leveldb() -> PathBuf {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    compiled(&PROGRAM, "leveldb", &["-lleveldb"])
+    compiled("leveldb", &["-lleveldb"])
 }
 
 #[test]
@@ -81,12 +79,10 @@ fn last_number(said: &str, writer: &str) -> Option<u64> {
 
 #[test]
 fn leveldb_keeps_what_it_synced_over_kill_9() {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    survives_kills(&compiled(&PROGRAM, "stress", &["-DSTORE=leveldb", "-lleveldb"]));
+    survives_kills(&compiled("stress", &["-DSTORE=leveldb", "-lleveldb"]));
 }
 
 #[test]
 fn rocksdb_keeps_what_it_synced_over_kill_9() {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    survives_kills(&compiled(&PROGRAM, "stress", &["-DSTORE=rocksdb", "-lrocksdb"]));
+    survives_kills(&compiled("stress", &["-DSTORE=rocksdb", "-lrocksdb"]));
 }

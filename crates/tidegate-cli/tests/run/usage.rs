@@ -5,7 +5,6 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -104,8 +103,7 @@ fn a_pool_that_cannot_be_used_is_not_left() {
 
 #[test]
 fn static_programs_are_refused_with_a_hint() {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let program = compiled(&PROGRAM, "static", &["-static"]);
+    let program = compiled("static", &["-static"]);
     let refused = run_under(&Bed::new(), &[program.to_str().unwrap()]);
     assert_refused(&refused, 1, &["static", "serve"]);
     assert!(refused.stdout.is_empty(), "it was started all the same");
@@ -135,8 +133,7 @@ fn programs_run_in_valgrind() {
 /// Such a program deeper in the tree is an outsider: it works, on the same files.
 #[test]
 fn static_programs_in_the_tree_see_and_change_files() {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let program = compiled(&PROGRAM, "static", &["-static"]);
+    let program = compiled("static", &["-static"]);
     let script = format!(
         "printf one > file; sync file; {program} file; cat file; printf three >> file; sync file; {program} file; cat file",
         program = program.display()
