@@ -22,6 +22,15 @@ fn tidegate_run(bed: &Bed) -> Command {
     command
 }
 
+/// `command`, with all signals heeded: whoever runs the tests may ignore some, as under `nohup` or behind a script's `&`.
+fn heeding_signals(command: &Command) -> Command {
+    let mut heeding = Command::new("env");
+    heeding.arg("--default-signal").arg(command.get_program()).args(command.get_args());
+    heeding.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    heeding.current_dir(command.get_current_dir().expect("it was given one"));
+    heeding
+}
+
 fn run_under(bed: &Bed, program: &[&str]) -> Output {
     let mut command = Runner::Run(&bed.pool()).command(program[0], bed.disk());
     command.args(&program[1..]).output().expect("it starts")
@@ -151,7 +160,7 @@ fn statuses_and_signals_are_passed_on() {
     for (signal, number) in
         [(Signal::TERM, 15), (Signal::INT, 2), (Signal::HUP, 1), (Signal::USR1, 10)]
     {
-        let mut command = tidegate_run(&bed);
+        let mut command = heeding_signals(&tidegate_run(&bed));
         let script = format!(
             "trap 'echo got {number}; exit 7' {number}; echo ready; while :; do sleep 0.01; done"
         );
