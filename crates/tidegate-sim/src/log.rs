@@ -151,13 +151,14 @@ fn make_whole(pool: &LogPool) -> Result<(), String> {
         pool.read_payload(&header, 0, &mut bytes).map_err(text)?;
         let payload_sum = checksum(CrcAlgorithm::Crc32Iscsi, &bytes);
         let at = data_offset + RING_OFFSET + position % pool.ring_bytes();
-        let mut words = [0; 64];
-        region.read(at, &mut words).map_err(text)?;
+        // The checksum covers as many zeroes behind the header.
+        let mut words = [0; 128];
+        region.read(at, &mut words[..64]).map_err(text)?;
         words[52..56].copy_from_slice(&payload_sum.to_le_bytes()[..4]);
         words[..8].copy_from_slice(&salt.to_le_bytes());
         let sum = checksum(CrcAlgorithm::Crc64Nvme, &words);
         words[..8].copy_from_slice(&sum.to_le_bytes());
-        region.write(at, &words).map_err(text)?;
+        region.write(at, &words[..64]).map_err(text)?;
         position += header.record_bytes();
     }
     Ok(())

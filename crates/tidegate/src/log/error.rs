@@ -24,6 +24,15 @@ pub enum LogError {
         /// The checksum of its bytes.
         expected: u64,
     },
+    /// The log is of a format that this build does not know.
+    #[error(
+        "the log has format {found}, this build of tidegate has TIDELOG2: empty it with the build that wrote it, \
+         or make a new pool"
+    )]
+    Format {
+        /// The log's magic, printable.
+        found: String,
+    },
     /// A number on the medium makes no sense.
     #[error("the log's {field} is {found}, expected {expected}")]
     Inconsistent {

@@ -31,7 +31,7 @@ pub const RECORD_ALIGN_BYTES: u64 = 64;
 /// The limit moves in steps of this, or less in a small ring, so that it costs a write in hundreds.
 pub const LIMIT_STEP_BYTES: u64 = 1 << 20;
 /// The first bytes of a header.
-pub const MAGIC: [u8; 8] = *b"TIDELOG1";
+pub const MAGIC: [u8; 8] = *b"TIDELOG2";
 /// The longest path in a record, in bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
 
@@ -67,7 +67,7 @@ pub struct SessionBytes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RecordHeaderBytes {
-    /// CRC-64/NVME of the header with the pool's salt here.
+    /// CRC-64/NVME of the header with the pool's salt here, and 64 zeroes behind it.
     pub checksum: U64,
     /// Where in the endless log the record is: its place in the ring is this, modulo the ring's size.
     pub position: U64,

@@ -345,6 +345,9 @@ fn read_header(region: &Region, at: u64) -> Result<Copy> {
     let header =
         LogHeaderBytes::read_from_bytes(&bytes).unwrap_or_else(|_| LogHeaderBytes::new_zeroed());
     let (found, expected) = (header.checksum.get(), header_checksum(&header));
-    let whole = found == expected && header.magic == MAGIC;
-    Ok(if whole { Ok(header) } else { Err(LogError::Header { found, expected }) })
+    Ok(match header.magic {
+        _ if found != expected => Err(LogError::Header { found, expected }),
+        MAGIC => Ok(header),
+        _ => Err(LogError::Format { found: header.magic.escape_ascii().to_string() }),
+    })
 }

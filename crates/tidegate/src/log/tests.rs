@@ -536,6 +536,22 @@ fn wild_numbers_on_the_medium_are_refused() {
 }
 
 #[test]
+fn a_log_of_another_format_is_refused() {
+    let region = Arc::clone(pool().region());
+    let base = pool().superblock().data_offset;
+    for at in [base, base + layout::SECOND_HEADER_OFFSET] {
+        let mut header = [0; 64];
+        region.read(at, &mut header).unwrap();
+        header[..16].copy_from_slice(b"TIDELOG1\0\0\0\0\0\0\0\0");
+        let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &header);
+        header[8..16].copy_from_slice(&sum.to_le_bytes());
+        region.write(at, &header).unwrap();
+    }
+    let refused = LogPool::open(region).unwrap_err();
+    assert!(matches!(&refused, LogError::Format { found } if found == "TIDELOG1"), "{refused}");
+}
+
+#[test]
 fn a_session_is_noted_and_closed() {
     let pool = pool();
     assert_eq!(pool.session().unwrap(), None);
