@@ -1,15 +1,24 @@
 //! The program as a user runs it: exit status, output and files. Needs what `scripts/install-deps bench` installs.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use assert_cmd::Command;
 use serde_json::Value;
 
 fn bench(words: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-bench"));
-    command.args(words.split(' ')).timeout(std::time::Duration::from_secs(120));
+    command.args(words.split(' ')).timeout(std::time::Duration::from_secs(900));
     command
 }
 
+/// One measurement at a time: a phase that gets no CPU in its time has no row.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn rows_of(words: &str) -> Value {
+    let _turn = turn();
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("rows.json");
     bench(words).arg("--json").arg(&json).assert().success();
@@ -24,7 +33,7 @@ fn stderr_of(words: &str, status: i32) -> String {
 #[test]
 fn block_measures_every_policy() {
     let found = rows_of(
-        "block --seconds 0.02 --repetitions 2 --size 32M --threads 1,2 --fsync-every 100 --read-share 0,100",
+        "block --seconds 0.3 --repetitions 2 --size 32M --threads 1,2 --fsync-every 100 --read-share 0,100",
     );
     let rows = found["rows"].as_array().unwrap();
     let measured =
@@ -44,7 +53,7 @@ fn block_measures_every_policy() {
 fn dram_tiers_are_measured_with_their_phases() {
     let policies = "transit,transit-no-eager,transit-no-bypass,pmbd,pmbd70,lru,coactive";
     let found = rows_of(&format!(
-        "block --policies raw,btt,{policies} --cache 1M,2M --seconds 0.02 --repetitions 1 --size 16M \
+        "block --policies raw,btt,{policies} --cache 1M,2M --seconds 0.3 --repetitions 1 --size 16M \
          --read-share 20 --fsync-every 100 --burst 500 --duty 90 --pattern zipf"
     ));
     for policy in policies.split(',') {
@@ -79,6 +88,7 @@ fn an_opening_after_a_crash_is_timed() {
 
 /// Builds what `bench log` runs beside this program: `tidegate` and the library that it preloads.
 fn build_tidegate() {
+    let _turn = turn();
     let mut cargo = std::process::Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--locked", "-p", "tidegate-cli", "-p", "tidegate-preload"]);
     cargo.args((!cfg!(debug_assertions)).then_some("--release"));

@@ -164,6 +164,13 @@ mod tests {
         ptr::without_provenance(at)
     }
 
+    /// Takes what is in these pages away; not their place, which memory of another test could come to.
+    fn take_away(start: *mut u8, bytes: usize) {
+        // SAFETY: pages of the test's own, which nothing refers to.
+        assert_eq!(unsafe { libc::mprotect(start.cast(), bytes, libc::PROT_NONE) }, 0);
+        changed();
+    }
+
     #[test]
     fn pointers_that_no_program_has_are_not_readable() {
         let byte = 0_u8;
@@ -178,24 +185,22 @@ mod tests {
     fn memory_is_readable_up_to_its_end_and_until_it_is_taken_away() {
         const PAGES: usize = 3 * BLOCK_PAGES;
         let start = map((PAGES + 1) * PAGE_BYTES).unwrap();
-        unmap(start.wrapping_add(PAGES * PAGE_BYTES), PAGE_BYTES);
-        changed();
+        take_away(start.wrapping_add(PAGES * PAGE_BYTES), PAGE_BYTES);
         for _ in 0..2 {
             assert!(is_readable(start.cast(), PAGES * PAGE_BYTES));
             assert!(is_readable(start.wrapping_add(PAGES * PAGE_BYTES - 1).cast(), 1));
             assert!(!is_readable(start.wrapping_add(PAGES * PAGE_BYTES - 1).cast(), 2));
             assert!(!is_readable(start.cast(), PAGES * PAGE_BYTES + 1));
         }
-        unmap(start, PAGES * PAGE_BYTES);
-        changed();
+        take_away(start, PAGES * PAGE_BYTES);
         assert!(!is_readable(start.cast(), 1));
+        unmap(start, (PAGES + 1) * PAGE_BYTES);
     }
 
     #[test]
     fn strings_end_before_what_cannot_be_read() {
         let start = map(2 * PAGE_BYTES).unwrap();
-        unmap(start.wrapping_add(PAGE_BYTES), PAGE_BYTES);
-        changed();
+        take_away(start.wrapping_add(PAGE_BYTES), PAGE_BYTES);
         let last = start.wrapping_add(PAGE_BYTES - 4);
         // SAFETY: four bytes of the page that is there.
         unsafe { ptr::copy_nonoverlapping(c"abc".as_ptr().cast(), last, 4) };
@@ -206,7 +211,7 @@ mod tests {
         assert_eq!(text(ptr::null()), None);
         let long = vec![b'x'; PAGE_BYTES];
         assert_eq!(text(long.as_ptr().cast()), None);
-        unmap(start, PAGE_BYTES);
+        unmap(start, 2 * PAGE_BYTES);
     }
 
     #[test]

@@ -21,14 +21,14 @@ use tidegate::device::{
 };
 use tidegate::log::recover::{FileSystem, recover_pool};
 use tidegate::log::{
-    Base, CONTROL_BYTES, Definition, FileGuard, FileKey, FileRef, Log, LogOptions, LogPool,
-    Overlay, RecordKind, Ticket, Unbrought, create, current_process,
+    Base, CONTROL_BYTES, Definition, FileGuard, FileKey, FileRef, Log, LogPool, Overlay,
+    RecordKind, Ticket, Unbrought, create, current_process,
 };
 use tidegate::pmem::{Region, SharedMemory};
 
 use crate::context;
 use crate::files::{FILE_BYTES, ModelFile, ModelFiles};
-use crate::log::{BLOCK_BYTES, CLEAN_FROM_BYTES, POOL_BYTES, check_pool, copy, text};
+use crate::log::{BLOCK_BYTES, CLEAN_FROM_BYTES, POOL_BYTES, check_pool, copy, log_options, text};
 use crate::subject::Subject;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -99,7 +99,7 @@ impl Subject for AbsorbSubject {
     fn create(&self, region: &Region) -> Result<(), String> {
         let scratch = Arc::new(Region::anonymous(self.region_bytes()).map_err(text)?);
         let pool = Region::anonymous(POOL_BYTES).map_err(text)?;
-        create(&pool, &LogOptions { salt: 2, ..LogOptions::default() }).map_err(text)?;
+        create(&pool, &log_options(2)).map_err(text)?;
         copy(&pool, &scratch)?;
         let files = ModelFiles::mount(&scratch, POOL_BYTES).map_err(text)?;
         for name in 0..self.files {

@@ -14,6 +14,7 @@ use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
 use tidegate::log::layout::RING_OFFSET;
 use tidegate::log::{LogOptions, LogPool, Scanner, create};
 use tidegate::pmem::Region;
+use uuid::Uuid;
 
 use crate::history::payload;
 use crate::model::Stamp;
@@ -62,8 +63,7 @@ impl LogSubject {
 
     /// An older pool, whose records fill the ring and more.
     fn fill_older_pool(&self, region: &Arc<Region>) -> Result<(), String> {
-        let options = LogOptions { salt: 1, ..LogOptions::default() };
-        create(region, &options).map_err(text)?;
+        create(region, &log_options(1)).map_err(text)?;
         let pool = LogPool::open(Arc::clone(region)).map_err(text)?;
         let backing = Arc::new(MemoryDevice::new(BLOCK_BYTES, self.blocks).map_err(text)?);
         let device =
@@ -78,6 +78,11 @@ impl LogSubject {
     }
 }
 
+/// Nothing of a pool is random: the images of a seed are the same in each run.
+pub(crate) fn log_options(salt: u64) -> LogOptions {
+    LogOptions { uuid: Uuid::from_u128(7), salt }
+}
+
 pub(crate) fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
@@ -87,7 +92,7 @@ impl Subject for LogSubject {
         let scratch = Arc::new(Region::anonymous(POOL_BYTES).map_err(text)?);
         self.fill_older_pool(&scratch)?;
         let salt = if self.fault == LogFault::NoSalt { 1 } else { 2 };
-        create(&scratch, &LogOptions { salt, ..LogOptions::default() }).map_err(text)?;
+        create(&scratch, &log_options(salt)).map_err(text)?;
         copy(&scratch, region)
     }
 

@@ -50,22 +50,25 @@ impl Random {
     }
 }
 
-/// The seeds of a test: the one of `TIDEGATE_SIM_SEED` (decimal or 0x hexadecimal) alone if it is set, else `fixed`
-/// ones and as many fresh ones from the operating system, both multiplied by `TIDEGATE_SIM_ROUNDS`.
+/// The seeds of a test: the one of `TIDEGATE_SIM_SEED` (decimal or 0x hexadecimal) alone if it is set, else `count`, the same in
+/// each run, or half of them fresh ones from the operating system where `TIDEGATE_SIM_FRESH` is 1; times `TIDEGATE_SIM_ROUNDS`.
 ///
 /// # Panics
 /// Where a variable is set to something that is no number: a replay of the wrong seed would mislead.
-pub fn seeds(name: &str, fixed: usize) -> Vec<u64> {
+pub fn seeds(name: &str, count: usize) -> Vec<u64> {
     if let Some(seed) = variable("TIDEGATE_SIM_SEED") {
         return vec![seed];
     }
     let rounds = usize::try_from(variable("TIDEGATE_SIM_ROUNDS").unwrap_or(1)).unwrap_or(1);
+    let count = count * rounds;
+    let fresh = if variable("TIDEGATE_SIM_FRESH") == Some(1) { count / 2 } else { 0 };
     let base = mix(name.bytes().fold(0, |sum, byte| mix(sum ^ u64::from(byte))));
-    let fresh = std::collections::hash_map::RandomState::new().build_hasher().finish();
-    println!("{name}: fresh seeds start at {fresh:#x}");
-    let count = fixed * rounds;
-    let stream = |base: u64| (0..count as u64).map(move |index| mix(base.wrapping_add(index)));
-    stream(base).chain(stream(fresh)).collect()
+    let fresh_base = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    if fresh > 0 {
+        println!("{name}: fresh seeds start at {fresh_base:#x}");
+    }
+    let stream = |base: u64, count| (0..count as u64).map(move |at| mix(base.wrapping_add(at)));
+    stream(base, count - fresh).chain(stream(fresh_base, fresh)).collect()
 }
 
 fn variable(name: &str) -> Option<u64> {

@@ -88,14 +88,14 @@ fn p1_p2_one_writer_each_way_after_each() {
 
 #[test]
 fn p1_p2_p3_three_writers_who_absorb_settle_and_clean_sampled() {
-    seeded("p1_p2_p3_three_writers_who_absorb_settle_and_clean_sampled", 6, |seed| {
+    seeded("p1_p2_p3_three_writers_who_absorb_settle_and_clean_sampled", 12, |seed| {
         random_history(seed, AbsorbFault::None, pool)
     });
 }
 
 #[test]
 fn p1_p2_p3_around_the_end_of_the_ring_sampled() {
-    seeded("p1_p2_p3_around_the_end_of_the_ring_sampled", 3, |seed| {
+    seeded("p1_p2_p3_around_the_end_of_the_ring_sampled", 6, |seed| {
         random_history(seed, AbsorbFault::None, old_pool)
     });
 }
@@ -108,7 +108,7 @@ fn lifetime(seed: u64) -> Result<Stats, Failure> {
 
 #[test]
 fn p6_kills_power_cuts_and_recoveries_in_turn() {
-    seeded("p6_kills_power_cuts_and_recoveries_in_turn", 3, lifetime);
+    seeded("p6_kills_power_cuts_and_recoveries_in_turn", 6, lifetime);
 }
 
 /// A process was killed while it raised the limit of the log, before that was durable.

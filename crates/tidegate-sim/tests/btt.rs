@@ -123,7 +123,7 @@ fn p1_p2_old_flog_padding_and_version_2_in_the_order_of_lines() {
     let mixture =
         Mix { threads: 2, ops: 6, lbas: LBAS, blocks_max: 2, reads_pct: 10, others_pct: 5 };
     let name = "p1_p2_old_flog_padding_and_version_2_in_the_order_of_lines";
-    seeded(name, 10, |seed| {
+    seeded(name, 20, |seed| {
         let subject = BttSubject::new(20, 2, Version::V2_0, FlogSlots::ZeroTwo);
         let plan = mixture.plan(&mut Random::new(seed), &mut 100);
         let effort = Effort { order: StoreOrder::Line, ..SAMPLE };
@@ -136,7 +136,7 @@ fn p1_p2_old_flog_padding_and_version_2_in_the_order_of_lines() {
 fn p1_p2_three_threads_sampled() {
     let mixture =
         Mix { threads: 3, ops: 4, lbas: LBAS, blocks_max: 2, reads_pct: 20, others_pct: 0 };
-    seeded("p1_p2_three_threads_sampled", 60, |seed| random_history(mixture, seed));
+    seeded("p1_p2_three_threads_sampled", 120, |seed| random_history(mixture, seed));
 }
 
 /// Blocks of 4096 bytes, which are zeroed by the map; those of 512 bytes are zeroed by writing.
@@ -144,7 +144,7 @@ fn p1_p2_three_threads_sampled() {
 fn p4_zeroes_discards_and_flushes_sampled() {
     let mixture =
         Mix { threads: 2, ops: 8, lbas: LBAS, blocks_max: 2, reads_pct: 20, others_pct: 15 };
-    seeded("p4_zeroes_discards_and_flushes_sampled", 60, |seed| {
+    seeded("p4_zeroes_discards_and_flushes_sampled", 120, |seed| {
         let subject = BttSubject::with_lba_bytes(4096, 20, 3, Version::V1_1, FlogSlots::ZeroOne);
         let plan = mixture.plan(&mut Random::new(seed), &mut 100);
         let mut explorer = Explorer::new(&subject, pool(&subject), 2, SAMPLE).unwrap();
@@ -156,7 +156,7 @@ fn p4_zeroes_discards_and_flushes_sampled() {
 fn p6_kills_power_cuts_and_recoveries_in_turn() {
     let mixture =
         Mix { threads: 2, ops: 4, lbas: LBAS, blocks_max: 2, reads_pct: 10, others_pct: 5 };
-    seeded("p6_kills_power_cuts_and_recoveries_in_turn", 40, |seed| {
+    seeded("p6_kills_power_cuts_and_recoveries_in_turn", 80, |seed| {
         let subject = btt();
         let mut explorer = Explorer::new(&subject, pool(&subject), 2, SAMPLE).unwrap();
         explorer.lifetime(&mixture, 3, seed).map(|()| explorer.stats())

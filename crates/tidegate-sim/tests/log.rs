@@ -107,14 +107,14 @@ const THREE_WRITERS: Mix =
 
 #[test]
 fn p1_p2_p3_p4_three_writers_and_their_cleaning_sampled() {
-    seeded("p1_p2_p3_p4_three_writers_and_their_cleaning_sampled", 12, |seed| {
+    seeded("p1_p2_p3_p4_three_writers_and_their_cleaning_sampled", 24, |seed| {
         random_history(THREE_WRITERS, seed, LogFault::None, None, young_pool)
     });
 }
 
 #[test]
 fn p1_p2_p3_p4_around_the_end_of_the_ring_sampled() {
-    seeded("p1_p2_p3_p4_around_the_end_of_the_ring_sampled", 8, |seed| {
+    seeded("p1_p2_p3_p4_around_the_end_of_the_ring_sampled", 16, |seed| {
         random_history(THREE_WRITERS, seed, LogFault::None, None, old_pool)
     });
 }
@@ -122,7 +122,7 @@ fn p1_p2_p3_p4_around_the_end_of_the_ring_sampled() {
 #[test]
 fn p6_kills_power_cuts_and_recoveries_in_turn() {
     let mixture = Mix { ops: 4, ..THREE_WRITERS };
-    seeded("p6_kills_power_cuts_and_recoveries_in_turn", 6, |seed| {
+    seeded("p6_kills_power_cuts_and_recoveries_in_turn", 12, |seed| {
         let subject = LogSubject::new(BLOCKS, LogFault::None);
         let mut explorer = Explorer::new(&subject, old_pool(&subject), 3, SAMPLE).unwrap();
         explorer.lifetime(&mixture, 3, seed).map(|()| explorer.stats())

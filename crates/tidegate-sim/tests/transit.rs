@@ -113,18 +113,18 @@ const MIX: Mix =
 
 #[test]
 fn p1_p2_p3_p4_random_histories() {
-    sampled("p1_p2_p3_p4_random_histories", &on_demand(), &MIX, 60);
+    sampled("p1_p2_p3_p4_random_histories", &on_demand(), &MIX, 120);
 }
 
 #[test]
 fn p1_p2_p3_p4_random_histories_with_evictors() {
-    sampled("p1_p2_p3_p4_random_histories_with_evictors", &eager(), &MIX, 60);
+    sampled("p1_p2_p3_p4_random_histories_with_evictors", &eager(), &MIX, 120);
 }
 
 #[test]
 fn p1_p2_p3_p4_two_threads_with_evictors() {
     let mixture = Mix { threads: 2, ops: 6, reads_pct: 30, ..MIX };
-    sampled("p1_p2_p3_p4_two_threads_with_evictors", &eager(), &mixture, 60);
+    sampled("p1_p2_p3_p4_two_threads_with_evictors", &eager(), &mixture, 120);
 }
 
 /// Writes, their evictions, and a flush in every order with two preemptions.

@@ -14,7 +14,7 @@ use tidegate::log::{
 use tidegate::pmem::{Domain, Region, RegionOptions, SharedMemory};
 
 use super::bed::directory;
-use super::io::place_of_thread;
+use super::io::Places;
 use super::{Bench, LogArgs, Part};
 use crate::error::{BenchError, Result};
 use crate::measure::{Key, Op, Sample, Traffic};
@@ -202,6 +202,7 @@ fn append_only() -> Geometry {
 pub(super) struct LogAppend {
     log: Log,
     files: Vec<FileRef>,
+    places: Places,
     /// Held by whoever retires the log.
     room: Mutex<()>,
 }
@@ -212,11 +213,11 @@ impl LogAppend {
         let log = new_log(region)?;
         let files = (0..FILES).map(|file| log.entry_for(&key(file)));
         let files = files.collect::<std::result::Result<_, _>>().map_err(of_log)?;
-        Ok(Self { log, files, room: Mutex::new(()) })
+        Ok(Self { log, files, places: Places::new(), room: Mutex::new(()) })
     }
 
     fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), AppendError> {
-        let number = place_of_thread() % self.files.len();
+        let number = self.places.of_thread() % self.files.len();
         let guard = self.log.lock(self.files[number]).map_err(|_| AppendError::NoSlot)?;
         let mut ticket = guard.begin()?;
         if ticket.needs_define() {

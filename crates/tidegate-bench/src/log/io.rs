@@ -165,27 +165,38 @@ impl IoArgs {
     }
 }
 
-/// Threads that have asked for a place; each keeps the number it got.
-static THREADS: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    static PLACE: Cell<Option<usize>> = const { Cell::new(None) };
+/// Numbers the threads that use a device, from 0: a thread keeps its number while it uses no other device.
+pub(super) struct Places {
+    device: usize,
+    taken: AtomicUsize,
 }
 
-/// A number of the calling thread: those of threads that start together follow each other.
-pub(super) fn place_of_thread() -> usize {
-    PLACE.with(|place| {
-        place.get().unwrap_or_else(|| {
-            let number = THREADS.fetch_add(1, Ordering::Relaxed);
-            place.set(Some(number));
+impl Places {
+    pub(super) fn new() -> Self {
+        static DEVICES: AtomicUsize = AtomicUsize::new(0);
+        Self { device: DEVICES.fetch_add(1, Ordering::Relaxed), taken: AtomicUsize::new(0) }
+    }
+
+    pub(super) fn of_thread(&self) -> usize {
+        thread_local! {
+            static PLACE: Cell<(usize, usize)> = const { Cell::new((usize::MAX, 0)) };
+        }
+        PLACE.with(|place| {
+            let (device, number) = place.get();
+            if device == self.device {
+                return number;
+            }
+            let number = self.taken.fetch_add(1, Ordering::Relaxed);
+            place.set((self.device, number));
             number
         })
-    })
+    }
 }
 
 /// Open files as a device: each thread has one of them.
 struct Files {
     open: Vec<File>,
+    places: Places,
     kind: Kind,
     sync: Sync,
 }
@@ -194,11 +205,11 @@ impl Files {
     fn open(args: &IoArgs) -> Result<Self> {
         let open = |path: &PathBuf| open(path, args.kind, args.sync);
         let open = args.files.iter().map(open).collect::<Result<_>>()?;
-        Ok(Self { open, kind: args.kind, sync: args.sync })
+        Ok(Self { open, places: Places::new(), kind: args.kind, sync: args.sync })
     }
 
     fn mine(&self) -> &File {
-        &self.open[place_of_thread() % self.open.len()]
+        &self.open[self.places.of_thread() % self.open.len()]
     }
 
     fn sync_all(&self) -> std::result::Result<(), DeviceError> {

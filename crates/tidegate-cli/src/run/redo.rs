@@ -252,7 +252,7 @@ mod tests {
         operation: impl FnOnce(&mut tidegate::log::Ticket<'_>) + Send,
     ) {
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let dying = scope.spawn(|| {
                 let guard = trial.lock(file);
                 let mut ticket = guard.begin().unwrap();
                 define(&mut ticket, file, &trial.path(name));
@@ -260,6 +260,8 @@ mod tests {
                 std::mem::forget(ticket);
                 std::mem::forget(guard);
             });
+            // Only then does the kernel give its locks away.
+            dying.join().unwrap();
         });
     }
 

@@ -157,12 +157,13 @@ fn a_removal_in_the_middle_of_which_a_process_died_is_voided() {
     let path = world.file("a");
     let identity = look(&path).key().unwrap().identity;
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let dying = scope.spawn(|| {
             let names = world.log.lock_names().unwrap();
             let mut ticket = world.log.begin_on_names().unwrap();
             ticket.unlink(path.to_str().unwrap().as_bytes(), identity).unwrap();
             std::mem::forget((ticket, names));
         });
+        dying.join().unwrap();
     });
     changing(&world.log, || 0);
     assert_eq!(world.records(), ["unlink a", "void"]);
@@ -330,7 +331,7 @@ fn die_in_the_middle(
 ) {
     let target = look(path);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let dying = scope.spawn(|| {
             let names = world.log.lock_names().unwrap();
             let subject = target.known(&world.log).unwrap();
             let mut ticket = subject.guard.begin().unwrap();
@@ -338,6 +339,7 @@ fn die_in_the_middle(
             std::mem::forget(ticket);
             std::mem::forget((subject, names));
         });
+        dying.join().unwrap();
     });
 }
 

@@ -36,7 +36,8 @@ fn accepted_requests_are_finished_and_answered() {
 
 #[test]
 fn requests_that_wait_behind_unread_replies_are_answered_too() {
-    let mut server = TestServer::memory();
+    let limits = Limits { stop_grace: Duration::from_secs(3600), ..Limits::default() };
+    let mut server = TestServer::limited(limits);
     let mut client = Client::simple(&server.path());
     client.stream.set_nonblocking(true).expect("nonblocking");
     let requests = request_bytes(READ, 0, 1, 0, 4096).repeat(1000);

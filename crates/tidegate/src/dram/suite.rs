@@ -302,7 +302,8 @@ pub(super) fn reports_failed_write_backs(factory: &Factory) {
 
 /// P4: a flush returns though writes, also of the blocks that it covers, never stop.
 pub(super) fn flush_ends_under_load(factory: &Factory) {
-    const MOST_WRITES: u64 = 3_000_000;
+    // Minutes of writing: no flush takes that long unless it waits for the last one.
+    const MOST_WRITES: u64 = 100_000_000;
     let device = TestDevice::new(1);
     let tier = factory(device.clone());
     let (written, flushed) = (AtomicU64::new(0), AtomicBool::new(false));

@@ -144,7 +144,8 @@ fn who_dies_with_the_lock_of_names_leaves_a_version_that_counts_as_changed() {
     let log = log();
     let before = log.names_version();
     std::thread::scope(|scope| {
-        scope.spawn(|| std::mem::forget(log.lock_names().unwrap()));
+        // Ended, by the join: only then does the kernel give its locks away.
+        scope.spawn(|| std::mem::forget(log.lock_names().unwrap())).join().unwrap();
     });
     let dead = log.names_version();
     let guard = log.lock_names().unwrap();
@@ -401,7 +402,7 @@ fn the_operation_of_a_killed_thread_is_found() {
     let log = log();
     let file = log.entry_for(&key(1)).unwrap();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let dying = scope.spawn(|| {
             let guard = log.lock(file).unwrap();
             let mut ticket = guard.begin().unwrap();
             ticket.define(&definition(1)).unwrap();
@@ -410,6 +411,7 @@ fn the_operation_of_a_killed_thread_is_found() {
             std::mem::forget(ticket);
             std::mem::forget(guard);
         });
+        dying.join().unwrap();
     });
     let guard = log.lock(file).unwrap();
     assert!(guard.owner_died());

@@ -380,10 +380,14 @@ mod tests {
             assert!(!cycles::invariant());
             return;
         };
-        let (start, from) = (Instant::now(), counter.now());
-        while start.elapsed().as_millis() < 20 {}
-        let (passed, elapsed) = (ns(counter.now() - from), start.elapsed().as_nanos());
-        let error = passed.abs_diff(u64::try_from(elapsed).unwrap());
-        assert!(error < 2_000_000, "{passed} ns by the counter in {elapsed} ns");
+        let errors_ns = (0..20).map(|_| {
+            let (start, from) = (Instant::now(), counter.now());
+            while start.elapsed().as_millis() < 20 {}
+            let (passed, elapsed) = (ns(counter.now() - from), start.elapsed().as_nanos());
+            passed.abs_diff(u64::try_from(elapsed).unwrap())
+        });
+        // Between the two readings of a try the thread may lose its CPU.
+        let errors_ns: Vec<_> = errors_ns.collect();
+        assert!(errors_ns.iter().any(|error_ns| *error_ns < 2_000_000), "{errors_ns:?}");
     }
 }

@@ -276,6 +276,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            // To close it does not unlock it, as long as a child that has not come to its exec yet has it too.
+            let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+        }
         let len = to_usize(self.len_bytes);
         // SAFETY: the mapping was made by this type and nothing refers to it any more.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), len) };
@@ -308,7 +312,7 @@ fn not_mappable(path: &Path, file_type: std::fs::FileType) -> PmemError {
     PmemError::NotMappable { path: path.to_path_buf(), found }
 }
 
-/// Locks against other openers until the file is closed.
+/// Locks against other openers until the mapping is dropped.
 fn lock(file: &File, path: &Path, read_only: bool) -> Result<()> {
     let operation = if read_only {
         FlockOperation::NonBlockingLockShared
