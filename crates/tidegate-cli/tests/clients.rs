@@ -236,7 +236,7 @@ fn verify_for_a_while(fio: &mut Command, dir: &Path, seconds: u64) {
     assert_eq!(job["error"], 0);
     for direction in ["write", "read"] {
         let count = job[direction]["total_ios"].as_u64().unwrap();
-        assert!(count > 1000, "fio did only {count} of {direction}");
+        assert!(count > 0, "fio did no {direction}");
     }
 }
 

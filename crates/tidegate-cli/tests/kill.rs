@@ -197,10 +197,16 @@ fn load_and_kill(
             kill_process(server, Signal::KILL).expect("the server is alive");
         }
     };
+    // All of them before the first may have written so much that the server is killed.
+    let connections = model.len().div_ceil(BLOCKS_A_CONNECTION);
+    let connect = |_| Client::connect(socket).expect("the server is ready");
+    let clients: Vec<_> = (0..connections).map(connect).collect();
     std::thread::scope(|scope| {
-        for (number, blocks) in model.chunks_mut(BLOCKS_A_CONNECTION).enumerate() {
+        for ((number, blocks), client) in
+            model.chunks_mut(BLOCKS_A_CONNECTION).enumerate().zip(clients)
+        {
             let mut writer = Writer {
-                client: Client::connect(socket).expect("the server is ready"),
+                client,
                 first_lba: number * BLOCKS_A_CONNECTION,
                 sequence: first_sequence(blocks),
                 blocks,

@@ -10,7 +10,7 @@ use std::process::{Child, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::bed::{Bed, Runner, Small, transcript};
-use crate::crash::{Workers, one_of_each, seed, verify};
+use crate::crash::{Workers, moment, one_of_each, seed, verify};
 use crate::process_tree;
 use crate::programs::{compiled, source};
 use crate::support::{ok, scratch, setting, succeed, tool};
@@ -100,7 +100,7 @@ fn nothing_is_lost_by_killing(victims: Victims) {
         let dir = bed.disk().join(format!("round.{round}"));
         std::fs::create_dir(&dir).unwrap();
         let names = one_of_each(round);
-        let (worker, count) = (&names[random.below(names.len())], 1 + random.below(200));
+        let (worker, count) = moment(&names, &mut random);
         println!("round {round}: killed when {worker} has {count}");
         let mut workers = start(&bed.pool(), &dir, &names);
         workers.wait_for(worker, count);
@@ -111,7 +111,7 @@ fn nothing_is_lost_by_killing(victims: Victims) {
         let acks = workers.collect(bed.disk());
         drop(succeed(&mut Runner::Run(&bed.pool()).command("true", Path::new("/"))));
         verify(&dir, &acks);
-        process_tree::assert_nobody_uses(&bed.pool());
+        process_tree::await_nobody_uses(&bed.pool());
         ok(["recover".as_ref(), "--replay".as_ref(), bed.pool().as_os_str()]);
         verify(&dir, &acks);
         std::fs::remove_dir_all(&dir).unwrap();
@@ -167,7 +167,7 @@ fn sqlite_sees_nothing_of_supervisors_that_die() {
         let insert = |first: u32| {
             let last = first + 150;
             format!(
-                "for n in $(seq {first} {last}); do echo \"insert into t values($n);\"; done | sqlite3 -cmd '.timeout 20000' my.db"
+                "for n in $(seq {first} {last}); do echo \"insert into t values($n);\"; done | sqlite3 -cmd '.timeout 120000' my.db"
             )
         };
         let script = format!(

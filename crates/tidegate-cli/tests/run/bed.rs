@@ -3,12 +3,11 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
 use crate::process_tree;
-use crate::support::{directory_in, scratch, succeed, tool, user};
+use crate::support::{directory_in, preload_library, scratch, succeed, tool, user};
 use crate::tree;
 
 /// Seconds after which a workload counts as hanging and is killed.
@@ -78,18 +77,6 @@ fn patient(dir: &Path) -> Command {
     command
 }
 
-/// The library that `run` preloads, beside the binary: built if it is not there or not of these sources.
-pub(crate) fn preload_library() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--locked", "-p", "tidegate-preload"]);
-        cargo.args((!cfg!(debug_assertions)).then_some("--release"));
-        succeed(cargo.current_dir(env!("CARGO_MANIFEST_DIR")));
-        Path::new(env!("CARGO_BIN_EXE_tidegate")).with_file_name("libtidegate_preload.so")
-    })
-}
-
 /// Another user of this machine, with a copy of Tidegate that it can reach wherever the checkout is.
 pub(crate) struct OtherUser {
     pub(crate) ids: (u32, u32),
@@ -100,8 +87,8 @@ impl OtherUser {
     pub(crate) fn new(name: &str) -> Self {
         let installed = on_disk();
         for file in [Path::new(env!("CARGO_BIN_EXE_tidegate")), preload_library()] {
-            let name = file.file_name().expect("it is a file");
-            std::fs::copy(file, installed.path().join(name)).expect("there is room");
+            // By another process: a child that some test starts just then has no descriptor to write it by.
+            succeed(tool("cp", "coreutils").arg(file).arg(installed.path()));
         }
         Self { ids: user(name), installed }
     }
@@ -178,7 +165,7 @@ impl Bed {
         let (run, run_files) = self.perform(Runner::Run(&pool), &workload);
         assert_same("transcript", &plain, &run);
         assert_same("files", &plain_files, &run_files);
-        process_tree::assert_nobody_uses(&pool);
+        process_tree::await_nobody_uses(&pool);
         replay();
         let replayed = tree::listing(&self.disk().join("work"));
         assert_same("files after a replay", &run_files, &replayed);

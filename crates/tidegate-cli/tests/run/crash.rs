@@ -163,6 +163,14 @@ pub(crate) fn recover(pool: &Path, round: u64) {
     }
 }
 
+/// When to kill: a worker, and how much it has done by then.
+pub(crate) fn moment<'a>(names: &'a [String], random: &mut Random) -> (&'a String, usize) {
+    let worker = &names[random.below(names.len())];
+    // A large write takes as long as hundreds of others.
+    let most = if worker.starts_with("large") { 20 } else { 200 };
+    (worker, 1 + random.below(most))
+}
+
 #[test]
 fn acknowledged_writes_survive_kill_9_of_the_whole_tree() {
     let (bed, mut random) = (Bed::new(), seed());
@@ -170,7 +178,7 @@ fn acknowledged_writes_survive_kill_9_of_the_whole_tree() {
         let dir = bed.disk().join(format!("round.{round}"));
         std::fs::create_dir(&dir).unwrap();
         let names = one_of_each(round);
-        let (worker, count) = (&names[random.below(names.len())], 1 + random.below(200));
+        let (worker, count) = moment(&names, &mut random);
         println!("round {round}: killed when {worker} has {count}");
         let mut workers = Workers::start(&bed.pool(), &dir, &names);
         workers.wait_for(worker, count);

@@ -49,7 +49,7 @@ fn pjdfstest_has_the_results_it_has_without() {
 
 /// The result of each test, in order of names.
 fn pjdfstest(runner: Runner<'_>, dir: &Path) -> String {
-    let config = "[features]\nposix_fallocate = {}\nutime_now = {}\nutimensat = {}\n[settings]\nnaptime = 0.01\n\
+    let config = "[features]\nposix_fallocate = {}\nutime_now = {}\nutimensat = {}\n[settings]\nnaptime = 0.05\n\
                   allow_remount = false\n[dummy_auth]\nentries = [[\"nobody\", \"nogroup\"], [\"daemon\", \"daemon\"]]\n";
     std::fs::write(dir.join("config.toml"), config).expect("there is room");
     crate::bed::open_to_all(dir);

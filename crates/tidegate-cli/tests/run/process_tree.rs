@@ -6,13 +6,15 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::support::abandoned::processes_with;
 
 const MARK: &str = "TIDEGATE_TEST_TREE";
+/// In no environment.
+const NO_MARK: &str = "no such mark anywhere\u{1}";
 
 /// Processes that belong together.
 pub(crate) struct ProcessTree {
@@ -78,8 +80,21 @@ fn is_python(pid: i32) -> bool {
 
 /// Nobody maps `pool`, and no descriptor is open on it: the supervisor has gone with its tree.
 pub(crate) fn assert_nobody_uses(pool: &Path) {
-    let users = members(pool, "no such mark anywhere\u{1}");
+    let users = members(pool, NO_MARK);
     assert!(users.is_empty(), "processes {users:?} still use {}", pool.display());
+}
+
+/// The same for a tree whose last process may be ending still, when its launcher is gone: waits for that.
+pub(crate) fn await_nobody_uses(pool: &Path) {
+    for pid in members(pool, NO_MARK) {
+        let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+        if let Some(handle) = handle {
+            let mut events = [PollFd::new(&handle, PollFlags::IN)];
+            retry_on_intr(|| poll(&mut events, Some(&patience))).expect("it can be waited for");
+        }
+    }
+    assert_nobody_uses(pool);
 }
 
 /// The supervisor of `pool`: the `tidegate` process that maps it and is not the launcher or below it.
@@ -96,7 +111,7 @@ pub(crate) fn supervisors_of(pool: &Path) -> Vec<Pid> {
         let exe = std::fs::read_link(format!("/proc/{pid}/exe"));
         exe.is_ok_and(|exe| exe == Path::new(env!("CARGO_BIN_EXE_tidegate")))
     };
-    let users = members(pool, "no such mark anywhere\u{1}").into_iter();
+    let users = members(pool, NO_MARK).into_iter();
     users.filter(is_tidegate).filter(|&pid| session_leader(pid)).filter_map(Pid::from_raw).collect()
 }
 
@@ -109,7 +124,8 @@ pub(crate) fn kill_launchers(pool: &Path) {
             && cmdline.windows(words.len()).any(|window| window == words);
         let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
         if let Some(pid) = number.and_then(Pid::from_raw).filter(|_| is_launcher) {
-            rustix::process::kill_process(pid, Signal::KILL).expect("it is alive");
+            // It may have ended by itself meanwhile.
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
     }
 }

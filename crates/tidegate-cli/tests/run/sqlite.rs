@@ -67,7 +67,7 @@ fn shells_in_several_trees_share_a_database() {
                 .collect::<Vec<_>>()
                 .concat();
             std::fs::write(dir.join(format!("{first}.sql")), statements).unwrap();
-            let script = format!("sqlite3 -cmd '.timeout 30000' my.db < {first}.sql");
+            let script = format!("sqlite3 -cmd '.timeout 120000' my.db < {first}.sql");
             move || Runner::Run(&pool.clone()).script(&script, dir)
         };
         let made = Runner::Plain.script(

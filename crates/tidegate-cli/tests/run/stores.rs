@@ -16,13 +16,13 @@ bench() {
         "$@" >out 2>&1 || { cat out; exit 1; }
     grep -o '([0-9]* of [0-9]* found)' out || true
 }
-bench --benchmarks=fillrandom --num=3000 --sync=1 --use_existing_db=0
-bench --benchmarks=overwrite --num=3000 --sync=1
+bench --benchmarks=fillrandom --num=1000 --sync=1 --use_existing_db=0
+bench --benchmarks=overwrite --num=1000 --sync=1
 bench --benchmarks=overwrite --num=20000 --sync=0 --write_buffer_size=500000
 bench --benchmarks=compact,readrandom --num=20000
 bench --benchmarks=updaterandom --num=2000 --use_direct_io_for_flush_and_compaction=1
-bench --benchmarks=overwrite --num=2000 --sync=1 --mmap_write=1
-bench --benchmarks=overwrite --num=2000 --sync=1 --threads=4
+bench --benchmarks=overwrite --num=500 --sync=1 --mmap_write=1
+bench --benchmarks=overwrite --num=500 --sync=1 --threads=4
 bench --benchmarks=readrandom --num=20000
 ldb --db=db checkconsistency; ldb --db=db scan | wc -l; rm -rf db out
 "#;

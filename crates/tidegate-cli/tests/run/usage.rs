@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use crate::bed::{Bed, Runner, on_disk, preload_library};
+use crate::bed::{Bed, Runner, on_disk};
 use crate::process_tree;
 use crate::programs::{compiled, source};
-use crate::support::{ok, run, succeed, tidegate, tool};
+use crate::support::{ok, preload_library, run, succeed, tidegate, tool};
 
 /// `tidegate run` with the test's pool, ready for `-- CMD`.
 fn tidegate_run(bed: &Bed) -> Command {
@@ -330,7 +331,8 @@ if os.fork() == 0:
     let supervisor = process_tree::supervisor_of(&bed.pool(), pid);
     let handle = pidfd_open(supervisor, PidfdFlags::empty()).unwrap();
     std::fs::write(bed.disk().join("wait"), "!").unwrap();
-    poll(&mut [PollFd::new(&handle, PollFlags::IN)], None).unwrap();
+    let mut events = [PollFd::new(&handle, PollFlags::IN)];
+    retry_on_intr(|| poll(&mut events, None)).unwrap();
     process_tree::assert_nobody_uses(&bed.pool());
     assert_eq!(std::fs::read(bed.disk().join("file")).unwrap(), b"x".repeat(1000));
 }
@@ -366,18 +368,20 @@ fn outsiders_see_and_change_the_same_files() {
 fn no_cpu_when_idle() {
     let bed = Bed::new();
     let mut command = tidegate_run(&bed);
-    command.args(["--", "sh", "-c", "printf data > file; sync file; echo ready; exec sleep 3"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    command.args(["--", "sh", "-c", "printf data > file; sync file; echo ready; exec cat"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     let supervisor = process_tree::supervisor_of(&bed.pool(), Pid::from_child(&child));
-    // It may be cleaning still: wait for the sleep's end, but count only from its middle.
-    succeed(tool("sleep", "coreutils").arg("1.5"));
-    let before = process_tree::cpu_ticks(supervisor);
-    succeed(tool("sleep", "coreutils").arg("1"));
-    let used = process_tree::cpu_ticks(supervisor) - before;
+    // It may be about the pool's space or the last records still, in the first of these seconds.
+    let is_idle = (0..10).any(|_| {
+        let before = process_tree::cpu_ticks(supervisor);
+        succeed(tool("sleep", "coreutils").arg("1"));
+        process_tree::cpu_ticks(supervisor) == before
+    });
+    drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
-    assert!(used <= 2, "an idle supervisor used {used} ticks of CPU in a second");
+    assert!(is_idle, "a supervisor with nothing to do uses CPU in each second");
 }
 
 /// A pool on a disk, not in memory, works the same.

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -39,6 +39,18 @@ pub fn directory_in(parent: PathBuf) -> TempDir {
 /// The `tidegate` binary of this build, ready for arguments.
 pub fn tidegate() -> Command {
     Command::new(env!("CARGO_BIN_EXE_tidegate"))
+}
+
+/// The library that `run` preloads, beside the binary: built if it is not there or not of these sources.
+pub fn preload_library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--locked", "-p", "tidegate-preload"]);
+        cargo.args((!cfg!(debug_assertions)).then_some("--release"));
+        succeed(cargo.current_dir(env!("CARGO_MANIFEST_DIR")));
+        Path::new(env!("CARGO_BIN_EXE_tidegate")).with_file_name("libtidegate_preload.so")
+    })
 }
 
 /// Runs `tidegate ARGS` and hands back what it printed, whatever its status. What should end but does not is
