@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use crate::bed::{Bed, Runner, on_disk};
+use crate::bed::{Bed, Runner, Small, on_disk};
 use crate::process_tree;
 use crate::programs::{compiled, source};
 use crate::support::{ok, preload_library, run, succeed, tidegate, tool};
@@ -361,6 +361,24 @@ fn outsiders_see_and_change_the_same_files() {
         std::fs::read_to_string(&file).unwrap(),
         "from inside\nfrom outside\ninside again\n"
     );
+}
+
+/// The kernel has each write that returned: to freeze a file system brings them all to its disk.
+#[test]
+fn a_snapshot_of_a_frozen_file_system_has_every_write() {
+    let (bed, small, snapshot) = (Bed::new(), Small::new("64M"), Small::new("64M"));
+    snapshot.unmount();
+    drop(tool("fsfreeze", "util-linux"));
+    let script = format!(
+        "seq 500000 > numbers; sync numbers; fsfreeze -f . && cp {} {}; fsfreeze -u . && cksum numbers",
+        small.image().display(),
+        snapshot.image().display()
+    );
+    let written = Runner::Run(&bed.pool()).script(&script, &small.mount_point());
+    snapshot.mount();
+    let found = Runner::Plain.script("cksum numbers", &snapshot.mount_point());
+    assert!(written.ends_with("exit status: 0\n"), "{written}");
+    assert_eq!(found, written);
 }
 
 /// `NVCache` kept one core busy when idle.
