@@ -29,12 +29,13 @@ fn newer(device: u64, inode: u64) -> Option<Newer> {
 
 /// Asks the kernel, and has corrected what it says: `correct` tells whether the file is absorbed.
 ///
-/// One that is absorbed no more when that is looked at may have been when the kernel was asked, which has heard of all since: it is
-/// asked once more.
+/// One that is absorbed no more when that is looked at may have been when the kernel was asked, which has heard of all since: where
+/// any file was settled meanwhile, it is asked once more.
 fn ask(kernel: impl Fn() -> isize, correct: impl Fn() -> bool) -> c_int {
-    let absorbs = process::log().is_some_and(Log::absorbs);
+    let settled = || process::log().map(Log::settled);
+    let settled_before = settled();
     let mut result = kernel();
-    if result == 0 && !correct() && absorbs {
+    if result == 0 && !correct() && settled() != settled_before {
         result = kernel();
         if result == 0 {
             correct();

@@ -41,6 +41,8 @@ impl FileGuard<'_> {
     /// The kernel has all of the file, and the log says so.
     pub fn stop_absorbing(&self) {
         self.entry().flags().fetch_and(!flag::WANTED, Ordering::SeqCst);
+        // After the kernel got all, before anybody can see that the file is absorbed no more: see `Log::settled`.
+        self.log().control.settled().fetch_add(1, Ordering::SeqCst);
         if self.entry().absorber().swap(0, Ordering::SeqCst) != 0 {
             self.log().control.absorbed().fetch_sub(1, Ordering::SeqCst);
         }
@@ -96,6 +98,17 @@ impl Log {
     #[inline]
     pub fn absorbs(&self) -> bool {
         self.control.absorbed().load(Ordering::Relaxed) != 0
+    }
+
+    /// Counts the files that were absorbed and are no more. Where it is the same before the kernel is asked about a file and after
+    /// [`absorbed_of`](Self::absorbed_of) has found that nobody absorbs it, the kernel's answer was right.
+    ///
+    /// Why: had the file been absorbed when the kernel was asked, [`FileGuard::stop_absorbing`] would have ended that between the
+    /// question and the look. It counts before it does so; and had it counted before the number was read for the first time,
+    /// the kernel would have had all of the file when it was asked.
+    #[inline]
+    pub fn settled(&self) -> u64 {
+        self.control.settled().load(Ordering::SeqCst)
     }
 
     /// Size of the file with these numbers, if it is absorbed, and when it was [modified](Self::modified_ns).

@@ -17,7 +17,7 @@ use super::error::LogError;
 use crate::pmem::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
 use crate::sync::{AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL2");
+const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL3");
 const MAGIC_AT: u64 = 0;
 const POOL_AT: u64 = 8;
 const HEAD_AT: u64 = 64;
@@ -32,6 +32,8 @@ const NAMES_SYNCED_AT: u64 = 392;
 const NAMES_VERSION_AT: u64 = 400;
 /// Files that are absorbed now.
 const ABSORBED_AT: u64 = 704;
+/// Files that were absorbed and are no more.
+const SETTLED_AT: u64 = 720;
 /// Processes that could not announce themselves.
 const UNANNOUNCED_AT: u64 = 712;
 /// The position up to which somebody waits for the log to be retired.
@@ -169,6 +171,10 @@ impl Control {
 
     pub(super) fn absorbed(&self) -> &AtomicU64 {
         self.memory.word(ABSORBED_AT)
+    }
+
+    pub(super) fn settled(&self) -> &AtomicU64 {
+        self.memory.word(SETTLED_AT)
     }
 
     pub(super) fn wanted(&self) -> &AtomicU64 {

@@ -245,3 +245,55 @@ fn loom_two_reservations_never_overlap() {
         assert!(log.head() >= own.max(other) + bytes);
     });
 }
+
+/// A file whose absorbed write the kernel is told of while somebody asks it for the size, as `stat` does.
+fn a_stat_beside_a_settlement(stop: fn(&FileGuard<'_>)) {
+    const SIZE: u64 = 8;
+    let region = region();
+    check(3, move || {
+        let log = log(&region);
+        let file = log.entry_for(&key(1)).unwrap();
+        let kernel = LoomArc::new(loom::sync::atomic::AtomicU64::new(0));
+        {
+            let guard = log.lock(file).unwrap();
+            guard.start_absorbing(1, 0, 0);
+            guard.grow(SIZE, 0);
+            // These words come into being too.
+            assert!(!guard.is_wanted() && log.settled() == 0);
+        }
+        let settler = {
+            let (log, kernel) = (log.clone(), kernel.clone());
+            thread::spawn(move || {
+                let guard = log.lock(file).unwrap();
+                kernel.store(SIZE, Ordering::SeqCst);
+                stop(&guard);
+            })
+        };
+        let settled = log.settled();
+        let mut size = kernel.load(Ordering::SeqCst);
+        match log.absorbed_size(file) {
+            Some(newer) => size = size.max(newer),
+            None if log.settled() != settled => size = kernel.load(Ordering::SeqCst),
+            None => {}
+        }
+        assert_eq!(size, SIZE, "a size of before the write");
+        settler.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_size_is_never_older_than_what_was_absorbed() {
+    a_stat_beside_a_settlement(|guard| guard.stop_absorbing());
+}
+
+/// Planted: counted when it can be seen already.
+fn stop_absorbing_with_late_count(guard: &FileGuard<'_>) {
+    guard.entry().absorber().store(0, Ordering::SeqCst);
+    guard.log().control.settled().fetch_add(1, Ordering::SeqCst);
+}
+
+#[test]
+#[should_panic(expected = "a size of before the write")]
+fn loom_finds_a_settlement_counted_too_late() {
+    a_stat_beside_a_settlement(stop_absorbing_with_late_count);
+}
