@@ -1,0 +1,120 @@
+//! Room for a record: as far as tail, limit and the file under the pool allow, and as its kind of record may fill the log.
+
+use super::super::Log;
+use super::super::error::AppendError;
+use crate::pmem::{LockFailure, Locked};
+use crate::sync::Ordering;
+
+/// Looks at the lock of the limit before a thread sleeps for it.
+const LOOKS: u32 = 100;
+
+/// How full a record may make the log. Each kind leaves a part for the next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::log) enum Room {
+    /// Users' data.
+    Data,
+    /// What became of files: without it, they leave the log.
+    Names,
+    /// What takes records back: without it, a replay would undo what the log does not have. A part is left for what recovery has
+    /// to note.
+    Reserve,
+}
+
+impl Log {
+    /// Reserves room for a record of `bytes` bytes: its position.
+    pub(in crate::log) fn reserve(&self, bytes: u64, room_bytes: u64) -> Result<u64, AppendError> {
+        let control = &self.control;
+        let ring_bytes = self.pool.ring_bytes();
+        loop {
+            let lap_bytes = control.lap_bytes().load(Ordering::Acquire);
+            if bytes > lap_bytes {
+                return Err(AppendError::TooLarge);
+            }
+            let head = control.head().load(Ordering::SeqCst);
+            let at = head % ring_bytes;
+            let start = if at + bytes > lap_bytes { head + (ring_bytes - at) } else { head };
+            let end = start + bytes;
+            let has_room = end - control.tail().load(Ordering::Acquire) <= room_bytes;
+            if !has_room || !self.is_allocated(end) {
+                return Err(AppendError::Full);
+            }
+            if end > control.limit().load(Ordering::Acquire) {
+                self.raise_limit(end)?;
+                continue;
+            }
+            let taken =
+                control.head().compare_exchange(head, end, Ordering::SeqCst, Ordering::Relaxed);
+            if taken.is_ok() {
+                self.alarm_cleaner(end);
+                self.touch(start, bytes);
+                return Ok(start);
+            }
+            self.pool.region().relax();
+        }
+    }
+
+    /// A large record found no room: asks for all that there may be at once. Where room is shown in steps, others fill each of them
+    /// with smaller records.
+    #[cold]
+    pub(super) fn ask_for_all_room(&self, bytes: u64, error: AppendError) {
+        if error == AppendError::Full && bytes > self.pool.ring_bytes() / 16 {
+            self.control.wanted().fetch_max(self.head(), Ordering::SeqCst);
+        }
+    }
+
+    /// The file under the pool has space for the record that ends at `end`.
+    fn is_allocated(&self, end: u64) -> bool {
+        let end_in_lap = (end - 1) % self.pool.ring_bytes() + 1;
+        end_in_lap <= self.control.allocated_bytes().load(Ordering::Acquire)
+    }
+
+    /// Has the kernel map what is about to be stored to, if it does not yet.
+    #[inline]
+    fn touch(&self, position: u64, bytes: u64) {
+        let region = self.pool.region();
+        self.touched.note(self.pool.region_offset(position), bytes, |at| {
+            // What lies there does not matter, nor that a part may end behind the region.
+            let _ = region.load_u64(at);
+        });
+    }
+
+    /// Makes durable that records may end up to `end`. Seldom: the limit moves in steps.
+    #[cold]
+    fn raise_limit(&self, end: u64) -> Result<(), AppendError> {
+        let _lock = self.lock_limit()?;
+        let limit = self.control.limit();
+        if end <= limit.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let raised = end.next_multiple_of(self.pool.limit_step_bytes());
+        // Recovery notes what it makes behind the limit, within one lap of the tail.
+        let room_end = self.control.tail().load(Ordering::Acquire) + self.room_bytes(Room::Reserve);
+        let raised = raised.min(room_end).max(end);
+        self.pool.set_limit(raised).map_err(|_| AppendError::Memory)?;
+        // After the persistent one: who sees this one may acknowledge records below it.
+        limit.store(raised, Ordering::Release);
+        Ok(())
+    }
+
+    /// Held for the time of a store and a fence: seldom worth sleeping for.
+    fn lock_limit(&self) -> Result<Locked<'_>, AppendError> {
+        for _ in 0..LOOKS {
+            match self.control.try_lock_limit() {
+                Err(LockFailure::TimedOut) => self.pool.region().relax(),
+                outcome => return outcome.map_err(|_| AppendError::Full),
+            }
+        }
+        self.control.lock_limit().map_err(|_| AppendError::Full)
+    }
+
+    /// Bytes of the ring that a record may help to fill.
+    pub(in crate::log) fn room_bytes(&self, room: Room) -> u64 {
+        let ring_bytes = self.pool.ring_bytes();
+        let reserve_bytes = (ring_bytes / 16).min(1 << 20);
+        match room {
+            Room::Data => ring_bytes - reserve_bytes,
+            Room::Names => ring_bytes - reserve_bytes / 2,
+            Room::Reserve => ring_bytes - reserve_bytes / 4,
+        }
+    }
+}
