@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::append::{FileGuard, Interrupted, release};
 use super::control::SLOTS;
 use super::error::{LockError, LogError};
+use super::layout::RECORD_ALIGN_BYTES;
 use super::owner::{owner, process_of};
 use super::pool::NO_BOOT;
 use super::table::{self, FileKey, FileRef, flag};
@@ -89,8 +90,10 @@ impl Log {
         Ok(self.pool.set_tail(position)?)
     }
 
-    /// Shows writers the room up to `position`, which was retired.
+    /// Shows writers the room up to `position`, which was retired; or up to 63 bytes less, as records are placed: the limit follows from
+    /// what is shown, and the next tail from the limit.
     pub fn show_room(&self, position: u64) {
+        let position = position - position % RECORD_ALIGN_BYTES;
         if self.control.tail().fetch_max(position, Ordering::SeqCst) < position {
             self.control.announce_room();
         }

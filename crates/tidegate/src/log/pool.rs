@@ -188,7 +188,7 @@ impl LogPool {
     /// # Errors
     /// [`PmemError`].
     pub(super) fn set_tail(&self, position: u64) -> std::result::Result<(), PmemError> {
-        self.set_word(TAIL_OFFSET, position)
+        self.set_position(TAIL_OFFSET, position)
     }
 
     /// Moves the limit.
@@ -196,13 +196,14 @@ impl LogPool {
     /// # Errors
     /// [`PmemError`].
     pub(super) fn set_limit(&self, position: u64) -> std::result::Result<(), PmemError> {
-        self.set_word(LIMIT_OFFSET, position)
+        self.set_position(LIMIT_OFFSET, position)
     }
 
     /// A word of eight bytes is stored whole or not at all, so this needs no second copy.
-    fn set_word(&self, offset: u64, value: u64) -> std::result::Result<(), PmemError> {
+    fn set_position(&self, offset: u64, position: u64) -> std::result::Result<(), PmemError> {
+        debug_assert!(position.is_multiple_of(RECORD_ALIGN_BYTES), "no record is at {position}");
         let at = self.superblock.data_offset + offset;
-        self.region.store_u64(at, value)?;
+        self.region.store_u64(at, position)?;
         self.region.persist(at, 8)
     }
 

@@ -287,6 +287,22 @@ fn a_large_record_without_room_asks_for_all_of_it_at_once() {
     write(&log, 1, 0, &large).unwrap();
 }
 
+/// The limit goes as far as there is room; a log whose tail is no place of a record would be refused.
+#[test]
+fn room_that_is_shown_in_odd_steps_makes_no_odd_position() {
+    let log = log();
+    let fill = || while write(&log, 1, 0, &[1; 100]).is_ok() {};
+    fill();
+    for step in 1..200 {
+        log.retire_unseen(log.safe_position()).unwrap();
+        log.show_room(log.tail() + step);
+        fill();
+        assert!(log.tail().is_multiple_of(64), "tail {}", log.tail());
+        let limit = log.pool().limit().unwrap();
+        assert!(limit.is_multiple_of(64), "limit {limit} after a step of {step}");
+    }
+}
+
 #[test]
 fn a_record_too_large_for_the_log_is_refused() {
     let log = log();
