@@ -1,7 +1,7 @@
 //! What a process was killed in the middle of, on one file: done by the next one that locks the file.
 //!
 //! Invariant: when the lock is given on, the file has the whole of the dead writer's change, or nothing says that it was
-//! made. Nobody has changed the file since, because the dead held the lock.
+//! made. Nobody has changed the file since: the dead held the lock, and who changes a file asks [`FileGuard::owner_died`] first.
 //!
 //! Entry point: [`file()`].
 #![allow(unsafe_code)] // a descriptor of the program
@@ -25,6 +25,7 @@ pub(crate) fn file(log: &Log, fd: c_int, guard: &FileGuard<'_>) {
             log.settle(&interrupted);
         }
     }
+    guard.mended();
 }
 
 /// Whether nothing is left to do.

@@ -60,6 +60,9 @@ fn mend(log: &Log, interrupted: &Interrupted) -> Result<(), String> {
     for it in &still {
         log.settle(it);
     }
+    if log.interrupted_on(&guard).next().is_none() {
+        guard.mended();
+    }
     outcome.map_err(|error| format!("the last operation of a dead process is left undone: {error}"))
 }
 

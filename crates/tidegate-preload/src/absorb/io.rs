@@ -12,12 +12,15 @@ use tidegate::log::{AppendError, Base, FileGuard, LockError, Overlay, OverlayErr
 
 use super::settle::{place_again, settle};
 use super::start::still_has_space;
-use super::{Absorbing, find, forget, mark};
+use super::{Absorbing, find, forget, locked, mark};
 use crate::descriptors::{ABSORBED, APPEND, NEVER, WRITE_ONLY};
 use crate::logged::{Open, Place, Request, WAITS, negated};
 use crate::names::SignalsBlocked;
 use crate::process;
 use crate::raw::{self, Errno};
+
+/// The longest hole that a write makes in an absorbed file.
+const HOLE_BYTES_MAX: u64 = 1 << 30;
 
 /// Why an absorbed file was not read, written or moved in here.
 enum Left {
@@ -62,14 +65,11 @@ struct Held<'a> {
 /// Locks an absorbed file, however long that takes: without the lock nothing can be done with it.
 fn lock(open: &Open) -> Result<Held<'static>, Left> {
     let signals = SignalsBlocked::new();
-    let guard = loop {
-        match open.log.lock(open.file) {
-            Ok(guard) => break guard,
-            Err(LockError::Busy) => {}
-            // A signal handler has interrupted this thread inside: it may try again later.
-            Err(LockError::Reentered) => return Err(Left::Error(libc::EINTR)),
-            Err(LockError::Stale) => return Err(left(open)),
-        }
+    let guard = match locked(open.log, open.file) {
+        Ok(guard) => guard,
+        Err(LockError::Stale) => return Err(left(open)),
+        // A signal handler has interrupted this thread inside: it may try again later.
+        Err(_) => return Err(Left::Error(libc::EINTR)),
     };
     let absorbing = find(open.file);
     let absorber = guard.absorber();
@@ -140,6 +140,8 @@ fn try_write(open: &Open, request: &Request<'_>, bytes: u64) -> Result<Option<u6
         Place::Current => guard.place(),
     };
     let end = at.checked_add(bytes).filter(|end| *end <= process::file_bytes_max());
+    // No file system in use has so small files that this would pass their limit without a look.
+    let end = end.filter(|end| *end <= size.saturating_add(bytes).saturating_add(HOLE_BYTES_MAX));
     let prepared = end.map(|_| overlay.prepare(open.log, at, bytes, size, &mut Kernel(open.fd)));
     if let Some(Err(OverlayError::Base(_))) = prepared {
         // One that the descriptor may not read: the next such write would find it absorbed again.
@@ -160,6 +162,9 @@ fn try_write(open: &Open, request: &Request<'_>, bytes: u64) -> Result<Option<u6
     match appended {
         Ok(Some(position)) => {
             if overlay.wrote(open.log, at, request.parts, position).is_err() {
+                // The program is told that it was not written, so nobody may write it later.
+                let voided = guard.begin().and_then(|mut ticket| ticket.void(position));
+                guard.mark_unlogged(voided.is_err());
                 return Err(Left::Error(libc::EIO));
             }
             guard.grow(end, now_ns());
@@ -245,23 +250,19 @@ pub(crate) fn seek(open: &Open, offset: i64, whence: c_int) -> Option<isize> {
         Err(Left::Error(errno)) => return Some(negated(errno)),
     };
     let base = match whence {
-        libc::SEEK_SET => 0,
-        libc::SEEK_CUR => held.guard.place(),
-        libc::SEEK_END => held.guard.size(),
-        _ => {
-            return match leave::<()>(open, held) {
-                Err(Left::Error(errno)) => Some(negated(errno)),
-                _ => None,
-            };
-        }
+        libc::SEEK_SET => Some(0),
+        libc::SEEK_CUR => Some(held.guard.place()),
+        libc::SEEK_END => Some(held.guard.size()),
+        _ => None,
     };
-    let to = i64::try_from(base).ok().and_then(|base| base.checked_add(offset));
-    Some(match to {
-        Some(to) if to >= 0 => {
-            held.guard.set_place(to.unsigned_abs());
-            isize::try_from(to).unwrap_or(isize::MAX)
-        }
-        Some(_) => -(libc::EINVAL as isize),
-        None => -(libc::EOVERFLOW as isize),
-    })
+    let to = base.and_then(|base| base.checked_add_signed(offset));
+    // The file system has files of this size: what is behind it is for the kernel to allow.
+    let Some(to) = to.filter(|to| *to <= held.guard.size()) else {
+        return match leave::<()>(open, held) {
+            Err(Left::Error(errno)) => Some(negated(errno)),
+            _ => None,
+        };
+    };
+    held.guard.set_place(to);
+    Some(isize::try_from(to).unwrap_or(isize::MAX))
 }

@@ -20,7 +20,7 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
-use tidegate::log::{FileRef, Overlay};
+use tidegate::log::{FileGuard, FileRef, LockError, Log, Overlay};
 
 pub(crate) use io::{read, seek, write};
 pub(crate) use settle::{
@@ -67,6 +67,19 @@ pub(crate) fn any() -> bool {
 fn find(file: FileRef) -> Option<&'static Absorbing> {
     let word = file.to_word();
     FILES_ABSORBED.iter().find(|it| it.file.load(Ordering::Acquire) == word)
+}
+
+/// Locks a file, however long that takes.
+///
+/// # Errors
+/// [`LockError::Reentered`], [`LockError::Stale`].
+fn locked(log: &Log, file: FileRef) -> Result<FileGuard<'_>, LockError> {
+    loop {
+        match log.lock(file) {
+            Err(LockError::Busy) => {}
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Frees the overlay of a file that is absorbed no more.

@@ -12,7 +12,7 @@ use tidegate::log::{
     Absorbed, FileGuard, FileRef, LockError, Log, Scanner, can_write_in_place, set_modified,
 };
 
-use super::{any, find, forget, mark};
+use super::{any, find, forget, locked, mark};
 use crate::descriptors::{self, ABSORBED};
 use crate::names::SignalsBlocked;
 use crate::process;
@@ -130,13 +130,10 @@ pub(super) fn place_again(guard: &FileGuard<'_>, fd: c_int) {
 /// In the supervisor's place, and with its lock: brings to the kernel what was absorbed, by whatever process; whether this
 /// process could.
 fn settle_here(log: &Log, file: FileRef, fd: c_int) -> Result<bool, Errno> {
-    let guard = loop {
-        match log.lock(file) {
-            Ok(guard) => break guard,
-            Err(LockError::Busy) => {}
-            Err(LockError::Reentered) => return Err(libc::EINTR),
-            Err(LockError::Stale) => return Ok(true),
-        }
+    let guard = match locked(log, file) {
+        Ok(guard) => guard,
+        Err(LockError::Stale) => return Ok(true),
+        Err(_) => return Err(libc::EINTR),
     };
     let absorber = guard.absorber();
     if absorber == 0 {
@@ -222,7 +219,10 @@ pub(crate) fn closing(fd: c_int, file: FileRef) {
     if settle(log, file, fd).is_err() {
         supervisor::closed(file);
         let _signals = SignalsBlocked::new();
-        let _guard = log.lock(file);
-        forget(file);
+        let guard = locked(log, file);
+        // Without the lock another thread may use the overlay: it stays, until the file is absorbed anew.
+        if !matches!(guard, Err(LockError::Reentered)) {
+            forget(file);
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use tidegate::log::{FileGuard, Log, Overlay};
 
 use super::settle::{give_lease_back, settle_all, settle_patiently};
-use super::{Absorbing, COUNT, FILES_ABSORBED, forget, mark};
+use super::{Absorbing, COUNT, FILES_ABSORBED, forget, locked, mark};
 use crate::descriptors::{self, ABSORBED, DIRECT, NEVER, STICKY, STRIPPED, WRITE_ONLY};
 use crate::logged::{Open, Sync, Written};
 use crate::names::SignalsBlocked;
@@ -31,7 +31,7 @@ pub(crate) fn consider(open: &Open, written: &Written<'_>) {
     }
     let (writes, before) = (descriptors::count_write(open.fd), process::writes_before());
     let is_due = if begins_last_page(open, written) {
-        before != 0 && writes >= before
+        is_due_for_page(writes, before, written.end - written.at)
     } else {
         is_due(writes, before) && (!open.known.has(WRITE_ONLY) || ends_with_page(written))
     };
@@ -57,13 +57,22 @@ fn is_due(writes: u32, before: u32) -> bool {
     writes.checked_rem(before) == Some(0) && (writes / before).is_power_of_two()
 }
 
+/// The same for one that can be absorbed only when a write begins a page: whether that is the first such write since.
+fn is_due_for_page(writes: u32, before: u32, write_bytes: u64) -> bool {
+    let Some(doublings) = writes.checked_div(before).and_then(u32::checked_ilog2) else {
+        return false;
+    };
+    let since = writes - (before << doublings);
+    u64::from(since) <= Overlay::PAGE_BYTES / write_bytes.max(1)
+}
+
 #[cold]
 fn absorb(open: &Open, written: &Written<'_>) {
     if process::in_vfork_child() || process::writes_unseen() || descriptors::is_shared(open.fd) {
         return;
     }
-    cover(open);
     let _signals = SignalsBlocked::new();
+    cover(open);
     STARTING.fetch_add(1, Ordering::SeqCst);
     if SHARING.load(Ordering::SeqCst) == 0 {
         absorb_alone(open, written);
@@ -84,6 +93,8 @@ fn cover(open: &Open) {
 fn absorb_alone(open: &Open, written: &Written<'_>) {
     let Ok(guard) = open.log.lock(open.file) else { return };
     let fit = guard.is_covered() && !guard.is_sticky() && !guard.is_nameless();
+    // What a dead writer left is done to the kernel's file, before anything is kept from that.
+    let fit = fit && !guard.owner_died();
     // Once more, under the lock: see `never`.
     let fit = fit && !descriptors::get(open.fd).has(NEVER);
     if !fit || guard.absorber() != 0 || !has_space(open) {
@@ -212,7 +223,10 @@ pub(crate) fn never(fd: c_int) -> Result<(), Errno> {
     let Some((log, file)) = process::log().zip(files::of(fd).file()) else { return Ok(()) };
     // First: nobody absorbs it between the two.
     mark(file, |known| known.with(NEVER));
-    drop(log.lock(file));
+    {
+        let _signals = SignalsBlocked::new();
+        drop(locked(log, file));
+    }
     if log.absorber_of(file) == process::number() {
         settle_patiently(log, file, fd)?;
     }
@@ -228,5 +242,20 @@ mod tests {
         let due: Vec<_> = (1..500).filter(|writes| is_due(*writes, 32)).collect();
         assert_eq!(due, [32, 64, 128, 256]);
         assert!(!(1..100).any(|writes| is_due(writes, 0)), "never");
+    }
+
+    #[test]
+    fn where_only_some_writes_will_do_the_next_of_them_is_due() {
+        for bytes in [100, 1000, 4096, 9000] {
+            let begins_page = |writes: &u32| u64::from(*writes) * bytes % 4096 < bytes;
+            let is_due = |writes: &u32| is_due_for_page(*writes, 32, bytes);
+            let due: Vec<_> = (1..4000).filter(begins_page).filter(is_due).collect();
+            assert!(
+                (7..=14).contains(&due.len()),
+                "7 times it doubles, writes of {bytes}: {due:?}"
+            );
+            assert!(due[0] >= 32 && due[0] <= 32 + 4096 / 100);
+        }
+        assert!(!(1..100).any(|writes| is_due_for_page(writes, 0, 100)), "never");
     }
 }

@@ -71,7 +71,7 @@ impl Open {
 
     /// The file was made by this process just now: all of it is in the log from the start.
     pub(crate) fn born(&self) {
-        if let Ok(guard) = self.log.lock(self.file) {
+        if let Some(guard) = self.lock_as_it_is() {
             guard.mark_born();
         }
         self.define();

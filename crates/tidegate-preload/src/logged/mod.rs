@@ -111,27 +111,23 @@ impl Open {
     #[inline]
     fn lock_as_it_is(&self) -> Option<Locked> {
         let signals = SignalsBlocked::new();
-        let guard = match self.log.lock(self.file) {
-            Ok(guard) if !guard.owner_died() => guard,
-            Ok(guard) => {
-                mend::file(self.log, self.fd, &guard);
-                guard
-            }
-            Err(error) => self.lock_again(error)?,
-        };
+        let guard = self.log.lock(self.file).or_else(|error| self.lock_again(error)).ok()?;
+        if guard.owner_died() {
+            mend::file(self.log, self.fd, &guard);
+        }
         Some(Locked { guard, _signals: signals })
     }
 
     #[cold]
-    fn lock_again(&self, error: LockError) -> Option<FileGuard<'static>> {
+    fn lock_again(&self, error: LockError) -> Result<FileGuard<'static>, LockError> {
         match error {
             // The entry was given away, since nothing depended on it: the file gets another one.
             LockError::Stale => {
-                let open = self.found_again()?;
-                open.log.lock(open.file).ok()
+                let open = self.found_again().ok_or(error)?;
+                open.log.lock(open.file)
             }
-            LockError::Busy => (1..TRIES).find_map(|_| self.log.lock(self.file).ok()),
-            LockError::Reentered => None,
+            LockError::Busy => (1..TRIES).find_map(|_| self.log.lock(self.file).ok()).ok_or(error),
+            LockError::Reentered => Err(error),
         }
     }
 

@@ -124,6 +124,8 @@ pub(super) mod flag {
     pub(in crate::log) const WANTED: u64 = 32;
     /// It is a directory: what is counted as unlogged and synced are its names.
     pub(in crate::log) const FOLDER: u64 = 64;
+    /// A holder of its lock was killed, and nobody has seen to what it was killed in.
+    pub(in crate::log) const ORPHANED: u64 = 128;
 }
 
 /// Entry `index`, which must be below [`FILES_MAX`].

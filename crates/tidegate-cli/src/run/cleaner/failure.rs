@@ -54,9 +54,14 @@ impl Worker {
     pub(super) fn rewrite(&mut self, files: Vec<u64>) -> Vec<Failure> {
         let mut failures = Vec::new();
         let entries = self.log.files_with_ids(files.iter().copied());
-        for file in files.into_iter().filter_map(|id| self.backlog.file(id)) {
+        for id in files {
             // One that is gone from the table has nothing left to be written.
-            let Some(&entry) = entries.get(&file.id) else { continue };
+            let Some(&entry) = entries.get(&id) else { continue };
+            let Some(file) = self.backlog.file(id) else {
+                // Its records were not looked at yet: they are before they are retired.
+                let _ = self.log.drop_again(entry);
+                continue;
+            };
             let lent = self.absorbed.lent(entry);
             if lent.as_ref().is_some_and(|file| appends(file)) {
                 // What was absorbed is brought again; the rest, which would be appended, is left to the kernel.
@@ -97,13 +102,16 @@ fn describe(failures: &[Failure]) -> String {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::mpsc::channel;
 
-    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
+    use super::super::super::absorbed::AbsorbedFiles;
     use super::super::super::allocator::Allocator;
     use super::super::super::leases::Leases;
     use super::super::super::trial::Trial;
-    use super::super::{Cleaner, Outcome};
+    use super::super::handle::Voice;
+    use super::super::{Cleaner, Outcome, Worker};
 
     /// How the retirement with this ticket ends.
     fn retired(cleaner: &Cleaner, wanted: u64) -> Result<u64, String> {
@@ -136,5 +144,25 @@ mod tests {
         retired(&cleaner, 2).unwrap();
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"abc3456789");
         cleaner.stop();
+    }
+
+    /// The kernel has dropped what was written to it, and says nothing of it any more.
+    #[test]
+    fn a_file_that_is_not_summed_up_yet_is_written_once_more_when_it_is() {
+        let trial = Trial::new();
+        let allocator = Allocator::begin(&trial.log).unwrap();
+        let absorbed = AbsorbedFiles::new(&trial.log, Leases::default());
+        let (sender, _outcomes) = channel();
+        let ready = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        let voice = Voice { sender, ready };
+        let (jobs, counts) = (Arc::default(), Arc::default());
+        let mut worker = Worker::new(&trial.log, &jobs, &counts, voice, (allocator, absorbed));
+        let file = trial.file("file", b"0123456789");
+        trial.write(&file, "file", 0, b"abc");
+        trial.lock(&file).note_dropped();
+        assert!(worker.rewrite(trial.log.take_dropped()).is_empty());
+        worker.look();
+        assert!(worker.rewrite(trial.log.take_dropped()).is_empty());
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"abc3456789");
     }
 }

@@ -151,8 +151,8 @@ impl Cleaner {
 
 /// How the thread reaches the supervisor's loop.
 pub(super) struct Voice {
-    sender: Sender<Outcome>,
-    ready: Arc<OwnedFd>,
+    pub(super) sender: Sender<Outcome>,
+    pub(super) ready: Arc<OwnedFd>,
 }
 
 impl Voice {

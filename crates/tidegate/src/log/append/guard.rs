@@ -28,7 +28,13 @@ impl Log {
     #[inline]
     pub fn lock(&self, file: FileRef) -> Result<FileGuard<'_>, LockError> {
         let locked = table::lock(&self.control, file)?;
-        Ok(FileGuard { log: self, file, entry: table::entry(&self.control, file.index), locked })
+        let guard =
+            FileGuard { log: self, file, entry: table::entry(&self.control, file.index), locked };
+        if guard.locked.owner_died() {
+            // The kernel tells one holder only, who may have other things to do.
+            guard.set(flag::ORPHANED);
+        }
+        Ok(guard)
     }
 
     /// The word at which a file's data is all in the log or on the disk.
@@ -60,9 +66,16 @@ fn is_covered(entry: &Entry<'_>) -> bool {
 }
 
 impl FileGuard<'_> {
-    /// The former holder of the lock was killed while it held it: see [`Log::interrupted_on`].
+    /// A former holder of the lock was killed while it held it, and nobody has called [`mended`](Self::mended) since: see
+    /// [`Log::interrupted_on`].
+    #[inline]
     pub fn owner_died(&self) -> bool {
-        self.locked.owner_died()
+        self.has(flag::ORPHANED)
+    }
+
+    /// What former holders of the lock were killed in was done or undone.
+    pub fn mended(&self) {
+        self.entry.flags().fetch_and(!flag::ORPHANED, Ordering::SeqCst);
     }
 
     pub(in crate::log) fn log(&self) -> &Log {

@@ -19,6 +19,17 @@ static void wrong_arguments(void)
     TELL(dup(999));
     TELL(lseek(fd, -1, SEEK_SET));
     TELL(lseek(fd, 0, 99));
+    TELL(lseek(fd, INT64_MAX, SEEK_SET));
+    TELL(lseek(fd, 1, SEEK_SET));
+    TELL(lseek(fd, INT64_MAX, SEEK_CUR));
+    TELL(lseek(fd, INT64_MIN, SEEK_END));
+    TELL(lseek(fd, 1000, SEEK_SET));
+    TELL(write(fd, "behind", 6));
+    TELL(pwrite(fd, "x", 1, 1LL << 60));
+    TELL(pwrite(fd, "x", 1, INT64_MAX));
+    TELL(pwrite(fd, "x", 1, 0));
+    TELL(lseek(fd, 0, SEEK_CUR));
+    TELL(lseek(fd, -6, SEEK_CUR));
     TELL(pwrite(fd, "x", 1, -1));
     TELL(write(fd, "", 0));
     TELL(pwrite(fd, NULL, 0, 100));
