@@ -23,8 +23,9 @@ use tidegate::log::{Definition, FileGuard, FileKey, Log, Ticket};
 
 use support::{ok, scratch, tidegate};
 
-/// A pool that is not there yet, and a directory for files; both on tmpfs.
+/// A pool that is not there yet, and a directory for files; both on tmpfs. What `run` needs is built.
 fn place() -> (TempDir, PathBuf) {
+    support::preload_library();
     let dir = scratch();
     let pool = dir.path().join("pool");
     (dir, pool)
@@ -42,7 +43,6 @@ struct Session {
 
 impl Session {
     fn start(pool: &Path, args: &[&str]) -> Self {
-        support::preload_library();
         let mut command = tidegate();
         command.args(["run", "--pool"]).arg(pool).args(args);
         if !args.contains(&"--size") {

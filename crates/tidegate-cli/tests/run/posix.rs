@@ -88,6 +88,7 @@ sections! {
     redirected_output: "redirected_output";
     streams_at_exit: "streams_at_exit";
     wrong_arguments: "wrong_arguments";
+    places_far_away: "places_far_away";
     wrong_names: "wrong_names";
     buffers_that_are_half_readable: "half_readable_buffer";
     names_that_are_not_readable: "unreadable_names";
