@@ -180,7 +180,7 @@ impl AbsorbedFiles {
 fn orphan(log: &Log, guard: &FileGuard<'_>) -> io::Result<Option<Arc<File>>> {
     match redo::open(log, guard) {
         Err(_) if guard.is_nameless() => Ok(None),
-        opened => opened.map(|file| Some(Arc::new(file))),
+        opened => opened.map(|file| file.map(Arc::new)),
     }
 }
 
@@ -210,6 +210,65 @@ mod tests {
     fn log_in(path: &std::path::Path) -> Arc<Log> {
         File::create(path).unwrap().set_len(POOL_BYTES).unwrap();
         log_over(Region::open(path, &RegionOptions::default()).unwrap())
+    }
+
+    /// A file of 3 bytes of which a process that is dead has absorbed a write, with no lease held on it.
+    fn absorbed_by_the_dead(trial: &Trial) -> FileRef {
+        let file = trial.file("file", b"abc");
+        let entry = trial.log.entry_for(&Trial::key(&file)).unwrap();
+        let guard = trial.log.lock(entry).unwrap();
+        guard.start_absorbing(u32::MAX, 0, 3);
+        let mut ticket = guard.begin().unwrap();
+        define(&mut ticket, &file, &trial.path("file"));
+        ticket.absorb(1, &[IoSlice::new(b"x")]).unwrap();
+        entry
+    }
+
+    fn settle(trial: &Trial, entry: FileRef) -> io::Result<u64> {
+        let mut absorbed = AbsorbedFiles::new(&trial.log, Leases::default());
+        absorbed.settle(entry, trial.log.tail())
+    }
+
+    #[test]
+    fn a_file_of_a_dead_process_is_settled_by_its_name() {
+        let trial = Trial::new();
+        let entry = absorbed_by_the_dead(&trial);
+        assert_eq!(settle(&trial, entry).unwrap(), 0);
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"axc");
+        assert_eq!(trial.log.absorber_of(entry), 0);
+    }
+
+    /// Else the log is kept for it, for ever.
+    #[test]
+    fn a_file_whose_remover_died_is_owed_nothing() {
+        let trial = Trial::new();
+        let entry = absorbed_by_the_dead(&trial);
+        let guard = trial.log.lock(entry).unwrap();
+        let path = trial.path("file");
+        guard.begin().unwrap().unlink(path.as_os_str().as_encoded_bytes()).unwrap();
+        // Killed right behind this.
+        std::fs::remove_file(&path).unwrap();
+        drop(guard);
+        assert_eq!(settle(&trial, entry).unwrap(), 0);
+        assert_eq!(trial.log.absorber_of(entry), 0);
+    }
+
+    #[test]
+    fn a_file_that_the_log_has_nothing_of_is_owed_nothing() {
+        let trial = Trial::new();
+        let entry = absorbed_by_the_dead(&trial);
+        trial.log.retire_to(trial.log.head()).unwrap();
+        assert_eq!(settle(&trial, entry).unwrap(), 0);
+        assert_eq!(trial.log.absorber_of(entry), 0);
+    }
+
+    #[test]
+    fn a_file_that_somebody_has_taken_away_stays_in_the_log() {
+        let trial = Trial::new();
+        let entry = absorbed_by_the_dead(&trial);
+        std::fs::rename(trial.path("file"), trial.path("elsewhere")).unwrap();
+        assert_eq!(settle(&trial, entry).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_ne!(trial.log.absorber_of(entry), 0);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 use rustix::fs::FallocateFlags;
 use tidegate::log::recover::{
-    Content, Extent, FilePlan, FileSystem, LocalFiles, Plan, Planner, identity_of,
+    Content, Extent, Fate, FilePlan, FileSystem, LocalFiles, Plan, Planner, identity_of,
 };
 use tidegate::log::{
     FileGuard, FileKey, FileRef, Header, Interrupted, Log, RecordKind, copy_to_file, has_happened,
@@ -173,12 +173,19 @@ pub(crate) fn rewrite(
     Ok(())
 }
 
-/// Opens a locked file for writing, by one of its names.
+/// Opens a locked file for writing, by one of its names; none where the log has nothing for it: no record, or the removal of its
+/// last name.
 ///
 /// # Errors
-/// It is under none of them, or may not be written.
-pub(crate) fn open(log: &Log, guard: &FileGuard<'_>) -> io::Result<File> {
-    Target::of(log, guard.id(), &log.key_of(guard.file())).open()
+/// It is under none of its names, or may not be written.
+pub(crate) fn open(log: &Log, guard: &FileGuard<'_>) -> io::Result<Option<File>> {
+    let target = Target::of(log, guard.id(), &log.key_of(guard.file()));
+    match target.open() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && target.is_owed_nothing() => {
+            Ok(None)
+        }
+        opened => opened.map(Some),
+    }
 }
 
 /// A file that the log has records of.
@@ -213,6 +220,11 @@ impl Target {
         let FileKey { device, inode, identity } = *key;
         let known = Known::at(id, (device, inode, identity), names);
         Self { plan, known, is_lost }
+    }
+
+    /// No record of the log is about a file that is to be found.
+    fn is_owed_nothing(&self) -> bool {
+        !self.is_lost && self.plan.files().first().is_none_or(|file| file.fate == Fate::Dead)
     }
 
     /// Opens it for writing.

@@ -23,7 +23,7 @@ impl Worker {
         // Nothing is written meanwhile that it could be kept for.
         self.show(self.retired);
         self.failed_attempts += 1;
-        let message = describe(failures);
+        let message = self.describe(failures);
         let is_passing = failures.iter().all(Failure::is_passing);
         if !self.failure_told && (!is_passing || self.failed_attempts >= ATTEMPTS) {
             self.failure_told = true;
@@ -84,19 +84,23 @@ impl Worker {
         }
         failures
     }
+
+    fn describe(&self, failures: &[Failure]) -> String {
+        let Some(first) = failures.first() else { return String::new() };
+        let more = match failures.len() {
+            1 => String::new(),
+            number => format!(", and {} more", number - 1),
+        };
+        let name = match first.file {
+            Some(id) if first.name.as_os_str().is_empty() => self.name_of(id),
+            _ => first.name.display().to_string(),
+        };
+        format!("{name} cannot be written back ({}){more}", first.error)
+    }
 }
 
 fn appends(file: &std::fs::File) -> bool {
     rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::APPEND))
-}
-
-fn describe(failures: &[Failure]) -> String {
-    let Some(first) = failures.first() else { return String::new() };
-    let more = match failures.len() {
-        1 => String::new(),
-        number => format!(", and {} more", number - 1),
-    };
-    format!("{} cannot be written back ({}){more}", first.name.display(), first.error)
 }
 
 #[cfg(test)]

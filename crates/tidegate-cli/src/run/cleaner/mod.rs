@@ -223,10 +223,17 @@ impl Worker {
         } else if let Err(error) = result
             && !again
         {
+            let name = self.name_of(self.log.id_of(file));
             let message =
-                format!("a file cannot take what was written to it, the log keeps it: {error}");
+                format!("{name} cannot take what was written to it, the log keeps it: {error}");
             self.voice.say(Outcome::Notice(message));
         }
+    }
+
+    /// A name of the file with this id, for people.
+    fn name_of(&self, id: u64) -> String {
+        let name = self.backlog.file(id).and_then(|file| file.names.first());
+        name.map_or_else(|| "a file".into(), |name| name.display().to_string())
     }
 
     fn answer_waiters(&mut self) {
