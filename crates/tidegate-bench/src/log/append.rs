@@ -39,8 +39,8 @@ const FILE_BYTES: u64 = 1 << 30;
 /// Measures the floor and the log.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let (bare, log) = (region(bench.args)?, region(bench.args)?);
-    let floor = BareAppend::new(Arc::clone(&bare));
-    let appends = LogAppend::new(Arc::clone(&log))?;
+    let floor = AppendOnly(BareAppend::new(Arc::clone(&bare)));
+    let appends = AppendOnly(LogAppend::new(Arc::clone(&log))?);
     let subjects: [Subject<'_>; 2] = [("copy", &floor, &bare), ("log", &appends, &log)];
     for (_, device, _) in subjects {
         let touch_all = Stop::Requests(REGION_BYTES / 4096);
@@ -121,26 +121,27 @@ fn region(args: &LogArgs) -> Result<Arc<Region>> {
     Ok(Arc::new(Region::open(&dir.path().join("pool"), &options)?))
 }
 
-/// The floor: what a record takes at least, at the next place of the region, with nothing shared but that place.
-pub(super) struct BareAppend {
-    region: Arc<Region>,
-    next: AtomicU64,
+/// What takes appends, and is durable when it returns.
+trait Append: Send + Sync {
+    /// Appends a record of a write of `data` at `offset` of a file.
+    fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), DeviceError>;
 }
 
-impl BareAppend {
-    pub(super) fn new(region: Arc<Region>) -> Self {
-        Self { region, next: AtomicU64::new(0) }
-    }
+/// An [`Append`] as the device that a workload drives.
+struct AppendOnly<A>(A);
 
-    /// The place of the next record of `bytes`, a multiple of 64 as the region's size.
-    fn place(&self, bytes: u64) -> u64 {
-        self.next.fetch_add(bytes, Ordering::Relaxed) % (self.region.len_bytes() - bytes)
-    }
-}
-
-impl BlockDevice for BareAppend {
+impl<A: Append> BlockDevice for AppendOnly<A> {
     fn geometry(&self) -> Geometry {
-        append_only()
+        Geometry {
+            block_bytes: 1,
+            blocks: u64::MAX,
+            preferred_bytes: 4096,
+            read_only: false,
+            atomic_block: true,
+            volatile_cache: false,
+            fast_zero: false,
+            inline: true,
+        }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
@@ -153,18 +154,7 @@ impl BlockDevice for BareAppend {
         data: &[u8],
         _: WriteFlags,
     ) -> std::result::Result<(), DeviceError> {
-        let len = data.len() as u64;
-        let at = self.place(HEADER_BYTES + len.next_multiple_of(64));
-        let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data);
-        let mut header = [0; HEADER];
-        for (field, number) in header.chunks_exact_mut(8).zip([at, offset, len, checksum]) {
-            field.copy_from_slice(&number.to_le_bytes());
-        }
-        let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &header[..56]);
-        header[56..].copy_from_slice(&sum.to_le_bytes());
-        self.region.write_streaming(at + HEADER_BYTES, data)?;
-        self.region.write_streaming(at, &header)?;
-        Ok(self.region.fence()?)
+        self.0.append(offset, data)
     }
 
     fn flush(&self) -> std::result::Result<(), DeviceError> {
@@ -185,21 +175,42 @@ impl BlockDevice for BareAppend {
     }
 }
 
-fn append_only() -> Geometry {
-    Geometry {
-        block_bytes: 1,
-        blocks: u64::MAX,
-        preferred_bytes: 4096,
-        read_only: false,
-        atomic_block: true,
-        volatile_cache: false,
-        fast_zero: false,
-        inline: true,
+/// The floor: what a record takes at least, at the next place of the region, with nothing shared but that place.
+struct BareAppend {
+    region: Arc<Region>,
+    next: AtomicU64,
+}
+
+impl BareAppend {
+    fn new(region: Arc<Region>) -> Self {
+        Self { region, next: AtomicU64::new(0) }
+    }
+
+    /// The place of the next record of `bytes`, a multiple of 64 as the region's size.
+    fn place(&self, bytes: u64) -> u64 {
+        self.next.fetch_add(bytes, Ordering::Relaxed) % (self.region.len_bytes() - bytes)
+    }
+}
+
+impl Append for BareAppend {
+    fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), DeviceError> {
+        let len = data.len() as u64;
+        let at = self.place(HEADER_BYTES + len.next_multiple_of(64));
+        let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data);
+        let mut header = [0; HEADER];
+        for (field, number) in header.chunks_exact_mut(8).zip([at, offset, len, checksum]) {
+            field.copy_from_slice(&number.to_le_bytes());
+        }
+        let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &header[..56]);
+        header[56..].copy_from_slice(&sum.to_le_bytes());
+        self.region.write_streaming(at + HEADER_BYTES, data)?;
+        self.region.write_streaming(at, &header)?;
+        Ok(self.region.fence()?)
     }
 }
 
 /// The log as programs use it, without the kernel's part: lock, slot, record.
-pub(super) struct LogAppend {
+struct LogAppend {
     log: Log,
     files: Vec<FileRef>,
     places: Places,
@@ -209,14 +220,14 @@ pub(super) struct LogAppend {
 
 impl LogAppend {
     /// A log in all of `region`, that has space.
-    pub(super) fn new(region: Arc<Region>) -> Result<Self> {
+    fn new(region: Arc<Region>) -> Result<Self> {
         let log = new_log(region)?;
         let files = (0..FILES).map(|file| log.entry_for(&key(file)));
         let files = files.collect::<std::result::Result<_, _>>().map_err(of_log)?;
         Ok(Self { log, files, places: Places::new(), room: Mutex::new(()) })
     }
 
-    fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), AppendError> {
+    fn log(&self, offset: u64, data: &[u8]) -> std::result::Result<(), AppendError> {
         let number = self.places.of_thread() % self.files.len();
         let guard = self.log.lock(self.files[number]).map_err(|_| AppendError::NoSlot)?;
         let mut ticket = guard.begin()?;
@@ -256,47 +267,17 @@ fn definition(file: u64) -> Definition<'static> {
     Definition { identity, device, inode, mode: 0o100_644, uid: 0, gid: 0, born: false, path }
 }
 
-impl BlockDevice for LogAppend {
-    fn geometry(&self) -> Geometry {
-        append_only()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
-        Err(DeviceError::out_of_range(offset, buf.len() as u64, 0))
-    }
-
-    fn write(
-        &self,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-    ) -> std::result::Result<(), DeviceError> {
+impl Append for LogAppend {
+    fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), DeviceError> {
         let failed = |error: &dyn std::error::Error| {
             DeviceError::new(DeviceErrorKind::Io, format!("the append failed: {error}"))
         };
         loop {
-            match self.append(offset, data) {
+            match self.log(offset, data) {
                 Err(AppendError::Full) => self.make_room().map_err(|error| failed(&error))?,
                 other => return other.map_err(|error| failed(&error)),
             }
         }
-    }
-
-    fn flush(&self) -> std::result::Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn discard(&self, _: u64, _: u64) -> std::result::Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn write_zeroes(
-        &self,
-        offset: u64,
-        len: u64,
-        _: ZeroFlags,
-    ) -> std::result::Result<(), DeviceError> {
-        Err(DeviceError::out_of_range(offset, len, 0))
     }
 }
 
@@ -314,11 +295,11 @@ mod tests {
         let (floor, appends) =
             (BareAppend::new(Arc::clone(&bare)), LogAppend::new(Arc::clone(&log)));
         let appends = appends.unwrap();
-        appends.write(0, &[1; 128], WriteFlags::default()).unwrap();
-        let stored = |region: &Region, device: &dyn BlockDevice| {
+        appends.append(0, &[1; 128]).unwrap();
+        let stored = |region: &Region, device: &dyn Append| {
             let before = region.counters();
-            device.write(0, &[1; 4096], WriteFlags::default()).unwrap();
-            device.write(4096, &[1; 128], WriteFlags::default()).unwrap();
+            device.append(0, &[1; 4096]).unwrap();
+            device.append(4096, &[1; 128]).unwrap();
             let spent = region.counters() - before;
             (spent.bytes_streamed, spent.fences)
         };
@@ -330,7 +311,7 @@ mod tests {
     fn a_full_log_is_retired_and_goes_on() {
         let device = LogAppend::new(region()).unwrap();
         for _ in 0..1000 {
-            device.write(0, &[7; 4096], WriteFlags::default()).unwrap();
+            device.append(0, &[7; 4096]).unwrap();
         }
         assert!(device.log.head() > 3 << 20, "several laps");
     }
