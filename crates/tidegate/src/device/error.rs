@@ -65,6 +65,13 @@ impl DeviceError {
         self.kind
     }
 
+    /// The message, and those of what caused it.
+    pub(crate) fn with_causes(&self) -> String {
+        let whole: &dyn std::error::Error = self;
+        let causes = std::iter::successors(Some(whole), |&error| error.source());
+        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    }
+
     /// The operating system refused: `context` says what was tried on what, the kind and the number follow `errno`.
     pub fn os(context: impl std::fmt::Display, errno: Errno) -> Self {
         Self::with_source(

@@ -34,7 +34,7 @@ struct Fault {
 impl Faults {
     /// The write-back of `lba` failed with `error`; the block stays dirty.
     pub(super) fn record(&self, lba: u64, error: &DeviceError) {
-        let fault = Fault { lba, kind: error.kind(), message: message(error) };
+        let fault = Fault { lba, kind: error.kind(), message: error.with_causes() };
         let mut log = self.log.lock();
         log.first.get_or_insert_with(|| fault.clone());
         log.last = Some(fault);
@@ -75,18 +75,6 @@ impl Faults {
             ),
         )
     }
-}
-
-/// The message of `error` and of what caused it.
-fn message(error: &DeviceError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(all(test, not(feature = "loom")))]

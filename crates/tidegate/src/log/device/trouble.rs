@@ -26,7 +26,7 @@ impl Trouble {
     pub(super) fn record(&self, error: &DeviceError) {
         let mut state = self.state.lock();
         state.unreported += 1;
-        state.last = Some((error.kind(), message(error)));
+        state.last = Some((error.kind(), error.with_causes()));
         self.failures.fetch_add(1, Ordering::Release);
     }
 
@@ -63,16 +63,4 @@ impl Trouble {
         let (kind, last) = last.unwrap_or((DeviceErrorKind::Io, String::new()));
         DeviceError::new(kind, format!("the log is full and cannot be written back: {last}"))
     }
-}
-
-/// The message of `error` and of what caused it.
-fn message(error: &DeviceError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
