@@ -139,9 +139,12 @@ pub(crate) fn open_log(
 /// It has to be recovered, but processes use it.
 fn take_over(pool: &LogPool, meeting: &Meeting) -> Result<Option<Log>> {
     let control = meeting.control();
+    if !control.exists() {
+        return Ok(None);
+    }
     let is_whole = is_of_this_boot(pool)?;
     let processes = processes_that_map(&control);
-    if !control.exists() || (!is_whole && processes.is_empty()) {
+    if !is_whole && processes.is_empty() {
         return Ok(None);
     }
     // One that does not fit is no use to anybody: its pool was made anew since.

@@ -4,15 +4,20 @@
 //! to another process later is never mistaken for it. The tree is alive while it has processes, or connections that
 //! are open.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// How long the kernel may take to show what a process maps.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The processes of a tree, each with its key.
 #[derive(Debug, Default)]
@@ -76,18 +81,46 @@ fn has_ended(handle: &OwnedFd) -> bool {
     poll(&mut handles, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// The processes that map the file at `path`, as far as this user may know.
+/// The processes that map the file at `path`, as far as this user may know. One that the kernel cannot show counts as well: it
+/// waits for a disk in the middle of a change of its mappings.
 pub(crate) fn processes_that_map(path: &Path) -> Vec<Pid> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-    let processes = entries.filter_map(number).filter_map(Pid::from_raw);
-    processes.filter(|process| maps(*process, path)).collect()
+    of_those_that_may_map(path, entries.filter_map(number).filter_map(Pid::from_raw).collect())
 }
 
-/// Whether `process` lives and maps the file at `path`.
+/// Whether `process` lives and maps the file at `path`, or cannot be shown, as above.
 pub(crate) fn maps(process: Pid, path: &Path) -> bool {
-    let maps = std::fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
-    maps.split(|byte| *byte == b'\n').any(|line| line.ends_with(path.as_os_str().as_bytes()))
+    !of_those_that_may_map(path, VecDeque::from([process])).is_empty()
+}
+
+fn of_those_that_may_map(path: &Path, mut processes: VecDeque<Pid>) -> Vec<Pid> {
+    let mut found = Vec::new();
+    while !processes.is_empty() {
+        let answers = shown_by_each(path.to_path_buf(), processes.clone());
+        loop {
+            let answer = answers.recv_timeout(PATIENCE);
+            let Some(process) = processes.pop_front() else { break };
+            if answer != Ok(false) {
+                found.push(process);
+            }
+            if answer.is_err() {
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// For each process whether it is seen to map the file at `path`; from a thread, since the kernel may never answer.
+fn shown_by_each(path: PathBuf, processes: VecDeque<Pid>) -> Receiver<bool> {
+    let (answer, answers) = channel();
+    let is_shown = move |process: Pid| {
+        let maps = std::fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
+        maps.split(|byte| *byte == b'\n').any(|line| line.ends_with(path.as_os_str().as_bytes()))
+    };
+    std::thread::spawn(move || processes.into_iter().all(|pid| answer.send(is_shown(pid)).is_ok()));
+    answers
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The processes of a `tidegate run`: found by the pool that they map and by a mark in their environment, killed all at
 //! once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::support::abandoned::processes_with;
+use crate::support::abandoned::{Found, find_processes};
 
 const MARK: &str = "TIDEGATE_TEST_TREE";
 /// In no environment.
@@ -21,6 +21,8 @@ pub(crate) struct ProcessTree {
     pool: PathBuf,
     mark: String,
     killed: HashMap<i32, OwnedFd>,
+    /// Process groups of those that were found.
+    groups: HashSet<Pid>,
 }
 
 impl ProcessTree {
@@ -28,7 +30,8 @@ impl ProcessTree {
     pub(crate) fn of(command: &mut Command, pool: &Path) -> Self {
         let mark = pool.display().to_string();
         command.env(MARK, &mark);
-        Self { pool: pool.to_owned(), mark: format!("{MARK}={mark}"), killed: HashMap::new() }
+        let (killed, groups) = (HashMap::new(), HashSet::new());
+        Self { pool: pool.to_owned(), mark: format!("{MARK}={mark}"), killed, groups }
     }
 
     /// kill -9 for each process, in no order, until there is none that was not killed. One that waits for a disk goes
@@ -44,10 +47,7 @@ impl ProcessTree {
 
     fn kill_found(&mut self, is_victim: fn(i32) -> bool) -> bool {
         let mut found = false;
-        for pid in members(&self.pool, &self.mark) {
-            if self.killed.contains_key(&pid) || !is_victim(pid) {
-                continue;
-            }
+        for pid in self.members().into_iter().filter(|pid| is_victim(*pid)) {
             let handle =
                 Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
             if let Some(handle) = handle {
@@ -56,6 +56,23 @@ impl ProcessTree {
             }
         }
         found
+    }
+
+    /// One of them waits for a disk with its mappings locked.
+    pub(crate) fn has_stuck(&self) -> bool {
+        let Found { shown, stuck } = look_for_members(&self.pool, &self.mark, |_| true);
+        let groups: HashSet<_> = shown.into_iter().filter_map(group).collect();
+        stuck.into_iter().filter_map(group).any(|group| groups.contains(&group))
+    }
+
+    /// Those that were not killed. One that waits for a disk with its mappings locked is known by its group alone.
+    fn members(&mut self) -> Vec<i32> {
+        let Found { shown, stuck } =
+            look_for_members(&self.pool, &self.mark, |pid| !self.killed.contains_key(&pid));
+        self.groups.extend(shown.iter().filter_map(|pid| group(*pid)));
+        let is_ours = |pid: &i32| group(*pid).is_some_and(|group| self.groups.contains(&group));
+        let stuck: Vec<_> = stuck.into_iter().filter(is_ours).collect();
+        [shown, stuck].concat()
     }
 
     /// Waits until all that were killed are gone.
@@ -69,9 +86,18 @@ impl ProcessTree {
 
 /// Processes that map `pool`, are about to supervise it, or have `mark` in their environment.
 fn members(pool: &Path, mark: &str) -> Vec<i32> {
+    look_for_members(pool, mark, |_| true).shown
+}
+
+fn look_for_members(pool: &Path, mark: &str, is_asked: impl Fn(i32) -> bool) -> Found {
     let pool = pool.as_os_str().as_encoded_bytes();
     let starting = [b"\0supervise\0--\0", pool].concat();
-    processes_with(&[("environ", mark.as_bytes()), ("maps", pool), ("cmdline", &starting)])
+    let shown = [("environ", mark.as_bytes()), ("maps", pool), ("cmdline", &starting[..])];
+    find_processes(&shown, is_asked)
+}
+
+fn group(pid: i32) -> Option<Pid> {
+    rustix::process::getpgid(Pid::from_raw(pid)).ok()
 }
 
 fn is_python(pid: i32) -> bool {

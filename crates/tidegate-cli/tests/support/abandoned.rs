@@ -4,16 +4,20 @@
 //! Nothing is touched that a living process may want: a directory goes when the process that it is named after is dead, a control
 //! memory when its pool is gone and nobody maps it.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::tool;
 
 const PREFIX: &str = "tidegate-test.";
+/// How long the kernel may take to show a process.
+const PATIENCE: Duration = Duration::from_secs(2);
 const SHARED_MEMORY: &str = "/dev/shm";
 /// What programs of tests have in their environment: not a shell that somebody has gone there with.
 const VARIABLES: [&str; 3] = ["TIDEGATE_POOL", "TIDEGATE_TEST_TREE", "PGHOST"];
@@ -72,19 +76,57 @@ fn quietly(command: &mut Command) {
     let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
+/// What a look at processes has found.
+#[derive(Default)]
+pub struct Found {
+    /// One of the files of `/proc/PID` contains what was looked for.
+    pub shown: Vec<i32>,
+    /// The kernel does not say: these wait for a disk in the middle of a change of their mappings.
+    pub stuck: Vec<i32>,
+}
+
 /// Processes of which one of the files of `/proc/PID` contains the bytes beside its name.
 pub fn processes_with(shown: &[(&str, &[u8])]) -> Vec<i32> {
-    let is_shown = |pid: &i32| {
-        shown.iter().any(|(file, wanted)| {
+    find_processes(shown, |_| true).shown
+}
+
+/// The same, of those that `is_asked`.
+pub fn find_processes(shown: &[(&str, &[u8])], is_asked: impl Fn(i32) -> bool) -> Found {
+    let names = names_in(Path::new("/proc")).into_iter();
+    let pids = names.filter_map(|name| name.parse().ok()).filter(|pid| is_asked(*pid));
+    let mut left: VecDeque<i32> = pids.collect();
+    let wanted: Vec<_> =
+        shown.iter().map(|(file, bytes)| ((*file).to_owned(), bytes.to_vec())).collect();
+    let mut found = Found::default();
+    while !left.is_empty() {
+        let answers = ask_for_each(left.clone().into(), wanted.clone());
+        loop {
+            let answer = answers.recv_timeout(PATIENCE);
+            let Some(pid) = left.pop_front() else { break };
+            match answer {
+                Ok(true) => found.shown.push(pid),
+                Ok(false) => {}
+                Err(_) => {
+                    found.stuck.push(pid);
+                    break;
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Answers in a thread of its own, which a process that is stuck takes with it.
+fn ask_for_each(pids: Vec<i32>, wanted: Vec<(String, Vec<u8>)>) -> Receiver<bool> {
+    let (answer, answers) = channel();
+    let is_shown = move |pid: i32| {
+        wanted.iter().any(|(file, wanted)| {
             let bytes = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default(); // gone, or not ours
-            bytes.windows(wanted.len()).any(|window| window == *wanted)
+            bytes.windows(wanted.len()).any(|window| window == wanted)
         })
     };
-    names_in(Path::new("/proc"))
-        .iter()
-        .filter_map(|name| name.parse().ok())
-        .filter(is_shown)
-        .collect()
+    std::thread::spawn(move || pids.into_iter().all(|pid| answer.send(is_shown(pid)).is_ok()));
+    answers
 }
 
 /// Control memories are named after their pool's device and inode.
