@@ -211,7 +211,7 @@ fn synchronous_writes_past_the_log_survive_a_power_cut() {
 #[test]
 fn the_next_run_recovers_by_itself() {
     let mut disk = Disk::new();
-    let names = [String::from("records.1"), String::from("delete.2"), String::from("versions.3")];
+    let names = [String::from("fitting.1"), String::from("delete.2"), String::from("versions.3")];
     let mut workers = Workers::start(&disk.pool(), &disk.mount_point(), &names);
     workers.wait_for(&names[2], 50);
     let acks = disk.lose_power(workers, "none");

@@ -20,6 +20,7 @@ KINDS = {
     "filling": records.Filling,
     "slots": records.Slots,
     "versions": records.Versions,
+    "fitting": records.Fitting,
     "rotated": records.Rotated,
     "large": records.Large,
     "delete": database.Mode("delete"),

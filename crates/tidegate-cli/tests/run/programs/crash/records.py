@@ -2,8 +2,10 @@
 
 import errno
 import hashlib
+import math
 import os
 import random
+import signal
 
 DIGEST_BYTES = 32
 
@@ -23,17 +25,19 @@ class Appended:
     """Records of many sizes at the end of one file, each durable when write() has returned; fdatasync for every third."""
 
     @staticmethod
-    def work(path, seed, acknowledge):
+    def work(path, seed, acknowledge, most_bytes=math.inf):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.fsync(fd)
-        number = 0
-        while True:
+        number = size = 0
+        while size < most_bytes:
             number += 1
             data = record(seed, number, size_of(seed, number))
             assert os.write(fd, data) == len(data)
+            size += len(data)
             if number % 3 == 0:
                 os.fdatasync(fd)
             acknowledge(number)
+        signal.pause()
 
     @staticmethod
     def verify(path, seed, last):
@@ -47,6 +51,14 @@ class Appended:
                 return f"record {number} at {offset} of {len(found)} is torn"
             offset += len(data)
         return None if number >= last else f"LOST: only {number} are there"
+
+
+class Fitting(Appended):
+    """The same for a small disk: one that is full would cut a record short."""
+
+    @staticmethod
+    def work(path, seed, acknowledge):
+        Appended.work(path, seed, acknowledge, 128 << 20)
 
 
 class Filling(Appended):
