@@ -8,7 +8,7 @@ use tidegate_bench::open::{ChildCommand, OpenArgs};
 use tidegate_bench::programs::ProgramsArgs;
 use tidegate_bench::suite::SuiteArgs;
 
-/// Measures Tidegate beside its peers; without a command, everything in docs/benchmarks.md
+/// Measures Tidegate beside its peers; without a command, all of docs/benchmarks.md but its last part, which `programs` measures
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-bench", version, args_conflicts_with_subcommands = true)]
 struct Cli {
