@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 use tidegate::log::recover::{
@@ -28,29 +29,53 @@ use super::writeback;
 /// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Does or voids what threads of `process`, which is dead, were killed in; hands back what could not be done.
-pub(crate) fn mend_after(log: &Log, process: u32) -> Vec<String> {
-    let interrupted: Vec<_> = log.interrupted_by(process).collect();
-    if interrupted.is_empty() {
-        return Vec::new();
-    }
-    // Held for names; who holds it for longer than the patience of a lock is mending too.
-    let _names = log.lock_names();
-    interrupted.iter().filter_map(|interrupted| mend(log, interrupted).err()).collect()
+/// How it went with what the dead left.
+#[derive(Debug, Default)]
+pub(crate) struct Mended {
+    /// What somebody else's locks keep from being done, for [`mend`].
+    pub(crate) left: Vec<Interrupted>,
+    /// What cannot be done at all.
+    pub(crate) failures: Vec<String>,
 }
 
-fn mend(log: &Log, interrupted: &Interrupted) -> Result<(), String> {
+/// Does or voids what threads of `process`, which is dead, were killed in; waits for each lock for no longer than `patience`.
+pub(crate) fn mend_after(log: &Log, process: u32, patience: Duration) -> Mended {
+    mend(log, log.interrupted_by(process).collect(), patience)
+}
+
+/// Does or voids these, which the dead left.
+pub(crate) fn mend(log: &Log, interrupted: Vec<Interrupted>, patience: Duration) -> Mended {
+    let mut mended = Mended::default();
+    if interrupted.is_empty() {
+        return mended;
+    }
+    // Held for names, and for the files under them.
+    let Ok(_names) = log.lock_names_within(patience) else {
+        return Mended { left: interrupted, ..mended };
+    };
+    for it in interrupted {
+        match mend_one(log, &it, patience) {
+            None => mended.left.push(it),
+            Some(outcome) => mended.failures.extend(outcome.err()),
+        }
+    }
+    mended
+}
+
+/// None: somebody has the file locked.
+fn mend_one(
+    log: &Log,
+    interrupted: &Interrupted,
+    patience: Duration,
+) -> Option<Result<(), String>> {
     let Some(file) = log.file_of(interrupted) else {
         let outcome = void_undone_unlink(log, interrupted);
         log.settle(interrupted);
-        return outcome.map_err(|error| format!("a name may be lost at a power cut: {error}"));
+        return Some(
+            outcome.map_err(|error| format!("a name may be lost at a power cut: {error}")),
+        );
     };
-    let guard = match log.lock(file) {
-        Ok(guard) => guard,
-        Err(error) => {
-            return Err(format!("what a dead process left cannot be completed yet: {error}"));
-        }
-    };
+    let guard = log.lock_within(file, patience).ok()?;
     // Once more, under the lock: who had it in between may have done it.
     let still: Vec<_> = log.interrupted_on(&guard).filter(|it| it == interrupted).collect();
     let outcome = still.iter().try_for_each(|it| match &it.header {
@@ -63,7 +88,8 @@ fn mend(log: &Log, interrupted: &Interrupted) -> Result<(), String> {
     if log.interrupted_on(&guard).next().is_none() {
         guard.mended();
     }
-    outcome.map_err(|error| format!("the last operation of a dead process is left undone: {error}"))
+    let text = "the last operation of a dead process is left undone";
+    Some(outcome.map_err(|error| format!("{text}: {error}")))
 }
 
 /// The removal of a name of a file without an entry: where something has the name, it is taken for not done.
@@ -280,6 +306,12 @@ mod tests {
         });
     }
 
+    /// How many operations are left, and what cannot be done.
+    fn mended(trial: &Trial) -> (usize, Vec<String>) {
+        let Mended { left, failures } = mend_after(&trial.log, own(), Duration::ZERO);
+        (left.len(), failures)
+    }
+
     fn bytes(path: &Path) -> &[u8] {
         path.as_os_str().as_bytes()
     }
@@ -291,17 +323,17 @@ mod tests {
         die_in(&trial, &file, "file", |ticket| {
             ticket.write(4, &[IoSlice::new(b"abcd")]).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"0123abcd89");
         die_in(&trial, &file, "file", |ticket| {
             ticket.set_size(6).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"0123ab");
         die_in(&trial, &file, "file", |ticket| {
             ticket.zero(0, 2).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"\0\x0023ab");
         assert_eq!(trial.log.in_the_middle().count(), 0);
         assert_eq!(trial.log.safe_position(), trial.log.head());
@@ -312,7 +344,7 @@ mod tests {
         let trial = Trial::new();
         let file = trial.file("file", b"same");
         die_in(&trial, &file, "file", |_| {});
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!(trial.log.in_the_middle().count(), 0);
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"same");
     }
@@ -331,13 +363,13 @@ mod tests {
         die_in(&trial, &file, "one", |ticket| {
             ticket.rename(bytes(&one), bytes(&two), 0).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!((voided(&trial), one.exists()), (1, true));
         die_in(&trial, &file, "one", |ticket| {
             ticket.rename(bytes(&one), bytes(&two), 0).unwrap();
             std::fs::rename(&one, &two).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!((voided(&trial), two.exists()), (1, true));
         die_in(&trial, &file, "two", |ticket| {
             ticket.unlink(bytes(&two)).unwrap();
@@ -345,8 +377,24 @@ mod tests {
         die_in(&trial, &trial.file("three", b""), "three", |ticket| {
             ticket.link(bytes(&trial.path("four"))).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!(voided(&trial), 3);
+    }
+
+    /// The next holder of the lock of names would judge it by what they are by then.
+    #[test]
+    fn nothing_is_mended_while_somebody_has_the_names_locked() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"old");
+        die_in(&trial, &file, "file", |ticket| {
+            ticket.write(0, &[IoSlice::new(b"new")]).unwrap();
+        });
+        let names = trial.log.lock_names().unwrap();
+        let left = std::thread::scope(|scope| scope.spawn(|| mended(&trial)).join().unwrap());
+        assert_eq!(left, (1, vec![]));
+        drop(names);
+        assert_eq!(mended(&trial), (0, vec![]));
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"new");
     }
 
     #[test]
@@ -358,8 +406,8 @@ mod tests {
         });
         std::fs::remove_file(trial.path("file")).unwrap();
         std::fs::write(trial.path("file"), "another").unwrap();
-        let messages = mend_after(&trial.log, own());
-        assert!(messages[0].contains("left undone"), "{messages:?}");
+        let (left, failures) = mended(&trial);
+        assert!(left == 0 && failures[0].contains("left undone"), "{failures:?}");
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"another");
         assert_eq!(trial.log.in_the_middle().count(), 0);
     }

@@ -8,6 +8,8 @@
 //!    found stale.
 //! 4. A chain that leads outside the table ends there.
 
+use std::time::Duration;
+
 use super::control::{
     BUCKETS_AT, Control, ENTRIES_AT, ENTRY_BYTES, FILES_MAX, PATIENCE, TABLE_AT, TABLE_LOCK_AT,
 };
@@ -334,13 +336,17 @@ fn unchain(control: &Control, gone: &Entry<'_>, index: u64) {
 }
 
 /// Locks the entry, if it still is that file's.
-pub(super) fn lock(control: &Control, file: FileRef) -> Result<Locked<'_>, LockError> {
+pub(super) fn lock(
+    control: &Control,
+    file: FileRef,
+    patience: Duration,
+) -> Result<Locked<'_>, LockError> {
     let entry = entry(control, file.index);
     let generation = || entry.generation().load(Ordering::SeqCst);
     if generation() != u64::from(file.generation) {
         return Err(LockError::Stale);
     }
-    let locked = control.memory().lock(entry.at, PATIENCE).map_err(|failure| match failure {
+    let locked = control.memory().lock(entry.at, patience).map_err(|failure| match failure {
         LockFailure::TimedOut => LockError::Busy,
         LockFailure::Reentered => LockError::Reentered,
         LockFailure::Damaged => LockError::Stale,

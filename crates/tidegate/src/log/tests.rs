@@ -103,14 +103,32 @@ fn what_a_killed_process_kept_unlogged_is_given_back() {
     guard().stop_keeping();
     assert!(guard().is_sticky());
     assert_eq!(log.keepers().collect::<Vec<_>>(), [current_process()]);
-    log.stop_keeping_of(current_process() + 1);
+    log.stop_keeping_of(current_process() + 1, Duration::ZERO);
     assert!(guard().is_sticky(), "another process has ended");
-    log.stop_keeping_of(current_process());
+    log.stop_keeping_of(current_process(), Duration::ZERO);
     assert!(!guard().is_sticky() && log.keepers().next().is_none());
     // A mark that nobody keeps is nobody's to take back.
     guard().mark_unlogged(true);
-    log.stop_keeping_of(current_process());
+    log.stop_keeping_of(current_process(), Duration::ZERO);
     assert!(guard().is_sticky());
+}
+
+/// Else nobody would know of the mark, and the file be unlogged for ever.
+#[test]
+fn a_mark_whose_file_is_locked_is_given_back_later() {
+    let log = log();
+    let file = log.entry_for(&key(7)).unwrap();
+    log.lock(file).unwrap().keep_unlogged();
+    let dead = current_process();
+    let guard = log.lock(file).unwrap();
+    let left = std::thread::scope(|scope| {
+        scope.spawn(|| log.stop_keeping_of(dead, Duration::ZERO)).join().unwrap()
+    });
+    assert_eq!(left, [file]);
+    assert!(guard.is_sticky() && log.keepers().eq([dead]));
+    drop(guard);
+    assert!(log.stop_keeping_for(dead, file, Duration::ZERO));
+    assert!(!log.lock(file).unwrap().is_sticky() && log.keepers().next().is_none());
 }
 
 #[test]

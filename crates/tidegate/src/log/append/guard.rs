@@ -4,7 +4,10 @@
 //! 1. Records of one file are appended under its lock, which is held until the kernel has done the operation too: the
 //!    order of records is the order in which the page cache changed.
 
+use std::time::Duration;
+
 use super::super::Log;
+use super::super::control::PATIENCE;
 use super::super::error::LockError;
 use super::super::keepers;
 use super::super::owner::current_process;
@@ -27,7 +30,20 @@ impl Log {
     /// [`LockError`]; the operation then goes on without the log.
     #[inline]
     pub fn lock(&self, file: FileRef) -> Result<FileGuard<'_>, LockError> {
-        let locked = table::lock(&self.control, file)?;
+        self.lock_within(file, PATIENCE)
+    }
+
+    /// The same, for who has less patience, or more.
+    ///
+    /// # Errors
+    /// As for [`lock`](Self::lock).
+    #[inline]
+    pub fn lock_within(
+        &self,
+        file: FileRef,
+        patience: Duration,
+    ) -> Result<FileGuard<'_>, LockError> {
+        let locked = table::lock(&self.control, file, patience)?;
         let guard =
             FileGuard { log: self, file, entry: table::entry(&self.control, file.index), locked };
         if guard.locked.owner_died() {
