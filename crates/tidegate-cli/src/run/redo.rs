@@ -20,7 +20,8 @@ use tidegate::log::recover::{
     Content, Extent, Fate, FilePlan, FileSystem, LocalFiles, Plan, Planner, identity_of,
 };
 use tidegate::log::{
-    FileGuard, FileKey, FileRef, Header, Interrupted, Log, RecordKind, copy_to_file, has_happened,
+    FileGuard, FileKey, FileRef, Header, Interrupted, Log, RecordKind, RenamePaths, copy_to_file,
+    has_happened,
 };
 
 use super::backlog::{Known, as_path};
@@ -229,7 +230,7 @@ impl Target {
         let mut payload = Vec::new();
         let mut is_lost = false;
         let mut records = log.records(log.tail(), log.head());
-        for header in records.by_ref().filter(|header| header.file == id) {
+        for header in records.by_ref().filter(|header| is_about(header, id, key)) {
             payload.clear();
             if Planner::needs_payload(header.kind) {
                 payload.resize(header.payload_bytes as usize, 0);
@@ -238,7 +239,13 @@ impl Target {
                     continue;
                 }
             }
-            planner.add(&header, &payload);
+            if header.kind != RecordKind::Rename || header.file == id {
+                planner.add(&header, &payload);
+            } else if let Some(paths) = RenamePaths::decode(&payload) {
+                // To the file that is replaced it is the removal of that name.
+                let header = Header { kind: RecordKind::Unlink, file: id, ..header };
+                planner.add(&header, paths.to);
+            }
         }
         let is_lost = is_lost || records.unreadable_bytes() > 0;
         let plan = planner.finish();
@@ -261,6 +268,15 @@ impl Target {
             Ok(found) if found != self.known.identity => Err(io::ErrorKind::NotFound.into()),
             _ => Ok(file),
         }
+    }
+}
+
+/// Whether the record may tell something of the file: where another file replaced it, that one's record does.
+fn is_about(header: &Header, id: u64, key: &FileKey) -> bool {
+    match header.kind {
+        RecordKind::Rename => header.file == id || header.aux == key.identity,
+        RecordKind::Void => true,
+        _ => header.file == id,
     }
 }
 
