@@ -45,15 +45,21 @@ pub(crate) fn mend_after(log: &Log, process: u32, patience: Duration) -> Mended 
 }
 
 /// Does or voids these, which the dead left.
-pub(crate) fn mend(log: &Log, interrupted: Vec<Interrupted>, patience: Duration) -> Mended {
+pub(crate) fn mend(log: &Log, mut interrupted: Vec<Interrupted>, patience: Duration) -> Mended {
     let mut mended = Mended::default();
     if interrupted.is_empty() {
         return mended;
     }
     // Held for names, and for the files under them.
-    let Ok(_names) = log.lock_names_within(patience) else {
+    let Ok(names) = log.lock_names_within(patience) else {
         return Mended { left: interrupted, ..mended };
     };
+    if names.owner_died() {
+        // Who has the lock next is not told, and changes the names by which these are judged.
+        let others = log.in_the_middle().filter(|it| is_of_names(it) && !interrupted.contains(it));
+        let others: Vec<_> = others.collect();
+        interrupted.extend(others);
+    }
     for it in interrupted {
         match mend_one(log, &it, patience) {
             None => mended.left.push(it),
@@ -61,6 +67,11 @@ pub(crate) fn mend(log: &Log, interrupted: Vec<Interrupted>, patience: Duration)
         }
     }
     mended
+}
+
+fn is_of_names(interrupted: &Interrupted) -> bool {
+    let kind = interrupted.header.map(|header| header.kind);
+    matches!(kind, Some(RecordKind::Link | RecordKind::Rename | RecordKind::Unlink))
 }
 
 /// None: somebody has the file locked.
@@ -411,6 +422,35 @@ mod tests {
         drop(names);
         assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"new");
+    }
+
+    /// Two processes die, and what the one left is mended first.
+    #[test]
+    fn whoever_is_told_that_the_names_holder_died_mends_what_it_left() {
+        let trial = Trial::new();
+        let (one, two) = (trial.path("one"), trial.path("two"));
+        let file = trial.file("one", b"");
+        let names = std::thread::scope(|scope| {
+            let dying = scope.spawn(|| std::mem::forget(trial.log.lock_names().unwrap()));
+            dying.join()
+        });
+        names.unwrap();
+        die_in(&trial, &file, "one", |ticket| {
+            ticket.rename(bytes(&one), bytes(&two), 0).unwrap();
+            std::fs::rename(&one, &two).unwrap();
+        });
+        let written = trial.file("written", b"old");
+        die_in(&trial, &written, "written", |ticket| {
+            ticket.write(0, &[IoSlice::new(b"new")]).unwrap();
+        });
+        let of_write = |it: &Interrupted| it.header.is_some_and(|it| it.kind == RecordKind::Write);
+        let of_write = trial.log.in_the_middle().filter(of_write).collect();
+        mend(&trial.log, of_write, Duration::ZERO);
+        // By somebody who is told nothing of it.
+        assert!(!trial.log.lock_names().unwrap().owner_died());
+        std::fs::rename(&two, &one).unwrap();
+        assert_eq!(mended(&trial), (0, vec![]));
+        assert_eq!((voided(&trial), trial.log.in_the_middle().count()), (0, 0));
     }
 
     #[test]

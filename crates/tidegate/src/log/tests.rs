@@ -16,13 +16,13 @@ fn pool() -> LogPool {
     LogPool::open(region).unwrap()
 }
 
-fn log() -> Log {
+pub(super) fn log() -> Log {
     let pool = pool();
     let all = pool.ring_bytes();
     Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES).unwrap(), all).unwrap()
 }
 
-fn key(inode: u64) -> FileKey {
+pub(super) fn key(inode: u64) -> FileKey {
     FileKey { device: 1, inode, identity: 1000 + inode }
 }
 

@@ -20,7 +20,7 @@ pub struct FileGuard<'a> {
     pub(super) log: &'a Log,
     pub(super) file: FileRef,
     pub(super) entry: Entry<'a>,
-    locked: Locked<'a>,
+    _locked: Locked<'a>,
 }
 
 impl Log {
@@ -44,13 +44,8 @@ impl Log {
         patience: Duration,
     ) -> Result<FileGuard<'_>, LockError> {
         let locked = table::lock(&self.control, file, patience)?;
-        let guard =
-            FileGuard { log: self, file, entry: table::entry(&self.control, file.index), locked };
-        if guard.locked.owner_died() {
-            // The kernel tells one holder only, who may have other things to do.
-            guard.set(flag::ORPHANED);
-        }
-        Ok(guard)
+        let entry = table::entry(&self.control, file.index);
+        Ok(FileGuard { log: self, file, entry, _locked: locked })
     }
 
     /// The word at which a file's data is all in the log or on the disk.
