@@ -16,6 +16,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use tidegate::log::recover::{
     Content, Extent, Fate, FilePlan, FileSystem, LocalFiles, Plan, Planner, identity_of,
 };
@@ -54,6 +56,8 @@ pub(crate) fn mend(log: &Log, mut interrupted: Vec<Interrupted>, patience: Durat
     let Ok(names) = log.lock_names_within(patience) else {
         return Mended { left: interrupted, ..mended };
     };
+    // What was seen before may have ended: a process that lives may have a dead one's number.
+    interrupted.retain(|it| log.is_interrupted(it));
     if names.owner_died() {
         // Who has the lock next is not told, and changes the names by which these are judged.
         let others = log.in_the_middle().filter(|it| is_of_names(it) && !interrupted.contains(it));
@@ -74,13 +78,17 @@ fn is_of_names(interrupted: &Interrupted) -> bool {
     matches!(kind, Some(RecordKind::Link | RecordKind::Rename | RecordKind::Unlink))
 }
 
-/// None: somebody has the file locked.
+/// None: somebody has the file locked, or it is the operation of a thread that lives.
 fn mend_one(
     log: &Log,
     interrupted: &Interrupted,
     patience: Duration,
 ) -> Option<Result<(), String>> {
     let Some(file) = log.file_of(interrupted) else {
+        // No lock tells it from an operation that begins.
+        if !has_ended(interrupted.process, interrupted.thread()) {
+            return None;
+        }
         let outcome = void_undone_unlink(log, interrupted);
         log.settle(interrupted);
         return Some(
@@ -102,6 +110,21 @@ fn mend_one(
     }
     let text = "the last operation of a dead process is left undone";
     Some(outcome.map_err(|error| format!("{text}: {error}")))
+}
+
+/// Whether a thread has ended, as far as this user may know.
+fn has_ended(process: u32, thread: u32) -> bool {
+    match std::fs::read(format!("/proc/{process}/task/{thread}/stat")) {
+        // The state is behind the name, which may have anything in it.
+        Ok(stat) => stat
+            .rsplit(|byte| *byte == b')')
+            .next()
+            .is_some_and(|rest| matches!(rest.get(1), Some(b'Z' | b'X'))),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => false,
+        // Not there, or hidden from this user.
+        Err(_) => Pid::from_raw(process.cast_signed())
+            .is_none_or(|process| test_kill_process(process) != Err(Errno::PERM)),
+    }
 }
 
 /// The removal of a name of a file without an entry: where something has the name, it is taken for not done.
@@ -451,6 +474,65 @@ mod tests {
         std::fs::rename(&two, &one).unwrap();
         assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!((voided(&trial), trial.log.in_the_middle().count()), (0, 0));
+    }
+
+    /// Takes a slot for the removal of the file at `path`, of which the log has nothing.
+    fn unlink<'a>(trial: &'a Trial, path: &Path) -> tidegate::log::NameTicket<'a> {
+        let mut ticket = trial.log.begin_on_names().unwrap();
+        ticket.unlink(bytes(path), 1).unwrap();
+        ticket
+    }
+
+    #[test]
+    fn a_removal_without_a_file_counts_only_where_it_happened() {
+        let trial = Trial::new();
+        let (there, gone) = (trial.path("there"), trial.path("gone"));
+        trial.file("there", b"");
+        std::thread::scope(|scope| {
+            let dying = scope.spawn(|| {
+                std::mem::forget((unlink(&trial, &there), unlink(&trial, &gone)));
+                rustix::thread::gettid()
+            });
+            let task = format!("/proc/self/task/{}", dying.join().unwrap());
+            // The kernel lets others go on a little before it has forgotten it.
+            while Path::new(&task).exists() {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(mended(&trial), (0, vec![]));
+        assert_eq!((voided(&trial), trial.log.in_the_middle().count()), (1, 0));
+    }
+
+    /// A process may have the number of one that has ended.
+    #[test]
+    fn what_the_living_do_is_left_to_them() {
+        let trial = Trial::new();
+        let path = trial.path("file");
+        trial.file("file", b"");
+        let ticket = unlink(&trial, &path);
+        let seen: Vec<_> = trial.log.interrupted_by(own()).collect();
+        assert_eq!(mended(&trial), (1, vec![]));
+        assert_eq!((voided(&trial), trial.log.in_the_middle().count()), (0, 1));
+        std::fs::remove_file(&path).unwrap();
+        drop(ticket);
+        // Another one, under the old name.
+        trial.file("file", b"");
+        let Mended { left, failures } = mend(&trial.log, seen, Duration::ZERO);
+        assert!(left.is_empty() && failures.is_empty() && voided(&trial) == 0);
+    }
+
+    #[test]
+    fn threads_are_known_to_have_ended() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let number = child.id();
+        let pid = Pid::from_child(&child);
+        let exited =
+            rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(rustix::process::WaitId::Pid(pid), exited).unwrap();
+        assert!(has_ended(number, number), "one that nobody has waited for");
+        child.wait().unwrap();
+        assert!(has_ended(number, number));
+        assert!(!has_ended(own(), own()) && !has_ended(1, 1));
     }
 
     #[test]

@@ -462,6 +462,23 @@ fn the_operation_of_a_killed_thread_is_found() {
     assert_eq!(log.safe_position(), log.head());
 }
 
+/// One that somebody else has mended, and that a process with the dead one's number has taken.
+#[test]
+fn a_slot_that_serves_another_operation_is_not_given_back() {
+    let log = log();
+    let guard = log.lock(log.entry_for(&key(1)).unwrap()).unwrap();
+    let mut ticket = guard.begin().unwrap();
+    ticket.define(&definition(1)).unwrap();
+    let seen = log.in_the_middle().next().unwrap();
+    drop(ticket);
+    let mut ticket = guard.begin().unwrap();
+    ticket.write(0, &[IoSlice::new(b"x")]).unwrap();
+    assert!(!log.is_interrupted(&seen));
+    log.settle(&seen);
+    assert_eq!(log.in_the_middle().count(), 1);
+    drop(ticket);
+}
+
 #[test]
 fn a_sync_is_free_only_while_all_changes_are_logged() {
     let log = log();
