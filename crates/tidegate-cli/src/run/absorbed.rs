@@ -199,6 +199,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::os::unix::fs::FileExt;
 
+    use tidegate::log::Ticket;
     use tidegate::pmem::{Region, RegionOptions};
 
     use super::super::trial::{Trial, define, log_over};
@@ -251,6 +252,43 @@ mod tests {
         drop(guard);
         assert_eq!(settle(&trial, entry).unwrap(), 0);
         assert_eq!(trial.log.absorber_of(entry), 0);
+    }
+
+    /// Records that another file gets the name of [`absorbed_by_the_dead`] one.
+    fn replace(trial: &Trial, replaced: FileRef, happens: impl FnOnce(&mut Ticket<'_>, u64)) {
+        let (from, to) = (trial.path("another"), trial.path("file"));
+        let another = trial.file("another", b"xyz");
+        let replaced = trial.log.key_of(replaced).identity;
+        trial.record(&another, "another", |ticket| {
+            let [from, to] = [&from, &to].map(|path| path.as_os_str().as_encoded_bytes());
+            let position = ticket.rename(from, to, replaced).unwrap();
+            happens(ticket, position);
+        });
+    }
+
+    #[test]
+    fn a_file_whose_replacer_died_is_owed_nothing() {
+        let trial = Trial::new();
+        let entry = absorbed_by_the_dead(&trial);
+        // Killed right behind this.
+        replace(&trial, entry, |_, _| {
+            std::fs::rename(trial.path("another"), trial.path("file")).unwrap();
+        });
+        assert_eq!(settle(&trial, entry).unwrap(), 0);
+        assert_eq!(trial.log.absorber_of(entry), 0);
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"xyz");
+    }
+
+    #[test]
+    fn a_file_that_was_not_replaced_stays_in_the_log() {
+        let trial = Trial::new();
+        let entry = absorbed_by_the_dead(&trial);
+        replace(&trial, entry, |ticket, position| {
+            ticket.void(position).unwrap();
+        });
+        std::fs::rename(trial.path("file"), trial.path("elsewhere")).unwrap();
+        assert_eq!(settle(&trial, entry).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_ne!(trial.log.absorber_of(entry), 0);
     }
 
     #[test]

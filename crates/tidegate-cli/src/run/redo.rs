@@ -13,13 +13,17 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use tidegate::log::recover::{
     Content, Extent, Fate, FilePlan, FileSystem, LocalFiles, Plan, Planner, identity_of,
 };
 use tidegate::log::{
-    FileGuard, FileKey, FileRef, Header, Interrupted, Log, RecordKind, copy_to_file, has_happened,
+    FileGuard, FileKey, FileRef, Header, Interrupted, Log, RecordKind, RenamePaths, copy_to_file,
+    has_happened,
 };
 
 use super::backlog::{Known, as_path};
@@ -28,29 +32,70 @@ use super::writeback;
 /// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Does or voids what threads of `process`, which is dead, were killed in; hands back what could not be done.
-pub(crate) fn mend_after(log: &Log, process: u32) -> Vec<String> {
-    let interrupted: Vec<_> = log.interrupted_by(process).collect();
-    if interrupted.is_empty() {
-        return Vec::new();
-    }
-    // Held for names; who holds it for longer than the patience of a lock is mending too.
-    let _names = log.lock_names();
-    interrupted.iter().filter_map(|interrupted| mend(log, interrupted).err()).collect()
+/// How it went with what the dead left.
+#[derive(Debug, Default)]
+pub(crate) struct Mended {
+    /// What somebody else's locks keep from being done, for [`mend`].
+    pub(crate) left: Vec<Interrupted>,
+    /// What cannot be done at all.
+    pub(crate) failures: Vec<String>,
 }
 
-fn mend(log: &Log, interrupted: &Interrupted) -> Result<(), String> {
+/// Does or voids what threads of `process`, which is dead, were killed in; waits for each lock for no longer than `patience`.
+pub(crate) fn mend_after(log: &Log, process: u32, patience: Duration) -> Mended {
+    mend(log, log.interrupted_by(process).collect(), patience)
+}
+
+/// Does or voids these, which the dead left.
+pub(crate) fn mend(log: &Log, mut interrupted: Vec<Interrupted>, patience: Duration) -> Mended {
+    let mut mended = Mended::default();
+    if interrupted.is_empty() {
+        return mended;
+    }
+    // Held for names, and for the files under them.
+    let Ok(names) = log.lock_names_within(patience) else {
+        return Mended { left: interrupted, ..mended };
+    };
+    // What was seen before may have ended: a process that lives may have a dead one's number.
+    interrupted.retain(|it| log.is_interrupted(it));
+    if names.owner_died() {
+        // Who has the lock next is not told, and changes the names by which these are judged.
+        let others = log.in_the_middle().filter(|it| is_of_names(it) && !interrupted.contains(it));
+        let others: Vec<_> = others.collect();
+        interrupted.extend(others);
+    }
+    for it in interrupted {
+        match mend_one(log, &it, patience) {
+            None => mended.left.push(it),
+            Some(outcome) => mended.failures.extend(outcome.err()),
+        }
+    }
+    mended
+}
+
+fn is_of_names(interrupted: &Interrupted) -> bool {
+    let kind = interrupted.header.map(|header| header.kind);
+    matches!(kind, Some(RecordKind::Link | RecordKind::Rename | RecordKind::Unlink))
+}
+
+/// None: somebody has the file locked, or it is the operation of a thread that lives.
+fn mend_one(
+    log: &Log,
+    interrupted: &Interrupted,
+    patience: Duration,
+) -> Option<Result<(), String>> {
     let Some(file) = log.file_of(interrupted) else {
+        // No lock tells it from an operation that begins.
+        if !has_ended(interrupted.process, interrupted.thread()) {
+            return None;
+        }
         let outcome = void_undone_unlink(log, interrupted);
         log.settle(interrupted);
-        return outcome.map_err(|error| format!("a name may be lost at a power cut: {error}"));
+        return Some(
+            outcome.map_err(|error| format!("a name may be lost at a power cut: {error}")),
+        );
     };
-    let guard = match log.lock(file) {
-        Ok(guard) => guard,
-        Err(error) => {
-            return Err(format!("what a dead process left cannot be completed yet: {error}"));
-        }
-    };
+    let guard = log.lock_within(file, patience).ok()?;
     // Once more, under the lock: who had it in between may have done it.
     let still: Vec<_> = log.interrupted_on(&guard).filter(|it| it == interrupted).collect();
     let outcome = still.iter().try_for_each(|it| match &it.header {
@@ -63,7 +108,23 @@ fn mend(log: &Log, interrupted: &Interrupted) -> Result<(), String> {
     if log.interrupted_on(&guard).next().is_none() {
         guard.mended();
     }
-    outcome.map_err(|error| format!("the last operation of a dead process is left undone: {error}"))
+    let text = "the last operation of a dead process is left undone";
+    Some(outcome.map_err(|error| format!("{text}: {error}")))
+}
+
+/// Whether a thread has ended, as far as this user may know.
+fn has_ended(process: u32, thread: u32) -> bool {
+    match std::fs::read(format!("/proc/{process}/task/{thread}/stat")) {
+        // The state is behind the name, which may have anything in it.
+        Ok(stat) => stat
+            .rsplit(|byte| *byte == b')')
+            .next()
+            .is_some_and(|rest| matches!(rest.get(1), Some(b'Z' | b'X'))),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => false,
+        // Not there, or hidden from this user.
+        Err(_) => Pid::from_raw(process.cast_signed())
+            .is_none_or(|process| test_kill_process(process) != Err(Errno::PERM)),
+    }
 }
 
 /// The removal of a name of a file without an entry: where something has the name, it is taken for not done.
@@ -203,7 +264,7 @@ impl Target {
         let mut payload = Vec::new();
         let mut is_lost = false;
         let mut records = log.records(log.tail(), log.head());
-        for header in records.by_ref().filter(|header| header.file == id) {
+        for header in records.by_ref().filter(|header| is_about(header, id, key)) {
             payload.clear();
             if Planner::needs_payload(header.kind) {
                 payload.resize(header.payload_bytes as usize, 0);
@@ -212,7 +273,13 @@ impl Target {
                     continue;
                 }
             }
-            planner.add(&header, &payload);
+            if header.kind != RecordKind::Rename || header.file == id {
+                planner.add(&header, &payload);
+            } else if let Some(paths) = RenamePaths::decode(&payload) {
+                // To the file that is replaced it is the removal of that name.
+                let header = Header { kind: RecordKind::Unlink, file: id, ..header };
+                planner.add(&header, paths.to);
+            }
         }
         let is_lost = is_lost || records.unreadable_bytes() > 0;
         let plan = planner.finish();
@@ -235,6 +302,15 @@ impl Target {
             Ok(found) if found != self.known.identity => Err(io::ErrorKind::NotFound.into()),
             _ => Ok(file),
         }
+    }
+}
+
+/// Whether the record may tell something of the file: where another file replaced it, that one's record does.
+fn is_about(header: &Header, id: u64, key: &FileKey) -> bool {
+    match header.kind {
+        RecordKind::Rename => header.file == id || header.aux == key.identity,
+        RecordKind::Void => true,
+        _ => header.file == id,
     }
 }
 
@@ -280,6 +356,12 @@ mod tests {
         });
     }
 
+    /// How many operations are left, and what cannot be done.
+    fn mended(trial: &Trial) -> (usize, Vec<String>) {
+        let Mended { left, failures } = mend_after(&trial.log, own(), Duration::ZERO);
+        (left.len(), failures)
+    }
+
     fn bytes(path: &Path) -> &[u8] {
         path.as_os_str().as_bytes()
     }
@@ -291,17 +373,17 @@ mod tests {
         die_in(&trial, &file, "file", |ticket| {
             ticket.write(4, &[IoSlice::new(b"abcd")]).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"0123abcd89");
         die_in(&trial, &file, "file", |ticket| {
             ticket.set_size(6).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"0123ab");
         die_in(&trial, &file, "file", |ticket| {
             ticket.zero(0, 2).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"\0\x0023ab");
         assert_eq!(trial.log.in_the_middle().count(), 0);
         assert_eq!(trial.log.safe_position(), trial.log.head());
@@ -312,7 +394,7 @@ mod tests {
         let trial = Trial::new();
         let file = trial.file("file", b"same");
         die_in(&trial, &file, "file", |_| {});
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!(trial.log.in_the_middle().count(), 0);
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"same");
     }
@@ -331,13 +413,13 @@ mod tests {
         die_in(&trial, &file, "one", |ticket| {
             ticket.rename(bytes(&one), bytes(&two), 0).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!((voided(&trial), one.exists()), (1, true));
         die_in(&trial, &file, "one", |ticket| {
             ticket.rename(bytes(&one), bytes(&two), 0).unwrap();
             std::fs::rename(&one, &two).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!((voided(&trial), two.exists()), (1, true));
         die_in(&trial, &file, "two", |ticket| {
             ticket.unlink(bytes(&two)).unwrap();
@@ -345,8 +427,112 @@ mod tests {
         die_in(&trial, &trial.file("three", b""), "three", |ticket| {
             ticket.link(bytes(&trial.path("four"))).unwrap();
         });
-        assert_eq!(mend_after(&trial.log, own()), [""; 0]);
+        assert_eq!(mended(&trial), (0, vec![]));
         assert_eq!(voided(&trial), 3);
+    }
+
+    /// The next holder of the lock of names would judge it by what they are by then.
+    #[test]
+    fn nothing_is_mended_while_somebody_has_the_names_locked() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"old");
+        die_in(&trial, &file, "file", |ticket| {
+            ticket.write(0, &[IoSlice::new(b"new")]).unwrap();
+        });
+        let names = trial.log.lock_names().unwrap();
+        let left = std::thread::scope(|scope| scope.spawn(|| mended(&trial)).join().unwrap());
+        assert_eq!(left, (1, vec![]));
+        drop(names);
+        assert_eq!(mended(&trial), (0, vec![]));
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"new");
+    }
+
+    /// Two processes die, and what the one left is mended first.
+    #[test]
+    fn whoever_is_told_that_the_names_holder_died_mends_what_it_left() {
+        let trial = Trial::new();
+        let (one, two) = (trial.path("one"), trial.path("two"));
+        let file = trial.file("one", b"");
+        let names = std::thread::scope(|scope| {
+            let dying = scope.spawn(|| std::mem::forget(trial.log.lock_names().unwrap()));
+            dying.join()
+        });
+        names.unwrap();
+        die_in(&trial, &file, "one", |ticket| {
+            ticket.rename(bytes(&one), bytes(&two), 0).unwrap();
+            std::fs::rename(&one, &two).unwrap();
+        });
+        let written = trial.file("written", b"old");
+        die_in(&trial, &written, "written", |ticket| {
+            ticket.write(0, &[IoSlice::new(b"new")]).unwrap();
+        });
+        let of_write = |it: &Interrupted| it.header.is_some_and(|it| it.kind == RecordKind::Write);
+        let of_write = trial.log.in_the_middle().filter(of_write).collect();
+        mend(&trial.log, of_write, Duration::ZERO);
+        // By somebody who is told nothing of it.
+        assert!(!trial.log.lock_names().unwrap().owner_died());
+        std::fs::rename(&two, &one).unwrap();
+        assert_eq!(mended(&trial), (0, vec![]));
+        assert_eq!((voided(&trial), trial.log.in_the_middle().count()), (0, 0));
+    }
+
+    /// Takes a slot for the removal of the file at `path`, of which the log has nothing.
+    fn unlink<'a>(trial: &'a Trial, path: &Path) -> tidegate::log::NameTicket<'a> {
+        let mut ticket = trial.log.begin_on_names().unwrap();
+        ticket.unlink(bytes(path), 1).unwrap();
+        ticket
+    }
+
+    #[test]
+    fn a_removal_without_a_file_counts_only_where_it_happened() {
+        let trial = Trial::new();
+        let (there, gone) = (trial.path("there"), trial.path("gone"));
+        trial.file("there", b"");
+        std::thread::scope(|scope| {
+            let dying = scope.spawn(|| {
+                std::mem::forget((unlink(&trial, &there), unlink(&trial, &gone)));
+                rustix::thread::gettid()
+            });
+            let task = format!("/proc/self/task/{}", dying.join().unwrap());
+            // The kernel lets others go on a little before it has forgotten it.
+            while Path::new(&task).exists() {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(mended(&trial), (0, vec![]));
+        assert_eq!((voided(&trial), trial.log.in_the_middle().count()), (1, 0));
+    }
+
+    /// A process may have the number of one that has ended.
+    #[test]
+    fn what_the_living_do_is_left_to_them() {
+        let trial = Trial::new();
+        let path = trial.path("file");
+        trial.file("file", b"");
+        let ticket = unlink(&trial, &path);
+        let seen: Vec<_> = trial.log.interrupted_by(own()).collect();
+        assert_eq!(mended(&trial), (1, vec![]));
+        assert_eq!((voided(&trial), trial.log.in_the_middle().count()), (0, 1));
+        std::fs::remove_file(&path).unwrap();
+        drop(ticket);
+        // Another one, under the old name.
+        trial.file("file", b"");
+        let Mended { left, failures } = mend(&trial.log, seen, Duration::ZERO);
+        assert!(left.is_empty() && failures.is_empty() && voided(&trial) == 0);
+    }
+
+    #[test]
+    fn threads_are_known_to_have_ended() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let number = child.id();
+        let pid = Pid::from_child(&child);
+        let exited =
+            rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(rustix::process::WaitId::Pid(pid), exited).unwrap();
+        assert!(has_ended(number, number), "one that nobody has waited for");
+        child.wait().unwrap();
+        assert!(has_ended(number, number));
+        assert!(!has_ended(own(), own()) && !has_ended(1, 1));
     }
 
     #[test]
@@ -358,8 +544,8 @@ mod tests {
         });
         std::fs::remove_file(trial.path("file")).unwrap();
         std::fs::write(trial.path("file"), "another").unwrap();
-        let messages = mend_after(&trial.log, own());
-        assert!(messages[0].contains("left undone"), "{messages:?}");
+        let (left, failures) = mended(&trial);
+        assert!(left == 0 && failures[0].contains("left undone"), "{failures:?}");
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"another");
         assert_eq!(trial.log.in_the_middle().count(), 0);
     }

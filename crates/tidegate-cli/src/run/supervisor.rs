@@ -17,7 +17,8 @@ use std::path::PathBuf;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::process::Pid;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tidegate::log::{CLOSED, FileRef, NO_BOOT};
@@ -40,6 +41,8 @@ const PROCESS: u64 = 1 << 63;
 const EVENTS_AT_ONCE: usize = 64;
 /// How long to wait before asking again for a lock that a launcher holds.
 const LOCK_RETRY_NS: i64 = 20_000_000;
+/// How long to wait before asking again whether a process lives that cannot be looked at.
+const HIDDEN_RETRY_NS: i64 = 900_000_000;
 
 /// What a supervisor takes care of.
 pub(crate) struct Charge {
@@ -133,7 +136,7 @@ impl Supervisor {
     /// Finds the processes of a supervisor that died, and minds those that died since.
     fn take_over(&mut self) -> io::Result<()> {
         self.announce_all()?;
-        self.mind_unannounced();
+        self.mind_unannounced()?;
         // Nobody was told that somebody waits for these.
         let cleaner = &self.charge.cleaner;
         cleaner.log().absorbed_by(None).for_each(|file| cleaner.settle(file, None));
@@ -159,17 +162,35 @@ impl Supervisor {
         Ok(self.others())
     }
 
-    /// Has the cleaner mend what dead processes left that nobody knows the end of.
-    fn mind_unannounced(&self) {
+    /// Has the cleaner mend what dead processes left that nobody knows the end of. Asks again later where it cannot be told who is dead.
+    ///
+    /// # Errors
+    /// The timer cannot be set.
+    fn mind_unannounced(&self) -> io::Result<()> {
         let log = self.charge.cleaner.log();
         let in_the_middle = log.in_the_middle().map(|it| it.process);
         let owners: BTreeSet<_> = in_the_middle.chain(log.keepers()).collect();
         let owners = owners.into_iter().map(u32::cast_signed);
-        for process in owners.filter_map(Pid::from_raw) {
-            if !maps(process, &self.charge.meeting.control()) {
+        let mut is_told = true;
+        // The end of those it knows the tree tells.
+        let unknown = |process: &Pid| self.tree.handle(*process).is_none();
+        for process in owners.filter_map(Pid::from_raw).filter(unknown) {
+            if is_hidden(process) {
+                is_told = false;
+            } else if !maps(process, &self.charge.meeting.control()) {
                 self.charge.cleaner.process_ended(process);
             }
         }
+        if is_told { Ok(()) } else { self.set_timer(HIDDEN_RETRY_NS) }
+    }
+
+    /// Has [`TIMER`] come after so long.
+    fn set_timer(&self, nanoseconds: i64) -> io::Result<()> {
+        let it_value = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
+        let it_interval = Timespec::default();
+        let once = Itimerspec { it_interval, it_value };
+        rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        Ok(())
     }
 
     /// Supervises until nobody uses the pool any more.
@@ -203,8 +224,11 @@ impl Supervisor {
                     self.charge.cleaner.settle(file, None);
                 }
             }
-            // Read, so that it is ready no longer; what it was for is looked at after all events.
-            TIMER => drop(rustix::io::read(&self.timer, &mut [0_u8; 8])),
+            TIMER => {
+                // Read, so that it is ready no longer; what the lock was for is looked at after all events.
+                let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
+                self.mind_unannounced()?;
+            }
             // The machine goes down, it may be: what the disks lack goes there now, and the rest when the tree has ended.
             SIGNAL => {
                 let _ = rustix::io::read(&self.signals, &mut [0_u8; 64]);
@@ -421,7 +445,7 @@ impl Supervisor {
             Ending::No => {
                 let ticket = self.new_key();
                 self.ending = Ending::Retiring(ticket);
-                self.mind_unannounced();
+                self.mind_unannounced()?;
                 self.charge.cleaner.retire_all(ticket);
                 Ok(None)
             }
@@ -434,10 +458,7 @@ impl Supervisor {
     fn close(&mut self) -> io::Result<Option<Lock>> {
         let lock = self.charge.meeting.try_lock().map_err(io::Error::other)?;
         if lock.is_none() {
-            let it_value = Timespec { tv_sec: 0, tv_nsec: LOCK_RETRY_NS };
-            let it_interval = Timespec::default();
-            let once = Itimerspec { it_interval, it_value };
-            rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+            self.set_timer(LOCK_RETRY_NS)?;
             return Ok(None);
         }
         self.accept()?;
@@ -485,6 +506,15 @@ impl Ended {
     }
 }
 
+/// Whether `process` lives, but this user may not know what it maps.
+fn is_hidden(process: Pid) -> bool {
+    match std::fs::File::open(format!("/proc/{process}/maps")) {
+        Ok(_) => false,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => true,
+        Err(_) => test_kill_process(process) == Err(Errno::PERM),
+    }
+}
+
 /// Has a byte for each signal that asks this process to end.
 fn catch_signals() -> io::Result<UnixStream> {
     let (signals, raise) = UnixStream::pair()?;
@@ -493,4 +523,27 @@ fn catch_signals() -> io::Result<UnixStream> {
         signal_hook::low_level::pipe::register(signal, raise.try_clone()?)?;
     }
     Ok(signals)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::{CapabilitySet, CapabilitySets};
+
+    use super::*;
+
+    #[test]
+    fn who_cannot_be_looked_at_is_not_taken_for_dead() {
+        assert!(!is_hidden(rustix::process::getpid()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = Pid::from_child(&child);
+        child.wait().unwrap();
+        assert!(!is_hidden(dead));
+        let powerless = || {
+            let none = CapabilitySet::empty();
+            let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+            rustix::thread::set_capabilities(None, none).unwrap();
+            is_hidden(Pid::INIT)
+        };
+        assert!(std::thread::spawn(powerless).join().unwrap());
+    }
 }

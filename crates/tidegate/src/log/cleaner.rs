@@ -198,7 +198,8 @@ impl Log {
             let record = slot.record.load(Ordering::Acquire);
             let header = (record != 0).then(|| self.pool.read_header(record).ok().flatten());
             let whole = header.flatten().filter(|it| self.pool.is_whole(it).unwrap_or(false));
-            Some(Interrupted { slot: number, process: process_of(owner), header: whole })
+            let process = process_of(owner);
+            Some(Interrupted { slot: number, owner, record, process, header: whole })
         })
     }
 
@@ -210,9 +211,18 @@ impl Log {
         Some(FileRef { index, generation: u32::try_from(found).ok()? })
     }
 
-    /// The interrupted operation was done or undone: its slot is free again.
+    /// The slot is the interrupted operation's still.
+    pub fn is_interrupted(&self, interrupted: &Interrupted) -> bool {
+        let slot = self.control.slot(interrupted.slot);
+        slot.owner.load(Ordering::Acquire) == interrupted.owner
+            && slot.record.load(Ordering::Acquire) == interrupted.record
+    }
+
+    /// The interrupted operation was done or undone: its slot is free again. One that serves another operation by now is left alone.
     pub fn settle(&self, interrupted: &Interrupted) {
-        release(self.control.slot(interrupted.slot));
+        if self.is_interrupted(interrupted) {
+            release(self.control.slot(interrupted.slot));
+        }
     }
 
     /// What the kernel calls the file of an entry.

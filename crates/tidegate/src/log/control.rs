@@ -189,8 +189,8 @@ impl Control {
         self.memory.lock(LIMIT_LOCK_AT, PATIENCE)
     }
 
-    pub(super) fn lock_names(&self) -> Result<Locked<'_>, LockFailure> {
-        self.memory.lock(NAMES_LOCK_AT, PATIENCE)
+    pub(super) fn lock_names(&self, patience: Duration) -> Result<Locked<'_>, LockFailure> {
+        self.memory.lock(NAMES_LOCK_AT, patience)
     }
 
     /// The lock that the supervisor holds as long as it lives.

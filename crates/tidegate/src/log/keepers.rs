@@ -6,8 +6,11 @@
 //! 2. Where there is no place for a note, the mark of a killed process stays for as long as the log is in use.
 //! 3. A process writes only notes that it has taken; those of a dead one are the supervisor's.
 
+use std::time::Duration;
+
 use super::Log;
 use super::control::{BUCKETS_AT, Control, KEEPERS_AT};
+use super::error::LockError;
 use super::table::FileRef;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -73,17 +76,49 @@ pub(super) fn forget(control: &Control, file: FileRef, process: u32) {
 }
 
 impl Log {
-    /// Gives back all files that `process`, which is dead, has kept unlogged.
-    pub fn stop_keeping_of(&self, process: u32) {
-        let of_it = |note: &Note<'_>| note.process.load(Ordering::Acquire) == u64::from(process);
+    /// Gives back all files that `process`, which is dead, has kept unlogged. Those that somebody has locked for longer than
+    /// `patience` are handed back, for [`stop_keeping_for`](Self::stop_keeping_for).
+    pub fn stop_keeping_of(&self, process: u32, patience: Duration) -> Vec<FileRef> {
+        let process = u64::from(process);
+        let of_it = |note: &Note<'_>| note.process.load(Ordering::Acquire) == process;
+        let mut left = Vec::new();
         for note in notes(&self.control).filter(of_it) {
-            let file = note.file.load(Ordering::Acquire);
-            note.free();
-            if file != 0
-                && let Ok(guard) = self.lock(FileRef::from_word(file))
-            {
-                guard.release_sticky();
+            match note.file.load(Ordering::Acquire) {
+                0 => note.free(),
+                word => {
+                    let file = FileRef::from_word(word);
+                    if !self.give_back(&note, file, process, patience) {
+                        left.push(file);
+                    }
+                }
             }
+        }
+        left
+    }
+
+    /// The same for one mark of one file. Whether it was given back, or was before.
+    pub fn stop_keeping_for(&self, process: u32, file: FileRef, patience: Duration) -> bool {
+        let process = u64::from(process);
+        let note = places(&self.control, file, process).find(|note| note.is(file, process));
+        note.is_none_or(|note| self.give_back(&note, file, process, patience))
+    }
+
+    fn give_back(&self, note: &Note<'_>, file: FileRef, process: u64, patience: Duration) -> bool {
+        match self.lock_within(file, patience) {
+            Ok(guard) => {
+                // Once more, under the lock: a note is removed once.
+                if note.is(file, process) {
+                    note.free();
+                    guard.release_sticky();
+                }
+                true
+            }
+            // The mark went with the entry.
+            Err(LockError::Stale) => {
+                note.free();
+                true
+            }
+            Err(LockError::Busy | LockError::Reentered) => false,
         }
     }
 

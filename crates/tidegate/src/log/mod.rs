@@ -55,7 +55,7 @@ pub use settle::{
 pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
 pub use table::{FileKey, FileRef};
 
-use control::Start;
+use control::{PATIENCE, Start};
 use touched::Touched;
 
 use crate::pmem::{Kind, LockFailure, Locked, Region, RegionOptions, SharedMemory};
@@ -214,7 +214,15 @@ impl Log {
     /// # Errors
     /// [`LockFailure`]; the operation then goes on without the log.
     pub fn lock_names(&self) -> Result<NamesGuard<'_>, LockFailure> {
-        let locked = self.control.lock_names()?;
+        self.lock_names_within(PATIENCE)
+    }
+
+    /// The same, for who has less patience, or more.
+    ///
+    /// # Errors
+    /// As for [`lock_names`](Self::lock_names).
+    pub fn lock_names_within(&self, patience: Duration) -> Result<NamesGuard<'_>, LockFailure> {
+        let locked = self.control.lock_names(patience)?;
         Ok(NamesGuard::new(locked, self.control.names_version()))
     }
 

@@ -3,13 +3,16 @@
 //! Invariants:
 //! 1. The table's shape (buckets, chains, which entry is whose) changes under the table's lock only.
 //! 2. An entry's other words change under the entry's lock, or are atomics that may change at any time.
-//! 3. An entry is given to another file only while nobody holds its lock, none of its records is live, and nothing
-//!    changes the file in ways that are not logged. Its generation grows then, so that a [`FileRef`] to the former file is
+//! 3. An entry is given to another file only while nobody holds its lock, none of its records is live, nothing
+//!    changes the file in ways that are not logged, and nothing that its lock's holder was killed in is left to be mended. Its generation grows then, so that a [`FileRef`] to the former file is
 //!    found stale.
 //! 4. A chain that leads outside the table ends there.
 
+use std::time::Duration;
+
 use super::control::{
-    BUCKETS_AT, Control, ENTRIES_AT, ENTRY_BYTES, FILES_MAX, PATIENCE, TABLE_AT, TABLE_LOCK_AT,
+    BUCKETS_AT, Control, ENTRIES_AT, ENTRY_BYTES, FILES_MAX, PATIENCE, SLOTS, TABLE_AT,
+    TABLE_LOCK_AT,
 };
 use super::error::{LockError, LogError};
 use crate::pmem::{LockFailure, Locked};
@@ -285,8 +288,9 @@ fn free_one(control: &Control) -> Result<u64, LogError> {
         let index = hand.load(Ordering::Relaxed) % FILES_MAX;
         hand.store(index + 1, Ordering::Relaxed);
         let candidate = entry(control, narrow(index));
-        let Ok(_lock) = control.memory().try_lock(candidate.at) else { continue };
-        if is_needed(control, &candidate) {
+        let Ok(locked) = control.memory().try_lock(candidate.at) else { continue };
+        keep_word(&candidate, &locked);
+        if is_needed(control, &candidate) || is_interrupted(control, &candidate, index) {
             continue;
         }
         if has_unlogged_names(&candidate) {
@@ -307,6 +311,13 @@ fn is_needed(control: &Control, entry: &Entry<'_>) -> bool {
         || entry.sticky().load(Ordering::SeqCst) > 0
         || entry.absorber().load(Ordering::SeqCst) > 0
         || entry.flags().load(Ordering::Relaxed) & flag::FAILED != 0
+}
+
+/// Somebody was killed in the middle of an operation on the file, whose lock is held, and nobody has seen to it.
+fn is_interrupted(control: &Control, entry: &Entry<'_>, index: u64) -> bool {
+    let has_slot =
+        || (0..SLOTS).any(|number| control.slot(number).file.load(Ordering::Acquire) == index + 1);
+    entry.flags().load(Ordering::SeqCst) & flag::ORPHANED != 0 && has_slot()
 }
 
 fn has_unlogged_names(entry: &Entry<'_>) -> bool {
@@ -334,18 +345,31 @@ fn unchain(control: &Control, gone: &Entry<'_>, index: u64) {
 }
 
 /// Locks the entry, if it still is that file's.
-pub(super) fn lock(control: &Control, file: FileRef) -> Result<Locked<'_>, LockError> {
+pub(super) fn lock(
+    control: &Control,
+    file: FileRef,
+    patience: Duration,
+) -> Result<Locked<'_>, LockError> {
     let entry = entry(control, file.index);
     let generation = || entry.generation().load(Ordering::SeqCst);
     if generation() != u64::from(file.generation) {
         return Err(LockError::Stale);
     }
-    let locked = control.memory().lock(entry.at, PATIENCE).map_err(|failure| match failure {
+    let locked = control.memory().lock(entry.at, patience).map_err(|failure| match failure {
         LockFailure::TimedOut => LockError::Busy,
         LockFailure::Reentered => LockError::Reentered,
         LockFailure::Damaged => LockError::Stale,
     })?;
+    // Also where it has become another file's: that one's lock it is now.
+    keep_word(&entry, &locked);
     if generation() == u64::from(file.generation) { Ok(locked) } else { Err(LockError::Stale) }
+}
+
+/// Keeps the word that the lock's holder died: the kernel tells one holder only, who may have other things to do.
+fn keep_word(entry: &Entry<'_>, locked: &Locked<'_>) {
+    if locked.owner_died() {
+        entry.flags().fetch_or(flag::ORPHANED, Ordering::SeqCst);
+    }
 }
 
 /// All entries that were ever used.
@@ -355,4 +379,69 @@ pub(super) fn all(control: &Control) -> impl Iterator<Item = (FileRef, Entry<'_>
         let entry = entry(control, narrow(index));
         (reference(&entry, index), entry)
     })
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::super::tests::{key, log};
+    use super::*;
+
+    /// Else the lock's next holder would work on what the dead left half done.
+    #[test]
+    fn who_finds_another_file_behind_a_dead_holders_lock_keeps_the_word_of_it() {
+        let log = log();
+        let former = log.entry_for(&key(1)).unwrap();
+        let current = FileRef { generation: former.generation + 1, ..former };
+        let entry = entry(&log.control, former.index);
+        let (locked, is_locked) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let log = &log;
+            scope.spawn(move || {
+                let guard = log.lock(former).unwrap();
+                locked.send(()).unwrap();
+                let word = log.control.memory().half(entry.at);
+                while word.load(Ordering::Acquire) & libc::FUTEX_WAITERS == 0 {
+                    std::thread::yield_now();
+                }
+                entry.generation().store(u64::from(current.generation), Ordering::SeqCst);
+                std::mem::forget(guard);
+            });
+            is_locked.recv().unwrap();
+            assert_eq!(log.lock(former).err(), Some(LockError::Stale));
+        });
+        assert!(log.lock(current).unwrap().owner_died());
+    }
+
+    #[test]
+    fn an_entry_whose_holder_was_killed_in_an_operation_is_not_given_away() {
+        let log = log();
+        let file = log.entry_for(&key(1)).unwrap();
+        let die = |with_a_slot: bool| {
+            std::thread::scope(|scope| {
+                let dying = scope.spawn(|| {
+                    let guard = log.lock(file).unwrap();
+                    if with_a_slot {
+                        std::mem::forget(guard.begin().unwrap());
+                    }
+                    std::mem::forget(guard);
+                });
+                dying.join().unwrap();
+            });
+        };
+        die(true);
+        for inode in 2..=FILES_MAX + 1 {
+            log.entry_for(&key(inode)).unwrap();
+        }
+        let guard = log.lock(file).unwrap();
+        assert!(guard.owner_died());
+        log.interrupted_on(&guard).for_each(|it| log.settle(&it));
+        guard.mended();
+        drop(guard);
+        // Nothing is left to be mended of this one.
+        die(false);
+        for inode in FILES_MAX + 2..=2 * FILES_MAX + 2 {
+            log.entry_for(&key(inode)).unwrap();
+        }
+        assert_eq!(log.lock(file).err(), Some(LockError::Stale));
+    }
 }

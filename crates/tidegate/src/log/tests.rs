@@ -16,13 +16,13 @@ fn pool() -> LogPool {
     LogPool::open(region).unwrap()
 }
 
-fn log() -> Log {
+pub(super) fn log() -> Log {
     let pool = pool();
     let all = pool.ring_bytes();
     Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES).unwrap(), all).unwrap()
 }
 
-fn key(inode: u64) -> FileKey {
+pub(super) fn key(inode: u64) -> FileKey {
     FileKey { device: 1, inode, identity: 1000 + inode }
 }
 
@@ -103,14 +103,32 @@ fn what_a_killed_process_kept_unlogged_is_given_back() {
     guard().stop_keeping();
     assert!(guard().is_sticky());
     assert_eq!(log.keepers().collect::<Vec<_>>(), [current_process()]);
-    log.stop_keeping_of(current_process() + 1);
+    log.stop_keeping_of(current_process() + 1, Duration::ZERO);
     assert!(guard().is_sticky(), "another process has ended");
-    log.stop_keeping_of(current_process());
+    log.stop_keeping_of(current_process(), Duration::ZERO);
     assert!(!guard().is_sticky() && log.keepers().next().is_none());
     // A mark that nobody keeps is nobody's to take back.
     guard().mark_unlogged(true);
-    log.stop_keeping_of(current_process());
+    log.stop_keeping_of(current_process(), Duration::ZERO);
     assert!(guard().is_sticky());
+}
+
+/// Else nobody would know of the mark, and the file be unlogged for ever.
+#[test]
+fn a_mark_whose_file_is_locked_is_given_back_later() {
+    let log = log();
+    let file = log.entry_for(&key(7)).unwrap();
+    log.lock(file).unwrap().keep_unlogged();
+    let dead = current_process();
+    let guard = log.lock(file).unwrap();
+    let left = std::thread::scope(|scope| {
+        scope.spawn(|| log.stop_keeping_of(dead, Duration::ZERO)).join().unwrap()
+    });
+    assert_eq!(left, [file]);
+    assert!(guard.is_sticky() && log.keepers().eq([dead]));
+    drop(guard);
+    assert!(log.stop_keeping_for(dead, file, Duration::ZERO));
+    assert!(!log.lock(file).unwrap().is_sticky() && log.keepers().next().is_none());
 }
 
 #[test]
@@ -442,6 +460,23 @@ fn the_operation_of_a_killed_thread_is_found() {
     assert!(!guard.owner_died());
     assert_eq!(log.in_the_middle().count(), 0);
     assert_eq!(log.safe_position(), log.head());
+}
+
+/// One that somebody else has mended, and that a process with the dead one's number has taken.
+#[test]
+fn a_slot_that_serves_another_operation_is_not_given_back() {
+    let log = log();
+    let guard = log.lock(log.entry_for(&key(1)).unwrap()).unwrap();
+    let mut ticket = guard.begin().unwrap();
+    ticket.define(&definition(1)).unwrap();
+    let seen = log.in_the_middle().next().unwrap();
+    drop(ticket);
+    let mut ticket = guard.begin().unwrap();
+    ticket.write(0, &[IoSlice::new(b"x")]).unwrap();
+    assert!(!log.is_interrupted(&seen));
+    log.settle(&seen);
+    assert_eq!(log.in_the_middle().count(), 1);
+    drop(ticket);
 }
 
 #[test]

@@ -104,9 +104,9 @@ fn appends(file: &std::fs::File) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver, channel};
 
     use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
@@ -116,6 +116,18 @@ mod tests {
     use super::super::super::trial::Trial;
     use super::super::handle::Voice;
     use super::super::{Cleaner, Outcome, Worker};
+
+    /// A cleaner without a thread, and what it says.
+    pub(in super::super) fn worker(trial: &Trial) -> (Worker, Receiver<Outcome>) {
+        let allocator = Allocator::begin(&trial.log).unwrap();
+        let absorbed = AbsorbedFiles::new(&trial.log, Leases::default());
+        let (sender, outcomes) = channel();
+        let ready = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        let voice = Voice { sender, ready };
+        let (jobs, counts) = (Arc::default(), Arc::default());
+        let worker = Worker::new(&trial.log, &jobs, &counts, voice, (allocator, absorbed));
+        (worker, outcomes)
+    }
 
     /// How the retirement with this ticket ends.
     fn retired(cleaner: &Cleaner, wanted: u64) -> Result<u64, String> {
@@ -154,13 +166,7 @@ mod tests {
     #[test]
     fn a_file_that_is_not_summed_up_yet_is_written_once_more_when_it_is() {
         let trial = Trial::new();
-        let allocator = Allocator::begin(&trial.log).unwrap();
-        let absorbed = AbsorbedFiles::new(&trial.log, Leases::default());
-        let (sender, _outcomes) = channel();
-        let ready = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
-        let voice = Voice { sender, ready };
-        let (jobs, counts) = (Arc::default(), Arc::default());
-        let mut worker = Worker::new(&trial.log, &jobs, &counts, voice, (allocator, absorbed));
+        let (mut worker, _outcomes) = worker(&trial);
         let file = trial.file("file", b"0123456789");
         trial.write(&file, "file", 0, b"abc");
         trial.lock(&file).note_dropped();

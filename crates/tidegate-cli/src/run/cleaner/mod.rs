@@ -6,9 +6,10 @@
 //!
 //! Map: [`Cleaner`] is the handle of the supervisor's loop (`handle`); `Worker` is the thread. Each time `policy` says so it takes
 //! a `batch` of records, whose files are brought to the disk while writers are shown `room`; `failure` is for what the disk does not
-//! take. `backlog` knows what is due, `writeback` syncs it, `redo` minds the dead and the failed.
+//! take, `dead` for processes that have ended. `backlog` knows what is due, `writeback` syncs it, `redo` minds the dead and the failed.
 
 mod batch;
+mod dead;
 mod failure;
 mod handle;
 mod room;
@@ -17,7 +18,6 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
 use tidegate::log::{Counter, FileRef, Log};
 
 pub(crate) use handle::{Cleaner, Outcome};
@@ -27,9 +27,9 @@ use super::allocator::Allocator;
 use super::backlog::Backlog;
 use super::pace::DiskSpeed;
 use super::policy::{Action, Policy, Situation};
-use super::redo;
 use super::stats::CleanerCounts;
 use super::writeback::Writeback;
+use dead::Unmended;
 use failure::PAUSE_LEAST;
 use handle::{Job, Voice};
 
@@ -60,6 +60,8 @@ struct Worker {
     retired: u64,
     /// Absorbed files that could not be settled: tried again.
     unsettled: Vec<FileRef>,
+    /// What dead processes left and cannot be had yet: tried again.
+    unmended: Unmended,
     failed_attempts: u32,
     /// The launchers were told of the failure that goes on.
     failure_told: bool,
@@ -109,6 +111,7 @@ impl Worker {
             waiters: Vec::new(),
             retired: log.pool().tail().map_or(log.tail(), |tail| tail.max(log.tail())),
             unsettled: Vec::new(),
+            unmended: Unmended::default(),
             failed_attempts: 0,
             failure_told: false,
             asleep: None,
@@ -147,6 +150,7 @@ impl Worker {
                 Job::Stop => return Step::Stop,
             }
         }
+        self.mend_unmended();
         self.settle_unsettled();
         let mut situation = self.situation();
         if let Err(message) = self.allocator.keep_ahead(&self.log, situation.starving) {
@@ -252,21 +256,10 @@ impl Worker {
         self.show(self.retired);
         let (head, tail) = (self.log.head(), self.log.tail());
         let patience = (head > tail).then_some(IDLE);
-        let patience = if self.unsettled.is_empty() { patience } else { Some(PAUSE_LEAST) };
+        let has_to_retry = !self.unsettled.is_empty() || !self.unmended.is_empty();
+        let patience = if has_to_retry { Some(PAUSE_LEAST) } else { patience };
         let wake_at = self.policy.wake_at(tail, head, self.backlog.scanned());
         let wake_at = wake_at.min(self.allocator.wake_at(&self.log).unwrap_or(u64::MAX));
         Step::Sleep { wake_at, patience }
-    }
-
-    fn mend_after(&mut self, process: Pid) {
-        let process = process.as_raw_nonzero().get().unsigned_abs();
-        for message in redo::mend_after(&self.log, process) {
-            self.voice.say(Outcome::Notice(message));
-        }
-        self.log.stop_keeping_of(process);
-        let absorbed: Vec<_> = self.log.absorbed_by(Some(process)).collect();
-        for file in absorbed {
-            self.settle(file, None, false);
-        }
     }
 }

@@ -4,7 +4,10 @@
 //! 1. Records of one file are appended under its lock, which is held until the kernel has done the operation too: the
 //!    order of records is the order in which the page cache changed.
 
+use std::time::Duration;
+
 use super::super::Log;
+use super::super::control::PATIENCE;
 use super::super::error::LockError;
 use super::super::keepers;
 use super::super::owner::current_process;
@@ -17,7 +20,7 @@ pub struct FileGuard<'a> {
     pub(super) log: &'a Log,
     pub(super) file: FileRef,
     pub(super) entry: Entry<'a>,
-    locked: Locked<'a>,
+    _locked: Locked<'a>,
 }
 
 impl Log {
@@ -27,14 +30,22 @@ impl Log {
     /// [`LockError`]; the operation then goes on without the log.
     #[inline]
     pub fn lock(&self, file: FileRef) -> Result<FileGuard<'_>, LockError> {
-        let locked = table::lock(&self.control, file)?;
-        let guard =
-            FileGuard { log: self, file, entry: table::entry(&self.control, file.index), locked };
-        if guard.locked.owner_died() {
-            // The kernel tells one holder only, who may have other things to do.
-            guard.set(flag::ORPHANED);
-        }
-        Ok(guard)
+        self.lock_within(file, PATIENCE)
+    }
+
+    /// The same, for who has less patience, or more.
+    ///
+    /// # Errors
+    /// As for [`lock`](Self::lock).
+    #[inline]
+    pub fn lock_within(
+        &self,
+        file: FileRef,
+        patience: Duration,
+    ) -> Result<FileGuard<'_>, LockError> {
+        let locked = table::lock(&self.control, file, patience)?;
+        let entry = table::entry(&self.control, file.index);
+        Ok(FileGuard { log: self, file, entry, _locked: locked })
     }
 
     /// The word at which a file's data is all in the log or on the disk.

@@ -25,7 +25,7 @@ pub(super) use reserve::Room;
 use super::Log;
 use super::control::SlotWords;
 use super::error::AppendError;
-use super::owner::owner;
+use super::owner::{owner, thread_of};
 use super::record::Header;
 use super::table::{self, Entry, FileRef};
 use crate::sync::{Ordering, store_before_loads};
@@ -50,10 +50,20 @@ pub struct NameTicket<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interrupted {
     pub(super) slot: u64,
+    pub(super) owner: u64,
+    /// Position of the record, whole or not; 0: none yet.
+    pub(super) record: u64,
     /// The process.
     pub process: u32,
     /// The record, if one was finished: its operation may have been done by the kernel, or not, or in part.
     pub header: Option<Header>,
+}
+
+impl Interrupted {
+    /// The thread.
+    pub fn thread(&self) -> u32 {
+        thread_of(self.owner)
+    }
 }
 
 impl Log {
