@@ -250,7 +250,8 @@ pub(crate) struct ServeArgs {
     /// With a log pool: the file or block device behind the log. It has the export's size, and gets what the log holds
     #[arg(long, value_name = "file:PATH|PATH")]
     pub(crate) backing: Option<BackingAddress>,
-    /// Bring what the log holds for another backing to this one: for a copy, or a disk that changed its name
+    /// Bring what the log holds for another backing to this one: for a copy, or a disk that changed its name. Also use a
+    /// backing that holds a pool, which is lost
     #[arg(long, requires = "backing")]
     pub(crate) force: bool,
     /// Refuse writes
