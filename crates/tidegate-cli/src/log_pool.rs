@@ -96,6 +96,8 @@ pub(crate) struct Report {
     findings: Vec<String>,
     /// Superblocks that repair wrote anew.
     repaired_superblocks: usize,
+    /// Headers of the log that repair wrote anew.
+    repaired_headers: usize,
 }
 
 /// Verifies each record of the log in `region`.
@@ -113,6 +115,13 @@ pub(crate) fn check(region: Region, found: Found, mend: bool) -> Result<Report> 
     }
     let repaired_superblocks = before - findings.len();
     let pool = LogPool::open(Arc::clone(&region)).with_context(|| in_pool(&region))?;
+    let mut header = pool.header_fault()?;
+    let repaired_headers = usize::from(mend && header.is_some());
+    if repaired_headers > 0 {
+        pool.restore_header().with_context(|| in_pool(&region))?;
+        header = pool.header_fault()?;
+    }
+    findings.extend(header.map(|fault| fault.to_string()));
     let mut scanner = Scanner::new(&pool, pool.tail()?, pool.limit()?);
     let records = (&mut scanner).count() as u64;
     let (plan, unreadable_bytes) = plan_pool(&pool).with_context(|| in_pool(&region))?;
@@ -130,6 +139,7 @@ pub(crate) fn check(region: Region, found: Found, mend: bool) -> Result<Report> 
         faults: findings.len() as u64 + untold,
         findings,
         repaired_superblocks,
+        repaired_headers,
     })
 }
 
@@ -142,6 +152,9 @@ impl Report {
         self.findings.iter().try_for_each(line)?;
         if self.repaired_superblocks > 0 {
             line(format_args!("restored superblocks: {}", self.repaired_superblocks))?;
+        }
+        if self.repaired_headers > 0 {
+            line(format_args!("restored headers of the log: {}", self.repaired_headers))?;
         }
         line(format_args!(
             "{} whole records about {} files with {} bytes of data; {} that were never finished, which recovery passes over",

@@ -562,3 +562,32 @@ fn a_reader_that_goes_away_is_no_crash() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert!(output.status.code().is_some(), "{}", output.status);
 }
+
+#[test]
+fn a_damaged_header_of_a_log_is_found_and_restored_from_the_other_one() {
+    let (_dir, pool) = place();
+    ok(["create", &pool, "--engine", "log", "--size", "1M"]);
+    let whole = std::fs::read(&pool).unwrap();
+    for offset in [8192, 12288] {
+        file(&pool).write_all_at(&[0; 4096], offset).unwrap();
+        let report = run(["check", &pool]);
+        assert_eq!(report.status.code(), Some(1), "at {offset}");
+        let place = format!("header at offset {offset} is damaged");
+        says(&String::from_utf8_lossy(&report.stdout), &[&place, "1 fault", "--repair"]);
+        let restored = ok(["check", &pool, "--repair"]);
+        says(&restored, &["restored headers of the log: 1", "no damage"]);
+        assert!(std::fs::read(&pool).unwrap() == whole, "at {offset}");
+    }
+    // Whole, and of another log.
+    let (_other_dir, other) = place();
+    ok(["create", &other, "--engine", "log", "--size", "1M"]);
+    let other = &std::fs::read(other).unwrap()[8192..12288];
+    file(&pool).write_all_at(other, 12288).unwrap();
+    says(&String::from_utf8(run(["check", &pool]).stdout).unwrap(), &["differs from the first"]);
+    ok(["check", &pool, "--repair"]);
+    assert!(std::fs::read(&pool).unwrap() == whole);
+    for offset in [8192, 12288] {
+        file(&pool).write_all_at(&[0; 4096], offset).unwrap();
+    }
+    says(&fails(1, &["check", &pool]), &[&pool, "both copies"]);
+}
