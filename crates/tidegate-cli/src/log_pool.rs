@@ -64,7 +64,7 @@ impl Summary {
     /// Prints a line for each thing worth knowing.
     ///
     /// # Errors
-    /// Standard output is closed or full.
+    /// Standard output is full.
     pub(crate) fn print(&self) -> io::Result<()> {
         field("uuid", self.uuid)?;
         match self.records {
@@ -147,7 +147,7 @@ impl Report {
     /// Prints a line for each finding, and a summary.
     ///
     /// # Errors
-    /// Standard output is closed or full.
+    /// Standard output is full.
     pub(crate) fn print(&self) -> io::Result<()> {
         self.findings.iter().try_for_each(line)?;
         if self.repaired_superblocks > 0 {

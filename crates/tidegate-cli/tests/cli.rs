@@ -4,6 +4,7 @@ mod support;
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -548,19 +549,59 @@ fn tls_files_that_do_not_serve_are_named() {
     }
 }
 
+/// What takes nothing that is written to it: a pipe without a reader, and a full device.
+fn deaf() -> [Stdio; 2] {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    [writer.into(), file("/dev/full").into()]
+}
+
 #[test]
-fn a_reader_that_goes_away_is_no_crash() {
+fn a_reader_that_goes_away_changes_no_status() {
+    let ((_dir, pool), (_log_dir, log)) = (self::pool(), place());
+    let status = |args: &[&str]| {
+        let [closed, _] = deaf();
+        let output = support::tidegate().args(args).stdout(closed).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
+        output.status.code()
+    };
+    assert_eq!(status(&["create", &log, "--engine=log", "--size=1M"]), Some(0));
+    for args in [
+        &["info", &pool][..],
+        &["info", &pool, "--json"],
+        &["check", &pool],
+        &["check", &log],
+        &["stat", &log],
+        &["flush", &log],
+        &["recover", &log],
+        &["--help"],
+    ] {
+        assert_eq!(status(args), Some(0), "{args:?}");
+    }
+    file(&pool).write_all_at(&[0xff; 8], 4096 + 64).unwrap();
+    assert_eq!(status(&["check", &pool]), Some(1), "damage is damage");
+}
+
+#[test]
+fn a_full_standard_output_is_an_error_that_names_it() {
     let (_dir, pool) = pool();
-    let mut child = support::tidegate()
-        .args(["info", &pool])
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
-    assert!(output.status.code().is_some(), "{}", output.status);
+    let [_, full] = deaf();
+    let output = support::tidegate().args(["info", &pool]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    says(&String::from_utf8_lossy(&output.stderr), &["standard output", "No space left"]);
+}
+
+#[test]
+fn a_deaf_standard_error_changes_no_status() {
+    for (args, status) in
+        [(&["info", "nosuch"][..], 1), (&["flush", "nosuch"], 1), (&["bogus"], 2), (&["create"], 2)]
+    {
+        for stderr in deaf() {
+            let mut command = support::tidegate();
+            let found = command.args(args).stderr(stderr).status().unwrap();
+            assert_eq!(found.code(), Some(status), "{args:?}");
+        }
+    }
 }
 
 #[test]

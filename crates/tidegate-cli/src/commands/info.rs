@@ -138,7 +138,7 @@ impl Info<'_> {
     /// Prints a line for each thing worth knowing.
     ///
     /// # Errors
-    /// Standard output is closed or full.
+    /// Standard output is full.
     pub(crate) fn print(&self) -> io::Result<()> {
         field("pool", self.pool.display())?;
         field("engine", &self.engine)?;
@@ -157,7 +157,7 @@ impl Info<'_> {
 /// Prints what a DRAM tier is and what it costs.
 ///
 /// # Errors
-/// Standard output is closed or full.
+/// Standard output is full.
 pub(crate) fn print_tier(tier: &TierSummary) -> io::Result<()> {
     let TierSummary { policy, block_bytes, slots, sets, threads, .. } = tier;
     let size = Size { bytes: tier.capacity_bytes };

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use crate::args::RunArgs;
-use crate::output::UsageError;
+use crate::output::{UsageError, say};
 use crate::run::launcher::{Launch, Plan};
 use crate::run::place::{Meeting, default_pool, prepare_pool};
 use crate::run::preload::{self, Choice};
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     })?;
     if let (true, Some(statistics)) = (args.stats, statistics) {
         for (label, value) in statistics.lines() {
-            eprintln!("tidegate: {label:<14} {value}");
+            say(format_args!("{label:<14} {value}"));
         }
     }
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
@@ -67,10 +67,10 @@ fn announce(pool: &Path, session: &Session, asked: Option<Size>) {
         Some(recovered) => format!("; recovered: {recovered}"),
         None => String::new(),
     };
-    eprintln!(
-        "tidegate: pool {}, {size}{kept}, {}; power cut: {}{recovered}",
+    say(format_args!(
+        "pool {}, {size}{kept}, {}; power cut: {}{recovered}",
         pool.display(),
         welcome.kind,
         welcome.power_cut
-    );
+    ));
 }

@@ -40,9 +40,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let started = Instant::now();
     let served = run_until_signal(server, &stop, signals);
     let written_back = write_back(args, tier.as_ref());
-    ignore_closed_pipe(summarize(&statistics.snapshot(), started.elapsed()))?;
-    ignore_closed_pipe(summarize_tier(&tier.phases()))?;
-    served.and(written_back).and_then(|()| pool.close())?;
+    let closed = served.and(written_back).and_then(|()| pool.close());
+    summarize(&statistics.snapshot(), started.elapsed())?;
+    summarize_tier(&tier.phases())?;
+    closed?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -230,13 +231,6 @@ fn words(phase: Phase) -> &'static str {
         Phase::Eviction => "eviction",
         Phase::Other => "other",
     }
-}
-
-/// Whoever read our output at start may be gone when we stop; that is no failure of serving.
-fn ignore_closed_pipe(printed: io::Result<()>) -> io::Result<()> {
-    printed.or_else(
-        |error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) },
-    )
 }
 
 #[cfg(test)]

@@ -111,6 +111,25 @@ fn a_pool_that_cannot_be_used_is_not_left() {
     assert!(run_with("--size=1M").status.success());
 }
 
+/// What `run` has to say may find no reader: the program is started all the same, and its status is kept.
+#[test]
+fn a_deaf_standard_error_changes_nothing() {
+    let bed = Bed::new();
+    let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    let closed = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        Stdio::from(writer)
+    };
+    for stderr in [full(), closed()] {
+        let mut command = tidegate_run(&bed);
+        command.args(["--stats", "--", "sh", "-c", "echo started; exit 5"]).stderr(stderr);
+        let output = command.stdout(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(5));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "started\n");
+    }
+}
+
 #[test]
 fn static_programs_are_refused_with_a_hint() {
     let program = compiled("static", &["-static"]);
