@@ -65,10 +65,11 @@ fn tell(ends: &Region) -> Result<Glance, PoolError> {
     }
     let found = look(ends)?;
     Ok(match (read_copy(ends, 0)?, read_copy(ends, START_BYTES)?) {
-        (Ok(copy), _) => Glance::Tidegate(Engine::from_code(copy.engine.get()).ok()),
         // A second copy may outlive its pool.
         (Err(CopyFault::NoMagic), _) if found.is_foreign() => Glance::Unknown(found),
-        (_, Ok(copy)) => Glance::Tidegate(Engine::from_code(copy.engine.get()).ok()),
+        (Ok(copy), _) | (_, Ok(copy)) => {
+            Glance::Tidegate(Engine::from_code(copy.engine.get()).ok())
+        }
         (Err(CopyFault::NoMagic), Err(CopyFault::NoMagic)) => Glance::Unknown(found),
         (Err(_), Err(_)) => Glance::Tidegate(None),
     })
