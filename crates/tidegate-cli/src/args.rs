@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -301,7 +302,7 @@ pub(crate) enum TlsWhen {
 pub(crate) struct LimitArgs {
     /// Most connections at once
     #[arg(long, value_name = "N")]
-    pub(crate) max_connections: Option<usize>,
+    pub(crate) max_connections: Option<NonZeroUsize>,
 }
 
 /// Arguments of `tidegate run`.

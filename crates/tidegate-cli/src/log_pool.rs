@@ -12,7 +12,7 @@ use tidegate::pool::{Found, Superblock};
 use uuid::Uuid;
 
 use crate::commands::check::superblock_findings;
-use crate::output::{field, line};
+use crate::output::{counted, field, line};
 use crate::pool::in_pool;
 use tidegate::size::Size;
 
@@ -71,7 +71,8 @@ impl Summary {
             0 => field("log", format_args!("empty, at position {}", self.tail))?,
             records => {
                 let size = Size { bytes: self.live_bytes };
-                field("log", format_args!("{records} records from {}, {size}", self.tail))?;
+                let records = counted(records, "record");
+                field("log", format_args!("{records} from {}, {size}", self.tail))?;
             }
         }
         match self.session {
@@ -157,8 +158,11 @@ impl Report {
             line(format_args!("restored headers of the log: {}", self.repaired_headers))?;
         }
         line(format_args!(
-            "{} whole records about {} files with {} bytes of data; {} that were never finished, which recovery passes over",
-            self.records, self.files, self.data_bytes, self.torn_records
+            "{} about {} with {} of data; {} never finished, which recovery passes over",
+            counted(self.records, "whole record"),
+            counted(self.files, "file"),
+            counted(self.data_bytes, "byte"),
+            self.torn_records
         ))
     }
 }

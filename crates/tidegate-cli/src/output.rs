@@ -49,6 +49,11 @@ pub(crate) fn field(label: &str, value: impl std::fmt::Display) -> io::Result<()
     line(format_args!("{label:<14} {value}"))
 }
 
+/// `number` of the things that `thing` names one of, in words.
+pub(crate) fn counted(number: u64, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
+}
+
 /// One line out of what may be several: for errors, which are one line by contract.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -15,6 +15,7 @@ use tidegate::raw::RawDevice;
 
 use crate::args::{Engine, MemoryArgs, ServeArgs};
 use crate::backing::{self, Backing};
+use crate::output::counted;
 use tidegate::size::Size;
 
 /// Maps the pool at `path`, which must exist.
@@ -100,7 +101,7 @@ pub(crate) fn open(args: &ServeArgs) -> Result<Pool> {
         );
     }
     let (device, lanes) = open_engine(&region, engine)?;
-    let recovered = format!("{lanes} unfinished writes");
+    let recovered = counted(lanes.into(), "unfinished write");
     Ok(Pool { device, engine, region, recovered, log: None, _backing: None })
 }
 
@@ -151,8 +152,8 @@ fn open_log(args: &ServeArgs, region: Arc<Region>) -> Result<Pool> {
     let device = Arc::new(device.map_err(|error| refused(error, args))?);
     let found = device.recovered();
     let recovered = format!(
-        "{} writes ({}) that the backing may lack",
-        found.records,
+        "{} ({}) that the backing may lack",
+        counted(found.records, "write"),
         Size { bytes: found.bytes }
     );
     let log = Some(Arc::clone(&device));

@@ -212,6 +212,12 @@ fn wrong_usage_is_status_2_and_one_line() {
 }
 
 #[test]
+fn a_server_without_connections_is_refused() {
+    let args = ["serve", "p", "--nbd", "unix:x", "--max-connections", "0"];
+    says(&fails(2, &args), &["--max-connections", "zero"]);
+}
+
+#[test]
 fn bench_measures_and_writes_rows_for_scripts() {
     let dir = scratch();
     let json = dir.path().join("rows.json").to_str().unwrap().to_owned();
@@ -260,7 +266,8 @@ fn info_says_what_a_dram_tier_would_cost() {
     let metadata_bytes = dram["metadata_bytes_per_slot"].as_f64().unwrap();
     assert!((40.0..=64.0).contains(&metadata_bytes), "{metadata_bytes}");
     let text = ok(["info", &pool, "--dram", "lru:1M"]);
-    says(&text, &["lru of 1M", "256 slots of 4096 bytes", "sets", "bytes of metadata a slot"]);
+    says(&text, &["lru of 1M", "256 slots of 4096 bytes", "in 1 set,", "bytes of metadata a slot"]);
+    says(&ok(["info", &pool, "--dram", "lru:4K"]), &["1 slot of 4096 bytes in 1 set,"]);
     says(&fails(1, &["info", &pool, "--dram", "transit:1K"]), &["transit:1K", "0 blocks"]);
     assert!(std::fs::read(&pool).unwrap() == before);
 }
@@ -631,4 +638,14 @@ fn a_damaged_header_of_a_log_is_found_and_restored_from_the_other_one() {
         file(&pool).write_all_at(&[0; 4096], offset).unwrap();
     }
     says(&fails(1, &["check", &pool]), &[&pool, "both copies"]);
+}
+
+#[test]
+fn causes_are_told_once() {
+    let (dir, pool) = pool();
+    let socket = format!("unix:{}", dir.path().join("missing/socket").display());
+    for (address, cause) in [(&*socket, "no such file"), ("tcp:no-such-host.invalid:1", "lookup")] {
+        let error = fails(1, &["serve", &pool, "--nbd", address]);
+        assert_eq!(error.to_lowercase().matches(cause).count(), 1, "{error}");
+    }
 }

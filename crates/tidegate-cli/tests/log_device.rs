@@ -106,7 +106,7 @@ fn a_write_is_in_the_log_after_a_kill_and_in_the_backing_after_sigterm() {
     assert_eq!(in_file(&scene.path("disk"), 3), 0, "nothing was cleaned yet");
     let server = scene.serve("disk", &[]);
     let banner = server.banner.join("\n");
-    assert!(banner.contains("1 writes") && banner.contains("backing"), "{banner}");
+    assert!(banner.contains("1 write (") && banner.contains("backing"), "{banner}");
     assert_eq!(read(&mut scene.client(), 3), 7);
     let (status, _) = server.stop(Signal::TERM);
     assert!(status.success(), "{status}");

@@ -1,6 +1,7 @@
 //! `tidegate serve`: opens a pool, offers it over NBD, and stops in good order on SIGTERM or SIGINT.
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use tidegate_serve::nbd::{
 
 use super::info::print_tier;
 use crate::args::{LimitArgs, ServeArgs, TlsArgs, TlsWhen};
-use crate::output::{field, line};
+use crate::output::{counted, field, line};
 use crate::pool::{self, Pool};
 
 /// Runs the command until a signal ends it.
@@ -59,7 +60,8 @@ fn write_back(args: &ServeArgs, tier: &dyn DramTier) -> Result<()> {
     tier.shutdown().with_context(|| {
         let lost = tier.summary().dirty_slots;
         let pool = args.pool.display();
-        format!("{lost} blocks in the DRAM tier of {pool} cannot be written back and are lost")
+        let lost = counted(lost, "block");
+        format!("{lost} in the DRAM tier of {pool} cannot be written back: lost")
     })
 }
 
@@ -99,7 +101,8 @@ fn run_until_signal(server: Server, stop: &StopHandle, mut signals: Signals) -> 
 
 fn limits(args: &LimitArgs) -> Limits {
     let default = Limits::default();
-    Limits { connections: args.max_connections.unwrap_or(default.connections), ..default }
+    let connections = args.max_connections.map_or(default.connections, NonZeroUsize::get);
+    Limits { connections, ..default }
 }
 
 fn tls(args: &TlsArgs) -> Result<Option<Tls>> {
@@ -259,7 +262,7 @@ mod tests {
             dram::open(args.dram.policy, args.dram.bytes, Arc::<Fault>::clone(&below)).unwrap();
         tier.write(0, &[7; 4096], WriteFlags::default()).unwrap();
         let error = format!("{:#}", write_back(&args, tier.as_ref()).unwrap_err());
-        assert!(error.starts_with("1 blocks in the DRAM tier of pool cannot"), "{error}");
+        assert!(error.starts_with("1 block in the DRAM tier of pool cannot"), "{error}");
         below.heal();
         write_back(&args, tier.as_ref()).unwrap();
     }
