@@ -58,7 +58,7 @@ fn help_names_every_command_of_this_release_and_no_other() {
     let help = ok(["--help"]);
     let commands = ["create", "info", "check", "serve", "run", "recover", "flush", "stat", "bench"];
     says(&help, &commands);
-    says(&help, &["Examples:", "Exit status: 0 done"]);
+    says(&help, &["Examples:", "Exit status: 0 done", "tidegate run --", "for programs"]);
     assert!(!help.contains("supervise"), "the supervisor is not for people: {help}");
     for later in ["top", "replay", "model"] {
         assert!(!help.lines().any(|line| line.trim_start().starts_with(later)), "{later}");
