@@ -308,6 +308,9 @@ fn a_raw_pool_is_made_described_served_and_mended() {
         &["at the pool's start", "1 fault", "--repair"],
     );
     assert_eq!(run(["check", &pool]).status.code(), Some(1));
+    let report = run(["check", &pool, "--json"]).stdout;
+    let report: Value = serde_json::from_slice(&report).unwrap();
+    assert_eq!((&report["clean"], &report["faults"]), (&false.into(), &1.into()));
     says(&ok(["check", &pool, "--repair"]), &["restored superblocks: 1", "no damage"]);
     assert_eq!(json(&["check", &pool, "--json"])["clean"], true);
 }
@@ -437,6 +440,17 @@ fn damage_is_found_told_and_repaired() {
     says(&ok(["check", &pool, "--repair"]), &["restored info blocks: 1", "no damage"]);
     assert_eq!(json(&["check", &pool, "--json"])["clean"], true);
     ok(["info", &pool]);
+}
+
+#[test]
+fn a_truncated_pool_is_called_so() {
+    let (_dir, pool) = pool();
+    file(&pool).set_len(20 << 20).unwrap();
+    for args in [&["check", &pool][..], &["check", &pool, "--repair"]] {
+        let error = fails(1, args);
+        says(&error, &["the pool is truncated", "no second copy"]);
+        assert!(!error.contains("tidegate check"), "it recommends itself: {error}");
+    }
 }
 
 #[test]
