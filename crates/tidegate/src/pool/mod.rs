@@ -1,6 +1,6 @@
 //! Pools: what a region holds, and the superblock of every engine but the BTT.
 //!
-//! [`identify`] tells a BTT from a Tidegate pool from anything else; it changes nothing. [`glance`] tells the same of a file
+//! [`identify`] tells a BTT from a Tidegate pool from anything else; it changes nothing. [`glance()`] tells the same of a file
 //! that is not mapped. [`Superblock`] reads and writes what docs/formats.md describes; `layout` has its bytes, `content`
 //! knows other people's signatures.
 //!
