@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -14,10 +15,11 @@ use tidegate_serve::nbd::ListenAddress;
 
 use crate::backing::BackingAddress;
 
-/// Crash-safe block devices on persistent memory, served over NBD.
+/// Durable writes on persistent memory: for programs as they are, or as crash-safe block devices served over NBD.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, propagate_version = true, arg_required_else_help = true)]
 #[command(after_help = "Examples:
+  tidegate run -- sqlite3 app.db
   tidegate create /mnt/pmem/pool --engine btt --size 8G
   tidegate serve /mnt/pmem/pool --nbd unix:/run/tidegate.sock
   tidegate check /mnt/pmem/pool
@@ -53,7 +55,7 @@ impl MemoryArgs {
 /// The subcommands of this release.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Make a pool: a block device on persistent memory
+    /// Make a pool: a block device on persistent memory, or a log
     Create(CreateArgs),
     /// Show what a pool is
     Info(InfoArgs),
@@ -90,10 +92,10 @@ pub(crate) enum Command {
   tidegate create /dev/dax0.0 --engine btt --size 16G --btt-version 2.0
   tidegate create /mnt/pmem/app.pool --engine log --size 4G
 
-A pool is a file on a DAX file system, a devdax character device, or, without protection
-against power failure, any ordinary file. An engine `btt` writes each block all or not at
-all and is bit-compatible with the Linux kernel's BTT; `raw` is the bare memory: a crash may
-tear the blocks that were being written. An engine `log` is for `tidegate run`, which also makes one by itself.")]
+A pool is a file on a DAX file system, a devdax character device, or any ordinary file, where
+each write waits for the disk (domain msync); on tmpfs, for trials, a power cut loses it. An
+engine `btt` writes each block all or not at all and is bit-compatible with the Linux kernel's
+BTT; `raw` is the bare memory: a crash may tear the blocks that were being written. `log` is for `tidegate run`, which also makes one by itself.")]
 pub(crate) struct CreateArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
@@ -211,7 +213,7 @@ pub(crate) struct CheckArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// Mend what can be mended, from the second info block
+    /// Mend what can be mended: damaged info blocks, superblocks and headers of logs, from their other copy
     #[arg(long)]
     pub(crate) repair: bool,
     /// Print one JSON object
@@ -250,7 +252,8 @@ pub(crate) struct ServeArgs {
     /// With a log pool: the file or block device behind the log. It has the export's size, and gets what the log holds
     #[arg(long, value_name = "file:PATH|PATH")]
     pub(crate) backing: Option<BackingAddress>,
-    /// Bring what the log holds for another backing to this one: for a copy, or a disk that changed its name
+    /// Bring what the log holds for another backing to this one: for a copy, or a disk that changed its name. Also use a
+    /// backing that holds a pool, which is lost
     #[arg(long, requires = "backing")]
     pub(crate) force: bool,
     /// Refuse writes
@@ -300,7 +303,7 @@ pub(crate) enum TlsWhen {
 pub(crate) struct LimitArgs {
     /// Most connections at once
     #[arg(long, value_name = "N")]
-    pub(crate) max_connections: Option<usize>,
+    pub(crate) max_connections: Option<NonZeroUsize>,
 }
 
 /// Arguments of `tidegate run`.

@@ -6,11 +6,15 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use tidegate::device::BlockDevice;
 use tidegate::device::file::{FileDevice, FileOptions};
 use tidegate::log::device::Binding;
 use tidegate::log::identity;
 use tidegate::log::recover::identity_of;
+use tidegate::pool::{Glance, glance};
 
 /// A backing as `--backing` names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,15 +46,62 @@ impl std::fmt::Display for BackingAddress {
     }
 }
 
-/// Opens the backing, and says what the log is to remember of it.
+/// A backing that nobody else uses.
+pub(crate) struct Backing {
+    /// The file or disk itself.
+    pub(crate) device: FileDevice,
+    /// What the log is to remember of it.
+    pub(crate) binding: Binding,
+    /// Keeps others out until it is closed, as pools are locked: a backing, as a disk alone, is not up to date.
+    pub(crate) lock: File,
+}
+
+/// Opens the backing for the log pool at `pool`. With `force` it may hold a pool, which the log's writes then destroy.
 ///
 /// # Errors
-/// It is not there, in use, or neither file nor block device.
-pub(crate) fn open(address: &BackingAddress) -> Result<(FileDevice, Binding)> {
+/// It is not there, in use, neither file nor block device, smaller than a block, or the pool itself.
+pub(crate) fn open(address: &BackingAddress, pool: &Path, force: bool) -> Result<Backing> {
+    let cannot_open = || format!("cannot open the backing {address}");
+    let lock = File::options().read(true).write(true).open(&address.path);
+    let lock = lock.with_context(cannot_open)?;
+    // It would write its records over itself.
+    if is_at(&lock, pool).with_context(cannot_open)? {
+        bail!("the backing {address} is the log pool itself: name another file, or a block device");
+    }
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => {
+            bail!(
+                "the backing {address} is in use: another program has it locked, such as `tidegate serve`"
+            )
+        }
+        locked => locked.with_context(cannot_open)?,
+    }
     let device = FileDevice::open(&address.path, &FileOptions::default())?;
+    let geometry = device.geometry();
+    if geometry.blocks == 0 {
+        bail!("the backing {address} has not one block of {} bytes", geometry.block_bytes);
+    }
+    if !force {
+        refuse_pool(address, &lock)?;
+    }
     let binding = binding_of(&address.path)
         .with_context(|| format!("cannot tell {address} from other backings"))?;
-    Ok((device, binding))
+    Ok(Backing { device, binding, lock })
+}
+
+/// Whether `file` is open at `path`.
+fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    let number = |found: &Metadata| (found.dev(), found.ino());
+    Ok(number(&file.metadata()?) == number(&std::fs::metadata(path)?))
+}
+
+fn refuse_pool(address: &BackingAddress, backing: &File) -> Result<()> {
+    match glance(backing).with_context(|| format!("cannot read the backing {address}"))? {
+        Glance::Unknown(_) => Ok(()),
+        found => bail!(
+            "the backing {address} holds {found}, which the writes to the log would destroy; --force uses it all the same"
+        ),
+    }
 }
 
 fn binding_of(path: &Path) -> Result<Binding> {

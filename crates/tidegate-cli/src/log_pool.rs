@@ -12,7 +12,7 @@ use tidegate::pool::{Found, Superblock};
 use uuid::Uuid;
 
 use crate::commands::check::superblock_findings;
-use crate::output::{field, line};
+use crate::output::{counted, field, line};
 use crate::pool::in_pool;
 use tidegate::size::Size;
 
@@ -64,14 +64,15 @@ impl Summary {
     /// Prints a line for each thing worth knowing.
     ///
     /// # Errors
-    /// Standard output is closed or full.
+    /// Standard output is full.
     pub(crate) fn print(&self) -> io::Result<()> {
         field("uuid", self.uuid)?;
         match self.records {
             0 => field("log", format_args!("empty, at position {}", self.tail))?,
             records => {
                 let size = Size { bytes: self.live_bytes };
-                field("log", format_args!("{records} records from {}, {size}", self.tail))?;
+                let records = counted(records, "record");
+                field("log", format_args!("{records} from {}, {size}", self.tail))?;
             }
         }
         match self.session {
@@ -96,6 +97,8 @@ pub(crate) struct Report {
     findings: Vec<String>,
     /// Superblocks that repair wrote anew.
     repaired_superblocks: usize,
+    /// Headers of the log that repair wrote anew.
+    repaired_headers: usize,
 }
 
 /// Verifies each record of the log in `region`.
@@ -113,6 +116,13 @@ pub(crate) fn check(region: Region, found: Found, mend: bool) -> Result<Report> 
     }
     let repaired_superblocks = before - findings.len();
     let pool = LogPool::open(Arc::clone(&region)).with_context(|| in_pool(&region))?;
+    let mut header = pool.header_fault()?;
+    let repaired_headers = usize::from(mend && header.is_some());
+    if repaired_headers > 0 {
+        pool.restore_header().with_context(|| in_pool(&region))?;
+        header = pool.header_fault()?;
+    }
+    findings.extend(header.map(|fault| fault.to_string()));
     let mut scanner = Scanner::new(&pool, pool.tail()?, pool.limit()?);
     let records = (&mut scanner).count() as u64;
     let (plan, unreadable_bytes) = plan_pool(&pool).with_context(|| in_pool(&region))?;
@@ -130,6 +140,7 @@ pub(crate) fn check(region: Region, found: Found, mend: bool) -> Result<Report> 
         faults: findings.len() as u64 + untold,
         findings,
         repaired_superblocks,
+        repaired_headers,
     })
 }
 
@@ -137,15 +148,21 @@ impl Report {
     /// Prints a line for each finding, and a summary.
     ///
     /// # Errors
-    /// Standard output is closed or full.
+    /// Standard output is full.
     pub(crate) fn print(&self) -> io::Result<()> {
         self.findings.iter().try_for_each(line)?;
         if self.repaired_superblocks > 0 {
             line(format_args!("restored superblocks: {}", self.repaired_superblocks))?;
         }
+        if self.repaired_headers > 0 {
+            line(format_args!("restored headers of the log: {}", self.repaired_headers))?;
+        }
         line(format_args!(
-            "{} whole records about {} files with {} bytes of data; {} that were never finished, which recovery passes over",
-            self.records, self.files, self.data_bytes, self.torn_records
+            "{} about {} with {} of data; {} never finished, which recovery passes over",
+            counted(self.records, "whole record"),
+            counted(self.files, "file"),
+            counted(self.data_bytes, "byte"),
+            self.torn_records
         ))
     }
 }

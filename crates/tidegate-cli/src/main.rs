@@ -11,6 +11,7 @@ mod output;
 mod pool;
 mod run;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -30,20 +31,16 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("{}", usage_line(&error));
+            // Where nobody reads it, the status tells.
+            let _ = writeln!(std::io::stderr(), "{}", usage_line(&error));
             ExitCode::from(WRONG_USAGE)
         }
     }
 }
 
-/// Prints `error` with its causes as one line, unless it only says that nobody reads our output any more.
+/// Prints `error` with its causes as one line.
 fn report(error: &anyhow::Error) -> ExitCode {
-    let closed_pipe = error
-        .downcast_ref::<std::io::Error>()
-        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe);
-    if !closed_pipe {
-        eprintln!("tidegate: {}", output::one_line(&format!("{error:#}")));
-    }
+    output::say(output::one_line(&format!("{error:#}")));
     ExitCode::from(if error.is::<UsageError>() { WRONG_USAGE } else { FAILED })
 }
 

@@ -11,18 +11,31 @@ use serde::Serialize;
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
 
-/// Prints `line` on standard output.
+/// Standard output does not take what is printed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output")]
+struct OutputError(#[source] io::Error);
+
+/// Prints `line` on standard output. A reader that has gone away is none who could miss it: the work itself goes on.
 ///
 /// # Errors
-/// Standard output is closed or full.
+/// Standard output is full.
 pub(crate) fn line(line: impl std::fmt::Display) -> io::Result<()> {
-    writeln!(io::stdout(), "{line}")
+    match writeln!(io::stdout(), "{line}") {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed.map_err(|error| io::Error::new(error.kind(), OutputError(error))),
+    }
+}
+
+/// Prints `message` on standard error as a line of this program's. Where nobody reads it, nobody misses it.
+pub(crate) fn say(message: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "tidegate: {message}");
 }
 
 /// Prints one JSON object on standard output.
 ///
 /// # Errors
-/// Standard output is closed or full.
+/// Standard output is full.
 pub(crate) fn json(object: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_string_pretty(object)?;
     line(text)
@@ -31,9 +44,14 @@ pub(crate) fn json(object: &impl Serialize) -> io::Result<()> {
 /// Prints `label` and `value` as one aligned line.
 ///
 /// # Errors
-/// Standard output is closed or full.
+/// Standard output is full.
 pub(crate) fn field(label: &str, value: impl std::fmt::Display) -> io::Result<()> {
     line(format_args!("{label:<14} {value}"))
+}
+
+/// `number` of the things that `thing` names one of, in words.
+pub(crate) fn counted(number: u64, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }
 
 /// One line out of what may be several: for errors, which are one line by contract.

@@ -1,5 +1,6 @@
 //! Opens pools: from a path to a region, from a region to the engine that its header names.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use tidegate::pool::{Content, PoolKind, identify};
 use tidegate::raw::RawDevice;
 
 use crate::args::{Engine, MemoryArgs, ServeArgs};
-use crate::backing;
+use crate::backing::{self, Backing};
+use crate::output::counted;
 use tidegate::size::Size;
 
 /// Maps the pool at `path`, which must exist.
@@ -64,6 +66,8 @@ pub(crate) struct Pool {
     pub(crate) recovered: String,
     /// The log, where the pool is one.
     pub(crate) log: Option<Arc<LogDevice>>,
+    /// Keeps others from the backing of the log.
+    _backing: Option<File>,
 }
 
 impl Pool {
@@ -97,8 +101,8 @@ pub(crate) fn open(args: &ServeArgs) -> Result<Pool> {
         );
     }
     let (device, lanes) = open_engine(&region, engine)?;
-    let recovered = format!("{lanes} unfinished writes");
-    Ok(Pool { device, engine, region, recovered, log: None })
+    let recovered = counted(lanes.into(), "unfinished write");
+    Ok(Pool { device, engine, region, recovered, log: None, _backing: None })
 }
 
 /// Opens the pool that `region` maps, whose engine is known, and says how many writes recovery completed; of a
@@ -140,19 +144,20 @@ fn open_log(args: &ServeArgs, region: Arc<Region>) -> Result<Pool> {
             "{pool} is a log pool, which cannot be served --read-only: its backing may lack what the log holds"
         );
     }
-    let (backing, binding) = backing::open(address)?;
+    let Backing { device: backing, binding, lock } =
+        backing::open(address, &args.pool, args.force)?;
     let options = LogDeviceOptions { adopt_foreign: args.force, ..LogDeviceOptions::default() };
     let opened = LogPool::open(Arc::clone(&region)).map_err(LogDeviceError::from);
     let device = opened.and_then(|log| LogDevice::open(log, Arc::new(backing), binding, options));
     let device = Arc::new(device.map_err(|error| refused(error, args))?);
     let found = device.recovered();
     let recovered = format!(
-        "{} writes ({}) that the backing may lack",
-        found.records,
+        "{} ({}) that the backing may lack",
+        counted(found.records, "write"),
         Size { bytes: found.bytes }
     );
     let log = Some(Arc::clone(&device));
-    Ok(Pool { device, engine: Engine::Log, region, recovered, log })
+    Ok(Pool { device, engine: Engine::Log, region, recovered, log, _backing: Some(lock) })
 }
 
 fn refused(error: LogDeviceError, args: &ServeArgs) -> anyhow::Error {

@@ -4,6 +4,7 @@ mod support;
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -57,7 +58,7 @@ fn help_names_every_command_of_this_release_and_no_other() {
     let help = ok(["--help"]);
     let commands = ["create", "info", "check", "serve", "run", "recover", "flush", "stat", "bench"];
     says(&help, &commands);
-    says(&help, &["Examples:", "Exit status: 0 done"]);
+    says(&help, &["Examples:", "Exit status: 0 done", "tidegate run --", "for programs"]);
     assert!(!help.contains("supervise"), "the supervisor is not for people: {help}");
     for later in ["top", "replay", "model"] {
         assert!(!help.lines().any(|line| line.trim_start().starts_with(later)), "{later}");
@@ -211,6 +212,12 @@ fn wrong_usage_is_status_2_and_one_line() {
 }
 
 #[test]
+fn a_server_without_connections_is_refused() {
+    let args = ["serve", "p", "--nbd", "unix:x", "--max-connections", "0"];
+    says(&fails(2, &args), &["--max-connections", "zero"]);
+}
+
+#[test]
 fn bench_measures_and_writes_rows_for_scripts() {
     let dir = scratch();
     let json = dir.path().join("rows.json").to_str().unwrap().to_owned();
@@ -259,7 +266,8 @@ fn info_says_what_a_dram_tier_would_cost() {
     let metadata_bytes = dram["metadata_bytes_per_slot"].as_f64().unwrap();
     assert!((40.0..=64.0).contains(&metadata_bytes), "{metadata_bytes}");
     let text = ok(["info", &pool, "--dram", "lru:1M"]);
-    says(&text, &["lru of 1M", "256 slots of 4096 bytes", "sets", "bytes of metadata a slot"]);
+    says(&text, &["lru of 1M", "256 slots of 4096 bytes", "in 1 set,", "bytes of metadata a slot"]);
+    says(&ok(["info", &pool, "--dram", "lru:4K"]), &["1 slot of 4096 bytes in 1 set,"]);
     says(&fails(1, &["info", &pool, "--dram", "transit:1K"]), &["transit:1K", "0 blocks"]);
     assert!(std::fs::read(&pool).unwrap() == before);
 }
@@ -300,6 +308,9 @@ fn a_raw_pool_is_made_described_served_and_mended() {
         &["at the pool's start", "1 fault", "--repair"],
     );
     assert_eq!(run(["check", &pool]).status.code(), Some(1));
+    let report = run(["check", &pool, "--json"]).stdout;
+    let report: Value = serde_json::from_slice(&report).unwrap();
+    assert_eq!((&report["clean"], &report["faults"]), (&false.into(), &1.into()));
     says(&ok(["check", &pool, "--repair"]), &["restored superblocks: 1", "no damage"]);
     assert_eq!(json(&["check", &pool, "--json"])["clean"], true);
 }
@@ -432,6 +443,17 @@ fn damage_is_found_told_and_repaired() {
 }
 
 #[test]
+fn a_truncated_pool_is_called_so() {
+    let (_dir, pool) = pool();
+    file(&pool).set_len(20 << 20).unwrap();
+    for args in [&["check", &pool][..], &["check", &pool, "--repair"]] {
+        let error = fails(1, args);
+        says(&error, &["the pool is truncated", "no second copy"]);
+        assert!(!error.contains("tidegate check"), "it recommends itself: {error}");
+    }
+}
+
+#[test]
 fn a_check_without_repair_changes_nothing() {
     let (_dir, pool) = pool();
     file(&pool).write_all_at(&[0xff; 8], 4096 + 64).unwrap();
@@ -548,17 +570,96 @@ fn tls_files_that_do_not_serve_are_named() {
     }
 }
 
+/// What takes nothing that is written to it: a pipe without a reader, and a full device.
+fn deaf() -> [Stdio; 2] {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    [writer.into(), file("/dev/full").into()]
+}
+
 #[test]
-fn a_reader_that_goes_away_is_no_crash() {
+fn a_reader_that_goes_away_changes_no_status() {
+    let ((_dir, pool), (_log_dir, log)) = (self::pool(), place());
+    let status = |args: &[&str]| {
+        let [closed, _] = deaf();
+        let output = support::tidegate().args(args).stdout(closed).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
+        output.status.code()
+    };
+    assert_eq!(status(&["create", &log, "--engine=log", "--size=1M"]), Some(0));
+    for args in [
+        &["info", &pool][..],
+        &["info", &pool, "--json"],
+        &["check", &pool],
+        &["check", &log],
+        &["stat", &log],
+        &["flush", &log],
+        &["recover", &log],
+        &["--help"],
+    ] {
+        assert_eq!(status(args), Some(0), "{args:?}");
+    }
+    file(&pool).write_all_at(&[0xff; 8], 4096 + 64).unwrap();
+    assert_eq!(status(&["check", &pool]), Some(1), "damage is damage");
+}
+
+#[test]
+fn a_full_standard_output_is_an_error_that_names_it() {
     let (_dir, pool) = pool();
-    let mut child = support::tidegate()
-        .args(["info", &pool])
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
-    assert!(output.status.code().is_some(), "{}", output.status);
+    let [_, full] = deaf();
+    let output = support::tidegate().args(["info", &pool]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    says(&String::from_utf8_lossy(&output.stderr), &["standard output", "No space left"]);
+}
+
+#[test]
+fn a_deaf_standard_error_changes_no_status() {
+    for (args, status) in
+        [(&["info", "nosuch"][..], 1), (&["flush", "nosuch"], 1), (&["bogus"], 2), (&["create"], 2)]
+    {
+        for stderr in deaf() {
+            let mut command = support::tidegate();
+            let found = command.args(args).stderr(stderr).status().unwrap();
+            assert_eq!(found.code(), Some(status), "{args:?}");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_header_of_a_log_is_found_and_restored_from_the_other_one() {
+    let (_dir, pool) = place();
+    ok(["create", &pool, "--engine", "log", "--size", "1M"]);
+    let whole = std::fs::read(&pool).unwrap();
+    for offset in [8192, 12288] {
+        file(&pool).write_all_at(&[0; 4096], offset).unwrap();
+        let report = run(["check", &pool]);
+        assert_eq!(report.status.code(), Some(1), "at {offset}");
+        let place = format!("header at offset {offset} is damaged");
+        says(&String::from_utf8_lossy(&report.stdout), &[&place, "1 fault", "--repair"]);
+        let restored = ok(["check", &pool, "--repair"]);
+        says(&restored, &["restored headers of the log: 1", "no damage"]);
+        assert!(std::fs::read(&pool).unwrap() == whole, "at {offset}");
+    }
+    // Whole, and of another log.
+    let (_other_dir, other) = place();
+    ok(["create", &other, "--engine", "log", "--size", "1M"]);
+    let other = &std::fs::read(other).unwrap()[8192..12288];
+    file(&pool).write_all_at(other, 12288).unwrap();
+    says(&String::from_utf8(run(["check", &pool]).stdout).unwrap(), &["differs from the first"]);
+    ok(["check", &pool, "--repair"]);
+    assert!(std::fs::read(&pool).unwrap() == whole);
+    for offset in [8192, 12288] {
+        file(&pool).write_all_at(&[0; 4096], offset).unwrap();
+    }
+    says(&fails(1, &["check", &pool]), &[&pool, "both copies"]);
+}
+
+#[test]
+fn causes_are_told_once() {
+    let (dir, pool) = pool();
+    let socket = format!("unix:{}", dir.path().join("missing/socket").display());
+    for (address, cause) in [(&*socket, "no such file"), ("tcp:no-such-host.invalid:1", "lookup")] {
+        let error = fails(1, &["serve", &pool, "--nbd", address]);
+        assert_eq!(error.to_lowercase().matches(cause).count(), 1, "{error}");
+    }
 }

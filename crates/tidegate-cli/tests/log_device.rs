@@ -106,7 +106,7 @@ fn a_write_is_in_the_log_after_a_kill_and_in_the_backing_after_sigterm() {
     assert_eq!(in_file(&scene.path("disk"), 3), 0, "nothing was cleaned yet");
     let server = scene.serve("disk", &[]);
     let banner = server.banner.join("\n");
-    assert!(banner.contains("1 writes") && banner.contains("backing"), "{banner}");
+    assert!(banner.contains("1 write (") && banner.contains("backing"), "{banner}");
     assert_eq!(read(&mut scene.client(), 3), 7);
     let (status, _) = server.stop(Signal::TERM);
     assert!(status.success(), "{status}");
@@ -146,4 +146,76 @@ fn recover_brings_it_home_too() {
     assert_eq!(std::fs::metadata(scene.path("disk")).unwrap().len(), 16 << 20);
     let server = scene.serve("other", &[]);
     assert!(server.stop(Signal::TERM).0.success());
+}
+
+/// Its records would go over its own header.
+#[test]
+fn a_log_is_not_its_own_backing() {
+    let scene = Scene::new();
+    std::fs::hard_link(scene.path("pool"), scene.path("link")).unwrap();
+    std::os::unix::fs::symlink(scene.path("pool"), scene.path("symlink")).unwrap();
+    let before = std::fs::read(scene.path("pool")).unwrap();
+    for name in ["pool", "link", "symlink"] {
+        for more in [&[][..], &["--force"]] {
+            let error = scene.refusal(&[&[&*scene.backing(name)], more].concat());
+            assert!(error.contains("the log pool itself"), "{name}: {error}");
+        }
+    }
+    assert!(std::fs::read(scene.path("pool")).unwrap() == before, "the pool was changed");
+}
+
+#[test]
+fn a_backing_has_one_log_at_a_time() {
+    let scene = Scene::new();
+    let second = scene.path("second");
+    ok(["create", second.to_str().unwrap(), "--engine=log", "--size=8M"]);
+    let server = scene.serve("disk", &[]);
+    let nbd = format!("--nbd=unix:{}", scene.path("another").display());
+    let serve_second = ["serve", second.to_str().unwrap(), &nbd, &scene.backing("disk")];
+    let output = run(serve_second);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("disk") && error.contains("in use"), "{error}");
+    // Who serves the backing as a pool of its own is as much in the way.
+    let other = scene.path("other");
+    ok(["create", other.to_str().unwrap(), "--engine=raw", "--size=16M"]);
+    assert!(server.stop(Signal::TERM).0.success());
+    let of_other = Server::start(&other, &scene.path("another"), &[]);
+    let error = scene.refusal(&[&scene.backing("other"), "--force"]);
+    assert!(error.contains("other") && error.contains("in use"), "{error}");
+    assert!(of_other.stop(Signal::TERM).0.success());
+    let server = scene.serve("disk", &[]);
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+#[test]
+fn a_backing_that_holds_a_pool_is_refused_unless_forced() {
+    for engine in ["btt", "raw", "log"] {
+        let scene = Scene::new();
+        let disk = scene.path("disk");
+        let made = format!("--engine={engine}");
+        ok(["create", disk.to_str().unwrap(), &made, "--size=17M", "--force"]);
+        let before = std::fs::read(&disk).unwrap();
+        let error = scene.refusal(&[&scene.backing("disk")]);
+        let found = format!("holds a {engine} pool");
+        assert!(error.contains(&found) && error.contains("--force"), "{error}");
+        assert!(std::fs::read(&disk).unwrap() == before, "the backing was changed");
+        let server = scene.serve("disk", &["--force"]);
+        assert!(server.stop(Signal::TERM).0.success());
+    }
+}
+
+#[test]
+fn a_backing_without_a_block_is_refused() {
+    let scene = Scene::new();
+    for bytes in [0, 100] {
+        std::fs::write(scene.path("disk"), vec![7; bytes]).unwrap();
+        let error = scene.refusal(&[&scene.backing("disk")]);
+        assert!(error.contains("not one block"), "{bytes}: {error}");
+    }
+    std::fs::create_dir(scene.path("directory")).unwrap();
+    for (name, cause) in [("directory", "Is a directory"), ("missing", "No such file")] {
+        let error = scene.refusal(&[&scene.backing(name)]);
+        assert_eq!(error.to_lowercase().matches(&cause.to_lowercase()).count(), 1, "{error}");
+    }
 }

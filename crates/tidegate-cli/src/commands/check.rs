@@ -38,6 +38,8 @@ enum Checked {
 /// What a check of a raw pool found: its superblock is all of its metadata.
 #[derive(Serialize)]
 struct RawReport {
+    /// Number of faults.
+    faults: u64,
     findings: Vec<String>,
     /// Superblocks that repair wrote anew.
     repaired_superblocks: usize,
@@ -88,13 +90,20 @@ fn check_btt(region: &Region, mend: bool) -> Result<Report> {
 fn check_raw(region: Region, found: Found, mend: bool) -> Result<RawReport, PoolError> {
     let findings = superblock_findings(&found);
     if !mend || findings.is_empty() {
-        return Ok(RawReport { findings, repaired_superblocks: 0 });
+        return Ok(RawReport::new(findings, 0));
     }
     let region = Arc::new(region);
     // Opening for writing mends the superblock.
     drop(RawDevice::open(Arc::clone(&region))?);
     let left = superblock_findings(&Superblock::read(&region)?);
-    Ok(RawReport { repaired_superblocks: findings.len() - left.len(), findings: left })
+    let repaired = findings.len() - left.len();
+    Ok(RawReport::new(left, repaired))
+}
+
+impl RawReport {
+    fn new(findings: Vec<String>, repaired_superblocks: usize) -> Self {
+        Self { faults: findings.len() as u64, findings, repaired_superblocks }
+    }
 }
 
 /// What is wrong with the copies of a superblock.
@@ -111,7 +120,7 @@ impl Checked {
     fn faults(&self) -> u64 {
         match self {
             Self::Btt(report) => report.faults,
-            Self::Raw(report) => report.findings.len() as u64,
+            Self::Raw(report) => report.faults,
             Self::Log(report) => report.faults,
         }
     }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, StatVfsMountFlags};
 use tidegate::btt::{self, BttOptions, Version};
 use tidegate::log::{self, LogOptions};
 use tidegate::pmem::{Region, RegionOptions};
@@ -37,7 +37,7 @@ const LOG_BYTES_MIN: u64 = 3 * PAGE_BYTES + log::layout::RING_OFFSET + log::RING
 /// The options contradict each other, the size does not fit, or the file holds something.
 pub(crate) fn run(args: &CreateArgs) -> Result<ExitCode> {
     let recipe = Recipe::new(args)?;
-    recipe.check_size(args)?;
+    recipe.check_size(&args.pool, args.engine, args.size)?;
     let sign_of_life = spinner("creating");
     let region = prepare(args)?;
     let created = recipe.write(&region);
@@ -50,6 +50,14 @@ pub(crate) fn run(args: &CreateArgs) -> Result<ExitCode> {
         _ => field("next", format_args!("tidegate serve {pool} --nbd unix:/tmp/tidegate.sock"))?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a size for the log pool to be made at `pool` that could not be used fully.
+///
+/// # Errors
+/// The size is refused.
+pub(crate) fn check_log_size(pool: &Path, asked: Size) -> Result<()> {
+    Recipe::Log.check_size(pool, Engine::Log, asked)
 }
 
 /// What to make.
@@ -86,8 +94,8 @@ impl Recipe {
     }
 
     /// Refuses a size that the engine could not use fully, and says which sizes it could.
-    fn check_size(&self, args: &CreateArgs) -> Result<()> {
-        let (asked, engine, pool) = (args.size, args.engine, args.pool.display());
+    fn check_size(&self, pool: &Path, engine: Engine, asked: Size) -> Result<()> {
+        let pool = pool.display();
         let (smallest, largest) = (self.smallest(), self.largest_fit(asked));
         if asked < smallest {
             bail!(
@@ -216,6 +224,9 @@ fn check_space(path: &Path, size: Size, present_bytes: u64) -> Result<()> {
     let parent =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let Ok(found) = rustix::fs::statvfs(parent) else { return Ok(()) };
+    if found.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        bail!("cannot make {}: its file system is read-only", path.display());
+    }
     let fits = found.f_bavail.saturating_mul(found.f_frsize).saturating_add(present_bytes);
     if size.bytes <= fits {
         return Ok(());

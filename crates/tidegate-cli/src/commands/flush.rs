@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::recover::recover;
 use crate::args::FlushArgs;
 use crate::output::line;
-use crate::run::place::{Meeting, existing_pool};
+use crate::run::place::{Meeting, existing_log};
 use crate::run::session::{Asked, ask_at};
 use crate::run::socket::{Reply, Request};
 use tidegate::size::Size;
@@ -17,7 +17,7 @@ use tidegate::size::Size;
 /// # Errors
 /// There is no such pool, or something cannot be written.
 pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
-    let pool = existing_pool(&args.pool)?;
+    let pool = existing_log(&args.pool)?;
     let meeting = Meeting::of_pool(&pool)?;
     let shown = args.pool.display();
     match ask_at(&meeting, Request::Flush)? {

@@ -15,7 +15,7 @@ use tidegate::size::Size;
 
 use crate::args::{Engine, InfoArgs};
 use crate::log_pool;
-use crate::output::{field, json, line};
+use crate::output::{counted, field, json, line};
 use crate::pool;
 
 /// What is shown of a pool; the keys are a contract with scripts.
@@ -138,7 +138,7 @@ impl Info<'_> {
     /// Prints a line for each thing worth knowing.
     ///
     /// # Errors
-    /// Standard output is closed or full.
+    /// Standard output is full.
     pub(crate) fn print(&self) -> io::Result<()> {
         field("pool", self.pool.display())?;
         field("engine", &self.engine)?;
@@ -157,16 +157,18 @@ impl Info<'_> {
 /// Prints what a DRAM tier is and what it costs.
 ///
 /// # Errors
-/// Standard output is closed or full.
+/// Standard output is full.
 pub(crate) fn print_tier(tier: &TierSummary) -> io::Result<()> {
     let TierSummary { policy, block_bytes, slots, sets, threads, .. } = tier;
     let size = Size { bytes: tier.capacity_bytes };
     let metadata_bytes = tier.metadata_bytes_per_slot;
+    let (slots, sets) = (counted(*slots, "slot"), counted((*sets).into(), "set"));
+    let threads = counted((*threads).into(), "thread");
     field(
         "dram tier",
         format_args!(
-            "{policy} of {size}: {slots} slots of {block_bytes} bytes in {sets} sets, \
-             {metadata_bytes:.1} bytes of metadata a slot, {threads} threads"
+            "{policy} of {size}: {slots} of {block_bytes} bytes in {sets}, \
+             {metadata_bytes:.1} bytes of metadata a slot, {threads}"
         ),
     )
 }
@@ -178,7 +180,7 @@ fn print_btt(btt: &Summary) -> io::Result<()> {
     if metadata_bytes > 0 {
         field("metadata", format_args!("{metadata_bytes} bytes a block"))?;
     }
-    field("arenas", format_args!("{}, with {lanes} lanes", btt.arenas.len()))?;
+    field("arenas", format_args!("{}, with {}", btt.arenas.len(), counted(lanes.into(), "lane")))?;
     for (number, arena) in btt.arenas.iter().enumerate().filter(|(_, arena)| arena.failed) {
         line(format_args!(
             "arena {number} at offset {} is marked as failed: read-only",

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::args::RecoverArgs;
 use crate::output::line;
 use crate::run::opening;
-use crate::run::place::{Meeting, existing_pool};
+use crate::run::place::{Meeting, existing_log};
 use crate::run::session::{Session, ask};
 use crate::run::socket::Request;
 use crate::run::tree::processes_that_map;
@@ -18,7 +18,7 @@ use crate::run::tree::processes_that_map;
 /// # Errors
 /// There is no such pool, it is in use, or something cannot be brought into the files.
 pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
-    let pool = existing_pool(&args.pool)?;
+    let pool = existing_log(&args.pool)?;
     let meeting = Meeting::of_pool(&pool)?;
     let lock = meeting.lock()?;
     // One that breaks off has just died: then it is for whoever opens the pool to see what is left.
@@ -65,11 +65,15 @@ fn forget_processes(pool: &Path, meeting: &Meeting) -> Result<()> {
     let control = meeting.control();
     let processes = processes_that_map(&control);
     if let Some(first) = processes.first() {
+        let number = match processes.len() {
+            1 => "1 process".into(),
+            number => format!("{number} processes"),
+        };
         bail!(
-            "{} is in use by {} processes whose supervisor died, {first} for one; end them first, or let `tidegate recover` \
+            "{} is in use by {} whose supervisor died, {first} for one; end them first, or let `tidegate recover` \
              without options take over",
             pool.display(),
-            processes.len()
+            number
         );
     }
     match std::fs::remove_file(&control) {

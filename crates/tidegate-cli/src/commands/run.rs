@@ -5,10 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
+use super::create::check_log_size;
 use crate::args::RunArgs;
-use crate::output::UsageError;
+use crate::output::{UsageError, say};
 use crate::run::launcher::{Launch, Plan};
-use crate::run::place::{Meeting, default_pool, prepare_pool};
+use crate::run::place::{Meeting, default_pool, is_empty, prepare_pool};
 use crate::run::preload::{self, Choice};
 use crate::run::program::Program;
 use crate::run::session::Session;
@@ -28,13 +29,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let program = Program::find(name, std::env::var_os("PATH").as_deref())?;
     let library = preload::find()?;
     let size = args.size.unwrap_or(DEFAULT_SIZE);
-    let pool = match &args.pool {
-        Some(path) => prepare_pool(path, size)?,
-        None => prepare_pool(&default_pool()?, size)?,
-    };
+    let path = args.pool.clone().map_or_else(default_pool, Ok)?;
+    if !path.exists() || is_empty(&path) {
+        check_log_size(&path, size)?;
+    }
+    let pool = prepare_pool(&path, size)?;
     let meeting = Meeting::of_pool(&pool.path)?;
     let session = Session::open(&pool.path, &meeting, args.stats);
-    let session = session.inspect_err(|_| pool.remove_if_new(&meeting))?;
+    let session = session.inspect_err(|_| pool.undo(&meeting))?;
     let pool = pool.path;
     announce(&pool, &session, args.size);
     let choice = Choice { include: &args.include, exclude: &args.exclude, absorb: args.absorb };
@@ -47,7 +49,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     })?;
     if let (true, Some(statistics)) = (args.stats, statistics) {
         for (label, value) in statistics.lines() {
-            eprintln!("tidegate: {label:<14} {value}");
+            say(format_args!("{label:<14} {value}"));
         }
     }
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
@@ -67,10 +69,10 @@ fn announce(pool: &Path, session: &Session, asked: Option<Size>) {
         Some(recovered) => format!("; recovered: {recovered}"),
         None => String::new(),
     };
-    eprintln!(
-        "tidegate: pool {}, {size}{kept}, {}; power cut: {}{recovered}",
+    say(format_args!(
+        "pool {}, {size}{kept}, {}; power cut: {}{recovered}",
         pool.display(),
         welcome.kind,
         welcome.power_cut
-    );
+    ));
 }

@@ -1,6 +1,7 @@
 //! `tidegate serve`: opens a pool, offers it over NBD, and stops in good order on SIGTERM or SIGINT.
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use tidegate_serve::nbd::{
 
 use super::info::print_tier;
 use crate::args::{LimitArgs, ServeArgs, TlsArgs, TlsWhen};
-use crate::output::{field, line};
+use crate::output::{counted, field, line};
 use crate::pool::{self, Pool};
 
 /// Runs the command until a signal ends it.
@@ -40,9 +41,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let started = Instant::now();
     let served = run_until_signal(server, &stop, signals);
     let written_back = write_back(args, tier.as_ref());
-    ignore_closed_pipe(summarize(&statistics.snapshot(), started.elapsed()))?;
-    ignore_closed_pipe(summarize_tier(&tier.phases()))?;
-    served.and(written_back).and_then(|()| pool.close())?;
+    let closed = served.and(written_back).and_then(|()| pool.close());
+    summarize(&statistics.snapshot(), started.elapsed())?;
+    summarize_tier(&tier.phases())?;
+    closed?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -58,7 +60,8 @@ fn write_back(args: &ServeArgs, tier: &dyn DramTier) -> Result<()> {
     tier.shutdown().with_context(|| {
         let lost = tier.summary().dirty_slots;
         let pool = args.pool.display();
-        format!("{lost} blocks in the DRAM tier of {pool} cannot be written back and are lost")
+        let lost = counted(lost, "block");
+        format!("{lost} in the DRAM tier of {pool} cannot be written back: lost")
     })
 }
 
@@ -98,7 +101,8 @@ fn run_until_signal(server: Server, stop: &StopHandle, mut signals: Signals) -> 
 
 fn limits(args: &LimitArgs) -> Limits {
     let default = Limits::default();
-    Limits { connections: args.max_connections.unwrap_or(default.connections), ..default }
+    let connections = args.max_connections.map_or(default.connections, NonZeroUsize::get);
+    Limits { connections, ..default }
 }
 
 fn tls(args: &TlsArgs) -> Result<Option<Tls>> {
@@ -232,13 +236,6 @@ fn words(phase: Phase) -> &'static str {
     }
 }
 
-/// Whoever read our output at start may be gone when we stop; that is no failure of serving.
-fn ignore_closed_pipe(printed: io::Result<()>) -> io::Result<()> {
-    printed.or_else(
-        |error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) },
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -265,7 +262,7 @@ mod tests {
             dram::open(args.dram.policy, args.dram.bytes, Arc::<Fault>::clone(&below)).unwrap();
         tier.write(0, &[7; 4096], WriteFlags::default()).unwrap();
         let error = format!("{:#}", write_back(&args, tier.as_ref()).unwrap_err());
-        assert!(error.starts_with("1 blocks in the DRAM tier of pool cannot"), "{error}");
+        assert!(error.starts_with("1 block in the DRAM tier of pool cannot"), "{error}");
         below.heal();
         write_back(&args, tier.as_ref()).unwrap();
     }

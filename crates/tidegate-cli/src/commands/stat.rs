@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use crate::args::StatArgs;
 use crate::output::json;
 use crate::run::opening::log_in_use;
-use crate::run::place::{Meeting, existing_pool};
+use crate::run::place::{Meeting, existing_log};
 use crate::run::session::{Asked, ask, ask_at};
 use crate::run::socket::{Reply, Request};
 use crate::run::stats::Statistics;
@@ -38,7 +38,7 @@ fn of_socket(socket: &Path) -> Result<Statistics> {
 }
 
 fn of_pool(path: &Path) -> Result<Statistics> {
-    let pool = existing_pool(path)?;
+    let pool = existing_log(path)?;
     let meeting = Meeting::of_pool(&pool)?;
     match ask_at(&meeting, Request::Stat)? {
         Asked::Reply(Reply::Statistics(statistics)) => Ok(*statistics),

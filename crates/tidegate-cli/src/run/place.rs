@@ -4,8 +4,8 @@
 //! others; what somebody else put there is refused, never used. Replaying a log changes files by name: a pool
 //! that another user may write to would be a way to change ours.
 //!
-//! Map: [`default_pool`] (none given) · [`prepare_pool`] (make or check the file) · [`Meeting`] (control memory, socket and
-//! lock of a pool's supervisor).
+//! Map: [`default_pool`] (none given) · [`prepare_pool`] (make or check the file) · [`existing_log`] (check it) · [`Meeting`]
+//! (control memory, socket and lock of a pool's supervisor).
 
 use std::fs::{DirBuilder, File, Metadata};
 use std::io;
@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Access, FlockOperation};
 
+use tidegate::pool::{Content, Engine, Glance, glance};
 use tidegate::size::Size;
 
 /// Where files of processes that need no disk lie.
@@ -89,7 +90,7 @@ fn own_directory(directory: &Path) -> Result<()> {
     }
     let metadata = inspect(directory)?;
     if !metadata.is_dir() {
-        bail!("{} is no directory; remove it, or name a pool with --pool", directory.display());
+        bail!("{} is no directory: remove it", directory.display());
     }
     expect_own(directory, &metadata)
 }
@@ -102,10 +103,7 @@ fn inspect(path: &Path) -> Result<Metadata> {
 fn expect_own(path: &Path, metadata: &Metadata) -> Result<()> {
     let (owner, user, mode) = (metadata.uid(), user(), metadata.mode() & 0o7777);
     if owner != user {
-        bail!(
-            "{} belongs to user {owner}, not to user {user}: it is not used; name another pool with --pool",
-            path.display()
-        );
+        bail!("{} belongs to user {owner}, not to user {user}: it is not used", path.display());
     }
     if mode & OTHERS != 0 {
         bail!(
@@ -121,20 +119,33 @@ fn expect_own(path: &Path, metadata: &Metadata) -> Result<()> {
 pub(crate) struct PoolFile {
     /// Its absolute path.
     pub(crate) path: PathBuf,
-    is_new: bool,
+    origin: Origin,
+}
+
+/// What this process did to have a pool's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// It was there.
+    Found,
+    /// It was there, without a byte.
+    Lengthened,
+    Made,
 }
 
 impl PoolFile {
-    /// The pool could not be used: if the file was made for that, it goes, so that the next try may make one of another size.
-    pub(crate) fn remove_if_new(&self, meeting: &Meeting) {
-        if !self.is_new {
+    /// The pool could not be used: what was done to have its file is undone, so that the next try may make one of another size.
+    pub(crate) fn undo(&self, meeting: &Meeting) {
+        if self.origin == Origin::Found {
             return;
         }
         // Best effort: the error that matters is on its way to the caller.
         if let Ok(lock) = meeting.lock()
             && !meeting.is_in_use()
         {
-            let _ = std::fs::remove_file(&self.path);
+            let _ = match self.origin {
+                Origin::Lengthened => set_len(&self.path, 0),
+                _ => std::fs::remove_file(&self.path),
+            };
             drop(lock);
         }
     }
@@ -143,15 +154,78 @@ impl PoolFile {
 /// Makes the pool's file with `size`, without space, or checks the one that is there.
 ///
 /// # Errors
-/// It cannot be made, or is not the user's own.
+/// It cannot be made, is not the user's own, or holds something else.
 pub(crate) fn prepare_pool(path: &Path, size: Size) -> Result<PoolFile> {
-    let made = new_pool(path, size);
-    let is_new = made.is_ok();
-    match made {
+    match new_pool(path, size) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        made => made.with_context(|| format!("cannot make the pool {}", path.display()))?,
+        made => {
+            made.with_context(|| format!("cannot make the pool {}", path.display()))?;
+            return Ok(PoolFile { path: existing_pool(path)?, origin: Origin::Made });
+        }
     }
-    Ok(PoolFile { path: existing_pool(path)?, is_new })
+    let path = existing_pool(path)?;
+    is_blank(&path)?;
+    let is_longer = lengthen_empty(&path, size)
+        .with_context(|| format!("cannot make a pool of {}", path.display()))?;
+    let origin = if is_longer { Origin::Lengthened } else { Origin::Found };
+    Ok(PoolFile { path, origin })
+}
+
+/// Gives the file at `path` its size if it has none; whether it had none.
+fn lengthen_empty(path: &Path, size: Size) -> Result<bool> {
+    if !is_empty(path) {
+        return Ok(false);
+    }
+    // Another one may be about to do the same, with another size.
+    let _lock = Meeting::of_pool(path)?.lock()?;
+    let is_empty = is_empty(path);
+    if is_empty {
+        set_len(path, size.bytes)?;
+    }
+    Ok(is_empty)
+}
+
+/// A file without a byte is at `path`.
+pub(crate) fn is_empty(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| found.is_file() && found.len() == 0)
+}
+
+fn set_len(path: &Path, bytes: u64) -> io::Result<()> {
+    let file = File::options().write(true).open(path)?;
+    file.set_len(bytes)?;
+    file.sync_all()
+}
+
+/// Whether what is at `path`, which must exist, may become a log pool: it is blank. Looked at without a lock, which would be
+/// in the way of who opens the pool now.
+///
+/// # Errors
+/// It is not there, or is a file that holds something else than a log pool.
+fn is_blank(path: &Path) -> Result<bool> {
+    let shown = path.display();
+    let metadata = std::fs::metadata(path).with_context(|| format!("there is no pool {shown}"))?;
+    if !metadata.is_file() {
+        // Opening it tells.
+        return Ok(false);
+    }
+    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    match glance(&file).with_context(|| format!("cannot read {shown}"))? {
+        Glance::Unknown(Content::Zeroes) => Ok(true),
+        // Of one that is damaged, opening it tells how.
+        Glance::Tidegate(Some(Engine::Log) | None) => Ok(false),
+        found => bail!("{shown} holds {found}, no log pool"),
+    }
+}
+
+/// Checks the log pool at `path`, which must exist, for who makes none; hands back its absolute path.
+///
+/// # Errors
+/// It is not there, no log pool, or not the user's own.
+pub(crate) fn existing_log(path: &Path) -> Result<PathBuf> {
+    if is_blank(path)? {
+        bail!("{} holds only zeroes, no log pool", path.display());
+    }
+    existing_pool(path)
 }
 
 fn new_pool(path: &Path, size: Size) -> io::Result<()> {
@@ -329,9 +403,9 @@ mod tests {
         let found = prepare_pool(&path, Size { bytes: 1 << 20 }).unwrap();
         assert_eq!(found.path.metadata().unwrap().len(), 1 << 30);
         let meeting = Meeting::of_pool(&path).unwrap();
-        found.remove_if_new(&meeting);
+        found.undo(&meeting);
         assert!(path.exists(), "it was there before");
-        made.remove_if_new(&meeting);
+        made.undo(&meeting);
         assert!(!path.exists());
     }
 

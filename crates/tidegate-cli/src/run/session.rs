@@ -5,7 +5,6 @@
 //!    ends a supervisor holds the pool's lock ([`Meeting::lock`]) until the other end has answered.
 //! 2. As long as a launcher lives, its pool has a supervisor: one that dies is replaced at once.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +16,7 @@ use indicatif::ProgressBar;
 use super::place::{Lock, Meeting};
 use super::socket::{Connection, Reply, Request, Welcome};
 use super::stats::Statistics;
-use crate::output::{one_line, progress};
+use crate::output::{self, one_line, progress};
 
 /// A supervisor that dies so soon after it was joined may do so again, of the same cause; so many may, one after the other.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
@@ -206,9 +205,8 @@ fn await_farewell(connection: &Connection) -> Option<(u64, Statistics)> {
     }
 }
 
-/// Prints `message` as a line on standard error, which may be closed.
 fn say(message: &str) {
-    let _ = writeln!(std::io::stderr(), "tidegate: {}", one_line(message));
+    output::say(one_line(message));
 }
 
 /// Asks the supervisor that listens at `socket` one thing; none, if there is no supervisor, or if it dies.

@@ -15,7 +15,7 @@ use super::allocator::Allocator;
 use super::cleaner::Cleaner;
 use super::kernel::close_inherited;
 use super::leases::Leases;
-use super::opening::open_log;
+use super::opening::{Opened, open_log};
 use super::place::{Meeting, existing_pool};
 use super::socket::{Connection, Reply, Welcome};
 use super::supervisor::{Charge, Supervisor};
@@ -88,6 +88,17 @@ fn take_charge(pool: &Path, launcher: &Connection) -> Result<Charge> {
         }
     };
     let opened = open_log(&pool, &meeting, &tell)?;
+    let taken_over = opened.taken_over;
+    let (welcome, cleaner) = start_cleaner(opened).inspect_err(|_| {
+        if !taken_over {
+            // Nobody has mapped it, and it would tell of somebody who died here.
+            let _ = std::fs::remove_file(meeting.control());
+        }
+    })?;
+    Ok(Charge { pool, meeting, welcome, taken_over, cleaner })
+}
+
+fn start_cleaner(opened: Opened) -> Result<(Welcome, Cleaner)> {
     let log = Arc::new(opened.log);
     let allocator = Allocator::begin(&log).context("there is no space for the log")?;
     let region = log.pool().region();
@@ -101,7 +112,6 @@ fn take_charge(pool: &Path, launcher: &Connection) -> Result<Charge> {
     if opened.taken_over {
         leases.adopt_all(&log);
     }
-    let cleaner =
-        Cleaner::start(Arc::clone(&log), allocator, leases).context("cannot clean the log")?;
-    Ok(Charge { pool, meeting, welcome, taken_over: opened.taken_over, cleaner })
+    let cleaner = Cleaner::start(log, allocator, leases).context("cannot clean the log")?;
+    Ok((welcome, cleaner))
 }

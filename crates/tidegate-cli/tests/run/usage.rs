@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use crate::bed::{Bed, Runner, Small, on_disk};
 use crate::process_tree;
 use crate::programs::{compiled, source};
-use crate::support::{ok, preload_library, run, succeed, tidegate, tool};
+use crate::support::{ok, preload_library, run, scratch, succeed, tidegate, tool};
 
 /// `tidegate run` with the test's pool, ready for `-- CMD`.
 fn tidegate_run(bed: &Bed) -> Command {
@@ -104,11 +104,118 @@ fn a_pool_that_cannot_be_used_is_not_left() {
         preload_library();
         run(options)
     };
-    for (size, reason) in [("--size=10K", "at least"), ("--size=80K", "at least")] {
+    for (size, reason) in [
+        ("--size=1K", "the smallest is 92K"),
+        ("--size=20K", "the smallest is 92K"),
+        ("--size=88K", "the smallest is 92K"),
+        ("--size=1000001", "the largest that fits is 976K"),
+    ] {
         assert_refused(&run_with(size), 1, &[pool.to_str().unwrap(), reason]);
         assert!(!pool.exists(), "{size}: it was left");
     }
     assert!(run_with("--size=1M").status.success());
+}
+
+/// A pool whose file system has no room even for a small log: nothing stays, whether the file was there or not.
+#[test]
+fn a_pool_without_room_is_not_left() {
+    let (bed, place) = (Bed::new(), scratch());
+    let mut mount = tool("mount", "mount");
+    succeed(mount.args(["-t", "tmpfs", "-o", "size=64K", "tmpfs"]).arg(place.path()));
+    let (pool, empty) = (place.path().join("pool"), place.path().join("empty"));
+    std::fs::write(&empty, []).unwrap();
+    std::fs::set_permissions(&empty, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let number = |path: &Path| {
+        let found = path.metadata().unwrap();
+        format!("{:x}-{:x}.", found.dev(), found.ino())
+    };
+    let of_empty = number(&empty);
+    for path in [&pool, &empty] {
+        let mut command = Runner::Run(path).command("true", bed.disk());
+        assert_refused(&command.output().unwrap(), 1, &["space"]);
+    }
+    let left = (pool.exists(), empty.metadata().unwrap().len());
+    succeed(tool("umount", "mount").arg(place.path()));
+    assert_eq!(left, (false, 0));
+    let control = format!("/dev/shm/tidegate-{}", rustix::process::geteuid().as_raw());
+    let names = std::fs::read_dir(&control).unwrap().map(|entry| entry.unwrap().file_name());
+    let names: Vec<_> = names.filter_map(|name| name.into_string().ok()).collect();
+    let left: Vec<_> = names.iter().filter(|name| name.starts_with(&of_empty)).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn an_empty_file_becomes_a_pool_of_the_size_that_is_asked_for() {
+    let bed = Bed::new();
+    std::fs::write(bed.pool(), []).unwrap();
+    std::fs::set_permissions(bed.pool(), std::fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(tidegate_run(&bed).args(["--", "true"]).status().unwrap().success());
+    assert_eq!(bed.pool().metadata().unwrap().len(), 64 << 20);
+    ok(["check".as_ref(), bed.pool().as_os_str()]);
+}
+
+/// Only `run` and `create` make a pool of nothing.
+#[test]
+fn what_holds_no_log_is_named_before_its_mode() {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    let commands = ["recover", "flush", "stat"];
+    let refused = |words: &[&str]| {
+        for command in commands {
+            let output = run([command.as_ref(), pool.as_os_str()]);
+            let words = [&[pool.to_str().unwrap()], words].concat();
+            assert_refused(&output, 1, &words);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(!said.contains("--pool") && !said.contains("chmod"), "{command}: {said}");
+        }
+    };
+    for zeroes in [0, 1 << 20] {
+        std::fs::write(&pool, vec![0; zeroes]).unwrap();
+        refused(&["holds only zeroes, no log pool"]);
+    }
+    std::fs::write(&pool, "precious text").unwrap();
+    std::fs::set_permissions(&pool, std::fs::Permissions::from_mode(0o644)).unwrap();
+    refused(&["holds text, no log pool"]);
+    std::fs::remove_file(&pool).unwrap();
+    refused(&["there is no pool"]);
+    for engine in ["btt", "raw"] {
+        let (made, shown) = (format!("--engine={engine}"), pool.to_str().unwrap());
+        ok(["create", shown, &made, "--size=32M", "--force"]);
+        let found = format!("holds a {engine} pool, no log pool");
+        refused(&[&found]);
+        assert_refused(&run_under(&bed, &["true"]), 1, &[&found]);
+    }
+}
+
+#[test]
+fn a_read_only_file_system_is_named() {
+    let place = scratch();
+    let mut mount = tool("mount", "mount");
+    succeed(mount.args(["-t", "tmpfs", "-o", "ro", "tmpfs"]).arg(place.path()));
+    let pool = place.path().join("pool");
+    let create = ["create", pool.to_str().unwrap(), "--engine=log", "--size=1M"];
+    let refused = run(create);
+    succeed(tool("umount", "mount").arg(place.path()));
+    assert_refused(&refused, 1, &["read-only"]);
+}
+
+/// What `run` has to say may find no reader: the program is started all the same, and its status is kept.
+#[test]
+fn a_deaf_standard_error_changes_nothing() {
+    let bed = Bed::new();
+    let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    let closed = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        Stdio::from(writer)
+    };
+    for stderr in [full(), closed()] {
+        let mut command = tidegate_run(&bed);
+        command.args(["--stats", "--", "sh", "-c", "echo started; exit 5"]).stderr(stderr);
+        let output = command.stdout(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(5));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "started\n");
+    }
 }
 
 #[test]

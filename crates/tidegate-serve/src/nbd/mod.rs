@@ -69,7 +69,6 @@ pub enum ServeError {
 
 impl ServeError {
     fn io(context: &str, source: impl Into<std::io::Error>) -> Self {
-        let source = source.into();
-        Self::Io { context: format!("{context}: {source}"), source }
+        Self::Io { context: context.into(), source: source.into() }
     }
 }

@@ -6,6 +6,7 @@
 //! Entry points: [`ServerBuilder`], [`Server::run`], [`StopHandle`].
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -121,7 +122,7 @@ impl ServerBuilder {
         check_limits(&self.limits, &self.exports)?;
         let exports = Arc::new(Exports::new(self.exports)?);
         let listeners = addresses.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
-        let sink = self.log.unwrap_or_else(|| Arc::new(|line| eprintln!("{line}")));
+        let sink = self.log.unwrap_or_else(|| Arc::new(to_standard_error));
         let shared = Shared {
             exports,
             limits: self.limits,
@@ -134,6 +135,11 @@ impl ServerBuilder {
         };
         Ok(Server { shared: Arc::new(shared), listeners })
     }
+}
+
+fn to_standard_error(line: &str) {
+    // Where nobody reads it, nobody misses it.
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn check_limits(limits: &Limits, exports: &[Export]) -> Result<(), ServeError> {

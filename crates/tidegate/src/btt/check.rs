@@ -181,7 +181,7 @@ pub struct Progress {
 /// Checks the BTT in `region`, telling `progress` now and then.
 ///
 /// # Errors
-/// [`BttError::NotFound`] where neither copy of the first arena's info block can be found. Damage is not an
+/// [`BttError::NotFound`] or [`BttError::InfoLost`] where neither copy of the first arena's info block can be used. Damage is not an
 /// error but a finding.
 pub fn check(region: &Region, progress: &mut dyn FnMut(Progress)) -> Result<Report, BttError> {
     let mut report = Report::default();
@@ -239,8 +239,11 @@ fn find_arenas(
     }
     match probe(region)? {
         Some(version) => {
-            let reason = "and no second copy is found at the arena's end".to_string();
-            Err(BttError::InfoDamaged { arena: 0, offset: version.base(), reason })
+            let offset = version.base();
+            let first = read_info(region, offset)?;
+            // It is not whole, or the walk had found it.
+            let reason = first.validate(version, region.len_bytes() - offset).err();
+            Err(BttError::InfoLost { arena: 0, offset, reason: reason.unwrap_or_default() })
         }
         None => Err(BttError::NotFound),
     }

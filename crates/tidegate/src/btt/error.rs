@@ -22,6 +22,19 @@ pub enum BttError {
         /// What is wrong with it.
         reason: String,
     },
+    /// An info block is damaged, and nothing says where its second copy is.
+    #[error(
+        "BTT arena {arena}: info block at offset {offset} is damaged: {reason}; no second copy is found at the arena's end, \
+         restore the pool from a backup"
+    )]
+    InfoLost {
+        /// Number of the arena, from 0.
+        arena: usize,
+        /// Offset of the info block in the region, in bytes.
+        offset: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A flog entry makes no sense.
     #[error(
         "BTT arena {arena}, lane {lane}: the flog is damaged: {reason}; `tidegate check` tells the extent"
@@ -74,6 +87,7 @@ impl From<BttError> for DeviceError {
             BttError::Options(_) => DeviceErrorKind::Unsupported,
             BttError::NotFound
             | BttError::InfoDamaged { .. }
+            | BttError::InfoLost { .. }
             | BttError::FlogDamaged { .. }
             | BttError::MapDamaged { .. } => DeviceErrorKind::Corrupt,
         };

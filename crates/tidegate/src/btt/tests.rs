@@ -444,5 +444,5 @@ fn check_reports_an_arena_whose_copies_are_both_gone() {
     assert!(expected, "{findings:?}");
     region.zero_streaming(4096 + plans[0].info2_offset, 4096).unwrap();
     flip(&region, 4096 + 50, 1);
-    assert!(matches!(check(&region, &mut |_| ()), Err(BttError::InfoDamaged { arena: 0, .. })));
+    assert!(matches!(check(&region, &mut |_| ()), Err(BttError::InfoLost { arena: 0, .. })));
 }

@@ -44,7 +44,7 @@ pub use control::{CONTROL_BYTES, Control, FILES_MAX, SLOTS};
 pub use error::{AppendError, LockError, LogError};
 pub use overlay::{Base, Overlay, OverlayError};
 pub use owner::{after_fork, current_process, process_of, thread_of};
-pub use pool::{CLOSED, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, create};
+pub use pool::{CLOSED, HeaderFault, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, create};
 pub use record::{
     Definition, Header, RecordKind, RenamePaths, checked_path, has_happened, identity,
 };

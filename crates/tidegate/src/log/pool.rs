@@ -88,6 +88,34 @@ fn header_checksum(header: &LogHeaderBytes) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, zeroed.as_bytes())
 }
 
+/// What is wrong with a copy of a log's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeaderFault {
+    /// Its checksum is wrong, or it is of another format.
+    Damaged {
+        /// Where in the pool it lies.
+        offset: u64,
+    },
+    /// It is whole, but not what the first one says.
+    Different {
+        /// Where in the pool it lies.
+        offset: u64,
+    },
+}
+
+impl std::fmt::Display for HeaderFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Damaged { offset } => {
+                write!(f, "the log's header at offset {offset} is damaged; the other copy is whole")
+            }
+            Self::Different { offset } => {
+                write!(f, "the log's header at offset {offset} differs from the first copy")
+            }
+        }
+    }
+}
+
 /// A log pool, opened.
 #[derive(Debug)]
 pub struct LogPool {
@@ -110,8 +138,8 @@ impl LogPool {
             let found_bytes = ring_bytes(&superblock);
             return Err(LogError::TooSmall { found_bytes, least_bytes: RING_BYTES_MIN });
         }
-        let first = read_header(&region, base)?;
-        let header = match first {
+        // Which of the copies is damaged, `header_fault` says to those who ask.
+        let header = match read_header(&region, base)? {
             Ok(header) => header,
             Err(error) => read_header(&region, base + SECOND_HEADER_OFFSET)?.map_err(|_| error)?,
         };
@@ -138,6 +166,43 @@ impl LogPool {
         require(sane, "tail", tail, "a multiple of 64, from one lap on")?;
         let sane = limit >= tail && limit - tail <= ring + self.limit_step_bytes();
         require(sane, "limit", limit, "between the tail and one lap beyond it")
+    }
+
+    /// What is wrong with one of the two copies of the header; the other one is that by which the pool was opened.
+    ///
+    /// # Errors
+    /// [`LogError::Pmem`].
+    pub fn header_fault(&self) -> Result<Option<HeaderFault>> {
+        let [first, second] = self.header_offsets();
+        let copies = (read_header(&self.region, first)?, read_header(&self.region, second)?);
+        Ok(match copies {
+            (Err(_), _) => Some(HeaderFault::Damaged { offset: first }),
+            (_, Err(_)) => Some(HeaderFault::Damaged { offset: second }),
+            (Ok(one), Ok(other)) if one.as_bytes() != other.as_bytes() => {
+                Some(HeaderFault::Different { offset: second })
+            }
+            _ => None,
+        })
+    }
+
+    /// Makes the copy of the header that [`header_fault`](Self::header_fault) names like the other one.
+    ///
+    /// # Errors
+    /// [`LogError::Pmem`].
+    pub fn restore_header(&self) -> Result<()> {
+        let [first, second] = self.header_offsets();
+        let (from, to) = match self.header_fault()? {
+            None => return Ok(()),
+            Some(HeaderFault::Damaged { offset }) if offset == first => (second, first),
+            Some(_) => (first, second),
+        };
+        let header = read_header(&self.region, from)??;
+        self.region.write(to, header.as_bytes())?;
+        Ok(self.region.persist(to, size_of::<LogHeaderBytes>() as u64)?)
+    }
+
+    fn header_offsets(&self) -> [u64; 2] {
+        [0, SECOND_HEADER_OFFSET].map(|offset| self.superblock.data_offset + offset)
     }
 
     /// The memory under the pool.

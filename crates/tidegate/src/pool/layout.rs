@@ -58,7 +58,7 @@ const _: () = {
 impl SuperblockBytes {
     /// CRC-64/NVME over the page, the checksum field taken as zero.
     ///
-    /// Why that and not CRC-32C, which log records use: a superblock is read once per open, so that speed is nothing,
+    /// Why that and not CRC-32C, which the payloads of log records use: a superblock is read once per open, so that speed is nothing,
     /// and everything else hangs on it, so that 1 in 2^64 for wild bytes is worth having; `NVMe` gives the published
     /// check values that others can test their own code with.
     pub(super) fn expected_checksum(&self) -> u64 {

@@ -1,18 +1,21 @@
 //! Pools: what a region holds, and the superblock of every engine but the BTT.
 //!
-//! [`identify`] tells a BTT from a Tidegate pool from anything else; it changes nothing. [`Superblock`] reads and
-//! writes what docs/formats.md describes; `layout` has its bytes, `content` knows other people's signatures.
+//! [`identify`] tells a BTT from a Tidegate pool from anything else; it changes nothing. [`glance()`] tells the same of a file
+//! that is not mapped. [`Superblock`] reads and writes what docs/formats.md describes; `layout` has its bytes, `content`
+//! knows other people's signatures.
 //!
 //! How the kinds are kept apart: a BTT has its signature at 0 or at 4096. A Tidegate pool has its superblock at 0 and
 //! zeroes at 4096, whatever users store in it, so no pool is both.
 
 mod content;
 mod error;
+mod glance;
 mod layout;
 mod superblock;
 
 pub use content::Content;
 pub use error::PoolError;
+pub use glance::{Glance, glance};
 pub use superblock::{CopyFault, Engine, Found, Superblock, erase};
 
 use crate::btt::{self, Version};

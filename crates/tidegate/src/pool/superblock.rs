@@ -41,7 +41,7 @@ impl Engine {
         }
     }
 
-    fn from_code(code: u32) -> Result<Self> {
+    pub(super) fn from_code(code: u32) -> Result<Self> {
         match code {
             1 => Ok(Self::Raw),
             2 => Ok(Self::Log),
@@ -294,7 +294,7 @@ pub fn erase(region: &Region) -> Result<()> {
     Ok(region.fence()?)
 }
 
-fn page_floor(bytes: u64) -> u64 {
+pub(super) fn page_floor(bytes: u64) -> u64 {
     bytes - bytes % PAGE_BYTES
 }
 
@@ -306,9 +306,10 @@ fn second_offset(region: &Region, first: Option<&SuperblockBytes>) -> u64 {
     (if sane { claimed } else { end }).saturating_sub(PAGE_BYTES)
 }
 
-type Copy = std::result::Result<Box<SuperblockBytes>, CopyFault>;
+pub(super) type Copy = std::result::Result<Box<SuperblockBytes>, CopyFault>;
 
-fn read_copy(region: &Region, offset: u64) -> Result<Copy> {
+/// The copy at `offset`, if it is whole.
+pub(super) fn read_copy(region: &Region, offset: u64) -> Result<Copy> {
     let mut bytes = Box::new(SuperblockBytes::new_zeroed());
     if region.len_bytes() < offset + PAGE_BYTES {
         return Ok(Err(CopyFault::NoMagic));
@@ -371,7 +372,7 @@ fn choose_valid(
 }
 
 /// What the region starts with; unreadable bytes say nothing.
-fn look(region: &Region) -> Result<Content> {
+pub(super) fn look(region: &Region) -> Result<Content> {
     match content::look(region) {
         Err(PmemError::Poisoned { .. }) => Ok(Content::Other),
         other => Ok(other?),

@@ -100,12 +100,8 @@ fn open_file(path: &Path, options: &FileOptions) -> Result<File> {
             Some(Errno::BUSY) => ": it is in use, unmount it first",
             _ => "",
         };
-        let (path, kind) = (path.display(), error.kind());
-        DeviceError::with_source(
-            DeviceErrorKind::Io,
-            format!("cannot open {path} ({kind}){hint}"),
-            error,
-        )
+        let path = path.display();
+        DeviceError::with_source(DeviceErrorKind::Io, format!("cannot open {path}{hint}"), error)
     };
     let is_block = path.metadata().is_ok_and(|it| it.file_type().is_block_device());
     let mut flags = OFlags::CLOEXEC;

@@ -1,0 +1,118 @@
+//! What a file or a disk holds, told by its first and last bytes: where it cannot be mapped, or must not be locked.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::SeekFrom;
+
+use super::content::Content;
+use super::error::PoolError;
+use super::layout::PAGE_BYTES;
+use super::superblock::{CopyFault, Engine, look, page_floor, read_copy};
+use crate::btt;
+use crate::pmem::Region;
+
+/// All headers and signatures lie before this, or in the last page.
+const START_BYTES: u64 = 128 << 10;
+
+/// What a file or a disk holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Glance {
+    /// A block translation table.
+    Btt,
+    /// A pool with a Tidegate superblock; without an engine where that is damaged, or this program does not know it.
+    Tidegate(Option<Engine>),
+    /// No pool; what it starts with instead.
+    Unknown(Content),
+}
+
+impl std::fmt::Display for Glance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Btt => f.write_str("a btt pool"),
+            Self::Tidegate(Some(engine)) => write!(f, "a {engine} pool"),
+            Self::Tidegate(None) => f.write_str("a damaged or later pool"),
+            Self::Unknown(found) => found.fmt(f),
+        }
+    }
+}
+
+/// Looks at the file or block device `file`. Only opening a pool tells whether all of it is there.
+///
+/// # Errors
+/// It cannot be read.
+pub fn glance(file: &File) -> io::Result<Glance> {
+    let size = rustix::fs::seek(file, SeekFrom::End(0))?;
+    let ends = Region::anonymous(START_BYTES + PAGE_BYTES).map_err(io::Error::other)?;
+    copy(file, 0, size.min(START_BYTES), &ends, 0)?;
+    if size >= PAGE_BYTES {
+        copy(file, page_floor(size) - PAGE_BYTES, PAGE_BYTES, &ends, START_BYTES)?;
+    }
+    tell(&ends).map_err(io::Error::other)
+}
+
+fn copy(file: &File, at: u64, len: u64, ends: &Region, to: u64) -> io::Result<()> {
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+    file.read_exact_at(&mut bytes, at)?;
+    ends.write(to, &bytes).map_err(io::Error::other)
+}
+
+/// As [`identify`](super::identify) does, but without what lies between the two ends.
+fn tell(ends: &Region) -> Result<Glance, PoolError> {
+    if btt::probe(ends)?.is_some() {
+        return Ok(Glance::Btt);
+    }
+    let found = look(ends)?;
+    Ok(match (read_copy(ends, 0)?, read_copy(ends, START_BYTES)?) {
+        // A second copy may outlive its pool.
+        (Err(CopyFault::NoMagic), _) if found.is_foreign() => Glance::Unknown(found),
+        (Ok(copy), _) | (_, Ok(copy)) => {
+            Glance::Tidegate(Engine::from_code(copy.engine.get()).ok())
+        }
+        (Err(CopyFault::NoMagic), Err(CopyFault::NoMagic)) => Glance::Unknown(found),
+        (Err(_), Err(_)) => Glance::Tidegate(None),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::btt::BttOptions;
+    use crate::pmem::RegionOptions;
+    use crate::pool::{Superblock, erase};
+
+    #[test]
+    fn pools_are_told_as_if_they_were_mapped() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let seen = || glance(file.as_file()).unwrap();
+        assert_eq!(seen(), Glance::Unknown(Content::Zeroes), "an empty file");
+        file.as_file().set_len((20 << 20) + 100).unwrap();
+        assert_eq!(seen(), Glance::Unknown(Content::Zeroes));
+        let region = Region::open(file.path(), &RegionOptions::default()).unwrap();
+        btt::create(&region, &BttOptions::default()).unwrap();
+        assert_eq!(seen(), Glance::Btt);
+        erase(&region).unwrap();
+        for engine in [Engine::Raw, Engine::Log] {
+            Superblock::plan(&region, engine, Uuid::nil(), 4096).unwrap().write(&region).unwrap();
+            assert_eq!(seen(), Glance::Tidegate(Some(engine)));
+        }
+        region.write(500, &[1]).unwrap();
+        assert_eq!(seen(), Glance::Tidegate(Some(Engine::Log)), "by the second superblock");
+        region.write((20 << 20) - 500, &[1]).unwrap();
+        assert_eq!(seen(), Glance::Tidegate(None));
+    }
+
+    #[test]
+    fn a_second_superblock_under_somebody_else_s_data_is_no_pool() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let region = Region::open(file.path(), &RegionOptions::default()).unwrap();
+        Superblock::plan(&region, Engine::Log, Uuid::nil(), 4096).unwrap().write(&region).unwrap();
+        region.write(0, &[0; 4096]).unwrap();
+        region.write(1080, b"\x53\xef").unwrap();
+        assert!(matches!(glance(file.as_file()).unwrap(), Glance::Unknown(Content::Known(_))));
+    }
+}
