@@ -261,3 +261,27 @@ fn no_room_for_the_pool() {
         assert!(done || said == "exit status: 1\n", "{size}: {said}");
     }
 }
+
+/// Somebody else takes the rest of the file system while the log has a part of its space: it goes on in that, lap by lap.
+#[test]
+fn room_for_the_pool_that_goes_to_somebody_else() {
+    let bed = Bed::new();
+    let place = scratch();
+    succeed(
+        tool("mount", "mount").args(["-t", "tmpfs", "-o", "size=12M", "tmpfs"]).arg(place.path()),
+    );
+    let write = "import os, sys
+file = os.open('file', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+for number in range(int(sys.argv[1])):
+    os.write(file, b'x' * 8000)
+    os.fsync(file)";
+    let script = format!(
+        "write() {{ /usr/bin/python3 -c \"{write}\" $1; }}
+         write 10; cat /dev/zero > {}; write 3000; echo $?; wc -c < file",
+        place.path().join("rest").display()
+    );
+    let said = Runner::Run(&place.path().join("pool")).script(&script, bed.disk());
+    succeed(tool("umount", "mount").arg(place.path()));
+    assert!(said.contains("No space left"), "the file system is not full: {said}");
+    assert!(said.ends_with("\n0\n24000000\nexit status: 0\n"), "{said}");
+}

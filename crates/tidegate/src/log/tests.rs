@@ -618,6 +618,29 @@ fn a_ring_that_gets_no_more_space_is_used_as_far_as_it_has() {
     }
 }
 
+/// In a full file system a load from a hole is the end of the process.
+#[test]
+fn an_append_looks_at_nothing_behind_the_space_that_the_ring_has() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("pool");
+    let create_bytes = Some(POOL_BYTES);
+    let options = RegionOptions { create_bytes, sparse: true, ..RegionOptions::default() };
+    let region = Arc::new(Region::open(&path, &options).unwrap());
+    assert_eq!(region.kind(), Kind::Tmpfs);
+    create(&region, &LogOptions::default()).unwrap();
+    let memory = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
+    let log = Log::start(LogPool::open(region).unwrap(), memory, 0).unwrap();
+    log.allocate(128 << 10).unwrap();
+    log.stop_allocating();
+    let taken = || std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap());
+    let before = taken();
+    for lap in 0..3 {
+        while write(&log, 1, lap, &[7; 1000]).is_ok() {}
+        log.retire_to(log.safe_position()).unwrap();
+    }
+    assert_eq!(taken(), before);
+}
+
 #[test]
 fn files_are_found_by_their_ids_many_at_once() {
     let log = log();
