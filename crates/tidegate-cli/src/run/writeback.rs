@@ -2,7 +2,8 @@
 //!
 //! A file is opened by one of the names that the log knows, and used only if it is the file that the log means. What cannot be
 //! opened (another has its name, its owner took the rights away) is synced with all of its file system. A file that is found
-//! under none of its names may be gone for good; then there is nothing to sync, and the other way does no harm.
+//! under none of its names may be gone for good; then there is nothing to sync, and the other way does no harm. Any other
+//! reason not to open it is a failure: a file system that is dead refuses that too.
 //!
 //! Invariants:
 //! 1. A sync that returns no failures made durable all that the kernel had for the files and directories when it was called.
@@ -10,13 +11,14 @@
 //!    opened, once, and takes for clean what it could not write.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use tidegate::log::recover::{finish_writing, start_writing};
 use tidegate::log::{AppendError, LockError};
 
@@ -71,7 +73,7 @@ pub(crate) struct Writeback {
 impl Writeback {
     /// Starts to write a part of `file`, and does not wait for it.
     pub(super) fn start(&mut self, file: &Known, part: Part) {
-        if self.open.len() >= OPEN_MOST && !self.open.contains_key(&file.id) {
+        if self.open.len() >= open_most() && !self.open.contains_key(&file.id) {
             return;
         }
         if let Ok(opened) = self.opened(file) {
@@ -142,35 +144,59 @@ impl Writeback {
 
     /// Syncs the files of one file system; whether all of it was synced.
     fn sync_files(&mut self, device: u64, files: &[&Known], synced: &mut Synced) -> bool {
-        let names = || files.iter().flat_map(|file| file.names.iter().map(PathBuf::as_path));
-        let doubtful = self.doubtful;
-        let all = |synced: &mut Synced| sync_device(device, names(), doubtful, synced);
-        if files.len() > FILES_ONE_BY_ONE && all(synced).is_ok() {
+        if files.len() > FILES_ONE_BY_ONE && self.sync_device(device, files, synced).is_ok() {
             return true;
         }
         let mut missing = Vec::new();
         for file in files {
-            let Ok(opened) = self.opened(file) else {
-                missing.push(*file);
-                continue;
-            };
-            synced.calls += 1;
-            if let Err(error) = opened.sync_data() {
-                synced.failures.push(failure(file, error));
+            let outcome = self.opened(file).map(File::sync_data);
+            match outcome {
+                Err(error) if is_out_of_reach(&error) => {
+                    missing.push(*file);
+                    continue;
+                }
+                Err(error) => synced.failures.push(failure(file, error)),
+                Ok(outcome) => {
+                    synced.calls += 1;
+                    synced.failures.extend(outcome.err().map(|error| failure(file, error)));
+                }
             }
-            if self.open.len() > OPEN_MOST {
+            if self.open.len() > open_most() {
                 self.open.remove(&file.id);
             }
         }
-        if missing.is_empty() {
-            return false;
-        }
-        let outcome = all(synced);
-        if let (Err(error), Some(file)) = (outcome, missing.first()) {
-            synced.failures.push(failure(file, error));
-        }
+        let Some(first) = missing.first() else { return false };
+        let outcome = self.sync_device(device, &missing, synced);
+        synced.failures.extend(outcome.err().map(|error| failure(first, error)));
         true
     }
+
+    /// Syncs the file system `device`, which is found by what is above the names of `files`, or by those that are open. Where a
+    /// sync failed before, one that is not found is doubtful.
+    fn sync_device(&self, device: u64, files: &[&Known], synced: &mut Synced) -> io::Result<()> {
+        synced.calls += 1;
+        let names = files.iter().flat_map(|file| &file.names);
+        let found = directory_on(device, names.flat_map(|name| name.ancestors().skip(1)));
+        let kept = files.iter().find_map(|file| self.open.get(&file.id));
+        match (found, kept) {
+            (Ok(Some(directory)), _) => sync_all_of(&directory),
+            (Err(error), _) if !is_out_of_reach(&error) => Err(error),
+            (_, Some(kept)) => sync_all_of(kept),
+            (Err(error), None) => Err(error),
+            (Ok(None), None) => {
+                // Mounted where we cannot see it: the one call that reaches it says nothing of errors.
+                rustix::fs::sync();
+                let gone = || io::Error::other("its file system is not there any more");
+                if self.doubtful { Err(gone()) } else { Ok(()) }
+            }
+        }
+    }
+}
+
+/// The descriptors that may stay open: so few that others are left, whatever the limit.
+fn open_most() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit / 4).unwrap_or(OPEN_MOST).min(OPEN_MOST)
 }
 
 fn failure(file: &Known, error: io::Error) -> Failure {
@@ -197,44 +223,35 @@ pub(crate) fn open_with(file: &Known, options: &std::fs::OpenOptions) -> io::Res
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for name in &file.names {
         match options.open(name) {
-            Ok(opened) => {
-                let found = opened.metadata()?;
-                if (found.dev(), found.ino()) == (file.device, file.inode) {
-                    return Ok(opened);
-                }
-            }
-            Err(error) if is_absent(&error) => {}
-            Err(error) => last = error,
+            Ok(opened) if is(file, &opened.metadata()?) => return Ok(opened),
+            Err(error) if is_out_of_reach(&last) && !is_of_another(file, name) => last = error,
+            _ => {}
         }
     }
     Err(last)
 }
 
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+fn is(file: &Known, found: &Metadata) -> bool {
+    (found.dev(), found.ino()) == (file.device, file.inode)
 }
 
-/// Syncs the file system `device`, which is found by what is above `names`. Where a sync failed before, one that is not found is
-/// `doubtful`.
-fn sync_device<'a>(
-    device: u64,
-    names: impl Iterator<Item = &'a Path>,
-    doubtful: bool,
-    synced: &mut Synced,
-) -> io::Result<()> {
-    synced.calls += 1;
-    let mut asked = HashSet::new();
-    for above in names.flat_map(|name| name.ancestors().skip(1)) {
-        if !asked.insert(above) {
-            continue;
-        }
-        if let Some(directory) = on_device(device, above) {
-            return sync_all_of(&directory);
-        }
+/// Nothing has the name, or something else.
+fn is_of_another(file: &Known, name: &Path) -> bool {
+    match name.symlink_metadata() {
+        Ok(found) => !is(file, &found),
+        Err(error) => is_absent(&error),
     }
-    // Mounted where we cannot see it: the one call that reaches it says nothing of errors.
-    rustix::fs::sync();
-    if doubtful { Err(io::Error::other("its file system is not there any more")) } else { Ok(()) }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        || Errno::from_io_error(error) == Some(Errno::LOOP)
+}
+
+/// Names, rights or a lease are in the way, which says nothing of the disk.
+fn is_out_of_reach(error: &io::Error) -> bool {
+    let kinds = [io::ErrorKind::PermissionDenied, io::ErrorKind::WouldBlock];
+    is_absent(error) || kinds.contains(&error.kind())
 }
 
 /// Syncs the file system of `directory`.
@@ -250,9 +267,39 @@ fn sync_all_of(directory: &File) -> io::Result<()> {
     Ok(())
 }
 
-fn on_device(device: u64, path: &Path) -> Option<File> {
-    let directory = open_directory(path).ok()?;
-    (directory.metadata().ok()?.dev() == device).then_some(directory)
+/// The first of `paths` that is on `device` and can be opened; none, where all are gone or elsewhere.
+///
+/// # Errors
+/// One cannot be looked at, or none that is there may be opened.
+fn directory_on<'a>(
+    device: u64,
+    paths: impl Iterator<Item = &'a Path>,
+) -> io::Result<Option<File>> {
+    let mut asked = HashSet::new();
+    let mut outcome = Ok(None);
+    for path in paths {
+        if !asked.insert(path) {
+            continue;
+        }
+        match on_device(device, path) {
+            Ok(directory) => return Ok(Some(directory)),
+            Err(error) if is_absent(&error) => {}
+            Err(error) if is_out_of_reach(&error) => outcome = Err(error),
+            Err(error) => return Err(error),
+        }
+    }
+    outcome
+}
+
+fn on_device(device: u64, path: &Path) -> io::Result<File> {
+    // Before it is opened, which takes rights that who is elsewhere need not give.
+    if path.metadata()?.dev() == device {
+        let directory = open_directory(path)?;
+        if directory.metadata()?.dev() == device {
+            return Ok(directory);
+        }
+    }
+    Err(io::ErrorKind::NotFound.into())
 }
 
 fn open_directory(path: &Path) -> io::Result<File> {
@@ -370,5 +417,32 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
         file.names = vec![pipe];
         assert!(open(&file).is_err());
+    }
+
+    /// What no file system has: it is refused for a reason that is none of absence or rights.
+    fn refused(dir: &Path) -> PathBuf {
+        dir.join("x".repeat(300))
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_is_not_taken_for_one_that_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut file = known(7, dir.path());
+        file.names = vec![refused(dir.path()), dir.path().join("gone")];
+        let synced = sync(std::slice::from_ref(&file), &[]);
+        assert_eq!(synced.failures.len(), 1, "{synced:?}");
+        assert_eq!(synced.failures[0].file, Some(7));
+        // One more name of another file says nothing.
+        std::fs::write(dir.path().join("another"), "").unwrap();
+        file.names = vec![dir.path().join("another"), dir.path().join("gone")];
+        assert!(sync(&[file], &[]).failures.is_empty());
+    }
+
+    #[test]
+    fn a_file_system_is_gone_only_where_all_that_led_to_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let found = |path: &Path| directory_on(u64::MAX, path.ancestors());
+        assert!(found(&dir.path().join("gone/too")).unwrap().is_none());
+        found(&refused(dir.path())).unwrap_err();
     }
 }
