@@ -307,42 +307,90 @@ fn open_directory(path: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)
 }
 
-/// Makes the entries of `directories` durable, but for those on file systems that were synced as a `whole`.
-fn sync_directories(directories: &HashSet<PathBuf>, whole: &HashSet<u64>, synced: &mut Synced) {
-    let mut devices: HashMap<u64, Vec<(&Path, File)>> = HashMap::new();
-    for path in directories {
-        let mut above = path.ancestors();
-        // One that is gone took its entries along; where it went is known to a directory above it.
-        let opened = above.find_map(|path| Some((path, open_directory(path).ok()?)));
-        let Some((path, directory)) = opened else { continue };
-        let Ok(metadata) = directory.metadata() else { continue };
-        if !whole.contains(&metadata.dev()) {
-            devices.entry(metadata.dev()).or_default().push((path, directory));
+/// What has the entries of a directory, or of one that is gone.
+struct Entries<'a> {
+    path: &'a Path,
+    device: u64,
+    /// What is below it cannot be seen: it only stands for the file system.
+    is_hidden: bool,
+}
+
+impl<'a> Entries<'a> {
+    /// What has those of the directory at `path`. One that is gone took them along; where it went is known to a directory above it.
+    ///
+    /// # Errors
+    /// That cannot be looked at.
+    fn of(path: &'a Path) -> io::Result<Self> {
+        let mut is_hidden = false;
+        for path in path.ancestors() {
+            match path.metadata() {
+                Ok(found) if found.is_dir() => {
+                    return Ok(Self { path, device: found.dev(), is_hidden });
+                }
+                Err(error) if !is_out_of_reach(&error) => return Err(error),
+                Err(error) if !is_absent(&error) => is_hidden = true,
+                _ => {}
+            }
         }
+        Err(io::ErrorKind::NotFound.into())
     }
-    for directories in devices.into_values() {
-        sync_entries(&directories, synced);
+
+    /// Makes them durable.
+    ///
+    /// # Errors
+    /// They are not, or only all of the file system can be synced.
+    fn sync(&self) -> io::Result<()> {
+        if self.is_hidden {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        match open_directory(self.path)?.sync_all() {
+            // A file system without directories that can be synced keeps them by other means.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+            outcome => outcome,
+        }
     }
 }
 
-fn sync_entries(directories: &[(&Path, File)], synced: &mut Synced) {
-    if let (true, Some((_, first))) = (directories.len() > FILES_ONE_BY_ONE, directories.first()) {
-        synced.calls += 1;
-        if sync_all_of(first).is_ok() {
-            return;
+/// Makes the entries of `directories` durable, but for those on file systems that were synced as a `whole`.
+fn sync_directories(directories: &HashSet<PathBuf>, whole: &HashSet<u64>, synced: &mut Synced) {
+    let mut devices: HashMap<u64, Vec<Entries<'_>>> = HashMap::new();
+    for path in directories {
+        match Entries::of(path) {
+            Ok(entries) if whole.contains(&entries.device) => {}
+            Ok(entries) => devices.entry(entries.device).or_default().push(entries),
+            Err(error) => synced.failures.push(failure_of(path, error)),
         }
     }
-    for (path, directory) in directories {
-        synced.calls += 1;
-        match directory.sync_all() {
-            // A file system without directories that can be synced keeps them by other means.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
-            Err(error) => {
-                synced.failures.push(Failure { file: None, name: path.to_path_buf(), error });
-            }
-            Ok(()) => {}
-        }
+    for (device, directories) in devices {
+        sync_entries(device, directories, synced);
     }
+}
+
+fn sync_entries(device: u64, mut directories: Vec<Entries<'_>>, synced: &mut Synced) {
+    let all = |directories: &[Entries<'_>], synced: &mut Synced| {
+        synced.calls += 1;
+        let above = directories.iter().flat_map(|entries| entries.path.ancestors());
+        let directory = directory_on(device, above)?;
+        sync_all_of(&directory.ok_or(io::ErrorKind::NotFound)?)
+    };
+    if directories.len() > FILES_ONE_BY_ONE && all(&directories, synced).is_ok() {
+        return;
+    }
+    directories.retain(|entries| match entries.sync() {
+        Err(error) if is_out_of_reach(&error) => true,
+        outcome => {
+            synced.calls += 1;
+            synced.failures.extend(outcome.err().map(|error| failure_of(entries.path, error)));
+            false
+        }
+    });
+    let Some(first) = directories.first() else { return };
+    let outcome = all(&directories, synced);
+    synced.failures.extend(outcome.err().map(|error| failure_of(first.path, error)));
+}
+
+fn failure_of(directory: &Path, error: io::Error) -> Failure {
+    Failure { file: None, name: directory.to_path_buf(), error }
 }
 
 #[cfg(test)]
@@ -444,5 +492,52 @@ mod tests {
         let found = |path: &Path| directory_on(u64::MAX, path.ancestors());
         assert!(found(&dir.path().join("gone/too")).unwrap().is_none());
         found(&refused(dir.path())).unwrap_err();
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_opened_is_not_taken_for_one_that_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let synced = sync(&[], &[&refused(dir.path())]);
+        assert_eq!(synced.failures.len(), 1, "{synced:?}");
+    }
+
+    /// Calls `of` without the rights of root, which may open everything.
+    fn without_rights<T: Send>(of: impl FnOnce() -> T + Send) -> T {
+        let call = || {
+            if rustix::process::geteuid().is_root() {
+                let nobody = rustix::process::Uid::from_raw(65534);
+                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            }
+            of()
+        };
+        std::thread::scope(|scope| scope.spawn(call).join().unwrap())
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_may_not_be_opened_is_synced_with_its_file_system() {
+        let dir = tempfile::tempdir().unwrap();
+        let (closed, inner) = (dir.path().join("closed"), dir.path().join("closed/inner"));
+        std::fs::create_dir_all(&inner).unwrap();
+        set_mode(dir.path(), 0o755);
+        let device = dir.path().metadata().unwrap().dev();
+        for (mode, path) in [(0o311, &closed), (0o000, &inner)] {
+            set_mode(&closed, mode);
+            without_rights(|| {
+                let entries = || vec![Entries::of(path).unwrap()];
+                let error = entries()[0].sync().unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+                let mut synced = Synced::default();
+                sync_entries(device, entries(), &mut synced);
+                assert!(synced.failures.is_empty(), "{synced:?}");
+                sync_entries(u64::MAX, entries(), &mut synced);
+                assert_eq!(synced.failures.len(), 1, "nothing of that file system can be opened");
+            });
+        }
+        set_mode(&closed, 0o755);
     }
 }
