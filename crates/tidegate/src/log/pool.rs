@@ -136,8 +136,9 @@ impl LogPool {
         let (tail, limit) = (self.tail()?, self.limit()?);
         let sane = tail >= ring && tail < 1 << 62 && tail.is_multiple_of(RECORD_ALIGN_BYTES);
         require(sane, "tail", tail, "a multiple of 64, from one lap on")?;
-        let sane = limit >= tail && limit - tail <= ring + self.limit_step_bytes();
-        require(sane, "limit", limit, "between the tail and one lap beyond it")
+        let is_near = limit >= tail && limit - tail <= ring + self.limit_step_bytes();
+        let sane = is_near && limit.is_multiple_of(RECORD_ALIGN_BYTES);
+        require(sane, "limit", limit, "a multiple of 64 between the tail and one lap beyond it")
     }
 
     /// The memory under the pool.

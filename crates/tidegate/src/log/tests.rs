@@ -549,6 +549,14 @@ fn wild_numbers_on_the_medium_are_refused() {
         assert!(inconsistent(refused(TAIL_OFFSET, wild)), "tail {wild}");
         assert!(inconsistent(refused(LIMIT_OFFSET, wild)), "limit {wild}");
     }
+    // Near enough, but no record is there.
+    let limit = pool().limit().unwrap();
+    for wild in [limit + 1, limit + 8, limit + 63] {
+        assert!(matches!(
+            refused(LIMIT_OFFSET, wild),
+            LogError::Inconsistent { field: "limit", .. }
+        ));
+    }
     // One damaged copy of the header does no harm, two do.
     let region = Arc::clone(pool().region());
     region.store_u64(base + 16, 1).unwrap();
