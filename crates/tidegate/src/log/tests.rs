@@ -275,6 +275,14 @@ fn a_full_log_takes_no_data_but_what_must_be_said_until_it_is_retired() {
     }
 }
 
+/// Others have written and retired since it looked at the head.
+#[test]
+fn a_tail_that_has_passed_where_a_record_would_be_is_no_lack_of_room() {
+    let log = log();
+    log.show_room(log.head() + 4096);
+    log.reserve(64, log.room_bytes(append::Room::Data)).unwrap();
+}
+
 #[test]
 fn a_large_record_without_room_asks_for_all_of_it_at_once() {
     let log = log();

@@ -34,7 +34,9 @@ impl Log {
             let at = head % ring_bytes;
             let start = if at + bytes > lap_bytes { head + (ring_bytes - at) } else { head };
             let end = start + bytes;
-            let has_room = end - control.tail().load(Ordering::Acquire) <= room_bytes;
+            // A tail that has passed the end means a head that has, too: it is looked at again below.
+            let used_bytes = end.saturating_sub(control.tail().load(Ordering::Acquire));
+            let has_room = used_bytes <= room_bytes;
             if !has_room || !self.is_allocated(end) {
                 return Err(AppendError::Full);
             }
