@@ -90,7 +90,7 @@ impl Writeback {
         // One that cannot be opened is left to the sync, which has other means.
         let Ok(opened) = self.opened(file) else { return Ok(()) };
         let finished = finish_writing(opened, part.start, part.end - part.start);
-        finished.map_err(|error| failure(file, error))
+        finished.map_err(|error| failure(file, of_disk(error)))
     }
 
     /// Has `file` synced through this descriptor the next time, instead of one of its own.
@@ -134,12 +134,18 @@ impl Writeback {
             }
         }
         sync_directories(directories, &whole, &mut synced);
-        self.doubtful = !synced.failures.is_empty();
+        self.learn(&synced.failures);
+        synced
+    }
+
+    /// Notes how a sync went. What says nothing of the disk changes nothing: nobody was told of a failure that has to be kept in mind.
+    fn learn(&mut self, failures: &[Failure]) {
+        let is_passing = failures.iter().all(Failure::is_passing);
+        self.doubtful = !is_passing || (self.doubtful && !failures.is_empty());
         if !self.doubtful {
             // What stays open keeps the space of a removed file and its file system busy.
             self.open.clear();
         }
-        synced
     }
 
     /// Syncs the files of one file system; whether all of it was synced.
@@ -158,7 +164,8 @@ impl Writeback {
                 Err(error) => synced.failures.push(failure(file, error)),
                 Ok(outcome) => {
                     synced.calls += 1;
-                    synced.failures.extend(outcome.err().map(|error| failure(file, error)));
+                    let failed = outcome.err().map(|error| failure(file, of_disk(error)));
+                    synced.failures.extend(failed);
                 }
             }
             if self.open.len() > open_most() {
@@ -197,6 +204,12 @@ impl Writeback {
 fn open_most() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit / 4).unwrap_or(OPEN_MOST).min(OPEN_MOST)
+}
+
+/// What a sync told of the disk. Its number is that of a write that failed, out of memory for one, and is told once: it never passes
+/// for one that says nothing of the disk.
+fn of_disk(error: io::Error) -> io::Error {
+    io::Error::other(error)
 }
 
 fn failure(file: &Known, error: io::Error) -> Failure {
@@ -260,7 +273,7 @@ fn is_out_of_reach(error: &io::Error) -> bool {
 /// It failed. Also where the file system is read-only: of one that turned so after an error the kernel says that there is nothing to
 /// sync. (Asked for a single file it says the truth.)
 fn sync_all_of(directory: &File) -> io::Result<()> {
-    rustix::fs::syncfs(directory)?;
+    rustix::fs::syncfs(directory).map_err(|errno| of_disk(errno.into()))?;
     if rustix::fs::fstatvfs(directory)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
         return Err(io::ErrorKind::ReadOnlyFilesystem.into());
     }
@@ -346,7 +359,7 @@ impl<'a> Entries<'a> {
         match open_directory(self.path)?.sync_all() {
             // A file system without directories that can be synced keeps them by other means.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
-            outcome => outcome,
+            outcome => outcome.map_err(of_disk),
         }
     }
 }
@@ -539,5 +552,20 @@ mod tests {
             });
         }
         set_mode(&closed, 0o755);
+    }
+
+    #[test]
+    fn what_a_sync_tells_is_never_taken_for_something_that_passes() {
+        let failed = |error| failure_of(Path::new("/"), error);
+        let refused = [failed(Errno::NOMEM.into())];
+        let not_written = [failed(of_disk(Errno::NOMEM.into()))];
+        assert_eq!(refused[0].error.to_string(), not_written[0].error.to_string());
+        let mut writeback = Writeback::default();
+        for (failures, is_doubtful) in
+            [(&refused[..], false), (&not_written, true), (&refused, true), (&[], false)]
+        {
+            writeback.learn(failures);
+            assert_eq!(writeback.doubtful, is_doubtful, "after {failures:?}");
+        }
     }
 }
