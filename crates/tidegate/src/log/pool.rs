@@ -319,6 +319,14 @@ impl LogPool {
         self.region.read(self.region_offset(header.position) + RECORD_ALIGN_BYTES + at, buf)
     }
 
+    /// Makes durable what is there of the record.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub(super) fn persist_record(&self, header: &Header) -> std::result::Result<(), PmemError> {
+        self.region.persist(self.region_offset(header.position), header.record_bytes())
+    }
+
     /// Whether all of the record's payload is there.
     ///
     /// # Errors

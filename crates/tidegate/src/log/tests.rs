@@ -452,6 +452,35 @@ fn the_operation_of_a_killed_thread_is_found() {
     assert_eq!(log.safe_position(), log.head());
 }
 
+/// It may have been killed between the store of the header and the fence.
+#[test]
+fn the_record_of_a_killed_thread_is_made_durable_before_it_counts() {
+    let seen = Arc::new(WriteBacks::default());
+    let region = Arc::new(Region::anonymous(POOL_BYTES).unwrap().observed(seen.clone()));
+    create(&region, &LogOptions::default()).unwrap();
+    let (pool, memory) =
+        (LogPool::open(region).unwrap(), SharedMemory::anonymous(CONTROL_BYTES).unwrap());
+    let all = pool.ring_bytes();
+    let log = Log::start(pool, memory, all).unwrap();
+    let file = log.entry_for(&key(1)).unwrap();
+    let position = std::thread::scope(|scope| {
+        let dying = || {
+            let guard = log.lock(file).unwrap();
+            let mut ticket = guard.begin().unwrap();
+            ticket.define(&definition(1)).unwrap();
+            let position = ticket.write(5, &[IoSlice::new(b"half")]).unwrap();
+            std::mem::forget(ticket);
+            std::mem::forget(guard);
+            position
+        };
+        scope.spawn(dying).join().unwrap()
+    });
+    let guard = log.lock(file).unwrap();
+    seen.0.lock().unwrap().clear();
+    assert!(log.interrupted_on(&guard).next().unwrap().header.is_some());
+    assert_eq!(*seen.0.lock().unwrap(), [log.pool().region_offset(position)]);
+}
+
 #[test]
 fn a_sync_is_free_only_while_all_changes_are_logged() {
     let log = log();
