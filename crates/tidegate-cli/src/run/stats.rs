@@ -162,7 +162,9 @@ impl Statistics {
     pub(crate) fn of(pool: &Path, log: &Log, counts: &CleanerCounts) -> Self {
         let stats = log.stats();
         let total = |counter| stats.total(counter);
-        let used_bytes = log.head() - log.tail();
+        // In this order: the head, looked at first, may be passed by the tail meanwhile.
+        let tail = log.tail();
+        let used_bytes = log.head().saturating_sub(tail);
         let (syncs, sync_ns) = (total(Counter::CleanerSyncs), total(Counter::CleanerSyncNs));
         let fsync_mean_ns = sync_ns.checked_div(syncs).unwrap_or(0);
         let fsyncs_skipped = total(Counter::SyncsSkipped);
@@ -211,7 +213,16 @@ fn percentile(latencies: &[u64], thousandths: u64) -> u64 {
 mod tests {
     use tidegate::log::BUCKETS;
 
+    use super::super::trial::Trial;
     use super::*;
+
+    #[test]
+    fn a_tail_that_is_ahead_leaves_nothing_in_use() {
+        let trial = Trial::new();
+        trial.log.show_room(trial.log.head() + 4096);
+        let counts = CleanerCounts::default();
+        assert_eq!(Statistics::of(Path::new("pool"), &trial.log, &counts).log_used_bytes, 0);
+    }
 
     #[test]
     fn percentiles_are_those_of_the_counts() {

@@ -124,6 +124,14 @@ impl Small {
         succeed(tool("mount", "mount").args(["-o", "remount,abort"]).arg(self.mount_point()));
     }
 
+    /// ext4 is dead at once: it opens no file, and has nothing to say of what it did not write.
+    fn shut_down(&self) {
+        const SHUT_DOWN: &str = "import fcntl, os, struct, sys
+fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587D, struct.pack('I', 2))";
+        let mut python = tool("/usr/bin/python3", "python3");
+        succeed(python.args(["-c", SHUT_DOWN]).arg(self.mount_point()));
+    }
+
     /// The same file system as its disk has it.
     fn mount_again(&self) {
         self.unmount();
@@ -168,6 +176,21 @@ fn a_tree_that_ends_with_a_dead_file_system() {
     let mut workers = Workers::start(&bed.pool(), &small.mount_point(), &names);
     workers.wait_for("filling.1", 100);
     small.abort();
+    let acks = workers.collect(bed.disk());
+    small.mount_again();
+    recover(&bed.pool());
+    verify(&small.mount_point(), &acks);
+}
+
+/// The same where the file system opens no file any more: that is no file that is gone.
+#[test]
+fn a_tree_that_ends_with_a_file_system_that_is_shut_down() {
+    let bed = Bed::new();
+    let small = Small::new("64M");
+    let names = [String::from("filling.1"), String::from("filling.2")];
+    let mut workers = Workers::start(&bed.pool(), &small.mount_point(), &names);
+    workers.wait_for("filling.1", 100);
+    small.shut_down();
     let acks = workers.collect(bed.disk());
     small.mount_again();
     recover(&bed.pool());
@@ -260,4 +283,28 @@ fn no_room_for_the_pool() {
         let done = said.contains("52428800 file") && said.ends_with("exit status: 0\n");
         assert!(done || said == "exit status: 1\n", "{size}: {said}");
     }
+}
+
+/// Somebody else takes the rest of the file system while the log has a part of its space: it goes on in that, lap by lap.
+#[test]
+fn room_for_the_pool_that_goes_to_somebody_else() {
+    let bed = Bed::new();
+    let place = scratch();
+    succeed(
+        tool("mount", "mount").args(["-t", "tmpfs", "-o", "size=12M", "tmpfs"]).arg(place.path()),
+    );
+    let write = "import os, sys
+file = os.open('file', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+for number in range(int(sys.argv[1])):
+    os.write(file, b'x' * 8000)
+    os.fsync(file)";
+    let script = format!(
+        "write() {{ /usr/bin/python3 -c \"{write}\" $1; }}
+         write 10; cat /dev/zero > {}; write 3000; echo $?; wc -c < file",
+        place.path().join("rest").display()
+    );
+    let said = Runner::Run(&place.path().join("pool")).script(&script, bed.disk());
+    succeed(tool("umount", "mount").arg(place.path()));
+    assert!(said.contains("No space left"), "the file system is not full: {said}");
+    assert!(said.ends_with("\n0\n24000000\nexit status: 0\n"), "{said}");
 }

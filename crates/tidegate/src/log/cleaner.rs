@@ -197,10 +197,23 @@ impl Log {
             }
             let record = slot.record.load(Ordering::Acquire);
             let header = (record != 0).then(|| self.pool.read_header(record).ok().flatten());
-            let whole = header.flatten().filter(|it| self.pool.is_whole(it).unwrap_or(false));
+            let header = header.flatten().filter(|it| self.pool.is_whole(it).unwrap_or(false));
             let process = process_of(owner);
-            Some(Interrupted { slot: number, owner, record, process, header: whole })
+            let interrupted = Interrupted { slot: number, owner, record, process, header };
+            self.make_durable(&interrupted);
+            Some(interrupted)
         })
+    }
+
+    /// Makes the record durable: its writer may have been killed before it did. Who finds it whole does what it says, others read
+    /// that, and a sync of theirs relies on the log.
+    fn make_durable(&self, interrupted: &Interrupted) {
+        let Some(header) = &interrupted.header else { return };
+        let persisted = self.pool.persist_record(header);
+        if let (Err(_), Some(file)) = (persisted, self.file_of(interrupted)) {
+            // One that is gone from the table is synced by nobody.
+            let _ = self.note_failure(file);
+        }
     }
 
     /// The entry of the file on which an operation was interrupted, if it was one on a file.

@@ -164,8 +164,9 @@ impl LogPool {
         let (tail, limit) = (self.tail()?, self.limit()?);
         let sane = tail >= ring && tail < 1 << 62 && tail.is_multiple_of(RECORD_ALIGN_BYTES);
         require(sane, "tail", tail, "a multiple of 64, from one lap on")?;
-        let sane = limit >= tail && limit - tail <= ring + self.limit_step_bytes();
-        require(sane, "limit", limit, "between the tail and one lap beyond it")
+        let is_near = limit >= tail && limit - tail <= ring + self.limit_step_bytes();
+        let sane = is_near && limit.is_multiple_of(RECORD_ALIGN_BYTES);
+        require(sane, "limit", limit, "a multiple of 64 between the tail and one lap beyond it")
     }
 
     /// What is wrong with one of the two copies of the header; the other one is that by which the pool was opened.
@@ -381,6 +382,14 @@ impl LogPool {
             return Err(PmemError::OutOfRange { offset: at, len, region_bytes });
         }
         self.region.read(self.region_offset(header.position) + RECORD_ALIGN_BYTES + at, buf)
+    }
+
+    /// Makes durable what is there of the record.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub(super) fn persist_record(&self, header: &Header) -> std::result::Result<(), PmemError> {
+        self.region.persist(self.region_offset(header.position), header.record_bytes())
     }
 
     /// Whether all of the record's payload is there.

@@ -293,6 +293,14 @@ fn a_full_log_takes_no_data_but_what_must_be_said_until_it_is_retired() {
     }
 }
 
+/// Others have written and retired since it looked at the head.
+#[test]
+fn a_tail_that_has_passed_where_a_record_would_be_is_no_lack_of_room() {
+    let log = log();
+    log.show_room(log.head() + 4096);
+    log.reserve(64, log.room_bytes(append::Room::Data)).unwrap();
+}
+
 #[test]
 fn a_large_record_without_room_asks_for_all_of_it_at_once() {
     let log = log();
@@ -479,6 +487,35 @@ fn a_slot_that_serves_another_operation_is_not_given_back() {
     drop(ticket);
 }
 
+/// It may have been killed between the store of the header and the fence.
+#[test]
+fn the_record_of_a_killed_thread_is_made_durable_before_it_counts() {
+    let seen = Arc::new(WriteBacks::default());
+    let region = Arc::new(Region::anonymous(POOL_BYTES).unwrap().observed(seen.clone()));
+    create(&region, &LogOptions::default()).unwrap();
+    let (pool, memory) =
+        (LogPool::open(region).unwrap(), SharedMemory::anonymous(CONTROL_BYTES).unwrap());
+    let all = pool.ring_bytes();
+    let log = Log::start(pool, memory, all).unwrap();
+    let file = log.entry_for(&key(1)).unwrap();
+    let position = std::thread::scope(|scope| {
+        let dying = || {
+            let guard = log.lock(file).unwrap();
+            let mut ticket = guard.begin().unwrap();
+            ticket.define(&definition(1)).unwrap();
+            let position = ticket.write(5, &[IoSlice::new(b"half")]).unwrap();
+            std::mem::forget(ticket);
+            std::mem::forget(guard);
+            position
+        };
+        scope.spawn(dying).join().unwrap()
+    });
+    let guard = log.lock(file).unwrap();
+    seen.0.lock().unwrap().clear();
+    assert!(log.interrupted_on(&guard).next().unwrap().header.is_some());
+    assert_eq!(*seen.0.lock().unwrap(), [log.pool().region_offset(position)]);
+}
+
 #[test]
 fn a_sync_is_free_only_while_all_changes_are_logged() {
     let log = log();
@@ -584,6 +621,14 @@ fn wild_numbers_on_the_medium_are_refused() {
         assert!(inconsistent(refused(TAIL_OFFSET, wild)), "tail {wild}");
         assert!(inconsistent(refused(LIMIT_OFFSET, wild)), "limit {wild}");
     }
+    // Near enough, but no record is there.
+    let limit = pool().limit().unwrap();
+    for wild in [limit + 1, limit + 8, limit + 63] {
+        assert!(matches!(
+            refused(LIMIT_OFFSET, wild),
+            LogError::Inconsistent { field: "limit", .. }
+        ));
+    }
     // One damaged copy of the header does no harm, two do.
     let region = Arc::clone(pool().region());
     region.store_u64(base + 16, 1).unwrap();
@@ -651,6 +696,29 @@ fn a_ring_that_gets_no_more_space_is_used_as_far_as_it_has() {
         let position = write(&log, 1, round, &data).unwrap();
         assert!(position % log.pool().ring_bytes() < 128 << 10);
     }
+}
+
+/// In a full file system a load from a hole is the end of the process.
+#[test]
+fn an_append_looks_at_nothing_behind_the_space_that_the_ring_has() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("pool");
+    let create_bytes = Some(POOL_BYTES);
+    let options = RegionOptions { create_bytes, sparse: true, ..RegionOptions::default() };
+    let region = Arc::new(Region::open(&path, &options).unwrap());
+    assert_eq!(region.kind(), Kind::Tmpfs);
+    create(&region, &LogOptions::default()).unwrap();
+    let memory = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
+    let log = Log::start(LogPool::open(region).unwrap(), memory, 0).unwrap();
+    log.allocate(128 << 10).unwrap();
+    log.stop_allocating();
+    let taken = || std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap());
+    let before = taken();
+    for lap in 0..3 {
+        while write(&log, 1, lap, &[7; 1000]).is_ok() {}
+        log.retire_to(log.safe_position()).unwrap();
+    }
+    assert_eq!(taken(), before);
 }
 
 #[test]

@@ -34,7 +34,9 @@ impl Log {
             let at = head % ring_bytes;
             let start = if at + bytes > lap_bytes { head + (ring_bytes - at) } else { head };
             let end = start + bytes;
-            let has_room = end - control.tail().load(Ordering::Acquire) <= room_bytes;
+            // A tail that has passed the end means a head that has, too: it is looked at again below.
+            let used_bytes = end.saturating_sub(control.tail().load(Ordering::Acquire));
+            let has_room = used_bytes <= room_bytes;
             if !has_room || !self.is_allocated(end) {
                 return Err(AppendError::Full);
             }
@@ -73,8 +75,11 @@ impl Log {
     fn touch(&self, position: u64, bytes: u64) {
         let region = self.pool.region();
         self.touched.note(self.pool.region_offset(position), bytes, |at| {
-            // What lies there does not matter, nor that a part may end behind the region.
-            let _ = region.load_u64(at);
+            // A part may end behind the space that the file has. A load there would take some, and kill the program where none is
+            // left: SIGBUS.
+            let end = self.pool.region_offset(0) + self.allocated_bytes();
+            // What lies there does not matter.
+            let _ = region.load_u64(at.min(end - 8));
         });
     }
 
