@@ -56,11 +56,11 @@ pub(crate) struct Backing {
     pub(crate) lock: File,
 }
 
-/// Opens the backing for the log pool at `pool`. With `force` it may hold a pool, which the log's writes then destroy.
+/// Opens the backing for the log pool at `pool`.
 ///
 /// # Errors
 /// It is not there, in use, neither file nor block device, smaller than a block, or the pool itself.
-pub(crate) fn open(address: &BackingAddress, pool: &Path, force: bool) -> Result<Backing> {
+pub(crate) fn open(address: &BackingAddress, pool: &Path) -> Result<Backing> {
     let cannot_open = || format!("cannot open the backing {address}");
     let lock = File::options().read(true).write(true).open(&address.path);
     let lock = lock.with_context(cannot_open)?;
@@ -81,9 +81,6 @@ pub(crate) fn open(address: &BackingAddress, pool: &Path, force: bool) -> Result
     if geometry.blocks == 0 {
         bail!("the backing {address} has not one block of {} bytes", geometry.block_bytes);
     }
-    if !force {
-        refuse_pool(address, &lock)?;
-    }
     let binding = binding_of(&address.path)
         .with_context(|| format!("cannot tell {address} from other backings"))?;
     Ok(Backing { device, binding, lock })
@@ -95,8 +92,12 @@ fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
     Ok(number(&file.metadata()?) == number(&std::fs::metadata(path)?))
 }
 
-fn refuse_pool(address: &BackingAddress, backing: &File) -> Result<()> {
-    match glance(backing).with_context(|| format!("cannot read the backing {address}"))? {
+/// Refuses a backing that holds a pool, which the log's writes would destroy.
+///
+/// # Errors
+/// It does, or it cannot be read.
+pub(crate) fn refuse_pool(address: &BackingAddress, backing: &Backing) -> Result<()> {
+    match glance(&backing.lock).with_context(|| format!("cannot read the backing {address}"))? {
         Glance::Unknown(_) => Ok(()),
         found => bail!(
             "the backing {address} holds {found}, which the writes to the log would destroy; --force uses it all the same"

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use tidegate::btt::Btt;
 use tidegate::device::BlockDevice;
 use tidegate::log::LogPool;
-use tidegate::log::device::{LogDevice, LogDeviceError, LogDeviceOptions};
+use tidegate::log::device::{LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
 use tidegate::pmem::{Domain, Kind, Region, RegionOptions};
 use tidegate::pool::{Content, PoolKind, identify};
 use tidegate::raw::RawDevice;
@@ -144,11 +144,17 @@ fn open_log(args: &ServeArgs, region: Arc<Region>) -> Result<Pool> {
             "{pool} is a log pool, which cannot be served --read-only: its backing may lack what the log holds"
         );
     }
-    let Backing { device: backing, binding, lock } =
-        backing::open(address, &args.pool, args.force)?;
-    let options = LogDeviceOptions { adopt_foreign: args.force, ..LogDeviceOptions::default() };
+    let backing = backing::open(address, &args.pool)?;
     let opened = LogPool::open(Arc::clone(&region)).map_err(LogDeviceError::from);
-    let device = opened.and_then(|log| LogDevice::open(log, Arc::new(backing), binding, options));
+    let opened = opened.map_err(|error| refused(error, args))?;
+    // One that this log was before already may hold whatever was written to it.
+    let is_known = has_records_of(&opened, &backing.binding);
+    if !args.force && !is_known.map_err(|error| refused(error, args))? {
+        backing::refuse_pool(address, &backing)?;
+    }
+    let options = LogDeviceOptions { adopt_foreign: args.force, ..LogDeviceOptions::default() };
+    let Backing { device: backing, binding, lock } = backing;
+    let device = LogDevice::open(opened, Arc::new(backing), binding, options);
     let device = Arc::new(device.map_err(|error| refused(error, args))?);
     let found = device.recovered();
     let recovered = format!(

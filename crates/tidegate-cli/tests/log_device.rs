@@ -205,6 +205,22 @@ fn a_backing_that_holds_a_pool_is_refused_unless_forced() {
     }
 }
 
+/// Its client has made one there.
+#[test]
+fn a_backing_of_which_the_log_has_records_may_hold_a_pool() {
+    let scene = Scene::new();
+    let server = scene.serve("disk", &[]);
+    write(&mut scene.client(), 3000, 7);
+    kill(server);
+    let disk = scene.path("disk");
+    ok(["create", disk.to_str().unwrap(), "--engine=raw", "--size=16M", "--force"]);
+    let server = scene.serve("disk", &[]);
+    assert_eq!(read(&mut scene.client(), 3000), 7);
+    assert!(server.stop(Signal::TERM).0.success());
+    let error = scene.refusal(&[&scene.backing("disk")]);
+    assert!(error.contains("holds a raw pool"), "{error}");
+}
+
 #[test]
 fn a_backing_without_a_block_is_refused() {
     let scene = Scene::new();

@@ -112,7 +112,8 @@ pub(crate) fn open_log(
     make_where_blank(path)?;
     let pool = open_pool(path, false)?;
     if let Some(log) = take_over(&pool, meeting)? {
-        let left = log.head() - log.tail();
+        let tail = log.tail();
+        let left = log.head().saturating_sub(tail);
         let size = Size { bytes: left };
         let recovered =
             (left > 0).then(|| format!("{size} of log taken over from a supervisor that died"));

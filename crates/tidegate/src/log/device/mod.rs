@@ -35,6 +35,7 @@ use parking_lot::Mutex;
 pub use binding::Binding;
 pub use error::LogDeviceError;
 pub use recover::Recovered;
+pub use recover::has_records_of;
 
 use super::append::Ticket;
 use super::error::AppendError;

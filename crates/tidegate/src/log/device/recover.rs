@@ -127,6 +127,20 @@ fn find(pool: &LogPool, binding: &Binding, geometry: Geometry, adopt: bool) -> R
     Ok(found)
 }
 
+/// Whether the log has records that are to be brought to the backing that `binding` names.
+///
+/// # Errors
+/// The log cannot be read.
+pub fn has_records_of(pool: &LogPool, binding: &Binding) -> Result<bool> {
+    let headers: Vec<Header> = Scanner::new(pool, pool.tail()?, pool.limit()?).collect();
+    let defined = definitions(pool, &headers)?;
+    let is_data = |header: &Header| header.kind != RecordKind::Define;
+    let is_of_it = |header: &Header| {
+        defined.get(&header.file).is_some_and(|it| it.identity == binding.identity)
+    };
+    Ok(headers.iter().any(|header| is_data(header) && is_of_it(header)))
+}
+
 /// The last definition of each id.
 fn definitions(pool: &LogPool, headers: &[Header]) -> Result<HashMap<u64, Defined>> {
     let mut defined = HashMap::new();
