@@ -3,7 +3,8 @@
 
 use std::path::PathBuf;
 
-use crate::bed::{Bed, transcript};
+use crate::bed::{Bed, Runner, replay, transcript};
+use crate::crash::Workers;
 use crate::programs::compiled;
 
 fn program() -> PathBuf {
@@ -92,4 +93,41 @@ sections! {
     wrong_names: "wrong_names";
     buffers_that_are_half_readable: "half_readable_buffer";
     names_that_are_not_readable: "unreadable_names";
+}
+
+/// Runs a Python script until it has said `written`, kills it with its tree, and replays the log.
+pub(crate) fn killed_and_replayed(bed: &Bed, absorb_after: u32, script: &str) {
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+    let waiting = format!("{script}\nos.write(1, b'written\\n')\nimport signal; signal.pause()");
+    command.args(["-c", &waiting]).env("TIDEGATE_ABSORB_AFTER", absorb_after.to_string());
+    let mut workers = Workers::spawn(command, &bed.pool());
+    workers.wait_for_line("written");
+    workers.tree.kill();
+    drop(workers.collect(bed.pool_dir()));
+    replay(&bed.pool(), None);
+}
+
+/// Where a write went is asked after it, when another thread may have moved the position.
+#[test]
+fn a_position_that_another_thread_moves() {
+    let bed = Bed::new();
+    killed_and_replayed(
+        &bed,
+        0,
+        "import os, threading\n\
+         fd = os.open('log', os.O_RDWR | os.O_CREAT | os.O_APPEND)\n\
+         done = False\n\
+         def move():\n    \
+             while not done: os.lseek(fd, 0, os.SEEK_SET)\n\
+         mover = threading.Thread(target=move)\n\
+         mover.start()\n\
+         for n in range(3000): os.write(fd, b'record %08d\\n' % n)\n\
+         done = True\n\
+         mover.join()\n\
+         os.fsync(fd)",
+    );
+    let found = std::fs::read_to_string(bed.disk().join("log")).unwrap();
+    let record = |n| format!("record {n:08}\n");
+    let expected: String = (0..3000).map(record).collect();
+    assert!(found == expected, "{} bytes, {:?} ...", found.len(), &found[..64]);
 }
