@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::bed::{Bed, Runner, Small, transcript};
 use crate::crash::{Workers, moment, one_of_each, seed, verify};
+use crate::posix::killed_and_replayed;
 use crate::process_tree;
 use crate::programs::{compiled, source};
 use crate::support::{ok, scratch, setting, succeed, tool};
@@ -305,6 +306,24 @@ fn a_file_is_renamed_without_a_supervisor() {
 #[test]
 fn a_file_is_renamed_without_descriptors() {
     renamed_and_replayed("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 64))", false);
+}
+
+/// A file is cut, by its name, to the size that the kernel thought it had.
+#[test]
+fn a_file_that_is_cut_to_what_the_kernel_has() {
+    for after in [4, 32] {
+        let bed = Bed::new();
+        let script = format!(
+            "import os\n\
+             fd = os.open('file', os.O_RDWR | os.O_CREAT)\n\
+             for n in range(2 * {after}): os.write(fd, b'%04d' % n * 1024)\n\
+             os.truncate('file', {after} * 4096)\n\
+             os.fsync(fd)"
+        );
+        killed_and_replayed(&bed, after, &script);
+        let found = std::fs::read(bed.disk().join("file")).unwrap();
+        assert_eq!(found.len(), after as usize * 4096);
+    }
 }
 
 /// A program fills the file system through an absorbed file: it is told as without Tidegate, before anything was accepted that
