@@ -30,6 +30,9 @@ struct Request<'a> {
     path: &'a CStr,
     flags: c_int,
     mode: c_uint,
+    /// `O_SYNC` is left to the kernel. To give it back, the file would have to be opened twice, and with the first descriptor that
+    /// is closed the process loses its record locks on the file.
+    keeps_syncing: bool,
 }
 
 impl Request<'_> {
@@ -48,13 +51,17 @@ impl Request<'_> {
     /// The flags with which a file is opened that is perhaps for the log.
     fn without_syncing(&self) -> c_int {
         // O_SYNC has the bit of O_DSYNC, too.
-        if self.writes() { self.flags & !libc::O_SYNC } else { self.flags }
+        if self.strips() { self.flags & !libc::O_SYNC } else { self.flags }
+    }
+
+    fn strips(&self) -> bool {
+        self.writes() && !self.keeps_syncing
     }
 
     fn stripped(&self) -> u32 {
         match self.flags & libc::O_SYNC {
-            libc::O_SYNC if self.writes() => SYNC,
-            libc::O_DSYNC if self.writes() => DATA_SYNC,
+            libc::O_SYNC if self.strips() => SYNC,
+            libc::O_DSYNC if self.strips() => DATA_SYNC,
             _ => 0,
         }
     }
@@ -342,7 +349,7 @@ pub(crate) unsafe fn open_at(
     mode: c_uint,
 ) -> c_int {
     if let Some(path) = readable::text(path) {
-        return Request { directory, path, flags, mode }.run();
+        return Request { directory, path, flags, mode, keeps_syncing: close::locks() }.run();
     }
     // It fails, and the kernel says with which error.
     let arguments = raw::words![directory, path, flags, mode];
@@ -460,7 +467,8 @@ mod tests {
     use super::*;
 
     fn request(flags: c_int) -> Request<'static> {
-        Request { directory: libc::AT_FDCWD, path: c"/x", flags, mode: 0 }
+        let (directory, keeps_syncing) = (libc::AT_FDCWD, false);
+        Request { directory, path: c"/x", flags, mode: 0, keeps_syncing }
     }
 
     #[test]
@@ -485,5 +493,8 @@ mod tests {
         assert_eq!(case(libc::O_RDWR | libc::O_SYNC), (libc::O_RDWR, SYNC));
         assert_eq!(case(libc::O_WRONLY | libc::O_DSYNC), (libc::O_WRONLY, DATA_SYNC));
         assert_eq!(case(libc::O_RDONLY | libc::O_SYNC), (libc::O_SYNC, 0));
+        let with_locks = Request { keeps_syncing: true, ..request(libc::O_RDWR | libc::O_SYNC) };
+        let kept = (with_locks.without_syncing(), with_locks.stripped());
+        assert_eq!(kept, (libc::O_RDWR | libc::O_SYNC, 0));
     }
 }

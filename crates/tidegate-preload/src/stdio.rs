@@ -16,7 +16,7 @@ use crate::close::{appeared, forget};
 use crate::descriptors::{READ_ONLY, STICKY};
 use crate::logged::Open;
 use crate::open::{give_syncing_back, note_new, open_at};
-use crate::{absorb, descriptors, files, next, process, raw, readable};
+use crate::{absorb, descriptors, files, next, process, raw, readable, unseen};
 
 unsafe extern "C" {
     static stdout: *mut FILE;
@@ -205,17 +205,7 @@ unsafe fn hide_path(path: *const c_char, mode: *const c_char) {
     // SAFETY: as promised.
     let flags = unsafe { wanted(mode) };
     let Some(path) = readable::text(path).filter(|_| flags.is_some()) else { return };
-    let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-    let is_file = raw::fstatat(libc::AT_FDCWD, path, 0)
-        .is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG);
-    if is_file && let Ok(fd) = raw::openat(libc::AT_FDCWD, path, flags, 0) {
-        forget(fd);
-        if let Some(open) = Open::of(fd) {
-            open.unseen(|| 0);
-        }
-        forget(fd);
-        let _ = raw::close(fd);
-    }
+    unseen::about_to_change(path);
 }
 
 #[unsafe(no_mangle)]

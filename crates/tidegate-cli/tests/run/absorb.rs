@@ -531,6 +531,38 @@ fn same(script: &str) {
     assert!(printed.ends_with("exit status: 0\n"), "fails without Tidegate too:\n{printed}");
 }
 
+/// The same for a Python script, with files that are absorbed after the first write.
+fn same_python(script: &str) {
+    same(&format!("cat > script.py << 'END'\n{script}\nEND\npython3 script.py; rm script.py"));
+}
+
+/// A process loses its record locks on a file with any of its descriptors that is closed.
+#[test]
+fn record_locks_are_kept() {
+    same_python(
+        r"
+import fcntl, os, tempfile
+def others_find(path):
+    child = os.fork()
+    if child == 0:
+        try: fcntl.lockf(os.open(path, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB); found = 0
+        except OSError: found = 1
+        os._exit(found)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+memory = tempfile.mkdtemp(dir='/dev/shm')
+for path in memory + '/file', 'file':
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    for n in range(10): os.write(fd, b'x' * 1000)
+    fcntl.lockf(fd, fcntl.LOCK_EX)
+    synced = os.open(path, os.O_RDWR | os.O_DSYNC)
+    os.write(synced, b'synced')
+    print(others_find(path), fcntl.fcntl(synced, fcntl.F_GETFL) & os.O_DSYNC == os.O_DSYNC)
+    os.unlink(path) if path != 'file' else None
+os.rmdir(memory)
+",
+    );
+}
+
 #[test]
 fn sqlite_in_all_journal_modes() {
     for mode in ["delete", "truncate", "persist", "memory", "wal", "off"] {
