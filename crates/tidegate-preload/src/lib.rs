@@ -40,7 +40,7 @@
 //!
 //! # Map
 //! - the program's calls: `write`, `sync`, `open`, `close`, `stdio`, `mapping`, `transfer`, `aio`, `printf`,
-//!   `attributes`, `names`, `size`, `limits`, `exec`, `syscall`, `vfork`, `seccomp`;
+//!   `attributes`, `names`, `size`, `limits`, `exec`, `syscall`, `fork`, `vfork`, `seccomp`;
 //! - what they do: `logged` (a file in the log), `birth` (one that is made), `mend` (after a writer that was killed), `unseen` (files out of the log);
 //! - what they know: `files` (which file), `file_systems`, `known_folder`, `found_before`, `descriptors` (what is noted of each), `glob` (what the user wants), `process`, `quota`;
 //! - underneath: `raw` (system calls), `next` (the C library's functions), `alike`, `path`, `readable` (its pointers), `cancel`.
@@ -57,6 +57,7 @@ mod descriptors;
 mod exec;
 mod file_systems;
 mod files;
+mod fork;
 mod found_before;
 mod glob;
 mod known_folder;

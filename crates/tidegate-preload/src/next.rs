@@ -15,6 +15,8 @@ use libc::{
 };
 
 type Argv = *const *const c_char;
+/// What a child of `clone` runs.
+pub(crate) type Entry = extern "C-unwind" fn(*mut c_void) -> c_int;
 
 /// The next definition of a symbol; `F` is its type, a function pointer.
 pub(crate) struct Next<F> {
@@ -158,4 +160,6 @@ functions! {
     io_uring_queue_init_params: fn(c_uint, *mut c_void, *mut c_void) -> c_int;
     io_uring_queue_init_mem: fn(c_uint, *mut c_void, *mut c_void, *mut c_void, size_t) -> c_int;
     daemon: fn(c_int, c_int) -> c_int;
+    _Fork: fn() -> pid_t;
+    clone: fn(Entry, *mut c_void, c_int, *mut c_void, *mut pid_t, *mut c_void, *mut pid_t) -> c_int;
 }

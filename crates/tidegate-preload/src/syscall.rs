@@ -12,8 +12,8 @@ use crate::close::appeared;
 use crate::logged::Open;
 use crate::raw;
 use crate::{
-    close, mapping, message, names, open, process, read, seccomp, stat, sync, transfer, unseen,
-    write,
+    close, fork, mapping, message, names, open, process, read, readable, seccomp, stat, sync,
+    transfer, unseen, write,
 };
 
 /// The words that the program gave, as what the hooks take.
@@ -273,20 +273,26 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
         libc::SYS_mprotect => hook!(mapping::mprotect(at, len, protection)),
         #[cfg(target_arch = "x86_64")]
         libc::SYS_fork => forking(number, given),
+        // It would return over the caller's frames: a fork is one that does not.
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_vfork => forking(libc::SYS_fork, given),
         libc::SYS_clone if given.int(0) & libc::CLONE_VM == 0 => forking(number, given),
+        libc::SYS_clone3 if clone_flags(given) & libc::CLONE_VM as u64 == 0 => {
+            forking(number, given)
+        }
         _ => return None,
     })
 }
 
 /// A fork that the C library does not know of.
 fn forking(number: c_long, given: Arguments) -> c_long {
-    process::forking();
     // SAFETY: the program's own arguments.
-    let result = unsafe { raw::call(number, given.0) };
-    if result == 0 {
-        process::forked();
-    } else {
-        process::forking_done();
-    }
-    raw::returned(result) as c_long
+    raw::returned(fork::forking(|| unsafe { raw::call(number, given.0) })) as c_long
+}
+
+/// The flags of a `clone3`.
+fn clone_flags(given: Arguments) -> u64 {
+    let at = given.pointer::<u64>(0).cast_const();
+    // SAFETY: readable.
+    if readable::is_readable(at.cast(), 8) { unsafe { at.read_unaligned() } } else { 0 }
 }

@@ -48,6 +48,7 @@ sections! {
     /// `NVCache` lost what a child wrote, or hung.
     fork_and_both_write: "fork_both_write";
     processes_append_to_one_file: "fork_concurrent_appends";
+    forks_that_run_no_handlers: "other_forks";
     exec_keeps_descriptors: "exec_keeps_descriptors";
     vfork_and_exec: "vfork_exec";
     spawned_programs: "spawned_programs";
