@@ -153,6 +153,7 @@ functions! {
     sysv_signal: fn(c_int, *mut c_void) -> *mut c_void;
     __sysv_signal: fn(c_int, *mut c_void) -> *mut c_void;
     sigset: fn(c_int, *mut c_void) -> *mut c_void;
+    aio_read64: fn(*mut c_void) -> c_int;
     aio_write64: fn(*mut c_void) -> c_int;
     lio_listio64: fn(c_int, *const *mut c_void, c_int, *mut c_void) -> c_int;
     io_setup: fn(c_int, *mut c_void) -> c_int;

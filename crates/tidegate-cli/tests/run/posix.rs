@@ -76,6 +76,7 @@ sections! {
     mappings_made_writable: "mapping_made_writable";
     copies_by_the_kernel: "copies_by_the_kernel";
     posix_aio: "posix_aio";
+    reads_of_posix_aio: "posix_aio_reads";
     kernel_aio: "kernel_aio";
     raw_system_calls: "raw_system_calls";
     direct_io: "direct";

@@ -86,6 +86,23 @@ static void copies_by_the_kernel(void)
     show("to");
 }
 
+static void posix_aio_reads(void)
+{
+    int fd = open_file("file", 0);
+    char bytes[9] = "";
+    for (int round = 0; round < 10; round++)
+        MUST(pwrite(fd, "old word", 8, 0));
+    MUST(pwrite(fd, "new", 3, 0));
+    struct aiocb one = {.aio_fildes = fd, .aio_buf = bytes, .aio_nbytes = 8};
+    TELL(aio_read(&one));
+    while (aio_error(&one) == EINPROGRESS)
+        usleep(100);
+    TELL(aio_return(&one));
+    say("%s", bytes);
+    TELL(pwrite(fd, "NEW", 3, 0));
+    show("file");
+}
+
 static void posix_aio(void)
 {
     char bytes[8192];
@@ -213,6 +230,7 @@ const struct section kernel_sections[] = {
     {"mapping_made_writable", mapping_made_writable},
     {"copies_by_the_kernel", copies_by_the_kernel},
     {"posix_aio", posix_aio},
+    {"posix_aio_reads", posix_aio_reads},
     {"kernel_aio", kernel_aio},
     {"raw_system_calls", raw_system_calls},
     {"direct", direct},
