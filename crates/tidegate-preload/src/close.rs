@@ -229,6 +229,9 @@ fn noted(fd: c_int, command: c_int, result: c_int) -> c_int {
     }
 }
 
+const F_SETSIG: c_int = 10;
+const F_SETOWN_EX: c_int = 15;
+
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn fcntl64(
     fd: c_int,
@@ -238,8 +241,15 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
     match command {
         libc::F_SETFL => set_flags(fd, low_half(argument)),
         libc::F_SETLK | libc::F_SETLKW => LOCKS.store(true, Ordering::Relaxed),
-        // The lock lasts as long as the description, of which the supervisor would have a copy.
-        libc::F_OFD_SETLK | libc::F_OFD_SETLKW => drop(absorb::never(fd)),
+        // A lock lasts as long as the description, of which the supervisor would have a copy; so do a lease, which it would
+        // hold itself, and the owner that is told of it.
+        libc::F_OFD_SETLK
+        | libc::F_OFD_SETLKW
+        | libc::F_SETLEASE
+        | libc::F_GETLEASE
+        | libc::F_SETOWN
+        | F_SETOWN_EX
+        | F_SETSIG => drop(absorb::never(fd)),
         _ => {}
     }
     let result = if let Some(fcntl64) = next::fcntl64.resolved() {

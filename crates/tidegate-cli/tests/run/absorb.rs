@@ -563,6 +563,26 @@ os.rmdir(memory)
     );
 }
 
+/// A lease is the description's, which an absorbed file shares with the supervisor.
+#[test]
+fn leases_are_the_programs() {
+    same_python(
+        r"
+import fcntl, os
+fd = os.open('file', os.O_RDWR | os.O_CREAT)
+def write():
+    for n in range(10): os.write(fd, b'%04d' % n * 1024)
+write()
+print(fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_UNLCK)
+print(fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK))
+write()
+print(fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_WRLCK)
+print(fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK))
+write()
+",
+    );
+}
+
 #[test]
 fn sqlite_in_all_journal_modes() {
     for mode in ["delete", "truncate", "persist", "memory", "wal", "off"] {
