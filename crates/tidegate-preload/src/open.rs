@@ -10,6 +10,7 @@
 #![allow(unsafe_code)] // C's calling convention and strings
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::time::Duration;
 
 use crate::alike::alike;
 use crate::birth::{self, Given};
@@ -20,6 +21,10 @@ use crate::logged::Open;
 use crate::path::{self, LINK_BYTES};
 use crate::raw::{self, Errno};
 use crate::{absorb, files, found_before, known_folder, names, next, process, readable};
+
+/// How often, and for how long each time, an absorption that begins or ends is waited for.
+const LEASE_TRIES: u32 = 50;
+const LEASE_PAUSE: Duration = Duration::from_millis(10);
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
@@ -75,17 +80,36 @@ impl Request<'_> {
         unsafe { openat64(self.directory, self.path.as_ptr(), self.flags, self.mode) }
     }
 
-    /// The same, where a lease would have the kernel refuse what the program does not want to wait for.
+    /// The same, where the kernel refuses what the program does not want to wait for: a lease that absorbs the file is no
+    /// reason.
     fn patiently(&self) -> c_int {
-        let fd = self.by_library();
-        let refused = fd < 0 && self.flags & libc::O_NONBLOCK != 0;
-        if refused && raw::errno() == libc::EWOULDBLOCK && process::log().is_some() {
-            let waiting = Self { flags: self.flags & !libc::O_NONBLOCK, ..*self };
-            let fd = waiting.by_library();
-            if fd >= 0 {
-                let _ = raw::fcntl(fd, libc::F_SETFL, usize::try_from(self.flags).unwrap_or(0));
+        let mut fd = self.by_library();
+        for _ in 0..LEASE_TRIES {
+            let refused = fd < 0 && self.flags & libc::O_NONBLOCK != 0;
+            if !refused || raw::errno() != libc::EWOULDBLOCK {
+                return fd;
             }
-            return fd;
+            let Some(log) = process::log() else { return fd };
+            let found = raw::fstatat(self.directory, self.path, 0);
+            match found.ok().filter(|stat| log.may_have(stat.st_dev, stat.st_ino)) {
+                Some(stat) if log.absorbed_of(stat.st_dev, stat.st_ino).is_some() => {
+                    return self.waiting();
+                }
+                // The lease is taken before the file is absorbed, and given back after it was.
+                Some(_) => log.wait_for_room(log.room(), LEASE_PAUSE),
+                None => return raw::failed_int(libc::EWOULDBLOCK),
+            }
+            fd = self.by_library();
+        }
+        fd
+    }
+
+    /// Opens as a program that waits for leases.
+    fn waiting(&self) -> c_int {
+        let waiting = Self { flags: self.flags & !libc::O_NONBLOCK, ..*self };
+        let fd = waiting.by_library();
+        if fd >= 0 {
+            let _ = raw::fcntl(fd, libc::F_SETFL, usize::try_from(self.flags).unwrap_or(0));
         }
         fd
     }

@@ -674,6 +674,28 @@ fn opens_that_do_not_want_to_wait() {
     );
 }
 
+/// The lease is another program's, which does not mean to give it back.
+#[test]
+fn opens_that_do_not_wait_for_leases_of_others() {
+    same_python(
+        r"
+import fcntl, os, signal
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+for path, bytes in ('written', b'x' * 1000), ('empty', b''):
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.write(fd, bytes)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    child = os.fork()
+    if child == 0:
+        try: os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except BlockingIOError: os._exit(7)
+        os._exit(8)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_RDLCK)
+    os.close(fd)
+",
+    );
+}
+
 /// A descriptor that a child inherits, reads by two trees, and whatever else `sh` does with files.
 #[test]
 fn shells() {
