@@ -267,20 +267,14 @@ fn opened_again(fd: c_int, flags: c_int) -> bool {
 /// of its own. Where others may share the one that it has, or a lock hangs on it, it stays without.
 pub(crate) fn give_syncing_back(fd: c_int) {
     let known = descriptors::get(fd);
-    if !known.has(STRIPPED) || known.has(NEVER) || descriptors::is_shared(fd) || close::locks() {
+    if !known.has(STRIPPED) || known.has(NEVER) || close::locks() || !descriptors::is_only(fd) {
         return;
     }
-    let mut is_only = true;
-    descriptors::each(0, c_uint::MAX, |other, found| {
-        is_only &= other == fd || found.file() != known.file();
-    });
     let flags = raw::status_flags(fd).and_then(|status| {
         let cloexec = raw::fcntl(fd, libc::F_GETFD, 0)? & 1 != 0;
         Ok(close::shown_flags(known, status) | if cloexec { libc::O_CLOEXEC } else { 0 })
     });
-    if let Some(flags) = flags.ok().filter(|_| is_only)
-        && opened_again(fd, flags)
-    {
+    if flags.is_ok_and(|flags| opened_again(fd, flags)) {
         // It may be absorbed no more by now.
         let known = descriptors::get(fd);
         descriptors::change(fd, known, known.without(STRIPPED));

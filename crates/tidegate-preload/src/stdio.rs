@@ -166,12 +166,15 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
     stream
 }
 
-/// With the mode "a" the C library makes the descriptor append.
+/// With the mode "a" the C library makes the description append: for whoever else has it, too.
 fn note_appending(fd: c_int) {
     let known = descriptors::get(fd);
     let appends = raw::status_flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0);
     if appends && !known.has(descriptors::APPEND) {
         descriptors::set(fd, known.with(descriptors::APPEND));
+        if let Some(open) = Open::writable(fd).filter(|_| !descriptors::is_only(fd)) {
+            open.mark();
+        }
     }
 }
 

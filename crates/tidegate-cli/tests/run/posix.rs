@@ -133,3 +133,24 @@ fn a_position_that_another_thread_moves() {
     let expected: String = (0..3000).map(record).collect();
     assert!(found == expected, "{} bytes, {:?} ...", found.len(), &found[..64]);
 }
+
+/// Who makes a stream that appends has every descriptor append that is a copy of the stream's.
+#[test]
+fn copies_of_descriptors_of_streams() {
+    let bed = Bed::new();
+    killed_and_replayed(
+        &bed,
+        0,
+        "import ctypes, os\n\
+         library = ctypes.CDLL(None)\n\
+         library.fdopen.restype = ctypes.c_void_p\n\
+         library.fclose.argtypes = [ctypes.c_void_p]\n\
+         fd = os.open('file', os.O_RDWR | os.O_CREAT)\n\
+         os.write(fd, b'0123456789')\n\
+         library.fclose(library.fdopen(os.dup(fd), b'a'))\n\
+         os.fsync(fd)\n\
+         os.pwrite(fd, b'end', 0)\n\
+         os.fsync(fd)",
+    );
+    assert_eq!(std::fs::read_to_string(bed.disk().join("file")).unwrap(), "0123456789end");
+}
