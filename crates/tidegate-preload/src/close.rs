@@ -15,7 +15,7 @@ use crate::descriptors::{
 };
 use crate::logged::Open;
 use crate::raw::{self, words};
-use crate::{absorb, files, next, process, stdio, unseen};
+use crate::{absorb, files, fork, next, process, stdio, unseen};
 
 /// The descriptor will mean nothing, or something else: forgets what is known of it.
 #[inline]
@@ -54,11 +54,17 @@ pub(crate) unsafe extern "C-unwind" fn close_range(
     flags: c_int,
 ) -> c_int {
     const ONLY_MARKS: c_int = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
+    const LEAVES_TABLE: c_int = libc::CLOSE_RANGE_UNSHARE.cast_signed();
+    // SAFETY: no pointers.
+    let call = || unsafe { raw::call(libc::SYS_close_range, words![first, last, flags]) };
+    if flags & LEAVES_TABLE != 0 {
+        // The others keep theirs.
+        return raw::returned_int(fork::leaving_table(call));
+    }
     if flags & ONLY_MARKS == 0 {
         descriptors::each(first, last, |fd, _| forget(fd));
     }
-    // SAFETY: no pointers.
-    raw::returned_int(unsafe { raw::call(libc::SYS_close_range, words![first, last, flags]) })
+    raw::returned_int(call())
 }
 
 #[unsafe(no_mangle)]

@@ -269,6 +269,7 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
             // SAFETY: the program's own arguments.
             raw::returned(seccomp::strictly(|| unsafe { raw::call(number, given.0) })) as c_long
         }
+        libc::SYS_unshare => hook!(fork::unshare(given.int(0))),
         libc::SYS_munmap => hook!(mapping::munmap(at, len)),
         libc::SYS_mprotect => hook!(mapping::mprotect(at, len, protection)),
         #[cfg(target_arch = "x86_64")]

@@ -154,3 +154,33 @@ fn copies_of_descriptors_of_streams() {
     );
     assert_eq!(std::fs::read_to_string(bed.disk().join("file")).unwrap(), "0123456789end");
 }
+
+/// A thread that has left the table of descriptors gives a number to another file.
+#[test]
+fn threads_with_descriptors_of_their_own() {
+    let leave = ["unshare(0x400)", "close_range(1000, 1001, 2)", "syscall(272, 0x400)"];
+    let leave = if cfg!(target_arch = "x86_64") { &leave[..] } else { &leave[..2] };
+    for leave in leave {
+        let bed = Bed::new();
+        let script = format!(
+            "import ctypes, os, threading\n\
+             library = ctypes.CDLL(None)\n\
+             fd = os.open('one', os.O_RDWR | os.O_CREAT)\n\
+             os.write(fd, b'0123456789')\n\
+             def use_number():\n    \
+                 assert library.{leave} == 0\n    \
+                 os.close(fd)\n    \
+                 assert os.open('two', os.O_RDWR | os.O_CREAT) == fd\n    \
+                 os.write(fd, b'abcdefghij')\n    \
+                 os.fsync(fd)\n\
+             thread = threading.Thread(target=use_number)\n\
+             thread.start()\n\
+             thread.join()\n\
+             os.pwrite(fd, b'last', 0)\n\
+             os.fsync(fd)"
+        );
+        killed_and_replayed(&bed, 1, &script);
+        let read = |name| std::fs::read_to_string(bed.disk().join(name)).unwrap();
+        assert_eq!((&*read("one"), &*read("two")), ("last456789", "abcdefghij"), "{leave}");
+    }
+}
