@@ -135,7 +135,11 @@ functions! {
     posix_spawnp: fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Argv, Argv) -> c_int;
     execvpe: fn(*const c_char, Argv, Argv) -> c_int;
     system: fn(*const c_char) -> c_int;
+    posix_spawn_file_actions_addopen: fn(*mut c_void, c_int, *const c_char, c_int, mode_t) -> c_int;
+    open_by_handle_at: fn(c_int, *mut c_void, c_int) -> c_int;
+    backtrace_symbols_fd: fn(*const *mut c_void, c_int, c_int) -> ();
     popen: fn(*const c_char, *const c_char) -> *mut c_void;
+    pclose: fn(*mut FILE) -> c_int;
     fopen64: fn(*const c_char, *const c_char) -> *mut FILE;
     freopen64: fn(*const c_char, *const c_char, *mut FILE) -> *mut FILE;
     fdopen: fn(c_int, *const c_char) -> *mut FILE;

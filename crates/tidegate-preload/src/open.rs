@@ -9,7 +9,7 @@
 //!    the log, each write is followed by a sync; where somebody else writes it, the flags are given back.
 #![allow(unsafe_code)] // C's calling convention and strings
 
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::time::Duration;
 
 use crate::alike::alike;
@@ -456,6 +456,31 @@ macro_rules! creates {
     )*};
 }
 creates!(creat creat64);
+
+/// The file has no path here: one that is to be emptied is opened without that, and emptied as by `open`.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn open_by_handle_at(
+    mount: c_int,
+    handle: *mut c_void,
+    flags: c_int,
+) -> c_int {
+    let Some(open_by_handle_at) = next::open_by_handle_at.get() else {
+        return raw::failed_int(libc::ENOSYS);
+    };
+    absorb::opening();
+    let (path, mode, keeps_syncing) = (c"", 0, true);
+    let request = Request { directory: mount, path, flags, mode, keeps_syncing };
+    let empties = process::log().is_some() && flags & libc::O_PATH == 0 && request.empties();
+    let left = if empties { flags & !libc::O_TRUNC } else { flags };
+    // SAFETY: as promised to this function.
+    let fd = unsafe { open_by_handle_at(mount, handle, left) };
+    if fd < 0 {
+        return fd;
+    }
+    appeared(fd);
+    descriptors::opened(fd);
+    if empties { request.emptied(fd) } else { fd }
+}
 
 /// # Safety
 /// As for `mkostemps`.

@@ -15,8 +15,9 @@ use tidegate::log::{FileRef, Log};
 
 use crate::descriptors::{self, Known, READ_ONLY, STICKY};
 use crate::logged::Open;
-use crate::names::{Name, SignalsBlocked};
+use crate::names::{Name, SignalsBlocked, Target};
 use crate::open::give_syncing_back;
+use crate::subject::Subject;
 use crate::{exec, process, raw};
 
 /// Files that are mapped writable: entries of the log's table as words, 0 for none.
@@ -54,12 +55,26 @@ pub(crate) fn about_to_change(path: &CStr) {
     let target = Name { directory: libc::AT_FDCWD, path }.look(0);
     let Ok(target) = target else { return };
     let _signals = SignalsBlocked::new();
-    let Some(subject) = target.known(log) else { return };
-    if subject.guard.has_live_changes() {
-        subject.settle(&target);
-    } else {
-        subject.guard.mark_unlogged(false);
+    if let Some(subject) = target.known(log) {
+        leave(&target, &subject, false);
     }
+}
+
+/// As [`about_to_change`], for a file that is changed at some time: it comes back when the log is no longer in use.
+pub(crate) fn to_be_changed(directory: c_int, path: &CStr) {
+    let Some(log) = process::log() else { return };
+    let Ok(target) = (Name { directory, path }).look(0) else { return };
+    let _signals = SignalsBlocked::new();
+    if let Some(subject) = target.recorded(log) {
+        leave(&target, &subject, true);
+    }
+}
+
+fn leave(target: &Target, subject: &Subject<'_>, sticky: bool) {
+    if subject.guard.has_live_changes() {
+        subject.settle(target);
+    }
+    subject.guard.mark_unlogged(sticky);
 }
 
 fn note(word: u64) {

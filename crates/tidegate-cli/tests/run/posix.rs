@@ -184,3 +184,42 @@ fn threads_with_descriptors_of_their_own() {
         assert_eq!((&*read("one"), &*read("two")), ("last456789", "abcdefghij"), "{leave}");
     }
 }
+
+/// What is done to a file that has records in the log, by functions that write or empty it themselves.
+fn change_by_the_library(change: &str) -> Vec<u8> {
+    let bed = Bed::new();
+    let script = format!(
+        "import ctypes, os, socket, struct\n\
+         library = ctypes.CDLL(None)\n\
+         library.popen.restype = ctypes.c_void_p\n\
+         library.fileno.argtypes = library.pclose.argtypes = [ctypes.c_void_p]\n\
+         fd = os.open('file', os.O_RDWR | os.O_CREAT)\n\
+         os.fsync(fd)\n\
+         os.pwrite(fd, b'0123456789', 0)\n\
+         {change}\n\
+         os.fsync(fd)"
+    );
+    killed_and_replayed(&bed, 0, &script);
+    std::fs::read(bed.disk().join("file")).unwrap()
+}
+
+#[test]
+fn a_file_that_is_emptied_for_a_spawned_program() {
+    let found = change_by_the_library(
+        "action = (os.POSIX_SPAWN_OPEN, 9, 'file', os.O_WRONLY | os.O_TRUNC, 0)\n\
+         os.waitpid(os.posix_spawn('/bin/true', ['true'], os.environ, file_actions=[action]), 0)",
+    );
+    assert_eq!(found, b"");
+}
+
+#[test]
+fn a_file_that_is_emptied_by_its_handle() {
+    let found = change_by_the_library(
+        "handle = ctypes.create_string_buffer(struct.pack('i', 128), 136)\n\
+         mount = ctypes.c_int()\n\
+         assert library.name_to_handle_at(-100, b'file', handle, ctypes.byref(mount), 0) == 0\n\
+         directory = os.open('.', os.O_RDONLY)\n\
+         assert library.open_by_handle_at(directory, handle, os.O_RDWR | os.O_TRUNC) >= 0",
+    );
+    assert_eq!(found, b"");
+}

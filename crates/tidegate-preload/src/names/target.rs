@@ -123,7 +123,7 @@ impl Target {
     }
 
     /// Locks the file for a record of its names; the log will know it, if it is one to be recorded.
-    pub(super) fn recorded<'l>(&self, log: &'l Log) -> Option<Subject<'l>> {
+    pub(crate) fn recorded<'l>(&self, log: &'l Log) -> Option<Subject<'l>> {
         if self.is_recordable() { self.entered(log) } else { self.live(log) }
     }
 
