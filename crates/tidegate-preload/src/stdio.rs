@@ -232,6 +232,17 @@ unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pclose(stream: *mut FILE) -> c_int {
+    let Some(pclose) = next::pclose.get() else { return raw::failed_int(libc::ENOSYS) };
+    if process::log().is_some() && !stream.is_null() {
+        // SAFETY: the program's own stream.
+        forget(unsafe { libc::fileno(stream) });
+    }
+    // SAFETY: the same function.
+    unsafe { pclose(stream) }
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fcloseall() -> c_int {
     let Some(fcloseall) = next::fcloseall.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: the same function. It flushes the streams, and leaves their descriptors open.
@@ -255,6 +266,25 @@ unsafe extern "C-unwind" fn vdprintf(
     let Some(vdprintf) = next::vdprintf.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: the same function.
     printed(fd, || unsafe { vdprintf(fd, format, arguments) })
+}
+
+/// Written by the C library, without a stream.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn backtrace_symbols_fd(
+    frames: *const *mut c_void,
+    count: c_int,
+    fd: c_int,
+) {
+    let Some(write) = next::backtrace_symbols_fd.get() else { return };
+    // SAFETY: the same function.
+    let write = || unsafe { write(frames, count, fd) };
+    match Open::writable(fd) {
+        Some(open) => drop(open.unseen(|| {
+            write();
+            0
+        })),
+        None => write(),
+    }
 }
 
 #[unsafe(no_mangle)]

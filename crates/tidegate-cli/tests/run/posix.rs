@@ -223,3 +223,28 @@ fn a_file_that_is_emptied_by_its_handle() {
     );
     assert_eq!(found, b"");
 }
+
+#[test]
+fn a_trace_that_the_library_writes() {
+    let found = change_by_the_library(
+        "frames = (ctypes.c_void_p * 9)()\n\
+         library.backtrace_symbols_fd(frames, library.backtrace(frames, 9), fd)",
+    );
+    assert!(!found.starts_with(b"0123456789") && found.len() > 10, "{}", found.escape_ascii());
+}
+
+/// Nobody is told of a descriptor that a message brings.
+#[test]
+fn a_number_that_was_a_pipes() {
+    let found = change_by_the_library(
+        "one, other = socket.socketpair()\n\
+         socket.send_fds(one, [b'!'], [fd, fd])\n\
+         pipe = library.popen(b'true', b'w')\n\
+         number = library.fileno(pipe)\n\
+         assert library.write(number, b'', 0) == 0\n\
+         library.pclose(pipe)\n\
+         assert number in socket.recv_fds(other, 1, 2)[1]\n\
+         os.pwrite(number, b'new', 0)",
+    );
+    assert_eq!(found, b"new3456789");
+}
