@@ -79,6 +79,7 @@ sections! {
     reads_of_posix_aio: "posix_aio_reads";
     kernel_aio: "kernel_aio";
     raw_system_calls: "raw_system_calls";
+    more_raw_system_calls: "more_raw_system_calls";
     direct_io: "direct";
     /// `NVCache`'s `write()` returned 0 for any descriptor that it had not opened.
     descriptors_that_are_no_files: "other_descriptors";
