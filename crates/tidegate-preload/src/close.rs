@@ -15,7 +15,7 @@ use crate::descriptors::{
 };
 use crate::logged::Open;
 use crate::raw::{self, words};
-use crate::{absorb, files, next, process, stdio, unseen};
+use crate::{absorb, files, fork, next, process, stdio, unseen};
 
 /// The descriptor will mean nothing, or something else: forgets what is known of it.
 #[inline]
@@ -54,11 +54,17 @@ pub(crate) unsafe extern "C-unwind" fn close_range(
     flags: c_int,
 ) -> c_int {
     const ONLY_MARKS: c_int = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
+    const LEAVES_TABLE: c_int = libc::CLOSE_RANGE_UNSHARE.cast_signed();
+    // SAFETY: no pointers.
+    let call = || unsafe { raw::call(libc::SYS_close_range, words![first, last, flags]) };
+    if flags & LEAVES_TABLE != 0 {
+        // The others keep theirs.
+        return raw::returned_int(fork::leaving_table(call));
+    }
     if flags & ONLY_MARKS == 0 {
         descriptors::each(first, last, |fd, _| forget(fd));
     }
-    // SAFETY: no pointers.
-    raw::returned_int(unsafe { raw::call(libc::SYS_close_range, words![first, last, flags]) })
+    raw::returned_int(call())
 }
 
 #[unsafe(no_mangle)]
@@ -229,6 +235,9 @@ fn noted(fd: c_int, command: c_int, result: c_int) -> c_int {
     }
 }
 
+const F_SETSIG: c_int = 10;
+const F_SETOWN_EX: c_int = 15;
+
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn fcntl64(
     fd: c_int,
@@ -238,8 +247,15 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
     match command {
         libc::F_SETFL => set_flags(fd, low_half(argument)),
         libc::F_SETLK | libc::F_SETLKW => LOCKS.store(true, Ordering::Relaxed),
-        // The lock lasts as long as the description, of which the supervisor would have a copy.
-        libc::F_OFD_SETLK | libc::F_OFD_SETLKW => drop(absorb::never(fd)),
+        // A lock lasts as long as the description, of which the supervisor would have a copy; so do a lease, which it would
+        // hold itself, and the owner that is told of it.
+        libc::F_OFD_SETLK
+        | libc::F_OFD_SETLKW
+        | libc::F_SETLEASE
+        | libc::F_GETLEASE
+        | libc::F_SETOWN
+        | F_SETOWN_EX
+        | F_SETSIG => drop(absorb::never(fd)),
         _ => {}
     }
     let result = if let Some(fcntl64) = next::fcntl64.resolved() {

@@ -221,6 +221,14 @@ pub(crate) fn is_shared(fd: c_int) -> bool {
     slot(fd).is_none_or(|slot| slot.opened.load(Ordering::Relaxed) != EPOCH.load(Ordering::SeqCst))
 }
 
+/// Nobody else has the open file of `fd`, and no other descriptor of this process its file.
+pub(crate) fn is_only(fd: c_int) -> bool {
+    let file = get(fd).file();
+    let mut is_only = !is_shared(fd);
+    each(0, u32::MAX, |other, known| is_only &= other == fd || known.file() != file);
+    is_only
+}
+
 /// Counts a write: how many there were since `fd` was given out.
 #[inline]
 pub(crate) fn count_write(fd: c_int) -> u32 {

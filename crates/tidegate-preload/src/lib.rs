@@ -19,9 +19,10 @@
 //! |---|---|
 //! | a stream for writing is open on it (`fopen`, `fdopen`, `freopen`), or it is standard output or error | is written by the C library unseen |
 //! | the process lives that mapped it shared and writable, or wrote it by `aio_write` or `dprintf` | may be changed at any time |
-//! | it is open with `O_DIRECT`, or `F_SETFL` has changed how its descriptors write | is written past the page cache, or elsewhere |
-//! | `sendfile`, `copy_file_range`, `splice`, `vdprintf`, a cloning `ioctl` runs | is written by the kernel or the C library |
+//! | it is open with `O_DIRECT`, or `F_SETFL` or `fdopen` has changed how its descriptors write | is written past the page cache, or elsewhere |
+//! | `sendfile`, `copy_file_range`, `splice`, `vdprintf`, `backtrace_symbols_fd`, a cloning `ioctl` runs | is written by the kernel or the C library |
 //! | a thread of the process may only read and write (strict `seccomp`; all of its files) | is written without leave to log it |
+//! | a thread of the process has descriptors of its own (all of its files) | is written by numbers that mean another file |
 //! | libaio or `io_uring` is set up in the process (all of its files) | is written by the kernel, when it likes |
 //!
 //! # What is not caught
@@ -40,7 +41,7 @@
 //!
 //! # Map
 //! - the program's calls: `write`, `sync`, `open`, `close`, `stdio`, `mapping`, `transfer`, `aio`, `printf`,
-//!   `attributes`, `names`, `size`, `limits`, `exec`, `syscall`, `vfork`, `seccomp`;
+//!   `attributes`, `names`, `size`, `limits`, `exec`, `syscall`, `fork`, `vfork`, `seccomp`;
 //! - what they do: `logged` (a file in the log), `birth` (one that is made), `mend` (after a writer that was killed), `unseen` (files out of the log);
 //! - what they know: `files` (which file), `file_systems`, `known_folder`, `found_before`, `descriptors` (what is noted of each), `glob` (what the user wants), `process`, `quota`;
 //! - underneath: `raw` (system calls), `next` (the C library's functions), `alike`, `path`, `readable` (its pointers), `cancel`.
@@ -57,6 +58,7 @@ mod descriptors;
 mod exec;
 mod file_systems;
 mod files;
+mod fork;
 mod found_before;
 mod glob;
 mod known_folder;

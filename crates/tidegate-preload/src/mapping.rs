@@ -147,6 +147,25 @@ pub(crate) unsafe extern "C-unwind" fn shmdt(at: *const c_void) -> c_int {
     raw::returned_int(result)
 }
 
+/// What lay at the first range lies at the second one now.
+fn moved((old, old_len): (usize, usize), (new, new_len): (usize, usize)) {
+    overlapping(old, old_len.max(1), |noted, (start, end)| {
+        if old <= start && end <= old.saturating_add(old_len) {
+            noted.place(new, new + new_len);
+        } else if new == old {
+            noted.place(start, end.max(new + new_len));
+        } else {
+            // The rest stays where it was: too much of that does no harm.
+            let file = FileRef::from_word(noted.file.load(Ordering::Relaxed));
+            if !note(new, new_len, file)
+                && let Some(log) = process::log()
+            {
+                unseen::keep_closed(log, file);
+            }
+        }
+    });
+}
+
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn mremap(
     at: *mut c_void,
@@ -160,7 +179,10 @@ pub(crate) unsafe extern "C-unwind" fn mremap(
     let mapped = raw::returned(unsafe { raw::call(libc::SYS_mremap, arguments) });
     readable::changed();
     if let Ok(start) = usize::try_from(mapped) {
-        overlapping(at.addr(), len.max(1), |noted, _| noted.place(start, start + new_len));
+        const STAYS: c_int = libc::MREMAP_DONTUNMAP;
+        // Of a length of 0, a shared mapping gets a second one.
+        let old_len = if flags & STAYS == 0 { len } else { 0 };
+        moved((at.addr(), old_len), (start, new_len));
     }
     ptr::with_exposed_provenance_mut(mapped.cast_unsigned())
 }
@@ -242,5 +264,29 @@ mod tests {
         assert_eq!(seen(0x10_1000, 1), [file.to_word()], "a part of it stays");
         unmapped(0xf_f000, 0x1_0000);
         assert!(seen(0x10_0000, 0x4000).is_empty());
+    }
+
+    #[test]
+    fn a_mapping_that_is_moved_in_parts_is_noted_at_all_of_its_places() {
+        let seen = |start, len| {
+            let mut count = 0;
+            overlapping(start, len, |_, _| count += 1);
+            count
+        };
+        let places = |ranges: &[(usize, usize)]| {
+            ranges.iter().map(|(start, len)| seen(*start, *len)).collect::<Vec<_>>()
+        };
+        let (old, new, copy) = (0x20_0000, 0x30_0000, 0x40_0000);
+        assert!(note(old, 0x4000, FileRef::from_word(1 << 32 | 7)));
+        moved((old + 0x1000, 0x1000), (new, 0x1000));
+        moved((old, 0), (copy, 0x4000));
+        let all = [(old, 0x1000), (old + 0x2000, 0x2000), (new, 0x1000), (copy, 0x4000)];
+        assert_eq!(places(&all), [1; 4]);
+        moved((new, 0x1000), (new, 0x3000));
+        moved((copy, 0x4000), (copy + 0x10_0000, 0x4000));
+        assert_eq!(places(&[(new + 0x2000, 0x1000), (copy, 0x4000)]), [1, 0]);
+        for at in [old, new, copy + 0x10_0000] {
+            unmapped(at, 0x4000);
+        }
     }
 }

@@ -15,6 +15,8 @@ use libc::{
 };
 
 type Argv = *const *const c_char;
+/// What a child of `clone` runs.
+pub(crate) type Entry = extern "C-unwind" fn(*mut c_void) -> c_int;
 
 /// The next definition of a symbol; `F` is its type, a function pointer.
 pub(crate) struct Next<F> {
@@ -133,7 +135,11 @@ functions! {
     posix_spawnp: fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Argv, Argv) -> c_int;
     execvpe: fn(*const c_char, Argv, Argv) -> c_int;
     system: fn(*const c_char) -> c_int;
+    posix_spawn_file_actions_addopen: fn(*mut c_void, c_int, *const c_char, c_int, mode_t) -> c_int;
+    open_by_handle_at: fn(c_int, *mut c_void, c_int) -> c_int;
+    backtrace_symbols_fd: fn(*const *mut c_void, c_int, c_int) -> ();
     popen: fn(*const c_char, *const c_char) -> *mut c_void;
+    pclose: fn(*mut FILE) -> c_int;
     fopen64: fn(*const c_char, *const c_char) -> *mut FILE;
     freopen64: fn(*const c_char, *const c_char, *mut FILE) -> *mut FILE;
     fdopen: fn(c_int, *const c_char) -> *mut FILE;
@@ -151,6 +157,7 @@ functions! {
     sysv_signal: fn(c_int, *mut c_void) -> *mut c_void;
     __sysv_signal: fn(c_int, *mut c_void) -> *mut c_void;
     sigset: fn(c_int, *mut c_void) -> *mut c_void;
+    aio_read64: fn(*mut c_void) -> c_int;
     aio_write64: fn(*mut c_void) -> c_int;
     lio_listio64: fn(c_int, *const *mut c_void, c_int, *mut c_void) -> c_int;
     io_setup: fn(c_int, *mut c_void) -> c_int;
@@ -158,4 +165,6 @@ functions! {
     io_uring_queue_init_params: fn(c_uint, *mut c_void, *mut c_void) -> c_int;
     io_uring_queue_init_mem: fn(c_uint, *mut c_void, *mut c_void, *mut c_void, size_t) -> c_int;
     daemon: fn(c_int, c_int) -> c_int;
+    _Fork: fn() -> pid_t;
+    clone: fn(Entry, *mut c_void, c_int, *mut c_void, *mut pid_t, *mut c_void, *mut pid_t) -> c_int;
 }

@@ -9,7 +9,8 @@
 //!    the log, each write is followed by a sync; where somebody else writes it, the flags are given back.
 #![allow(unsafe_code)] // C's calling convention and strings
 
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::time::Duration;
 
 use crate::alike::alike;
 use crate::birth::{self, Given};
@@ -21,6 +22,10 @@ use crate::path::{self, LINK_BYTES};
 use crate::raw::{self, Errno};
 use crate::{absorb, files, found_before, known_folder, names, next, process, readable};
 
+/// How often, and for how long each time, an absorption that begins or ends is waited for.
+const LEASE_TRIES: u32 = 50;
+const LEASE_PAUSE: Duration = Duration::from_millis(10);
+
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
 /// An open as the program asked for it.
@@ -30,6 +35,9 @@ struct Request<'a> {
     path: &'a CStr,
     flags: c_int,
     mode: c_uint,
+    /// `O_SYNC` is left to the kernel. To give it back, the file would have to be opened twice, and with the first descriptor that
+    /// is closed the process loses its record locks on the file.
+    keeps_syncing: bool,
 }
 
 impl Request<'_> {
@@ -48,13 +56,17 @@ impl Request<'_> {
     /// The flags with which a file is opened that is perhaps for the log.
     fn without_syncing(&self) -> c_int {
         // O_SYNC has the bit of O_DSYNC, too.
-        if self.writes() { self.flags & !libc::O_SYNC } else { self.flags }
+        if self.strips() { self.flags & !libc::O_SYNC } else { self.flags }
+    }
+
+    fn strips(&self) -> bool {
+        self.writes() && !self.keeps_syncing
     }
 
     fn stripped(&self) -> u32 {
         match self.flags & libc::O_SYNC {
-            libc::O_SYNC if self.writes() => SYNC,
-            libc::O_DSYNC if self.writes() => DATA_SYNC,
+            libc::O_SYNC if self.strips() => SYNC,
+            libc::O_DSYNC if self.strips() => DATA_SYNC,
             _ => 0,
         }
     }
@@ -68,17 +80,36 @@ impl Request<'_> {
         unsafe { openat64(self.directory, self.path.as_ptr(), self.flags, self.mode) }
     }
 
-    /// The same, where a lease would have the kernel refuse what the program does not want to wait for.
+    /// The same, where the kernel refuses what the program does not want to wait for: a lease that absorbs the file is no
+    /// reason.
     fn patiently(&self) -> c_int {
-        let fd = self.by_library();
-        let refused = fd < 0 && self.flags & libc::O_NONBLOCK != 0;
-        if refused && raw::errno() == libc::EWOULDBLOCK && process::log().is_some() {
-            let waiting = Self { flags: self.flags & !libc::O_NONBLOCK, ..*self };
-            let fd = waiting.by_library();
-            if fd >= 0 {
-                let _ = raw::fcntl(fd, libc::F_SETFL, usize::try_from(self.flags).unwrap_or(0));
+        let mut fd = self.by_library();
+        for _ in 0..LEASE_TRIES {
+            let refused = fd < 0 && self.flags & libc::O_NONBLOCK != 0;
+            if !refused || raw::errno() != libc::EWOULDBLOCK {
+                return fd;
             }
-            return fd;
+            let Some(log) = process::log() else { return fd };
+            let found = raw::fstatat(self.directory, self.path, 0);
+            match found.ok().filter(|stat| log.may_have(stat.st_dev, stat.st_ino)) {
+                Some(stat) if log.absorbed_of(stat.st_dev, stat.st_ino).is_some() => {
+                    return self.waiting();
+                }
+                // The lease is taken before the file is absorbed, and given back after it was.
+                Some(_) => log.wait_for_room(log.room(), LEASE_PAUSE),
+                None => return raw::failed_int(libc::EWOULDBLOCK),
+            }
+            fd = self.by_library();
+        }
+        fd
+    }
+
+    /// Opens as a program that waits for leases.
+    fn waiting(&self) -> c_int {
+        let waiting = Self { flags: self.flags & !libc::O_NONBLOCK, ..*self };
+        let fd = waiting.by_library();
+        if fd >= 0 {
+            let _ = raw::fcntl(fd, libc::F_SETFL, usize::try_from(self.flags).unwrap_or(0));
         }
         fd
     }
@@ -236,20 +267,14 @@ fn opened_again(fd: c_int, flags: c_int) -> bool {
 /// of its own. Where others may share the one that it has, or a lock hangs on it, it stays without.
 pub(crate) fn give_syncing_back(fd: c_int) {
     let known = descriptors::get(fd);
-    if !known.has(STRIPPED) || known.has(NEVER) || descriptors::is_shared(fd) || close::locks() {
+    if !known.has(STRIPPED) || known.has(NEVER) || close::locks() || !descriptors::is_only(fd) {
         return;
     }
-    let mut is_only = true;
-    descriptors::each(0, c_uint::MAX, |other, found| {
-        is_only &= other == fd || found.file() != known.file();
-    });
     let flags = raw::status_flags(fd).and_then(|status| {
         let cloexec = raw::fcntl(fd, libc::F_GETFD, 0)? & 1 != 0;
         Ok(close::shown_flags(known, status) | if cloexec { libc::O_CLOEXEC } else { 0 })
     });
-    if let Some(flags) = flags.ok().filter(|_| is_only)
-        && opened_again(fd, flags)
-    {
+    if flags.is_ok_and(|flags| opened_again(fd, flags)) {
         // It may be absorbed no more by now.
         let known = descriptors::get(fd);
         descriptors::change(fd, known, known.without(STRIPPED));
@@ -342,7 +367,7 @@ pub(crate) unsafe fn open_at(
     mode: c_uint,
 ) -> c_int {
     if let Some(path) = readable::text(path) {
-        return Request { directory, path, flags, mode }.run();
+        return Request { directory, path, flags, mode, keeps_syncing: close::locks() }.run();
     }
     // It fails, and the kernel says with which error.
     let arguments = raw::words![directory, path, flags, mode];
@@ -432,6 +457,31 @@ macro_rules! creates {
 }
 creates!(creat creat64);
 
+/// The file has no path here: one that is to be emptied is opened without that, and emptied as by `open`.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn open_by_handle_at(
+    mount: c_int,
+    handle: *mut c_void,
+    flags: c_int,
+) -> c_int {
+    let Some(open_by_handle_at) = next::open_by_handle_at.get() else {
+        return raw::failed_int(libc::ENOSYS);
+    };
+    absorb::opening();
+    let (path, mode, keeps_syncing) = (c"", 0, true);
+    let request = Request { directory: mount, path, flags, mode, keeps_syncing };
+    let empties = process::log().is_some() && flags & libc::O_PATH == 0 && request.empties();
+    let left = if empties { flags & !libc::O_TRUNC } else { flags };
+    // SAFETY: as promised to this function.
+    let fd = unsafe { open_by_handle_at(mount, handle, left) };
+    if fd < 0 {
+        return fd;
+    }
+    appeared(fd);
+    descriptors::opened(fd);
+    if empties { request.emptied(fd) } else { fd }
+}
+
 /// # Safety
 /// As for `mkostemps`.
 unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_int) -> c_int {
@@ -460,7 +510,8 @@ mod tests {
     use super::*;
 
     fn request(flags: c_int) -> Request<'static> {
-        Request { directory: libc::AT_FDCWD, path: c"/x", flags, mode: 0 }
+        let (directory, keeps_syncing) = (libc::AT_FDCWD, false);
+        Request { directory, path: c"/x", flags, mode: 0, keeps_syncing }
     }
 
     #[test]
@@ -485,5 +536,8 @@ mod tests {
         assert_eq!(case(libc::O_RDWR | libc::O_SYNC), (libc::O_RDWR, SYNC));
         assert_eq!(case(libc::O_WRONLY | libc::O_DSYNC), (libc::O_WRONLY, DATA_SYNC));
         assert_eq!(case(libc::O_RDONLY | libc::O_SYNC), (libc::O_SYNC, 0));
+        let with_locks = Request { keeps_syncing: true, ..request(libc::O_RDWR | libc::O_SYNC) };
+        let kept = (with_locks.without_syncing(), with_locks.stripped());
+        assert_eq!(kept, (libc::O_RDWR | libc::O_SYNC, 0));
     }
 }

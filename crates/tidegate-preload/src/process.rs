@@ -52,6 +52,8 @@ enum Apart {
     No,
     /// It runs as a child of `vfork`: its memory is the parent's, its descriptors are its own.
     VforkChild,
+    /// It has left the table of descriptors that the threads of its process share.
+    OwnDescriptors,
     /// The kernel kills it for any call but `read`, `write`, `exit` and `sigreturn`.
     Strict,
 }
@@ -143,6 +145,11 @@ pub(crate) fn is_apart() -> bool {
 /// Notes that the calling thread [`is_strict`] from now on, or is not after all.
 pub(crate) fn set_strict(is: bool) {
     APART.set(if is { Apart::Strict } else { Apart::No });
+}
+
+/// Notes that the calling thread has descriptors of its own from now on.
+pub(crate) fn set_own_descriptors() {
+    APART.set(Apart::OwnDescriptors);
 }
 
 /// To be called around `vfork`: what the child does is done by the parent's thread, as far as memory goes.
@@ -242,7 +249,12 @@ pub(crate) extern "C" fn forked() {
     if let Some(log) = log() {
         log.forget_pages();
     }
-    APART.set(Apart::No);
+    if APART.replace(Apart::No) == Apart::OwnDescriptors {
+        // What is noted is about those of the parent's other threads.
+        descriptors::each(0, u32::MAX, |fd, _| {
+            descriptors::clear(fd);
+        });
+    }
     absorb::inherited();
     // Both processes can write now, and each will give its own marks back.
     unseen::take_again();

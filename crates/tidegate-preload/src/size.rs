@@ -162,9 +162,11 @@ fn truncate_name(log: &Log, path: &CStr, size: off_t, operation: impl FnOnce() -
         let subject = target.as_ref().and_then(|target| target.entered(log));
         match (target, subject, u64::try_from(size)) {
             (Some(target), Some(subject), Ok(size)) => {
-                let stat = || Ok(*target.stat());
-                apply(&subject, &target, stat, |before| of_size(before, size), operation)
+                // Not what was seen of it by then: the kernel may have been brought its end only now.
+                apply(&subject, &target, || target.stat_now(), |it| of_size(it, size), operation)
             }
+            // Older writes that the kernel cannot take would come after this.
+            (Some(target), None, _) if target.is_absorbed(log) => negated(libc::EIO),
             _ => operation(),
         }
     })

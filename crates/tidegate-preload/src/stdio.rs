@@ -16,7 +16,7 @@ use crate::close::{appeared, forget};
 use crate::descriptors::{READ_ONLY, STICKY};
 use crate::logged::Open;
 use crate::open::{give_syncing_back, note_new, open_at};
-use crate::{absorb, descriptors, files, next, process, raw, readable};
+use crate::{absorb, descriptors, files, next, process, raw, readable, unseen};
 
 unsafe extern "C" {
     static stdout: *mut FILE;
@@ -166,12 +166,15 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
     stream
 }
 
-/// With the mode "a" the C library makes the descriptor append.
+/// With the mode "a" the C library makes the description append: for whoever else has it, too.
 fn note_appending(fd: c_int) {
     let known = descriptors::get(fd);
     let appends = raw::status_flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0);
     if appends && !known.has(descriptors::APPEND) {
         descriptors::set(fd, known.with(descriptors::APPEND));
+        if let Some(open) = Open::writable(fd).filter(|_| !descriptors::is_only(fd)) {
+            open.mark();
+        }
     }
 }
 
@@ -205,17 +208,7 @@ unsafe fn hide_path(path: *const c_char, mode: *const c_char) {
     // SAFETY: as promised.
     let flags = unsafe { wanted(mode) };
     let Some(path) = readable::text(path).filter(|_| flags.is_some()) else { return };
-    let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-    let is_file = raw::fstatat(libc::AT_FDCWD, path, 0)
-        .is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG);
-    if is_file && let Ok(fd) = raw::openat(libc::AT_FDCWD, path, flags, 0) {
-        forget(fd);
-        if let Some(open) = Open::of(fd) {
-            open.unseen(|| 0);
-        }
-        forget(fd);
-        let _ = raw::close(fd);
-    }
+    unseen::about_to_change(path);
 }
 
 #[unsafe(no_mangle)]
@@ -236,6 +229,17 @@ unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     }
     // SAFETY: the same function.
     unsafe { fclose(stream) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pclose(stream: *mut FILE) -> c_int {
+    let Some(pclose) = next::pclose.get() else { return raw::failed_int(libc::ENOSYS) };
+    if process::log().is_some() && !stream.is_null() {
+        // SAFETY: the program's own stream.
+        forget(unsafe { libc::fileno(stream) });
+    }
+    // SAFETY: the same function.
+    unsafe { pclose(stream) }
 }
 
 #[unsafe(no_mangle)]
@@ -262,6 +266,25 @@ unsafe extern "C-unwind" fn vdprintf(
     let Some(vdprintf) = next::vdprintf.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: the same function.
     printed(fd, || unsafe { vdprintf(fd, format, arguments) })
+}
+
+/// Written by the C library, without a stream.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn backtrace_symbols_fd(
+    frames: *const *mut c_void,
+    count: c_int,
+    fd: c_int,
+) {
+    let Some(write) = next::backtrace_symbols_fd.get() else { return };
+    // SAFETY: the same function.
+    let write = || unsafe { write(frames, count, fd) };
+    match Open::writable(fd) {
+        Some(open) => drop(open.unseen(|| {
+            write();
+            0
+        })),
+        None => write(),
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -12,8 +12,8 @@ use crate::close::appeared;
 use crate::logged::Open;
 use crate::raw;
 use crate::{
-    close, mapping, message, names, open, process, read, seccomp, stat, sync, transfer, unseen,
-    write,
+    attributes, close, exec, fork, mapping, message, names, open, process, read, readable, seccomp,
+    stat, sync, transfer, unseen, write,
 };
 
 /// The words that the program gave, as what the hooks take.
@@ -83,6 +83,8 @@ unsafe fn by_hook(number: c_long, given: Arguments) -> Option<c_long> {
         .or_else(|| unsafe { of_descriptors(number, given) })
         // SAFETY: as promised.
         .or_else(|| unsafe { of_names(number, given) })
+        // SAFETY: as promised.
+        .or_else(|| unsafe { of_attributes(number, given) })
         // SAFETY: as promised.
         .or_else(|| unsafe { of_memory(number, given) })
 }
@@ -155,6 +157,9 @@ unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
             hook!(open::open_at(first, given.path(1), given.int(2), given.uint(3)))
         }
         libc::SYS_openat2 => hook!(open_2(given)),
+        libc::SYS_open_by_handle_at => {
+            hook!(open::open_by_handle_at(first, given.pointer(1), given.int(2)))
+        }
         libc::SYS_close => hook!(close::close(first)),
         libc::SYS_close_range => {
             hook!(close::close_range(given.uint(0), given.uint(1), given.int(2)))
@@ -231,6 +236,12 @@ unsafe fn of_names(number: c_long, given: Arguments) -> Option<c_long> {
         libc::SYS_linkat => hook!(libc::linkat(from, second, to, fourth, given.int(4))),
         libc::SYS_symlinkat => hook!(libc::symlinkat(first, given.int(1), given.path(2))),
         libc::SYS_mkdirat => hook!(libc::mkdirat(from, second, given.uint(2))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_mknod => hook!(libc::mknod(first, given.uint(1), given.0[2] as u64)),
+        libc::SYS_mknodat => {
+            hook!(libc::mknodat(from, second, given.uint(2), given.0[3] as u64))
+        }
+        libc::SYS_chroot => hook!(libc::chroot(first)),
         libc::SYS_truncate => hook!(libc::truncate64(first, given.long(1))),
         libc::SYS_ftruncate => hook!(libc::ftruncate64(from, given.long(1))),
         libc::SYS_setrlimit => hook!(libc::setrlimit(given.uint(0), given.pointer(1))),
@@ -244,9 +255,53 @@ unsafe fn of_names(number: c_long, given: Arguments) -> Option<c_long> {
     })
 }
 
+/// Calls that change attributes of files.
+///
+/// # Safety
+/// As for the call.
+unsafe fn of_attributes(number: c_long, given: Arguments) -> Option<c_long> {
+    let (fd, flags) = (given.int(0), given.int(4));
+    let (first, second) = (given.path(0), given.path(1));
+    let (value, len) = (given.pointer::<c_void>(2).cast_const(), given.0[3]);
+    Some(match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_chmod => hook!(attributes::chmod(first, given.uint(1))),
+        libc::SYS_fchmod => hook!(attributes::fchmod(fd, given.uint(1))),
+        libc::SYS_fchmodat => hook!(attributes::fchmodat(fd, second, given.uint(2), 0)),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_chown => hook!(attributes::chown(first, given.uint(1), given.uint(2))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_lchown => hook!(attributes::lchown(first, given.uint(1), given.uint(2))),
+        libc::SYS_fchown => hook!(attributes::fchown(fd, given.uint(1), given.uint(2))),
+        libc::SYS_fchownat => {
+            hook!(attributes::fchownat(fd, second, given.uint(2), given.uint(3), flags))
+        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_utime => hook!(attributes::utime(first, given.pointer(1))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_utimes => hook!(attributes::utimes(first, given.pointer(1))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_futimesat => hook!(attributes::futimesat(fd, second, given.pointer(2))),
+        // The C library has another function for the descriptor itself.
+        libc::SYS_utimensat if second.is_null() => {
+            hook!(attributes::futimens(fd, given.pointer(2)))
+        }
+        libc::SYS_utimensat => {
+            hook!(attributes::utimensat(fd, second, given.pointer(2), given.int(3)))
+        }
+        libc::SYS_setxattr => hook!(attributes::setxattr(first, second, value, len, flags)),
+        libc::SYS_lsetxattr => hook!(attributes::lsetxattr(first, second, value, len, flags)),
+        libc::SYS_fsetxattr => hook!(attributes::fsetxattr(fd, second, value, len, flags)),
+        libc::SYS_removexattr => hook!(attributes::removexattr(first, second)),
+        libc::SYS_lremovexattr => hook!(attributes::lremovexattr(first, second)),
+        libc::SYS_fremovexattr => hook!(attributes::fremovexattr(fd, second)),
+        _ => return None,
+    })
+}
+
 const SECCOMP_SET_MODE_STRICT: c_int = 0;
 
-/// Calls that map memory, fork, or give rights up.
+/// Calls that map memory, fork, start programs, or give rights up.
 ///
 /// # Safety
 /// As for the call.
@@ -269,24 +324,41 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
             // SAFETY: the program's own arguments.
             raw::returned(seccomp::strictly(|| unsafe { raw::call(number, given.0) })) as c_long
         }
+        libc::SYS_unshare => hook!(fork::unshare(given.int(0))),
         libc::SYS_munmap => hook!(mapping::munmap(at, len)),
         libc::SYS_mprotect => hook!(mapping::mprotect(at, len, protection)),
+        libc::SYS_pkey_mprotect => {
+            hook!(mapping::pkey_mprotect(at, len, protection, given.int(3)))
+        }
+        libc::SYS_execve => {
+            hook!(exec::execve(given.path(0), given.pointer(1), given.pointer(2)))
+        }
+        libc::SYS_execveat => {
+            let (argv, envp) = (given.pointer(2), given.pointer(3));
+            hook!(exec::execveat(given.int(0), given.path(1), argv, envp, given.int(4)))
+        }
         #[cfg(target_arch = "x86_64")]
         libc::SYS_fork => forking(number, given),
+        // It would return over the caller's frames: a fork is one that does not.
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_vfork => forking(libc::SYS_fork, given),
         libc::SYS_clone if given.int(0) & libc::CLONE_VM == 0 => forking(number, given),
+        libc::SYS_clone3 if clone_flags(given) & libc::CLONE_VM as u64 == 0 => {
+            forking(number, given)
+        }
         _ => return None,
     })
 }
 
 /// A fork that the C library does not know of.
 fn forking(number: c_long, given: Arguments) -> c_long {
-    process::forking();
     // SAFETY: the program's own arguments.
-    let result = unsafe { raw::call(number, given.0) };
-    if result == 0 {
-        process::forked();
-    } else {
-        process::forking_done();
-    }
-    raw::returned(result) as c_long
+    raw::returned(fork::forking(|| unsafe { raw::call(number, given.0) })) as c_long
+}
+
+/// The flags of a `clone3`.
+fn clone_flags(given: Arguments) -> u64 {
+    let at = given.pointer::<u64>(0).cast_const();
+    // SAFETY: readable.
+    if readable::is_readable(at.cast(), 8) { unsafe { at.read_unaligned() } } else { 0 }
 }

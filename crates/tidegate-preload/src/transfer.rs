@@ -4,12 +4,14 @@
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint, c_ulong};
+use std::ptr;
 
 use libc::{off_t, size_t, ssize_t};
 
 use crate::alike::alike;
 use crate::logged::Open;
 use crate::raw::Errno;
+use crate::readable::is_readable;
 use crate::{absorb, next, raw};
 
 /// The kernel is about to read the file of `fd`.
@@ -78,17 +80,37 @@ pub(crate) unsafe extern "C-unwind" fn splice(
     copy(from, to, || unsafe { splice(from, from_offset, to, to_offset, len, flags) })
 }
 
+const FICLONE: c_ulong = 0x4004_9409;
+const FICLONERANGE: c_ulong = 0x4020_940d;
+const EXT4_IOC_MOVE_EXT: c_ulong = 0xc028_660f;
+
 /// Requests that change the bytes of the descriptor's own file.
 const CHANGING: [c_ulong; 8] = [
-    0x4004_9409, // FICLONE
-    0x4020_940d, // FICLONERANGE
-    0xc028_660f, // EXT4_IOC_MOVE_EXT
+    FICLONE,
+    FICLONERANGE,
+    EXT4_IOC_MOVE_EXT,
     0x4030_6628, // FS_IOC_RESVSP
     0x4030_662a, // FS_IOC_RESVSP64
     0x4030_6629, // FS_IOC_UNRESVSP
     0x4030_662b, // FS_IOC_UNRESVSP64
     0x4030_6639, // FS_IOC_ZERO_RANGE
 ];
+
+/// The other descriptor that a request of these is about: a word, or the first of a structure's, at a 64-bit or a 32-bit number.
+fn source_of(request: c_ulong, argument: usize) -> Option<c_int> {
+    if request == FICLONE {
+        return c_int::try_from(argument).ok();
+    }
+    let place = match request {
+        FICLONERANGE => argument,
+        // Behind a reserved word.
+        EXT4_IOC_MOVE_EXT => argument.wrapping_add(size_of::<u32>()),
+        _ => return None,
+    };
+    let at = ptr::with_exposed_provenance::<c_int>(place);
+    // SAFETY: readable.
+    is_readable(at.cast(), size_of::<c_int>()).then(|| unsafe { at.read_unaligned() })
+}
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn ioctl(
@@ -99,13 +121,35 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(
     let Some(ioctl) = next::ioctl.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: the same function; an argument that is not given is not looked at.
     let call = || unsafe { ioctl(fd, request, argument) };
-    if !CHANGING.contains(&(request & 0xffff_ffff)) {
+    let number = request & 0xffff_ffff;
+    if !CHANGING.contains(&number) {
         // Some tell of a file's extents, or where its end is.
         return from(fd).map_or_else(raw::failed_int, |()| call());
     }
-    c_int::try_from(into(fd, || call() as ssize_t)).unwrap_or(-1)
+    let call = || call() as ssize_t;
+    let result = match source_of(number, argument) {
+        Some(source) => copy(source, fd, call),
+        None => into(fd, call),
+    };
+    c_int::try_from(result).unwrap_or(-1)
 }
 
 alike! {
     sendfile(to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t = sendfile64(to, from, offset, len);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_that_is_cloned_is_found() {
+        let range: [u64; 4] = [7, 0, 0, 0];
+        let extent: [u32; 10] = [0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(source_of(FICLONE, 6), Some(6));
+        assert_eq!(source_of(FICLONERANGE, range.as_ptr().expose_provenance()), Some(7));
+        assert_eq!(source_of(EXT4_IOC_MOVE_EXT, extent.as_ptr().expose_provenance()), Some(8));
+        assert_eq!(source_of(FICLONERANGE, 8), None);
+        assert_eq!(source_of(0x4030_6639, range.as_ptr().expose_provenance()), None);
+    }
 }

@@ -6,16 +6,18 @@
 //! 2. A forked child has marks of its own for all that it inherits; before `exec`, and when the process ends, all are given
 //!    back: by the supervisor, where the process has no time for it.
 //!
-//! Entry points: [`keep`] for a file, [`all`] for whatever is written; [`inherit`], [`release`], [`take_again`].
+//! Entry points: [`keep`] for a file, [`about_to_change`] for one change of it, [`all`] for whatever is written; [`inherit`], [`release`], [`take_again`].
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate::log::{FileRef, Log};
 
 use crate::descriptors::{self, Known, READ_ONLY, STICKY};
 use crate::logged::Open;
+use crate::names::{Name, SignalsBlocked, Target};
 use crate::open::give_syncing_back;
+use crate::subject::Subject;
 use crate::{exec, process, raw};
 
 /// Files that are mapped writable: entries of the log's table as words, 0 for none.
@@ -44,6 +46,35 @@ pub(crate) fn keep_closed(log: &Log, file: FileRef) {
     guard.keep_unlogged();
     drop(guard);
     note(file.to_word());
+}
+
+/// Somebody whom no hook sees is about to change the file under this path: what the log has of it is on the disk first. The file is
+/// not opened for that: closed again, it would take the program's record locks along.
+pub(crate) fn about_to_change(path: &CStr) {
+    let Some(log) = process::log() else { return };
+    let target = Name { directory: libc::AT_FDCWD, path }.look(0);
+    let Ok(target) = target else { return };
+    let _signals = SignalsBlocked::new();
+    if let Some(subject) = target.known(log) {
+        leave(&target, &subject, false);
+    }
+}
+
+/// As [`about_to_change`], for a file that is changed at some time: it comes back when the log is no longer in use.
+pub(crate) fn to_be_changed(directory: c_int, path: &CStr) {
+    let Some(log) = process::log() else { return };
+    let Ok(target) = (Name { directory, path }).look(0) else { return };
+    let _signals = SignalsBlocked::new();
+    if let Some(subject) = target.recorded(log) {
+        leave(&target, &subject, true);
+    }
+}
+
+fn leave(target: &Target, subject: &Subject<'_>, sticky: bool) {
+    if subject.guard.has_live_changes() {
+        subject.settle(target);
+    }
+    subject.guard.mark_unlogged(sticky);
 }
 
 fn note(word: u64) {

@@ -182,6 +182,8 @@ fn place_of(offset: off_t, flags: c_int) -> Option<(Place, bool)> {
         return None;
     }
     let place = match (flags & libc::RWF_APPEND != 0, offset) {
+        // To the end, and the position moves there.
+        (true, -1) => return None,
         (true, _) => Place::End,
         (false, -1) => Place::Current,
         (false, offset) => Place::At(u64::try_from(offset).ok()?),
@@ -231,6 +233,7 @@ mod tests {
         assert_eq!(place_of(-1, 0), Some((Place::Current, false)));
         assert_eq!(place_of(7, libc::RWF_DSYNC), Some((Place::At(7), true)));
         assert_eq!(place_of(7, libc::RWF_APPEND), Some((Place::End, false)));
+        assert_eq!(place_of(-1, libc::RWF_APPEND), None);
         assert_eq!(place_of(7, libc::RWF_NOWAIT), None);
         assert_eq!(place_of(-2, 0), None);
     }

@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::bed::{Bed, Runner, Small, transcript};
 use crate::crash::{Workers, moment, one_of_each, seed, verify};
+use crate::posix::killed_and_replayed;
 use crate::process_tree;
 use crate::programs::{compiled, source};
 use crate::support::{ok, scratch, setting, succeed, tool};
@@ -307,6 +308,24 @@ fn a_file_is_renamed_without_descriptors() {
     renamed_and_replayed("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 64))", false);
 }
 
+/// A file is cut, by its name, to the size that the kernel thought it had.
+#[test]
+fn a_file_that_is_cut_to_what_the_kernel_has() {
+    for after in [4, 32] {
+        let bed = Bed::new();
+        let script = format!(
+            "import os\n\
+             fd = os.open('file', os.O_RDWR | os.O_CREAT)\n\
+             for n in range(2 * {after}): os.write(fd, b'%04d' % n * 1024)\n\
+             os.truncate('file', {after} * 4096)\n\
+             os.fsync(fd)"
+        );
+        killed_and_replayed(&bed, after, &script);
+        let found = std::fs::read(bed.disk().join("file")).unwrap();
+        assert_eq!(found.len(), after as usize * 4096);
+    }
+}
+
 /// A program fills the file system through an absorbed file: it is told as without Tidegate, before anything was accepted that
 /// the disk cannot take.
 #[test]
@@ -512,6 +531,58 @@ fn same(script: &str) {
     assert!(printed.ends_with("exit status: 0\n"), "fails without Tidegate too:\n{printed}");
 }
 
+/// The same for a Python script, with files that are absorbed after the first write.
+fn same_python(script: &str) {
+    same(&format!("cat > script.py << 'END'\n{script}\nEND\npython3 script.py; rm script.py"));
+}
+
+/// A process loses its record locks on a file with any of its descriptors that is closed.
+#[test]
+fn record_locks_are_kept() {
+    same_python(
+        r"
+import fcntl, os, tempfile
+def others_find(path):
+    child = os.fork()
+    if child == 0:
+        try: fcntl.lockf(os.open(path, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB); found = 0
+        except OSError: found = 1
+        os._exit(found)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+memory = tempfile.mkdtemp(dir='/dev/shm')
+for path in memory + '/file', 'file':
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    for n in range(10): os.write(fd, b'x' * 1000)
+    fcntl.lockf(fd, fcntl.LOCK_EX)
+    synced = os.open(path, os.O_RDWR | os.O_DSYNC)
+    os.write(synced, b'synced')
+    print(others_find(path), fcntl.fcntl(synced, fcntl.F_GETFL) & os.O_DSYNC == os.O_DSYNC)
+    os.unlink(path) if path != 'file' else None
+os.rmdir(memory)
+",
+    );
+}
+
+/// A lease is the description's, which an absorbed file shares with the supervisor.
+#[test]
+fn leases_are_the_programs() {
+    same_python(
+        r"
+import fcntl, os
+fd = os.open('file', os.O_RDWR | os.O_CREAT)
+def write():
+    for n in range(10): os.write(fd, b'%04d' % n * 1024)
+write()
+print(fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_UNLCK)
+print(fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK))
+write()
+print(fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_WRLCK)
+print(fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK))
+write()
+",
+    );
+}
+
 #[test]
 fn sqlite_in_all_journal_modes() {
     for mode in ["delete", "truncate", "persist", "memory", "wal", "off"] {
@@ -600,6 +671,28 @@ fn opens_that_do_not_want_to_wait() {
          fd = os.open('file', os.O_RDWR | os.O_CREAT)\n\
          for n in range(20): os.write(fd, b'x' * 1000)\n\
          other.communicate(b'1')\"",
+    );
+}
+
+/// The lease is another program's, which does not mean to give it back.
+#[test]
+fn opens_that_do_not_wait_for_leases_of_others() {
+    same_python(
+        r"
+import fcntl, os, signal
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+for path, bytes in ('written', b'x' * 1000), ('empty', b''):
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.write(fd, bytes)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    child = os.fork()
+    if child == 0:
+        try: os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except BlockingIOError: os._exit(7)
+        os._exit(8)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_RDLCK)
+    os.close(fd)
+",
     );
 }
 

@@ -3,7 +3,8 @@
 
 use std::path::PathBuf;
 
-use crate::bed::{Bed, transcript};
+use crate::bed::{Bed, Runner, replay, transcript};
+use crate::crash::Workers;
 use crate::programs::compiled;
 
 fn program() -> PathBuf {
@@ -47,6 +48,7 @@ sections! {
     /// `NVCache` lost what a child wrote, or hung.
     fork_and_both_write: "fork_both_write";
     processes_append_to_one_file: "fork_concurrent_appends";
+    forks_that_run_no_handlers: "other_forks";
     exec_keeps_descriptors: "exec_keeps_descriptors";
     vfork_and_exec: "vfork_exec";
     spawned_programs: "spawned_programs";
@@ -74,8 +76,10 @@ sections! {
     mappings_made_writable: "mapping_made_writable";
     copies_by_the_kernel: "copies_by_the_kernel";
     posix_aio: "posix_aio";
+    reads_of_posix_aio: "posix_aio_reads";
     kernel_aio: "kernel_aio";
     raw_system_calls: "raw_system_calls";
+    more_raw_system_calls: "more_raw_system_calls";
     direct_io: "direct";
     /// `NVCache`'s `write()` returned 0 for any descriptor that it had not opened.
     descriptors_that_are_no_files: "other_descriptors";
@@ -92,4 +96,156 @@ sections! {
     wrong_names: "wrong_names";
     buffers_that_are_half_readable: "half_readable_buffer";
     names_that_are_not_readable: "unreadable_names";
+}
+
+/// Runs a Python script until it has said `written`, kills it with its tree, and replays the log.
+pub(crate) fn killed_and_replayed(bed: &Bed, absorb_after: u32, script: &str) {
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+    let waiting = format!("{script}\nos.write(1, b'written\\n')\nimport signal; signal.pause()");
+    command.args(["-c", &waiting]).env("TIDEGATE_ABSORB_AFTER", absorb_after.to_string());
+    let mut workers = Workers::spawn(command, &bed.pool());
+    workers.wait_for_line("written");
+    workers.tree.kill();
+    drop(workers.collect(bed.pool_dir()));
+    replay(&bed.pool(), None);
+}
+
+/// Where a write went is asked after it, when another thread may have moved the position.
+#[test]
+fn a_position_that_another_thread_moves() {
+    let bed = Bed::new();
+    killed_and_replayed(
+        &bed,
+        0,
+        "import os, threading\n\
+         fd = os.open('log', os.O_RDWR | os.O_CREAT | os.O_APPEND)\n\
+         done = False\n\
+         def move():\n    \
+             while not done: os.lseek(fd, 0, os.SEEK_SET)\n\
+         mover = threading.Thread(target=move)\n\
+         mover.start()\n\
+         for n in range(3000): os.write(fd, b'record %08d\\n' % n)\n\
+         done = True\n\
+         mover.join()\n\
+         os.fsync(fd)",
+    );
+    let found = std::fs::read_to_string(bed.disk().join("log")).unwrap();
+    let record = |n| format!("record {n:08}\n");
+    let expected: String = (0..3000).map(record).collect();
+    assert!(found == expected, "{} bytes, {:?} ...", found.len(), &found[..64]);
+}
+
+/// Who makes a stream that appends has every descriptor append that is a copy of the stream's.
+#[test]
+fn copies_of_descriptors_of_streams() {
+    let bed = Bed::new();
+    killed_and_replayed(
+        &bed,
+        0,
+        "import ctypes, os\n\
+         library = ctypes.CDLL(None)\n\
+         library.fdopen.restype = ctypes.c_void_p\n\
+         library.fclose.argtypes = [ctypes.c_void_p]\n\
+         fd = os.open('file', os.O_RDWR | os.O_CREAT)\n\
+         os.write(fd, b'0123456789')\n\
+         library.fclose(library.fdopen(os.dup(fd), b'a'))\n\
+         os.fsync(fd)\n\
+         os.pwrite(fd, b'end', 0)\n\
+         os.fsync(fd)",
+    );
+    assert_eq!(std::fs::read_to_string(bed.disk().join("file")).unwrap(), "0123456789end");
+}
+
+/// A thread that has left the table of descriptors gives a number to another file.
+#[test]
+fn threads_with_descriptors_of_their_own() {
+    let leave = ["unshare(0x400)", "close_range(1000, 1001, 2)", "syscall(272, 0x400)"];
+    let leave = if cfg!(target_arch = "x86_64") { &leave[..] } else { &leave[..2] };
+    for leave in leave {
+        let bed = Bed::new();
+        let script = format!(
+            "import ctypes, os, threading\n\
+             library = ctypes.CDLL(None)\n\
+             fd = os.open('one', os.O_RDWR | os.O_CREAT)\n\
+             os.write(fd, b'0123456789')\n\
+             def use_number():\n    \
+                 assert library.{leave} == 0\n    \
+                 os.close(fd)\n    \
+                 assert os.open('two', os.O_RDWR | os.O_CREAT) == fd\n    \
+                 os.write(fd, b'abcdefghij')\n    \
+                 os.fsync(fd)\n\
+             thread = threading.Thread(target=use_number)\n\
+             thread.start()\n\
+             thread.join()\n\
+             os.pwrite(fd, b'last', 0)\n\
+             os.fsync(fd)"
+        );
+        killed_and_replayed(&bed, 1, &script);
+        let read = |name| std::fs::read_to_string(bed.disk().join(name)).unwrap();
+        assert_eq!((&*read("one"), &*read("two")), ("last456789", "abcdefghij"), "{leave}");
+    }
+}
+
+/// What is done to a file that has records in the log, by functions that write or empty it themselves.
+fn change_by_the_library(change: &str) -> Vec<u8> {
+    let bed = Bed::new();
+    let script = format!(
+        "import ctypes, os, socket, struct\n\
+         library = ctypes.CDLL(None)\n\
+         library.popen.restype = ctypes.c_void_p\n\
+         library.fileno.argtypes = library.pclose.argtypes = [ctypes.c_void_p]\n\
+         fd = os.open('file', os.O_RDWR | os.O_CREAT)\n\
+         os.fsync(fd)\n\
+         os.pwrite(fd, b'0123456789', 0)\n\
+         {change}\n\
+         os.fsync(fd)"
+    );
+    killed_and_replayed(&bed, 0, &script);
+    std::fs::read(bed.disk().join("file")).unwrap()
+}
+
+#[test]
+fn a_file_that_is_emptied_for_a_spawned_program() {
+    let found = change_by_the_library(
+        "action = (os.POSIX_SPAWN_OPEN, 9, 'file', os.O_WRONLY | os.O_TRUNC, 0)\n\
+         os.waitpid(os.posix_spawn('/bin/true', ['true'], os.environ, file_actions=[action]), 0)",
+    );
+    assert_eq!(found, b"");
+}
+
+#[test]
+fn a_file_that_is_emptied_by_its_handle() {
+    let found = change_by_the_library(
+        "handle = ctypes.create_string_buffer(struct.pack('i', 128), 136)\n\
+         mount = ctypes.c_int()\n\
+         assert library.name_to_handle_at(-100, b'file', handle, ctypes.byref(mount), 0) == 0\n\
+         directory = os.open('.', os.O_RDONLY)\n\
+         assert library.open_by_handle_at(directory, handle, os.O_RDWR | os.O_TRUNC) >= 0",
+    );
+    assert_eq!(found, b"");
+}
+
+#[test]
+fn a_trace_that_the_library_writes() {
+    let found = change_by_the_library(
+        "frames = (ctypes.c_void_p * 9)()\n\
+         library.backtrace_symbols_fd(frames, library.backtrace(frames, 9), fd)",
+    );
+    assert!(!found.starts_with(b"0123456789") && found.len() > 10, "{}", found.escape_ascii());
+}
+
+/// Nobody is told of a descriptor that a message brings.
+#[test]
+fn a_number_that_was_a_pipes() {
+    let found = change_by_the_library(
+        "one, other = socket.socketpair()\n\
+         socket.send_fds(one, [b'!'], [fd, fd])\n\
+         pipe = library.popen(b'true', b'w')\n\
+         number = library.fileno(pipe)\n\
+         assert library.write(number, b'', 0) == 0\n\
+         library.pclose(pipe)\n\
+         assert number in socket.recv_fds(other, 1, 2)[1]\n\
+         os.pwrite(number, b'new', 0)",
+    );
+    assert_eq!(found, b"new3456789");
 }

@@ -7,10 +7,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use super::session::environment;
 use super::{Argv, Program, Way, starting, starting_shell};
-use crate::next;
 use crate::path::PathBuffer;
 use crate::raw::{self, words};
 use crate::readable::text;
+use crate::{next, unseen};
 
 type ActionsAt = *const c_void;
 type AttributesAt = *const c_void;
@@ -138,6 +138,15 @@ hooks! {
             Some(spawn) => unsafe { spawn(pid, name, actions, attributes, argv, envp) },
             None => libc::ENOSYS,
         })
+    }
+    posix_spawn_file_actions_addopen(actions: *mut c_void, fd: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+        let Some(add) = next::posix_spawn_file_actions_addopen.get() else { return libc::ENOSYS };
+        // The C library empties it in the child, at some time. Of its standard output a program takes note when it starts.
+        if flags & libc::O_TRUNC != 0 && fd > libc::STDERR_FILENO && let Some(path) = text(path) {
+            unseen::to_be_changed(libc::AT_FDCWD, path);
+        }
+        // SAFETY: the C library's function of this type, with what the program passed.
+        unsafe { add(actions, fd, path, flags, mode) }
     }
     system(command: *const c_char) -> c_int {
         starting_shell(|| match next::system.get() {

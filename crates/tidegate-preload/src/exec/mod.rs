@@ -25,6 +25,7 @@ use environment::Additions;
 pub(crate) use environment::SYNC_ALL;
 use hand_over::List;
 pub(crate) use hand_over::each_open;
+pub(crate) use hooks::{execve, execveat};
 use program::Verdict;
 pub(crate) use session::remember;
 use session::{Session, strings};

@@ -7,7 +7,7 @@ use std::io::IoSlice;
 
 use tidegate::log::{AppendError, FileGuard, Ticket};
 
-use super::{Open, Request};
+use super::{Open, Written};
 use crate::descriptors;
 use crate::raw::{self, Errno};
 
@@ -54,34 +54,48 @@ impl Open {
         bytes: u64,
         result: isize,
     ) -> bool {
-        u64::try_from(result) == Ok(bytes) && self.start_of_last(place, bytes) == Ok(recorded)
+        u64::try_from(result) == Ok(bytes)
+            && self.start_of_last(place, recorded, bytes) == Some(recorded)
     }
 
-    /// Where the write of `bytes` bytes that the kernel has just done began.
+    /// Where the write of `bytes` bytes that the kernel has just done began, of which the record says `recorded`; none where that
+    /// cannot be told.
+    ///
+    /// Whoever shares the description may have moved its position since, and somebody outside may have made the file longer
+    /// since. So each of the two is believed where it confirms the record. Otherwise they are believed of a write that
+    /// appends, where both say the same: somebody outside was first.
     #[inline]
-    fn start_of_last(&self, place: Place, bytes: u64) -> Result<u64, Errno> {
+    fn start_of_last(&self, place: Place, recorded: u64, bytes: u64) -> Option<u64> {
         let appends = self.known.has(descriptors::APPEND);
-        match place {
-            Place::Current => self.position().map(|end| end.saturating_sub(bytes)),
-            Place::At(at) if !appends => Ok(at),
-            Place::At(_) | Place::End => self.end().map(|end| end.saturating_sub(bytes)),
+        let by_position = match place {
+            Place::At(at) if !appends => return Some(at),
+            Place::Current => self.position().ok()?.checked_sub(bytes),
+            Place::At(_) | Place::End => None,
+        };
+        if by_position == Some(recorded) {
+            return by_position;
         }
+        if place == Place::Current && !appends {
+            return None;
+        }
+        let by_end = self.end().ok()?.checked_sub(bytes);
+        by_end.filter(|_| by_end == Some(recorded) || by_end == by_position)
     }
 
-    /// Makes the log say what the kernel did instead of what it was asked for.
+    /// Makes the log say what the kernel did instead of what it was asked for; where that cannot be told, the disk gets it.
     #[cold]
     pub(super) fn correct(
         &self,
         guard: &FileGuard<'_>,
         ticket: &mut Ticket<'_>,
-        position: u64,
-        request: &Request<'_>,
+        written: &Written<'_>,
+        place: Place,
         result: isize,
     ) {
-        let corrected = ticket.void(position).map_err(|_| ()).and_then(|_| {
+        let corrected = ticket.void(written.position).map_err(|_| ()).and_then(|_| {
             let Ok(done) = u64::try_from(result) else { return Ok(()) };
-            let start = self.start_of_last(request.place, done).map_err(|_| ())?;
-            record(ticket, start, done, request.parts).map_err(|_| ())
+            let start = self.start_of_last(place, written.at, done).ok_or(())?;
+            record(ticket, start, done, written.parts).map_err(|_| ())
         });
         if corrected.is_err() {
             let retired = self.make_durable(guard) && ticket.retire().is_ok();

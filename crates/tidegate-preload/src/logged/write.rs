@@ -199,11 +199,11 @@ impl Open {
         let position = ticket.write(place, request.parts)?;
         let result = kernel();
         let is_as_recorded = self.is_as_recorded(request.place, place, bytes, result);
+        let written = Written { at: place, end: place + bytes, parts: request.parts, position };
         if !is_as_recorded {
-            self.correct(guard, ticket, position, request, result);
+            self.correct(guard, ticket, &written, request.place, result);
         }
         ticket.count(bytes, false);
-        let written = Written { at: place, end: place + bytes, parts: request.parts, position };
         Ok((result, is_as_recorded.then_some(written)))
     }
 }
@@ -218,9 +218,13 @@ fn now_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::io::{Seek, SeekFrom, Write};
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
+    use std::path::Path;
     use std::sync::atomic::AtomicU64;
+
+    use tidegate::log::RecordKind;
 
     use super::*;
     use crate::descriptors::Known;
@@ -259,5 +263,89 @@ mod tests {
         assert_eq!(log.stats().total(Counter::Writes), writes);
         let definitions = log.stats().total(Counter::Definitions);
         assert!(definitions <= writes, "{definitions} definitions");
+    }
+
+    /// The records of a write of "data", by `kernel`, to a file that has four bytes, all in the log; and whether the log is still
+    /// relied on for the file.
+    fn recorded(
+        flags: u32,
+        place: Place,
+        kernel: impl Fn(&Path, &File) -> isize,
+    ) -> (String, bool) {
+        let world: &'static World = Box::leak(Box::new(World::new()));
+        let path = world.live_file("file");
+        let appends = flags & descriptors::APPEND != 0;
+        let file = File::options().write(true).append(appends).open(&path).unwrap();
+        let (log, fd) = (&world.log, file.as_raw_fd());
+        let entry = world.subject(&path).guard.file();
+        let open = Open { log, fd, known: Known::of_file(entry, flags), file: entry };
+        let parts = [IoSlice::new(b"data")];
+        open.write(&Request { parts: &parts, place, durable: false }, || kernel(&path, &file));
+        let headers = world.headers();
+        let words = headers[2..].iter().map(|header| match header.kind {
+            RecordKind::Write => header.offset.to_string(),
+            kind => format!("{kind:?}"),
+        });
+        (words.collect::<Vec<_>>().join(" "), world.subject(&path).guard.is_covered())
+    }
+
+    fn write(mut file: &File) -> isize {
+        file.write(b"data").unwrap().cast_signed()
+    }
+
+    fn move_to(mut file: &File, to: u64) {
+        file.seek(SeekFrom::Start(to)).unwrap();
+    }
+
+    fn others_append(path: &Path) {
+        let mut others = File::options().append(true).open(path).unwrap();
+        others.write_all(b"others").unwrap();
+    }
+
+    /// Other threads move the position at any time, and programs outside append.
+    #[test]
+    fn a_record_says_where_the_kernel_has_written_or_the_disk_has_it() {
+        let (current, appends) = (Place::Current, descriptors::APPEND);
+        let write_then_move = |_: &Path, file: &File| {
+            let result = write(file);
+            move_to(file, 1);
+            result
+        };
+        let move_then_write = |_: &Path, file: &File| {
+            move_to(file, 40);
+            write(file)
+        };
+        let append_second = |path: &Path, file: &File| {
+            others_append(path);
+            write(file)
+        };
+        let append_first = |path: &Path, file: &File| {
+            let result = write(file);
+            others_append(path);
+            result
+        };
+        let append_both = |path: &Path, file: &File| {
+            others_append(path);
+            append_first(path, file)
+        };
+        let write_less = |_: &Path, mut file: &File| file.write(b"da").unwrap().cast_signed();
+        let write_less_and_move = |_: &Path, mut file: &File| {
+            let result = file.write(b"da").unwrap().cast_signed();
+            move_to(file, 1);
+            result
+        };
+        let by_disk = |records: &str| (format!("{records} Void Retire"), false);
+        let by_log = |records: &str| (records.to_owned(), true);
+        assert_eq!(recorded(appends, current, write_then_move), by_log("4"));
+        assert_eq!(recorded(appends, current, move_then_write), by_log("4"));
+        assert_eq!(recorded(appends, current, append_first), by_log("4"));
+        assert_eq!(recorded(appends, current, append_second), by_log("4 Void 10"));
+        assert_eq!(recorded(appends, current, append_both), by_disk("4"));
+        assert_eq!(recorded(appends, current, write_less_and_move), by_log("4 Void 4"));
+        assert_eq!(recorded(appends, Place::At(0), append_first), by_disk("4"));
+        assert_eq!(recorded(0, current, write_then_move), by_disk("0"));
+        assert_eq!(recorded(0, current, move_then_write), by_disk("0"));
+        assert_eq!(recorded(0, current, write_less), by_log("0 Void 0"));
+        assert_eq!(recorded(0, current, write_less_and_move), by_disk("0"));
     }
 }

@@ -49,17 +49,14 @@ fn source(old: Name<'_>, flags: c_int) -> Result<Target, Errno> {
 }
 
 /// Gives a file without a name its first one, as after `O_TMPFILE`. While it had none it was not logged and its `fsync`
-/// did nothing: what was written to it becomes durable now.
+/// did nothing: what was written to it becomes durable now. The name does by the next `fsync`, which is a real one.
 fn publish(log: &Log, target: &Target, operation: impl FnOnce() -> isize) -> isize {
     let subject = target.entered(log);
-    let seen = subject.as_ref().map(|subject| subject.guard.unlogged());
-    let durable = target.make_durable();
+    target.make_durable();
     let result = unlogged(log, operation);
-    if let (true, Some(subject), Some(seen)) = (result >= 0, subject, seen) {
+    if let Some(subject) = subject.filter(|_| result >= 0) {
         subject.guard.mark_named();
-        if durable {
-            subject.guard.synced(seen);
-        }
+        subject.guard.mark_unlogged(false);
     }
     result
 }

@@ -61,6 +61,16 @@ impl Target {
         &self.seen.stat
     }
 
+    /// What the kernel says by now.
+    pub(crate) fn stat_now(&self) -> Result<libc::stat, Errno> {
+        raw::fstat(self.opened.number())
+    }
+
+    /// Whether some process absorbs the file.
+    pub(crate) fn is_absorbed(&self, log: &Log) -> bool {
+        self.find(log).is_some_and(|file| log.absorber_of(file) != 0)
+    }
+
     pub(crate) fn is_file(&self) -> bool {
         self.stat().st_mode & libc::S_IFMT == libc::S_IFREG
     }
@@ -77,7 +87,7 @@ impl Target {
 
     /// Whether the file has no name by now.
     fn is_nameless_now(&self) -> bool {
-        raw::fstat(self.opened.number()).is_ok_and(|stat| stat.st_nlink == 0)
+        self.stat_now().is_ok_and(|stat| stat.st_nlink == 0)
     }
 
     /// What tells the file from all others.
@@ -113,7 +123,7 @@ impl Target {
     }
 
     /// Locks the file for a record of its names; the log will know it, if it is one to be recorded.
-    pub(super) fn recorded<'l>(&self, log: &'l Log) -> Option<Subject<'l>> {
+    pub(crate) fn recorded<'l>(&self, log: &'l Log) -> Option<Subject<'l>> {
         if self.is_recordable() { self.entered(log) } else { self.live(log) }
     }
 

@@ -86,6 +86,23 @@ static void copies_by_the_kernel(void)
     show("to");
 }
 
+static void posix_aio_reads(void)
+{
+    int fd = open_file("file", 0);
+    char bytes[9] = "";
+    for (int round = 0; round < 10; round++)
+        MUST(pwrite(fd, "old word", 8, 0));
+    MUST(pwrite(fd, "new", 3, 0));
+    struct aiocb one = {.aio_fildes = fd, .aio_buf = bytes, .aio_nbytes = 8};
+    TELL(aio_read(&one));
+    while (aio_error(&one) == EINPROGRESS)
+        usleep(100);
+    TELL(aio_return(&one));
+    say("%s", bytes);
+    TELL(pwrite(fd, "NEW", 3, 0));
+    show("file");
+}
+
 static void posix_aio(void)
 {
     char bytes[8192];
@@ -144,6 +161,46 @@ static void raw_system_calls(void)
     TELL(fsync(fd));
     TELL(syscall(SYS_close, fd));
     show("renamed");
+}
+
+/* Calls that change attributes and names, and one that starts a program. */
+static void more_raw_system_calls(void)
+{
+    struct timespec times[2] = {{1000000000, 0}, {1000000000, 0}};
+    struct stat status;
+    int fd = open_file("file", 0);
+    for (int round = 0; round < 10; round++)
+        MUST(write(fd, "0123456789", 10));
+    TELL(syscall(SYS_utimensat, AT_FDCWD, "file", times, 0));
+    MUST(fstat(fd, &status));
+    say("%lld", (long long)status.st_mtime);
+    MUST(pwrite(fd, "more", 4, 0));
+    TELL(syscall(SYS_utimensat, fd, NULL, times, 0));
+    TELL(syscall(SYS_fchmod, fd, 0640));
+    TELL(syscall(SYS_fchmodat, AT_FDCWD, "file", 0600));
+    TELL(syscall(SYS_fchown, fd, -1, -1));
+    TELL(syscall(SYS_fchownat, AT_FDCWD, "file", -1, -1, 0));
+    TELL(syscall(SYS_fremovexattr, fd, "user.absent"));
+    MUST(fsync(fd));
+    MUST(stat("file", &status));
+    say("%lld %o", (long long)status.st_mtime, status.st_mode & 07777);
+    TELL(syscall(SYS_mknodat, AT_FDCWD, "fifo", S_IFIFO | 0600, 0L));
+    void *map = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+    TELL(syscall(SYS_pkey_mprotect, map, 4096L, PROT_READ | PROT_WRITE, -1L));
+    memcpy(map, "mapped", 6);
+    TELL(fsync(fd));
+    show("file");
+    MUST(dup2(fd, 40));
+    pid_t pid = MUST(fork());
+    if (pid == 0) {
+        char *arguments[] = {(char *)self, "--child", "write", "40", "executed", NULL}, *nothing[] = {NULL};
+        syscall(SYS_execve, self, arguments, nothing);
+        _exit(97);
+    }
+    int status_of_child;
+    MUST(waitpid(pid, &status_of_child, 0));
+    TELL(WEXITSTATUS(status_of_child));
+    show("file");
 }
 
 static void direct(void)
@@ -213,8 +270,10 @@ const struct section kernel_sections[] = {
     {"mapping_made_writable", mapping_made_writable},
     {"copies_by_the_kernel", copies_by_the_kernel},
     {"posix_aio", posix_aio},
+    {"posix_aio_reads", posix_aio_reads},
     {"kernel_aio", kernel_aio},
     {"raw_system_calls", raw_system_calls},
+    {"more_raw_system_calls", more_raw_system_calls},
     {"direct", direct},
     {"other_descriptors", other_descriptors},
     {NULL, NULL},

@@ -1,7 +1,9 @@
 /* Several processes, signals, descriptors that travel. */
 #include "posix.h"
+#include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <spawn.h>
 #include <sys/prctl.h>
@@ -64,6 +66,49 @@ static void fork_concurrent_appends(void)
     say("%d records, at end %d", count, feof(file) != 0);
     fclose(file);
     MUST(unlink("file")); /* its order differs each time */
+}
+
+static int child_overwrites(void *unused)
+{
+    (void)unused;
+    char bytes[5] = "";
+    TELL(pread(shared_fd, bytes, 4, 0));
+    TELL(pwrite(shared_fd, "KKKK", 4, 0));
+    TELL(fsync(shared_fd));
+    say("%s", bytes);
+    _exit(0);
+}
+
+static pid_t fork_otherwise(int way)
+{
+    static char stack[1 << 20];
+    struct clone_args arguments = {.exit_signal = SIGCHLD};
+    switch (way) {
+    case 0: return _Fork();
+    case 1: return clone(child_overwrites, stack + sizeof stack, SIGCHLD, NULL);
+    case 2: return syscall(SYS_clone3, &arguments, sizeof arguments);
+    default: return syscall(SYS_clone, SIGCHLD, 0L, 0L, 0L, 0L);
+    }
+}
+
+/* Forks of which the handlers of pthread_atfork do not hear: parent and child are two processes all the same. */
+static void other_forks(void)
+{
+    shared_fd = open_file("file", 0);
+    TELL(fsync(shared_fd));
+    for (int way = 0; way < 4; way++) {
+        char bytes[9] = "";
+        for (int round = 0; round < 10; round++)
+            MUST(pwrite(shared_fd, "BBBBBBBB", 8, 0));
+        pid_t pid = MUST(fork_otherwise(way));
+        if (pid == 0)
+            child_overwrites(NULL);
+        MUST(waitpid(pid, NULL, 0));
+        TELL(pread(shared_fd, bytes, 8, 0));
+        say("%s", bytes);
+    }
+    TELL(write(shared_fd, "end", 3));
+    show("file");
 }
 
 static void run_again(char *const arguments[])
@@ -466,6 +511,7 @@ int child_role(int count, char **arguments)
 const struct section process_sections[] = {
     {"fork_both_write", fork_both_write},
     {"fork_concurrent_appends", fork_concurrent_appends},
+    {"other_forks", other_forks},
     {"exec_keeps_descriptors", exec_keeps_descriptors},
     {"vfork_exec", vfork_exec},
     {"spawned_programs", spawned_programs},

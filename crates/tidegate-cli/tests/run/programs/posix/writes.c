@@ -60,6 +60,8 @@ static void vectors(void)
     TELL(pwritev2(fd, parts, 3, -1, 0));
     TELL(pwritev2(fd, parts, 3, 0, RWF_APPEND));
     TELL(lseek(fd, 0, SEEK_CUR));
+    TELL(pwritev2(fd, parts, 3, -1, RWF_APPEND));
+    TELL(lseek(fd, 0, SEEK_CUR));
     TELL(pwritev2(fd, parts, 3, 0, 0x40000000));
     for (int at = 0; at < IOV_MAX; at++)
         many[at] = (struct iovec){"x", 1};

@@ -1,0 +1,119 @@
+//! Hooks: `_Fork` and `clone`, which run none of the C library's handlers, and `unshare`.
+//!
+//! Invariants:
+//! 1. A child with a copy of the memory says that it is another process before it runs any of the program.
+//! 2. Where descriptors are no longer those of the whole process, its files have left the log, and the thread asks the kernel
+//!    what its descriptors are.
+#![allow(unsafe_code)] // C's calling convention
+
+use std::ffi::{c_int, c_void};
+
+use libc::pid_t;
+
+use crate::next::{self, Entry};
+use crate::{absorb, process, raw, unseen};
+
+/// Runs `fork`, whose result in the child is 0.
+pub(crate) fn forking<N: PartialEq + From<bool>>(fork: impl FnOnce() -> N) -> N {
+    if process::log().is_none() {
+        return fork();
+    }
+    process::forking();
+    let result = fork();
+    if result == N::from(false) {
+        process::forked();
+    } else {
+        process::forking_done();
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn _Fork() -> pid_t {
+    let Some(fork) = next::_Fork.get() else { return raw::failed_int(libc::ENOSYS) };
+    // SAFETY: the same function.
+    forking(|| unsafe { fork() })
+}
+
+/// Flags of a thread of this process, as far as hooks know the difference.
+const THREAD: c_int = libc::CLONE_VM | libc::CLONE_FILES;
+
+/// What the program wants a child to run.
+struct Start {
+    entry: Entry,
+    argument: *mut c_void,
+}
+
+/// Runs in a child, with its copy of the parent's [`Start`].
+extern "C-unwind" fn started(start: *mut c_void) -> c_int {
+    process::forked();
+    // SAFETY: `clone` has left it there; its frame is below in this memory, too.
+    let start = unsafe { &*start.cast::<Start>() };
+    (start.entry)(start.argument)
+}
+
+/// The last three are given where the flags want them.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn clone(
+    entry: Option<Entry>,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: *mut pid_t,
+    storage: *mut c_void,
+    child: *mut pid_t,
+) -> c_int {
+    let (Some(clone), Some(entry)) = (next::clone.get(), entry) else {
+        return raw::failed_int(libc::EINVAL);
+    };
+    // SAFETY: the same function.
+    let call = || unsafe { clone(entry, stack, flags, argument, parent, storage, child) };
+    if process::log().is_none() || flags & THREAD == THREAD {
+        return call();
+    }
+    if flags & libc::CLONE_VM != 0 {
+        return in_same_memory(flags, call);
+    }
+    let start = Start { entry, argument };
+    let at = (&raw const start).cast_mut().cast();
+    process::forking();
+    // SAFETY: the same function; what is at `at` is in the child's memory, too.
+    let result = unsafe { clone(started, stack, flags, at, parent, storage, child) };
+    process::forking_done();
+    result
+}
+
+/// Makes a child in this memory that has descriptors of its own.
+fn in_same_memory(flags: c_int, clone: impl FnOnce() -> c_int) -> c_int {
+    if flags & libc::CLONE_VFORK == 0 {
+        return leaving_table(clone);
+    }
+    process::forking();
+    process::set_vfork_child(true);
+    let result = clone();
+    process::set_vfork_child(false);
+    process::forking_done();
+    result
+}
+
+/// Runs a call after which this thread has descriptors of its own, unless its result is negative.
+pub(crate) fn leaving_table<N: PartialOrd + From<bool>>(call: impl FnOnce() -> N) -> N {
+    if process::log().is_none() || process::is_apart() {
+        return call();
+    }
+    absorb::sharing();
+    unseen::all();
+    absorb::shared();
+    let result = call();
+    if result >= N::from(false) {
+        process::set_own_descriptors();
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
+    // SAFETY: no pointers.
+    let call = || raw::returned_int(unsafe { raw::call(libc::SYS_unshare, raw::words![flags]) });
+    if flags & libc::CLONE_FILES == 0 { call() } else { leaving_table(call) }
+}
