@@ -16,7 +16,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{OFlags, StatVfsMountFlags};
+use rustix::fs::{OFlags, StatVfsMountFlags, major, minor};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use tidegate::log::recover::{finish_writing, start_writing};
@@ -129,7 +129,7 @@ impl Writeback {
         }
         let mut whole = HashSet::new();
         for (device, files) in &devices {
-            if self.sync_files(*device, files, &mut synced) {
+            if self.sync_files(*device, files, directories, &mut synced) {
                 whole.insert(*device);
             }
         }
@@ -149,8 +149,16 @@ impl Writeback {
     }
 
     /// Syncs the files of one file system; whether all of it was synced.
-    fn sync_files(&mut self, device: u64, files: &[&Known], synced: &mut Synced) -> bool {
-        if files.len() > FILES_ONE_BY_ONE && self.sync_device(device, files, synced).is_ok() {
+    fn sync_files(
+        &mut self,
+        device: u64,
+        files: &[&Known],
+        directories: &HashSet<PathBuf>,
+        synced: &mut Synced,
+    ) -> bool {
+        if files.len() > FILES_ONE_BY_ONE
+            && self.sync_device(device, files, directories, synced).is_ok()
+        {
             return true;
         }
         let mut missing = Vec::new();
@@ -173,17 +181,29 @@ impl Writeback {
             }
         }
         let Some(first) = missing.first() else { return false };
-        let outcome = self.sync_device(device, &missing, synced);
+        let outcome = self.sync_device(device, files, directories, synced);
         synced.failures.extend(outcome.err().map(|error| failure(first, error)));
         true
     }
 
-    /// Syncs the file system `device`, which is found by what is above the names of `files`, or by those that are open. Where a
-    /// sync failed before, one that is not found is doubtful.
-    fn sync_device(&self, device: u64, files: &[&Known], synced: &mut Synced) -> io::Result<()> {
+    /// Syncs the file system `device`, which is found by what is above the names of `files`, by `directories` that are to be synced
+    /// too, or by files that are open. Where a sync failed before, one that is not found is doubtful.
+    fn sync_device(
+        &self,
+        device: u64,
+        files: &[&Known],
+        directories: &HashSet<PathBuf>,
+        synced: &mut Synced,
+    ) -> io::Result<()> {
         synced.calls += 1;
         let names = files.iter().flat_map(|file| &file.names);
-        let found = directory_on(device, names.flat_map(|name| name.ancestors().skip(1)));
+        let above = names.flat_map(|name| name.ancestors().skip(1));
+        // Those that have lost their names, as all do that are removed, are known by what that changed.
+        let above = above.chain(directories.iter().flat_map(|path| path.ancestors()));
+        let found = match directory_on(device, above) {
+            Ok(None) => directory_on(device, mount_points(device).iter().map(PathBuf::as_path)),
+            found => found,
+        };
         let kept = files.iter().find_map(|file| self.open.get(&file.id));
         match (found, kept) {
             (Ok(Some(directory)), _) => sync_all_of(&directory),
@@ -191,7 +211,7 @@ impl Writeback {
             (_, Some(kept)) => sync_all_of(kept),
             (Err(error), None) => Err(error),
             (Ok(None), None) => {
-                // Mounted where we cannot see it: the one call that reaches it says nothing of errors.
+                // Mounted where we cannot see it: the one call that reaches it says nothing of errors, and waits for all others.
                 rustix::fs::sync();
                 let gone = || io::Error::other("its file system is not there any more");
                 if self.doubtful { Err(gone()) } else { Ok(()) }
@@ -302,6 +322,17 @@ fn directory_on<'a>(
         }
     }
     outcome
+}
+
+/// Where the file system `device` is mounted, as far as this process sees. None of one that gives its files other numbers, as btrfs.
+fn mount_points(device: u64) -> Vec<PathBuf> {
+    let number = format!("{}:{}", major(device), minor(device));
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let fields = mounts.lines().map(|line| line.split(' ').skip(2));
+    let of_it =
+        fields.filter_map(|mut fields| (fields.next()? == number).then(|| fields.nth(1))?);
+    // One with blanks in its path is written otherwise, and not found at it.
+    of_it.map(PathBuf::from).collect()
 }
 
 fn on_device(device: u64, path: &Path) -> io::Result<File> {
@@ -505,6 +536,24 @@ mod tests {
         let found = |path: &Path| directory_on(u64::MAX, path.ancestors());
         assert!(found(&dir.path().join("gone/too")).unwrap().is_none());
         found(&refused(dir.path())).unwrap_err();
+    }
+
+    /// Else all file systems would be synced, and a dead one of them waited for.
+    #[test]
+    fn the_file_system_of_removed_files_is_found_without_their_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut removed = known(7, dir.path());
+        removed.names.clear();
+        let sync = |removed: &Known, directories: &[&Path]| {
+            let mut writeback = Writeback { doubtful: true, ..Writeback::default() };
+            let directories = directories.iter().map(|path| path.to_path_buf()).collect();
+            writeback.sync(&[removed], &directories).failures.len()
+        };
+        assert_eq!(sync(&removed, &[dir.path()]), 0, "by a directory");
+        removed.device = Path::new("/proc").metadata().unwrap().dev();
+        assert_eq!(sync(&removed, &[]), 0, "where it is mounted");
+        removed.device = u64::MAX;
+        assert_eq!(sync(&removed, &[]), 1, "nowhere");
     }
 
     #[test]
