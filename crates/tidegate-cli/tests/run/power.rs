@@ -5,19 +5,18 @@
 //! In every other round the disk has a volatile cache: what it took and was not told to flush is gone too.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::bed::{Bed, Runner, replay};
+use crate::bed::replay;
 use crate::crash::{Workers, a_few, seed, verify};
 #[cfg(feature = "soak")]
 use crate::fsx::built_tool;
 #[cfg(feature = "soak")]
 use crate::postgres::{server_survives, server_user};
-use crate::process_tree::await_nobody_uses;
 use crate::programs::source;
 use crate::support::file_system::FileSystem;
 use crate::support::{Server, ok, scratch, setting, succeed, tool};
@@ -228,34 +227,6 @@ fn the_next_run_recovers_by_itself() {
         "{}",
         succeed(next_boot.args(["--mount", "/bin/sh", "-c", &check]).current_dir(disk.dir.path()))
     );
-}
-
-/// One that waits for a dead disk with its mappings locked: of its environment and mappings the kernel shows nothing, to nobody.
-#[test]
-fn a_process_that_cannot_be_looked_at_stops_nobody() {
-    let (mut disk, bed) = (Disk::new(), Bed::new());
-    let names = a_few(1);
-    let mut killed = Workers::start(&bed.pool(), bed.disk(), &names);
-    killed.wait_for(&names[0], 10);
-    killed.tree.kill();
-    let acks = killed.collect(bed.pool_dir());
-    let told = disk.path("told");
-    rustix::fs::mkfifoat(rustix::fs::CWD, &told, rustix::fs::Mode::RWXU).unwrap();
-    let mut command = Runner::Plain.command("/usr/bin/python3", &disk.mount_point());
-    command.arg(source("stuck.py")).arg(&told);
-    let mut workers = Workers::spawn(command, &disk.pool());
-    workers.wait_for_line("synced");
-    disk.freeze();
-    std::fs::write(&told, "").unwrap();
-    while !workers.tree.has_stuck() {}
-    // Finds what the killed tree has left, and takes over.
-    let run = Runner::Run(&bed.pool()).script("echo done", Path::new("/"));
-    assert_eq!(run, "done\nexit status: 0\n");
-    verify(bed.disk(), &acks);
-    workers.tree.kill();
-    disk.power_off();
-    workers.collect(disk.dir.path());
-    await_nobody_uses(&bed.pool());
 }
 
 #[test]

@@ -58,13 +58,6 @@ impl ProcessTree {
         found
     }
 
-    /// One of them waits for a disk with its mappings locked.
-    pub(crate) fn has_stuck(&self) -> bool {
-        let Found { shown, stuck } = look_for_members(&self.pool, &self.mark, |_| true);
-        let groups: HashSet<_> = shown.into_iter().filter_map(group).collect();
-        stuck.into_iter().filter_map(group).any(|group| groups.contains(&group))
-    }
-
     /// Those that were not killed. One that waits for a disk with its mappings locked is known by its group alone.
     fn members(&mut self) -> Vec<i32> {
         let Found { shown, stuck } =
