@@ -92,17 +92,14 @@ fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
     Ok(number(&file.metadata()?) == number(&std::fs::metadata(path)?))
 }
 
-/// Refuses a backing that holds a pool, which the log's writes would destroy.
+/// The pool that the backing holds, if it does, and which the log's writes would destroy.
 ///
 /// # Errors
-/// It does, or it cannot be read.
-pub(crate) fn refuse_pool(address: &BackingAddress, backing: &Backing) -> Result<()> {
-    match glance(&backing.lock).with_context(|| format!("cannot read the backing {address}"))? {
-        Glance::Unknown(_) => Ok(()),
-        found => bail!(
-            "the backing {address} holds {found}, which the writes to the log would destroy; --force uses it all the same"
-        ),
-    }
+/// It cannot be read.
+pub(crate) fn pool_in(address: &BackingAddress, backing: &Backing) -> Result<Option<Glance>> {
+    let found = glance(&backing.lock);
+    let found = found.with_context(|| format!("cannot read the backing {address}"))?;
+    Ok(Some(found).filter(|found| !matches!(found, Glance::Unknown(_))))
 }
 
 fn binding_of(path: &Path) -> Result<Binding> {

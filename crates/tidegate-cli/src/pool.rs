@@ -148,9 +148,13 @@ fn open_log(args: &ServeArgs, region: Arc<Region>) -> Result<Pool> {
     let opened = LogPool::open(Arc::clone(&region)).map_err(LogDeviceError::from);
     let opened = opened.map_err(|error| refused(error, args))?;
     // One that this log was before already may hold whatever was written to it.
-    let is_known = has_records_of(&opened, &backing.binding);
-    if !args.force && !is_known.map_err(|error| refused(error, args))? {
-        backing::refuse_pool(address, &backing)?;
+    if !args.force
+        && let Some(found) = backing::pool_in(address, &backing)?
+        && !has_records_of(&opened, &backing.binding).map_err(|error| refused(error, args))?
+    {
+        bail!(
+            "the backing {address} holds {found}, which the writes to the log would destroy; --force uses it all the same"
+        );
     }
     let options = LogDeviceOptions { adopt_foreign: args.force, ..LogDeviceOptions::default() };
     let Backing { device: backing, binding, lock } = backing;

@@ -62,8 +62,8 @@ fn dax_mount(line: &[u8]) -> Option<PathBuf> {
     found.then(|| PathBuf::from(std::ffi::OsString::from_vec(unescaped(mount))))
 }
 
-/// A field of `/proc/mounts`, where blanks and backslashes are three octal digits behind a backslash.
-fn unescaped(field: &[u8]) -> Vec<u8> {
+/// A field of `/proc/mounts` or `/proc/self/mountinfo`, where blanks and backslashes are three octal digits behind a backslash.
+pub(super) fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let [first, behind @ ..] = rest {

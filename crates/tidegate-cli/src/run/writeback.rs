@@ -15,6 +15,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use rustix::fs::{OFlags, StatVfsMountFlags, major, minor};
 use rustix::io::Errno;
@@ -22,13 +23,17 @@ use rustix::process::{Resource, getrlimit};
 use tidegate::log::recover::{finish_writing, start_writing};
 use tidegate::log::{AppendError, LockError};
 
-use super::backlog::Known;
+use super::backlog::{Known, as_path};
 use super::pace::Part;
+use super::place::unescaped;
 
 /// With more files than this on one file system, one sync of all of it costs less.
 const FILES_ONE_BY_ONE: usize = 64;
-/// Descriptors that stay open between the start of writing and the sync.
-const OPEN_MOST: usize = 512;
+/// Descriptors that stay open between the start of writing and the sync: so few that others are left, whatever the limit.
+static OPEN_MOST: LazyLock<usize> = LazyLock::new(|| {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit / 4).unwrap_or(usize::MAX).min(512)
+});
 
 /// What could not be made durable.
 #[derive(Debug)]
@@ -73,7 +78,7 @@ pub(crate) struct Writeback {
 impl Writeback {
     /// Starts to write a part of `file`, and does not wait for it.
     pub(super) fn start(&mut self, file: &Known, part: Part) {
-        if self.open.len() >= open_most() && !self.open.contains_key(&file.id) {
+        if self.open.len() >= *OPEN_MOST && !self.open.contains_key(&file.id) {
             return;
         }
         if let Ok(opened) = self.opened(file) {
@@ -176,7 +181,7 @@ impl Writeback {
                     synced.failures.extend(failed);
                 }
             }
-            if self.open.len() > open_most() {
+            if self.open.len() > *OPEN_MOST {
                 self.open.remove(&file.id);
             }
         }
@@ -218,12 +223,6 @@ impl Writeback {
             }
         }
     }
-}
-
-/// The descriptors that may stay open: so few that others are left, whatever the limit.
-fn open_most() -> usize {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(limit / 4).unwrap_or(OPEN_MOST).min(OPEN_MOST)
 }
 
 /// What a sync told of the disk. Its number is that of a write that failed, out of memory for one, and is told once: it never passes
@@ -326,13 +325,15 @@ fn directory_on<'a>(
 
 /// Where the file system `device` is mounted, as far as this process sees. None of one that gives its files other numbers, as btrfs.
 fn mount_points(device: u64) -> Vec<PathBuf> {
-    let number = format!("{}:{}", major(device), minor(device));
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let fields = mounts.lines().map(|line| line.split(' ').skip(2));
-    let of_it =
-        fields.filter_map(|mut fields| (fields.next()? == number).then(|| fields.nth(1))?);
-    // One with blanks in its path is written otherwise, and not found at it.
-    of_it.map(PathBuf::from).collect()
+    let number = format!("{}:{}", major(device), minor(device)).into_bytes();
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let point = |line: &[u8]| {
+        let mut fields = line.split(|byte| *byte == b' ').skip(2);
+        let is_of_it = fields.next()? == number;
+        let point = fields.nth(1).filter(|_| is_of_it)?;
+        Some(as_path(&unescaped(point)).to_path_buf())
+    };
+    mounts.split(|byte| *byte == b'\n').filter_map(point).collect()
 }
 
 fn on_device(device: u64, path: &Path) -> io::Result<File> {
