@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
+use crate::support::once::once_per_run;
 use crate::support::{succeed, tool};
 
 /// Directory of the sources.
@@ -24,12 +25,14 @@ pub(crate) fn compiled(name: &str, flags: &[&str]) -> PathBuf {
 
 fn compile(name: &str, flags: &[&str], key: &str) -> PathBuf {
     let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join(key);
-    // Another run of the tests may be about it too.
-    let made = binary.with_extension(std::process::id().to_string());
-    let mut cc = tool("cc", "gcc");
-    cc.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&made);
-    succeed(cc.args(sources(name)).args(flags));
-    std::fs::rename(made, &binary).expect("it was made");
+    once_per_run(key, || {
+        // A test of another run may execute the old one at this moment.
+        let made = binary.with_extension(std::process::id().to_string());
+        let mut cc = tool("cc", "gcc");
+        cc.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&made);
+        succeed(cc.args(sources(name)).args(flags));
+        std::fs::rename(made, &binary).expect("it was made");
+    });
     binary
 }
 

@@ -3,6 +3,7 @@
 
 pub mod abandoned;
 pub mod file_system;
+pub mod once;
 pub mod random;
 
 use std::ffi::OsStr;
@@ -45,10 +46,12 @@ pub fn tidegate() -> Command {
 pub fn preload_library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--locked", "-p", "tidegate-preload"]);
-        cargo.args((!cfg!(debug_assertions)).then_some("--release"));
-        succeed(cargo.current_dir(env!("CARGO_MANIFEST_DIR")));
+        once::once_per_run("preload", || {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--quiet", "--locked", "-p", "tidegate-preload"]);
+            cargo.args((!cfg!(debug_assertions)).then_some("--release"));
+            succeed(cargo.current_dir(env!("CARGO_MANIFEST_DIR")));
+        });
         Path::new(env!("CARGO_BIN_EXE_tidegate")).with_file_name("libtidegate_preload.so")
     })
 }
