@@ -1,13 +1,14 @@
 //! Block devices in this process, side by side: `bench block`.
 //!
 //! Invariants:
-//! 1. All devices are made, filled and kept open before the first run, each on a pool of its own; pools have no name
-//!    any more once open, so nothing is left behind however the run ends.
-//! 2. Policies take turns: repetition by repetition each runs once, so that a pair to compare ran within seconds.
-//! 3. A DRAM tier stands over a BTT of its own, stays open between cells of one cache size, and is flushed after each
-//!    run: nothing of one run is written back while another is measured.
+//! 1. All devices are made, filled and kept open before the first run, each on a pool of its own;
+//!    pools have no name any more once open, so nothing is left behind however the run ends.
+//! 2. Policies take turns: repetition by repetition each runs once, so that a pair to compare ran
+//!    within seconds.
+//! 3. A DRAM tier stands over a BTT of its own, stays open between cells of one cache size, and is
+//!    flushed after each run: nothing of one run is written back while another is measured.
 
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,74 +18,17 @@ use tidegate::dram::{self, DramTier, Phases};
 use tidegate::pmem::{Domain, Region, RegionOptions};
 use tidegate::raw::{self, RawDevice, RawOptions};
 
-use crate::args::BlockArgs;
+use crate::block_args::BlockArgs;
 use crate::error::{BenchError, Result};
 use crate::floor::BareCopy;
 use crate::measure::{Collector, Key, Op, Sample, Series, Traffic};
 use crate::peers::libpmemblk::PmemBlk;
-use crate::plan::{Cell, MATRIX_CACHES};
+use crate::plan::{self, Cell, MATRIX_CACHES};
+use crate::policy::Policy;
 use crate::progress::Progress;
 use crate::tiers::{Breakdown, IdleRow, Place, TierReport};
+use crate::trace::Trace;
 use crate::workload::{Outcome, Stop, Workload};
-
-/// What is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
-    /// The bare memory: blocks may tear.
-    Raw,
-    /// The block translation table.
-    Btt,
-    /// A DRAM tier over the block translation table.
-    Tier(dram::Policy),
-    /// Bare streaming copies: the floor.
-    Copy,
-    /// PMDK's block translation table.
-    Libpmemblk,
-}
-
-impl Policy {
-    /// All that can be compared, in the order of tables and messages.
-    pub(crate) const ALL: [Self; 11] = [
-        Self::Raw,
-        Self::Btt,
-        Self::Tier(dram::Policy::Transit),
-        Self::Tier(dram::Policy::TransitNoEager),
-        Self::Tier(dram::Policy::TransitNoBypass),
-        Self::Tier(dram::Policy::Pmbd),
-        Self::Tier(dram::Policy::Pmbd70),
-        Self::Tier(dram::Policy::Lru),
-        Self::Tier(dram::Policy::Coactive),
-        Self::Copy,
-        Self::Libpmemblk,
-    ];
-
-    /// The name on the command line and in rows.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Btt => "btt",
-            Self::Tier(policy) => policy.name(),
-            Self::Copy => "copy",
-            Self::Libpmemblk => "peer:libpmemblk",
-        }
-    }
-
-    /// It has a DRAM tier.
-    pub fn has_tier(self) -> bool {
-        matches!(self, Self::Tier(_))
-    }
-}
-
-impl FromStr for Policy {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        Self::ALL.into_iter().find(|policy| policy.name() == text).ok_or_else(|| {
-            let known = Self::ALL.map(Self::name).join(", ");
-            format!("policy {text} is not known; known are {known}")
-        })
-    }
-}
 
 /// Case of a bare copy with the fence that makes it durable.
 pub(crate) const COPY_ONE_FENCE: &str = "bare-copy-1-fence";
@@ -129,7 +73,7 @@ impl Subject {
         }
     }
 
-    /// It runs `cell`. Both copies read alike: one of them is enough.
+    /// It runs `cell`. Reads of both copies are one measurement: one of them is enough.
     fn wants(&self, cell: &Cell) -> bool {
         let twice = self.case == Case::Copy { fences: 1 } && cell.read_pct > 0;
         cell.wanted.has(self.policy) && !twice
@@ -150,10 +94,10 @@ impl Subject {
     }
 
     /// What requests go to.
-    fn top(&self) -> &dyn BlockDevice {
+    fn top(&self) -> Arc<dyn BlockDevice> {
         match &self.tier {
-            Some((_, tier)) => &**tier,
-            None => &*self.device,
+            Some((_, tier)) => Arc::clone(tier) as _,
+            None => Arc::clone(&self.device),
         }
     }
 
@@ -188,8 +132,8 @@ pub fn planned(args: &BlockArgs) -> Duration {
         + args.policies.iter().filter(|&&policy| policy == Policy::Copy).count();
     let tiers = args.policies.iter().filter(|policy| policy.has_tier());
     let mut planned = fill_cost(args) * u32::try_from(subjects).unwrap_or(u32::MAX);
-    planned += tiers.map(|_| SETTLING_TIME + IDLE_TIME).sum::<Duration>();
-    for cell in args.cells() {
+    planned += tiers.map(|_| REST_DELAY + IDLE_TIME).sum::<Duration>();
+    for cell in plan::cells(args) {
         let wanting = args.policies.iter().filter(|&&policy| cell.wanted.has(policy));
         planned += wanting.map(|_| step_cost(&cell)).sum::<Duration>() * args.common.repetitions;
     }
@@ -215,10 +159,11 @@ const WRITE_COST: Duration = Duration::from_micros(3);
 /// Share of a run's time that is run before it without being counted.
 const WARM_UP_SHARE: f64 = 0.1;
 
-/// How long a tier is watched that nobody uses.
+/// How long a tier without requests is watched.
 const IDLE_TIME: Duration = Duration::from_millis(300);
-/// Time from the last request until a tier is at rest: its threads look on for some milliseconds before they sleep.
-const SETTLING_TIME: Duration = Duration::from_millis(50);
+/// Time from the last request until a tier is at rest: its threads look on for some milliseconds
+/// before they sleep.
+const REST_DELAY: Duration = Duration::from_millis(50);
 
 /// Measures all cells that `args` name.
 ///
@@ -231,12 +176,13 @@ pub fn measure(args: &BlockArgs, progress: &mut Progress) -> Result<(Vec<Series>
         subjects: Vec::new(),
         collector: Collector::default(),
         tiers: TierReport { paper: args.is_paper(), ..TierReport::default() },
+        trace: args.trace.as_deref(),
     };
     for &policy in &args.policies {
         open(policy, args, &mut run.subjects)?;
     }
     run.fill(progress)?;
-    for cell in args.cells() {
+    for cell in plan::cells(args) {
         run.cell(&cell, progress)?;
     }
     run.idle(progress)?;
@@ -249,11 +195,13 @@ struct Run<'a> {
     subjects: Vec<Subject>,
     collector: Collector,
     tiers: TierReport,
+    /// Where the requests of the next run are written.
+    trace: Option<&'a Path>,
 }
 
 impl Run<'_> {
     fn fill(&self, progress: &mut Progress) -> Result<()> {
-        let Some(cell) = self.args.cells().into_iter().next() else { return Ok(()) };
+        let Some(cell) = plan::cells(self.args).into_iter().next() else { return Ok(()) };
         for subject in &self.subjects {
             let name = subject.policy.name();
             progress.step(&format!("{name}: write every block once"), fill_cost(self.args));
@@ -284,7 +232,10 @@ impl Run<'_> {
         let measured = cell.workload(self.args);
         warm_up(subject, cell, &measured, self.args)?;
         let (phases, traffic) = (subject.phases(), subject.traffic());
-        let outcome = measured.run(subject.top()).map_err(subject.failed())?;
+        let outcome = match self.trace.take() {
+            Some(path) => run_traced(subject, &measured, path)?,
+            None => measured.run(&*subject.top()).map_err(subject.failed())?,
+        };
         let traffic = subject.traffic().zip(traffic).map(|(after, before)| after.since(before));
         let phases = phases.zip(subject.phases());
         subject.top().flush().map_err(subject.failed())?;
@@ -303,19 +254,18 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Watches each tier while nobody uses it and no other is open.
+    /// Watches each tier while it has no requests and no other tier is open.
     fn idle(&mut self, progress: &mut Progress) -> Result<()> {
         self.subjects.iter_mut().try_for_each(Subject::close_cache)?;
         for subject in self.subjects.iter_mut().filter(|subject| subject.policy.has_tier()) {
-            progress
-                .step(&format!("{}: at rest", subject.policy.name()), SETTLING_TIME + IDLE_TIME);
+            progress.step(&format!("{}: at rest", subject.policy.name()), REST_DELAY + IDLE_TIME);
             subject.set_cache(MATRIX_CACHES[0])?;
             if let Some((_, tier)) = &subject.tier {
                 let block = vec![1; self.args.block_size as usize];
                 tier.write(0, &block, tidegate::device::WriteFlags::default())
                     .and_then(|()| tier.flush())
                     .map_err(subject.failed())?;
-                std::thread::sleep(SETTLING_TIME);
+                std::thread::sleep(REST_DELAY);
                 self.tiers.idle.push(IdleRow::watch(tier.summary(), IDLE_TIME));
             }
             subject.close_cache()?;
@@ -324,7 +274,16 @@ impl Run<'_> {
     }
 }
 
-/// The same load for a while with other blocks; where the cell wants a full cache, until it has overrun.
+/// Runs `workload` on a subject, and writes its requests to the file `path`.
+fn run_traced(subject: &Subject, workload: &Workload, path: &Path) -> Result<Outcome> {
+    let trace = Trace::create(subject.top(), path)?;
+    let outcome = workload.run(&trace).map_err(subject.failed())?;
+    trace.finish()?;
+    Ok(outcome)
+}
+
+/// Runs the load of `cell` for a while with other blocks; where the cell wants a full cache, until
+/// it has overrun.
 fn warm_up(subject: &Subject, cell: &Cell, measured: &Workload, args: &BlockArgs) -> Result<()> {
     let stop = match measured.stop {
         _ if cell.overrun && subject.tier.is_some() => {
@@ -336,7 +295,7 @@ fn warm_up(subject: &Subject, cell: &Cell, measured: &Workload, args: &BlockArgs
     };
     let (tick, seed) = (Duration::ZERO, !args.seed);
     let workload = Workload { stop, tick, seed, ..measured.clone() };
-    workload.run(subject.top()).map_err(subject.failed())?;
+    workload.run(&*subject.top()).map_err(subject.failed())?;
     if cell.overrun { Ok(()) } else { subject.top().flush().map_err(subject.failed()) }
 }
 
@@ -425,7 +384,8 @@ fn open_libpmemblk(args: &BlockArgs) -> Result<Subject> {
     Ok(Subject::new(Policy::Libpmemblk, Arc::new(device), None))
 }
 
-/// Size of a pool that holds a working set of `size_bytes`: blocks in flight, map, log and headers come on top.
+/// Size of a pool that holds a working set of `size_bytes`: blocks in flight, map, log and headers
+/// come on top.
 pub(crate) fn pool_bytes(size_bytes: u64) -> u64 {
     size_bytes + size_bytes / 64 + (16 << 20)
 }

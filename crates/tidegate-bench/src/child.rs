@@ -11,7 +11,8 @@ use crate::error::{BenchError, Result};
 /// How long a program may take until it serves.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// A running program; dropping it kills and reaps it. Where this process dies first the kernel kills the program.
+/// A running program; dropping it kills and reaps it. Where this process dies first the kernel
+/// kills the program.
 pub(crate) struct Child {
     program: String,
     process: std::process::Child,
@@ -28,7 +29,8 @@ impl Child {
         let mut process = command.spawn().map_err(BenchError::os("start", program))?;
         let stdout = process.stdout.take().expect("stdout is piped");
         let (sender, lines) = channel();
-        // Ends with the program's output; reads on after the receiver lost interest, lest the program block.
+        // Ends with the program's output; reads on after the receiver lost interest, lest the
+        // program block.
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(std::result::Result::ok) {
                 let _ = sender.send(line);
@@ -58,7 +60,8 @@ impl Child {
         }
     }
 
-    /// Waits until a connection to `socket` is accepted. The program tells nobody when, so ask now and then.
+    /// Waits until a connection to `socket` is accepted. The program does not report when, so ask
+    /// now and then.
     pub(crate) fn wait_for_socket(&mut self, socket: &Path) -> Result<()> {
         let deadline = Instant::now() + START_LIMIT;
         while std::os::unix::net::UnixStream::connect(socket).is_err() {

@@ -6,9 +6,9 @@ use crate::report::Report;
 const BEGIN: &str = "<!-- table: ";
 const END: &str = "<!-- end -->";
 
-/// `page` with the text between each `<!-- table: NAME -->` and the next `<!-- end -->` replaced by that table of
-/// `report`; `machine` is the machine, `machine-programs` and `machine-run` the same of runs that measured such programs.
-/// Tables that the run did not measure stay as they are.
+/// `page` with the text between each `<!-- table: NAME -->` and the next `<!-- end -->` replaced by
+/// that table of `report`; `machine` is the machine, `machine-programs` and `machine-run` the same
+/// of runs that measured such programs. Tables that the run did not measure stay as they are.
 ///
 /// # Errors
 /// [`BenchError::Usage`] where a marker has no name or no end.

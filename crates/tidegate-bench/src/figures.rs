@@ -1,11 +1,12 @@
-//! The figures of the Caiti paper: each a table of policies by one varied parameter, and a plot of the same numbers.
+//! The figures of the Caiti paper: each a table of policies by one varied parameter, and a plot of
+//! the same numbers.
 
-use crate::block::Policy;
 use crate::measure::{Key, Op, Sample, Series, Spread};
 use crate::plan::{
     BURST_CASE, CACHES, DEPTH, DEPTHS, DUTIES, FLUSH_BYTES, MATRIX_CACHES, MATRIX_THREADS,
     READ_CASE, duty_case, flush_case, overrun_case, size_name,
 };
+use crate::policy::Policy;
 use crate::table::Table;
 
 /// One figure.
@@ -25,13 +26,15 @@ pub(crate) struct Figure {
 pub(crate) enum Style {
     /// The numbers, joined to lines.
     Lines,
-    /// Ratios to `btt`, joined: the numbers themselves differ more between columns than between policies.
+    /// Ratios to `btt`, joined: the numbers themselves differ more between columns than between
+    /// policies.
     Ratios,
     /// The numbers alone: columns have nothing to do with each other.
     Dots,
 }
 
-/// Shares of the largest number below which a line is left out of a plot, such as flushes of devices that hold nothing back.
+/// Shares of the largest number below which a line is left out of a plot, such as flushes of
+/// devices that hold nothing back.
 const PLOTTED_SHARE: f64 = 1e-3;
 
 /// One value of what varies.
@@ -91,8 +94,9 @@ impl Figure {
 
     fn line(&self, policy: &str, series: &[Series]) -> Line {
         let value = |column: &Column| {
-            let mut alike = series.iter();
-            let found = alike.find(|series| series.key.policy == policy && column.is(&series.key));
+            let mut matching = series.iter();
+            let found =
+                matching.find(|series| series.key.policy == policy && column.is(&series.key));
             found.map(|series| series.spread(self.value))
         };
         let values = self.columns.iter().map(value).collect();

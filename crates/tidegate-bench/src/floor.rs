@@ -1,4 +1,5 @@
-//! The floor under every block device on persistent memory: the bare stores, with nothing decided or translated.
+//! The floor under every block device on persistent memory: the bare stores, with nothing decided
+//! or translated.
 
 use std::sync::Arc;
 
@@ -10,11 +11,11 @@ type Result<T> = std::result::Result<T, DeviceError>;
 /// Bytes of the commit word of a block.
 const WORD_BYTES: u64 = 8;
 
-/// Blocks copied to their place by streaming stores, and nothing that makes them atomic.
+/// Blocks copied to their offset by streaming stores, and nothing that makes them atomic.
 ///
-/// With one fence a write is the copy and the fence that makes it durable. With two, an 8-byte word of the block in
-/// a table behind the data is then stored, its line written back and fenced: the least that any engine needs
-/// which commits data by a pointer.
+/// With one fence a write is the copy and the fence that makes it durable. With two, an 8-byte word
+/// of the block in a table behind the data is then stored, its line written back and fenced: the
+/// least that any engine needs which commits data by a pointer.
 pub(crate) struct BareCopy {
     region: Arc<Region>,
     block_bytes: u32,
@@ -23,7 +24,8 @@ pub(crate) struct BareCopy {
 }
 
 impl BareCopy {
-    /// All of `region` as blocks of `block_bytes` with a word each; `commit` adds word and second fence.
+    /// All of `region` as blocks of `block_bytes` with a word each; `commit` adds word and second
+    /// fence.
     pub(crate) fn new(region: Arc<Region>, block_bytes: u32, commit: bool) -> Self {
         let blocks = region.len_bytes() / (u64::from(block_bytes) + WORD_BYTES);
         Self { region, block_bytes, blocks, commit }

@@ -5,7 +5,9 @@ use plotters::prelude::*;
 
 use crate::log;
 use crate::measure::{Key, Series};
+use crate::plots;
 use crate::report::Report;
+use crate::svg::{Drawn, svg};
 
 const STYLE: &str = "body{font:15px system-ui,sans-serif;margin:2em auto;max-width:1100px;padding:0 1em;color:#222}\
 table{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto}\
@@ -17,9 +19,6 @@ const PLOT_SIZE: (u32, u32) = (530, 300);
 
 /// The percentiles of a latency curve.
 const PERCENTILES: [&str; 5] = ["p50", "p99", "p99.9", "p99.99", "max"];
-
-/// Result of drawing into a string, which can only fail in the drawing library.
-pub(crate) type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 
 /// The page of `report`.
 pub(crate) fn page(report: &Report) -> String {
@@ -34,11 +33,11 @@ pub(crate) fn page(report: &Report) -> String {
             body {
                 h1 { "Tidegate benchmarks" }
                 @for line in report.machine.to_string().lines() { p { (line) } }
-                @if report.tiers.paper { (crate::plots::paper(report)) }
+                @if report.tiers.paper { (plots::paper(report)) }
                 @for table in report.tables() { (table.html()) }
                 @if !report.tiers.paper {
                     h2 { "Plots" }
-                    @for group in groups(&report.series) { (plots(&group)) }
+                    @for group in groups(&report.series) { (plots_of(&group)) }
                 }
             }
         }
@@ -66,22 +65,13 @@ fn conditions(key: &Key) -> String {
     format!("{place}: {op} of {} bytes, {threads} threads, depth {depth}", key.block_bytes)
 }
 
-fn plots(group: &[&Series]) -> Markup {
+fn plots_of(group: &[&Series]) -> Markup {
     let title = conditions(&group[0].key);
     html! {
         div class="plots" {
             (svg(|text| bars(text, &format!("ops/s, {title}"), group)))
             (svg(|text| curves(text, &format!("latency µs, {title}"), group)))
         }
-    }
-}
-
-/// What `draw` draws, or why it could not.
-pub(crate) fn svg(draw: impl Fn(&mut String) -> Drawn) -> Markup {
-    let mut text = String::new();
-    match draw(&mut text) {
-        Ok(()) => PreEscaped(text),
-        Err(error) => html! { p { "No plot: " (error) } },
     }
 }
 

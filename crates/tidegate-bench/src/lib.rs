@@ -3,16 +3,17 @@
 //! Every comparison is made in one run, repetition by repetition in turns, by one harness:
 //!
 //! - [`workload`] and [`pattern`]: what is requested, from a seed, and how latencies are taken;
-//! - [`block`]: devices in this process and DRAM tiers over them, against the floor of bare copies and
-//!   [`peers::libpmemblk`]; `plan` says which cells, [`tiers`] and [`timeline`] what is asked of tiers besides latencies;
+//! - [`block`]: devices in this process and DRAM tiers over them, against the floor of bare copies
+//!   and [`peers::libpmemblk`]; `plan` says which cells, [`tiers`] and [`timeline`] what is asked
+//!   of tiers besides latencies;
 //! - [`nbd`]: servers over unix sockets, driven by fio and nbdcopy;
 //! - [`open`]: opening after a crash;
 //! - [`log`]: the log in this process, and programs under `tidegate run`;
 //! - [`programs`]: databases and fio on a file system over NBD;
-//! - [`measure`], [`targets`], [`report`], [`table`], [`docs`]: medians, ratios, verdicts, and where they go; `figures`
-//!   and `plots` are those of the Caiti paper.
+//! - [`measure`], [`targets`], [`report`], [`table`], [`docs`], `publish`: medians, ratios,
+//!   verdicts, and where they go; `figures` and `plots` are those of the Caiti paper.
 //!
-//! Entry points: [`args::BenchCommand`] for `tidegate bench`, [`suite::SuiteArgs`] for `make bench`.
+//! Entry points: [`args::Command`] for `tidegate bench`, [`suite::SuiteArgs`] for `make bench`.
 
 #![allow(
     clippy::cast_precision_loss,
@@ -21,7 +22,9 @@
 
 pub mod args;
 pub mod block;
+pub mod block_args;
 mod child;
+pub mod common;
 pub mod docs;
 pub mod error;
 mod figures;
@@ -33,17 +36,22 @@ pub mod machine;
 pub mod measure;
 pub mod nbd;
 pub mod open;
+pub mod output;
 pub mod pattern;
 pub mod peers;
 mod plan;
 mod plots;
+pub mod policy;
 pub mod programs;
 pub mod progress;
+mod publish;
 pub mod report;
 pub mod suite;
+mod svg;
 pub mod table;
 pub mod targets;
 mod tier_targets;
 pub mod tiers;
 pub mod timeline;
+mod trace;
 pub mod workload;

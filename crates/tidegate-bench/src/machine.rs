@@ -28,7 +28,7 @@ pub struct Machine {
     pub media: String,
     /// Cost of one reading of the clock in nanoseconds, inside every latency measured in process.
     pub clock_overhead_ns: f64,
-    /// Load average over a minute before the run: above 0, others had a share of the CPUs.
+    /// Load average over a minute before the run: above 0, other programs had a share of the CPUs.
     pub load_average: String,
     /// Seconds of one run; 0 where a run is a single operation.
     pub seconds: f64,

@@ -2,13 +2,15 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use tidegate_bench::args::BenchCommand;
-use tidegate_bench::open::{ChildCommand, OpenArgs};
-use tidegate_bench::programs::ProgramsArgs;
+use clap::Parser;
+use tidegate_bench::args::Command;
 use tidegate_bench::suite::SuiteArgs;
 
-/// Measures Tidegate beside its peers; without a command, all of docs/benchmarks.md but its last part, which `programs` measures
+const FAILED: u8 = 1;
+const WRONG_USAGE: u8 = 2;
+
+/// Measures Tidegate beside its peers; without a command, all of docs/benchmarks.md but its last
+/// part, which `programs` measures
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-bench", version, args_conflicts_with_subcommands = true)]
 struct Cli {
@@ -18,32 +20,38 @@ struct Cli {
     suite: SuiteArgs,
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    #[command(flatten)]
-    Bench(BenchCommand),
-    /// Opening a BTT after a crash: time and memory
-    Open(OpenArgs),
-    /// Databases and fio on ext4 over NBD, with and without DRAM tiers (needs root)
-    Programs(ProgramsArgs),
-    #[command(flatten)]
-    Child(ChildCommand),
-}
-
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if !error.use_stderr() => {
+            // Help or version, asked for: a closed pipe is no failure.
+            let _ = error.print();
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => return fail(&format!("{} (see --help)", first_part(&error)), WRONG_USAGE),
+    };
     let result = match &cli.command {
-        Some(Command::Bench(command)) => command.run(),
-        Some(Command::Open(args)) => args.report().and_then(|report| report.publish(&args.output)),
-        Some(Command::Programs(args)) => args.run(),
-        Some(Command::Child(command)) => command.run(),
+        Some(command) => command.run(),
         None => cli.suite.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("tidegate-bench: {}", error.with_causes());
-            ExitCode::from(if error.is_usage() { 2 } else { 1 })
+            fail(&error.with_causes(), if error.is_usage() { WRONG_USAGE } else { FAILED })
         }
     }
+}
+
+/// Prints `message` as one line on standard error.
+fn fail(message: &str, status: u8) -> ExitCode {
+    eprintln!("tidegate-bench: {}", message.split_whitespace().collect::<Vec<_>>().join(" "));
+    ExitCode::from(status)
+}
+
+/// The parser's message without its usage block.
+fn first_part(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let message = text.split("\n\nUsage:").next().unwrap_or(&text);
+    let message = message.split("\n\nFor more information").next().unwrap_or(message);
+    message.trim_start_matches("error: ").to_owned()
 }

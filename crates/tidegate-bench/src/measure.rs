@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! 1. Every number reported is the median over repetitions, except `max_ns`, which is the largest.
-//! 2. Ratios are taken pair by pair: repetition i of the subject against repetition i of the baseline, which ran
-//!    next to each other; the median of these ratios is reported with the smallest and the largest.
+//! 2. Ratios are taken pair by pair: repetition i of the subject against repetition i of the
+//!    baseline, which ran next to each other; the median of these ratios is reported with the
+//!    smallest and the largest.
 
 use serde::{Deserialize, Serialize};
 
@@ -202,7 +203,8 @@ impl Series {
         Spread::of(self.samples.iter().map(value)).expect("a series has a sample")
     }
 
-    /// Ratios of `value` to that of `baseline`, repetition by repetition; `None` where the baseline is zero.
+    /// Ratios of `value` to that of `baseline`, repetition by repetition; `None` where the baseline
+    /// is zero.
     pub fn ratio(&self, baseline: &Self, value: impl Fn(&Sample) -> f64) -> Option<Spread> {
         let pairs = self.samples.iter().zip(&baseline.samples);
         let ratios = pairs.map(|(mine, theirs)| value(mine) / value(theirs));
@@ -231,7 +233,8 @@ impl Series {
         }
     }
 
-    /// Median over the repetitions of `part` of the traffic for each request; `None` where it cannot be seen.
+    /// Median over the repetitions of `part` of the traffic for each request; `None` where it
+    /// cannot be seen.
     pub fn traffic_per_op(&self, part: impl Fn(&Traffic) -> u64) -> Option<f64> {
         let each =
             |sample: &Sample| Some(part(sample.traffic.as_ref()?) as f64 / sample.ops as f64);

@@ -1,8 +1,8 @@
 //! NBD servers over unix sockets, side by side: `bench nbd`.
 //!
 //! Invariants:
-//! 1. All servers run during the whole measurement, idle unless it is their turn; each is filled once by nbdcopy
-//!    with random bytes before the first run that counts.
+//! 1. All servers run during the whole measurement, idle unless it is their turn; each is filled
+//!    once by nbdcopy with random bytes before the first run that counts.
 //! 2. Servers take turns: repetition by repetition each is measured once under the same conditions.
 //! 3. Every server ends with this process, however that ends.
 
@@ -11,16 +11,18 @@ use std::process::Command;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use tempfile::TempDir;
 use tidegate::btt::{BttError, BttOptions};
 use tidegate::pmem::{Domain, Region, RegionOptions};
 
-use crate::args::NbdArgs;
 use crate::block::pool_bytes;
 use crate::child::{Child, find_program, output_of};
+use crate::common::CommonArgs;
 use crate::error::{BenchError, Result};
 use crate::fio::FioRun;
 use crate::measure::{Collector, Key, Op, Sample, Series};
+use crate::output::OutputArgs;
 use crate::pattern::Rng;
 use crate::progress::Progress;
 
@@ -67,6 +69,35 @@ impl FromStr for Policy {
         let found = all.into_iter().find(|policy| policy.name() == text);
         found.ok_or_else(|| format!("server {text} is not known; known are {known}"))
     }
+}
+
+/// Arguments of `bench nbd`.
+#[derive(Debug, Clone, Args)]
+pub struct NbdArgs {
+    /// Servers to compare: btt, peer:nbdkit-memory, peer:nbdkit-file, peer:qemu-nbd
+    #[arg(
+        long,
+        value_name = "A,B,..",
+        value_delimiter = ',',
+        default_value = "btt,peer:nbdkit-memory,peer:nbdkit-file,peer:qemu-nbd"
+    )]
+    pub policies: Vec<Policy>,
+    /// Jobs of fio, each a process with a connection, one case for each number
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2")]
+    pub threads: Vec<usize>,
+    /// Requests in flight of each job, one case for each number
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,32")]
+    pub iodepth: Vec<u32>,
+    /// Command that serves the BTT; {pool} and {socket} stand for the paths [default: the tidegate
+    /// beside this program]
+    #[arg(long, value_name = "COMMAND")]
+    pub server: Option<String>,
+    /// What all measurements share.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// Where results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// A running server.
@@ -122,7 +153,8 @@ pub fn measure(args: &NbdArgs, progress: &mut Progress) -> Result<Vec<Series>> {
     Ok(collector.into_series())
 }
 
-/// Whether all programs are there that [`measure`] will need: better known before other measurements run for minutes.
+/// Whether all programs are there that [`measure`] will need: better known before other
+/// measurements run for minutes.
 ///
 /// # Errors
 /// [`BenchError::Missing`], or [`BenchError::Program`] for our own server.
@@ -325,7 +357,8 @@ pub(crate) fn this_server() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The words of a command with `{pool}` and `{socket}` in it, split at spaces before they are filled in.
+/// The words of a command with `{pool}` and `{socket}` in it, split at spaces before they are
+/// filled in.
 fn words<'a>(
     template: &'a str,
     pool: &Path,

@@ -1,8 +1,8 @@
 //! Opening a BTT after a crash: time and memory.
 //!
-//! Each repetition is a real crash: a program of our own writes at random places until it is killed with SIGKILL,
-//! then another opens the pool and reports how long that took and its peak memory (`VmHWM`, which counts
-//! the pages of the pool that it touched).
+//! Each repetition is a real crash: a program of our own writes at random offsets until it is
+//! killed with SIGKILL, then another opens the pool and reports how long that took and its peak
+//! memory (`VmHWM`, which counts the pages of the pool that it touched).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::error::{BenchError, Result};
 use crate::machine::Machine;
 use crate::measure::{Key, Op, Sample, Series};
 use crate::nbd::create_pool;
+use crate::output::OutputArgs;
 use crate::pattern::{Pattern, Picker};
 use crate::progress::Progress;
-use crate::report::{OutputArgs, Report};
 
 /// Case of an opening.
 pub(crate) const CASE: &str = "open-after-crash";
@@ -43,7 +43,7 @@ pub struct OpenArgs {
     /// Size of the pool; only what is written takes up memory
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_bytes)]
     pub size: u64,
-    /// Writes at random places before each crash
+    /// Writes at random offsets before each crash
     #[arg(long, value_name = "N", default_value_t = 200_000)]
     pub writes: u64,
     /// Crashes
@@ -60,14 +60,9 @@ impl OpenArgs {
         self.step_cost() * self.repetitions
     }
 
-    /// Measures this alone.
-    ///
-    /// # Errors
-    /// As for [`measure`](Self::measure).
-    pub fn report(&self) -> Result<Report> {
-        let machine = Machine::of(&self.dir, &MediaModel::default(), 0.0, self.repetitions);
-        let (series, opening) = self.measure(&mut Progress::new(self.planned()))?;
-        Ok(Report { open: Some(opening), ..Report::of(machine, vec![series]) })
+    /// What the measurement runs on.
+    pub(crate) fn machine(&self) -> Machine {
+        Machine::of(&self.dir, &MediaModel::default(), 0.0, self.repetitions)
     }
 
     fn step_cost(&self) -> Duration {
@@ -130,14 +125,14 @@ fn this_program() -> Result<PathBuf> {
 /// The parts played by programs of their own.
 #[derive(Debug, Clone, Subcommand)]
 pub enum ChildCommand {
-    /// Write at random places, say so after a number of writes, and go on until killed
+    /// Write at random offsets, say so after a number of writes, and go on until killed
     #[command(hide = true)]
     WriteChild {
         /// The pool.
         pool: PathBuf,
         /// Writes before saying so.
         writes: u64,
-        /// Seed of the places.
+        /// Seed of the offsets.
         seed: u64,
     },
     /// Open a pool, print nanoseconds and peak memory in bytes

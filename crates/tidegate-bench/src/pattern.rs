@@ -1,6 +1,7 @@
 //! Which block comes next: uniform, Zipf and sequential patterns from a seed.
 //!
-//! Invariant: the sequence of blocks is a function of pattern, seed and thread alone, on every machine.
+//! Invariant: the sequence of blocks is a function of pattern, seed and thread alone, on every
+//! machine.
 
 use std::fmt;
 use std::str::FromStr;
@@ -46,7 +47,8 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// A small random number generator: `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014), one multiplication chain a number.
+/// A small random number generator: `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014), one
+/// multiplication chain a number.
 #[derive(Debug, Clone)]
 pub struct Rng {
     state: u64,
@@ -135,7 +137,8 @@ impl Picker {
     }
 }
 
-/// A stride near the golden section of `blocks` that shares no factor with it: multiplying by it permutes the blocks.
+/// A stride near the golden section of `blocks` that shares no factor with it: multiplying by it
+/// permutes the blocks.
 fn scatter_stride(blocks: u64) -> u64 {
     let golden = blocks / 1000 * 618 + blocks % 1000 * 618 / 1000;
     (golden.max(1)..=blocks).find(|&stride| gcd(stride, blocks) == 1).unwrap_or(1)
@@ -145,7 +148,8 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Zipf ranks by rejection-inversion (Hörmann and Derflinger, 1996): no table, so set-up is free for any size.
+/// Zipf ranks by rejection-inversion (Hörmann and Derflinger, 1996): no table, so set-up is free
+/// for any size.
 #[derive(Debug, Clone)]
 struct Zipf {
     ranks: u64,

@@ -1,13 +1,13 @@
 //! What `bench block` measures: cells, each a workload that the policies run in turn.
 //!
-//! Two plans: every combination of the options ([`by_options`]), and the plots of the Caiti paper with the cells
-//! that the targets of the DRAM tier need ([`paper`]).
+//! Two plans: every combination of the options ([`by_options`]), and the plots of the Caiti paper
+//! with the cells that the targets of the DRAM tier need ([`paper`]).
 
 use std::time::Duration;
 
-use crate::args::BlockArgs;
-use crate::block::Policy;
+use crate::block_args::BlockArgs;
 use crate::pattern::Pattern;
+use crate::policy::Policy;
 use crate::workload::{Bursts, Stop, Workload};
 
 /// One combination of parameters.
@@ -75,11 +75,27 @@ impl Cell {
     }
 }
 
-/// Length of the intervals of a timeline: some hundreds of writes, so that a stall stands out and a plot is small.
+/// Length of the intervals of a timeline: some hundreds of writes, so that a stall stands out and a
+/// plot is small.
 const TICK: Duration = Duration::from_micros(500);
 
+/// What is to be measured, in order.
+pub(crate) fn cells(args: &BlockArgs) -> Vec<Cell> {
+    if args.is_paper() { paper(args) } else { by_options(args) }
+}
+
+/// `args` with a working set that is at least twice the largest cache.
+pub(crate) fn with_working_set(args: &BlockArgs) -> BlockArgs {
+    let mut args = args.clone();
+    if args.policies.iter().any(|policy| policy.has_tier()) {
+        let largest = cells(&args).iter().map(|cell| cell.cache_bytes).max().unwrap_or(0);
+        args.common.size = args.common.size.max(2 * largest);
+    }
+    args
+}
+
 /// Every combination of the options, reads after writes as they were asked for.
-pub(crate) fn by_options(args: &BlockArgs) -> Vec<Cell> {
+fn by_options(args: &BlockArgs) -> Vec<Cell> {
     let caches = args.caches();
     let mut cells = Vec::new();
     for &cache_bytes in &caches {
@@ -120,13 +136,15 @@ fn option_cell(args: &BlockArgs, cache_bytes: u64) -> Cell {
     }
 }
 
-/// Cache sizes of the paper's plan, small to large; the first of [`MATRIX_CACHES`] is the one of all other cells.
+/// Cache sizes of the paper's plan, small to large; the first of [`MATRIX_CACHES`] is the one of
+/// all other cells.
 pub(crate) const CACHES: [u64; 5] = [16 << 20, 64 << 20, 128 << 20, 256 << 20, 512 << 20];
 /// Caches, threads and depths of which every combination has a target.
 pub(crate) const MATRIX_CACHES: [u64; 2] = [64 << 20, 512 << 20];
 pub(crate) const MATRIX_THREADS: [usize; 3] = [1, 2, 4];
 pub(crate) const MATRIX_DEPTHS: [u32; 3] = [1, 32, 128];
-/// Depths of the paper's figures 5a and 5d, as far as they tell something about synchronous devices.
+/// Depths of the paper's figures 5a and 5d, as far as they tell something about synchronous
+/// devices.
 pub(crate) const DEPTHS: [u32; 4] = [1, 32, 128, 512];
 /// Depth of the figures that do not vary it.
 pub(crate) const DEPTH: u32 = 32;
@@ -157,8 +175,9 @@ pub(crate) const READ_CASE: &str = "read-miss";
 /// Case of the figure over time.
 pub(crate) const TIMELINE_CASE: &str = "timeline-64M";
 
-/// The cells of the paper's plots and of the targets. Cells of one cache size stand together: tiers stay open between them.
-pub(crate) fn paper(args: &BlockArgs) -> Vec<Cell> {
+/// The cells of the paper's plots and of the targets. Cells of one cache size stand together: tiers
+/// stay open between them.
+fn paper(args: &BlockArgs) -> Vec<Cell> {
     let mut cells = Vec::new();
     for cache_bytes in CACHES {
         cells.extend(overruns(args, cache_bytes));
@@ -193,7 +212,7 @@ fn overruns(args: &BlockArgs, cache_bytes: u64) -> Vec<Cell> {
     cells
 }
 
-/// Who runs the overrun of a cache by so many threads at such a depth; `None`: nobody.
+/// The policies that run the overrun of a cache by so many threads at such a depth.
 fn wanted(cache_bytes: u64, threads: usize, iodepth: u32) -> Option<Wanted> {
     let main = cache_bytes == MATRIX_CACHES[0];
     match (threads, iodepth) {

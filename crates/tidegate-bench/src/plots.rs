@@ -5,8 +5,8 @@ use plotters::coord::ranged1d::{KeyPointHint, Ranged};
 use plotters::prelude::*;
 
 use crate::figures::{Figure, Line, Style, figures};
-use crate::html::{Drawn, svg};
 use crate::report::Report;
+use crate::svg::{Drawn, svg};
 use crate::tiers::{Breakdown, REQUEST_PHASES};
 use crate::timeline::TimelineRow;
 
@@ -78,7 +78,7 @@ fn curves(text: &mut String, title: &str, figure: &Figure, lines: &[Line]) -> Dr
     Ok(root.present()?)
 }
 
-/// Whole numbers from 0 with some room on both sides: a figure's columns.
+/// Whole numbers from 0 with a margin on both sides: a figure's columns.
 struct Columns {
     last: f64,
 }

@@ -1,12 +1,9 @@
-//! What a run found: on a terminal, as JSON, as one HTML page, and in the documentation.
+//! What a run found, as tables and as JSON.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
 
-use clap::Args;
 use serde::Serialize;
 
-use crate::error::{BenchError, Result};
 use crate::figures::figures;
 use crate::log::{Amount, LogReport};
 use crate::machine::Machine;
@@ -16,31 +13,7 @@ use crate::table::Table;
 use crate::targets::{Verdict, verdicts};
 use crate::tiers::{Breakdown, IdleRow, PhaseRow, TierReport};
 use crate::timeline::TimelineRow;
-use crate::{docs, html, log, programs, tier_targets};
-
-/// Where results go besides the terminal.
-#[derive(Debug, Clone, Default, Args)]
-pub struct OutputArgs {
-    /// Write the results to FILE as one JSON object
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Write DIR/index.html: tables and plots in one static file
-    #[arg(long, value_name = "DIR")]
-    pub report: Option<PathBuf>,
-    /// Replace the measured tables in FILE
-    #[arg(long, value_name = "FILE")]
-    pub update_docs: Option<PathBuf>,
-}
-
-impl OutputArgs {
-    /// Finds out before anything is measured that a file to be updated is not there.
-    ///
-    /// # Errors
-    /// [`BenchError::Os`].
-    pub(crate) fn check(&self) -> Result<()> {
-        self.update_docs.as_deref().map_or(Ok(()), |path| read_file(path).map(drop))
-    }
-}
+use crate::{log, programs, tier_targets};
 
 /// Everything that a run found.
 #[derive(Debug, Clone)]
@@ -98,8 +71,8 @@ impl Report {
         Self { machine, series, open: None, tiers, log }
     }
 
-    /// One JSON object with `machine`, `rows`, `repetitions` and `targets`; for DRAM tiers `phases`, `timelines`, `idle`; for
-    /// programs under `tidegate run` `amounts`.
+    /// One JSON object with `machine`, `rows`, `repetitions` and `targets`; for DRAM tiers
+    /// `phases`, `timelines`, `idle`; for programs under `tidegate run` `amounts`.
     ///
     /// # Panics
     /// Never: the object is made of strings and numbers.
@@ -116,25 +89,6 @@ impl Report {
             amounts: &self.log.amounts,
         };
         serde_json::to_string_pretty(&object).expect("strings and numbers are JSON") + "\n"
-    }
-
-    /// Prints the tables and writes the files that `output` names.
-    ///
-    /// # Errors
-    /// [`BenchError::Os`], and last [`BenchError::Program`] for a part that could not be measured.
-    pub fn publish(&self, output: &OutputArgs) -> Result<()> {
-        println!("{self}");
-        if let Some(file) = &output.json {
-            write_file(file, &self.json())?;
-        }
-        if let Some(dir) = &output.report {
-            std::fs::create_dir_all(dir).map_err(BenchError::os("create", dir))?;
-            write_file(&dir.join("index.html"), &html::page(self))?;
-        }
-        if let Some(path) = &output.update_docs {
-            write_file(path, &docs::update(&read_file(path)?, self)?)?;
-        }
-        self.log.whole()
     }
 
     /// Whether the targets that this run measured are met.
@@ -154,8 +108,8 @@ impl Report {
         log::targets::verdicts(&self.series, &self.log)
     }
 
-    /// All tables that have rows, in the order of the documentation. Of the paper's figures, the hundreds of cells
-    /// behind them are in the JSON only.
+    /// All tables that have rows, in the order of the documentation. Of the paper's figures, the
+    /// hundreds of cells behind them are in the JSON only.
     pub fn tables(&self) -> Vec<Table> {
         let mut tables = if self.tiers.paper { self.figure_tables() } else { self.case_tables() };
         tables.extend([self.tiers.breakdown_table(), self.tiers.idle_table()]);
@@ -226,7 +180,8 @@ impl Report {
         sorted
     }
 
-    /// What stands at a place in documentation that wants to know the machine of a run; `None` for other places.
+    /// What stands at a place in documentation that wants to know the machine of a run; `None` for
+    /// other places.
     pub(crate) fn machine_at(&self, place: &str) -> Option<&Machine> {
         let has = |wanted: fn(&Key) -> bool| self.series.iter().any(|series| wanted(&series.key));
         let measured = match place {
@@ -338,12 +293,12 @@ pub(crate) fn counterpart<'a>(
     baseline: &str,
 ) -> Option<&'a Series> {
     let conditions = |key: &Key| (key.op, key.threads, key.iodepth, key.block_bytes);
-    let alike = |other: &&&Series| {
+    let matching = |other: &&&Series| {
         conditions(&other.key) == conditions(&series.key)
             && other.key.policy == baseline
             && (series.key.policy == "copy" || other.key.case == series.key.case)
     };
-    all.iter().find(alike).copied()
+    all.iter().find(matching).copied()
 }
 
 fn latencies(name: &'static str, title: &str, all: &[&Series], baseline: &str) -> Table {
@@ -430,14 +385,6 @@ fn range(spread: Spread, digits: usize) -> String {
     format!("{:.digits$}-{:.digits$}", spread.min, spread.max)
 }
 
-fn read_file(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(BenchError::os("read", path))
-}
-
-fn write_file(path: &Path, content: &str) -> Result<()> {
-    std::fs::write(path, content).map_err(BenchError::os("write", path))
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -515,21 +462,5 @@ pub(crate) mod tests {
         assert!(text.contains("PASS"), "{text}");
         let names: Vec<_> = report().tables().into_iter().map(|table| table.name).collect();
         assert_eq!(names, ["block-write", "nbd-write", "targets"]);
-    }
-
-    #[test]
-    fn files_are_written_where_asked() {
-        let dir = tempfile::tempdir().unwrap();
-        let (json, page) = (dir.path().join("a.json"), dir.path().join("new/dir"));
-        report()
-            .publish(&OutputArgs {
-                json: Some(json.clone()),
-                report: Some(page.clone()),
-                update_docs: None,
-            })
-            .unwrap();
-        assert_eq!(std::fs::read_to_string(json).unwrap(), report().json());
-        let page = std::fs::read_to_string(page.join("index.html")).unwrap();
-        assert!(page.starts_with("<!DOCTYPE html>") && page.contains("<svg"), "{page}");
     }
 }

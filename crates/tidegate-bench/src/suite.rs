@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use crate::args::{BlockArgs, NbdArgs};
+use crate::block_args::BlockArgs;
 use crate::error::Result;
 use crate::log::LogArgs;
+use crate::nbd::NbdArgs;
 use crate::open::OpenArgs;
+use crate::output::OutputArgs;
 use crate::peers::libpmemblk;
 use crate::progress::Progress;
-use crate::report::{OutputArgs, Report};
+use crate::publish::publish;
+use crate::report::Report;
 use crate::{block, nbd};
 
 /// Arguments of the whole run.
@@ -39,7 +42,7 @@ const FULL: [&str; 4] = [
     "--writes 200000 --repetitions 5",
     "--repetitions 3",
 ];
-/// The same in two minutes.
+/// The command lines of a run of two minutes.
 const QUICK: [&str; 4] = [
     "--threads 1,2 --seconds 0.3 --repetitions 3",
     "--seconds 0.4 --repetitions 1",
@@ -86,15 +89,15 @@ impl Plan {
 }
 
 impl SuiteArgs {
-    /// Measures everything, prints the tables and writes the files asked for. The running program may be started again
-    /// with another environment ([`libpmemblk::prepare_process`]).
+    /// Measures everything, prints the tables and writes the files asked for. The running program
+    /// may be started again with another environment ([`libpmemblk::prepare_process`]).
     ///
     /// # Errors
     /// Those of measuring.
     pub fn run(&self) -> Result<()> {
         libpmemblk::prepare_process()?;
         self.output.check()?;
-        Plan::new(self.quick).run()?.publish(&self.output)
+        publish(&Plan::new(self.quick).run()?, &self.output)
     }
 }
 

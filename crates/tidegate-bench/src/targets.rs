@@ -1,4 +1,5 @@
-//! The speed that Tidegate is built for, as data, and whether a run met it; for DRAM tiers see `tier_targets`.
+//! The speed that Tidegate is built for, as data, and whether a run met it; for DRAM tiers see
+//! `tier_targets`.
 
 use serde::Serialize;
 

@@ -1,7 +1,8 @@
 //! What the DRAM tier is built for, as data.
 //!
-//! Every comparison is a gain, larger is better: throughput over that of another policy, or another policy's
-//! latency over ours. A target over several cells or several policies holds if the worst of them does.
+//! Every comparison is a gain, larger is better: throughput over that of another policy, or another
+//! policy's latency over ours. A target over several cells or several policies holds if the worst
+//! of them does.
 
 use tidegate::dram::phases::Phase;
 
@@ -25,7 +26,7 @@ struct Place {
     iodepth: u32,
 }
 
-/// By how much the subject has to be better than the others.
+/// By how much the subject has to be better than the other policies.
 struct Gain {
     name: &'static str,
     against: &'static [&'static str],
@@ -68,13 +69,13 @@ impl Gain {
 }
 
 fn find<'a>(series: &'a [Series], policy: &str, place: &Place) -> Option<&'a Series> {
-    let alike = |series: &&Series| {
+    let matching = |series: &&Series| {
         let key = &series.key;
         key.policy == policy
             && key.case == place.case
             && (key.op, key.threads, key.iodepth) == (place.op, place.threads, place.iodepth)
     };
-    series.iter().find(alike)
+    series.iter().find(matching)
 }
 
 fn throughput(sample: &Sample) -> f64 {

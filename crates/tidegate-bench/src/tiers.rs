@@ -1,4 +1,5 @@
-//! What a run found about DRAM tiers besides latencies: where their time goes, latency over time, cost when idle.
+//! What a run found about DRAM tiers besides latencies: where their time goes, latency over time,
+//! cost when idle.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ pub struct TierReport {
     pub breakdowns: Vec<Breakdown>,
     /// Latencies over time, of the first repetition.
     pub timelines: Vec<TimelineRow>,
-    /// What tiers cost while nobody uses them.
+    /// What tiers cost while they have no requests.
     pub idle: Vec<IdleRow>,
 }
 
@@ -173,12 +174,12 @@ impl TierReport {
 
     /// The breakdown of `policy` in the cell of `case` with one thread at `iodepth`.
     pub(crate) fn breakdown(&self, policy: &str, case: &str, iodepth: u32) -> Option<&Breakdown> {
-        let alike = |place: &Place| {
+        let matching = |place: &Place| {
             place.policy == policy
                 && place.case == case
                 && (place.threads, place.iodepth) == (1, iodepth)
         };
-        self.breakdowns.iter().find(|breakdown| alike(&breakdown.place))
+        self.breakdowns.iter().find(|breakdown| matching(&breakdown.place))
     }
 
     /// Shares of the phases, and how often writes stalled or went around the cache.
@@ -205,7 +206,7 @@ impl TierReport {
         table
     }
 
-    /// What each tier is, and what it costs while nobody uses it.
+    /// What each tier is, and what it costs while it has no requests.
     pub(crate) fn idle_table(&self) -> Table {
         let headers = ["policy", "metadata B/slot", "threads at most", "idle CPU %"];
         let mut table = Table::new("idle", "Tiers at rest", &headers);

@@ -1,12 +1,14 @@
 //! Closed-loop workloads on a block device, and what they measure.
 //!
 //! Invariants:
-//! 1. Each thread issues its next batch when the one before is answered; a latency is the time from the issue of
-//!    the batch to the answer of the request, so no instant of the run is left out (no coordinated omission).
-//!    With depth 1 and no think time that is the time from answer to answer: choosing the block (2 ns, Zipf 40)
-//!    and one reading of the clock are inside every latency, and there are no others.
-//! 2. Devices here are synchronous, so a depth of D means batches of D requests back to back; latencies then
-//!    contain the wait for the requests ahead in the batch, as in a queue of that depth.
+//! 1. Each thread issues its next batch when the one before is answered; a latency is the time from
+//!    the issue of the batch to the answer of the request, so no instant of the run is left out (no
+//!    coordinated omission). With depth 1 and no think time that is the time from answer to answer:
+//!    choosing the block (2 ns, Zipf 40) and one reading of the clock are inside every latency, and
+//!    there are no others.
+//! 2. Devices here are synchronous, so a depth of D means batches of D requests back to back;
+//!    latencies then contain the wait for the requests ahead in the batch, as in a queue of that
+//!    depth.
 //! 3. What is requested is a function of the description alone ([`crate::pattern`]).
 //!
 //! Entry points: [`Workload::run`] measures, [`Workload::fill`] writes every block once beforehand.
@@ -40,7 +42,8 @@ pub enum Stop {
 pub struct Bursts {
     /// Requests of a thread between two rests, rounded up to whole batches.
     pub requests: u64,
-    /// Share of its time in which a thread requests, 1 to 100: it rests for the others, leaving its CPU to whoever wants it. Flushes are neither.
+    /// Share of its time in which a thread requests, 1 to 100: it rests for the remaining share,
+    /// leaving its CPU to other threads. Flushes count as neither.
     pub duty_pct: u8,
 }
 
@@ -151,7 +154,8 @@ impl Workload {
         Ok(merged)
     }
 
-    /// Writes every block of the working set once, in order: afterwards no request meets memory that was never touched.
+    /// Writes every block of the working set once, in order: afterwards no request meets memory
+    /// that was never touched.
     ///
     /// # Errors
     /// The first error of the device.

@@ -1,5 +1,7 @@
-//! The program as a user runs it: exit status, output and files. Needs what `scripts/install-deps bench` installs.
+//! The program as a user runs it: exit status, output and files. Needs what `scripts/install-deps
+//! bench` installs.
 
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use assert_cmd::Command;
@@ -39,8 +41,8 @@ fn block_measures_every_policy() {
     let measured =
         [("btt", "write"), ("btt", "read"), ("btt", "flush"), ("peer:libpmemblk", "write")];
     for (policy, op) in measured {
-        let alike = |row: &&Value| row["policy"] == policy && row["op"] == op;
-        let threads: Vec<_> = rows.iter().filter(alike).map(|row| &row["threads"]).collect();
+        let matching = |row: &&Value| row["policy"] == policy && row["op"] == op;
+        let threads: Vec<_> = rows.iter().filter(matching).map(|row| &row["threads"]).collect();
         assert_eq!(threads, [1, 2], "{policy} {op}");
     }
     for row in rows {
@@ -58,15 +60,47 @@ fn dram_tiers_are_measured_with_their_phases() {
     ));
     for policy in policies.split(',') {
         for case in ["zipf-0.99-1M", "zipf-0.99-2M"] {
-            let alike = |row: &&Value| row["policy"] == policy && row["case"] == case;
-            let ops: Vec<_> = found["rows"].as_array().unwrap().iter().filter(alike).collect();
+            let matching = |row: &&Value| row["policy"] == policy && row["case"] == case;
+            let ops: Vec<_> = found["rows"].as_array().unwrap().iter().filter(matching).collect();
             assert_eq!(ops.len(), 3, "{policy} {case}: writes, reads and flushes");
-            let phases = found["phases"].as_array().unwrap().iter().filter(alike);
+            let phases = found["phases"].as_array().unwrap().iter().filter(matching);
             let shares = phases.map(|row| row["share_pct"].as_f64().unwrap()).sum::<f64>();
             assert!((shares - 100.0).abs() < 0.1, "{policy} {case}: shares add up to {shares} %");
         }
         let mut idle = found["idle"].as_array().unwrap().iter();
         assert!(idle.any(|row| row["policy"] == policy), "{policy} at rest");
+    }
+}
+
+#[test]
+fn the_requests_of_a_run_are_written_for_replay() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace.csv");
+    rows_of(&format!(
+        "block --policies btt,lru --cache 1M --seconds 0.02 --repetitions 1 --size 32M --trace {}",
+        trace.display()
+    ));
+    let text = std::fs::read_to_string(trace).unwrap();
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("ts_us,op,offset,len"));
+    assert!(lines.clone().count() > 10 && lines.all(|line| line.contains(",write,")), "{text}");
+}
+
+#[test]
+fn tidegate_bench_writes_rows_for_scripts() {
+    build_tidegate();
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("rows.json");
+    let tidegate = Path::new(env!("CARGO_BIN_EXE_tidegate-bench")).with_file_name("tidegate");
+    let words = "bench block --policies btt --seconds 0.05 --repetitions 1 --size 32M --json";
+    let mut command = Command::new(tidegate);
+    command.args(words.split(' ')).arg(&json).assert().success();
+    let found: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let keys = "policy case op threads iodepth block_bytes ops_per_s mean_ns p50_ns p99_ns p999_ns \
+                p9999_ns max_ns pmem_data_bytes pmem_metadata_bytes fences";
+    for key in keys.split(' ') {
+        assert!(!found["rows"][0][key].is_null(), "{key} is missing in {found}");
     }
 }
 
@@ -132,9 +166,9 @@ fn programs_under_run_are_measured_beside_the_same_without() {
         ("run-postgres-pgbench", "plain-nosync plain run run-absorb"),
     ] {
         let first = rows.iter().find(|row| row["case"] == case).unwrap_or_else(|| panic!("{case}"));
-        let alike =
+        let matching =
             rows.iter().filter(|row| row["case"] == case && row["threads"] == first["threads"]);
-        let measured: Vec<_> = alike.map(|row| row["policy"].as_str().unwrap()).collect();
+        let measured: Vec<_> = matching.map(|row| row["policy"].as_str().unwrap()).collect();
         assert_eq!(measured, policies.split(' ').collect::<Vec<_>>(), "{case}");
     }
     for row in rows {

@@ -10,7 +10,6 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate::dram::TierSpec;
 use tidegate::pmem::{Domain, MediaModel, RegionOptions};
 use tidegate::size::Size;
-use tidegate_bench::args::BenchCommand;
 use tidegate_serve::nbd::ListenAddress;
 
 use crate::backing::BackingAddress;
@@ -74,13 +73,23 @@ pub(crate) enum Command {
     /// The process that owns a log pool; started by `run`
     #[command(hide = true)]
     Supervise(SuperviseArgs),
-    /// Measure Tidegate beside its peers on this machine
-    #[command(after_help = "Examples:
+    /// Measure Tidegate beside its peers on this machine; `tidegate bench --help` tells what
+    #[command(
+        disable_help_flag = true,
+        disable_version_flag = true,
+        after_help = "Examples:
   tidegate bench block --threads 1,2
-  tidegate bench nbd --policies btt,peer:nbdkit-memory --iodepth 32 --json nbd.json")]
+  tidegate bench nbd --policies btt,peer:nbdkit-memory --iodepth 32 --json nbd.json"
+    )]
     Bench {
-        #[command(subcommand)]
-        command: BenchCommand,
+        /// What to measure, and how: handed to `tidegate-bench`, the program beside this one
+        #[arg(
+            value_name = "ARG",
+            required = true,
+            trailing_var_arg = true,
+            allow_hyphen_values = true
+        )]
+        args: Vec<OsString>,
     },
 }
 

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -203,8 +203,7 @@ fn wrong_usage_is_status_2_and_one_line() {
         ),
         (&["serve", "p", "--nbd", "unix:x", "--dram", "lru:0"], &["`0`", "no size"]),
         (&["serve", "p", "--nbd", "unix:x", "--dram", "magic"], &["magic", "none"]),
-        (&["bench", "block", "--policies", "magic"], &["magic"]),
-        (&["bench", "block", "--seconds", "0"], &["--seconds"]),
+        (&["bench"], &["<ARG>"]),
         (&["serve", "p", "--nbd", "unix:x", "--tls", "require"], &["--tls-cert", "--tls-key"]),
     ] {
         says(&fails(2, args), parts);
@@ -217,27 +216,34 @@ fn a_server_without_connections_is_refused() {
     says(&fails(2, &args), &["--max-connections", "zero"]);
 }
 
+/// A directory with this build's `tidegate` in it and nothing beside it.
+fn tidegate_alone() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let program = dir.path().join("tidegate");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_tidegate"), &program).unwrap();
+    (dir, program)
+}
+
 #[test]
-fn bench_measures_and_writes_rows_for_scripts() {
-    let dir = scratch();
-    let json = dir.path().join("rows.json").to_str().unwrap().to_owned();
-    let options = ["--policies=btt", "--seconds=0.05", "--repetitions=1", "--size=32M", "--json"];
-    let place = ["--dir", dir.path().to_str().unwrap()];
-    says(&ok(["bench", "block"].into_iter().chain(options).chain([&*json]).chain(place)), &["btt"]);
-    let rows: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
-    for key in [
-        "policy",
-        "case",
-        "op",
-        "threads",
-        "iodepth",
-        "block_bytes",
-        "ops_per_s",
-        "p99_ns",
-        "fences",
-    ] {
-        assert!(!rows["rows"][0][key].is_null(), "{key} is missing in {rows}");
-    }
+fn bench_is_the_program_beside() {
+    let (dir, tidegate) = tidegate_alone();
+    let beside = dir.path().join("tidegate-bench");
+    let script = "#!/bin/sh\nprintf '%s|' \"$@\"\nexit 7\n";
+    std::fs::write(&beside, script).unwrap();
+    std::fs::set_permissions(&beside, PermissionsExt::from_mode(0o755)).unwrap();
+    let args = ["bench", "block", "--json", "a b", "--help", "-V"];
+    let output = std::process::Command::new(tidegate).args(args).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "block|--json|a b|--help|-V|");
+    assert_eq!(output.status.code(), Some(7));
+}
+
+#[test]
+fn bench_without_its_program_says_what_to_build() {
+    let (_dir, tidegate) = tidegate_alone();
+    let output = std::process::Command::new(tidegate).args(["bench", "block"]).output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
+    says(&message, &["tidegate-bench is not there", "cargo build --release -p tidegate-bench"]);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The log alone, in this process: appends beside the bare loop of header, checksum, streaming copy and one fence.
+//! The log alone, in this process: appends beside the bare loop of header, checksum, streaming copy
+//! and one fence.
 
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use tidegate::log::{
 use tidegate::pmem::{Domain, Region, RegionOptions, SharedMemory};
 
 use super::bed::directory;
-use super::io::Places;
+use super::io::ThreadNumbers;
 use super::{Bench, LogArgs, Part};
 use crate::error::{BenchError, Result};
 use crate::measure::{Key, Op, Sample, Traffic};
@@ -175,7 +176,8 @@ impl<A: Append> BlockDevice for AppendOnly<A> {
     }
 }
 
-/// The floor: what a record takes at least, at the next place of the region, with nothing shared but that place.
+/// The floor: what a record takes at least, at the next position of the region, with nothing shared
+/// but that position.
 struct BareAppend {
     region: Arc<Region>,
     next: AtomicU64,
@@ -186,8 +188,8 @@ impl BareAppend {
         Self { region, next: AtomicU64::new(0) }
     }
 
-    /// The place of the next record of `bytes`, a multiple of 64 as the region's size.
-    fn place(&self, bytes: u64) -> u64 {
+    /// The position of the next record of `bytes`, a multiple of 64 as the region's size.
+    fn next_position(&self, bytes: u64) -> u64 {
         self.next.fetch_add(bytes, Ordering::Relaxed) % (self.region.len_bytes() - bytes)
     }
 }
@@ -195,7 +197,7 @@ impl BareAppend {
 impl Append for BareAppend {
     fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), DeviceError> {
         let len = data.len() as u64;
-        let at = self.place(HEADER_BYTES + len.next_multiple_of(64));
+        let at = self.next_position(HEADER_BYTES + len.next_multiple_of(64));
         let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data);
         let mut header = [0; HEADER];
         for (field, number) in header.chunks_exact_mut(8).zip([at, offset, len, checksum]) {
@@ -213,9 +215,9 @@ impl Append for BareAppend {
 struct LogAppend {
     log: Log,
     files: Vec<FileRef>,
-    places: Places,
-    /// Held by whoever retires the log.
-    room: Mutex<()>,
+    threads: ThreadNumbers,
+    /// Held by the thread that retires the log.
+    retiring: Mutex<()>,
 }
 
 impl LogAppend {
@@ -224,11 +226,11 @@ impl LogAppend {
         let log = new_log(region)?;
         let files = (0..FILES).map(|file| log.entry_for(&key(file)));
         let files = files.collect::<std::result::Result<_, _>>().map_err(of_log)?;
-        Ok(Self { log, files, places: Places::new(), room: Mutex::new(()) })
+        Ok(Self { log, files, threads: ThreadNumbers::new(), retiring: Mutex::new(()) })
     }
 
     fn log(&self, offset: u64, data: &[u8]) -> std::result::Result<(), AppendError> {
-        let number = self.places.of_thread() % self.files.len();
+        let number = self.threads.of_thread() % self.files.len();
         let guard = self.log.lock(self.files[number]).map_err(|_| AppendError::NoSlot)?;
         let mut ticket = guard.begin()?;
         if ticket.needs_define() {
@@ -238,8 +240,8 @@ impl LogAppend {
     }
 
     /// Retires all that is finished, as the supervisor does once the files have it.
-    fn make_room(&self) -> std::result::Result<(), LogError> {
-        let _alone = self.room.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    fn reclaim(&self) -> std::result::Result<(), LogError> {
+        let _alone = self.retiring.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.log.retire_to(self.log.safe_position())
     }
 }
@@ -274,7 +276,7 @@ impl Append for LogAppend {
         };
         loop {
             match self.log(offset, data) {
-                Err(AppendError::Full) => self.make_room().map_err(|error| failed(&error))?,
+                Err(AppendError::Full) => self.reclaim().map_err(|error| failed(&error))?,
                 other => return other.map_err(|error| failed(&error)),
             }
         }

@@ -1,8 +1,9 @@
-//! Where programs run: files on a disk, pools in persistent memory, and the ways to start a program.
+//! Where programs run: files on a disk, pools in persistent memory, and the ways to start a
+//! program.
 //!
 //! Invariants:
 //! 1. Files and pools lie in directories of their own, which go with the bed.
-//! 2. Before each run that counts, all that was written before is on the disk: [`Bed::settle`].
+//! 2. Before each run that counts, all that was written before is on the disk: [`Bed::sync_disk`].
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -63,7 +64,8 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// Those of `runners`: each with syncs; without them as they are, and under `run` where `off_under_run`.
+    /// Those of `runners`: each with syncs; without them as they are, and under `run` where
+    /// `off_under_run`.
     pub(super) fn all(runners: &[Runner], off_under_run: bool) -> Vec<Self> {
         let off = |runner: &Runner| *runner == Runner::Plain || off_under_run;
         let without =
@@ -153,8 +155,9 @@ impl Bed {
         command
     }
 
-    /// A file of `bytes` random bytes, on the disk. Written page by page, as databases do: the page cache then has it in pages,
-    /// while of larger writes it makes larger pieces, in each of which the kernel takes longer to write a page.
+    /// A file of `bytes` random bytes, on the disk. Written page by page, as databases do: the page
+    /// cache then has it in pages, while of larger writes it makes larger pieces, in each of which
+    /// the kernel takes longer to write a page.
     pub(super) fn random_file(&self, name: &str, bytes: u64) -> Result<PathBuf> {
         let path = self.file(name);
         let file = File::create(&path).map_err(BenchError::os("create", &path))?;
@@ -168,15 +171,15 @@ impl Bed {
         compile(self.files(), compiler, source)
     }
 
-    /// Has all that was written until now brought to the disk.
-    pub(super) fn settle(&self) -> Result<()> {
+    /// Syncs the file system of the files: all that was written until now is on the disk.
+    pub(super) fn sync_disk(&self) -> Result<()> {
         let dir = self.files();
         let opened = File::open(dir).map_err(BenchError::os("open", dir))?;
         let synced = rustix::fs::syncfs(&opened).map_err(std::io::Error::from);
         synced.map_err(BenchError::os("sync the file system of", dir))
     }
 
-    /// Bytes written so far to the disk that the files are on, by whoever.
+    /// Bytes written so far to the disk that the files are on, by any process.
     pub(super) fn disk_bytes(&self) -> Result<u64> {
         disk_bytes(self.files())
     }

@@ -42,7 +42,7 @@ const FULL_BYTES: u64 = 1 << 30;
 pub(super) const DSYNC: &str = "run-write-dsync";
 /// Case of blocks with an `fdatasync` after each.
 pub(super) const FDATASYNC: &str = "run-write-fdatasync";
-/// The same of threads that share a file.
+/// Appends of threads that share a file.
 pub(super) const ONE_FILE: &str = "run-write-fdatasync-one-file";
 /// Case of small appends with an `fdatasync` after each.
 pub(super) const APPEND: &str = "run-append-fdatasync";
@@ -163,7 +163,8 @@ pub(super) fn writes(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Who runs a case of writes; nobody of ours is the peer, whose writes are durable without a sync.
+/// The runner of a case of writes; `None` stands for the peer, whose writes are durable without a
+/// sync.
 fn writers(args: &LogArgs, case: &Case) -> Vec<Option<Runner>> {
     let peer = args.nvcache.is_some() && (case.name, case.threads) == (FDATASYNC, 1);
     let ours = args.policies.iter().copied().map(Some);
@@ -265,12 +266,13 @@ impl Bench<'_> {
     fn drive(&self, runner: Runner, case: &Case) -> Result<Sample> {
         let files = (0..case.files()).map(|number| self.file_of(case, number));
         let files = files.collect::<Result<Vec<_>>>()?;
-        self.bed.settle()?;
+        self.bed.sync_disk()?;
         let program = [&self.bed.driver()[..], &case.words(&files)].concat();
         parse_sample("bench io", &output_of(self.bed.command(runner, case.pool, &program))?)
     }
 
-    /// A file of the case: an empty one for appends, else one that is whole and on the disk, in the page cache too.
+    /// A file of the case: an empty one for appends, else one that is whole and on the disk, in the
+    /// page cache too.
     fn file_of(&self, case: &Case, number: usize) -> Result<PathBuf> {
         let name = format!("file-{}-{number}", case.file_bytes);
         let path = self.bed.file(&name);
@@ -291,8 +293,8 @@ impl Bench<'_> {
         self.drive(Runner::Run, &lap).map(drop)
     }
 
-    /// Tail and limit of the log in a pool that nobody uses: the records of a run begin at the limit that it finds and end at
-    /// the tail that it leaves. `None` where there is no log.
+    /// Tail and limit of the log in a pool that is not in use: the records of a run begin at the
+    /// limit that it finds and end at the tail that it leaves. `None` where there is no log.
     fn log_ends(&self, runner: Runner, pool: Pool) -> Result<Option<(u64, u64)>> {
         let path = self.bed.pool(pool);
         if runner == Runner::Plain || !path.exists() {

@@ -1,11 +1,11 @@
-//! The load driver: a program that reads or writes files and says how long that took. Run as it is and under `tidegate
-//! run`, it shows what the latter costs and saves.
+//! The load driver: a program that reads or writes files and says how long that took. Run as it is
+//! and under `tidegate run`, it shows what the latter costs and saves.
 //!
 //! Invariants:
-//! 1. Files are used through the C library's own functions, which is where the preload library stands: `std` calls them,
-//!    other crates may make system calls of their own.
-//! 2. What is requested is a [`Workload`], so latencies are taken as everywhere else: from answer to answer, the sync that
-//!    follows a write inside.
+//! 1. Files are used through the C library's own functions, which is where the preload library
+//!    stands: `std` calls them, other crates may make system calls of their own.
+//! 2. What is requested is a [`Workload`], so latencies are taken as everywhere else: from answer
+//!    to answer, the sync that follows a write inside.
 //!
 //! Entry point: [`IoArgs::run`], the hidden command `bench io`.
 
@@ -47,7 +47,7 @@ pub enum Kind {
     ReadClean,
     /// Blocks are read that this process has written and not synced.
     ReadDirty,
-    /// The same as clean ones, through a descriptor that cannot write.
+    /// Reads of clean pages through a descriptor that cannot write.
     ReadOnly,
 }
 
@@ -165,13 +165,14 @@ impl IoArgs {
     }
 }
 
-/// Numbers the threads that use a device, from 0: a thread keeps its number while it uses no other device.
-pub(super) struct Places {
+/// Numbers the threads that use a device, from 0: a thread keeps its number while it uses no other
+/// device.
+pub(super) struct ThreadNumbers {
     device: usize,
     taken: AtomicUsize,
 }
 
-impl Places {
+impl ThreadNumbers {
     pub(super) fn new() -> Self {
         static DEVICES: AtomicUsize = AtomicUsize::new(0);
         Self { device: DEVICES.fetch_add(1, Ordering::Relaxed), taken: AtomicUsize::new(0) }
@@ -179,15 +180,15 @@ impl Places {
 
     pub(super) fn of_thread(&self) -> usize {
         thread_local! {
-            static PLACE: Cell<(usize, usize)> = const { Cell::new((usize::MAX, 0)) };
+            static NUMBER: Cell<(usize, usize)> = const { Cell::new((usize::MAX, 0)) };
         }
-        PLACE.with(|place| {
-            let (device, number) = place.get();
+        NUMBER.with(|known| {
+            let (device, number) = known.get();
             if device == self.device {
                 return number;
             }
             let number = self.taken.fetch_add(1, Ordering::Relaxed);
-            place.set((self.device, number));
+            known.set((self.device, number));
             number
         })
     }
@@ -196,7 +197,7 @@ impl Places {
 /// Open files as a device: each thread has one of them.
 struct Files {
     open: Vec<File>,
-    places: Places,
+    threads: ThreadNumbers,
     kind: Kind,
     sync: Sync,
 }
@@ -205,11 +206,11 @@ impl Files {
     fn open(args: &IoArgs) -> Result<Self> {
         let open = |path: &PathBuf| open(path, args.kind, args.sync);
         let open = args.files.iter().map(open).collect::<Result<_>>()?;
-        Ok(Self { open, places: Places::new(), kind: args.kind, sync: args.sync })
+        Ok(Self { open, threads: ThreadNumbers::new(), kind: args.kind, sync: args.sync })
     }
 
     fn mine(&self) -> &File {
-        &self.open[self.places.of_thread() % self.open.len()]
+        &self.open[self.threads.of_thread() % self.open.len()]
     }
 
     fn sync_all(&self) -> std::result::Result<(), DeviceError> {

@@ -1,14 +1,15 @@
 //! The log, and programs under `tidegate run`: `bench log`.
 //!
 //! Invariants:
-//! 1. What is compared takes turns, repetition by repetition, and nothing of one run is written back while another is
-//!    measured: the disk is synced in between.
-//! 2. A pool is kept from run to run, as that of a user would be, so that its memory has been touched before.
+//! 1. What is compared takes turns, repetition by repetition, and nothing of one run is written
+//!    back while another is measured: the disk is synced in between.
+//! 2. A pool is kept from run to run, as that of a user would be, so that its memory has been
+//!    touched before.
 //! 3. Files are on a disk, pools in persistent memory; both are gone at the end.
 //!
-//! Map: `append` the log in this process, `io` the load driver, `bed` where and how programs are started, `files` writes and
-//! reads by the driver, `watch` what is no latency, `nvcache` a peer, `recovery`, `sqlite`, `rocksdb`,
-//! `postgres`; `targets`.
+//! Map: `append` the log in this process, `io` the load driver, `bed` where and how programs are
+//! started, `files` writes and reads by the driver, `watch` what is no latency, `nvcache` a peer,
+//! `recovery`, `sqlite`, `rocksdb`, `postgres`; `targets`.
 
 mod append;
 mod bed;
@@ -33,8 +34,8 @@ use tidegate::pmem::MediaModel;
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
 use crate::measure::{Collector, Key, Sample, Series, Spread};
+use crate::output::OutputArgs;
 use crate::progress::Progress;
-use crate::report::{OutputArgs, Report};
 use crate::table::Table;
 pub use bed::Runner;
 use bed::{Bed, Pool};
@@ -83,7 +84,8 @@ pub struct LogArgs {
     /// What to measure [default: everything]
     #[arg(long, value_name = "A,B,..", value_delimiter = ',', value_enum)]
     pub parts: Vec<Part>,
-    /// Medium that the memory stands for, in process: dram, optane, cxl, with ,KEY=NUMBER for other numbers
+    /// Medium that the memory stands for, in process: dram, optane, cxl, with ,KEY=NUMBER for other
+    /// numbers
     #[arg(long, value_name = "MODEL", default_value = "dram")]
     pub media: MediaModel,
     /// Threads that append and write, one case for each number
@@ -125,7 +127,8 @@ pub struct LogArgs {
     /// Directory of the files: on a disk, and one that other users may enter
     #[arg(long, default_value = "/var/tmp")]
     pub files: PathBuf,
-    /// The C library of the peer that is in place of one, as docs/benchmarks.md says how to build it: measured too
+    /// The C library of the peer that is in place of one, as docs/benchmarks.md says how to build
+    /// it: measured too
     #[arg(long, value_name = "FILE")]
     pub nvcache: Option<PathBuf>,
     /// Where results go.
@@ -134,17 +137,8 @@ pub struct LogArgs {
 }
 
 impl LogArgs {
-    /// Measures this alone.
-    ///
-    /// # Errors
-    /// Those of measuring.
-    pub fn report(&self) -> Result<Report> {
-        self.check()?;
-        let (series, log) = self.measure(&mut Progress::new(self.planned()))?;
-        Ok(Report { log, ..Report::of(self.machine(), series) })
-    }
-
-    fn machine(&self) -> Machine {
+    /// What the measurement runs on.
+    pub(crate) fn machine(&self) -> Machine {
         Machine::of(&self.dir, &self.media, self.seconds, self.repetitions)
     }
 
@@ -189,7 +183,8 @@ impl LogArgs {
         Ok(())
     }
 
-    /// Measures all parts that are asked for. One that fails is noted in the report, and the others are measured.
+    /// Measures all parts that are asked for. One that fails is noted in the report, and the others
+    /// are measured.
     ///
     /// # Errors
     /// The directories cannot be made, or `tidegate` is not there.
@@ -470,10 +465,10 @@ mod tests {
 
     #[test]
     fn a_part_that_failed_is_told_at_the_end() {
-        let (part, error) = (name_of(Part::Postgres), "no room".to_owned());
+        let (part, error) = (name_of(Part::Postgres), "no space".to_owned());
         let report = LogReport { failures: vec![Failure { part, error }], ..LogReport::default() };
         let told = report.whole().unwrap_err().to_string();
-        assert!(told.contains("part postgres") && told.contains("no room"), "{told}");
+        assert!(told.contains("part postgres") && told.contains("no space"), "{told}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The authors' `NVCache`: a C library that takes the place of musl, built outside this repository.
 //!
-//! Its log is a file whose path is compiled in; docs/benchmarks.md says how it is built. One thread only: with two it
-//! crashes more often than not.
+//! Its log is a file whose path is compiled in; docs/benchmarks.md says how it is built. One thread
+//! only: with two it crashes more often than not.
 
 use std::fs::File;
 use std::path::Path;
@@ -28,7 +28,7 @@ const ENTRIES_PCT: u64 = 200;
 const ENTRY_BYTES: u64 = 5000;
 
 /// Seconds after which it counts as hanging.
-const PATIENCE_S: &str = "60";
+const TIMEOUT_S: &str = "60";
 
 /// Its log, which goes at the end.
 struct Log;
@@ -52,9 +52,9 @@ pub(super) fn write(
     let log = Log;
     let sized = File::create(LOG).and_then(|file| file.set_len(entries * ENTRY_BYTES + (16 << 20)));
     sized.map_err(BenchError::os("make", LOG))?;
-    bench.bed.settle()?;
+    bench.bed.sync_disk()?;
     let mut command = Command::new(find_program("timeout", "coreutils")?);
-    command.args(["--signal=KILL", PATIENCE_S]).args([library, &driver]).arg(file);
+    command.args(["--signal=KILL", TIMEOUT_S]).args([library, &driver]).arg(file);
     command.args([bytes, block_bytes, requests].map(|number| number.to_string()));
     command.env("NVCACHE_LOG_SIZE", entries.to_string());
     let output = output_of(command)?;

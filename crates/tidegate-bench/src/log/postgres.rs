@@ -1,7 +1,8 @@
 //! `PostgreSQL` and pgbench: one cluster, a server started in each way in turn.
 //!
-//! Invariant: server, cluster and pool belong to the user that the Debian package made where this runs as root, since
-//! neither does the server run as root nor is a pool of somebody else used. pgbench itself is not under `tidegate run`.
+//! Invariant: server, cluster and pool belong to the user that the Debian package made where this
+//! runs as root, since neither does the server run as root nor is a pool of another user used.
+//! pgbench itself is not under `tidegate run`.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -51,7 +52,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let ways = Way::all(&bench.args.policies, false);
     let name = |way: Way| format!("{} {}", way.policy(), CASE.trim_start_matches(RUN_PREFIX));
     bench.in_turns(Part::Postgres, &ways, name, |bench, way| {
-        bench.bed.settle()?;
+        bench.bed.sync_disk()?;
         let server = cluster.start(bench, way)?;
         for threads in CLIENTS {
             let sample = cluster.pgbench(bench.args.seconds, threads)?;
@@ -199,7 +200,8 @@ fn install(dir: &Path) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// Reads what pgbench printed, and its log: a line a transaction, whose third word is its time in µs.
+/// Reads what pgbench printed, and its log: a line a transaction, whose third word is its time in
+/// µs.
 fn parse(output: &str, log: &str) -> Result<Sample> {
     let wrong = |what: &str| BenchError::program("pgbench", format!("printed no {what}"));
     let rate = output.lines().find_map(|line| line.strip_prefix("tps = "));

@@ -49,10 +49,10 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     bench.in_turns(Part::Recovery, &[RECOVER, IN_ORDER], str::to_owned, |bench, policy| {
         let elapsed_s = if policy == RECOVER {
             bytes = fill(&pool, pool_bytes, &file, blocks)?;
-            bench.bed.settle()?;
+            bench.bed.sync_disk()?;
             recover(bench, &pool)?
         } else {
-            bench.bed.settle()?;
+            bench.bed.sync_disk()?;
             write_and_sync(&other, bytes)?
         };
         let (policy, case) = (policy.to_owned(), CASE.to_owned());
@@ -63,7 +63,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     })
 }
 
-/// A pool whose log is full of writes to `path`, its blocks in an order that is none: how many bytes.
+/// A pool whose log is full of writes to `path`, its blocks in an order that is none: how many
+/// bytes.
 fn fill(pool: &Path, pool_bytes: u64, path: &Path, blocks: u64) -> Result<u64> {
     if pool.exists() {
         std::fs::remove_file(pool).map_err(BenchError::os("remove", pool))?;

@@ -57,6 +57,6 @@ fn fill(bench: &Bench<'_>, way: Way) -> Result<Sample> {
         ]
         .map(OsString::from),
     );
-    bench.bed.settle()?;
+    bench.bed.sync_disk()?;
     parse_db_bench(&output_of(bench.bed.command(way.runner, pool(bench.args), &words))?, BENCHMARK)
 }

@@ -59,7 +59,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 fn insert(bench: &Bench<'_>, way: Way, driver: &Path, mode: &str) -> Result<Sample> {
     let database = Database(bench.bed.file("rows.db"));
     database.remove();
-    bench.bed.settle()?;
+    bench.bed.sync_disk()?;
     let mut words: Vec<OsString> = vec![driver.into(), database.0.clone().into()];
     words.extend([mode, if way.syncs { "full" } else { "off" }].map(OsString::from));
     words.push(bench.args.seconds.to_string().into());

@@ -1,6 +1,7 @@
 //! The speed that `tidegate run` is built for, as data, and whether a run met it.
 //!
-//! Each target is judged for `run` and for `run-absorb`; one over several cases holds if the worst of them does.
+//! Each target is judged for `run` and for `run-absorb`; one over several cases holds if the worst
+//! of them does.
 
 use super::bed::NO_SYNC;
 use super::files::{APPEND, DSYNC, FDATASYNC, full_case, read_case};
@@ -11,8 +12,8 @@ use crate::measure::{Sample, Series};
 use crate::pattern::Pattern;
 use crate::targets::{Bound, Verdict};
 
-/// Writes of 4 KiB a second, one thread, of the authors' `NVCache`: the middle of what it reached on a machine of this
-/// size, its log on tmpfs and not full.
+/// Writes of 4 KiB a second, one thread, of the authors' `NVCache`: the middle of what it reached
+/// on a machine of this size, its log on tmpfs and not full.
 const NVCACHE_WRITES_PER_S: f64 = 543_500.0;
 
 /// What was measured.
@@ -63,11 +64,11 @@ fn worst(
 
 impl Found<'_> {
     fn series(&self, policy: &str, case: &str, threads: usize) -> Option<&Series> {
-        let alike = |series: &&Series| {
+        let matching = |series: &&Series| {
             let key = &series.key;
             (key.policy.as_str(), key.case.as_str(), key.threads) == (policy, case, threads)
         };
-        self.series.iter().find(alike)
+        self.series.iter().find(matching)
     }
 
     /// The median of a value of a case with one thread.

@@ -17,7 +17,7 @@ const STARTS: u32 = 10;
 /// How long a program at rest is watched.
 const WATCH: Duration = Duration::from_secs(1);
 /// How long the supervisor may clean after the last write before it counts as work at rest.
-const SETTLE: Duration = Duration::from_millis(500);
+const REST_DELAY: Duration = Duration::from_millis(500);
 /// Size of the hot set.
 const HOT_BYTES: u64 = 16 << 20;
 /// Times that it is written.
@@ -49,13 +49,14 @@ fn time(command: Command) -> Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// The share of a CPU that a program which has written something and waits takes, with all that serves it.
+/// The share of a CPU that a program which has written something and waits takes, with all that
+/// serves it.
 fn rest(bench: &Bench<'_>, runner: Runner) -> Result<f64> {
     let file = bench.bed.random_file("rest", 1 << 20)?;
     let options = ["--size=1M", "--requests=1000", "--linger"].map(OsString::from);
     let program = [&bench.bed.driver()[..], &[file.into()], &options[..]].concat();
     let resting = Resting::start(bench.bed.command(runner, pool(bench.args), &program))?;
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(REST_DELAY);
     let (begun, before) = (Instant::now(), Resting::cpu_time(bench)?);
     std::thread::sleep(WATCH);
     let used = Resting::cpu_time(bench)?.saturating_sub(before);
@@ -146,7 +147,7 @@ fn rewrite(bench: &Bench<'_>, runner: Runner, pool: Pool, bytes: u64) -> Result<
     let options = [format!("--size={bytes}"), format!("--requests={requests}")];
     let options = options.map(OsString::from);
     let program = [&bench.bed.driver()[..], &[file.into()], &options[..]].concat();
-    bench.bed.settle()?;
+    bench.bed.sync_disk()?;
     let before = bench.bed.disk_bytes()?;
     // When it ends, the supervisor has brought all of the log to the disk.
     output_of(bench.bed.command(runner, pool, &program))?;

@@ -1,10 +1,12 @@
 //! libpmemblk of PMDK 1.x (removed in 2.0), loaded at run time and driven through [`BlockDevice`].
 //!
 //! Invariants:
-//! 1. A pool handle is a valid `PMEMblkpool` from `pmemblk_create` until drop, and the library stays loaded as long.
+//! 1. A pool handle is a valid `PMEMblkpool` from `pmemblk_create` until drop, and the library
+//!    stays loaded as long.
 //! 2. Buffers handed over hold exactly one block, and block numbers are below `pmemblk_nblock`.
-//! 3. libpmem takes its decision between streaming stores and `msync` when it is loaded, from the environment: off
-//!    a DAX file system it would call `msync` for each store. So [`prepare_process`] must have run first.
+//! 3. libpmem takes its decision between streaming stores and `msync` when it is loaded, from the
+//!    environment: off a DAX file system it would call `msync` for each store. So
+//!    [`prepare_process`] must have run first.
 //!
 //! Entry points: [`prepare_process`], then [`PmemBlk::create`].
 
@@ -42,10 +44,12 @@ type ErrorMessage = unsafe extern "C" fn() -> *const c_char;
 #[allow(non_camel_case_types, reason = "the name it has in C")]
 type libc_mode_t = u32;
 
-/// Sees to it that libpmem will use streaming stores: starts the running program again with `PMEM_IS_PMEM_FORCE=1`
-/// unless it is set. Call it first thing; where it returns `Ok` the variable is set.
+/// Sees to it that libpmem will use streaming stores: starts the running program again with
+/// `PMEM_IS_PMEM_FORCE=1` unless it is set. Call it first thing; where it returns `Ok` the variable
+/// is set.
 ///
-/// A program cannot safely change its own environment once a thread may be reading it, and libpmem reads it when loaded.
+/// A program cannot safely change its own environment once a thread may be reading it, and libpmem
+/// reads it when loaded.
 ///
 /// # Errors
 /// [`BenchError::Os`] where the program cannot be started again.
@@ -71,7 +75,8 @@ pub struct PmemBlk {
     block_bytes: u32,
 }
 
-// SAFETY: the library documents its pools for use by any number of threads at once, and `pool` is only handed to it.
+// SAFETY: the library documents its pools for use by any number of threads at once, and `pool` is
+// only handed to it.
 unsafe impl Send for PmemBlk {}
 // SAFETY: as above.
 unsafe impl Sync for PmemBlk {}
@@ -91,7 +96,8 @@ struct Api {
 impl Api {
     fn load(name: &str) -> Result<Self> {
         let missing = |_| BenchError::Missing { what: name.to_owned(), package: "libpmemblk1" };
-        // SAFETY: the initialisers of libpmemblk and libpmem only read the environment and the CPU's features.
+        // SAFETY: the initialisers of libpmemblk and libpmem only read the environment and the
+        // CPU's features.
         let library = unsafe { Library::new(name) }.map_err(missing)?;
         Ok(Self {
             create: symbol::<Create>(&library, "pmemblk_create")?,
@@ -128,8 +134,8 @@ impl PmemBlk {
     /// Creates a pool at `path` in a file of `size_bytes`, with blocks of `block_bytes`.
     ///
     /// # Errors
-    /// [`BenchError::Missing`] without the library, [`BenchError::Usage`] where [`prepare_process`] was not called,
-    /// [`BenchError::Program`] with the library's own message.
+    /// [`BenchError::Missing`] without the library, [`BenchError::Usage`] where [`prepare_process`]
+    /// was not called, [`BenchError::Program`] with the library's own message.
     pub fn create(path: &Path, size_bytes: u64, block_bytes: u32) -> Result<Self> {
         if !forced() {
             let message = format!("set {FORCE}=1 before the start: libpmem would use msync");
@@ -150,7 +156,8 @@ impl PmemBlk {
         Ok(Self { pool, api, blocks, block_bytes })
     }
 
-    /// Applies `access` to each whole block of a request, with its number and the offset in the buffer.
+    /// Applies `access` to each whole block of a request, with its number and the offset in the
+    /// buffer.
     fn each_block(
         &self,
         offset: u64,
@@ -187,7 +194,7 @@ impl BlockDevice for PmemBlk {
     fn read(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
         self.each_block(offset, buf.len(), |number, at| {
             let to = buf[at..][..self.block_bytes as usize].as_mut_ptr();
-            // SAFETY: invariants 1 and 2: a live pool, one block of room, a number in range.
+            // SAFETY: invariants 1 and 2: a live pool, space for one block, a number in range.
             unsafe { (self.api.read)(self.pool.as_ptr(), to.cast(), number) }
         })
     }

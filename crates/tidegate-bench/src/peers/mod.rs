@@ -1,3 +1,3 @@
-//! Programs and libraries of others, measured by the same harness in the same run.
+//! Programs and libraries of other projects, measured by the same harness in the same run.
 
 pub mod libpmemblk;

@@ -1,7 +1,7 @@
 //! An ext4 file system on an NBD export: a pool, its server, nbdfuse, a loop device and a mount.
 //!
-//! Invariant: what exists of it is in the struct, and is undone in reverse when that is dropped. The loop device goes
-//! with the mount.
+//! Invariant: what exists of it is in the struct, and is undone in reverse when that is dropped.
+//! The loop device goes with the mount.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,10 +10,11 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use tempfile::TempDir;
 
 use super::{ProgramsArgs, call};
-use crate::block::{Policy, pool_bytes};
+use crate::block::pool_bytes;
 use crate::child::{Child, find_program};
 use crate::error::{BenchError, Result};
 use crate::nbd::{create_pool, this_server};
+use crate::policy::Policy;
 
 /// Times that a free loop device is looked for: another program may be faster.
 const LOOP_TRIES: u32 = 5;
@@ -112,7 +113,7 @@ fn wait_for(image: &Path) -> Result<()> {
             let found = format!("does not show {} after {FUSE_LIMIT:?}", image.display());
             return Err(BenchError::program("nbdfuse", found));
         }
-        // nbdfuse tells nobody when.
+        // nbdfuse does not report when.
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! Programs on an ext4 file system over the NBD export: `tidegate-bench programs`.
 //!
-//! `db_bench` of `RocksDB`, fio, and the YCSB core workloads A and F on `RocksDB` (`programs/ycsb.cc`, compiled here),
-//! with and without DRAM tiers before the same BTT. Needs root, since a file system is mounted.
+//! `db_bench` of `RocksDB`, fio, and the YCSB core workloads A and F on `RocksDB`
+//! (`programs/ycsb.cc`, compiled here), with and without DRAM tiers before the same BTT. Needs
+//! root, since a file system is mounted.
 //!
 //! Invariants:
 //! 1. Each run has a pool, a server and a file system of its own, which are gone when it ends.
@@ -21,13 +22,13 @@ use tempfile::TempDir;
 use tidegate::pmem::MediaModel;
 use tidegate::size::parse_bytes;
 
-use crate::block::Policy;
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
 use crate::measure::{Collector, Key, Series};
+use crate::output::OutputArgs;
+use crate::policy::Policy;
 use crate::progress::Progress;
-use crate::report::{OutputArgs, Report};
 use file_system::FileSystem;
 use run::{Measured, Programs};
 pub(crate) use run::{parse_db_bench, parse_sample};
@@ -73,18 +74,16 @@ pub struct ProgramsArgs {
 }
 
 impl ProgramsArgs {
-    /// Measures, prints tables and writes the files asked for.
-    ///
-    /// # Errors
-    /// Those of measuring.
-    pub fn run(&self) -> Result<()> {
-        self.output.check()?;
-        let machine = Machine::of(&self.dir, &self.media, self.seconds, self.repetitions);
-        let series = self.measure()?;
-        Report::of(machine, series).publish(&self.output)
+    /// What the measurement runs on.
+    pub(crate) fn machine(&self) -> Machine {
+        Machine::of(&self.dir, &self.media, self.seconds, self.repetitions)
     }
 
-    fn measure(&self) -> Result<Vec<Series>> {
+    /// Measures.
+    ///
+    /// # Errors
+    /// [`BenchError::Usage`], and those of the programs.
+    pub(crate) fn measure(&self) -> Result<Vec<Series>> {
         self.check()?;
         let scratch = self.scratch()?;
         let programs = Programs::find(scratch.path())?;

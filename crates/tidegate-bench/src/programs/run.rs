@@ -72,7 +72,8 @@ impl Programs {
         self.fio(args, path, found)
     }
 
-    /// `fillrandom`, `overwrite` and `readrandom` on one database, and `fillrandom` on another with a sync of each write.
+    /// `fillrandom`, `overwrite` and `readrandom` on one database, and `fillrandom` on another with
+    /// a sync of each write.
     fn rocksdb(
         &self,
         args: &ProgramsArgs,
@@ -130,7 +131,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Random requests of 4 KiB past the page cache: writes, writes with an fsync after every 16th, reads.
+    /// Random requests of 4 KiB past the page cache: writes, writes with an fsync after every 16th,
+    /// reads.
     fn fio(&self, args: &ProgramsArgs, path: &Path, found: &mut Sink<'_>) -> Result<()> {
         let file = Removed(path.join("file"));
         for (case, op, fsync) in
@@ -159,7 +161,8 @@ struct Removed(PathBuf);
 
 impl Drop for Removed {
     fn drop(&mut self) {
-        // Where this fails the file system, which goes as well, is full or broken: the next program will say so.
+        // Where this fails the file system, which goes as well, is full or broken: the next program
+        // will say so.
         let _ = if self.0.is_dir() {
             std::fs::remove_dir_all(&self.0)
         } else {
@@ -168,7 +171,8 @@ impl Drop for Removed {
     }
 }
 
-/// Reads what `db_bench` printed of `benchmark`: its line, and the histogram in microseconds behind it.
+/// Reads what `db_bench` printed of `benchmark`: its line, and the histogram in microseconds behind
+/// it.
 pub(crate) fn parse_db_bench(output: &str, benchmark: &str) -> Result<Sample> {
     let wrong =
         |what: &str| BenchError::program("db_bench", format!("printed no {what} of {benchmark}"));

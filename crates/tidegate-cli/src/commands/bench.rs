@@ -1,19 +1,27 @@
-//! `tidegate bench`: measures Tidegate beside its peers; the work is that of `tidegate-bench`.
+//! `tidegate bench`: becomes `tidegate-bench`, the program beside this one.
 
-use std::process::ExitCode;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 
-use tidegate_bench::args::BenchCommand;
+use anyhow::{Context, Result, bail};
 
-use crate::output::UsageError;
+const PROGRAM: &str = "tidegate-bench";
 
-/// Runs the measurements that `command` names. May start the program again with another environment.
+/// Replaces this process by `tidegate-bench ARGS`: output, signals and exit status are that program's.
 ///
 /// # Errors
-/// Those of measuring; numbers that measure nothing are wrong usage.
-pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
-    match command.run() {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) if error.is_usage() => Err(UsageError(error.to_string()).into()),
-        Err(error) => Err(error.into()),
+/// The program is not beside this one, or cannot be executed.
+pub(crate) fn run(args: &[OsString]) -> Result<ExitCode> {
+    let this = std::env::current_exe().context("cannot tell where this program is")?;
+    let program = this.with_file_name(PROGRAM);
+    if !program.is_file() {
+        bail!(
+            "{} is not there; build it with `cargo build --release -p {PROGRAM}` and install it \
+             beside `tidegate`",
+            program.display()
+        );
     }
+    let error = Command::new(&program).args(args).exec();
+    Err(error).with_context(|| format!("cannot execute {}", program.display()))
 }

@@ -30,6 +30,6 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Supervise(args) => supervise::run(&args),
-        Command::Bench { command } => bench::run(&command),
+        Command::Bench { args } => bench::run(&args),
     }
 }

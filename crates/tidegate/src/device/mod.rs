@@ -10,7 +10,7 @@
 //! 5. All methods may be called from any number of threads at once.
 //!
 //! Devices: [`memory`] and [`null`](mod@null) in memory, [`file`](mod@file) over a file or a block device. Layers, each a device over
-//! another: [`fault`] fails on purpose, [`delay`] is slow on purpose, [`trace`] remembers. Many requests at once:
+//! another: [`fault`] fails on purpose, [`delay`] is slow on purpose. Many requests at once:
 //! [`BlockDevice::submit`] with a [`Request`] each.
 
 /// The operations of a [`BlockDevice`] whose `run` treats all of them alike.
@@ -59,7 +59,6 @@ pub mod memory;
 mod model_tests;
 pub mod null;
 mod request;
-pub mod trace;
 
 pub use error::{DeviceError, DeviceErrorKind};
 pub use request::{Op, Operation, Request};

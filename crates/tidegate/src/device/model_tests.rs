@@ -9,7 +9,6 @@ use super::delay::{Delay, Delays};
 use super::fault::{Effect, Fault, Rule, When};
 use super::file::{FileDevice, FileOptions, Transfer};
 use super::memory::MemoryDevice;
-use super::trace::Trace;
 use super::{BlockDevice, DeviceErrorKind, Op, Operation, Request, WriteFlags, ZeroFlags};
 
 const BLOCKS: u64 = 64;
@@ -188,7 +187,7 @@ proptest! {
             ));
         }
         let delays = Delays { write_ns: 10, ..Delays::default() };
-        let top = Trace::ring(Arc::new(Delay::new(Arc::clone(&fault) as _, delays)), 10);
+        let top = Delay::new(Arc::clone(&fault) as _, delays);
         let mut model = Model::of(&top);
         for step in &steps {
             take(&top, &mut model, step);

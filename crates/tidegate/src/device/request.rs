@@ -121,8 +121,8 @@ impl<'a> Request<'a> {
         });
     }
 
-    /// First byte, length in bytes.
-    pub(super) fn range(&self) -> (u64, u64) {
+    /// First byte and length in bytes; zeroes for a flush.
+    pub fn range(&self) -> (u64, u64) {
         match &self.operation {
             Operation::Read { offset, buf } => (*offset, buf.len() as u64),
             Operation::Write { offset, data, .. } => (*offset, data.len() as u64),

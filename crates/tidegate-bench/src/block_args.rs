@@ -1,0 +1,146 @@
+//! The options of `bench block`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use tidegate::pmem::MediaModel;
+use tidegate::size::parse_bytes;
+
+use crate::common::{CommonArgs, DEFAULT_SECONDS};
+use crate::error::{BenchError, Result};
+use crate::output::OutputArgs;
+use crate::pattern::Pattern;
+use crate::policy::Policy;
+
+/// Arguments of `bench block`.
+#[derive(Debug, Clone, Args)]
+pub struct BlockArgs {
+    /// Policies to compare: raw, btt, transit, transit-no-eager, transit-no-bypass, pmbd, pmbd70,
+    /// lru, coactive (DRAM tiers over btt), copy, peer:libpmemblk
+    #[arg(
+        long,
+        value_name = "A,B,..",
+        value_delimiter = ',',
+        default_value = "copy,btt,peer:libpmemblk"
+    )]
+    pub policies: Vec<Policy>,
+    /// Threads, one case for each number [default: 1]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    pub threads: Vec<usize>,
+    /// Requests in flight of each thread (issued as a batch), one case for each number [default: 1]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    pub iodepth: Vec<u32>,
+    /// Sizes of the DRAM tiers, one case for each [default: 64M]
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_bytes)]
+    pub cache: Vec<u64>,
+    /// Reads among 100 requests, one case for each number [default: 0,100]
+    #[arg(long, value_name = "PCT,..", value_delimiter = ',')]
+    pub read_share: Vec<u8>,
+    /// Which blocks: uniform, zipf, zipf:THETA, sequential [default: uniform]
+    #[arg(long)]
+    pub pattern: Option<Pattern>,
+    /// Size of a request and of a block
+    #[arg(long, value_name = "BYTES", default_value_t = 4096)]
+    pub block_size: u32,
+    /// A flush after every N writes of a thread; 0: never
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub fsync_every: u64,
+    /// Busy time of a thread between requests
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    pub think_us: u64,
+    /// Requests of a thread between two rests; 0: no rests
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub burst: u64,
+    /// With --burst: share of the time in which a thread requests, 1 to 100
+    #[arg(long, value_name = "PCT", default_value_t = 20)]
+    pub duty: u8,
+    /// Seed of everything random
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Write the requests of the first run to FILE as CSV (which slows that run down)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// What all measurements share.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// Where results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl BlockArgs {
+    /// The plots of the Caiti paper are wanted: a report on DRAM tiers, and no other workload is
+    /// asked for.
+    pub(crate) fn is_paper(&self) -> bool {
+        let unasked = self.threads.is_empty()
+            && self.iodepth.is_empty()
+            && self.cache.is_empty()
+            && self.read_share.is_empty()
+            && self.pattern.is_none()
+            && (self.fsync_every, self.think_us, self.burst) == (0, 0, 0);
+        let tiers = self.policies.iter().any(|policy| policy.has_tier());
+        unasked && tiers && self.output.report.is_some()
+    }
+
+    /// Length of a run, where it is not given by a number of requests.
+    pub(crate) fn run_time(&self) -> Duration {
+        let default = if self.is_paper() { PAPER_SECONDS } else { DEFAULT_SECONDS };
+        Duration::from_secs_f64(self.common.seconds.unwrap_or(default))
+    }
+
+    pub(crate) fn thread_counts(&self) -> Vec<usize> {
+        or_default(&self.threads, &[1])
+    }
+
+    pub(crate) fn depths(&self) -> Vec<u32> {
+        or_default(&self.iodepth, &[1])
+    }
+
+    pub(crate) fn caches(&self) -> Vec<u64> {
+        or_default(&self.cache, &[64 << 20])
+    }
+
+    pub(crate) fn read_shares(&self) -> Vec<u8> {
+        or_default(&self.read_share, &[0, 100])
+    }
+
+    pub(crate) fn pattern(&self) -> Pattern {
+        self.pattern.unwrap_or(Pattern::Uniform)
+    }
+
+    /// Refuses combinations that make no sense.
+    ///
+    /// # Errors
+    /// [`BenchError::Usage`].
+    pub(crate) fn check(&self) -> Result<()> {
+        self.common.check()?;
+        let usage = |message: String| Err(BenchError::Usage(message));
+        if self.threads.contains(&0) || self.iodepth.contains(&0) {
+            return usage("--threads and --iodepth: expected at least 1".to_owned());
+        }
+        if let Some(pct) = self.read_share.iter().find(|&&pct| pct > 100) {
+            return usage(format!("--read-share {pct}: expected 0 to 100"));
+        }
+        if !(1..=100).contains(&self.duty) {
+            return usage(format!("--duty {}: expected 1 to 100", self.duty));
+        }
+        if self.block_size < 512 || u64::from(self.block_size) > self.common.size {
+            return usage(format!("--block-size {}: expected 512 up to --size", self.block_size));
+        }
+        let media = &self.common.media;
+        if *media != MediaModel::default() && self.policies.contains(&Policy::Libpmemblk) {
+            return usage(format!(
+                "--media {media}: libpmemblk runs on the memory as it is; leave it out"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Seconds of each of the hundreds of runs behind the paper's plots, unless they are given.
+const PAPER_SECONDS: f64 = 0.2;
+
+fn or_default<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
+    if given.is_empty() { default.to_vec() } else { given.to_vec() }
+}

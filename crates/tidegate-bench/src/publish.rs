@@ -1,0 +1,49 @@
+//! A report goes to the terminal, and as JSON, one HTML page or tables of documentation into files.
+
+use std::path::Path;
+
+use crate::error::{BenchError, Result};
+use crate::output::{OutputArgs, read};
+use crate::report::Report;
+use crate::{docs, html};
+
+/// Prints the tables of `report` and writes the files that `output` names.
+///
+/// # Errors
+/// [`BenchError::Os`], and last [`BenchError::Program`] for a part that could not be measured.
+pub(crate) fn publish(report: &Report, output: &OutputArgs) -> Result<()> {
+    println!("{report}");
+    if let Some(file) = &output.json {
+        write(file, &report.json())?;
+    }
+    if let Some(dir) = &output.report {
+        std::fs::create_dir_all(dir).map_err(BenchError::os("create", dir))?;
+        write(&dir.join("index.html"), &html::page(report))?;
+    }
+    if let Some(path) = &output.update_docs {
+        write(path, &docs::update(&read(path)?, report)?)?;
+    }
+    report.log.whole()
+}
+
+fn write(path: &Path, content: &str) -> Result<()> {
+    std::fs::write(path, content).map_err(BenchError::os("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::report;
+
+    #[test]
+    fn files_are_written_where_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let (json, page) = (dir.path().join("a.json"), dir.path().join("new/dir"));
+        let output =
+            OutputArgs { json: Some(json.clone()), report: Some(page.clone()), update_docs: None };
+        publish(&report(), &output).unwrap();
+        assert_eq!(std::fs::read_to_string(json).unwrap(), report().json());
+        let page = std::fs::read_to_string(page.join("index.html")).unwrap();
+        assert!(page.starts_with("<!DOCTYPE html>") && page.contains("<svg"), "{page}");
+    }
+}
