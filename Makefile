@@ -1,14 +1,19 @@
 # Each target installs what it needs (scripts/install-deps), or says what to install.
 
-.PHONY: help demo test bench bench-programs soak
+.PHONY: help install demo test bench bench-programs soak
 
 help:
+	@echo "make install PREFIX=/usr/local   release binaries, stripped, their debug information beside them"
 	@echo "make demo    ext4 on a Tidegate BTT over NBD, killed with -9 in the middle of writes, recovered;"
 	@echo "             SQLite plain and under tidegate run, killed and recovered"
 	@echo "make test    format, lints, docs and every test, with a short run of each fuzz target"
 	@echo "make bench   the tables of docs/benchmarks.md, measured here, with the peers beside them"
 	@echo "make bench-programs   RocksDB, YCSB and fio on ext4 over NBD, with and without DRAM tiers (needs root)"
 	@echo "make soak    the long versions, for hours: kill -9 and power cuts, SQLite's own tests, fsx, fio, fuzzing"
+
+install:
+	@scripts/install-deps build
+	@scripts/install $(PREFIX)
 
 demo:
 	@scripts/install-deps build demo
