@@ -61,8 +61,8 @@ impl FromStr for Size {
     }
 }
 
-/// Splits a trailing unit off: the number and the power of two it is multiplied with. `K`, `k`, `KB` and
-/// `KiB` mean the same; there are no powers of 1000.
+/// Splits a trailing unit off: the number and the power of two it is multiplied with. `K`, `k`,
+/// `KB` and `KiB` mean the same; there are no powers of 1000.
 fn split_unit(text: &str) -> (&str, u32) {
     let body = text.strip_suffix(['B', 'b']).unwrap_or(text);
     let body = body.strip_suffix(['i', 'I']).unwrap_or(body);
@@ -113,7 +113,8 @@ impl fmt::Display for Size {
 }
 
 impl Size {
-    /// The largest unit of which this size is a whole number, unless that takes more than five digits.
+    /// The largest unit of which this size is a whole number, unless that takes more than five
+    /// digits.
     fn exact_unit(self) -> Option<(char, u32)> {
         let whole = |shift: u32| self.bytes.is_multiple_of(1 << shift) && self.bytes >> shift > 0;
         let (unit, shift) = *UNITS.iter().find(|(_, shift)| whole(*shift))?;

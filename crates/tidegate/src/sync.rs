@@ -1,13 +1,14 @@
-//! The atomics of lock-free code, or loom's in its place: `cargo test -p tidegate --features loom loom_`
-//! checks that code under every interleaving and every reordering that the memory model allows.
+//! The atomics of lock-free code, or loom's in its place: `cargo test -p tidegate --features loom
+//! loom_` checks that code under every interleaving and every reordering that the memory model
+//! allows.
 
 #[cfg(feature = "loom")]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(feature = "loom"))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
-/// A store that comes before all later loads of its thread, in the one order in which all threads see such stores and
-/// sequentially consistent loads.
+/// A store that comes before all later loads of its thread, in the one order in which all threads
+/// see such stores and sequentially consistent loads.
 #[inline]
 pub(crate) fn store_before_loads(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::SeqCst);

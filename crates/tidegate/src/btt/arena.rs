@@ -27,13 +27,14 @@ pub(super) struct Arena {
     pub(super) flog: Flog,
     pub(super) lanes: Lanes,
     pub(super) lba_locks: LbaLocks,
-    /// Map changes that recovery found but could not store in a read-only region: (lba, block), by lba.
+    /// Map changes that recovery found but could not store in a read-only region: (lba, block), by
+    /// lba.
     pub(super) overlay: Vec<(u32, u32)>,
 }
 
 impl Arena {
-    /// Reads one block: the last write that returned before this read began, or one that overlaps it; never a
-    /// mixture.
+    /// Reads one block: the last write that returned before this read began, or one that overlaps
+    /// it; never a mixture.
     pub(super) fn read_block(
         &self,
         region: &Region,
@@ -81,7 +82,8 @@ impl Arena {
         }
     }
 
-    /// A block whose memory failed is marked in the map, as the kernel does, until it is written again.
+    /// A block whose memory failed is marked in the map, as the kernel does, until it is written
+    /// again.
     fn note_lost_block(
         &self,
         region: &Region,
@@ -104,10 +106,10 @@ impl Arena {
 
     /// Makes the blocks of `lbas` read as zeroes, by the map alone; durable on return.
     ///
-    /// An entry is one atomic word, so each block is old or zero. The flog is not needed: the block stays
-    /// with its lba. A flog entry of an earlier write of that lba does not undo it, since replay compares
-    /// blocks without flags and finds the write's own block there. A block that was never written gets the
-    /// flag too: the kernel would read what lies in its place on the medium.
+    /// An entry is one atomic word, so each block is old or zero. The flog is not needed: the block
+    /// stays with its lba. A flog entry of an earlier write of that lba does not undo it, since
+    /// replay compares blocks without flags and finds the write's own block there. A block that was
+    /// never written gets the flag too: the kernel would read what lies in its place on the medium.
     pub(super) fn zero_blocks(
         &self,
         region: &Region,

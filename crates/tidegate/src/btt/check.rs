@@ -1,8 +1,8 @@
 //! Checking a BTT: every fault of the format that can be found, told one by one.
 //!
-//! The check reads only. Writes that a crash cut off are taken as completed, as recovery would; they are
-//! counted, not faults. [`repair`] restores an info block from its other copy: the one redundancy that the
-//! format has.
+//! The check reads only. Writes that a crash cut off are taken as completed, as recovery would;
+//! they are counted, not faults. [`repair`] restores an info block from its other copy: the one
+//! redundancy that the format has.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -80,7 +80,7 @@ pub enum Finding {
         /// Its owners, such as "lba 5" or "lane 3".
         owners: Vec<String>,
     },
-    /// A block belongs to nobody.
+    /// A block belongs to neither a map entry nor a lane.
     BlockLost {
         /// Number of the arena, from 0.
         arena: usize,
@@ -181,8 +181,8 @@ pub struct Progress {
 /// Checks the BTT in `region`, telling `progress` now and then.
 ///
 /// # Errors
-/// [`BttError::NotFound`] or [`BttError::InfoLost`] where neither copy of the first arena's info block can be used. Damage is not an
-/// error but a finding.
+/// [`BttError::NotFound`] or [`BttError::InfoLost`] where neither copy of the first arena's info
+/// block can be used. Damage is not an error but a finding.
 pub fn check(region: &Region, progress: &mut dyn FnMut(Progress)) -> Result<Report, BttError> {
     let mut report = Report::default();
     let (_, arenas) = find_arenas(region, &mut report)?;
@@ -209,7 +209,8 @@ pub fn repair(region: &Region, progress: &mut dyn FnMut(Progress)) -> Result<Rep
     let (_, arenas) = find_arenas(region, &mut Report::default())?;
     let mut repaired = 0;
     for found in &arenas {
-        // Second copy first: at every moment at least one copy is whole, since the other is not touched.
+        // Second copy first: at every moment at least one copy is whole, since the other is not
+        // touched.
         for offset in [found.base + found.info.info2off.get(), found.base] {
             if read_info(region, offset).ok().as_ref() != Some(&found.info) {
                 region.write_streaming(offset, found.info.as_bytes())?;
@@ -320,8 +321,8 @@ fn read_copies(
     first.or(second).ok()
 }
 
-/// Where the second copy must be when the first cannot say: at the end of an arena as `create` and the kernel size
-/// it, or of one as large as the arena before, and it must agree that it is there.
+/// Where the second copy must be when the first cannot say: at the end of an arena as `create` and
+/// the kernel size it, or of one as large as the arena before, and it must agree that it is there.
 fn find_second(
     space_bytes: u64,
     base: u64,

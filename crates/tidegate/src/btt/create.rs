@@ -12,7 +12,8 @@ use crate::pmem::Region;
 /// What to create.
 #[derive(Debug, Clone)]
 pub struct BttOptions {
-    /// External lba size in bytes, one of [`LBA_SIZES`]: 4096, for example, or 4104 for 8 bytes of metadata a block.
+    /// External lba size in bytes, one of [`LBA_SIZES`]: 4096, for example, or 4104 for 8 bytes of
+    /// metadata a block.
     pub lba_bytes: u32,
     /// Version of the format.
     pub version: Version,
@@ -20,8 +21,8 @@ pub struct BttOptions {
     pub uuid: [u8; 16],
     /// UUID of the namespace that holds it; all zero suits any.
     pub parent_uuid: [u8; 16],
-    /// Lanes an arena, 1 to 256. The kernel makes 256; with fewer the 16 MiB minimum of an arena does not
-    /// apply, which is for simulation.
+    /// Lanes an arena, 1 to 256. The kernel makes 256; with fewer the 16 MiB minimum of an arena
+    /// does not apply, which is for simulation.
     pub lanes: u32,
     /// Which flog slots hold entries.
     pub flog_slots: FlogSlots,
@@ -67,10 +68,12 @@ pub fn largest_fit_bytes(options: &BttOptions, region_bytes: u64) -> u64 {
     options.version.base() + used - used % PAGE_BYTES
 }
 
-/// Writes an empty BTT over the whole region. Whatever it held is lost; a crash in between leaves no valid BTT.
+/// Writes an empty BTT over the whole region. Whatever it held is lost; a crash in between leaves
+/// no valid BTT.
 ///
 /// # Errors
-/// [`BttError::Options`] where the options contradict each other or the region's size; [`BttError::Pmem`].
+/// [`BttError::Options`] where the options contradict each other or the region's size;
+/// [`BttError::Pmem`].
 pub fn create(region: &Region, options: &BttOptions) -> Result<Summary, BttError> {
     let plans = validate(region, options)?;
     create_arenas(region, options, &plans)
@@ -82,8 +85,8 @@ pub(super) fn create_arenas(
     options: &BttOptions,
     plans: &[ArenaPlan],
 ) -> Result<Summary, BttError> {
-    // Order: no old header may survive beside new content, so the old ones go first; the first arena's
-    // first info block, without which nothing is found, comes last.
+    // Order: no old header may survive beside new content, so the old ones go first; the first
+    // arena's first info block, without which nothing is found, comes last.
     invalidate(region)?;
     let mut end = options.version.base() + plans.iter().map(|plan| plan.size_bytes).sum::<u64>();
     for (index, plan) in plans.iter().enumerate().rev() {
@@ -117,7 +120,8 @@ fn validate(region: &Region, options: &BttOptions) -> Result<Vec<ArenaPlan>, Btt
     })
 }
 
-/// Makes sure that no info block of an earlier BTT is found at either version's place, in durable order.
+/// Makes sure that no info block of an earlier BTT is found at either version's place, in durable
+/// order.
 fn invalidate(region: &Region) -> Result<(), BttError> {
     region.zero_streaming(0, 2 * PAGE_BYTES)?;
     region.fence()?;
@@ -150,8 +154,8 @@ fn write_arena(
     Ok(())
 }
 
-/// A lane starts with one entry that maps its free block to itself: nothing to replay. The old padding
-/// scheme is recognised by its second entry, so it gets one from the start.
+/// A lane starts with one entry that maps its free block to itself: nothing to replay. The old
+/// padding scheme is recognised by its second entry, so it gets one from the start.
 fn write_flog_group(
     region: &Region,
     options: &BttOptions,

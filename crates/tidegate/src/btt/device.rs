@@ -19,6 +19,22 @@ const NO_METADATA: [u8; 128] = [0; 128];
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// An open BTT: a block device whose blocks are atomic, and durable when a write returns.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tidegate::btt::{self, Btt, BttOptions};
+/// use tidegate::device::{BlockDevice, WriteFlags};
+/// use tidegate::pmem::Region;
+///
+/// let region = Arc::new(Region::anonymous(32 << 20)?);
+/// btt::create(&region, &BttOptions::default())?;
+/// let device = Btt::open(region)?;
+/// device.write(8192, &[1; 4096], WriteFlags::default())?;
+/// let mut block = [0; 4096];
+/// device.read(8192, &mut block)?;
+/// assert_eq!(block, [1; 4096]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Btt {
     region: Arc<Region>,
     arenas: Vec<Arena>,
@@ -67,9 +83,9 @@ pub struct ArenaSummary {
 }
 
 impl Btt {
-    /// Opens the BTT in `region` and completes the writes that a crash cut off. Reads the flog, not the map, so
-    /// the time does not grow with the size. A read-only region is not changed: what is to be completed is kept
-    /// in memory.
+    /// Opens the BTT in `region` and completes the writes that a crash cut off. Reads the flog, not
+    /// the map, so the time does not grow with the size. A read-only region is not changed: what is
+    /// to be completed is kept in memory.
     ///
     /// # Errors
     /// [`BttError`]: nothing found, damage, or the memory failed.

@@ -54,7 +54,8 @@ impl Flog {
                 return Err(FlogFault::Damaged { lane, reason });
             }
         }
-        // Lanes that were never used look alike under both schemes; then it is the newer one.
+        // Lanes that were never used look the same under both schemes, and then count as the newer
+        // one.
         flog.slots = found.unwrap_or_default();
         Ok(flog)
     }
@@ -76,8 +77,8 @@ impl Flog {
         Ok(Newest { which, entry: entries[which] })
     }
 
-    /// Stores the first half (lba, old map entry) of the slot that the lane's next entry goes to. The slot stays
-    /// what it was, the lane's older entry, until [`commit`](Self::commit).
+    /// Stores the first half (lba, old map entry) of the slot that the lane's next entry goes to.
+    /// The slot stays what it was, the lane's older entry, until [`commit`](Self::commit).
     pub(super) fn prepare(
         &self,
         region: &Region,
@@ -90,7 +91,8 @@ impl Flog {
         region.write_back(offset, 8)
     }
 
-    /// Stores the second half (new map entry, sequence number), which makes the entry the lane's newest.
+    /// Stores the second half (new map entry, sequence number), which makes the entry the lane's
+    /// newest.
     pub(super) fn commit(
         &self,
         region: &Region,
@@ -133,8 +135,8 @@ fn used_slots(group: &Group, lane: u32) -> Result<Option<FlogSlots>, FlogFault> 
     }
 }
 
-/// Which of two sequence numbers is the newer one; None where they contradict each other. Zero is a slot
-/// that was never written.
+/// Which of two sequence numbers is the newer one; None where they contradict each other. Zero is a
+/// slot that was never written.
 fn newer(first: u32, second: u32) -> Option<usize> {
     match (first, second) {
         (1..=3, 0) => Some(0),

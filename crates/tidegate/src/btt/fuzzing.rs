@@ -22,9 +22,9 @@ pub fn arbitrary_pool(bytes: &[u8]) {
     exercise(&Arc::new(region));
 }
 
-/// Makes a small pool, patches it as `bytes` say, and opens, checks and uses it. The first byte chooses the
-/// form of the pool and whether the info blocks' checksums are mended; each 4 bytes behind it are an offset
-/// in two bytes, a place (metadata or anywhere) and a value.
+/// Makes a small pool, patches it as `bytes` say, and opens, checks and uses it. The first byte
+/// chooses the form of the pool and whether the info blocks' checksums are repaired; each 4 bytes
+/// behind it are an offset in two bytes, a place (metadata or anywhere) and a value.
 ///
 /// # Panics
 /// Where the engine has a bug.
@@ -40,7 +40,7 @@ pub fn patched_pool(bytes: &[u8]) {
         }
     }
     if form & 8 != 0 {
-        let _ = mend_checksum(&region, base);
+        let _ = repair_checksum(&region, base);
     }
     exercise(&region);
 }
@@ -61,7 +61,7 @@ fn small_pool(form: u8) -> (Arc<Region>, u64) {
     (region, version.base())
 }
 
-fn mend_checksum(region: &Region, base: u64) -> Result<(), PmemError> {
+fn repair_checksum(region: &Region, base: u64) -> Result<(), PmemError> {
     let mut info = read_info(region, base)?;
     info.checksum = info.fletcher64().into();
     region.write(base, info.as_bytes())

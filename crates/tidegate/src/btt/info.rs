@@ -20,7 +20,8 @@ pub(super) fn read_info(region: &Region, offset: u64) -> Result<Info, PmemError>
     Ok(info)
 }
 
-/// Which version's BTT the region holds, judged by the signature of its first arena. The rest may be damaged.
+/// Which version's BTT the region holds, judged by the signature of its first arena. The rest may
+/// be damaged.
 ///
 /// # Errors
 /// [`BttError::Pmem`] where the memory cannot be read.

@@ -1,12 +1,14 @@
 //! Lanes: each has one free block and one flog group, and serves one write at a time.
 //!
 //! Invariants:
-//! 1. Only the holder of a lane changes it; what it holds are atomics so that others may look.
-//! 2. `unfenced_lba` is the lba whose map entry the lane's last write changed. It moves on only after that
-//!    entry became durable, so whoever finds another lba there knows that the entry is durable.
+//! 1. Only the holder of a lane changes it; what it holds are atomics, so that other writers may
+//!    look.
+//! 2. `unfenced_lba` is the lba whose map entry the lane's last write changed. It moves on only
+//!    after that entry became durable, so a writer that finds another lba there knows that the
+//!    entry is durable.
 //!
-//! Releasing a lane is a plain store. A locked instruction there would wait for the store of the map entry
-//! before it, which the next write's fence waits for anyway.
+//! Releasing a lane is a plain store. A locked instruction there would wait for the store of the
+//! map entry before it, which the next write's fence waits for anyway.
 
 use crossbeam_utils::CachePadded;
 
@@ -97,8 +99,8 @@ impl LaneGuard<'_> {
         FlogSlot::new(lba, old_map, self.free_block(), self.lane.seq.load(Ordering::Relaxed))
     }
 
-    /// The write of `lba` is done, its map entry not yet durable: its old block is free now. The entry of the
-    /// write before it is durable.
+    /// The write of `lba` is done, its map entry not yet durable: its old block is free now. The
+    /// entry of the write before it is durable.
     pub(super) fn advance(&mut self, lba: u32, old_block: u32) {
         let lane = self.lane;
         lane.free_block.store(old_block, Ordering::Relaxed);
@@ -107,7 +109,7 @@ impl LaneGuard<'_> {
         lane.unfenced_lba.store(lba, Ordering::Release);
     }
 
-    /// The memory of its block or flog failed: nobody takes it any more.
+    /// The memory of its block or flog failed: no writer takes it any more.
     pub(super) fn retire(&mut self) {
         self.lane.failed.store(true, Ordering::Relaxed);
     }
@@ -124,12 +126,12 @@ impl Lanes {
         Self { lanes: lanes.into_iter().map(CachePadded::new).collect() }
     }
 
-    /// Takes the working lanes that are free now, one at each step, from number `start` on: the calling thread's
-    /// own where it is free, and the next free ones.
+    /// Takes the working lanes that are free now, one at each step, from number `start` on: the
+    /// calling thread's own where it is free, and the next free ones.
     ///
-    /// The version that the last change of the free block's owner bumped must be visible before the data that is
-    /// stored next (see `lba_lock`). The release fence orders ordinary stores; the non-temporal stores of x86
-    /// ignore it, but not the locked instruction that takes the lane.
+    /// The version that the last change of the free block's owner bumped must be visible before the
+    /// data that is stored next (see `lba_lock`). The release fence orders ordinary stores; the
+    /// non-temporal stores of x86 ignore it, but not the locked instruction that takes the lane.
     pub(super) fn free_from(&self, start: usize) -> impl Iterator<Item = LaneGuard<'_>> {
         let (behind, before) = self.lanes.split_at(start % self.lanes.len());
         before.iter().chain(behind).filter_map(|lane| {
@@ -141,8 +143,8 @@ impl Lanes {
         })
     }
 
-    /// Takes one lane as [`free_from`](Self::free_from) does, calling `relax` while none is free. None where all
-    /// have failed.
+    /// Takes one lane as [`free_from`](Self::free_from) does, calling `relax` while none is free.
+    /// None where all have failed.
     pub(super) fn wait_for_one(&self, start: usize, relax: impl Fn()) -> Option<LaneGuard<'_>> {
         while !self.lanes.iter().all(|lane| lane.failed.load(Ordering::Relaxed)) {
             if let Some(lane) = self.free_from(start).next() {
@@ -153,8 +155,8 @@ impl Lanes {
         None
     }
 
-    /// The lba whose map entry the last write of lane `number` changed. Where it has moved on from an lba, that
-    /// lba's entry is durable.
+    /// The lba whose map entry the last write of lane `number` changed. Where it has moved on from
+    /// an lba, that lba's entry is durable.
     pub(super) fn unfenced_lba(&self, number: u32) -> Option<u32> {
         let lba = self.lanes[number as usize].unfenced_lba.load(Ordering::Acquire);
         Some(lba).filter(|&lba| lba != NO_LBA)

@@ -1,7 +1,8 @@
-//! The BTT's bytes on the medium: constants, structures, their sizes and offsets, and the sizing rules.
+//! The BTT's bytes on the medium: constants, structures, their sizes and offsets, and the sizing
+//! rules.
 //!
-//! The format is the Linux kernel's (versions 1.1 and 2.0); docs/formats.md describes it. All numbers are
-//! little-endian. Nothing in this file touches memory.
+//! The format is the Linux kernel's (versions 1.1 and 2.0); docs/formats.md describes it. All
+//! numbers are little-endian. Nothing in this file touches memory.
 
 use std::mem::{offset_of, size_of};
 
@@ -31,7 +32,8 @@ const BLOCK_ALIGN_BYTES: u32 = 64;
 /// Bit 0 of the flags: the arena had an error that makes it read-only.
 pub(super) const FLAG_ERROR: u32 = 1;
 
-/// External lba sizes of the format in bytes: data, and data with 8, 16, 64 or 128 bytes of metadata.
+/// External lba sizes of the format in bytes: data, and data with 8, 16, 64 or 128 bytes of
+/// metadata.
 pub const LBA_SIZES: [u32; 7] = [512, 520, 528, 4096, 4104, 4160, 4224];
 
 /// Bytes of data in an lba of `lba_bytes`; the rest is metadata.
@@ -155,8 +157,8 @@ impl Info {
             .find(|version| version.numbers() == (self.major.get(), self.minor.get()))
     }
 
-    /// Says what contradicts the format or a place of `space_bytes` bytes from the arena's start to the
-    /// region's end.
+    /// Says what contradicts the format or a place of `space_bytes` bytes from the arena's start to
+    /// the region's end.
     pub(super) fn validate(&self, version: Version, space_bytes: u64) -> Result<(), String> {
         if self.signature != SIGNATURE {
             return Err("its signature is missing".into());
@@ -363,8 +365,8 @@ pub(super) struct ArenaPlan {
 }
 
 impl ArenaPlan {
-    /// Splits `size_bytes` for lbas of `lba_bytes` and `lanes` lanes as the kernel does; None where not even
-    /// one lba fits.
+    /// Splits `size_bytes` for lbas of `lba_bytes` and `lanes` lanes as the kernel does; None where
+    /// not even one lba fits.
     pub(super) fn new(size_bytes: u64, lba_bytes: u32, lanes: u32) -> Option<Self> {
         let block_bytes = lba_bytes.next_multiple_of(BLOCK_ALIGN_BYTES);
         let flog_bytes = (u64::from(lanes) * FLOG_GROUP_BYTES).next_multiple_of(PAGE_BYTES);
@@ -392,8 +394,8 @@ impl ArenaPlan {
     }
 }
 
-/// Sizes of the arenas that the kernel makes in `space_bytes`: 512 GiB each, the last one what remains, and
-/// a rest below 16 MiB unused.
+/// Sizes of the arenas that the kernel makes in `space_bytes`: 512 GiB each, the last one what
+/// remains, and a rest below 16 MiB unused.
 pub(super) fn arena_sizes(space_bytes: u64, arena_bytes_min: u64) -> Vec<u64> {
     let mut sizes = Vec::new();
     let mut remaining = space_bytes;

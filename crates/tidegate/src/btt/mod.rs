@@ -1,9 +1,11 @@
-//! The block translation table (BTT): atomic blocks on persistent memory, in the Linux kernel's format.
+//! The block translation table (BTT): atomic blocks on persistent memory, in the Linux kernel's
+//! format.
 //!
-//! Every write goes to a free block, a flog entry commits it, and the map then points at the new block
-//! (copy on write; the Caiti paper, section 2.2). Invariants:
+//! Every write goes to a free block, a flog entry commits it, and the map then points at the new
+//! block (copy on write; the Caiti paper, section 2.2). Invariants:
 //!
-//! 1. Each internal block is owned exactly once: by one map entry, or as the free block of one lane.
+//! 1. Each internal block is owned exactly once: by one map entry, or as the free block of one
+//!    lane.
 //! 2. A flog entry becomes valid only after the data it points to is durable.
 //! 3. A map entry changes only after the flog entry that describes the change is durable, so that
 //!    what a reader has seen survives a crash.

@@ -1,7 +1,7 @@
 //! Opening an arena: what the lanes' newest flog entries say is completed.
 //!
-//! Idempotent: completing a map entry twice stores the same value, and the flog is only read. A crash inside
-//! leaves some entries completed and the rest for the next recovery.
+//! Idempotent: completing a map entry twice stores the same value, and the flog is only read. A
+//! crash inside leaves some entries completed and the rest for the next recovery.
 
 use super::BttError;
 use super::arena::Arena;
@@ -82,9 +82,9 @@ fn metadata_bytes(lba_bytes: u32) -> usize {
     (lba_bytes - super::layout::data_bytes(lba_bytes)) as usize
 }
 
-/// Writes back what recovery builds on. After a power cut it is durable already; after a mere kill of the process
-/// the newest flog entry and the map entry of its write may be in the cache only, and neither a completed map entry
-/// nor the lane's next write may become durable before them.
+/// Writes back what recovery builds on. After a power cut it is durable already; after a mere kill
+/// of the process the newest flog entry and the map entry of its write may be in the cache only,
+/// and neither a completed map entry nor the lane's next write may become durable before them.
 fn write_back_seen(
     region: &Region,
     flog: &Flog,
@@ -100,7 +100,8 @@ fn write_back_seen(
     Ok(())
 }
 
-/// Stores the missing map entries and makes them durable, before any lane can reuse a block they free.
+/// Stores the missing map entries and makes them durable, before any lane can reuse a block they
+/// free.
 fn complete(region: &Region, map: &Map, missing: &[(u32, u32)]) -> Result<(), BttError> {
     for &(lba, new_block) in missing {
         map.store(region, lba, MapEntry::normal(new_block))?;
@@ -129,7 +130,8 @@ impl EntryFault {
 
 /// What `entry`, a lane's newest, leaves to do: the map still points at the old block.
 ///
-/// The numbers are compared without their flag bits, which libpmemblk keeps in its flog and the kernel does not.
+/// The numbers are compared without their flag bits, which libpmemblk keeps in its flog and the
+/// kernel does not.
 pub(super) fn unfinished(
     region: &Region,
     map: &Map,
@@ -139,7 +141,8 @@ pub(super) fn unfinished(
     let (lba, old_block) = (entry.lba.get(), strip_flags(entry.old_map.get()));
     let new_block = strip_flags(entry.new_map.get());
     if old_block == new_block && old_block < map.blocks {
-        // A lane that was never used; the kernel numbers its entry by lane, whether or not that is an lba.
+        // A lane that was never used; the kernel numbers its entry by lane, whether or not that is
+        // an lba.
         return Ok(None);
     }
     if lba >= lbas || old_block >= map.blocks || new_block >= map.blocks {

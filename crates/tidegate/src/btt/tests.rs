@@ -183,7 +183,8 @@ fn p4_a_discarded_block_reads_as_zeroes_and_is_a_hole() {
     assert_eq!(faults(&region), []);
 }
 
-/// The kernel reads a page of 512-byte blocks only up to its first zero state, so there must be none.
+/// The kernel reads a page of 512-byte blocks only up to its first zero state, so there must be
+/// none.
 #[test]
 fn blocks_of_512_bytes_are_zeroed_by_writing() {
     let (region, btt) = small(512);

@@ -1,4 +1,5 @@
-//! The write: copy on write into the free blocks of lanes, and the argument why each block is atomic.
+//! The write: copy on write into the free blocks of lanes, and the argument why each block is
+//! atomic.
 
 use arrayvec::ArrayVec;
 
@@ -29,7 +30,7 @@ type Group<'a> = ArrayVec<Member<'a>, GROUP_MAX>;
 
 /// Why a group was not written.
 enum GroupError {
-    /// A lane's memory failed before anything was committed; others can do it.
+    /// A lane's memory failed before anything was committed; other lanes can write the group.
     LaneRetired,
     /// Nothing helps.
     Failed(BttError),
@@ -42,11 +43,11 @@ impl<E: Into<BttError>> From<E> for GroupError {
 }
 
 impl Arena {
-    /// Writes whole blocks of `data_bytes` from `lba` on, each atomic and all durable on return. `metadata` goes
-    /// behind the data of each block.
+    /// Writes whole blocks of `data_bytes` from `lba` on, each atomic and all durable on return.
+    /// `metadata` goes behind the data of each block.
     ///
-    /// Neighbours are written in groups, a lane each, that share the two fences. A lane whose memory fails is
-    /// retired and the group tried again with others.
+    /// Neighbours are written in groups, a lane each, that share the two fences. A lane whose
+    /// memory fails is retired and the group tried again with other lanes.
     pub(super) fn write_blocks(
         &self,
         region: &Region,
@@ -70,8 +71,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Takes a lane for the first of `blocks`, and for those behind it as far as lanes are free at once and the
-    /// lbas are in different buckets.
+    /// Takes a lane for the first of `blocks`, and for those behind it as far as lanes are free at
+    /// once and the lbas are in different buckets.
     fn gather<'a>(
         &'a self,
         region: &Region,
@@ -104,26 +105,28 @@ impl Arena {
         Ok(())
     }
 
-    /// The write of a group of blocks, with two fences where the kernel has four a block. Why each store precedes
-    /// the next (for a group: each lane's steps are done for all lanes before the next fence, so every argument
-    /// holds lane by lane; the lbas differ):
+    /// The write of a group of blocks, with two fences where the kernel has four a block. Why each
+    /// store precedes the next (for a group: each lane's steps are done for all lanes before the
+    /// next fence, so every argument holds lane by lane; the lbas differ):
     ///
-    /// - The previous write of a lane left its map entry in the cache. It is written back here, by the
-    ///   thread that also fences, and is durable at fence 1: before fence 2 makes this write's flog entry the
-    ///   lane's newest and the previous one forgotten (invariant 4).
-    /// - The data and the first half of the flog slot are durable at fence 1, before the second half exists:
-    ///   a valid entry points at complete data and has its own lba (invariant 2). Until then the slot's old
-    ///   sequence number makes it the lane's older entry, which nobody reads.
-    /// - The entry that this write replaces may be in the cache only, stored by another lane: then that lane is the
-    ///   bucket's last writer and has not written since. It is written back here under the lba's lock and
-    ///   durable at fence 1 (invariant 5). So of all lanes' newest entries for one lba, only that of the last
-    ///   write can still find its `old_map` in the map on the medium: an older entry's `old_map` was replaced
-    ///   durably and is that lane's free block, so it cannot return. Replay in any order therefore completes
-    ///   just the last write.
-    /// - The map entry is stored after fence 2, so whoever sees it sees a write that recovery would complete
-    ///   (invariant 3). It needs no fence of its own: until it is durable, the flog entry is there.
-    /// - The lock's version grows after the map entry changed and before the lane, and with it the old
-    ///   block, is free for the next write (invariant 6; see `lba_lock`).
+    /// - The previous write of a lane left its map entry in the cache. It is written back here, by
+    ///   the thread that also fences, and is durable at fence 1: before fence 2 makes this write's
+    ///   flog entry the lane's newest and the previous one forgotten (invariant 4).
+    /// - The data and the first half of the flog slot are durable at fence 1, before the second
+    ///   half exists: a valid entry points at complete data and has its own lba (invariant 2).
+    ///   Until then the slot's old sequence number makes it the lane's older entry, which no
+    ///   recovery reads.
+    /// - The entry that this write replaces may be in the cache only, stored by another lane: then
+    ///   that lane is the bucket's last writer and has not written since. It is written back here
+    ///   under the lba's lock and durable at fence 1 (invariant 5). So of all lanes' newest entries
+    ///   for one lba, only that of the last write can still find its `old_map` in the map on the
+    ///   medium: an older entry's `old_map` was replaced durably and is that lane's free block, so
+    ///   it cannot return. Replay in any order therefore completes just the last write.
+    /// - The map entry is stored after fence 2, so a reader that sees it sees a write that recovery
+    ///   would complete (invariant 3). It needs no fence of its own: until it is durable, the flog
+    ///   entry is there.
+    /// - The lock's version grows after the map entry changed and before the lane, and with it the
+    ///   old block, is free for the next write (invariant 6; see `lba_lock`).
     fn write_group<'a>(
         &'a self,
         region: &Region,
@@ -139,7 +142,8 @@ impl Arena {
         }
         let committed = self.commit_group(region, group);
         if committed.is_err() {
-            // The entries may or may not be valid on the medium: these lanes must not touch their blocks again.
+            // The entries may or may not be valid on the medium: these lanes must not touch their
+            // blocks again.
             group.iter_mut().for_each(|member| member.lane.retire());
         }
         Ok(committed?)
@@ -224,7 +228,8 @@ fn retire_if_poisoned(
     }
 }
 
-/// The old map entry as the kernel logs it: without flags, but a block that is in error keeps that flag.
+/// The old map entry as the kernel logs it: without flags, but a block that is in error keeps that
+/// flag.
 fn logged_old_map(entry: MapEntry, block: u32) -> u32 {
     match entry.state() {
         MapState::Error => block | MapEntry::ERROR,

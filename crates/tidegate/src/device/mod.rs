@@ -190,6 +190,21 @@ pub struct Extent {
 }
 
 /// A device of equal blocks. See the module's invariants.
+///
+/// ```
+/// use tidegate::device::memory::MemoryDevice;
+/// use tidegate::device::{BlockDevice, DeviceErrorKind, WriteFlags};
+///
+/// let device: &dyn BlockDevice = &MemoryDevice::new(512, 2048)?;
+/// assert_eq!(device.geometry().size_bytes(), 1 << 20);
+/// device.write(1024, &[1; 512], WriteFlags { fua: true })?;
+/// let mut blocks = [9; 1024];
+/// device.read(512, &mut blocks)?;
+/// assert_eq!((blocks[0], blocks[512]), (0, 1));
+/// let misaligned = device.read(1, &mut blocks).unwrap_err();
+/// assert_eq!(misaligned.kind(), DeviceErrorKind::Misaligned);
+/// # Ok::<(), tidegate::device::DeviceError>(())
+/// ```
 pub trait BlockDevice: Send + Sync {
     /// Shape and promises of the device.
     fn geometry(&self) -> Geometry;

@@ -80,6 +80,22 @@ pub struct TierSummary {
 
 /// Opens a tier of at most `bytes` bytes of data over `below`.
 ///
+/// ```
+/// use std::sync::Arc;
+/// use tidegate::device::memory::MemoryDevice;
+/// use tidegate::device::{BlockDevice, WriteFlags};
+/// use tidegate::dram::{self, Policy};
+///
+/// let below = Arc::new(MemoryDevice::new(4096, 1024)?);
+/// let tier = dram::open(Policy::Transit, 1 << 20, below.clone())?;
+/// tier.write(0, &[5; 4096], WriteFlags::default())?; // Acknowledged from DRAM.
+/// tier.flush()?; // In the device below, and durable there.
+/// let mut block = [0; 4096];
+/// below.read(0, &mut block)?;
+/// assert_eq!(block, [5; 4096]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// [`DeviceErrorKind::Unsupported`](crate::device::DeviceErrorKind::Unsupported) where the device's blocks are of a size that no cache slot has, or `bytes`
 /// hold fewer slots than the policy works with or more than it can number.

@@ -72,7 +72,16 @@ impl FromStr for Policy {
     }
 }
 
-/// A policy and the size of its cache.
+/// A policy and the size of its cache, as `POLICY:SIZE` says them.
+///
+/// ```
+/// use tidegate::dram::{Policy, TierSpec};
+///
+/// let spec: TierSpec = "transit:512M".parse()?;
+/// assert_eq!((spec.policy, spec.bytes), (Policy::Transit, 512 << 20));
+/// assert!("transit".parse::<TierSpec>().is_err(), "a cache has a size");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct TierSpec {
     /// The policy.

@@ -52,6 +52,20 @@ struct LineAligned<T>(T);
 ///
 /// All offsets and lengths are bytes from the start of the region. All methods may be called from any thread;
 /// overlapping plain accesses from two threads may tear, and keeping them apart is the engine's work.
+///
+/// Nothing is durable before the fence that follows its write-back or streaming store:
+///
+/// ```
+/// use tidegate::pmem::Region;
+///
+/// let region = Region::anonymous(4096)?;
+/// region.write_streaming(64, &[7; 64])?;
+/// region.fence()?;
+/// region.store_u64(0, 64)?; // Says where the data is, so it is stored after the data is durable.
+/// region.persist(0, 8)?;
+/// assert_eq!((region.load_u64(0)?, region.counters().fences), (64, 2));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Region {
     // Before the mapping: the watch ends before the memory goes.
     poison: Option<PoisonWatch>,

@@ -74,6 +74,27 @@ pub struct LogDeviceOptions {
 }
 
 /// A block device over a log and a backing device.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tidegate::device::memory::MemoryDevice;
+/// use tidegate::device::{BlockDevice, WriteFlags};
+/// use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
+/// use tidegate::log::{self, LogOptions, LogPool};
+/// use tidegate::pmem::Region;
+///
+/// let region = Arc::new(Region::anonymous(8 << 20)?);
+/// log::create(&region, &LogOptions::default())?;
+/// let backing = Arc::new(MemoryDevice::new(4096, 1024)?);
+/// let (pool, options) = (LogPool::open(region)?, LogDeviceOptions::default());
+/// let device = LogDevice::open(pool, backing.clone(), Binding::unnamed(1), options)?;
+/// device.write(0, &[3; 4096], WriteFlags::default())?; // Durable in the log, with one fence.
+/// device.shutdown()?; // The backing has it too.
+/// let mut block = [0; 4096];
+/// backing.read(0, &mut block)?;
+/// assert_eq!(block, [3; 4096]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct LogDevice {
     core: Arc<Core>,
     thread: Mutex<Option<Thread>>,
