@@ -1,6 +1,7 @@
 //! Which simulated thread, and which of its operations, the calling OS thread is running.
 //!
-//! The core calls an [`Observer`](tidegate::pmem::Observer) without saying who calls; these thread-locals do.
+//! The core calls an [`Observer`](tidegate::pmem::Observer) without naming the caller; these
+//! thread-locals do.
 
 use std::cell::Cell;
 
@@ -29,7 +30,8 @@ pub(crate) fn thread() -> usize {
     THREAD.get().unwrap_or(OUTSIDE)
 }
 
-/// The caller starts its next operation, on block `lba`, in which engines see it as thread number `ordinal`.
+/// The caller starts its next operation, on block `lba`, in which engines see it as thread number
+/// `ordinal`.
 pub(crate) fn next_operation(ordinal: usize, lba: Option<u64>) {
     OPERATION.set(OPERATION.get() + 1);
     ORDINAL.set(ordinal);

@@ -1,12 +1,15 @@
 //! Runs histories on the real engine, crashes them everywhere, and judges what is left.
 //!
-//! An execution is a plan under one interleaving. Its trace is replayed on the model of the medium; before each fence
-//! and at the end (the moments at which the set of possible crash images is largest), every image of a small set, or a
-//! sample of a large one, is opened by the engine's real recovery and compared with what the history allows.
+//! An execution is a plan under one interleaving. Its trace is replayed on the model of the medium;
+//! before each fence and at the end (the moments at which the set of possible crash images is
+//! largest), every image of a small set, or a sample of a large one, is opened by the engine's real
+//! recovery and compared with what the history allows.
 //!
-//! Invariant: an image is judged once for each set of allowed values, however many interleavings lead to it.
+//! Invariant: an image is judged once for each set of allowed values, however many interleavings
+//! lead to it.
 //!
-//! Entry points: [`Explorer::exhaustive`], [`Explorer::sampled`], [`Explorer::lifetime`]; [`seeded`] for many seeds.
+//! Entry points: [`Explorer::exhaustive`], [`Explorer::sampled`], [`Explorer::lifetime`];
+//! [`seeded`] for many seeds.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
@@ -237,8 +240,9 @@ impl<'a> Explorer<'a> {
             .map_err(|failure| failure.under(random_schedule(seed)))
     }
 
-    /// Lives through `generations` of random plans: in each the process is killed at a random step and opens the pool
-    /// again before the power fails; the next starts from one of the images that are then possible.
+    /// Lives through `generations` of random plans: in each the process is killed at a random step
+    /// and opens the pool again before the power fails; the next starts from one of the images that
+    /// are then possible.
     ///
     /// # Errors
     /// The first broken promise.
@@ -319,7 +323,8 @@ impl<'a> Explorer<'a> {
         let region = self.observed_region(&recorder)?;
         let calls = Calls::default();
         let mut volatile_cache = false;
-        // Kept to the end: a killed process runs no destructors while its successor uses the region.
+        // Kept to the end: a killed process runs no destructors while its successor uses the
+        // region.
         let mut devices = Vec::new();
         for session in sessions {
             let open = self.subject.open_alive(&region);
@@ -344,7 +349,8 @@ impl<'a> Explorer<'a> {
         Ok(Arc::new(region.observed(observer)))
     }
 
-    /// One session: all threads run to their end, or to the kill; those in the background until the others are done.
+    /// One session: all threads run to their end, or to the kill; those in the background until the
+    /// others are done.
     fn live(
         &self,
         session: &Session<'_>,
@@ -534,7 +540,8 @@ fn check_reads(calls: &[Call]) -> Result<(), Verdict> {
     }
 }
 
-/// The test `name`: `run` with each of its [`seeds`], `count` of them fixed; prints what was covered.
+/// The test `name`: `run` with each of its [`seeds`], `count` of them fixed; prints what was
+/// covered.
 ///
 /// # Panics
 /// With the first failure, and the command that replays it.

@@ -1,7 +1,8 @@
 //! Histories: what the threads of an execution do, what came of it, and the bytes that tell.
 //!
-//! Every write has a stamp of its own, and every 8 bytes of its blocks carry stamp, block and position, so that a
-//! block made of two writes, or of another block's bytes, is never taken for a whole one.
+//! Every write has a stamp of its own, and every 8 bytes of its blocks carry stamp, block and
+//! position, so that a block made of two writes, or of another block's bytes, is never taken for a
+//! whole one.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +61,7 @@ pub type Plan = Vec<Vec<Step>>;
 /// An operation that was called.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    /// Who called.
+    /// The client that called.
     pub thread: usize,
     /// What.
     pub op: Op,
@@ -165,8 +166,9 @@ pub struct History {
 impl History {
     /// What block `lba`, which held `initial` at first, may hold after a crash at `position`.
     ///
-    /// What a read returned survives, too, for devices whose writes are durable when they become visible. Zeroing
-    /// is not (readers see the map before it is durable), so reads of a block that was zeroed do not count.
+    /// What a read returned survives, too, for devices whose writes are durable when they become
+    /// visible. Zeroing is not (readers see the map before it is durable), so reads of a block that
+    /// was zeroed do not count.
     pub fn after_crash(&self, lba: u64, initial: Stamp, position: usize) -> BTreeSet<Stamp> {
         let zeroed = self.calls.iter().any(|call| call.op.zeroes(lba));
         let required = |call: &Call| {
@@ -176,7 +178,8 @@ impl History {
         outcomes(initial, &self.intervals(lba, required, position))
     }
 
-    /// What a read of block `lba` may return after all calls; empty where the reads made cannot be explained.
+    /// What a read of block `lba` may return after all calls; empty where the reads made cannot be
+    /// explained.
     pub fn after_all(&self, lba: u64, initial: Stamp) -> BTreeSet<Stamp> {
         outcomes(initial, &self.intervals(lba, |call| call.acknowledged, usize::MAX))
     }
@@ -200,7 +203,8 @@ impl History {
         begun.filter_map(interval).collect()
     }
 
-    /// `call` was acknowledged before a crash at `position`, as something that a crash does not undo.
+    /// `call` was acknowledged before a crash at `position`, as something that a crash does not
+    /// undo.
     fn survives(&self, call: &Call, position: usize) -> bool {
         let flushed = || {
             let mut flushes = self.calls.iter().filter(|other| other.op == Op::Flush);

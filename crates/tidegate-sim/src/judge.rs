@@ -1,8 +1,10 @@
-//! Judges crash images: the engine's real recovery, the other implementations, and what comes after.
+//! Judges crash images: the engine's real recovery, the other implementations, and what comes
+//! after.
 //!
-//! For each image: recovery accepts it, every block is whole and holds a value that the history allows, the structure
-//! is sound, and the other implementations agree about both. For some, deeply: opening again changes nothing, a crash
-//! at any moment of the recovery is recovered from, and every lane can be written to afterwards.
+//! For each image: recovery accepts it, every block is whole and holds a value that the history
+//! allows, the structure is sound, and the other implementations agree about both. For some,
+//! deeply: opening again changes nothing, a crash at any moment of the recovery is recovered from,
+//! and every lane can be written to afterwards.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,7 +21,8 @@ use crate::model::Stamp;
 use crate::subject::Subject;
 use crate::trace::{Action, Recorder, Trace};
 
-/// Images of one moment of a recovery that are tried; recoveries store little, so that this is rarely reached.
+/// Images of one moment of a recovery that are tried; recoveries store little, so that this is
+/// rarely reached.
 const RECOVERY_IMAGES: usize = 64;
 /// Stamps of writes after a recovery count from here on.
 const LATER_STAMPS: Stamp = 0x4000_0000;

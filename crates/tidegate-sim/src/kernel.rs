@@ -1,11 +1,12 @@
 //! The BTT as other implementations recover and read it: second judges of our images.
 //!
-//! Written from the format and from how `drivers/nvdimm/btt.c` of Linux 6.x and libpmemblk 1.12 behave; it shares no
-//! code with the engine. One arena.
+//! Written from the format and from how `drivers/nvdimm/btt.c` of Linux 6.x and libpmemblk 1.12
+//! behave; it shares no code with the engine. One arena.
 //!
-//! Where they differ: Linux compares map and flog without flag bits and, when it completes a map entry, marks it normal;
-//! libpmemblk compares and stores them as they are, flags included, so that an entry without flags in the flog
-//! (all that Linux and Tidegate write) never matches a map entry. It cannot complete their interrupted writes.
+//! Where they differ: Linux compares map and flog without flag bits and, when it completes a map
+//! entry, marks it normal; libpmemblk compares and stores them as they are, flags included, so that
+//! an entry without flags in the flog (all that Linux and Tidegate write) never matches a map
+//! entry. It cannot complete their interrupted writes.
 
 use std::ops::Range;
 
@@ -177,7 +178,8 @@ fn recover(image: &mut [u8], layout: &Layout, dialect: Dialect) -> Result<Vec<u3
     Ok(free)
 }
 
-/// Completes the map entry of a write whose flog entry is valid, if the map still holds the old one.
+/// Completes the map entry of a write whose flog entry is valid, if the map still holds the old
+/// one.
 fn complete(
     image: &mut [u8],
     layout: &Layout,
@@ -197,7 +199,8 @@ fn complete(
     Ok(())
 }
 
-/// Rewrites the flog of `image` as libpmemblk would have written it: with the flag bits of the map entries.
+/// Rewrites the flog of `image` as libpmemblk would have written it: with the flag bits of the map
+/// entries.
 ///
 /// # Errors
 /// What does not fit the format.

@@ -1,9 +1,10 @@
 //! The crash simulator: the real engines on a simulated medium.
 //!
-//! An engine runs on a real [`Region`](tidegate::pmem::Region) whose observer records every store, write-back and
-//! fence, and decides which thread goes on. What was recorded is replayed on a model of the medium, which knows what
-//! a power cut may leave; the engine's own recovery opens those images, and a model of the history says what they
-//! may hold. Nothing of the engine is rewritten for it.
+//! An engine runs on a real [`Region`](tidegate::pmem::Region) whose observer records every store,
+//! write-back and fence, and decides which thread goes on. What was recorded is replayed on a model
+//! of the medium, which knows what a power cut may leave; the engine's own recovery opens those
+//! images, and a model of the history says what they may hold. Nothing of the engine is rewritten
+//! for it.
 //!
 //! - [`trace`]: what an execution did, in order;
 //! - [`scheduler`]: deterministic interleavings, all within a bound or random ones;

@@ -1,9 +1,11 @@
 //! The log as a device, on a backing that a crash tears too.
 //!
-//! One region holds both: the pool at its start, the backing's blocks behind it. What the backing is told is streamed, and
-//! durable with the fence of its flush: before that a crash leaves any part of it.
+//! One region holds both: the pool at its start, the backing's blocks behind it. What the backing
+//! is told is streamed, and durable with the fence of its flush: before that a crash leaves any
+//! part of it.
 //!
-//! There is no thread: the write that fills the log above a few records cleans it, beside those of the other threads.
+//! There is no thread: the write that fills the log above a few records cleans it, beside those of
+//! the other threads.
 
 use std::sync::Arc;
 
@@ -131,7 +133,8 @@ pub(crate) fn copy(from: &Region, to: &Region) -> Result<(), String> {
     to.write(0, &image).map_err(text)
 }
 
-/// Every record lies where the log says that records are, and none where it says that there is room.
+/// Every record lies where the log says that records are, and none in the space that it says is
+/// free.
 pub(crate) fn check_pool(region: &Region) -> Result<(), String> {
     let scratch = Arc::new(Region::anonymous(region.len_bytes()).map_err(text)?);
     copy(region, &scratch)?;

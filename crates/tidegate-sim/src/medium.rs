@@ -3,18 +3,22 @@
 //! The model, stricter than x86 and as strict as the persistency of 8-byte words allows:
 //!
 //! 1. The medium is made of aligned 8-byte words; a word is never torn.
-//! 2. Each word holds one *durable* value and, in the order of the stores, *pending* ones. At a crash any of them
-//!    may be the one kept: a cache line may be evicted, and a streaming store may drain, at any moment.
+//! 2. Each word holds one *durable* value and, in the order of the stores, *pending* ones. At a
+//!    crash any of them may be the one kept: a cache line may be evicted, and a streaming store may
+//!    drain, at any moment.
 //! 3. Words keep their values independently of each other, also within a cache line
 //!    ([`StoreOrder::Line`] models that x86 keeps the order of cached stores within a line).
-//! 4. A fence makes durable only what its *own* thread streamed, or wrote back, before it. This is what catches
-//!    a line written back on one CPU and fenced on another.
-//! 5. A streaming store that its thread has not fenced may reach the medium after a later store of another thread.
+//! 4. A fence makes durable only what its *own* thread streamed, or wrote back, before it. This is
+//!    what catches a line written back on one CPU and fenced on another.
+//! 5. A streaming store that its thread has not fenced may reach the medium after a later store of
+//!    another thread.
 //!
-//! As sets only shrink at fences, the crash states just before each fence and at the end are all there are.
+//! As sets only shrink at fences, the crash states just before each fence and at the end are all
+//! there are.
 //!
-//! Entry points: [`Medium::apply`] replays a trace; [`Medium::crash`] gives the [`CrashSet`] of that moment, whose
-//! [`CrashSet::exhaustive`] and [`CrashSet::sample`] give choices and [`CrashSet::build`] an image.
+//! Entry points: [`Medium::apply`] replays a trace; [`Medium::crash`] gives the [`CrashSet`] of
+//! that moment, whose [`CrashSet::exhaustive`] and [`CrashSet::sample`] give choices and
+//! [`CrashSet::build`] an image.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +35,8 @@ const BULK_WORDS: usize = 8;
 pub enum Granule {
     /// Every 8-byte word by itself: for sampling.
     Word,
-    /// The words of one store within an aligned chunk of this many bytes go together: for enumeration.
+    /// The words of one store within an aligned chunk of this many bytes go together: for
+    /// enumeration.
     Chunk(u32),
 }
 
@@ -338,7 +343,8 @@ impl CrashSet<'_> {
         false
     }
 
-    /// A random state. A third each: every unit by itself, nearly everything lost, nearly everything kept.
+    /// A random state. A third each: every unit by itself, nearly everything lost, nearly
+    /// everything kept.
     pub fn sample(&self, random: &mut Random) -> Choice {
         let style = random.below(3);
         self.units.iter().map(|unit| sample_unit(unit, style, random)).collect()

@@ -1,12 +1,14 @@
 //! Which values a block may hold.
 //!
-//! A block is a register. Its history is a set of operations, each with the positions at which it began and, if it
-//! did, ended. The values that a read at the end may return are those of all *linearizations*: orders of the
-//! operations in which one that ended before another began comes first, in which each read returns the value
-//! written last, and in which operations that need not have happened may be left out.
+//! A block is a register. Its history is a set of operations, each with the positions at which it
+//! began and, if it did, ended. The values that a read at the end may return are those of all
+//! *linearizations*: orders of the operations in which one that ended before another began comes
+//! first, in which each read returns the value written last, and in which operations that need not
+//! have happened may be left out.
 //!
-//! With a crash at the end this is durable linearizability: what was acknowledged as durable happened, what was
-//! in flight may have. An empty answer means that the reads of the history cannot be explained at all.
+//! With a crash at the end this is durable linearizability: what was acknowledged as durable
+//! happened, what was in flight may have. An empty answer means that the reads of the history
+//! cannot be explained at all.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -49,7 +51,8 @@ struct Search<'a> {
     outcomes: BTreeSet<Stamp>,
 }
 
-/// The stamps that a read after all of `intervals` may return where the block held `initial` before them.
+/// The stamps that a read after all of `intervals` may return where the block held `initial` before
+/// them.
 pub fn outcomes(initial: Stamp, intervals: &[Interval]) -> BTreeSet<Stamp> {
     let of = |thread| intervals.iter().filter(|i| i.thread == thread).collect();
     let mut search = Search {
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_settles_what_happened() {
+    fn a_read_decides_what_happened() {
         let history = [
             op(0, 0, None, Effect::Write(5)),
             op(1, 1, Some(2), Effect::Read(5)),

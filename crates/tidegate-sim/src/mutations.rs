@@ -1,7 +1,9 @@
-//! Planted bugs: an observer that leaves out or spoils what the write of the BTT, or of the log, does.
+//! Planted bugs: an observer that leaves out or spoils what the write of the BTT, or of the log,
+//! does.
 //!
-//! The engine itself is untouched. What is withheld from the simulator never becomes durable in its model, exactly
-//! as if the engine had left it out. A test for each mutation asserts that the simulator objects.
+//! The engine itself is untouched. What is withheld from the simulator never becomes durable in its
+//! model, exactly as if the engine had left it out. A test for each mutation asserts that the
+//! simulator objects.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,15 +21,19 @@ use crate::kernel::Layout;
 pub enum Mutation {
     /// Leave out the fence with this number, from 0.
     DropFence(usize),
-    /// Leave out the write-back of the map line of the lba being written: of the entry that the write replaces.
+    /// Leave out the write-back of the map line of the lba being written: of the entry that the
+    /// write replaces.
     DropMapWriteBack,
-    /// Leave out the write-back of other map lines: of the entry that the lane's previous write stored.
+    /// Leave out the write-back of other map lines: of the entry that the lane's previous write
+    /// stored.
     DropPreviousMapWriteBack,
-    /// Leave out the write-back of the flog line with this number, from 0: the first half's, the second half's.
+    /// Leave out the write-back of the flog line with this number, from 0: the first half's, the
+    /// second half's.
     DropFlogWriteBack(usize),
     /// Store the data through the cache without writing it back, where it should be streamed.
     CachedData,
-    /// Store the second half of the flog slot before the first fence: swaps that store with the fence.
+    /// Store the second half of the flog slot before the first fence: swaps that store with the
+    /// fence.
     EarlySequence,
     /// Leave out the write-back of the log's limit.
     DropLimitWriteBack,
@@ -92,7 +98,8 @@ impl Mutant {
         usize::try_from(offset).is_ok_and(|offset| map.is_some_and(|map| map.contains(&offset)))
     }
 
-    /// `offset` is in the cache line of the map entry of the block that the caller's operation is on.
+    /// `offset` is in the cache line of the map entry of the block that the caller's operation is
+    /// on.
     fn in_own_line(&self, offset: u64) -> bool {
         let Some(layout) = &self.layout else { return false };
         let entry = |lba| layout.map.start as u64 + lba * 4;

@@ -1,7 +1,7 @@
 //! Seeds: where they come from, how they are printed, and the generator they feed.
 //!
-//! Invariant: everything the simulator chooses at random comes from one [`Random`], so that the seed printed
-//! with a failure replays it.
+//! Invariant: everything the simulator chooses at random comes from one [`Random`], so that the
+//! seed printed with a failure replays it.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -50,11 +50,13 @@ impl Random {
     }
 }
 
-/// The seeds of a test: the one of `TIDEGATE_SIM_SEED` (decimal or 0x hexadecimal) alone if it is set, else `count`, the same in
-/// each run, or half of them fresh ones from the operating system where `TIDEGATE_SIM_FRESH` is 1; times `TIDEGATE_SIM_ROUNDS`.
+/// The seeds of a test: the one of `TIDEGATE_SIM_SEED` (decimal or 0x hexadecimal) alone if it is
+/// set, else `count`, the same in each run, or half of them fresh ones from the operating system
+/// where `TIDEGATE_SIM_FRESH` is 1; times `TIDEGATE_SIM_ROUNDS`.
 ///
 /// # Panics
-/// Where a variable is set to something that is no number: a replay of the wrong seed would mislead.
+/// Where a variable is set to something that is no number: a replay of the wrong seed would
+/// mislead.
 pub fn seeds(name: &str, count: usize) -> Vec<u64> {
     if let Some(seed) = variable("TIDEGATE_SIM_SEED") {
         return vec![seed];

@@ -1,14 +1,16 @@
 //! Deterministic interleaving of real threads.
 //!
 //! Invariants:
-//! 1. One thread at a time runs: the one that holds the baton. The others wait on their condition variable.
-//! 2. The baton moves only at yield points (each operation on the region, each wait, the end of a thread), so that
-//!    an interleaving is the list of choices made there and can be had again.
-//! 3. A thread that waits ([`Scheduler::relax`]) does not get the baton back before another one made a step, unless
-//!    all of them wait. Too many rounds of that are a deadlock; too many steps are a livelock. Both unwind all threads.
+//! 1. One thread at a time runs: the one that holds the baton. The others wait on their condition
+//!    variable.
+//! 2. The baton moves only at yield points (each operation on the region, each wait, the end of a
+//!    thread), so that an interleaving is the list of choices made there and can be had again.
+//! 3. A thread that waits ([`Scheduler::relax`]) does not get the baton back before another one
+//!    made a step, unless all of them wait. Too many rounds of that are a deadlock; too many steps
+//!    are a livelock. Both unwind all threads.
 //!
-//! Entry points: [`Workers::run`]; the strategies [`Exhaustive`] (all interleavings with a bound on preemptions) and
-//! [`Sampled`] (random by seed); [`Scheduler`], which the recorder calls.
+//! Entry points: [`Workers::run`]; the strategies [`Exhaustive`] (all interleavings with a bound on
+//! preemptions) and [`Sampled`] (random by seed); [`Scheduler`], which the recorder calls.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,7 +39,7 @@ pub struct Point<'a> {
     pub position: usize,
 }
 
-/// Decides who runs.
+/// Decides which thread runs.
 pub trait Strategy: Send {
     /// Index into the candidates of `point`.
     fn choose(&mut self, point: &Point<'_>) -> usize;
@@ -54,7 +56,8 @@ pub enum Stuck {
     Livelock(String),
     /// A thread panicked.
     Panic(String),
-    /// A thread blocked outside the simulator, such as on a lock that another thread held at a yield point.
+    /// A thread blocked outside the simulator, such as on a lock that another thread held at a
+    /// yield point.
     Blocked(String),
 }
 
@@ -152,7 +155,7 @@ impl Scheduler {
         self.wait_for_baton(thread, state);
     }
 
-    /// `thread` is done; someone else gets the baton.
+    /// `thread` is done; another thread gets the baton.
     fn leave(&self, thread: usize) {
         let mut state = lock(&self.state);
         state.status[thread] = Status::Done;
@@ -249,7 +252,7 @@ impl Scheduler {
     }
 }
 
-/// A step was made: those who wait may look again.
+/// A step was made: waiting threads may look again.
 fn progress(state: &mut State) {
     state.idle_rounds = 0;
     for status in state.status.iter_mut().filter(|status| **status == Status::Waiting) {
@@ -284,10 +287,12 @@ impl Workers {
         Self { jobs, done }
     }
 
-    /// Runs `bodies`, one on each thread, interleaved by `scheduler`, and kills them after `kill_after` steps.
+    /// Runs `bodies`, one on each thread, interleaved by `scheduler`, and kills them after
+    /// `kill_after` steps.
     ///
     /// # Errors
-    /// [`Stuck`] where they did not all finish. After [`Stuck::Blocked`] the workers are of no more use.
+    /// [`Stuck`] where they did not all finish. After [`Stuck::Blocked`] the workers are of no more
+    /// use.
     ///
     /// # Panics
     /// Where a worker died before.
@@ -357,8 +362,9 @@ struct Decision {
 
 /// Depth-first search over all interleavings with at most a given number of preemptions.
 ///
-/// Few preemptions find most bugs of concurrency (the observation behind CHESS); switches at waits and at the end
-/// of threads are free. Use: run an execution, then [`Exhaustive::advance`], until that returns false.
+/// Few preemptions find most bugs of concurrency (the observation behind CHESS); switches at waits
+/// and at the end of threads are free. Use: run an execution, then [`Exhaustive::advance`], until
+/// that returns false.
 #[derive(Debug)]
 pub struct Exhaustive {
     path: Vec<Decision>,
@@ -394,8 +400,8 @@ impl Exhaustive {
         self.path.last().map_or(0, |last| last.position)
     }
 
-    /// Set where the engine behaved differently under the same schedule: it then depends on time, chance or
-    /// addresses, and nothing that this search says can be relied on.
+    /// Set where the engine behaved differently under the same schedule: it then depends on time,
+    /// chance or addresses, and nothing that this search says can be relied on.
     pub fn diverged(&self) -> Option<&str> {
         self.diverged.as_deref()
     }

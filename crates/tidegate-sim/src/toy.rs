@@ -1,7 +1,7 @@
 //! A small engine with faults to order: what the simulator itself is tested on.
 //!
-//! Each block has two slots and a selector word that names the current one. A write streams the other slot,
-//! fences, then turns the selector and persists it.
+//! Each block has two slots and a selector word that names the current one. A write streams the
+//! other slot, fences, then turns the selector and persists it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

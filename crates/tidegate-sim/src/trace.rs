@@ -3,9 +3,11 @@
 //! Invariants:
 //! 1. Events are in the order in which their effects became visible to other threads.
 //! 2. Loads are not events: they change nothing on the medium.
-//! 3. The position of an event (its index) is the simulator's clock: operations begin and end at positions.
+//! 3. The position of an event (its index) is the simulator's clock: operations begin and end at
+//!    positions.
 //!
-//! Entry points: [`Recorder`] (an [`Observer`] that fills a [`Trace`] and yields to the scheduler), [`Trace`].
+//! Entry points: [`Recorder`] (an [`Observer`] that fills a [`Trace`] and yields to the scheduler),
+//! [`Trace`].
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,7 +44,7 @@ pub enum Action {
     End,
 }
 
-/// An [`Action`] and who did it.
+/// An [`Action`] and the thread that did it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// The simulated thread.
@@ -108,13 +110,14 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder whose simulated threads take turns by `scheduler`; without one, for a single thread.
+    /// A recorder whose simulated threads take turns by `scheduler`; without one, for a single
+    /// thread.
     pub fn new(scheduler: Option<Arc<Scheduler>>) -> Self {
         Self { trace: Mutex::default(), scheduler }
     }
 
-    /// The calling thread begins its next operation, on block `lba` and as thread number `ordinal` to the engine;
-    /// returns the position of that.
+    /// The calling thread begins its next operation, on block `lba` and as thread number `ordinal`
+    /// to the engine; returns the position of that.
     pub fn begin(&self, ordinal: usize, lba: Option<u64>) -> usize {
         self.step();
         context::next_operation(ordinal, lba);
@@ -126,8 +129,8 @@ impl Recorder {
         self.record(|trace, thread| trace.push(thread, Action::End))
     }
 
-    /// The process died: its CPUs went on to other work, which drained what their threads had streamed and written
-    /// back, but no more. Returns the position of that.
+    /// The process died: its CPUs went on to other work, which drained what their threads had
+    /// streamed and written back, but no more. Returns the position of that.
     pub fn killed(&self, threads: usize) -> usize {
         let mut trace = self.lock();
         (0..threads).for_each(|thread| trace.push(thread, Action::Fence));

@@ -1,4 +1,5 @@
-//! The BTT under the crash simulator. Each test is named after the promise that it is about; all judge all promises.
+//! The BTT under the crash simulator. Each test is named after the promise that it is about; all
+//! judge all promises.
 //!
 //! A failure prints the line that replays it. `TIDEGATE_SIM_ROUNDS` multiplies the number of seeds.
 

@@ -1,5 +1,5 @@
-//! The log as a device under the crash simulator: three writers, who clean the log while they fill it, and crashes also in
-//! recovery. Then planted bugs, each of which the same budget finds.
+//! The log as a device under the crash simulator: three writers that clean the log while they fill
+//! it, and crashes also in recovery. Then planted bugs, each of which the same budget finds.
 //!
 //! A failure prints the line that replays it. `TIDEGATE_SIM_ROUNDS` multiplies the number of seeds.
 

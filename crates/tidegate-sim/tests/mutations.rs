@@ -21,7 +21,8 @@ fn write(lba: u64, stamp: u32, lane: usize) -> Step {
     Step { op: Op::Write { lba, blocks: 1, stamp, fua: false }, ordinal: lane }
 }
 
-/// One thread that moves through the lanes; two threads that meet at a block through lanes in either order.
+/// One thread that moves through the lanes; two threads that meet at a block through lanes in
+/// either order.
 fn plans() -> [Plan; 3] {
     [
         vec![vec![write(0, 101, 0), write(16, 102, 0), write(0, 103, 1), write(0, 104, 0)]],
@@ -30,7 +31,8 @@ fn plans() -> [Plan; 3] {
     ]
 }
 
-/// The budget: all interleavings and images of the plans, then random histories, first failure first.
+/// The budget: all interleavings and images of the plans, then random histories, first failure
+/// first.
 fn hunt(mutation: Option<Mutation>) -> Result<Stats, Failure> {
     let subject = BttSubject::new(20, 3, Version::V1_1, FlogSlots::ZeroOne);
     let pool = Pool::prepare(&subject, &[0, 1, 16, 0, 17, 1, 0, 16]).unwrap();
