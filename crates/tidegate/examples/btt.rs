@@ -12,11 +12,15 @@ use tidegate::device::{BlockDevice, WriteFlags};
 use tidegate::pmem::{Region, RegionOptions};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let dir = tempfile::tempdir()?;
-    let given = std::env::args().nth(1);
-    let path = given.map_or_else(|| dir.path().join("pool"), Into::into);
-    write(&path)?;
-    read(&path)
+    match std::env::args().nth(1) {
+        Some(path) => run(Path::new(&path)),
+        None => run(&tempfile::tempdir()?.path().join("pool")),
+    }
+}
+
+fn run(path: &Path) -> Result<(), Box<dyn Error>> {
+    write(path)?;
+    read(path)
 }
 
 /// Each write is durable when it returns, and each block is all old or all new after a crash.
@@ -46,6 +50,6 @@ fn read(path: &Path) -> Result<(), Box<dyn Error>> {
 mod tests {
     #[test]
     fn it_runs() {
-        super::main().unwrap();
+        super::run(&tempfile::tempdir().unwrap().path().join("pool")).unwrap();
     }
 }

@@ -14,8 +14,10 @@ const BLOCK_BYTES: usize = 4096;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let spec = std::env::args().nth(1).unwrap_or_else(|| "transit:8M".to_owned());
-    let spec: TierSpec = spec.parse()?;
+    run(spec.parse()?)
+}
 
+fn run(spec: TierSpec) -> Result<(), Box<dyn Error>> {
     let region = Arc::new(Region::anonymous(64 << 20)?);
     btt::create(&region, &BttOptions::default())?;
     let btt: Arc<dyn BlockDevice> = Arc::new(Btt::open(region)?);
@@ -39,7 +41,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn it_runs() {
-        super::main().unwrap();
+    fn it_runs_with_any_policy() {
+        for spec in ["none", "transit:1M", "pmbd:1M", "lru:1M", "coactive:1M"] {
+            super::run(spec.parse().unwrap()).unwrap();
+        }
     }
 }
