@@ -9,6 +9,7 @@
 //! - [`log`]: a write log, for files and blocks, shared by processes;
 //! - [`raw`]: blocks in place on persistent memory, fast and not atomic;
 //! - [`dram`]: the DRAM tier, a volatile write cache over any device;
+//! - [`tier`]: what tiers share;
 //! - [`size`]: numbers of bytes as people write them.
 //!
 //! `docs/architecture.md` walks one write through them.
@@ -22,3 +23,4 @@ pub mod pool;
 pub mod raw;
 pub mod size;
 mod sync;
+pub mod tier;

@@ -10,11 +10,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("size", &[]),
     ("pmem", &["sync"]),
     ("device", &["pmem", "sync"]),
+    ("tier", &["device", "sync"]),
     ("btt", &["device", "pmem", "sync"]),
     ("pool", &["btt", "device", "pmem"]),
     ("raw", &["device", "pmem", "pool"]),
-    ("dram", &["device", "pmem", "size", "sync"]),
-    ("log", &["device", "pmem", "pool", "sync"]),
+    ("dram", &["device", "pmem", "size", "sync", "tier"]),
+    ("log", &["device", "pmem", "pool", "sync", "tier"]),
 ];
 
 #[test]

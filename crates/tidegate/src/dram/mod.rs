@@ -11,12 +11,11 @@
 //!
 //! Entry points: [`TierSpec`] parses `POLICY:SIZE`, [`open`] makes the tier and [`describe`] says what it would
 //! make, [`driven`] makes one for a simulator, [`DramTier`] is what it can do beside being a device. The policies: `transit` (the Caiti paper), `staging` (what that paper compares
-//! against), and none. Shared by them: `slots` (the buffers), `free_set` (free slots), `faults` (errors of
-//! write-backs), [`phases`] (where the time goes).
+//! against), and none. Shared by them: `slots` (the buffers), `free_set` (free slots), [`phases`]
+//! (where the time goes).
 
 mod clock;
 pub mod driven;
-mod faults;
 mod free_set;
 mod passthrough;
 pub mod phases;
@@ -31,10 +30,19 @@ mod transit;
 use std::sync::Arc;
 
 use crate::device::null::NullDevice;
-use crate::device::{BlockDevice, Geometry, Result};
+use crate::device::{BlockDevice, DeviceError, Geometry, Result};
+use crate::tier::ledger::Ledger;
 
 pub use phases::Phases;
 pub use spec::{Policy, SpecError, TierSpec};
+
+/// What messages call a DRAM tier.
+const NAME: &str = "the DRAM tier";
+
+/// The error of a flush that found `lba` still dirty.
+fn still_dirty(ledger: &Ledger, lba: u64) -> DeviceError {
+    ledger.blocked(&format!("block {lba} still cannot be written back from {NAME}"))
+}
 
 /// A DRAM tier: a device that caches writes to the device below it.
 pub trait DramTier: BlockDevice {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::super::faults::Faults;
 use super::super::phases::Recorder;
 use super::super::slots::{self, Slots};
 use super::super::{DramTier, Phases, Policy, TierSummary};
@@ -17,6 +16,7 @@ use crate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
 };
 use crate::sync::{AtomicU64, Ordering};
+use crate::tier::ledger::Ledger;
 
 /// Fewest slots of a set, so that small caches have fewer sets.
 const SLOTS_A_SET: u32 = 4;
@@ -37,7 +37,7 @@ pub(super) struct Core<R> {
     run_log2: u32,
     /// Number of the present epoch: each flush ends one.
     pub(super) epoch: CachePadded<AtomicU64>,
-    pub(super) faults: Faults,
+    pub(super) ledger: Ledger,
     pub(super) recorder: Recorder,
     pub(super) bell: Bell,
 }
@@ -106,7 +106,7 @@ impl<R: Replacement> Core<R> {
             slots,
             run_log2,
             epoch: CachePadded::default(),
-            faults: Faults::default(),
+            ledger: Ledger::new(super::super::NAME),
             recorder: Recorder::new(),
             bell: Bell::default(),
         }
@@ -296,7 +296,7 @@ impl<R: Replacement> BlockDevice for Staging<R> {
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.core.change_below(offset, len, |below| below.write_zeroes(offset, len, flags))?;
-        if flags.fua { self.core.faults.report() } else { Ok(()) }
+        if flags.fua { self.core.ledger.report() } else { Ok(()) }
     }
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use super::super::phases::Phase;
+use super::super::still_dirty;
 use super::replacement::Replacement;
 use super::runtime::{Core, SetGuard};
 use super::set::FlushStep;
@@ -78,7 +79,7 @@ impl<R: Replacement> Core<R> {
         for (index, &slot) in batch.run.iter().enumerate() {
             let failure = failures.iter().find(|(failed, _)| *failed == index);
             if let Some((_, error)) = failure {
-                self.faults.record(lba + index as u64, error);
+                self.ledger.record(Some(lba + index as u64), error);
             }
             set.set().written_back(slot, failure.is_none(), free == Some(slot));
         }
@@ -129,7 +130,7 @@ impl<R: Replacement> Core<R> {
         let settled =
             (0..self.sets()).map(|number| self.settle_set(number, upto)).fold(Ok(()), Result::and);
         let flushed = self.below.request(|below| below.flush());
-        self.faults.report().and(settled).and(flushed)
+        self.ledger.report().and(settled).and(flushed)
     }
 
     /// Writes back what set `number` holds of epochs up to `upto`: what failed before once more, then the rest.
@@ -149,7 +150,7 @@ impl<R: Replacement> Core<R> {
             }
         }
         let failed = set.set().failed_upto(upto);
-        failed.first().map_or(Ok(()), |&lba| Err(self.faults.stuck(lba)))
+        failed.first().map_or(Ok(()), |&lba| Err(still_dirty(&self.ledger, lba)))
     }
 
     /// Returns when the version of `lba` that is cached now, or a later one, is below.
@@ -166,7 +167,7 @@ impl<R: Replacement> Core<R> {
         }
         // Neighbours that were written with it may have failed without it.
         let _ = self.write_back(set, batch, None);
-        if set.set().has_failed(lba) { Err(self.faults.stuck(lba)) } else { Ok(()) }
+        if set.set().has_failed(lba) { Err(still_dirty(&self.ledger, lba)) } else { Ok(()) }
     }
 
     /// Settles what is cached of `lbas` in set `number`, and then, where `forget`, gives it up.
@@ -192,7 +193,7 @@ impl<R: Replacement> Core<R> {
         let settle = |lba| self.settle_cached(self.set_of(lba), &(lba..lba + 1), false);
         let settled = lbas.map(settle).fold(Ok(()), Result::and);
         let flushed = self.below.request(|below| below.flush());
-        self.faults.report().and(settled).and(flushed)
+        self.ledger.report().and(settled).and(flushed)
     }
 
     /// Changes blocks by `change` below, not through the cache. Writes to them wait meanwhile.

@@ -83,7 +83,7 @@ impl Core {
         for &slot in run {
             let error = failed.iter().find(|(number, _)| *number == slot);
             if let Some((_, error)) = error {
-                self.faults.record(self.table.lba(slot), error);
+                self.ledger.record(Some(self.table.lba(slot)), error);
             }
             if let Some(free) = set.set().evicted(&self.table, slot, error.is_none()) {
                 self.free.give(free);

@@ -304,7 +304,7 @@ impl Core {
 
     /// Writes back some of what set `number` holds.
     pub(super) fn evict_from(&self, number: usize, scratch: &mut Scratch) {
-        // What fails is kept and reported elsewhere (`faults`).
+        // What fails is kept and reported elsewhere (`ledger`).
         self.drain(number, u64::MAX, BATCH_BLOCKS, scratch);
     }
 

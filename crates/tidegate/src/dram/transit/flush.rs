@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::super::still_dirty;
 use super::evict::Scratch;
 use super::set::{FlushStep, Set};
 use super::{Core, Phase, Result};
@@ -29,7 +30,7 @@ impl Core {
         }
         let settled = self.settle_sets(0..self.sets.count(), upto);
         let flushed = self.below.flush();
-        self.faults.report().and(settled).and(flushed)
+        self.ledger.report().and(settled).and(flushed)
     }
 
     /// What is cached of `len` bytes at `offset` is below when this returns, whole sets at a time.
@@ -104,6 +105,6 @@ impl Core {
         };
         set.set().end_flush();
         set.notify();
-        stuck.map_or(Ok(()), |lba| Err(self.faults.stuck(lba)))
+        stuck.map_or(Ok(()), |lba| Err(still_dirty(&self.ledger, lba)))
     }
 }

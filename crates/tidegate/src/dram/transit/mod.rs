@@ -45,12 +45,12 @@ use std::sync::atomic::AtomicU64;
 use crossbeam_utils::CachePadded;
 
 use super::driven::Relax;
-use super::faults::Faults;
 use super::free_set::{self, FreeSet};
 use super::phases::{Phase, Recorder, draw};
 use super::slots::{self, Slots};
 use super::{DramTier, Phases, Policy, TierSummary};
 use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::tier::ledger::Ledger;
 use costs::Costs;
 use course::Helm;
 use evict::Scratch;
@@ -86,7 +86,7 @@ struct Core {
     sets: Sets,
     /// Number of the present epoch: each flush ends one.
     epoch: CachePadded<AtomicU64>,
-    faults: Faults,
+    ledger: Ledger,
     recorder: Recorder,
     costs: Costs,
     helm: Helm,
@@ -187,7 +187,7 @@ impl Core {
             sets: Sets::new(table.sets(), relax),
             table,
             epoch: CachePadded::default(),
-            faults: Faults::default(),
+            ledger: Ledger::new(super::NAME),
             recorder: Recorder::new(),
             costs: Costs::default(),
             helm: Helm::new(),
@@ -274,7 +274,7 @@ impl BlockDevice for Transit {
         self.core.geometry.check(offset, len)?;
         let zero = |offset, len| self.core.below.write_zeroes(offset, len, flags);
         self.core.past_the_cache(offset, len, zero)?;
-        if flags.fua { self.core.faults.report() } else { Ok(()) }
+        if flags.fua { self.core.ledger.report() } else { Ok(()) }
     }
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {

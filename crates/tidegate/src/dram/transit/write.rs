@@ -74,7 +74,7 @@ impl Core {
             self.costs.sample_bypass(now_ns.saturating_sub(from_ns) / blocks, now_ns);
             self.steer();
         }
-        if flags.fua { self.faults.report() } else { Ok(()) }
+        if flags.fua { self.ledger.report() } else { Ok(()) }
     }
 
     /// A FUA write: what is cached of its range is settled, then it goes below. So are failures of earlier
@@ -87,7 +87,7 @@ impl Core {
             let len = usize::try_from(len).expect("inside the data");
             self.below.write(at, &data[start..start + len], flags)
         })?;
-        self.faults.report()
+        self.ledger.report()
     }
 
     /// Runs `below` on `len` bytes at `offset`, piece by piece, each closed and settled meanwhile.

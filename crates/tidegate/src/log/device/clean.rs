@@ -62,7 +62,7 @@ impl Core {
     pub(super) fn clean(&self, scratch: &mut Scratch) -> Result<bool> {
         let result = self.try_to_clean(scratch);
         if let Err(error) = &result {
-            self.trouble.record(error);
+            self.ledger.record(None, error);
         }
         result
     }

@@ -14,7 +14,7 @@
 //! After a crash the index is rebuilt from the records and all goes on: nothing is brought home before the first request.
 //!
 //! Map: [`LogDevice`] the requests, `index` who has the newest version of a block, `clean` bringing records home, `background`
-//! the thread that does it, `recover` opening, `trouble` failures, `binding` which backing it is.
+//! the thread that does it, `recover` opening, `binding` which backing it is.
 
 mod background;
 mod binding;
@@ -24,7 +24,6 @@ mod index;
 mod recover;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
-mod trouble;
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -46,10 +45,10 @@ use crate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
 };
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use crate::tier::ledger::Ledger;
 use background::Thread;
 use clean::Scratch;
 use index::{Index, Place};
-use trouble::Trouble;
 
 /// Blocks that share a version: of neighbours, so that a long read looks at few.
 const GROUP_BLOCKS: u64 = 64;
@@ -90,7 +89,7 @@ struct Core {
     index: Index,
     /// Each grows when cleaning writes to one of its groups of blocks.
     versions: Box<[AtomicU32]>,
-    trouble: Trouble,
+    ledger: Ledger,
     cleaning: Mutex<Scratch>,
     clean_from_bytes: u64,
     batch_bytes: u64,
@@ -184,7 +183,7 @@ impl Core {
         mut record: impl FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError>,
         note: impl FnOnce(u64),
     ) -> Result<()> {
-        let failures = self.trouble.failures();
+        let failures = self.ledger.failures();
         let position = loop {
             let room = self.log.room();
             let full = match self.log.begin_unlocked(self.file) {
@@ -213,8 +212,8 @@ impl Core {
 
     /// The log was full when `room` was read.
     fn wait_for_room(&self, room: u32, failures: u64) -> Result<()> {
-        if self.trouble.failures() != failures {
-            return Err(self.trouble.stuck());
+        if self.ledger.failures() != failures {
+            return Err(self.ledger.blocked("the log is full and cannot be written back"));
         }
         self.log.stats().add(Counter::FullWaits, 1);
         if self.has_thread.load(Ordering::Relaxed) {
@@ -341,7 +340,7 @@ impl BlockDevice for LogDevice {
 
     /// All that was acknowledged is durable in the log. Says what failed on the way to the backing since it was asked last.
     fn flush(&self) -> Result<()> {
-        self.core.trouble.report()
+        self.core.ledger.report()
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {

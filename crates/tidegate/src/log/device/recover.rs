@@ -10,7 +10,6 @@ use super::super::record::{Definition, Header, RecordKind, record_bytes};
 use super::super::{Log, LogPool, Scanner};
 use super::clean::Scratch;
 use super::index::Index;
-use super::trouble::Trouble;
 use super::{
     BATCH_BYTES_MAX, Binding, CONTROL_BYTES, Core, FileKey, LogDeviceError, LogDeviceOptions,
     NO_BOOT, VERSIONS, table,
@@ -18,6 +17,7 @@ use super::{
 use crate::device::{BlockDevice, DeviceError, Geometry};
 use crate::pmem::SharedMemory;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::tier::ledger::Ledger;
 
 type Result<T> = std::result::Result<T, LogDeviceError>;
 
@@ -76,7 +76,7 @@ pub(super) fn open(
         geometry,
         index: found.index,
         versions: (0..VERSIONS).map(|_| AtomicU32::new(0)).collect(),
-        trouble: Trouble::new(),
+        ledger: Ledger::new("the log"),
         cleaning: Mutex::new(Scratch::default()),
         defined_end: AtomicU64::new(0),
         has_thread: AtomicBool::new(false),
