@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{DramTier, Phases, Policy, TierSummary};
 use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
 
-/// A tier without a cache, so that `none` is a policy like the others wherever they are listed.
+/// A tier without a cache, so that `none` is a policy like any other wherever policies are listed.
 pub(super) struct Passthrough {
     below: Arc<dyn BlockDevice>,
 }

@@ -1,7 +1,8 @@
 //! Where the time of a DRAM tier goes: the breakdown of the Caiti paper's figure 6.
 //!
-//! An operation is at every moment in one [`Phase`]. Each entry into a phase is counted. Its time is always
-//! measured for the rare phases that hurt (stalls and flushes), and for the others in one operation of [`SAMPLE_ONE_IN`], drawn at random: two readings of the clock cost as much as the
+//! An operation is at every moment in one [`Phase`]. Each entry into a phase is counted. Its time
+//! is always measured for the rare phases that hurt (stalls and flushes), and for the others in one
+//! operation of [`SAMPLE_ONE_IN`], drawn at random: two readings of the clock cost as much as the
 //! bookkeeping between them. Totals are scaled by count over samples; histograms hold the samples.
 //!
 //! Threads write to shards of their own, read only for a snapshot.
@@ -12,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use serde::Serialize;
 
-use super::clock::now_ns;
 use super::thread_number::thread_number;
+use crate::tier::clock::now_ns;
 
 /// Of so many operations one has its short phases measured.
 pub const SAMPLE_ONE_IN: u32 = 32;
@@ -24,7 +25,8 @@ pub const SAMPLE_ONE_IN: u32 = 32;
 pub enum Phase {
     /// Cache metadata: look-up, taking a slot, changing states.
     Metadata,
-    /// "Cache eviction and write": waiting for a slot, or for a write-back in the way, before a write.
+    /// "Cache eviction and write": waiting for a slot, or for a write-back in the way, before a
+    /// write.
     StalledWrite,
     /// "Conditional bypass": writing straight to the device below.
     Bypass,
@@ -173,7 +175,8 @@ impl Recorder {
         self.begin_in(Phase::Other, sampled)
     }
 
-    /// Begins work of the calling thread that is one phase: a background write-back, or a request with nothing around it.
+    /// Begins work of the calling thread that is one phase: a background write-back, or a request
+    /// with nothing around it.
     pub(super) fn begin_single(&self, phase: Phase) -> Operation<'_> {
         self.begin_in(phase, draw())
     }
@@ -314,7 +317,8 @@ thread_local! {
     static DRAWS: Cell<u32> = const { Cell::new(1) };
 }
 
-/// Whether to measure this time: true in one of [`SAMPLE_ONE_IN`], by a linear congruence, so that no period of the workload meets ours.
+/// Whether to measure this time: true in one of [`SAMPLE_ONE_IN`], by a linear congruence, so that
+/// no period of the workload meets ours.
 pub(super) fn draw() -> bool {
     DRAWS.with(|draws| {
         let next = draws.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

@@ -208,8 +208,8 @@ fn step() -> impl Strategy<Value = Step> {
 /// What a block may hold: one stamp, and after a failed write of it more than one.
 type Model = HashMap<u64, Vec<u64>>;
 
-/// P3, P4 and P5 for one thread and whatever runs in the background: reads return the last acknowledged
-/// write, and after a successful flush every block is durable.
+/// P3, P4 and P5 for one thread and whatever runs in the background: reads return the last
+/// acknowledged write, and after a successful flush every block is durable.
 pub(super) fn agrees_with_a_model(factory: &Factory, preferred_blocks: usize) {
     let mut runner = TestRunner::new(Config { cases: 60, ..Config::default() });
     let steps = proptest::collection::vec(step(), 1..120);
@@ -280,7 +280,8 @@ fn check_durable(device: &TestDevice, model: &Model) {
     }
 }
 
-/// P5: a write-back that fails is reported by each flush until it succeeds, and its data stays readable.
+/// P5: a write-back that fails is reported by each flush until it succeeds, and its data stays
+/// readable.
 pub(super) fn reports_failed_write_backs(factory: &Factory) {
     let device = TestDevice::new(1);
     let tier = factory(device.clone());
@@ -329,7 +330,8 @@ pub(super) fn flush_ends_under_load(factory: &Factory) {
     });
 }
 
-/// P3 and P4 with three writers, a reader and a flusher: no acknowledged stamp is lost, torn or out of order.
+/// P3 and P4 with three writers, a reader and a flusher: no acknowledged stamp is lost, torn or out
+/// of order.
 pub(super) fn keeps_order_between_threads(factory: &Factory) {
     const STAMPS: u64 = 4000;
     let device = TestDevice::new(2);

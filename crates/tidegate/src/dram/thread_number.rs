@@ -1,11 +1,12 @@
 //! Small numbers for the threads that live, so that counters can be by thread.
 //!
-//! A thread takes the lowest number that is free when it first asks, and gives it back when it ends. What the
-//! one before stored under that number is seen by the next.
+//! A thread takes the lowest number that is free when it first asks, and gives it back when it
+//! ends. What the one before stored under that number is seen by the next.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers below this belong to one thread at a time; it is itself the number of all further threads together.
+/// Numbers below this belong to one thread at a time; it is itself the number of all further
+/// threads together.
 pub(super) const SHARED: usize = 31;
 
 /// Numbers from 0 up to [`SHARED`] itself.

@@ -85,8 +85,8 @@ impl Ledger {
         ))
     }
 
-    /// The error of a request that a failed write-back keeps from its end, though the failure may be
-    /// reported already. `found` says what the request found.
+    /// The error of a request that a failed write-back keeps from its end, though the failure may
+    /// be reported already. `found` says what the request found.
     pub(crate) fn blocked(&self, found: &str) -> DeviceError {
         let last = self.entries.lock().last.clone();
         let (kind, last) = last.map_or((DeviceErrorKind::Io, String::new()), |last| {

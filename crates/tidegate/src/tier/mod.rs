@@ -1,5 +1,11 @@
 //! What tiers share: the parts that are the same whatever a tier caches and wherever it keeps it.
 //!
-//! - `ledger`: write-backs that failed, until a flush reports them.
+//! - [`background`]: work in steps, run by threads or by a simulator's scheduler;
+//! - `clock`: the clock of costs and rests;
+//! - `ledger`: write-backs that failed, until a flush reports them;
+//! - `set_locks`: sets behind locks, and waiting for a set to change.
 
+pub mod background;
+pub(crate) mod clock;
 pub(crate) mod ledger;
+pub(crate) mod set_locks;

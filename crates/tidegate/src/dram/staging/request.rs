@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::super::phases::{Operation, Phase};
+use super::drain::Batch;
 use super::replacement::Replacement;
 use super::runtime::{Core, SetGuard};
 use super::set::{ReadStep, Victim, WriteStep};
-use super::settle::Batch;
 use crate::device::{Result, WriteFlags};
 use crate::sync::Ordering;
 
@@ -62,7 +62,7 @@ impl<R: Replacement> Core<R> {
             if step == WriteStep::Wait {
                 set.wait();
             } else {
-                self.make_room(set)?;
+                self.reclaim(set)?;
             }
         }
     }
@@ -71,8 +71,8 @@ impl<R: Replacement> Core<R> {
     ///
     /// # Errors
     /// Every block that could be given up has failed before, and the one tried now fails again.
-    fn make_room(&self, set: &mut SetGuard<'_, R>) -> Result<()> {
-        let quota = set.set().begin_room();
+    fn reclaim(&self, set: &mut SetGuard<'_, R>) -> Result<()> {
+        let quota = set.set().begin_reclaim();
         if quota == 0 {
             set.wait();
             return Ok(());
@@ -84,12 +84,12 @@ impl<R: Replacement> Core<R> {
             tried += u32::try_from(batch.run.len()).unwrap_or(u32::MAX);
             match victim {
                 Victim::None => break,
-                // What failed is in the ledger, and there are others.
+                // A failure is in the ledger, and there are other blocks.
                 Victim::Of(slot) => drop(self.write_back(set, &mut batch, Some(slot))),
                 Victim::Retry(slot) => result = self.write_back(set, &mut batch, Some(slot)),
             }
         }
-        set.set().end_room();
+        set.set().end_reclaim();
         set.notify();
         result
     }
@@ -129,7 +129,7 @@ impl<R: Replacement> Core<R> {
                 ReadStep::Miss => return Ok(false),
                 ReadStep::Wait => set.wait(),
                 ReadStep::Hit(slot) => {
-                    // Nobody holds it for writing, so this does not wait under the lock of the set.
+                    // No thread holds it for writing, so this does not wait under the lock of the set.
                     let slot = self.slots.lock(set.slot(slot));
                     drop(set);
                     operation.enter(Phase::ReadHit);

@@ -1,22 +1,22 @@
-//! The threaded runtime of every staging policy: the sets behind their locks, and the device above them.
+//! The threaded runtime of every staging policy: the sets behind their locks, and the device above
+//! them.
 
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::super::phases::Recorder;
 use super::super::slots::{self, Slots};
-use super::super::{DramTier, Phases, Policy, TierSummary};
-use super::background::{Bell, Threads};
+use super::super::{DramTier, Phases, Policy, TierSummary, no_thread};
+use super::background::{Calls, Stager};
 use super::replacement::Replacement;
 use super::set::Set;
 use super::table::mix;
-use crate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
-};
+use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
 use crate::sync::{AtomicU64, Ordering};
+use crate::tier::background::Workers;
 use crate::tier::ledger::Ledger;
+use crate::tier::set_locks::{SetLock, SetLocks};
 
 /// Fewest slots of a set, so that small caches have fewer sets.
 const SLOTS_A_SET: u32 = 4;
@@ -24,7 +24,7 @@ const SLOTS_A_SET: u32 = 4;
 /// A staging cache over a device, by policy `R`.
 pub(super) struct Staging<R: Replacement> {
     pub(super) core: Arc<Core<R>>,
-    threads: Threads,
+    workers: Workers,
 }
 
 /// What requests and background threads share.
@@ -33,27 +33,29 @@ pub(super) struct Core<R> {
     pub(super) below: Below,
     pub(super) geometry: Geometry,
     pub(super) slots: Slots,
-    sets: Box<[CachePadded<Cell<R>>]>,
+    sets: SetLocks<Guarded<R>>,
     run_log2: u32,
     /// Number of the present epoch: each flush ends one.
     pub(super) epoch: CachePadded<AtomicU64>,
     pub(super) ledger: Ledger,
     pub(super) recorder: Recorder,
-    pub(super) bell: Bell,
+    pub(super) calls: Calls,
 }
 
-struct Cell<R> {
-    guarded: Mutex<Guarded<R>>,
-    changed: Condvar,
-    /// Number of the set's first slot among all slots.
-    first_slot: u32,
-}
-
+/// What the lock of a set guards.
 struct Guarded<R> {
     set: Set<R>,
-    waiters: u32,
-    /// The set's number is in the bell's queue, or a background thread works on it.
+    /// Number of the set's first slot among all slots.
+    first_slot: u32,
+    /// The set's number is in the queue of calls, or a worker works on it.
     called: bool,
+}
+
+/// A set locked. Unlocking calls a worker where the set wants one.
+pub(super) struct SetGuard<'a, R: Replacement> {
+    core: &'a Core<R>,
+    number: usize,
+    lock: SetLock<'a, Guarded<R>>,
 }
 
 impl<R: Replacement> Staging<R> {
@@ -64,8 +66,10 @@ impl<R: Replacement> Staging<R> {
     pub(super) fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
         let slots = Slots::new(bytes, below.geometry().block_bytes)?;
         let core = Arc::new(Core::new(policy, slots, below));
-        let threads = Threads::start(&core, core.threads())?;
-        Ok(Self { core, threads })
+        let works = (0..core.workers()).map(|_| Stager::new(Arc::clone(&core)));
+        let workers =
+            Workers::start("stager", Arc::clone(core.calls.waker()), works).map_err(no_thread)?;
+        Ok(Self { core, workers })
     }
 
     /// What [`open`](Self::open) would make.
@@ -79,7 +83,7 @@ impl<R: Replacement> Staging<R> {
     ) -> Result<TierSummary> {
         let slots = Slots::reserve(bytes, below.geometry().block_bytes)?;
         let core = Core::<R>::new(policy, slots, below);
-        Ok(core.summary(u32::try_from(core.threads()).unwrap_or(u32::MAX)))
+        Ok(core.summary(core.workers()))
     }
 }
 
@@ -92,41 +96,39 @@ impl<R: Replacement> Core<R> {
             let share = u64::from(slots.count()) * u64::from(number) / u64::from(sets);
             u32::try_from(share).unwrap_or(slots.count())
         };
-        let cell = |number| {
+        let guarded = |number| {
             let (first_slot, end) = (first_slot(number), first_slot(number + 1));
             let set = Set::new(end - first_slot, 1 << run_log2);
-            let guarded = Mutex::new(Guarded { set, waiters: 0, called: false });
-            CachePadded::new(Cell { guarded, changed: Condvar::new(), first_slot })
+            Guarded { set, first_slot, called: false }
         };
         Self {
             policy,
             below: Below::new(below, R::WHEN_IDLE),
             geometry,
-            sets: (0..sets).map(cell).collect(),
+            sets: SetLocks::new((0..sets).map(guarded), None),
             slots,
             run_log2,
             epoch: CachePadded::default(),
             ledger: Ledger::new(super::super::NAME),
             recorder: Recorder::new(),
-            bell: Bell::default(),
+            calls: Calls::new(workers::<R>(sets)),
         }
     }
 
-    /// Background threads that it starts.
-    fn threads(&self) -> usize {
-        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        R::THREADS.min(cpus).min(self.sets.len())
+    /// Workers that the tier starts.
+    fn workers(&self) -> u32 {
+        workers::<R>(u32::try_from(self.sets.count()).unwrap_or(u32::MAX))
     }
 
     fn summary(&self, threads: u32) -> TierSummary {
-        let counts = || (0..self.sets.len()).map(|number| self.lock(number).set().counts());
+        let counts = || (0..self.sets()).map(|number| self.lock(number).set().counts());
         let block_bytes = self.geometry.block_bytes;
         TierSummary {
             policy: self.policy,
             capacity_bytes: u64::from(self.slots.count()) * u64::from(block_bytes),
             block_bytes,
             slots: self.slots.count().into(),
-            sets: u32::try_from(self.sets.len()).unwrap_or(u32::MAX),
+            sets: u32::try_from(self.sets()).unwrap_or(u32::MAX),
             metadata_bytes_per_slot: self.metadata_bytes_per_slot(),
             dirty_slots: counts().map(|(dirty, _)| u64::from(dirty)).sum(),
             failed_slots: counts().map(|(_, failed)| u64::from(failed)).sum(),
@@ -136,12 +138,12 @@ impl<R: Replacement> Core<R> {
 
     /// Number of sets.
     pub(super) fn sets(&self) -> usize {
-        self.sets.len()
+        self.sets.count()
     }
 
-    /// The set of `lba`: the same for all lbas of an aligned run.
+    /// The set of `lba`, which all lbas of an aligned run share.
     pub(super) fn set_of(&self, lba: u64) -> usize {
-        let product = u128::from(mix(lba >> self.run_log2)) * self.sets.len() as u128;
+        let product = u128::from(mix(lba >> self.run_log2)) * self.sets() as u128;
         #[expect(clippy::cast_possible_truncation, reason = "below the number of sets")]
         let number = (product >> 64) as usize;
         number
@@ -149,7 +151,7 @@ impl<R: Replacement> Core<R> {
 
     /// Locks set `number`.
     pub(super) fn lock(&self, number: usize) -> SetGuard<'_, R> {
-        SetGuard { core: self, number, guard: self.sets[number].guarded.lock() }
+        SetGuard { core: self, number, lock: self.sets.lock(number) }
     }
 
     pub(super) fn lba_of(&self, offset: u64) -> u64 {
@@ -163,61 +165,49 @@ impl<R: Replacement> Core<R> {
     /// Bytes of metadata by slot: all that grows with the number of slots, and the sets.
     fn metadata_bytes_per_slot(&self) -> f64 {
         let inside = |number| self.lock(number).set().bytes();
-        let sets = size_of_val(&*self.sets) + (0..self.sets.len()).map(inside).sum::<usize>();
+        let sets = self.sets.bytes() + (0..self.sets()).map(inside).sum::<usize>();
         #[expect(clippy::cast_precision_loss, reason = "a mean for people")]
         let (sets, locks) = (sets as f64, slots::LOCK_BYTES as f64);
         sets / f64::from(self.slots.count()) + locks
     }
 }
-
-/// A set locked. Unlocking calls a background thread where there is work for one.
-pub(super) struct SetGuard<'a, R: Replacement> {
-    core: &'a Core<R>,
-    number: usize,
-    guard: MutexGuard<'a, Guarded<R>>,
-}
-
 impl<R: Replacement> SetGuard<'_, R> {
     /// The state machine.
     pub(super) fn set(&mut self) -> &mut Set<R> {
-        &mut self.guard.set
+        &mut self.lock.set
     }
 
     /// The number among all slots of a slot of this set.
     pub(super) fn slot(&self, slot: u32) -> u32 {
-        self.core.sets[self.number].first_slot + slot
+        self.lock.first_slot + slot
     }
 
     /// Unlocks the set until it has changed, and locks it again.
     pub(super) fn wait(&mut self) {
         self.call();
-        self.guard.waiters += 1;
-        self.core.sets[self.number].changed.wait(&mut self.guard);
-        self.guard.waiters -= 1;
+        self.lock.wait();
     }
 
-    /// Wakes whoever waits for this set to change.
+    /// Wakes the threads that wait for this set to change.
     pub(super) fn notify(&self) {
-        if self.guard.waiters > 0 {
-            self.core.sets[self.number].changed.notify_all();
-        }
+        self.lock.notify();
     }
 
     /// Unlocks the set while `run` runs.
     pub(super) fn unlocked<T>(&mut self, run: impl FnOnce() -> T) -> T {
         self.call();
-        MutexGuard::unlocked(&mut self.guard, run)
+        self.lock.unlocked(run)
     }
 
-    /// The background thread that worked on this set is done.
+    /// The worker that worked on this set is done.
     pub(super) fn end_call(&mut self) {
-        self.guard.called = false;
+        self.lock.called = false;
     }
 
     fn call(&mut self) {
-        if !self.guard.called && self.guard.set.wants_background() {
-            self.guard.called = true;
-            self.core.bell.call(self.number);
+        if !self.lock.called && self.lock.set.wants_background() {
+            self.lock.called = true;
+            self.core.calls.call(self.number);
         }
     }
 }
@@ -249,7 +239,7 @@ impl Below {
         Self { device, is_watched, begun, ended }
     }
 
-    /// Runs a request that somebody waits for.
+    /// Runs a request that a caller waits for.
     pub(super) fn request<T>(&self, run: impl FnOnce(&dyn BlockDevice) -> T) -> T {
         if !self.is_watched {
             return run(&*self.device);
@@ -260,12 +250,12 @@ impl Below {
         result
     }
 
-    /// Runs a request of a background thread.
+    /// Runs a request of a worker.
     pub(super) fn background<T>(&self, run: impl FnOnce(&dyn BlockDevice) -> T) -> T {
         run(&*self.device)
     }
 
-    /// What requests did so far; always the same where nobody watches.
+    /// What requests did so far; constant where no worker watches.
     pub(super) fn activity(&self) -> Activity {
         let ended = self.ended.load(Ordering::Relaxed);
         Activity { begun: self.begun.load(Ordering::Relaxed), ended }
@@ -306,7 +296,7 @@ impl<R: Replacement> BlockDevice for Staging<R> {
 
 impl<R: Replacement> DramTier for Staging<R> {
     fn summary(&self) -> TierSummary {
-        self.core.summary(self.threads.count())
+        self.core.summary(self.workers.count())
     }
 
     fn phases(&self) -> Phases {
@@ -314,20 +304,20 @@ impl<R: Replacement> DramTier for Staging<R> {
     }
 
     fn shutdown(&self) -> Result<()> {
-        self.threads.stop(&self.core.bell);
+        self.workers.stop();
         self.core.flush()
     }
 }
 
 impl<R: Replacement> Drop for Staging<R> {
     fn drop(&mut self) {
-        // Whoever wants to know what failed calls `shutdown` before.
+        // A caller that has to know what failed calls `shutdown` before.
         let _ = self.shutdown();
     }
 }
 
-/// The error of a thread that the system refuses.
-pub(super) fn no_thread(error: std::io::Error) -> DeviceError {
-    let context = "cannot start a background thread of the DRAM tier";
-    DeviceError::with_source(DeviceErrorKind::Io, context, error)
+/// Workers of a tier of `sets` sets.
+fn workers<R: Replacement>(sets: u32) -> u32 {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    R::WORKERS.min(u32::try_from(cpus).unwrap_or(u32::MAX)).min(sets)
 }

@@ -1,4 +1,5 @@
-//! Tests of the threaded runtime that are about staging alone; `dram::suite` holds those of every policy.
+//! Tests of the threaded runtime that are about staging alone; `dram::suite` holds those of every
+//! policy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -24,7 +24,8 @@ impl InFlight {
         Self { by_thread: counts.collect() }
     }
 
-    /// Counts a request of the calling thread. What it loads afterwards with `SeqCst` it loads after that.
+    /// Counts a request of the calling thread. What it loads afterwards with `SeqCst` it loads
+    /// after that.
     pub(super) fn enter(&self) -> Entered<'_> {
         let number = thread_number();
         let count = &*self.by_thread[number];
@@ -41,9 +42,10 @@ impl InFlight {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if self.is_own {
-            // A locked instruction would wait for the stores of the request, which may miss the CPU's cache.
-            let others = self.count.load(Ordering::Relaxed) - 1;
-            self.count.store(others, Ordering::Release);
+            // A locked instruction would wait for the stores of the request, which may miss the
+            // CPU's cache.
+            let left = self.count.load(Ordering::Relaxed) - 1;
+            self.count.store(left, Ordering::Release);
         } else {
             self.count.fetch_sub(1, Ordering::Release);
         }

@@ -1,20 +1,28 @@
-//! The log as a tier: a block device whose writes are durable in the log with one fence, over a slower device.
+//! The log as a tier: a block device over a slower one. A write is durable in the log with one
+//! fence.
 //!
 //! Invariants:
-//! 1. A write is one record, or several of whole blocks where it is larger than a record may be. It is in the index before
-//!    its slot is given back, so the cleaner finds every block of a finished record in the index, or superseded there.
-//! 2. The newest record of a block wins, by position: in the index, after a crash, and on the way to the backing. So
-//!    writers need no lock of a block: of two at once either may be the newer one, and all agree which.
-//! 3. A block is read from the log while its newest record is not before the tail, else from the backing. A copy out of the
-//!    log counts if the tail has not passed the record meanwhile; one from the backing if no cleaning of its blocks began.
-//! 4. The tail moves past a record when the backing has flushed what the record said or a newer one says, and never
-//!    past the last definition of the device: the log always tells which backing its records are for.
-//! 5. A backing that fails loses nothing: the tail stays, the next flush reports the failure, cleaning is tried again.
+//! 1. A write is one record, or several of whole blocks where it is larger than a record may be. It
+//!    is in the index before its slot is given back, so the cleaner finds every block of a finished
+//!    record in the index, or superseded there.
+//! 2. The newest record of a block wins, by position: in the index, after a crash, and on the way
+//!    to the backing. So writers need no lock of a block: of two at once either may be the newer
+//!    one, and all agree which.
+//! 3. A block is read from the log while its newest record is not before the tail, else from the
+//!    backing. A copy out of the log counts if the tail has not passed the record meanwhile; one
+//!    from the backing if no cleaning of its blocks began.
+//! 4. The tail moves past a record when the backing has flushed what the record said or a newer one
+//!    says, and never past the last definition of the device: the log always tells which backing
+//!    its records are for.
+//! 5. A backing that fails loses nothing: the tail stays, the next flush reports the failure,
+//!    cleaning is tried again.
 //!
-//! After a crash the index is rebuilt from the records and all goes on: nothing is brought home before the first request.
+//! After a crash the index is rebuilt from the records and the device goes on: nothing has to be
+//! destaged before the first request.
 //!
-//! Map: [`LogDevice`] the requests, `index` who has the newest version of a block, `clean` bringing records home, `background`
-//! the thread that does it, `recover` opening, `binding` which backing it is.
+//! Map: [`LogDevice`] the requests, `index` where the newest version of a block is, `clean`
+//! destaging records, `background` when that is done, `recover` opening, `binding` which backing it
+//! is.
 
 mod background;
 mod binding;
@@ -44,11 +52,12 @@ use super::{CLOSED, CONTROL_BYTES, Log, LogPool, NO_BOOT};
 use crate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
 };
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::tier::background::{Waker, Workers};
 use crate::tier::ledger::Ledger;
-use background::Thread;
+use background::Cleaner;
 use clean::Scratch;
-use index::{Index, Place};
+use index::{Index, Location};
 
 /// Blocks that share a version: of neighbours, so that a long read looks at few.
 const GROUP_BLOCKS: u64 = 64;
@@ -56,26 +65,27 @@ const GROUP_BLOCKS: u64 = 64;
 const VERSIONS: u64 = 4096;
 /// Most bytes of a record: a larger write is several.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
-/// Most bytes of the log that are brought home between two flushes of the backing.
+/// Most bytes of the log that are destaged between two flushes of the backing.
 const BATCH_BYTES_MAX: u64 = 8 << 20;
-/// How long a write waits for room before it looks again.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a write waits for free space before it looks again.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a [`LogDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LogDeviceOptions {
-    /// No thread: the log is cleaned by the writes that fill it.
+    /// No thread: the writes that fill the log clean it.
     pub no_thread: bool,
     /// How full the log may be before it is cleaned, in bytes; half of it unless set.
     pub clean_from_bytes: Option<u64>,
-    /// Bring the records of another backing to this one: it is the same by another name, or a copy.
+    /// Destage the records of another backing to this one: it is that backing by another name, or a
+    /// copy.
     pub adopt_foreign: bool,
 }
 
 /// A block device over a log and a backing device.
 pub struct LogDevice {
     core: Arc<Core>,
-    thread: Mutex<Option<Thread>>,
+    workers: Workers,
     recovered: Recovered,
 }
 
@@ -93,15 +103,14 @@ struct Core {
     cleaning: Mutex<Scratch>,
     clean_from_bytes: u64,
     batch_bytes: u64,
-    /// Where the last definition ends: a log that ends there has nothing to bring home.
+    /// Where the last definition ends: a log that ends there has nothing to destage.
     defined_end: AtomicU64,
-    /// A thread cleans.
-    has_thread: AtomicBool,
-    stopping: AtomicBool,
+    waker: Arc<Waker>,
 }
 
 impl LogDevice {
-    /// Opens the log in `pool` as a device over `backing`, which `binding` names, and so recovers it.
+    /// Opens the log in `pool` as a device over `backing`, which `binding` names, and so recovers
+    /// it.
     ///
     /// # Errors
     /// [`LogDeviceError`]: the log is damaged, or has records that are not for this backing.
@@ -113,8 +122,10 @@ impl LogDevice {
     ) -> std::result::Result<Self, LogDeviceError> {
         let (core, recovered) = recover::open(pool, backing, binding, options)?;
         let core = Arc::new(core);
-        let thread = if options.no_thread { None } else { Some(Thread::start(&core)?) };
-        Ok(Self { core, thread: Mutex::new(thread), recovered })
+        let cleaner = (!options.no_thread).then(|| Cleaner(Arc::clone(&core)));
+        let workers = Workers::start("log-cleaner", Arc::clone(&core.waker), cleaner)
+            .map_err(LogDeviceError::Thread)?;
+        Ok(Self { core, workers, recovered })
     }
 
     /// What was found in the log when it was opened.
@@ -127,8 +138,8 @@ impl LogDevice {
         (self.core.used_bytes(), self.core.log.pool().ring_bytes())
     }
 
-    /// Brings everything home and stops the thread: afterwards the backing has all by itself. The device stays usable, and
-    /// cleans where writes fill the log.
+    /// Destages everything and stops the thread: afterwards the backing has all the data by itself.
+    /// The device stays usable, and the writes that fill the log clean it.
     ///
     /// # Errors
     /// Those of the backing; what it does not take stays in the log, and calling again tries again.
@@ -144,15 +155,15 @@ impl LogDevice {
     }
 
     fn stop_thread(&self) {
-        if let Some(thread) = self.thread.lock().take() {
-            thread.stop(&self.core);
-        }
+        self.workers.stop();
+        // Writers that wait for the thread clean by themselves now.
+        self.core.log.announce_room();
     }
 }
 
 impl Drop for LogDevice {
     fn drop(&mut self) {
-        // What is in the log is safe there.
+        // The data in the log is durable.
         self.stop_thread();
     }
 }
@@ -166,15 +177,15 @@ impl Core {
         self.log.head().saturating_sub(self.log.tail())
     }
 
+    fn version(&self, lba: u64) -> &AtomicU32 {
+        let group = lba / GROUP_BLOCKS % VERSIONS;
+        &self.versions[usize::try_from(group).unwrap_or(0)]
+    }
+
     /// Whole blocks that a record may have.
     fn record_bytes_max(&self) -> usize {
         let most = self.log.pool().payload_bytes_max().min(RECORD_BYTES_MAX);
         usize::try_from(most - most % self.block_bytes()).unwrap_or(usize::MAX)
-    }
-
-    fn version(&self, lba: u64) -> &AtomicU32 {
-        let group = lba / GROUP_BLOCKS % VERSIONS;
-        &self.versions[usize::try_from(group).unwrap_or(0)]
     }
 
     /// Appends one record. `note` puts it into the index.
@@ -199,25 +210,28 @@ impl Core {
             };
             match full {
                 AppendError::NoSlot => self.log.pool().region().relax(),
-                AppendError::Full => self.wait_for_room(room, failures)?,
+                AppendError::Full => self.wait_for_space(room, failures)?,
                 error => return Err(append_failed(error)),
             }
         };
         debug_assert!(position >= self.log.tail());
-        if !self.has_thread.load(Ordering::Relaxed) {
-            self.clean_in_passing();
-        }
+        self.clean_where_due();
         Ok(())
     }
 
-    /// The log was full when `room` was read.
-    fn wait_for_room(&self, room: u32, failures: u64) -> Result<()> {
+    /// The log was full when [`Log::room`] returned `room`: returns when it may have free space.
+    ///
+    /// # Errors
+    /// Cleaning has failed since `failures` was counted.
+    fn wait_for_space(&self, room: u32, failures: u64) -> Result<()> {
         if self.ledger.failures() != failures {
             return Err(self.ledger.blocked("the log is full and cannot be written back"));
         }
         self.log.stats().add(Counter::FullWaits, 1);
-        if self.has_thread.load(Ordering::Relaxed) {
-            self.log.wait_for_room(room, PATIENCE);
+        if self.waker.is_running() {
+            // Also a cleaner that rests after a failure.
+            self.waker.wake_all();
+            self.log.wait_for_room(room, TIMEOUT);
             return Ok(());
         }
         if let Some(mut scratch) = self.cleaning.try_lock() {
@@ -225,16 +239,6 @@ impl Core {
         }
         self.log.pool().region().relax();
         Ok(())
-    }
-
-    /// Cleans where no thread does, the log is full enough, and nobody is at it.
-    fn clean_in_passing(&self) {
-        if self.used_bytes() > self.clean_from_bytes
-            && let Some(mut scratch) = self.cleaning.try_lock()
-        {
-            // What failed is kept, and reported by the next flush.
-            let _ = self.clean(&mut scratch);
-        }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
@@ -277,29 +281,30 @@ impl Core {
 
     /// Reads blocks of one group. False: they were cleaned meanwhile, and have to be read again.
     fn read_group(&self, first: u64, buf: &mut [u8]) -> Result<bool> {
+        // Before the index, which has the blocks of a cleaning that began before this and has not
+        // ended.
         let version = self.version(first);
-        // Before the index: a cleaning that began before this and has not ended is known by what the index says.
         let before = version.load(Ordering::Acquire);
         let block_bytes = self.geometry.block_bytes as usize;
         let blocks = buf.len() / block_bytes;
         let tail = self.log.tail();
-        let place_of = |block: usize| self.index.find(first + block as u64, tail);
+        let location_of = |block: usize| self.index.find(first + block as u64, tail);
         let mut block = 0;
         let mut from_backing = false;
         while block < blocks {
-            let place = place_of(block);
+            let location = location_of(block);
             let mut end = block + 1;
-            if place == Place::Backing {
-                while end < blocks && place_of(end) == Place::Backing {
+            if location == Location::Backing {
+                while end < blocks && location_of(end) == Location::Backing {
                     end += 1;
                 }
             }
             let part = &mut buf[block * block_bytes..end * block_bytes];
-            match place {
-                Place::Zero => part.fill(0),
-                Place::Log(at) if !self.read_log(at, part)? => return Ok(false),
-                Place::Log(_) => {}
-                Place::Backing => {
+            match location {
+                Location::Zero => part.fill(0),
+                Location::Log(at) if !self.read_log(at, part)? => return Ok(false),
+                Location::Log(_) => {}
+                Location::Backing => {
                     from_backing = true;
                     self.backing.read((first + block as u64) * self.block_bytes(), part)?;
                 }
@@ -310,7 +315,7 @@ impl Core {
         Ok(!from_backing || version.load(Ordering::Relaxed) == before)
     }
 
-    /// Copies a block out of the log. False: its room was given to others meanwhile.
+    /// Copies a block out of the log. False: its space was reused meanwhile.
     fn read_log(&self, at: u64, buf: &mut [u8]) -> Result<bool> {
         self.log.pool().region().read(self.log.pool().region_offset(at), buf)?;
         fence(Ordering::Acquire);
@@ -338,7 +343,8 @@ impl BlockDevice for LogDevice {
         self.core.write(offset, data)
     }
 
-    /// All that was acknowledged is durable in the log. Says what failed on the way to the backing since it was asked last.
+    /// Every acknowledged write is durable in the log. Reports what failed on the way to the
+    /// backing since the last report.
     fn flush(&self) -> Result<()> {
         self.core.ledger.report()
     }
@@ -351,7 +357,7 @@ impl BlockDevice for LogDevice {
         self.core.zero(offset, len)
     }
 
-    /// Where the log has something, all counts as data.
+    /// Where the log has a record of the range, all of it counts as data.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         let core = &self.core;
         core.geometry.check(offset, len)?;

@@ -1,4 +1,5 @@
-//! The log as a device, in one process: what it promises, what its backing sees, and what it keeps from it.
+//! The log as a device, in one process: what it promises, what its backing sees, and what it keeps
+//! from it.
 
 use proptest::prelude::*;
 
@@ -77,7 +78,7 @@ fn a_write_costs_one_fence_and_is_there_after_reopening() {
     let expected = Counters { fences: 1, bytes_streamed: 64 + 4096, ..spent };
     assert_eq!((spent, spent.lines_written_back), (expected, 0));
     drop(device);
-    assert_eq!(read(backing.as_ref(), 1), 0, "nothing was brought home");
+    assert_eq!(read(backing.as_ref(), 1), 0, "nothing was destaged");
     let device = open(&region, &backing);
     assert_eq!((read(&device, 0), read(&device, 1), read(&device, 2)), (1, 2, 0));
     assert_eq!(device.recovered().records, 2);
@@ -107,7 +108,7 @@ fn a_hot_block_reaches_the_backing_once() {
 }
 
 #[test]
-fn a_log_that_is_full_is_cleaned_by_who_fills_it_or_by_the_thread() {
+fn a_full_log_is_cleaned_by_its_writers_or_by_the_thread() {
     for options in [LogDeviceOptions::default(), without_thread()] {
         let (region, backing) = (region(), backing());
         let device = try_open(&region, &backing, 1, options).unwrap();
@@ -228,7 +229,8 @@ fn a_log_with_records_for_another_backing_is_refused() {
     let small = Arc::new(MemoryDevice::new(4096, 1).unwrap());
     let refused = try_open(&region, &small, 1, LogDeviceOptions::default()).err().unwrap();
     assert!(matches!(refused, LogDeviceError::Misfit { offset: 4096, .. }), "{refused}");
-    // Once all of it is home, another backing may have the log; by force, at once, with what is in it.
+    // Once all of it is destaged, another backing may have the log; by force, at once, with its
+    // records.
     let device = open(&region, &one);
     device.shutdown().unwrap();
     drop(device);
@@ -248,7 +250,7 @@ fn a_log_with_records_for_another_backing_is_refused() {
 }
 
 #[test]
-fn a_log_full_to_the_brim_opens() {
+fn a_log_without_free_space_opens() {
     let (region, backing) = (region(), backing());
     let below = Arc::new(Fault::new(Arc::clone(&backing) as Arc<dyn BlockDevice>, 1));
     let device = try_open(&region, &below, 1, without_thread()).unwrap();
