@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("pmem", &["sync"]),
     ("device", &["pmem", "sync"]),
     ("tier", &["device", "sync"]),
-    ("btt", &["device", "pmem", "sync"]),
+    ("btt", &["device", "pmem", "sync", "tier"]),
     ("pool", &["btt", "device", "pmem"]),
     ("raw", &["device", "pmem", "pool"]),
     ("dram", &["device", "pmem", "size", "sync", "tier"]),

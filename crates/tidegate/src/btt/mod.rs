@@ -29,7 +29,8 @@ pub mod fuzzing;
 mod info;
 mod lane;
 mod layout;
-mod lba_lock;
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
 mod map;
 mod recover;
 #[cfg(test)]

@@ -177,7 +177,7 @@ impl Core {
             |range: &Range<u64>| range.start / GROUP_BLOCKS..=(range.end - 1) / GROUP_BLOCKS;
         let zeroed = zeroes.iter().flat_map(groups).map(|group| group * GROUP_BLOCKS);
         for lba in zeroed.chain(blocks.iter().map(|(lba, _)| *lba)) {
-            self.version(lba).fetch_add(1, Ordering::SeqCst);
+            self.versions.advance(lba / GROUP_BLOCKS);
         }
     }
 

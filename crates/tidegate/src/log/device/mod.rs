@@ -52,17 +52,18 @@ use super::{CLOSED, CONTROL_BYTES, Log, LogPool, NO_BOOT};
 use crate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
 };
-use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence};
 use crate::tier::background::{Waker, Workers};
 use crate::tier::ledger::Ledger;
+use crate::tier::version_locks::VersionLocks;
 use background::Cleaner;
 use clean::Scratch;
 use index::{Index, Location};
 
 /// Blocks that share a version: of neighbours, so that a long read looks at few.
 const GROUP_BLOCKS: u64 = 64;
-/// Versions; groups that share one only read again more often.
-const VERSIONS: u64 = 4096;
+/// Number of versions, as a power of two; groups that share one only read again more often.
+const VERSIONS_LOG2: u32 = 12;
 /// Most bytes of a record: a larger write is several.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 /// Most bytes of the log that are destaged between two flushes of the backing.
@@ -97,8 +98,8 @@ struct Core {
     backing: Arc<dyn BlockDevice>,
     geometry: Geometry,
     index: Index,
-    /// Each grows when cleaning writes to one of its groups of blocks.
-    versions: Box<[AtomicU32]>,
+    /// By group of blocks: changes when cleaning writes to one of them.
+    versions: VersionLocks,
     ledger: Ledger,
     cleaning: Mutex<Scratch>,
     clean_from_bytes: u64,
@@ -175,11 +176,6 @@ impl Core {
 
     fn used_bytes(&self) -> u64 {
         self.log.head().saturating_sub(self.log.tail())
-    }
-
-    fn version(&self, lba: u64) -> &AtomicU32 {
-        let group = lba / GROUP_BLOCKS % VERSIONS;
-        &self.versions[usize::try_from(group).unwrap_or(0)]
     }
 
     /// Whole blocks that a record may have.
@@ -281,10 +277,10 @@ impl Core {
 
     /// Reads blocks of one group. False: they were cleaned meanwhile, and have to be read again.
     fn read_group(&self, first: u64, buf: &mut [u8]) -> Result<bool> {
+        let group = first / GROUP_BLOCKS;
         // Before the index, which has the blocks of a cleaning that began before this and has not
         // ended.
-        let version = self.version(first);
-        let before = version.load(Ordering::Acquire);
+        let version = self.versions.version(group);
         let block_bytes = self.geometry.block_bytes as usize;
         let blocks = buf.len() / block_bytes;
         let tail = self.log.tail();
@@ -311,8 +307,7 @@ impl Core {
             }
             block = end;
         }
-        fence(Ordering::Acquire);
-        Ok(!from_backing || version.load(Ordering::Relaxed) == before)
+        Ok(!from_backing || self.versions.unchanged(group, version))
     }
 
     /// Copies a block out of the log. False: its space was reused meanwhile.

@@ -12,13 +12,14 @@ use super::clean::Scratch;
 use super::index::Index;
 use super::{
     BATCH_BYTES_MAX, Binding, CONTROL_BYTES, Core, FileKey, LogDeviceError, LogDeviceOptions,
-    NO_BOOT, VERSIONS, table,
+    NO_BOOT, VERSIONS_LOG2, table,
 };
 use crate::device::{BlockDevice, DeviceError, Geometry};
 use crate::pmem::SharedMemory;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 use crate::tier::background::Waker;
 use crate::tier::ledger::Ledger;
+use crate::tier::version_locks::VersionLocks;
 
 type Result<T> = std::result::Result<T, LogDeviceError>;
 
@@ -76,7 +77,7 @@ pub(super) fn open(
         backing,
         geometry,
         index: found.index,
-        versions: (0..VERSIONS).map(|_| AtomicU32::new(0)).collect(),
+        versions: VersionLocks::new(VERSIONS_LOG2),
         ledger: Ledger::new("the log"),
         cleaning: Mutex::new(Scratch::default()),
         defined_end: AtomicU64::new(0),
