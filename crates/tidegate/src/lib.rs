@@ -9,7 +9,8 @@
 //! - [`log`]: a write log, for files and blocks, shared by processes;
 //! - [`raw`]: blocks in place on persistent memory, fast and not atomic;
 //! - [`dram`]: the DRAM tier, a volatile write cache over any device;
-//! - [`size`]: numbers of bytes as people write them.
+//! - [`size`]: numbers of bytes as people write them;
+//! - [`stats`]: counters, gauges and latency histograms of every tier.
 //!
 //! `docs/architecture.md` walks one write through them.
 
@@ -21,4 +22,5 @@ pub mod pmem;
 pub mod pool;
 pub mod raw;
 pub mod size;
+pub mod stats;
 mod sync;

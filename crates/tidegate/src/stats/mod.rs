@@ -1,0 +1,3 @@
+//! What is counted and measured: latency histograms.
+
+pub mod histogram;
