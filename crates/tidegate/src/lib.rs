@@ -10,7 +10,8 @@
 //! - [`raw`]: blocks in place on persistent memory, fast and not atomic;
 //! - [`dram`]: the DRAM tier, a volatile write cache over any device;
 //! - [`tier`]: what tiers share;
-//! - [`size`]: numbers of bytes as people write them.
+//! - [`size`]: numbers of bytes as people write them;
+//! - [`stats`]: counters, gauges and latency histograms of every tier.
 //!
 //! `docs/architecture.md` walks one write through them.
 
@@ -22,5 +23,6 @@ pub mod pmem;
 pub mod pool;
 pub mod raw;
 pub mod size;
+pub mod stats;
 mod sync;
 pub mod tier;

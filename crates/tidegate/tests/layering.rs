@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sync", &[]),
     ("size", &[]),
+    ("stats", &["sync"]),
     ("pmem", &["sync"]),
     ("device", &["pmem", "sync"]),
     ("tier", &["device", "sync"]),
