@@ -15,7 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("btt", &["device", "pmem", "sync", "tier"]),
     ("pool", &["btt", "device", "pmem"]),
     ("raw", &["device", "pmem", "pool"]),
-    ("dram", &["device", "pmem", "size", "sync", "tier"]),
+    ("dram", &["device", "pmem", "size", "stats", "sync", "tier"]),
     ("log", &["device", "pmem", "pool", "sync", "tier"]),
 ];
 

@@ -25,7 +25,6 @@ mod spec;
 mod staging;
 #[cfg(all(test, not(feature = "loom")))]
 mod suite;
-mod thread_number;
 mod transit;
 
 use std::sync::Arc;
@@ -62,8 +61,8 @@ pub trait DramTier: BlockDevice {
     /// Writes everything back, flushes the device below and stops the threads of the tier. The tier
     /// stays usable and keeps every promise, but writes back only on demand.
     ///
-    /// Dropping the tier does the same but cannot say what failed, so a caller that has to know calls this
-    /// first.
+    /// Dropping the tier does the same but cannot say what failed, so a caller that has to know
+    /// calls this first.
     ///
     /// # Errors
     /// As for [`BlockDevice::flush`]; what could not be written back stays in the cache, and

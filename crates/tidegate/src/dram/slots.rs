@@ -1,7 +1,7 @@
 //! The data of the slots: one reservation of DRAM, and a reader-writer lock a slot.
 //!
-//! Blocks are streamed in around the CPU's cache: a slot's lines are with the core that wrote it back
-//! last, and taking 64 of them from there costs more than the copy. A write-back goes below
+//! Blocks are streamed in around the CPU's cache: a slot's lines are with the core that wrote it
+//! back last, and taking 64 of them from there costs more than the copy. A write-back goes below
 //! straight from its slot.
 //!
 //! A policy decides by its own state which slot holds what; the lock here only keeps the bytes of a
@@ -31,7 +31,7 @@ impl Slots {
         Ok(Self { buffers: Buffers::new(count(bytes, block_bytes)?, block_bytes)? })
     }
 
-    /// The same, but memory is taken only for what is written.
+    /// As many slots as [`new`](Self::new) makes; memory is taken only for what is written.
     ///
     /// # Errors
     /// As for [`new`](Self::new).

@@ -146,7 +146,7 @@ impl<R: Replacement> Core<R> {
             match set.set().flush_step(upto, &mut batch.run) {
                 FlushStep::Done => break,
                 FlushStep::Wait => set.wait(),
-                // The same.
+                // What fails again is found at the end.
                 FlushStep::WriteBack => drop(self.write_back(&mut set, &mut batch, None)),
             }
         }

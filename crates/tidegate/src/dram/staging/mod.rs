@@ -5,18 +5,18 @@
 //! Why reads and writes stay in order (`set` keeps the rules for one block):
 //!
 //! - **Every version of a block passes through its slot**, FUA writes too: they are written to the
-//!   slot, which is then written back. So versions reach the device below one after another, and a copy
-//!   in the cache is never older than what is below.
+//!   slot, which is then written back. So versions reach the device below one after another, and a
+//!   copy in the cache is never older than what is below.
 //! - **Zeroes and discards** go below by themselves, with their range closed meanwhile: writes to
 //!   it wait, what is cached of it is written back and forgotten first.
-//! - **A slot is given up only after its write-back has returned**, so a reader that finds no copy finds
-//!   at least that version below.
+//! - **A slot is given up only after its write-back has returned**, so a reader that finds no copy
+//!   finds at least that version below.
 //!
 //! Map: `replacement` what a policy decides, `pmbd`, `pmbd70`, `lru`, `coactive` the policies,
 //! `set` the state machine that they complete (`table`, `list`, `bloom` its parts): all of them
 //! without clock, threads, locks or I/O. `runtime` gives them all of that: `request` reads and
-//! writes, `drain` flushes, FUA, zeroes and discards, `background` the work of the threads. Lock order: set,
-//! then slot or bell; no lock is held over a call to the device below.
+//! writes, `drain` flushes, FUA, zeroes and discards, `background` the work of the threads. Lock
+//! order: set, then slot or bell; no lock is held over a call to the device below.
 
 mod background;
 mod bloom;

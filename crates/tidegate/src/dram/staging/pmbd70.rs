@@ -1,4 +1,4 @@
-//! PMBD with its syncer: a background thread starts to drain a sub-buffer when 70 % of it are in
+//! PMBD with its syncer: a worker starts to drain a sub-buffer when 70 % of it are in
 //! use, and stops at 10 %: the watermarks of PMBD's source.
 //!
 //! A write that finds its sub-buffer full all the same waits for the syncer where that is at work,

@@ -14,7 +14,7 @@ pub(super) trait Replacement: Send + 'static {
     const KEEPS_CLEAN: bool;
     /// Most sets of a cache: 1 where the policy orders all blocks of it.
     const SETS: u32;
-    /// Most background threads.
+    /// Most workers.
     const WORKERS: u32;
     /// Background work waits until the device below is idle.
     const WHEN_IDLE: bool;
@@ -48,18 +48,18 @@ pub(super) trait Replacement: Send + 'static {
     /// The write that was told to free slots is done with it.
     fn end_reclaim(&mut self) {}
 
-    /// A background thread has something to do.
+    /// A worker has something to do.
     fn wants_background(&self, _view: View<'_>) -> bool {
         false
     }
 
-    /// The next slot, Dirty, for a background thread to write back. None ends its work until
+    /// The next slot, Dirty, for a worker to write back. None ends its work until
     /// [`wants_background`](Self::wants_background).
     fn background(&mut self, _view: View<'_>) -> Option<u32> {
         None
     }
 
-    /// The background thread stops before [`background`](Self::background) said so.
+    /// The worker stops before [`background`](Self::background) said so.
     fn end_background(&mut self) {}
 
     /// Bytes of memory beside `size_of::<Self>()`.

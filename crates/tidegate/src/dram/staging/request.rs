@@ -129,7 +129,8 @@ impl<R: Replacement> Core<R> {
                 ReadStep::Miss => return Ok(false),
                 ReadStep::Wait => set.wait(),
                 ReadStep::Hit(slot) => {
-                    // No thread holds it for writing, so this does not wait under the lock of the set.
+                    // No thread holds it for writing, so this does not wait under the lock of the
+                    // set.
                     let slot = self.slots.lock(set.slot(slot));
                     drop(set);
                     operation.enter(Phase::ReadHit);

@@ -27,7 +27,7 @@ pub(super) struct Staging<R: Replacement> {
     workers: Workers,
 }
 
-/// What requests and background threads share.
+/// What requests and workers share.
 pub(super) struct Core<R> {
     policy: Policy,
     pub(super) below: Below,
@@ -110,7 +110,7 @@ impl<R: Replacement> Core<R> {
             run_log2,
             epoch: CachePadded::default(),
             ledger: Ledger::new(super::super::NAME),
-            recorder: Recorder::new(),
+            recorder: Recorder::default(),
             calls: Calls::new(workers::<R>(sets)),
         }
     }

@@ -59,7 +59,8 @@ pub(super) enum FlushStep {
 pub(super) enum Victim {
     /// Write the run that was given back, and free this slot of it.
     Of(u32),
-    /// The same, but its last write-back failed, as that of every block there is to give up.
+    /// Write the run that was given back, and free this slot of it. Its last write-back failed, as
+    /// did that of every other block there is to give up.
     Retry(u32),
     /// There is none: all slots are being filled or written back.
     None,
@@ -199,7 +200,7 @@ impl<R: Replacement> Set<R> {
         ReadStep::Hit(slot)
     }
 
-    /// A write found the set full and shall free slots: the number of blocks that it has to write
+    /// A write found the set full and has to free slots: the number of blocks that it has to write
     /// back, got from [`take_victim`](Self::take_victim) and followed by
     /// [`end_reclaim`](Self::end_reclaim). 0: wait for the set's next change instead.
     pub(super) fn begin_reclaim(&mut self) -> u32 {
@@ -233,7 +234,7 @@ impl<R: Replacement> Set<R> {
         retry.map_or(Victim::None, Victim::Retry)
     }
 
-    /// A background thread has something to do.
+    /// A worker has something to do.
     pub(super) fn wants_background(&self) -> bool {
         self.replacement.wants_background(view!(self))
     }
@@ -247,7 +248,7 @@ impl<R: Replacement> Set<R> {
         next.is_some()
     }
 
-    /// The background thread turns away before it was told that nothing is to do.
+    /// A worker leaves the set before it was told that nothing is to do.
     pub(super) fn end_background(&mut self) {
         self.replacement.end_background();
     }

@@ -53,7 +53,7 @@ struct World<R> {
     writing: Vec<(u32, u64, u64, bool)>,
     version: u64,
     epoch: u64,
-    /// A background thread is at work: it will ask again.
+    /// A worker is at work: it will ask again.
     is_called: bool,
     /// A flush is at work: it goes on when what it waits for is done.
     is_flushing: bool,

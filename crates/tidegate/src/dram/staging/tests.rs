@@ -158,7 +158,7 @@ fn a_write_of_a_block_on_its_way_down_goes_after_it() {
     for policy in POLICIES {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
-        // Before a background thread may find it.
+        // Before a worker may find it.
         device.hold([5]);
         write(&*tier, 5, 1, false).unwrap();
         std::thread::scope(|scope| {
@@ -200,7 +200,7 @@ fn a_failed_eviction_is_reported_by_the_next_flush_though_a_retry_succeeds() {
     for policy in POLICIES {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
-        // No background thread that could be at block 0 just now.
+        // No worker that could be at block 0 just now.
         tier.shutdown().unwrap();
         device.fail([0]);
         (0..BLOCKS).for_each(|lba| write(&*tier, lba, 1, false).unwrap());
@@ -280,7 +280,7 @@ fn zeroes_forget_copies_and_keep_what_could_not_be_written_back() {
     for policy in POLICIES {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
-        // No background thread that writes block 6 before it can fail.
+        // No worker that writes block 6 before it can fail.
         tier.shutdown().unwrap();
         (3..7).for_each(|lba| write(&*tier, lba, 1, false).unwrap());
         let bytes = BLOCK_BYTES as u64;

@@ -11,8 +11,8 @@ const STEP_LOG2: u32 = 5;
 const FIRST_STEP_LOG2: u32 = 2;
 /// Samples before a median is believed.
 const ENOUGH_SAMPLES: u32 = 16;
-/// Time without a cache write after which it is found out again what one costs: the load may be
-/// another by then.
+/// Time without a cache write after which the cost of one is measured again: the load may have
+/// changed.
 const TIME_TO_DOUBT_NS: u64 = 500_000_000;
 
 /// Which way is better.
@@ -31,7 +31,7 @@ pub(super) enum Worth {
 pub(super) struct Costs {
     /// Of a request, written to the device below.
     bypass: Median,
-    /// Of the cache, written to the device below: dearer, for its data comes from memory.
+    /// Of the cache, written to the device below: slower, since its data comes from memory.
     eviction: Median,
     /// Put into the cache, bookkeeping included.
     cached: Median,

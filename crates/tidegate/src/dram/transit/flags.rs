@@ -3,10 +3,10 @@
 //! A set's bit changes only under that set's lock and only when the answer changes, so that under
 //! load, when every set has work, no thread writes to these words.
 //!
-//! No work is missed: a worker that turns idle announces that first and then calls [`Flags::any`]; a
-//! writer that queues work raises the bit first and then looks whether a worker is idle. Both change the
-//! bit's word (`any` by a change that changes nothing), so one comes after the other and sees what that
-//! one did before.
+//! No work is missed: a worker that turns idle announces that first and then calls [`Flags::any`];
+//! a writer that queues work raises the bit first and then looks whether a worker is idle. Both
+//! change the bit's word (`any` by a change that changes nothing), so one comes after the other and
+//! sees what that one did before.
 
 use crate::sync::{AtomicU64, Ordering};
 

@@ -42,8 +42,8 @@ impl Core {
                 ReadStep::Miss => return Ok(false),
                 ReadStep::Wait => set.wait(),
                 ReadStep::Hit(slot) => {
-                    // Locked before the set is unlocked: a write that reuses the slot waits for this
-                    // copy.
+                    // Locked before the set is unlocked: a write that reuses the slot waits for
+                    // this copy.
                     let slot = self.slots.lock(slot);
                     drop(set);
                     operation.enter(Phase::ReadHit);

@@ -13,7 +13,7 @@ pub(super) struct Sets {
     pub(super) occupied: Flags,
 }
 
-/// A set locked. Unlocking brings its flags up to date.
+/// A set locked. Unlocking updates its flags.
 pub(super) struct SetGuard<'a> {
     sets: &'a Sets,
     number: usize,

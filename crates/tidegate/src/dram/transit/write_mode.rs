@@ -55,7 +55,7 @@ impl ModeSwitch {
     pub(super) fn new() -> Self {
         Self {
             mode: AtomicU8::new(WriteMode::Cached as u8),
-            bypassing: InFlight::new(),
+            bypassing: InFlight::default(),
             switching: Mutex::new(()),
         }
     }
