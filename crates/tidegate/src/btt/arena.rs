@@ -27,25 +27,26 @@ pub(super) struct Arena {
     pub(super) flog: Flog,
     pub(super) lanes: Lanes,
     /// Locks by lba, of which readers take the versions only. Their invariants:
-    /// 1. A thread that changes the map entry of an lba holds the lock of that lba, and no holder waits
-    ///    for a lane.
+    /// 1. A thread that changes the map entry of an lba holds the lock of that lba, and no holder
+    ///    waits for a lane.
     /// 2. While a version stands still, at most the present holder has changed a map entry of the
-    ///    bucket, and no block that such a change freed has been reused: the holder releases its lane,
-    ///    and so the freed block, only after it has unlocked. So a reader that finds the same version
-    ///    before it looks up the map and after it has copied the block has copied a block that
-    ///    belonged to its lba all the while.
+    ///    bucket, and no block that such a change freed has been reused: the holder releases its
+    ///    lane, and so the freed block, only after it has unlocked. So a reader that finds the same
+    ///    version before it looks up the map and after it has copied the block has copied a block
+    ///    that belonged to its lba all the while.
     /// 3. The last holder's number is the lane that last changed a map entry of the bucket. Of all
     ///    entries of a bucket, only the one that this lane changed in its last write may not be
-    ///    durable: each writer makes its predecessor's durable before it leaves its own number. So a
-    ///    writer knows whether the entry it replaces needs to be written back, which is seldom.
+    ///    durable: each writer makes its predecessor's durable before it leaves its own number. So
+    ///    a writer knows whether the entry it replaces needs to be written back, which is seldom.
     pub(super) lba_locks: VersionLocks,
-    /// Map changes that recovery found but could not store in a read-only region: (lba, block), by lba.
+    /// Map changes that recovery found but could not store in a read-only region: (lba, block), by
+    /// lba.
     pub(super) overlay: Vec<(u32, u32)>,
 }
 
 impl Arena {
-    /// Reads one block: the last write that returned before this read began, or one that overlaps it; never a
-    /// mixture.
+    /// Reads one block: the last write that returned before this read began, or one that overlaps
+    /// it; never a mixture.
     pub(super) fn read_block(
         &self,
         region: &Region,
@@ -93,7 +94,8 @@ impl Arena {
         }
     }
 
-    /// A block whose memory failed is marked in the map, as the kernel does, until it is written again.
+    /// A block whose memory failed is marked in the map, as the kernel does, until it is written
+    /// again.
     fn note_lost_block(
         &self,
         region: &Region,
@@ -116,10 +118,10 @@ impl Arena {
 
     /// Makes the blocks of `lbas` read as zeroes, by the map alone; durable on return.
     ///
-    /// An entry is one atomic word, so each block is old or zero. The flog is not needed: the block stays
-    /// with its lba. A flog entry of an earlier write of that lba does not undo it, since replay compares
-    /// blocks without flags and finds the write's own block there. A block that was never written gets the
-    /// flag too: the kernel would read what lies in its place on the medium.
+    /// An entry is one atomic word, so each block is old or zero. The flog is not needed: the block
+    /// stays with its lba. A flog entry of an earlier write of that lba does not undo it, since
+    /// replay compares blocks without flags and finds the write's own block there. A block that was
+    /// never written gets the flag too: the kernel would read what lies in its place on the medium.
     pub(super) fn zero_blocks(
         &self,
         region: &Region,

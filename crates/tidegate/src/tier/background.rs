@@ -269,6 +269,12 @@ impl Workers {
     }
 }
 
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 /// The life of a worker's thread.
 fn run(mut work: impl Work, waker: &Waker) {
     struct Leave<'a>(&'a Waker);

@@ -20,7 +20,11 @@ impl Work for Cleaner {
         if !core.is_filling() {
             return Step::IDLE;
         }
-        match core.clean(&mut core.cleaning.lock()) {
+        let Some(mut scratch) = core.cleaning.try_lock() else {
+            // A request cleans.
+            return Step::rest(MOMENT_NS);
+        };
+        match core.clean(&mut scratch) {
             Ok(true) => Step::Again,
             Ok(false) => Step::rest(MOMENT_NS),
             Err(_) => {

@@ -53,7 +53,7 @@ use crate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
 };
 use crate::sync::{AtomicU64, Ordering, fence};
-use crate::tier::background::{Waker, Workers};
+use crate::tier::background::{Waker, Work, Workers};
 use crate::tier::ledger::Ledger;
 use crate::tier::version_locks::VersionLocks;
 use background::Cleaner;
@@ -129,6 +129,12 @@ impl LogDevice {
         Ok(Self { core, workers, recovered })
     }
 
+    /// The work of the cleaner, for a scheduler that runs it beside requests where the device has
+    /// no thread.
+    pub fn cleaner(&self) -> impl Work + use<> {
+        Cleaner(Arc::clone(&self.core))
+    }
+
     /// What was found in the log when it was opened.
     pub fn recovered(&self) -> Recovered {
         self.recovered
@@ -145,7 +151,9 @@ impl LogDevice {
     /// # Errors
     /// Those of the backing; what it does not take stays in the log, and calling again tries again.
     pub fn shutdown(&self) -> Result<()> {
-        self.stop_thread();
+        self.workers.stop();
+        // Writers that wait for the thread clean by themselves now.
+        self.core.log.announce_room();
         let mut scratch = self.core.lock_cleaning();
         while self.core.has_work() {
             if !self.core.clean(&mut scratch)? {
@@ -153,19 +161,6 @@ impl LogDevice {
             }
         }
         Ok(self.core.log.pool().set_session(CLOSED)?)
-    }
-
-    fn stop_thread(&self) {
-        self.workers.stop();
-        // Writers that wait for the thread clean by themselves now.
-        self.core.log.announce_room();
-    }
-}
-
-impl Drop for LogDevice {
-    fn drop(&mut self) {
-        // The data in the log is durable.
-        self.stop_thread();
     }
 }
 

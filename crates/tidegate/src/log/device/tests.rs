@@ -202,6 +202,20 @@ fn the_thread_tries_a_failing_backing_again() {
 }
 
 #[test]
+fn the_thread_is_idle_while_the_log_is_less_than_half_full() {
+    let (region, backing) = (region(), backing());
+    let device = open(&region, &backing);
+    (0..50).for_each(|lba| write(&device, lba, 1).unwrap());
+    device.core.waker.await_all_idle();
+    assert_eq!(device.core.log.stats().total(Counter::CleanerSyncs), 0);
+    (50..200).for_each(|lba| write(&device, lba, 1).unwrap());
+    while device.core.used_bytes() > device.core.clean_from_bytes {
+        std::thread::yield_now();
+    }
+    device.core.waker.await_all_idle();
+}
+
+#[test]
 fn a_backing_that_hangs_holds_up_only_a_full_log() {
     let below = Arc::new(Fault::new(backing(), 1));
     let options =
