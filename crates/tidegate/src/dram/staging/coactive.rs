@@ -4,9 +4,9 @@
 //! costs no write.
 //!
 //! Without a clean copy the least recently used cold block is written back as by
-//! [`Lru`](super::lru::Lru), and a hot one only where all others are hot. A block is hot if its lba
-//! was written lately when it is written; when a generation of the filter ends, those that were not
-//! written since the one before are cold again.
+//! [`Lru`](super::lru::Lru), and a hot one only where no cold one is left. A block is hot if its
+//! lba was written lately when it is written; when a generation of the filter ends, those that were
+//! not written since the one before are cold again.
 
 use super::bloom::Bloom;
 use super::list::{Links, List};

@@ -16,7 +16,7 @@
 //! `set` the state machine that they complete (`table`, `list`, `bloom` its parts): all of them
 //! without clock, threads, locks or I/O. `runtime` gives them all of that: `request` reads and
 //! writes, `drain` flushes, FUA, zeroes and discards, `background` the work of the threads. Lock
-//! order: set, then slot or bell; no lock is held over a call to the device below.
+//! order: set, then slot or the queue of calls; no lock is held over a call to the device below.
 
 mod background;
 mod bloom;

@@ -10,7 +10,8 @@ use super::table::{State, Table};
 /// write-back failed are not listed: the set keeps them apart, so that a policy never meets the
 /// same bad block twice.
 pub(super) trait Replacement: Send + 'static {
-    /// A block that was written back stays as a clean copy, except where its slot was wanted.
+    /// A block that was written back stays as a clean copy, except where the write-back was for its
+    /// slot.
     const KEEPS_CLEAN: bool;
     /// Most sets of a cache: 1 where the policy orders all blocks of it.
     const SETS: u32;
@@ -41,8 +42,8 @@ pub(super) trait Replacement: Send + 'static {
     /// The next slot to give up, Dirty or Clean.
     fn victim(&self, view: View<'_>) -> Option<u32>;
 
-    /// A write found the set full: the number of blocks that it has to write back. 0: another is at
-    /// it.
+    /// A write found the set full: the number of blocks that it has to write back. 0: another
+    /// thread frees slots already.
     fn begin_reclaim(&mut self, view: View<'_>) -> u32;
 
     /// The write that was told to free slots is done with it.

@@ -67,7 +67,7 @@ impl<R: Replacement> Core<R> {
         }
     }
 
-    /// Writes back as many blocks as the policy says, or waits where another does.
+    /// Writes back as many blocks as the policy says, or waits where another thread does.
     ///
     /// # Errors
     /// Every block that could be given up has failed before, and the one tried now fails again.

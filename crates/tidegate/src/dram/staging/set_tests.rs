@@ -49,7 +49,7 @@ struct World<R> {
     below: BTreeMap<u64, u64>,
     acknowledged: BTreeMap<u64, u64>,
     filling: Vec<(u32, u64)>,
-    /// Slot, lba, version, and whether the slot is wanted.
+    /// Slot, lba, version, and whether a flush awaits the slot.
     writing: Vec<(u32, u64, u64, bool)>,
     version: u64,
     epoch: u64,
