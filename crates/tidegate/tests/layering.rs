@@ -11,11 +11,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("stats", &["sync"]),
     ("pmem", &["sync"]),
     ("device", &["pmem", "sync"]),
-    ("btt", &["device", "pmem", "sync"]),
-    ("pool", &["btt", "device", "pmem"]),
-    ("raw", &["device", "pmem", "pool"]),
-    ("dram", &["device", "pmem", "size", "sync"]),
-    ("log", &["device", "pmem", "pool", "sync"]),
+    ("tier", &["device", "pmem", "size", "stats"]),
+    ("btt", &["device", "pmem", "stats", "sync", "tier"]),
+    ("pool", &["btt", "device", "pmem", "tier"]),
+    ("raw", &["device", "pmem", "pool", "stats", "tier"]),
+    ("dram", &["device", "pmem", "size", "stats", "sync", "tier"]),
+    ("log", &["device", "pmem", "pool", "size", "stats", "sync", "tier"]),
+    ("backing", &["device", "log", "pool", "size"]),
+    (
+        "stack",
+        &[
+            "backing", "btt", "device", "dram", "log", "pmem", "pool", "raw", "size", "stats",
+            "tier",
+        ],
+    ),
 ];
 
 #[test]

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use super::tier::{collect, state_of};
 use super::{DramTier, Phases, Policy, TierSummary};
 use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::stats::Collector;
+use crate::tier::{State, Tier};
 
 /// A tier without a cache, so that `none` is a policy like the others wherever they are listed.
 pub(super) struct Passthrough {
@@ -46,6 +49,20 @@ impl BlockDevice for Passthrough {
     }
 }
 
+impl Tier for Passthrough {
+    fn state(&self) -> State {
+        state_of(self)
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.below.flush()
+    }
+
+    fn metrics(&self, collector: &mut Collector) {
+        collect(self, collector);
+    }
+}
+
 impl DramTier for Passthrough {
     fn summary(&self) -> TierSummary {
         TierSummary {
@@ -63,9 +80,5 @@ impl DramTier for Passthrough {
 
     fn phases(&self) -> Phases {
         Phases::default()
-    }
-
-    fn shutdown(&self) -> Result<()> {
-        self.below.flush()
     }
 }

@@ -18,6 +18,7 @@ use crate::device::memory::MemoryDevice;
 use crate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Geometry, Result, WriteFlags, ZeroFlags,
 };
+use crate::tier::Tier;
 
 pub(super) const BLOCK_BYTES: usize = 512;
 const BLOCKS: u64 = 64;
@@ -223,8 +224,8 @@ pub(super) fn agrees_with_a_model(factory: &Factory, preferred_blocks: usize) {
             }
             device.fail([]);
             // The first may still report what failed before.
-            let _ = tier.shutdown();
-            tier.shutdown().unwrap();
+            let _ = tier.drain();
+            tier.drain().unwrap();
             check_durable(&device, &model);
             Ok(())
         })
@@ -368,18 +369,18 @@ pub(super) fn keeps_order_between_threads(factory: &Factory) {
             }
         }
     });
-    tier.shutdown().unwrap();
+    tier.drain().unwrap();
     for (lba, stamp) in (0..).zip(&acknowledged) {
         assert_eq!(device.durable(lba), stamp.load(Ordering::Acquire));
     }
 }
 
-/// The tier keeps its promises after `shutdown`, and dropping it writes back too.
+/// The tier keeps its promises after `drain`, and dropping it writes back too.
 pub(super) fn shuts_down_clean(factory: &Factory) {
     let device = TestDevice::new(1);
     let tier = factory(device.clone());
     write(&*tier, 1, 1, false).unwrap();
-    tier.shutdown().unwrap();
+    tier.drain().unwrap();
     assert_eq!(device.durable(1), 1);
     write(&*tier, 2, 2, false).unwrap();
     assert_eq!(read(&*tier, 2), 2);

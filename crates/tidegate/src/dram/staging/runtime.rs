@@ -8,6 +8,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::super::faults::Faults;
 use super::super::phases::Recorder;
 use super::super::slots::{self, Slots};
+use super::super::tier::{collect, state_of};
 use super::super::{DramTier, Phases, Policy, TierSummary};
 use super::background::{Bell, Threads};
 use super::replacement::Replacement;
@@ -16,7 +17,9 @@ use super::table::mix;
 use crate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
 };
+use crate::stats::Collector;
 use crate::sync::{AtomicU64, Ordering};
+use crate::tier::{State, Tier};
 
 /// Fewest slots of a set, so that small caches have fewer sets.
 const SLOTS_A_SET: u32 = 4;
@@ -304,6 +307,21 @@ impl<R: Replacement> BlockDevice for Staging<R> {
     }
 }
 
+impl<R: Replacement> Tier for Staging<R> {
+    fn state(&self) -> State {
+        state_of(self)
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.threads.stop(&self.core.bell);
+        self.core.flush()
+    }
+
+    fn metrics(&self, collector: &mut Collector) {
+        collect(self, collector);
+    }
+}
+
 impl<R: Replacement> DramTier for Staging<R> {
     fn summary(&self) -> TierSummary {
         self.core.summary(self.threads.count())
@@ -312,17 +330,12 @@ impl<R: Replacement> DramTier for Staging<R> {
     fn phases(&self) -> Phases {
         self.core.recorder.snapshot()
     }
-
-    fn shutdown(&self) -> Result<()> {
-        self.threads.stop(&self.core.bell);
-        self.core.flush()
-    }
 }
 
 impl<R: Replacement> Drop for Staging<R> {
     fn drop(&mut self) {
-        // Whoever wants to know what failed calls `shutdown` before.
-        let _ = self.shutdown();
+        // Whoever wants to know what failed calls `drain` before.
+        let _ = self.drain();
     }
 }
 

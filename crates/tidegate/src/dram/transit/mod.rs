@@ -49,8 +49,11 @@ use super::faults::Faults;
 use super::free_set::{self, FreeSet};
 use super::phases::{Phase, Recorder, draw};
 use super::slots::{self, Slots};
+use super::tier::{collect, state_of};
 use super::{DramTier, Phases, Policy, TierSummary};
 use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::stats::Collector;
+use crate::tier::{State, Tier};
 use costs::Costs;
 use course::Helm;
 use evict::Scratch;
@@ -284,6 +287,21 @@ impl BlockDevice for Transit {
     }
 }
 
+impl Tier for Transit {
+    fn state(&self) -> State {
+        state_of(self)
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.pool.stop(&self.core.bell);
+        self.core.flush()
+    }
+
+    fn metrics(&self, collector: &mut Collector) {
+        collect(self, collector);
+    }
+}
+
 impl DramTier for Transit {
     fn summary(&self) -> TierSummary {
         self.core.summary(self.pool.threads())
@@ -292,18 +310,13 @@ impl DramTier for Transit {
     fn phases(&self) -> Phases {
         self.core.recorder.snapshot()
     }
-
-    fn shutdown(&self) -> Result<()> {
-        self.pool.stop(&self.core.bell);
-        self.core.flush()
-    }
 }
 
 impl Drop for Transit {
     fn drop(&mut self) {
         if !self.core.is_driven {
-            // What this could not write back is lost with the cache; `shutdown` is there to hear of it.
-            let _ = self.shutdown();
+            // What this could not write back is lost with the cache; `drain` is there to hear of it.
+            let _ = self.drain();
         }
     }
 }

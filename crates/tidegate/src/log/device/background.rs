@@ -46,7 +46,7 @@ impl Core {
             }
             let head = self.log.head();
             if !self.is_filling() {
-                let full_enough = self.log.tail() + self.clean_from_bytes;
+                let full_enough = self.log.tail() + self.clean_from_bytes.load(Ordering::Relaxed);
                 self.log.wait_for_work(seen, full_enough.max(head) + 1, None);
                 continue;
             }
@@ -63,6 +63,6 @@ impl Core {
     }
 
     fn is_filling(&self) -> bool {
-        self.used_bytes() > self.clean_from_bytes && self.has_work()
+        self.used_bytes() > self.clean_from_bytes.load(Ordering::Relaxed) && self.has_work()
     }
 }

@@ -24,6 +24,7 @@ mod index;
 mod recover;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
+mod tier;
 mod trouble;
 
 use std::io::IoSlice;
@@ -45,6 +46,7 @@ use super::{CLOSED, CONTROL_BYTES, Log, LogPool, NO_BOOT};
 use crate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
 };
+use crate::stats::{RequestKind, Requests};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use background::Thread;
 use clean::Scratch;
@@ -92,7 +94,9 @@ struct Core {
     versions: Box<[AtomicU32]>,
     trouble: Trouble,
     cleaning: Mutex<Scratch>,
-    clean_from_bytes: u64,
+    /// How full the log may be before it is cleaned; may change at any time.
+    clean_from_bytes: AtomicU64,
+    requests: Requests,
     batch_bytes: u64,
     /// Where the last definition ends: a log that ends there has nothing to bring home.
     defined_end: AtomicU64,
@@ -126,22 +130,6 @@ impl LogDevice {
     /// Bytes of the log that are in use, and that it has.
     pub fn fill_bytes(&self) -> (u64, u64) {
         (self.core.used_bytes(), self.core.log.pool().ring_bytes())
-    }
-
-    /// Brings everything home and stops the thread: afterwards the backing has all by itself. The device stays usable, and
-    /// cleans where writes fill the log.
-    ///
-    /// # Errors
-    /// Those of the backing; what it does not take stays in the log, and calling again tries again.
-    pub fn shutdown(&self) -> Result<()> {
-        self.stop_thread();
-        let mut scratch = self.core.lock_cleaning();
-        while self.core.has_work() {
-            if !self.core.clean(&mut scratch)? {
-                self.core.log.pool().region().relax();
-            }
-        }
-        Ok(self.core.log.pool().set_session(CLOSED)?)
     }
 
     fn stop_thread(&self) {
@@ -230,7 +218,7 @@ impl Core {
 
     /// Cleans where no thread does, the log is full enough, and nobody is at it.
     fn clean_in_passing(&self) {
-        if self.used_bytes() > self.clean_from_bytes
+        if self.used_bytes() > self.clean_from_bytes.load(Ordering::Relaxed)
             && let Some(mut scratch) = self.cleaning.try_lock()
         {
             // What failed is kept, and reported by the next flush.
@@ -246,14 +234,12 @@ impl Core {
             self.append(|ticket| ticket.write(at, &[IoSlice::new(part)]), note)?;
             at += part.len() as u64;
         }
-        let stats = self.log.stats();
-        stats.add(Counter::Writes, 1);
-        stats.add(Counter::WriteBytes, data.len() as u64);
         Ok(())
     }
 
     fn zero(&self, offset: u64, len: u64) -> Result<()> {
         self.geometry.check_write(offset, len)?;
+        let _running = self.requests.begin(RequestKind::Zero, len);
         if len == 0 {
             return Ok(());
         }
@@ -331,16 +317,19 @@ impl BlockDevice for LogDevice {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.core.geometry.check(offset, buf.len() as u64)?;
+        let _running = self.core.requests.begin(RequestKind::Read, buf.len() as u64);
         self.core.read(offset, buf)
     }
 
     fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
         self.core.geometry.check_write(offset, data.len() as u64)?;
+        let _running = self.core.requests.begin(RequestKind::Write, data.len() as u64);
         self.core.write(offset, data)
     }
 
     /// All that was acknowledged is durable in the log. Says what failed on the way to the backing since it was asked last.
     fn flush(&self) -> Result<()> {
+        drop(self.core.requests.begin(RequestKind::Flush, 0));
         self.core.trouble.report()
     }
 
