@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::{DramTier, Phases, Policy, TierSummary};
-use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::device::{
+    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
+    ZeroFlags,
+};
 
 /// A tier without a cache, so that `none` is a policy like the others wherever they are listed.
 pub(super) struct Passthrough {
@@ -43,6 +46,14 @@ impl BlockDevice for Passthrough {
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.below.status(offset, len, most)
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
+        self.below.attempt(operation, context)
+    }
+
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        Arc::clone(&self.below).start(request);
     }
 }
 
