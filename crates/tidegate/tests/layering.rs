@@ -133,11 +133,6 @@ const KNOWN_CIRCLES: &[(&str, &[&str], &str)] = &[
         ],
         "process, files and unseen hold it together; it is rebuilt with `run`",
     ),
-    (
-        "tidegate-serve",
-        &["nbd::connection", "nbd::server", "nbd::session"],
-        "what front ends share moves out of nbd",
-    ),
 ];
 
 /// Parent and child may name each other, and so may a module and the module of its errors. All other circles keep

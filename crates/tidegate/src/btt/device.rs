@@ -9,7 +9,8 @@ use super::layout::{FLAG_ERROR, FlogSlots, Version};
 use super::recover::{Recovered, open_arena};
 use super::{BttError, layout};
 use crate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
+    Result, WriteFlags, ZeroFlags,
 };
 use crate::pmem::Region;
 use crate::stats::{RequestKind, Requests};
@@ -300,6 +301,10 @@ impl BlockDevice for Btt {
         }
         Ok(extents)
     }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        Attempt::Done(operation.run_on(self))
+    }
 }
 
 fn geometry(summary: &Summary, read_only: bool) -> Geometry {
@@ -312,7 +317,6 @@ fn geometry(summary: &Summary, read_only: bool) -> Geometry {
         volatile_cache: false,
         // A page of 512-byte blocks is read by the kernel only up to its first block in zero state.
         fast_zero: summary.block_bytes == 4096,
-        inline: true,
     }
 }
 

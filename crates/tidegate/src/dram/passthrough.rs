@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use super::tier::{collect, state_of};
 use super::{DramTier, Phases, Policy, TierSummary};
-use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::device::{
+    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
+    ZeroFlags,
+};
 use crate::stats::Collector;
 use crate::tier::{State, Tier};
 
@@ -46,6 +49,14 @@ impl BlockDevice for Passthrough {
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.below.status(offset, len, most)
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
+        self.below.attempt(operation, context)
+    }
+
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        Arc::clone(&self.below).start(request);
     }
 }
 

@@ -16,7 +16,8 @@ use super::{DramTier, Policy};
 use crate::device::conformance::{self, Promises};
 use crate::device::memory::MemoryDevice;
 use crate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Geometry, Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, Operation, Result,
+    WriteFlags, ZeroFlags,
 };
 use crate::tier::Tier;
 
@@ -121,7 +122,6 @@ impl BlockDevice for TestDevice {
             atomic_block: true,
             volatile_cache: true,
             fast_zero: true,
-            inline: true,
         }
     }
 
@@ -155,6 +155,10 @@ impl BlockDevice for TestDevice {
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.geometry().check(offset, len)?;
         self.store(offset, &vec![0; usize::try_from(len).unwrap() / BLOCK_BYTES], flags.fua)
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        Attempt::Done(operation.run_on(self))
     }
 }
 

@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::device::{
+    Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags, ZeroFlags,
+};
 use crate::pmem::Region;
 use crate::pool::{self, PoolError, Superblock};
 use crate::stats::{RequestKind, Requests};
@@ -99,7 +101,6 @@ impl BlockDevice for RawDevice {
             atomic_block: false,
             volatile_cache: false,
             fast_zero: true,
-            inline: true,
         }
     }
 
@@ -133,6 +134,10 @@ impl BlockDevice for RawDevice {
     fn status(&self, offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>> {
         self.geometry().check(offset, len)?;
         Ok(vec![Extent { offset, len, hole: false, zero: false }])
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        Attempt::Done(operation.run_on(self))
     }
 }
 

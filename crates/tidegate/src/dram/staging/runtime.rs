@@ -15,7 +15,8 @@ use super::replacement::Replacement;
 use super::set::Set;
 use super::table::mix;
 use crate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
+    Result, WriteFlags, ZeroFlags, is_memory_speed,
 };
 use crate::stats::Collector;
 use crate::sync::{AtomicU64, Ordering};
@@ -235,6 +236,8 @@ impl<R: Replacement> Drop for SetGuard<'_, R> {
 pub(super) struct Below {
     device: Arc<dyn BlockDevice>,
     is_watched: bool,
+    /// It works at the speed of memory.
+    pub(super) is_memory: bool,
     begun: CachePadded<AtomicU64>,
     ended: CachePadded<AtomicU64>,
 }
@@ -249,7 +252,8 @@ pub(super) struct Activity {
 impl Below {
     fn new(device: Arc<dyn BlockDevice>, is_watched: bool) -> Self {
         let (begun, ended) = (CachePadded::default(), CachePadded::default());
-        Self { device, is_watched, begun, ended }
+        let is_memory = is_memory_speed(&*device);
+        Self { device, is_watched, is_memory, begun, ended }
     }
 
     /// Runs a request that somebody waits for.
@@ -304,6 +308,14 @@ impl<R: Replacement> BlockDevice for Staging<R> {
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.core.status(offset, len, most)
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        if self.core.waits_for_nothing(operation) {
+            Attempt::Done(operation.run_on(self))
+        } else {
+            Attempt::WouldBlock
+        }
     }
 }
 

@@ -120,7 +120,7 @@ impl Core {
         let free = self.free.count();
         let overrun = match course {
             Course::Cached => {
-                free == 0 && self.geometry.inline && !self.bell.has_room(self.writers())
+                free == 0 && self.is_below_memory && !self.bell.has_room(self.writers())
             }
             Course::Turning | Course::Straight => free < self.slots.count() / ROOM_SHARE,
         };

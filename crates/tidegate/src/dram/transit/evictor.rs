@@ -311,7 +311,7 @@ impl Core {
     /// Evictors leave the CPUs to writers: where those would go below at memory speed themselves, and unless the
     /// cache should become empty, which ends.
     fn makes_room(&self) -> bool {
-        self.geometry.inline && self.costs.worth() != Worth::Bypass
+        self.is_below_memory && self.costs.worth() != Worth::Bypass
     }
 
     /// The next set with work. None where there was none for a while, or the evictor is to end.

@@ -20,6 +20,7 @@
 //! `evictor` the threads, `costs` what is cheaper, `course` what is done about it. Lock order: set, then slot or the gates of `evictor` and
 //! `progress`; nothing is held over a call to the device below but the slot that is written, for reading.
 
+mod attempt;
 mod closing;
 mod costs;
 mod course;
@@ -51,7 +52,10 @@ use super::phases::{Phase, Recorder, draw};
 use super::slots::{self, Slots};
 use super::tier::{collect, state_of};
 use super::{DramTier, Phases, Policy, TierSummary};
-use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::device::{
+    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
+    ZeroFlags, is_memory_speed, start_on_pool,
+};
 use crate::stats::Collector;
 use crate::tier::{State, Tier};
 use costs::Costs;
@@ -82,6 +86,8 @@ struct Core {
     /// Somebody else runs the threads and steers: nothing depends on measured time.
     is_driven: bool,
     below: Arc<dyn BlockDevice>,
+    /// The device below works at the speed of memory, and with the CPU of its caller.
+    is_below_memory: bool,
     geometry: Geometry,
     slots: Slots,
     free: FreeSet,
@@ -182,6 +188,7 @@ impl Core {
         let table = Table::new(slots.count(), sets_log2, run_blocks.ilog2());
         Self {
             policy,
+            is_below_memory: is_memory_speed(&*below),
             below,
             geometry,
             free: FreeSet::full(slots.count()),
@@ -284,6 +291,23 @@ impl BlockDevice for Transit {
         self.core.geometry.check(offset, len)?;
         self.core.settle_range(offset, len)?;
         self.core.below.status(offset, len, most)
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        if self.core.waits_for_nothing(operation) {
+            Attempt::Done(operation.run_on(self))
+        } else {
+            Attempt::WouldBlock
+        }
+    }
+
+    /// A read that finds nothing here is the device below's.
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        if self.core.is_read_below(request.owned()) {
+            Arc::clone(&self.core.below).start(request);
+        } else {
+            start_on_pool(self, request);
+        }
     }
 }
 
