@@ -208,7 +208,6 @@ impl BlockDevice for Backing {
             atomic_block: false,
             volatile_cache: true,
             fast_zero: false,
-            inline: true,
         }
     }
 

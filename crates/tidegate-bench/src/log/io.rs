@@ -241,7 +241,6 @@ impl BlockDevice for Files {
             atomic_block: false,
             volatile_cache: true,
             fast_zero: false,
-            inline: true,
         }
     }
 

@@ -213,7 +213,7 @@ fn a_device_that_panics_fails_only_its_request() {
     struct Panics(Arc<tidegate::device::memory::MemoryDevice>);
     impl tidegate::device::BlockDevice for Panics {
         fn geometry(&self) -> tidegate::device::Geometry {
-            tidegate::device::Geometry { inline: false, ..self.0.geometry() }
+            self.0.geometry()
         }
         fn read(&self, offset: u64, buf: &mut [u8]) -> tidegate::device::Result<()> {
             assert_ne!(offset, 0, "told to panic");

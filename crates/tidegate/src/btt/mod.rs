@@ -21,6 +21,7 @@ mod arena;
 pub mod check;
 mod create;
 mod device;
+mod engine;
 mod error;
 mod flog;
 #[cfg(any(test, feature = "test-support"))]
@@ -39,6 +40,7 @@ mod write;
 
 pub use create::{BttOptions, create, largest_fit_bytes, smallest_bytes};
 pub use device::{ArenaSummary, Btt, Summary};
+pub use engine::BttEngine;
 pub use error::BttError;
 pub use info::probe;
 pub use layout::{FlogSlots, LBA_SIZES, Version};

@@ -43,6 +43,7 @@ impl Delays {
             }
             Operation::Flush => self.flush_ns,
             Operation::Discard { .. } => self.write_ns,
+            Operation::Status { .. } => self.read_ns,
             Operation::WriteZeroes { flags, .. } => self.write_ns.saturating_add(forced(flags.fua)),
         })
     }
@@ -91,7 +92,7 @@ fn wait_until(end: Option<Instant>) {
 
 impl BlockDevice for Delay {
     fn geometry(&self) -> Geometry {
-        Geometry { inline: false, ..self.inner.geometry() }
+        self.inner.geometry()
     }
 
     operations_through_run!();

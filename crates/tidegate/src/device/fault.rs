@@ -237,13 +237,15 @@ fn shortened<'a>(request: &'a mut Request<'_>, blocks: u64, geometry: &Geometry)
         Operation::WriteZeroes { offset, len, flags } => {
             Operation::WriteZeroes { offset: *offset, len: most.min(*len), flags: *flags }
         }
+        Operation::Status { offset, len, most: extents_max, extents } => {
+            Operation::Status { offset: *offset, len: most.min(*len), most: *extents_max, extents }
+        }
     })
 }
 
 impl BlockDevice for Fault {
     fn geometry(&self) -> Geometry {
-        // A request may hang.
-        Geometry { inline: false, ..self.inner.geometry() }
+        self.inner.geometry()
     }
 
     operations_through_run!();

@@ -25,16 +25,19 @@ mod spec;
 mod staging;
 #[cfg(all(test, not(feature = "loom")))]
 mod suite;
+mod tier;
 mod transit;
 
 use std::sync::Arc;
 
 use crate::device::null::NullDevice;
 use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Geometry, Result};
+use crate::tier::Tier;
 use crate::tier::ledger::Ledger;
 
 pub use phases::Phases;
 pub use spec::{Policy, SpecError, TierSpec};
+pub use tier::lines_of;
 
 /// What messages call a DRAM tier.
 const NAME: &str = "the DRAM tier";
@@ -50,24 +53,14 @@ fn still_dirty(ledger: &Ledger, lba: u64) -> DeviceError {
     ledger.blocked(&format!("block {lba} still cannot be written back from {NAME}"))
 }
 
-/// A DRAM tier: a device that caches writes to the device below it.
-pub trait DramTier: BlockDevice {
+/// A DRAM tier: a device that caches writes to the device below it. Its [`drain`](Tier::drain)
+/// writes back all it holds.
+pub trait DramTier: Tier {
     /// What the tier is and what it holds now.
     fn summary(&self) -> TierSummary;
 
     /// Where its time went since it was opened.
     fn phases(&self) -> Phases;
-
-    /// Writes everything back, flushes the device below and stops the threads of the tier. The tier
-    /// stays usable and keeps every promise, but writes back only on demand.
-    ///
-    /// Dropping the tier does the same but cannot say what failed, so a caller that has to know
-    /// calls this first.
-    ///
-    /// # Errors
-    /// As for [`BlockDevice::flush`]; what could not be written back stays in the cache, and
-    /// calling again tries again.
-    fn shutdown(&self) -> Result<()>;
 }
 
 /// What a DRAM tier is and what it holds.

@@ -16,7 +16,8 @@ use super::{DramTier, Policy};
 use crate::device::conformance::{self, Promises};
 use crate::device::memory::MemoryDevice;
 use crate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Geometry, Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, Operation, Result,
+    WriteFlags, ZeroFlags,
 };
 
 pub(super) const BLOCK_BYTES: usize = 512;
@@ -120,7 +121,6 @@ impl BlockDevice for TestDevice {
             atomic_block: true,
             volatile_cache: true,
             fast_zero: true,
-            inline: true,
         }
     }
 
@@ -154,6 +154,10 @@ impl BlockDevice for TestDevice {
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.geometry().check(offset, len)?;
         self.store(offset, &vec![0; usize::try_from(len).unwrap() / BLOCK_BYTES], flags.fua)
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        Attempt::Done(operation.run_on(self))
     }
 }
 
@@ -223,8 +227,8 @@ pub(super) fn agrees_with_a_model(factory: &Factory, preferred_blocks: usize) {
             }
             device.fail([]);
             // The first may still report what failed before.
-            let _ = tier.shutdown();
-            tier.shutdown().unwrap();
+            let _ = tier.drain();
+            tier.drain().unwrap();
             check_durable(&device, &model);
             Ok(())
         })
@@ -370,18 +374,18 @@ pub(super) fn keeps_order_between_threads(factory: &Factory) {
             }
         }
     });
-    tier.shutdown().unwrap();
+    tier.drain().unwrap();
     for (lba, stamp) in (0..).zip(&acknowledged) {
         assert_eq!(device.durable(lba), stamp.load(Ordering::Acquire));
     }
 }
 
-/// The tier keeps its promises after `shutdown`, and dropping it writes back too.
+/// The tier keeps its promises after `drain`, and dropping it writes back too.
 pub(super) fn shuts_down_clean(factory: &Factory) {
     let device = TestDevice::new(1);
     let tier = factory(device.clone());
     write(&*tier, 1, 1, false).unwrap();
-    tier.shutdown().unwrap();
+    tier.drain().unwrap();
     assert_eq!(device.durable(1), 1);
     write(&*tier, 2, 2, false).unwrap();
     assert_eq!(read(&*tier, 2), 2);

@@ -58,38 +58,51 @@ pub struct Requests {
     write_ns: Histogram,
 }
 
-/// A request that runs; its latency ends when this is dropped.
+/// A request that runs: it is counted, and its latency ends, when this is dropped.
 #[must_use = "the request ends when this is dropped"]
-pub struct Running<'a>(Option<(&'a Histogram, Instant)>);
+pub struct Running<'a> {
+    requests: &'a Requests,
+    kind: RequestKind,
+    len: u64,
+    since: Option<Instant>,
+}
+
+impl Running<'_> {
+    /// Nothing was done, and the request comes again: it is not counted.
+    pub fn hand_back(self) {
+        std::mem::forget(self);
+    }
+}
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        if let Some((histogram, since)) = &self.0 {
+        let (shard, exclusive) = self.requests.shards.mine();
+        add(&shard.requests[self.kind as usize], 1, exclusive);
+        add(&shard.bytes[self.kind as usize], self.len, exclusive);
+        if let (Some(since), Some(histogram)) = (self.since, self.requests.histogram(self.kind)) {
             histogram.record(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
         }
     }
 }
 
 impl Requests {
-    /// Counts a request of `len` bytes that begins now.
+    /// A request of `len` bytes begins now.
     #[inline]
     pub fn begin(&self, kind: RequestKind, len: u64) -> Running<'_> {
-        let (shard, exclusive) = self.shards.mine();
-        let requests = &shard.requests[kind as usize];
-        let number = requests.load(Ordering::Relaxed);
-        add(requests, 1, exclusive);
-        add(&shard.bytes[kind as usize], len, exclusive);
-        let histogram = match kind {
-            RequestKind::Read => &self.read_ns,
-            RequestKind::Write => &self.write_ns,
-            RequestKind::Flush | RequestKind::Zero => return Running(None),
-        };
-        if !number.is_multiple_of(SAMPLE_ONE_IN) {
-            return Running(None);
-        }
+        let (shard, _) = self.shards.mine();
+        let number = shard.requests[kind as usize].load(Ordering::Relaxed);
+        let is_sampled = number.is_multiple_of(SAMPLE_ONE_IN) && self.histogram(kind).is_some();
         #[expect(clippy::disallowed_methods, reason = "latencies are measured in real time")]
-        let now = Instant::now();
-        Running(Some((histogram, now)))
+        let since = is_sampled.then(Instant::now);
+        Running { requests: self, kind, len, since }
+    }
+
+    fn histogram(&self, kind: RequestKind) -> Option<&Histogram> {
+        match kind {
+            RequestKind::Read => Some(&self.read_ns),
+            RequestKind::Write => Some(&self.write_ns),
+            RequestKind::Flush | RequestKind::Zero => None,
+        }
     }
 
     /// Adds all metrics to `collector`.
@@ -129,6 +142,7 @@ mod tests {
             }
         });
         drop(requests.begin(RequestKind::Flush, 0));
+        requests.begin(RequestKind::Read, 512).hand_back();
         let mut collector = Collector::default();
         requests.collect(&mut collector);
         let readings = collector.finish();

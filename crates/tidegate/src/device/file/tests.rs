@@ -149,7 +149,7 @@ fn an_existing_file_is_not_created_again() {
 /// A device over a file that the kernel never lets be written: `/dev/full` answers every write with ENOSPC.
 fn full(direct: bool) -> FileDevice {
     let file = std::fs::OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
-    let geometry = Geometry { inline: false, ..Geometry::in_memory(4096, 1024).unwrap() };
+    let geometry = Geometry::in_memory(4096, 1024).unwrap();
     let path = PathBuf::from("/dev/full");
     let backing = Backing { file, path, geometry, gate: FlushGate::default() };
     let direct = direct.then(|| Direct::new(&backing).unwrap());

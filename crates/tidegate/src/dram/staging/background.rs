@@ -1,49 +1,16 @@
-//! The background work of staging tiers: sets call for a worker, workers answer.
+//! The background work of staging tiers: workers answer the calls of sets.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::super::phases::Phase;
+use super::core::{Activity, Core};
 use super::drain::Batch;
 use super::replacement::Replacement;
-use super::runtime::{Activity, Core};
-use crate::tier::background::{Step, Waker, Work};
+
+use crate::tier::background::{Step, Work};
 
 /// How long the device below must be without requests to count as idle.
 const IDLE_NS: u64 = 1_000_000;
-
-/// The sets that call for a worker.
-pub(super) struct Calls {
-    queue: Mutex<VecDeque<usize>>,
-    waker: Arc<Waker>,
-}
-
-impl Calls {
-    /// No calls, for `workers` workers.
-    pub(super) fn new(workers: u32) -> Self {
-        Self { queue: Mutex::default(), waker: Arc::new(Waker::new(workers)) }
-    }
-
-    /// What wakes the workers.
-    pub(super) fn waker(&self) -> &Arc<Waker> {
-        &self.waker
-    }
-
-    /// Set `number` has work.
-    ///
-    /// No wake-up is lost: a worker that turns idle looks at the queue under its lock, either after
-    /// this, and sees the number, or before, and then this sees that the worker is idle.
-    pub(super) fn call(&self, number: usize) {
-        self.queue.lock().push_back(number);
-        self.waker.wake_another();
-    }
-
-    fn answer(&self) -> Option<usize> {
-        self.queue.lock().pop_front()
-    }
-}
 
 /// Whether a device is idle, by its requests at one look and the next.
 #[derive(Default)]
@@ -107,7 +74,7 @@ impl<R: Replacement> Work for Stager<R> {
     }
 
     fn has_work(&self) -> bool {
-        !self.core.calls.queue.lock().is_empty()
+        self.core.calls.is_open()
     }
 }
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::super::phases::Phase;
 use super::super::still_dirty;
+use super::core::{Core, SetGuard};
 use super::replacement::Replacement;
-use super::runtime::{Core, SetGuard};
 use super::set::FlushStep;
 use crate::device::{BlockDevice, DeviceError, Extent, Result, WriteFlags};
 use crate::sync::Ordering;

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::super::phases::{Operation, Phase};
+use super::core::{Core, SetGuard};
 use super::drain::Batch;
 use super::replacement::Replacement;
-use super::runtime::{Core, SetGuard};
 use super::set::{ReadStep, Victim, WriteStep};
-use crate::device::{Result, WriteFlags};
+use crate::device::{self, Result, WriteFlags};
 use crate::sync::Ordering;
 
 impl<R: Replacement> Core<R> {
@@ -23,6 +23,24 @@ impl<R: Replacement> Core<R> {
             return self.make_durable(first..self.lba_of(offset + data.len() as u64));
         }
         Ok(())
+    }
+
+    /// Whether `operation` waits for nothing slower than memory, as far as the sets can tell now:
+    /// another request may take a slot before it runs.
+    pub(super) fn waits_for_nothing(&self, operation: &device::Operation<'_>) -> bool {
+        let lbas = |offset, len: usize| (self.lba_of(offset)..).take(len / self.block_bytes());
+        match operation {
+            _ if self.below.is_memory => true,
+            device::Operation::Read { offset, buf } => {
+                lbas(*offset, buf.len()).all(|lba| self.lock(self.set_of(lba)).set().contains(lba))
+            }
+            device::Operation::Write { offset, data, flags } => {
+                !flags.fua
+                    && lbas(*offset, data.len())
+                        .all(|lba| self.lock(self.set_of(lba)).set().has_slot_for(lba))
+            }
+            _ => false,
+        }
     }
 
     fn write_block(&self, operation: &mut Operation<'_>, lba: u64, block: &[u8]) -> Result<()> {

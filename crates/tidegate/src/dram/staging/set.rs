@@ -126,6 +126,19 @@ impl<R: Replacement> Set<R> {
         self.table.get(slot).lba
     }
 
+    /// `lba` is cached.
+    pub(super) fn contains(&self, lba: u64) -> bool {
+        self.table.find(lba).is_some()
+    }
+
+    /// A write of `lba` would find a slot without a write-back.
+    pub(super) fn has_slot_for(&self, lba: u64) -> bool {
+        match self.table.find(lba) {
+            Some(slot) => matches!(self.table.state(slot), State::Dirty | State::Clean),
+            None => !self.free.is_empty(),
+        }
+    }
+
     /// A write of `lba` begins, in `epoch`, which never decreases from call to call.
     pub(super) fn write(&mut self, lba: u64, epoch: u64) -> WriteStep {
         if self.closed.iter().any(|range| range.contains(&lba)) {

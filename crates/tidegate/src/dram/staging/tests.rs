@@ -15,6 +15,7 @@ use super::replacement::Replacement;
 use super::runtime::Staging;
 use crate::device::memory::MemoryDevice;
 use crate::device::{BlockDevice, DeviceErrorKind, ZeroFlags};
+use crate::tier::Tier;
 
 const POLICIES: [Policy; 4] = [Policy::Pmbd, Policy::Pmbd70, Policy::Lru, Policy::Coactive];
 /// Blocks of the test device.
@@ -123,7 +124,7 @@ fn clean_copies_serve_reads_and_go_without_a_write() {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
         (0..SLOTS).for_each(|lba| write(&*tier, lba, 1, false).unwrap());
-        tier.shutdown().unwrap();
+        tier.drain().unwrap();
         assert_eq!((device.writes(), tier.summary().dirty_slots), (SLOTS, 0), "{policy}");
         (0..SLOTS).for_each(|lba| assert_eq!(read(&*tier, lba), 1));
         assert_eq!(tier.phases().count(Phase::ReadHit), SLOTS);
@@ -149,7 +150,7 @@ fn coactive_cleans_cold_blocks_when_the_device_is_idle() {
     write(&tier, 6, 1, false).unwrap();
     assert_eq!(read(&tier, 5), 1);
     device.hold([]);
-    tier.shutdown().unwrap();
+    tier.drain().unwrap();
     assert_eq!((device.durable(5), device.writes()), (1, 2));
 }
 
@@ -201,7 +202,7 @@ fn a_failed_eviction_is_reported_by_the_next_flush_though_a_retry_succeeds() {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
         // No worker that could be at block 0 just now.
-        tier.shutdown().unwrap();
+        tier.drain().unwrap();
         device.fail([0]);
         (0..BLOCKS).for_each(|lba| write(&*tier, lba, 1, false).unwrap());
         assert_eq!((read(&*tier, 0), tier.summary().failed_slots), (1, 1), "{policy}");
@@ -281,7 +282,7 @@ fn zeroes_forget_copies_and_keep_what_could_not_be_written_back() {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
         // No worker that writes block 6 before it can fail.
-        tier.shutdown().unwrap();
+        tier.drain().unwrap();
         (3..7).for_each(|lba| write(&*tier, lba, 1, false).unwrap());
         let bytes = BLOCK_BYTES as u64;
         tier.write_zeroes(4 * bytes, 2 * bytes, ZeroFlags::default()).unwrap();
@@ -374,7 +375,7 @@ fn order_holds_while_the_device_below_stalls() {
                 writer.unwrap();
             }
         });
-        tier.shutdown().unwrap();
+        tier.drain().unwrap();
         for (lba, stamp) in (0..).zip(&acknowledged) {
             assert_eq!(device.durable(lba), stamp.load(Ordering::Acquire), "{policy}");
         }

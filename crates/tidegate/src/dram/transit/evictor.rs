@@ -197,7 +197,7 @@ impl Core {
     /// Whether the awake evictors leave fewer CPUs than writers are active, where those would write
     /// below at memory speed themselves, and unless the cache is to become empty, which ends.
     fn writers_need_cpus(&self) -> bool {
-        self.geometry.inline
+        self.is_below_memory
             && self.costs.worth() != Worth::Bypass
             && self.writers() + self.waker.awake() > self.cpus
     }

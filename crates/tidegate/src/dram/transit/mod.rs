@@ -25,6 +25,7 @@
 //! `progress`; no lock is held over a call to the device below but that of the slot that is
 //! written, for reading.
 
+mod attempt;
 mod closing;
 mod costs;
 mod cpu_share;
@@ -53,11 +54,17 @@ use crossbeam_utils::CachePadded;
 use super::free_set::{self, FreeSet};
 use super::phases::{Phase, Recorder, draw};
 use super::slots::{self, Slots};
+use super::tier::{collect, state_of};
 use super::{DramTier, Phases, Policy, TierSummary, no_thread};
-use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::device::{
+    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
+    ZeroFlags, is_memory_speed, start_on_pool,
+};
+use crate::stats::Collector;
 use crate::tier::background::{Waker, Work, Workers};
 use crate::tier::ledger::Ledger;
 use crate::tier::set_locks::Relax;
+use crate::tier::{State, Tier};
 use costs::Costs;
 use evictor::{Evictor, UnpacedEvictor};
 use in_flight::InFlight;
@@ -85,6 +92,8 @@ struct Core {
     /// A scheduler runs the work and changes the write mode: nothing depends on measured time.
     is_driven: bool,
     below: Arc<dyn BlockDevice>,
+    /// The device below works at the speed of memory, and with the CPU of its caller.
+    is_below_memory: bool,
     geometry: Geometry,
     slots: Slots,
     free: FreeSet,
@@ -194,6 +203,7 @@ impl Core {
         let table = Table::new(slots.count(), sets_log2, run_blocks.ilog2());
         Self {
             policy,
+            is_below_memory: is_memory_speed(&*below),
             below,
             geometry,
             free: FreeSet::full(slots.count()),
@@ -299,6 +309,38 @@ impl BlockDevice for Transit {
         self.core.drain_range(offset, len)?;
         self.core.below.status(offset, len, most)
     }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        if self.core.waits_for_nothing(operation) {
+            Attempt::Done(operation.run_on(self))
+        } else {
+            Attempt::WouldBlock
+        }
+    }
+
+    /// A read that finds nothing here is the device below's.
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        if self.core.is_read_below(request.owned()) {
+            Arc::clone(&self.core.below).start(request);
+        } else {
+            start_on_pool(self, request);
+        }
+    }
+}
+
+impl Tier for Transit {
+    fn state(&self) -> State {
+        state_of(self)
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.workers.stop();
+        self.core.flush()
+    }
+
+    fn metrics(&self, collector: &mut Collector) {
+        collect(self, collector);
+    }
 }
 
 impl DramTier for Transit {
@@ -309,18 +351,13 @@ impl DramTier for Transit {
     fn phases(&self) -> Phases {
         self.core.recorder.snapshot()
     }
-
-    fn shutdown(&self) -> Result<()> {
-        self.workers.stop();
-        self.core.flush()
-    }
 }
 
 impl Drop for Transit {
     fn drop(&mut self) {
         if !self.core.is_driven {
-            // What this could not write back is lost with the cache; `shutdown` reports it.
-            let _ = self.shutdown();
+            // What this could not write back is lost with the cache; `drain` reports it.
+            let _ = self.drain();
         }
     }
 }

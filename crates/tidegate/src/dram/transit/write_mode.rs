@@ -124,7 +124,7 @@ impl Core {
     fn only_slows_down(&self, mode: WriteMode) -> bool {
         let free = self.free.count();
         let overrun = match mode {
-            WriteMode::Cached => free == 0 && self.geometry.inline && self.writers() >= self.cpus,
+            WriteMode::Cached => free == 0 && self.is_below_memory && self.writers() >= self.cpus,
             WriteMode::Switching | WriteMode::Bypassing => free < self.slots.count() / FREE_SHARE,
         };
         overrun || self.costs.worth() == Worth::Bypass

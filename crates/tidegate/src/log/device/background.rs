@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::Core;
+use crate::sync::Ordering;
 use crate::tier::background::{Step, Work};
 
 /// After a failure: when to try again, unless a writer waits for free space before.
@@ -41,26 +42,34 @@ impl Work for Cleaner {
 }
 
 impl Core {
-    /// After an append: has the log cleaned where it is full enough, by the cleaner or by the
-    /// caller.
+    /// After an append: wakes the cleaner where the log is full enough.
     ///
     /// No wake-up is lost: the append changed the head, in the one order of sequentially consistent
     /// stores and loads, before this looks whether the cleaner is idle. A cleaner that turns idle
     /// says so and then looks at the head.
     #[inline]
-    pub(super) fn clean_where_due(&self) {
-        if self.used_bytes() <= self.clean_from_bytes {
-            return;
-        }
-        if self.waker.is_running() {
+    pub(super) fn wake_cleaner_where_due(&self) {
+        if self.is_full_enough() {
             self.waker.wake();
-        } else if let Some(mut scratch) = self.cleaning.try_lock() {
+        }
+    }
+
+    /// After an append that may wait: cleans where no thread does and the log is full enough.
+    pub(super) fn clean_where_due(&self) {
+        if !self.waker.is_running()
+            && self.is_full_enough()
+            && let Some(mut scratch) = self.cleaning.try_lock()
+        {
             // The next flush reports a failure.
             let _ = self.clean(&mut scratch);
         }
     }
 
     fn is_filling(&self) -> bool {
-        self.used_bytes() > self.clean_from_bytes && self.has_work()
+        self.is_full_enough() && self.has_work()
+    }
+
+    fn is_full_enough(&self) -> bool {
+        self.used_bytes() > self.clean_from_bytes.load(Ordering::Relaxed)
     }
 }

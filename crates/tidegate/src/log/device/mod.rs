@@ -20,10 +20,11 @@
 //! After a crash the index is rebuilt from the records and the device goes on: nothing has to be
 //! destaged before the first request.
 //!
-//! Map: [`LogDevice`] the requests, `index` where the newest version of a block is, `clean`
-//! destaging records, `background` when that is done, `recover` opening, `binding` which backing it
-//! is.
+//! Map: [`LogDevice`] the requests, `attempt` those that wait for nothing, `index` where the newest
+//! version of a block is, `clean` destaging records, `background` when that is done, `recover`
+//! opening, `binding` which backing it is.
 
+mod attempt;
 mod background;
 mod binding;
 mod clean;
@@ -32,8 +33,10 @@ mod index;
 mod recover;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
+mod tier;
 
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,8 +53,10 @@ use super::stats::Counter;
 use super::table::{self, FileKey, FileRef};
 use super::{CLOSED, CONTROL_BYTES, Log, LogPool, NO_BOOT};
 use crate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
+    Result, WriteFlags, ZeroFlags,
 };
+use crate::stats::{RequestKind, Requests};
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::tier::background::{Waker, Work, Workers};
 use crate::tier::ledger::Ledger;
@@ -102,7 +107,9 @@ struct Core {
     versions: VersionLocks,
     ledger: Ledger,
     cleaning: Mutex<Scratch>,
-    clean_from_bytes: u64,
+    /// How full the log may be before it is cleaned; may change at any time.
+    clean_from_bytes: AtomicU64,
+    requests: Requests,
     batch_bytes: u64,
     /// Where the last definition ends: a log that ends there has nothing to destage.
     defined_end: AtomicU64,
@@ -145,22 +152,10 @@ impl LogDevice {
         (self.core.used_bytes(), self.core.log.pool().ring_bytes())
     }
 
-    /// Destages everything and stops the thread: afterwards the backing has all the data by itself.
-    /// The device stays usable, and the writes that fill the log clean it.
-    ///
-    /// # Errors
-    /// Those of the backing; what it does not take stays in the log, and calling again tries again.
-    pub fn shutdown(&self) -> Result<()> {
+    fn stop_thread(&self) {
         self.workers.stop();
         // Writers that wait for the thread clean by themselves now.
         self.core.log.announce_room();
-        let mut scratch = self.core.lock_cleaning();
-        while self.core.has_work() {
-            if !self.core.clean(&mut scratch)? {
-                self.core.log.pool().region().relax();
-            }
-        }
-        Ok(self.core.log.pool().set_session(CLOSED)?)
     }
 }
 
@@ -179,35 +174,38 @@ impl Core {
         usize::try_from(most - most % self.block_bytes()).unwrap_or(usize::MAX)
     }
 
-    /// Appends one record. `note` puts it into the index.
-    fn append(
-        &self,
-        mut record: impl FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError>,
-        note: impl FnOnce(u64),
-    ) -> Result<()> {
+    /// Appends one record, once the log has free space for it. `note` puts it into the index.
+    fn append(&self, mut record: impl Record, note: impl Fn(u64)) -> Result<()> {
         let failures = self.ledger.failures();
-        let position = loop {
+        loop {
             let room = self.log.room();
-            let full = match self.log.begin_unlocked(self.file) {
-                Ok(mut ticket) => match record(&mut ticket) {
-                    Ok(position) => {
-                        // Before the ticket goes: invariant 1.
-                        note(position);
-                        break position;
-                    }
-                    Err(error) => error,
-                },
-                Err(error) => error,
-            };
-            match full {
-                AppendError::NoSlot => self.log.pool().region().relax(),
-                AppendError::Full => self.wait_for_space(room, failures)?,
-                error => return Err(append_failed(error)),
+            if self.try_append(&mut record, &note)? {
+                break;
             }
-        };
-        debug_assert!(position >= self.log.tail());
+            self.wait_for_space(room, failures)?;
+        }
         self.clean_where_due();
         Ok(())
+    }
+
+    /// Appends one record, which `note` puts into the index. False: the log has no free space.
+    fn try_append(&self, record: &mut impl Record, note: &impl Fn(u64)) -> Result<bool> {
+        loop {
+            let appended = self.log.begin_unlocked(self.file).and_then(|mut ticket| {
+                // Noted before the ticket is given back: invariant 1.
+                record(&mut ticket).inspect(|position| note(*position))
+            });
+            match appended {
+                Ok(position) => {
+                    debug_assert!(position >= self.log.tail());
+                    self.wake_cleaner_where_due();
+                    return Ok(true);
+                }
+                Err(AppendError::NoSlot) => self.log.pool().region().relax(),
+                Err(AppendError::Full) => return Ok(false),
+                Err(error) => return Err(append_failed(error)),
+            }
+        }
     }
 
     /// The log was full when [`Log::room`] returned `room`: returns when it may have free space.
@@ -235,43 +233,62 @@ impl Core {
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         let mut at = offset;
         for part in data.chunks(self.record_bytes_max()) {
-            let (first, count) = (at / self.block_bytes(), part.len() as u64 / self.block_bytes());
-            let note = |position| self.index.wrote(first, count, position, self.block_bytes());
-            self.append(|ticket| ticket.write(at, &[IoSlice::new(part)]), note)?;
+            self.append(write_record(at, part), self.note_write(at, part))?;
             at += part.len() as u64;
         }
-        let stats = self.log.stats();
-        stats.add(Counter::Writes, 1);
-        stats.add(Counter::WriteBytes, data.len() as u64);
         Ok(())
+    }
+
+    /// Puts a record of `data` for `offset` into the index.
+    fn note_write(&self, offset: u64, data: &[u8]) -> impl Fn(u64) {
+        let block = self.block_bytes();
+        let (first, count) = (offset / block, data.len() as u64 / block);
+        move |position| self.index.wrote(first, count, position, block)
     }
 
     fn zero(&self, offset: u64, len: u64) -> Result<()> {
         self.geometry.check_write(offset, len)?;
+        let _running = self.requests.begin(RequestKind::Zero, len);
         if len == 0 {
             return Ok(());
         }
-        let blocks = offset / self.block_bytes()..(offset + len) / self.block_bytes();
-        let note = |position| self.index.zeroed(blocks, position);
-        self.append(|ticket| ticket.zero(offset, len), note)
+        self.append(zero_record(offset, len), self.note_zeroes(offset, len))
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    /// Puts a record of `len` zero bytes at `offset` into the index.
+    fn note_zeroes(&self, offset: u64, len: u64) -> impl Fn(u64) {
+        let blocks = self.blocks_of(offset, len);
+        move |position| self.index.zeroed(blocks.clone(), position)
+    }
+
+    /// The numbers of the blocks in `len` bytes at `offset`.
+    fn blocks_of(&self, offset: u64, len: u64) -> Range<u64> {
+        offset / self.block_bytes()..(offset + len) / self.block_bytes()
+    }
+
+    /// Reads; `below` reads what only the backing has. False where `below` said so.
+    fn read(&self, offset: u64, buf: &mut [u8], below: &impl ReadBelow) -> Result<bool> {
         let (block, block_bytes) = (self.block_bytes(), self.geometry.block_bytes as usize);
         let (mut lba, mut rest) = (offset / block, buf);
         while !rest.is_empty() {
             let in_group = GROUP_BLOCKS - lba % GROUP_BLOCKS;
             let step = usize::try_from(in_group).unwrap_or(1).saturating_mul(block_bytes);
             let (part, after) = rest.split_at_mut(step.min(rest.len()));
-            while !self.read_group(lba, part)? {}
+            loop {
+                match self.read_group(lba, part, below)? {
+                    GroupRead::Whole => break,
+                    GroupRead::Cleaned => {}
+                    GroupRead::WouldBlock => return Ok(false),
+                }
+            }
             lba += in_group;
             rest = after;
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Reads blocks of one group. False: they were cleaned meanwhile, and have to be read again.
-    fn read_group(&self, first: u64, buf: &mut [u8]) -> Result<bool> {
+    /// Reads blocks of one group.
+    fn read_group(&self, first: u64, buf: &mut [u8], below: &impl ReadBelow) -> Result<GroupRead> {
         let group = first / GROUP_BLOCKS;
         // Before the index, which has the blocks of a cleaning that began before this and has not
         // ended.
@@ -293,16 +310,19 @@ impl Core {
             let part = &mut buf[block * block_bytes..end * block_bytes];
             match location {
                 Location::Zero => part.fill(0),
-                Location::Log(at) if !self.read_log(at, part)? => return Ok(false),
+                Location::Log(at) if !self.read_log(at, part)? => return Ok(GroupRead::Cleaned),
                 Location::Log(_) => {}
                 Location::Backing => {
                     from_backing = true;
-                    self.backing.read((first + block as u64) * self.block_bytes(), part)?;
+                    if !below((first + block as u64) * self.block_bytes(), part)? {
+                        return Ok(GroupRead::WouldBlock);
+                    }
                 }
             }
             block = end;
         }
-        Ok(!from_backing || self.versions.unchanged(group, version))
+        let is_whole = !from_backing || self.versions.unchanged(group, version);
+        Ok(if is_whole { GroupRead::Whole } else { GroupRead::Cleaned })
     }
 
     /// Copies a block out of the log. False: its space was reused meanwhile.
@@ -311,6 +331,34 @@ impl Core {
         fence(Ordering::Acquire);
         Ok(self.log.tail() <= at)
     }
+}
+
+/// Writes a record with a ticket, any number of times: its position.
+trait Record: FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError> {}
+
+impl<F: FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError>> Record for F {}
+
+fn write_record(offset: u64, data: &[u8]) -> impl Record {
+    move |ticket: &mut Ticket<'_>| ticket.write(offset, &[IoSlice::new(data)])
+}
+
+fn zero_record(offset: u64, len: u64) -> impl Record {
+    move |ticket: &mut Ticket<'_>| ticket.zero(offset, len)
+}
+
+/// Reads at an offset of the backing. False where that would block.
+trait ReadBelow: Fn(u64, &mut [u8]) -> Result<bool> {}
+
+impl<F: Fn(u64, &mut [u8]) -> Result<bool>> ReadBelow for F {}
+
+/// What became of a read of blocks of one group.
+enum GroupRead {
+    /// All of them are the last versions.
+    Whole,
+    /// They were cleaned meanwhile, and have to be read again.
+    Cleaned,
+    /// The backing would block.
+    WouldBlock,
 }
 
 fn append_failed(error: AppendError) -> DeviceError {
@@ -325,17 +373,21 @@ impl BlockDevice for LogDevice {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.core.geometry.check(offset, buf.len() as u64)?;
-        self.core.read(offset, buf)
+        let _running = self.core.requests.begin(RequestKind::Read, buf.len() as u64);
+        let below = |at, part: &mut [u8]| self.core.backing.read(at, part).map(|()| true);
+        self.core.read(offset, buf, &below).map(drop)
     }
 
     fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
         self.core.geometry.check_write(offset, data.len() as u64)?;
+        let _running = self.core.requests.begin(RequestKind::Write, data.len() as u64);
         self.core.write(offset, data)
     }
 
     /// Every acknowledged write is durable in the log. Reports what failed on the way to the
     /// backing since the last report.
     fn flush(&self) -> Result<()> {
+        drop(self.core.requests.begin(RequestKind::Flush, 0));
         self.core.ledger.report()
     }
 
@@ -351,10 +403,13 @@ impl BlockDevice for LogDevice {
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         let core = &self.core;
         core.geometry.check(offset, len)?;
-        let blocks = offset / core.block_bytes()..(offset + len) / core.block_bytes();
-        if core.index.touches(&blocks, core.log.tail()) {
+        if core.index.touches(&core.blocks_of(offset, len), core.log.tail()) {
             return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
         }
         core.backing.status(offset, len, most)
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
+        self.core.attempt(operation, context)
     }
 }

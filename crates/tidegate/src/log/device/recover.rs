@@ -16,6 +16,7 @@ use super::{
 };
 use crate::device::{BlockDevice, DeviceError, Geometry};
 use crate::pmem::SharedMemory;
+use crate::stats::Requests;
 use crate::sync::{AtomicU64, Ordering};
 use crate::tier::background::Waker;
 use crate::tier::ledger::Ledger;
@@ -64,12 +65,13 @@ pub(super) fn open(
     pool.region().allocate(pool.region_offset(0), pool.ring_bytes())?;
     pool.set_session(NO_BOOT)?;
     let log = Log::start_with_records(pool, SharedMemory::anonymous(CONTROL_BYTES)?)?;
-    let Binding { device, inode, identity, .. } = binding;
+    let Definition { device, inode, identity, .. } = binding.definition();
     let file = log.entry_for(&FileKey { device, inode, identity })?;
     let ring_bytes = log.pool().ring_bytes();
     let clean_from_bytes = options.clean_from_bytes.unwrap_or(ring_bytes / 2);
     let core = Core {
-        clean_from_bytes,
+        clean_from_bytes: AtomicU64::new(clean_from_bytes),
+        requests: Requests::default(),
         batch_bytes: (ring_bytes / 8).min(BATCH_BYTES_MAX).min(clean_from_bytes.max(1)),
         log,
         file,

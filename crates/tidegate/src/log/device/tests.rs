@@ -10,6 +10,7 @@ use crate::device::conformance::{self, Model, Promises};
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::pmem::{Counters, Region};
+use crate::tier::Tier;
 
 const POOL_BYTES: u64 = 1 << 20;
 const BLOCK: usize = 4096;
@@ -82,7 +83,7 @@ fn a_write_costs_one_fence_and_is_there_after_reopening() {
     let device = open(&region, &backing);
     assert_eq!((read(&device, 0), read(&device, 1), read(&device, 2)), (1, 2, 0));
     assert_eq!(device.recovered().records, 2);
-    device.shutdown().unwrap();
+    device.drain().unwrap();
     assert_eq!((read(backing.as_ref(), 0), read(backing.as_ref(), 1)), (1, 2));
     assert_eq!(device.core.log.pool().session().unwrap(), None, "closed");
     drop(device);
@@ -101,7 +102,7 @@ fn a_hot_block_reaches_the_backing_once() {
         write(&device, 7, round).unwrap();
         write(&device, 8, round).unwrap();
     }
-    device.shutdown().unwrap();
+    device.drain().unwrap();
     let recorded = device.core.log.stats().total(Counter::CleanerSyncs);
     assert_eq!(recorded, 1, "one batch");
     assert_eq!((read(&device, 7), read(below.as_ref(), 8)), (99, 99));
@@ -151,7 +152,7 @@ fn zeroes_of_any_length_cost_one_small_record_and_come_back() {
     drop(device);
     let device = try_open(&region, &backing, 1, without_thread()).unwrap();
     assert_eq!(look(&device), [0, 2, 0, 9]);
-    device.shutdown().unwrap();
+    device.drain().unwrap();
     assert_eq!(look(&device), [0, 2, 0, 9]);
     assert_eq!([5, 6, 999, 1000].map(|lba| read(backing.as_ref(), lba)), [0, 2, 0, 9]);
 }
@@ -165,7 +166,7 @@ fn a_backing_that_fails_loses_nothing_and_is_reported_and_tried_again() {
             let device = try_open(&region, &below, 1, without_thread()).unwrap();
             (0..50).for_each(|lba| write(&device, lba, 1).unwrap());
             below.add(Rule::new(&[op], When::Always, Effect::Fail(kind)));
-            assert_eq!(device.shutdown().unwrap_err().kind(), kind);
+            assert_eq!(device.drain().unwrap_err().kind(), kind);
             assert_eq!(device.flush().unwrap_err().kind(), kind);
             device.flush().unwrap();
             // The log goes on until it is full, and then says why it takes no more.
@@ -174,7 +175,7 @@ fn a_backing_that_fails_loses_nothing_and_is_reported_and_tried_again() {
             assert_eq!((read(&device, 7), read(&device, 60)), (1, 2));
             below.heal();
             write(&device, 1000, 3).unwrap();
-            device.shutdown().unwrap();
+            device.drain().unwrap();
             assert_eq!([7, 60, 1000].map(|lba| read(below.as_ref(), lba)), [1, 2, 3]);
             let _ = device.flush();
             device.flush().unwrap();
@@ -209,7 +210,7 @@ fn the_thread_is_idle_while_the_log_is_less_than_half_full() {
     device.core.waker.await_all_idle();
     assert_eq!(device.core.log.stats().total(Counter::CleanerSyncs), 0);
     (50..200).for_each(|lba| write(&device, lba, 1).unwrap());
-    while device.core.used_bytes() > device.core.clean_from_bytes {
+    while device.core.used_bytes() > POOL_BYTES / 2 {
         std::thread::yield_now();
     }
     device.core.waker.await_all_idle();
@@ -228,7 +229,7 @@ fn a_backing_that_hangs_holds_up_only_a_full_log() {
     assert_eq!(read(&device, 3), 6);
     device.flush().unwrap();
     below.release();
-    device.shutdown().unwrap();
+    device.drain().unwrap();
     assert_eq!(read(below.as_ref(), 99), 6);
 }
 
@@ -246,7 +247,7 @@ fn a_log_with_records_for_another_backing_is_refused() {
     // Once all of it is destaged, another backing may have the log; by force, at once, with its
     // records.
     let device = open(&region, &one);
-    device.shutdown().unwrap();
+    device.drain().unwrap();
     drop(device);
     let device = open(&region, &one);
     assert_eq!(read(&device, 1), 1);
@@ -364,7 +365,7 @@ proptest! {
                     device = try_open(&region, &below, 1, options).unwrap();
                 }
                 Step::Shutdown => {
-                    let _ = device.shutdown();
+                    let _ = device.drain();
                 }
                 Step::Fail => {
                     let effect = Effect::Short { blocks: 3, kind: DeviceErrorKind::Io };
@@ -374,7 +375,7 @@ proptest! {
             }
         }
         below.heal();
-        device.shutdown().unwrap();
+        device.drain().unwrap();
         let mut data = vec![0; 400 * 512];
         below.read(0, &mut data).unwrap();
         model.read(0, &data);
