@@ -42,7 +42,8 @@ impl Core {
 
     fn is_cached(&self, lba: u64) -> bool {
         let number = self.table.set_of(lba);
-        // A write raises its set's flag before it is acknowledged, so nothing acknowledged is missed.
+        // A write raises its set's flag before it is acknowledged, so nothing acknowledged is
+        // missed.
         if !self.sets.occupied.get(number) {
             return false;
         }
