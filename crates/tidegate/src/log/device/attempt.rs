@@ -8,18 +8,23 @@ impl Core {
     pub(super) fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
         let done = match operation {
             Operation::Read { offset, buf } => self.attempt_read(*offset, buf, context),
-            Operation::Write { offset, data, .. } => self.attempt_write(*offset, data),
             Operation::Flush => self.trouble.report().map(|()| true),
+            Operation::Status { .. } => Ok(false),
+            _ if self.blocked.is_waiting() => Ok(false),
+            change => return self.attempt_change(change),
+        };
+        attempt_of(done)
+    }
+
+    /// A change, before any writer that waits for free space.
+    pub(super) fn attempt_change(&self, operation: &Operation<'_>) -> Attempt {
+        attempt_of(match operation {
+            Operation::Write { offset, data, .. } => self.attempt_write(*offset, data),
             Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
                 self.attempt_zeroes(*offset, *len)
             }
-            Operation::Status { .. } => Ok(false),
-        };
-        match done {
-            Ok(true) => Attempt::Done(Ok(())),
-            Ok(false) => Attempt::WouldBlock,
-            Err(error) => Attempt::Done(Err(error)),
-        }
+            _ => Ok(false),
+        })
     }
 
     fn attempt_read(&self, offset: u64, buf: &mut [u8], context: Context) -> Result<bool> {
@@ -57,5 +62,14 @@ impl Core {
             return Ok(true);
         }
         self.try_append(&mut zero_record(offset, len), &self.note_zeroes(offset, len))
+    }
+}
+
+/// What became of an attempt that is done or, if false, would block.
+fn attempt_of(done: Result<bool>) -> Attempt {
+    match done {
+        Ok(true) => Attempt::Done(Ok(())),
+        Ok(false) => Attempt::WouldBlock,
+        Err(error) => Attempt::Done(Err(error)),
     }
 }

@@ -31,9 +31,6 @@ impl Thread {
         core.log.wake_cleaner();
         // A panic of it was printed when it happened.
         let _ = self.0.join();
-        core.has_thread.store(false, Ordering::Release);
-        // Writers that wait for the thread clean by themselves now.
-        core.log.announce_room();
     }
 }
 
@@ -44,6 +41,7 @@ impl Core {
             if self.stopping.load(Ordering::SeqCst) {
                 return;
             }
+            self.resume_blocked();
             let head = self.log.head();
             if !self.is_filling() {
                 let full_enough = self.log.tail() + self.clean_from_bytes;
@@ -54,7 +52,8 @@ impl Core {
                 Ok(true) => {}
                 Ok(false) => self.log.wait_for_work(seen, u64::MAX, Some(MOMENT)),
                 Err(_) => {
-                    // Whoever waits for room hears of it.
+                    // Every writer that waits for free space hears of it.
+                    self.fail_blocked();
                     self.log.announce_room();
                     self.log.wait_for_work(seen, u64::MAX, Some(RETRY));
                 }

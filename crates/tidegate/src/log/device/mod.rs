@@ -13,7 +13,7 @@
 //!
 //! After a crash the index is rebuilt from the records and all goes on: nothing is brought home before the first request.
 //!
-//! Map: [`LogDevice`] the requests, `attempt` those that wait for nothing, `index` who has the newest version of a block, `clean` bringing records home, `background`
+//! Map: [`LogDevice`] the requests, `attempt` those that wait for nothing, `start` those that wait without a thread, `index` who has the newest version of a block, `clean` bringing records home, `background`
 //! the thread that does it, `recover` opening, `trouble` failures, `binding` which backing it is.
 
 mod attempt;
@@ -23,6 +23,7 @@ mod clean;
 mod error;
 mod index;
 mod recover;
+mod start;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 mod trouble;
@@ -45,13 +46,14 @@ use super::stats::Counter;
 use super::table::{self, FileKey, FileRef};
 use super::{CLOSED, CONTROL_BYTES, Log, LogPool, NO_BOOT};
 use crate::device::{
-    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
-    Result, WriteFlags, ZeroFlags,
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
+    Operation, Result, WriteFlags, ZeroFlags,
 };
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use background::Thread;
 use clean::Scratch;
 use index::{Index, Place};
+use start::Blocked;
 use trouble::Trouble;
 
 /// Blocks that share a version: of neighbours, so that a long read looks at few.
@@ -94,6 +96,7 @@ struct Core {
     /// Each grows when cleaning writes to one of its groups of blocks.
     versions: Box<[AtomicU32]>,
     trouble: Trouble,
+    blocked: Blocked,
     cleaning: Mutex<Scratch>,
     clean_from_bytes: u64,
     batch_bytes: u64,
@@ -150,6 +153,9 @@ impl LogDevice {
     fn stop_thread(&self) {
         if let Some(thread) = self.thread.lock().take() {
             thread.stop(&self.core);
+            self.core.end_blocking(self);
+            // Writers that wait for the thread clean by themselves now.
+            self.core.log.announce_room();
         }
     }
 }
@@ -426,5 +432,9 @@ impl BlockDevice for LogDevice {
 
     fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
         self.core.attempt(operation, context)
+    }
+
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        self.start_request(request);
     }
 }

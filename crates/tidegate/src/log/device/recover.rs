@@ -10,6 +10,7 @@ use super::super::record::{Definition, Header, RecordKind, record_bytes};
 use super::super::{Log, LogPool, Scanner};
 use super::clean::Scratch;
 use super::index::Index;
+use super::start::Blocked;
 use super::trouble::Trouble;
 use super::{
     BATCH_BYTES_MAX, Binding, CONTROL_BYTES, Core, FileKey, LogDeviceError, LogDeviceOptions,
@@ -77,6 +78,7 @@ pub(super) fn open(
         index: found.index,
         versions: (0..VERSIONS).map(|_| AtomicU32::new(0)).collect(),
         trouble: Trouble::new(),
+        blocked: Blocked::default(),
         cleaning: Mutex::new(Scratch::default()),
         defined_end: AtomicU64::new(0),
         has_thread: AtomicBool::new(false),
