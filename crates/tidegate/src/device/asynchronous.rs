@@ -8,6 +8,7 @@
 
 use std::mem::replace;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use super::{
     Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, IoBuffer, Operation,
@@ -154,6 +155,13 @@ impl AsyncRequest {
         }
     }
 
+    /// Runs the request at once on `device` if it can, else starts it there.
+    pub fn start_on(self, device: &Arc<dyn BlockDevice>) {
+        if let Some(request) = self.attempt_on(&**device) {
+            Arc::clone(device).start(request);
+        }
+    }
+
     /// The request for the device below that a layer makes of this one. When it ends, `then` gets
     /// this request, its memory included, and the result.
     #[must_use]
@@ -199,7 +207,8 @@ mod tests {
         let (told, results) = channel();
         drop(flush(told.clone()));
         assert!(results.recv().unwrap().is_err());
-        drop(flush(told).forward(|_, _| panic!("the device below answered")));
+        drop(flush(told).forward(|request, result| request.complete(result)));
+        assert!(results.recv().unwrap().is_err());
     }
 
     #[test]

@@ -149,6 +149,8 @@ impl BlockDevice for MemoryDevice {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::device::DeviceErrorKind;
     use crate::device::conformance::{self, Promises};
@@ -157,7 +159,9 @@ mod tests {
     fn it_conforms() {
         for block_bytes in [512, 4096] {
             let device = MemoryDevice::new(block_bytes, 2048).unwrap();
-            conformance::check(&device, Promises { whole_blocks: true, ..Promises::default() });
+            let promises = Promises { whole_blocks: true, ..Promises::default() };
+            conformance::check(&device, promises);
+            conformance::check_started(&(Arc::new(device) as _), promises);
         }
     }
 

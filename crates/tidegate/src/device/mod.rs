@@ -68,6 +68,7 @@ mod model_tests;
 pub mod null;
 mod pool;
 mod request;
+mod timer;
 pub mod trace;
 
 use std::sync::Arc;

@@ -102,7 +102,7 @@ impl Operation<'_> {
     }
 
     /// First byte, length in bytes.
-    pub(super) fn range(&self) -> (u64, u64) {
+    pub(crate) fn range(&self) -> (u64, u64) {
         match self {
             Self::Read { offset, buf } => (*offset, buf.len() as u64),
             Self::Write { offset, data, .. } => (*offset, data.len() as u64),

@@ -15,7 +15,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{BlockDevice, DeviceErrorKind, Extent, Geometry, Op, Operation, Request, Result};
+use super::{
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceErrorKind, Extent, Geometry, Op, Operation,
+    Request, Result,
+};
 
 /// One finished request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,15 +106,20 @@ impl Trace {
     }
 }
 
-fn record_of(request: &Request<'_>, start: Duration, duration: Duration) -> Record {
-    let (offset, len) = request.range();
-    let fua = match request.operation() {
+fn record_of(
+    operation: &Operation<'_>,
+    result: Option<&Result<()>>,
+    start: Duration,
+    duration: Duration,
+) -> Record {
+    let (offset, len) = operation.range();
+    let fua = match operation {
         Operation::Write { flags, .. } => flags.fua,
         Operation::WriteZeroes { flags, .. } => flags.fua,
         _ => false,
     };
-    let error = request.result().and_then(|it| it.as_ref().err()).map(super::DeviceError::kind);
-    Record { start, duration, op: Op::of(request.operation()), offset, len, fua, error }
+    let error = result.and_then(|it| it.as_ref().err()).map(super::DeviceError::kind);
+    Record { start, duration, op: Op::of(operation), offset, len, fua, error }
 }
 
 /// A sink that writes `ts_us,op,offset,len` to `writer`, a header first: the form that trace replay reads. What is
@@ -141,8 +149,27 @@ impl BlockDevice for Trace {
         self.inner.submit(batch);
         let duration = self.epoch.elapsed().saturating_sub(start);
         for request in &*batch {
-            self.keep(record_of(request, start, duration));
+            self.keep(record_of(request.operation(), request.result(), start, duration));
         }
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
+        let start = self.epoch.elapsed();
+        let attempt = self.inner.attempt(operation, context);
+        if let Attempt::Done(result) = &attempt {
+            let duration = self.epoch.elapsed().saturating_sub(start);
+            self.keep(record_of(operation, Some(result), start, duration));
+        }
+        attempt
+    }
+
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        let (inner, start) = (Arc::clone(&self.inner), self.epoch.elapsed());
+        inner.start(request.forward(move |mut request, result| {
+            let duration = self.epoch.elapsed().saturating_sub(start);
+            self.keep(record_of(&request.operation(), Some(&result), start, duration));
+            request.complete(result);
+        }));
     }
 }
 

@@ -14,6 +14,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::{DramTier, Policy};
 use crate::device::conformance::{self, Promises};
+use crate::device::delay::{Delay, Delays};
 use crate::device::memory::MemoryDevice;
 use crate::device::{
     Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, Operation, Result,
@@ -396,10 +397,16 @@ pub(super) fn shuts_down_clean(factory: &Factory) {
     (0..BLOCKS).for_each(|lba| assert_eq!(device.durable(lba), 3));
 }
 
-/// What every block device owes its users.
+/// What every block device promises.
 pub(super) fn conforms(factory: &Factory) {
     let below = MemoryDevice::new(BLOCK_BYTES as u32, BLOCKS * 4).unwrap();
-    conformance::check(&*factory(Arc::new(below)), Promises::default());
+    let tier = factory(Arc::new(below));
+    conformance::check(&*tier, Promises::default());
+    conformance::check_started(&(tier as _), Promises::default());
+    // Over a device that waits, where requests are handed back.
+    let below = Arc::new(MemoryDevice::new(BLOCK_BYTES as u32, BLOCKS * 4).unwrap());
+    let slow = Delay::new(below, Delays { read_ns: 1000, ..Delays::default() });
+    conformance::check_started(&(factory(Arc::new(slow)) as _), Promises::default());
 }
 
 /// Requests that make no sense are refused before anything changes.

@@ -262,7 +262,10 @@ impl Workers {
     pub(crate) fn stop(&self) {
         self.waker.running.store(false, Ordering::SeqCst);
         self.waker.wake_all();
-        for thread in self.threads.lock().drain(..) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        // A worker may hold the last reference to its tier, and so be the one that stops it.
+        let is_other = |it: &JoinHandle<()>| it.thread().id() != std::thread::current().id();
+        for thread in threads.into_iter().filter(is_other) {
             // A worker that panicked has already printed why.
             let _ = thread.join();
         }

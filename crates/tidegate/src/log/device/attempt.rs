@@ -20,6 +20,18 @@ fn counted_as(operation: &Operation<'_>) -> (Option<RequestKind>, u64) {
 impl Core {
     /// [`BlockDevice::attempt`](crate::device::BlockDevice::attempt).
     pub(super) fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
+        let is_change = !matches!(
+            operation,
+            Operation::Read { .. } | Operation::Flush | Operation::Status { .. }
+        );
+        if is_change && self.blocked.is_waiting() {
+            return Attempt::WouldBlock;
+        }
+        self.attempt_first(operation, context)
+    }
+
+    /// Attempts `operation` before any writer that waits for free space.
+    pub(super) fn attempt_first(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
         let (kind, len) = counted_as(operation);
         let running = kind.map(|kind| self.requests.begin(kind, len));
         let done = match operation {

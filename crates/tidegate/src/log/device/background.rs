@@ -18,6 +18,7 @@ pub(super) struct Cleaner(pub(super) Arc<Core>);
 impl Work for Cleaner {
     fn step(&mut self) -> Step {
         let core = &*self.0;
+        core.resume_blocked();
         if !core.is_filling() {
             return Step::IDLE;
         }
@@ -29,7 +30,8 @@ impl Work for Cleaner {
             Ok(true) => Step::Again,
             Ok(false) => Step::rest(MOMENT_NS),
             Err(_) => {
-                // Blocked writers look at the ledger.
+                core.fail_blocked();
+                // Writers that wait with a thread look at the ledger.
                 core.log.announce_room();
                 Step::rest(RETRY_NS)
             }
@@ -66,7 +68,7 @@ impl Core {
     }
 
     fn is_filling(&self) -> bool {
-        self.is_full_enough() && self.has_work()
+        (self.is_full_enough() || self.blocked.is_waiting()) && self.has_work()
     }
 
     fn is_full_enough(&self) -> bool {

@@ -20,9 +20,9 @@
 //! After a crash the index is rebuilt from the records and the device goes on: nothing has to be
 //! destaged before the first request.
 //!
-//! Map: [`LogDevice`] the requests, `attempt` those that wait for nothing, `index` where the newest
-//! version of a block is, `clean` destaging records, `background` when that is done, `recover`
-//! opening, `binding` which backing it is.
+//! Map: [`LogDevice`] the requests, `attempt` those that wait for nothing, `start` those that wait
+//! without a thread, `index` where the newest version of a block is, `clean` destaging records,
+//! `background` when that is done, `recover` opening, `binding` which backing it is.
 
 mod attempt;
 mod background;
@@ -31,6 +31,7 @@ mod clean;
 mod error;
 mod index;
 mod recover;
+mod start;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 mod tier;
@@ -53,8 +54,8 @@ use super::stats::Counter;
 use super::table::{self, FileKey, FileRef};
 use super::{CLOSED, CONTROL_BYTES, Log, LogPool, NO_BOOT};
 use crate::device::{
-    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
-    Result, WriteFlags, ZeroFlags,
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
+    Operation, Result, WriteFlags, ZeroFlags,
 };
 use crate::stats::{RequestKind, Requests};
 use crate::sync::{AtomicU64, Ordering, fence};
@@ -64,6 +65,7 @@ use crate::tier::version_locks::VersionLocks;
 use background::Cleaner;
 use clean::Scratch;
 use index::{Index, Location};
+use start::Blocked;
 
 /// Blocks that share a version: of neighbours, so that a long read looks at few.
 const GROUP_BLOCKS: u64 = 64;
@@ -106,6 +108,7 @@ struct Core {
     /// By group of blocks: changes when cleaning writes to one of them.
     versions: VersionLocks,
     ledger: Ledger,
+    blocked: Blocked,
     cleaning: Mutex<Scratch>,
     /// How full the log may be before it is cleaned; may change at any time.
     clean_from_bytes: AtomicU64,
@@ -154,8 +157,16 @@ impl LogDevice {
 
     fn stop_thread(&self) {
         self.workers.stop();
+        self.core.end_blocking(self);
         // Writers that wait for the thread clean by themselves now.
         self.core.log.announce_room();
+    }
+}
+
+impl Drop for LogDevice {
+    fn drop(&mut self) {
+        // The data in the log is durable.
+        self.stop_thread();
     }
 }
 
@@ -208,13 +219,18 @@ impl Core {
         }
     }
 
+    /// The error of a write for which a failed write-back leaves no free space.
+    fn full_and_failing(&self) -> DeviceError {
+        self.ledger.blocked("the log is full and cannot be written back")
+    }
+
     /// The log was full when [`Log::room`] returned `room`: returns when it may have free space.
     ///
     /// # Errors
     /// Cleaning has failed since `failures` was counted.
     fn wait_for_space(&self, room: u32, failures: u64) -> Result<()> {
         if self.ledger.failures() != failures {
-            return Err(self.ledger.blocked("the log is full and cannot be written back"));
+            return Err(self.full_and_failing());
         }
         self.log.stats().add(Counter::FullWaits, 1);
         if self.waker.is_running() {
@@ -411,5 +427,9 @@ impl BlockDevice for LogDevice {
 
     fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
         self.core.attempt(operation, context)
+    }
+
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        self.start_request(request);
     }
 }

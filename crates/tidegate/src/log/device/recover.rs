@@ -10,6 +10,7 @@ use super::super::record::{Definition, Header, RecordKind, record_bytes};
 use super::super::{Log, LogPool, Scanner};
 use super::clean::Scratch;
 use super::index::Index;
+use super::start::Blocked;
 use super::{
     BATCH_BYTES_MAX, Binding, CONTROL_BYTES, Core, FileKey, LogDeviceError, LogDeviceOptions,
     NO_BOOT, VERSIONS_LOG2, table,
@@ -81,6 +82,7 @@ pub(super) fn open(
         index: found.index,
         versions: VersionLocks::new(VERSIONS_LOG2),
         ledger: Ledger::new("the log"),
+        blocked: Blocked::default(),
         cleaning: Mutex::new(Scratch::default()),
         defined_end: AtomicU64::new(0),
         waker: Arc::new(Waker::new(u32::from(!options.no_thread))),

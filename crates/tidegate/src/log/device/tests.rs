@@ -1,14 +1,16 @@
 //! The log as a device, in one process: what it promises, what its backing sees, and what it keeps
 //! from it.
 
+use std::sync::mpsc::{Receiver, channel};
+
 use proptest::prelude::*;
 
 use super::super::{LogOptions, create};
 use super::*;
-use crate::device::Op;
 use crate::device::conformance::{self, Model, Promises};
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
+use crate::device::{IoBuffer, Op, OwnedOperation};
 use crate::pmem::{Counters, Region};
 use crate::tier::Tier;
 
@@ -59,7 +61,9 @@ fn read(device: &dyn BlockDevice, lba: usize) -> u8 {
 fn it_conforms() {
     for options in [LogDeviceOptions::default(), without_thread()] {
         let device = try_open(&region(), &backing(), 1, options).unwrap();
-        conformance::check(&device, Promises { whole_blocks: true, ..Promises::default() });
+        let promises = Promises { whole_blocks: true, ..Promises::default() };
+        conformance::check(&device, promises);
+        conformance::check_started(&(Arc::new(device) as _), promises);
     }
     for block_bytes in [512, 1024] {
         let backing = Arc::new(MemoryDevice::new(block_bytes, 2048).unwrap());
@@ -380,4 +384,132 @@ proptest! {
         below.read(0, &mut data).unwrap();
         model.read(0, &data);
     }
+}
+
+fn write_at_once(device: &LogDevice, lba: usize, byte: u8) -> Option<Result<()>> {
+    let (data, flags) = ([byte; BLOCK], WriteFlags::default());
+    let mut write = Operation::Write { offset: (lba * BLOCK) as u64, data: &data, flags };
+    device.attempt(&mut write, Context::default()).done()
+}
+
+fn read_at_once(device: &LogDevice, lba: usize) -> Option<u8> {
+    let mut block = [0; BLOCK];
+    let mut read = Operation::Read { offset: (lba * BLOCK) as u64, buf: &mut block };
+    let done = device.attempt(&mut read, Context::default()).done();
+    done.map(|result| result.map(|()| block[0]).unwrap())
+}
+
+fn start(device: &Arc<LogDevice>, operation: OwnedOperation) -> Receiver<(u8, Result<()>)> {
+    let (told, ended) = channel();
+    let completion = move |operation: OwnedOperation, result| {
+        let first = operation.into_buffer().map_or(0, |buffer| buffer.data()[0]);
+        told.send((first, result)).unwrap();
+    };
+    Arc::clone(device).start(AsyncRequest::new(operation, Context::default(), completion));
+    ended
+}
+
+fn write_of(lba: usize, byte: u8) -> OwnedOperation {
+    let mut buffer = IoBuffer::new(BLOCK);
+    buffer.data_mut().fill(byte);
+    OwnedOperation::Write { offset: (lba * BLOCK) as u64, buffer, flags: WriteFlags::default() }
+}
+
+/// A log before a backing all of whose requests hang.
+fn before_hung() -> (Arc<LogDevice>, Arc<Fault>) {
+    let below = Arc::new(Fault::new(backing(), 1));
+    let device = Arc::new(open(&region(), &below));
+    below.add(Rule::new(&[], When::Always, Effect::Hang));
+    (device, below)
+}
+
+#[test]
+fn what_the_log_holds_never_waits_for_the_backing() {
+    let (device, below) = before_hung();
+    assert!(write_at_once(&device, 3, 7).unwrap().is_ok());
+    assert_eq!(read_at_once(&device, 3), Some(7));
+    assert_eq!(read_at_once(&device, 4), None, "only the backing has it");
+    let (offset, len, flags) = (BLOCK as u64, 2 * BLOCK as u64, ZeroFlags::default());
+    let mut zero = Operation::WriteZeroes { offset, len, flags };
+    assert!(device.attempt(&mut zero, Context::default()).done().unwrap().is_ok());
+    assert_eq!(read_at_once(&device, 2), Some(0));
+    assert!(device.attempt(&mut Operation::Flush, Context::default()).done().unwrap().is_ok());
+    below.heal();
+}
+
+/// More reads than there are threads wait in the backing together.
+#[test]
+fn reads_of_the_backing_wait_without_a_thread() {
+    let (device, below) = before_hung();
+    let reads: Vec<_> = (0..100_u64)
+        .map(|lba| {
+            let buffer = IoBuffer::new(BLOCK);
+            start(&device, OwnedOperation::Read { offset: lba * BLOCK as u64, buffer })
+        })
+        .collect();
+    below.wait_until_hung(100);
+    below.heal();
+    below.release();
+    for read in reads {
+        let (byte, result) = read.recv().unwrap();
+        assert_eq!((byte, result.is_ok()), (0, true));
+    }
+}
+
+/// Writers that find the log full wait without a thread, and go on in their order when it is cleaned.
+#[test]
+fn blocked_writers_wait_without_a_thread() {
+    let (device, below) = before_hung();
+    let mut count = 0;
+    while let Some(result) = write_at_once(&device, count, 1) {
+        result.unwrap();
+        count += 1;
+    }
+    let blocked: Vec<_> = (0..100).map(|_| start(&device, write_of(5, 2))).collect();
+    let last = start(&device, write_of(5, 3));
+    assert!(blocked.iter().all(|ended| ended.try_recv().is_err()));
+    // A write that comes later waits for those that came before.
+    assert!(write_at_once(&device, 6, 9).is_none());
+    below.heal();
+    below.release();
+    for ended in blocked.iter().chain([&last]) {
+        assert!(ended.recv().unwrap().1.is_ok());
+    }
+    assert_eq!(read(&*device, 5), 3);
+}
+
+#[test]
+fn blocked_writers_fail_with_the_backing() {
+    let below = Arc::new(Fault::new(backing(), 1));
+    let device = Arc::new(open(&region(), &below));
+    let failing = Rule::new(&[Op::Write], When::Always, Effect::Fail(DeviceErrorKind::NoSpace));
+    below.add(failing);
+    let mut count = 0;
+    while write_at_once(&device, count, 1).is_some() {
+        count += 1;
+    }
+    let ended = start(&device, write_of(5, 2));
+    let error = ended.recv().unwrap().1.unwrap_err();
+    assert_eq!(error.kind(), DeviceErrorKind::NoSpace);
+    below.heal();
+    assert_eq!(read(&*device, 5), 1);
+}
+
+/// The device goes on by itself without its thread: what was blocked is written, by cleaning.
+#[test]
+fn blocked_writers_end_with_the_thread() {
+    let (device, below) = before_hung();
+    let mut count = 0;
+    while write_at_once(&device, count, 1).is_some() {
+        count += 1;
+    }
+    let ended: Vec<_> = (0..50).map(|lba| start(&device, write_of(lba, 2))).collect();
+    below.wait_until_hung(1);
+    below.heal();
+    std::thread::scope(|scope| {
+        let shutdown = scope.spawn(|| device.drain());
+        below.release();
+        shutdown.join().unwrap().unwrap();
+    });
+    assert!(ended.into_iter().all(|ended| ended.recv().unwrap().1.is_ok()));
 }
