@@ -120,7 +120,7 @@ impl Subject {
 
     fn close_cache(&mut self) -> Result<()> {
         match self.tier.take() {
-            Some((_, tier)) => tier.shutdown().map_err(self.failed()),
+            Some((_, tier)) => tier.drain().map_err(self.failed()),
             None => Ok(()),
         }
     }

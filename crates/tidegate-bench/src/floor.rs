@@ -52,7 +52,6 @@ impl BlockDevice for BareCopy {
             atomic_block: false,
             volatile_cache: false,
             fast_zero: false,
-            inline: true,
         }
     }
 

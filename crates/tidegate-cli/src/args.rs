@@ -1,18 +1,17 @@
 //! The command line, as docs/operations.md describes it. Names here are a contract with scripts.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
+use tidegate::backing::BackingUrl;
 use tidegate::dram::TierSpec;
 use tidegate::pmem::{Domain, MediaModel, RegionOptions};
 use tidegate::size::Size;
+use tidegate::stack::REGISTRY;
+use tidegate::tier::{Engine, Options};
 use tidegate_serve::nbd::ListenAddress;
-
-use crate::backing::BackingAddress;
 
 /// Durable writes on persistent memory: for programs as they are, or as crash-safe block devices served over NBD.
 #[derive(Debug, Parser)]
@@ -58,7 +57,7 @@ pub(crate) enum Command {
     Create(CreateArgs),
     /// Show what a pool is
     Info(InfoArgs),
-    /// Look for damage in a pool, and mend it
+    /// Look for damage in a pool, and repair it
     Check(CheckArgs),
     /// Serve a pool as a network block device (NBD)
     Serve(ServeArgs),
@@ -68,7 +67,7 @@ pub(crate) enum Command {
     Recover(RecoverArgs),
     /// Write everything that a log pool holds to the files' disks, and wait for it
     Flush(FlushArgs),
-    /// Show what the supervisor of a log pool counted
+    /// Show what a pool is and what the server or the supervisor that has it open counted
     Stat(StatArgs),
     /// The process that owns a log pool; started by `run`
     #[command(hide = true)]
@@ -109,85 +108,59 @@ pub(crate) struct CreateArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// What the pool keeps: blocks, by btt (each all old or all new after a crash) or raw (bare memory), or log (the
-    /// writes of programs under `tidegate run`)
-    #[arg(long, value_name = "btt|raw|log")]
-    pub(crate) engine: Engine,
+    /// What the pool keeps: blocks, by btt (each all old or all new after a crash) or raw (bare memory), or log (writes that
+    /// a device or the files of `tidegate run` get later)
+    #[arg(long, value_name = "btt|raw|log", value_parser = parse_engine)]
+    pub(crate) engine: &'static dyn Engine,
     /// Size of the pool: bytes, or with K, M, G or T (powers of 1024)
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Size,
-    /// Size of a block in bytes
-    #[arg(long, value_name = "BYTES", value_parser = parse_block_bytes)]
-    pub(crate) block_size: Option<u32>,
     /// Overwrite what the file holds, also where that is a pool or a file system
     #[arg(long)]
     pub(crate) force: bool,
     #[command(flatten)]
-    pub(crate) btt: BttArgs,
+    pub(crate) options: EngineArgs,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
 }
 
-/// Engine options of `--engine btt`.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Options of --engine btt")]
-pub(crate) struct BttArgs {
-    /// Bytes stored for a block: a block of 512 or 4096 and up to 128 bytes of metadata
-    #[arg(long, value_name = "BYTES", value_parser = parse_lba_bytes)]
-    pub(crate) lba_size: Option<u32>,
-    /// Version of the format: 1.1 is what Linux makes of a raw namespace, 2.0 of a labelled one
-    #[arg(long, value_name = "VERSION")]
-    pub(crate) btt_version: Option<BttVersion>,
+/// The options of all engines, as the registry lists them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct EngineArgs {
+    /// Those that were given.
+    pub(crate) given: Options,
 }
 
-/// Values of `--btt-version`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BttVersion {
-    /// The first arena starts 4 KiB into the pool
-    #[value(name = "1.1")]
-    V1_1,
-    /// The first arena starts at the pool's first byte
-    #[value(name = "2.0")]
-    V2_0,
+impl FromArgMatches for EngineArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = REGISTRY.options().into_iter().filter_map(|(spec, _)| {
+            Some((spec.name, matches.get_one::<String>(spec.name)?.clone()))
+        });
+        Ok(Self { given: given.collect() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
-/// Values of `--engine`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Engine {
-    /// Atomic blocks, in the Linux kernel's BTT format.
-    Btt,
-    /// Bare memory, blocks may tear.
-    Raw,
-    /// A log before files, for `tidegate run`.
-    Log,
-}
-
-impl fmt::Display for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Btt => "btt",
-            Self::Raw => "raw",
-            Self::Log => "log",
+impl Args for EngineArgs {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        REGISTRY.options().into_iter().fold(command, |command, (spec, engines)| {
+            let help = format!("{} ({})", spec.help, engines.join(", "));
+            let arg = Arg::new(spec.name).long(spec.name).value_name(spec.value_name).help(help);
+            command.arg(arg.help_heading("Engine options"))
         })
     }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
 }
 
-impl FromStr for Engine {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "btt" => Ok(Self::Btt),
-            "raw" => Ok(Self::Raw),
-            "log" => Ok(Self::Log),
-            "cache" => {
-                Err("the engine `cache` is not in this release; expected btt, raw or log".into())
-            }
-            _ => {
-                Err("expected btt (atomic blocks), raw (bare memory) or log (before files)".into())
-            }
-        }
-    }
+fn parse_engine(name: &str) -> Result<&'static dyn Engine, String> {
+    REGISTRY.engine(name).map_err(|error| error.to_string())
 }
 
 /// Arguments of `tidegate info`.
@@ -222,7 +195,7 @@ pub(crate) struct CheckArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// Mend what can be mended: damaged info blocks, superblocks and headers of logs, from their other copy
+    /// Repair what can be repaired: damaged info blocks, superblocks and headers of logs, from their other copy
     #[arg(long)]
     pub(crate) repair: bool,
     /// Print one JSON object
@@ -258,10 +231,11 @@ pub(crate) struct ServeArgs {
     /// coactive, with its size; what it holds becomes durable at the next flush, FUA or SIGTERM
     #[arg(long, value_name = "POLICY:SIZE", default_value = "none")]
     pub(crate) dram: TierSpec,
-    /// With a log pool: the file or block device behind the log. It has the export's size, and gets what the log holds
-    #[arg(long, value_name = "file:PATH|PATH")]
-    pub(crate) backing: Option<BackingAddress>,
-    /// Bring what the log holds for another backing to this one: for a copy, or a disk that changed its name. Also use a
+    /// With a log pool: the device behind the log, a file or a block device. It has the export's size, and gets what the
+    /// log holds; null:SIZE keeps nothing, for measurements
+    #[arg(long, value_name = "file:PATH|PATH|null:SIZE")]
+    pub(crate) backing: Option<BackingUrl>,
+    /// Destage what the log holds for another backing to this one: for a copy, or a disk that changed its name. Also use a
     /// backing that holds a pool, which is lost
     #[arg(long, requires = "backing")]
     pub(crate) force: bool,
@@ -383,10 +357,11 @@ pub(crate) struct FlushArgs {
 /// Arguments of `tidegate stat`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  tidegate stat /mnt/pmem/app.pool
+  tidegate stat /mnt/pmem/pool
+  tidegate stat /mnt/pmem/pool --json | jq '.metrics[] | {name, value}'
   tidegate stat /mnt/pmem/app.pool --json | jq .fsyncs_skipped")]
 pub(crate) struct StatArgs {
-    /// The log pool, or the socket of its supervisor
+    /// The pool, or the socket of the server or supervisor that has it open
     #[arg(value_name = "POOL|SOCKET")]
     pub(crate) target: PathBuf,
     /// Print one JSON object
@@ -402,23 +377,6 @@ pub(crate) struct SuperviseArgs {
     pub(crate) pool: PathBuf,
 }
 
-fn parse_block_bytes(text: &str) -> Result<u32, String> {
-    one_of(text, &[512, 4096])
-}
-
-fn parse_lba_bytes(text: &str) -> Result<u32, String> {
-    one_of(text, &[512, 520, 528, 4096, 4104, 4160, 4224])
-}
-
-/// A size in bytes that must be one of `allowed`.
-fn one_of(text: &str, allowed: &[u32]) -> Result<u32, String> {
-    let bytes = text.parse::<Size>().ok().and_then(|size| u32::try_from(size.bytes).ok());
-    bytes.filter(|bytes| allowed.contains(bytes)).ok_or_else(|| {
-        let allowed = allowed.iter().map(u32::to_string).collect::<Vec<_>>();
-        format!("expected one of {}", allowed.join(", "))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -428,13 +386,5 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn lba_sizes_are_those_of_the_format() {
-        assert_eq!(parse_lba_bytes("4160"), Ok(4160));
-        assert_eq!(parse_lba_bytes("4K"), Ok(4096));
-        assert!(parse_lba_bytes("1024").is_err());
-        assert!(parse_block_bytes("520").is_err());
     }
 }

@@ -4,9 +4,7 @@
 //! one line on standard error.
 
 mod args;
-mod backing;
 mod commands;
-mod log_pool;
 mod output;
 mod pool;
 mod run;

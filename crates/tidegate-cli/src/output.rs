@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use tidegate::stack::StackError;
+use tidegate::tier::Line;
 
 /// Wrong usage that only shows after parsing, such as options that contradict each other: exit status 2.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +18,8 @@ pub(crate) struct UsageError(pub(crate) String);
 #[error("cannot write to standard output")]
 struct OutputError(#[source] io::Error);
 
-/// Prints `line` on standard output. A reader that has gone away is none who could miss it: the work itself goes on.
+/// Prints `line` on standard output. A reader that has gone away is no
+/// failure: the work itself goes on.
 ///
 /// # Errors
 /// Standard output is full.
@@ -27,7 +30,7 @@ pub(crate) fn line(line: impl std::fmt::Display) -> io::Result<()> {
     }
 }
 
-/// Prints `message` on standard error as a line of this program's. Where nobody reads it, nobody misses it.
+/// Prints `message` on standard error as a line of this program's. A closed standard error is no failure.
 pub(crate) fn say(message: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "tidegate: {message}");
 }
@@ -49,9 +52,17 @@ pub(crate) fn field(label: &str, value: impl std::fmt::Display) -> io::Result<()
     line(format_args!("{label:<14} {value}"))
 }
 
-/// `number` of the things that `thing` names one of, in words.
-pub(crate) fn counted(number: u64, thing: &str) -> String {
-    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
+/// Prints each line with its label aligned.
+///
+/// # Errors
+/// Standard output is full.
+pub(crate) fn print_lines(lines: &[Line]) -> io::Result<()> {
+    lines.iter().try_for_each(|(label, text)| field(label, text))
+}
+
+/// The error of a command that the stack refused: wrong usage where nothing was tried.
+pub(crate) fn stack_error(error: StackError) -> anyhow::Error {
+    if error.is_usage() { UsageError(error.to_string()).into() } else { error.into() }
 }
 
 /// One line out of what may be several: for errors, which are one line by contract.

@@ -1,6 +1,23 @@
-//! Tidegate's protocol servers: each turns a protocol's requests into calls of
+//! Tidegate's protocol servers: each turns a protocol's requests into operations of
 //! [`tidegate::device::BlockDevice`], and holds no policy of its own.
 //!
 //! - [`nbd`]: the Network Block Device protocol over unix and TCP sockets.
+//!
+//! What front ends share: `queue` (a client's requests at a device), `mailbox` (how a completion
+//! reaches a client's thread), `listen` (addresses and sockets), `log` (lines about clients, at a
+//! bounded rate), `statistics` and `stop`.
 
+mod error;
+mod listen;
+mod log;
+mod mailbox;
 pub mod nbd;
+mod queue;
+mod statistics;
+mod stop;
+
+pub use error::ServeError;
+pub use listen::ListenAddress;
+pub use log::LogSink;
+pub use statistics::{Statistics, StatisticsSource};
+pub use stop::StopHandle;

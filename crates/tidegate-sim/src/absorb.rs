@@ -553,7 +553,6 @@ impl BlockDevice for Device {
             atomic_block: true,
             volatile_cache: false,
             fast_zero: false,
-            inline: true,
         }
     }
 

@@ -19,6 +19,7 @@ use std::time::Instant;
 
 use tidegate::device::{BlockDevice, WriteFlags};
 use tidegate::pmem::{Observer, Region};
+use tidegate::tier::background::{self, Work};
 
 use crate::context;
 use crate::history::{Call, History, Mix, Plan, Step, payload, perform, stamp_of};
@@ -28,7 +29,7 @@ use crate::model::Stamp;
 use crate::mutations::{Mutant, Mutation};
 use crate::random::{Random, mix, seeds};
 use crate::scheduler::{Body, Exhaustive, Sampled, Scheduler, Strategy, Stuck, Workers};
-use crate::subject::{Alive, Background, Subject};
+use crate::subject::{Alive, Subject};
 use crate::trace::{Action, Recorder, Trace};
 
 /// A formatted region and what its blocks hold.
@@ -601,17 +602,20 @@ impl Actor {
     }
 }
 
-/// The life of background thread number `thread`: it ends when no thread is `acting` any more.
+/// The life of background thread number `thread`: it ends with its work, or when no thread is `acting`
+/// any more.
 fn work_in_background(
-    mut work: Background,
+    mut work: Box<dyn Work>,
     thread: usize,
     recorder: &Recorder,
     acting: &AtomicUsize,
 ) {
     while acting.load(Ordering::SeqCst) > 0 {
         context::next_operation(thread, None);
-        if !work() {
-            recorder.relax();
+        match work.step() {
+            background::Step::Again => {}
+            background::Step::Sleep { .. } => recorder.relax(),
+            background::Step::Stop => return,
         }
     }
 }

@@ -4,8 +4,8 @@
 //! is told is streamed, and durable with the fence of its flush: before that a crash leaves any
 //! part of it.
 //!
-//! There is no thread: the write that fills the log above a few records cleans it, beside those of
-//! the other threads.
+//! There is no thread: a write that fills the log above a few records cleans it, beside writes of
+//! other threads and, where asked for, a cleaner that the scheduler runs.
 
 use std::sync::Arc;
 
@@ -16,11 +16,12 @@ use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
 use tidegate::log::layout::RING_OFFSET;
 use tidegate::log::{LogOptions, LogPool, Scanner, create};
 use tidegate::pmem::Region;
+use tidegate::tier::background::Work;
 use uuid::Uuid;
 
 use crate::history::payload;
 use crate::model::Stamp;
-use crate::subject::Subject;
+use crate::subject::{Alive, Subject};
 
 pub(crate) const BLOCK_BYTES: u32 = 512;
 /// Header, ring of the least size, both superblocks.
@@ -47,12 +48,32 @@ pub enum LogFault {
 pub struct LogSubject {
     blocks: u64,
     fault: LogFault,
+    cleaners: usize,
 }
 
 impl LogSubject {
     /// A device of `blocks` blocks of 512 bytes with `fault`.
     pub fn new(blocks: u64, fault: LogFault) -> Self {
-        Self { blocks, fault }
+        Self { blocks, fault, cleaners: 0 }
+    }
+
+    /// A device whose cleaner the scheduler runs beside requests.
+    #[must_use]
+    pub fn with_cleaner(self) -> Self {
+        Self { cleaners: 1, ..self }
+    }
+
+    fn open_device(&self, region: &Arc<Region>) -> Result<LogDevice, String> {
+        let pool = LogPool::open(Arc::clone(region)).map_err(text)?;
+        if self.fault == LogFault::PayloadsIgnored {
+            make_whole(&pool)?;
+        }
+        let backing = Arc::new(Backing {
+            region: Arc::clone(region),
+            blocks: self.blocks,
+            flushes: self.fault != LogFault::NoBackingFlush,
+        });
+        LogDevice::open(pool, backing, Binding::unnamed(2), Self::options()).map_err(text)
     }
 
     fn options() -> LogDeviceOptions {
@@ -99,18 +120,18 @@ impl Subject for LogSubject {
     }
 
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
-        let pool = LogPool::open(Arc::clone(region)).map_err(text)?;
-        if self.fault == LogFault::PayloadsIgnored {
-            make_whole(&pool)?;
-        }
-        let backing = Arc::new(Backing {
-            region: Arc::clone(region),
-            blocks: self.blocks,
-            flushes: self.fault != LogFault::NoBackingFlush,
-        });
-        let device =
-            LogDevice::open(pool, backing, Binding::unnamed(2), Self::options()).map_err(text)?;
-        Ok(Arc::new(device))
+        Ok(Arc::new(self.open_device(region)?))
+    }
+
+    fn open_alive(&self, region: &Arc<Region>) -> Result<Alive, String> {
+        let device = self.open_device(region)?;
+        let cleaner = |_| -> Box<dyn Work> { Box::new(device.cleaner()) };
+        let background = (0..self.cleaners).map(cleaner).collect();
+        Ok(Alive { device: Arc::new(device), background })
+    }
+
+    fn background_threads(&self) -> usize {
+        self.cleaners
     }
 
     fn check(&self, region: &Region) -> Result<(), String> {
@@ -189,7 +210,6 @@ impl BlockDevice for Backing {
             atomic_block: false,
             volatile_cache: true,
             fast_zero: false,
-            inline: true,
         }
     }
 

@@ -7,6 +7,7 @@ use tidegate::btt::{Btt, BttOptions, FlogSlots, Version, create};
 use tidegate::device::BlockDevice;
 use tidegate::dram::driven::Driven;
 use tidegate::pmem::Region;
+use tidegate::tier::background::{Step, Work};
 
 use crate::kernel::{Dialect, add_flags_to_flog, recover_and_read};
 
@@ -55,16 +56,13 @@ pub trait Subject: Sync {
     fn rounds_after_recovery(&self) -> u32;
 }
 
-/// An engine with the work of its background threads, which the scheduler runs.
+/// An engine with its background work, which the scheduler runs.
 pub struct Alive {
     /// The engine.
     pub device: Arc<dyn BlockDevice>,
     /// One for each thread.
-    pub background: Vec<Background>,
+    pub background: Vec<Box<dyn Work>>,
 }
-
-/// Does some background work; false where there was nothing to do.
-pub type Background = Box<dyn FnMut() -> bool + Send>;
 
 /// Another implementation of the format.
 pub struct Peer {
@@ -137,8 +135,8 @@ pub struct TransitSubject {
     evictors: usize,
 }
 
-/// Background steps after which an evictor steers the other way.
-const STEPS_OF_A_COURSE: u32 = 3;
+/// Background steps after which an evictor changes the write mode the other way.
+const STEPS_OF_A_MODE: u32 = 3;
 
 impl TransitSubject {
     /// A cache of `slots` slots and `evictors` evictors over `btt`.
@@ -154,14 +152,23 @@ impl TransitSubject {
     }
 }
 
-/// An evictor that also steers: now towards writes past the cache, now back.
-fn evictor(tier: Driven) -> Background {
-    let mut steps = 0_u32;
-    Box::new(move || {
-        steps += 1;
-        tier.steer(steps / STEPS_OF_A_COURSE % 2 == 1);
-        tier.evict()
-    })
+/// An evictor that also changes the write mode: now towards bypassing the cache, now back.
+struct Evictor<W> {
+    tier: Driven,
+    work: W,
+    steps: u32,
+}
+
+impl<W: Work> Work for Evictor<W> {
+    fn step(&mut self) -> Step {
+        self.steps += 1;
+        self.tier.step_write_mode(self.steps / STEPS_OF_A_MODE % 2 == 1);
+        self.work.step()
+    }
+
+    fn has_work(&self) -> bool {
+        self.work.has_work()
+    }
 }
 
 impl Subject for TransitSubject {
@@ -175,8 +182,10 @@ impl Subject for TransitSubject {
 
     fn open_alive(&self, region: &Arc<Region>) -> Result<Alive, String> {
         let tier = self.open_driven(region)?;
-        let background = (0..self.evictors).map(|_| evictor(tier.clone())).collect();
-        Ok(Alive { device: tier.tier(), background })
+        let evictor = |_| -> Box<dyn Work> {
+            Box::new(Evictor { tier: tier.clone(), work: tier.evictor(), steps: 0 })
+        };
+        Ok(Alive { device: tier.tier(), background: (0..self.evictors).map(evictor).collect() })
     }
 
     fn background_threads(&self) -> usize {

@@ -177,7 +177,6 @@ impl BlockDevice for Device {
             atomic_block: true,
             volatile_cache: self.toy.volatile_cache,
             fast_zero: false,
-            inline: true,
         }
     }
 

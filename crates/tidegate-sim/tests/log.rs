@@ -129,6 +129,18 @@ fn p6_kills_power_cuts_and_recoveries_in_turn() {
     });
 }
 
+#[test]
+fn p1_p2_p3_p4_writers_beside_a_cleaner_sampled() {
+    let mixture = Mix { threads: 2, ..THREE_WRITERS };
+    seeded("p1_p2_p3_p4_writers_beside_a_cleaner_sampled", 16, |seed| {
+        let subject = LogSubject::new(BLOCKS, LogFault::None).with_cleaner();
+        let plan = mixture.plan(&mut Random::new(seed), &mut 1000);
+        let pool = young_pool(&subject);
+        let mut explorer = Explorer::new(&subject, pool, mixture.threads, SAMPLE).unwrap();
+        explorer.sampled(&plan, seed).map(|()| explorer.stats())
+    });
+}
+
 /// The budget of the planted bugs, first failure first.
 fn hunt(fault: LogFault, mutation: Option<Mutation>) -> Result<Stats, Failure> {
     let steps = (0..7).map(|index| write(index % 2 * 5, 101 + u32::try_from(index).unwrap()));

@@ -42,7 +42,7 @@ fn on_demand() -> TransitSubject {
     TransitSubject::new(BttSubject::new(20, 3, Version::V1_1, FlogSlots::ZeroOne), SLOTS, 0)
 }
 
-/// Two evictors write back whenever the scheduler lets them, and change the course.
+/// Two evictors write back whenever the scheduler lets them, and change the write mode.
 fn eager() -> TransitSubject {
     TransitSubject::new(BttSubject::new(20, 4, Version::V1_1, FlogSlots::ZeroOne), SLOTS, 2)
 }

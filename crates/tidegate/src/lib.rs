@@ -9,10 +9,16 @@
 //! - [`log`]: a write log, for files and blocks, shared by processes;
 //! - [`raw`]: blocks in place on persistent memory, fast and not atomic;
 //! - [`dram`]: the DRAM tier, a volatile write cache over any device;
-//! - [`size`]: numbers of bytes as people write them.
+//! - [`tier`]: what tiers share;
+//! - [`size`]: numbers of bytes as people write them;
+//! - [`backing`]: devices behind a pool, by URL;
+//! - [`stack`]: the registry of engines, and the stack of tiers that a pool is served as;
+//! - [`stats`]: counters, gauges and latency histograms of every tier;
+//! - [`tier`]: what every tier can say and do, and how an engine offers itself.
 //!
 //! `docs/architecture.md` walks one write through them.
 
+pub mod backing;
 pub mod btt;
 pub mod device;
 pub mod dram;
@@ -21,4 +27,7 @@ pub mod pmem;
 pub mod pool;
 pub mod raw;
 pub mod size;
+pub mod stack;
+pub mod stats;
 mod sync;
+pub mod tier;

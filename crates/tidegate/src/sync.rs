@@ -2,6 +2,8 @@
 //! loom_` checks that code under every interleaving and every reordering that the memory model
 //! allows.
 
+pub(crate) mod shard;
+
 #[cfg(feature = "loom")]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(feature = "loom"))]

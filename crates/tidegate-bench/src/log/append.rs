@@ -141,7 +141,6 @@ impl<A: Append> BlockDevice for AppendOnly<A> {
             atomic_block: true,
             volatile_cache: false,
             fast_zero: false,
-            inline: true,
         }
     }
 

@@ -242,7 +242,6 @@ impl BlockDevice for Files {
             atomic_block: false,
             volatile_cache: true,
             fast_zero: false,
-            inline: true,
         }
     }
 

@@ -187,7 +187,6 @@ impl BlockDevice for PmemBlk {
             atomic_block: true,
             volatile_cache: false,
             fast_zero: true,
-            inline: true,
         }
     }
 

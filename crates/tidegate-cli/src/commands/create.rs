@@ -13,42 +13,33 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::{FallocateFlags, StatVfsMountFlags};
-use tidegate::btt::{self, BttOptions, Version};
-use tidegate::log::{self, LogOptions};
+use tidegate::dram::{Policy, TierSpec};
+use tidegate::log::LogEngine;
 use tidegate::pmem::{Region, RegionOptions};
 use tidegate::pool::{self, Content, PoolError, PoolKind};
-use tidegate::raw::{self, RawOptions};
 use tidegate::size::Size;
+use tidegate::stack::REGISTRY;
+use tidegate::tier::{Engine, Options, Plan};
 
-use super::info;
-use crate::args::{BttVersion, CreateArgs, Engine};
-use crate::output::{UsageError, field, spinner};
+use crate::args::CreateArgs;
+use crate::output::{field, print_lines, spinner, stack_error};
 use crate::pool::{in_pool, map};
-
-/// Pools of engine `raw` are whole pages: two of headers, at least one of data, and the second header's.
-const RAW_BYTES_MIN: u64 = 4 * PAGE_BYTES;
-const PAGE_BYTES: u64 = 4096;
-/// Pools of engine `log` have headers of their own before the ring.
-const LOG_BYTES_MIN: u64 = 3 * PAGE_BYTES + log::layout::RING_OFFSET + log::RING_BYTES_MIN;
 
 /// Runs the command.
 ///
 /// # Errors
 /// The options contradict each other, the size does not fit, or the file holds something.
 pub(crate) fn run(args: &CreateArgs) -> Result<ExitCode> {
-    let recipe = Recipe::new(args)?;
-    recipe.check_size(&args.pool, args.engine, args.size)?;
+    let plan = REGISTRY.plan(args.engine, &args.options.given).map_err(stack_error)?;
+    check_size(&args.pool, args.engine, &*plan, args.size)?;
     let sign_of_life = spinner("creating");
     let region = prepare(args)?;
-    let created = recipe.write(&region);
+    let created = plan.create(&region).with_context(|| in_pool(&region));
     sign_of_life.finish_and_clear();
     created?;
-    info::describe(&Arc::new(region), &args.pool)?.print()?;
-    let pool = args.pool.display();
-    match args.engine {
-        Engine::Log => field("next", format_args!("tidegate run --pool {pool} -- CMD"))?,
-        _ => field("next", format_args!("tidegate serve {pool} --nbd unix:/tmp/tidegate.sock"))?,
-    }
+    let none = TierSpec { policy: Policy::None, bytes: 0 };
+    print_lines(&REGISTRY.describe(&Arc::new(region), none)?.lines())?;
+    field("next", args.engine.next_command(&args.pool))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -57,108 +48,25 @@ pub(crate) fn run(args: &CreateArgs) -> Result<ExitCode> {
 /// # Errors
 /// The size is refused.
 pub(crate) fn check_log_size(pool: &Path, asked: Size) -> Result<()> {
-    Recipe::Log.check_size(pool, Engine::Log, asked)
+    let engine: &'static dyn Engine = &LogEngine;
+    let plan = REGISTRY.plan(engine, &Options::new())?;
+    check_size(pool, engine, &*plan, asked)
 }
 
-/// What to make.
-enum Recipe {
-    Btt(BttOptions),
-    Raw(RawOptions),
-    Log,
-}
-
-impl Recipe {
-    fn new(args: &CreateArgs) -> Result<Self> {
-        match args.engine {
-            Engine::Btt => btt_options(args).map(Self::Btt),
-            Engine::Raw => raw_options(args).map(Self::Raw),
-            Engine::Log => log_options(args).map(|()| Self::Log),
-        }
+/// Refuses a size that the engine could not use fully, and says which sizes it could.
+fn check_size(pool: &Path, engine: &dyn Engine, plan: &dyn Plan, asked: Size) -> Result<()> {
+    let pool = pool.display();
+    let smallest = Size { bytes: plan.smallest_bytes() };
+    if asked < smallest {
+        bail!(
+            "{pool}: --size {asked} is too small for a {engine} pool; the smallest is {smallest}"
+        );
     }
-
-    fn smallest(&self) -> Size {
-        let bytes = match self {
-            Self::Btt(options) => btt::smallest_bytes(options),
-            Self::Raw(_) => RAW_BYTES_MIN,
-            Self::Log => LOG_BYTES_MIN,
-        };
-        Size { bytes }
-    }
-
-    fn largest_fit(&self, size: Size) -> Size {
-        let bytes = match self {
-            Self::Btt(options) => btt::largest_fit_bytes(options, size.bytes),
-            Self::Raw(_) | Self::Log => size.bytes - size.bytes % PAGE_BYTES,
-        };
-        Size { bytes }
-    }
-
-    /// Refuses a size that the engine could not use fully, and says which sizes it could.
-    fn check_size(&self, pool: &Path, engine: Engine, asked: Size) -> Result<()> {
-        let pool = pool.display();
-        let (smallest, largest) = (self.smallest(), self.largest_fit(asked));
-        if asked < smallest {
-            bail!(
-                "{pool}: --size {asked} is too small for a {engine} pool; the smallest is {smallest}"
-            );
-        }
-        if largest < asked {
-            bail!(
-                "{pool}: a {engine} pool cannot use all of --size {asked}; the largest that fits is {largest}"
-            );
-        }
-        Ok(())
-    }
-
-    fn write(&self, region: &Region) -> Result<()> {
-        match self {
-            Self::Btt(options) => {
-                btt::create(region, options).map(drop).with_context(|| in_pool(region))
-            }
-            Self::Raw(options) => {
-                raw::create(region, options).map(drop).with_context(|| in_pool(region))
-            }
-            Self::Log => {
-                let made = log::create(region, &LogOptions::default());
-                made.map(drop).with_context(|| in_pool(region))
-            }
-        }
-    }
-}
-
-fn btt_options(args: &CreateArgs) -> Result<BttOptions> {
-    let lba_bytes = args.btt.lba_size.or(args.block_size).unwrap_or(4096);
-    let block_bytes = if lba_bytes < 4096 { 512 } else { 4096 };
-    if let Some(asked) = args.block_size.filter(|&asked| asked != block_bytes) {
-        return Err(UsageError(format!(
-            "--lba-size {lba_bytes} holds blocks of {block_bytes} bytes, but --block-size asks for {asked}; leave \
-             --block-size out or say {block_bytes}"
-        ))
-        .into());
-    }
-    let version = match args.btt.btt_version {
-        Some(BttVersion::V2_0) => Version::V2_0,
-        Some(BttVersion::V1_1) | None => Version::V1_1,
-    };
-    Ok(BttOptions { lba_bytes, version, ..BttOptions::default() })
-}
-
-fn raw_options(args: &CreateArgs) -> Result<RawOptions> {
-    if args.btt.lba_size.is_some() || args.btt.btt_version.is_some() {
-        let message =
-            "--lba-size and --btt-version belong to --engine btt; leave them out for --engine raw";
-        return Err(UsageError(message.into()).into());
-    }
-    Ok(RawOptions { block_bytes: args.block_size.unwrap_or(4096), ..RawOptions::default() })
-}
-
-fn log_options(args: &CreateArgs) -> Result<()> {
-    let of_blocks =
-        args.block_size.is_some() || args.btt.lba_size.is_some() || args.btt.btt_version.is_some();
-    if of_blocks {
-        let message = "--block-size, --lba-size and --btt-version belong to engines with blocks; leave them out for \
-                       --engine log";
-        return Err(UsageError(message.into()).into());
+    let largest = Size { bytes: plan.largest_fit_bytes(asked.bytes) };
+    if largest < asked {
+        bail!(
+            "{pool}: a {engine} pool cannot use all of --size {asked}; the largest that fits is {largest}"
+        );
     }
     Ok(())
 }
@@ -252,8 +160,10 @@ fn refuse_content(region: &Region, path: &Path) -> Result<()> {
     let found = match pool::identify(region) {
         Ok(PoolKind::Unknown(Content::Zeroes)) => return Ok(()),
         Ok(PoolKind::Unknown(content)) => content.to_string(),
-        Ok(PoolKind::Btt(version)) => format!("a btt pool (version {version})"),
-        Ok(PoolKind::Tidegate(found)) => format!("a {} pool", found.superblock.engine),
+        Ok(_) => match REGISTRY.identify(region) {
+            Ok(engine) => format!("a {engine} pool"),
+            Err(error) => format!("a pool that cannot be used ({error})"),
+        },
         Err(error) => format!("a pool that cannot be used ({error})"),
     };
     bail!(

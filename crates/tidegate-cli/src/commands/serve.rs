@@ -1,4 +1,4 @@
-//! `tidegate serve`: opens a pool, offers it over NBD, and stops in good order on SIGTERM or SIGINT.
+//! `tidegate serve`: opens a pool, offers it over NBD, and drains it on SIGTERM or SIGINT.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -10,63 +10,60 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tidegate::device::BlockDevice;
-use tidegate::device::delay::{Delay, Delays};
-use tidegate::dram::phases::{Phase, PhaseTimes};
-use tidegate::dram::{self, DramTier, Phases, Policy};
+use tidegate::device::delay::Delays;
 use tidegate::size::Size;
+use tidegate::stack::{REGISTRY, Stack, StackOptions};
 use tidegate_serve::nbd::{
     Export, Limits, ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls, TlsMode,
 };
 
-use super::info::print_tier;
 use crate::args::{LimitArgs, ServeArgs, TlsArgs, TlsWhen};
-use crate::output::{counted, field, line};
-use crate::pool::{self, Pool};
+use crate::output::{field, line, print_lines};
+use crate::pool;
 
 /// Runs the command until a signal ends it.
 ///
 /// # Errors
-/// The pool or the DRAM tier cannot be opened, an address cannot be listened at, or the tier cannot be written back.
+/// The pool or the DRAM tier cannot be opened, an address cannot be listened at, or a tier cannot be drained.
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let tls = tls(&args.tls)?;
     // Caught before the first client can connect: no signal is lost, and none kills the process.
     let signals = Signals::new([SIGTERM, SIGINT]).context("cannot catch signals")?;
-    let pool = pool::open(args)?;
+    let stack = open(args)?;
     let secure = tls.is_some();
-    let tier = open_tier(args, &pool)?;
-    let server = bind(args, &tier, tls)?;
+    let server = bind(args, stack.top(), tls)?;
     let statistics = server.statistics();
     let stop = StopHandle::new()?;
-    announce(args, &pool, tier.as_ref(), &server.addresses(), secure)?;
+    print_lines(&stack.description().lines())?;
+    announce(args, &server.addresses(), secure)?;
     let started = Instant::now();
     let served = run_until_signal(server, &stop, signals);
-    let written_back = write_back(args, tier.as_ref());
-    let closed = served.and(written_back).and_then(|()| pool.close());
+    let closed = served.and(stack.drain().map_err(Into::into));
     summarize(&statistics.snapshot(), started.elapsed())?;
-    summarize_tier(&tier.phases())?;
+    print_lines(&stack.tier_lines())?;
     closed?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The DRAM tier over the device of `pool`, which is as slow as `--delay-us` asks for.
-fn open_tier(args: &ServeArgs, pool: &Pool) -> Result<Arc<dyn DramTier>> {
-    let below = delayed(args, &pool.device);
-    dram::open(args.dram.policy, args.dram.bytes, below)
-        .with_context(|| format!("cannot open the DRAM tier {}", args.dram))
+/// Opens the pool, and the tiers before it and the backing behind it that `args` name.
+fn open(args: &ServeArgs) -> Result<Stack> {
+    let region = Arc::new(pool::map(&args.pool, &args.memory, args.read_only)?);
+    Ok(REGISTRY.open(StackOptions {
+        region,
+        path: args.pool.clone(),
+        backing: args.backing.clone(),
+        force: args.force,
+        dram: args.dram,
+        delays: args.delay_us.map(delays),
+    })?)
 }
 
-/// Makes durable what the tier still holds: nobody else will.
-fn write_back(args: &ServeArgs, tier: &dyn DramTier) -> Result<()> {
-    tier.shutdown().with_context(|| {
-        let lost = tier.summary().dirty_slots;
-        let pool = args.pool.display();
-        let lost = counted(lost, "block");
-        format!("{lost} in the DRAM tier of {pool} cannot be written back: lost")
-    })
+fn delays(delay_us: u64) -> Delays {
+    let delay_ns = delay_us.saturating_mul(1000);
+    Delays { read_ns: delay_ns, write_ns: delay_ns, flush_ns: delay_ns, byte_ps: 0 }
 }
 
-fn bind(args: &ServeArgs, tier: &Arc<dyn DramTier>, tls: Option<Tls>) -> Result<Server> {
-    let device: Arc<dyn BlockDevice> = Arc::<dyn DramTier>::clone(tier);
+fn bind(args: &ServeArgs, device: Arc<dyn BlockDevice>, tls: Option<Tls>) -> Result<Server> {
     let export = Export::new(args.export.clone(), device).read_only(args.read_only);
     let builder = ServerBuilder::new().export(export).limits(limits(&args.limits));
     let builder = match tls {
@@ -74,15 +71,6 @@ fn bind(args: &ServeArgs, tier: &Arc<dyn DramTier>, tls: Option<Tls>) -> Result<
         None => builder,
     };
     Ok(builder.bind(&args.nbd)?)
-}
-
-/// The device, as slow as `--delay-us` asks for.
-fn delayed(args: &ServeArgs, device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
-    let device = Arc::clone(device);
-    let Some(delay_us) = args.delay_us else { return device };
-    let delay_ns = delay_us.saturating_mul(1000);
-    let delays = Delays { read_ns: delay_ns, write_ns: delay_ns, flush_ns: delay_ns, byte_ps: 0 };
-    Arc::new(Delay::new(device, delays))
 }
 
 fn run_until_signal(server: Server, stop: &StopHandle, mut signals: Signals) -> Result<()> {
@@ -114,42 +102,13 @@ fn tls(args: &TlsArgs) -> Result<Option<Tls>> {
     Ok(Some(Tls::from_files(mode, certificate, key, args.tls_ca.as_deref())?))
 }
 
-/// Says what is served, what it promises, and how to reach it; `ready` is the last line.
-fn announce(
-    args: &ServeArgs,
-    pool: &Pool,
-    tier: &dyn DramTier,
-    addresses: &[ListenAddress],
-    secure: bool,
-) -> io::Result<()> {
-    let geometry = pool.device.geometry();
-    let access = if geometry.read_only || args.read_only { ", read-only" } else { "" };
-    field("pool", args.pool.display())?;
-    field("engine", format_args!("{}{access}", pool.engine))?;
-    field("size", Size { bytes: geometry.size_bytes() })?;
-    field("blocks", format_args!("{} of {} bytes", geometry.blocks, geometry.block_bytes))?;
-    field("domain", pool.region.domain())?;
-    field("power cut", pool::power_cut(&pool.region))?;
-    field("media", pool.region.media())?;
-    if let Some(backing) = &args.backing {
-        field("backing", backing)?;
-    }
-    field("recovered", &pool.recovered)?;
-    announce_tier(tier)?;
+/// Prints how the server is reached; `ready` is the last line.
+fn announce(args: &ServeArgs, addresses: &[ListenAddress], secure: bool) -> io::Result<()> {
     for address in addresses {
         field("listening", address)?;
         field("try", format_args!("nbdinfo '{}'", uri(address, &args.export, secure)))?;
     }
     line("ready")
-}
-
-fn announce_tier(tier: &dyn DramTier) -> io::Result<()> {
-    let summary = tier.summary();
-    if summary.policy == Policy::None {
-        return field("dram tier", Policy::None);
-    }
-    print_tier(&summary)?;
-    field("acknowledged", "in DRAM; durable at the next flush, FUA or SIGTERM")
 }
 
 /// The address as NBD clients write it.
@@ -206,66 +165,9 @@ fn summarize(done: &Statistics, uptime: Duration) -> io::Result<()> {
     field("uptime", format_args!("{} s", uptime.as_secs()))
 }
 
-/// Where the time of the DRAM tier went, a line for each phase that occurred.
-fn summarize_tier(phases: &Phases) -> io::Result<()> {
-    phases.phases.iter().try_for_each(|times| field("dram tier", describe(times)))
-}
-
-fn describe(times: &PhaseTimes) -> String {
-    let PhaseTimes { phase, count, share_pct, mean_ns, p9999_ns, max_ns, .. } = times;
-    let micros = |ns: &u64| Duration::from_nanos(*ns).as_secs_f64() * 1e6;
-    let (mean, p9999, max) = (micros(mean_ns), micros(p9999_ns), micros(max_ns));
-    let name = words(*phase);
-    format!(
-        "{name:<13} {count:>10} times, {share_pct:>4.1} % of the time; mean {mean:.2} µs, p99.99 {p9999:.1}, max {max:.1}"
-    )
-}
-
-fn words(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Metadata => "metadata",
-        Phase::StalledWrite => "stalled write",
-        Phase::Bypass => "bypass",
-        Phase::CacheWrite => "cache write",
-        Phase::Enqueue => "enqueue",
-        Phase::Flush => "flush",
-        Phase::ReadHit => "read hit",
-        Phase::ReadMiss => "read miss",
-        Phase::Eviction => "eviction",
-        Phase::Other => "other",
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-    use tidegate::device::fault::{Effect, Fault, Rule, When};
-    use tidegate::device::memory::MemoryDevice;
-    use tidegate::device::{DeviceErrorKind, Op, WriteFlags};
-
     use super::*;
-    use crate::args::{Cli, Command};
-
-    fn args(line: &str) -> ServeArgs {
-        let Command::Serve(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else {
-            panic!("{line} serves");
-        };
-        args
-    }
-
-    #[test]
-    fn what_cannot_be_written_back_at_the_end_is_an_error() {
-        let args = args("tidegate serve pool --nbd unix:s --dram transit-no-eager:1M");
-        let below = Arc::new(Fault::new(Arc::new(MemoryDevice::new(4096, 64).unwrap()), 1));
-        below.add(Rule::new(&[Op::Write], When::Always, Effect::Fail(DeviceErrorKind::Io)));
-        let tier =
-            dram::open(args.dram.policy, args.dram.bytes, Arc::<Fault>::clone(&below)).unwrap();
-        tier.write(0, &[7; 4096], WriteFlags::default()).unwrap();
-        let error = format!("{:#}", write_back(&args, tier.as_ref()).unwrap_err());
-        assert!(error.starts_with("1 block in the DRAM tier of pool cannot"), "{error}");
-        below.heal();
-        write_back(&args, tier.as_ref()).unwrap();
-    }
 
     #[test]
     fn uris_can_be_pasted() {

@@ -16,8 +16,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Access, FlockOperation};
 
-use tidegate::pool::{Content, Engine, Glance, glance};
+use tidegate::log::CODE;
+use tidegate::pool::{Content, Glance, glance};
 use tidegate::size::Size;
+use tidegate::stack::REGISTRY;
 
 /// Where files of processes that need no disk lie.
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -212,8 +214,8 @@ fn is_blank(path: &Path) -> Result<bool> {
     match glance(&file).with_context(|| format!("cannot read {shown}"))? {
         Glance::Unknown(Content::Zeroes) => Ok(true),
         // Of one that is damaged, opening it tells how.
-        Glance::Tidegate(Some(Engine::Log) | None) => Ok(false),
-        found => bail!("{shown} holds {found}, no log pool"),
+        Glance::Tidegate(Some(CODE) | None) => Ok(false),
+        found => bail!("{shown} holds {}, no log pool", REGISTRY.words(found)),
     }
 }
 

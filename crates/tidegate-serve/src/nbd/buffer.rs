@@ -1,11 +1,12 @@
 //! Buffers of one connection: bytes that came, bytes to send, and payloads of their own.
 //!
-//! Invariants: a buffer is zeroed once, when it is made, and reused from then on; [`Input`] and [`Output`]
-//! never grow; a [`Payload`] is made only for a length that was checked, and its pages become resident only
-//! as bytes arrive in them.
+//! Invariants: a buffer is zeroed once, when it is made, and reused from then on; [`Input`] and
+//! [`Output`] never grow; a payload is made only for a length that was checked.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
+
+use tidegate::device::IoBuffer;
 
 /// Received bytes not used up yet.
 pub(super) struct Input {
@@ -47,80 +48,34 @@ impl Input {
     }
 }
 
-/// Alignment of a payload's data in memory, so that devices may pass it on to direct I/O.
-const PAYLOAD_ALIGN: usize = 4096;
-/// Room before a payload's data, for the headers of a reply.
-const HEADROOM_BYTES: usize = 64;
-
-/// An owned, aligned buffer for the data of one request, with room for reply headers before it.
-pub(super) struct Payload {
-    storage: Vec<u8>,
-    head: usize,
-    data: usize,
-    len: usize,
-}
-
-impl Payload {
-    fn new(len: usize) -> Self {
-        let storage = vec![0; len + HEADROOM_BYTES + PAYLOAD_ALIGN];
-        let address = storage.as_ptr().addr();
-        let data = (address + HEADROOM_BYTES).next_multiple_of(PAYLOAD_ALIGN) - address;
-        Self { storage, head: data, data, len }
-    }
-
-    /// The most data it can hold.
-    fn capacity_bytes(&self) -> usize {
-        self.storage.len() - self.data
-    }
-
-    pub(super) fn data(&self) -> &[u8] {
-        &self.storage[self.data..self.data + self.len]
-    }
-
-    pub(super) fn data_mut(&mut self) -> &mut [u8] {
-        &mut self.storage[self.data..self.data + self.len]
-    }
-
-    /// Puts a reply's header, at most 64 bytes, right before the data.
-    pub(super) fn set_header(&mut self, header: &[u8]) {
-        self.head = self.data - header.len();
-        self.storage[self.head..self.data].copy_from_slice(header);
-    }
-
-    /// Header and data.
-    fn message(&self) -> &[u8] {
-        &self.storage[self.head..self.data + self.len]
-    }
-}
-
 /// The most bytes of free payloads that a connection keeps.
 const POOL_BYTES: usize = 2 << 20;
 
 /// Payloads of finished requests, kept for the next.
 #[derive(Default)]
 pub(super) struct PayloadPool {
-    free: Vec<Payload>,
+    free: Vec<IoBuffer>,
     free_bytes: usize,
 }
 
 impl PayloadPool {
     /// A payload of `len` bytes with any content.
-    pub(super) fn take(&mut self, len: usize) -> Payload {
+    pub(super) fn take(&mut self, len: usize) -> IoBuffer {
         match self.free.iter().rposition(|payload| payload.capacity_bytes() >= len) {
             Some(index) => {
                 let mut payload = self.free.swap_remove(index);
-                self.free_bytes -= payload.storage.len();
-                (payload.head, payload.len) = (payload.data, len);
+                self.free_bytes -= payload.memory_bytes();
+                payload.reset(len);
                 payload
             }
-            None => Payload::new(len),
+            None => IoBuffer::new(len),
         }
     }
 
     /// Takes a payload back.
-    pub(super) fn put(&mut self, payload: Payload) {
-        if self.free_bytes + payload.storage.len() <= POOL_BYTES {
-            self.free_bytes += payload.storage.len();
+    pub(super) fn put(&mut self, payload: IoBuffer) {
+        if self.free_bytes + payload.memory_bytes() <= POOL_BYTES {
+            self.free_bytes += payload.memory_bytes();
             self.free.push(payload);
         }
     }
@@ -129,7 +84,7 @@ impl PayloadPool {
 /// A message outside the buffer of [`Output`].
 enum Owned {
     Bytes(Vec<u8>),
-    Payload(Payload),
+    Payload(IoBuffer),
 }
 
 impl Owned {
@@ -221,7 +176,7 @@ impl Output {
     }
 
     /// Sends a payload with its header.
-    pub(super) fn push_payload(&mut self, payload: Payload) {
+    pub(super) fn push_payload(&mut self, payload: IoBuffer) {
         self.place(Owned::Payload(payload));
     }
 
@@ -298,16 +253,6 @@ mod tests {
         let mut pieces = Output::no_pieces();
         let count = output.pieces(&mut pieces);
         pieces[..count].iter().flat_map(|piece| piece.to_vec()).collect()
-    }
-
-    #[test]
-    fn payload_data_is_aligned_and_follows_its_header() {
-        let mut payload = Payload::new(8192);
-        payload.data_mut().fill(7);
-        payload.set_header(&[1, 2, 3]);
-        assert_eq!(payload.data().as_ptr().addr() % PAYLOAD_ALIGN, 0);
-        assert_eq!(&payload.message()[..5], &[1, 2, 3, 7, 7]);
-        assert_eq!(payload.message().len(), 8195);
     }
 
     #[test]

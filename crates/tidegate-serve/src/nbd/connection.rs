@@ -1,10 +1,10 @@
 //! One client from greeting to goodbye: the event loop between its socket and its session.
 //!
 //! Invariants:
-//! 1. The loop waits only in `poll`, on the socket and on the mailbox of its workers' answers.
+//! 1. The loop waits only in `poll`, on the socket and on the mailbox of completed requests.
 //! 2. It receives only when everything received before has been handled, and handles only while little
 //!    waits to be sent: what a client makes the server hold is bounded whatever it does.
-//! 3. The connection's place among the server's connections is held until its last job has finished.
+//! 3. The connection stays among the server's connections until its last request is complete.
 //!
 //! Entry point: [`Connection::serve`].
 
@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::time::Timespec;
@@ -22,11 +21,10 @@ use rustls::ServerConnection;
 use super::buffer::{Input, Output, PayloadPool};
 use super::handshake::{Handshake, Negotiated, Step};
 use super::protocol::greeting;
-use super::server::Shared;
-use super::session::{INPUT_BYTES, OUTPUT_BYTES, Progress, Session};
+use super::service::Service;
+use super::session::{INPUT_BYTES, Mail, OUTPUT_BYTES, Progress, Session};
 use super::tls::{Tls, TlsMode};
 use super::transport::Transport;
-use super::worker::{Job, Mailbox};
 
 /// How long to look for the next request before sleeping: about what two wake-ups of an idle CPU take.
 const SPIN: Duration = Duration::from_micros(100);
@@ -58,10 +56,10 @@ impl From<io::Error> for Fault {
 
 /// One client.
 pub(super) struct Connection<'a> {
-    shared: &'a Shared,
+    service: &'a Service,
+    id: u64,
     transport: Transport,
-    mailbox: Arc<Mailbox>,
-    jobs: Sender<Job>,
+    mailbox: Arc<Mail>,
     input: Input,
     output: Output,
     phase: Phase,
@@ -76,25 +74,20 @@ pub(super) struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    /// A client on the nonblocking `socket`.
-    pub(super) fn new(
-        shared: &'a Shared,
-        socket: OwnedFd,
-        mailbox: Arc<Mailbox>,
-        jobs: Sender<Job>,
-    ) -> Self {
-        let mode = shared.tls.as_ref().map_or(TlsMode::Off, Tls::mode);
-        let exports = Arc::clone(&shared.exports);
-        let handshake = Handshake::new(exports, shared.limits.max_request_bytes, mode);
+    /// Connection `id`, of a client on the nonblocking `socket`.
+    pub(super) fn new(service: &'a Service, id: u64, socket: OwnedFd, mailbox: Arc<Mail>) -> Self {
+        let mode = service.tls.as_ref().map_or(TlsMode::Off, Tls::mode);
+        let exports = Arc::clone(&service.exports);
+        let handshake = Handshake::new(exports, service.limits.max_request_bytes, mode);
         Self {
-            shared,
+            service,
+            id,
             transport: Transport::new(socket),
             mailbox,
-            jobs,
             input: Input::new(INPUT_BYTES),
             output: Output::new(OUTPUT_BYTES),
             phase: Phase::Handshake(Box::new(handshake)),
-            deadline: Instant::now().checked_add(shared.limits.handshake_timeout),
+            deadline: Instant::now().checked_add(service.limits.handshake_timeout),
             stopping: false,
             closing: false,
             spins: false,
@@ -109,9 +102,9 @@ impl<'a> Connection<'a> {
     pub(super) fn serve(&mut self) -> Result<(), Fault> {
         self.output.push(&greeting());
         let result = self.run();
-        self.finish_jobs();
+        self.finish_requests();
         if let Phase::Transmission(session) = &mut self.phase {
-            self.shared.counters.add(session.tally());
+            self.service.counters.add(session.tally());
         }
         result
     }
@@ -140,12 +133,12 @@ impl<'a> Connection<'a> {
 
     /// When the server stops, takes what has arrived by now, and nothing later.
     fn notice_stop(&mut self) -> Result<(), Fault> {
-        if !self.stopping && self.shared.stopping.load(Ordering::Acquire) {
+        if !self.stopping && self.service.stopping.load(Ordering::Acquire) {
             if !self.closing {
                 self.receive()?;
             }
             self.stopping = true;
-            self.deadline = Instant::now().checked_add(self.shared.limits.stop_grace);
+            self.deadline = Instant::now().checked_add(self.service.limits.stop_grace);
         }
         Ok(())
     }
@@ -222,8 +215,8 @@ impl<'a> Connection<'a> {
 
     fn start_transmission(&mut self, negotiated: &Negotiated) {
         self.deadline = self.deadline.filter(|_| self.stopping);
-        let (limits, jobs) = (&self.shared.limits, self.jobs.clone());
-        let session = Session::new(negotiated, limits, jobs, Arc::clone(&self.mailbox));
+        let (limits, mailbox) = (&self.service.limits, Arc::clone(&self.mailbox));
+        let session = Session::new(negotiated, limits, self.id, mailbox);
         self.phase = Phase::Transmission(Box::new(session));
     }
 
@@ -233,7 +226,7 @@ impl<'a> Connection<'a> {
         if !self.input.unread().is_empty() {
             return Err(Fault::Broken("plain text after STARTTLS".into()));
         }
-        let Some(tls) = &self.shared.tls else {
+        let Some(tls) = &self.service.tls else {
             return Err(Fault::Broken("STARTTLS without TLS".into()));
         };
         let tls = ServerConnection::new(Arc::clone(tls.config()))
@@ -278,7 +271,7 @@ impl<'a> Connection<'a> {
     fn send(&mut self) -> Result<bool, Fault> {
         if let (false, Phase::Transmission(session)) = (self.output.is_empty(), &mut self.phase) {
             // Before the replies leave: a client that has its reply finds it counted.
-            self.shared.counters.add(session.tally());
+            self.service.counters.add(session.tally());
         }
         let mut any = false;
         let mut no_pool = PayloadPool::default();
@@ -351,8 +344,8 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Waits for the jobs of a client that is gone.
-    fn finish_jobs(&mut self) {
+    /// Waits for the requests of a client that is gone.
+    fn finish_requests(&mut self) {
         let Phase::Transmission(session) = &mut self.phase else { return };
         while !session.is_idle() {
             let mut dropped = Output::new(0);

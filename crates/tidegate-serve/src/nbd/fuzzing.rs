@@ -5,29 +5,29 @@
 
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, unbounded};
 use parking_lot::Mutex;
 use tidegate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
+    Operation, Result, WriteFlags, ZeroFlags,
 };
 
+use super::Limits;
 use super::buffer::{Input, Output};
 use super::export::{Export, Exports};
 use super::handshake::{Handshake, MAX_OPTIONS, Negotiated, Step};
 use super::protocol::{
     CHUNK_HEADER_BYTES, CHUNK_MAGIC, Cursor, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC,
 };
-use super::server::Limits;
-use super::session::{INPUT_BYTES, OUTPUT_BYTES, Progress, Session};
+use super::session::{INPUT_BYTES, Mail, OUTPUT_BYTES, Progress, Session};
 use super::tls::TlsMode;
-use super::worker::{Job, Mailbox};
 
 const DEVICE_BYTES: usize = 256 << 10;
 
 /// A little memory; its last block fails.
 struct Scratch {
     bytes: Mutex<Vec<u8>>,
-    inline: bool,
+    /// It hands every request back that is to run at once.
+    is_slow: bool,
 }
 
 impl Scratch {
@@ -51,7 +51,6 @@ impl BlockDevice for Scratch {
             atomic_block: false,
             volatile_cache: false,
             fast_zero: true,
-            inline: self.inline,
         }
     }
 
@@ -91,11 +90,20 @@ impl BlockDevice for Scratch {
         };
         Ok((0..(len / 512).min(most as u64)).map(extent).collect())
     }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        if self.is_slow { Attempt::WouldBlock } else { Attempt::Done(operation.run_on(self)) }
+    }
+
+    /// Completes at once, so that an input has one outcome.
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        request.run_on(&*self);
+    }
 }
 
-fn scratch_export(inline: bool) -> Export {
+fn scratch_export(is_slow: bool) -> Export {
     let bytes = Mutex::new(vec![0; DEVICE_BYTES]);
-    Export::new("", Arc::new(Scratch { bytes, inline })).description("for fuzzing")
+    Export::new("", Arc::new(Scratch { bytes, is_slow })).description("for fuzzing")
 }
 
 /// Takes a byte off the front; 0 at the end.
@@ -115,8 +123,8 @@ pub fn handshake(mut data: &[u8]) {
 }
 
 fn shake_hands(mode: TlsMode, mut data: &[u8]) -> Option<(Negotiated, &[u8])> {
-    let second = Export::new("second", Arc::clone(scratch_export(true).device())).read_only(true);
-    let exports = Exports::new(vec![scratch_export(true), second]).ok()?;
+    let second = Export::new("second", Arc::clone(scratch_export(false).device())).read_only(true);
+    let exports = Exports::new(vec![scratch_export(false), second]).ok()?;
     let mut handshake = Handshake::new(Arc::new(exports), 32 << 20, mode);
     let mut steps = 0;
     loop {
@@ -138,16 +146,15 @@ fn shake_hands(mode: TlsMode, mut data: &[u8]) -> Option<(Negotiated, &[u8])> {
 /// Any bytes as requests; the first byte chooses what was negotiated, each piece has its length before it.
 pub fn transmission(mut data: &[u8]) {
     let bits = byte(&mut data);
-    let export = scratch_export(bits & 1 != 0).read_only(bits & 2 != 0);
+    let export = scratch_export(bits & 1 == 0).read_only(bits & 2 != 0);
     let (structured, base_allocation) = (bits & 4 != 0, bits & 8 != 0);
     transmit(&Negotiated { export, structured, base_allocation }, data);
 }
 
 fn transmit(negotiated: &Negotiated, mut data: &[u8]) {
-    let Ok(mailbox) = Mailbox::new().map(Arc::new) else { return };
-    let (jobs, queue) = unbounded();
+    let Ok(mailbox) = Mail::new().map(Arc::new) else { return };
     let limits = Limits { in_flight_bytes: 1 << 20, in_flight_requests: 4, ..Limits::default() };
-    let mut session = Session::new(negotiated, &limits, jobs, mailbox);
+    let mut session = Session::new(negotiated, &limits, 0, mailbox);
     let (mut input, mut output) = (Input::new(INPUT_BYTES), Output::new(OUTPUT_BYTES));
     let mut sent = Vec::new();
     let mut progress = Progress::NeedInput;
@@ -156,12 +163,12 @@ fn transmit(negotiated: &Negotiated, mut data: &[u8]) {
         receive(&mut session, &mut input, &mut data, cut);
         progress = session.run(&mut input, &mut output);
         while let Progress::Blocked = progress {
-            work(&mut session, &queue, &mut output);
+            session.collect(&mut output);
             deliver(&mut session, &mut output, &mut sent);
             progress = session.run(&mut input, &mut output);
         }
     }
-    work(&mut session, &queue, &mut output);
+    session.collect(&mut output);
     deliver(&mut session, &mut output, &mut sent);
     assert!(session.is_idle());
     if negotiated.structured {
@@ -179,11 +186,6 @@ fn receive(session: &mut Session, input: &mut Input, data: &mut &[u8], cut: usiz
     session.payload_received(for_payload.len());
     input.room()[..for_input.len()].copy_from_slice(for_input);
     input.received(for_input.len());
-}
-
-fn work(session: &mut Session, queue: &Receiver<Job>, output: &mut Output) {
-    queue.try_iter().for_each(Job::run);
-    session.collect(output);
 }
 
 fn deliver(session: &mut Session, output: &mut Output, sent: &mut Vec<u8>) {

@@ -5,13 +5,13 @@
 //!    answered before it on any connection.
 //! 2. What a client can make the server hold is bounded by [`Limits`]; nothing is allocated by a length
 //!    that was not checked, and no client's fault touches another client.
-//! 3. Requests of slow devices run in parallel and are answered as they finish; requests at memory
-//!    speed run on the connection's thread, many to one receive and one send.
+//! 3. A request that has to wait for nothing runs on the connection's thread, many to one receive
+//!    and one send. The others are started, run at once, and are answered as they finish.
 //!
 //! Entry points: [`ServerBuilder`] makes a [`Server`] of [`Export`]s; [`Server::run`] serves until
-//! its [`StopHandle`] says stop. Inside, bytes go through `transport` (socket or TLS), `connection` (the
-//! event loop), `handshake` or `session` (what is said, without I/O; words in `protocol`, rules in
-//! `transmission`), and for slow requests `worker`.
+//! its [`StopHandle`] says stop. Inside, bytes go through `transport` (socket or TLS), `connection`
+//! (the event loop), `handshake` or `session` (what is said, without I/O; words in `protocol`,
+//! rules in `transmission`), and requests that wait through the `queue` that front ends share.
 
 mod buffer;
 mod connection;
@@ -19,56 +19,17 @@ mod export;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handshake;
-mod listen;
-mod log;
+mod limits;
 mod protocol;
 mod server;
+mod service;
 mod session;
-mod statistics;
 mod tls;
 mod transmission;
 mod transport;
-mod worker;
 
+pub use crate::{ListenAddress, LogSink, ServeError, Statistics, StatisticsSource, StopHandle};
 pub use export::Export;
-pub use listen::ListenAddress;
-pub use log::LogSink;
-pub use server::{Limits, Server, ServerBuilder, StopHandle};
-pub use statistics::{Statistics, StatisticsSource};
+pub use limits::Limits;
+pub use server::{Server, ServerBuilder};
 pub use tls::{Tls, TlsMode};
-
-/// Why a server cannot start or go on. Each message names the object and says what to do.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ServeError {
-    /// An address is malformed.
-    #[error("{0}")]
-    Address(String),
-    /// Another server or file is where we should listen.
-    #[error("{0}")]
-    InUse(String),
-    /// Exports contradict each other or the protocol.
-    #[error("{0}")]
-    Export(String),
-    /// A limit is out of its range.
-    #[error("{0}")]
-    Limit(String),
-    /// A certificate or key cannot be used.
-    #[error("{0}")]
-    Tls(String),
-    /// The system refused something.
-    #[error("{context}")]
-    Io {
-        /// What could not be done.
-        context: String,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-}
-
-impl ServeError {
-    fn io(context: &str, source: impl Into<std::io::Error>) -> Self {
-        Self::Io { context: context.into(), source: source.into() }
-    }
-}

@@ -2,39 +2,48 @@
 //!
 //! Invariants:
 //! 1. A request's data is buffered only after its header was checked; of one connection at most
-//!    `in_flight_bytes` of data wait in payloads, and at most `in_flight_requests` requests at workers.
+//!    `in_flight_bytes` of data wait in payloads, and at most `in_flight_requests` requests are
+//!    started and not complete.
 //! 2. [`Session::run`] stops while more than [`HIGH_WATER_BYTES`] of replies wait: a client that does not
 //!    read its replies gets no more of them.
-//! 3. Every sound request gets exactly one reply; requests at workers are answered as they finish.
+//! 3. Every sound request gets exactly one reply; requests that were started are answered as they
+//!    finish.
+//! 4. The device gets each request to run at once first. Only what it hands back takes memory of
+//!    its own.
 //!
-//! Entry points: [`Session::run`] for received bytes, [`Session::collect`] for finished jobs.
+//! Entry points: [`Session::run`] for received bytes, [`Session::collect`] for complete requests.
 
 use std::sync::Arc;
 
-use crossbeam_channel::Sender;
-use tidegate::device::{BlockDevice, DeviceError, Extent, Result, WriteFlags};
+use tidegate::device::{
+    Context, DeviceError, IoBuffer, Operation, OwnedOperation, Result, WriteFlags,
+};
 
-use super::buffer::{Input, Output, Payload, PayloadPool};
+use super::Limits;
+use super::buffer::{Input, Output, PayloadPool};
 use super::handshake::Negotiated;
 use super::protocol::{
     CHUNK_HEADER_BYTES, CHUNK_OFFSET_BYTES, REQUEST_BYTES, Request, SIMPLE_REPLY_BYTES,
     data_chunk_header, push_error_chunk, push_status_chunk, simple_reply,
 };
-use super::server::Limits;
-use super::statistics::Tally;
-use super::transmission::{Action, Command, Control, Refusal, Rules, check, control, errno_of};
-use super::worker::{Done, Job, Mailbox};
+use super::transmission::{
+    Action, Command, Control, Refusal, Rules, check, errno_of, fit, kind_of, operation_of,
+};
+use crate::mailbox::Mailbox;
+use crate::queue::{DeviceQueue, Done, Then};
+use crate::statistics::Tally;
 
-/// The longest request that is done on the connection's own thread, if the device allows it at all.
-pub(super) const INLINE_BYTES: usize = 256 << 10;
+/// The longest request that may run on the connection's own thread.
+pub(super) const ATTEMPT_BYTES: usize = 256 << 10;
 /// The longest data of a write that waits in [`Input`]; longer data is received into a payload.
 const BUFFERED_WRITE_BYTES: usize = 64 << 10;
-/// Size of [`Input`]: half of it holds a request with buffered data, so there is always room to receive.
+/// Size of [`Input`]: half of it holds a request with buffered data, so that there is always free
+/// space to receive.
 pub(super) const INPUT_BYTES: usize = 256 << 10;
 /// Replies are sent before more than this waits.
 const HIGH_WATER_BYTES: usize = 128 << 10;
-/// Size of [`Output`]: below the high water there is room for the longest inline reply.
-pub(super) const OUTPUT_BYTES: usize = HIGH_WATER_BYTES + INLINE_BYTES + 1024;
+/// Size of [`Output`]: below the high water the longest reply fits that is read right into it.
+pub(super) const OUTPUT_BYTES: usize = HIGH_WATER_BYTES + ATTEMPT_BYTES + 1024;
 /// Data of refused writes is read and dropped up to this size; beyond it the client is.
 const MAX_SKIP_BYTES: u32 = 64 << 20;
 
@@ -42,7 +51,7 @@ const MAX_SKIP_BYTES: u32 = 64 << 20;
 pub(super) enum Progress {
     /// More bytes are needed.
     NeedInput,
-    /// Replies must be sent, or jobs must finish, first.
+    /// Replies must be sent, or requests must finish, first.
     Blocked,
     /// The client said goodbye.
     Disconnect,
@@ -53,22 +62,22 @@ pub(super) enum Progress {
 /// A write whose data is on its way.
 struct Incoming {
     command: Command,
-    payload: Payload,
+    flags: WriteFlags,
+    payload: IoBuffer,
     received: usize,
 }
 
+/// Where a connection finds its complete requests.
+pub(super) type Mail = Mailbox<Done<Command>>;
+
 /// One client in the transmission phase.
 pub(super) struct Session {
-    device: Arc<dyn BlockDevice>,
     rules: Rules,
-    inline: bool,
     limits: Limits,
-    jobs: Sender<Job>,
-    mailbox: Arc<Mailbox>,
-    done: Vec<Done>,
+    queue: DeviceQueue<Command>,
+    done: Vec<Done<Command>>,
     incoming: Option<Incoming>,
     skip_bytes: u32,
-    jobs_in_flight: usize,
     payload_bytes: usize,
     pool: PayloadPool,
     scratch: Vec<u8>,
@@ -76,24 +85,24 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Starts the transmission phase as `negotiated`; `jobs` leads to workers, `mailbox` back from them.
+    /// Starts the transmission phase of connection `id` as `negotiated`; completions go to
+    /// `mailbox`.
     pub(super) fn new(
         negotiated: &Negotiated,
         limits: &Limits,
-        jobs: Sender<Job>,
-        mailbox: Arc<Mailbox>,
+        id: u64,
+        mailbox: Arc<Mail>,
     ) -> Self {
+        let device = Arc::clone(negotiated.export.device());
+        // Locality is all that the queue chooses: numbers of connections may come again.
+        let queue = u32::try_from(id % (1 << 32)).unwrap_or(0);
         Self {
-            device: Arc::clone(negotiated.export.device()),
             rules: Rules::new(negotiated, limits.max_request_bytes),
-            inline: negotiated.export.geometry().inline,
             limits: limits.clone(),
-            jobs,
-            mailbox,
+            queue: DeviceQueue::new(device, Context { queue, class: 0 }, mailbox),
             done: Vec::new(),
             incoming: None,
             skip_bytes: 0,
-            jobs_in_flight: 0,
             payload_bytes: 0,
             pool: PayloadPool::default(),
             scratch: Vec::new(),
@@ -101,9 +110,9 @@ impl Session {
         }
     }
 
-    /// No request is at a worker.
+    /// No request is started and not answered.
     pub(super) fn is_idle(&self) -> bool {
-        self.jobs_in_flight == 0
+        self.queue.in_flight() == 0
     }
 
     /// What was counted since the last call's caller reset it.
@@ -116,7 +125,7 @@ impl Session {
         &mut self.pool
     }
 
-    /// Room for the data of the write that is on its way; empty if there is none.
+    /// Free space for the data of the write that is on its way; empty if there is none.
     pub(super) fn payload_room(&mut self) -> &mut [u8] {
         match &mut self.incoming {
             Some(incoming) => &mut incoming.payload.data_mut()[incoming.received..],
@@ -183,7 +192,7 @@ impl Session {
         }
         input.consume(REQUEST_BYTES);
         self.skip_bytes = skip_bytes;
-        self.tally.failed(request.command);
+        self.tally.failed(kind_of(request.command));
         self.push_error(output, request.cookie, refusal.error, refusal.message, None);
         None
     }
@@ -194,45 +203,82 @@ impl Session {
         input: &mut Input,
         output: &mut Output,
     ) -> Option<Progress> {
-        let inline = self.inline && command.len as usize <= INLINE_BYTES;
-        match command.action {
+        let is_taken = match command.action {
             Action::Disconnect => {
                 input.consume(REQUEST_BYTES);
                 return Some(Progress::Disconnect);
             }
-            Action::Write(flags) => return self.start_write(command, flags, inline, input, output),
-            Action::Read if inline => self.read_inline(command, output),
-            Action::Control(what) if inline => {
-                let result = control(&*self.device, command, what);
-                self.finish_control(command, what, result, output);
+            Action::Write(flags) => return self.start_write(command, flags, input, output),
+            Action::Read => self.attempt_read(command, output) || self.start_read(command, output),
+            Action::Control(what) => {
+                self.attempt_control(command, what, output)
+                    || self.start_control(command, what, output)
             }
-            Action::Read | Action::Control(_) => {
-                if !self.has_room(command.data_bytes(), output) {
-                    return Some(Progress::Blocked);
-                }
-                let wanted = command.data_bytes();
-                let payload = (wanted > 0).then(|| self.pool.take(wanted));
-                self.submit(command, payload);
-            }
+        };
+        if !is_taken {
+            return Some(Progress::Blocked);
         }
         input.consume(REQUEST_BYTES);
         None
     }
 
-    fn read_inline(&mut self, command: &Command, output: &mut Output) {
+    /// Reads into the output, if the read has to wait for nothing.
+    fn attempt_read(&mut self, command: &Command, output: &mut Output) -> bool {
+        if command.data_bytes() > ATTEMPT_BYTES {
+            return false;
+        }
         let (header, header_len) = self.read_header(command);
         let header = &header[..header_len];
-        let reply = output.tail(header.len() + command.len as usize);
+        let reply = output.tail(header.len() + command.data_bytes());
         let (front, data) = reply.split_at_mut(header.len());
-        match self.device.read(command.offset, data) {
-            Ok(()) => {
+        let mut read = Operation::Read { offset: command.offset, buf: data };
+        match self.queue.attempt(&mut read) {
+            None => return false,
+            Some(Ok(())) => {
                 front.copy_from_slice(header);
                 let len = reply.len();
                 output.commit(len);
                 self.tally.done(command.kind, command.len);
             }
-            Err(error) => self.fail(command, &error, output),
+            Some(Err(error)) => self.fail(command, &error, output),
         }
+        true
+    }
+
+    /// Starts a read. False: too much is in flight.
+    fn start_read(&mut self, command: &Command, output: &Output) -> bool {
+        let is_allowed = self.may_start(command.data_bytes(), output);
+        if is_allowed {
+            let buffer = self.pool.take(command.data_bytes());
+            let read = OwnedOperation::Read { offset: command.offset, buffer };
+            self.submit(command, read, Then::Complete);
+        }
+        is_allowed
+    }
+
+    /// Does a command that carries no data, if it has to wait for nothing. A trim that is done
+    /// while its flush has to wait is done once more with the flush.
+    fn attempt_control(&mut self, command: &Command, what: Control, output: &mut Output) -> bool {
+        let Some((mut operation, then)) = operation_of(command, what) else {
+            self.finish_write(command, Ok(()), output);
+            return true;
+        };
+        let mut result = self.queue.attempt(&mut operation.borrow());
+        if let (Some(Ok(())), Then::Flush) = (&result, then) {
+            result = self.queue.attempt(&mut Operation::Flush);
+        }
+        let Some(result) = result else { return false };
+        self.finish_control(command, operation, result, output);
+        true
+    }
+
+    /// Starts a command that carries no data. False: too much is in flight.
+    fn start_control(&mut self, command: &Command, what: Control, output: &Output) -> bool {
+        let is_allowed = self.may_start(0, output);
+        if let (true, Some((operation, then))) = (is_allowed, operation_of(command, what)) {
+            self.submit(command, operation, then);
+        }
+        is_allowed
     }
 
     /// The bytes before the data of a successful read.
@@ -249,34 +295,34 @@ impl Session {
         (header, SIMPLE_REPLY_BYTES)
     }
 
-    /// Writes from the input where the data is all there or will be soon; else starts to receive it into
-    /// a payload.
+    /// Writes from the input where the data is all there or will be soon; else starts to receive it
+    /// into a payload.
     fn start_write(
         &mut self,
         command: &Command,
         flags: WriteFlags,
-        inline: bool,
         input: &mut Input,
         output: &mut Output,
     ) -> Option<Progress> {
-        let len = command.len as usize;
+        let len = command.data_bytes();
         let data = &input.unread()[REQUEST_BYTES..];
-        if inline && data.len() >= len {
-            let result = self.device.write(command.offset, &data[..len], flags);
-            input.consume(REQUEST_BYTES + len);
-            self.finish_write(command, result, output);
-            return None;
-        }
-        if inline && len <= BUFFERED_WRITE_BYTES {
+        if let Some(data) = data.get(..len).filter(|_| len <= ATTEMPT_BYTES) {
+            let mut write = Operation::Write { offset: command.offset, data, flags };
+            if let Some(result) = self.queue.attempt(&mut write) {
+                input.consume(REQUEST_BYTES + len);
+                self.finish_write(command, result, output);
+                return None;
+            }
+        } else if len <= BUFFERED_WRITE_BYTES {
             return Some(Progress::NeedInput);
         }
-        if !self.has_room(len, output) {
+        if !self.may_start(len, output) {
             return Some(Progress::Blocked);
         }
         input.consume(REQUEST_BYTES);
         self.payload_bytes += len;
         self.incoming =
-            Some(Incoming { command: *command, payload: self.pool.take(len), received: 0 });
+            Some(Incoming { command: *command, flags, payload: self.pool.take(len), received: 0 });
         None
     }
 
@@ -291,75 +337,74 @@ impl Session {
         if !whole {
             return Some(Progress::NeedInput);
         }
-        if let Some(Incoming { command, payload, .. }) = self.incoming.take() {
+        if let Some(Incoming { command, flags, payload, .. }) = self.incoming.take() {
             self.payload_bytes -= command.data_bytes();
-            self.write_payload(&command, payload, output);
+            self.write_payload(&command, flags, payload, output);
         }
         None
     }
 
-    fn write_payload(&mut self, command: &Command, payload: Payload, output: &mut Output) {
-        match command.action {
-            Action::Write(flags) if self.inline && command.data_bytes() <= INLINE_BYTES => {
-                let result = self.device.write(command.offset, payload.data(), flags);
-                self.pool.put(payload);
-                self.finish_write(command, result, output);
-            }
-            _ => self.submit(command, Some(payload)),
+    fn write_payload(
+        &mut self,
+        command: &Command,
+        flags: WriteFlags,
+        buffer: IoBuffer,
+        output: &mut Output,
+    ) {
+        let mut write = OwnedOperation::Write { offset: command.offset, buffer, flags };
+        if command.data_bytes() <= ATTEMPT_BYTES
+            && let Some(result) = self.queue.attempt(&mut write.borrow())
+        {
+            write.into_buffer().into_iter().for_each(|buffer| self.pool.put(buffer));
+            return self.finish_write(command, result, output);
         }
+        self.submit(command, write, Then::Complete);
     }
 
-    /// One more request with `len` bytes may wait. One is always let in: the longest must be possible.
-    fn has_room(&self, len: usize, output: &Output) -> bool {
+    /// One more request with `len` bytes may start. One always may: the longest must be possible.
+    fn may_start(&self, len: usize, output: &Output) -> bool {
         let waiting = self.payload_bytes + output.owned_bytes();
         let fits = waiting == 0 || waiting + len <= self.limits.in_flight_bytes;
-        fits && self.jobs_in_flight < self.limits.in_flight_requests
+        fits && self.queue.in_flight() < self.limits.in_flight_requests
     }
 
-    fn submit(&mut self, command: &Command, payload: Option<Payload>) {
-        self.jobs_in_flight += 1;
+    fn submit(&mut self, command: &Command, operation: OwnedOperation, then: Then) {
         self.payload_bytes += command.data_bytes();
-        let (device, mailbox) = (Arc::clone(&self.device), Arc::clone(&self.mailbox));
-        let job = Job { device, command: *command, payload, mailbox };
-        if let Err(refused) = self.jobs.send(job) {
-            // The workers are gone, which happens only after all connections have ended.
-            drop(refused);
-            self.jobs_in_flight -= 1;
-        }
+        self.queue.start(*command, operation, then);
     }
 
-    /// Answers the requests that workers have finished; true if there were any.
+    /// Answers the requests that are complete; true if there were any.
     pub(super) fn collect(&mut self, output: &mut Output) -> bool {
-        let mut finished = std::mem::take(&mut self.done);
-        self.mailbox.collect(&mut finished);
-        let any = !finished.is_empty();
-        for done in finished.drain(..) {
+        let mut complete = std::mem::take(&mut self.done);
+        self.queue.collect(&mut complete);
+        let any = !complete.is_empty();
+        for done in complete.drain(..) {
             self.finish(done, output);
         }
-        self.done = finished;
+        self.done = complete;
         any
     }
 
-    fn finish(&mut self, done: Done, output: &mut Output) {
-        self.jobs_in_flight -= 1;
-        let command = &done.command;
+    fn finish(&mut self, done: Done<Command>, output: &mut Output) {
+        let Done { tag: command, result, operation } = done;
         self.payload_bytes -= command.data_bytes();
-        match (command.action, done.result, done.payload) {
-            (Action::Read, Ok(_), Some(payload)) => self.push_read(command, payload, output),
-            (Action::Control(what), result, _) => {
-                self.finish_control(command, what, result, output);
+        match (operation, result) {
+            (OwnedOperation::Read { buffer, .. }, Ok(())) => {
+                self.push_read(&command, buffer, output);
             }
-            (_, result, payload) => {
-                if let Some(payload) = payload {
-                    self.pool.put(payload);
-                }
-                self.finish_write(command, result.map(|_| ()), output);
+            (
+                OwnedOperation::Read { buffer, .. } | OwnedOperation::Write { buffer, .. },
+                result,
+            ) => {
+                self.pool.put(buffer);
+                self.finish_write(&command, result, output);
             }
+            (operation, result) => self.finish_control(&command, operation, result, output),
         }
     }
 
     /// A short read is copied next to the others; a long one is sent from where it is.
-    fn push_read(&mut self, command: &Command, mut payload: Payload, output: &mut Output) {
+    fn push_read(&mut self, command: &Command, mut payload: IoBuffer, output: &mut Output) {
         let (header, header_len) = self.read_header(command);
         let header = &header[..header_len];
         self.tally.done(command.kind, command.len);
@@ -389,18 +434,19 @@ impl Session {
     fn finish_control(
         &mut self,
         command: &Command,
-        what: Control,
-        result: Result<Vec<Extent>>,
+        operation: OwnedOperation,
+        result: Result<()>,
         output: &mut Output,
     ) {
-        match (what, result) {
-            (Control::BlockStatus { .. }, Ok(extents)) => {
+        match (operation, result) {
+            (OwnedOperation::Status { offset, len, most, extents }, Ok(())) => {
                 self.tally.done(command.kind, command.len);
                 self.scratch.clear();
+                let extents = fit(extents, offset, len, most);
                 push_status_chunk(&mut self.scratch, command.cookie, &extents);
                 output.push(&self.scratch);
             }
-            (_, result) => self.finish_write(command, result.map(|_| ()), output),
+            (_, result) => self.finish_write(command, result, output),
         }
     }
 

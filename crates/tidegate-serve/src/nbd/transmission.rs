@@ -1,4 +1,4 @@
-//! The transmission phase without I/O: which requests are sound, and what a device does for them.
+//! The transmission phase without I/O: which requests are sound, and which operations they are.
 //!
 //! Invariants:
 //! 1. [`check`] refuses everything that the protocol or the device does not allow, before any byte is
@@ -6,14 +6,16 @@
 //! 2. A command is acknowledged only when the device has acknowledged it, which makes the flush of one
 //!    connection cover the writes answered on all others.
 //!
-//! Entry points: [`Rules::new`], [`check`], [`control`], [`errno_of`].
+//! Entry points: [`Rules::new`], [`check`], [`operation_of`], [`errno_of`].
 
 use tidegate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Extent, Result, WriteFlags, ZeroFlags,
+    DeviceError, DeviceErrorKind, Extent, OwnedOperation, WriteFlags, ZeroFlags,
 };
 
 use super::handshake::Negotiated;
 use super::protocol::{Request, cmd, cmd_flag, errno};
+use crate::queue::Then;
+use crate::statistics::Kind;
 
 /// The most extents of one block status reply.
 const MAX_EXTENTS: usize = 1024;
@@ -81,8 +83,8 @@ pub(super) enum Control {
 /// A sound request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Command {
-    /// The request's number, one of [`cmd`].
-    pub(super) kind: u16,
+    /// What the statistics count it as; nothing for a goodbye.
+    pub(super) kind: Option<Kind>,
     /// What is asked for.
     pub(super) action: Action,
     /// The client's name for the request.
@@ -126,7 +128,21 @@ pub(super) fn check(request: &Request, rules: &Rules) -> std::result::Result<Com
     check_access(request, rules)?;
     check_range(request, rules)?;
     let Request { cookie, offset, len, .. } = *request;
-    Ok(Command { kind: request.command, action, cookie, offset, len })
+    Ok(Command { kind: kind_of(request.command), action, cookie, offset, len })
+}
+
+/// What the statistics count a request as; nothing for an unknown one and for a goodbye.
+pub(super) fn kind_of(command: u16) -> Option<Kind> {
+    Some(match command {
+        cmd::READ => Kind::Read,
+        cmd::WRITE => Kind::Write,
+        cmd::FLUSH => Kind::Flush,
+        cmd::TRIM => Kind::Trim,
+        cmd::CACHE => Kind::Cache,
+        cmd::WRITE_ZEROES => Kind::WriteZeroes,
+        cmd::BLOCK_STATUS => Kind::BlockStatus,
+        _ => return None,
+    })
 }
 
 fn action(request: &Request) -> std::result::Result<Action, Refusal> {
@@ -212,40 +228,36 @@ fn check_no_range(request: &Request) -> std::result::Result<(), Refusal> {
     Ok(())
 }
 
-/// Does a command that carries no data; block status returns extents, the others none.
-pub(super) fn control(
-    device: &dyn BlockDevice,
-    command: &Command,
-    control: Control,
-) -> Result<Vec<Extent>> {
+/// The operation of a command that carries no data, and what follows it. None: there is nothing
+/// to do. Our devices keep near what they can, so that a cache command has nothing to bring.
+pub(super) fn operation_of(command: &Command, control: Control) -> Option<(OwnedOperation, Then)> {
     let (offset, len) = (command.offset, u64::from(command.len));
-    match control {
-        Control::Flush => device.flush()?,
+    Some(match control {
+        Control::Flush => (OwnedOperation::Flush, Then::Complete),
         Control::Trim { fua } => {
-            device.discard(offset, len)?;
-            if fua {
-                device.flush()?;
-            }
+            let then = if fua { Then::Flush } else { Then::Complete };
+            (OwnedOperation::Discard { offset, len }, then)
         }
-        Control::WriteZeroes(flags) => device.write_zeroes(offset, len, flags)?,
+        Control::WriteZeroes(flags) => {
+            (OwnedOperation::WriteZeroes { offset, len, flags }, Then::Complete)
+        }
         Control::BlockStatus { most } => {
-            return Ok(fit(device.status(offset, len, most)?, offset, len, most));
+            let extents = Vec::new();
+            (OwnedOperation::Status { offset, len, most, extents }, Then::Complete)
         }
-        // Our devices keep near what they can: there is nothing to bring.
-        Control::Cache => {}
-    }
-    Ok(Vec::new())
+        Control::Cache => return None,
+    })
 }
 
 /// At most `most` extents, together no longer than `len`, neighbours of one state joined.
-fn fit(extents: Vec<Extent>, offset: u64, len: u64, most: usize) -> Vec<Extent> {
+pub(super) fn fit(extents: Vec<Extent>, offset: u64, len: u64, most: usize) -> Vec<Extent> {
     let mut left = len;
     let mut fitted: Vec<Extent> = Vec::with_capacity(extents.len().min(most));
     for mut extent in extents {
         extent.len = extent.len.min(left);
         left -= extent.len;
-        let same = |last: &Extent| (last.hole, last.zero) == (extent.hole, extent.zero);
-        if let Some(last) = fitted.last_mut().filter(|last| same(last)) {
+        let joins = |last: &Extent| (last.hole, last.zero) == (extent.hole, extent.zero);
+        if let Some(last) = fitted.last_mut().filter(|last| joins(last)) {
             last.len += extent.len;
         } else if extent.len > 0 && fitted.len() < most {
             fitted.push(extent);

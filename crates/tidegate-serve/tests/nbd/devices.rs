@@ -6,7 +6,8 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 use tidegate::device::memory::MemoryDevice;
 use tidegate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
+    Result, WriteFlags, ZeroFlags,
 };
 
 use crate::harness::memory;
@@ -25,7 +26,8 @@ pub(crate) enum Call {
 /// Memory that records its calls, and fails or waits where it is told to.
 pub(crate) struct Probe {
     memory: Arc<MemoryDevice>,
-    inline: bool,
+    /// It hands every request back that is to run at once.
+    is_slow: bool,
     calls: Mutex<Vec<Call>>,
     fail: Option<DeviceErrorKind>,
     extents: Vec<Extent>,
@@ -50,7 +52,7 @@ impl Probe {
     pub(crate) fn new() -> Self {
         Self {
             memory: memory(4 << 20),
-            inline: true,
+            is_slow: false,
             calls: Mutex::default(),
             fail: None,
             extents: Vec::new(),
@@ -72,7 +74,7 @@ impl Probe {
     pub(crate) fn gated(gate_bytes: u64) -> (Arc<Self>, Receiver<Arrival>) {
         let (arrivals, gate) = unbounded();
         let mut probe = Self::new();
-        probe.inline = false;
+        probe.is_slow = true;
         probe.gate = Some((arrivals, gate_bytes));
         (Arc::new(probe), gate)
     }
@@ -106,7 +108,7 @@ fn closed(gate_bytes: u64) -> DeviceError {
 
 impl BlockDevice for Probe {
     fn geometry(&self) -> Geometry {
-        Geometry { inline: self.inline, ..self.memory.geometry() }
+        self.memory.geometry()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
@@ -135,5 +137,9 @@ impl BlockDevice for Probe {
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.called(Call::Status(offset, len, most), offset)?;
         Ok(self.extents.clone())
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        if self.is_slow { Attempt::WouldBlock } else { Attempt::Done(operation.run_on(self)) }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tidegate::device::fault::{Effect, Fault, Rule, When};
 use tidegate::device::{DeviceErrorKind, Extent, WriteFlags, ZeroFlags};
 use tidegate_serve::nbd::{Export, ServerBuilder};
 
@@ -213,7 +214,7 @@ fn a_device_that_panics_fails_only_its_request() {
     struct Panics(Arc<tidegate::device::memory::MemoryDevice>);
     impl tidegate::device::BlockDevice for Panics {
         fn geometry(&self) -> tidegate::device::Geometry {
-            tidegate::device::Geometry { inline: false, ..self.0.geometry() }
+            self.0.geometry()
         }
         fn read(&self, offset: u64, buf: &mut [u8]) -> tidegate::device::Result<()> {
             assert_ne!(offset, 0, "told to panic");
@@ -338,4 +339,29 @@ fn a_flush_covers_what_another_connection_was_answered() {
     assert_eq!(flusher.simple_reply(), (0, 1));
     // The device saw the write finished, then the flush: its own promise does the rest.
     assert_eq!(probe.calls(), [Call::Write(512, 512, WriteFlags { fua: false }), Call::Flush]);
+}
+
+/// A device that hangs holds as many requests of one connection as the limit allows, and no thread
+/// waits for them: the pool has fewer.
+#[test]
+fn a_connection_has_256_requests_in_flight() {
+    let below = Arc::new(Fault::new(memory(4 << 20), 1));
+    let server = TestServer::serve(Arc::clone(&below) as _);
+    let mut client = Client::simple(&server.path());
+    below.add(Rule::new(&[], When::Always, Effect::Hang));
+    for cookie in 0..256_u64 {
+        client.request(READ, 0, cookie, cookie * 512, 512);
+    }
+    below.wait_until_hung(256);
+    below.heal();
+    below.release();
+    let mut cookies: Vec<_> = (0..256)
+        .map(|_| {
+            let (error, cookie) = client.simple_reply();
+            assert_eq!((error, client.read(512)), (0, vec![0; 512]));
+            cookie
+        })
+        .collect();
+    cookies.sort_unstable();
+    assert!(cookies.into_iter().eq(0..256));
 }

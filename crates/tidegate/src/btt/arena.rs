@@ -4,9 +4,9 @@ use super::BttError;
 use super::flog::Flog;
 use super::lane::Lanes;
 use super::layout::{MAP_ENTRY_BYTES, MapEntry, MapState};
-use super::lba_lock::LbaLocks;
 use super::map::Map;
 use crate::pmem::{PmemError, Region};
+use crate::tier::version_locks::VersionLocks;
 
 /// Reads that met a writer this often take the lba's lock.
 const OPTIMISTIC_READS: u32 = 8;
@@ -26,7 +26,19 @@ pub(super) struct Arena {
     pub(super) map: Map,
     pub(super) flog: Flog,
     pub(super) lanes: Lanes,
-    pub(super) lba_locks: LbaLocks,
+    /// Locks by lba, of which readers take the versions only. Their invariants:
+    /// 1. A thread that changes the map entry of an lba holds the lock of that lba, and no holder
+    ///    waits for a lane.
+    /// 2. While a version stands still, at most the present holder has changed a map entry of the
+    ///    bucket, and no block that such a change freed has been reused: the holder releases its
+    ///    lane, and so the freed block, only after it has unlocked. So a reader that finds the same
+    ///    version before it looks up the map and after it has copied the block has copied a block
+    ///    that belonged to its lba all the while.
+    /// 3. The last holder's number is the lane that last changed a map entry of the bucket. Of all
+    ///    entries of a bucket, only the one that this lane changed in its last write may not be
+    ///    durable: each writer makes its predecessor's durable before it leaves its own number. So
+    ///    a writer knows whether the entry it replaces needs to be written back, which is seldom.
+    pub(super) lba_locks: VersionLocks,
     /// Map changes that recovery found but could not store in a read-only region: (lba, block), by
     /// lba.
     pub(super) overlay: Vec<(u32, u32)>,

@@ -224,6 +224,11 @@ pub fn repair(region: &Region, progress: &mut dyn FnMut(Progress)) -> Result<Rep
     Ok(report)
 }
 
+/// An info block of the first arena is left, if only the second copy.
+pub(super) fn is_traceable(region: &Region) -> bool {
+    find_arenas(region, &mut Report::default()).is_ok()
+}
+
 /// Walks the arenas by whichever info block of each is whole.
 fn find_arenas(
     region: &Region,

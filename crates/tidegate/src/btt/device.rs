@@ -9,9 +9,11 @@ use super::layout::{FLAG_ERROR, FlogSlots, Version};
 use super::recover::{Recovered, open_arena};
 use super::{BttError, layout};
 use crate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
+    Result, WriteFlags, ZeroFlags,
 };
 use crate::pmem::Region;
+use crate::stats::{RequestKind, Requests};
 
 /// Metadata of a block where the caller gives none: up to 128 zero bytes.
 const NO_METADATA: [u8; 128] = [0; 128];
@@ -40,6 +42,7 @@ pub struct Btt {
     arenas: Vec<Arena>,
     geometry: Geometry,
     summary: Summary,
+    pub(super) requests: Requests,
 }
 
 /// What a BTT is, for people and scripts.
@@ -106,7 +109,7 @@ impl Btt {
         };
         let read_only = region.read_only() || summary.arenas.iter().any(|arena| arena.failed);
         let geometry = geometry(&summary, read_only);
-        Ok(Self { region, arenas, geometry, summary })
+        Ok(Self { region, arenas, geometry, summary, requests: Requests::default() })
     }
 
     /// What the BTT in `region` is, without opening it.
@@ -229,6 +232,7 @@ impl BlockDevice for Btt {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.geometry.check(offset, buf.len() as u64)?;
+        let _running = self.requests.begin(RequestKind::Read, buf.len() as u64);
         let blocks = self.blocks_of(offset, buf.len() as u64);
         for (block, data) in blocks.zip(buf.chunks_exact_mut(self.geometry.block_bytes as usize)) {
             let (arena, lba) = self.locate(block);
@@ -241,6 +245,7 @@ impl BlockDevice for Btt {
     fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
         self.geometry.check(offset, data.len() as u64)?;
         self.writable()?;
+        let _running = self.requests.begin(RequestKind::Write, data.len() as u64);
         let block_bytes = self.geometry.block_bytes as usize;
         let mut rest = data;
         for (arena, lbas) in self.runs(offset, data.len() as u64) {
@@ -254,6 +259,7 @@ impl BlockDevice for Btt {
 
     /// Nothing to do: every acknowledged write is durable.
     fn flush(&self) -> Result<()> {
+        drop(self.requests.begin(RequestKind::Flush, 0));
         Ok(())
     }
 
@@ -269,6 +275,7 @@ impl BlockDevice for Btt {
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.geometry.check(offset, len)?;
         self.writable()?;
+        let _running = self.requests.begin(RequestKind::Zero, len);
         if self.geometry.fast_zero {
             for (arena, lbas) in self.runs(offset, len) {
                 arena.zero_blocks(&self.region, lbas)?;
@@ -310,6 +317,10 @@ impl BlockDevice for Btt {
         }
         Ok(extents)
     }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        Attempt::Done(operation.run_on(self))
+    }
 }
 
 fn geometry(summary: &Summary, read_only: bool) -> Geometry {
@@ -322,7 +333,6 @@ fn geometry(summary: &Summary, read_only: bool) -> Geometry {
         volatile_cache: false,
         // A page of 512-byte blocks is read by the kernel only up to its first block in zero state.
         fast_zero: summary.block_bytes == 4096,
-        inline: true,
     }
 }
 

@@ -23,6 +23,7 @@ mod arena;
 pub mod check;
 mod create;
 mod device;
+mod engine;
 mod error;
 mod flog;
 #[cfg(any(test, feature = "test-support"))]
@@ -31,7 +32,8 @@ pub mod fuzzing;
 mod info;
 mod lane;
 mod layout;
-mod lba_lock;
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
 mod map;
 mod recover;
 #[cfg(test)]
@@ -40,6 +42,7 @@ mod write;
 
 pub use create::{BttOptions, create, largest_fit_bytes, smallest_bytes};
 pub use device::{ArenaSummary, Btt, Summary};
+pub use engine::BttEngine;
 pub use error::BttError;
 pub use info::probe;
 pub use layout::{FlogSlots, LBA_SIZES, Version};

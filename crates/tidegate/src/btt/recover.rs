@@ -9,9 +9,12 @@ use super::flog::{Flog, FlogFault};
 use super::info::FoundArena;
 use super::lane::{Lane, Lanes};
 use super::layout::{FlogSlot, MapEntry, strip_flags};
-use super::lba_lock::{LOCKS_LOG2, LbaLocks};
 use super::map::Map;
 use crate::pmem::Region;
+use crate::tier::version_locks::VersionLocks;
+
+/// Locks of an arena, as a power of two: enough that two lbas in flight seldom share one (32 KiB).
+const LOCKS_LOG2: u32 = 12;
 
 /// A map change that a lane's newest flog entry describes and that the map does not have yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +74,7 @@ pub(super) fn open_arena(
         map,
         flog,
         lanes: Lanes::new(lanes),
-        lba_locks: LbaLocks::new(LOCKS_LOG2),
+        lba_locks: VersionLocks::new(LOCKS_LOG2),
         overlay,
     };
     Ok(Recovered { arena, completed_lanes })

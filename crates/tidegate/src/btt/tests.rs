@@ -100,6 +100,7 @@ fn behaves_as_every_block_device_must() {
             conformance::check(&Btt::open(region).unwrap(), Promises::default());
         } else {
             conformance::check(&btt, Promises::default());
+            conformance::check_started(&(Arc::new(btt) as _), Promises::default());
         }
         assert_eq!(faults(&region), []);
     }

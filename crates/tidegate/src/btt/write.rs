@@ -7,15 +7,15 @@ use super::BttError;
 use super::arena::Arena;
 use super::lane::LaneGuard;
 use super::layout::{FlogSlot, MapEntry, MapState};
-use super::lba_lock::LbaGuard;
 use crate::pmem::{PmemError, Region};
+use crate::tier::version_locks::VersionGuard;
 
 /// Most blocks that are written between two fences.
 const GROUP_MAX: usize = 8;
 
 /// One block of a group on its way. Dropping it unlocks the lba before it releases the lane.
 struct Member<'a> {
-    lock: Option<LbaGuard<'a>>,
+    lock: Option<VersionGuard<'a>>,
     lane: LaneGuard<'a>,
     lba: u32,
     data: &'a [u8],
@@ -126,7 +126,7 @@ impl Arena {
     ///   would complete (invariant 3). It needs no fence of its own: until it is durable, the flog
     ///   entry is there.
     /// - The lock's version grows after the map entry changed and before the lane, and with it the
-    ///   old block, is free for the next write (invariant 6; see `lba_lock`).
+    ///   old block, is free for the next write (invariant 6; see `Arena::lba_locks`).
     fn write_group<'a>(
         &'a self,
         region: &Region,
@@ -174,7 +174,7 @@ impl Arena {
 
     /// The one lba of the member's bucket whose map entry may not be durable.
     fn unfenced_in_bucket(&self, member: &Member<'_>) -> Option<u32> {
-        let last_writer = member.lock.as_ref()?.last_writer()?;
+        let last_writer = member.lock.as_ref()?.last_holder()?;
         let stale_lba = self.lanes.unfenced_lba(last_writer)?;
         self.lba_locks.same_bucket(stale_lba, member.lba).then_some(stale_lba)
     }
@@ -208,7 +208,7 @@ impl Arena {
             self.map.store(region, *lba, MapEntry::normal(entry.new_map.get()))?;
             lane.advance(*lba, *old_block);
             if let Some(lock) = lock {
-                lock.set_writer(lane.number);
+                lock.set_holder(lane.number);
             }
         }
         Ok(())

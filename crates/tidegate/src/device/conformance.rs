@@ -1,12 +1,20 @@
-//! What every block device owes its users, as a test: the invariants of [`device`](super), tried from outside.
+//! What every block device promises, as a test: the invariants of [`device`](super), tried from
+//! outside.
 //!
-//! [`check`] runs all of it on a device of at least [`LEAST_BLOCKS`] blocks and leaves it with other content.
-//! [`Model`] is the device that cannot fail: a map of blocks to compare with, which knows that after an error each
-//! block of a request is old or new. For tests only (feature `test-support`): everything here panics on a finding.
+//! [`check`] runs all of it on a device of at least [`LEAST_BLOCKS`] blocks and leaves it with other
+//! content; [`check_started`] does so by way of requests that are started. [`Model`] is the device
+//! that cannot fail: a map of blocks to compare with, which knows that after an error each block of
+//! a request is old or new. For tests only (feature `test-support`): everything here panics on a
+//! finding.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 
-use super::{BlockDevice, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags};
+use super::{
+    AsyncRequest, BlockDevice, Context, DeviceErrorKind, Extent, Geometry, IoBuffer, Operation,
+    OwnedOperation, Request, Result, WriteFlags, ZeroFlags,
+};
 
 /// The least number of blocks of a device under [`check`].
 pub const LEAST_BLOCKS: u64 = 64;
@@ -16,8 +24,8 @@ pub const LEAST_BLOCKS: u64 = 64;
 pub struct Promises {
     /// A read returns what was written: every device but the null device.
     pub keeps_data: bool,
-    /// Writers and readers of one block at the same time see it whole. Expected anyway of a device whose geometry
-    /// says [`atomic_block`](super::Geometry::atomic_block).
+    /// Writers and readers of one block at the same time see it whole. Expected anyway of a device
+    /// whose geometry says [`atomic_block`](super::Geometry::atomic_block).
     pub whole_blocks: bool,
 }
 
@@ -27,7 +35,7 @@ impl Default for Promises {
     }
 }
 
-/// Tries all that a writable device owes its users.
+/// Tries all that a writable device promises.
 ///
 /// # Panics
 /// Where the device does not keep an invariant.
@@ -50,6 +58,117 @@ pub fn check(device: &dyn BlockDevice, promises: Promises) {
     }
     if promises.whole_blocks || geometry.atomic_block {
         one_block_many_threads(device);
+    }
+}
+
+/// [`check`] by way of [`BlockDevice::start`], and of [`BlockDevice::attempt`] before it.
+///
+/// # Panics
+/// Where the device does not keep an invariant.
+pub fn check_started(device: &Arc<dyn BlockDevice>, promises: Promises) {
+    for attempts in [false, true] {
+        check(&Started { device: Arc::clone(device), attempts }, promises);
+    }
+    started_together(device, promises);
+}
+
+/// A device whose every request is started on the one below, and waited for.
+struct Started {
+    device: Arc<dyn BlockDevice>,
+    /// Requests are tried at once before.
+    attempts: bool,
+}
+
+impl Started {
+    fn wait_for(&self, operation: OwnedOperation) -> (OwnedOperation, Result<()>) {
+        let (told, result) = channel();
+        let request = AsyncRequest::new(operation, Context::default(), move |operation, result| {
+            told.send((operation, result)).expect("the caller waits");
+        });
+        if self.attempts {
+            request.start_on(&self.device);
+        } else {
+            Arc::clone(&self.device).start(request);
+        }
+        result.recv().expect("a started request completes")
+    }
+}
+
+impl BlockDevice for Started {
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let buffer = IoBuffer::new(buf.len());
+        let (operation, result) = self.wait_for(OwnedOperation::Read { offset, buffer });
+        let buffer = operation.into_buffer().expect("a read has its buffer");
+        buf.copy_from_slice(buffer.data());
+        result
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        let mut buffer = IoBuffer::new(data.len());
+        buffer.data_mut().copy_from_slice(data);
+        self.wait_for(OwnedOperation::Write { offset, buffer, flags }).1
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.wait_for(OwnedOperation::Flush).1
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.wait_for(OwnedOperation::Discard { offset, len }).1
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.wait_for(OwnedOperation::WriteZeroes { offset, len, flags }).1
+    }
+
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        let extents = Vec::new();
+        match self.wait_for(OwnedOperation::Status { offset, len, most, extents }) {
+            (OwnedOperation::Status { extents, .. }, result) => result.map(|()| extents),
+            (other, _) => panic!("a status came back as {other:?}"),
+        }
+    }
+}
+
+/// Many writes in flight at once, then a flush and many reads: each completes once, with its data.
+fn started_together(device: &Arc<dyn BlockDevice>, promises: Promises) {
+    let block = u64::from(device.geometry().block_bytes);
+    let run = |operations: Vec<OwnedOperation>| -> Vec<OwnedOperation> {
+        let (told, ended) = channel();
+        for operation in operations {
+            let told = told.clone();
+            AsyncRequest::new(operation, Context::default(), move |operation, result| {
+                told.send((operation, result)).expect("the caller waits");
+            })
+            .start_on(device);
+        }
+        drop(told);
+        ended
+            .iter()
+            .map(|(operation, result)| (operation, result.expect("it succeeds")).0)
+            .collect()
+    };
+    let writes = (0..LEAST_BLOCKS).map(|index| {
+        let mut buffer = IoBuffer::new(to_usize(block));
+        fill(buffer.data_mut(), 900 + index);
+        let flags = WriteFlags { fua: index % 16 == 7 };
+        OwnedOperation::Write { offset: index * block, buffer, flags }
+    });
+    assert_eq!(run(writes.collect()).len(), to_usize(LEAST_BLOCKS));
+    assert_eq!(run((0..8).map(|_| OwnedOperation::Flush).collect()).len(), 8);
+    let reads = (0..LEAST_BLOCKS).map(|index| OwnedOperation::Read {
+        offset: index * block,
+        buffer: IoBuffer::new(to_usize(block)),
+    });
+    let reads = run(reads.collect());
+    assert_eq!(reads.len(), to_usize(LEAST_BLOCKS));
+    for read in reads.iter().filter(|_| promises.keeps_data) {
+        let OwnedOperation::Read { offset, buffer } = read else { panic!("{read:?} of a read") };
+        assert!(buffer.data() == block_of(&**device, 900 + offset / block), "block at {offset}");
     }
 }
 

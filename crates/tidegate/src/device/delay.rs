@@ -1,9 +1,10 @@
 //! A layer that makes a device slow: the stand-in for disks and networks.
 //!
-//! Each request takes at least its delay, a fixed part and a part for each byte, from its start to its end: what the
-//! device below takes counts towards it. The requests of a batch wait together, as in a device with a queue.
-//! The wait is honest about CPU time: all but its last 80 µs are spent parked, as a thread waits for a disk; the
-//! rest is spun, because waking up takes longer than that.
+//! Each request takes at least its delay, a fixed part and a part for each byte, from its start to
+//! its end: what the device below takes counts towards it. The requests of a batch wait together,
+//! as in a device with a queue, and so do those that are started.
+//! The wait is honest about CPU time: all but its last 80 µs are spent parked, as a thread waits for
+//! a disk; the rest is spun, because waking up takes longer than that.
 
 #![expect(
     clippy::disallowed_methods,
@@ -13,10 +14,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{BlockDevice, Extent, Geometry, Operation, Request, Result};
-
-/// Waits shorter than this are spun.
-const SPIN: Duration = Duration::from_micros(80);
+use super::timer::{SPIN, Timer};
+use super::{AsyncRequest, BlockDevice, Extent, Geometry, Operation, Request, Result};
 
 /// What requests cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,6 +42,7 @@ impl Delays {
             }
             Operation::Flush => self.flush_ns,
             Operation::Discard { .. } => self.write_ns,
+            Operation::Status { .. } => self.read_ns,
             Operation::WriteZeroes { flags, .. } => self.write_ns.saturating_add(forced(flags.fua)),
         })
     }
@@ -61,12 +61,13 @@ impl Delays {
 pub struct Delay {
     inner: Arc<dyn BlockDevice>,
     delays: Delays,
+    timer: Timer,
 }
 
 impl Delay {
     /// Makes `inner` as slow as `delays` say.
     pub fn new(inner: Arc<dyn BlockDevice>, delays: Delays) -> Self {
-        Self { inner, delays }
+        Self { inner, delays, timer: Timer::default() }
     }
 
     fn run(&self, operation: Operation<'_>) -> Result<()> {
@@ -91,7 +92,7 @@ fn wait_until(end: Option<Instant>) {
 
 impl BlockDevice for Delay {
     fn geometry(&self) -> Geometry {
-        Geometry { inline: false, ..self.inner.geometry() }
+        self.inner.geometry()
     }
 
     operations_through_run!();
@@ -105,14 +106,27 @@ impl BlockDevice for Delay {
         self.inner.submit(batch);
         wait_until(end);
     }
+
+    fn start(self: Arc<Self>, mut request: AsyncRequest) {
+        let end = Instant::now().checked_add(self.delays.of(&request.operation()));
+        let timer = self.timer.handle();
+        let below = request.forward(move |request, result| {
+            timer.complete_at(end, request, result);
+        });
+        below.start_on(&self.inner);
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread::ThreadId;
+
     use super::*;
-    use crate::device::WriteFlags;
     use crate::device::conformance::{self, Promises};
     use crate::device::memory::MemoryDevice;
+    use crate::device::{Context, OwnedOperation, WriteFlags};
 
     const SSD: Delays =
         Delays { read_ns: 80_000, write_ns: 20_000, flush_ns: 500_000, byte_ps: 2000 };
@@ -124,10 +138,10 @@ mod tests {
     #[test]
     fn it_conforms() {
         let delays = Delays { read_ns: 10, write_ns: 10, flush_ns: 100, byte_ps: 10 };
-        conformance::check(
-            &Delay::new(memory(), delays),
-            Promises { whole_blocks: true, ..Promises::default() },
-        );
+        let promises = Promises { whole_blocks: true, ..Promises::default() };
+        let device: Arc<dyn BlockDevice> = Arc::new(Delay::new(memory(), delays));
+        conformance::check(&*device, promises);
+        conformance::check_started(&device, promises);
     }
 
     #[test]
@@ -152,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_past_the_clock_does_not_overflow() {
+    fn a_delay_beyond_the_clock_does_not_overflow() {
         let endless = Delays { write_ns: u64::MAX, byte_ps: u64::MAX, ..Delays::default() };
         let write = Operation::Write { offset: 0, data: &[0; 4096], flags: WriteFlags::default() };
         assert_eq!(endless.of(&write), Duration::from_nanos(u64::MAX));
@@ -167,5 +181,40 @@ mod tests {
             device.flush().unwrap();
             assert!(start.elapsed() >= Duration::from_nanos(flush_ns));
         }
+    }
+
+    fn flush(tag: usize, ends: &Sender<(usize, ThreadId)>) -> AsyncRequest {
+        let ends = ends.clone();
+        AsyncRequest::new(OwnedOperation::Flush, Context::default(), move |_, result| {
+            result.unwrap();
+            ends.send((tag, std::thread::current().id())).unwrap();
+        })
+    }
+
+    /// 256 requests of half a second each are in flight together: by a thread a request, or by
+    /// sixteen, they would not be. One thread completes all of them, in their order.
+    #[test]
+    fn many_requests_wait_together_and_one_thread_completes_them() {
+        let delays = Delays { flush_ns: 500_000_000, ..Delays::default() };
+        let device = Arc::new(Delay::new(memory(), delays));
+        let (ended, ends) = channel();
+        (0..256).for_each(|tag| Arc::clone(&device).start(flush(tag, &ended)));
+        assert_eq!(device.timer.waiting(), 256);
+        let ends: Vec<_> = ends.iter().take(256).collect();
+        assert!(ends.iter().map(|(tag, _)| *tag).eq(0..256));
+        let threads: HashSet<_> = ends.iter().map(|(_, thread)| *thread).collect();
+        assert_eq!(threads.len(), 1);
+        assert!(!threads.contains(&std::thread::current().id()));
+    }
+
+    #[test]
+    fn what_a_dropped_device_holds_completes() {
+        let delays = Delays { flush_ns: u64::MAX, ..Delays::default() };
+        let device = Arc::new(Delay::new(memory(), delays));
+        let (ended, ends) = channel();
+        (0..8).for_each(|tag| Arc::clone(&device).start(flush(tag, &ended)));
+        assert!(ends.try_recv().is_err());
+        drop(device);
+        assert_eq!(ends.try_iter().count(), 8);
     }
 }

@@ -1,8 +1,8 @@
 //! A layer that fails on purpose, by script or by chance: the stand-in for broken disks and networks.
 //!
-//! [`Rule`]s say which requests fail, when and how; for each request the first rule that fires decides. Chance comes
-//! from a seed, so that a run of one thread repeats exactly. Whatever fails keeps invariant 2 of [`device`](super): a
-//! block is old or new, never torn.
+//! [`Rule`]s say which requests fail, when and how; for each request the first rule that fires
+//! decides. Chance comes from a seed, so that a run of one thread repeats exactly. Whatever fails
+//! keeps invariant 2 of [`device`](super): a block is old or new, never torn.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Op, Operation, Request, Result,
+    AsyncRequest, BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Op, Operation,
+    Request, Result,
 };
 
 /// Which requests fail, when, and how.
@@ -70,7 +71,14 @@ pub enum Effect {
     Disappear,
 }
 
-#[derive(Debug)]
+/// What becomes of a request.
+enum Fate {
+    Runs,
+    Fails(DeviceError),
+    Hangs,
+    IsShort { blocks: u64, error: DeviceError },
+}
+
 struct State {
     /// The rules, and how many requests each has been about.
     rules: Vec<(Rule, u64)>,
@@ -78,6 +86,8 @@ struct State {
     gone: bool,
     injected: u64,
     hung: usize,
+    /// Requests that were started and hang.
+    held: Vec<AsyncRequest>,
     releases: u64,
 }
 
@@ -97,6 +107,7 @@ impl Fault {
             gone: false,
             injected: 0,
             hung: 0,
+            held: Vec::new(),
             releases: 0,
         };
         Self { inner, state: Mutex::new(state), changed: Condvar::new() }
@@ -116,8 +127,13 @@ impl Fault {
 
     /// Lets every request go on that hangs now.
     pub fn release(&self) {
-        self.state.lock().releases += 1;
+        let mut state = self.state.lock();
+        state.releases += 1;
+        let held = std::mem::take(&mut state.held);
+        state.hung -= held.len();
+        drop(state);
         self.changed.notify_all();
+        held.into_iter().for_each(|request| request.start_on(&self.inner));
     }
 
     /// Waits until `count` requests hang.
@@ -136,20 +152,48 @@ impl Fault {
     fn run(&self, operation: Operation<'_>) -> Result<()> {
         let mut request = Request::new(operation);
         let (op, (offset, len)) = (Op::of(request.operation()), request.range());
-        // Not in the `match`: its lock would be held while the request runs, or hangs.
-        let effect = self.state.lock().decide(op, offset, len);
-        match effect {
-            None => {}
-            Some(Effect::Fail(kind)) => return Err(injected(kind, op, offset, len)),
-            Some(Effect::Disappear) => return Err(gone(op, offset, len)),
-            Some(Effect::Hang) => return self.run_after_release(&mut request),
-            Some(Effect::Short { blocks, kind }) => {
+        match self.decide(op, offset, len) {
+            Fate::Runs => self.run_inner(&mut request),
+            Fate::Fails(error) => Err(error),
+            Fate::Hangs => self.run_after_release(&mut request),
+            Fate::IsShort { blocks, error } => {
                 self.inner.geometry().check(offset, len)?;
                 self.run_inner(&mut shortened(&mut request, blocks, &self.inner.geometry()))?;
-                return Err(injected(kind, op, offset, len));
+                Err(error)
             }
         }
-        self.run_inner(&mut request)
+    }
+
+    /// What becomes of a request.
+    fn decide(&self, op: Op, offset: u64, len: u64) -> Fate {
+        match self.state.lock().decide(op, offset, len) {
+            None => Fate::Runs,
+            Some(Effect::Hang) => Fate::Hangs,
+            Some(Effect::Fail(kind)) => Fate::Fails(injected(kind, op, offset, len)),
+            Some(Effect::Disappear) => Fate::Fails(gone(op, offset, len)),
+            Some(Effect::Short { blocks, kind }) => {
+                Fate::IsShort { blocks, error: injected(kind, op, offset, len) }
+            }
+        }
+    }
+
+    /// Runs the first blocks of `request`, then fails it.
+    fn run_short(&self, mut request: AsyncRequest, blocks: u64, error: DeviceError) {
+        let geometry = self.inner.geometry();
+        let mut whole = Request::new(request.operation());
+        let (offset, len) = whole.range();
+        let checked = geometry.check(offset, len);
+        let ran =
+            checked.and_then(|()| self.run_inner(&mut shortened(&mut whole, blocks, &geometry)));
+        drop(whole);
+        request.complete(ran.and(Err(error)));
+    }
+
+    fn hang(&self, request: AsyncRequest) {
+        let mut state = self.state.lock();
+        state.held.push(request);
+        state.hung += 1;
+        self.changed.notify_all();
     }
 
     fn run_inner(&self, request: &mut Request<'_>) -> Result<()> {
@@ -237,13 +281,15 @@ fn shortened<'a>(request: &'a mut Request<'_>, blocks: u64, geometry: &Geometry)
         Operation::WriteZeroes { offset, len, flags } => {
             Operation::WriteZeroes { offset: *offset, len: most.min(*len), flags: *flags }
         }
+        Operation::Status { offset, len, most: extents_max, extents } => {
+            Operation::Status { offset: *offset, len: most.min(*len), most: *extents_max, extents }
+        }
     })
 }
 
 impl BlockDevice for Fault {
     fn geometry(&self) -> Geometry {
-        // A request may hang.
-        Geometry { inline: false, ..self.inner.geometry() }
+        self.inner.geometry()
     }
 
     operations_through_run!();
@@ -254,14 +300,29 @@ impl BlockDevice for Fault {
         }
         self.inner.status(offset, len, most)
     }
+
+    fn start(self: Arc<Self>, mut request: AsyncRequest) {
+        let operation = request.operation();
+        let (op, (offset, len)) = (Op::of(&operation), operation.range());
+        match self.decide(op, offset, len) {
+            Fate::Runs => request.start_on(&self.inner),
+            Fate::Fails(error) => request.complete(Err(error)),
+            Fate::Hangs => self.hang(request),
+            Fate::IsShort { blocks, error } => {
+                super::pool::run(move || self.run_short(request, blocks, error));
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
     use super::*;
-    use crate::device::WriteFlags;
     use crate::device::conformance::{self, Promises};
     use crate::device::memory::MemoryDevice;
+    use crate::device::{Context, IoBuffer, OwnedOperation, WriteFlags};
 
     const EIO: Effect = Effect::Fail(DeviceErrorKind::Io);
 
@@ -276,8 +337,10 @@ mod tests {
 
     #[test]
     fn without_rules_it_conforms() {
-        let device = fault(1);
-        conformance::check(&device, Promises { whole_blocks: true, ..Promises::default() });
+        let device = Arc::new(fault(1));
+        let promises = Promises { whole_blocks: true, ..Promises::default() };
+        conformance::check(&*device, promises);
+        conformance::check_started(&(Arc::clone(&device) as _), promises);
         assert_eq!(device.injected(), 0);
     }
 
@@ -355,5 +418,52 @@ mod tests {
             device.read(0, &mut now).unwrap();
             assert_eq!(now, [1; 512]);
         });
+    }
+
+    /// Starts a write of one block at each of `offsets`; the results come in order of completion.
+    fn start(device: &Arc<Fault>, offsets: impl Iterator<Item = u64>) -> Receiver<Result<()>> {
+        let (told, results) = channel();
+        for offset in offsets {
+            let (buffer, flags) = (IoBuffer::new(512), WriteFlags::default());
+            let write = OwnedOperation::Write { offset, buffer, flags };
+            let told = told.clone();
+            let completion = move |_, result| told.send(result).unwrap();
+            let request = AsyncRequest::new(write, Context::default(), completion);
+            Arc::clone(device).start(request);
+        }
+        results
+    }
+
+    #[test]
+    fn a_device_that_disappears_completes_all_that_was_started() {
+        let device = Arc::new(fault(1));
+        device.add(Rule::new(&[Op::Write], When::Nth(10), Effect::Disappear));
+        let results = start(&device, (0..300).map(|index| index * 512));
+        let failed = results.iter().filter(Result::is_err).count();
+        assert_eq!(failed, 291);
+    }
+
+    #[test]
+    fn requests_that_hang_cost_no_thread_and_end_when_released_or_dropped() {
+        let device = Arc::new(fault(1));
+        device.add(Rule::new(&[], When::Always, Effect::Hang));
+        let results = start(&device, (0..200).map(|index| index * 512));
+        device.wait_until_hung(200);
+        assert!(results.try_recv().is_err());
+        device.release();
+        assert_eq!(results.iter().filter(Result::is_ok).count(), 200);
+        let results = start(&device, (0..200).map(|index| index * 512));
+        device.wait_until_hung(200);
+        drop(device);
+        assert_eq!(results.iter().filter(Result::is_err).count(), 200);
+    }
+
+    #[test]
+    fn a_short_write_that_was_started_does_its_first_blocks() {
+        let device = Arc::new(fault(1));
+        let effect = Effect::Short { blocks: 0, kind: DeviceErrorKind::NoSpace };
+        device.add(Rule::new(&[Op::Write], When::Nth(1), effect));
+        let result = start(&device, [0].into_iter()).recv().unwrap();
+        assert_eq!(result.unwrap_err().kind(), DeviceErrorKind::NoSpace);
     }
 }

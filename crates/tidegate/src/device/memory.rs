@@ -7,7 +7,8 @@
 
 use parking_lot::RwLock;
 
-use super::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use super::{Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result};
+use super::{WriteFlags, ZeroFlags};
 
 /// Bytes under one lock: a multiple of every block size.
 const CHUNK_BYTES: u64 = 64 << 10;
@@ -140,10 +141,16 @@ impl BlockDevice for MemoryDevice {
         extents.truncate(most.max(1));
         Ok(extents)
     }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        Attempt::Done(operation.run_on(self))
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::device::DeviceErrorKind;
     use crate::device::conformance::{self, Promises};
@@ -152,7 +159,9 @@ mod tests {
     fn it_conforms() {
         for block_bytes in [512, 4096] {
             let device = MemoryDevice::new(block_bytes, 2048).unwrap();
-            conformance::check(&device, Promises { whole_blocks: true, ..Promises::default() });
+            let promises = Promises { whole_blocks: true, ..Promises::default() };
+            conformance::check(&device, promises);
+            conformance::check_started(&(Arc::new(device) as _), promises);
         }
     }
 

@@ -9,9 +9,15 @@
 //!    a write with [`WriteFlags::fua`] is durable by itself when acknowledged.
 //! 5. All methods may be called from any number of threads at once.
 //!
-//! Devices: [`memory`] and [`null`](mod@null) in memory, [`file`](mod@file) over a file or a block device. Layers, each a device over
-//! another: [`fault`] fails on purpose, [`delay`] is slow on purpose. Many requests at once:
-//! [`BlockDevice::submit`] with a [`Request`] each.
+//! Devices: [`memory`] and [`null`](mod@null) in memory, [`file`](mod@file) over a file or a block
+//! device. Layers, each a device over another: [`fault`] fails on purpose, [`delay`] is slow on
+//! purpose.
+//!
+//! A server asks for a request in two steps, as the fast path of Open CAS does
+//! (ocf `src/engine/engine_fast.c`): [`BlockDevice::attempt`] runs it on the server's thread if it
+//! has to wait for nothing slower than memory; else [`BlockDevice::start`] starts it and tells its
+//! end to the [`AsyncRequest`]'s completion. Callers with nothing else to do use the blocking
+//! methods, and [`BlockDevice::submit`] for many requests at once.
 
 /// The operations of a [`BlockDevice`] whose `run` treats all of them alike.
 macro_rules! operations_through_run {
@@ -48,6 +54,8 @@ macro_rules! operations_through_run {
     };
 }
 
+mod asynchronous;
+mod buffer;
 #[cfg(any(test, feature = "test-support"))]
 pub mod conformance;
 pub mod delay;
@@ -58,10 +66,16 @@ pub mod memory;
 #[cfg(test)]
 mod model_tests;
 pub mod null;
+mod pool;
 mod request;
+mod timer;
 
+use std::sync::Arc;
+
+pub use asynchronous::{AsyncRequest, OwnedOperation};
+pub use buffer::{BUFFER_ALIGN_BYTES, BUFFER_HEADER_BYTES, IoBuffer};
 pub use error::{DeviceError, DeviceErrorKind};
-pub use request::{Op, Operation, Request};
+pub use request::{Attempt, Context, Op, Operation, Request};
 
 /// Result of a device operation.
 pub type Result<T> = std::result::Result<T, DeviceError>;
@@ -84,8 +98,6 @@ pub struct Geometry {
     pub volatile_cache: bool,
     /// [`BlockDevice::write_zeroes`] is faster than writing zeroes.
     pub fast_zero: bool,
-    /// Requests finish at memory speed: a server may run them on the thread that received them.
-    pub inline: bool,
 }
 
 impl Geometry {
@@ -106,7 +118,6 @@ impl Geometry {
             atomic_block: false,
             volatile_cache: true,
             fast_zero: true,
-            inline: true,
         })
     }
 
@@ -263,4 +274,41 @@ pub trait BlockDevice: Send + Sync {
             request.run(self);
         }
     }
+
+    /// Runs `operation` on this thread if nothing of it has to wait for anything slower than
+    /// memory, as far as the device can tell beforehand. Otherwise the operation has no effect that
+    /// running it again would not have.
+    ///
+    /// A device that says nothing here always hands the operation back.
+    fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
+        let _ = (operation, context);
+        Attempt::WouldBlock
+    }
+
+    /// Starts `request` and returns without waiting for it. The request is completed exactly once,
+    /// on any thread, maybe before this returns. Requests that were started and are not complete
+    /// run in any order; a flush covers those that were complete when it was started.
+    ///
+    /// The request's work is not done on this thread. A device without asynchrony of its own runs the request on a small pool of threads, which
+    /// all such devices share.
+    fn start(self: Arc<Self>, request: AsyncRequest)
+    where
+        Self: 'static,
+    {
+        start_on_pool(self, request);
+    }
+}
+
+/// Starts `request` on the pool of threads that devices share.
+pub(crate) fn start_on_pool<D>(device: Arc<D>, request: AsyncRequest)
+where
+    D: BlockDevice + ?Sized + 'static,
+{
+    pool::run(move || request.run_on(&*device));
+}
+
+/// Whether requests of `device` take the time of memory, and the CPU of their thread.
+pub(crate) fn is_memory_speed(device: &dyn BlockDevice) -> bool {
+    let mut nothing = Operation::Read { offset: 0, buf: &mut [] };
+    device.attempt(&mut nothing, Context::default()).done().is_some()
 }

@@ -1,6 +1,36 @@
-//! Requests as values, for batches.
+//! Operations as values: alone, in batches, and tried at once.
 
-use super::{BlockDevice, Result, WriteFlags, ZeroFlags};
+use super::{BlockDevice, Extent, Result, WriteFlags, ZeroFlags};
+
+/// Which client and which class of I/O a request belongs to. Tiers pass it on to the tier below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Context {
+    /// The client's queue: a connection, or a queue of a virtual disk. It chooses nothing but
+    /// locality.
+    pub queue: u32,
+    /// The I/O class, by which a cache treats requests differently; 0 is the class of all others.
+    pub class: u8,
+}
+
+/// What became of an operation that a device was to run at once.
+#[derive(Debug)]
+pub enum Attempt {
+    /// The operation ran to its end.
+    Done(Result<()>),
+    /// The operation has to wait for something slower than memory, and the device left it alone.
+    /// The caller still has all of its memory, and starts it or runs it.
+    WouldBlock,
+}
+
+impl Attempt {
+    /// The result of an operation that ran to its end.
+    pub fn done(self) -> Option<Result<()>> {
+        match self {
+            Self::Done(result) => Some(result),
+            Self::WouldBlock => None,
+        }
+    }
+}
 
 /// What a request asks for; offsets and lengths as in the methods of [`BlockDevice`].
 #[derive(Debug)]
@@ -39,6 +69,49 @@ pub enum Operation<'a> {
         /// How zeroes are to be written.
         flags: ZeroFlags,
     },
+    /// [`BlockDevice::status`].
+    Status {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+        /// Most extents.
+        most: usize,
+        /// Where the extents go, in place of what was there.
+        extents: &'a mut Vec<Extent>,
+    },
+}
+
+impl Operation<'_> {
+    /// Runs the operation to its end on `device`.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn run_on<D: BlockDevice + ?Sized>(&mut self, device: &D) -> Result<()> {
+        match self {
+            Self::Read { offset, buf } => device.read(*offset, buf),
+            Self::Write { offset, data, flags } => device.write(*offset, data, *flags),
+            Self::Flush => device.flush(),
+            Self::Discard { offset, len } => device.discard(*offset, *len),
+            Self::WriteZeroes { offset, len, flags } => device.write_zeroes(*offset, *len, *flags),
+            Self::Status { offset, len, most, extents } => {
+                **extents = device.status(*offset, *len, *most)?;
+                Ok(())
+            }
+        }
+    }
+
+    /// First byte, length in bytes.
+    pub(crate) fn range(&self) -> (u64, u64) {
+        match self {
+            Self::Read { offset, buf } => (*offset, buf.len() as u64),
+            Self::Write { offset, data, .. } => (*offset, data.len() as u64),
+            Self::Flush => (0, 0),
+            Self::Discard { offset, len }
+            | Self::WriteZeroes { offset, len, .. }
+            | Self::Status { offset, len, .. } => (*offset, *len),
+        }
+    }
 }
 
 /// The kind of a request.
@@ -54,6 +127,8 @@ pub enum Op {
     Discard,
     /// A write of zeroes.
     WriteZeroes,
+    /// A question for the allocation state.
+    Status,
 }
 
 impl Op {
@@ -65,6 +140,7 @@ impl Op {
             Operation::Flush => Self::Flush,
             Operation::Discard { .. } => Self::Discard,
             Operation::WriteZeroes { .. } => Self::WriteZeroes,
+            Operation::Status { .. } => Self::Status,
         }
     }
 
@@ -76,6 +152,7 @@ impl Op {
             Self::Flush => "flush",
             Self::Discard => "discard",
             Self::WriteZeroes => "write_zeroes",
+            Self::Status => "status",
         }
     }
 }
@@ -110,26 +187,11 @@ impl<'a> Request<'a> {
 
     /// Runs the request alone on `device`.
     pub(super) fn run<D: BlockDevice + ?Sized>(&mut self, device: &D) {
-        self.result = Some(match &mut self.operation {
-            Operation::Read { offset, buf } => device.read(*offset, buf),
-            Operation::Write { offset, data, flags } => device.write(*offset, data, *flags),
-            Operation::Flush => device.flush(),
-            Operation::Discard { offset, len } => device.discard(*offset, *len),
-            Operation::WriteZeroes { offset, len, flags } => {
-                device.write_zeroes(*offset, *len, *flags)
-            }
-        });
+        self.result = Some(self.operation.run_on(device));
     }
 
     /// First byte and length in bytes; zeroes for a flush.
     pub fn range(&self) -> (u64, u64) {
-        match &self.operation {
-            Operation::Read { offset, buf } => (*offset, buf.len() as u64),
-            Operation::Write { offset, data, .. } => (*offset, data.len() as u64),
-            Operation::Flush => (0, 0),
-            Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
-                (*offset, *len)
-            }
-        }
+        self.operation.range()
     }
 }

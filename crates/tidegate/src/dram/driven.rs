@@ -1,17 +1,19 @@
-//! A transit tier without threads of its own: for a simulator, which decides who runs when.
+//! A transit tier without threads of its own: for a simulator, which decides which thread runs
+//! when.
 //!
-//! It waits for nothing by itself, and nothing in it depends on time: whoever would have to wait calls
-//! [`Relax`] and looks again, and the caller writes back and steers where evictors and costs do so otherwise.
+//! Nothing in it depends on time. A request that has to wait for another thread calls [`Relax`] and
+//! looks again. The simulator runs the work of evictors and changes the write mode, which measured
+//! costs do otherwise.
 
 use std::sync::Arc;
 
 use super::transit::Transit;
 use super::{BlockDevice, DramTier, Result};
+use crate::tier::background::Work;
 
-/// Called where the caller cannot go on before another thread did. Returns at any time after.
-pub type Relax = Arc<dyn Fn() + Send + Sync>;
+pub use crate::tier::set_locks::Relax;
 
-/// A transit tier that others drive. Dropping it loses what it holds, as a power cut does.
+/// A transit tier that a simulator drives. Dropping it loses what it holds, as a power cut does.
 #[derive(Clone)]
 pub struct Driven {
     tier: Arc<Transit>,
@@ -31,14 +33,13 @@ impl Driven {
         Arc::<Transit>::clone(&self.tier)
     }
 
-    /// Does what a background thread does in one go. False where there was nothing to do.
-    pub fn evict(&self) -> bool {
-        self.tier.evict()
+    /// The work of an evictor.
+    pub fn evictor(&self) -> impl Work + use<> {
+        self.tier.unpaced_evictor()
     }
 
-    /// Takes a step towards writes that pass the cache by, or back to those that use it: what costs and load decide
-    /// otherwise.
-    pub fn steer(&self, past_the_cache: bool) {
-        self.tier.steer(past_the_cache);
+    /// Changes the write mode by one step, towards bypassing the cache or towards using it.
+    pub fn step_write_mode(&self, bypass: bool) {
+        self.tier.step_write_mode(bypass);
     }
 }

@@ -1,9 +1,9 @@
 //! The free set: slot numbers in a lock-free stack, taken and given back by compare-and-swap.
 //!
-//! A stack, so that the slot freed last, whose data is still in the CPU's cache, is used first. The head is
-//! one word: the number of the top slot and a tag that every change counts up, so that a head which was
-//! popped and pushed back meanwhile (ABA) does not pass for unchanged. A wrong guess needs 2^32 changes
-//! during one attempt.
+//! A stack, so that the slot freed last, whose data is still in the CPU's cache, is used first. The
+//! head is one word: the number of the top slot and a tag that every change counts up, so that a
+//! head which was popped and pushed back meanwhile (ABA) does not pass for unchanged. A wrong guess
+//! needs 2^32 changes during one attempt.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -40,7 +40,8 @@ impl FreeSet {
             if slot == NO_SLOT {
                 return None;
             }
-            // May be stale, where another took the slot meanwhile; then the tag differs and the exchange fails.
+            // May be stale, where another took the slot meanwhile; then the tag differs and the
+            // exchange fails.
             let below = self.below[slot as usize].load(Ordering::Relaxed);
             let next = pack(tag(head).wrapping_add(1), below);
             match self.head.compare_exchange_weak(head, next, Ordering::AcqRel, Ordering::Acquire) {
@@ -68,7 +69,7 @@ impl FreeSet {
         }
     }
 
-    /// About how many slots are free: exact while nobody takes or gives.
+    /// About how many slots are free: exact while no thread takes or gives.
     pub(super) fn count(&self) -> u32 {
         self.count.load(Ordering::Relaxed)
     }
@@ -115,8 +116,9 @@ mod loom_tests {
 
     use super::*;
 
-    /// Two threads take and give in the pattern that breaks a stack without tags: one is held between loading
-    /// the head and exchanging it while the other takes two slots and gives the first back.
+    /// Two threads take and give in the pattern that breaks a stack without tags: one is held
+    /// between loading the head and exchanging it while the other takes two slots and gives the
+    /// first back.
     #[test]
     fn loom_no_slot_is_taken_twice_or_lost() {
         loom::model(|| {

@@ -2,21 +2,21 @@
 //!
 //! Invariants, whatever the policy:
 //! 1. A read returns the last acknowledged write, from the cache or from below.
-//! 2. A block reaches the device below whole, by one write, so blocks stay as atomic as the device makes them.
+//! 2. A block reaches the device below whole, by one write, so blocks stay as atomic as the device
+//!    makes them.
 //! 3. Two versions of a block are never on their way down at once, and the newer one goes last.
-//! 4. After an acknowledged flush, every write acknowledged before it began is durable. A flush waits for no
-//!    write that began after it.
-//! 5. A write-back that failed loses nothing: the block stays dirty and readable, the next flush or FUA
-//!    reports the error, and every later flush tries again and reports until it succeeds.
+//! 4. After an acknowledged flush, every write acknowledged before it began is durable. A flush
+//!    waits for no write that began after it.
+//! 5. A write-back that failed loses nothing: the block stays dirty and readable, the next flush or
+//!    FUA reports the error, and every later flush tries again and reports until it succeeds.
 //!
-//! Entry points: [`TierSpec`] parses `POLICY:SIZE`, [`open`] makes the tier and [`describe`] says what it would
-//! make, [`driven`] makes one for a simulator, [`DramTier`] is what it can do beside being a device. The policies: `transit` (the Caiti paper), `staging` (what that paper compares
-//! against), and none. Shared by them: `slots` (the buffers), `free_set` (free slots), `faults` (errors of
-//! write-backs), [`phases`] (where the time goes).
+//! Entry points: [`TierSpec`] parses `POLICY:SIZE`, [`open`] makes the tier and [`describe`] says
+//! what it would make, [`driven`] makes one for a simulator, [`DramTier`] is what it can do beside
+//! being a device. The policies: `transit` (the Caiti paper), `staging` (what that paper compares
+//! against), and none. Shared by them: `slots` (the buffers), `free_set` (free slots), [`phases`]
+//! (where the time goes).
 
-mod clock;
 pub mod driven;
-mod faults;
 mod free_set;
 mod passthrough;
 pub mod phases;
@@ -25,34 +25,42 @@ mod spec;
 mod staging;
 #[cfg(all(test, not(feature = "loom")))]
 mod suite;
-mod thread_number;
+mod tier;
 mod transit;
 
 use std::sync::Arc;
 
 use crate::device::null::NullDevice;
-use crate::device::{BlockDevice, Geometry, Result};
+use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Geometry, Result};
+use crate::tier::Tier;
+use crate::tier::ledger::Ledger;
 
 pub use phases::Phases;
 pub use spec::{Policy, SpecError, TierSpec};
+pub use tier::lines_of;
 
-/// A DRAM tier: a device that caches writes to the device below it.
-pub trait DramTier: BlockDevice {
+/// What messages call a DRAM tier.
+const NAME: &str = "the DRAM tier";
+
+/// The error of a worker whose thread the system refuses.
+fn no_thread(error: std::io::Error) -> DeviceError {
+    let context = "cannot start a background thread of the DRAM tier";
+    DeviceError::with_source(DeviceErrorKind::Io, context, error)
+}
+
+/// The error of a flush that found `lba` still dirty.
+fn still_dirty(ledger: &Ledger, lba: u64) -> DeviceError {
+    ledger.blocked(&format!("block {lba} still cannot be written back from {NAME}"))
+}
+
+/// A DRAM tier: a device that caches writes to the device below it. Its [`drain`](Tier::drain)
+/// writes back all it holds.
+pub trait DramTier: Tier {
     /// What the tier is and what it holds now.
     fn summary(&self) -> TierSummary;
 
     /// Where its time went since it was opened.
     fn phases(&self) -> Phases;
-
-    /// Writes everything back, flushes the device below and stops the threads of the tier. The tier stays
-    /// usable and keeps every promise, but writes back only on demand.
-    ///
-    /// Dropping the tier does the same but cannot say what failed, so whoever cares calls this first.
-    ///
-    /// # Errors
-    /// As for [`BlockDevice::flush`]; what could not be written back stays in the cache, and calling again
-    /// tries again.
-    fn shutdown(&self) -> Result<()>;
 }
 
 /// What a DRAM tier is and what it holds.
@@ -97,8 +105,9 @@ pub struct TierSummary {
 /// ```
 ///
 /// # Errors
-/// [`DeviceErrorKind::Unsupported`](crate::device::DeviceErrorKind::Unsupported) where the device's blocks are of a size that no cache slot has, or `bytes`
-/// hold fewer slots than the policy works with or more than it can number.
+/// [`DeviceErrorKind::Unsupported`](crate::device::DeviceErrorKind::Unsupported) where the device's
+/// blocks are of a size that no cache slot has, or `bytes` hold fewer slots than the policy works
+/// with or more than it can number.
 pub fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn DramTier>> {
     match policy {
         Policy::None => Ok(Arc::new(passthrough::Passthrough::new(below))),
@@ -111,7 +120,8 @@ pub fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<A
     }
 }
 
-/// What [`open`] would make over a device of this geometry, without taking the memory or starting a thread.
+/// What [`open`] would make over a device of this geometry, without taking the memory or starting a
+/// thread.
 ///
 /// # Errors
 /// As for [`open`].

@@ -2,10 +2,16 @@
 
 use std::sync::Arc;
 
+use super::tier::{collect, state_of};
 use super::{DramTier, Phases, Policy, TierSummary};
-use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::device::{
+    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
+    ZeroFlags,
+};
+use crate::stats::Collector;
+use crate::tier::{State, Tier};
 
-/// A tier without a cache, so that `none` is a policy like the others wherever they are listed.
+/// A tier without a cache, so that `none` is a policy like any other wherever policies are listed.
 pub(super) struct Passthrough {
     below: Arc<dyn BlockDevice>,
 }
@@ -44,6 +50,28 @@ impl BlockDevice for Passthrough {
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.below.status(offset, len, most)
     }
+
+    fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
+        self.below.attempt(operation, context)
+    }
+
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        Arc::clone(&self.below).start(request);
+    }
+}
+
+impl Tier for Passthrough {
+    fn state(&self) -> State {
+        state_of(self)
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.below.flush()
+    }
+
+    fn metrics(&self, collector: &mut Collector) {
+        collect(self, collector);
+    }
 }
 
 impl DramTier for Passthrough {
@@ -63,9 +91,5 @@ impl DramTier for Passthrough {
 
     fn phases(&self) -> Phases {
         Phases::default()
-    }
-
-    fn shutdown(&self) -> Result<()> {
-        self.below.flush()
     }
 }

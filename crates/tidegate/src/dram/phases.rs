@@ -1,19 +1,22 @@
 //! Where the time of a DRAM tier goes: the breakdown of the Caiti paper's figure 6.
 //!
-//! An operation is at every moment in one [`Phase`]. Each entry into a phase is counted. Its time is always
-//! measured for the rare phases that hurt (stalls and flushes), and for the others in one operation of [`SAMPLE_ONE_IN`], drawn at random: two readings of the clock cost as much as the
-//! bookkeeping between them. Totals are scaled by count over samples; histograms hold the samples.
+//! An operation is at every moment in one [`Phase`]. Each entry into a phase is counted. Its time
+//! is always measured for the rare phases that take long (stalls and flushes), and for the others
+//! in one operation of [`SAMPLE_ONE_IN`], drawn at random: two readings of the clock cost as much
+//! as the bookkeeping between them. Totals are scaled by count over samples; histograms hold the
+//! samples.
 //!
 //! Threads write to shards of their own, read only for a snapshot.
 
 use std::cell::Cell;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_utils::CachePadded;
 use serde::Serialize;
 
-use super::clock::now_ns;
-use super::thread_number::thread_number;
+use crate::stats::histogram::{Bucket, Latencies, Samples};
+use crate::sync::shard::{Shards, add};
+use crate::tier::clock::now_ns;
 
 /// Of so many operations one has its short phases measured.
 pub const SAMPLE_ONE_IN: u32 = 32;
@@ -24,7 +27,8 @@ pub const SAMPLE_ONE_IN: u32 = 32;
 pub enum Phase {
     /// Cache metadata: look-up, taking a slot, changing states.
     Metadata,
-    /// "Cache eviction and write": waiting for a slot, or for a write-back in the way, before a write.
+    /// "Cache eviction and write": waiting for a slot, or for a write-back in the way, before a
+    /// write.
     StalledWrite,
     /// "Conditional bypass": writing straight to the device below.
     Bypass,
@@ -40,7 +44,7 @@ pub enum Phase {
     ReadMiss,
     /// Writing back in the background: beside requests, so no share of their time.
     Eviction,
-    /// All else that requests do inside the tier.
+    /// Everything else that requests do inside the tier.
     Other,
 }
 
@@ -97,7 +101,7 @@ pub struct PhaseTimes {
     pub share_pct: f64,
     /// Mean over the samples.
     pub mean_ns: u64,
-    /// Median; like the other quantiles the upper bound of its bucket, at most 25 % too high.
+    /// Median; like the other quantiles the upper bound of its bucket, at most 12.5 % too high.
     pub p50_ns: u64,
     /// 99th percentile.
     pub p99_ns: u64,
@@ -111,28 +115,20 @@ pub struct PhaseTimes {
     pub histogram: Vec<Bucket>,
 }
 
-/// A bucket of a histogram.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Bucket {
-    /// Longest time that falls into it.
-    pub upto_ns: u64,
-    /// Number of samples in it.
-    pub samples: u64,
-}
-
 const PHASES: usize = Phase::ALL.len();
-const SHARDS: usize = 16;
-/// Four buckets to each power of two, up to 2^41 ns (37 minutes).
-const BUCKETS: usize = 160;
 
 /// The recorder of one tier.
+#[derive(Default)]
 pub(super) struct Recorder {
-    shards: Box<[CachePadded<Shard>]>,
+    /// Allocated at a thread's first operation.
+    shards: Shards<OnceLock<Box<Shard>>>,
 }
 
 /// One operation: tells the recorder which phase it is in, and leaves the last one when dropped.
 pub(super) struct Operation<'a> {
     shard: &'a Shard,
+    /// No other thread records to the shard.
+    is_exclusive: bool,
     phase: Phase,
     /// When the phase began, where it is measured.
     since_ns: Option<u64>,
@@ -144,43 +140,29 @@ struct Shard {
     tallies: [Tally; PHASES],
 }
 
+#[derive(Default)]
 struct Tally {
     entered: AtomicU64,
-    sampled_ns: AtomicU64,
-    max_ns: AtomicU64,
-    buckets: [AtomicU64; BUCKETS],
-}
-
-impl Default for Tally {
-    fn default() -> Self {
-        Self {
-            entered: AtomicU64::new(0),
-            sampled_ns: AtomicU64::new(0),
-            max_ns: AtomicU64::new(0),
-            buckets: [const { AtomicU64::new(0) }; BUCKETS],
-        }
-    }
+    samples: Samples,
 }
 
 impl Recorder {
-    pub(super) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect() }
-    }
-
     /// Begins an operation of the calling thread, in [`Phase::Other`]: one request.
     pub(super) fn begin(&self) -> Operation<'_> {
         let sampled = draw();
         self.begin_in(Phase::Other, sampled)
     }
 
-    /// Begins work of the calling thread that is one phase: a background write-back, or a request with nothing around it.
+    /// Begins work of the calling thread that is one phase: a background write-back, or a request
+    /// with nothing around it.
     pub(super) fn begin_single(&self, phase: Phase) -> Operation<'_> {
         self.begin_in(phase, draw())
     }
 
     fn begin_in(&self, phase: Phase, sampled: bool) -> Operation<'_> {
-        let shard = &self.shards[thread_number() % SHARDS];
-        let mut operation = Operation { shard, phase, since_ns: None, sampled };
+        let (shard, is_exclusive) = self.shards.mine();
+        let shard = shard.get_or_init(Box::default);
+        let mut operation = Operation { shard, is_exclusive, phase, since_ns: None, sampled };
         operation.start(phase);
         operation
     }
@@ -201,30 +183,22 @@ impl Recorder {
     }
 
     fn times(&self, phase: Phase) -> PhaseTimes {
-        let tallies = || self.shards.iter().map(|shard| &shard.tallies[phase as usize]);
-        let sum = |of: &dyn Fn(&Tally) -> &AtomicU64| -> u64 {
-            tallies().map(|tally| of(tally).load(Ordering::Relaxed)).sum()
-        };
-        let histogram: Vec<Bucket> = (0..BUCKETS)
-            .map(|index| Bucket { upto_ns: upto_ns(index), samples: sum(&|t| &t.buckets[index]) })
-            .filter(|bucket| bucket.samples > 0)
-            .collect();
-        let samples = histogram.iter().map(|bucket| bucket.samples).sum();
-        let (count, sampled_ns) = (sum(&|t| &t.entered), sum(&|t| &t.sampled_ns));
-        let max_ns = tallies().map(|t| t.max_ns.load(Ordering::Relaxed)).max().unwrap_or(0);
-        let quantile = |millionths| quantile(&histogram, samples, millionths).min(max_ns);
+        let shards = || self.shards.iter().filter_map(OnceLock::get);
+        let tallies = || shards().map(|shard| &shard.tallies[phase as usize]);
+        let count = tallies().map(|tally| tally.entered.load(Ordering::Relaxed)).sum();
+        let latencies = Latencies::of(tallies().map(|tally| &tally.samples));
         PhaseTimes {
             phase,
             count,
-            total_ns: scale(sampled_ns, count, samples),
+            total_ns: scale(latencies.sum_ns, count, latencies.count),
             share_pct: 0.0,
-            mean_ns: sampled_ns.checked_div(samples).unwrap_or(0),
-            p50_ns: quantile(500_000),
-            p99_ns: quantile(990_000),
-            p999_ns: quantile(999_000),
-            p9999_ns: quantile(999_900),
-            max_ns,
-            histogram,
+            mean_ns: latencies.mean_ns(),
+            p50_ns: latencies.quantile_ns(500_000),
+            p99_ns: latencies.quantile_ns(990_000),
+            p999_ns: latencies.quantile_ns(999_000),
+            p9999_ns: latencies.quantile_ns(999_900),
+            max_ns: latencies.max_ns,
+            histogram: latencies.buckets,
         }
     }
 }
@@ -245,14 +219,15 @@ impl Operation<'_> {
 
     fn start(&mut self, phase: Phase) {
         self.phase = phase;
-        self.shard.tallies[phase as usize].entered.fetch_add(1, Ordering::Relaxed);
+        add(&self.shard.tallies[phase as usize].entered, 1, self.is_exclusive);
         self.since_ns = (self.sampled || phase.always_timed()).then(now_ns);
     }
 
     fn stop(&mut self) {
         if let Some(since_ns) = self.since_ns {
             let spent_ns = now_ns().saturating_sub(since_ns);
-            self.shard.tallies[self.phase as usize].sample(spent_ns);
+            let tally = &self.shard.tallies[self.phase as usize];
+            tally.samples.record(spent_ns, self.is_exclusive);
         }
     }
 }
@@ -261,43 +236,6 @@ impl Drop for Operation<'_> {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-impl Tally {
-    fn sample(&self, spent_ns: u64) {
-        self.sampled_ns.fetch_add(spent_ns, Ordering::Relaxed);
-        self.max_ns.fetch_max(spent_ns, Ordering::Relaxed);
-        self.buckets[bucket(spent_ns)].fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Four buckets to a power of two; the first four hold 0 to 3 ns.
-fn bucket(spent_ns: u64) -> usize {
-    if spent_ns < 4 {
-        return usize::try_from(spent_ns).unwrap_or(0);
-    }
-    let exponent = spent_ns.ilog2();
-    let quarter = usize::try_from(spent_ns >> (exponent - 2) & 3).unwrap_or(0);
-    ((exponent as usize - 1) * 4 + quarter).min(BUCKETS - 1)
-}
-
-/// The longest time of bucket `index`.
-fn upto_ns(index: usize) -> u64 {
-    if index < 4 {
-        return index as u64;
-    }
-    let (shift, quarter) = (index / 4 - 1, index as u64 % 4);
-    ((5 + quarter) << shift) - 1
-}
-
-fn quantile(histogram: &[Bucket], samples: u64, millionths: u64) -> u64 {
-    let rank = (u128::from(samples) * u128::from(millionths)).div_ceil(1_000_000);
-    let mut seen = 0_u128;
-    let found = histogram.iter().find(|bucket| {
-        seen += u128::from(bucket.samples);
-        seen >= rank
-    });
-    found.map_or(0, |bucket| bucket.upto_ns)
 }
 
 fn scale(sampled_ns: u64, count: u64, samples: u64) -> u64 {
@@ -314,7 +252,8 @@ thread_local! {
     static DRAWS: Cell<u32> = const { Cell::new(1) };
 }
 
-/// Whether to measure this time: true in one of [`SAMPLE_ONE_IN`], by a linear congruence, so that no period of the workload meets ours.
+/// Whether to measure this time: true in one of [`SAMPLE_ONE_IN`], by a linear congruence, so that
+/// no period of the workload meets ours.
 pub(super) fn draw() -> bool {
     DRAWS.with(|draws| {
         let next = draws.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -328,17 +267,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_meet_and_hold_their_times() {
-        for index in 0..BUCKETS - 1 {
-            assert_eq!(bucket(upto_ns(index)), index);
-            assert_eq!(bucket(upto_ns(index) + 1), index + 1);
-        }
-        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
-    }
-
-    #[test]
     fn every_entry_is_counted_and_slow_phases_are_measured() {
-        let recorder = Recorder::new();
+        let recorder = Recorder::default();
         for _ in 0..1000 {
             let mut operation = recorder.begin();
             operation.enter(Phase::Metadata);
@@ -359,25 +289,26 @@ mod tests {
 
     #[test]
     fn quantiles_and_shares_follow_the_samples() {
-        let recorder = Recorder::new();
-        let tally = |phase: Phase| &recorder.shards[3].tallies[phase as usize];
+        let recorder = Recorder::default();
+        let shard = recorder.shards.mine().0.get_or_init(Box::default);
+        let tally = |phase: Phase| &shard.tallies[phase as usize];
         for (phase, spent_ns, times) in
             [(Phase::Bypass, 100, 99), (Phase::Bypass, 10_000, 1), (Phase::Eviction, 5, 7)]
         {
             tally(phase).entered.fetch_add(2 * times, Ordering::Relaxed);
-            (0..times).for_each(|_| tally(phase).sample(spent_ns));
+            (0..times).for_each(|_| tally(phase).samples.record(spent_ns, true));
         }
         let phases = recorder.snapshot();
         let bypass = phases.get(Phase::Bypass).unwrap();
         assert_eq!((bypass.count, bypass.mean_ns, bypass.total_ns), (200, 199, 39_800));
-        assert_eq!((bypass.p50_ns, bypass.p99_ns, bypass.p999_ns), (111, 111, 10_000));
+        assert_eq!((bypass.p50_ns, bypass.p99_ns, bypass.p999_ns), (103, 103, 10_000));
         assert!((bypass.share_pct - 100.0).abs() < 1e-9);
         assert!(phases.get(Phase::Eviction).unwrap().share_pct.abs() < 1e-9);
     }
 
     #[test]
     fn a_snapshot_has_units_in_its_keys() {
-        let recorder = Recorder::new();
+        let recorder = Recorder::default();
         drop(recorder.begin_single(Phase::Eviction));
         let json = serde_json::to_value(recorder.snapshot()).unwrap();
         let eviction = &json["phases"][0];

@@ -1,10 +1,11 @@
 //! The data of the slots: one reservation of DRAM, and a reader-writer lock a slot.
 //!
-//! Blocks are streamed in past the CPU's cache: a slot's lines are with the core that wrote it back last, and
-//! taking 64 of them from there costs more than the copy. A write-back goes below straight from its slot.
+//! Blocks are streamed in around the CPU's cache: a slot's lines are with the core that wrote it
+//! back last, and taking 64 of them from there costs more than the copy. A write-back goes below
+//! straight from its slot.
 //!
-//! A policy decides by its own state which slot holds what; the lock here only keeps the bytes of a slot
-//! from being read while they change. Lock order: a policy's own locks first, a slot's last.
+//! A policy decides by its own state which slot holds what; the lock here only keeps the bytes of a
+//! slot from being read while they change. Lock order: a policy's own locks first, a slot's last.
 
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 use crate::pmem::{self, Buffers, ReadBuffer};
@@ -24,12 +25,13 @@ impl Slots {
     /// As many slots of `block_bytes` as `bytes` hold, all of their memory touched.
     ///
     /// # Errors
-    /// [`DeviceErrorKind::Unsupported`]: no slot, or more than can be numbered. Or the memory cannot be had.
+    /// [`DeviceErrorKind::Unsupported`]: no slot, or more than can be numbered. Or the memory
+    /// cannot be had.
     pub(super) fn new(bytes: u64, block_bytes: u32) -> Result<Self> {
         Ok(Self { buffers: Buffers::new(count(bytes, block_bytes)?, block_bytes)? })
     }
 
-    /// The same, but memory is taken only for what is written.
+    /// As many slots as [`new`](Self::new) makes; memory is taken only for what is written.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -42,7 +44,7 @@ impl Slots {
         self.buffers.count()
     }
 
-    /// Copies a block into `slot`, once nobody reads it.
+    /// Copies a block into `slot`, once no thread reads it.
     pub(super) fn copy_in(&self, slot: u32, block: &[u8]) {
         pmem::copy_streaming(&mut self.buffers.write(slot), block);
     }
@@ -55,12 +57,12 @@ impl Slots {
 
 /// How many slots of `block_bytes` `bytes` hold.
 fn count(bytes: u64, block_bytes: u32) -> Result<u32> {
-    let wanted = bytes / u64::from(block_bytes.max(1));
-    let count = u32::try_from(wanted).ok().filter(|&count| 0 < count && count < NO_SLOT);
+    let asked = bytes / u64::from(block_bytes.max(1));
+    let count = u32::try_from(asked).ok().filter(|&count| 0 < count && count < NO_SLOT);
     count.ok_or_else(|| {
         let most = NO_SLOT - 1;
         let context = format!(
-            "a cache of {bytes} bytes holds {wanted} blocks of {block_bytes} bytes; expected 1 to {most}"
+            "a cache of {bytes} bytes holds {asked} blocks of {block_bytes} bytes; expected 1 to {most}"
         );
         DeviceError::new(DeviceErrorKind::Unsupported, context)
     })

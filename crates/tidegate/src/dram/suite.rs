@@ -14,9 +14,11 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::{DramTier, Policy};
 use crate::device::conformance::{self, Promises};
+use crate::device::delay::{Delay, Delays};
 use crate::device::memory::MemoryDevice;
 use crate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Geometry, Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, Operation, Result,
+    WriteFlags, ZeroFlags,
 };
 
 pub(super) const BLOCK_BYTES: usize = 512;
@@ -120,7 +122,6 @@ impl BlockDevice for TestDevice {
             atomic_block: true,
             volatile_cache: true,
             fast_zero: true,
-            inline: true,
         }
     }
 
@@ -154,6 +155,10 @@ impl BlockDevice for TestDevice {
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.geometry().check(offset, len)?;
         self.store(offset, &vec![0; usize::try_from(len).unwrap() / BLOCK_BYTES], flags.fua)
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        Attempt::Done(operation.run_on(self))
     }
 }
 
@@ -208,8 +213,8 @@ fn step() -> impl Strategy<Value = Step> {
 /// What a block may hold: one stamp, and after a failed write of it more than one.
 type Model = HashMap<u64, Vec<u64>>;
 
-/// P3, P4 and P5 for one thread and whatever runs in the background: reads return the last acknowledged
-/// write, and after a successful flush every block is durable.
+/// P3, P4 and P5 for one thread and whatever runs in the background: reads return the last
+/// acknowledged write, and after a successful flush every block is durable.
 pub(super) fn agrees_with_a_model(factory: &Factory, preferred_blocks: usize) {
     let mut runner = TestRunner::new(Config { cases: 60, ..Config::default() });
     let steps = proptest::collection::vec(step(), 1..120);
@@ -223,8 +228,8 @@ pub(super) fn agrees_with_a_model(factory: &Factory, preferred_blocks: usize) {
             }
             device.fail([]);
             // The first may still report what failed before.
-            let _ = tier.shutdown();
-            tier.shutdown().unwrap();
+            let _ = tier.drain();
+            tier.drain().unwrap();
             check_durable(&device, &model);
             Ok(())
         })
@@ -280,7 +285,8 @@ fn check_durable(device: &TestDevice, model: &Model) {
     }
 }
 
-/// P5: a write-back that fails is reported by each flush until it succeeds, and its data stays readable.
+/// P5: a write-back that fails is reported by each flush until it succeeds, and its data stays
+/// readable.
 pub(super) fn reports_failed_write_backs(factory: &Factory) {
     let device = TestDevice::new(1);
     let tier = factory(device.clone());
@@ -329,7 +335,8 @@ pub(super) fn flush_ends_under_load(factory: &Factory) {
     });
 }
 
-/// P3 and P4 with three writers, a reader and a flusher: no acknowledged stamp is lost, torn or out of order.
+/// P3 and P4 with three writers, a reader and a flusher: no acknowledged stamp is lost, torn or out
+/// of order.
 pub(super) fn keeps_order_between_threads(factory: &Factory) {
     const STAMPS: u64 = 4000;
     let device = TestDevice::new(2);
@@ -368,18 +375,18 @@ pub(super) fn keeps_order_between_threads(factory: &Factory) {
             }
         }
     });
-    tier.shutdown().unwrap();
+    tier.drain().unwrap();
     for (lba, stamp) in (0..).zip(&acknowledged) {
         assert_eq!(device.durable(lba), stamp.load(Ordering::Acquire));
     }
 }
 
-/// The tier keeps its promises after `shutdown`, and dropping it writes back too.
+/// The tier keeps its promises after `drain`, and dropping it writes back too.
 pub(super) fn shuts_down_clean(factory: &Factory) {
     let device = TestDevice::new(1);
     let tier = factory(device.clone());
     write(&*tier, 1, 1, false).unwrap();
-    tier.shutdown().unwrap();
+    tier.drain().unwrap();
     assert_eq!(device.durable(1), 1);
     write(&*tier, 2, 2, false).unwrap();
     assert_eq!(read(&*tier, 2), 2);
@@ -390,10 +397,16 @@ pub(super) fn shuts_down_clean(factory: &Factory) {
     (0..BLOCKS).for_each(|lba| assert_eq!(device.durable(lba), 3));
 }
 
-/// What every block device owes its users.
+/// What every block device promises.
 pub(super) fn conforms(factory: &Factory) {
     let below = MemoryDevice::new(BLOCK_BYTES as u32, BLOCKS * 4).unwrap();
-    conformance::check(&*factory(Arc::new(below)), Promises::default());
+    let tier = factory(Arc::new(below));
+    conformance::check(&*tier, Promises::default());
+    conformance::check_started(&(tier as _), Promises::default());
+    // Over a device that waits, where requests are handed back.
+    let below = Arc::new(MemoryDevice::new(BLOCK_BYTES as u32, BLOCKS * 4).unwrap());
+    let slow = Delay::new(below, Delays { read_ns: 1000, ..Delays::default() });
+    conformance::check_started(&(factory(Arc::new(slow)) as _), Promises::default());
 }
 
 /// Requests that make no sense are refused before anything changes.

@@ -14,6 +14,7 @@ mod append;
 mod cleaner;
 mod control;
 pub mod device;
+mod engine;
 mod error;
 mod keepers;
 pub mod layout;
@@ -41,6 +42,7 @@ use std::time::Duration;
 
 pub use append::{FileGuard, Interrupted, NameTicket, Ticket};
 pub use control::{CONTROL_BYTES, Control, FILES_MAX, SLOTS};
+pub use engine::{CODE, LogEngine};
 pub use error::{AppendError, LockError, LogError};
 pub use overlay::{Base, Overlay, OverlayError};
 pub use owner::{after_fork, current_process, process_of, thread_of};

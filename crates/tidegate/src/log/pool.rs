@@ -14,6 +14,7 @@ use uuid::Uuid;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::engine::CODE;
 use super::error::LogError;
 use super::layout::{
     LIMIT_OFFSET, LIMIT_STEP_BYTES, LogHeaderBytes, MAGIC, RECORD_ALIGN_BYTES, RING_OFFSET,
@@ -21,7 +22,7 @@ use super::layout::{
 };
 use super::record::{Definition, Header, RecordKind, payload_checksum, record_bytes};
 use crate::pmem::{PmemError, Region};
-use crate::pool::{self, Engine, Superblock};
+use crate::pool::{self, Superblock};
 
 type Result<T> = std::result::Result<T, LogError>;
 
@@ -52,7 +53,7 @@ impl Default for LogOptions {
 /// # Errors
 /// [`LogError::TooSmall`] before anything changes; [`LogError::Pool`], [`LogError::Pmem`].
 pub fn create(region: &Region, options: &LogOptions) -> Result<Superblock> {
-    let mut superblock = Superblock::plan(region, Engine::Log, options.uuid, 4096)?;
+    let mut superblock = Superblock::plan(region, CODE, options.uuid, 4096)?;
     let ring_bytes = ring_bytes(&superblock);
     if ring_bytes < RING_BYTES_MIN {
         return Err(LogError::TooSmall { found_bytes: ring_bytes, least_bytes: RING_BYTES_MIN });
@@ -132,7 +133,7 @@ impl LogPool {
     /// [`LogError`]: there is none, or it is damaged.
     pub fn open(region: Arc<Region>) -> Result<Self> {
         let superblock = Superblock::read(&region)?.superblock;
-        superblock.expect_engine(Engine::Log)?;
+        superblock.expect_engine(CODE)?;
         let base = superblock.data_offset;
         if ring_bytes(&superblock) < RING_BYTES_MIN {
             let found_bytes = ring_bytes(&superblock);

@@ -3,7 +3,7 @@
 use std::ops::{Add, Sub};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::shard::Shards;
+use crate::sync::shard::{Shards, add};
 
 /// What a region was asked to do since it was opened.
 ///
@@ -80,22 +80,12 @@ impl Shard {
     }
 }
 
-/// Adds to a cell: by plain load and store where this thread is the only one that does.
-#[inline]
-fn add(cell: &AtomicU64, count: u64, exclusive: bool) {
-    if exclusive {
-        cell.store(cell.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
-    } else {
-        cell.fetch_add(count, Ordering::Relaxed);
-    }
-}
-
 /// The counters of a region, a shard per thread.
 pub(super) struct Counting(Shards<Shard>);
 
 impl Counting {
     pub(super) fn new() -> Self {
-        Self(Shards::new())
+        Self(Shards::default())
     }
 
     #[inline]
@@ -138,7 +128,7 @@ impl Counting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pmem::shard::{CROWD, SEATS};
+    use crate::sync::shard::{CROWD, SEATS};
 
     #[test]
     fn no_count_is_lost_with_more_threads_than_seats() {

@@ -27,7 +27,7 @@ use std::time::Instant;
 use crossbeam_utils::CachePadded;
 
 use super::MediaModel;
-use super::shard::Shards;
+use crate::sync::shard::Shards;
 
 /// Time in sixteenths of a nanosecond, for small costs to add up exactly: 36 years fit.
 type Fine = u64;
@@ -79,7 +79,7 @@ impl Delay {
             granularity_bytes: u64::from(model.granularity_bytes),
             read,
             write,
-            posted: Shards::new(),
+            posted: Shards::default(),
         })
     }
 

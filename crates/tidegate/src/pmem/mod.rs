@@ -12,7 +12,7 @@
 //!
 //! Map: `region` (the operations) · `mapping` (how a path becomes memory) · `domain` (what durable takes) ·
 //! `cpu` (write-back and copies by instruction set) · `writeback` (the msync domain) · `media` and `delay`
-//! (slower memory, modeled) · `poison` (memory errors) · `counters` and `shard` (per-thread counting) ·
+//! (slower memory, modeled) · `poison` (memory errors) · `counters` (per-thread counting) ·
 //! `observer` (the crash simulator's seam) · `shared` (volatile memory of several processes) · `buffers` (ordinary memory behind locks, for caches above).
 
 #![allow(unsafe_code)] // Mapped memory is reached through raw pointers; nothing above this module needs to.
@@ -28,7 +28,6 @@ mod media;
 mod observer;
 mod poison;
 mod region;
-mod shard;
 mod shared;
 mod writeback;
 

@@ -491,7 +491,7 @@ impl Region {
     pub fn thread_ordinal(&self) -> usize {
         match &self.observer {
             Some(observer) => observer.thread_ordinal(),
-            None => super::shard::seat(),
+            None => crate::sync::shard::seat(),
         }
     }
 

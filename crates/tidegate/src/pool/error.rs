@@ -1,10 +1,11 @@
 //! What can be wrong with a pool.
 
 use super::content::Content;
-use super::superblock::{CopyFault, Engine};
+use super::superblock::CopyFault;
 use crate::btt::BttError;
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::pmem::PmemError;
+use crate::tier::EngineCode;
 
 /// An error of a pool's superblock.
 #[derive(Debug, thiserror::Error)]
@@ -64,19 +65,15 @@ pub enum PoolError {
         /// What else would do.
         hint: &'static str,
     },
-    /// The engine's number means nothing to this program.
-    #[error("the superblock names engine number {code}: use a later Tidegate")]
-    UnknownEngine {
-        /// The number.
-        code: u32,
-    },
     /// The pool belongs to another engine.
-    #[error("the pool was made for engine {found}, not for {expected}: open it with {found}")]
+    #[error(
+        "the pool was made for the engine with {found}, expected {expected}: open it with that engine"
+    )]
     WrongEngine {
         /// The engine that the superblock names.
-        found: Engine,
+        found: EngineCode,
         /// The engine that was asked to open it.
-        expected: Engine,
+        expected: EngineCode,
     },
     /// A field makes no sense although the checksum is right.
     #[error(
@@ -114,7 +111,6 @@ impl From<PoolError> for DeviceError {
                     PoolError::TooSmall { .. } => DeviceErrorKind::NoSpace,
                     PoolError::UnknownVersion { .. }
                     | PoolError::UnknownFeatures { .. }
-                    | PoolError::UnknownEngine { .. }
                     | PoolError::WrongEngine { .. }
                     | PoolError::BlockBytes { .. } => DeviceErrorKind::Unsupported,
                     _ => DeviceErrorKind::Corrupt,

@@ -9,9 +9,10 @@ use rustix::fs::SeekFrom;
 use super::content::Content;
 use super::error::PoolError;
 use super::layout::PAGE_BYTES;
-use super::superblock::{CopyFault, Engine, look, page_floor, read_copy};
+use super::superblock::{CopyFault, look, page_floor, read_copy};
 use crate::btt;
 use crate::pmem::Region;
+use crate::tier::EngineCode;
 
 /// All headers and signatures lie before this, or in the last page.
 const START_BYTES: u64 = 128 << 10;
@@ -21,21 +22,10 @@ const START_BYTES: u64 = 128 << 10;
 pub enum Glance {
     /// A block translation table.
     Btt,
-    /// A pool with a Tidegate superblock; without an engine where that is damaged, or this program does not know it.
-    Tidegate(Option<Engine>),
+    /// A pool with a Tidegate superblock; without an engine where that is damaged.
+    Tidegate(Option<EngineCode>),
     /// No pool; what it starts with instead.
     Unknown(Content),
-}
-
-impl std::fmt::Display for Glance {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Btt => f.write_str("a btt pool"),
-            Self::Tidegate(Some(engine)) => write!(f, "a {engine} pool"),
-            Self::Tidegate(None) => f.write_str("a damaged or later pool"),
-            Self::Unknown(found) => found.fmt(f),
-        }
-    }
 }
 
 /// Looks at the file or block device `file`. Only opening a pool tells whether all of it is there.
@@ -67,9 +57,7 @@ fn tell(ends: &Region) -> Result<Glance, PoolError> {
     Ok(match (read_copy(ends, 0)?, read_copy(ends, START_BYTES)?) {
         // A second copy may outlive its pool.
         (Err(CopyFault::NoMagic), _) if found.is_foreign() => Glance::Unknown(found),
-        (Ok(copy), _) | (_, Ok(copy)) => {
-            Glance::Tidegate(Engine::from_code(copy.engine.get()).ok())
-        }
+        (Ok(copy), _) | (_, Ok(copy)) => Glance::Tidegate(Some(EngineCode(copy.engine.get()))),
         (Err(CopyFault::NoMagic), Err(CopyFault::NoMagic)) => Glance::Unknown(found),
         (Err(_), Err(_)) => Glance::Tidegate(None),
     })
@@ -95,12 +83,12 @@ mod tests {
         btt::create(&region, &BttOptions::default()).unwrap();
         assert_eq!(seen(), Glance::Btt);
         erase(&region).unwrap();
-        for engine in [Engine::Raw, Engine::Log] {
+        for engine in [1, 2].map(EngineCode) {
             Superblock::plan(&region, engine, Uuid::nil(), 4096).unwrap().write(&region).unwrap();
             assert_eq!(seen(), Glance::Tidegate(Some(engine)));
         }
         region.write(500, &[1]).unwrap();
-        assert_eq!(seen(), Glance::Tidegate(Some(Engine::Log)), "by the second superblock");
+        assert_eq!(seen(), Glance::Tidegate(Some(EngineCode(2))), "by the second superblock");
         region.write((20 << 20) - 500, &[1]).unwrap();
         assert_eq!(seen(), Glance::Tidegate(None));
     }
@@ -110,7 +98,10 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let region = Region::open(file.path(), &RegionOptions::default()).unwrap();
-        Superblock::plan(&region, Engine::Log, Uuid::nil(), 4096).unwrap().write(&region).unwrap();
+        Superblock::plan(&region, EngineCode(2), Uuid::nil(), 4096)
+            .unwrap()
+            .write(&region)
+            .unwrap();
         region.write(0, &[0; 4096]).unwrap();
         region.write(1080, b"\x53\xef").unwrap();
         assert!(matches!(glance(file.as_file()).unwrap(), Glance::Unknown(Content::Known(_))));

@@ -16,6 +16,8 @@ pub(super) const PAGE_BYTES: u64 = 4096;
 /// Where the data starts at the earliest: behind the first copy and behind the page where a BTT 1.1 has its first info
 /// block. That page holds zeroes, so that what users store in a pool can never make it look like a BTT.
 pub(super) const DATA_OFFSET_MIN: u64 = 2 * PAGE_BYTES;
+/// Bytes of a backing's name that a superblock keeps.
+pub(super) const BACKING_NAME_BYTES_MAX: usize = 512;
 
 /// A superblock as it lies on the medium.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -33,7 +35,10 @@ pub(super) struct SuperblockBytes {
     pub(super) data_offset: U64,
     pub(super) data_bytes: U64,
     pub(super) block_bytes: U32,
-    pub(super) reserved: [u8; 3996],
+    pub(super) backing_name_bytes: U32,
+    pub(super) backing_identity: U64,
+    pub(super) backing_name: [u8; BACKING_NAME_BYTES_MAX],
+    pub(super) reserved: [u8; 3472],
     pub(super) checksum: U64,
 }
 
@@ -51,7 +56,10 @@ const _: () = {
     assert!(offset_of!(SuperblockBytes, data_offset) == 72);
     assert!(offset_of!(SuperblockBytes, data_bytes) == 80);
     assert!(offset_of!(SuperblockBytes, block_bytes) == 88);
-    assert!(offset_of!(SuperblockBytes, reserved) == 92);
+    assert!(offset_of!(SuperblockBytes, backing_name_bytes) == 92);
+    assert!(offset_of!(SuperblockBytes, backing_identity) == 96);
+    assert!(offset_of!(SuperblockBytes, backing_name) == 104);
+    assert!(offset_of!(SuperblockBytes, reserved) == 616);
     assert!(offset_of!(SuperblockBytes, checksum) == 4088);
 };
 

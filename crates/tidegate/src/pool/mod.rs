@@ -16,7 +16,7 @@ mod superblock;
 pub use content::Content;
 pub use error::PoolError;
 pub use glance::{Glance, glance};
-pub use superblock::{CopyFault, Engine, Found, Superblock, erase};
+pub use superblock::{BackingIdentity, CopyFault, Found, Superblock, erase};
 
 use crate::btt::{self, Version};
 use crate::pmem::Region;
@@ -60,7 +60,8 @@ mod tests {
 
     fn make_pool(region: &Region) -> Superblock {
         erase(region).unwrap();
-        let mut superblock = Superblock::plan(region, Engine::Raw, Uuid::nil(), 512).unwrap();
+        let mut superblock =
+            Superblock::plan(region, crate::tier::EngineCode(1), Uuid::nil(), 512).unwrap();
         superblock.write(region).unwrap();
         superblock
     }

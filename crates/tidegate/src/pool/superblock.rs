@@ -10,52 +10,45 @@
 //! 3. [`erase`] comes before anything of a new pool is written: no valid copy of an older pool is ever beside it.
 //! 4. Fields are believed only behind a right checksum, and checked even then.
 
+use arrayvec::ArrayString;
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::content::{self, Content};
 use super::error::PoolError;
-use super::layout::{DATA_OFFSET_MIN, MAGIC, PAGE_BYTES, SuperblockBytes, VERSION};
+use super::layout::{
+    BACKING_NAME_BYTES_MAX, DATA_OFFSET_MIN, MAGIC, PAGE_BYTES, SuperblockBytes, VERSION,
+};
 use crate::pmem::{PmemError, Region};
+use crate::tier::EngineCode;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
-/// An engine that keeps its pool behind a superblock. (The BTT has its own format.)
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum Engine {
-    /// Blocks in place, without atomicity: [`raw`](crate::raw).
-    Raw,
-    /// A write log: [`log`](crate::log).
-    Log,
+/// What tells the device behind a pool from all others. It holds no numbers of inodes, which a disk behind a network
+/// does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BackingIdentity {
+    /// What decides; never 0.
+    pub identity: u64,
+    /// What people know it by: its absolute path or its URL, cut off after 512 bytes.
+    pub name: ArrayString<BACKING_NAME_BYTES_MAX>,
 }
 
-impl Engine {
-    /// The number on the medium.
-    fn code(self) -> u32 {
-        match self {
-            Self::Raw => 1,
-            Self::Log => 2,
-        }
+impl BackingIdentity {
+    /// The backing called `name` whose identity is `identity`.
+    pub fn new(identity: u64, name: &str) -> Self {
+        let mut kept = ArrayString::new();
+        name.chars().take_while(|letter| kept.try_push(*letter).is_ok()).for_each(drop);
+        Self { identity: identity.max(1), name: kept }
     }
 
-    pub(super) fn from_code(code: u32) -> Result<Self> {
-        match code {
-            1 => Ok(Self::Raw),
-            2 => Ok(Self::Log),
-            code => Err(PoolError::UnknownEngine { code }),
-        }
-    }
-}
-
-impl std::fmt::Display for Engine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Raw => "raw",
-            Self::Log => "log",
-        })
+    /// Reads the identity in a superblock whose checksum is right.
+    fn decode(bytes: &SuperblockBytes) -> Option<Self> {
+        let len = (bytes.backing_name_bytes.get() as usize).min(BACKING_NAME_BYTES_MAX);
+        let identity = bytes.backing_identity.get();
+        let name = String::from_utf8_lossy(&bytes.backing_name[..len]);
+        (identity != 0).then(|| Self::new(identity, &name))
     }
 }
 
@@ -63,7 +56,7 @@ impl std::fmt::Display for Engine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Superblock {
     /// The engine that the pool belongs to.
-    pub engine: Engine,
+    pub engine: EngineCode,
     /// The pool's name for machines.
     pub uuid: Uuid,
     /// Size of a block in bytes: 512, 1024, 2048 or 4096.
@@ -78,6 +71,9 @@ pub struct Superblock {
     pub sequence: u64,
     /// Features that any program may ignore.
     pub compatible: u64,
+    /// The device behind the pool that was used last; none where the pool never had one.
+    #[serde(skip)]
+    pub backing: Option<BackingIdentity>,
 }
 
 /// What is wrong with one copy.
@@ -134,6 +130,29 @@ impl Found {
     pub fn is_whole(&self) -> bool {
         self.first.is_none() && self.second.is_none()
     }
+
+    /// What is wrong with the copies, a line each.
+    pub fn findings(&self) -> Vec<String> {
+        let finding = |which, fault| {
+            format!("the superblock at the pool's {which} {fault}; the other one is whole")
+        };
+        let first = self.first.map(|fault| finding("start", fault));
+        let second = self.second.map(|fault| finding("end", fault));
+        first.into_iter().chain(second).collect()
+    }
+
+    /// Writes the superblock anew where a copy of it is damaged, and returns what is wrong after that.
+    ///
+    /// # Errors
+    /// As for [`Superblock::write`] and [`Superblock::read`].
+    pub fn repair(&self, region: &Region) -> Result<Vec<String>> {
+        if self.is_whole() {
+            return Ok(Vec::new());
+        }
+        let mut superblock = self.superblock;
+        superblock.write(region)?;
+        Ok(Superblock::read(region)?.findings())
+    }
 }
 
 impl Superblock {
@@ -141,7 +160,7 @@ impl Superblock {
     ///
     /// # Errors
     /// [`PoolError::BlockBytes`], [`PoolError::TooSmall`].
-    pub fn plan(region: &Region, engine: Engine, uuid: Uuid, block_bytes: u32) -> Result<Self> {
+    pub fn plan(region: &Region, engine: EngineCode, uuid: Uuid, block_bytes: u32) -> Result<Self> {
         if !crate::device::is_block_bytes(block_bytes) {
             return Err(PoolError::BlockBytes { found: block_bytes });
         }
@@ -161,6 +180,7 @@ impl Superblock {
             data_bytes,
             sequence: 0,
             compatible: 0,
+            backing: None,
         })
     }
 
@@ -195,7 +215,7 @@ impl Superblock {
     ///
     /// # Errors
     /// [`PoolError::WrongEngine`].
-    pub fn expect_engine(&self, expected: Engine) -> Result<()> {
+    pub fn expect_engine(&self, expected: EngineCode) -> Result<()> {
         if self.engine == expected {
             return Ok(());
         }
@@ -206,7 +226,7 @@ impl Superblock {
         let mut bytes = SuperblockBytes {
             magic: MAGIC,
             version: U32::new(VERSION),
-            engine: U32::new(self.engine.code()),
+            engine: U32::new(self.engine.0),
             compatible: U64::new(self.compatible),
             uuid: self.uuid.into_bytes(),
             sequence: U64::new(self.sequence),
@@ -216,6 +236,11 @@ impl Superblock {
             block_bytes: U32::new(self.block_bytes),
             ..SuperblockBytes::new_zeroed()
         };
+        if let Some(BackingIdentity { identity, name }) = &self.backing {
+            bytes.backing_identity = U64::new(*identity);
+            bytes.backing_name_bytes = U32::new(u32::try_from(name.len()).unwrap_or(0));
+            bytes.backing_name[..name.len()].copy_from_slice(name.as_bytes());
+        }
         bytes.checksum = U64::new(bytes.expected_checksum());
         bytes
     }
@@ -227,7 +252,7 @@ impl Superblock {
         }
         check_features(bytes, region.read_only())?;
         let superblock = Self {
-            engine: Engine::from_code(bytes.engine.get())?,
+            engine: EngineCode(bytes.engine.get()),
             uuid: Uuid::from_bytes(bytes.uuid),
             block_bytes: bytes.block_bytes.get(),
             pool_bytes: bytes.pool_bytes.get(),
@@ -235,6 +260,7 @@ impl Superblock {
             data_bytes: bytes.data_bytes.get(),
             sequence: bytes.sequence.get(),
             compatible: bytes.compatible.get(),
+            backing: BackingIdentity::decode(bytes),
         };
         superblock.check(region.len_bytes())?;
         Ok(superblock)

@@ -12,9 +12,16 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use crate::device::{
+    Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags, ZeroFlags,
+};
 use crate::pmem::Region;
-use crate::pool::{self, Engine, PoolError, Superblock};
+use crate::pool::{self, PoolError, Superblock};
+use crate::stats::{RequestKind, Requests};
+
+mod engine;
+
+pub use engine::{CODE, RawEngine};
 
 /// How to make a raw pool.
 #[derive(Debug, Clone)]
@@ -36,7 +43,7 @@ impl Default for RawOptions {
 /// # Errors
 /// [`PoolError::BlockBytes`], [`PoolError::TooSmall`] before anything changes; [`PoolError::Pmem`].
 pub fn create(region: &Region, options: &RawOptions) -> std::result::Result<Superblock, PoolError> {
-    let mut superblock = Superblock::plan(region, Engine::Raw, options.uuid, options.block_bytes)?;
+    let mut superblock = Superblock::plan(region, CODE, options.uuid, options.block_bytes)?;
     pool::erase(region)?;
     superblock.write(region)?;
     Ok(superblock)
@@ -46,6 +53,7 @@ pub fn create(region: &Region, options: &RawOptions) -> std::result::Result<Supe
 pub struct RawDevice {
     region: Arc<Region>,
     superblock: Superblock,
+    requests: Requests,
 }
 
 impl RawDevice {
@@ -57,11 +65,11 @@ impl RawDevice {
     pub fn open(region: Arc<Region>) -> std::result::Result<Self, PoolError> {
         let found = Superblock::read(&region)?;
         let mut superblock = found.superblock;
-        superblock.expect_engine(Engine::Raw)?;
+        superblock.expect_engine(CODE)?;
         if !found.is_whole() && !region.read_only() {
             superblock.write(&region)?;
         }
-        Ok(Self { region, superblock })
+        Ok(Self { region, superblock, requests: Requests::default() })
     }
 
     /// What the pool says of itself.
@@ -76,6 +84,7 @@ impl RawDevice {
 
     fn zero(&self, offset: u64, len: u64) -> Result<()> {
         self.geometry().check_write(offset, len)?;
+        let _running = self.requests.begin(RequestKind::Zero, len);
         self.region.zero_streaming(self.superblock.data_offset + offset, len)?;
         Ok(self.region.fence()?)
     }
@@ -92,23 +101,25 @@ impl BlockDevice for RawDevice {
             atomic_block: false,
             volatile_cache: false,
             fast_zero: true,
-            inline: true,
         }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.geometry().check(offset, buf.len() as u64)?;
+        let _running = self.requests.begin(RequestKind::Read, buf.len() as u64);
         Ok(self.region.read(self.superblock.data_offset + offset, buf)?)
     }
 
     fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
         self.geometry().check_write(offset, data.len() as u64)?;
+        let _running = self.requests.begin(RequestKind::Write, data.len() as u64);
         self.region.write_streaming(self.superblock.data_offset + offset, data)?;
         // The only fence: no metadata depends on the data, and the acknowledgement does.
         Ok(self.region.fence()?)
     }
 
     fn flush(&self) -> Result<()> {
+        drop(self.requests.begin(RequestKind::Flush, 0));
         Ok(())
     }
 
@@ -123,6 +134,10 @@ impl BlockDevice for RawDevice {
     fn status(&self, offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>> {
         self.geometry().check(offset, len)?;
         Ok(vec![Extent { offset, len, hole: false, zero: false }])
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        Attempt::Done(operation.run_on(self))
     }
 }
 

@@ -22,6 +22,7 @@ fn it_conforms() {
     for block_bytes in [512, 4096] {
         let device = RawDevice::open(region(block_bytes)).unwrap();
         conformance::check(&device, Promises::default());
+        conformance::check_started(&(Arc::new(device) as _), Promises::default());
     }
 }
 

@@ -1,11 +1,12 @@
 //! Transfers past the page cache: `O_DIRECT` through `io_uring`.
 //!
 //! Invariants:
-//! 1. A ring serves one batch at a time; there are at most [`RINGS_MAX`], made when needed, and a batch that finds
-//!    none free waits for one.
+//! 1. A ring serves one batch at a time; there are at most [`RINGS_MAX`], made when needed, and a
+//!    batch that finds none free waits for one.
 //! 2. Memory that is not aligned to a block is copied through memory that is.
-//! 3. A forced write is `RWF_DSYNC` (one command with FUA on a disk that has it). Where it fails, what else sat in the
-//!    disk's cache may be lost too, so that the gate closes as after a failed flush.
+//! 3. A forced write is `RWF_DSYNC` (one command with FUA on a disk that has it). Where it fails,
+//!    what else sat in the disk's cache may be lost too, so that the gate closes as after a failed
+//!    flush.
 
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
@@ -72,7 +73,7 @@ impl Direct {
         take(&mut request[0])
     }
 
-    /// Runs a batch: each run of reads and writes as one, what is between them alone and in its place.
+    /// Runs a batch: each run of reads and writes as one, what is between them alone and in order.
     pub(super) fn submit(&self, device: &FileDevice, batch: &mut [Request<'_>]) {
         for run in batch.chunk_by_mut(|one, other| is_transfer(one) && is_transfer(other)) {
             if is_transfer(&run[0]) {
@@ -177,7 +178,7 @@ fn finish(
     ran: std::result::Result<(), Errno>,
 ) -> Result<()> {
     let (offset, len) = request.range();
-    let (what, forced) = match &mut request.operation {
+    let (what, fua) = match &mut request.operation {
         Operation::Read { buf, .. } => {
             if let (Some(bounce), Ok(())) = (bounce, end) {
                 buf.copy_from_slice(bounce.bytes());
@@ -187,17 +188,35 @@ fn finish(
         Operation::Write { flags, .. } => ("write", flags.fua),
         _ => unreachable!("only reads and writes are transfers"),
     };
-    let errno = match (end, ran) {
+    let stop = match (end, ran) {
         (Ok(()), _) => return Ok(()),
-        (Err(_), Err(errno)) | (Err(Stop::Os(errno)), Ok(())) => errno,
-        (Err(Stop::Ended { done }), Ok(())) => {
-            return Err(backing.ended(what, offset + done as u64));
-        }
+        (Err(_), Err(errno)) => Stop::Os(errno),
+        (Err(stop), Ok(())) => stop,
     };
-    if forced && DeviceErrorKind::from(errno) == DeviceErrorKind::Io {
-        backing.gate.fail(errno);
+    Err(backing.transfer_failed(what, offset, len, stop, fua))
+}
+
+impl Backing {
+    /// A transfer past the page cache stopped. A forced write that fails closes the gate, since
+    /// what else sat in the disk's cache may be lost too.
+    pub(super) fn transfer_failed(
+        &self,
+        what: &str,
+        offset: u64,
+        len: u64,
+        stop: Stop,
+        is_forced: bool,
+    ) -> DeviceError {
+        match stop {
+            Stop::Ended { done } => self.ended(what, offset + done as u64),
+            Stop::Os(errno) => {
+                if is_forced && DeviceErrorKind::from(errno) == DeviceErrorKind::Io {
+                    self.gate.fail(errno);
+                }
+                self.failed(what, offset, len, errno)
+            }
+        }
     }
-    Err(backing.failed(what, offset, len, errno))
 }
 
 fn refused(backing: &Backing, what: &str, errno: Errno) -> DeviceError {

@@ -1,16 +1,20 @@
 //! The flush gate: many threads ask for a flush, few are made, and a failure is never forgotten.
 //!
-//! Why not simply `fdatasync`: the kernel tells a write-back error once per open file. With two calls at once, one
-//! thread gets the error and the other may get success for the very bytes that were lost; and the next call succeeds
-//! although the pages were dropped. So:
+//! Why not simply `fdatasync`: the kernel tells a write-back error once per open file. With two
+//! calls at once, one thread gets the error and the other may get success for the very bytes that
+//! were lost; and the next call succeeds although the pages were dropped. So:
 //! 1. At most one flush runs at a time, so that its outcome is known before the next one starts.
-//! 2. A caller is answered by a flush that *started* after the call: it covers all that was acknowledged before.
-//!    Callers that wait together share one flush.
-//! 3. After one failure every later call fails too. Only reopening the file, and writing again what was not flushed,
-//!    makes the promise good.
+//! 2. A caller is answered by a flush that *started* after the call: it covers all that was
+//!    acknowledged before. Callers that wait together share one flush.
+//! 3. After one failure every later call fails too. Only reopening the file, and writing again what
+//!    was not flushed, makes the promise good.
+
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
+
+use super::engine::Wake;
 
 #[derive(Debug, Default)]
 struct State {
@@ -22,10 +26,14 @@ struct State {
 
 /// What a caller does that needs the flush of a certain number, or a later one, to have ended well.
 #[derive(Debug, PartialEq, Eq)]
-enum Turn {
+pub(super) enum Turn {
+    /// A flush failed earlier.
     Refused(Errno),
+    /// It has succeeded.
     Covered,
+    /// It is the caller's to make.
     Run,
+    /// An earlier one runs.
     Wait,
 }
 
@@ -51,13 +59,37 @@ pub(super) enum Failure {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct FlushGate {
     state: Mutex<State>,
     done: Condvar,
+    /// Of the thread whose requests wait here without a thread each.
+    wake: OnceLock<Arc<Wake>>,
 }
 
 impl FlushGate {
+    /// The number of the first flush that covers all that was acknowledged before this call.
+    pub(super) fn needed(&self) -> u64 {
+        self.state.lock().started + 1
+    }
+
+    /// What a request that needs flush `needed` does now. On [`Turn::Run`] the flush has begun: its
+    /// outcome is for [`finish`](Self::finish).
+    pub(super) fn begin(&self, needed: u64) -> Turn {
+        let mut state = self.state.lock();
+        let turn = state.turn(needed);
+        if turn == Turn::Run {
+            state.started += 1;
+            state.running = true;
+        }
+        turn
+    }
+
+    /// Has `wake` woken after each flush, for requests that wait for their turn without a thread.
+    pub(super) fn wake_after_flushes(&self, wake: Arc<Wake>) {
+        let _ = self.wake.set(wake);
+    }
+
     /// Returns when a flush that started after this call has succeeded.
     pub(super) fn pass(&self, flush: impl FnOnce() -> Result<(), Errno>) -> Result<(), Failure> {
         let mut state = self.state.lock();
@@ -70,16 +102,20 @@ impl FlushGate {
                 Turn::Wait => self.done.wait(&mut state),
             }
         }
-        state.started = needed;
+        state.started += 1;
         state.running = true;
         drop(state);
         self.finish(flush())
     }
 
-    fn finish(&self, outcome: Result<(), Errno>) -> Result<(), Failure> {
+    /// The flush that runs has ended.
+    pub(super) fn finish(&self, outcome: Result<(), Errno>) -> Result<(), Failure> {
         let mut state = self.state.lock();
         state.running = false;
         self.done.notify_all();
+        if let Some(wake) = self.wake.get() {
+            wake.wake();
+        }
         outcome.map_err(|errno| {
             state.failure.get_or_insert(errno);
             Failure::Now(errno)

@@ -1,19 +1,22 @@
 //! A file or a block device as a device: the capacity tier.
 //!
 //! Invariants:
-//! 1. The size is read once, when the device is opened; a file that is not made of whole blocks keeps its tail
-//!    to itself.
+//! 1. The size is read once, when the device is opened; a file that is not made of whole blocks
+//!    keeps its tail to itself.
 //! 2. After a flush or a forced write has failed, every later one fails until the file is reopened
 //!    (`gate` says why): what the kernel dropped must never read as durable.
-//! 3. A transfer ends only when all its bytes are moved or an error stands: short reads and writes are continued.
-//!    After an error each block is old or new as far as the kernel and the medium below keep theirs whole, which is
-//!    why the block size is, unless asked otherwise, the unit of the file system or of the disk.
+//! 3. A transfer ends only when all its bytes are moved or an error stands: short reads and writes
+//!    are continued. After an error each block is old or new as far as the kernel and the medium
+//!    below keep theirs whole, which is why the block size is, unless asked otherwise, the unit of
+//!    the file system or of the disk.
 //!
-//! Map: [`FileDevice`] answers the trait; `buffered` moves data through the page cache; `direct` past it, by
-//! `O_DIRECT` and the rings of `uring`; `space` makes holes and zeroes and finds them; `gate` flushes.
+//! Map: [`FileDevice`] answers the trait; `buffered` moves data through the page cache; `direct`
+//! past it, by `O_DIRECT` and the rings of `uring`; `engine` is the thread that completes requests
+//! which were started; `space` makes holes and zeroes and finds them; `gate` flushes.
 
 mod buffered;
 mod direct;
+mod engine;
 mod gate;
 mod space;
 mod uring;
@@ -21,14 +24,16 @@ mod uring;
 use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use self::direct::Direct;
+use self::engine::Engine;
 use self::gate::{Failure, FlushGate};
-use super::{BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Request, Result};
-use super::{WriteFlags, ZeroFlags};
+use super::{AsyncRequest, BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry};
+use super::{Operation, Request, Result, WriteFlags, ZeroFlags};
 
 /// How data moves between a [`FileDevice`] and its callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -47,7 +52,8 @@ pub struct FileOptions {
     pub read_only: bool,
     /// How data moves.
     pub transfer: Transfer,
-    /// Size of a block in bytes; otherwise the logical sector of a block device, or the unit of the file system up to 4096.
+    /// Size of a block in bytes; otherwise the logical sector of a block device, or the unit of the
+    /// file system up to 4096.
     pub block_bytes: Option<u32>,
     /// Create the file with this size in bytes, or fail if it exists.
     pub create_bytes: Option<u64>,
@@ -55,7 +61,9 @@ pub struct FileOptions {
 
 /// A file or a block device as a [`BlockDevice`].
 pub struct FileDevice {
-    backing: Backing,
+    /// Made by the first request that is started; none where the system has no `io_uring`.
+    engine: OnceLock<Option<Engine>>,
+    backing: Arc<Backing>,
     direct: Option<Direct>,
 }
 
@@ -68,26 +76,43 @@ struct Backing {
 }
 
 impl FileDevice {
-    /// Opens the file or block device at `path`. A block device that is to be written must not be in use (mounted, or
-    /// part of an array): it is opened exclusively, so
-    /// that to reopen it the device of before must be dropped first.
+    /// Opens the file or block device at `path`. A block device that is to be written must not be
+    /// in use (mounted, or part of an array): it is opened exclusively, so that to reopen it the
+    /// device of before must be dropped first.
     ///
     /// # Errors
-    /// [`Io`](DeviceErrorKind::Io) where it cannot be opened; [`Unsupported`](DeviceErrorKind::Unsupported) where it is
-    /// neither a file nor a block device, where the block size does not fit, or where the kernel refuses `O_DIRECT`
-    /// or `io_uring`.
+    /// [`Io`](DeviceErrorKind::Io) where it cannot be opened;
+    /// [`Unsupported`](DeviceErrorKind::Unsupported) where it is neither a file nor a block device,
+    /// where the block size does not fit, or where the kernel refuses `O_DIRECT` or `io_uring`.
     pub fn open(path: &Path, options: &FileOptions) -> Result<Self> {
         // Before a file is made that nobody can use.
         options.block_bytes.map_or(Ok(()), super::check_block_bytes)?;
         let file = open_file(path, options)?;
         let geometry = geometry_of(&file, path, options)?;
-        let backing =
-            Backing { file, path: path.to_path_buf(), geometry, gate: FlushGate::default() };
+        let path = path.to_path_buf();
+        let backing = Arc::new(Backing { file, path, geometry, gate: FlushGate::default() });
         let direct = match options.transfer {
             Transfer::Buffered => None,
             Transfer::Direct => Some(Direct::new(&backing)?),
         };
-        Ok(Self { backing, direct })
+        Ok(Self { engine: OnceLock::new(), backing, direct })
+    }
+
+    fn engine(&self) -> Option<&Engine> {
+        let transfer = if self.direct.is_some() { Transfer::Direct } else { Transfer::Buffered };
+        self.engine.get_or_init(|| Engine::start(&self.backing, transfer).ok()).as_ref()
+    }
+
+    /// A sound read, write or flush that has something to do.
+    fn is_for_engine(&self, operation: &Operation<'_>) -> bool {
+        let geometry = &self.backing.geometry;
+        let (offset, len) = operation.range();
+        match operation {
+            Operation::Read { .. } => len > 0 && geometry.check(offset, len).is_ok(),
+            Operation::Write { .. } => len > 0 && geometry.check_write(offset, len).is_ok(),
+            Operation::Flush => !geometry.read_only,
+            _ => false,
+        }
     }
 }
 
@@ -152,7 +177,6 @@ fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geomet
         atomic_block: false,
         volatile_cache: true,
         fast_zero: !options.read_only && space::is_zeroing_fast(file, &metadata, size),
-        inline: false,
     })
 }
 
@@ -176,22 +200,30 @@ impl Backing {
         DeviceError::new(
             DeviceErrorKind::Io,
             format!(
-                "{what} stopped at offset {offset} of {path}, which had {size} bytes when opened: it was cut short, reopen it"
+                "{what} stopped at offset {offset} of {path}, which had {size} bytes when opened: \
+                 it was cut short, reopen it"
             ),
         )
     }
 
     /// Makes all that was written durable.
     fn flush(&self) -> Result<()> {
-        let path = self.path.display();
         let sync = || retry(|| rustix::fs::fdatasync(&self.file));
-        self.gate.pass(sync).map_err(|failure| match failure {
+        self.gate.pass(sync).map_err(|failure| self.flush_failed(failure))
+    }
+
+    fn flush_failed(&self, failure: Failure) -> DeviceError {
+        let path = self.path.display();
+        match failure {
             Failure::Now(errno) => DeviceError::os(format!("flush of {path}"), errno),
             Failure::Earlier(errno) => DeviceError::os(
-                format!("an earlier flush or forced write of {path}, so that bytes written before it may be lost (reopen it and write them again),"),
+                format!(
+                    "an earlier flush or forced write of {path}, so that bytes written before it \
+                     may be lost (reopen it and write them again),"
+                ),
                 errno,
             ),
-        })
+        }
     }
 }
 
@@ -256,6 +288,17 @@ impl BlockDevice for FileDevice {
         match &self.direct {
             Some(direct) => direct.submit(self, batch),
             None => batch.iter_mut().for_each(|request| request.run(self)),
+        }
+    }
+
+    fn start(self: Arc<Self>, mut request: AsyncRequest) {
+        let is_for_engine = self.is_for_engine(&request.operation());
+        let refused = match self.engine().filter(|_| is_for_engine) {
+            Some(engine) => engine.submit(request),
+            None => Some(request),
+        };
+        if let Some(request) = refused {
+            super::start_on_pool(self, request);
         }
     }
 }

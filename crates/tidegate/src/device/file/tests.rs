@@ -1,7 +1,10 @@
-//! Files as devices: both transfers alike, and what only a file can do wrong.
+//! Files as devices: what both transfers promise, and what only a file can do wrong.
+
+use std::sync::mpsc::{Receiver, channel};
 
 use super::*;
 use crate::device::conformance::{self, LEAST_BLOCKS, Promises};
+use crate::device::{Context, IoBuffer, OwnedOperation};
 
 const BOTH: [Transfer; 2] = [Transfer::Buffered, Transfer::Direct];
 
@@ -21,6 +24,8 @@ fn both_transfers_conform() {
             let options = sized(transfer, block_bytes, 1 << 20);
             let device = FileDevice::open(&dir.path().join("file"), &options).unwrap();
             conformance::check(&device, Promises::default());
+            let device: Arc<dyn BlockDevice> = Arc::new(device);
+            conformance::check_started(&device, Promises::default());
         }
     }
 }
@@ -149,11 +154,11 @@ fn an_existing_file_is_not_created_again() {
 /// A device over a file that the kernel never lets be written: `/dev/full` answers every write with ENOSPC.
 fn full(direct: bool) -> FileDevice {
     let file = std::fs::OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
-    let geometry = Geometry { inline: false, ..Geometry::in_memory(4096, 1024).unwrap() };
+    let geometry = Geometry::in_memory(4096, 1024).unwrap();
     let path = PathBuf::from("/dev/full");
-    let backing = Backing { file, path, geometry, gate: FlushGate::default() };
+    let backing = Arc::new(Backing { file, path, geometry, gate: FlushGate::default() });
     let direct = direct.then(|| Direct::new(&backing).unwrap());
-    FileDevice { backing, direct }
+    FileDevice { engine: OnceLock::new(), backing, direct }
 }
 
 #[test]
@@ -179,5 +184,72 @@ fn a_failed_flush_is_never_forgotten() {
         assert!(first.contains("flush of /dev/full failed"), "{first}");
         let again = device.flush().unwrap_err().to_string();
         assert!(again.contains("an earlier flush") && again.contains("reopen"), "{again}");
+    }
+}
+
+/// Starts `operation` on `device`; its result comes through the receiver.
+fn start(device: &Arc<FileDevice>, operation: OwnedOperation) -> Receiver<Result<()>> {
+    let (told, result) = channel();
+    let completion = move |_, result| told.send(result).unwrap();
+    Arc::clone(device).start(AsyncRequest::new(operation, Context::default(), completion));
+    result
+}
+
+fn write_of(offset: u64, byte: u8, fua: bool) -> OwnedOperation {
+    let mut buffer = IoBuffer::new(4096);
+    buffer.data_mut().fill(byte);
+    OwnedOperation::Write { offset, buffer, flags: WriteFlags { fua } }
+}
+
+#[test]
+fn what_was_started_completes_though_the_device_is_dropped() {
+    for transfer in BOTH {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let device = Arc::new(FileDevice::open(&path, &sized(transfer, 4096, 4 << 20)).unwrap());
+        let results: Vec<_> = (0..300)
+            .map(|index| start(&device, write_of(index * 4096, 7, index % 9 == 0)))
+            .collect();
+        drop(device);
+        for result in results {
+            result.recv().unwrap().unwrap();
+        }
+        assert!(std::fs::read(&path).unwrap()[..300 * 4096].iter().all(|byte| *byte == 7));
+    }
+}
+
+/// A completion that lets the last reference go drops the device on the thread that ran it.
+#[test]
+fn the_last_completion_may_drop_the_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = sized(Transfer::Buffered, 4096, 1 << 20);
+    let device = Arc::new(FileDevice::open(&dir.path().join("file"), &options).unwrap());
+    let (told, result) = channel();
+    let last = Arc::clone(&device);
+    let completion = move |_, result: Result<()>| {
+        drop(last);
+        told.send(result).unwrap();
+    };
+    let request = AsyncRequest::new(write_of(0, 1, false), Context::default(), completion);
+    Arc::clone(&device).start(request);
+    drop(device);
+    result.recv().unwrap().unwrap();
+}
+
+#[test]
+fn a_failing_disk_fails_each_started_request_and_later_flushes() {
+    for direct in [false, true] {
+        let device = Arc::new(full(direct));
+        let writes: Vec<_> =
+            (0..100).map(|index| start(&device, write_of(index * 4096, 1, false))).collect();
+        for result in writes {
+            assert_eq!(result.recv().unwrap().unwrap_err().kind(), DeviceErrorKind::NoSpace);
+        }
+        let first = start(&device, OwnedOperation::Flush).recv().unwrap().unwrap_err();
+        assert!(first.to_string().contains("flush of /dev/full failed"), "{first}");
+        let again = start(&device, OwnedOperation::Flush).recv().unwrap().unwrap_err();
+        assert!(again.to_string().contains("an earlier flush"), "{again}");
+        let blocking = device.flush().unwrap_err();
+        assert!(blocking.to_string().contains("an earlier flush"), "{blocking}");
     }
 }

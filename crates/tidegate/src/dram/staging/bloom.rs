@@ -1,13 +1,15 @@
 //! A Bloom filter that forgets: was this lba written lately?
 //!
-//! Two generations. Writes are remembered in the young one; once that has seen as many as the cache has slots it
-//! becomes the old one, and the old one is forgotten. So an lba is remembered for one to two generations.
+//! Two generations. Writes are remembered in the young one; once that has seen as many as the cache
+//! has slots it becomes the old one, and the old one is forgotten. So an lba is remembered for one
+//! to two generations.
 
 use super::table::mix;
 
 /// Bits a slot in each of the two generations: 2 bytes a slot in all, as in the Caiti paper.
 const BITS_A_SLOT: usize = 8;
-/// Bits that an lba sets: the best number for 8 bits an entry is 5.5; 3 cost less, for 3 % false hits instead of 2.
+/// Bits that an lba sets: the best number for 8 bits an entry is 5.5; 3 cost less, for 3 % false
+/// hits instead of 2.
 const HASHES: u64 = 3;
 
 /// The filter.
@@ -56,7 +58,8 @@ impl Bloom {
     }
 }
 
-/// The bits of `lba` in a filter of `words` words: two hashes make them all (Kirsch, Mitzenmacher 2006).
+/// The bits of `lba` in a filter of `words` words: two hashes make them all (Kirsch, Mitzenmacher
+/// 2006).
 fn bits(lba: u64, words: usize) -> impl Iterator<Item = usize> {
     let hash = mix(lba);
     let (first, step) = (hash & 0xFFFF_FFFF, hash >> 32 | 1);

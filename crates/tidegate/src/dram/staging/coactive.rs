@@ -1,10 +1,12 @@
-//! Co-Active (Sun, Dai, Huang, Qin, TPDS 2021) as the Caiti paper ports it: hot and cold dirty blocks are told apart by
-//! a Bloom filter; while the device below is idle, cold ones are written back ahead of need and stay as clean
-//! copies; a full cache gives clean copies up first, which costs no write.
+//! Co-Active (Sun, Dai, Huang, Qin, TPDS 2021) as the Caiti paper ports it: hot and cold dirty
+//! blocks are told apart by a Bloom filter; while the device below is idle, cold ones are written
+//! back ahead of need and stay as clean copies; a full cache gives clean copies up first, which
+//! costs no write.
 //!
-//! Without a clean copy the least recently used cold block is written back as by [`Lru`](super::lru::Lru), and a hot one
-//! only where all others are hot. A block is hot if its lba was written lately when it is written; when a
-//! generation of the filter ends, those that were not written since the one before are cold again.
+//! Without a clean copy the least recently used cold block is written back as by
+//! [`Lru`](super::lru::Lru), and a hot one only where no cold one is left. A block is hot if its
+//! lba was written lately when it is written; when a generation of the filter ends, those that were
+//! not written since the one before are cold again.
 
 use super::bloom::Bloom;
 use super::list::{Links, List};
@@ -12,51 +14,53 @@ use super::replacement::{Replacement, View};
 
 /// Which list a slot is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Nowhere,
+enum Listing {
+    None,
     Cold,
     Hot,
     Clean,
 }
 
-/// The lists of dirty blocks, cold and hot, and of clean ones, the least recently used block of each first.
+/// The lists of dirty blocks, cold and hot, and of clean ones, the least recently used block of
+/// each first.
 pub(super) struct Coactive {
     links: Links,
     cold: List,
     hot: List,
     clean: List,
-    places: Box<[Place]>,
+    listings: Box<[Listing]>,
     written: Bloom,
 }
 
 impl Coactive {
-    fn list(&mut self, place: Place) -> Option<(&mut List, &mut Links)> {
-        let list = match place {
-            Place::Nowhere => return None,
-            Place::Cold => &mut self.cold,
-            Place::Hot => &mut self.hot,
-            Place::Clean => &mut self.clean,
+    fn list(&mut self, listing: Listing) -> Option<(&mut List, &mut Links)> {
+        let list = match listing {
+            Listing::None => return None,
+            Listing::Cold => &mut self.cold,
+            Listing::Hot => &mut self.hot,
+            Listing::Clean => &mut self.clean,
         };
         Some((list, &mut self.links))
     }
 
-    fn move_to(&mut self, slot: u32, place: Place) {
-        let old = std::mem::replace(&mut self.places[slot as usize], place);
+    fn move_to(&mut self, slot: u32, listing: Listing) {
+        let old = std::mem::replace(&mut self.listings[slot as usize], listing);
         if let Some((list, links)) = self.list(old) {
             list.remove(links, slot);
         }
-        if let Some((list, links)) = self.list(place) {
+        if let Some((list, links)) = self.list(listing) {
             list.push_last(links, slot);
         }
     }
 
-    /// Blocks whose last write is forgotten are cold. The list is by last use, so the first remembered one ends it.
+    /// Blocks whose last write is forgotten are cold. The list is by last use, so the first
+    /// remembered one ends it.
     fn cool_down(&mut self, view: View<'_>) {
         while let Some(slot) = self.hot.first() {
             if self.written.remembers(view.table.get(slot).lba) {
                 break;
             }
-            self.move_to(slot, Place::Cold);
+            self.move_to(slot, Listing::Cold);
         }
     }
 }
@@ -64,7 +68,7 @@ impl Coactive {
 impl Replacement for Coactive {
     const KEEPS_CLEAN: bool = true;
     const SETS: u32 = 1;
-    const THREADS: usize = 1;
+    const WORKERS: u32 = 1;
     const WHEN_IDLE: bool = true;
 
     fn new(slots: u32) -> Self {
@@ -73,41 +77,41 @@ impl Replacement for Coactive {
             cold: List::EMPTY,
             hot: List::EMPTY,
             clean: List::EMPTY,
-            places: vec![Place::Nowhere; slots as usize].into(),
+            listings: vec![Listing::None; slots as usize].into(),
             written: Bloom::new(slots),
         }
     }
 
     fn dirtied(&mut self, slot: u32, view: View<'_>) {
         let lba = view.table.get(slot).lba;
-        let place = if self.written.remembers(lba) { Place::Hot } else { Place::Cold };
-        self.move_to(slot, place);
+        let listing = if self.written.remembers(lba) { Listing::Hot } else { Listing::Cold };
+        self.move_to(slot, listing);
         if self.written.remember(lba) {
             self.cool_down(view);
         }
     }
 
     fn leaves(&mut self, slot: u32) {
-        self.move_to(slot, Place::Nowhere);
+        self.move_to(slot, Listing::None);
     }
 
     fn touched(&mut self, slot: u32) {
-        self.move_to(slot, self.places[slot as usize]);
+        self.move_to(slot, self.listings[slot as usize]);
     }
 
     fn writing(&mut self, slot: u32) {
-        self.move_to(slot, Place::Nowhere);
+        self.move_to(slot, Listing::None);
     }
 
     fn cleaned(&mut self, slot: u32) {
-        self.move_to(slot, Place::Clean);
+        self.move_to(slot, Listing::Clean);
     }
 
     fn victim(&self, _view: View<'_>) -> Option<u32> {
         self.clean.first().or_else(|| self.cold.first()).or_else(|| self.hot.first())
     }
 
-    fn begin_room(&mut self, _view: View<'_>) -> u32 {
+    fn begin_reclaim(&mut self, _view: View<'_>) -> u32 {
         1
     }
 
@@ -120,6 +124,6 @@ impl Replacement for Coactive {
     }
 
     fn bytes(&self) -> usize {
-        self.links.bytes() + size_of_val(&*self.places) + self.written.bytes()
+        self.links.bytes() + size_of_val(&*self.listings) + self.written.bytes()
     }
 }

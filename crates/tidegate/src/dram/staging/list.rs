@@ -1,4 +1,5 @@
-//! Doubly linked lists of slot numbers over one array of links: a slot is in at most one list of an array.
+//! Doubly linked lists of slot numbers over one array of links: a slot is in at most one list of an
+//! array.
 
 use super::super::slots::NO_SLOT;
 

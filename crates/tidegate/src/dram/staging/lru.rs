@@ -1,6 +1,6 @@
-//! LRU: one exact list of all blocks by their last use. A write that finds the cache full first writes the
-//! least recently used block back, then takes its slot (the Caiti paper's 2-step write); a block that a flush
-//! has cleaned stays and is given up without a write.
+//! LRU: one exact list of all blocks by their last use. A write that finds the cache full first
+//! writes the least recently used block back, then takes its slot (the Caiti paper's 2-step write);
+//! a block that a flush has cleaned stays and is given up without a write.
 
 use super::list::{Links, List};
 use super::replacement::{Replacement, View};
@@ -14,7 +14,7 @@ pub(super) struct Lru {
 impl Replacement for Lru {
     const KEEPS_CLEAN: bool = true;
     const SETS: u32 = 1;
-    const THREADS: usize = 0;
+    const WORKERS: u32 = 0;
     const WHEN_IDLE: bool = false;
 
     fn new(slots: u32) -> Self {
@@ -38,7 +38,7 @@ impl Replacement for Lru {
         self.used.iter(&self.links).find(|&slot| view.is_at_rest(slot))
     }
 
-    fn begin_room(&mut self, _view: View<'_>) -> u32 {
+    fn begin_reclaim(&mut self, _view: View<'_>) -> u32 {
         1
     }
 

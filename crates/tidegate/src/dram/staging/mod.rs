@@ -1,24 +1,30 @@
-//! Staging caches: what the Caiti paper compares I/O transit caching against. A block stays in DRAM until its slot
-//! is needed, a watermark is passed, the device below is idle, or a flush asks for it.
+//! Staging caches: what the Caiti paper compares I/O transit caching against. A block stays in DRAM
+//! until its slot is needed, a watermark is passed, the device below is idle, or a flush asks for
+//! it.
 //!
 //! Why reads and writes stay in order (`set` keeps the rules for one block):
 //!
-//! - **Every version of a block passes through its slot**, FUA writes too: they are written to the slot, which is then
-//!   settled. So versions reach the device below one after another, and a copy in the cache is never older than
-//!   what is below.
-//! - **Zeroes and discards** go below by themselves, with their range closed meanwhile: writes to it wait, what is
-//!   cached of it is written back and forgotten first.
-//! - **A slot is given up only after its write-back has returned**, so whoever finds no copy finds at least that
-//!   version below.
+//! - **Every version of a block passes through its slot**, FUA writes too: they are written to the
+//!   slot, which is then written back. So versions reach the device below one after another, and a
+//!   copy in the cache is never older than what is below.
+//! - **Zeroes and discards** go below by themselves, with their range closed meanwhile: writes to
+//!   it wait, what is cached of it is written back and forgotten first.
+//! - **A slot is given up only after its write-back has returned**, so a reader that finds no copy
+//!   finds at least that version below.
 //!
-//! Map: `replacement` what a policy decides, `pmbd`, `pmbd70`, `lru`, `coactive` the policies, `set` the state machine
-//! that they complete (`table`, `list`, `bloom` its parts): all of them without clock, threads, locks or I/O.
-//! `runtime` gives them all of that: `request` reads and writes, `settle` flushes, FUA, zeroes and discards,
-//! `background` the threads. Lock order: set, then slot or bell; no lock is held over a call to the device below.
+//! Map: `replacement` what a policy decides, `pmbd`, `pmbd70`, `lru`, `coactive` the policies,
+//! `set` the state machine that they complete (`table`, `list`, `bloom` its parts): all of them
+//! without clock, threads, locks or I/O. `core` and `runtime` give them all of that: `request`
+//! reads and writes, `drain` flushes, FUA, zeroes and discards, `background` the work of the
+//! threads. Lock order: set, then slot or the queue of calls; no lock is held over a call to the
+//! device below.
 
 mod background;
 mod bloom;
+mod calls;
 mod coactive;
+mod core;
+mod drain;
 mod list;
 mod lru;
 mod pmbd;
@@ -29,7 +35,6 @@ mod runtime;
 mod set;
 #[cfg(all(test, not(feature = "loom")))]
 mod set_tests;
-mod settle;
 mod table;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;

@@ -1,8 +1,8 @@
-//! PMBD (Chen, Mesnier, Hahn, MSST 2014) as the Caiti paper compares it: the cache is several sub-buffers, and
-//! a write that finds its sub-buffer full drains all of it while it waits.
+//! PMBD (Chen, Mesnier, Hahn, MSST 2014) as the Caiti paper compares it: the cache is several
+//! sub-buffers, and a write that finds its sub-buffer full drains all of it while it waits.
 //!
-//! One writer drains at a time (PMBD's flush lock); others of the same sub-buffer go on as soon as it has freed
-//! a slot for them. What is written back is gone: the buffer is for writes.
+//! One writer drains at a time (PMBD's flush lock); others of the same sub-buffer go on as soon as
+//! it has freed a slot for them. What is written back is gone: the buffer is for writes.
 
 use super::replacement::{Replacement, View};
 
@@ -17,7 +17,7 @@ pub(super) struct Pmbd {
 impl Replacement for Pmbd {
     const KEEPS_CLEAN: bool = false;
     const SETS: u32 = SUB_BUFFERS;
-    const THREADS: usize = 0;
+    const WORKERS: u32 = 0;
     const WHEN_IDLE: bool = false;
 
     fn new(_slots: u32) -> Self {
@@ -32,7 +32,7 @@ impl Replacement for Pmbd {
         view.oldest_dirty()
     }
 
-    fn begin_room(&mut self, view: View<'_>) -> u32 {
+    fn begin_reclaim(&mut self, view: View<'_>) -> u32 {
         if self.draining {
             return 0;
         }
@@ -40,7 +40,7 @@ impl Replacement for Pmbd {
         view.dirty.len().max(1)
     }
 
-    fn end_room(&mut self) {
+    fn end_reclaim(&mut self) {
         self.draining = false;
     }
 

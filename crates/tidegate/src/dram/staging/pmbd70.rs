@@ -1,8 +1,9 @@
-//! PMBD with its syncer: a background thread starts to drain a sub-buffer when 70 % of it are in use, and stops
-//! at 10 %: the watermarks of PMBD's source.
+//! PMBD with its syncer: a worker starts to drain a sub-buffer when 70 % of it are in
+//! use, and stops at 10 %: the watermarks of PMBD's source.
 //!
-//! A write that finds its sub-buffer full all the same waits for the syncer where that is at work, else drains
-//! as in [`Pmbd`]. There can be as many syncers as sub-buffers, as in PMBD's source, but no more than CPUs.
+//! A write that finds its sub-buffer full all the same waits for the syncer where that is at work,
+//! else drains as in [`Pmbd`]. There can be as many syncers as sub-buffers, as in PMBD's source,
+//! but no more than CPUs.
 
 use super::pmbd::{Pmbd, SUB_BUFFERS};
 use super::replacement::{Replacement, View};
@@ -21,7 +22,7 @@ pub(super) struct Pmbd70 {
 impl Replacement for Pmbd70 {
     const KEEPS_CLEAN: bool = false;
     const SETS: u32 = SUB_BUFFERS;
-    const THREADS: usize = SUB_BUFFERS as usize;
+    const WORKERS: u32 = SUB_BUFFERS;
     const WHEN_IDLE: bool = false;
 
     fn new(slots: u32) -> Self {
@@ -43,12 +44,12 @@ impl Replacement for Pmbd70 {
         self.on_demand.victim(view)
     }
 
-    fn begin_room(&mut self, view: View<'_>) -> u32 {
-        if self.syncing { 0 } else { self.on_demand.begin_room(view) }
+    fn begin_reclaim(&mut self, view: View<'_>) -> u32 {
+        if self.syncing { 0 } else { self.on_demand.begin_reclaim(view) }
     }
 
-    fn end_room(&mut self) {
-        self.on_demand.end_room();
+    fn end_reclaim(&mut self) {
+        self.on_demand.end_reclaim();
     }
 
     fn wants_background(&self, view: View<'_>) -> bool {

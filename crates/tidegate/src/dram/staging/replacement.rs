@@ -3,18 +3,20 @@
 use super::list::{Links, List};
 use super::table::{State, Table};
 
-/// A policy as a state machine without clock, threads, locks or I/O: [`Set`](super::set::Set) tells it what happens to
-/// the slots of one set and asks it what to do.
+/// A policy as a state machine without clock, threads, locks or I/O: [`Set`](super::set::Set) tells
+/// it what happens to the slots of one set and asks it what to do.
 ///
-/// A slot is *listed* from [`dirtied`](Self::dirtied) until [`leaves`](Self::leaves). Slots whose write-back failed are
-/// not listed: the set keeps them apart, so that a policy never meets the same bad block twice.
+/// A slot is *listed* from [`dirtied`](Self::dirtied) until [`leaves`](Self::leaves). Slots whose
+/// write-back failed are not listed: the set keeps them apart, so that a policy never meets the
+/// same bad block twice.
 pub(super) trait Replacement: Send + 'static {
-    /// A block that was written back stays as a clean copy, except where its slot was wanted.
+    /// A block that was written back stays as a clean copy, except where the write-back was for its
+    /// slot.
     const KEEPS_CLEAN: bool;
     /// Most sets of a cache: 1 where the policy orders all blocks of it.
     const SETS: u32;
-    /// Most background threads.
-    const THREADS: usize;
+    /// Most workers.
+    const WORKERS: u32;
     /// Background work waits until the device below is idle.
     const WHEN_IDLE: bool;
 
@@ -24,7 +26,8 @@ pub(super) trait Replacement: Send + 'static {
     /// Listed from now on: `slot` holds a whole dirty block.
     fn dirtied(&mut self, slot: u32, view: View<'_>);
 
-    /// No longer listed: its block is about to be changed in place, cannot be written back, or is given up.
+    /// No longer listed: its block is about to be changed in place, cannot be written back, or is
+    /// given up.
     fn leaves(&mut self, slot: u32);
 
     /// A read hit `slot`, which is listed.
@@ -39,24 +42,25 @@ pub(super) trait Replacement: Send + 'static {
     /// The next slot to give up, Dirty or Clean.
     fn victim(&self, view: View<'_>) -> Option<u32>;
 
-    /// A write found the set full: the number of blocks that it has to write back. 0: another is at it.
-    fn begin_room(&mut self, view: View<'_>) -> u32;
+    /// A write found the set full: the number of blocks that it has to write back. 0: another
+    /// thread frees slots already.
+    fn begin_reclaim(&mut self, view: View<'_>) -> u32;
 
-    /// The write that was told to make room is done with it.
-    fn end_room(&mut self) {}
+    /// The write that was told to free slots is done with it.
+    fn end_reclaim(&mut self) {}
 
-    /// A background thread has something to do.
+    /// A worker has something to do.
     fn wants_background(&self, _view: View<'_>) -> bool {
         false
     }
 
-    /// The next slot, Dirty, for a background thread to write back. None ends its work until
+    /// The next slot, Dirty, for a worker to write back. None ends its work until
     /// [`wants_background`](Self::wants_background).
     fn background(&mut self, _view: View<'_>) -> Option<u32> {
         None
     }
 
-    /// The background thread stops before [`background`](Self::background) said so.
+    /// The worker stops before [`background`](Self::background) said so.
     fn end_background(&mut self) {}
 
     /// Bytes of memory beside `size_of::<Self>()`.

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::super::phases::{Operation, Phase};
+use super::core::{Core, SetGuard};
+use super::drain::Batch;
 use super::replacement::Replacement;
-use super::runtime::{Core, SetGuard};
 use super::set::{ReadStep, Victim, WriteStep};
-use super::settle::Batch;
-use crate::device::{Result, WriteFlags};
+use crate::device::{self, Result, WriteFlags};
 use crate::sync::Ordering;
 
 impl<R: Replacement> Core<R> {
@@ -23,6 +23,24 @@ impl<R: Replacement> Core<R> {
             return self.make_durable(first..self.lba_of(offset + data.len() as u64));
         }
         Ok(())
+    }
+
+    /// Whether `operation` waits for nothing slower than memory, as far as the sets can tell now:
+    /// another request may take a slot before it runs.
+    pub(super) fn waits_for_nothing(&self, operation: &device::Operation<'_>) -> bool {
+        let lbas = |offset, len: usize| (self.lba_of(offset)..).take(len / self.block_bytes());
+        match operation {
+            _ if self.below.is_memory => true,
+            device::Operation::Read { offset, buf } => {
+                lbas(*offset, buf.len()).all(|lba| self.lock(self.set_of(lba)).set().contains(lba))
+            }
+            device::Operation::Write { offset, data, flags } => {
+                !flags.fua
+                    && lbas(*offset, data.len())
+                        .all(|lba| self.lock(self.set_of(lba)).set().has_slot_for(lba))
+            }
+            _ => false,
+        }
     }
 
     fn write_block(&self, operation: &mut Operation<'_>, lba: u64, block: &[u8]) -> Result<()> {
@@ -62,17 +80,17 @@ impl<R: Replacement> Core<R> {
             if step == WriteStep::Wait {
                 set.wait();
             } else {
-                self.make_room(set)?;
+                self.reclaim(set)?;
             }
         }
     }
 
-    /// Writes back as many blocks as the policy says, or waits where another does.
+    /// Writes back as many blocks as the policy says, or waits where another thread does.
     ///
     /// # Errors
     /// Every block that could be given up has failed before, and the one tried now fails again.
-    fn make_room(&self, set: &mut SetGuard<'_, R>) -> Result<()> {
-        let quota = set.set().begin_room();
+    fn reclaim(&self, set: &mut SetGuard<'_, R>) -> Result<()> {
+        let quota = set.set().begin_reclaim();
         if quota == 0 {
             set.wait();
             return Ok(());
@@ -84,12 +102,12 @@ impl<R: Replacement> Core<R> {
             tried += u32::try_from(batch.run.len()).unwrap_or(u32::MAX);
             match victim {
                 Victim::None => break,
-                // What failed is in the ledger, and there are others.
+                // A failure is in the ledger, and there are other blocks.
                 Victim::Of(slot) => drop(self.write_back(set, &mut batch, Some(slot))),
                 Victim::Retry(slot) => result = self.write_back(set, &mut batch, Some(slot)),
             }
         }
-        set.set().end_room();
+        set.set().end_reclaim();
         set.notify();
         result
     }
@@ -129,7 +147,8 @@ impl<R: Replacement> Core<R> {
                 ReadStep::Miss => return Ok(false),
                 ReadStep::Wait => set.wait(),
                 ReadStep::Hit(slot) => {
-                    // Nobody holds it for writing, so this does not wait under the lock of the set.
+                    // No thread holds it for writing, so this does not wait under the lock of the
+                    // set.
                     let slot = self.slots.lock(set.slot(slot));
                     drop(set);
                     operation.enter(Phase::ReadHit);

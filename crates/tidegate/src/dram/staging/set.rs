@@ -1,15 +1,18 @@
-//! One set of slots as a state machine: what reads, writes, write-backs and flushes may do with each block.
+//! One set of slots as a state machine: what reads, writes, write-backs and flushes may do with
+//! each block.
 //!
-//! No clock, thread, lock or I/O: the runtime calls it under the set's lock and does what it says, a model in
-//! virtual time can do the same. Which block goes when is up to the [`Replacement`].
+//! No clock, thread, lock or I/O: the runtime calls it under the set's lock and does what it says,
+//! a model in virtual time can do the same. Which block goes when is up to the [`Replacement`].
 //!
-//! 1. A block is in at most one slot, and all its versions pass through that slot: a write changes it in place, but
-//!    not while the block is written back, so two versions are never on their way down at once.
-//! 2. A slot that is not Clean is in one of three lists: `writing` while it is written back, else `failed` where
-//!    its last write-back failed, else `dirty`, which is in the order of epochs.
-//! 3. The epoch of a slot is that of its oldest write which is not written back. A flush that ended epoch E
-//!    waits for slots of epochs up to E, and their number only shrinks: a slot that becomes dirty after the flush
-//!    began has a higher epoch, and one that the flush waits for is not filled again before it is written back.
+//! 1. A block is in at most one slot, and all its versions pass through that slot: a write changes
+//!    it in place, but not while the block is written back, so two versions are never on their way
+//!    down at once.
+//! 2. A slot that is not Clean is in one of three lists: `writing` while it is written back, else
+//!    `failed` where its last write-back failed, else `dirty`, which is in the order of epochs.
+//! 3. The epoch of a slot is that of its oldest write which is not written back. A flush that ended
+//!    epoch E waits for slots of epochs up to E, and their number only shrinks: a slot that becomes
+//!    dirty after the flush began has a higher epoch, and one that the flush waits for is not
+//!    filled again before it is written back.
 //! 4. While a range of lbas is closed no write to it starts.
 
 use std::ops::Range;
@@ -25,14 +28,14 @@ pub(super) enum WriteStep {
     Fill(u32),
     /// Try again after the set's next change.
     Wait,
-    /// Make room by [`Set::begin_room`], then try again.
+    /// Free slots by [`Set::begin_reclaim`], then try again.
     Full,
 }
 
 /// What a read of a block has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadStep {
-    /// Copy this slot. Nobody changes it before the set is unlocked.
+    /// Copy this slot. No thread changes it before the set is unlocked.
     Hit(u32),
     /// Try again after the set's next change.
     Wait,
@@ -56,7 +59,8 @@ pub(super) enum FlushStep {
 pub(super) enum Victim {
     /// Write the run that was given back, and free this slot of it.
     Of(u32),
-    /// The same, but its last write-back failed, as that of every block there is to give up.
+    /// Write the run that was given back, and free this slot of it. Its last write-back failed, as
+    /// did that of every other block there is to give up.
     Retry(u32),
     /// There is none: all slots are being filled or written back.
     None,
@@ -122,6 +126,19 @@ impl<R: Replacement> Set<R> {
         self.table.get(slot).lba
     }
 
+    /// `lba` is cached.
+    pub(super) fn contains(&self, lba: u64) -> bool {
+        self.table.find(lba).is_some()
+    }
+
+    /// A write of `lba` would find a slot without a write-back.
+    pub(super) fn has_slot_for(&self, lba: u64) -> bool {
+        match self.table.find(lba) {
+            Some(slot) => matches!(self.table.state(slot), State::Dirty | State::Clean),
+            None => !self.free.is_empty(),
+        }
+    }
+
     /// A write of `lba` begins, in `epoch`, which never decreases from call to call.
     pub(super) fn write(&mut self, lba: u64, epoch: u64) -> WriteStep {
         if self.closed.iter().any(|range| range.contains(&lba)) {
@@ -145,7 +162,7 @@ impl<R: Replacement> Set<R> {
         let header = self.table.get_mut(slot);
         match header.state {
             State::Filling | State::Writing | State::Free => return WriteStep::Wait,
-            State::Dirty if header.wanted => return WriteStep::Wait,
+            State::Dirty if header.awaited => return WriteStep::Wait,
             State::Dirty => {}
             State::Clean => {
                 header.epoch = epoch;
@@ -196,22 +213,23 @@ impl<R: Replacement> Set<R> {
         ReadStep::Hit(slot)
     }
 
-    /// A write found the set full and shall make room: the number of blocks that it has to write back, got from
-    /// [`take_victim`](Self::take_victim) and followed by [`end_room`](Self::end_room). 0: wait for the set's
-    /// next change instead.
-    pub(super) fn begin_room(&mut self) -> u32 {
+    /// A write found the set full and has to free slots: the number of blocks that it has to write
+    /// back, got from [`take_victim`](Self::take_victim) and followed by
+    /// [`end_reclaim`](Self::end_reclaim). 0: wait for the set's next change instead.
+    pub(super) fn begin_reclaim(&mut self) -> u32 {
         if self.next_victim() == Victim::None {
             return 0;
         }
-        self.replacement.begin_room(view!(self))
+        self.replacement.begin_reclaim(view!(self))
     }
 
-    /// The writer that made room is done.
-    pub(super) fn end_room(&mut self) {
-        self.replacement.end_room();
+    /// The writer that freed slots is done.
+    pub(super) fn end_reclaim(&mut self) {
+        self.replacement.end_reclaim();
     }
 
-    /// Starts writing a block back so that its slot is freed, with its neighbours: `run`, by ascending lba.
+    /// Starts writing a block back so that its slot is freed, with its neighbours: `run`, by
+    /// ascending lba.
     pub(super) fn take_victim(&mut self, run: &mut Vec<u32>) -> Victim {
         let victim = self.next_victim();
         if let Victim::Of(slot) | Victim::Retry(slot) = victim {
@@ -229,7 +247,7 @@ impl<R: Replacement> Set<R> {
         retry.map_or(Victim::None, Victim::Retry)
     }
 
-    /// A background thread has something to do.
+    /// A worker has something to do.
     pub(super) fn wants_background(&self) -> bool {
         self.replacement.wants_background(view!(self))
     }
@@ -243,7 +261,7 @@ impl<R: Replacement> Set<R> {
         next.is_some()
     }
 
-    /// The background thread turns away before it was told that nothing is to do.
+    /// A worker leaves the set before it was told that nothing is to do.
     pub(super) fn end_background(&mut self) {
         self.replacement.end_background();
     }
@@ -264,7 +282,7 @@ impl<R: Replacement> Set<R> {
             list.remove(&mut self.links, slot);
             self.writing.push_last(&mut self.links, slot);
             header.state = State::Writing;
-            header.wanted = false;
+            header.awaited = false;
             if !header.failed {
                 self.replacement.writing(slot);
             }
@@ -313,7 +331,7 @@ impl<R: Replacement> Set<R> {
     }
 
     /// The next thing to do until the present version of `lba` is below.
-    pub(super) fn settle_step(&mut self, lba: u64, run: &mut Vec<u32>) -> FlushStep {
+    pub(super) fn drain_step(&mut self, lba: u64, run: &mut Vec<u32>) -> FlushStep {
         match self.table.find(lba) {
             Some(slot) => self.write_back_next(slot, run),
             None => FlushStep::Done,
@@ -328,7 +346,7 @@ impl<R: Replacement> Set<R> {
                 FlushStep::WriteBack
             }
             State::Filling => {
-                header.wanted = true;
+                header.awaited = true;
                 FlushStep::Wait
             }
             State::Writing => FlushStep::Wait,

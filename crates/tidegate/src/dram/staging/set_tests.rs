@@ -1,4 +1,5 @@
-//! The state machine of a set under each policy, driven by random events against a model that knows every version.
+//! The state machine of a set under each policy, driven by random events against a model that knows
+//! every version.
 
 use std::collections::BTreeMap;
 
@@ -48,11 +49,11 @@ struct World<R> {
     below: BTreeMap<u64, u64>,
     acknowledged: BTreeMap<u64, u64>,
     filling: Vec<(u32, u64)>,
-    /// Slot, lba, version, and whether the slot is wanted.
+    /// Slot, lba, version, and whether a flush awaits the slot.
     writing: Vec<(u32, u64, u64, bool)>,
     version: u64,
     epoch: u64,
-    /// A background thread is at work: it will ask again.
+    /// A worker is at work: it will ask again.
     is_called: bool,
     /// A flush is at work: it goes on when what it waits for is done.
     is_flushing: bool,
@@ -96,15 +97,15 @@ impl<R: Replacement> World<R> {
     fn begin_write(&mut self, lba: u64) {
         match self.set.write(lba, self.epoch) {
             WriteStep::Fill(slot) => self.filling.push((slot, lba)),
-            WriteStep::Wait => assert!(self.is_busy(), "nobody would wake the writer of {lba}"),
-            WriteStep::Full => self.make_room(),
+            WriteStep::Wait => assert!(self.is_busy(), "no thread would wake the writer of {lba}"),
+            WriteStep::Full => self.reclaim(),
         }
     }
 
-    fn make_room(&mut self) {
-        let quota = self.set.begin_room();
+    fn reclaim(&mut self) {
+        let quota = self.set.begin_reclaim();
         if quota == 0 {
-            assert!(self.is_busy(), "nobody would make room");
+            assert!(self.is_busy(), "no thread would free slots");
             return;
         }
         let mut run = Vec::new();
@@ -116,8 +117,8 @@ impl<R: Replacement> World<R> {
             }
             tried += u32::try_from(run.len()).unwrap();
         }
-        assert!(tried > 0, "a writer was told to make room and could not");
-        self.set.end_room();
+        assert!(tried > 0, "a writer was told to free slots and could not");
+        self.set.end_reclaim();
     }
 
     fn is_busy(&self) -> bool {
@@ -154,7 +155,7 @@ impl<R: Replacement> World<R> {
         assert_eq!(
             lbas[0] / RUN_BLOCKS,
             lbas[lbas.len() - 1] / RUN_BLOCKS,
-            "past its run: {lbas:?}"
+            "beyond its run: {lbas:?}"
         );
         for (&slot, lba) in run.iter().zip(lbas) {
             assert!(self.writing.iter().all(|&(_, other, ..)| other != lba), "{lba} twice");
@@ -214,11 +215,11 @@ impl<R: Replacement> World<R> {
         self.set.close(lbas.clone());
         let mut run = Vec::new();
         let cached = self.set.cached_in(&lbas);
-        let mut is_settled = true;
+        let mut is_drained = true;
         for lba in cached {
             loop {
                 assert_eq!(self.set.write(lba, self.epoch), WriteStep::Wait, "the range is closed");
-                match self.set.settle_step(lba, &mut run) {
+                match self.set.drain_step(lba, &mut run) {
                     FlushStep::Done => break,
                     FlushStep::Wait => {
                         self.end_write(0);
@@ -231,9 +232,9 @@ impl<R: Replacement> World<R> {
                 }
             }
             self.set.forget(lba);
-            is_settled &= self.set.read(lba) == ReadStep::Miss;
+            is_drained &= self.set.read(lba) == ReadStep::Miss;
         }
-        assert!(is_settled, "something of {lbas:?} stayed in the cache");
+        assert!(is_drained, "something of {lbas:?} stayed in the cache");
         for lba in lbas.clone() {
             self.version += 1;
             self.below.insert(lba, self.version);
@@ -339,7 +340,7 @@ fn lru_evicts_by_last_use_and_gives_up_clean_blocks_without_a_write() {
     assert!(matches!(set.read(0), ReadStep::Hit(_)));
     put(&mut set, 1);
     assert_eq!(put(&mut set, 9), WriteStep::Full);
-    assert_eq!(set.begin_room(), 1);
+    assert_eq!(set.begin_reclaim(), 1);
     assert_eq!((evict(&mut set), evict(&mut set)), (2, 3));
     put(&mut set, 4);
     flush(&mut set);
@@ -356,11 +357,11 @@ fn lru_evicts_by_last_use_and_gives_up_clean_blocks_without_a_write() {
 fn pmbd_drains_all_at_once_and_one_writer_at_a_time() {
     let mut set = filled::<Pmbd>(8);
     assert_eq!(put(&mut set, 9), WriteStep::Full);
-    assert_eq!(set.begin_room(), 8);
-    assert_eq!(set.begin_room(), 0, "another drains");
+    assert_eq!(set.begin_reclaim(), 8);
+    assert_eq!(set.begin_reclaim(), 0, "another drains");
     let drained: Vec<u64> = (0..8).map(|_| evict(&mut set)).collect();
     assert_eq!(drained, (0..8).collect::<Vec<_>>());
-    set.end_room();
+    set.end_reclaim();
     assert_eq!(set.read(3), ReadStep::Miss, "what is drained is gone");
     assert!(!set.wants_background());
 }
@@ -387,9 +388,9 @@ fn pmbd70_calls_the_syncer_at_70_percent_and_lets_it_stop_at_10() {
     }
     assert_eq!(put(&mut set, 5000), WriteStep::Full);
     assert!(set.take_background(&mut run));
-    assert_eq!(set.begin_room(), 0, "the syncer is at it");
+    assert_eq!(set.begin_reclaim(), 0, "the syncer is at it");
     set.end_background();
-    assert!(set.begin_room() > 0, "it is not any more");
+    assert!(set.begin_reclaim() > 0, "it is not any more");
 }
 
 #[test]

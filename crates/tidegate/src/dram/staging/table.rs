@@ -31,7 +31,7 @@ pub(super) struct Header {
     /// The last write-back of what it holds failed.
     pub(super) failed: bool,
     /// A flush waits for it: no write may change it before it is written back.
-    pub(super) wanted: bool,
+    pub(super) awaited: bool,
 }
 
 impl Header {
@@ -41,7 +41,7 @@ impl Header {
         chain: NO_SLOT,
         state: State::Free,
         failed: false,
-        wanted: false,
+        awaited: false,
     };
 }
 

@@ -1,4 +1,5 @@
-//! Tests of the threaded runtime that are about staging alone; `dram::suite` holds those of every policy.
+//! Tests of the threaded runtime that are about staging alone; `dram::suite` holds those of every
+//! policy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,6 +15,7 @@ use super::replacement::Replacement;
 use super::runtime::Staging;
 use crate::device::memory::MemoryDevice;
 use crate::device::{BlockDevice, DeviceErrorKind, ZeroFlags};
+use crate::tier::Tier;
 
 const POLICIES: [Policy; 4] = [Policy::Pmbd, Policy::Pmbd70, Policy::Lru, Policy::Coactive];
 /// Blocks of the test device.
@@ -122,7 +124,7 @@ fn clean_copies_serve_reads_and_go_without_a_write() {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
         (0..SLOTS).for_each(|lba| write(&*tier, lba, 1, false).unwrap());
-        tier.shutdown().unwrap();
+        tier.drain().unwrap();
         assert_eq!((device.writes(), tier.summary().dirty_slots), (SLOTS, 0), "{policy}");
         (0..SLOTS).for_each(|lba| assert_eq!(read(&*tier, lba), 1));
         assert_eq!(tier.phases().count(Phase::ReadHit), SLOTS);
@@ -148,7 +150,7 @@ fn coactive_cleans_cold_blocks_when_the_device_is_idle() {
     write(&tier, 6, 1, false).unwrap();
     assert_eq!(read(&tier, 5), 1);
     device.hold([]);
-    tier.shutdown().unwrap();
+    tier.drain().unwrap();
     assert_eq!((device.durable(5), device.writes()), (1, 2));
 }
 
@@ -157,7 +159,7 @@ fn a_write_of_a_block_on_its_way_down_goes_after_it() {
     for policy in POLICIES {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
-        // Before a background thread may find it.
+        // Before a worker may find it.
         device.hold([5]);
         write(&*tier, 5, 1, false).unwrap();
         std::thread::scope(|scope| {
@@ -199,8 +201,8 @@ fn a_failed_eviction_is_reported_by_the_next_flush_though_a_retry_succeeds() {
     for policy in POLICIES {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
-        // No background thread that could be at block 0 just now.
-        tier.shutdown().unwrap();
+        // No worker that could be at block 0 just now.
+        tier.drain().unwrap();
         device.fail([0]);
         (0..BLOCKS).for_each(|lba| write(&*tier, lba, 1, false).unwrap());
         assert_eq!((read(&*tier, 0), tier.summary().failed_slots), (1, 1), "{policy}");
@@ -279,8 +281,8 @@ fn zeroes_forget_copies_and_keep_what_could_not_be_written_back() {
     for policy in POLICIES {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
-        // No background thread that writes block 6 before it can fail.
-        tier.shutdown().unwrap();
+        // No worker that writes block 6 before it can fail.
+        tier.drain().unwrap();
         (3..7).for_each(|lba| write(&*tier, lba, 1, false).unwrap());
         let bytes = BLOCK_BYTES as u64;
         tier.write_zeroes(4 * bytes, 2 * bytes, ZeroFlags::default()).unwrap();
@@ -373,7 +375,7 @@ fn order_holds_while_the_device_below_stalls() {
                 writer.unwrap();
             }
         });
-        tier.shutdown().unwrap();
+        tier.drain().unwrap();
         for (lba, stamp) in (0..).zip(&acknowledged) {
             assert_eq!(device.durable(lba), stamp.load(Ordering::Acquire), "{policy}");
         }

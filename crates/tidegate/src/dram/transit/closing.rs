@@ -1,9 +1,12 @@
-//! Closing: while something writes a block below past the cache, no newer version of it is cached.
+//! Closing: while a request writes a block below around the cache, no newer version of it is
+//! cached.
 //!
-//! Otherwise the device could apply a write that came later, through the cache, before the one under way, and
-//! a read that follows both would see the later one in the cache and then the earlier one below.
+//! Otherwise the device could apply a write that came later, through the cache, before the one
+//! under way. A read that follows both would see the later one in the cache and then the earlier
+//! one below.
 //!
-//! Lbas are closed in ascending order, so that requests which wait for each other's never wait in a circle.
+//! Lbas are closed in ascending order, so that requests which wait for each other's lbas never wait
+//! in a circle.
 
 use std::ops::Range;
 
@@ -29,7 +32,7 @@ impl Core {
         closed
     }
 
-    /// No lbas yet: those from `first` on that are closed one by one.
+    /// No lbas yet: the caller closes those from `first` on one by one.
     pub(super) fn closed_from(&self, first: u64) -> Closed<'_> {
         Closed { core: self, lbas: first..first }
     }

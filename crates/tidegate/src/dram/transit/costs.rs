@@ -1,16 +1,18 @@
 //! What writes cost, measured: whether a cache write is worth it.
 //!
-//! Moving medians over sampled operations: a thread that lost its CPU in between says nothing about the cost,
-//! however long it took. Races between updates lose a sample, which does no harm.
+//! Moving medians over sampled operations: a thread that lost its CPU in between says nothing about
+//! the cost, however long it took. Races between updates lose a sample, which does no harm.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A sample moves a median by one part in `1 << STEP_LOG2` towards itself, and the first ones by more.
+/// A sample moves a median by one part in `1 << STEP_LOG2` towards itself, and the first ones by
+/// more.
 const STEP_LOG2: u32 = 5;
 const FIRST_STEP_LOG2: u32 = 2;
 /// Samples before a median is believed.
 const ENOUGH_SAMPLES: u32 = 16;
-/// Time without a cache write after which it is found out again what one costs: the load may be another by then.
+/// Time without a cache write after which the cost of one is measured again: the load may have
+/// changed.
 const TIME_TO_DOUBT_NS: u64 = 500_000_000;
 
 /// Which way is better.
@@ -29,7 +31,7 @@ pub(super) enum Worth {
 pub(super) struct Costs {
     /// Of a request, written to the device below.
     bypass: Median,
-    /// Of the cache, written to the device below: dearer, for its data comes from memory.
+    /// Of the cache, written to the device below: slower, since its data comes from memory.
     eviction: Median,
     /// Put into the cache, bookkeeping included.
     cached: Median,
@@ -65,7 +67,8 @@ impl Costs {
         self.cached_at_ns.store(now_ns, Ordering::Relaxed);
     }
 
-    /// Whether caching is worth it: it takes at most half the time of a bypass, for the write-back comes on top.
+    /// Whether caching is worth it: it takes at most half the time of a bypass, for the write-back
+    /// comes on top.
     pub(super) fn worth(&self) -> Worth {
         match (self.bypass.ns(), self.cached.ns()) {
             (Some(bypass_ns), Some(cached_ns)) if bypass_ns < cached_ns * 2 => Worth::Bypass,
@@ -74,7 +77,8 @@ impl Costs {
         }
     }
 
-    /// A bypass should be measured now and then: evictions, which take longer, do not rule out that it is the better way.
+    /// A bypass should be measured now and then: evictions, which take longer, do not rule out that
+    /// it is the better way.
     pub(super) fn bypass_may_be_better(&self) -> bool {
         match (self.eviction.ns(), self.cached.ns()) {
             (Some(eviction_ns), Some(cached_ns)) => eviction_ns < cached_ns * 3,

@@ -1,14 +1,14 @@
-//! Writing back: the same for evictors, flushes and writes that need a slot.
+//! Writing back: for evictors, flushes and writes that need a slot.
 
-use super::super::clock::now_ns;
 use super::sets::SetGuard;
 use super::{Core, Phase, Policy, Result, WriteFlags};
 use crate::device::DeviceError;
+use crate::tier::clock::now_ns;
 
-/// Room to write back in, kept between runs.
+/// Memory of write-backs, kept between runs.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// The slots on their way, by ascending lba.
+    /// The slots that are being written back, by ascending lba.
     run: Vec<u32>,
     /// Those that failed.
     failed: Vec<(u32, DeviceError)>,
@@ -16,9 +16,9 @@ pub(super) struct Scratch {
     data: Vec<u8>,
 }
 
-/// What came of [`Core::drain`].
+/// What [`Core::evict_queued`] did.
 #[derive(Default)]
-pub(super) struct Drained {
+pub(super) struct Evicted {
     /// Write-backs that failed.
     pub(super) failures: u64,
     /// The last of them.
@@ -26,31 +26,32 @@ pub(super) struct Drained {
 }
 
 impl Core {
-    /// Writes blocks of set `number` back whose epoch is at most `upto`, until none is queued or `most` were tried.
-    pub(super) fn drain(
+    /// Writes blocks of set `number` back whose epoch is at most `upto`, until none is queued or
+    /// `most` were tried.
+    pub(super) fn evict_queued(
         &self,
         number: usize,
         upto: u64,
         most: usize,
         scratch: &mut Scratch,
-    ) -> Drained {
+    ) -> Evicted {
         let Scratch { run, failed, data } = scratch;
-        let (mut drained, mut blocks) = (Drained::default(), 0);
+        let (mut evicted, mut blocks) = (Evicted::default(), 0);
         let mut set = self.sets.lock(number);
         while blocks < most && set.set().take_for_eviction(&self.table, upto, run) {
             drop(set);
             self.write_back(run, failed, data);
             set = self.sets.lock(number);
             blocks += run.len();
-            drained.failures += failed.len() as u64;
+            evicted.failures += failed.len() as u64;
             self.finish(&mut set, run, failed);
-            drained.error = failed.drain(..).next().map(|(_, error)| error).or(drained.error);
+            evicted.error = failed.drain(..).next().map(|(_, error)| error).or(evicted.error);
         }
-        drained
+        evicted
     }
 
-    /// Writes the slots of `run`, whose lbas are neighbours, in one request where there are several. Where
-    /// that fails, each is tried alone, so that one bad block fails alone.
+    /// Writes the slots of `run`, whose lbas are neighbours, in one request where there are
+    /// several. Where that fails, each is tried alone, so that one bad block fails alone.
     fn write_back(&self, run: &[u32], failed: &mut Vec<(u32, DeviceError)>, data: &mut Vec<u8>) {
         match self.write_run(run, data) {
             Ok(()) => {}
@@ -78,12 +79,13 @@ impl Core {
         Ok(())
     }
 
-    /// Tells the state machine what came of `run`, gives free slots back and wakes who waits for either.
+    /// Tells the state machine what became of `run`, gives free slots back and wakes the threads
+    /// that wait for either.
     fn finish(&self, set: &mut SetGuard<'_>, run: &[u32], failed: &[(u32, DeviceError)]) {
         for &slot in run {
             let error = failed.iter().find(|(number, _)| *number == slot);
             if let Some((_, error)) = error {
-                self.faults.record(self.table.lba(slot), error);
+                self.ledger.record(Some(self.table.lba(slot)), error);
             }
             if let Some(free) = set.set().evicted(&self.table, slot, error.is_none()) {
                 self.free.give(free);

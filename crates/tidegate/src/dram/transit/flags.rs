@@ -1,11 +1,12 @@
 //! One bit a set, to find the sets with work among many without taking their locks.
 //!
-//! A set's bit changes only under that set's lock and only when the answer changes, so that under load, when
-//! every set has work, nobody writes to these words.
+//! A set's bit changes only under that set's lock and only when the answer changes, so that under
+//! load, when every set has work, no thread writes to these words.
 //!
-//! Falling asleep without missing work: who wants to sleep says so first and then calls [`Flags::any`]; who queues
-//! work raises the bit first and then looks whether anybody sleeps. Both change the bit's word (`any` by a
-//! change that changes nothing), so one comes after the other and sees what that one did before.
+//! No work is missed: a worker that turns idle announces that first and then calls [`Flags::any`];
+//! a writer that queues work raises the bit first and then looks whether a worker is idle. Both
+//! change the bit's word (`any` by a change that changes nothing), so one comes after the other and
+//! sees what that one did before.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -35,7 +36,7 @@ impl Flags {
         self.words[set / 64].load(Ordering::Acquire) & 1 << (set % 64) != 0
     }
 
-    /// Whether any bit is raised; for who wants to sleep.
+    /// Whether any bit is raised, asked by a worker that is about to turn idle.
     pub(super) fn any(&self) -> bool {
         self.words.iter().any(|word| word.fetch_or(0, Ordering::AcqRel) != 0)
     }
@@ -90,7 +91,7 @@ mod loom_tests {
     use crate::sync::AtomicU32;
 
     #[test]
-    fn loom_nobody_sleeps_over_work() {
+    fn loom_no_evictor_sleeps_over_work() {
         loom::model(|| {
             let shared = Arc::new((Flags::new(1), AtomicU32::new(0)));
             let writer = {
@@ -105,7 +106,7 @@ mod loom_tests {
             call.store(1, Ordering::Release);
             let sleeps = !flags.any();
             let rings = writer.join().unwrap();
-            assert!(!sleeps || rings, "the evictor sleeps and nobody wakes it");
+            assert!(!sleeps || rings, "the evictor sleeps and no writer wakes it");
         });
     }
 }

@@ -2,13 +2,12 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crossbeam_utils::CachePadded;
-
-use super::super::thread_number::{self, thread_number};
+use crate::sync::shard::Shards;
 
 /// A count of requests.
+#[derive(Default)]
 pub(super) struct InFlight {
-    by_thread: Box<[CachePadded<AtomicU32>]>,
+    by_thread: Shards<AtomicU32>,
 }
 
 /// One of those counted; dropping it ends it.
@@ -19,17 +18,12 @@ pub(super) struct Entered<'a> {
 }
 
 impl InFlight {
-    pub(super) fn new() -> Self {
-        let counts = (0..thread_number::COUNT).map(|_| CachePadded::new(AtomicU32::new(0)));
-        Self { by_thread: counts.collect() }
-    }
-
-    /// Counts a request of the calling thread. What it loads afterwards with `SeqCst` it loads after that.
+    /// Counts a request of the calling thread. What it loads afterwards with `SeqCst` it loads
+    /// after that.
     pub(super) fn enter(&self) -> Entered<'_> {
-        let number = thread_number();
-        let count = &*self.by_thread[number];
+        let (count, is_own) = self.by_thread.mine();
         count.fetch_add(1, Ordering::SeqCst);
-        Entered { count, is_own: number != thread_number::SHARED }
+        Entered { count, is_own }
     }
 
     /// How many are counted; each thread's at a moment of its own during the call.
@@ -41,9 +35,10 @@ impl InFlight {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if self.is_own {
-            // A locked instruction would wait for the stores of the request, which may miss the CPU's cache.
-            let others = self.count.load(Ordering::Relaxed) - 1;
-            self.count.store(others, Ordering::Release);
+            // A locked instruction would wait for the stores of the request, which may miss the
+            // CPU's cache.
+            let left = self.count.load(Ordering::Relaxed) - 1;
+            self.count.store(left, Ordering::Release);
         } else {
             self.count.fetch_sub(1, Ordering::Release);
         }
@@ -56,7 +51,7 @@ mod tests {
 
     #[test]
     fn requests_are_counted_until_they_end_on_any_thread() {
-        let in_flight = InFlight::new();
+        let in_flight = InFlight::default();
         let outer = in_flight.enter();
         drop(in_flight.enter());
         std::thread::scope(|scope| {

@@ -1,17 +1,19 @@
-//! The state machine of a set under many interleavings of a writer, an evictor, a reader and a flush (shuttle).
+//! The state machine of a set under many interleavings of a writer, an evictor, a reader and a
+//! flush (shuttle).
 //!
-//! The threads do what the runtime does, over a set of three slots and one hot lba, and a device below that fails
-//! now and then. Checked: P3 (reads never go back, nor behind what was acknowledged) and P4 (what a
-//! successful flush covers is below). A fourth thread changes the course where two writers compete.
+//! The threads do what the runtime does, over a set of three slots and one hot lba, and a device
+//! below that fails now and then. Checked: P3 (reads never go back, nor behind what was
+//! acknowledged) and P4 (what a successful flush covers is below). A fourth thread changes the
+//! write mode where two writers compete.
 
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
 use shuttle::thread;
 
 use super::super::free_set::FreeSet;
-use super::course::Course;
 use super::set::{FlushStep, ReadStep, Set, WriteStep};
 use super::table::Table;
+use super::write_mode::WriteMode;
 
 const LBA: u64 = 5;
 const SLOTS: u32 = 3;
@@ -27,14 +29,14 @@ struct Tier {
     below: Mutex<u64>,
     epoch: AtomicU64,
     acknowledged: AtomicU64,
-    course: AtomicU64,
-    /// Writes on their straight way.
-    straight: AtomicU64,
+    mode: AtomicU64,
+    /// Writes that bypass the cache without a lock.
+    bypassing: AtomicU64,
 }
 
-const CACHED: u64 = Course::Cached as u64;
-const TURNING: u64 = Course::Turning as u64;
-const STRAIGHT: u64 = Course::Straight as u64;
+const CACHED: u64 = WriteMode::Cached as u64;
+const SWITCHING: u64 = WriteMode::Switching as u64;
+const BYPASSING: u64 = WriteMode::Bypassing as u64;
 
 impl Tier {
     fn new() -> Self {
@@ -47,8 +49,8 @@ impl Tier {
             below: Mutex::new(0),
             epoch: AtomicU64::new(0),
             acknowledged: AtomicU64::new(0),
-            course: AtomicU64::new(CACHED),
-            straight: AtomicU64::new(0),
+            mode: AtomicU64::new(CACHED),
+            bypassing: AtomicU64::new(0),
         }
     }
 
@@ -60,39 +62,40 @@ impl Tier {
         self.changed.wait(set).unwrap()
     }
 
-    fn course(&self) -> u64 {
-        self.course.load(Ordering::SeqCst)
+    fn mode(&self) -> u64 {
+        self.mode.load(Ordering::SeqCst)
     }
 
-    /// The write of one block that is not cached, on the straight course. False where it may not set out.
-    fn write_straight(&self, stamp: u64) -> bool {
-        if self.course() != STRAIGHT {
+    /// The write of one block that is not cached, in the bypassing mode. False where it may not
+    /// begin.
+    fn write_bypassing(&self, stamp: u64) -> bool {
+        if self.mode() != BYPASSING {
             return false;
         }
-        self.straight.fetch_add(1, Ordering::SeqCst);
-        let goes = self.course() == STRAIGHT && self.table.find(LBA).is_none();
+        self.bypassing.fetch_add(1, Ordering::SeqCst);
+        let goes = self.mode() == BYPASSING && self.table.find(LBA).is_none();
         if goes {
             *self.below.lock().unwrap() = stamp;
         }
-        self.straight.fetch_sub(1, Ordering::SeqCst);
+        self.bypassing.fetch_sub(1, Ordering::SeqCst);
         goes
     }
 
-    /// From the straight course back to the cache, where nothing is in the way, and straight again.
-    fn turn(&self) {
-        self.course.store(TURNING, Ordering::SeqCst);
-        if self.straight.load(Ordering::SeqCst) == 0 {
-            self.course.store(CACHED, Ordering::SeqCst);
+    /// From bypassing to cached, where no bypass is under way, and to bypassing again.
+    fn switch_mode(&self) {
+        self.mode.store(SWITCHING, Ordering::SeqCst);
+        if self.bypassing.load(Ordering::SeqCst) == 0 {
+            self.mode.store(CACHED, Ordering::SeqCst);
             thread::yield_now();
-            self.course.store(TURNING, Ordering::SeqCst);
+            self.mode.store(SWITCHING, Ordering::SeqCst);
         }
         drop(self.lock());
-        self.course.store(STRAIGHT, Ordering::SeqCst);
+        self.mode.store(BYPASSING, Ordering::SeqCst);
     }
 
-    /// The write of one block: straight, through a slot, or past the cache.
+    /// The write of one block: bypassing, through a slot, or below with its lba closed.
     fn write(&self, stamp: u64) {
-        if self.write_straight(stamp) {
+        if self.write_bypassing(stamp) {
             return self.acknowledge(stamp);
         }
         let mut set = self.lock();
@@ -100,7 +103,7 @@ impl Tier {
             match set.write(&self.table, LBA) {
                 WriteStep::Copy(slot) => break slot,
                 WriteStep::Wait => set = self.wait(set),
-                step => match (self.course() == CACHED).then(|| self.free.take()).flatten() {
+                step => match (self.mode() == CACHED).then(|| self.free.take()).flatten() {
                     Some(slot) => {
                         let epoch = self.epoch.load(Ordering::SeqCst);
                         set.admit(&self.table, LBA, slot, epoch);
@@ -220,16 +223,17 @@ fn one_writer_one_evictor_one_reader_one_flush() {
     assert_eq!(tier.free.count(), SLOTS);
 }
 
-/// Once both writes are acknowledged, nothing changes any more, whoever was first.
-fn two_writers_of_a_block_while_the_course_changes() {
+/// Once both writes are acknowledged, nothing changes any more, whichever was first.
+fn two_writers_of_a_block_while_the_mode_changes() {
     let tier = Arc::new(Tier::new());
-    tier.course.store(STRAIGHT, Ordering::SeqCst);
+    tier.mode.store(BYPASSING, Ordering::SeqCst);
     let spawn = |work: fn(&Tier)| {
         let tier = tier.clone();
         thread::spawn(move || work(&tier))
     };
     let writers = [spawn(|tier| tier.write(1)), spawn(|tier| tier.write(2))];
-    let others = [spawn(Tier::turn), spawn(|tier| (0..2).for_each(|_| tier.evict(u64::MAX, true)))];
+    let others =
+        [spawn(Tier::switch_mode), spawn(|tier| (0..2).for_each(|_| tier.evict(u64::MAX, true)))];
     for writer in writers {
         writer.join().unwrap();
     }
@@ -243,9 +247,9 @@ fn two_writers_of_a_block_while_the_course_changes() {
 }
 
 #[test]
-fn shuttle_a_change_of_course_keeps_order() {
-    shuttle::check_random(two_writers_of_a_block_while_the_course_changes, INTERLEAVINGS * 10);
-    shuttle::check_pct(two_writers_of_a_block_while_the_course_changes, INTERLEAVINGS * 10, 5);
+fn shuttle_a_change_of_the_write_mode_keeps_order() {
+    shuttle::check_random(two_writers_of_a_block_while_the_mode_changes, INTERLEAVINGS * 10);
+    shuttle::check_pct(two_writers_of_a_block_while_the_mode_changes, INTERLEAVINGS * 10, 5);
 }
 
 #[test]

@@ -1,28 +1,34 @@
-//! I/O transit caching (the Caiti paper): blocks pass through DRAM on their way to the device below.
+//! I/O transit caching (the Caiti paper): blocks pass through DRAM on their way to the device
+//! below.
 //!
-//! A write copies its blocks into free slots and returns; background threads write them back at once (eager
-//! eviction), and with no slot free the write goes straight below (conditional bypass). Reads hit what is
-//! still here and never fill. `transit-no-eager` and `transit-no-bypass` leave one of the two out.
+//! A write copies its blocks into free slots and returns; background workers write them back at
+//! once (eager eviction), and with no slot free the write goes to the device below (conditional
+//! bypass). Reads hit what is still cached and never fill. `transit-no-eager` and
+//! `transit-no-bypass` leave one of the two out.
 //!
 //! Why reads and writes stay in order (`set` keeps the rules for one lba):
 //!
-//! - **A read never returns less than an acknowledged write.** A version leaves the index only after its
-//!   write below has returned, and a bypass is acknowledged only then. So whatever was acknowledged before a
-//!   read looked its lba up was found in the index or is below, where only later versions replace it.
-//! - **A bypass cannot undo a later write.** It happens only where, under the lock of the set, no version of the
-//!   lba was cached: all earlier acknowledged writes are below. Until it returns the lba is closed to writes
-//!   (`closing`), so no later one can overtake it through the cache.
-//! - **A straight write** (`course`) goes below while nothing is admitted to the cache.
-//! - **Zeroes, discards and FUA writes** close their range, settle what is cached of it, and then go below, so they
-//!   are bypasses too.
+//! - **A read never returns less than an acknowledged write.** A version leaves the index only
+//!   after its write below has returned, and a bypass is acknowledged only then. So whatever was
+//!   acknowledged before a read looked its lba up was found in the index or is below, where only
+//!   later versions replace it.
+//! - **A bypass cannot undo a later write.** It happens only where, under the lock of the set, no
+//!   version of the lba was cached: all earlier acknowledged writes are below. Until it returns the
+//!   lba is closed to writes (`closing`), so no later one can overtake it through the cache.
+//! - **In the bypassing write mode** (`write_mode`) nothing is admitted to the cache.
+//! - **Zeroes, discards and FUA writes** close their range, drain what is cached of it, and then go
+//!   below, so they are bypasses too.
 //!
-//! Map: `set` the state machine, `table` its cells, `sets` its locks; `evict` writing back, `flush` settling,
-//! `evictor` the threads, `costs` what is cheaper, `course` what is done about it. Lock order: set, then slot or the gates of `evictor` and
-//! `progress`; nothing is held over a call to the device below but the slot that is written, for reading.
+//! Map: `set` the state machine, `table` its cells, `sets` its locks; `evict` writing back, `flush`
+//! draining, `evictor` the background work, `cpu_share` when it rests, `costs` what is cheaper,
+//! `write_mode` what follows from that. Lock order: set, then slot or the gates of the waker and of
+//! `progress`; no lock is held over a call to the device below but that of the slot that is
+//! written, for reading.
 
+mod attempt;
 mod closing;
 mod costs;
-mod course;
+mod cpu_share;
 mod evict;
 mod evictor;
 mod flags;
@@ -38,27 +44,34 @@ mod table;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 mod write;
+mod write_mode;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crossbeam_utils::CachePadded;
 
-use super::driven::Relax;
-use super::faults::Faults;
 use super::free_set::{self, FreeSet};
 use super::phases::{Phase, Recorder, draw};
 use super::slots::{self, Slots};
-use super::{DramTier, Phases, Policy, TierSummary};
-use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use super::tier::{collect, state_of};
+use super::{DramTier, Phases, Policy, TierSummary, no_thread};
+use crate::device::{
+    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
+    ZeroFlags, is_memory_speed, start_on_pool,
+};
+use crate::stats::Collector;
+use crate::tier::background::{Waker, Work, Workers};
+use crate::tier::ledger::Ledger;
+use crate::tier::set_locks::Relax;
+use crate::tier::{State, Tier};
 use costs::Costs;
-use course::Helm;
-use evict::Scratch;
-use evictor::{Doorbell, Pool};
+use evictor::{Evictor, UnpacedEvictor};
 use in_flight::InFlight;
 use progress::Progress;
 use sets::Sets;
 use table::Table;
+use write_mode::ModeSwitch;
 
 /// Most sets; a cache with few slots has fewer, so that a set has some.
 const SETS_LOG2: u32 = 8;
@@ -70,15 +83,17 @@ const MOST_METADATA_BYTES: f64 = 64.0;
 /// A transit cache over a device.
 pub(super) struct Transit {
     core: Arc<Core>,
-    pool: Pool,
+    workers: Workers,
 }
 
 /// What requests and evictors share.
 struct Core {
     policy: Policy,
-    /// Somebody else runs the threads and steers: nothing depends on measured time.
+    /// A scheduler runs the work and changes the write mode: nothing depends on measured time.
     is_driven: bool,
     below: Arc<dyn BlockDevice>,
+    /// The device below works at the speed of memory, and with the CPU of its caller.
+    is_below_memory: bool,
     geometry: Geometry,
     slots: Slots,
     free: FreeSet,
@@ -86,13 +101,16 @@ struct Core {
     sets: Sets,
     /// Number of the present epoch: each flush ends one.
     epoch: CachePadded<AtomicU64>,
-    faults: Faults,
+    ledger: Ledger,
     recorder: Recorder,
     costs: Costs,
-    helm: Helm,
-    /// Writes and flushes under way, but for straight ones.
+    mode_switch: ModeSwitch,
+    /// Writes and flushes under way, but for those that `mode_switch` counts.
     busy: InFlight,
-    bell: Doorbell,
+    waker: Arc<Waker>,
+    /// 1 where a write that finds the cache full should end a nap.
+    napping: AtomicU32,
+    cpus: u32,
     progress: Progress,
 }
 
@@ -105,7 +123,8 @@ impl Transit {
         Self::with_evictors(policy, bytes, below, evictors(policy))
     }
 
-    /// The same without a thread: whoever waits calls `relax`, and [`evict`](Self::evict) is for others to call.
+    /// A cache without threads: requests that wait call `relax`, and a scheduler runs
+    /// [`unpaced_evictor`](Self::unpaced_evictor).
     ///
     /// # Errors
     /// As for [`super::open`].
@@ -114,24 +133,17 @@ impl Transit {
         below: Arc<dyn BlockDevice>,
         relax: Relax,
     ) -> Result<Self> {
-        let slots = Slots::new(bytes, below.geometry().block_bytes)?;
-        let core = Arc::new(Core::new(Policy::Transit, slots, below, 0, Some(relax)));
-        let pool = Pool::start(&core, 0)?;
-        Ok(Self { core, pool })
+        Self::start(Policy::Transit, bytes, below, 0, Some(relax))
     }
 
-    /// What an evictor does in one go. False where there was nothing to do.
-    pub(super) fn evict(&self) -> bool {
-        let found = self.core.sets.ready.next_from(0);
-        if let Some(number) = found {
-            self.core.evict_from(number, &mut Scratch::default());
-        }
-        found.is_some()
+    /// The work of an evictor, for a scheduler.
+    pub(super) fn unpaced_evictor(&self) -> impl Work + use<> {
+        UnpacedEvictor { core: Arc::clone(&self.core) }
     }
 
-    /// Changes the course by one step as if the cache were in the way, or were not.
-    pub(super) fn steer(&self, in_the_way: bool) {
-        self.core.turn(|_| in_the_way);
+    /// Changes the write mode by one step, towards bypassing or towards cached.
+    pub(super) fn step_write_mode(&self, bypass: bool) {
+        self.core.switch_mode(|_| bypass);
     }
 
     /// What [`open`](Self::open) would make.
@@ -153,10 +165,22 @@ impl Transit {
         below: Arc<dyn BlockDevice>,
         evictors: u32,
     ) -> Result<Self> {
+        Self::start(policy, bytes, below, evictors, None)
+    }
+
+    fn start(
+        policy: Policy,
+        bytes: u64,
+        below: Arc<dyn BlockDevice>,
+        evictors: u32,
+        relax: Option<Relax>,
+    ) -> Result<Self> {
         let slots = Slots::new(bytes, below.geometry().block_bytes)?;
-        let core = Arc::new(Core::new(policy, slots, below, evictors, None));
-        let pool = Pool::start(&core, evictors)?;
-        Ok(Self { core, pool })
+        let core = Arc::new(Core::new(policy, slots, below, evictors, relax));
+        let works = (0..evictors).map(|number| Evictor::new(Arc::clone(&core), number));
+        let workers =
+            Workers::start("evictor", Arc::clone(&core.waker), works).map_err(no_thread)?;
+        Ok(Self { core, workers })
     }
 }
 
@@ -179,6 +203,7 @@ impl Core {
         let table = Table::new(slots.count(), sets_log2, run_blocks.ilog2());
         Self {
             policy,
+            is_below_memory: is_memory_speed(&*below),
             below,
             geometry,
             free: FreeSet::full(slots.count()),
@@ -187,12 +212,14 @@ impl Core {
             sets: Sets::new(table.sets(), relax),
             table,
             epoch: CachePadded::default(),
-            faults: Faults::default(),
-            recorder: Recorder::new(),
+            ledger: Ledger::new(super::NAME),
+            recorder: Recorder::default(),
             costs: Costs::default(),
-            helm: Helm::new(),
-            busy: InFlight::new(),
-            bell: Doorbell::new(evictors),
+            mode_switch: ModeSwitch::new(),
+            busy: InFlight::default(),
+            waker: Arc::new(Waker::new(evictors)),
+            napping: AtomicU32::new(0),
+            cpus: evictor::cpus(),
             progress: Progress::default(),
         }
     }
@@ -267,43 +294,70 @@ impl BlockDevice for Transit {
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.core.geometry.check(offset, len)?;
-        self.core.past_the_cache(offset, len, |offset, len| self.core.below.discard(offset, len))
+        self.core.bypass_range(offset, len, |offset, len| self.core.below.discard(offset, len))
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.core.geometry.check(offset, len)?;
         let zero = |offset, len| self.core.below.write_zeroes(offset, len, flags);
-        self.core.past_the_cache(offset, len, zero)?;
-        if flags.fua { self.core.faults.report() } else { Ok(()) }
+        self.core.bypass_range(offset, len, zero)?;
+        if flags.fua { self.core.ledger.report() } else { Ok(()) }
     }
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.core.geometry.check(offset, len)?;
-        self.core.settle_range(offset, len)?;
+        self.core.drain_range(offset, len)?;
         self.core.below.status(offset, len, most)
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        if self.core.waits_for_nothing(operation) {
+            Attempt::Done(operation.run_on(self))
+        } else {
+            Attempt::WouldBlock
+        }
+    }
+
+    /// A read that finds nothing here is the device below's.
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        if self.core.is_read_below(request.owned()) {
+            Arc::clone(&self.core.below).start(request);
+        } else {
+            start_on_pool(self, request);
+        }
+    }
+}
+
+impl Tier for Transit {
+    fn state(&self) -> State {
+        state_of(self)
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.workers.stop();
+        self.core.flush()
+    }
+
+    fn metrics(&self, collector: &mut Collector) {
+        collect(self, collector);
     }
 }
 
 impl DramTier for Transit {
     fn summary(&self) -> TierSummary {
-        self.core.summary(self.pool.threads())
+        self.core.summary(self.workers.count())
     }
 
     fn phases(&self) -> Phases {
         self.core.recorder.snapshot()
-    }
-
-    fn shutdown(&self) -> Result<()> {
-        self.pool.stop(&self.core.bell);
-        self.core.flush()
     }
 }
 
 impl Drop for Transit {
     fn drop(&mut self) {
         if !self.core.is_driven {
-            // What this could not write back is lost with the cache; `shutdown` is there to hear of it.
-            let _ = self.shutdown();
+            // What this could not write back is lost with the cache; `drain` reports it.
+            let _ = self.drain();
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The event "a slot may be free now", for writes that must have one.
 //!
-//! A signaller counts `signals` up and then looks for waiters; a waiter raises `waiters` and then looks whether
-//! `signals` still is what it was before it looked for a slot. Both change `signals` (the waiter by a change
-//! that changes nothing), so one comes after the other and sees what that one did before.
+//! A signaller counts `signals` up and then looks for waiters; a waiter raises `waiters` and then
+//! looks whether `signals` still is what it was before it looked for a slot. Both change `signals`
+//! (the waiter by a change that changes nothing), so one comes after the other and sees what that
+//! one did before.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -40,13 +41,13 @@ impl Progress {
         self.waiters.fetch_sub(1, Ordering::Release);
     }
 
-    /// Counts a signal. Whether somebody waits for it.
+    /// Counts a signal. Returns whether a thread waits for it.
     fn raise(&self) -> bool {
         self.signals.fetch_add(1, Ordering::AcqRel);
         self.waiters.load(Ordering::Acquire) > 0
     }
 
-    /// Whether there was no signal since `seen`; for who has raised `waiters`.
+    /// Whether there was no signal since `seen`, asked after `waiters` was raised.
     fn is_still(&self, seen: u64) -> bool {
         self.signals.fetch_add(0, Ordering::AcqRel) == seen
     }
@@ -60,7 +61,7 @@ mod loom_tests {
     use super::*;
 
     #[test]
-    fn loom_nobody_waits_for_a_signal_that_was() {
+    fn loom_no_thread_waits_for_a_signal_that_was() {
         loom::model(|| {
             let progress = Arc::new(Progress::default());
             let signaller = {
@@ -72,7 +73,7 @@ mod loom_tests {
             let waits = progress.is_still(seen);
             let wakes = signaller.join().unwrap();
             // What was signalled before `now` the waiter finds by itself.
-            assert!(seen == 1 || !waits || wakes, "the waiter sleeps and nobody wakes it");
+            assert!(seen == 1 || !waits || wakes, "the waiter sleeps and no signaller wakes it");
         });
     }
 }

@@ -30,7 +30,8 @@ impl Core {
         block: &mut [u8],
     ) -> Result<bool> {
         let number = self.table.set_of(lba);
-        // A write raises its set's flag before it is acknowledged, so nothing acknowledged is missed.
+        // A write raises its set's flag before it is acknowledged, so nothing acknowledged is
+        // missed.
         if !self.sets.occupied.get(number) {
             return Ok(false);
         }
@@ -41,7 +42,8 @@ impl Core {
                 ReadStep::Miss => return Ok(false),
                 ReadStep::Wait => set.wait(),
                 ReadStep::Hit(slot) => {
-                    // Locked before the set is unlocked: whoever reuses the slot waits for this copy.
+                    // Locked before the set is unlocked: a write that reuses the slot waits for
+                    // this copy.
                     let slot = self.slots.lock(slot);
                     drop(set);
                     operation.enter(Phase::ReadHit);

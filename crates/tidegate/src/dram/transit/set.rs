@@ -1,18 +1,19 @@
 //! One cache set: which slot holds which version of which lba, and what may happen to it next.
 //!
-//! A pure state machine: no clock, thread, lock, memory of blocks or I/O. The threaded runtime puts each set
-//! behind a mutex; a model in virtual time can drive the same methods. Invariants:
+//! A pure state machine: no clock, thread, lock, memory of blocks or I/O. The threaded runtime puts
+//! each set behind a mutex; a model in virtual time can drive the same methods. Invariants:
 //!
-//! 1. `Free → Pending → Valid → Evicting → Free`; a hit takes Valid back to Pending, a failed eviction takes
-//!    Evicting back to Valid. No other change.
-//! 2. The index holds the newest version of an lba, and an lba has at most two: an older one that is Evicting, or
-//!    Valid and covered by a flush, and a newer one written beside it.
-//! 3. A version is in the write-back queue, where alone eviction starts, only while no older one exists: so
-//!    two versions of an lba are never on their way down at once and the newer one goes last.
+//! 1. `Free → Pending → Valid → Evicting → Free`; a hit takes Valid back to Pending, a failed
+//!    eviction takes Evicting back to Valid. No other change.
+//! 2. The index holds the newest version of an lba, and an lba has at most two: an older one that
+//!    is Evicting, or Valid and covered by a flush, and a newer one written beside it.
+//! 3. A version is in the write-back queue, where alone eviction starts, only while no older one
+//!    exists: so two versions of an lba are never on their way down at once and the newer one goes
+//!    last.
 //! 4. The version read last by anyone leaves the index only when its write below has returned.
 //! 5. The queue is sorted by epoch, so that what a flush wants stands in front.
-//! 6. While an lba is closed, since something writes it below past the cache, no write changes or adds a
-//!    version of it.
+//! 6. While an lba is closed, since a request writes it below around the cache, no write changes or
+//!    adds a version of it.
 
 use super::super::slots::NO_SLOT;
 use super::table::{Home, State, Table, some};
@@ -22,11 +23,11 @@ use super::table::{Home, State, Table, some};
 pub(super) enum WriteStep {
     /// Copy the data into this slot, now Pending, and call [`Set::written`].
     Copy(u32),
-    /// Another write is copying its data to the newest version, or the lba is closed: try again after the set's
-    /// next change.
+    /// Another write is copying its data to the newest version, or the lba is closed: try again
+    /// after the set's next change.
     Wait,
-    /// The newest version must not change any more: [`Set::admit`] a free slot beside it, or try again after
-    /// the set's next change.
+    /// The newest version must not change any more: [`Set::admit`] a free slot beside it, or try
+    /// again after the set's next change.
     Beside,
     /// No version is cached: [`Set::admit`] a free slot, or write to the device below.
     Absent,
@@ -35,7 +36,7 @@ pub(super) enum WriteStep {
 /// What a read of an lba has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadStep {
-    /// Read this slot. Nobody changes it before the set's lock is released.
+    /// Read this slot. No thread changes it before the set's lock is released.
     Hit(u32),
     /// A write is copying its data: try again after the set's next change.
     Wait,
@@ -115,7 +116,8 @@ impl Set {
         match table.state(slot) {
             State::Pending | State::Free => WriteStep::Wait,
             State::Evicting => WriteStep::Beside,
-            // A flush waits for this version. Were it written again and again, the flush would not end.
+            // A flush waits for this version. Were it written again and again, the flush would not
+            // end.
             State::Valid if self.is_covered(table, slot) => WriteStep::Beside,
             State::Valid => {
                 self.unlink(table, slot);
@@ -126,8 +128,8 @@ impl Set {
         }
     }
 
-    /// Closes `lba` to writes until [`open`](Self::open). False where it is closed already: try again after the
-    /// set's next change.
+    /// Closes `lba` to writes until [`open`](Self::open). False where it is closed already: try
+    /// again after the set's next change.
     pub(super) fn close(&mut self, lba: u64) -> bool {
         let free = !self.closed.contains(&lba);
         if free {
@@ -145,8 +147,8 @@ impl Set {
         self.flushes > 0 && table.epoch(slot) <= self.flushing && table.home(slot) == Home::Queue
     }
 
-    /// Makes `slot`, just taken from the free set, the newest version of `lba`: Pending, written in `epoch`.
-    /// Only after [`WriteStep::Beside`] or [`WriteStep::Absent`] under the same lock.
+    /// Makes `slot`, just taken from the free set, the newest version of `lba`: Pending, written in
+    /// `epoch`. Only after [`WriteStep::Beside`] or [`WriteStep::Absent`] under the same lock.
     pub(super) fn admit(&mut self, table: &Table, lba: u64, slot: u32, epoch: u64) {
         let older = table.find(lba);
         table.set_lba(slot, lba);
@@ -158,7 +160,8 @@ impl Set {
         self.len += 1;
     }
 
-    /// The data of `slot` is complete: it may be read, and queues for eviction once it is the oldest version.
+    /// The data of `slot` is complete: it may be read, and queues for eviction once it is the
+    /// oldest version.
     pub(super) fn written(&mut self, table: &Table, slot: u32) {
         table.set_state(slot, State::Valid);
         if table.older(slot).is_none() {
@@ -175,8 +178,9 @@ impl Set {
         }
     }
 
-    /// Starts evicting the slot that is first in the queue and its neighbours in the same aligned run, where
-    /// the first one's epoch is at most `upto`: fills `run` with their numbers by ascending lba.
+    /// Starts evicting the slot that is first in the queue and its neighbours in the same aligned
+    /// run, where the first one's epoch is at most `upto`: fills `run` with their numbers by
+    /// ascending lba.
     pub(super) fn take_for_eviction(
         &mut self,
         table: &Table,
@@ -209,8 +213,8 @@ impl Set {
             .filter(|&slot| table.state(slot) == State::Valid && table.home(slot) == Home::Queue)
     }
 
-    /// The eviction of `slot` ended. Returns the slot where it is free now: its data is below, or a newer version
-    /// has replaced it.
+    /// The eviction of `slot` ended. Returns the slot where it is free now: its data is below, or a
+    /// newer version has replaced it.
     pub(super) fn evicted(&mut self, table: &Table, slot: u32, ok: bool) -> Option<u32> {
         let newest = table.find(table.lba(slot));
         if newest == Some(slot) && !ok {
@@ -239,8 +243,8 @@ impl Set {
         }
     }
 
-    /// `newer` is the oldest version of its lba now that `older` is gone. What a flush expected of a version
-    /// that failed, it now expects of the newer one.
+    /// `newer` is the oldest version of its lba now that `older` is gone. What a flush expected of
+    /// a version that failed, it now expects of the newer one.
     fn succeed(&mut self, table: &Table, newer: u32, older: u32, ok: bool) {
         table.set_older(newer, None);
         if !ok {
@@ -251,8 +255,8 @@ impl Set {
         }
     }
 
-    /// A flush of epochs up to `upto` begins here: versions that it covers change no more, and failed ones
-    /// are tried again.
+    /// A flush of epochs up to `upto` begins here: versions that it covers change no more, and
+    /// failed ones are tried again.
     pub(super) fn begin_flush(&mut self, table: &Table, upto: u64) {
         self.flushes += 1;
         self.flushing = self.flushing.max(upto);

@@ -1,9 +1,9 @@
 //! The slot headers and the hash index of all sets, as flat arrays.
 //!
-//! A header belongs to the set that holds its slot, a bucket to the set whose number is in the bucket's high
-//! bits, and both are touched only under that set's lock. A slot wanders between sets through the free
-//! set, which orders what its old owner wrote before what its new one reads. So relaxed atomics serve as plain
-//! cells that several sets may share without `unsafe`.
+//! A header belongs to the set that holds its slot, a bucket to the set whose number is in the
+//! bucket's high bits, and both are touched only under that set's lock. A slot wanders between sets
+//! through the free set, which orders what its old owner wrote before what its new one reads. So
+//! relaxed atomics serve as plain cells that several sets may share without `unsafe`.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -63,7 +63,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// A table for `slots` slots in `1 << sets_log2` sets, where aligned runs of `1 << run_log2` lbas share a set.
+    /// A table for `slots` slots in `1 << sets_log2` sets, where aligned runs of `1 << run_log2`
+    /// lbas share a set.
     pub(super) fn new(slots: u32, sets_log2: u32, run_log2: u32) -> Self {
         // One to two buckets a slot: most look-ups of what is not there touch no header.
         let buckets_log2 = (slots.ilog2() + 1).max(sets_log2);
@@ -207,8 +208,8 @@ pub(super) fn some(slot: u32) -> Option<u32> {
     (slot != NO_SLOT).then_some(slot)
 }
 
-/// Spreads an lba over 64 bits, so that no stride of a workload meets few sets or buckets (the finalizer of
-/// the splitmix64 generator).
+/// Spreads an lba over 64 bits, so that no stride of a workload falls into few sets or buckets (the
+/// finalizer of the splitmix64 generator).
 fn mix(lba: u64) -> u64 {
     let mixed = (lba ^ lba >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

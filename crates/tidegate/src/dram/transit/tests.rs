@@ -1,12 +1,14 @@
-//! Tests of the threaded runtime that are about transit alone; `dram::suite` holds those of every policy.
+//! Tests of the threaded runtime that are about transit alone; `dram::suite` holds those of every
+//! policy.
 
 use std::sync::Arc;
 
-use super::super::clock::now_ns;
 use super::super::suite::{BLOCK_BYTES, SLOTS, TestDevice, read, tier_of, write};
-use super::course::Course;
+use super::write_mode::WriteMode;
 use super::*;
 use crate::device::DeviceErrorKind;
+use crate::tier::background::Step;
+use crate::tier::clock::now_ns;
 
 fn transit(policy: Policy, device: &Arc<TestDevice>, evictors: u32) -> Transit {
     let bytes = SLOTS * BLOCK_BYTES as u64;
@@ -48,7 +50,7 @@ fn without_eager_eviction_nothing_goes_below_before_a_flush() {
         write(&tier, lba, 1, false).unwrap();
     }
     assert_eq!((device.writes(), tier.summary().dirty_slots), (0, SLOTS));
-    // The cache is full: the next block goes past it, and a hit does not.
+    // The cache is full: the next block bypasses it, and a hit does not.
     write(&tier, SLOTS, 2, false).unwrap();
     write(&tier, 0, 3, false).unwrap();
     assert_eq!((device.writes(), read(&tier, SLOTS), read(&tier, 0)), (1, 2, 3));
@@ -72,8 +74,8 @@ fn a_write_beside_an_eviction_does_not_wait_for_it() {
     assert_eq!(device.durable(5), 2);
 }
 
-/// P3: were the later write cached meanwhile, it could go below before the one that is under way, and a read that
-/// follows both would see first the later and then the earlier one.
+/// P3: were the later write cached meanwhile, it could go below before the one that is under way,
+/// and a read that follows both would see first the later and then the earlier one.
 #[test]
 fn p3_a_write_waits_for_a_bypass_of_its_block() {
     let device = TestDevice::new(1);
@@ -85,7 +87,7 @@ fn p3_a_write_waits_for_a_bypass_of_its_block() {
     std::thread::scope(|scope| {
         let bypass = scope.spawn(|| write(&tier, lba, 2, false).unwrap());
         device.await_held(lba);
-        // Now there is room in the cache.
+        // Now slots are free.
         tier.flush().unwrap();
         let later = scope.spawn(|| write(&tier, lba, 3, false).unwrap());
         while tier.core.sets.lock(number).waiters() == 0 && !later.is_finished() {
@@ -113,7 +115,7 @@ fn a_flush_does_not_wait_for_the_eviction_of_a_later_write() {
     write(&tier, 5, 2, false).unwrap();
     device.await_held(5);
     // The rest of a flush that began before the write of block 5.
-    tier.core.settle_sets(0..tier.core.sets.count(), upto).unwrap();
+    tier.core.drain_sets(0..tier.core.sets.count(), upto).unwrap();
     assert_eq!(device.durable(5), 0);
     device.hold([]);
 }
@@ -197,11 +199,11 @@ fn a_bad_block_in_a_run_fails_alone() {
 }
 
 #[test]
-fn idle_evictors_all_sleep_and_the_next_write_wakes_one() {
+fn evictors_turn_idle_and_the_next_write_wakes_one() {
     let device = TestDevice::new(1);
     let tier = transit(Policy::Transit, &device, 3);
     for round in 1..4 {
-        tier.core.bell.await_all_asleep();
+        tier.core.waker.await_all_idle();
         device.hold([5]);
         write(&tier, 5, round, false).unwrap();
         device.await_held(5);
@@ -209,23 +211,23 @@ fn idle_evictors_all_sleep_and_the_next_write_wakes_one() {
     }
 }
 
-/// As if writes had been measured to take so long, and one of them looked.
-fn steer_by(tier: &Transit, cached_ns: u64, bypass_ns: u64) {
+/// Has writes measured to take so long, and one of them adapt the write mode.
+fn adapt_to(tier: &Transit, cached_ns: u64, bypass_ns: u64) {
     let now_ns = now_ns();
     (0..500).for_each(|_| tier.core.costs.sample_cached(cached_ns, now_ns));
     (0..500).for_each(|_| tier.core.costs.sample_bypass(bypass_ns, now_ns));
-    tier.core.steer();
+    tier.core.adapt_mode();
 }
 
 #[test]
-fn before_a_device_as_fast_as_the_cache_writes_go_straight_but_for_hits() {
+fn before_a_device_as_fast_as_the_cache_writes_bypass_it_but_for_hits() {
     let device = TestDevice::new(1);
     let tier = transit(Policy::Transit, &device, 0);
     write(&tier, 1, 1, false).unwrap();
-    steer_by(&tier, 500, 900);
-    assert_eq!(tier.core.helm.course(), Course::Turning);
-    tier.core.steer();
-    assert_eq!(tier.core.helm.course(), Course::Straight);
+    adapt_to(&tier, 500, 900);
+    assert_eq!(tier.core.mode_switch.mode(), WriteMode::Switching);
+    tier.core.adapt_mode();
+    assert_eq!(tier.core.mode_switch.mode(), WriteMode::Bypassing);
     let looked_up = tier.phases().count(Phase::Metadata);
     write(&tier, 2, 2, false).unwrap();
     assert_eq!((device.writes(), tier.phases().count(Phase::Metadata)), (1, looked_up));
@@ -237,96 +239,96 @@ fn before_a_device_as_fast_as_the_cache_writes_go_straight_but_for_hits() {
     assert_eq!((device.durable(1), tier.summary().dirty_slots), (4, 0));
 }
 
-/// P3: were a later write of its block cached meanwhile, it could go below before the one that is under way.
+/// P3: were a later write of its block cached meanwhile, it could go below before the one that is
+/// under way.
 #[test]
-fn p3_nothing_is_cached_while_a_write_is_on_its_straight_way() {
+fn p3_nothing_is_cached_while_a_write_bypasses_without_a_lock() {
     let device = TestDevice::new(1);
     let tier = transit(Policy::Transit, &device, 0);
-    steer_by(&tier, 500, 500);
-    tier.core.steer();
+    adapt_to(&tier, 500, 500);
+    tier.core.adapt_mode();
     device.hold([3]);
     std::thread::scope(|scope| {
-        let straight = scope.spawn(|| write(&tier, 3, 1, false).unwrap());
+        let bypass = scope.spawn(|| write(&tier, 3, 1, false).unwrap());
         device.await_held(3);
         for _ in 0..3 {
-            steer_by(&tier, 500, 5000);
-            assert_eq!(tier.core.helm.course(), Course::Turning);
+            adapt_to(&tier, 500, 5000);
+            assert_eq!(tier.core.mode_switch.mode(), WriteMode::Switching);
         }
         write(&tier, 4, 2, false).unwrap();
         assert_eq!(tier.summary().dirty_slots, 0);
         device.hold([]);
-        straight.join().unwrap();
+        bypass.join().unwrap();
     });
-    tier.core.steer();
-    assert_eq!(tier.core.helm.course(), Course::Cached);
+    tier.core.adapt_mode();
+    assert_eq!(tier.core.mode_switch.mode(), WriteMode::Cached);
     write(&tier, 3, 5, false).unwrap();
     assert_eq!((read(&tier, 3), tier.summary().dirty_slots), (5, 1));
 }
 
 #[test]
-fn a_failure_is_reported_by_a_fua_write_that_goes_straight() {
+fn a_failure_is_reported_by_a_fua_write_that_bypasses_the_cache() {
     let device = TestDevice::new(1);
     let tier = transit(Policy::Transit, &device, 0);
     write(&tier, 3, 1, false).unwrap();
     device.fail([3]);
-    assert!(tier.core.settle_sets(0..tier.core.sets.count(), u64::MAX).is_err());
-    steer_by(&tier, 500, 500);
-    tier.core.steer();
+    assert!(tier.core.drain_sets(0..tier.core.sets.count(), u64::MAX).is_err());
+    adapt_to(&tier, 500, 500);
+    tier.core.adapt_mode();
     assert_eq!(write(&tier, 9, 5, true).unwrap_err().kind(), DeviceErrorKind::NoSpace);
     assert_eq!((device.durable(9), read(&tier, 3)), (5, 1));
 }
 
 #[test]
-fn writers_that_keep_all_cpus_and_a_full_cache_busy_go_straight_until_there_is_room() {
+fn writers_that_keep_all_cpus_and_a_full_cache_busy_bypass_it_until_slots_are_free() {
     let device = TestDevice::new(1);
     let tier = transit(Policy::Transit, &device, 0);
     (0..SLOTS).for_each(|lba| write(&tier, lba, 1, false).unwrap());
-    tier.core.steer();
-    assert_eq!(tier.core.helm.course(), Course::Cached);
+    tier.core.adapt_mode();
+    assert_eq!(tier.core.mode_switch.mode(), WriteMode::Cached);
     let writers: Vec<_> = (0..evictor::cpus()).map(|_| tier.core.busy.enter()).collect();
-    tier.core.steer();
-    tier.core.steer();
-    assert_eq!(tier.core.helm.course(), Course::Straight);
+    tier.core.adapt_mode();
+    tier.core.adapt_mode();
+    assert_eq!(tier.core.mode_switch.mode(), WriteMode::Bypassing);
     drop(writers);
-    tier.core.steer();
-    assert_eq!(tier.core.helm.course(), Course::Straight, "nothing was written back yet");
+    tier.core.adapt_mode();
+    assert_eq!(tier.core.mode_switch.mode(), WriteMode::Bypassing, "nothing was written back yet");
     tier.flush().unwrap();
-    tier.core.steer();
-    tier.core.steer();
-    assert_eq!(tier.core.helm.course(), Course::Cached);
+    tier.core.adapt_mode();
+    tier.core.adapt_mode();
+    assert_eq!(tier.core.mode_switch.mode(), WriteMode::Cached);
 }
 
 #[test]
 fn an_evictor_leaves_the_cpus_to_writers() {
     let device = TestDevice::new(1);
     let tier = transit(Policy::Transit, &device, 1);
-    tier.core.bell.await_all_asleep();
+    tier.core.waker.await_all_idle();
     let writers: Vec<_> = (0..evictor::cpus()).map(|_| tier.core.busy.enter()).collect();
     write(&tier, 5, 1, false).unwrap();
-    tier.core.bell.await_paused();
+    tier.core.waker.await_resting();
     assert_eq!(device.writes(), 0);
     device.hold([5]);
     drop(writers);
-    tier.core.bell.ring_all();
+    tier.core.waker.wake_all();
     device.await_held(5);
     device.hold([]);
 }
 
-/// Else this would take a day.
 #[test]
-fn a_pause_ends_when_the_writers_rest() {
+fn a_pause_ends_when_no_writer_is_active() {
+    const DAY_NS: u64 = 86_400_000_000_000;
     let device = TestDevice::new(1);
-    let tier = transit(Policy::Transit, &device, 1);
-    device.hold([5]);
+    let tier = transit(Policy::TransitNoEager, &device, 0);
     write(&tier, 5, 1, false).unwrap();
-    // This thread takes the part of the only evictor, which waits for the device.
-    device.await_held(5);
-    let (core, writer) = (tier.core.clone(), tier.core.busy.enter());
-    let evictor = std::thread::spawn(move || core.pause(86_400_000_000_000));
-    tier.core.bell.await_paused();
+    let mut evictor = Evictor::new(Arc::clone(&tier.core), 0);
+    let writer = tier.core.busy.enter();
+    assert_ne!(evictor.begin_pause(DAY_NS), Step::Again);
+    assert_ne!(evictor.step(), Step::Again);
+    assert_eq!(device.writes(), 0);
     drop(writer);
-    evictor.join().unwrap();
-    device.hold([]);
+    evictor.step();
+    assert_eq!(device.writes(), 1);
 }
 
 #[test]

@@ -2,16 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
-use super::super::clock::now_ns;
 use super::super::phases::Operation;
 use super::closing::Closed;
-use super::course::Course;
 use super::evict::Scratch;
 use super::in_flight::Entered;
 use super::set::WriteStep;
 use super::sets::SetGuard;
+use super::write_mode::WriteMode;
 use super::{Core, Phase, Policy, Result, WriteFlags};
 use crate::device::{DeviceError, DeviceErrorKind};
+use crate::tier::clock::now_ns;
 
 /// Most blocks that are closed at once for zeroes, discards and FUA writes.
 const PIECE_BLOCKS: u64 = 4096;
@@ -31,35 +31,36 @@ impl Core {
             return Err(DeviceError::new(DeviceErrorKind::ReadOnly, context));
         }
         let first = self.lba_of(offset);
-        if let Some(straight) = self.go_straight(first, data.len() / self.block_bytes()) {
-            return self.write_straight(straight, offset, data, flags);
+        if let Some(entered) = self.enter_bypass(first, data.len() / self.block_bytes()) {
+            return self.write_below(entered, offset, data, flags);
         }
         if flags.fua {
             return self.write_through(offset, data, flags);
         }
         let _busy = self.busy.enter();
         let mut operation = self.recorder.begin();
-        // Blocks that go below together: neighbours, closed meanwhile.
-        let mut passing = self.closed_from(first);
+        // Blocks that bypass the cache together: neighbours, closed meanwhile.
+        let mut bypassing = self.closed_from(first);
         for (lba, block) in (first..).zip(data.chunks_exact(self.block_bytes())) {
             if self.place(&mut operation, lba, block)? == Placed::Cached {
                 continue;
             }
-            // The block is closed: it belongs to `passing` before anything can fail.
-            let begins_anew = passing.lbas().end != lba;
-            let done = begins_anew.then(|| std::mem::replace(&mut passing, self.closed_from(lba)));
-            passing.extend();
+            // The block is closed: it belongs to `bypassing` before anything can fail.
+            let begins_anew = bypassing.lbas().end != lba;
+            let done =
+                begins_anew.then(|| std::mem::replace(&mut bypassing, self.closed_from(lba)));
+            bypassing.extend();
             if let Some(done) = done {
                 self.bypass(&mut operation, offset, data, &done)?;
             }
         }
-        self.bypass(&mut operation, offset, data, &passing)
+        self.bypass(&mut operation, offset, data, &bypassing)
     }
 
-    /// A write that meets no cache.
-    fn write_straight(
+    /// A write of blocks that are not cached, in the bypassing mode.
+    fn write_below(
         &self,
-        straight: Entered<'_>,
+        entered: Entered<'_>,
         offset: u64,
         data: &[u8],
         flags: WriteFlags,
@@ -67,34 +68,34 @@ impl Core {
         let operation = self.recorder.begin_single(Phase::Bypass);
         let measured_from_ns = self.draw().then(now_ns);
         self.below.write(offset, data, flags)?;
-        drop((operation, straight));
+        drop((operation, entered));
         if let Some(from_ns) = measured_from_ns {
             let blocks = (data.len() / self.block_bytes()).max(1) as u64;
             let now_ns = now_ns();
             self.costs.sample_bypass(now_ns.saturating_sub(from_ns) / blocks, now_ns);
-            self.steer();
+            self.adapt_mode();
         }
-        if flags.fua { self.faults.report() } else { Ok(()) }
+        if flags.fua { self.ledger.report() } else { Ok(()) }
     }
 
-    /// A FUA write: what is cached of its range is settled, then it goes below. So are failures of earlier
-    /// write-backs reported, whichever blocks they were of.
+    /// A FUA write: its range is drained, then it goes below. It reports the failures of earlier
+    /// write-backs, whichever blocks they were of.
     fn write_through(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.past_the_cache(offset, data.len() as u64, |at, len| {
+        self.bypass_range(offset, data.len() as u64, |at, len| {
             let mut operation = self.recorder.begin();
             operation.enter(Phase::Bypass);
             let start = usize::try_from(at - offset).expect("inside the data");
             let len = usize::try_from(len).expect("inside the data");
             self.below.write(at, &data[start..start + len], flags)
         })?;
-        self.faults.report()
+        self.ledger.report()
     }
 
-    /// Runs `below` on `len` bytes at `offset`, piece by piece, each closed and settled meanwhile.
+    /// Runs `below` on `len` bytes at `offset`, piece by piece, each closed and drained before.
     ///
     /// # Errors
-    /// What is cached could not be written back, or `below` failed.
-    pub(super) fn past_the_cache(
+    /// A cached block could not be written back, or `below` failed.
+    pub(super) fn bypass_range(
         &self,
         offset: u64,
         len: u64,
@@ -105,7 +106,7 @@ impl Core {
         while done < len {
             let (at, piece) = (offset + done, (len - done).min(piece_bytes));
             let _closed = self.close(self.lba_of(at)..self.lba_of(at + piece));
-            self.settle_range(at, piece)?;
+            self.drain_range(at, piece)?;
             below(at, piece)?;
             done += piece;
         }
@@ -124,14 +125,14 @@ impl Core {
         if let Some(from_ns) = measured_from_ns {
             let now_ns = now_ns();
             self.costs.sample_cached(now_ns.saturating_sub(from_ns), now_ns);
-            self.steer();
+            self.adapt_mode();
         }
-        self.bell.ring();
+        self.waker.wake();
         Ok(Placed::Cached)
     }
 
-    /// A slot for `lba` in set `number`, Pending, after waiting for it where that must be. None where the block
-    /// should go below: then it is closed.
+    /// A slot for `lba` in set `number`, Pending, after waiting for it where that must be. None
+    /// where the block should go below: then it is closed.
     fn pending_slot(
         &self,
         operation: &mut Operation<'_>,
@@ -144,11 +145,11 @@ impl Core {
             let step = set.set().write(&self.table, lba);
             let slot = match step {
                 WriteStep::Copy(slot) => Some(slot),
-                WriteStep::Absent if self.goes_past(measured_from_ns) => {
+                WriteStep::Absent if self.bypasses(measured_from_ns) => {
                     set.set().close(lba);
                     return Ok(None);
                 }
-                WriteStep::Beside if self.helm.course() != Course::Cached => None,
+                WriteStep::Beside if self.mode_switch.mode() != WriteMode::Cached => None,
                 WriteStep::Beside | WriteStep::Absent => self.admit(&mut set, lba),
                 WriteStep::Wait => None,
             };
@@ -157,7 +158,7 @@ impl Core {
             }
             if step == WriteStep::Absent && self.policy != Policy::TransitNoBypass {
                 set.set().close(lba);
-                self.bell.hurry();
+                self.end_naps();
                 return Ok(None);
             }
             operation.enter_once(Phase::StalledWrite);
@@ -180,10 +181,11 @@ impl Core {
         })
     }
 
-    /// Whether a block that is not cached goes below whatever is free: on the course, or to measure what that costs.
-    fn goes_past(&self, measured_from_ns: Option<u64>) -> bool {
+    /// Whether a block that is not cached goes below whatever is free: in that write mode, or to
+    /// measure what that costs.
+    fn bypasses(&self, measured_from_ns: Option<u64>) -> bool {
         self.policy == Policy::Transit
-            && (self.helm.course() != Course::Cached
+            && (self.mode_switch.mode() != WriteMode::Cached
                 || measured_from_ns.is_some() && self.costs.bypass_may_be_better() && self.draw())
     }
 
@@ -201,20 +203,20 @@ impl Core {
         }
     }
 
-    /// Writes the blocks of `passing`, part of the `data` for `offset`, straight below.
+    /// Writes the blocks of `bypassing`, part of the `data` for `offset`, below.
     fn bypass(
         &self,
         operation: &mut Operation<'_>,
         offset: u64,
         data: &[u8],
-        passing: &Closed<'_>,
+        bypassing: &Closed<'_>,
     ) -> Result<()> {
-        let lbas = passing.lbas();
+        let lbas = bypassing.lbas();
         if lbas.is_empty() {
             return Ok(());
         }
         operation.enter(Phase::Bypass);
-        // With slots free this is a trial (see `goes_past`).
+        // With slots free this is a trial (see `bypasses`).
         let measured_from_ns = (self.free.count() > 0 || self.draw()).then(now_ns);
         let at = lbas.start * self.block_bytes() as u64;
         let start = usize::try_from(at - offset).expect("inside the data");
@@ -224,12 +226,13 @@ impl Core {
         if let Some(from_ns) = measured_from_ns {
             let now_ns = now_ns();
             self.costs.sample_bypass(now_ns.saturating_sub(from_ns) / blocks, now_ns);
-            self.steer();
+            self.adapt_mode();
         }
         Ok(())
     }
 
-    /// Returns when a slot may be free: frees one itself where it can, else waits for those who are at it.
+    /// Returns when a slot may be free: frees one itself where it can, else waits for the evictions
+    /// under way.
     ///
     /// # Errors
     /// The write-back of every block in the cache has failed, and one tried now fails again.
@@ -241,8 +244,8 @@ impl Core {
                 return Ok(());
             }
             if let Some(number) = self.sets.ready.next_from(0) {
-                let drained = self.drain(number, u64::MAX, 1, &mut Scratch::default());
-                error = drained.error.or(error);
+                let evicted = self.evict_queued(number, u64::MAX, 1, &mut Scratch::default());
+                error = evicted.error.or(error);
             } else if !self.all_failed() {
                 self.progress.wait(seen);
             } else if let Some(error) = error {

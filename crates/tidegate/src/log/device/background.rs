@@ -1,68 +1,77 @@
-//! The thread that cleans: ahead of need from half a log on, asleep without a timeout where there is nothing to do.
+//! The background work of a log device: it cleans ahead of need, and is idle where nothing is to
+//! do.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::Duration;
 
-use super::{Core, LogDeviceError};
+use super::Core;
 use crate::sync::Ordering;
+use crate::tier::background::{Step, Work};
 
-/// After a failure: when to try again, unless somebody asks before.
-const RETRY: Duration = Duration::from_secs(1);
-/// When to look again at a write that is in the middle.
-const MOMENT: Duration = Duration::from_millis(1);
+/// After a failure: when to try again, unless a writer waits for free space before.
+const RETRY_NS: u64 = 1_000_000_000;
+/// When to look again at the record of a write under way.
+const MOMENT_NS: u64 = 1_000_000;
 
-/// The cleaner's thread.
-pub(super) struct Thread(JoinHandle<()>);
+/// The cleaner of a log device.
+pub(super) struct Cleaner(pub(super) Arc<Core>);
 
-impl Thread {
-    pub(super) fn start(core: &Arc<Core>) -> Result<Self, LogDeviceError> {
-        core.has_thread.store(true, Ordering::Release);
-        let own = Arc::clone(core);
-        let name = "log-cleaner".to_owned();
-        let spawned =
-            std::thread::Builder::new().name(name).spawn(move || own.clean_until_stopped());
-        spawned.map(Self).map_err(LogDeviceError::Thread)
-    }
-
-    /// Ends the thread once it has finished what it is at.
-    pub(super) fn stop(self, core: &Core) {
-        core.stopping.store(true, Ordering::SeqCst);
-        core.log.wake_cleaner();
-        // A panic of it was printed when it happened.
-        let _ = self.0.join();
-        core.has_thread.store(false, Ordering::Release);
-        // Writers that wait for the thread clean by themselves now.
-        core.log.announce_room();
-    }
-}
-
-impl Core {
-    fn clean_until_stopped(&self) {
-        loop {
-            let seen = self.log.work();
-            if self.stopping.load(Ordering::SeqCst) {
-                return;
-            }
-            let head = self.log.head();
-            if !self.is_filling() {
-                let full_enough = self.log.tail() + self.clean_from_bytes;
-                self.log.wait_for_work(seen, full_enough.max(head) + 1, None);
-                continue;
-            }
-            match self.clean(&mut self.cleaning.lock()) {
-                Ok(true) => {}
-                Ok(false) => self.log.wait_for_work(seen, u64::MAX, Some(MOMENT)),
-                Err(_) => {
-                    // Whoever waits for room hears of it.
-                    self.log.announce_room();
-                    self.log.wait_for_work(seen, u64::MAX, Some(RETRY));
-                }
+impl Work for Cleaner {
+    fn step(&mut self) -> Step {
+        let core = &*self.0;
+        core.resume_blocked();
+        if !core.is_filling() {
+            return Step::IDLE;
+        }
+        let Some(mut scratch) = core.cleaning.try_lock() else {
+            // A request cleans.
+            return Step::rest(MOMENT_NS);
+        };
+        match core.clean(&mut scratch) {
+            Ok(true) => Step::Again,
+            Ok(false) => Step::rest(MOMENT_NS),
+            Err(_) => {
+                core.fail_blocked();
+                // Writers that wait with a thread look at the ledger.
+                core.log.announce_room();
+                Step::rest(RETRY_NS)
             }
         }
     }
 
+    fn has_work(&self) -> bool {
+        self.0.is_filling()
+    }
+}
+
+impl Core {
+    /// After an append: wakes the cleaner where the log is full enough.
+    ///
+    /// No wake-up is lost: the append changed the head, in the one order of sequentially consistent
+    /// stores and loads, before this looks whether the cleaner is idle. A cleaner that turns idle
+    /// says so and then looks at the head.
+    #[inline]
+    pub(super) fn wake_cleaner_where_due(&self) {
+        if self.is_full_enough() {
+            self.waker.wake();
+        }
+    }
+
+    /// After an append that may wait: cleans where no thread does and the log is full enough.
+    pub(super) fn clean_where_due(&self) {
+        if !self.waker.is_running()
+            && self.is_full_enough()
+            && let Some(mut scratch) = self.cleaning.try_lock()
+        {
+            // The next flush reports a failure.
+            let _ = self.clean(&mut scratch);
+        }
+    }
+
     fn is_filling(&self) -> bool {
-        self.used_bytes() > self.clean_from_bytes && self.has_work()
+        (self.is_full_enough() || self.blocked.is_waiting()) && self.has_work()
+    }
+
+    fn is_full_enough(&self) -> bool {
+        self.used_bytes() > self.clean_from_bytes.load(Ordering::Relaxed)
     }
 }

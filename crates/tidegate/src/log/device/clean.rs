@@ -1,7 +1,8 @@
-//! Bringing records home: from the oldest part of the log to the backing.
+//! Destaging: from the oldest part of the log to the backing.
 //!
-//! Only what is the newest of its block is written: of a block that is written often, the log sees all, the backing the
-//! last. Zeroes go before data, for what is still alive of the data is newer than they are.
+//! Only the newest version of a block is written: of a block that is written often, the log sees
+//! all versions, the backing the last. Zeroes go before data, for the data that is still live is
+//! newer than they are.
 
 use std::ops::Range;
 
@@ -11,7 +12,7 @@ use super::super::append::Ticket;
 use super::super::layout::RECORD_ALIGN_BYTES;
 use super::super::record::{Header, RecordKind};
 use super::super::stats::Counter;
-use super::index::Place;
+use super::index::Location;
 use super::{Core, GROUP_BLOCKS, append_failed};
 use crate::device::{
     DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
@@ -32,7 +33,8 @@ pub(super) struct Scratch {
     data: Vec<u8>,
 }
 
-/// Neighbouring blocks that are written by one request: first block, and their bytes in the scratch.
+/// Neighbouring blocks that are written by one request: first block, and their bytes in the
+/// scratch.
 struct Run {
     first: u64,
     bytes: Range<usize>,
@@ -48,7 +50,7 @@ impl Core {
         }
     }
 
-    /// Something is in the log that the backing may not have.
+    /// The log has a record that the backing may not have.
     pub(super) fn has_work(&self) -> bool {
         let defined_end = self.defined_end.load(Ordering::Acquire);
         self.log.head() != defined_end || self.log.tail() < self.defined_at()
@@ -58,11 +60,11 @@ impl Core {
         super::table::entry(&self.log.control, self.file.index).defined_at().load(Ordering::Acquire)
     }
 
-    /// Brings the oldest batch home. False: there is none that is finished.
+    /// Destages the oldest batch. False: there is none that is finished.
     pub(super) fn clean(&self, scratch: &mut Scratch) -> Result<bool> {
         let result = self.try_to_clean(scratch);
         if let Err(error) = &result {
-            self.trouble.record(error);
+            self.ledger.record(None, error);
         }
         result
     }
@@ -73,8 +75,8 @@ impl Core {
         if end == start {
             return Ok(false);
         }
-        self.bring_home(scratch)?;
-        let end = if self.defined_at() < end { self.define_anew(end) } else { end };
+        self.destage(scratch)?;
+        let end = if self.defined_at() < end { self.define_again(end) } else { end };
         if end == start {
             return Err(append_failed(super::AppendError::Full));
         }
@@ -82,20 +84,22 @@ impl Core {
         Ok(true)
     }
 
-    /// The same at opening, where nobody appends: of a log so full that the definition finds no room. Between the
-    /// moment at which it is empty and the new definition, no record needs one.
+    /// Destages all records at opening, where no writer appends: of a log so full that the
+    /// definition does not fit. Between the moment at which it is empty and the new definition, no
+    /// record needs one.
     pub(super) fn empty_at_opening(&self) -> Result<()> {
         let mut scratch = self.lock_cleaning();
         let head = self.log.safe_position();
         while self.log.tail() < head {
             let end = self.collect(self.log.tail(), head, &mut scratch)?;
-            self.bring_home(&mut scratch)?;
+            self.destage(&mut scratch)?;
             self.retire(end, &scratch)?;
         }
         Ok(())
     }
 
-    /// Finds what the records from `start` on say that nothing newer replaced: a batch of them, which ends at the result.
+    /// Collects what the records from `start` on say and no newer record replaced: a batch of
+    /// records, which ends at the result.
     fn collect(&self, start: u64, safe: u64, scratch: &mut Scratch) -> Result<u64> {
         scratch.blocks.clear();
         scratch.zeroed.clear();
@@ -127,9 +131,9 @@ impl Core {
                 for index in 0..u64::from(header.payload_bytes) / block {
                     let (lba, at) = (first + index, data + index * block);
                     match self.index.find(lba, tail) {
-                        Place::Log(newest) if newest == at => scratch.blocks.push((lba, at)),
-                        Place::Zero => scratch.zeroed.push(lba),
-                        Place::Log(_) | Place::Backing => {}
+                        Location::Log(newest) if newest == at => scratch.blocks.push((lba, at)),
+                        Location::Zero => scratch.zeroed.push(lba),
+                        Location::Log(_) | Location::Backing => {}
                     }
                 }
             }
@@ -142,7 +146,7 @@ impl Core {
     }
 
     /// Writes the batch to the backing, durably.
-    fn bring_home(&self, scratch: &mut Scratch) -> Result<()> {
+    fn destage(&self, scratch: &mut Scratch) -> Result<()> {
         let Scratch { blocks, zeroes, data, .. } = scratch;
         if blocks.is_empty() && zeroes.is_empty() {
             return Ok(());
@@ -167,13 +171,13 @@ impl Core {
         Ok(())
     }
 
-    /// Who reads one of these blocks from the backing has to read it again.
+    /// A reader that is reading one of these blocks from the backing has to read it again.
     fn announce_cleaning(&self, blocks: &[(u64, u64)], zeroes: &[Range<u64>]) {
         let groups =
             |range: &Range<u64>| range.start / GROUP_BLOCKS..=(range.end - 1) / GROUP_BLOCKS;
         let zeroed = zeroes.iter().flat_map(groups).map(|group| group * GROUP_BLOCKS);
         for lba in zeroed.chain(blocks.iter().map(|(lba, _)| *lba)) {
-            self.version(lba).fetch_add(1, Ordering::SeqCst);
+            self.versions.advance(lba / GROUP_BLOCKS);
         }
     }
 
@@ -203,8 +207,8 @@ impl Core {
         run.first + bytes / self.block_bytes() == lba && bytes < REQUEST_BYTES_MAX
     }
 
-    /// Defines the device behind `end`: how far the tail may go then.
-    fn define_anew(&self, end: u64) -> u64 {
+    /// Defines the device behind `end`. Returns how far the tail may go then.
+    fn define_again(&self, end: u64) -> u64 {
         match self.define() {
             Ok(()) => end,
             Err(_) => end.min(self.defined_at()),

@@ -11,7 +11,7 @@ pub enum LogDeviceError {
     /// The log itself cannot be used.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The backing failed, or does not do.
+    /// The backing failed, or is not suitable.
     #[error(transparent)]
     Backing(#[from] DeviceError),
     /// The log has records for another backing.
@@ -25,7 +25,7 @@ pub enum LogDeviceError {
         records: u64,
     },
     /// The log has records of files.
-    #[error("the log holds {records} records of files: bring them home with `tidegate recover`")]
+    #[error("the log holds {records} records of files: destage them with `tidegate recover`")]
     Files {
         /// How many.
         records: u64,

@@ -18,10 +18,10 @@ const SHARDS: usize = 64;
 
 /// Where a block is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Location {
     /// In the log, its first byte at this position.
     Log(u64),
-    /// Nowhere: the log says that it is zero.
+    /// Nowhere: the log says that the block is zero.
     Zero,
     /// In the backing.
     Backing,
@@ -31,15 +31,16 @@ pub(super) enum Place {
 pub(super) struct Index {
     /// By block: position of its bytes in the log.
     shards: Box<[RwLock<Blocks>]>,
-    /// Ranges of zeroes by first block: the block behind, and the record's position. They do not overlap.
+    /// Ranges of zeroes by first block: the block behind, and the record's position. They do not
+    /// overlap.
     zeroes: RwLock<BTreeMap<u64, (u64, u64)>>,
-    /// How many those are, so that who has none looks no further.
+    /// Number of those ranges, so that a look-up takes no lock where there are none.
     zero_ranges: AtomicU64,
 }
 
 type Blocks = HashMap<u64, u64, BuildHasherDefault<Mixed>>;
 
-/// Block numbers are not chosen by an enemy who gains by slow look-ups: one multiplication does.
+/// No attacker chooses block numbers to slow look-ups down: one multiplication does.
 #[derive(Default)]
 struct Mixed(u64);
 
@@ -68,7 +69,7 @@ impl Index {
         }
     }
 
-    /// Neighbours go to different shards: writers in order do not meet.
+    /// Neighbours go to different shards, so that sequential writers do not share a lock.
     fn shard(&self, lba: u64) -> &RwLock<Blocks> {
         &self.shards[usize::try_from(lba % SHARDS as u64).unwrap_or(0)]
     }
@@ -109,13 +110,13 @@ impl Index {
     }
 
     /// Where block `lba` is, of what the log has from `tail` on.
-    pub(super) fn find(&self, lba: u64, tail: u64) -> Place {
+    pub(super) fn find(&self, lba: u64, tail: u64) -> Location {
         let written = self.shard(lba).read().get(&lba).copied().filter(|at| *at >= tail);
         let zeroed = self.zero_at(lba).filter(|position| *position >= tail);
         match (written, zeroed) {
-            (Some(at), zeroed) if zeroed.is_none_or(|zero| zero < at) => Place::Log(at),
-            (_, Some(_)) => Place::Zero,
-            _ => Place::Backing,
+            (Some(at), zeroed) if zeroed.is_none_or(|zero| zero < at) => Location::Log(at),
+            (_, Some(_)) => Location::Zero,
+            _ => Location::Backing,
         }
     }
 
@@ -139,10 +140,10 @@ impl Index {
             .collect()
     }
 
-    /// Whether the log has something about `blocks`.
+    /// Whether the log has a record of `blocks`.
     pub(super) fn touches(&self, blocks: &Range<u64>, tail: u64) -> bool {
         if blocks.end - blocks.start <= SHARDS as u64 {
-            return blocks.clone().any(|lba| self.find(lba, tail) != Place::Backing);
+            return blocks.clone().any(|lba| self.find(lba, tail) != Location::Backing);
         }
         let written = |shard: &RwLock<Blocks>| {
             shard.read().iter().any(|(lba, at)| blocks.contains(lba) && *at >= tail)
@@ -170,7 +171,7 @@ impl Index {
     }
 }
 
-/// Takes all ranges that meet `blocks` out; what sticks out of `blocks` stays. The rest is returned, in order.
+/// Takes the parts of all ranges that lie inside `blocks` out, and returns them in order.
 fn cut_out(zeroes: &mut BTreeMap<u64, (u64, u64)>, blocks: &Range<u64>) -> Vec<(u64, (u64, u64))> {
     let before = zeroes.range(..blocks.start).next_back().map(|(start, _)| *start);
     let inside = zeroes.range(blocks.clone()).map(|(start, _)| *start);
@@ -199,7 +200,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a plain list of who wrote each block last.
+        /// Against a plain list of the last record of each block.
         #[test]
         fn the_newest_record_of_a_block_wins(
             ops in proptest::collection::vec((any::<bool>(), 0..40_u64, 1..20_u64, 1..50_u64), 1..60),
@@ -229,10 +230,10 @@ mod tests {
                 let expected = newest.filter(|(position, _)| *position >= tail);
                 let found = index.find(lba, tail);
                 match expected {
-                    None => prop_assert_eq!(found, Place::Backing),
-                    Some((_, true)) => prop_assert_eq!(found, Place::Zero),
+                    None => prop_assert_eq!(found, Location::Backing),
+                    Some((_, true)) => prop_assert_eq!(found, Location::Zero),
                     Some((position, false)) => {
-                        let Place::Log(at) = found else { panic!("{found:?} of {lba}") };
+                        let Location::Log(at) = found else { panic!("{found:?} of {lba}") };
                         prop_assert_eq!(at >> 20 << 20, position);
                     }
                 }

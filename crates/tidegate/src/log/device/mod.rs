@@ -1,32 +1,43 @@
-//! The log as a tier: a block device whose writes are durable in the log with one fence, over a slower device.
+//! The log as a tier: a block device over a slower one. A write is durable in the log with one
+//! fence.
 //!
 //! Invariants:
-//! 1. A write is one record, or several of whole blocks where it is larger than a record may be. It is in the index before
-//!    its slot is given back, so the cleaner finds every block of a finished record in the index, or superseded there.
-//! 2. The newest record of a block wins, by position: in the index, after a crash, and on the way to the backing. So
-//!    writers need no lock of a block: of two at once either may be the newer one, and all agree which.
-//! 3. A block is read from the log while its newest record is not before the tail, else from the backing. A copy out of the
-//!    log counts if the tail has not passed the record meanwhile; one from the backing if no cleaning of its blocks began.
-//! 4. The tail moves past a record when the backing has flushed what the record said or a newer one says, and never
-//!    past the last definition of the device: the log always tells which backing its records are for.
-//! 5. A backing that fails loses nothing: the tail stays, the next flush reports the failure, cleaning is tried again.
+//! 1. A write is one record, or several of whole blocks where it is larger than a record may be. It
+//!    is in the index before its slot is given back, so the cleaner finds every block of a finished
+//!    record in the index, or superseded there.
+//! 2. The newest record of a block wins, by position: in the index, after a crash, and on the way
+//!    to the backing. So writers need no lock of a block: of two at once either may be the newer
+//!    one, and all agree which.
+//! 3. A block is read from the log while its newest record is not before the tail, else from the
+//!    backing. A copy out of the log counts if the tail has not passed the record meanwhile; one
+//!    from the backing if no cleaning of its blocks began.
+//! 4. The tail moves past a record when the backing has flushed what the record said or a newer one
+//!    says, and never past the last definition of the device: the log always tells which backing
+//!    its records are for.
+//! 5. A backing that fails loses nothing: the tail stays, the next flush reports the failure,
+//!    cleaning is tried again.
 //!
-//! After a crash the index is rebuilt from the records and all goes on: nothing is brought home before the first request.
+//! After a crash the index is rebuilt from the records and the device goes on: nothing has to be
+//! destaged before the first request.
 //!
-//! Map: [`LogDevice`] the requests, `index` who has the newest version of a block, `clean` bringing records home, `background`
-//! the thread that does it, `recover` opening, `trouble` failures, `binding` which backing it is.
+//! Map: [`LogDevice`] the requests, `attempt` those that wait for nothing, `start` those that wait
+//! without a thread, `index` where the newest version of a block is, `clean` destaging records,
+//! `background` when that is done, `recover` opening, `binding` which backing it is.
 
+mod attempt;
 mod background;
 mod binding;
 mod clean;
 mod error;
 mod index;
 mod recover;
+mod start;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
-mod trouble;
+mod tier;
 
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,33 +54,39 @@ use super::stats::Counter;
 use super::table::{self, FileKey, FileRef};
 use super::{CLOSED, CONTROL_BYTES, Log, LogPool, NO_BOOT};
 use crate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Result, WriteFlags, ZeroFlags,
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
+    Operation, Result, WriteFlags, ZeroFlags,
 };
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use background::Thread;
+use crate::stats::{RequestKind, Requests};
+use crate::sync::{AtomicU64, Ordering, fence};
+use crate::tier::background::{Waker, Work, Workers};
+use crate::tier::ledger::Ledger;
+use crate::tier::version_locks::VersionLocks;
+use background::Cleaner;
 use clean::Scratch;
-use index::{Index, Place};
-use trouble::Trouble;
+use index::{Index, Location};
+use start::Blocked;
 
 /// Blocks that share a version: of neighbours, so that a long read looks at few.
 const GROUP_BLOCKS: u64 = 64;
-/// Versions; groups that share one only read again more often.
-const VERSIONS: u64 = 4096;
+/// Number of versions, as a power of two; groups that share one only read again more often.
+const VERSIONS_LOG2: u32 = 12;
 /// Most bytes of a record: a larger write is several.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
-/// Most bytes of the log that are brought home between two flushes of the backing.
+/// Most bytes of the log that are destaged between two flushes of the backing.
 const BATCH_BYTES_MAX: u64 = 8 << 20;
-/// How long a write waits for room before it looks again.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a write waits for free space before it looks again.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a [`LogDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LogDeviceOptions {
-    /// No thread: the log is cleaned by the writes that fill it.
+    /// No thread: the writes that fill the log clean it.
     pub no_thread: bool,
     /// How full the log may be before it is cleaned, in bytes; half of it unless set.
     pub clean_from_bytes: Option<u64>,
-    /// Bring the records of another backing to this one: it is the same by another name, or a copy.
+    /// Destage the records of another backing to this one: it is that backing by another name, or a
+    /// copy.
     pub adopt_foreign: bool,
 }
 
@@ -97,7 +114,7 @@ pub struct LogDeviceOptions {
 /// ```
 pub struct LogDevice {
     core: Arc<Core>,
-    thread: Mutex<Option<Thread>>,
+    workers: Workers,
     recovered: Recovered,
 }
 
@@ -109,21 +126,23 @@ struct Core {
     backing: Arc<dyn BlockDevice>,
     geometry: Geometry,
     index: Index,
-    /// Each grows when cleaning writes to one of its groups of blocks.
-    versions: Box<[AtomicU32]>,
-    trouble: Trouble,
+    /// By group of blocks: changes when cleaning writes to one of them.
+    versions: VersionLocks,
+    ledger: Ledger,
+    blocked: Blocked,
     cleaning: Mutex<Scratch>,
-    clean_from_bytes: u64,
+    /// How full the log may be before it is cleaned; may change at any time.
+    clean_from_bytes: AtomicU64,
+    requests: Requests,
     batch_bytes: u64,
-    /// Where the last definition ends: a log that ends there has nothing to bring home.
+    /// Where the last definition ends: a log that ends there has nothing to destage.
     defined_end: AtomicU64,
-    /// A thread cleans.
-    has_thread: AtomicBool,
-    stopping: AtomicBool,
+    waker: Arc<Waker>,
 }
 
 impl LogDevice {
-    /// Opens the log in `pool` as a device over `backing`, which `binding` names, and so recovers it.
+    /// Opens the log in `pool` as a device over `backing`, which `binding` names, and so recovers
+    /// it.
     ///
     /// # Errors
     /// [`LogDeviceError`]: the log is damaged, or has records that are not for this backing.
@@ -135,8 +154,16 @@ impl LogDevice {
     ) -> std::result::Result<Self, LogDeviceError> {
         let (core, recovered) = recover::open(pool, backing, binding, options)?;
         let core = Arc::new(core);
-        let thread = if options.no_thread { None } else { Some(Thread::start(&core)?) };
-        Ok(Self { core, thread: Mutex::new(thread), recovered })
+        let cleaner = (!options.no_thread).then(|| Cleaner(Arc::clone(&core)));
+        let workers = Workers::start("log-cleaner", Arc::clone(&core.waker), cleaner)
+            .map_err(LogDeviceError::Thread)?;
+        Ok(Self { core, workers, recovered })
+    }
+
+    /// The work of the cleaner, for a scheduler that runs it beside requests where the device has
+    /// no thread.
+    pub fn cleaner(&self) -> impl Work + use<> {
+        Cleaner(Arc::clone(&self.core))
     }
 
     /// What was found in the log when it was opened.
@@ -149,32 +176,17 @@ impl LogDevice {
         (self.core.used_bytes(), self.core.log.pool().ring_bytes())
     }
 
-    /// Brings everything home and stops the thread: afterwards the backing has all by itself. The device stays usable, and
-    /// cleans where writes fill the log.
-    ///
-    /// # Errors
-    /// Those of the backing; what it does not take stays in the log, and calling again tries again.
-    pub fn shutdown(&self) -> Result<()> {
-        self.stop_thread();
-        let mut scratch = self.core.lock_cleaning();
-        while self.core.has_work() {
-            if !self.core.clean(&mut scratch)? {
-                self.core.log.pool().region().relax();
-            }
-        }
-        Ok(self.core.log.pool().set_session(CLOSED)?)
-    }
-
     fn stop_thread(&self) {
-        if let Some(thread) = self.thread.lock().take() {
-            thread.stop(&self.core);
-        }
+        self.workers.stop();
+        self.core.end_blocking(self);
+        // Writers that wait for the thread clean by themselves now.
+        self.core.log.announce_room();
     }
 }
 
 impl Drop for LogDevice {
     fn drop(&mut self) {
-        // What is in the log is safe there.
+        // The data in the log is durable.
         self.stop_thread();
     }
 }
@@ -194,52 +206,58 @@ impl Core {
         usize::try_from(most - most % self.block_bytes()).unwrap_or(usize::MAX)
     }
 
-    fn version(&self, lba: u64) -> &AtomicU32 {
-        let group = lba / GROUP_BLOCKS % VERSIONS;
-        &self.versions[usize::try_from(group).unwrap_or(0)]
-    }
-
-    /// Appends one record. `note` puts it into the index.
-    fn append(
-        &self,
-        mut record: impl FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError>,
-        note: impl FnOnce(u64),
-    ) -> Result<()> {
-        let failures = self.trouble.failures();
-        let position = loop {
+    /// Appends one record, once the log has free space for it. `note` puts it into the index.
+    fn append(&self, mut record: impl Record, note: impl Fn(u64)) -> Result<()> {
+        let failures = self.ledger.failures();
+        loop {
             let room = self.log.room();
-            let full = match self.log.begin_unlocked(self.file) {
-                Ok(mut ticket) => match record(&mut ticket) {
-                    Ok(position) => {
-                        // Before the ticket goes: invariant 1.
-                        note(position);
-                        break position;
-                    }
-                    Err(error) => error,
-                },
-                Err(error) => error,
-            };
-            match full {
-                AppendError::NoSlot => self.log.pool().region().relax(),
-                AppendError::Full => self.wait_for_room(room, failures)?,
-                error => return Err(append_failed(error)),
+            if self.try_append(&mut record, &note)? {
+                break;
             }
-        };
-        debug_assert!(position >= self.log.tail());
-        if !self.has_thread.load(Ordering::Relaxed) {
-            self.clean_in_passing();
+            self.wait_for_space(room, failures)?;
         }
+        self.clean_where_due();
         Ok(())
     }
 
-    /// The log was full when `room` was read.
-    fn wait_for_room(&self, room: u32, failures: u64) -> Result<()> {
-        if self.trouble.failures() != failures {
-            return Err(self.trouble.stuck());
+    /// Appends one record, which `note` puts into the index. False: the log has no free space.
+    fn try_append(&self, record: &mut impl Record, note: &impl Fn(u64)) -> Result<bool> {
+        loop {
+            let appended = self.log.begin_unlocked(self.file).and_then(|mut ticket| {
+                // Noted before the ticket is given back: invariant 1.
+                record(&mut ticket).inspect(|position| note(*position))
+            });
+            match appended {
+                Ok(position) => {
+                    debug_assert!(position >= self.log.tail());
+                    self.wake_cleaner_where_due();
+                    return Ok(true);
+                }
+                Err(AppendError::NoSlot) => self.log.pool().region().relax(),
+                Err(AppendError::Full) => return Ok(false),
+                Err(error) => return Err(append_failed(error)),
+            }
+        }
+    }
+
+    /// The error of a write for which a failed write-back leaves no free space.
+    fn full_and_failing(&self) -> DeviceError {
+        self.ledger.blocked("the log is full and cannot be written back")
+    }
+
+    /// The log was full when [`Log::room`] returned `room`: returns when it may have free space.
+    ///
+    /// # Errors
+    /// Cleaning has failed since `failures` was counted.
+    fn wait_for_space(&self, room: u32, failures: u64) -> Result<()> {
+        if self.ledger.failures() != failures {
+            return Err(self.full_and_failing());
         }
         self.log.stats().add(Counter::FullWaits, 1);
-        if self.has_thread.load(Ordering::Relaxed) {
-            self.log.wait_for_room(room, PATIENCE);
+        if self.waker.is_running() {
+            // Also a cleaner that rests after a failure.
+            self.waker.wake_all();
+            self.log.wait_for_room(room, TIMEOUT);
             return Ok(());
         }
         if let Some(mut scratch) = self.cleaning.try_lock() {
@@ -249,95 +267,135 @@ impl Core {
         Ok(())
     }
 
-    /// Cleans where no thread does, the log is full enough, and nobody is at it.
-    fn clean_in_passing(&self) {
-        if self.used_bytes() > self.clean_from_bytes
-            && let Some(mut scratch) = self.cleaning.try_lock()
-        {
-            // What failed is kept, and reported by the next flush.
-            let _ = self.clean(&mut scratch);
-        }
-    }
-
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         let mut at = offset;
         for part in data.chunks(self.record_bytes_max()) {
-            let (first, count) = (at / self.block_bytes(), part.len() as u64 / self.block_bytes());
-            let note = |position| self.index.wrote(first, count, position, self.block_bytes());
-            self.append(|ticket| ticket.write(at, &[IoSlice::new(part)]), note)?;
+            self.append(write_record(at, part), self.note_write(at, part))?;
             at += part.len() as u64;
         }
-        let stats = self.log.stats();
-        stats.add(Counter::Writes, 1);
-        stats.add(Counter::WriteBytes, data.len() as u64);
         Ok(())
+    }
+
+    /// Puts a record of `data` for `offset` into the index.
+    fn note_write(&self, offset: u64, data: &[u8]) -> impl Fn(u64) {
+        let block = self.block_bytes();
+        let (first, count) = (offset / block, data.len() as u64 / block);
+        move |position| self.index.wrote(first, count, position, block)
     }
 
     fn zero(&self, offset: u64, len: u64) -> Result<()> {
         self.geometry.check_write(offset, len)?;
+        let _running = self.requests.begin(RequestKind::Zero, len);
         if len == 0 {
             return Ok(());
         }
-        let blocks = offset / self.block_bytes()..(offset + len) / self.block_bytes();
-        let note = |position| self.index.zeroed(blocks, position);
-        self.append(|ticket| ticket.zero(offset, len), note)
+        self.append(zero_record(offset, len), self.note_zeroes(offset, len))
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    /// Puts a record of `len` zero bytes at `offset` into the index.
+    fn note_zeroes(&self, offset: u64, len: u64) -> impl Fn(u64) {
+        let blocks = self.blocks_of(offset, len);
+        move |position| self.index.zeroed(blocks.clone(), position)
+    }
+
+    /// The numbers of the blocks in `len` bytes at `offset`.
+    fn blocks_of(&self, offset: u64, len: u64) -> Range<u64> {
+        offset / self.block_bytes()..(offset + len) / self.block_bytes()
+    }
+
+    /// Reads; `below` reads what only the backing has. False where `below` said so.
+    fn read(&self, offset: u64, buf: &mut [u8], below: &impl ReadBelow) -> Result<bool> {
         let (block, block_bytes) = (self.block_bytes(), self.geometry.block_bytes as usize);
         let (mut lba, mut rest) = (offset / block, buf);
         while !rest.is_empty() {
             let in_group = GROUP_BLOCKS - lba % GROUP_BLOCKS;
             let step = usize::try_from(in_group).unwrap_or(1).saturating_mul(block_bytes);
             let (part, after) = rest.split_at_mut(step.min(rest.len()));
-            while !self.read_group(lba, part)? {}
+            loop {
+                match self.read_group(lba, part, below)? {
+                    GroupRead::Whole => break,
+                    GroupRead::Cleaned => {}
+                    GroupRead::WouldBlock => return Ok(false),
+                }
+            }
             lba += in_group;
             rest = after;
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Reads blocks of one group. False: they were cleaned meanwhile, and have to be read again.
-    fn read_group(&self, first: u64, buf: &mut [u8]) -> Result<bool> {
-        let version = self.version(first);
-        // Before the index: a cleaning that began before this and has not ended is known by what the index says.
-        let before = version.load(Ordering::Acquire);
+    /// Reads blocks of one group.
+    fn read_group(&self, first: u64, buf: &mut [u8], below: &impl ReadBelow) -> Result<GroupRead> {
+        let group = first / GROUP_BLOCKS;
+        // Before the index, which has the blocks of a cleaning that began before this and has not
+        // ended.
+        let version = self.versions.version(group);
         let block_bytes = self.geometry.block_bytes as usize;
         let blocks = buf.len() / block_bytes;
         let tail = self.log.tail();
-        let place_of = |block: usize| self.index.find(first + block as u64, tail);
+        let location_of = |block: usize| self.index.find(first + block as u64, tail);
         let mut block = 0;
         let mut from_backing = false;
         while block < blocks {
-            let place = place_of(block);
+            let location = location_of(block);
             let mut end = block + 1;
-            if place == Place::Backing {
-                while end < blocks && place_of(end) == Place::Backing {
+            if location == Location::Backing {
+                while end < blocks && location_of(end) == Location::Backing {
                     end += 1;
                 }
             }
             let part = &mut buf[block * block_bytes..end * block_bytes];
-            match place {
-                Place::Zero => part.fill(0),
-                Place::Log(at) if !self.read_log(at, part)? => return Ok(false),
-                Place::Log(_) => {}
-                Place::Backing => {
+            match location {
+                Location::Zero => part.fill(0),
+                Location::Log(at) if !self.read_log(at, part)? => return Ok(GroupRead::Cleaned),
+                Location::Log(_) => {}
+                Location::Backing => {
                     from_backing = true;
-                    self.backing.read((first + block as u64) * self.block_bytes(), part)?;
+                    if !below((first + block as u64) * self.block_bytes(), part)? {
+                        return Ok(GroupRead::WouldBlock);
+                    }
                 }
             }
             block = end;
         }
-        fence(Ordering::Acquire);
-        Ok(!from_backing || version.load(Ordering::Relaxed) == before)
+        let is_whole = !from_backing || self.versions.unchanged(group, version);
+        Ok(if is_whole { GroupRead::Whole } else { GroupRead::Cleaned })
     }
 
-    /// Copies a block out of the log. False: its room was given to others meanwhile.
+    /// Copies a block out of the log. False: its space was reused meanwhile.
     fn read_log(&self, at: u64, buf: &mut [u8]) -> Result<bool> {
         self.log.pool().region().read(self.log.pool().region_offset(at), buf)?;
         fence(Ordering::Acquire);
         Ok(self.log.tail() <= at)
     }
+}
+
+/// Writes a record with a ticket, any number of times: its position.
+trait Record: FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError> {}
+
+impl<F: FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError>> Record for F {}
+
+fn write_record(offset: u64, data: &[u8]) -> impl Record {
+    move |ticket: &mut Ticket<'_>| ticket.write(offset, &[IoSlice::new(data)])
+}
+
+fn zero_record(offset: u64, len: u64) -> impl Record {
+    move |ticket: &mut Ticket<'_>| ticket.zero(offset, len)
+}
+
+/// Reads at an offset of the backing. False where that would block.
+trait ReadBelow: Fn(u64, &mut [u8]) -> Result<bool> {}
+
+impl<F: Fn(u64, &mut [u8]) -> Result<bool>> ReadBelow for F {}
+
+/// What became of a read of blocks of one group.
+enum GroupRead {
+    /// All of them are the last versions.
+    Whole,
+    /// They were cleaned meanwhile, and have to be read again.
+    Cleaned,
+    /// The backing would block.
+    WouldBlock,
 }
 
 fn append_failed(error: AppendError) -> DeviceError {
@@ -352,17 +410,22 @@ impl BlockDevice for LogDevice {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.core.geometry.check(offset, buf.len() as u64)?;
-        self.core.read(offset, buf)
+        let _running = self.core.requests.begin(RequestKind::Read, buf.len() as u64);
+        let below = |at, part: &mut [u8]| self.core.backing.read(at, part).map(|()| true);
+        self.core.read(offset, buf, &below).map(drop)
     }
 
     fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
         self.core.geometry.check_write(offset, data.len() as u64)?;
+        let _running = self.core.requests.begin(RequestKind::Write, data.len() as u64);
         self.core.write(offset, data)
     }
 
-    /// All that was acknowledged is durable in the log. Says what failed on the way to the backing since it was asked last.
+    /// Every acknowledged write is durable in the log. Reports what failed on the way to the
+    /// backing since the last report.
     fn flush(&self) -> Result<()> {
-        self.core.trouble.report()
+        drop(self.core.requests.begin(RequestKind::Flush, 0));
+        self.core.ledger.report()
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
@@ -373,14 +436,21 @@ impl BlockDevice for LogDevice {
         self.core.zero(offset, len)
     }
 
-    /// Where the log has something, all counts as data.
+    /// Where the log has a record of the range, all of it counts as data.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         let core = &self.core;
         core.geometry.check(offset, len)?;
-        let blocks = offset / core.block_bytes()..(offset + len) / core.block_bytes();
-        if core.index.touches(&blocks, core.log.tail()) {
+        if core.index.touches(&core.blocks_of(offset, len), core.log.tail()) {
             return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
         }
         core.backing.status(offset, len, most)
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
+        self.core.attempt(operation, context)
+    }
+
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        self.start_request(request);
     }
 }

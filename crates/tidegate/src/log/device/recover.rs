@@ -1,4 +1,4 @@
-//! Opening: the index is rebuilt from the records that a crash left, and they stay where they are.
+//! Opening: the index is rebuilt from the records that a crash left, which stay where they are.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,14 +10,18 @@ use super::super::record::{Definition, Header, RecordKind, record_bytes};
 use super::super::{Log, LogPool, Scanner};
 use super::clean::Scratch;
 use super::index::Index;
-use super::trouble::Trouble;
+use super::start::Blocked;
 use super::{
     BATCH_BYTES_MAX, Binding, CONTROL_BYTES, Core, FileKey, LogDeviceError, LogDeviceOptions,
-    NO_BOOT, VERSIONS, table,
+    NO_BOOT, VERSIONS_LOG2, table,
 };
 use crate::device::{BlockDevice, DeviceError, Geometry};
 use crate::pmem::SharedMemory;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::stats::Requests;
+use crate::sync::{AtomicU64, Ordering};
+use crate::tier::background::Waker;
+use crate::tier::ledger::Ledger;
+use crate::tier::version_locks::VersionLocks;
 
 type Result<T> = std::result::Result<T, LogDeviceError>;
 
@@ -28,7 +32,7 @@ pub struct Recovered {
     pub records: u64,
     /// Bytes of the log that they take.
     pub bytes: u64,
-    /// Records that were being written: nobody was told that they are durable.
+    /// Records that were being written: no caller was told that they are durable.
     pub torn: u64,
 }
 
@@ -56,18 +60,19 @@ pub(super) fn open(
     options: LogDeviceOptions,
 ) -> Result<(Core, Recovered)> {
     let geometry = geometry_over(backing.geometry())?;
-    check_room(&pool, &binding, geometry)?;
+    check_size(&pool, &binding, geometry)?;
     let found = find(&pool, &binding, geometry, options.adopt_foreign)?;
     // Where the pool is a sparse file: no store may end in a full file system.
     pool.region().allocate(pool.region_offset(0), pool.ring_bytes())?;
     pool.set_session(NO_BOOT)?;
     let log = Log::start_with_records(pool, SharedMemory::anonymous(CONTROL_BYTES)?)?;
-    let Binding { device, inode, identity, .. } = binding;
+    let Definition { device, inode, identity, .. } = binding.definition();
     let file = log.entry_for(&FileKey { device, inode, identity })?;
     let ring_bytes = log.pool().ring_bytes();
     let clean_from_bytes = options.clean_from_bytes.unwrap_or(ring_bytes / 2);
     let core = Core {
-        clean_from_bytes,
+        clean_from_bytes: AtomicU64::new(clean_from_bytes),
+        requests: Requests::default(),
         batch_bytes: (ring_bytes / 8).min(BATCH_BYTES_MAX).min(clean_from_bytes.max(1)),
         log,
         file,
@@ -75,12 +80,12 @@ pub(super) fn open(
         backing,
         geometry,
         index: found.index,
-        versions: (0..VERSIONS).map(|_| AtomicU32::new(0)).collect(),
-        trouble: Trouble::new(),
+        versions: VersionLocks::new(VERSIONS_LOG2),
+        ledger: Ledger::new("the log"),
+        blocked: Blocked::default(),
         cleaning: Mutex::new(Scratch::default()),
         defined_end: AtomicU64::new(0),
-        has_thread: AtomicBool::new(false),
-        stopping: AtomicBool::new(false),
+        waker: Arc::new(Waker::new(u32::from(!options.no_thread))),
     };
     core.adopt(found.definition)?;
     Ok((core, found.recovered))
@@ -93,8 +98,9 @@ fn geometry_over(backing: Geometry) -> Result<Geometry> {
     Ok(Geometry { atomic_block: true, volatile_cache: false, fast_zero: true, ..backing })
 }
 
-/// The part of the log that users' data leaves free must hold two definitions, and a record at least a block.
-fn check_room(pool: &LogPool, binding: &Binding, geometry: Geometry) -> Result<()> {
+/// The part of the log that users' data leaves free must hold two definitions, and a record at
+/// least a block.
+fn check_size(pool: &LogPool, binding: &Binding, geometry: Geometry) -> Result<()> {
     let least = (32 * 2 * binding.record_bytes()).max(4 * u64::from(geometry.block_bytes));
     let found_bytes = pool.ring_bytes();
     if found_bytes < least {
@@ -127,7 +133,7 @@ fn find(pool: &LogPool, binding: &Binding, geometry: Geometry, adopt: bool) -> R
     Ok(found)
 }
 
-/// Whether the log has records that are to be brought to the backing that `binding` names.
+/// Whether the log has records that are to be destaged to the backing that `binding` names.
 ///
 /// # Errors
 /// The log cannot be read.
@@ -156,7 +162,7 @@ fn definitions(pool: &LogPool, headers: &[Header]) -> Result<HashMap<u64, Define
     Ok(defined)
 }
 
-/// The error for records that are not this device's.
+/// The error for records of another device, or of files.
 fn foreign(headers: &[Header], file: u64, defined: &HashMap<u64, Defined>) -> LogDeviceError {
     let is_data = |header: &&Header| header.kind != RecordKind::Define;
     let is_block = |header: &Header| matches!(header.kind, RecordKind::Write | RecordKind::Zero);
@@ -203,7 +209,8 @@ impl Binding {
 }
 
 impl Core {
-    /// Goes on with the device's definition, or makes one. A log without room for the next one is emptied first.
+    /// Goes on with the device's definition, or makes one. A log without space for the next one is
+    /// emptied first.
     fn adopt(&self, definition: Option<Defined>) -> Result<()> {
         let entry = table::entry(&self.log.control, self.file.index);
         let mut is_ours = false;

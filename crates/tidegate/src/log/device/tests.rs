@@ -1,14 +1,18 @@
-//! The log as a device, in one process: what it promises, what its backing sees, and what it keeps from it.
+//! The log as a device, in one process: what it promises, what its backing sees, and what it keeps
+//! from it.
+
+use std::sync::mpsc::{Receiver, channel};
 
 use proptest::prelude::*;
 
 use super::super::{LogOptions, create};
 use super::*;
-use crate::device::Op;
 use crate::device::conformance::{self, Model, Promises};
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
+use crate::device::{IoBuffer, Op, OwnedOperation};
 use crate::pmem::{Counters, Region};
+use crate::tier::Tier;
 
 const POOL_BYTES: u64 = 1 << 20;
 const BLOCK: usize = 4096;
@@ -57,7 +61,9 @@ fn read(device: &dyn BlockDevice, lba: usize) -> u8 {
 fn it_conforms() {
     for options in [LogDeviceOptions::default(), without_thread()] {
         let device = try_open(&region(), &backing(), 1, options).unwrap();
-        conformance::check(&device, Promises { whole_blocks: true, ..Promises::default() });
+        let promises = Promises { whole_blocks: true, ..Promises::default() };
+        conformance::check(&device, promises);
+        conformance::check_started(&(Arc::new(device) as _), promises);
     }
     for block_bytes in [512, 1024] {
         let backing = Arc::new(MemoryDevice::new(block_bytes, 2048).unwrap());
@@ -77,11 +83,11 @@ fn a_write_costs_one_fence_and_is_there_after_reopening() {
     let expected = Counters { fences: 1, bytes_streamed: 64 + 4096, ..spent };
     assert_eq!((spent, spent.lines_written_back), (expected, 0));
     drop(device);
-    assert_eq!(read(backing.as_ref(), 1), 0, "nothing was brought home");
+    assert_eq!(read(backing.as_ref(), 1), 0, "nothing was destaged");
     let device = open(&region, &backing);
     assert_eq!((read(&device, 0), read(&device, 1), read(&device, 2)), (1, 2, 0));
     assert_eq!(device.recovered().records, 2);
-    device.shutdown().unwrap();
+    device.drain().unwrap();
     assert_eq!((read(backing.as_ref(), 0), read(backing.as_ref(), 1)), (1, 2));
     assert_eq!(device.core.log.pool().session().unwrap(), None, "closed");
     drop(device);
@@ -100,14 +106,14 @@ fn a_hot_block_reaches_the_backing_once() {
         write(&device, 7, round).unwrap();
         write(&device, 8, round).unwrap();
     }
-    device.shutdown().unwrap();
+    device.drain().unwrap();
     let recorded = device.core.log.stats().total(Counter::CleanerSyncs);
     assert_eq!(recorded, 1, "one batch");
     assert_eq!((read(&device, 7), read(below.as_ref(), 8)), (99, 99));
 }
 
 #[test]
-fn a_log_that_is_full_is_cleaned_by_who_fills_it_or_by_the_thread() {
+fn a_full_log_is_cleaned_by_its_writers_or_by_the_thread() {
     for options in [LogDeviceOptions::default(), without_thread()] {
         let (region, backing) = (region(), backing());
         let device = try_open(&region, &backing, 1, options).unwrap();
@@ -150,7 +156,7 @@ fn zeroes_of_any_length_cost_one_small_record_and_come_back() {
     drop(device);
     let device = try_open(&region, &backing, 1, without_thread()).unwrap();
     assert_eq!(look(&device), [0, 2, 0, 9]);
-    device.shutdown().unwrap();
+    device.drain().unwrap();
     assert_eq!(look(&device), [0, 2, 0, 9]);
     assert_eq!([5, 6, 999, 1000].map(|lba| read(backing.as_ref(), lba)), [0, 2, 0, 9]);
 }
@@ -164,7 +170,7 @@ fn a_backing_that_fails_loses_nothing_and_is_reported_and_tried_again() {
             let device = try_open(&region, &below, 1, without_thread()).unwrap();
             (0..50).for_each(|lba| write(&device, lba, 1).unwrap());
             below.add(Rule::new(&[op], When::Always, Effect::Fail(kind)));
-            assert_eq!(device.shutdown().unwrap_err().kind(), kind);
+            assert_eq!(device.drain().unwrap_err().kind(), kind);
             assert_eq!(device.flush().unwrap_err().kind(), kind);
             device.flush().unwrap();
             // The log goes on until it is full, and then says why it takes no more.
@@ -173,7 +179,7 @@ fn a_backing_that_fails_loses_nothing_and_is_reported_and_tried_again() {
             assert_eq!((read(&device, 7), read(&device, 60)), (1, 2));
             below.heal();
             write(&device, 1000, 3).unwrap();
-            device.shutdown().unwrap();
+            device.drain().unwrap();
             assert_eq!([7, 60, 1000].map(|lba| read(below.as_ref(), lba)), [1, 2, 3]);
             let _ = device.flush();
             device.flush().unwrap();
@@ -201,6 +207,20 @@ fn the_thread_tries_a_failing_backing_again() {
 }
 
 #[test]
+fn the_thread_is_idle_while_the_log_is_less_than_half_full() {
+    let (region, backing) = (region(), backing());
+    let device = open(&region, &backing);
+    (0..50).for_each(|lba| write(&device, lba, 1).unwrap());
+    device.core.waker.await_all_idle();
+    assert_eq!(device.core.log.stats().total(Counter::CleanerSyncs), 0);
+    (50..200).for_each(|lba| write(&device, lba, 1).unwrap());
+    while device.core.used_bytes() > POOL_BYTES / 2 {
+        std::thread::yield_now();
+    }
+    device.core.waker.await_all_idle();
+}
+
+#[test]
 fn a_backing_that_hangs_holds_up_only_a_full_log() {
     let below = Arc::new(Fault::new(backing(), 1));
     let options =
@@ -213,7 +233,7 @@ fn a_backing_that_hangs_holds_up_only_a_full_log() {
     assert_eq!(read(&device, 3), 6);
     device.flush().unwrap();
     below.release();
-    device.shutdown().unwrap();
+    device.drain().unwrap();
     assert_eq!(read(below.as_ref(), 99), 6);
 }
 
@@ -228,9 +248,10 @@ fn a_log_with_records_for_another_backing_is_refused() {
     let small = Arc::new(MemoryDevice::new(4096, 1).unwrap());
     let refused = try_open(&region, &small, 1, LogDeviceOptions::default()).err().unwrap();
     assert!(matches!(refused, LogDeviceError::Misfit { offset: 4096, .. }), "{refused}");
-    // Once all of it is home, another backing may have the log; by force, at once, with what is in it.
+    // Once all of it is destaged, another backing may have the log; by force, at once, with its
+    // records.
     let device = open(&region, &one);
-    device.shutdown().unwrap();
+    device.drain().unwrap();
     drop(device);
     let device = open(&region, &one);
     assert_eq!(read(&device, 1), 1);
@@ -248,7 +269,7 @@ fn a_log_with_records_for_another_backing_is_refused() {
 }
 
 #[test]
-fn a_log_full_to_the_brim_opens() {
+fn a_log_without_free_space_opens() {
     let (region, backing) = (region(), backing());
     let below = Arc::new(Fault::new(Arc::clone(&backing) as Arc<dyn BlockDevice>, 1));
     let device = try_open(&region, &below, 1, without_thread()).unwrap();
@@ -348,7 +369,7 @@ proptest! {
                     device = try_open(&region, &below, 1, options).unwrap();
                 }
                 Step::Shutdown => {
-                    let _ = device.shutdown();
+                    let _ = device.drain();
                 }
                 Step::Fail => {
                     let effect = Effect::Short { blocks: 3, kind: DeviceErrorKind::Io };
@@ -358,9 +379,137 @@ proptest! {
             }
         }
         below.heal();
-        device.shutdown().unwrap();
+        device.drain().unwrap();
         let mut data = vec![0; 400 * 512];
         below.read(0, &mut data).unwrap();
         model.read(0, &data);
     }
+}
+
+fn write_at_once(device: &LogDevice, lba: usize, byte: u8) -> Option<Result<()>> {
+    let (data, flags) = ([byte; BLOCK], WriteFlags::default());
+    let mut write = Operation::Write { offset: (lba * BLOCK) as u64, data: &data, flags };
+    device.attempt(&mut write, Context::default()).done()
+}
+
+fn read_at_once(device: &LogDevice, lba: usize) -> Option<u8> {
+    let mut block = [0; BLOCK];
+    let mut read = Operation::Read { offset: (lba * BLOCK) as u64, buf: &mut block };
+    let done = device.attempt(&mut read, Context::default()).done();
+    done.map(|result| result.map(|()| block[0]).unwrap())
+}
+
+fn start(device: &Arc<LogDevice>, operation: OwnedOperation) -> Receiver<(u8, Result<()>)> {
+    let (told, ended) = channel();
+    let completion = move |operation: OwnedOperation, result| {
+        let first = operation.into_buffer().map_or(0, |buffer| buffer.data()[0]);
+        told.send((first, result)).unwrap();
+    };
+    Arc::clone(device).start(AsyncRequest::new(operation, Context::default(), completion));
+    ended
+}
+
+fn write_of(lba: usize, byte: u8) -> OwnedOperation {
+    let mut buffer = IoBuffer::new(BLOCK);
+    buffer.data_mut().fill(byte);
+    OwnedOperation::Write { offset: (lba * BLOCK) as u64, buffer, flags: WriteFlags::default() }
+}
+
+/// A log before a backing all of whose requests hang.
+fn before_hung() -> (Arc<LogDevice>, Arc<Fault>) {
+    let below = Arc::new(Fault::new(backing(), 1));
+    let device = Arc::new(open(&region(), &below));
+    below.add(Rule::new(&[], When::Always, Effect::Hang));
+    (device, below)
+}
+
+#[test]
+fn what_the_log_holds_never_waits_for_the_backing() {
+    let (device, below) = before_hung();
+    assert!(write_at_once(&device, 3, 7).unwrap().is_ok());
+    assert_eq!(read_at_once(&device, 3), Some(7));
+    assert_eq!(read_at_once(&device, 4), None, "only the backing has it");
+    let (offset, len, flags) = (BLOCK as u64, 2 * BLOCK as u64, ZeroFlags::default());
+    let mut zero = Operation::WriteZeroes { offset, len, flags };
+    assert!(device.attempt(&mut zero, Context::default()).done().unwrap().is_ok());
+    assert_eq!(read_at_once(&device, 2), Some(0));
+    assert!(device.attempt(&mut Operation::Flush, Context::default()).done().unwrap().is_ok());
+    below.heal();
+}
+
+/// More reads than there are threads wait in the backing together.
+#[test]
+fn reads_of_the_backing_wait_without_a_thread() {
+    let (device, below) = before_hung();
+    let reads: Vec<_> = (0..100_u64)
+        .map(|lba| {
+            let buffer = IoBuffer::new(BLOCK);
+            start(&device, OwnedOperation::Read { offset: lba * BLOCK as u64, buffer })
+        })
+        .collect();
+    below.wait_until_hung(100);
+    below.heal();
+    below.release();
+    for read in reads {
+        let (byte, result) = read.recv().unwrap();
+        assert_eq!((byte, result.is_ok()), (0, true));
+    }
+}
+
+/// Writers that find the log full wait without a thread, and go on in their order when it is cleaned.
+#[test]
+fn blocked_writers_wait_without_a_thread() {
+    let (device, below) = before_hung();
+    let mut count = 0;
+    while let Some(result) = write_at_once(&device, count, 1) {
+        result.unwrap();
+        count += 1;
+    }
+    let blocked: Vec<_> = (0..100).map(|_| start(&device, write_of(5, 2))).collect();
+    let last = start(&device, write_of(5, 3));
+    assert!(blocked.iter().all(|ended| ended.try_recv().is_err()));
+    // A write that comes later waits for those that came before.
+    assert!(write_at_once(&device, 6, 9).is_none());
+    below.heal();
+    below.release();
+    for ended in blocked.iter().chain([&last]) {
+        assert!(ended.recv().unwrap().1.is_ok());
+    }
+    assert_eq!(read(&*device, 5), 3);
+}
+
+#[test]
+fn blocked_writers_fail_with_the_backing() {
+    let below = Arc::new(Fault::new(backing(), 1));
+    let device = Arc::new(open(&region(), &below));
+    let failing = Rule::new(&[Op::Write], When::Always, Effect::Fail(DeviceErrorKind::NoSpace));
+    below.add(failing);
+    let mut count = 0;
+    while write_at_once(&device, count, 1).is_some() {
+        count += 1;
+    }
+    let ended = start(&device, write_of(5, 2));
+    let error = ended.recv().unwrap().1.unwrap_err();
+    assert_eq!(error.kind(), DeviceErrorKind::NoSpace);
+    below.heal();
+    assert_eq!(read(&*device, 5), 1);
+}
+
+/// The device goes on by itself without its thread: what was blocked is written, by cleaning.
+#[test]
+fn blocked_writers_end_with_the_thread() {
+    let (device, below) = before_hung();
+    let mut count = 0;
+    while write_at_once(&device, count, 1).is_some() {
+        count += 1;
+    }
+    let ended: Vec<_> = (0..50).map(|lba| start(&device, write_of(lba, 2))).collect();
+    below.wait_until_hung(1);
+    below.heal();
+    std::thread::scope(|scope| {
+        let shutdown = scope.spawn(|| device.drain());
+        below.release();
+        shutdown.join().unwrap().unwrap();
+    });
+    assert!(ended.into_iter().all(|ended| ended.recv().unwrap().1.is_ok()));
 }

@@ -9,7 +9,7 @@ fn made() -> (Region, Superblock) {
     let region = Region::anonymous(POOL_BYTES).unwrap();
     erase(&region).unwrap();
     let uuid = Uuid::from_u128(0x1234);
-    let mut superblock = Superblock::plan(&region, Engine::Raw, uuid, 512).unwrap();
+    let mut superblock = Superblock::plan(&region, EngineCode(1), uuid, 512).unwrap();
     superblock.write(&region).unwrap();
     (region, superblock)
 }
@@ -124,7 +124,7 @@ fn the_second_copy_is_durable_before_the_first_is_touched() {
     }
     let order = Arc::new(Order::default());
     let region = Region::anonymous(POOL_BYTES).unwrap().observed(Arc::clone(&order) as _);
-    Superblock::plan(&region, Engine::Raw, Uuid::nil(), 512).unwrap().write(&region).unwrap();
+    Superblock::plan(&region, EngineCode(1), Uuid::nil(), 512).unwrap().write(&region).unwrap();
     let expected = [&format!("4096 at {SECOND}"), "fence", "4096 at 0", "fence"];
     assert_eq!(*order.0.lock().unwrap(), expected);
 }
@@ -215,7 +215,7 @@ fn regions_without_room_are_refused() {
         let region = Region::anonymous(bytes).unwrap();
         assert!(matches!(Superblock::read(&region), Err(PoolError::NotAPool { .. })));
         assert!(matches!(erase(&region), Err(PoolError::TooSmall { .. })));
-        let plan = Superblock::plan(&region, Engine::Raw, Uuid::nil(), 512);
+        let plan = Superblock::plan(&region, EngineCode(1), Uuid::nil(), 512);
         assert!(matches!(plan, Err(PoolError::TooSmall { .. })));
     }
 }

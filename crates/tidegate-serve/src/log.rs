@@ -22,19 +22,19 @@ struct Bucket {
 }
 
 /// A log with a limited rate.
-pub(super) struct Log {
+pub(crate) struct Log {
     sink: LogSink,
     bucket: Mutex<Bucket>,
 }
 
 impl Log {
-    pub(super) fn new(sink: LogSink) -> Self {
+    pub(crate) fn new(sink: LogSink) -> Self {
         let bucket = Bucket { lines: BURST, filled: Instant::now(), suppressed: 0 };
         Self { sink, bucket: Mutex::new(bucket) }
     }
 
     /// Writes a line, unless there were too many; then the next one tells how many are missing.
-    pub(super) fn line(&self, text: &str) {
+    pub(crate) fn line(&self, text: &str) {
         let Some(suppressed) = self.bucket.lock().take(Instant::now()) else { return };
         let text: String = text.chars().take(MAX_LINE_CHARS).collect();
         match suppressed {

@@ -4,8 +4,9 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use super::super::phases::Phase;
+use super::super::still_dirty;
+use super::core::{Core, SetGuard};
 use super::replacement::Replacement;
-use super::runtime::{Core, SetGuard};
 use super::set::FlushStep;
 use crate::device::{BlockDevice, DeviceError, Extent, Result, WriteFlags};
 use crate::sync::Ordering;
@@ -78,7 +79,7 @@ impl<R: Replacement> Core<R> {
         for (index, &slot) in batch.run.iter().enumerate() {
             let failure = failures.iter().find(|(failed, _)| *failed == index);
             if let Some((_, error)) = failure {
-                self.faults.record(lba + index as u64, error);
+                self.ledger.record(Some(lba + index as u64), error);
             }
             set.set().written_back(slot, failure.is_none(), free == Some(slot));
         }
@@ -86,8 +87,8 @@ impl<R: Replacement> Core<R> {
         failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
     }
 
-    /// Writes the batch, which begins with `lba`, in one request; where that fails, each block alone, so that a bad
-    /// block fails alone. Returns which failed, by their index, and why.
+    /// Writes the batch, which begins with `lba`, in one request; where that fails, each block
+    /// alone, so that a bad block fails alone. Returns which failed, by their index, and why.
     fn write_run(
         &self,
         first_slot: u32,
@@ -119,46 +120,47 @@ impl<R: Replacement> Core<R> {
 
     /// Makes every write acknowledged before the call durable.
     ///
-    /// The call ends an epoch. A write acknowledged earlier read the epoch's number before, so its slot has that number
-    /// or a lower one; no slot that becomes dirty later has.
+    /// The call ends an epoch. A write acknowledged earlier read the epoch's number before, so its
+    /// slot has that number or a lower one; no slot that becomes dirty later has.
     pub(super) fn flush(&self) -> Result<()> {
         let mut operation = self.recorder.begin();
         operation.enter(Phase::Flush);
         let upto = self.epoch.fetch_add(1, Ordering::SeqCst);
-        // Every set is settled, also after a failure.
-        let settled =
-            (0..self.sets()).map(|number| self.settle_set(number, upto)).fold(Ok(()), Result::and);
+        // Every set is drained, also after a failure.
+        let drained =
+            (0..self.sets()).map(|number| self.drain_set(number, upto)).fold(Ok(()), Result::and);
         let flushed = self.below.request(|below| below.flush());
-        self.faults.report().and(settled).and(flushed)
+        self.ledger.report().and(drained).and(flushed)
     }
 
-    /// Writes back what set `number` holds of epochs up to `upto`: what failed before once more, then the rest.
-    fn settle_set(&self, number: usize, upto: u64) -> Result<()> {
+    /// Writes back what set `number` holds of epochs up to `upto`: what failed before once more,
+    /// then the rest.
+    fn drain_set(&self, number: usize, upto: u64) -> Result<()> {
         let mut set = self.lock(number);
         let mut batch = Batch::of_thread();
         for lba in set.set().failed_upto(upto) {
             // What fails again is found at the end.
-            let _ = self.settle(&mut set, &mut batch, lba);
+            let _ = self.drain_block(&mut set, &mut batch, lba);
         }
         loop {
             match set.set().flush_step(upto, &mut batch.run) {
                 FlushStep::Done => break,
                 FlushStep::Wait => set.wait(),
-                // The same.
+                // What fails again is found at the end.
                 FlushStep::WriteBack => drop(self.write_back(&mut set, &mut batch, None)),
             }
         }
         let failed = set.set().failed_upto(upto);
-        failed.first().map_or(Ok(()), |&lba| Err(self.faults.stuck(lba)))
+        failed.first().map_or(Ok(()), |&lba| Err(still_dirty(&self.ledger, lba)))
     }
 
     /// Returns when the version of `lba` that is cached now, or a later one, is below.
     ///
     /// # Errors
     /// It was tried, and failed.
-    fn settle(&self, set: &mut SetGuard<'_, R>, batch: &mut Batch, lba: u64) -> Result<()> {
+    fn drain_block(&self, set: &mut SetGuard<'_, R>, batch: &mut Batch, lba: u64) -> Result<()> {
         loop {
-            match set.set().settle_step(lba, &mut batch.run) {
+            match set.set().drain_step(lba, &mut batch.run) {
                 FlushStep::Done => return Ok(()),
                 FlushStep::Wait => set.wait(),
                 FlushStep::WriteBack => break,
@@ -166,16 +168,16 @@ impl<R: Replacement> Core<R> {
         }
         // Neighbours that were written with it may have failed without it.
         let _ = self.write_back(set, batch, None);
-        if set.set().has_failed(lba) { Err(self.faults.stuck(lba)) } else { Ok(()) }
+        if set.set().has_failed(lba) { Err(still_dirty(&self.ledger, lba)) } else { Ok(()) }
     }
 
-    /// Settles what is cached of `lbas` in set `number`, and then, where `forget`, gives it up.
-    fn settle_cached(&self, number: usize, lbas: &Range<u64>, forget: bool) -> Result<()> {
+    /// Writes back what is cached of `lbas` in set `number`, and then, where `forget`, gives it up.
+    fn drain_cached(&self, number: usize, lbas: &Range<u64>, forget: bool) -> Result<()> {
         let mut set = self.lock(number);
         let mut batch = Batch::of_thread();
         let mut result = Ok(());
         for lba in set.set().cached_in(lbas) {
-            result = result.and(self.settle(&mut set, &mut batch, lba));
+            result = result.and(self.drain_block(&mut set, &mut batch, lba));
             if forget {
                 set.set().forget(lba);
             }
@@ -189,10 +191,10 @@ impl<R: Replacement> Core<R> {
     /// # Errors
     /// They are not, or a write-back failed since the last report.
     pub(super) fn make_durable(&self, lbas: Range<u64>) -> Result<()> {
-        let settle = |lba| self.settle_cached(self.set_of(lba), &(lba..lba + 1), false);
-        let settled = lbas.map(settle).fold(Ok(()), Result::and);
+        let drain = |lba| self.drain_cached(self.set_of(lba), &(lba..lba + 1), false);
+        let drained = lbas.map(drain).fold(Ok(()), Result::and);
         let flushed = self.below.request(|below| below.flush());
-        self.faults.report().and(settled).and(flushed)
+        self.ledger.report().and(drained).and(flushed)
     }
 
     /// Changes blocks by `change` below, not through the cache. Writes to them wait meanwhile.
@@ -210,10 +212,10 @@ impl<R: Replacement> Core<R> {
         for &number in &sets {
             self.lock(number).set().close(lbas.clone());
         }
-        let settle = |&number: &usize| self.settle_cached(number, &lbas, true);
-        let settled = sets.iter().map(settle).fold(Ok(()), Result::and);
+        let drain = |&number: &usize| self.drain_cached(number, &lbas, true);
+        let drained = sets.iter().map(drain).fold(Ok(()), Result::and);
         operation.enter(Phase::Bypass);
-        let changed = settled.and_then(|()| self.below.request(change));
+        let changed = drained.and_then(|()| self.below.request(change));
         for &number in &sets {
             let mut set = self.lock(number);
             set.set().open(&lbas);
@@ -226,8 +228,8 @@ impl<R: Replacement> Core<R> {
     pub(super) fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.geometry.check(offset, len)?;
         let lbas = self.lba_of(offset)..self.lba_of(offset + len);
-        let settle = |number| self.settle_cached(number, &lbas, false);
-        self.sets_of(&lbas).into_iter().map(settle).fold(Ok(()), Result::and)?;
+        let drain = |number| self.drain_cached(number, &lbas, false);
+        self.sets_of(&lbas).into_iter().map(drain).fold(Ok(()), Result::and)?;
         self.below.request(|below| below.status(offset, len, most))
     }
 

@@ -14,7 +14,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::ServeError;
+use crate::ServeError;
 
 /// Waiting connections that the system keeps for us.
 const BACKLOG: i32 = 128;
@@ -67,7 +67,7 @@ impl fmt::Display for ListenAddress {
 }
 
 /// A listening socket.
-pub(super) struct Listener {
+pub(crate) struct Listener {
     socket: OwnedFd,
     address: ListenAddress,
     file: Option<SocketFile>,
@@ -78,7 +78,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`ServeError::InUse`] or [`ServeError::Io`].
-    pub(super) fn bind(address: &ListenAddress) -> Result<Self, ServeError> {
+    pub(crate) fn bind(address: &ListenAddress) -> Result<Self, ServeError> {
         match address {
             ListenAddress::Unix(path) => Self::bind_unix(path),
             ListenAddress::Tcp { host, port } => Self::bind_tcp(host, *port),
@@ -113,12 +113,12 @@ impl Listener {
     }
 
     /// Where it listens; the port is the one that the system chose.
-    pub(super) fn address(&self) -> &ListenAddress {
+    pub(crate) fn address(&self) -> &ListenAddress {
         &self.address
     }
 
     /// Takes a waiting connection, nonblocking, and says who it is.
-    pub(super) fn accept(&self) -> rustix::io::Result<(OwnedFd, String)> {
+    pub(crate) fn accept(&self) -> rustix::io::Result<(OwnedFd, String)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (socket, peer) = rustix::net::acceptfrom_with(&self.socket, flags)?;
         match (&self.address, peer) {

@@ -1,8 +1,10 @@
-//! The edge to `io_uring`: transfers of whole batches, and the only `unsafe` of the devices.
+//! The edge to `io_uring`, and the only `unsafe` of the devices: transfers of whole batches here,
+//! transfers that own their memory in `flights`.
 //!
-//! Invariant on which every `unsafe` here rests: [`Ring::run`] borrows the memory of its jobs and does not return, and
-//! cannot unwind, before the kernel has completed every transfer that it accepted. What the kernel did not accept is
-//! in the submission queue only, and goes away with the ring, which a failed [`Ring::run`] tells its caller to drop.
+//! Invariant on which every `unsafe` here rests: [`Ring::run`] borrows the memory of its jobs and
+//! does not return, and cannot unwind, before the kernel has completed every transfer that it
+//! accepted. What the kernel did not accept is in the submission queue only, and goes away with the
+//! ring, which a failed [`Ring::run`] tells its caller to drop.
 
 #![expect(
     unsafe_code,
@@ -15,18 +17,25 @@ use std::os::fd::AsRawFd;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
+mod flights;
+
+pub(super) use flights::Flights;
+
 /// Entries of a ring: the most transfers in the kernel at once for one batch.
 const ENTRIES: u32 = 64;
 
-/// The most bytes of one transfer: well under the kernel's limit of 2 GiB - 4 KiB, and a multiple of every block size.
+/// The most bytes of one transfer: well under the kernel's limit of 2 GiB - 4 KiB, and a multiple
+/// of every block size.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
-/// Memory of a transfer.
+/// What a transfer moves.
 pub(super) enum Memory<'a> {
     /// Read from the file into this.
     Read(&'a mut [u8]),
     /// Write this to the file, and force it to the medium if asked.
     Write(&'a [u8], Force),
+    /// Nothing: make what was written durable.
+    Sync,
 }
 
 /// Whether a write is to be durable when it completes.
@@ -36,10 +45,16 @@ pub(super) enum Force {
     Yes,
 }
 
-/// One transfer and how far it got.
+/// One transfer of a batch.
 pub(super) struct Job<'a> {
-    offset: u64,
     memory: Memory<'a>,
+    transfer: Transfer,
+}
+
+/// How far a transfer got.
+struct Transfer {
+    offset: u64,
+    len: usize,
     done: usize,
     /// Let the kernel block for it on a thread of its own: set after it said "again".
     blocking: bool,
@@ -60,51 +75,62 @@ pub(super) enum Stop {
 
 impl<'a> Job<'a> {
     pub(super) fn new(offset: u64, memory: Memory<'a>) -> Self {
-        Self { offset, memory, done: 0, blocking: false, end: None }
+        let transfer = Transfer::new(offset, memory.len());
+        Self { memory, transfer }
     }
 
     /// How it ended; a job that never ran failed with its ring.
     pub(super) fn end(&self) -> Result<(), Stop> {
-        self.end.unwrap_or(Err(Stop::Os(Errno::IO)))
+        self.transfer.end.unwrap_or(Err(Stop::Os(Errno::IO)))
     }
+}
 
+impl Memory<'_> {
     fn len(&self) -> usize {
-        match &self.memory {
-            Memory::Read(buf) => buf.len(),
-            Memory::Write(data, _) => data.len(),
+        match self {
+            Self::Read(buf) => buf.len(),
+            Self::Write(data, _) => data.len(),
+            Self::Sync => 0,
         }
     }
 
-    /// The entry that moves what is left.
-    fn entry(&mut self, file: &File) -> squeue::Entry {
+    /// The entry that moves what is left of `transfer`.
+    fn entry(&mut self, file: &File, transfer: &Transfer) -> squeue::Entry {
         let fd = types::Fd(file.as_raw_fd());
-        let at = self.offset + self.done as u64;
-        let entry = match &mut self.memory {
-            Memory::Read(buf) => {
-                let rest = &mut buf[self.done..];
+        let at = transfer.offset + transfer.done as u64;
+        let entry = match self {
+            Self::Read(buf) => {
+                let rest = &mut buf[transfer.done..];
                 opcode::Read::new(fd, rest.as_mut_ptr(), clamp(rest.len())).offset(at).build()
             }
-            Memory::Write(data, force) => {
-                let rest = &data[self.done..];
+            Self::Write(data, force) => {
+                let rest = &data[transfer.done..];
                 let flags = if *force == Force::Yes { libc::RWF_DSYNC } else { 0 };
                 opcode::Write::new(fd, rest.as_ptr(), clamp(rest.len()))
                     .offset(at)
                     .rw_flags(flags)
                     .build()
             }
+            Self::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         };
-        if self.blocking { entry.flags(squeue::Flags::ASYNC) } else { entry }
+        if transfer.blocking { entry.flags(squeue::Flags::ASYNC) } else { entry }
+    }
+}
+
+impl Transfer {
+    fn new(offset: u64, len: usize) -> Self {
+        Self { offset, len, done: 0, blocking: false, end: None }
     }
 
-    /// Takes a completion in; true when the job is over. A transfer that stopped inside a unit of `unit` bytes, which
-    /// `O_DIRECT` cannot continue, is continued at that unit's start.
+    /// Takes a completion in; true when the transfer is over. One that stopped inside a unit of
+    /// `unit` bytes, which `O_DIRECT` cannot continue, is continued at that unit's start.
     fn complete(&mut self, result: i32, unit: usize) -> bool {
         match usize::try_from(result) {
             Ok(moved) => {
-                let reached = (self.done + moved).min(self.len());
-                let whole = if reached == self.len() { reached } else { reached - reached % unit };
+                let reached = (self.done + moved).min(self.len);
+                let whole = if reached == self.len { reached } else { reached - reached % unit };
                 self.end = match whole {
-                    whole if whole == self.len() => Some(Ok(())),
+                    whole if whole == self.len => Some(Ok(())),
                     whole if whole == self.done => Some(Err(Stop::Ended { done: whole })),
                     _ => None,
                 };
@@ -135,7 +161,8 @@ impl Ring {
         ring.map(|ring| Self { ring }).map_err(|error| super::errno_of(&error))
     }
 
-    /// Runs every job to its end. On an error the ring is of no more use; jobs without an end did not run whole.
+    /// Runs every job to its end. On an error the ring is of no more use; jobs without an end did
+    /// not run whole.
     pub(super) fn run(
         &mut self,
         file: &File,
@@ -159,9 +186,10 @@ impl Ring {
         while flight.pushed < ENTRIES as usize {
             let Some(index) = flight.queue.pop() else { return };
             let Some(job) = jobs.get_mut(index) else { continue };
-            let entry = job.entry(file).user_data(index as u64);
-            // SAFETY: the entry points into the memory of `job`, which `run` borrows and which is initialized (it comes
-            // from slices); `run` does not return before the entry completed, or the kernel never saw it.
+            let entry = job.memory.entry(file, &job.transfer).user_data(index as u64);
+            // SAFETY: the entry points into the memory of `job`, which `run` borrows and which is
+            // initialized (it comes from slices); `run` does not return before the entry completed,
+            // or the kernel never saw it.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 flight.queue.push(index);
                 return;
@@ -172,14 +200,7 @@ impl Ring {
 
     /// Hands the submission queue to the kernel and waits for a completion.
     fn enter(&mut self) -> Result<(), Errno> {
-        match self.ring.submit_and_wait(1) {
-            Ok(_) => Ok(()),
-            Err(error) => match super::errno_of(&error) {
-                // The kernel was interrupted, or wants completions taken out first: both are done by the next turn.
-                Errno::INTR | Errno::AGAIN | Errno::BUSY => Ok(()),
-                errno => Err(errno),
-            },
-        }
+        enter(&self.ring)
     }
 
     /// Takes completions out; a job that is not over goes back to the queue.
@@ -188,7 +209,7 @@ impl Ring {
             flight.pushed = flight.pushed.saturating_sub(1);
             let index = usize::try_from(completion.user_data()).unwrap_or(usize::MAX);
             if let Some(job) = jobs.get_mut(index)
-                && !job.complete(completion.result(), unit)
+                && !job.transfer.complete(completion.result(), unit)
             {
                 flight.queue.push(index);
             }
@@ -208,6 +229,19 @@ impl Ring {
     }
 }
 
+/// Hands the submission queue of `ring` to the kernel and waits for a completion.
+fn enter(ring: &IoUring) -> Result<(), Errno> {
+    match ring.submit_and_wait(1) {
+        Ok(_) => Ok(()),
+        Err(error) => match super::errno_of(&error) {
+            // The kernel was interrupted, or wants completions taken out first: both are done by
+            // the next turn.
+            Errno::INTR | Errno::AGAIN | Errno::BUSY => Ok(()),
+            errno => Err(errno),
+        },
+    }
+}
+
 /// What is on its way.
 struct Flight {
     /// Jobs to push, last first.
@@ -224,14 +258,14 @@ mod tests {
 
     fn complete(results: &[i32]) -> (Vec<bool>, Job<'static>) {
         let mut job = Job::new(0, Memory::Write(&[0; 4096], Force::No));
-        let over = results.iter().map(|result| job.complete(*result, UNIT)).collect();
+        let over = results.iter().map(|result| job.transfer.complete(*result, UNIT)).collect();
         (over, job)
     }
 
     #[test]
     fn a_short_transfer_is_continued_at_a_whole_unit() {
         let (over, job) = complete(&[1000]);
-        assert_eq!((over, job.done), (vec![false], 512));
+        assert_eq!((over, job.transfer.done), (vec![false], 512));
         let (over, job) = complete(&[1024, 3072]);
         assert_eq!((over, job.end()), (vec![false, true], Ok(())));
     }
@@ -241,20 +275,20 @@ mod tests {
         for results in [&[0][..], &[100], &[1024, 511]] {
             let (over, job) = complete(results);
             assert_eq!(over.last(), Some(&true), "{results:?}");
-            assert_eq!(job.end(), Err(Stop::Ended { done: job.done }));
+            assert_eq!(job.end(), Err(Stop::Ended { done: job.transfer.done }));
         }
     }
 
     #[test]
     fn more_than_was_asked_for_is_not_believed() {
-        assert_eq!(complete(&[i32::MAX]).1.done, 4096);
+        assert_eq!(complete(&[i32::MAX]).1.transfer.done, 4096);
     }
 
     #[test]
     fn interrupted_and_again_are_tried_again_but_not_for_ever() {
         let (intr, again) = (-libc::EINTR, -libc::EAGAIN);
         let (over, job) = complete(&[intr, intr, again, intr]);
-        assert_eq!((over, job.blocking), (vec![false; 4], true));
+        assert_eq!((over, job.transfer.blocking), (vec![false; 4], true));
         let (over, job) = complete(&[again, again]);
         assert_eq!((over, job.end()), (vec![false, true], Err(Stop::Os(Errno::AGAIN))));
         assert_eq!(complete(&[-libc::ENOSPC]).1.end(), Err(Stop::Os(Errno::NOSPC)));

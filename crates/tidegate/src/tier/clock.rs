@@ -1,4 +1,5 @@
-//! The one place where the DRAM tier reads clocks: to measure itself, never to decide what is correct.
+//! The one place where tiers read clocks: to measure themselves and to rest, never to decide what
+//! is correct.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -6,20 +7,24 @@ use std::time::{Duration, Instant};
 use rustix::time::ClockId;
 
 /// Nanoseconds since some moment before the first call.
-pub(super) fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
-    #[expect(clippy::disallowed_methods, reason = "phases and costs are measured in real time")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "phases, costs and rests are measured in real time"
+    )]
     let now = Instant::now();
     nanoseconds(now.duration_since(*START.get_or_init(|| now)))
 }
 
 /// Nanoseconds that the calling thread has spent on a CPU.
-pub(super) fn thread_cpu_ns() -> u64 {
+pub(crate) fn thread_cpu_ns() -> u64 {
     cpu_ns(ClockId::ThreadCPUTime)
 }
 
-/// Nanoseconds that the threads of this process have spent on CPUs, but for the last few milliseconds.
-pub(super) fn process_cpu_ns() -> u64 {
+/// Nanoseconds that the threads of this process have spent on CPUs, but for the last few
+/// milliseconds.
+pub(crate) fn process_cpu_ns() -> u64 {
     cpu_ns(ClockId::ProcessCPUTime)
 }
 

@@ -5,10 +5,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
-use super::protocol::cmd;
+/// Kinds of requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+    Flush,
+    Trim,
+    Cache,
+    WriteZeroes,
+    BlockStatus,
+}
 
-/// Kinds of requests, in the order of their numbers.
-const KINDS: usize = 8;
+/// Number of [`Kind`]s.
+const KINDS: usize = 7;
 
 /// What a server has done since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -45,11 +55,11 @@ pub struct Statistics {
 
 /// The counters of a server, shared by its threads.
 #[derive(Default)]
-pub(super) struct Counters {
-    pub(super) connections_open: AtomicU64,
-    pub(super) connections: AtomicU64,
-    pub(super) connections_refused: AtomicU64,
-    pub(super) client_faults: AtomicU64,
+pub(crate) struct Counters {
+    pub(crate) connections_open: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    pub(crate) connections_refused: AtomicU64,
+    pub(crate) client_faults: AtomicU64,
     requests: [AtomicU64; KINDS],
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
@@ -58,7 +68,7 @@ pub(super) struct Counters {
 
 impl Counters {
     /// Adds what a connection has counted, and starts its counts anew.
-    pub(super) fn add(&self, tally: &mut Tally) {
+    pub(crate) fn add(&self, tally: &mut Tally) {
         let counters =
             self.requests.iter().chain([&self.read_bytes, &self.written_bytes, &self.errors]);
         let counts =
@@ -75,7 +85,7 @@ impl Counters {
 /// The counts of one connection since it last added them to the server's: no other thread sees them,
 /// so that counting costs next to nothing.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     requests: [u64; KINDS],
     read_bytes: u64,
     written_bytes: u64,
@@ -83,46 +93,45 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// A request of kind `command` was done, with `len` bytes.
-    pub(super) fn done(&mut self, command: u16, len: u32) {
-        if let Some(count) = self.requests.get_mut(usize::from(command)) {
-            *count += 1;
-        }
-        match command {
-            cmd::READ => self.read_bytes += u64::from(len),
-            cmd::WRITE => self.written_bytes += u64::from(len),
+    /// A request was done, with `len` bytes. It has no kind if the server does not know it.
+    pub(crate) fn done(&mut self, kind: Option<Kind>, len: u32) {
+        let Some(kind) = kind else { return };
+        self.requests[kind as usize] += 1;
+        match kind {
+            Kind::Read => self.read_bytes += u64::from(len),
+            Kind::Write => self.written_bytes += u64::from(len),
             _ => {}
         }
     }
 
-    /// A request of kind `command` was answered with an error.
-    pub(super) fn failed(&mut self, command: u16) {
+    /// A request was answered with an error.
+    pub(crate) fn failed(&mut self, kind: Option<Kind>) {
         self.errors += 1;
-        self.done(command, 0);
+        self.done(kind, 0);
     }
 }
 
 /// Where the statistics of a server can be read, while it runs and after.
 #[derive(Clone)]
-pub struct StatisticsSource(pub(super) Arc<Counters>);
+pub struct StatisticsSource(pub(crate) Arc<Counters>);
 
 impl StatisticsSource {
     /// The counts as of now.
     pub fn snapshot(&self) -> Statistics {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let requests = |command: u16| get(&self.0.requests[usize::from(command)]);
+        let requests = |kind: Kind| get(&self.0.requests[kind as usize]);
         Statistics {
             connections_open: get(&self.0.connections_open),
             connections: get(&self.0.connections),
             connections_refused: get(&self.0.connections_refused),
             client_faults: get(&self.0.client_faults),
-            reads: requests(cmd::READ),
-            writes: requests(cmd::WRITE),
-            flushes: requests(cmd::FLUSH),
-            trims: requests(cmd::TRIM),
-            caches: requests(cmd::CACHE),
-            write_zeroes: requests(cmd::WRITE_ZEROES),
-            block_statuses: requests(cmd::BLOCK_STATUS),
+            reads: requests(Kind::Read),
+            writes: requests(Kind::Write),
+            flushes: requests(Kind::Flush),
+            trims: requests(Kind::Trim),
+            caches: requests(Kind::Cache),
+            write_zeroes: requests(Kind::WriteZeroes),
+            block_statuses: requests(Kind::BlockStatus),
             read_bytes: get(&self.0.read_bytes),
             written_bytes: get(&self.0.written_bytes),
             errors: get(&self.0.errors),

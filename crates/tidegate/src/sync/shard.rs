@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 
 /// Threads that get a shard of their own.
-pub(super) const SEATS: usize = 64;
+pub(crate) const SEATS: usize = 64;
 const NONE: usize = usize::MAX;
 
 /// A bit per seat: taken.
@@ -35,7 +35,7 @@ impl Drop for ReturnSeat {
 
 /// The calling thread's seat: below [`SEATS`] its own, [`SEATS`] the shared one.
 #[inline]
-pub(super) fn seat() -> usize {
+pub(crate) fn seat() -> usize {
     let seat = SEAT.get();
     if seat == NONE { take_seat() } else { seat }
 }
@@ -55,11 +55,21 @@ fn free_seat() -> usize {
     taken.map_or(SEATS, |before| before.trailing_ones() as usize)
 }
 
-/// A `T` for each seat, each on cache lines of its own.
-pub(super) struct Shards<T>(Box<[CachePadded<T>]>);
+/// Adds to a counter: by plain load and store where the calling thread is its only writer.
+#[inline]
+pub(crate) fn add(cell: &AtomicU64, count: u64, exclusive: bool) {
+    if exclusive {
+        cell.store(cell.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+    } else {
+        cell.fetch_add(count, Ordering::Relaxed);
+    }
+}
 
-impl<T: Default> Shards<T> {
-    pub(super) fn new() -> Self {
+/// A `T` for each seat, each on cache lines of its own.
+pub(crate) struct Shards<T>(Box<[CachePadded<T>]>);
+
+impl<T: Default> Default for Shards<T> {
+    fn default() -> Self {
         Self((0..=SEATS).map(|_| CachePadded::default()).collect())
     }
 }
@@ -67,19 +77,19 @@ impl<T: Default> Shards<T> {
 impl<T> Shards<T> {
     /// The calling thread's shard, and whether no other thread updates it.
     #[inline]
-    pub(super) fn mine(&self) -> (&T, bool) {
+    pub(crate) fn mine(&self) -> (&T, bool) {
         let seat = seat();
         (&self.0[seat], seat < SEATS)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|padded| &**padded)
     }
 }
 
 /// Held by tests that seat more threads than others could do without.
 #[cfg(test)]
-pub(super) static CROWD: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+pub(crate) static CROWD: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
 #[cfg(test)]
 mod tests {
@@ -118,7 +128,7 @@ mod tests {
     fn only_threads_beyond_the_seats_share_a_shard_and_know_it() {
         const THREADS: usize = SEATS + 8;
         let _alone = CROWD.lock();
-        let shards = Shards::<AtomicU64>::new();
+        let shards = Shards::<AtomicU64>::default();
         let all_seated = Barrier::new(THREADS);
         let mut exclusive: Vec<usize> = std::thread::scope(|scope| {
             let sit = || {

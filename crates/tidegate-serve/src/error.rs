@@ -1,0 +1,37 @@
+//! Errors of servers.
+
+/// Why a server cannot start or go on. Each message names the object and says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// An address is malformed.
+    #[error("{0}")]
+    Address(String),
+    /// Another server or another file is where the server should listen.
+    #[error("{0}")]
+    InUse(String),
+    /// Exports contradict each other or the protocol.
+    #[error("{0}")]
+    Export(String),
+    /// A limit is out of its range.
+    #[error("{0}")]
+    Limit(String),
+    /// A certificate or key cannot be used.
+    #[error("{0}")]
+    Tls(String),
+    /// The operating system refused something.
+    #[error("{context}")]
+    Io {
+        /// What could not be done.
+        context: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl ServeError {
+    pub(crate) fn io(context: &str, source: impl Into<std::io::Error>) -> Self {
+        Self::Io { context: context.into(), source: source.into() }
+    }
+}

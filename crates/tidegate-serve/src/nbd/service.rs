@@ -1,0 +1,18 @@
+//! What all connections of a server share.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::export::Exports;
+use super::{Limits, Tls};
+use crate::statistics::Counters;
+
+/// What a connection needs of its server.
+pub(super) struct Service {
+    pub(super) exports: Arc<Exports>,
+    pub(super) limits: Limits,
+    pub(super) tls: Option<Tls>,
+    pub(super) counters: Arc<Counters>,
+    /// The server takes no more requests.
+    pub(super) stopping: AtomicBool,
+}

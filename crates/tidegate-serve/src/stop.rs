@@ -1,0 +1,35 @@
+//! How any thread stops a server.
+
+use std::sync::Arc;
+
+use rustix::fd::{AsFd, BorrowedFd};
+
+use crate::ServeError;
+use crate::mailbox::Wake;
+
+/// Stops a server from any thread. Copies stop the same server.
+#[derive(Clone)]
+pub struct StopHandle(Arc<Wake>);
+
+impl StopHandle {
+    /// A handle to give to a server's `run`.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn new() -> Result<Self, ServeError> {
+        Ok(Self(Arc::new(Wake::new()?)))
+    }
+
+    /// Asks the server to stop: it takes no more connections and no more requests, finishes those
+    /// that it has received, and returns from its `run`.
+    pub fn stop(&self) {
+        self.0.wake();
+    }
+}
+
+impl AsFd for StopHandle {
+    /// Readable once the server is to stop.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,182 @@
+//! Backings: the devices behind a pool, from a URL to a device and an identity. One file a scheme.
+//!
+//! - `file`: `file:PATH`, `file:///PATH` or a plain path: a file or a block device;
+//! - `null`: `null:SIZE`: a device that keeps nothing, for measurements.
+//!
+//! A new scheme is a file here with a [`Scheme`], and a line of [`SCHEMES`].
+
+mod file;
+mod null;
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::device::{BlockDevice, DeviceError};
+use crate::pool::Glance;
+
+/// All schemes.
+pub static SCHEMES: &[&dyn Scheme] = &[&file::FileScheme, &null::NullScheme];
+
+/// How one kind of backing is named and opened.
+pub trait Scheme: Sync {
+    /// What stands before the colon.
+    fn name(&self) -> &'static str;
+
+    /// The form of its URLs, for messages.
+    fn syntax(&self) -> &'static str;
+
+    /// Checks what follows the colon, and returns it in the form in which it is kept.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    fn parse(&self, rest: &str) -> Result<String, String>;
+
+    /// Opens the backing that `rest`, which was parsed, names for the pool at `pool`, and keeps other programs from it.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    fn open(&self, rest: &str, pool: &Path) -> Result<OpenBacking, BackingError>;
+}
+
+/// A backing as it was opened.
+pub struct OpenBacking {
+    /// The device.
+    pub device: Arc<dyn BlockDevice>,
+    /// What tells it from all others, after a rename or a restart too; never 0.
+    pub identity: u64,
+    /// Its absolute path, or its URL.
+    pub name: Vec<u8>,
+    /// The pool that lies on it, if there is one.
+    pub holds: Option<Glance>,
+    /// Keeps other programs from the device until it is dropped.
+    pub guard: Option<std::fs::File>,
+}
+
+/// Why a backing cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackingError {
+    /// It is the file of the pool.
+    #[error("the backing {url} is the log pool itself: name another file, or a block device")]
+    IsPool {
+        /// The backing.
+        url: String,
+    },
+    /// Another program has it locked.
+    #[error("the backing {url} is in use: another program has it locked, such as `tidegate serve`")]
+    InUse {
+        /// The backing.
+        url: String,
+    },
+    /// It is smaller than a block.
+    #[error("the backing {url} has not one block of {block_bytes} bytes")]
+    Empty {
+        /// The backing.
+        url: String,
+        /// Size of a block in bytes.
+        block_bytes: u32,
+    },
+    /// The system refused.
+    #[error("cannot {action} the backing {url}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The backing.
+        url: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// A backing as `--backing` names it.
+#[derive(Clone)]
+pub struct BackingUrl {
+    scheme: &'static dyn Scheme,
+    rest: String,
+}
+
+impl BackingUrl {
+    /// Opens the backing for the pool at `pool`.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    pub fn open(&self, pool: &Path) -> Result<OpenBacking, BackingError> {
+        let backing = self.scheme.open(&self.rest, pool)?;
+        let geometry = backing.device.geometry();
+        if geometry.blocks == 0 {
+            let (url, block_bytes) = (self.to_string(), geometry.block_bytes);
+            return Err(BackingError::Empty { url, block_bytes });
+        }
+        Ok(backing)
+    }
+}
+
+impl FromStr for BackingUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let of_scheme = SCHEMES.iter().find_map(|scheme| {
+            let rest = text.strip_prefix(scheme.name())?.strip_prefix(':')?;
+            Some((*scheme, rest))
+        });
+        let syntax = || SCHEMES.iter().map(|it| it.syntax()).collect::<Vec<_>>().join(", ");
+        let (scheme, rest) = match of_scheme {
+            Some(found) => found,
+            None if text.contains("://") => {
+                return Err(format!(
+                    "`{text}` is no backing of this release; expected {}",
+                    syntax()
+                ));
+            }
+            None => (&file::FileScheme as &dyn Scheme, text),
+        };
+        let kept = scheme.parse(rest).map_err(|wrong| format!("{wrong}; expected {}", syntax()))?;
+        Ok(Self { scheme, rest: kept })
+    }
+}
+
+impl fmt::Display for BackingUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.scheme.name(), self.rest)
+    }
+}
+
+impl fmt::Debug for BackingUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_and_plain_paths_name_backings() {
+        let shown = |text: &str| text.parse::<BackingUrl>().map(|url| url.to_string());
+        assert_eq!(shown("/a b").unwrap(), "file:/a b");
+        assert_eq!(shown("file:/a b").unwrap(), "file:/a b");
+        assert_eq!(shown("file:///a b").unwrap(), "file:/a b");
+        assert_eq!(shown("x").unwrap(), "file:x");
+        assert_eq!(shown("a:b").unwrap(), "file:a:b");
+        assert_eq!(shown("null:16M").unwrap(), "null:16M");
+        for text in ["", "file:", "file://host/x", "nbd://host/", "null:", "null:lots"] {
+            let error = shown(text).unwrap_err();
+            assert!(error.contains("file:PATH, null:SIZE"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_null_backing_has_its_size() {
+        let url: BackingUrl = "null:1M".parse().unwrap();
+        let backing = url.open(Path::new("/nowhere")).unwrap();
+        assert_eq!(backing.device.geometry().size_bytes(), 1 << 20);
+        assert_eq!((backing.name.as_slice(), backing.holds), (&b"null:1M"[..], None));
+        assert_ne!(backing.identity, 0);
+    }
+}

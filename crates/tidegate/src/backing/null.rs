@@ -1,0 +1,42 @@
+//! `null:SIZE`: a device that takes all writes and keeps none.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{BackingError, OpenBacking, Scheme};
+use crate::device::null::NullDevice;
+use crate::log::identity;
+use crate::size::parse_bytes;
+
+const BLOCK_BYTES: u32 = 4096;
+/// Keeps these identities apart from those of files and disks.
+const NULL_TYPE: i32 = -3;
+
+/// `null:SIZE`.
+pub(super) struct NullScheme;
+
+impl Scheme for NullScheme {
+    fn name(&self) -> &'static str {
+        "null"
+    }
+
+    fn syntax(&self) -> &'static str {
+        "null:SIZE"
+    }
+
+    fn parse(&self, rest: &str) -> Result<String, String> {
+        parse_bytes(rest).map_err(|error| format!("`null:{rest}` has no size: {error}"))?;
+        Ok(rest.to_owned())
+    }
+
+    fn open(&self, rest: &str, _pool: &Path) -> Result<OpenBacking, BackingError> {
+        let blocks = parse_bytes(rest).unwrap_or(0) / u64::from(BLOCK_BYTES);
+        Ok(OpenBacking {
+            device: Arc::new(NullDevice::new(BLOCK_BYTES, blocks)?),
+            identity: identity(0, NULL_TYPE, rest.as_bytes()),
+            name: format!("null:{rest}").into_bytes(),
+            holds: None,
+            guard: None,
+        })
+    }
+}

@@ -1,0 +1,193 @@
+//! The engine `btt` as the registry sees it.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::check::{self, Progress as Step, Report, is_traceable};
+use super::{Btt, BttOptions, Summary, Version, create, largest_fit_bytes, probe, smallest_bytes};
+use crate::device::{BlockDevice, Result};
+use crate::pmem::Region;
+use crate::stats::{Collector, Metric, Unit};
+use crate::tier::engine::{BLOCK_SIZE, block_bytes_of, one_of};
+use crate::tier::{
+    Checked, Description, Engine, EngineCode, EngineError, Level, Line, Opened, Opening,
+    OptionSpec, Options, Plan, Progress, State, Tier, counted, line, memory,
+};
+
+const LBA_SIZE: OptionSpec = OptionSpec {
+    name: "lba-size",
+    value_name: "BYTES",
+    help: "Bytes stored for a block: a block of 512 or 4096 and up to 128 bytes of metadata",
+};
+const VERSION: OptionSpec = OptionSpec {
+    name: "btt-version",
+    value_name: "VERSION",
+    help: "Version of the format: 1.1 is what Linux makes of a raw namespace, 2.0 of a labelled one",
+};
+const RECOVERED_LANES: Metric = Metric::gauge(
+    "btt_recovered_writes",
+    Unit::Count,
+    "Unfinished writes that opening the pool completed",
+);
+
+/// The registry's entry.
+pub struct BttEngine;
+
+impl Engine for BttEngine {
+    fn name(&self) -> &'static str {
+        "btt"
+    }
+
+    fn about(&self) -> &'static str {
+        "atomic blocks"
+    }
+
+    fn options(&self) -> &'static [OptionSpec] {
+        &[BLOCK_SIZE, LBA_SIZE, VERSION]
+    }
+
+    fn plan(&self, options: &Options) -> std::result::Result<Box<dyn Plan>, EngineError> {
+        let asked = block_bytes_of(options, &[512, 4096])?;
+        let lba_bytes = match options.get(LBA_SIZE.name) {
+            Some(text) => one_of(LBA_SIZE.name, text, &super::LBA_SIZES)?,
+            None => asked.unwrap_or(4096),
+        };
+        let block_bytes = if lba_bytes < 4096 { 512 } else { 4096 };
+        if let Some(asked) = asked.filter(|asked| *asked != block_bytes) {
+            return Err(EngineError::Usage(format!(
+                "--lba-size {lba_bytes} holds blocks of {block_bytes} bytes, but --block-size asks for \
+                 {asked}; leave --block-size out or say {block_bytes}"
+            )));
+        }
+        let version = version_of(options.get(VERSION.name).map_or("1.1", String::as_str))?;
+        Ok(Box::new(BttPlan(BttOptions { lba_bytes, version, ..BttOptions::default() })))
+    }
+
+    /// The format is the Linux kernel's.
+    fn code(&self) -> Option<EngineCode> {
+        None
+    }
+
+    fn recognizes(&self, region: &Region) -> std::result::Result<bool, EngineError> {
+        Ok(probe(region).map_err(EngineError::pool)?.is_some())
+    }
+
+    /// A BTT whose first info block is gone is found by the second one.
+    fn is_traceable(&self, region: &Region) -> bool {
+        is_traceable(region)
+    }
+
+    fn describe(&self, region: &Arc<Region>) -> std::result::Result<Description, EngineError> {
+        let summary = Btt::summarize(region).map_err(EngineError::pool)?;
+        Ok(Description {
+            size_bytes: summary.blocks * u64::from(summary.block_bytes),
+            blocks: Some((summary.block_bytes, summary.blocks)),
+            header: json!(summary),
+            lines: lines(&summary),
+        })
+    }
+
+    fn open(&self, opening: Opening) -> std::result::Result<Opened, EngineError> {
+        let btt = Btt::open(opening.region).map_err(EngineError::pool)?;
+        let recovered = counted(btt.summary().recovered_lanes.into(), "unfinished write");
+        Ok(Opened { tier: Arc::new(btt), recovered })
+    }
+
+    fn check(
+        &self,
+        region: Region,
+        repair: bool,
+        progress: &mut dyn FnMut(Progress),
+    ) -> std::result::Result<Checked, EngineError> {
+        let mut show = |Step { done, total }| progress(Progress { done, total });
+        let report = if repair {
+            check::repair(&region, &mut show)
+        } else {
+            check::check(&region, &mut show)
+        };
+        let report = report.map_err(EngineError::pool)?;
+        let (faults, lines) = (report.faults, report_lines(&report));
+        Ok(Checked { faults, report: json!(report), lines })
+    }
+}
+
+fn version_of(text: &str) -> std::result::Result<Version, EngineError> {
+    match text {
+        "1.1" => Ok(Version::V1_1),
+        "2.0" => Ok(Version::V2_0),
+        _ => Err(EngineError::Usage(format!("--btt-version is {text}; expected 1.1 or 2.0"))),
+    }
+}
+
+struct BttPlan(BttOptions);
+
+impl Plan for BttPlan {
+    fn smallest_bytes(&self) -> u64 {
+        smallest_bytes(&self.0)
+    }
+
+    fn largest_fit_bytes(&self, bytes: u64) -> u64 {
+        largest_fit_bytes(&self.0, bytes)
+    }
+
+    fn create(&self, region: &Region) -> std::result::Result<(), EngineError> {
+        create(region, &self.0).map(drop).map_err(EngineError::pool)
+    }
+}
+
+fn lines(btt: &Summary) -> Vec<Line> {
+    let lanes: u32 = btt.arenas.iter().map(|arena| arena.lanes).sum();
+    let metadata_bytes = btt.lba_bytes - btt.block_bytes;
+    let mut lines = vec![line("btt", format_args!("version {}, uuid {}", btt.version, btt.uuid))];
+    if metadata_bytes > 0 {
+        lines.push(line("metadata", format_args!("{metadata_bytes} bytes a block")));
+    }
+    let lanes = counted(lanes.into(), "lane");
+    lines.push(line("arenas", format_args!("{}, with {lanes}", btt.arenas.len())));
+    let failed = btt.arenas.iter().enumerate().filter(|(_, arena)| arena.failed);
+    lines.extend(failed.map(|(number, arena)| {
+        let offset = arena.offset_bytes;
+        line("failed", format_args!("arena {number} at offset {offset}: it is read-only"))
+    }));
+    lines
+}
+
+fn report_lines(report: &Report) -> Vec<String> {
+    let mut lines: Vec<_> = report.findings.iter().map(ToString::to_string).collect();
+    let more = report.faults - report.findings.len() as u64;
+    if more > 0 {
+        lines.push(format!("and {more} more"));
+    }
+    if report.repaired_info_blocks > 0 {
+        lines.push(format!("restored info blocks: {}", report.repaired_info_blocks));
+    }
+    lines.push(format!(
+        "{} blocks written, {} zero, {} lost to media errors; {} unfinished writes that opening completes",
+        report.written_blocks, report.zero_blocks, report.error_blocks, report.unfinished_writes
+    ));
+    lines
+}
+
+impl Tier for Btt {
+    fn state(&self) -> State {
+        State {
+            level: Level::Pmem,
+            name: "btt".into(),
+            pending_bytes: 0,
+            lines: lines(self.summary()),
+            details: json!(self.summary()),
+        }
+    }
+
+    /// Every acknowledged write is durable, and there is no thread.
+    fn drain(&self) -> Result<()> {
+        self.flush()
+    }
+
+    fn metrics(&self, collector: &mut Collector) {
+        collector.add(&RECOVERED_LANES, u64::from(self.summary().recovered_lanes));
+        self.requests.collect(collector);
+        memory::collect(self.region(), collector);
+    }
+}

@@ -1,0 +1,230 @@
+//! Requests that a device starts and completes later: they own their memory.
+//!
+//! Invariants:
+//! 1. The completion of an [`AsyncRequest`] is called exactly once, on whatever path the request
+//!    ends: one that a device drops, by a bug or a panic, completes with an error.
+//! 2. The completion gets the request's memory back.
+//! 3. A completion never blocks: it runs on the thread that completes the requests of a device.
+
+use std::mem::replace;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::{
+    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, IoBuffer, Operation,
+    Result, WriteFlags, ZeroFlags,
+};
+
+/// What an asynchronous request asks for: an [`Operation`] with memory of its own.
+#[derive(Debug)]
+pub enum OwnedOperation {
+    /// [`BlockDevice::read`] into all of `buffer`.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Where the data goes.
+        buffer: IoBuffer,
+    },
+    /// [`BlockDevice::write`] of all of `buffer`.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// The data.
+        buffer: IoBuffer,
+        /// How it is to be written.
+        flags: WriteFlags,
+    },
+    /// [`BlockDevice::flush`].
+    Flush,
+    /// [`BlockDevice::discard`].
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// [`BlockDevice::write_zeroes`].
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+        /// How zeroes are to be written.
+        flags: ZeroFlags,
+    },
+    /// [`BlockDevice::status`].
+    Status {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+        /// Most extents.
+        most: usize,
+        /// Where the extents go.
+        extents: Vec<Extent>,
+    },
+}
+
+impl OwnedOperation {
+    /// The operation over this one's memory.
+    pub fn borrow(&mut self) -> Operation<'_> {
+        match self {
+            Self::Read { offset, buffer } => {
+                Operation::Read { offset: *offset, buf: buffer.data_mut() }
+            }
+            Self::Write { offset, buffer, flags } => {
+                Operation::Write { offset: *offset, data: buffer.data(), flags: *flags }
+            }
+            Self::Flush => Operation::Flush,
+            Self::Discard { offset, len } => Operation::Discard { offset: *offset, len: *len },
+            Self::WriteZeroes { offset, len, flags } => {
+                Operation::WriteZeroes { offset: *offset, len: *len, flags: *flags }
+            }
+            Self::Status { offset, len, most, extents } => {
+                Operation::Status { offset: *offset, len: *len, most: *most, extents }
+            }
+        }
+    }
+
+    /// The buffer of a read or a write.
+    pub fn into_buffer(self) -> Option<IoBuffer> {
+        match self {
+            Self::Read { buffer, .. } | Self::Write { buffer, .. } => Some(buffer),
+            _ => None,
+        }
+    }
+}
+
+/// Called with the result of a request and its memory.
+type Completion = Box<dyn FnOnce(OwnedOperation, Result<()>) + Send>;
+
+/// A request for [`BlockDevice::start`].
+pub struct AsyncRequest {
+    operation: OwnedOperation,
+    context: Context,
+    completion: Option<Completion>,
+}
+
+impl AsyncRequest {
+    /// A request whose end `completion` is told, on any thread; it must not block.
+    pub fn new(
+        operation: OwnedOperation,
+        context: Context,
+        completion: impl FnOnce(OwnedOperation, Result<()>) + Send + 'static,
+    ) -> Self {
+        Self { operation, context, completion: Some(Box::new(completion)) }
+    }
+
+    /// Who asks.
+    pub fn context(&self) -> Context {
+        self.context
+    }
+
+    /// What the request asks for, over its own memory.
+    pub fn operation(&mut self) -> Operation<'_> {
+        self.operation.borrow()
+    }
+
+    /// What the request asks for.
+    pub fn owned(&self) -> &OwnedOperation {
+        &self.operation
+    }
+
+    /// Ends the request.
+    pub fn complete(mut self, result: Result<()>) {
+        self.finish(result);
+    }
+
+    /// Runs the request to its end on `device`, on this thread. A device that panics has failed.
+    pub fn run_on<D: BlockDevice + ?Sized>(mut self, device: &D) {
+        let ran = catch_unwind(AssertUnwindSafe(|| self.operation.borrow().run_on(device)));
+        let result = ran.unwrap_or_else(|_| {
+            Err(DeviceError::new(DeviceErrorKind::Io, "the device panicked in a request"))
+        });
+        self.complete(result);
+    }
+
+    /// Runs the request at once on `device`, or returns it where it would block.
+    pub fn attempt_on<D: BlockDevice + ?Sized>(mut self, device: &D) -> Option<Self> {
+        match device.attempt(&mut self.operation.borrow(), self.context) {
+            Attempt::Done(result) => {
+                self.complete(result);
+                None
+            }
+            Attempt::WouldBlock => Some(self),
+        }
+    }
+
+    /// Runs the request at once on `device` if it can, else starts it there.
+    pub fn start_on(self, device: &Arc<dyn BlockDevice>) {
+        if let Some(request) = self.attempt_on(&**device) {
+            Arc::clone(device).start(request);
+        }
+    }
+
+    /// The request for the device below that a layer makes of this one. When it ends, `then` gets
+    /// this request, its memory included, and the result.
+    #[must_use]
+    pub fn forward(mut self, then: impl FnOnce(Self, Result<()>) + Send + 'static) -> Self {
+        let operation = replace(&mut self.operation, OwnedOperation::Flush);
+        Self::new(operation, self.context, move |operation, result| {
+            self.operation = operation;
+            then(self, result);
+        })
+    }
+
+    fn finish(&mut self, result: Result<()>) {
+        if let Some(completion) = self.completion.take() {
+            completion(replace(&mut self.operation, OwnedOperation::Flush), result);
+        }
+    }
+}
+
+impl Drop for AsyncRequest {
+    fn drop(&mut self) {
+        if self.completion.is_some() {
+            let context = "the device gave a request up without an answer";
+            self.finish(Err(DeviceError::new(DeviceErrorKind::Io, context)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::device::memory::MemoryDevice;
+
+    fn flush(told: std::sync::mpsc::Sender<Result<()>>) -> AsyncRequest {
+        AsyncRequest::new(OwnedOperation::Flush, Context::default(), move |_, result| {
+            told.send(result).unwrap();
+        })
+    }
+
+    #[test]
+    fn a_dropped_request_completes_with_an_error() {
+        let (told, results) = channel();
+        drop(flush(told.clone()));
+        assert!(results.recv().unwrap().is_err());
+        drop(flush(told).forward(|request, result| request.complete(result)));
+        assert!(results.recv().unwrap().is_err());
+    }
+
+    #[test]
+    fn a_forwarded_request_gets_its_memory_back() {
+        let device = MemoryDevice::new(512, 8).unwrap();
+        let (told, results) = channel();
+        let read = OwnedOperation::Read { offset: 0, buffer: IoBuffer::new(512) };
+        let request = AsyncRequest::new(read, Context::default(), move |operation, result| {
+            told.send((operation.into_buffer().map(|it| it.data().len()), result)).unwrap();
+        });
+        let below = request.forward(|request, result| {
+            assert!(matches!(request.owned(), OwnedOperation::Read { .. }));
+            request.complete(result);
+        });
+        assert!(below.attempt_on(&device).is_none());
+        let (len, result) = results.recv().unwrap();
+        assert_eq!((len, result.is_ok()), (Some(512), true));
+    }
+}

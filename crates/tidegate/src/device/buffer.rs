@@ -1,0 +1,97 @@
+//! Memory for the data of requests that outlive their caller's stack.
+//!
+//! The data starts at a multiple of [`BUFFER_ALIGN_BYTES`], so that devices pass it to direct I/O
+//! without a copy. Before it is free space for the header of a protocol's reply, so that header
+//! and data leave in one piece.
+
+use std::fmt;
+
+/// Alignment of a buffer's data in memory: at least the block of any device.
+pub const BUFFER_ALIGN_BYTES: usize = 4096;
+/// The longest header before a buffer's data.
+pub const BUFFER_HEADER_BYTES: usize = 64;
+
+/// An owned, aligned buffer for the data of one request.
+pub struct IoBuffer {
+    storage: Vec<u8>,
+    header: usize,
+    data: usize,
+    len: usize,
+}
+
+impl IoBuffer {
+    /// A buffer of `len` zero bytes. Its pages become resident as bytes are stored in them.
+    pub fn new(len: usize) -> Self {
+        let storage = vec![0; len + BUFFER_HEADER_BYTES + BUFFER_ALIGN_BYTES];
+        let address = storage.as_ptr().addr();
+        let data = (address + BUFFER_HEADER_BYTES).next_multiple_of(BUFFER_ALIGN_BYTES) - address;
+        Self { storage, header: data, data, len }
+    }
+
+    /// The most data that the buffer can hold, in bytes.
+    pub fn capacity_bytes(&self) -> usize {
+        self.storage.len() - self.data
+    }
+
+    /// Memory that the buffer takes, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        self.storage.len()
+    }
+
+    /// Makes the buffer hold `len` bytes, at most its capacity, of any content, without a header.
+    ///
+    /// # Panics
+    /// `len` is more than [`capacity_bytes`](Self::capacity_bytes).
+    pub fn reset(&mut self, len: usize) {
+        assert!(len <= self.capacity_bytes(), "{len} bytes for a smaller buffer");
+        (self.header, self.len) = (self.data, len);
+    }
+
+    /// The data.
+    pub fn data(&self) -> &[u8] {
+        &self.storage[self.data..self.data + self.len]
+    }
+
+    /// The data, to be changed.
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        &mut self.storage[self.data..self.data + self.len]
+    }
+
+    /// Puts a header right before the data.
+    ///
+    /// # Panics
+    /// The header is longer than [`BUFFER_HEADER_BYTES`].
+    pub fn set_header(&mut self, header: &[u8]) {
+        assert!(header.len() <= BUFFER_HEADER_BYTES, "a header of {} bytes", header.len());
+        self.header = self.data - header.len();
+        self.storage[self.header..self.data].copy_from_slice(header);
+    }
+
+    /// Header and data.
+    pub fn message(&self) -> &[u8] {
+        &self.storage[self.header..self.data + self.len]
+    }
+}
+
+impl fmt::Debug for IoBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IoBuffer({} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_is_aligned_and_follows_its_header() {
+        let mut buffer = IoBuffer::new(8192);
+        buffer.data_mut().fill(7);
+        buffer.set_header(&[1, 2, 3]);
+        assert_eq!(buffer.data().as_ptr().addr() % BUFFER_ALIGN_BYTES, 0);
+        assert_eq!(&buffer.message()[..5], &[1, 2, 3, 7, 7]);
+        assert_eq!(buffer.message().len(), 8195);
+        buffer.reset(100);
+        assert_eq!((buffer.data().len(), buffer.message().len()), (100, 100));
+    }
+}

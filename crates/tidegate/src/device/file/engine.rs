@@ -1,0 +1,239 @@
+//! Requests that a file device starts: one thread a device, which hands them to an `io_uring`, and
+//! completes them.
+//!
+//! Invariants:
+//! 1. The thread starts with the first request and ends with the device, once all requests that
+//!    were started are complete.
+//! 2. The thread waits for the ring only. New requests, the end of the device, and flushes of other
+//!    threads wake it by an eventfd.
+//! 3. A flush goes through the device's gate (`gate`): of flushes that wait together one is made.
+//! 4. A forced write is as in `direct` and `buffered`: one command past the page cache, a write and a
+//!    flush through it.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+
+use super::gate::{Failure, Turn};
+use super::uring::{Flights, Force, Stop};
+use super::{Backing, Transfer};
+use crate::device::{AsyncRequest, Operation, OwnedOperation};
+
+/// The thread and the way to it.
+pub(super) struct Engine {
+    inbox: Arc<Inbox>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread has to look at.
+struct Inbox {
+    state: Mutex<State>,
+    wake: Arc<Wake>,
+}
+
+#[derive(Default)]
+struct State {
+    requests: Vec<AsyncRequest>,
+    is_stopping: bool,
+    /// The ring failed: requests run on the pool of threads.
+    is_broken: bool,
+}
+
+/// Wakes the thread out of its ring.
+pub(super) struct Wake(OwnedFd);
+
+impl Wake {
+    fn new() -> rustix::io::Result<Self> {
+        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
+    }
+
+    /// Fails only where the count is full: the event is there then.
+    pub(super) fn wake(&self) {
+        let _ = rustix::io::write(&self.0, &1_u64.to_le_bytes());
+    }
+
+    fn reset(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+impl Engine {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system has no ring, no descriptor or no thread.
+    pub(super) fn start(backing: &Arc<Backing>, transfer: Transfer) -> rustix::io::Result<Self> {
+        let wake = Arc::new(Wake::new()?);
+        let inbox = Arc::new(Inbox { state: Mutex::default(), wake: Arc::clone(&wake) });
+        let runner = Runner {
+            backing: Arc::clone(backing),
+            transfer,
+            inbox: Arc::clone(&inbox),
+            flights: Flights::new()?,
+            flushes: Vec::new(),
+        };
+        let name = "device-ring".to_owned();
+        let spawned = std::thread::Builder::new().name(name).spawn(move || runner.run());
+        let thread = spawned.map_err(|error| super::errno_of(&error))?;
+        backing.gate.wake_after_flushes(wake);
+        Ok(Self { inbox, thread: Some(thread) })
+    }
+
+    /// Gives `request`, which is checked and not empty, to the thread. Returns it if that is of no
+    /// more use.
+    pub(super) fn submit(&self, request: AsyncRequest) -> Option<AsyncRequest> {
+        let mut state = self.inbox.state.lock();
+        if state.is_broken {
+            return Some(request);
+        }
+        state.requests.push(request);
+        if state.requests.len() == 1 {
+            self.inbox.wake.wake();
+        }
+        None
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.inbox.state.lock().is_stopping = true;
+        self.inbox.wake.wake();
+        let thread = self.thread.take();
+        // A completion may hold the last reference to the device: its thread cannot wait for itself.
+        let of_others = thread.filter(|thread| thread.thread().id() != std::thread::current().id());
+        if let Some(thread) = of_others {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A flush, or a forced write that was written, on its way through the gate.
+struct Flush {
+    request: AsyncRequest,
+    needed: u64,
+}
+
+/// The thread.
+struct Runner {
+    backing: Arc<Backing>,
+    transfer: Transfer,
+    inbox: Arc<Inbox>,
+    flights: Flights,
+    /// Requests that wait at the gate.
+    flushes: Vec<Flush>,
+}
+
+impl Runner {
+    fn run(mut self) {
+        let unit = self.backing.geometry.block_bytes as usize;
+        let mut landed = Vec::new();
+        loop {
+            let is_stopping = self.take_new();
+            self.pass_gate();
+            if is_stopping && self.flights.is_empty() && self.flushes.is_empty() {
+                return;
+            }
+            let wake = Arc::clone(&self.inbox.wake);
+            let file = &self.backing.file;
+            if let Err(errno) = self.flights.turn(file, unit, wake.0.as_fd(), &mut landed) {
+                return self.give_up(errno);
+            }
+            for (request, end) in landed.drain(..) {
+                self.finish(request, end);
+            }
+        }
+    }
+
+    /// Takes the new requests in. True where the device has ended.
+    fn take_new(&mut self) -> bool {
+        self.inbox.wake.reset();
+        let mut state = self.inbox.state.lock();
+        let (requests, is_stopping) = (std::mem::take(&mut state.requests), state.is_stopping);
+        drop(state);
+        for mut request in requests {
+            match request.operation() {
+                Operation::Flush => self.queue_flush(request),
+                Operation::Write { flags, .. } => {
+                    let is_direct = self.transfer == Transfer::Direct;
+                    let force = if flags.fua && is_direct { Force::Yes } else { Force::No };
+                    self.flights.add(request, force);
+                }
+                _ => self.flights.add(request, Force::No),
+            }
+        }
+        is_stopping
+    }
+
+    fn queue_flush(&mut self, request: AsyncRequest) {
+        self.flushes.push(Flush { request, needed: self.backing.gate.needed() });
+    }
+
+    /// Completes the flushes that are covered or refused, and makes the one that is next.
+    fn pass_gate(&mut self) {
+        for flush in std::mem::take(&mut self.flushes) {
+            match self.backing.gate.begin(flush.needed) {
+                Turn::Covered => flush.request.complete(Ok(())),
+                Turn::Refused(errno) => {
+                    let error = self.backing.flush_failed(Failure::Earlier(errno));
+                    flush.request.complete(Err(error));
+                }
+                Turn::Wait => self.flushes.push(flush),
+                Turn::Run => self.make_flush(flush.request),
+            }
+        }
+    }
+
+    /// Flushes the file for `request`: as a request of its own, for that may be a forced write.
+    fn make_flush(&mut self, request: AsyncRequest) {
+        let context = request.context();
+        let completion = move |_, result| request.complete(result);
+        let sync = AsyncRequest::new(OwnedOperation::Flush, context, completion);
+        self.flights.add(sync, Force::No);
+    }
+
+    /// The transfer of `request` is over.
+    fn finish(&mut self, mut request: AsyncRequest, end: Result<(), Stop>) {
+        let (offset, len) = request.operation().range();
+        let (what, fua) = match request.operation() {
+            Operation::Read { .. } => ("read", false),
+            Operation::Write { flags, .. } => ("write", flags.fua),
+            _ => return self.finish_flush(request, end),
+        };
+        match end {
+            Ok(()) if fua && self.transfer == Transfer::Buffered => self.queue_flush(request),
+            Ok(()) => request.complete(Ok(())),
+            Err(stop) => {
+                let forced = fua && self.transfer == Transfer::Direct;
+                let error = self.backing.transfer_failed(what, offset, len, stop, forced);
+                request.complete(Err(error));
+            }
+        }
+    }
+
+    fn finish_flush(&mut self, request: AsyncRequest, end: Result<(), Stop>) {
+        let outcome = end.map_err(|stop| match stop {
+            Stop::Os(errno) => errno,
+            Stop::Ended { .. } => Errno::IO,
+        });
+        let passed = self.backing.gate.finish(outcome);
+        request.complete(passed.map_err(|failure| self.backing.flush_failed(failure)));
+    }
+
+    /// The ring failed. What the kernel still holds is given up with it.
+    fn give_up(mut self, errno: Errno) {
+        let mut state = self.inbox.state.lock();
+        state.is_broken = true;
+        let new = std::mem::take(&mut state.requests);
+        drop(state);
+        let waiting = self.flushes.drain(..).map(|flush| flush.request);
+        let requests: Vec<_> =
+            self.flights.abandon().into_iter().chain(waiting).chain(new).collect();
+        for request in requests {
+            request.complete(Err(self.backing.failed("io_uring", 0, 0, errno)));
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Transfers in the kernel that own their memory.
+//!
+//! Invariant on which every `unsafe` here rests: a request stays in its slot, untouched, from the
+//! moment its entry is in the submission queue until its completion was taken out. Its memory is on
+//! the heap and does not move with the slot. Where the ring goes away first, the slots are leaked:
+//! memory that the kernel may still write to is never given back.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use io_uring::{IoUring, opcode, types};
+use rustix::io::Errno;
+
+use super::{ENTRIES, Force, Memory, Stop, Transfer, enter};
+use crate::device::{AsyncRequest, Operation};
+
+/// The number of the entry that waits for the wake-up.
+const WAKE: u64 = u64::MAX;
+
+/// A request on its way.
+struct Flight {
+    request: AsyncRequest,
+    force: Force,
+    transfer: Transfer,
+}
+
+/// The transfers of one thread's ring.
+pub(in crate::device::file) struct Flights {
+    ring: IoUring,
+    slots: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    /// Slots to hand to the kernel, in order of arrival.
+    ready: std::collections::VecDeque<usize>,
+    in_kernel: usize,
+    is_armed: bool,
+}
+
+/// A request whose transfer is over, and how that ended.
+pub(in crate::device::file) type Landed = (AsyncRequest, Result<(), Stop>);
+
+impl Flights {
+    pub(in crate::device::file) fn new() -> Result<Self, Errno> {
+        let ring = IoUring::new(ENTRIES).map_err(|error| super::super::errno_of(&error))?;
+        Ok(Self {
+            ring,
+            slots: Vec::new(),
+            free: Vec::new(),
+            ready: std::collections::VecDeque::new(),
+            in_kernel: 0,
+            is_armed: false,
+        })
+    }
+
+    /// Nothing is on its way.
+    pub(in crate::device::file) fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    /// Adds a read, a write or a flush; a write is forced to the medium if `force` says so.
+    pub(in crate::device::file) fn add(&mut self, mut request: AsyncRequest, force: Force) {
+        let (offset, len) = request.operation().range();
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let flight = Some(Flight { request, force, transfer: Transfer::new(offset, len) });
+        let slot = self.free.pop().unwrap_or(self.slots.len());
+        if slot == self.slots.len() {
+            self.slots.push(flight);
+        } else {
+            self.slots[slot] = flight;
+        }
+        self.ready.push_back(slot);
+    }
+
+    /// Hands what is ready to the kernel, waits until a transfer completes or `wake` is readable,
+    /// and adds what is over to `landed`. On an error the ring is of no more use.
+    pub(in crate::device::file) fn turn(
+        &mut self,
+        file: &File,
+        unit: usize,
+        wake: BorrowedFd<'_>,
+        landed: &mut Vec<Landed>,
+    ) -> Result<(), Errno> {
+        self.arm(wake);
+        self.push(file);
+        enter(&self.ring)?;
+        self.reap(unit, landed);
+        Ok(())
+    }
+
+    /// Gives everything up that the kernel does not hold.
+    pub(in crate::device::file) fn abandon(&mut self) -> Vec<AsyncRequest> {
+        let ready = std::mem::take(&mut self.ready);
+        let flights = ready.into_iter().filter_map(|slot| self.land(slot));
+        flights.map(|flight| flight.request).collect()
+    }
+
+    fn arm(&mut self, wake: BorrowedFd<'_>) {
+        if self.is_armed {
+            return;
+        }
+        let fd = types::Fd(wake.as_raw_fd());
+        let events = libc::POLLIN.unsigned_abs().into();
+        let entry = opcode::PollAdd::new(fd, events).build().user_data(WAKE);
+        // SAFETY: the entry refers to no memory.
+        self.is_armed = unsafe { self.ring.submission().push(&entry) }.is_ok();
+    }
+
+    /// Fills the submission queue, but for the entry of the wake-up. The completion queue is twice
+    /// as long, so that it cannot overflow.
+    fn push(&mut self, file: &File) {
+        while self.in_kernel < ENTRIES as usize - 1 {
+            let Some(slot) = self.ready.pop_front() else { return };
+            let Some(flight) = &mut self.slots[slot] else { continue };
+            let Flight { request, force, transfer } = flight;
+            let mut memory = match request.operation() {
+                Operation::Read { buf, .. } => Memory::Read(buf),
+                Operation::Write { data, .. } => Memory::Write(data, *force),
+                _ => Memory::Sync,
+            };
+            let entry = memory.entry(file, transfer).user_data(slot as u64);
+            // SAFETY: the entry points into the heap memory of a request that stays in its slot
+            // until the entry's completion is taken out, as the head of the module says.
+            if unsafe { self.ring.submission().push(&entry) }.is_err() {
+                self.ready.push_front(slot);
+                return;
+            }
+            self.in_kernel += 1;
+        }
+    }
+
+    fn reap(&mut self, unit: usize, landed: &mut Vec<Landed>) {
+        let completions: Vec<_> =
+            self.ring.completion().map(|it| (it.user_data(), it.result())).collect();
+        for (number, result) in completions {
+            if number == WAKE {
+                self.is_armed = false;
+                continue;
+            }
+            self.in_kernel = self.in_kernel.saturating_sub(1);
+            let slot = usize::try_from(number).unwrap_or(usize::MAX);
+            let Some(Some(flight)) = self.slots.get_mut(slot) else { continue };
+            if !flight.transfer.complete(result, unit) {
+                self.ready.push_back(slot);
+            } else if let Some(flight) = self.land(slot) {
+                landed.push((flight.request, flight.transfer.end.unwrap_or(Ok(()))));
+            }
+        }
+    }
+
+    fn land(&mut self, slot: usize) -> Option<Flight> {
+        let flight = self.slots.get_mut(slot)?.take()?;
+        self.free.push(slot);
+        Some(flight)
+    }
+}
+
+impl Drop for Flights {
+    fn drop(&mut self) {
+        if self.in_kernel > 0 {
+            std::mem::forget(std::mem::take(&mut self.slots));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Completes requests at their time, on one thread.
+//!
+//! Invariants:
+//! 1. The thread starts with the first request and ends with the timer.
+//! 2. Requests complete in the order of their times; those of one time in the order of arrival.
+//! 3. When the timer is dropped, what it holds completes at once: nobody waits for a time that may
+//!    be years away.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a delay is made of time: what its caller waits for is nothing else"
+)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::{AsyncRequest, Result};
+
+/// Waits shorter than this are spun: to wake up takes longer.
+pub(super) const SPIN: Duration = Duration::from_micros(80);
+
+/// When a request completes: a time further than the clock goes comes last; then by arrival.
+type Due = (bool, Option<Instant>, u64);
+
+#[derive(Default)]
+struct State {
+    waiting: BTreeMap<Due, (AsyncRequest, Result<()>)>,
+    arrivals: u64,
+    thread: Option<JoinHandle<()>>,
+    is_stopping: bool,
+}
+
+/// The requests that wait for their time.
+#[derive(Default)]
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A timer; its thread starts when it is needed.
+#[derive(Default)]
+pub(super) struct Timer(Arc<Queue>);
+
+/// Completes requests of a [`Timer`] from anywhere.
+#[derive(Clone)]
+pub(super) struct TimerHandle(Arc<Queue>);
+
+impl Timer {
+    pub(super) fn handle(&self) -> TimerHandle {
+        TimerHandle(Arc::clone(&self.0))
+    }
+
+    /// Requests that wait for their time.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.0.state.lock().waiting.len()
+    }
+}
+
+impl TimerHandle {
+    /// Completes `request` with `result` at `end`; never, if the clock does not go so far.
+    pub(super) fn complete_at(
+        &self,
+        end: Option<Instant>,
+        request: AsyncRequest,
+        result: Result<()>,
+    ) {
+        let mut state = self.0.state.lock();
+        if state.thread.is_none() && !state.is_stopping {
+            let queue = Arc::clone(&self.0);
+            let thread = std::thread::Builder::new().name("device-timer".into());
+            state.thread = thread.spawn(move || queue.run()).ok();
+        }
+        if state.thread.is_none() {
+            drop(state);
+            return request.complete(result);
+        }
+        state.arrivals += 1;
+        let due = (end.is_none(), end, state.arrivals);
+        state.waiting.insert(due, (request, result));
+        self.0.changed.notify_one();
+    }
+}
+
+impl Queue {
+    fn run(&self) {
+        let mut state = self.state.lock();
+        loop {
+            let Some((&(_, end, _), _)) = state.waiting.first_key_value() else {
+                if state.is_stopping {
+                    return;
+                }
+                self.changed.wait(&mut state);
+                continue;
+            };
+            let now = Instant::now();
+            let left = end.map(|end| end.saturating_duration_since(now));
+            match left {
+                _ if state.is_stopping => complete_first(&mut state),
+                Some(Duration::ZERO) => complete_first(&mut state),
+                Some(left) if left <= SPIN => {
+                    MutexGuard::unlocked(&mut state, std::hint::spin_loop);
+                }
+                Some(left) => {
+                    self.changed.wait_for(&mut state, left.saturating_sub(SPIN));
+                }
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+}
+
+fn complete_first(state: &mut MutexGuard<'_, State>) {
+    if let Some((_, (request, result))) = state.waiting.pop_first() {
+        MutexGuard::unlocked(state, || request.complete(result));
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.is_stopping = true;
+        self.0.changed.notify_one();
+        let thread = state.thread.take();
+        drop(state);
+        // A completion may hold the last reference to the device: its thread cannot wait for itself.
+        let of_others = thread.filter(|thread| thread.thread().id() != std::thread::current().id());
+        if let Some(thread) = of_others {
+            let _ = thread.join();
+        }
+    }
+}

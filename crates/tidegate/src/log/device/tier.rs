@@ -1,0 +1,109 @@
+//! What a log device says of itself, and how it is drained and tuned.
+
+use serde_json::json;
+
+use super::super::stats::Counter;
+use super::{CLOSED, LogDevice};
+use crate::device::Result;
+use crate::size::Size;
+use crate::stats::{Collector, Metric, Unit};
+use crate::sync::Ordering;
+use crate::tier::{Level, Setting, SettingError, State, Tier, line, memory};
+
+const USED_BYTES: Metric =
+    Metric::gauge("log_used_bytes", Unit::Bytes, "Bytes of the ring between tail and head");
+const RING_BYTES: Metric = Metric::gauge("log_ring_bytes", Unit::Bytes, "Bytes of the ring");
+const FULL_WAITS: Metric =
+    Metric::counter("log_full_waits", Unit::Count, "Waits of a write for free space in the log");
+const RETIRED_BYTES: Metric = Metric::counter(
+    "log_retired_bytes",
+    Unit::Bytes,
+    "Bytes of the log that were retired after the backing had the data",
+);
+const FAILURES: Metric = Metric::counter(
+    "log_destage_failures",
+    Unit::Count,
+    "Attempts to destage records that the backing failed",
+);
+
+const CLEAN_FROM: &str = "clean-from-pct";
+
+impl LogDevice {
+    fn clean_from_pct(&self) -> u64 {
+        let ring_bytes = self.core.log.pool().ring_bytes();
+        self.core.clean_from_bytes.load(Ordering::Relaxed) * 100 / ring_bytes
+    }
+}
+
+impl Tier for LogDevice {
+    fn state(&self) -> State {
+        let (used_bytes, ring_bytes) = self.fill_bytes();
+        let backing = String::from_utf8_lossy(&self.core.binding.path).into_owned();
+        let ring = Size { bytes: ring_bytes };
+        let used = match used_bytes {
+            0 => format!("empty, of {ring}"),
+            bytes => format!("{} of {ring} in use", Size { bytes }),
+        };
+        State {
+            level: Level::Pmem,
+            name: "log".into(),
+            pending_bytes: if self.core.has_work() { used_bytes } else { 0 },
+            lines: vec![line("log", used)],
+            details: json!({
+                "ring_bytes": ring_bytes,
+                "used_bytes": used_bytes,
+                "backing": backing,
+                "destage_failures": self.core.ledger.failures(),
+            }),
+        }
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.stop_thread();
+        let mut scratch = self.core.lock_cleaning();
+        while self.core.has_work() {
+            if !self.core.clean(&mut scratch)? {
+                self.core.log.pool().region().relax();
+            }
+        }
+        Ok(self.core.log.pool().set_session(CLOSED)?)
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        vec![Setting {
+            key: CLEAN_FROM.into(),
+            value: self.clean_from_pct().to_string(),
+            help: "how full the log may be before it is cleaned, in percent: 1 to 90".into(),
+            fixed: None,
+        }]
+    }
+
+    fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
+        if key != CLEAN_FROM {
+            return Err(SettingError::of(key, &self.settings()));
+        }
+        let pct = value.parse().ok().filter(|pct: &u64| (1..=90).contains(pct));
+        let Some(pct) = pct else {
+            let (key, value) = (key.to_owned(), value.to_owned());
+            return Err(SettingError::Value { key, value, expected: "1 to 90".into() });
+        };
+        let ring_bytes = self.core.log.pool().ring_bytes();
+        // Rounded up, so that the setting reads as it was written.
+        let bytes = (ring_bytes * pct).div_ceil(100);
+        self.core.clean_from_bytes.store(bytes, Ordering::Relaxed);
+        self.core.waker.wake_another();
+        Ok(())
+    }
+
+    fn metrics(&self, collector: &mut Collector) {
+        let (used_bytes, ring_bytes) = self.fill_bytes();
+        let stats = self.core.log.stats();
+        collector.add(&USED_BYTES, used_bytes);
+        collector.add(&RING_BYTES, ring_bytes);
+        collector.add(&FULL_WAITS, stats.total(Counter::FullWaits));
+        collector.add(&RETIRED_BYTES, stats.total(Counter::RetiredBytes));
+        collector.add(&FAILURES, self.core.ledger.failures());
+        self.core.requests.collect(collector);
+        memory::collect(self.core.log.pool().region(), collector);
+    }
+}

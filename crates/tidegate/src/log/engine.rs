@@ -1,0 +1,287 @@
+//! The engine `log` as the registry sees it: a log before a device, or before the files of `tidegate run`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
+use super::layout::RING_OFFSET;
+use super::recover::plan_pool;
+use super::{LogOptions, LogPool, RING_BYTES_MIN, Scanner, create};
+use crate::pmem::Region;
+use crate::pool::Superblock;
+use crate::size::Size;
+use crate::tier::{
+    Backing, Checked, Description, Engine, EngineCode, EngineError, Line, Opened, Opening,
+    OptionSpec, Options, Plan, Progress, counted, line,
+};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// The number of this engine in superblocks.
+pub const CODE: EngineCode = EngineCode(2);
+
+const PAGE_BYTES: u64 = 4096;
+/// Three pages of superblocks and what the log keeps before its ring.
+const POOL_BYTES_MIN: u64 = 3 * PAGE_BYTES + RING_OFFSET + RING_BYTES_MIN;
+
+/// The registry's entry.
+pub struct LogEngine;
+
+impl Engine for LogEngine {
+    fn name(&self) -> &'static str {
+        "log"
+    }
+
+    fn about(&self) -> &'static str {
+        "before files or a device"
+    }
+
+    fn options(&self) -> &'static [OptionSpec] {
+        &[]
+    }
+
+    fn plan(&self, _options: &Options) -> Result<Box<dyn Plan>> {
+        Ok(Box::new(LogPlan))
+    }
+
+    fn code(&self) -> Option<EngineCode> {
+        Some(CODE)
+    }
+
+    fn describe(&self, region: &Arc<Region>) -> Result<Description> {
+        let summary = Summary::of(region)?;
+        Ok(Description {
+            size_bytes: summary.ring_bytes,
+            blocks: None,
+            header: json!(summary),
+            lines: summary.lines(),
+        })
+    }
+
+    fn needs_backing(&self) -> bool {
+        true
+    }
+
+    fn open(&self, opening: Opening) -> Result<Opened> {
+        let Opening { region, backing, force } = opening;
+        let Some(backing) = backing else {
+            let refusal = "a log pool holds no blocks of its own: name the device behind it by --backing, or use it \
+                           for `tidegate run`";
+            return Err(EngineError::Refused(refusal.into()));
+        };
+        if region.read_only() {
+            let refusal =
+                "a log pool cannot be served --read-only: its backing may lack what the log holds";
+            return Err(EngineError::Refused(refusal.into()));
+        }
+        let device = open_device(region, backing, force)?;
+        let found = device.recovered();
+        let size = Size { bytes: found.bytes };
+        let recovered =
+            format!("{} ({size}) that the backing may lack", counted(found.records, "write"));
+        Ok(Opened { tier: Arc::new(device), recovered })
+    }
+
+    /// Verifies each record.
+    fn check(
+        &self,
+        region: Region,
+        repair: bool,
+        _progress: &mut dyn FnMut(Progress),
+    ) -> Result<Checked> {
+        let report = check(&Arc::new(region), repair)?;
+        let (faults, lines) = (report.faults, report.lines());
+        Ok(Checked { faults, report: json!(report), lines })
+    }
+
+    fn next_command(&self, pool: &Path) -> String {
+        format!("tidegate run --pool {} -- CMD", pool.display())
+    }
+}
+
+struct LogPlan;
+
+impl Plan for LogPlan {
+    fn smallest_bytes(&self) -> u64 {
+        POOL_BYTES_MIN
+    }
+
+    fn largest_fit_bytes(&self, bytes: u64) -> u64 {
+        bytes - bytes % PAGE_BYTES
+    }
+
+    fn create(&self, region: &Region) -> Result<()> {
+        create(region, &LogOptions::default()).map(drop).map_err(EngineError::pool)
+    }
+}
+
+fn open_device(region: Arc<Region>, backing: Backing, force: bool) -> Result<LogDevice> {
+    let pool = LogPool::open(region).map_err(EngineError::pool)?;
+    let Backing { device, identity, name, holds, .. } = backing;
+    let binding = Binding::new(identity, &name);
+    // Records of this very backing: whatever its client wrote on it is meant to be there.
+    if let Some(found) = holds.filter(|_| !force)
+        && !has_records_of(&pool, &binding).map_err(refused)?
+    {
+        return Err(EngineError::Refused(format!(
+            "the backing {} holds {found}, which the writes to the log would destroy; --force uses it all the same",
+            String::from_utf8_lossy(&name)
+        )));
+    }
+    let options = LogDeviceOptions { adopt_foreign: force, ..LogDeviceOptions::default() };
+    LogDevice::open(pool, device, binding, options).map_err(refused)
+}
+
+fn refused(error: LogDeviceError) -> EngineError {
+    match error {
+        LogDeviceError::OtherBacking { .. } => EngineError::Refused(format!(
+            "{error}; --force destages what the log holds to this one, `tidegate recover --discard` throws it away"
+        )),
+        error => EngineError::pool(error),
+    }
+}
+
+/// What the header and the records of a log say; the keys are a contract with scripts.
+#[derive(Debug, Serialize)]
+struct Summary {
+    uuid: Uuid,
+    /// Bytes of the ring.
+    ring_bytes: u64,
+    /// The position of the first record that files may lack.
+    tail: u64,
+    /// Where the last record ends.
+    head: u64,
+    records: u64,
+    /// Bytes from tail to head.
+    live_bytes: u64,
+    /// Records whose writer died while it wrote them.
+    torn_records: u64,
+    /// The boot of the machine in which the log was used last, unless it was closed.
+    session: Option<Uuid>,
+}
+
+impl Summary {
+    fn of(region: &Arc<Region>) -> Result<Self> {
+        let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
+        let positions = pool.tail().and_then(|tail| Ok((tail, pool.limit()?, pool.session()?)));
+        let (tail, limit, session) = positions.map_err(EngineError::pool)?;
+        let mut scanner = Scanner::new(&pool, tail, limit);
+        let (mut records, mut head) = (0, tail);
+        for header in &mut scanner {
+            records += 1;
+            head = header.position + header.record_bytes();
+        }
+        Ok(Self {
+            uuid: pool.superblock().uuid,
+            ring_bytes: pool.ring_bytes(),
+            tail,
+            head,
+            records,
+            live_bytes: head - tail,
+            torn_records: scanner.torn(),
+            session: session.map(Uuid::from_bytes),
+        })
+    }
+
+    fn lines(&self) -> Vec<Line> {
+        let log = match self.records {
+            0 => format!("empty, at position {}", self.tail),
+            records => {
+                let size = Size { bytes: self.live_bytes };
+                format!("{} from {}, {size}", counted(records, "record"), self.tail)
+            }
+        };
+        let session = match self.session {
+            Some(boot) => format!("not closed, in boot {boot}"),
+            None => "closed".into(),
+        };
+        vec![line("uuid", self.uuid), line("log", log), line("session", session)]
+    }
+}
+
+/// What a check found; the keys are a contract with scripts.
+#[derive(Debug, Serialize)]
+struct Report {
+    records: u64,
+    /// Bytes of files that the records hold.
+    data_bytes: u64,
+    files: u64,
+    torn_records: u64,
+    unreadable_bytes: u64,
+    /// Number of faults.
+    faults: u64,
+    /// A line each.
+    findings: Vec<String>,
+    /// Superblocks that repair wrote anew.
+    repaired_superblocks: usize,
+    /// Headers of the log that repair wrote anew.
+    repaired_headers: usize,
+}
+
+fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
+    let found = Superblock::read(region).map_err(EngineError::pool)?;
+    let mut findings = found.findings();
+    let before = findings.len();
+    if repair {
+        findings = found.repair(region).map_err(EngineError::pool)?;
+    }
+    let repaired_superblocks = before - findings.len();
+    let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
+    let mut header = pool.header_fault().map_err(EngineError::pool)?;
+    let repaired_headers = usize::from(repair && header.is_some());
+    if repaired_headers > 0 {
+        pool.restore_header().map_err(EngineError::pool)?;
+        header = pool.header_fault().map_err(EngineError::pool)?;
+    }
+    findings.extend(header.map(|fault| fault.to_string()));
+    let report = check_records(&pool, findings)?;
+    Ok(Report { repaired_superblocks, repaired_headers, ..report })
+}
+
+fn check_records(pool: &LogPool, mut findings: Vec<String>) -> Result<Report> {
+    let (tail, limit) =
+        pool.tail().and_then(|tail| Ok((tail, pool.limit()?))).map_err(EngineError::pool)?;
+    let mut scanner = Scanner::new(pool, tail, limit);
+    let records = (&mut scanner).count() as u64;
+    let (plan, unreadable_bytes) = plan_pool(pool).map_err(EngineError::pool)?;
+    let more = plan.findings().total() - plan.findings().kept().len() as u64;
+    findings.extend(plan.findings().kept().iter().map(ToString::to_string));
+    if unreadable_bytes > 0 {
+        findings.push(format!("{} of the log cannot be read", Size { bytes: unreadable_bytes }));
+    }
+    Ok(Report {
+        records,
+        data_bytes: plan.data_bytes(),
+        files: plan.files().len() as u64,
+        torn_records: scanner.torn(),
+        unreadable_bytes,
+        faults: findings.len() as u64 + more,
+        findings,
+        repaired_superblocks: 0,
+        repaired_headers: 0,
+    })
+}
+
+impl Report {
+    fn lines(&self) -> Vec<String> {
+        let mut lines = self.findings.clone();
+        if self.repaired_superblocks > 0 {
+            lines.push(format!("restored superblocks: {}", self.repaired_superblocks));
+        }
+        if self.repaired_headers > 0 {
+            lines.push(format!("restored headers of the log: {}", self.repaired_headers));
+        }
+        lines.push(format!(
+            "{} about {} with {} of data; {} never finished, which recovery passes over",
+            counted(self.records, "whole record"),
+            counted(self.files, "file"),
+            counted(self.data_bytes, "byte"),
+            self.torn_records
+        ));
+        lines
+    }
+}

@@ -1,0 +1,136 @@
+//! The engine `raw` as the registry sees it.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{RawDevice, RawOptions, create};
+use crate::device::{BlockDevice, Result};
+use crate::pmem::Region;
+use crate::pool::Superblock;
+use crate::stats::Collector;
+use crate::tier::engine::{BLOCK_SIZE, block_bytes_of};
+use crate::tier::{
+    Checked, Description, Engine, EngineCode, EngineError, Level, Line, Opened, Opening,
+    OptionSpec, Options, Plan, Progress, State, Tier, line, memory,
+};
+
+/// The number of this engine in superblocks.
+pub const CODE: EngineCode = EngineCode(1);
+
+const PAGE_BYTES: u64 = 4096;
+/// Two pages of headers, one of data, and the second header's.
+const POOL_BYTES_MIN: u64 = 4 * PAGE_BYTES;
+
+/// The registry's entry.
+pub struct RawEngine;
+
+impl Engine for RawEngine {
+    fn name(&self) -> &'static str {
+        "raw"
+    }
+
+    fn about(&self) -> &'static str {
+        "bare memory"
+    }
+
+    fn options(&self) -> &'static [OptionSpec] {
+        &[BLOCK_SIZE]
+    }
+
+    fn plan(&self, options: &Options) -> std::result::Result<Box<dyn Plan>, EngineError> {
+        let block_bytes = block_bytes_of(options, &[512, 4096])?.unwrap_or(4096);
+        Ok(Box::new(RawPlan(RawOptions { block_bytes, ..RawOptions::default() })))
+    }
+
+    fn code(&self) -> Option<EngineCode> {
+        Some(CODE)
+    }
+
+    fn describe(&self, region: &Arc<Region>) -> std::result::Result<Description, EngineError> {
+        let superblock = Superblock::read(region).map_err(EngineError::pool)?.superblock;
+        let block_bytes = superblock.block_bytes;
+        let blocks = superblock.data_bytes / u64::from(block_bytes);
+        Ok(Description {
+            size_bytes: blocks * u64::from(block_bytes),
+            blocks: Some((block_bytes, blocks)),
+            header: header(&superblock),
+            lines: lines(&superblock),
+        })
+    }
+
+    fn open(&self, opening: Opening) -> std::result::Result<Opened, EngineError> {
+        let device = RawDevice::open(opening.region).map_err(EngineError::pool)?;
+        Ok(Opened { tier: Arc::new(device), recovered: "nothing to recover".into() })
+    }
+
+    /// Reads the superblock, which is all of the metadata.
+    fn check(
+        &self,
+        region: Region,
+        repair: bool,
+        _progress: &mut dyn FnMut(Progress),
+    ) -> std::result::Result<Checked, EngineError> {
+        let found = Superblock::read(&region).map_err(EngineError::pool)?;
+        let mut findings = found.findings();
+        let before = findings.len();
+        if repair {
+            findings = found.repair(&region).map_err(EngineError::pool)?;
+        }
+        let (faults, repaired) = (findings.len() as u64, before - findings.len());
+        let report =
+            json!({ "faults": faults, "findings": findings, "repaired_superblocks": repaired });
+        if repaired > 0 {
+            findings.push(format!("restored superblocks: {repaired}"));
+        }
+        Ok(Checked { faults, report, lines: findings })
+    }
+}
+
+struct RawPlan(RawOptions);
+
+impl Plan for RawPlan {
+    fn smallest_bytes(&self) -> u64 {
+        POOL_BYTES_MIN
+    }
+
+    fn largest_fit_bytes(&self, bytes: u64) -> u64 {
+        bytes - bytes % PAGE_BYTES
+    }
+
+    fn create(&self, region: &Region) -> std::result::Result<(), EngineError> {
+        create(region, &self.0).map(drop).map_err(EngineError::pool)
+    }
+}
+
+fn header(superblock: &Superblock) -> Value {
+    let mut header = json!(superblock);
+    header["engine"] = json!("raw");
+    header
+}
+
+fn lines(superblock: &Superblock) -> Vec<Line> {
+    vec![line("uuid", superblock.uuid)]
+}
+
+impl Tier for RawDevice {
+    fn state(&self) -> State {
+        State {
+            level: Level::Pmem,
+            name: "raw".into(),
+            pending_bytes: 0,
+            lines: lines(&self.superblock),
+            details: header(&self.superblock),
+        }
+    }
+
+    /// Every acknowledged write is durable, and there is no thread.
+    fn drain(&self) -> Result<()> {
+        self.flush()
+    }
+
+    fn metrics(&self, collector: &mut Collector) {
+        self.requests.collect(collector);
+        memory::collect(&self.region, collector);
+    }
+}

@@ -1,0 +1,121 @@
+//! What can keep a pool from being made, opened, described or checked.
+
+use crate::backing::BackingError;
+use crate::device::DeviceError;
+use crate::dram::TierSpec;
+use crate::pool::{Content, PoolError};
+use crate::tier::{EngineCode, EngineError};
+
+/// An error of the registry or of a stack.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StackError {
+    /// No engine has this name.
+    #[error("the engine `{name}` is not in this release; expected {known}")]
+    UnknownEngine {
+        /// The name asked for.
+        name: String,
+        /// The engines that exist.
+        known: String,
+    },
+    /// The pool's superblock names an engine that this program does not have.
+    #[error("pool {pool}: the superblock names the engine with {code}: use a later Tidegate")]
+    UnknownCode {
+        /// The pool.
+        pool: String,
+        /// The engine's number.
+        code: EngineCode,
+    },
+    /// There is no pool.
+    #[error(
+        "{pool} holds no pool: it starts with {content}, the header of a pool is expected; make a pool with `tidegate create`"
+    )]
+    NoPool {
+        /// Where one was expected.
+        pool: String,
+        /// What is there.
+        content: Content,
+    },
+    /// The pool's superblock cannot be used.
+    #[error("pool {pool}")]
+    Pool {
+        /// The pool.
+        pool: String,
+        /// Why.
+        source: PoolError,
+    },
+    /// The engine refused or failed.
+    #[error("pool {pool}")]
+    Engine {
+        /// The pool.
+        pool: String,
+        /// Why.
+        source: EngineError,
+    },
+    /// An option of `create` does not do: wrong usage.
+    #[error(transparent)]
+    Options(EngineError),
+    /// An option of `create` belongs to other engines: wrong usage.
+    #[error("--{option} is an option of {owners}; leave it out for --engine {engine}")]
+    ForeignOption {
+        /// The option, without dashes.
+        option: &'static str,
+        /// The engines that take it.
+        owners: String,
+        /// The engine asked for.
+        engine: &'static str,
+    },
+    /// A backing was named for an engine that holds all blocks itself.
+    #[error("{pool} is a {engine} pool, which needs no --backing: it holds all blocks itself")]
+    NoBackingNeeded {
+        /// The pool.
+        pool: String,
+        /// Its engine.
+        engine: &'static str,
+    },
+    /// The backing cannot be used.
+    #[error(transparent)]
+    Backing(#[from] BackingError),
+    /// There is no such DRAM tier before the pool.
+    #[error("there is no DRAM tier {spec}")]
+    Dram {
+        /// The tier asked for.
+        spec: TierSpec,
+        /// Why.
+        source: DeviceError,
+    },
+    /// A volatile tier cannot write back what it holds.
+    #[error("{pending_bytes} bytes in the {tier} tier of {pool} cannot be written back: lost")]
+    Lost {
+        /// Bytes that only this tier held.
+        pending_bytes: u64,
+        /// The tier.
+        tier: String,
+        /// The pool.
+        pool: String,
+        /// Why.
+        source: DeviceError,
+    },
+    /// A persistent tier cannot write what it holds to the tier below.
+    #[error("what {pool} holds cannot be destaged: it stays in the {tier}, serve it again")]
+    Kept {
+        /// The tier.
+        tier: String,
+        /// The pool.
+        pool: String,
+        /// Why.
+        source: DeviceError,
+    },
+}
+
+impl StackError {
+    /// The command was used wrongly: nothing was tried.
+    pub fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::UnknownEngine { .. }
+                | Self::ForeignOption { .. }
+                | Self::Options(EngineError::Usage(_))
+        )
+    }
+}

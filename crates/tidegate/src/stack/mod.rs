@@ -1,0 +1,168 @@
+//! The registry of engines, and the stack of tiers that a pool is served as.
+//!
+//! [`REGISTRY`] lists the engines, a line each; every command finds an engine through it and has no case for one. [`Stack`] is an open
+//! pool with the tiers before it. [`PoolDescription`] says what a pool or a stack is, for `info`, `serve` and `stat`
+//! alike. `docs/architecture.md` shows how an engine is added.
+
+mod description;
+mod error;
+mod open;
+
+use std::sync::Arc;
+
+pub use description::{PoolDescription, power_cut};
+pub use error::StackError;
+pub use open::{Stack, StackOptions, Stat};
+
+use crate::btt::BttEngine;
+use crate::dram::{self, Policy, TierSpec};
+use crate::log::LogEngine;
+use crate::pmem::Region;
+use crate::pool::{Glance, PoolError, Superblock};
+use crate::raw::RawEngine;
+use crate::tier::{Checked, Engine, EngineCode, Opening, OptionSpec, Options, Plan, Progress};
+
+/// The engines of this release.
+pub static REGISTRY: Registry = Registry::new(&[&BttEngine, &RawEngine, &LogEngine]);
+
+type Result<T> = std::result::Result<T, StackError>;
+
+/// Engines by name and by what pools say.
+pub struct Registry {
+    engines: &'static [&'static dyn Engine],
+}
+
+impl Registry {
+    /// A registry of these engines.
+    pub const fn new(engines: &'static [&'static dyn Engine]) -> Self {
+        Self { engines }
+    }
+
+    /// All engines, in the order in which messages list them.
+    pub fn engines(&self) -> &'static [&'static dyn Engine] {
+        self.engines
+    }
+
+    /// The engine called `name`.
+    ///
+    /// # Errors
+    /// [`StackError::UnknownEngine`].
+    pub fn engine(&self, name: &str) -> Result<&'static dyn Engine> {
+        self.engines.iter().copied().find(|engine| engine.name() == name).ok_or_else(|| {
+            let known: Vec<_> =
+                self.engines.iter().map(|it| format!("{} ({})", it.name(), it.about())).collect();
+            StackError::UnknownEngine { name: name.to_owned(), known: known.join(", ") }
+        })
+    }
+
+    /// Every option of `create` once, with the names of the engines that take it.
+    pub fn options(&self) -> Vec<(OptionSpec, Vec<&'static str>)> {
+        let mut options: Vec<(OptionSpec, Vec<&'static str>)> = Vec::new();
+        for engine in self.engines {
+            for spec in engine.options() {
+                match options.iter_mut().find(|(known, _)| known.name == spec.name) {
+                    Some((_, engines)) => engines.push(engine.name()),
+                    None => options.push((*spec, vec![engine.name()])),
+                }
+            }
+        }
+        options
+    }
+
+    /// Parses the options of a new pool of `engine`.
+    ///
+    /// # Errors
+    /// An option belongs to other engines, or its value does not do: wrong usage.
+    pub fn plan(&self, engine: &'static dyn Engine, options: &Options) -> Result<Box<dyn Plan>> {
+        for (spec, engines) in self.options() {
+            if options.contains_key(spec.name) && !engines.contains(&engine.name()) {
+                let (option, owners) = (spec.name, engines.join(", "));
+                return Err(StackError::ForeignOption { option, owners, engine: engine.name() });
+            }
+        }
+        engine.plan(options).map_err(StackError::Options)
+    }
+
+    /// The engine of the pool in `region`; the rest of the pool may be damaged.
+    ///
+    /// # Errors
+    /// There is no pool, its header cannot be used, or its engine is unknown.
+    pub fn identify(&self, region: &Region) -> Result<&'static dyn Engine> {
+        for engine in self.engines.iter().copied() {
+            let failed = |source| StackError::Engine { pool: name(region), source };
+            if engine.recognizes(region).map_err(failed)? {
+                return Ok(engine);
+            }
+        }
+        let code = match Superblock::read(region) {
+            Ok(found) => found.superblock.engine,
+            Err(PoolError::NotAPool { found: content }) => {
+                return Err(StackError::NoPool { pool: name(region), content });
+            }
+            Err(source) => return Err(StackError::Pool { pool: name(region), source }),
+        };
+        let unknown = || StackError::UnknownCode { pool: name(region), code };
+        self.of_code(code).ok_or_else(unknown)
+    }
+
+    fn of_code(&self, code: EngineCode) -> Option<&'static dyn Engine> {
+        self.engines.iter().copied().find(|engine| engine.code() == Some(code))
+    }
+
+    /// Verifies the pool in `region`, also one that only a part of its headers tells of. `repair` restores what the
+    /// format's redundancy allows.
+    ///
+    /// # Errors
+    /// There is no pool to check, or the memory failed.
+    pub fn check(
+        &self,
+        region: Region,
+        repair: bool,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(&'static dyn Engine, Checked)> {
+        let trace = || self.engines.iter().copied().find(|engine| engine.is_traceable(&region));
+        let engine = match self.identify(&region) {
+            Err(error @ StackError::NoPool { .. }) => trace().ok_or(error)?,
+            identified => identified?,
+        };
+        let pool = name(&region);
+        let checked = engine.check(region, repair, progress);
+        Ok((engine, checked.map_err(|source| StackError::Engine { pool, source })?))
+    }
+
+    /// Describes the pool in `region`, with a DRAM tier before it as `dram` says, and changes nothing.
+    ///
+    /// # Errors
+    /// There is no pool, its header is damaged, or there is no such DRAM tier.
+    pub fn describe(&self, region: &Arc<Region>, dram: TierSpec) -> Result<PoolDescription> {
+        let engine = self.identify(region)?;
+        let failed = |source| StackError::Engine { pool: name(region), source };
+        let mut description =
+            PoolDescription::new(engine, region, engine.describe(region).map_err(failed)?);
+        if dram.policy != Policy::None {
+            let opening = Opening { region: Arc::clone(region), backing: None, force: false };
+            let geometry = engine.open(opening).map_err(failed)?.tier.geometry();
+            let summary = dram::describe(dram.policy, dram.bytes, geometry);
+            let failed = |source| StackError::Dram { spec: dram, source };
+            description.dram = Some(summary.map_err(failed)?);
+        }
+        Ok(description)
+    }
+
+    /// What lies in a file or on a disk, in words.
+    pub fn words(&self, found: Glance) -> String {
+        match found {
+            Glance::Btt => "a btt pool".into(),
+            Glance::Tidegate(Some(code)) => match self.of_code(code) {
+                Some(engine) => format!("a {engine} pool"),
+                None => format!("a pool of the engine with {code}"),
+            },
+            Glance::Tidegate(None) => "a damaged pool".into(),
+            Glance::Unknown(content) => content.to_string(),
+        }
+    }
+}
+
+fn name(region: &Region) -> String {
+    region.name().display().to_string()
+}

@@ -1,0 +1,269 @@
+//! An open pool with the tiers before it and the backing behind it.
+//!
+//! Invariants:
+//! 1. Tiers are drained from the top: what the upper one writes back, the lower one still takes.
+//! 2. The lock on the backing is held until the last tier is dropped.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{PoolDescription, Registry, Result, StackError, name};
+use crate::backing::{BackingUrl, OpenBacking};
+use crate::device::BlockDevice;
+use crate::device::delay::{Delay, Delays};
+use crate::dram::{self, Policy, TierSpec};
+use crate::pmem::Region;
+use crate::pool::{BackingIdentity, Superblock};
+use crate::stats::{Collector, Reading};
+use crate::tier::{
+    Backing, Engine, Level, Line, Opening, Setting, SettingError, State, Tier, line,
+};
+
+/// What to open.
+pub struct StackOptions {
+    /// The memory of the pool.
+    pub region: Arc<Region>,
+    /// The pool's file or device: it is no backing of its own.
+    pub path: PathBuf,
+    /// The device behind the pool.
+    pub backing: Option<BackingUrl>,
+    /// Use the backing also where that may not be meant.
+    pub force: bool,
+    /// The DRAM tier before the pool.
+    pub dram: TierSpec,
+    /// Delays each request to the pool: for tests and demonstrations.
+    pub delays: Option<Delays>,
+}
+
+/// An open pool, ready to be served.
+pub struct Stack {
+    /// From the top, which clients reach.
+    tiers: Vec<Arc<dyn Tier>>,
+    description: PoolDescription,
+    /// What cannot be changed while the stack is open.
+    fixed: Vec<Setting>,
+    /// Keeps other programs from the backing.
+    _guard: Option<File>,
+}
+
+/// What a stack is and has counted; the keys are a contract with scripts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Stat {
+    /// A server has the pool open.
+    pub live: bool,
+    /// What the pool is.
+    #[serde(flatten)]
+    pub description: Map<String, Value>,
+    /// The tiers from the top, and what they hold.
+    #[serde(default)]
+    pub tiers: Vec<State>,
+    /// What can be set, and what cannot.
+    #[serde(default)]
+    pub settings: Vec<Setting>,
+    /// What was counted and measured.
+    #[serde(default)]
+    pub metrics: Vec<Reading>,
+    /// For people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lines: Vec<Line>,
+}
+
+impl Registry {
+    /// Opens the pool that `options` name, and so recovers it, with the tiers before it.
+    ///
+    /// # Errors
+    /// There is no pool, it is damaged, it lacks a backing or has one that does not do, or there is no such DRAM tier.
+    pub fn open(&self, options: StackOptions) -> Result<Stack> {
+        let StackOptions { region, path, backing: url, force, dram, delays } = options;
+        let engine = self.identify(&region)?;
+        if url.is_some() && !engine.needs_backing() {
+            return Err(StackError::NoBackingNeeded { pool: name(&region), engine: engine.name() });
+        }
+        let failed = |source| StackError::Engine { pool: name(&region), source };
+        let header = engine.describe(&region).map_err(failed)?;
+        let mut backing = url.as_ref().map(|url| url.open(&path)).transpose()?;
+        let guard = backing.as_mut().and_then(|backing| backing.guard.take());
+        let identity = backing.as_ref().map(identity_of);
+        let backing = backing.map(|backing| self.known(backing));
+        let opened = engine.open(Opening { region: Arc::clone(&region), backing, force });
+        let opened = opened.map_err(failed)?;
+        if let Some(identity) = identity {
+            remember(&region, identity)?;
+        }
+        let pmem = opened.tier;
+        let top = dram::open(dram.policy, dram.bytes, delayed(&pmem, delays));
+        let top = top.map_err(|source| StackError::Dram { spec: dram, source })?;
+        let geometry = top.geometry();
+        let description = PoolDescription {
+            size_bytes: geometry.size_bytes(),
+            block_bytes: Some(geometry.block_bytes),
+            blocks: Some(geometry.blocks),
+            backing: url.as_ref().map(ToString::to_string),
+            recovered: Some(opened.recovered),
+            read_only: geometry.read_only,
+            dram: (dram.policy != Policy::None).then(|| top.summary()),
+            ..PoolDescription::new(engine, &region, header)
+        };
+        let fixed = fixed_settings(engine, dram, url.as_ref());
+        Ok(Stack { tiers: vec![top, pmem], description, fixed, _guard: guard })
+    }
+
+    /// The backing as engines see it.
+    fn known(&self, backing: OpenBacking) -> Backing {
+        let OpenBacking { device, identity, name, holds, .. } = backing;
+        Backing { device, identity, name, holds: holds.map(|found| self.words(found)) }
+    }
+}
+
+fn identity_of(backing: &OpenBacking) -> BackingIdentity {
+    BackingIdentity::new(backing.identity, &String::from_utf8_lossy(&backing.name))
+}
+
+/// Notes the backing in the pool's superblock.
+fn remember(region: &Region, identity: BackingIdentity) -> Result<()> {
+    let failed = |source| StackError::Pool { pool: name(region), source };
+    let mut superblock = Superblock::read(region).map_err(failed)?.superblock;
+    if superblock.backing == Some(identity) {
+        return Ok(());
+    }
+    superblock.backing = Some(identity);
+    superblock.write(region).map_err(failed)
+}
+
+fn delayed(pmem: &Arc<dyn Tier>, delays: Option<Delays>) -> Arc<dyn BlockDevice> {
+    let device: Arc<dyn BlockDevice> = Arc::<dyn Tier>::clone(pmem);
+    match delays {
+        Some(delays) => Arc::new(Delay::new(device, delays)),
+        None => device,
+    }
+}
+
+fn fixed_settings(
+    engine: &dyn Engine,
+    dram: TierSpec,
+    backing: Option<&BackingUrl>,
+) -> Vec<Setting> {
+    let fixed = |key: &str, value: String, help: &str, reason: &str| Setting {
+        key: key.into(),
+        value,
+        help: help.into(),
+        fixed: Some(reason.into()),
+    };
+    let at_start =
+        "it is chosen when the pool is served; stop the server and start it with another";
+    let at_creation =
+        "it is chosen when the pool is created; create another pool and copy the data";
+    let mut settings = vec![
+        fixed("engine", engine.name().into(), "the engine of the pool", at_creation),
+        fixed("dram", dram.to_string(), "the DRAM tier", at_start),
+    ];
+    settings.extend(backing.map(|it| fixed("backing", it.to_string(), "the backing", at_start)));
+    settings
+}
+
+impl Stack {
+    /// The device that clients are to reach.
+    pub fn top(&self) -> Arc<dyn BlockDevice> {
+        Arc::<dyn Tier>::clone(&self.tiers[0])
+    }
+
+    /// What the stack is.
+    pub fn description(&self) -> &PoolDescription {
+        &self.description
+    }
+
+    /// Writes all that the tiers hold to the lowest one that keeps it, and stops their threads.
+    ///
+    /// # Errors
+    /// [`StackError::Lost`], [`StackError::Kept`]; another call tries again.
+    pub fn drain(&self) -> Result<()> {
+        for tier in &self.tiers {
+            tier.drain().map_err(|source| self.not_drained(&tier.state(), source))?;
+        }
+        Ok(())
+    }
+
+    fn not_drained(&self, state: &State, source: crate::device::DeviceError) -> StackError {
+        let (tier, pool) = (state.name.clone(), self.description.pool.clone());
+        match state.level {
+            Level::Dram => {
+                StackError::Lost { pending_bytes: state.pending_bytes, tier, pool, source }
+            }
+            Level::Pmem => StackError::Kept { tier, pool, source },
+        }
+    }
+
+    /// What the tiers say of themselves, for people, but for what the description says.
+    pub fn tier_lines(&self) -> Vec<Line> {
+        let described = self.description.lines();
+        let lines = self.tiers.iter().flat_map(|tier| tier.state().lines);
+        lines.filter(|line| !described.contains(line)).collect()
+    }
+
+    /// Adds the metrics of all tiers to `collector`, labelled with level and name.
+    pub fn metrics(&self, collector: &mut Collector) {
+        for tier in &self.tiers {
+            let state = tier.state();
+            collector.labelled("level", state.level.name(), |collector| {
+                collector.labelled("tier", state.name, |collector| tier.metrics(collector));
+            });
+        }
+    }
+
+    /// All settings, those that cannot be changed included.
+    pub fn settings(&self) -> Vec<Setting> {
+        let of_tiers = self.tiers.iter().flat_map(|tier| tier.settings());
+        of_tiers.chain(self.fixed.iter().cloned()).collect()
+    }
+
+    /// Changes setting `key` to `value`.
+    ///
+    /// # Errors
+    /// [`SettingError`]; nothing has changed then.
+    pub fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
+        let has_it = |tier: &&Arc<dyn Tier>| tier.settings().iter().any(|it| it.key == key);
+        match self.tiers.iter().find(has_it) {
+            Some(tier) => tier.set(key, value),
+            None => Err(SettingError::of(key, &self.settings())),
+        }
+    }
+
+    /// What the stack is and has counted, with what `front_end` adds to the metrics.
+    pub fn stat(&self, front_end: impl FnOnce(&mut Collector)) -> Stat {
+        let mut collector = Collector::default();
+        front_end(&mut collector);
+        self.metrics(&mut collector);
+        let mut lines = self.description.lines();
+        lines.extend(self.tier_lines());
+        let settings = self.settings();
+        let changeable = settings.iter().filter(|it| it.fixed.is_none());
+        lines.extend(changeable.map(|Setting { key, value, help, .. }| {
+            line("setting", format_args!("{key}={value}: {help}"))
+        }));
+        Stat {
+            tiers: self.tiers.iter().map(|it| State { lines: Vec::new(), ..it.state() }).collect(),
+            settings,
+            metrics: collector.finish(),
+            lines,
+            ..Stat::of(&self.description, true)
+        }
+    }
+}
+
+impl Stat {
+    /// What a description alone says.
+    pub fn of(description: &PoolDescription, live: bool) -> Self {
+        let object = match serde_json::to_value(description) {
+            Ok(Value::Object(object)) => object,
+            // All keys are texts and no value can fail: there is nothing to lose.
+            _ => Map::new(),
+        };
+        let lines = description.lines();
+        let (tiers, settings, metrics) = Default::default();
+        Self { live, description: object, tiers, settings, metrics, lines }
+    }
+}

@@ -1,0 +1,209 @@
+//! Latency histograms: eight buckets to a power of two, so a quantile is at most 12.5 % too high.
+//!
+//! [`bucket_of`] and [`upper_bound_ns`] are the one bucket layout of all latencies. [`Histogram`] is
+//! sharded by thread: recording is three plain stores to cache lines that no other thread writes.
+//! [`Samples`] is one shard, for recorders that keep shards of their own. [`Latencies`] is a
+//! snapshot with quantiles.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::sync::shard::{Shards, add};
+
+/// Number of buckets: eight to a power of two, up to 2^41 ns (37 minutes).
+pub const BUCKETS: usize = 312;
+
+/// The bucket that `latency_ns` falls into; the first eight hold 0 to 7 ns.
+#[inline]
+pub fn bucket_of(latency_ns: u64) -> usize {
+    if latency_ns < 8 {
+        return usize::try_from(latency_ns).unwrap_or(0);
+    }
+    let exponent = latency_ns.ilog2();
+    let eighth = usize::try_from((latency_ns >> (exponent - 3)) & 7).unwrap_or(0);
+    ((exponent as usize - 2) * 8 + eighth).min(BUCKETS - 1)
+}
+
+/// The longest latency of bucket `bucket`, in nanoseconds.
+pub fn upper_bound_ns(bucket: usize) -> u64 {
+    let bucket = bucket.min(BUCKETS - 1);
+    if bucket < 8 {
+        return bucket as u64;
+    }
+    let (shift, eighth) = (bucket / 8 - 1, bucket as u64 % 8);
+    ((9 + eighth) << shift) - 1
+}
+
+/// Latencies recorded by one thread, or by several that share a shard.
+pub struct Samples {
+    sum_ns: AtomicU64,
+    max_ns: AtomicU64,
+    buckets: [AtomicU64; BUCKETS],
+}
+
+impl Default for Samples {
+    fn default() -> Self {
+        let buckets = [const { AtomicU64::new(0) }; BUCKETS];
+        Self { sum_ns: AtomicU64::new(0), max_ns: AtomicU64::new(0), buckets }
+    }
+}
+
+impl Samples {
+    /// Records one latency. `exclusive`: no other thread records here.
+    #[inline]
+    pub fn record(&self, latency_ns: u64, exclusive: bool) {
+        add(&self.buckets[bucket_of(latency_ns)], 1, exclusive);
+        add(&self.sum_ns, latency_ns, exclusive);
+        if latency_ns > self.max_ns.load(Ordering::Relaxed) {
+            self.max_ns.fetch_max(latency_ns, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A histogram that many threads record into without waiting for each other.
+#[derive(Default)]
+pub struct Histogram {
+    /// Allocated at a thread's first latency: most threads never record one.
+    shards: Shards<OnceLock<Box<Samples>>>,
+}
+
+impl Histogram {
+    /// An empty histogram.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Records one latency of the calling thread.
+    #[inline]
+    pub fn record(&self, latency_ns: u64) {
+        let (shard, exclusive) = self.shards.mine();
+        shard.get_or_init(Box::default).record(latency_ns, exclusive);
+    }
+
+    /// All latencies recorded so far; those of running threads may be missing.
+    pub fn snapshot(&self) -> Latencies {
+        Latencies::of(self.shards.iter().filter_map(OnceLock::get).map(|samples| &**samples))
+    }
+}
+
+/// A snapshot of latencies.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latencies {
+    /// Number of latencies.
+    pub count: u64,
+    /// Sum of all latencies.
+    pub sum_ns: u64,
+    /// Longest latency.
+    pub max_ns: u64,
+    /// The latencies by length, shortest first; empty buckets are left out.
+    pub buckets: Vec<Bucket>,
+}
+
+/// A bucket of a histogram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bucket {
+    /// Longest latency that falls into it.
+    pub upto_ns: u64,
+    /// Number of latencies in it.
+    pub samples: u64,
+}
+
+impl Latencies {
+    /// Merges shards.
+    pub fn of<'a>(shards: impl Iterator<Item = &'a Samples>) -> Self {
+        let (mut counts, mut sum_ns, mut max_ns) = ([0_u64; BUCKETS], 0_u64, 0);
+        for shard in shards {
+            for (count, bucket) in counts.iter_mut().zip(&shard.buckets) {
+                *count += bucket.load(Ordering::Relaxed);
+            }
+            sum_ns = sum_ns.wrapping_add(shard.sum_ns.load(Ordering::Relaxed));
+            max_ns = shard.max_ns.load(Ordering::Relaxed).max(max_ns);
+        }
+        Self { sum_ns, max_ns, ..Self::of_counts(&counts) }
+    }
+
+    /// A snapshot of which only the number of latencies in each bucket is known: the sum and the
+    /// longest latency are upper bounds.
+    pub fn of_counts(counts: &[u64; BUCKETS]) -> Self {
+        let bucket = |(bucket, &samples)| Bucket { upto_ns: upper_bound_ns(bucket), samples };
+        let buckets: Vec<_> =
+            counts.iter().enumerate().map(bucket).filter(|bucket| bucket.samples > 0).collect();
+        let weight = |bucket: &Bucket| bucket.upto_ns.saturating_mul(bucket.samples);
+        Self {
+            count: counts.iter().sum(),
+            sum_ns: buckets.iter().map(weight).fold(0, u64::saturating_add),
+            max_ns: buckets.last().map_or(0, |bucket| bucket.upto_ns),
+            buckets,
+        }
+    }
+
+    /// The mean latency; 0 where none was recorded.
+    pub fn mean_ns(&self) -> u64 {
+        self.sum_ns.checked_div(self.count).unwrap_or(0)
+    }
+
+    /// The latency that `millionths` of all latencies do not exceed: the upper bound of its bucket,
+    /// at most the longest latency. 0 where none was recorded.
+    pub fn quantile_ns(&self, millionths: u64) -> u64 {
+        let rank = (u128::from(self.count) * u128::from(millionths)).div_ceil(1_000_000);
+        let mut seen = 0_u128;
+        let found = self.buckets.iter().find(|bucket| {
+            seen += u128::from(bucket.samples);
+            seen >= rank
+        });
+        found.map_or(0, |bucket| bucket.upto_ns.min(self.max_ns))
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_adjacent_and_hold_their_latencies() {
+        for bucket in 0..BUCKETS - 1 {
+            assert_eq!(bucket_of(upper_bound_ns(bucket)), bucket);
+            assert_eq!(bucket_of(upper_bound_ns(bucket) + 1), bucket + 1);
+        }
+        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+        assert_eq!(upper_bound_ns(usize::MAX), (1 << 41) - 1);
+    }
+
+    #[test]
+    fn quantiles_are_upper_bounds_of_at_most_an_eighth_too_much() {
+        let histogram = Histogram::new();
+        (0..99).for_each(|_| histogram.record(100));
+        histogram.record(10_000);
+        let latencies = histogram.snapshot();
+        assert_eq!((latencies.count, latencies.mean_ns(), latencies.max_ns), (100, 199, 10_000));
+        let quantiles = [0, 500_000, 990_000, 999_000].map(|which| latencies.quantile_ns(which));
+        assert_eq!(quantiles, [103, 103, 103, 10_000]);
+        assert_eq!(Latencies::default().quantile_ns(500_000), 0);
+    }
+
+    #[test]
+    fn latencies_of_all_threads_are_merged() {
+        let histogram = Histogram::new();
+        std::thread::scope(|scope| {
+            for thread in 1..=4 {
+                let histogram = &histogram;
+                scope.spawn(move || (0..1000).for_each(|_| histogram.record(thread)));
+            }
+        });
+        let latencies = histogram.snapshot();
+        assert_eq!((latencies.count, latencies.sum_ns, latencies.max_ns), (4000, 10_000, 4));
+        let expected = [1, 2, 3, 4].map(|upto_ns| Bucket { upto_ns, samples: 1000 });
+        assert_eq!(latencies.buckets, expected);
+    }
+
+    #[test]
+    fn counts_alone_give_bounds() {
+        let mut counts = [0; BUCKETS];
+        counts[3] = 2;
+        counts[bucket_of(100)] = 1;
+        let latencies = Latencies::of_counts(&counts);
+        assert_eq!((latencies.count, latencies.sum_ns, latencies.max_ns), (3, 3 + 3 + 103, 103));
+    }
+}

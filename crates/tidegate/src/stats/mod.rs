@@ -1,0 +1,13 @@
+//! What is counted and measured: counters, gauges and latency histograms of every tier.
+//!
+//! - [`histogram`]: latencies, sharded by thread;
+//! - [`metric`]: names, units and help texts, and the readings that pages print;
+//! - [`requests`]: the counters that every block device has.
+
+pub mod histogram;
+pub mod metric;
+pub mod requests;
+
+pub use histogram::{Histogram, Latencies};
+pub use metric::{Collector, Kind, Metric, Reading, Unit, Value};
+pub use requests::{RequestKind, Requests};

@@ -1,0 +1,417 @@
+//! Background work of a tier, in steps: threads run them in production, a simulator's scheduler in
+//! tests.
+//!
+//! A worker is awake, idle (asleep until it is woken) or resting (asleep until a time). Invariants:
+//!
+//! 1. An idle worker sleeps without a timeout: a tier without work costs no CPU.
+//! 2. No wake-up is lost. A caller makes work visible and then looks at `call`. A worker that turns
+//!    idle sets `call` and then looks for work. So at least one of the two sees the other, provided
+//!    that the tier orders the caller's store before its load of `call`; the tier says how.
+//! 3. While no worker is idle, or some worker will look for work by itself, a caller only loads
+//!    `call`.
+//!
+//! Entry points: [`Work`] is what a tier defines, [`Waker`] what its requests call, [`Workers`] the
+//! threads.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::clock::now_ns;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, store_before_loads};
+
+/// What a worker does after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Takes the next step at once.
+    Again,
+    /// Sleeps until it is woken, and no longer than to `wake_at_ns` on the clock of tiers.
+    Sleep {
+        /// When the worker wakes by itself; None where it has nothing to do before it is woken.
+        wake_at_ns: Option<u64>,
+    },
+    /// Ends.
+    Stop,
+}
+
+impl Step {
+    /// Sleeps until it is woken.
+    pub(crate) const IDLE: Self = Self::Sleep { wake_at_ns: None };
+
+    /// Sleeps for `rest_ns`, unless all workers are woken before.
+    pub(crate) fn rest(rest_ns: u64) -> Self {
+        Self::Sleep { wake_at_ns: Some(now_ns().saturating_add(rest_ns)) }
+    }
+}
+
+/// The work of one worker.
+pub trait Work: Send {
+    /// Does a piece of work, short enough that a stop may wait for it.
+    fn step(&mut self) -> Step;
+
+    /// Whether a step would find work: asked by a worker that is about to turn idle.
+    fn has_work(&self) -> bool;
+}
+
+/// Wakes the workers of one tier.
+pub(crate) struct Waker {
+    /// 1 while a caller with work has to wake a worker.
+    call: AtomicU64,
+    /// How often all workers were woken: a worker that was awake then does not rest after its step.
+    alarms: AtomicU64,
+    /// `gate.awake`, for a look without its lock.
+    awake: AtomicU32,
+    /// Threads run the work, and are not to stop.
+    running: AtomicBool,
+    gate: Mutex<Gate>,
+    idle: Condvar,
+    resting: Condvar,
+}
+
+struct Gate {
+    awake: u32,
+    idle: u32,
+    resting: u32,
+    /// Idle workers that were woken and have not noticed yet.
+    woken: u32,
+}
+
+impl Gate {
+    fn needs_call(&self) -> bool {
+        self.awake == 0 && self.resting == 0 && self.woken == 0 && self.idle > 0
+    }
+}
+
+impl Waker {
+    /// For `workers` threads, all awake; for none where a simulator or the requests do the work.
+    pub(crate) fn new(workers: u32) -> Self {
+        Self {
+            call: AtomicU64::new(0),
+            alarms: AtomicU64::new(0),
+            awake: AtomicU32::new(workers),
+            running: AtomicBool::new(workers > 0),
+            gate: Mutex::new(Gate { awake: workers, idle: 0, resting: 0, woken: 0 }),
+            idle: Condvar::new(),
+            resting: Condvar::new(),
+        }
+    }
+
+    /// Work was made visible: wakes a worker, unless one is awake or will wake by itself.
+    #[inline]
+    pub(crate) fn wake(&self) {
+        if self.call.load(Ordering::SeqCst) == 1 {
+            self.wake_another();
+        }
+    }
+
+    /// Wakes one more idle worker, unless some worker rests: that one left the CPU to others.
+    pub(crate) fn wake_another(&self) {
+        let mut gate = self.gate.lock();
+        if gate.resting == 0 && gate.idle > gate.woken {
+            gate.woken += 1;
+            self.idle.notify_one();
+            self.publish(&gate);
+        }
+    }
+
+    /// Ends the rest of workers that rest.
+    pub(crate) fn wake_resting(&self) {
+        let _gate = self.gate.lock();
+        self.resting.notify_all();
+    }
+
+    /// Wakes all workers, and lets those that are awake now take one more step.
+    pub(crate) fn wake_all(&self) {
+        let mut gate = self.gate.lock();
+        self.alarms.fetch_add(1, Ordering::SeqCst);
+        gate.woken = gate.idle;
+        self.idle.notify_all();
+        self.resting.notify_all();
+        self.publish(&gate);
+    }
+
+    /// How often all workers were woken.
+    pub(crate) fn alarms(&self) -> u64 {
+        self.alarms.load(Ordering::SeqCst)
+    }
+
+    /// Number of workers that are awake, about.
+    pub(crate) fn awake(&self) -> u32 {
+        self.awake.load(Ordering::Relaxed)
+    }
+
+    /// Whether threads do the work. False from the moment on at which they are told to stop.
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.load(Ordering::SeqCst)
+    }
+
+    /// Sleeps after a step that began at `alarms`.
+    fn sleep(&self, alarms: u64, wake_at_ns: Option<u64>, work: &impl Work) {
+        match wake_at_ns {
+            Some(wake_at_ns) => self.sleep_until(alarms, wake_at_ns),
+            None => self.sleep_idle(work),
+        }
+    }
+
+    fn sleep_idle(&self, work: &impl Work) {
+        let mut gate = self.gate.lock();
+        gate.awake -= 1;
+        gate.idle += 1;
+        self.publish(&gate);
+        // After `call` was set: invariant 2.
+        if work.has_work() {
+            gate.woken += 1;
+        }
+        while gate.woken == 0 && self.is_running() {
+            self.idle.wait(&mut gate);
+        }
+        gate.woken = gate.woken.saturating_sub(1);
+        gate.idle -= 1;
+        gate.awake += 1;
+        self.publish(&gate);
+    }
+
+    fn sleep_until(&self, alarms: u64, wake_at_ns: u64) {
+        let mut gate = self.gate.lock();
+        let rest_ns = wake_at_ns.saturating_sub(now_ns());
+        if rest_ns == 0 || self.alarms() != alarms || !self.is_running() {
+            return;
+        }
+        gate.awake -= 1;
+        gate.resting += 1;
+        self.publish(&gate);
+        self.resting.wait_for(&mut gate, Duration::from_nanos(rest_ns));
+        gate.resting -= 1;
+        gate.awake += 1;
+        self.publish(&gate);
+    }
+
+    fn publish(&self, gate: &Gate) {
+        store_before_loads(&self.call, gate.needs_call().into());
+        self.awake.store(gate.awake, Ordering::Relaxed);
+    }
+
+    /// A worker ended.
+    fn leave(&self) {
+        let mut gate = self.gate.lock();
+        gate.awake -= 1;
+        self.publish(&gate);
+    }
+
+    /// Waits until every worker is idle.
+    #[cfg(all(test, not(feature = "loom")))]
+    pub(crate) fn await_all_idle(&self) {
+        self.await_gate(|gate| gate.awake + gate.resting + gate.woken == 0);
+    }
+
+    /// Waits until a worker rests.
+    #[cfg(all(test, not(feature = "loom")))]
+    pub(crate) fn await_resting(&self) {
+        self.await_gate(|gate| gate.resting > 0);
+    }
+
+    #[cfg(all(test, not(feature = "loom")))]
+    fn await_gate(&self, is_reached: impl Fn(&Gate) -> bool) {
+        while !is_reached(&self.gate.lock()) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// The threads that run the work of one tier.
+pub(crate) struct Workers {
+    waker: Arc<Waker>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Workers {
+    /// Starts a thread for each of `works`, which are as many as `waker` is for, named `name` and a
+    /// number.
+    ///
+    /// # Errors
+    /// The system refuses another thread; those already started have ended.
+    pub(crate) fn start(
+        name: &str,
+        waker: Arc<Waker>,
+        works: impl IntoIterator<Item = impl Work + 'static>,
+    ) -> io::Result<Self> {
+        let workers = Self { waker, threads: Mutex::default() };
+        for (number, work) in works.into_iter().enumerate() {
+            let waker = Arc::clone(&workers.waker);
+            let thread = std::thread::Builder::new().name(format!("{name}-{number}"));
+            match thread.spawn(move || run(work, &waker)) {
+                Ok(thread) => workers.threads.lock().push(thread),
+                Err(error) => {
+                    workers.stop();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(workers)
+    }
+
+    /// Number of threads that run.
+    pub(crate) fn count(&self) -> u32 {
+        u32::try_from(self.threads.lock().len()).unwrap_or(u32::MAX)
+    }
+
+    /// Ends the threads, once each has finished its step.
+    pub(crate) fn stop(&self) {
+        self.waker.running.store(false, Ordering::SeqCst);
+        self.waker.wake_all();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        // A worker may hold the last reference to its tier, and so be the one that stops it.
+        let is_other = |it: &JoinHandle<()>| it.thread().id() != std::thread::current().id();
+        for thread in threads.into_iter().filter(is_other) {
+            // A worker that panicked has already printed why.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The life of a worker's thread.
+fn run(mut work: impl Work, waker: &Waker) {
+    struct Leave<'a>(&'a Waker);
+    impl Drop for Leave<'_> {
+        fn drop(&mut self) {
+            self.0.leave();
+        }
+    }
+    // Also after a panic, so that the other workers are woken in the place of this one.
+    let _leave = Leave(waker);
+    while waker.is_running() {
+        let alarms = waker.alarms();
+        match work.step() {
+            Step::Again => {}
+            Step::Sleep { wake_at_ns } => waker.sleep(alarms, wake_at_ns, &work),
+            Step::Stop => return,
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    const DAY_NS: u64 = 86_400_000_000_000;
+
+    /// Takes its numbers one by one and sends them on.
+    struct Courier {
+        inbox: Arc<Mutex<Vec<u32>>>,
+        outbox: Sender<u32>,
+        when_empty: Step,
+    }
+
+    impl Work for Courier {
+        fn step(&mut self) -> Step {
+            let next = self.inbox.lock().pop();
+            next.map_or(self.when_empty, |number| {
+                self.outbox.send(number).unwrap();
+                Step::Again
+            })
+        }
+
+        fn has_work(&self) -> bool {
+            !self.inbox.lock().is_empty()
+        }
+    }
+
+    struct Office {
+        waker: Arc<Waker>,
+        inbox: Arc<Mutex<Vec<u32>>>,
+        delivered: Receiver<u32>,
+        workers: Workers,
+    }
+
+    fn office(count: u32, when_empty: Step) -> Office {
+        let (waker, inbox) = (Arc::new(Waker::new(count)), Arc::new(Mutex::new(Vec::new())));
+        let (outbox, delivered) = channel();
+        let courier = |_| Courier { inbox: Arc::clone(&inbox), outbox: outbox.clone(), when_empty };
+        let couriers: Vec<_> = (0..count).map(courier).collect();
+        let workers = Workers::start("courier", Arc::clone(&waker), couriers).unwrap();
+        Office { waker, inbox, delivered, workers }
+    }
+
+    impl Office {
+        fn send(&self, number: u32) {
+            self.inbox.lock().push(number);
+            self.waker.wake();
+        }
+    }
+
+    #[test]
+    fn idle_workers_do_all_work_that_they_are_woken_for() {
+        let office = office(3, Step::IDLE);
+        for round in 0..200 {
+            if round % 2 == 0 {
+                office.waker.await_all_idle();
+            }
+            office.send(round);
+            assert_eq!(office.delivered.recv().unwrap(), round);
+        }
+        assert_eq!(office.workers.count(), 3);
+    }
+
+    #[test]
+    fn a_resting_worker_is_woken_by_an_alarm_only() {
+        let office = office(1, Step::Sleep { wake_at_ns: Some(DAY_NS) });
+        office.waker.await_resting();
+        office.send(7);
+        assert!(office.delivered.try_recv().is_err(), "a rest is not ended by work");
+        office.waker.wake_all();
+        assert_eq!(office.delivered.recv().unwrap(), 7);
+        office.waker.await_resting();
+        office.workers.stop();
+        assert!(!office.waker.is_running());
+        assert_eq!(office.workers.count(), 0);
+    }
+
+    #[test]
+    fn an_alarm_during_a_step_makes_the_worker_step_again() {
+        let waker = Waker::new(1);
+        let alarms = waker.alarms();
+        waker.wake_all();
+        // Else this would take a day.
+        waker.sleep_until(alarms, now_ns() + DAY_NS);
+        assert_eq!(waker.awake(), 1);
+    }
+
+    #[test]
+    fn a_call_is_needed_only_where_all_workers_are_idle() {
+        let gate = |awake, idle, resting, woken| Gate { awake, idle, resting, woken };
+        assert!(gate(0, 2, 0, 0).needs_call());
+        for other in [gate(1, 1, 0, 0), gate(0, 1, 1, 0), gate(0, 2, 0, 1), gate(0, 0, 0, 0)] {
+            assert!(!other.needs_call());
+        }
+    }
+
+    #[test]
+    fn work_that_ends_or_panics_ends_its_thread() {
+        struct Ending(bool);
+        impl Work for Ending {
+            fn step(&mut self) -> Step {
+                assert!(!self.0, "on purpose");
+                Step::Stop
+            }
+            fn has_work(&self) -> bool {
+                false
+            }
+        }
+        let waker = Arc::new(Waker::new(2));
+        let workers =
+            Workers::start("ending", Arc::clone(&waker), [Ending(false), Ending(true)]).unwrap();
+        waker.await_gate(|gate| gate.awake == 0);
+        workers.stop();
+    }
+}

@@ -1,0 +1,129 @@
+//! Failed write-backs that no request waited for, kept until a flush or FUA reports them (P5).
+//!
+//! The ledger only remembers what to report. The data is safe because the tier keeps it, dirty, and
+//! tries the write-back again.
+
+use parking_lot::Mutex;
+
+use crate::device::{DeviceError, DeviceErrorKind, Result};
+use crate::sync::{AtomicU64, Ordering};
+
+/// The failed write-backs of one tier.
+pub(crate) struct Ledger {
+    /// Name of the tier, for messages.
+    tier: &'static str,
+    /// All failures so far, so that a path without failures takes no lock.
+    failures: AtomicU64,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Default)]
+struct Entries {
+    unreported: u64,
+    /// The first failure since the last report.
+    first: Option<Failure>,
+    /// The last failure of all.
+    last: Option<Failure>,
+}
+
+#[derive(Clone)]
+struct Failure {
+    /// The block that was written, where it is known.
+    lba: Option<u64>,
+    kind: DeviceErrorKind,
+    message: String,
+}
+
+impl Failure {
+    fn of_block(&self) -> String {
+        self.lba.map_or(String::new(), |lba| format!(" that of block {lba}"))
+    }
+}
+
+impl Ledger {
+    /// An empty ledger of the tier that messages call `tier`, such as "the log".
+    pub(crate) fn new(tier: &'static str) -> Self {
+        Self { tier, failures: AtomicU64::new(0), entries: Mutex::default() }
+    }
+
+    /// A write-back failed with `error`: that of block `lba`, or of several blocks. The data stays
+    /// dirty.
+    pub(crate) fn record(&self, lba: Option<u64>, error: &DeviceError) {
+        let failure = Failure { lba, kind: error.kind(), message: error.with_causes() };
+        let mut entries = self.entries.lock();
+        entries.unreported += 1;
+        entries.first.get_or_insert_with(|| failure.clone());
+        entries.last = Some(failure);
+        self.failures.fetch_add(1, Ordering::Release);
+    }
+
+    /// Number of failures so far, reported or not.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Acquire)
+    }
+
+    /// Reports the failures since the last report, once.
+    ///
+    /// # Errors
+    /// The first of them, with its kind.
+    pub(crate) fn report(&self) -> Result<()> {
+        if self.failures() == 0 {
+            return Ok(());
+        }
+        let mut entries = self.entries.lock();
+        let failures = std::mem::take(&mut entries.unreported);
+        let Some(first) = entries.first.take() else { return Ok(()) };
+        let Self { tier, .. } = self;
+        Err(DeviceError::new(
+            first.kind,
+            format!(
+                "{failures} write-back(s) from {tier} failed, first{}: {}; \
+                 the data is kept and written back again",
+                first.of_block(),
+                first.message
+            ),
+        ))
+    }
+
+    /// The error of a request that a failed write-back keeps from its end, though the failure may
+    /// be reported already. `found` says what the request found.
+    pub(crate) fn blocked(&self, found: &str) -> DeviceError {
+        let last = self.entries.lock().last.clone();
+        let (kind, last) = last.map_or((DeviceErrorKind::Io, String::new()), |last| {
+            (last.kind, format!(" (last failure{}: {})", last.of_block(), last.message))
+        });
+        let context = format!("{found}{last}; the data is kept and written back again");
+        DeviceError::new(kind, context)
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_reported_once_with_the_first_one_named() {
+        let ledger = Ledger::new("the DRAM tier");
+        assert!(ledger.report().is_ok());
+        ledger.record(Some(7), &DeviceError::new(DeviceErrorKind::NoSpace, "full"));
+        ledger.record(Some(8), &DeviceError::new(DeviceErrorKind::Io, "broken"));
+        let error = ledger.report().unwrap_err();
+        assert_eq!((error.kind(), ledger.failures()), (DeviceErrorKind::NoSpace, 2));
+        assert_eq!(
+            error.to_string(),
+            "2 write-back(s) from the DRAM tier failed, first that of block 7: full; \
+             the data is kept and written back again"
+        );
+        assert!(ledger.report().is_ok());
+    }
+
+    #[test]
+    fn a_blocked_request_names_the_last_failure_though_it_was_reported() {
+        let ledger = Ledger::new("the log");
+        ledger.record(None, &DeviceError::new(DeviceErrorKind::NoSpace, "full"));
+        ledger.report().unwrap_err();
+        let error = ledger.blocked("the log is full and cannot be written back");
+        assert_eq!(error.kind(), DeviceErrorKind::NoSpace);
+        assert!(error.to_string().contains("written back (last failure: full);"), "{error}");
+    }
+}

@@ -1,0 +1,215 @@
+//! Versions of blocks, for readers that take no lock; and the locks of their writers.
+//!
+//! Many keys (lbas, or groups of them) share a word; those of one word are called its bucket. A
+//! reader looks at the version, reads, and looks again: where the version is the one before, no
+//! writer of the bucket has ended a change meanwhile (BTT), or begun one (log). So a reader
+//! registers nowhere, and no writer has to look for it. The kernel's reader table (rtt) makes each
+//! writer scan all lanes instead.
+//!
+//! A tier changes versions in one of two ways:
+//! - By locks: a writer holds the lock of its key while it changes what readers look up, and the
+//!   version grows by one at the unlock. A lock also remembers a number that its last holder left.
+//! - By [`advance`](VersionLocks::advance), without a lock: before a change begins.
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+// A word: bit 0 locked, bits 1 to 15 the last holder's number plus one (0: none yet), then the
+// version.
+const LOCKED: u64 = 1;
+const HOLDER_SHIFT: u32 = 1;
+const HOLDER: u64 = 0x7FFF << HOLDER_SHIFT;
+const ONE_VERSION: u64 = 1 << 16;
+
+/// Words of versions and locks.
+pub(crate) struct VersionLocks {
+    words: Box<[AtomicU64]>,
+    shift: u32,
+}
+
+/// A version as a reader saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Version(u64);
+
+/// A lock held; dropping it unlocks.
+pub(crate) struct VersionGuard<'a> {
+    word: &'a AtomicU64,
+    /// What the word was, unlocked.
+    value: u64,
+}
+
+impl VersionLocks {
+    /// `1 << words_log2` words of 8 bytes (1 to 31).
+    pub(crate) fn new(words_log2: u32) -> Self {
+        let words = (0..1 << words_log2).map(|_| AtomicU64::new(0)).collect();
+        Self { words, shift: 64 - words_log2 }
+    }
+
+    /// Locks `key`, calling `relax` while another thread holds it. A holder locks further keys only
+    /// in ascending order of their [`rank`](Self::rank).
+    #[inline]
+    pub(crate) fn lock(&self, key: impl Into<u64>, relax: impl Fn()) -> VersionGuard<'_> {
+        let word = self.word(key);
+        loop {
+            let value = word.load(Ordering::Relaxed) & !LOCKED;
+            if word
+                .compare_exchange_weak(value, value | LOCKED, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+            {
+                return VersionGuard { word, value };
+            }
+            relax();
+        }
+    }
+
+    /// The position of the lock of `key` in the order in which several are locked.
+    #[inline]
+    pub(crate) fn rank(&self, key: impl Into<u64>) -> usize {
+        // Neighbours go to distant words, so that sequential writers do not share a cache line.
+        let mixed = key.into().wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        #[expect(clippy::cast_possible_truncation, reason = "the shift leaves at most 31 bits")]
+        let rank = (mixed >> self.shift) as usize;
+        rank
+    }
+
+    /// Whether two keys share a lock.
+    #[inline]
+    pub(crate) fn same_bucket(&self, one: impl Into<u64>, other: impl Into<u64>) -> bool {
+        self.rank(one) == self.rank(other)
+    }
+
+    /// The version before a read. Nothing that the read loads is loaded before it.
+    #[inline]
+    pub(crate) fn version(&self, key: impl Into<u64>) -> Version {
+        Version(self.word(key).load(Ordering::Acquire) | LOCKED)
+    }
+
+    /// Whether the version is still `version` after a read: every load of the read comes before
+    /// this one.
+    #[inline]
+    pub(crate) fn unchanged(&self, key: impl Into<u64>, version: Version) -> bool {
+        fence(Ordering::Acquire);
+        Version(self.word(key).load(Ordering::Relaxed) | LOCKED) == version
+    }
+
+    /// Changes the version of `key`, of which no thread uses the lock: before the store that a
+    /// reader must not mistake for what it looked up.
+    pub(crate) fn advance(&self, key: impl Into<u64>) {
+        self.word(key).fetch_add(ONE_VERSION, Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn word(&self, key: impl Into<u64>) -> &AtomicU64 {
+        &self.words[self.rank(key)]
+    }
+}
+
+impl VersionGuard<'_> {
+    /// The number that the last holder left, where one did.
+    #[inline]
+    pub(crate) fn last_holder(&self) -> Option<u32> {
+        let holder =
+            u32::try_from((self.value & HOLDER) >> HOLDER_SHIFT).expect("a holder has 15 bits");
+        holder.checked_sub(1)
+    }
+
+    /// Leaves a number below 2^15 - 1 for the next holder.
+    #[inline]
+    pub(crate) fn set_holder(&mut self, holder: u32) {
+        self.value = self.value & !HOLDER | u64::from(holder + 1) << HOLDER_SHIFT;
+    }
+}
+
+impl Drop for VersionGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.word.store(self.value.wrapping_add(ONE_VERSION), Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    const KEY: u64 = 7;
+
+    #[test]
+    fn a_version_changes_at_unlock_only() {
+        let locks = VersionLocks::new(4);
+        let before = locks.version(KEY);
+        let guard = locks.lock(KEY, || ());
+        assert!(locks.unchanged(KEY, before));
+        assert_eq!(locks.version(KEY), before);
+        drop(guard);
+        assert!(!locks.unchanged(KEY, before));
+    }
+
+    #[test]
+    fn a_version_that_advances_is_another_one() {
+        let locks = VersionLocks::new(4);
+        let before = locks.version(KEY);
+        locks.advance(KEY);
+        assert!(!locks.unchanged(KEY, before));
+    }
+
+    #[test]
+    fn the_last_holder_is_kept_until_the_next() {
+        let locks = VersionLocks::new(4);
+        assert_eq!(locks.lock(KEY, || ()).last_holder(), None);
+        locks.lock(KEY, || ()).set_holder(255);
+        drop(locks.lock(KEY, || ()));
+        assert_eq!(locks.lock(KEY, || ()).last_holder(), Some(255));
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    #[test]
+    fn loom_a_lock_excludes() {
+        loom::model(|| {
+            let shared = Arc::new((VersionLocks::new(1), AtomicU64::new(0)));
+            let increment = |shared: &(VersionLocks, AtomicU64)| {
+                let _guard = shared.0.lock(0_u32, thread::yield_now);
+                let value = shared.1.load(Ordering::Relaxed);
+                shared.1.store(value + 1, Ordering::Relaxed);
+            };
+            let other = {
+                let shared = shared.clone();
+                thread::spawn(move || increment(&shared))
+            };
+            increment(&shared);
+            other.join().unwrap();
+            assert_eq!(shared.1.load(Ordering::Relaxed), 2);
+        });
+    }
+
+    /// A cleaner moves two words from a log to a backing; a reader that finds none in the log reads
+    /// the backing.
+    #[test]
+    fn loom_a_read_beside_an_announced_change_is_read_again() {
+        loom::model(|| {
+            let words = [AtomicU64::new(0), AtomicU64::new(0)];
+            let shared = Arc::new((VersionLocks::new(1), AtomicU64::new(0), words));
+            let cleaner = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (versions, log, backing) = &*shared;
+                    log.store(1, Ordering::Relaxed);
+                    versions.advance(0_u32);
+                    backing.iter().for_each(|word| word.store(1, Ordering::Release));
+                })
+            };
+            let (versions, log, backing) = &*shared;
+            let before = versions.version(0_u32);
+            if log.load(Ordering::Relaxed) == 0 {
+                let seen = [0, 1].map(|word: usize| backing[word].load(Ordering::Relaxed));
+                assert!(seen == [0, 0] || !versions.unchanged(0_u32, before), "{seen:?}");
+            }
+            cleaner.join().unwrap();
+        });
+    }
+}
