@@ -6,7 +6,8 @@ use tidegate_bench::args::BenchCommand;
 
 use crate::output::UsageError;
 
-/// Runs the measurements that `command` names. May start the program again with another environment.
+/// Runs the measurements that `command` names. May start the program again with another
+/// environment.
 ///
 /// # Errors
 /// Those of measuring; numbers that measure nothing are wrong usage.

@@ -76,7 +76,8 @@ impl Registry {
     /// Opens the pool that `options` name, and so recovers it, with the tiers before it.
     ///
     /// # Errors
-    /// There is no pool, it is damaged, it lacks a backing or has one that does not do, or there is no such DRAM tier.
+    /// There is no pool, it is damaged, it lacks a backing or has one that does not do, or there is
+    /// no such DRAM tier.
     pub fn open(&self, options: StackOptions) -> Result<Stack> {
         let StackOptions { region, path, backing: url, force, dram, delays } = options;
         let engine = self.identify(&region)?;

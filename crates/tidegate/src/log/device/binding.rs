@@ -7,7 +7,8 @@ use super::super::record::Definition;
 pub struct Binding {
     /// What tells the backing from all others: [`identity`](super::super::identity) for a file.
     pub identity: u64,
-    /// Absolute path of a file or disk, by which `tidegate recover` finds it; `/(NAME)` for all others.
+    /// Absolute path of a file or disk, by which `tidegate recover` finds it; `/(NAME)` for all
+    /// others.
     pub path: Vec<u8>,
 }
 
@@ -27,7 +28,8 @@ impl Binding {
     }
 
     pub(super) fn definition(&self) -> Definition<'_> {
-        // The log's records know files; what a device has no numbers for is that of an ordinary file.
+        // The log's records know files; what a device has no numbers for is that of an ordinary
+        // file.
         let (device, inode, mode) = (0, self.identity, 0o100_600);
         let (identity, path) = (self.identity, &self.path);
         Definition { identity, device, inode, mode, uid: 0, gid: 0, born: false, path }
