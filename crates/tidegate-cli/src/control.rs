@@ -68,7 +68,7 @@ pub(crate) fn listen(
         Ok(server) => servers.push(server),
         // The pool is served all the same.
         Err(error) => {
-            say(format_args!("`tidegate stat` cannot find this server by its pool: {error:#}"))
+            say(format_args!("`tidegate stat` cannot find this server by its pool: {error:#}"));
         }
     }
     Ok(servers)

@@ -43,12 +43,13 @@ impl Scene {
     fn stat(&self, name: &str) -> Value {
         serde_json::from_str(&ok(["stat", &self.text(name), "--json"])).expect("one JSON object")
     }
+}
 
-    fn refused(&self, args: &[&str]) -> String {
-        let output = run(args);
-        assert_eq!(output.status.code(), Some(1), "{args:?}");
-        String::from_utf8(output.stderr).unwrap()
-    }
+/// The error of `tidegate ARGS`, which must fail.
+fn refused(args: &[&str]) -> String {
+    let output = run(args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}");
+    String::from_utf8(output.stderr).unwrap()
 }
 
 /// The value of the metric called `name` at `level`.
@@ -116,7 +117,7 @@ fn a_pool_that_no_process_serves_is_described_by_its_medium() {
 fn settings_change_what_may_change_and_say_why_the_rest_does_not() {
     let scene = Scene::new("log");
     let pool = scene.text("pool");
-    let error = scene.refused(&["set", &pool, "clean-from-pct=25"]);
+    let error = refused(&["set", &pool, "clean-from-pct=25"]);
     assert!(error.contains("is not served"), "{error}");
     let server = scene.serve(&["--backing=null:64M"]);
     ok(["set", &pool, "clean-from-pct=25"]);
@@ -133,10 +134,10 @@ fn settings_change_what_may_change_and_say_why_the_rest_does_not() {
         ("engine=btt", "create another pool"),
         ("volume=11", "there is no setting `volume`"),
     ] {
-        let error = scene.refused(&["set", &pool, setting]);
+        let error = refused(&["set", &pool, setting]);
         assert!(error.contains(part) && error.lines().count() == 1, "{setting}: {error}");
     }
-    let error = scene.refused(&["set", &pool, "clean-from-pct=30", "dram=none"]);
+    let error = refused(&["set", &pool, "clean-from-pct=30", "dram=none"]);
     assert!(error.contains("first 1 of the settings"), "{error}");
     assert_eq!(run(["set", &pool, "nothing"]).status.code(), Some(2));
     assert!(server.stop(Signal::TERM).0.success());
@@ -150,7 +151,7 @@ fn the_control_socket_is_the_owners_and_takes_any_bytes() {
     let server = scene.serve(&[&argument]);
     let mode = std::fs::metadata(&control).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    for bytes in [&b"\n"[..], b"{\"request\":\"quit\"}\n", &[0xFF; 5000], &[b'['; 60_000]] {
+    for bytes in [&b"\n"[..], b"{\"request\":\"quit\"}\n", &[0xFF; 5000], &vec![b'['; 60_000]] {
         let mut client = UnixStream::connect(&control).unwrap();
         client.write_all(bytes).unwrap();
         client.shutdown(std::net::Shutdown::Write).unwrap();
@@ -160,7 +161,7 @@ fn the_control_socket_is_the_owners_and_takes_any_bytes() {
     }
     assert_eq!(scene.stat("control")["live"], true);
     assert!(server.stop(Signal::TERM).0.success());
-    assert!(scene.refused(&["stat", control.to_str().unwrap()]).contains("there is no pool"));
+    assert!(refused(&["stat", control.to_str().unwrap()]).contains("there is no pool"));
 }
 
 #[test]
@@ -168,6 +169,6 @@ fn what_is_no_pool_has_no_statistics() {
     let scene = Scene::new("btt");
     let output = run(["stat", scene.dir.path().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1), "a directory is no pool");
-    let error = scene.refused(&["stat", &scene.text("absent")]);
+    let error = refused(&["stat", &scene.text("absent")]);
     assert!(error.contains("absent"), "{error}");
 }

@@ -70,10 +70,8 @@ fn of_socket(socket: &Path) -> Result<Found> {
 fn of_pool(path: &Path) -> Result<Found> {
     let shown = path.display();
     let metadata = path.metadata().with_context(|| format!("there is no pool {shown}"))?;
-    if metadata.is_file() || !metadata.is_dir() {
-        if let Answer::Of(stat) = stat_of(path)? {
-            return Ok(Found::Stack(Box::new(stat)));
-        }
+    if let Answer::Of(stat) = stat_of(path)? {
+        return Ok(Found::Stack(Box::new(stat)));
     }
     if metadata.is_file() && !is_log(path)? {
         return of_header(path);

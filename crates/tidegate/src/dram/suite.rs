@@ -19,7 +19,6 @@ use crate::device::{
     Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, Operation, Result,
     WriteFlags, ZeroFlags,
 };
-use crate::tier::Tier;
 
 pub(super) const BLOCK_BYTES: usize = 512;
 const BLOCKS: u64 = 64;

@@ -17,7 +17,7 @@ use super::{Line, Tier};
 use crate::device::BlockDevice;
 use crate::pmem::Region;
 
-/// An engine of the PMem tier.
+/// An engine of the tier on persistent memory.
 pub trait Engine: Sync {
     /// The name on the command line.
     fn name(&self) -> &'static str;
