@@ -13,7 +13,8 @@ use tidegate::stack::REGISTRY;
 use tidegate::tier::{Engine, Options};
 use tidegate_serve::nbd::ListenAddress;
 
-/// Durable writes on persistent memory: for programs as they are, or as crash-safe block devices served over NBD.
+/// Durable writes on persistent memory: for programs as they are, or as crash-safe block devices
+/// served over NBD.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, propagate_version = true, arg_required_else_help = true)]
 #[command(after_help = "Examples:
@@ -32,12 +33,12 @@ pub(crate) struct Cli {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Memory")]
 pub(crate) struct MemoryArgs {
-    /// What makes a store durable: adr (write back, fence), eadr (fence), msync, or volatile (nothing does);
-    /// chosen by what the pool's file is, unless given
+    /// What makes a store durable: adr (write back, fence), eadr (fence), msync, or volatile
+    /// (nothing does); chosen by what the pool's file is, unless given
     #[arg(long, value_name = "adr|eadr|msync|volatile")]
     pub(crate) domain: Option<Domain>,
-    /// Be as slow as this medium: dram (no delay), optane, cxl, or custom; details may follow, as in
-    /// `optane,write_latency_ns=80`
+    /// Be as slow as this medium: dram (no delay), optane, cxl, or custom; details may follow, as
+    /// in `optane,write_latency_ns=80`
     #[arg(long, value_name = "MODEL", default_value = "dram")]
     pub(crate) media: MediaModel,
 }
@@ -69,6 +70,8 @@ pub(crate) enum Command {
     Flush(FlushArgs),
     /// Show what a pool is and what the server or the supervisor that has it open counted
     Stat(StatArgs),
+    /// Change a setting of a served pool
+    Set(SetArgs),
     /// The process that owns a log pool; started by `run`
     #[command(hide = true)]
     Supervise(SuperviseArgs),
@@ -108,8 +111,8 @@ pub(crate) struct CreateArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// What the pool keeps: blocks, by btt (each all old or all new after a crash) or raw (bare memory), or log (writes that
-    /// a device or the files of `tidegate run` get later)
+    /// What the pool keeps: blocks, by btt (each all old or all new after a crash) or raw (bare
+    /// memory), or log (writes that a device or the files of `tidegate run` get later)
     #[arg(long, value_name = "btt|raw|log", value_parser = parse_engine)]
     pub(crate) engine: &'static dyn Engine,
     /// Size of the pool: bytes, or with K, M, G or T (powers of 1024)
@@ -173,7 +176,8 @@ pub(crate) struct InfoArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// Show also what such a write cache before the pool would be: slots, sets, and what they cost in DRAM
+    /// Show also what such a write cache before the pool would be: slots, sets, and what they cost
+    /// in DRAM
     #[arg(long, value_name = "POLICY:SIZE", default_value = "none")]
     pub(crate) dram: TierSpec,
     /// Print one JSON object
@@ -195,7 +199,8 @@ pub(crate) struct CheckArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// Repair what can be repaired: damaged info blocks, superblocks and headers of logs, from their other copy
+    /// Repair what can be repaired: damaged info blocks, superblocks and headers of logs, from
+    /// their other copy
     #[arg(long)]
     pub(crate) repair: bool,
     /// Print one JSON object
@@ -227,21 +232,26 @@ pub(crate) struct ServeArgs {
     /// Name of the export; clients that ask for no name get it too
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) export: String,
-    /// Write cache in DRAM before the pool: transit, transit-no-eager, transit-no-bypass, pmbd, pmbd70, lru or
-    /// coactive, with its size; what it holds becomes durable at the next flush, FUA or SIGTERM
+    /// Write cache in DRAM before the pool: transit, transit-no-eager, transit-no-bypass, pmbd,
+    /// pmbd70, lru or coactive, with its size; what it holds becomes durable at the next flush, FUA
+    /// or SIGTERM
     #[arg(long, value_name = "POLICY:SIZE", default_value = "none")]
     pub(crate) dram: TierSpec,
-    /// With a log pool: the device behind the log, a file or a block device. It has the export's size, and gets what the
-    /// log holds; null:SIZE keeps nothing, for measurements
+    /// With a log pool: the device behind the log, a file or a block device. It has the export's
+    /// size, and gets what the log holds; null:SIZE keeps nothing, for measurements
     #[arg(long, value_name = "file:PATH|PATH|null:SIZE")]
     pub(crate) backing: Option<BackingUrl>,
-    /// Destage what the log holds for another backing to this one: for a copy, or a disk that changed its name. Also use a
-    /// backing that holds a pool, which is lost
+    /// Destage what the log holds for another backing to this one: for a copy, or a disk that
+    /// changed its name. Also use a backing that holds a pool, which is lost
     #[arg(long, requires = "backing")]
     pub(crate) force: bool,
     /// Refuse writes
     #[arg(long)]
     pub(crate) read_only: bool,
+    /// Answer `tidegate stat` and `tidegate set` at this socket too; they find the server by its
+    /// pool without it
+    #[arg(long, value_name = "unix:PATH", value_parser = parse_unix)]
+    pub(crate) control: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     #[command(flatten)]
@@ -300,8 +310,8 @@ Each write of the program and of the processes that it starts is durable when it
 nothing; files stay ordinary files on the disk they are on. Exit status: the program's, or 128 + N if signal N
 ended it; 1 with a line that begins with `tidegate:` if the program was not started.")]
 pub(crate) struct RunArgs {
-    /// The log pool's file or devdax device, made on demand; by default one on a DAX file system that the user may
-    /// write to, else one in /dev/shm
+    /// The log pool's file or devdax device, made on demand; by default one on a DAX file system
+    /// that the user may write to, else one in /dev/shm
     #[arg(long, value_name = "POOL")]
     pub(crate) pool: Option<PathBuf>,
     /// Size of a pool that is made: bytes, or with K, M, G or T (powers of 1024); 1G unless given
@@ -313,11 +323,13 @@ pub(crate) struct RunArgs {
     /// Do not log files whose absolute path matches; stronger than --include; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<OsString>,
-    /// Keep the writes to a file that only one process has open from the kernel, until somebody else wants the file: several
-    /// times faster; others that open it wait for that, and see its old size until then
+    /// Keep the writes to a file that only one process has open from the kernel, until somebody
+    /// else wants the file: several times faster; others that open it wait for that, and see its
+    /// old size until then
     #[arg(long)]
     pub(crate) absorb: bool,
-    /// Print a summary on standard error at the end: writes, fsyncs saved, latencies, use of the log
+    /// Print a summary on standard error at the end: writes, fsyncs saved, latencies, use of the
+    /// log
     #[arg(long)]
     pub(crate) stats: bool,
     /// The program and its arguments
@@ -369,7 +381,33 @@ pub(crate) struct StatArgs {
     pub(crate) json: bool,
 }
 
-/// Arguments of the supervisor. Its standard input is the connection to the launcher that started it.
+/// Arguments of `tidegate set`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate set /mnt/pmem/log clean-from-pct=25
+
+`tidegate stat` lists the settings. They live as long as the server.")]
+pub(crate) struct SetArgs {
+    /// The served pool, or the control socket of its server
+    #[arg(value_name = "POOL|SOCKET")]
+    pub(crate) target: PathBuf,
+    /// Settings and their new values
+    #[arg(value_name = "KEY=VALUE", required = true, value_parser = parse_setting)]
+    pub(crate) settings: Vec<(String, String)>,
+}
+
+fn parse_setting(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+    if key.is_empty() { Err("expected KEY=VALUE".into()) } else { Ok((key.into(), value.into())) }
+}
+
+fn parse_unix(text: &str) -> Result<PathBuf, String> {
+    let path = text.strip_prefix("unix:").filter(|path| !path.is_empty());
+    path.map(PathBuf::from).ok_or_else(|| "expected unix:PATH".into())
+}
+
+/// Arguments of the supervisor. Its standard input is the connection to the launcher that started
+/// it.
 #[derive(Debug, Args)]
 pub(crate) struct SuperviseArgs {
     /// The log pool's file or devdax device, absolute

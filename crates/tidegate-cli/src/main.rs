@@ -1,10 +1,12 @@
-//! The `tidegate` command: parses, dispatches to `commands`, and turns the outcome into an exit status.
+//! The `tidegate` command: parses, dispatches to `commands`, and turns the outcome into an exit
+//! status.
 //!
-//! Exit status: 0 done; 1 the thing asked for failed, or `check` found damage; 2 wrong usage. Every error is
-//! one line on standard error.
+//! Exit status: 0 done; 1 the thing asked for failed, or `check` found damage; 2 wrong usage. Every
+//! error is one line on standard error.
 
 mod args;
 mod commands;
+mod control;
 mod output;
 mod pool;
 mod run;
@@ -29,7 +31,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            // Where nobody reads it, the status tells.
+            // With standard error closed, the exit status tells.
             let _ = writeln!(std::io::stderr(), "{}", usage_line(&error));
             ExitCode::from(WRONG_USAGE)
         }
@@ -42,7 +44,8 @@ fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if error.is::<UsageError>() { WRONG_USAGE } else { FAILED })
 }
 
-/// The parser's message without its usage block, as one line. A bare `tidegate` gets the whole help.
+/// The parser's message without its usage block, as one line. A bare `tidegate` gets the whole
+/// help.
 fn usage_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {

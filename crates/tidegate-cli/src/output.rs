@@ -8,7 +8,8 @@ use serde::Serialize;
 use tidegate::stack::StackError;
 use tidegate::tier::Line;
 
-/// Wrong usage that only shows after parsing, such as options that contradict each other: exit status 2.
+/// Wrong usage that only shows after parsing, such as options that contradict each other: exit
+/// status 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
@@ -30,7 +31,8 @@ pub(crate) fn line(line: impl std::fmt::Display) -> io::Result<()> {
     }
 }
 
-/// Prints `message` on standard error as a line of this program's. A closed standard error is no failure.
+/// Prints `message` on standard error as a line of this program's. A closed standard error is no
+/// failure.
 pub(crate) fn say(message: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "tidegate: {message}");
 }

@@ -56,7 +56,8 @@ fn file(path: impl AsRef<Path>) -> std::fs::File {
 #[test]
 fn help_names_every_command_of_this_release_and_no_other() {
     let help = ok(["--help"]);
-    let commands = ["create", "info", "check", "serve", "run", "recover", "flush", "stat", "bench"];
+    let commands =
+        ["create", "info", "check", "serve", "run", "recover", "flush", "stat", "set", "bench"];
     says(&help, &commands);
     says(&help, &["Examples:", "Exit status: 0 done", "tidegate run --", "for programs"]);
     assert!(!help.contains("supervise"), "the supervisor is not for people: {help}");
@@ -85,6 +86,7 @@ fn help_of_each_command_has_its_options_and_examples() {
         ("recover", &["--discard", "--replay"]),
         ("flush", &[]),
         ("stat", &["--json", "SOCKET"]),
+        ("set", &["SOCKET", "KEY=VALUE"]),
         ("check", &["--repair", "--json"]),
         (
             "serve",
@@ -94,6 +96,7 @@ fn help_of_each_command_has_its_options_and_examples() {
                 "--dram",
                 "--media",
                 "--read-only",
+                "--control",
                 "--tls",
                 "--tls-cert",
                 "--tls-key",
@@ -296,7 +299,7 @@ fn every_geometry_of_the_format_can_be_made() {
 }
 
 #[test]
-fn a_raw_pool_is_made_described_served_and_mended() {
+fn a_raw_pool_is_made_described_served_and_repaired() {
     let (dir, pool) = place();
     ok(["create", &pool, "--engine", "raw", "--size", "16M", "--block-size", "512"]);
     let info = json(&["info", &pool, "--json"]);
@@ -427,7 +430,7 @@ fn what_is_no_pool_is_refused_by_every_command() {
 }
 
 #[test]
-fn damage_is_found_told_and_repaired() {
+fn damage_is_found_reported_and_repaired() {
     let (_dir, pool) = pool();
     file(&pool).write_all_at(&[0xff; 8], 4096 + 64).unwrap();
     fails(1, &["info", &pool]);
@@ -661,7 +664,7 @@ fn a_damaged_header_of_a_log_is_found_and_restored_from_the_other_one() {
 }
 
 #[test]
-fn causes_are_told_once() {
+fn causes_are_reported_once() {
     let (dir, pool) = pool();
     let socket = format!("unix:{}", dir.path().join("missing/socket").display());
     for (address, cause) in [(&*socket, "no such file"), ("tcp:no-such-host.invalid:1", "lookup")] {

@@ -1,12 +1,14 @@
 //! Tidegate's protocol servers: each turns a protocol's requests into operations of
 //! [`tidegate::device::BlockDevice`], and holds no policy of its own.
 //!
-//! - [`nbd`]: the Network Block Device protocol over unix and TCP sockets.
+//! - [`nbd`]: the Network Block Device protocol over unix and TCP sockets;
+//! - [`control`]: statistics and settings of a server, for its owner.
 //!
 //! What front ends share: `queue` (a client's requests at a device), `mailbox` (how a completion
 //! reaches a client's thread), `listen` (addresses and sockets), `log` (lines about clients, at a
 //! bounded rate), `statistics` and `stop`.
 
+pub mod control;
 mod error;
 mod listen;
 mod log;

@@ -1,5 +1,5 @@
-//! Holds the imports of the core against the direction that docs/architecture.md gives, and finds circles of imports
-//! between the modules of every crate.
+//! Holds the imports of the core against the direction that docs/architecture.md gives, and finds
+//! circles of imports between the modules of every crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -76,8 +76,8 @@ fn named_modules(text: &str) -> Vec<String> {
 /// A module: the names on the way to it from the root of its crate.
 type Module = Vec<String>;
 
-/// Circles that are being taken apart: the crate, the modules in them, and where. An entry that is no circle any more fails
-/// the test, so that this list only shrinks.
+/// Circles that are being taken apart: the crate, the modules in them, and where. An entry that is
+/// no circle any more fails the test, so that this list only shrinks.
 const KNOWN_CIRCLES: &[(&str, &[&str], &str)] = &[
     (
         "tidegate",
@@ -129,8 +129,8 @@ const KNOWN_CIRCLES: &[(&str, &[&str], &str)] = &[
     ),
 ];
 
-/// Parent and child may name each other, and so may a module and the module of its errors. All other circles keep
-/// files from being read, tested and moved one at a time.
+/// Parent and child may name each other, and so may a module and the module of its errors. All
+/// other circles keep files from being read, tested and moved one at a time.
 #[test]
 fn no_modules_import_each_other_in_a_circle() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("crates have a folder");
@@ -221,7 +221,8 @@ fn module_of(path: &Path) -> Option<Module> {
     (path.extension()? == "rs" && !names.iter().any(is_test)).then_some(names)
 }
 
-/// The paths in `text`, code of `module`, that begin with `crate::` or `super::`, from the root of the crate on.
+/// The paths in `text`, code of `module`, that begin with `crate::` or `super::`, from the root of
+/// the crate on.
 fn named_paths(text: &str, module: &[String], paths: &mut Vec<Module>) {
     let code: Vec<_> = text.lines().map(|line| line.split("//").next().unwrap_or("")).collect();
     let code = code.join("\n");

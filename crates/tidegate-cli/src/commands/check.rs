@@ -1,4 +1,5 @@
-//! `tidegate check`: every fault of a pool, a line each; `--repair` restores what the format's redundancy allows.
+//! `tidegate check`: every fault of a pool, a line each; `--repair` restores what the format's
+//! redundancy allows.
 
 use std::path::Path;
 use std::process::ExitCode;

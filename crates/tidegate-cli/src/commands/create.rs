@@ -1,8 +1,9 @@
-//! `tidegate create`: a new pool, over nothing, over a blank file, or, with `--force`, over what is there.
+//! `tidegate create`: a new pool, over nothing, over a blank file, or, with `--force`, over what is
+//! there.
 //!
-//! Invariant: while an existing pool is overwritten no header is valid. The old one is erased first, before
-//! the file changes its size, and the engine writes the new one last; a crash in between leaves a file that
-//! holds no pool, never half of one.
+//! Invariant: while an existing pool is overwritten no header is valid. The old one is erased
+//! first, before the file changes its size, and the engine writes the new one last; a crash in
+//! between leaves a file that holds no pool, never half of one.
 
 use std::fs::File;
 use std::io;
@@ -114,8 +115,8 @@ fn create_file(args: &CreateArgs) -> Result<Region> {
     Ok(Region::open(&args.pool, &options)?)
 }
 
-/// Makes the file at `path` `size` long, with all of its space allocated: no store may end in a full file
-/// system.
+/// Makes the file at `path` `size` long, with all of its space allocated: no store may end in a
+/// full file system.
 fn resize(path: &Path, size: Size) -> Result<()> {
     let in_file = || format!("cannot resize {} to {size}", path.display());
     let file = File::options().write(true).open(path).with_context(in_file)?;
@@ -127,7 +128,8 @@ fn resize(path: &Path, size: Size) -> Result<()> {
     file.sync_all().with_context(in_file)
 }
 
-/// Says early, and in words, that the file system cannot hold `size` where it holds `present_bytes` of it.
+/// Says early, and in words, that the file system cannot hold `size` where it holds `present_bytes`
+/// of it.
 fn check_space(path: &Path, size: Size, present_bytes: u64) -> Result<()> {
     let parent =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,13 +1,14 @@
 //! The subcommands, a file each.
 
 mod bench;
-pub(crate) mod check;
+mod check;
 mod create;
 mod flush;
 mod info;
 mod recover;
 mod run;
 mod serve;
+mod set;
 mod stat;
 mod supervise;
 
@@ -29,6 +30,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Recover(args) => recover::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Set(args) => set::run(&args),
         Command::Supervise(args) => supervise::run(&args),
         Command::Bench { args } => bench::run(&args),
     }

@@ -1,4 +1,4 @@
-//! `tidegate recover`: brings the files up to date with a log that nobody uses any more.
+//! `tidegate recover`: brings the files up to date with a log that no process uses any more.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,12 +16,12 @@ use crate::run::tree::processes_that_map;
 /// Runs the command.
 ///
 /// # Errors
-/// There is no such pool, it is in use, or something cannot be brought into the files.
+/// There is no such pool, it is in use, or something cannot be written to the files.
 pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
     let pool = existing_log(&args.pool)?;
     let meeting = Meeting::of_pool(&pool)?;
     let lock = meeting.lock()?;
-    // One that breaks off has just died: then it is for whoever opens the pool to see what is left.
+    // A supervisor that breaks off has just died: the process that opens the pool finds what is left.
     if ask(&meeting.socket(), Request::Stat).is_ok_and(|reply| reply.is_some()) {
         bail!(
             "{} has a supervisor that lives, and needs no recovery; `tidegate flush` writes its log to the files",
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Has a supervisor bring all that the log has into the files, and says what it did.
+/// Has a supervisor destage all that the log has to the files, and prints what it did.
 ///
 /// # Errors
 /// It could not.
@@ -60,7 +60,8 @@ pub(crate) fn recover(pool: &Path, meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// Makes the log one that only its records tell of: no process uses it, and nothing is known of this boot.
+/// Makes the log one that only its records tell of: no process uses it, and nothing is known of
+/// this boot.
 fn forget_processes(pool: &Path, meeting: &Meeting) -> Result<()> {
     let control = meeting.control();
     let processes = processes_that_map(&control);

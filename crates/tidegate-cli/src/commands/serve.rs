@@ -18,26 +18,31 @@ use tidegate_serve::nbd::{
 };
 
 use crate::args::{LimitArgs, ServeArgs, TlsArgs, TlsWhen};
+use crate::control;
 use crate::output::{field, line, print_lines};
 use crate::pool;
 
 /// Runs the command until a signal ends it.
 ///
 /// # Errors
-/// The pool or the DRAM tier cannot be opened, an address cannot be listened at, or a tier cannot be drained.
+/// The pool or the DRAM tier cannot be opened, an address cannot be listened at, or a tier cannot
+/// be drained.
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let tls = tls(&args.tls)?;
     // Caught before the first client can connect: no signal is lost, and none kills the process.
     let signals = Signals::new([SIGTERM, SIGINT]).context("cannot catch signals")?;
-    let stack = open(args)?;
+    let stack = Arc::new(open(args)?);
     let secure = tls.is_some();
     let server = bind(args, stack.top(), tls)?;
     let statistics = server.statistics();
     let stop = StopHandle::new()?;
+    let control = control::listen(&args.pool, args.control.as_deref(), &stack, &statistics)?;
     print_lines(&stack.description().lines())?;
     announce(args, &server.addresses(), secure)?;
     let started = Instant::now();
     let served = run_until_signal(server, &stop, signals);
+    // Nothing is changed any more that the tiers still hold data for.
+    drop(control);
     let closed = served.and(stack.drain().map_err(Into::into));
     summarize(&statistics.snapshot(), started.elapsed())?;
     print_lines(&stack.tier_lines())?;
@@ -104,6 +109,9 @@ fn tls(args: &TlsArgs) -> Result<Option<Tls>> {
 
 /// Prints how the server is reached; `ready` is the last line.
 fn announce(args: &ServeArgs, addresses: &[ListenAddress], secure: bool) -> io::Result<()> {
+    if let Some(socket) = &args.control {
+        field("control", format_args!("unix:{}", socket.display()))?;
+    }
     for address in addresses {
         field("listening", address)?;
         field("try", format_args!("nbdinfo '{}'", uri(address, &args.export, secure)))?;
@@ -127,7 +135,8 @@ fn uri(address: &ListenAddress, export: &str, secure: bool) -> String {
     }
 }
 
-/// `text` as a part of a URI: everything but letters, digits and `-._~/` as `%` and two hexadecimal digits.
+/// `text` as a part of a URI: everything but letters, digits and `-._~/` as `%` and two hexadecimal
+/// digits.
 fn percent_encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let encode =

@@ -1,53 +1,152 @@
-//! `tidegate stat`: what the supervisor of a log pool counted.
+//! `tidegate stat`: what a pool is, and what the server or the supervisor that has it open counted.
 
-use std::os::unix::fs::FileTypeExt;
+use std::fs::File;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use tidegate::dram::{Policy, TierSpec};
+use tidegate::log;
+use tidegate::pmem::{Region, RegionOptions};
+use tidegate::pool::{Glance, glance};
+use tidegate::size::Size;
+use tidegate::stack::{REGISTRY, Stat};
+use tidegate::stats::{Latencies, Reading, Unit, Value};
 
 use crate::args::StatArgs;
-use crate::output::json;
+use crate::control::{Answer, is_socket, stat_at, stat_of};
+use crate::output::{json, line, print_lines};
 use crate::run::opening::log_in_use;
 use crate::run::place::{Meeting, existing_log};
 use crate::run::session::{Asked, ask, ask_at};
 use crate::run::socket::{Reply, Request};
 use crate::run::stats::Statistics;
 
+/// What is printed of a pool.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Found {
+    /// By its server, or by its header.
+    Stack(Box<Stat>),
+    /// By the supervisor of `tidegate run`, or by the log that it left.
+    Supervisor(Box<Statistics>),
+}
+
 /// Runs the command.
 ///
 /// # Errors
-/// There is no such pool, or its supervisor does not answer.
+/// There is no such pool, or the process that has it open does not answer.
 pub(crate) fn run(args: &StatArgs) -> Result<ExitCode> {
-    let is_socket = args.target.metadata().is_ok_and(|found| found.file_type().is_socket());
-    let statistics = if is_socket { of_socket(&args.target)? } else { of_pool(&args.target)? };
-    if args.json {
-        json(&statistics)?;
-    } else {
-        statistics.print()?;
+    let is_socket = is_socket(&args.target);
+    let found = if is_socket { of_socket(&args.target)? } else { of_pool(&args.target)? };
+    match (found, args.json) {
+        (Found::Stack(mut stat), true) => {
+            stat.lines.clear();
+            json(&stat)?;
+        }
+        (Found::Stack(stat), false) => print_stat(&stat)?,
+        (Found::Supervisor(statistics), true) => json(&statistics)?,
+        (Found::Supervisor(statistics), false) => statistics.print()?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn of_socket(socket: &Path) -> Result<Statistics> {
-    match ask(socket, Request::Stat)? {
-        Some(Reply::Statistics(statistics)) => Ok(*statistics),
-        Some(_) => bail!("{}: no supervisor of a log pool listens there", socket.display()),
-        None => bail!("{}: nobody listens there", socket.display()),
+fn of_socket(socket: &Path) -> Result<Found> {
+    let shown = socket.display();
+    match stat_at(socket)? {
+        Answer::Of(stat) => Ok(Found::Stack(Box::new(stat))),
+        Answer::Nobody => bail!("{shown}: no process listens there"),
+        Answer::Supervisor => match ask(socket, Request::Stat)? {
+            Some(Reply::Statistics(statistics)) => Ok(Found::Supervisor(statistics)),
+            Some(_) => bail!("{shown}: no server and no supervisor of a pool listens there"),
+            None => bail!("{shown}: no process listens there"),
+        },
     }
 }
 
-fn of_pool(path: &Path) -> Result<Statistics> {
+fn of_pool(path: &Path) -> Result<Found> {
+    let shown = path.display();
+    let metadata = path.metadata().with_context(|| format!("there is no pool {shown}"))?;
+    if let Answer::Of(stat) = stat_of(path)? {
+        return Ok(Found::Stack(Box::new(stat)));
+    }
+    if metadata.is_file() && !is_log(path)? {
+        return of_header(path);
+    }
+    of_log(path)
+}
+
+/// Whether the pool in the file at `path` is a log, or so blank or damaged that only opening it
+/// tells more.
+fn is_log(path: &Path) -> Result<bool> {
+    let shown = path.display();
+    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    let found = glance(&file).with_context(|| format!("cannot read {shown}"))?;
+    Ok(!matches!(found, Glance::Btt)
+        && !matches!(found, Glance::Tidegate(Some(code)) if code != log::CODE))
+}
+
+/// What the medium says of a pool that no process serves.
+fn of_header(path: &Path) -> Result<Found> {
+    let options = RegionOptions { read_only: true, ..RegionOptions::default() };
+    let region = Arc::new(Region::open(path, &options)?);
+    let none = TierSpec { policy: Policy::None, bytes: 0 };
+    let description = REGISTRY.describe(&region, none)?;
+    Ok(Found::Stack(Box::new(Stat::of(&description, false))))
+}
+
+fn of_log(path: &Path) -> Result<Found> {
     let pool = existing_log(path)?;
     let meeting = Meeting::of_pool(&pool)?;
-    match ask_at(&meeting, Request::Stat)? {
-        Asked::Reply(Reply::Statistics(statistics)) => Ok(*statistics),
+    let statistics = match ask_at(&meeting, Request::Stat)? {
+        Asked::Reply(Reply::Statistics(statistics)) => statistics,
         Asked::Reply(_) => {
             bail!("{}: its supervisor gave an answer of another kind", path.display())
         }
         Asked::Nobody(_lock) => {
             let (log_bytes, log_used_bytes) = log_in_use(&pool)?;
-            Ok(Statistics { pool, log_bytes, log_used_bytes, ..Statistics::default() })
+            Box::new(Statistics { pool, log_bytes, log_used_bytes, ..Statistics::default() })
+        }
+    };
+    Ok(Found::Supervisor(statistics))
+}
+
+/// Prints what people want to know: what the pool is, and every metric that is not 0.
+fn print_stat(stat: &Stat) -> Result<()> {
+    print_lines(&stat.lines)?;
+    if !stat.live {
+        line(format_args!("{:<14} none: the pool is not served", "server"))?;
+    }
+    for reading in &stat.metrics {
+        if let Some(value) = text_of(reading) {
+            let labels: Vec<_> = reading.labels.values().map(String::as_str).collect();
+            line(format_args!("{:<24} {:<26} {value}", labels.join(" "), reading.metric.name))?;
         }
     }
+    Ok(())
+}
+
+/// The value of `reading` for people; none where nothing happened.
+fn text_of(reading: &Reading) -> Option<String> {
+    match (&reading.value, reading.metric.unit) {
+        (Value::Whole(0), _) => None,
+        (Value::Whole(bytes), Unit::Bytes) => Some(Size { bytes: *bytes }.to_string()),
+        (Value::Whole(number), _) => Some(number.to_string()),
+        (Value::Real(number), Unit::Pct) => Some(format!("{number:.1} %")),
+        (Value::Real(number), _) => Some(format!("{number:.2}")),
+        (Value::Latencies(latencies), _) => text_of_latencies(latencies),
+    }
+}
+
+fn text_of_latencies(latencies: &Latencies) -> Option<String> {
+    let micros = |ns: u64| Duration::from_nanos(ns).as_secs_f64() * 1e6;
+    let quantile = |millionths| micros(latencies.quantile_ns(millionths));
+    let (p50, p99, p9999) = (quantile(500_000), quantile(990_000), quantile(999_900));
+    let (mean, max) = (micros(latencies.mean_ns()), micros(latencies.max_ns));
+    (latencies.count > 0).then(|| {
+        format!("mean {mean:.2} µs, p50 {p50:.2}, p99 {p99:.2}, p99.99 {p9999:.1}, max {max:.1}")
+    })
 }

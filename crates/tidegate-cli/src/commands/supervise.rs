@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::args::SuperviseArgs;
 use crate::run::supervise::supervise;
 
-/// Runs the command until nobody uses the pool.
+/// Runs the command until no process uses the pool.
 ///
 /// # Errors
 /// There is no launcher.

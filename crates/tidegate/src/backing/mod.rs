@@ -33,7 +33,8 @@ pub trait Scheme: Sync {
     /// What is wrong with it.
     fn parse(&self, rest: &str) -> Result<String, String>;
 
-    /// Opens the backing that `rest`, which was parsed, names for the pool at `pool`, and keeps other programs from it.
+    /// Opens the backing that `rest`, which was parsed, names for the pool at `pool`, and keeps
+    /// other programs from it.
     ///
     /// # Errors
     /// [`BackingError`].

@@ -1,4 +1,5 @@
-//! The engine `log` as the registry sees it: a log before a device, or before the files of `tidegate run`.
+//! The engine `log` as the registry sees it: a log before a device, or before the files of
+//! `tidegate run`.
 
 use std::path::Path;
 use std::sync::Arc;

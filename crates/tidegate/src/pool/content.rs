@@ -1,4 +1,5 @@
-//! What a region holds that is no pool, told by its first bytes: so that `create` can say what it would destroy.
+//! What a region holds that is no pool, told by its first bytes: so that `create` can say what it
+//! would destroy.
 
 use crate::pmem::{PmemError, Region};
 
@@ -17,7 +18,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// Somebody else's data, by its signature.
+    /// Data of another program, by its signature.
     pub fn is_foreign(self) -> bool {
         matches!(self, Self::Known(_))
     }
@@ -34,7 +35,8 @@ impl std::fmt::Display for Content {
     }
 }
 
-/// Where a signature lies, what it is, whose it is. Longer ones first: the short ones may be chance.
+/// Where a signature lies, what it is, whose it is. Longer ones first: the short ones may be
+/// chance.
 const SIGNATURES: &[(u64, &[u8], &str)] = &[
     (0, b"BTT_ARENA_INFO\0\0", "a BTT (version 2.0)"),
     (4096, b"BTT_ARENA_INFO\0\0", "a BTT (version 1.1)"),
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn each_signature_is_told() {
+    fn each_signature_is_recognized() {
         for (offset, signature, name) in SIGNATURES {
             let found = look(&region(*offset, signature)).unwrap();
             assert_eq!(found, Content::Known(name));
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_signature_is_told_by_its_looks() {
+    fn bytes_without_a_signature_are_classified() {
         assert_eq!(look(&region(0, &[])).unwrap(), Content::Zeroes);
         assert_eq!(look(&region(0, b"To whom it may concern,\n")).unwrap(), Content::Text);
         assert_eq!(look(&region(0, &[0xB7; 700])).unwrap(), Content::Other);

@@ -1,4 +1,5 @@
-//! What a file or a disk holds, told by its first and last bytes: where it cannot be mapped, or must not be locked.
+//! What a file or a disk holds, told by its first and last bytes: where it cannot be mapped, or
+//! must not be locked.
 
 use std::fs::File;
 use std::io;
@@ -73,7 +74,7 @@ mod tests {
     use crate::pool::{Superblock, erase};
 
     #[test]
-    fn pools_are_told_as_if_they_were_mapped() {
+    fn pools_are_recognized_without_a_mapping() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let seen = || glance(file.as_file()).unwrap();
         assert_eq!(seen(), Glance::Unknown(Content::Zeroes), "an empty file");
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_superblock_under_somebody_else_s_data_is_no_pool() {
+    fn a_second_superblock_under_foreign_data_is_no_pool() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let region = Region::open(file.path(), &RegionOptions::default()).unwrap();

@@ -1,6 +1,7 @@
 //! The superblock's bytes on the medium: constants, the structure, its size and offsets.
 //!
-//! docs/formats.md describes it. All numbers are little-endian. Nothing in this file touches memory.
+//! docs/formats.md describes it. All numbers are little-endian. Nothing in this file touches
+//! memory.
 
 use std::mem::{offset_of, size_of};
 
@@ -13,8 +14,9 @@ pub(super) const MAGIC: [u8; 8] = *b"TIDEGATE";
 pub(super) const VERSION: u32 = 1;
 /// Size of a superblock, and the unit to which a pool's parts are rounded, in bytes.
 pub(super) const PAGE_BYTES: u64 = 4096;
-/// Where the data starts at the earliest: behind the first copy and behind the page where a BTT 1.1 has its first info
-/// block. That page holds zeroes, so that what users store in a pool can never make it look like a BTT.
+/// Where the data starts at the earliest: behind the first copy and behind the page where a BTT 1.1
+/// has its first info block. That page holds zeroes, so that what users store in a pool can never
+/// make it look like a BTT.
 pub(super) const DATA_OFFSET_MIN: u64 = 2 * PAGE_BYTES;
 /// Bytes of a backing's name that a superblock keeps.
 pub(super) const BACKING_NAME_BYTES_MAX: usize = 512;
@@ -66,9 +68,10 @@ const _: () = {
 impl SuperblockBytes {
     /// CRC-64/NVME over the page, the checksum field taken as zero.
     ///
-    /// Why that and not CRC-32C, which the payloads of log records use: a superblock is read once per open, so that speed is nothing,
-    /// and everything else hangs on it, so that 1 in 2^64 for wild bytes is worth having; `NVMe` gives the published
-    /// check values that others can test their own code with.
+    /// Why that and not CRC-32C, which the payloads of log records use: a superblock is read once
+    /// per open, so that speed is nothing, and everything else hangs on it, so that 1 in 2^64 for
+    /// wild bytes is worth having; `NVMe` gives the published check values that others can test
+    /// their own code with.
     pub(super) fn expected_checksum(&self) -> u64 {
         let zeroed = Self { checksum: U64::ZERO, ..*self };
         crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, zeroed.as_bytes())

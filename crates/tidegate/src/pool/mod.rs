@@ -1,11 +1,11 @@
 //! Pools: what a region holds, and the superblock of every engine but the BTT.
 //!
-//! [`identify`] tells a BTT from a Tidegate pool from anything else; it changes nothing. [`glance()`] tells the same of a file
-//! that is not mapped. [`Superblock`] reads and writes what docs/formats.md describes; `layout` has its bytes, `content`
-//! knows other people's signatures.
+//! [`identify`] tells a BTT from a Tidegate pool from anything else; it changes nothing.
+//! [`glance()`] tells the same of a file that is not mapped. [`Superblock`] reads and writes what
+//! docs/formats.md describes; `layout` has its bytes, `content` knows other people's signatures.
 //!
-//! How the kinds are kept apart: a BTT has its signature at 0 or at 4096. A Tidegate pool has its superblock at 0 and
-//! zeroes at 4096, whatever users store in it, so no pool is both.
+//! How the kinds are kept apart: a BTT has its signature at 0 or at 4096. A Tidegate pool has its
+//! superblock at 0 and zeroes at 4096, whatever users store in it, so no pool is both.
 
 mod content;
 mod error;
@@ -23,6 +23,7 @@ use crate::pmem::Region;
 
 /// What a region holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "one value, for the moment of opening a pool")]
 pub enum PoolKind {
     /// A block translation table.
     Btt(Version),
@@ -35,7 +36,8 @@ pub enum PoolKind {
 /// Tells what `region` holds.
 ///
 /// # Errors
-/// [`PoolError`] where there is a Tidegate pool that cannot be used, or the memory fails. Something is there, then.
+/// [`PoolError`] where there is a Tidegate pool that cannot be used, or the memory fails. Something
+/// is there, then.
 pub fn identify(region: &Region) -> Result<PoolKind, PoolError> {
     if let Some(version) = btt::probe(region)? {
         return Ok(PoolKind::Btt(version));
@@ -67,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_is_told_and_the_last_maker_wins() {
+    fn each_kind_is_identified_and_the_last_one_created_wins() {
         let region = region();
         assert_eq!(identify(&region).unwrap(), PoolKind::Unknown(Content::Zeroes));
         for version in [Version::V1_1, Version::V2_0, Version::V1_1] {

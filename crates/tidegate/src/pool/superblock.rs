@@ -1,13 +1,15 @@
 //! The superblock: what a pool is, in two copies.
 //!
 //! Invariants:
-//! 1. The first copy lies in the first 4 KiB of the pool, the second in its last. At every moment, also in the middle
-//!    of an update, at least one is valid: [`Superblock::write`] makes the *second* durable before it touches the
-//!    *first*. Why in this order: a reader looks at the first, and takes the second where that is damaged or older;
-//!    so a crash before the fence between them leaves the old first copy, which counts, whatever became of the second;
-//!    a crash after it leaves the new second copy, which counts, whatever became of the first.
+//! 1. The first copy lies in the first 4 KiB of the pool, the second in its last. At every moment,
+//!    also in the middle of an update, at least one is valid: [`Superblock::write`] makes the
+//!    *second* durable before it touches the *first*. Why in this order: a reader looks at the
+//!    first, and takes the second where that is damaged or older; so a crash before the fence
+//!    between them leaves the old first copy, which counts, whatever became of the second; a crash
+//!    after it leaves the new second copy, which counts, whatever became of the first.
 //! 2. `sequence` grows with each update: of two valid copies the one with the higher number counts.
-//! 3. [`erase`] comes before anything of a new pool is written: no valid copy of an older pool is ever beside it.
+//! 3. [`erase`] comes before anything of a new pool is written: no valid copy of an older pool is
+//!    ever beside it.
 //! 4. Fields are believed only behind a right checksum, and checked even then.
 
 use arrayvec::ArrayString;
@@ -25,8 +27,8 @@ use crate::tier::EngineCode;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
-/// What tells the device behind a pool from all others. It holds no numbers of inodes, which a disk behind a network
-/// does not have.
+/// What tells the device behind a pool from all others. It holds no numbers of inodes, which a disk
+/// behind a network does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackingIdentity {
     /// What decides; never 0.
@@ -141,7 +143,8 @@ impl Found {
         first.into_iter().chain(second).collect()
     }
 
-    /// Writes the superblock anew where a copy of it is damaged, and returns what is wrong after that.
+    /// Writes the superblock anew where a copy of it is damaged, and returns what is wrong after
+    /// that.
     ///
     /// # Errors
     /// As for [`Superblock::write`] and [`Superblock::read`].
@@ -156,7 +159,8 @@ impl Found {
 }
 
 impl Superblock {
-    /// A superblock for `engine` over all of `region`, the blocks between the two copies; nothing is written yet.
+    /// A superblock for `engine` over all of `region`, the blocks between the two copies; nothing
+    /// is written yet.
     ///
     /// # Errors
     /// [`PoolError::BlockBytes`], [`PoolError::TooSmall`].
@@ -202,7 +206,8 @@ impl Superblock {
     /// Reads the superblock of `region`.
     ///
     /// # Errors
-    /// All of [`PoolError`] but [`WrongEngine`](PoolError::WrongEngine): what was found makes no pool.
+    /// All of [`PoolError`] but [`WrongEngine`](PoolError::WrongEngine): what was found makes no
+    /// pool.
     pub fn read(region: &Region) -> Result<Found> {
         let first = read_copy(region, 0)?;
         let second = read_copy(region, second_offset(region, first.as_deref().ok()))?;
@@ -291,7 +296,8 @@ impl Superblock {
     }
 }
 
-/// Unknown features keep out: incompatible ones everybody, read-only-compatible ones writers. None is known yet.
+/// Unknown features keep out: incompatible ones everybody, read-only-compatible ones writers. None
+/// is known yet.
 fn check_features(bytes: &SuperblockBytes, read_only: bool) -> Result<()> {
     let refuse = |class, bits, hint| Err(PoolError::UnknownFeatures { class, bits, hint });
     match (bytes.incompatible.get(), bytes.read_only_compatible.get()) {
@@ -302,8 +308,8 @@ fn check_features(bytes: &SuperblockBytes, read_only: bool) -> Result<()> {
     }
 }
 
-/// Removes both superblocks, and with them what could make the region look like another pool: the first step of
-/// making one.
+/// Removes both superblocks, and with them what could make the region look like another pool: the
+/// first step of making one.
 ///
 /// # Errors
 /// [`PoolError::TooSmall`], [`PoolError::Pmem`].
@@ -324,7 +330,8 @@ pub(super) fn page_floor(bytes: u64) -> u64 {
     bytes - bytes % PAGE_BYTES
 }
 
-/// Where the second copy lies: where the first says, if it is valid and makes sense, else at the region's end.
+/// Where the second copy lies: where the first says, if it is valid and makes sense, else at the
+/// region's end.
 fn second_offset(region: &Region, first: Option<&SuperblockBytes>) -> u64 {
     let end = page_floor(region.len_bytes());
     let claimed = first.map_or(end, |first| first.pool_bytes.get());
@@ -366,7 +373,8 @@ fn choose(first: Copy, second: Copy, region: &Region) -> Result<(Box<SuperblockB
         (Ok(first), Ok(second)) => Ok(choose_valid(first, second)),
         (Ok(first), Err(fault)) => Ok((first, (None, Some(fault)))),
         (Err(fault), Ok(second)) => {
-            // A second copy may outlive its pool: whoever wrote a new file system over the rest owns it now.
+            // A second copy may outlive its pool: a program that wrote a new file system over the
+            // rest owns it now.
             let found = look(region)?;
             if fault == CopyFault::NoMagic && found.is_foreign() {
                 return Err(PoolError::NotAPool { found });

@@ -1,8 +1,9 @@
 //! The registry of engines, and the stack of tiers that a pool is served as.
 //!
-//! [`REGISTRY`] lists the engines, a line each; every command finds an engine through it and has no case for one. [`Stack`] is an open
-//! pool with the tiers before it. [`PoolDescription`] says what a pool or a stack is, for `info`, `serve` and `stat`
-//! alike. `docs/architecture.md` shows how an engine is added.
+//! [`REGISTRY`] lists the engines, a line each; every command finds an engine through it and has no
+//! case for one. [`Stack`] is an open pool with the tiers before it. [`PoolDescription`] says what
+//! a pool or a stack is, for `info`, `serve` and `stat` alike. `docs/architecture.md` shows how an
+//! engine is added.
 
 mod description;
 mod error;
@@ -109,8 +110,8 @@ impl Registry {
         self.engines.iter().copied().find(|engine| engine.code() == Some(code))
     }
 
-    /// Verifies the pool in `region`, also one that only a part of its headers tells of. `repair` restores what the
-    /// format's redundancy allows.
+    /// Verifies the pool in `region`, also one that only a part of its headers tells of. `repair`
+    /// restores what the format's redundancy allows.
     ///
     /// # Errors
     /// There is no pool to check, or the memory failed.
@@ -130,7 +131,8 @@ impl Registry {
         Ok((engine, checked.map_err(|source| StackError::Engine { pool, source })?))
     }
 
-    /// Describes the pool in `region`, with a DRAM tier before it as `dram` says, and changes nothing.
+    /// Describes the pool in `region`, with a DRAM tier before it as `dram` says, and changes
+    /// nothing.
     ///
     /// # Errors
     /// There is no pool, its header is damaged, or there is no such DRAM tier.

@@ -76,7 +76,8 @@ impl Registry {
     /// Opens the pool that `options` name, and so recovers it, with the tiers before it.
     ///
     /// # Errors
-    /// There is no pool, it is damaged, it lacks a backing or has one that does not do, or there is no such DRAM tier.
+    /// There is no pool, it is damaged, it lacks a backing or has one that does not do, or there is
+    /// no such DRAM tier.
     pub fn open(&self, options: StackOptions) -> Result<Stack> {
         let StackOptions { region, path, backing: url, force, dram, delays } = options;
         let engine = self.identify(&region)?;
@@ -92,7 +93,7 @@ impl Registry {
         let opened = engine.open(Opening { region: Arc::clone(&region), backing, force });
         let opened = opened.map_err(failed)?;
         if let Some(identity) = identity {
-            remember(&region, identity)?;
+            remember(&region, &identity)?;
         }
         let pmem = opened.tier;
         let top = dram::open(dram.policy, dram.bytes, delayed(&pmem, delays));
@@ -124,13 +125,13 @@ fn identity_of(backing: &OpenBacking) -> BackingIdentity {
 }
 
 /// Notes the backing in the pool's superblock.
-fn remember(region: &Region, identity: BackingIdentity) -> Result<()> {
+fn remember(region: &Region, identity: &BackingIdentity) -> Result<()> {
     let failed = |source| StackError::Pool { pool: name(region), source };
     let mut superblock = Superblock::read(region).map_err(failed)?.superblock;
-    if superblock.backing == Some(identity) {
+    if superblock.backing.as_ref() == Some(identity) {
         return Ok(());
     }
-    superblock.backing = Some(identity);
+    superblock.backing = Some(*identity);
     superblock.write(region).map_err(failed)
 }
 

@@ -1,9 +1,9 @@
 //! Latency histograms: eight buckets to a power of two, so a quantile is at most 12.5 % too high.
 //!
-//! [`bucket_of`] and [`upper_bound_ns`] are the one bucket layout of all latencies. [`Histogram`] is
-//! sharded by thread: recording is three plain stores to cache lines that no other thread writes.
-//! [`Samples`] is one shard, for recorders that keep shards of their own. [`Latencies`] is a
-//! snapshot with quantiles.
+//! [`bucket_of`] and [`upper_bound_ns`] are the one bucket layout of all latencies. [`Histogram`]
+//! is sharded by thread: recording is three plain stores to cache lines that no other thread
+//! writes. [`Samples`] is one shard, for recorders that keep shards of their own. [`Latencies`] is
+//! a snapshot with quantiles.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

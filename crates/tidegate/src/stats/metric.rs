@@ -1,7 +1,8 @@
 //! Metrics: what each tier counts and measures, described once, in a form that any page can print.
 //!
-//! An engine declares a [`Metric`] as a constant beside its counter and hands its present value to a
-//! [`Collector`]. `tidegate stat`, its JSON and later pages enumerate the [`Reading`]s and need to know no engine.
+//! An engine declares a [`Metric`] as a constant beside its counter and hands its present value to
+//! a [`Collector`]. `tidegate stat`, its JSON and later pages enumerate the [`Reading`]s and need
+//! to know no engine.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

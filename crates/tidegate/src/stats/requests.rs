@@ -1,7 +1,7 @@
 //! What a block device was asked: requests and bytes by kind, and the latency of a sample of them.
 //!
-//! Counting is plain stores to cache lines of the calling thread. One request in [`SAMPLE_ONE_IN`] of a thread
-//! has its latency measured: two readings of the clock cost as much as a short write.
+//! Counting is plain stores to cache lines of the calling thread. One request in [`SAMPLE_ONE_IN`]
+//! of a thread has its latency measured: two readings of the clock cost as much as a short write.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

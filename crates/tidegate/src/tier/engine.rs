@@ -1,7 +1,9 @@
-//! The entry of an engine: all that the registry, and through it every command, needs to know of one.
+//! The entry of an engine: all that the registry, and through it every command, needs to know of
+//! one.
 //!
-//! An engine implements [`Engine`] once, in its own folder, and the registry ([`stack`](crate::stack)) lists it. The engine's
-//! options, its pools' shape and its findings travel as data, so that no command has a case for an engine.
+//! An engine implements [`Engine`] once, in its own folder, and the registry
+//! ([`stack`](crate::stack)) lists it. The engine's options, its pools' shape and its findings
+//! travel as data, so that no command has a case for an engine.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -15,7 +17,7 @@ use super::{Line, Tier};
 use crate::device::BlockDevice;
 use crate::pmem::Region;
 
-/// An engine of the PMem tier.
+/// An engine of the tier on persistent memory.
 pub trait Engine: Sync {
     /// The name on the command line.
     fn name(&self) -> &'static str;
@@ -44,7 +46,8 @@ pub trait Engine: Sync {
         Ok(false)
     }
 
-    /// Whether a region in which no pool is recognized has enough left of one of this engine's for [`check`](Self::check).
+    /// Whether a region in which no pool is recognized has enough left of one of this engine's for
+    /// [`check`](Self::check).
     fn is_traceable(&self, region: &Region) -> bool {
         let _ = region;
         false
@@ -96,7 +99,8 @@ impl fmt::Display for dyn Engine + '_ {
     }
 }
 
-/// The number of an engine in superblocks; each engine's folder declares its own. (The BTT has a format of its own.)
+/// The number of an engine in superblocks; each engine's folder declares its own. (The BTT has a
+/// format of its own.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(transparent)]
 pub struct EngineCode(pub u32);
@@ -191,7 +195,8 @@ pub struct Opening {
     pub region: Arc<Region>,
     /// The device behind the pool, where one is named.
     pub backing: Option<Backing>,
-    /// Use the backing also where that may not be meant: another one's data is pending, or the backing holds a pool.
+    /// Use the backing also where that may not be meant: another one's data is pending, or the
+    /// backing holds a pool.
     pub force: bool,
 }
 

@@ -8,7 +8,8 @@
 //! - [`memory`]: metrics of the persistent memory under a tier;
 //! - `set_locks`: sets behind locks, and waiting for a set to change;
 //! - `version_locks`: versions for readers without a lock, and the locks of their writers;
-//! - [`engine`]: the entry of an engine in the registry: it parses options, creates, opens, describes and checks a pool.
+//! - [`engine`]: the entry of an engine in the registry: it parses options, creates, opens,
+//!   describes and checks a pool.
 
 pub mod background;
 pub(crate) mod clock;
@@ -35,13 +36,14 @@ pub trait Tier: BlockDevice {
     /// What the tier is and what it holds now.
     fn state(&self) -> State;
 
-    /// Writes all that the tier holds to the tier below, flushes that, and stops the tier's threads. The
-    /// tier stays usable and keeps every promise, but works only on demand.
+    /// Writes all that the tier holds to the tier below, flushes that, and stops the tier's
+    /// threads. The tier stays usable and keeps every promise, but works only on demand.
     ///
     /// Dropping a tier stops its threads too, but cannot say what failed.
     ///
     /// # Errors
-    /// As for [`BlockDevice::flush`]; what could not be written stays in the tier, and another call tries again.
+    /// As for [`BlockDevice::flush`]; what could not be written stays in the tier, and another call
+    /// tries again.
     fn drain(&self) -> Result<()>;
 
     /// The settings that the tier has, with their present values.

@@ -60,7 +60,7 @@ fn each_flipped_byte_of_either_copy_is_seen_and_survived() {
 }
 
 #[test]
-fn two_damaged_copies_are_told_one_by_one() {
+fn two_damaged_copies_are_reported_one_by_one() {
     let (region, _) = made();
     region.write(100, &[1]).unwrap();
     region.write(SECOND + 3, &[1]).unwrap();
@@ -143,7 +143,7 @@ fn a_pool_that_grew_keeps_its_second_copy() {
 }
 
 #[test]
-fn a_pool_that_was_cut_short_is_told() {
+fn a_truncated_pool_is_reported() {
     let (large, _) = made();
     let region = Region::anonymous(POOL_BYTES / 2).unwrap();
     region.write(0, &page(&large, 0)).unwrap();

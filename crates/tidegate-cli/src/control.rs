@@ -1,0 +1,189 @@
+//! The control socket of a served pool: where it is, what it answers, and how commands ask.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use tidegate::stack::{Stack, Stat};
+use tidegate::stats::{Collector, Metric, Unit};
+use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask};
+use tidegate_serve::nbd::{Statistics, StatisticsSource};
+
+use crate::output::say;
+use crate::run::place::Meeting;
+
+const CONNECTIONS_OPEN: Metric =
+    Metric::gauge("connections_open", Unit::Count, "Connections open now");
+const CONNECTIONS: Metric = Metric::counter("connections", Unit::Count, "Connections taken");
+const CONNECTIONS_REFUSED: Metric = Metric::counter(
+    "connections_refused",
+    Unit::Count,
+    "Connections refused because there were too many",
+);
+const CLIENT_FAULTS: Metric = Metric::counter(
+    "client_faults",
+    Unit::Count,
+    "Connections closed because the client broke the protocol or its socket failed",
+);
+const READS: Metric = Metric::counter("reads", Unit::Count, "Read requests answered");
+const WRITES: Metric = Metric::counter("writes", Unit::Count, "Write requests answered");
+const FLUSHES: Metric = Metric::counter("flushes", Unit::Count, "Flush requests answered");
+const TRIMS: Metric = Metric::counter("trims", Unit::Count, "Trim requests answered");
+const WRITE_ZEROES: Metric =
+    Metric::counter("write_zeroes", Unit::Count, "Write-zeroes requests answered");
+const READ_BYTES: Metric = Metric::counter("read_bytes", Unit::Bytes, "Bytes of data read");
+const WRITTEN_BYTES: Metric =
+    Metric::counter("written_bytes", Unit::Bytes, "Bytes of data written");
+const ERRORS: Metric = Metric::counter("errors", Unit::Count, "Requests answered with an error");
+
+/// The control socket of the pool at `pool`, wherever that is served. Only the user has access to
+/// its directory.
+///
+/// # Errors
+/// The pool cannot be inspected, or the directory is not the user's own.
+fn socket_of(pool: &Path) -> Result<PathBuf> {
+    Ok(Meeting::of_pool(pool)?.socket().with_extension("serve"))
+}
+
+/// Answers `tidegate stat` and `tidegate set` for `stack` until the server is dropped, at the
+/// socket of the pool at `pool`, and at `socket` too.
+///
+/// # Errors
+/// Nothing can listen at `socket`.
+pub(crate) fn listen(
+    pool: &Path,
+    socket: Option<&Path>,
+    stack: &Arc<Stack>,
+    statistics: &StatisticsSource,
+) -> Result<Vec<ControlServer>> {
+    let start = |path: PathBuf| {
+        let (stack, statistics) = (Arc::clone(stack), statistics.clone());
+        ControlServer::start(&[path], move |request| answer(&request, &stack, &statistics))
+    };
+    let mut servers = Vec::new();
+    if let Some(socket) = socket {
+        servers.push(start(socket.to_owned())?);
+    }
+    match socket_of(pool).and_then(|path| Ok(start(path)?)) {
+        Ok(server) => servers.push(server),
+        // The pool is served all the same.
+        Err(error) => {
+            say(format_args!("`tidegate stat` cannot find this server by its pool: {error:#}"));
+        }
+    }
+    Ok(servers)
+}
+
+fn answer(request: &Request, stack: &Stack, statistics: &StatisticsSource) -> Reply {
+    match request {
+        Request::Stat => {
+            let front_end = |collector: &mut Collector| {
+                collector.labelled("level", "front_end", |collector| {
+                    collector.labelled("tier", "nbd", |collector| {
+                        collect(&statistics.snapshot(), collector);
+                    });
+                });
+            };
+            Reply::Stat { stat: Box::new(stack.stat(front_end)) }
+        }
+        Request::Set { settings } => set(stack, settings),
+    }
+}
+
+fn set(stack: &Stack, settings: &[(String, String)]) -> Reply {
+    for (number, (key, value)) in settings.iter().enumerate() {
+        if let Err(error) = stack.set(key, value) {
+            let kept = match number {
+                0 => String::new(),
+                number => format!("; the first {number} of the settings stay changed"),
+            };
+            return Reply::Failed { message: format!("{error}{kept}") };
+        }
+    }
+    Reply::Set
+}
+
+fn collect(found: &Statistics, collector: &mut Collector) {
+    for (metric, value) in [
+        (&CONNECTIONS_OPEN, found.connections_open),
+        (&CONNECTIONS, found.connections),
+        (&CONNECTIONS_REFUSED, found.connections_refused),
+        (&CLIENT_FAULTS, found.client_faults),
+        (&READS, found.reads),
+        (&READ_BYTES, found.read_bytes),
+        (&WRITES, found.writes),
+        (&WRITTEN_BYTES, found.written_bytes),
+        (&FLUSHES, found.flushes),
+        (&TRIMS, found.trims),
+        (&WRITE_ZEROES, found.write_zeroes),
+        (&ERRORS, found.errors),
+    ] {
+        collector.add(metric, value);
+    }
+}
+
+/// What became of a question to a server.
+pub(crate) enum Answer<T> {
+    /// The server's answer.
+    Of(T),
+    /// No server has the pool open, or listens at the socket.
+    Nobody,
+    /// A supervisor of `tidegate run` listens at the socket.
+    Supervisor,
+}
+
+/// Asks the server at `socket` for its statistics.
+///
+/// # Errors
+/// It does not answer, or refuses.
+pub(crate) fn stat_at(socket: &Path) -> Result<Answer<Stat>> {
+    Ok(match request(socket, &Request::Stat)? {
+        Answer::Of(Reply::Stat { stat }) => Answer::Of(*stat),
+        Answer::Of(_) => bail!("{}: the server gave an answer of another kind", socket.display()),
+        Answer::Nobody => Answer::Nobody,
+        Answer::Supervisor => Answer::Supervisor,
+    })
+}
+
+/// Asks the server of the pool at `pool` for its statistics.
+///
+/// # Errors
+/// As for [`stat_at`].
+pub(crate) fn stat_of(pool: &Path) -> Result<Answer<Stat>> {
+    stat_at(&socket_of(pool)?)
+}
+
+/// Has the server that listens at `target`, or serves the pool there, change `settings`.
+///
+/// # Errors
+/// No server has it open, or a setting cannot be changed.
+pub(crate) fn set_at(target: &Path, settings: Vec<(String, String)>) -> Result<()> {
+    let is_socket = is_socket(target);
+    let socket = if is_socket { target.to_owned() } else { socket_of(target)? };
+    let shown = target.display();
+    match request(&socket, &Request::Set { settings })? {
+        Answer::Of(_) => Ok(()),
+        Answer::Nobody => bail!(
+            "{shown} is not served: settings live as long as the server; start `tidegate serve` first"
+        ),
+        Answer::Supervisor => {
+            bail!("{shown} is the socket of a supervisor of `tidegate run`, which has no settings")
+        }
+    }
+}
+
+/// A socket is at `path`.
+pub(crate) fn is_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    path.metadata().is_ok_and(|found| found.file_type().is_socket())
+}
+
+fn request(socket: &Path, request: &Request) -> Result<Answer<Reply>> {
+    let asked = ask(socket, request);
+    match asked.with_context(|| format!("the server at {} does not answer", socket.display()))? {
+        Asked::Reply(Reply::Failed { message }) => bail!("{}: {message}", socket.display()),
+        Asked::Reply(reply) => Ok(Answer::Of(reply)),
+        Asked::Nobody => Ok(Answer::Nobody),
+        Asked::Other => Ok(Answer::Supervisor),
+    }
+}

@@ -1,0 +1,174 @@
+//! The control socket of a served pool: statistics of every engine, settings, and who is refused.
+
+#[path = "support/nbd.rs"]
+mod nbd;
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use nbd::Client;
+use support::{Server, ok, run, scratch};
+
+struct Scene {
+    dir: TempDir,
+}
+
+impl Scene {
+    fn new(engine: &str) -> Self {
+        let scene = Self { dir: scratch() };
+        let engine = format!("--engine={engine}");
+        ok(["create", scene.text("pool").as_str(), &engine, "--size=32M"]);
+        scene
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    fn serve(&self, args: &[&str]) -> Server {
+        Server::start(&self.path("pool"), &self.path("socket"), args)
+    }
+
+    fn stat(&self, name: &str) -> Value {
+        serde_json::from_str(&ok(["stat", &self.text(name), "--json"])).expect("one JSON object")
+    }
+}
+
+/// The error of `tidegate ARGS`, which must fail.
+fn refused(args: &[&str]) -> String {
+    let output = run(args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// The value of the metric called `name` at `level`.
+fn metric<'a>(stat: &'a Value, level: &str, name: &str) -> &'a Value {
+    let metrics = stat["metrics"].as_array().expect("metrics");
+    let found = metrics.iter().find(|it| it["name"] == name && it["labels"]["level"] == level);
+    &found.unwrap_or_else(|| panic!("{level} {name} is missing in {stat:#}"))["value"]
+}
+
+fn write(socket: &Path, blocks: u64) {
+    let mut client = Client::connect(socket).expect("the server is ready");
+    for block in 0..blocks {
+        client.send_write(0, block * 4096, &[7; 4096]).unwrap();
+        assert_eq!(client.receive().unwrap(), (0, 0));
+    }
+}
+
+#[test]
+fn a_served_pool_is_measured_whatever_its_engine() {
+    for (engine, args) in [
+        ("btt", &[][..]),
+        ("raw", &["--dram=lru:1M"]),
+        ("btt", &["--dram=transit:1M"]),
+        ("log", &["--backing=null:64M"]),
+    ] {
+        let scene = Scene::new(engine);
+        let control = format!("--control=unix:{}", scene.text("control"));
+        let server = scene.serve(&[args, &[control.as_str()]].concat());
+        write(&scene.path("socket"), 10);
+        for target in ["pool", "control"] {
+            let stat = scene.stat(target);
+            assert_eq!((&stat["live"], &stat["engine"]), (&true.into(), &engine.into()));
+            assert_eq!(metric(&stat, "front_end", "written_bytes"), 40_960, "{engine}");
+            assert!(metric(&stat, "pmem", "pmem_fences").is_u64());
+            assert_eq!(stat["tiers"][1]["name"], engine);
+            if args.is_empty() {
+                assert_eq!(metric(&stat, "pmem", "writes"), 10);
+                assert!(metric(&stat, "pmem", "write_ns")["count"].as_u64() > Some(0));
+            }
+            for metric in stat["metrics"].as_array().unwrap() {
+                for key in ["name", "kind", "unit", "help"] {
+                    assert!(metric[key].is_string(), "{key} is missing in {metric}");
+                }
+            }
+        }
+        let text = ok(["stat", &scene.text("pool")]);
+        assert!(text.contains("written_bytes") && text.contains("40K"), "{text}");
+        assert!(server.stop(Signal::TERM).0.success());
+        assert!(!scene.path("control").exists(), "the control socket stays behind");
+    }
+}
+
+#[test]
+fn a_pool_that_no_process_serves_is_described_by_its_medium() {
+    let scene = Scene::new("btt");
+    let stat = scene.stat("pool");
+    assert_eq!((&stat["live"], &stat["engine"]), (&false.into(), &"btt".into()));
+    assert_eq!(stat["btt"]["version"], "1.1");
+    assert!(ok(["stat", &scene.text("pool")]).contains("the pool is not served"));
+    let log = Scene::new("log").stat("pool");
+    assert_eq!((&log["live"], &log["log_used_bytes"]), (&false.into(), &0.into()));
+}
+
+#[test]
+fn settings_change_what_may_change_and_say_why_the_rest_does_not() {
+    let scene = Scene::new("log");
+    let pool = scene.text("pool");
+    let error = refused(&["set", &pool, "clean-from-pct=25"]);
+    assert!(error.contains("is not served"), "{error}");
+    let server = scene.serve(&["--backing=null:64M"]);
+    ok(["set", &pool, "clean-from-pct=25"]);
+    let stat = scene.stat("pool");
+    let setting = |key: &str| {
+        let settings = stat["settings"].as_array().unwrap();
+        settings.iter().find(|it| it["key"] == key).unwrap().clone()
+    };
+    assert_eq!(setting("clean-from-pct")["value"], "25");
+    assert!(setting("dram")["fixed"].as_str().unwrap().contains("stop the server"));
+    for (setting, part) in [
+        ("clean-from-pct=0", "expected 1 to 90"),
+        ("dram=lru:1M", "cannot be changed now"),
+        ("engine=btt", "create another pool"),
+        ("volume=11", "there is no setting `volume`"),
+    ] {
+        let error = refused(&["set", &pool, setting]);
+        assert!(error.contains(part) && error.lines().count() == 1, "{setting}: {error}");
+    }
+    let error = refused(&["set", &pool, "clean-from-pct=30", "dram=none"]);
+    assert!(error.contains("first 1 of the settings"), "{error}");
+    assert_eq!(run(["set", &pool, "nothing"]).status.code(), Some(2));
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+#[test]
+fn the_control_socket_is_the_owners_and_takes_any_bytes() {
+    let scene = Scene::new("raw");
+    let control = scene.path("control");
+    let argument = format!("--control=unix:{}", control.display());
+    let server = scene.serve(&[&argument]);
+    let mode = std::fs::metadata(&control).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    for bytes in [&b"\n"[..], b"{\"request\":\"quit\"}\n", &[0xFF; 5000], &vec![b'['; 60_000]] {
+        let mut client = UnixStream::connect(&control).unwrap();
+        client.write_all(bytes).unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut reply = String::new();
+        client.read_to_string(&mut reply).unwrap();
+        assert!(reply.starts_with("{\"reply\":\"failed\""), "{reply}");
+    }
+    assert_eq!(scene.stat("control")["live"], true);
+    assert!(server.stop(Signal::TERM).0.success());
+    assert!(refused(&["stat", control.to_str().unwrap()]).contains("there is no pool"));
+}
+
+#[test]
+fn what_is_no_pool_has_no_statistics() {
+    let scene = Scene::new("btt");
+    let output = run(["stat", scene.dir.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "a directory is no pool");
+    let error = refused(&["stat", &scene.text("absent")]);
+    assert!(error.contains("absent"), "{error}");
+}

@@ -1,0 +1,368 @@
+//! The control socket of a server: its owner reads what the stack has counted, and changes
+//! settings.
+//!
+//! A client sends one request, a JSON object in a line, and is sent one reply, a JSON object in a
+//! line.
+//!
+//! Invariants:
+//! 1. Only the server's own user and root are answered: the socket has mode 0600, and the kernel
+//!    says whose the client is.
+//! 2. A client makes the server hold at most [`REQUEST_BYTES_MAX`] bytes, for at most [`TIMEOUT`];
+//!    one is served at a time, on a thread of its own that sleeps while nobody asks.
+//! 3. Whatever bytes a client sends, it gets a reply or the end of its connection.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::AsFd;
+use serde::{Deserialize, Serialize};
+use tidegate::stack::Stat;
+
+use crate::listen::Listener;
+use crate::{ListenAddress, ServeError, StopHandle};
+
+/// Most bytes of a request.
+pub const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// Most bytes of a reply that a client takes.
+const REPLY_BYTES_MAX: usize = 64 << 20;
+/// How long a request, or a reply, may take on its way.
+pub const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a server that cannot accept a connection waits before it tries again: the system is out
+/// of descriptors.
+const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// What a client asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// What is the stack, and what has it counted?
+    Stat,
+    /// Change settings, in this order; the first that is refused ends it.
+    Set {
+        /// Keys and new values.
+        settings: Vec<(String, String)>,
+    },
+}
+
+/// What the server answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "snake_case")]
+pub enum Reply {
+    /// What was asked for.
+    Stat {
+        /// All that the stack says.
+        stat: Box<Stat>,
+    },
+    /// All settings are changed.
+    Set,
+    /// The request was refused.
+    Failed {
+        /// Why, in one line.
+        message: String,
+    },
+}
+
+impl Reply {
+    fn failed(message: impl std::fmt::Display) -> Self {
+        Self::Failed { message: message.to_string() }
+    }
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// What is wrong with it, in one line.
+pub fn parse(line: &[u8]) -> Result<Request, String> {
+    serde_json::from_slice(line).map_err(|error| format!("the request is malformed: {error}"))
+}
+
+/// A thread that answers clients until this is dropped.
+pub struct ControlServer {
+    stop: StopHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ControlServer {
+    /// Listens at the unix sockets `paths`, and answers each request with what `answer` returns.
+    ///
+    /// # Errors
+    /// Another server listens there, or the system refuses.
+    pub fn start(
+        paths: &[PathBuf],
+        answer: impl Fn(Request) -> Reply + Send + 'static,
+    ) -> Result<Self, ServeError> {
+        let listeners = paths.iter().map(|path| Listener::bind(&ListenAddress::Unix(path.clone())));
+        let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
+        let stop = StopHandle::new()?;
+        let stopped = stop.clone();
+        let run = move || serve(&listeners, &stopped, &answer);
+        let thread = std::thread::Builder::new().name("control".into()).spawn(run);
+        let thread = thread.map_err(|error| ServeError::io("cannot start a thread", error))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for ControlServer {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic of it was printed when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(listeners: &[Listener], stop: &StopHandle, answer: &dyn Fn(Request) -> Reply) {
+    loop {
+        let mut ready = vec![PollFd::new(stop, PollFlags::IN)];
+        ready.extend(listeners.iter().map(|it| PollFd::new(it, PollFlags::IN)));
+        let polled = poll(&mut ready, None);
+        let is_ready: Vec<_> = ready.iter().map(|it| !it.revents().is_empty()).collect();
+        if is_ready[0] {
+            return;
+        }
+        if polled.is_err() {
+            continue;
+        }
+        let asked = listeners.iter().zip(&is_ready[1..]).filter(|(_, is_ready)| **is_ready);
+        for (listener, _) in asked {
+            match listener.accept() {
+                // A client that breaks off does not concern the others.
+                Ok((socket, _)) => drop(converse(socket.into(), answer)),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNABORTED) => {}
+                Err(_) => {
+                    let mut stopped = [PollFd::new(stop, PollFlags::IN)];
+                    let _ = poll(&mut stopped, Some(&ACCEPT_PAUSE));
+                }
+            }
+        }
+    }
+}
+
+fn converse(mut client: UnixStream, answer: &dyn Fn(Request) -> Reply) -> io::Result<()> {
+    client.set_nonblocking(false)?;
+    let reply = match is_owner(&client) {
+        Ok(true) => match read_line(&mut client, REQUEST_BYTES_MAX) {
+            Ok(line) => parse(&line).map_or_else(Reply::failed, answer),
+            Err(error) => Reply::failed(format_args!("the request cannot be read: {error}")),
+        },
+        _ => Reply::failed("only the server's own user may use its control socket"),
+    };
+    let mut line = serde_json::to_vec(&reply)?;
+    line.push(b'\n');
+    write_all(&mut client, &line)
+}
+
+/// The client is of the server's user, or root.
+fn is_owner(client: &UnixStream) -> io::Result<bool> {
+    let user = rustix::net::sockopt::socket_peercred(client.as_fd())?.uid;
+    Ok(user == rustix::process::geteuid() || user.is_root())
+}
+
+/// Reads up to the end of a line or of the connection: at most `most` bytes, for at most
+/// [`TIMEOUT`].
+fn read_line(peer: &mut UnixStream, most: usize) -> io::Result<Vec<u8>> {
+    let deadline = Instant::now() + TIMEOUT;
+    let (mut line, mut part) = (Vec::new(), [0; 4096]);
+    loop {
+        peer.set_read_timeout(Some(time_left(deadline)?))?;
+        let read = match peer.read(&mut part) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            read => read.map_err(timed_out)?,
+        };
+        let bytes = &part[..read];
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        line.extend_from_slice(&bytes[..end.unwrap_or(read)]);
+        if line.len() > most {
+            let message = format!("it has more than {most} bytes");
+            return Err(io::Error::new(ErrorKind::InvalidData, message));
+        }
+        if end.is_some() || read == 0 {
+            return Ok(line);
+        }
+    }
+}
+
+fn write_all(peer: &mut UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
+    while !bytes.is_empty() {
+        peer.set_write_timeout(Some(time_left(deadline)?))?;
+        match peer.write(bytes) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            written => bytes = &bytes[written.map_err(timed_out)?..],
+        }
+    }
+    Ok(())
+}
+
+fn time_left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(timed_out(ErrorKind::WouldBlock.into())) } else { Ok(left) }
+}
+
+/// A socket whose timeout passes says that it would block.
+fn timed_out(error: io::Error) -> io::Error {
+    match error.kind() {
+        ErrorKind::WouldBlock => io::Error::new(ErrorKind::TimedOut, "it takes too long"),
+        _ => error,
+    }
+}
+
+/// What became of a question.
+#[derive(Debug, PartialEq)]
+pub enum Asked {
+    /// The server answered.
+    Reply(Reply),
+    /// Nobody listens at the socket, or there is none.
+    Nobody,
+    /// Another kind of server listens there, such as the supervisor of `tidegate run`.
+    Other,
+}
+
+/// Asks the server that listens at `path`.
+///
+/// # Errors
+/// The connection broke off, or the answer makes no sense.
+pub fn ask(path: &Path, request: &Request) -> io::Result<Asked> {
+    let mut server = match UnixStream::connect(path) {
+        Ok(server) => server,
+        Err(error) => return not_connected(error),
+    };
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    write_all(&mut server, &line)?;
+    let reply = read_line(&mut server, REPLY_BYTES_MAX)?;
+    Ok(Asked::Reply(serde_json::from_slice(&reply)?))
+}
+
+fn not_connected(error: io::Error) -> io::Result<Asked> {
+    let is_other = error.raw_os_error() == Some(rustix::io::Errno::PROTOTYPE.raw_os_error());
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => Ok(Asked::Nobody),
+        _ if is_other => Ok(Asked::Other),
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn server(dir: &Path) -> (ControlServer, PathBuf) {
+        let path = dir.join("control");
+        let answer = |request| match request {
+            Request::Stat => Reply::failed("stat"),
+            Request::Set { settings } if settings.is_empty() => Reply::failed("empty"),
+            Request::Set { .. } => Reply::Set,
+        };
+        (ControlServer::start(std::slice::from_ref(&path), answer).expect("it listens"), path)
+    }
+
+    #[test]
+    fn requests_are_answered_until_the_server_is_dropped() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let (server, path) = server(dir.path());
+        let mode = std::fs::metadata(&path).expect("socket").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let stat = ask(&path, &Request::Stat).expect("an answer");
+        assert_eq!(stat, Asked::Reply(Reply::failed("stat")));
+        let settings = vec![("key".into(), "v".repeat(REQUEST_BYTES_MAX / 2))];
+        let set = ask(&path, &Request::Set { settings }).expect("an answer");
+        assert_eq!(set, Asked::Reply(Reply::Set));
+        drop(server);
+        assert!(!path.exists());
+        assert_eq!(ask(&path, &Request::Stat).expect("nobody"), Asked::Nobody);
+    }
+
+    #[test]
+    fn a_socket_of_packets_is_another_kind_of_server() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("packets");
+        let other = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("socket");
+        bind(&other, &SocketAddrUnix::new(&path).expect("address")).expect("bound");
+        listen(&other, 1).expect("listens");
+        assert_eq!(ask(&path, &Request::Stat).expect("other"), Asked::Other);
+    }
+
+    #[test]
+    fn a_long_request_is_refused_and_the_next_one_answered() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let (_server, path) = server(dir.path());
+        let mut client = UnixStream::connect(&path).expect("connected");
+        // The server may close before it has read everything.
+        let _ = client.write_all(&vec![b'['; 4 * REQUEST_BYTES_MAX]);
+        let mut reply = String::new();
+        if client.read_to_string(&mut reply).is_ok() && !reply.is_empty() {
+            assert!(reply.contains("more than 65536 bytes"), "{reply}");
+        }
+        // One that connects and leaves.
+        drop(UnixStream::connect(&path).expect("connected"));
+        let stat = ask(&path, &Request::Stat).expect("an answer");
+        assert_eq!(stat, Asked::Reply(Reply::failed("stat")));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        /// Any bytes are a request or an error, and one that was parsed is what was sent.
+        #[test]
+        fn any_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(request) = parse(&bytes) {
+                let again = serde_json::to_vec(&request).expect("it is text");
+                prop_assert_eq!(parse(&again), Ok(request));
+            }
+        }
+
+        #[test]
+        fn requests_with_a_byte_changed_never_panic(
+            keys in prop::collection::vec(("\\PC{0,8}", "\\PC{0,8}"), 0..4), at: prop::sample::Index, byte: u8,
+        ) {
+            let mut line = serde_json::to_vec(&Request::Set { settings: keys }).expect("text");
+            let at = at.index(line.len());
+            line[at] = byte;
+            drop(parse(&line));
+        }
+
+        /// Deep nesting ends in an error and not in an overflow of the stack.
+        #[test]
+        fn deep_nesting_is_refused(depth in 1_usize..REQUEST_BYTES_MAX) {
+            prop_assert!(parse(&vec![b'['; depth]).is_err());
+        }
+    }
+
+    /// Bytes over the socket itself: each client gets a reply, and the server goes on.
+    #[test]
+    fn hostile_clients_are_answered_and_harm_nobody() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let (_server, path) = server(dir.path());
+        let lines: [&[u8]; 7] = [
+            b"\n",
+            b"null\n",
+            b"{\"request\":\"stat\"",
+            b"{\"request\":\"stat\",\"more\":1}\n",
+            b"{\"request\":\"set\",\"settings\":{}}\n",
+            b"\xff\xfe\n",
+            b"{\"request\":\"set\",\"settings\":[]}\n",
+        ];
+        for line in lines {
+            let mut client = UnixStream::connect(&path).expect("connected");
+            client.write_all(line).expect("written");
+            client.shutdown(std::net::Shutdown::Write).expect("ended");
+            let mut reply = Vec::new();
+            client.read_to_end(&mut reply).expect("a reply");
+            let reply: Reply = serde_json::from_slice(&reply).expect("JSON");
+            assert!(matches!(reply, Reply::Failed { .. }), "{line:?}: {reply:?}");
+        }
+        let stat = ask(&path, &Request::Stat).expect("an answer");
+        assert_eq!(stat, Asked::Reply(Reply::failed("stat")));
+    }
+}
