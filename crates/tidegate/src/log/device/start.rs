@@ -1,5 +1,5 @@
-//! Requests that are started: reads that only the backing can answer, and writers that wait for free
-//! space, without a thread each.
+//! Requests that are started: reads that only the backing can answer, and writers that wait for
+//! free space, without a thread each.
 //!
 //! Invariants:
 //! 1. Blocked writers append in the order of their arrival, and before writers that come later.
