@@ -323,8 +323,8 @@ pub(crate) struct RunArgs {
     /// Do not log files whose absolute path matches; stronger than --include; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<OsString>,
-    /// Keep the writes to a file that only one process has open from the kernel, until somebody
-    /// else wants the file: several times faster; others that open it wait for that, and see its
+    /// Keep the writes to a file that only one process has open from the kernel, until another
+    /// process wants the file: several times faster; others that open it wait for that, and see its
     /// old size until then
     #[arg(long)]
     pub(crate) absorb: bool,

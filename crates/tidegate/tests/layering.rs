@@ -264,16 +264,14 @@ fn expand<'a>(text: &'a str, base: &[String], paths: &mut Vec<Module>) -> &'a st
         return text.get(text.chars().next().map_or(0, char::len_utf8)..).unwrap_or_default();
     }
     let path = [base, &[text[..end].to_owned()]].concat();
-    match text[end..].strip_prefix("::") {
-        Some(rest) => expand(rest, &path, paths),
-        None => {
-            paths.push(path);
-            let rest = &text[end..];
-            // `a as b` is one item.
-            let alias = rest.trim_start().strip_prefix("as ");
-            alias.map_or(rest, |alias| alias.trim_start().trim_start_matches(is_name))
-        }
+    if let Some(rest) = text[end..].strip_prefix("::") {
+        return expand(rest, &path, paths);
     }
+    paths.push(path);
+    // `a as b` is one item.
+    let rest = &text[end..];
+    let alias = rest.trim_start().strip_prefix("as ");
+    alias.map_or(rest, |alias| alias.trim_start().trim_start_matches(is_name))
 }
 
 /// The sets of modules that import each other in circles, but for natural ones.
