@@ -1,7 +1,8 @@
 //! A layer that remembers each request: what, where, how long, how it ended.
 //!
-//! Records go to a bounded ring in memory, which forgets the oldest and counts what it forgot, or to a sink such as
-//! [`csv`]. The requests of a batch share one start and one duration: they were in the device together.
+//! Records go to a bounded ring in memory, which forgets the oldest and counts what it forgot, or
+//! to a sink such as [`csv`]. The requests of a batch share one start and one duration: they were
+//! in the device together.
 
 #![expect(
     clippy::disallowed_methods,
@@ -122,8 +123,8 @@ fn record_of(
     Record { start, duration, op: Op::of(operation), offset, len, fua, error }
 }
 
-/// A sink that writes `ts_us,op,offset,len` to `writer`, a header first: the form that trace replay reads. What is
-/// left of a failed write is lost: a trace never fails the device it watches.
+/// A sink that writes `ts_us,op,offset,len` to `writer`, a header first: the form that trace replay
+/// reads. What is left of a failed write is lost: a trace never fails the device it watches.
 pub fn csv(mut writer: impl Write + Send + 'static) -> impl Fn(&Record) + Send + Sync + 'static {
     let _ = writeln!(writer, "ts_us,op,offset,len");
     let writer = Mutex::new(writer);

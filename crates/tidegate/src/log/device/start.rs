@@ -124,7 +124,7 @@ impl Core {
     pub(super) fn resume_blocked(&self) {
         loop {
             let Some(mut request) = self.blocked.queue.lock().pop_front() else { return };
-            let attempt = self.attempt_change(&mut request.operation());
+            let attempt = self.attempt_change(&request.operation());
             let mut queue = self.blocked.queue.lock();
             let Attempt::Done(result) = attempt else {
                 return queue.push_front(request);
