@@ -1,7 +1,8 @@
 //! Addresses, and the sockets that listen at them.
 //!
-//! Invariants: a unix socket can be connected to only by its owner (mode 0600) from its first moment on;
-//! the file of a dead server is replaced, that of a live one is not; only our own file is removed.
+//! Invariants: a unix socket can be connected to only by its owner (mode 0600) from its first
+//! moment on; the file of a dead server is replaced, that of a live one is not; only our own file
+//! is removed.
 
 use std::fmt;
 use std::net::{TcpListener, ToSocketAddrs};
@@ -48,7 +49,8 @@ impl FromStr for ListenAddress {
         let (host, port) =
             text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':')).ok_or_else(bad)?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        // An address with colons needs its brackets: without them its last group would be taken for the port.
+        // An address with colons needs its brackets: without them its last group would be taken for
+        // the port.
         if bare.is_empty() || (bare.contains(':') && bare.len() == host.len()) {
             return Err(bad());
         }
@@ -94,7 +96,7 @@ impl Listener {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
         let socket = socket.map_err(failed)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path).map_err(failed)?).map_err(failed)?;
-        // Nobody can connect before `listen`, so nobody can before the mode is set.
+        // No client can connect before `listen`, so that none can before the mode is set.
         rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         let file = SocketFile::at(path);
         rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
@@ -117,7 +119,7 @@ impl Listener {
         &self.address
     }
 
-    /// Takes a waiting connection, nonblocking, and says who it is.
+    /// Takes a waiting connection, nonblocking, and names its client.
     pub(crate) fn accept(&self) -> rustix::io::Result<(OwnedFd, String)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (socket, peer) = rustix::net::acceptfrom_with(&self.socket, flags)?;
@@ -169,7 +171,7 @@ impl SocketFile {
     }
 }
 
-/// Removes a socket's file that nobody listens at.
+/// Removes a socket's file at which no process listens.
 fn remove_dead_socket(path: &Path) -> Result<(), ServeError> {
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     let path_name = path.display();

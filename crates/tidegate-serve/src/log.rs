@@ -1,4 +1,5 @@
-//! Lines about clients that misbehave, bounded in length and rate: a hostile client must not fill disks.
+//! Lines about clients that misbehave, bounded in length and rate: a hostile client must not fill
+//! disks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

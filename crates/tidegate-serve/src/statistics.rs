@@ -82,8 +82,8 @@ impl Counters {
     }
 }
 
-/// The counts of one connection since it last added them to the server's: no other thread sees them,
-/// so that counting costs next to nothing.
+/// The counts of one connection since it last added them to the server's: no other thread sees
+/// them, so that counting costs next to nothing.
 #[derive(Default)]
 pub(crate) struct Tally {
     requests: [u64; KINDS],

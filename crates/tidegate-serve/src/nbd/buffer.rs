@@ -33,8 +33,9 @@ impl Input {
         }
     }
 
-    /// Room for more; what is unread is moved to the front when less than half is left behind it.
-    pub(super) fn room(&mut self) -> &mut [u8] {
+    /// Free space for more; what is unread moves to the front when less than half is left behind
+    /// it.
+    pub(super) fn free_space(&mut self) -> &mut [u8] {
         if self.end > self.bytes.len() / 2 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -42,7 +43,7 @@ impl Input {
         &mut self.bytes[self.end..]
     }
 
-    /// `len` bytes were put into the room.
+    /// `len` bytes were received into the free space.
     pub(super) fn received(&mut self, len: usize) {
         self.end += len;
     }
@@ -98,7 +99,7 @@ impl Owned {
 
 /// Where an owned message stands among the buffered bytes.
 struct Placed {
-    /// Its place: before the byte with this index in the buffer.
+    /// It is sent before the byte with this index in the buffer.
     at: usize,
     owned: Owned,
 }
@@ -154,8 +155,8 @@ impl Output {
         self.buffer.len() - self.end >= len
     }
 
-    /// The next `len` bytes of the buffer, which [`reserve`](Self::reserve) said are there; they are sent
-    /// only once [`commit`](Self::commit)ted.
+    /// The next `len` bytes of the buffer, which [`reserve`](Self::reserve) said are there; they
+    /// are sent only once [`commit`](Self::commit)ted.
     pub(super) fn tail(&mut self, len: usize) -> &mut [u8] {
         &mut self.buffer[self.end..self.end + len]
     }

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! 1. The loop waits only in `poll`, on the socket and on the mailbox of completed requests.
-//! 2. It receives only when everything received before has been handled, and handles only while little
-//!    waits to be sent: what a client makes the server hold is bounded whatever it does.
+//! 2. It receives only when everything received before has been handled, and handles only while
+//!    little waits to be sent: what a client makes the server hold is bounded whatever it does.
 //! 3. The connection stays among the server's connections until its last request is complete.
 //!
 //! Entry point: [`Connection::serve`].
@@ -26,7 +26,8 @@ use super::session::{INPUT_BYTES, Mail, OUTPUT_BYTES, Progress, Session};
 use super::tls::{Tls, TlsMode};
 use super::transport::Transport;
 
-/// How long to look for the next request before sleeping: about what two wake-ups of an idle CPU take.
+/// How long to look for the next request before sleeping: about what two wake-ups of an idle CPU
+/// take.
 const SPIN: Duration = Duration::from_micros(100);
 /// One look takes a microsecond; if it took so long, another thread ran meanwhile.
 const CONTENDED: Duration = Duration::from_micros(10);
@@ -94,8 +95,8 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Serves the client until one side ends it; all its requests have finished then. The socket closes with
-    /// the connection itself.
+    /// Serves the client until one side ends it; all its requests have finished then. The socket
+    /// closes with the connection itself.
     ///
     /// # Errors
     /// Why it ended, unless the client said goodbye or the server stops.
@@ -143,10 +144,10 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Looks for the next request again and again for a moment: where requests follow each other closely,
-    /// that costs both sides less than sleeping and being woken. When others want the CPU it is given to
-    /// them and nothing is gained, and when nothing comes the client is slow: then the moment is over, and
-    /// there is none until requests come closely again.
+    /// Looks for the next request again and again for a moment: where requests follow each other
+    /// closely, that costs both sides less than sleeping and being woken. When other threads want
+    /// the CPU it is given to them and nothing is gained, and when nothing comes the client is
+    /// slow: then the moment is over, and there is none until requests come closely again.
     fn spin(&mut self) -> Result<bool, Fault> {
         if !self.spins || !self.is_idle() || !self.output.is_empty() {
             return Ok(false);
@@ -220,8 +221,9 @@ impl<'a> Connection<'a> {
         self.phase = Phase::Transmission(Box::new(session));
     }
 
-    /// The answer leaves in plain text, everything after it in TLS. What a client sends before it has seen
-    /// the answer could come from an attacker between us, and must not be taken for its own.
+    /// The answer leaves in plain text, everything after it in TLS. What a client sends before it
+    /// has seen the answer could come from an attacker between us, and must not be taken for its
+    /// own.
     fn start_tls(&mut self) -> Result<(), Fault> {
         if !self.input.unread().is_empty() {
             return Err(Fault::Broken("plain text after STARTTLS".into()));
@@ -243,13 +245,13 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Receives once; false if nothing was there, or there is no room for it.
+    /// Receives once; false if nothing was there, or there is no free space for it.
     fn receive(&mut self) -> Result<bool, Fault> {
         let payload: &mut [u8] = match &mut self.phase {
-            Phase::Transmission(session) => session.payload_room(),
+            Phase::Transmission(session) => session.payload_space(),
             Phase::Handshake(_) => &mut [],
         };
-        let (payload_bytes, room) = (payload.len(), self.input.room());
+        let (payload_bytes, room) = (payload.len(), self.input.free_space());
         if payload.is_empty() && room.is_empty() {
             return Ok(false);
         }

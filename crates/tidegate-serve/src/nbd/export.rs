@@ -59,10 +59,10 @@ impl Export {
 
     /// The transmission flags of this export.
     ///
-    /// `CAN_MULTI_CONN` is always true: all connections to an export call the same [`BlockDevice`], whose
-    /// flush covers every write acknowledged before it, by whichever thread; and a connection answers
-    /// a write only when the device has acknowledged it. So a flush on one connection covers what
-    /// was answered on any other.
+    /// `CAN_MULTI_CONN` is always true: all connections to an export call the same [`BlockDevice`],
+    /// whose flush covers every write acknowledged before it, by whichever thread; and a connection
+    /// answers a write only when the device has acknowledged it. So a flush on one connection
+    /// covers what was answered on any other.
     pub(super) fn flags(&self, structured: bool) -> u16 {
         use export_flag::{
             CAN_MULTI_CONN, HAS_FLAGS, READ_ONLY, SEND_CACHE, SEND_DF, SEND_FAST_ZERO, SEND_FLUSH,
@@ -82,7 +82,8 @@ impl Exports {
     /// Checks names and descriptions.
     ///
     /// # Errors
-    /// [`ServeError::Export`]: there is none, two have one name, or a string breaks the protocol's limits.
+    /// [`ServeError::Export`]: there is none, two have one name, or a string breaks the protocol's
+    /// limits.
     pub(super) fn new(exports: Vec<Export>) -> Result<Self, ServeError> {
         if exports.is_empty() {
             return Err(ServeError::Export(

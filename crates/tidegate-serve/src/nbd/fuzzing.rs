@@ -143,7 +143,8 @@ fn shake_hands(mode: TlsMode, mut data: &[u8]) -> Option<(Negotiated, &[u8])> {
     }
 }
 
-/// Any bytes as requests; the first byte chooses what was negotiated, each piece has its length before it.
+/// Any bytes as requests; the first byte chooses what was negotiated, each piece has its length
+/// before it.
 pub fn transmission(mut data: &[u8]) {
     let bits = byte(&mut data);
     let export = scratch_export(bits & 1 == 0).read_only(bits & 2 != 0);
@@ -180,11 +181,11 @@ fn transmit(negotiated: &Negotiated, mut data: &[u8]) {
 fn receive(session: &mut Session, input: &mut Input, data: &mut &[u8], cut: usize) {
     let (now, rest) = data.split_at(cut.min(data.len()));
     *data = rest;
-    let room = session.payload_room();
-    let (for_payload, for_input) = now.split_at(room.len().min(now.len()));
-    room[..for_payload.len()].copy_from_slice(for_payload);
+    let space = session.payload_space();
+    let (for_payload, for_input) = now.split_at(space.len().min(now.len()));
+    space[..for_payload.len()].copy_from_slice(for_payload);
     session.payload_received(for_payload.len());
-    input.room()[..for_input.len()].copy_from_slice(for_input);
+    input.free_space()[..for_input.len()].copy_from_slice(for_input);
     input.received(for_input.len());
 }
 

@@ -1,8 +1,8 @@
 //! The handshake (fixed newstyle) as a state machine over bytes, without I/O.
 //!
 //! Invariants:
-//! 1. Each call of [`Handshake::advance`] handles at most one message, so what a client can make the
-//!    server hold is one message and its answer.
+//! 1. Each call of [`Handshake::advance`] handles at most one message, so what a client can make
+//!    the server hold is one message and its answer.
 //! 2. Options are bounded in number and in length; longer data is skipped, never stored.
 //! 3. All that was negotiated in plain text is forgotten when TLS starts: an attacker in the middle
 //!    cannot leave anything behind for the encrypted session.
@@ -90,8 +90,8 @@ impl Handshake {
         self.base_allocation = None;
     }
 
-    /// Handles the message at the front of `input` and appends the answer to `reply`. Returns how many
-    /// bytes were used up, and what to do next.
+    /// Handles the message at the front of `input` and appends the answer to `reply`. Returns how
+    /// many bytes were used up, and what to do next.
     pub(super) fn advance(&mut self, input: &[u8], reply: &mut Vec<u8>) -> (usize, Step) {
         if self.skip_bytes > 0 {
             return self.skip(input);
@@ -258,7 +258,8 @@ impl Handshake {
         }
     }
 
-    /// Block sizes are told unasked too: a client that ignores them sends requests that will be refused.
+    /// Block sizes are told unasked too: a client that ignores them sends requests that will be
+    /// refused.
     fn describe(&self, option: u32, export: &Export, mut wanted: Cursor<'_>, reply: &mut Vec<u8>) {
         let geometry = export.geometry();
         let about = export_info(geometry.size_bytes(), export.flags(self.structured));
@@ -334,8 +335,9 @@ fn parse_info(data: &[u8]) -> Option<(&str, Cursor<'_>)> {
     cursor.is_empty().then_some((name, wanted))
 }
 
-/// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`: an export's name, and whether the queries
-/// select `base:allocation`. A list selects also by namespace, and everything if nothing is asked for.
+/// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`: an export's name, and whether the
+/// queries select `base:allocation`. A list selects also by namespace, and everything if nothing is
+/// asked for.
 fn parse_queries(data: &[u8], set: bool) -> Option<(&str, bool)> {
     let mut cursor = Cursor(data);
     let name = cursor.string()?;

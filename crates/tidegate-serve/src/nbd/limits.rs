@@ -11,7 +11,8 @@ pub struct Limits {
     pub connections: usize,
     /// Data of one read or write, in bytes: at least a block, at most 32 MiB, a power of two.
     pub max_request_bytes: u32,
-    /// Data of one connection's requests that may wait in memory, in bytes; one request is always let in.
+    /// Data of one connection's requests that may wait in memory, in bytes; one request is always
+    /// let in.
     pub in_flight_bytes: usize,
     /// Requests of one connection that may be started and not complete.
     pub in_flight_requests: usize,

@@ -3,10 +3,10 @@
 //! Invariants:
 //! 1. A reply is sent only after the device has acknowledged the request; a flush covers all writes
 //!    answered before it on any connection.
-//! 2. What a client can make the server hold is bounded by [`Limits`]; nothing is allocated by a length
-//!    that was not checked, and no client's fault touches another client.
+//! 2. What a client can make the server hold is bounded by [`Limits`]; nothing is allocated by a
+//!    length that was not checked, and no client's fault touches another client.
 //! 3. A request that has to wait for nothing runs on the connection's thread, many to one receive
-//!    and one send. The others are started, run at once, and are answered as they finish.
+//!    and one send. Each other request is started, and is answered when it is complete.
 //!
 //! Entry points: [`ServerBuilder`] makes a [`Server`] of [`Export`]s; [`Server::run`] serves until
 //! its [`StopHandle`] says stop. Inside, bytes go through `transport` (socket or TLS), `connection`

@@ -1,7 +1,7 @@
 //! The words of the NBD protocol: constants, message layouts, and their encoding.
 //!
-//! Invariants: everything here is a pure function over bytes; every number on the wire is big-endian;
-//! nothing is allocated by a length that a client names.
+//! Invariants: everything here is a pure function over bytes; every number on the wire is
+//! big-endian; nothing is allocated by a length that a client names.
 //!
 //! Entry points: [`Request::parse`], [`OptionHeader::parse`], [`Cursor`] for the data of options;
 //! [`greeting`], [`option_reply`], [`simple_reply`], [`chunk_header`], [`push_error_chunk`],

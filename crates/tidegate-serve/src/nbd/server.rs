@@ -1,7 +1,7 @@
 //! The server: listens, gives each client a thread, and stops in good order.
 //!
-//! Invariants: there are never more connections than [`Limits::connections`]; [`Server::run`] returns only
-//! when every connection has ended and every accepted request has finished.
+//! Invariants: there are never more connections than [`Limits::connections`]; [`Server::run`]
+//! returns only when every connection has ended and every accepted request has finished.
 //!
 //! Entry points: [`ServerBuilder`], [`Server::run`], [`StopHandle`].
 
@@ -77,7 +77,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Listens at `addresses`. Clients can connect from now on; they are served once the server runs.
+    /// Listens at `addresses`. Clients can connect from now on; they are served once the server
+    /// runs.
     ///
     /// # Errors
     /// [`ServeError::Export`], [`ServeError::Limit`], [`ServeError::InUse`] or [`ServeError::Io`].
@@ -104,7 +105,7 @@ impl ServerBuilder {
 }
 
 fn to_standard_error(line: &str) {
-    // Where nobody reads it, nobody misses it.
+    // A log line that cannot be written is lost, and the server goes on.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
@@ -125,8 +126,8 @@ impl Server {
         StatisticsSource(Arc::clone(&self.shared.service.counters))
     }
 
-    /// Serves until `stop` says so. Then the sockets are closed and their files removed, and requests that
-    /// were received are finished and answered.
+    /// Serves until `stop` says so. Then the sockets are closed and their files removed, and
+    /// requests that were received are finished and answered.
     ///
     /// # Errors
     /// [`ServeError::Io`]: threads cannot be started, or waiting for connections fails.

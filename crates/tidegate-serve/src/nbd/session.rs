@@ -4,8 +4,8 @@
 //! 1. A request's data is buffered only after its header was checked; of one connection at most
 //!    `in_flight_bytes` of data wait in payloads, and at most `in_flight_requests` requests are
 //!    started and not complete.
-//! 2. [`Session::run`] stops while more than [`HIGH_WATER_BYTES`] of replies wait: a client that does not
-//!    read its replies gets no more of them.
+//! 2. [`Session::run`] stops while more than [`HIGH_WATER_BYTES`] of replies wait: a client that
+//!    does not read its replies gets no more of them.
 //! 3. Every sound request gets exactly one reply; requests that were started are answered as they
 //!    finish.
 //! 4. The device gets each request to run at once first. Only what it hands back takes memory of
@@ -120,20 +120,20 @@ impl Session {
         &mut self.tally
     }
 
-    /// Where payloads go that were sent.
+    /// The pool that takes payloads back when they were sent.
     pub(super) fn pool(&mut self) -> &mut PayloadPool {
         &mut self.pool
     }
 
     /// Free space for the data of the write that is on its way; empty if there is none.
-    pub(super) fn payload_room(&mut self) -> &mut [u8] {
+    pub(super) fn payload_space(&mut self) -> &mut [u8] {
         match &mut self.incoming {
             Some(incoming) => &mut incoming.payload.data_mut()[incoming.received..],
             None => &mut [],
         }
     }
 
-    /// `len` bytes were received into [`payload_room`](Self::payload_room).
+    /// `len` bytes were received into [`payload_space`](Self::payload_space).
     pub(super) fn payload_received(&mut self, len: usize) {
         if let Some(incoming) = &mut self.incoming {
             incoming.received += len;
@@ -326,12 +326,13 @@ impl Session {
         None
     }
 
-    /// Moves data that came with the header to the payload; starts the write when all of it is there.
+    /// Moves data that came with the header to the payload; starts the write when all of it is
+    /// there.
     fn finish_incoming(&mut self, input: &mut Input, output: &mut Output) -> Option<Progress> {
-        let room = self.payload_room();
-        let len = room.len().min(input.unread().len());
-        room[..len].copy_from_slice(&input.unread()[..len]);
-        let whole = room.len() == len;
+        let space = self.payload_space();
+        let len = space.len().min(input.unread().len());
+        space[..len].copy_from_slice(&input.unread()[..len]);
+        let whole = space.len() == len;
         input.consume(len);
         self.payload_received(len);
         if !whole {

@@ -31,8 +31,8 @@ pub struct Tls {
 
 impl Tls {
     /// Reads PEM files: the server's certificate chain, its key, and, where clients must show
-    /// certificates, that of the authority which signed them. `mode` is not [`TlsMode::Off`] in practice: then
-    /// the files are read and nothing is encrypted.
+    /// certificates, that of the authority which signed them. `mode` is not [`TlsMode::Off`] in
+    /// practice: then the files are read and nothing is encrypted.
     ///
     /// # Errors
     /// [`ServeError::Tls`]: a file cannot be read or does not hold what it should.

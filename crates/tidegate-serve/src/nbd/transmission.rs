@@ -1,10 +1,11 @@
 //! The transmission phase without I/O: which requests are sound, and which operations they are.
 //!
 //! Invariants:
-//! 1. [`check`] refuses everything that the protocol or the device does not allow, before any byte is
-//!    allocated for it; a [`Command`] is inside the device, aligned, and no longer than the limit.
-//! 2. A command is acknowledged only when the device has acknowledged it, which makes the flush of one
-//!    connection cover the writes answered on all others.
+//! 1. [`check`] refuses everything that the protocol or the device does not allow, before any byte
+//!    is allocated for it; a [`Command`] is inside the device, aligned, and no longer than the
+//!    limit.
+//! 2. A command is acknowledged only when the device has acknowledged it, which makes the flush of
+//!    one connection cover the writes answered on every other one.
 //!
 //! Entry points: [`Rules::new`], [`check`], [`operation_of`], [`errno_of`].
 
@@ -72,7 +73,7 @@ pub(super) enum Control {
     Flush,
     /// Discard the range; with `fua` that must be durable.
     Trim { fua: bool },
-    /// Bring the range near.
+    /// Prefetch the range.
     Cache,
     /// Write zeroes to the range.
     WriteZeroes(ZeroFlags),
@@ -229,7 +230,7 @@ fn check_no_range(request: &Request) -> std::result::Result<(), Refusal> {
 }
 
 /// The operation of a command that carries no data, and what follows it. None: there is nothing
-/// to do. Our devices keep near what they can, so that a cache command has nothing to bring.
+/// to do: our devices cache what they can by themselves, so that a cache command does nothing.
 pub(super) fn operation_of(command: &Command, control: Control) -> Option<(OwnedOperation, Then)> {
     let (offset, len) = (command.offset, u64::from(command.len));
     Some(match control {

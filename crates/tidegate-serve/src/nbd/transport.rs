@@ -1,6 +1,7 @@
 //! A connected socket, plain or inside TLS, without blocking.
 //!
-//! Invariant: every call returns at once, with [`ErrorKind::WouldBlock`] where it would have to wait.
+//! Invariant: every call returns at once, with [`ErrorKind::WouldBlock`] where it would have to
+//! wait.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 
@@ -29,7 +30,8 @@ impl Transport {
         self.tls = Some(Box::new(tls));
     }
 
-    /// Receives into `first`, then `second`, at least one of them not empty. Zero bytes: the client has closed.
+    /// Receives into `first`, then `second`, at least one of them not empty. Zero bytes: the client
+    /// has closed.
     pub(super) fn receive(&mut self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             None if first.is_empty() => self.socket.read(second),
@@ -115,7 +117,8 @@ fn receive_tls(
             return Ok(0);
         }
         let processed = tls.process_new_packets();
-        // The answer may be an alert that tells the client what is wrong: it goes out before we give up.
+        // The answer may be an alert that tells the client what is wrong: it goes out before we
+        // give up.
         let flushed = flush_tls(tls, socket);
         processed.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
         flushed?;

@@ -94,7 +94,7 @@ impl Client {
         client
     }
 
-    /// The same with structured replies and `base:allocation`.
+    /// A client in the transmission phase with structured replies and `base:allocation`.
     pub(crate) fn structured(path: &Path) -> Self {
         let mut client = Self::haggle(path);
         client.negotiate_structured();
@@ -270,7 +270,7 @@ pub(crate) fn queries(name: &str, queries: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that differ by offset.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| u8::try_from((at * 31 + at / 251) % 251).expect("below 251") ^ seed).collect()
 }

@@ -1,4 +1,5 @@
-//! Clients that break the rules: each gets an error or its end; others and the memory stay unharmed.
+//! Clients that break the rules: each gets an error or its end; other clients and the memory stay
+//! unharmed.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -142,7 +143,8 @@ fn a_client_that_reads_no_replies_is_held_back() {
             if client.stream.write(&request).is_ok_and(|sent| sent == request.len()) {
                 asked_bytes += 1 << 20;
             } else {
-                // The server gets every chance to take more: a neighbour's request goes through it first.
+                // The server gets every chance to take more: a neighbour's request goes through it
+                // first.
                 expect_unharmed(&mut Client::simple(&server.path()));
                 refused += 1;
             }
@@ -165,7 +167,7 @@ fn connections_beyond_the_limit_are_refused_and_places_are_given_back() {
     let mut leaving = clients.pop().expect("a client");
     leaving.request(DISC, 0, 1, 0, 0);
     leaving.expect_closed();
-    // The place is free a moment after the socket is closed.
+    // The connection is counted until a moment after its socket is closed.
     let mut next = loop {
         let mut client = Client::connect_silently(&server.path());
         let mut first = [0];

@@ -1,5 +1,5 @@
-//! The NBD server against clients: our own that speak every word and break every rule, and those that
-//! others wrote. A tool that is missing fails its test.
+//! The NBD server against clients: our own that speak every word and break every rule, and those
+//! that of other projects. A tool that is missing fails its test.
 
 #![expect(clippy::big_endian_bytes, reason = "NBD numbers are big-endian on the wire")]
 

@@ -279,7 +279,7 @@ fn block_status_joins_and_clips_what_the_device_tells() {
     assert_eq!(descriptors(&client.chunk()), [(1024, 0), (1024, 3), (512, 1), (1536, 2)]);
     client.request(BLOCK_STATUS, REQ_ONE, 2, 0, 4096);
     assert_eq!(descriptors(&client.chunk()), [(1024, 0)]);
-    // On a worker.
+    // Longer than what is tried at once.
     client.request(BLOCK_STATUS, 0, 3, 0, 4 << 20);
     assert_eq!(descriptors(&client.chunk())[3], (8192, 2));
     assert!(matches!(probe.calls()[1], Call::Status(0, 4096, 1)));

@@ -21,7 +21,7 @@ fn accepted_requests_are_finished_and_answered() {
     }
     let held: Vec<_> = (0..4).map(|_| gate.recv().expect("arrives")).collect();
     server.stop.stop();
-    // The socket goes first: nobody can connect any more.
+    // The socket goes first: no client can connect any more.
     while UnixStream::connect(server.path()).is_ok() {}
     for arrival in held {
         arrival.open();
@@ -41,7 +41,7 @@ fn requests_that_wait_behind_unread_replies_are_answered_too() {
     let mut client = Client::simple(&server.path());
     client.stream.set_nonblocking(true).expect("nonblocking");
     let requests = request_bytes(READ, 0, 1, 0, 4096).repeat(1000);
-    // The server is full when it takes no more while it serves others a hundred times.
+    // The server is full when it takes no more while it serves other clients a hundred times.
     let (mut refused, mut at) = (0, 0);
     while refused < 100 {
         if let Ok(sent) = client.stream.write(&requests[at..]) {

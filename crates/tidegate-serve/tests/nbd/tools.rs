@@ -1,4 +1,4 @@
-//! Clients that others wrote: libnbd, QEMU, fio.
+//! Clients of other projects: libnbd, QEMU, fio.
 
 use std::path::Path;
 use std::process::Command;

@@ -115,7 +115,7 @@ impl AsyncRequest {
         Self { operation, context, completion: Some(Box::new(completion)) }
     }
 
-    /// Who asks.
+    /// The client and the class of the request.
     pub fn context(&self) -> Context {
         self.context
     }
@@ -207,7 +207,7 @@ mod tests {
         let (told, results) = channel();
         drop(flush(told.clone()));
         assert!(results.recv().unwrap().is_err());
-        drop(flush(told).forward(|request, result| request.complete(result)));
+        drop(flush(told).forward(AsyncRequest::complete));
         assert!(results.recv().unwrap().is_err());
     }
 

@@ -1,11 +1,11 @@
 //! What every block device promises, as a test: the invariants of [`device`](super), tried from
 //! outside.
 //!
-//! [`check`] runs all of it on a device of at least [`LEAST_BLOCKS`] blocks and leaves it with other
-//! content; [`check_started`] does so by way of requests that are started. [`Model`] is the device
-//! that cannot fail: a map of blocks to compare with, which knows that after an error each block of
-//! a request is old or new. For tests only (feature `test-support`): everything here panics on a
-//! finding.
+//! [`check`] runs all of it on a device of at least [`LEAST_BLOCKS`] blocks and leaves it with
+//! other content; [`check_started`] does so by way of requests that are started. [`Model`] is the
+//! device that cannot fail: a map of blocks to compare with, which knows that after an error each
+//! block of a request is old or new. For tests only (feature `test-support`): everything here
+//! panics on a finding.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -422,7 +422,7 @@ fn filled(device: &dyn BlockDevice, blocks: usize, seed: u64) -> Vec<u8> {
     data
 }
 
-/// Fills `data` with bytes that depend on `seed` and place; no eight of them are zero.
+/// Fills `data` with bytes that depend on `seed` and offset; no eight of them are zero.
 pub fn fill(data: &mut [u8], seed: u64) {
     for (index, word) in (0u64..).zip(data.chunks_mut(8)) {
         let mixed = (seed ^ (index << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -434,7 +434,8 @@ fn to_usize(value: u64) -> usize {
     usize::try_from(value).expect("the suite uses small sizes")
 }
 
-/// A map of blocks that says what a device may hold: one content a block, or several after an error.
+/// A map of blocks that says what a device may hold: one content a block, or several after an
+/// error.
 #[derive(Debug)]
 pub struct Model {
     block_bytes: usize,
@@ -448,7 +449,8 @@ impl Model {
         Self { block_bytes: device.geometry().block_bytes as usize, blocks: BTreeMap::new() }
     }
 
-    /// A write of `data` at `offset` ended in `result`: afterwards each block is new or, on an error, old or new.
+    /// A write of `data` at `offset` ended in `result`: afterwards each block is new or, on an
+    /// error, old or new.
     pub fn wrote(&mut self, offset: u64, data: &[u8], result: &Result<()>) {
         let first = offset / self.block_bytes as u64;
         for (index, block) in (first..).zip(data.chunks(self.block_bytes)) {
@@ -469,7 +471,8 @@ impl Model {
         }
     }
 
-    /// A read at `offset` found `data`: each block must be what it may hold, and from now on is that.
+    /// A read at `offset` found `data`: each block must be what it may hold, and from now on is
+    /// that.
     ///
     /// # Panics
     /// Where a block is something else.

@@ -2,9 +2,9 @@
 //!
 //! Each request takes at least its delay, a fixed part and a part for each byte, from its start to
 //! its end: what the device below takes counts towards it. The requests of a batch wait together,
-//! as in a device with a queue, and so do those that are started.
-//! The wait is honest about CPU time: all but its last 80 µs are spent parked, as a thread waits for
-//! a disk; the rest is spun, because waking up takes longer than that.
+//! as in a device with a queue, and so do those that are started. The wait is honest about CPU
+//! time: all but its last 80 µs are spent parked, as a thread waits for a disk; the rest is spun,
+//! because waking up takes longer than that.
 
 #![expect(
     clippy::disallowed_methods,

@@ -51,7 +51,7 @@ impl DeviceError {
         Self { kind, context: context.into(), source: None }
     }
 
-    /// The same with the error below that caused it.
+    /// An error of `kind` with the error below that caused it.
     pub fn with_source(
         kind: DeviceErrorKind,
         context: impl Into<String>,
@@ -72,7 +72,8 @@ impl DeviceError {
         causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     }
 
-    /// The operating system refused: `context` says what was tried on what, the kind and the number follow `errno`.
+    /// The operating system refused: `context` says what was tried on what, the kind and the number
+    /// follow `errno`.
     pub fn os(context: impl std::fmt::Display, errno: Errno) -> Self {
         Self::with_source(
             DeviceErrorKind::from(errno),
@@ -117,6 +118,7 @@ impl From<PmemError> for DeviceError {
         let kind = match &error {
             PmemError::OutOfRange { .. } | PmemError::Misaligned { .. } => DeviceErrorKind::Corrupt,
             PmemError::ReadOnly => DeviceErrorKind::ReadOnly,
+            PmemError::Limit { .. } => DeviceErrorKind::NoSpace,
             PmemError::Poisoned { .. }
             | PmemError::WritebackFailed { .. }
             | PmemError::Busy { .. }

@@ -1,4 +1,5 @@
-//! A layer that fails on purpose, by script or by chance: the stand-in for broken disks and networks.
+//! A layer that fails on purpose, by script or by chance: the stand-in for broken disks and
+//! networks.
 //!
 //! [`Rule`]s say which requests fail, when and how; for each request the first rule that fires
 //! decides. Chance comes from a seed, so that a run of one thread repeats exactly. Whatever fails
@@ -133,7 +134,9 @@ impl Fault {
         state.hung -= held.len();
         drop(state);
         self.changed.notify_all();
-        held.into_iter().for_each(|request| request.start_on(&self.inner));
+        for request in held {
+            request.start_on(&self.inner);
+        }
     }
 
     /// Waits until `count` requests hang.
@@ -451,7 +454,7 @@ mod tests {
         device.wait_until_hung(200);
         assert!(results.try_recv().is_err());
         device.release();
-        assert_eq!(results.iter().filter(Result::is_ok).count(), 200);
+        assert_eq!(results.iter().flatten().count(), 200);
         let results = start(&device, (0..200).map(|index| index * 512));
         device.wait_until_hung(200);
         drop(device);

@@ -1,9 +1,11 @@
 //! A device in ordinary memory.
 //!
 //! Invariants:
-//! 1. The device is cut into chunks of 64 KiB, each under a lock of its own: requests to different chunks
-//!    never wait for each other, and a block, which never crosses a chunk, is read whole and written whole.
-//! 2. A chunk without memory reads as zeroes; the first write gives it memory, discarding all of it takes that away.
+//! 1. The device is cut into chunks of 64 KiB, each under a lock of its own: requests to different
+//!    chunks never wait for each other, and a block, which never crosses a chunk, is read whole and
+//!    written whole.
+//! 2. A chunk without memory reads as zeroes; the first write gives it memory, discarding all of it
+//!    takes that away.
 
 use parking_lot::RwLock;
 
@@ -22,12 +24,14 @@ pub struct MemoryDevice {
 }
 
 impl MemoryDevice {
-    /// A device of `blocks` zero blocks of `block_bytes` bytes; memory is taken as blocks are written.
+    /// A device of `blocks` zero blocks of `block_bytes` bytes; memory is taken as blocks are
+    /// written.
     ///
     /// # Errors
-    /// [`Unsupported`](super::DeviceErrorKind::Unsupported) where `block_bytes` is no power of two from 512 to 4096,
-    /// or the size does not fit 64 bits; [`NoSpace`](super::DeviceErrorKind::NoSpace) where not even the table of
-    /// chunks fits into memory.
+    /// [`Unsupported`](super::DeviceErrorKind::Unsupported) where `block_bytes` is no power of two
+    /// from 512 to 4096, or the size does not fit 64 bits;
+    /// [`NoSpace`](super::DeviceErrorKind::NoSpace) where not even the table of chunks fits into
+    /// memory.
     pub fn new(block_bytes: u32, blocks: u64) -> Result<Self> {
         let geometry = Geometry::in_memory(block_bytes, blocks)?;
         let count = geometry.size_bytes().div_ceil(CHUNK_BYTES);
@@ -44,8 +48,8 @@ impl MemoryDevice {
         Ok(Self { geometry, chunks })
     }
 
-    /// Calls `each` with every chunk that the range meets, in order: the chunk, the bytes of it that belong to the
-    /// range, and those bytes' place in the request.
+    /// Calls `each` with every chunk that the range meets, in order: the chunk, the bytes of it
+    /// that belong to the range, and where in the request those bytes are.
     fn for_chunks(&self, offset: u64, len: u64, mut each: impl FnMut(&Chunk, Span, Span)) {
         let mut done = 0;
         while done < len {

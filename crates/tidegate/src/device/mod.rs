@@ -2,11 +2,13 @@
 //!
 //! Invariants of [`BlockDevice`]:
 //! 1. Offsets and lengths are bytes and whole blocks of [`Geometry::block_bytes`]; anything else is
-//!    refused with [`DeviceErrorKind::Misaligned`] or [`DeviceErrorKind::OutOfRange`] before any block changes.
-//! 2. Each block is written all or not at all ([`Geometry::atomic_block`] says whether a crash keeps this).
+//!    refused with [`DeviceErrorKind::Misaligned`] or [`DeviceErrorKind::OutOfRange`] before any
+//!    block changes.
+//! 2. Each block is written all or not at all ([`Geometry::atomic_block`] says whether a crash
+//!    keeps this).
 //! 3. A read returns, block by block, the last acknowledged write.
-//! 4. After an acknowledged [`BlockDevice::flush`], every write acknowledged before it started is durable;
-//!    a write with [`WriteFlags::fua`] is durable by itself when acknowledged.
+//! 4. After an acknowledged [`BlockDevice::flush`], every write acknowledged before it started is
+//!    durable; a write with [`WriteFlags::fua`] is durable by itself when acknowledged.
 //! 5. All methods may be called from any number of threads at once.
 //!
 //! Devices: [`memory`] and [`null`](mod@null) in memory, [`file`](mod@file) over a file or a block
@@ -19,7 +21,7 @@
 //! end to the [`AsyncRequest`]'s completion. Callers with nothing else to do use the blocking
 //! methods, and [`BlockDevice::submit`] for many requests at once.
 
-/// The operations of a [`BlockDevice`] whose `run` treats all of them alike.
+/// The operations of a [`BlockDevice`] that passes all of them to its `run`.
 macro_rules! operations_through_run {
     () => {
         fn read(&self, offset: u64, buf: &mut [u8]) -> $crate::device::Result<()> {
@@ -84,7 +86,8 @@ pub type Result<T> = std::result::Result<T, DeviceError>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)]
 pub struct Geometry {
-    /// Size of a block in bytes: every offset and length is a multiple of it. A power of two, 512 to 4096.
+    /// Size of a block in bytes: every offset and length is a multiple of it. A power of two, 512
+    /// to 4096.
     pub block_bytes: u32,
     /// Number of blocks.
     pub blocks: u64,
@@ -181,7 +184,8 @@ pub struct WriteFlags {
 pub struct ZeroFlags {
     /// Force unit access: durable when acknowledged.
     pub fua: bool,
-    /// The space may be given back (a hole); otherwise it stays allocated where the device knows the difference.
+    /// The space may be given back (a hole); otherwise it stays allocated where the device knows
+    /// the difference.
     pub may_unmap: bool,
     /// Fail with [`DeviceErrorKind::Unsupported`] rather than write zeroes slowly.
     pub fast_only: bool,
@@ -229,8 +233,8 @@ pub trait BlockDevice: Send + Sync {
     /// Writes `data` at `offset`.
     ///
     /// # Errors
-    /// Misaligned, out of range, read-only, no space, or the medium failed. After an error each block is
-    /// old or new, none is torn.
+    /// Misaligned, out of range, read-only, no space, or the medium failed. After an error each
+    /// block is old or new, none is torn.
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()>;
 
     /// Makes every write acknowledged before this call durable.
@@ -239,8 +243,8 @@ pub trait BlockDevice: Send + Sync {
     /// The medium failed: what was written since the last successful flush may not be durable.
     fn flush(&self) -> Result<()>;
 
-    /// Says that the content of `len` bytes at `offset` is no longer needed; reads then return zeroes or
-    /// the old bytes, whole block by whole block.
+    /// Says that the content of `len` bytes at `offset` is no longer needed; reads then return
+    /// zeroes or the old bytes, whole block by whole block.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -253,8 +257,8 @@ pub trait BlockDevice: Send + Sync {
     /// [`ZeroFlags::fast_only`] where zeroes would have to be written.
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()>;
 
-    /// The allocation state of `len` bytes at `offset`: adjacent extents that cover a prefix of the range,
-    /// at least one block and at most `most` extents.
+    /// The allocation state of `len` bytes at `offset`: adjacent extents that cover a prefix of the
+    /// range, at least one block and at most `most` extents.
     ///
     /// # Errors
     /// Misaligned, out of range, or the medium failed.
@@ -264,11 +268,12 @@ pub trait BlockDevice: Send + Sync {
         Ok(vec![Extent { offset, len, hole: false, zero: false }])
     }
 
-    /// Runs every request of `batch` to its end and stores each one's result in it: faster than one call each
-    /// where the device has a queue below.
+    /// Runs every request of `batch` to its end and stores each one's result in it: faster than one
+    /// call each where the device has a queue below.
     ///
     /// The requests run at once and in any order, so that two of them must not overlap; only a
-    /// [`Operation::Flush`] is a barrier: it covers the requests before it, and those after it start when it is done.
+    /// [`Operation::Flush`] is a barrier: it covers the requests before it, and those after it
+    /// start when it is done.
     fn submit(&self, batch: &mut [Request<'_>]) {
         for request in batch {
             request.run(self);
@@ -289,8 +294,8 @@ pub trait BlockDevice: Send + Sync {
     /// on any thread, maybe before this returns. Requests that were started and are not complete
     /// run in any order; a flush covers those that were complete when it was started.
     ///
-    /// The request's work is not done on this thread. A device without asynchrony of its own runs the request on a small pool of threads, which
-    /// all such devices share.
+    /// The request's work is not done on this thread. A device without asynchrony of its own runs
+    /// the request on a small pool of threads, which all such devices share.
     fn start(self: Arc<Self>, request: AsyncRequest)
     where
         Self: 'static,

@@ -13,8 +13,8 @@ impl NullDevice {
     /// A device of `blocks` blocks of `block_bytes` bytes.
     ///
     /// # Errors
-    /// [`Unsupported`](super::DeviceErrorKind::Unsupported) where `block_bytes` is no power of two from 512 to 4096, or the
-    /// size does not fit 64 bits.
+    /// [`Unsupported`](super::DeviceErrorKind::Unsupported) where `block_bytes` is no power of two
+    /// from 512 to 4096, or the size does not fit 64 bits.
     pub fn new(block_bytes: u32, blocks: u64) -> Result<Self> {
         Ok(Self { geometry: Geometry::in_memory(block_bytes, blocks)? })
     }

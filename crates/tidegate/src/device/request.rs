@@ -8,7 +8,8 @@ pub struct Context {
     /// The client's queue: a connection, or a queue of a virtual disk. It chooses nothing but
     /// locality.
     pub queue: u32,
-    /// The I/O class, by which a cache treats requests differently; 0 is the class of all others.
+    /// The I/O class, by which a cache treats requests differently; 0 is the class of requests that
+    /// name none.
     pub class: u8,
 }
 
@@ -77,7 +78,7 @@ pub enum Operation<'a> {
         len: u64,
         /// Most extents.
         most: usize,
-        /// Where the extents go, in place of what was there.
+        /// Where the extents go; what was there is lost.
         extents: &'a mut Vec<Extent>,
     },
 }

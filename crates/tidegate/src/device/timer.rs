@@ -3,8 +3,7 @@
 //! Invariants:
 //! 1. The thread starts with the first request and ends with the timer.
 //! 2. Requests complete in the order of their times; those of one time in the order of arrival.
-//! 3. When the timer is dropped, what it holds completes at once: nobody waits for a time that may
-//!    be years away.
+//! 3. When the timer is dropped, what it holds completes at once: its time may be years away.
 
 #![expect(
     clippy::disallowed_methods,
@@ -127,7 +126,8 @@ impl Drop for Timer {
         self.0.changed.notify_one();
         let thread = state.thread.take();
         drop(state);
-        // A completion may hold the last reference to the device: its thread cannot wait for itself.
+        // A completion may hold the last reference to the device: its thread cannot wait for
+        // itself.
         let of_others = thread.filter(|thread| thread.thread().id() != std::thread::current().id());
         if let Some(thread) = of_others {
             let _ = thread.join();

@@ -1,8 +1,8 @@
-//! Buffers of ordinary memory that are filled past the CPU's cache, and lent while they are locked.
+//! Buffers of ordinary memory that are filled past the CPU's cache, and locked while they are used.
 //!
-//! A [`Region`](super::Region) hands no references out, so that a device below could only be given a copy of what a
-//! cache holds. Nothing here outlives the process or is shared with another, so here a lock a buffer is
-//! enough to lend its bytes as slices.
+//! A [`Region`](super::Region) hands no references out, so that a device below could only be given
+//! a copy of what a cache holds. Nothing here outlives the process or is shared with another, so
+//! here a lock a buffer is enough to lend its bytes as slices.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
@@ -16,17 +16,19 @@ use super::mapping::Mapping;
 /// Bytes of the pages that memory comes in, at least.
 const PAGE_BYTES: usize = 4096;
 
-/// Copies `from` to `to`, which is as long, past the CPU's cache, and returns when all other threads can see it.
+/// Copies `from` to `to`, which is as long, past the CPU's cache, and returns when all other
+/// threads can see it.
 ///
-/// Worth it where `to` is large, another CPU used it last, and it is not read again soon: an ordinary store
-/// first fetches each line from that CPU.
+/// Worth it where `to` is large, another CPU used it last, and it is not read again soon: an
+/// ordinary store first fetches each line from that CPU.
 ///
 /// # Panics
 /// The lengths differ.
 pub fn copy_streaming(to: &mut [u8], from: &[u8]) {
     static CPU: LazyLock<Cpu> = LazyLock::new(Cpu::detect);
     assert_eq!(to.len(), from.len(), "the lengths of both sides of a copy");
-    // SAFETY: both slices are as long as that, and one of them is exclusive, so they do not overlap.
+    // SAFETY: both slices are as long as that, and one of them is exclusive, so they do not
+    // overlap.
     unsafe { CPU.stream(to.as_mut_ptr(), from.as_ptr(), from.len(), false) };
     // Streaming stores are ordered before the unlocking of what they filled by nothing else.
     cpu::fence();
@@ -43,8 +45,8 @@ impl Buffers {
     /// Bytes that a buffer costs beside its own.
     pub const OVERHEAD_BYTES: usize = size_of::<RwLock<()>>();
 
-    /// `count` buffers of `buffer_bytes` zero bytes. All of their memory is touched here, in huge pages
-    /// where there are some, so that the first use of a buffer is not slower than the next.
+    /// `count` buffers of `buffer_bytes` zero bytes. All of their memory is touched here, in huge
+    /// pages where there are some, so that the first use of a buffer is not slower than the next.
     ///
     /// # Errors
     /// [`PmemError`]: there is not so much memory, or none is asked for.
@@ -56,12 +58,12 @@ impl Buffers {
         Ok(buffers)
     }
 
-    /// The same, but memory is taken only for what is written.
+    /// Buffers of which memory is taken only for what is written.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn reserve(count: u32, buffer_bytes: u32) -> Result<Self, PmemError> {
-        let memory = Mapping::anonymous(u64::from(count) * u64::from(buffer_bytes))?;
+        let memory = Mapping::anonymous(u64::from(count) * u64::from(buffer_bytes), 0)?;
         memory.prefer_huge_pages();
         let locks = (0..count).map(|_| RwLock::new(())).collect();
         Ok(Self { memory, locks, buffer_bytes })
@@ -77,7 +79,7 @@ impl Buffers {
         self.buffer_bytes
     }
 
-    /// Buffer `number`, once nobody writes to it.
+    /// Buffer `number`, once no thread writes to it.
     ///
     /// # Panics
     /// There is no such buffer.
@@ -85,7 +87,7 @@ impl Buffers {
         ReadBuffer { buffers: self, number, _lock: self.locks[number as usize].read() }
     }
 
-    /// Buffer `number`, once nobody else uses it.
+    /// Buffer `number`, once no other thread uses it.
     ///
     /// # Panics
     /// There is no such buffer.
@@ -106,7 +108,7 @@ pub struct ReadBuffer<'a> {
     _lock: RwLockReadGuard<'a, ()>,
 }
 
-/// A buffer that nobody else uses.
+/// A buffer that no other thread uses.
 pub struct WriteBuffer<'a> {
     buffers: &'a Buffers,
     number: u32,
@@ -119,8 +121,8 @@ impl Deref for ReadBuffer<'_> {
     #[inline]
     fn deref(&self) -> &[u8] {
         let at = self.buffers.at(self.number);
-        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its lock is held
-        // for as long as the slice lives, so nobody changes it.
+        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its
+        // lock is held for as long as the slice lives, so that no thread changes it.
         unsafe { std::slice::from_raw_parts(at, self.buffers.buffer_bytes as usize) }
     }
 }
@@ -140,8 +142,9 @@ impl DerefMut for WriteBuffer<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         let at = self.buffers.at(self.number);
-        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its lock is held
-        // exclusively for as long as the slice lives, and this guard lends it once at a time.
+        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its
+        // lock is held exclusively for as long as the slice lives, and this guard lends it once at
+        // a time.
         unsafe { std::slice::from_raw_parts_mut(at, self.buffers.buffer_bytes as usize) }
     }
 }

@@ -7,8 +7,9 @@ use crate::sync::shard::{Shards, add};
 
 /// What a region was asked to do since it was opened.
 ///
-/// Counted are the caller's requests, whatever the durability domain makes of them, so that the counts of an
-/// engine are the same in every domain. Word loads are not counted: they must cost a load.
+/// Counted are the caller's requests, whatever the durability domain makes of them, so that the
+/// counts of an engine are the same in every domain. Word loads are not counted: they must cost a
+/// load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Counters {
     /// Calls that stored anything, cached or streaming.

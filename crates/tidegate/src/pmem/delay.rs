@@ -1,22 +1,28 @@
 //! Spends the time that a media model asks for on the CPU that stores or reads.
 //!
-//! The real time of an operation counts: only what is missing from the modeled time is spent, by spinning.
+//! The real time of an operation counts: only what is missing from the modeled time is spent, by
+//! spinning.
 //!
 //! - A read takes its latency and its transfer, from its start.
-//! - Bytes leave for the medium in streaming stores and write-backs. They are posted: the thread goes on while up to
-//!   [`POSTED_BYTES`] of them are under way, as with the write queue of a memory controller, and then keeps the
-//!   medium's pace.
-//! - A fence returns when all that its thread posted has arrived, one write latency after the last of it left.
-//! - Keeping these books costs some 30 ns an operation, which shows only where the hardware is as slow as the model.
-//! - Words that are loaded or stored cost nothing by themselves: hot metadata lives in the CPU's caches.
+//! - Bytes leave for the medium in streaming stores and write-backs. They are posted: the thread
+//!   goes on while up to [`POSTED_BYTES`] of them are under way, as with the write queue of a
+//!   memory controller, and then keeps the medium's pace.
+//! - A fence returns when all that its thread posted has arrived, one write latency after the last
+//!   of it left.
+//! - Keeping these books costs some 30 ns an operation, which shows only where the hardware is as
+//!   slow as the model.
+//! - Words that are loaded or stored cost nothing by themselves: hot metadata lives in the CPU's
+//!   caches.
 //!
-//! Bandwidth of all threads together is one virtual time for each direction, up to which the medium is booked
-//! out: a transfer is booked behind what is booked already. A medium that idles saves nothing up. Writes are
-//! booked [`BOOK_BYTES`] at a time: booking needs a locked instruction, which on x86 waits for all streaming
-//! stores to be visible, longer than a fence does. In between each thread keeps to the pace of the medium by itself.
+//! Bandwidth of all threads together is one virtual time for each direction, up to which the medium
+//! is booked out: a transfer is booked behind what is booked already. A medium that idles saves
+//! nothing up. Writes are booked [`BOOK_BYTES`] at a time: booking needs a locked instruction,
+//! which on x86 waits for all streaming stores to be visible, longer than a fence does. In between
+//! each thread keeps to the pace of the medium by itself.
 //!
-//! Time is the CPU's time stamp counter, calibrated once against the system's monotonic clock, where the
-//! counter is invariant; else that clock itself. Sleeping would cost more than most delays.
+//! Time is the CPU's time stamp counter, calibrated once against the system's monotonic clock,
+//! where the counter is invariant; else that clock itself. Sleeping would cost more than most
+//! delays.
 
 #![expect(clippy::disallowed_methods, reason = "a delay is the one thing here that needs a clock")]
 
@@ -54,7 +60,8 @@ pub(super) struct Delay {
 /// What a thread has posted. Threads that share a shard delay each other, roughly.
 #[derive(Default)]
 struct Posted {
-    /// When the last of it arrives, but for the latency; 0: nothing was posted since the last fence.
+    /// When the last of it arrives, but for the latency; 0: nothing was posted since the last
+    /// fence.
     due: AtomicU64,
     /// Bytes of the medium not booked yet, and when the first of them left.
     unbooked_bytes: AtomicU64,
@@ -262,7 +269,8 @@ impl Counter {
         Some(Self { origin: first_ticks, per_tick })
     }
 
-    /// Both clocks at the same moment: the closest of a few tries, for the thread may lose the CPU between.
+    /// Both clocks at the same moment: the closest of a few tries, for the thread may lose the CPU
+    /// between.
     fn sample() -> (u64, Instant) {
         let tries = (0..8).map(|_| {
             let before = cycles::now();

@@ -17,7 +17,8 @@ pub enum PmemError {
         /// Size of the region in bytes.
         region_bytes: u64,
     },
-    /// The memory itself failed (poison, or the file under the mapping shrank): the access hit a page that is gone.
+    /// The memory itself failed (poison, or the file under the mapping shrank): the access hit a
+    /// page that is gone.
     #[error("memory error in the {len} bytes at offset {offset}: the page is poisoned or gone")]
     Poisoned {
         /// First byte of the access.
@@ -36,7 +37,20 @@ pub enum PmemError {
         /// The operating system's error number.
         errno: i32,
     },
-    /// A word access whose offset is not a multiple of the word's size: a bug of the caller or a corrupt offset.
+    /// The region cannot become so long: it was opened with a smaller limit.
+    #[error(
+        "{path} cannot grow to {len_bytes} bytes: it was opened with a limit of {limit_bytes} bytes"
+    )]
+    Limit {
+        /// The file.
+        path: PathBuf,
+        /// The length that was asked for, in bytes.
+        len_bytes: u64,
+        /// The most bytes that the region can have.
+        limit_bytes: u64,
+    },
+    /// A word access whose offset is not a multiple of the word's size: a bug of the caller or a
+    /// corrupt offset.
     #[error("offset {offset} of a word is not a multiple of {align_bytes}")]
     Misaligned {
         /// First byte of the access.

@@ -1,8 +1,11 @@
 //! How a path becomes mapped memory, and what kind of memory that is.
 //!
-//! Invariants: the mapping covers `len_bytes` bytes from `base` as long as the [`Mapping`] lives; a pool file
-//! is locked (advisory, exclusive for writing) as long; a file made here has all of its space allocated, so
-//! that no store ends in a full file system.
+//! Invariants:
+//! 1. The mapping covers `len_bytes` bytes from `base` as long as the [`Mapping`] lives. One that
+//!    may grow covers the addresses up to its limit from the start, so that no byte ever moves: the
+//!    kernel gives those behind the end of the file no memory until the file has grown.
+//! 2. A pool file is locked (advisory, exclusive for writing) as long.
+//! 3. A file made here has all of its space allocated, so that no store ends in a full file system.
 
 use std::fmt;
 use std::fs::File;
@@ -11,7 +14,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -31,7 +36,8 @@ const MADV_COLLAPSE: libc::c_int = 25;
 /// What the memory under a region is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A file on a DAX file system, mapped with `MAP_SYNC`: stores reach the medium without the kernel.
+    /// A file on a DAX file system, mapped with `MAP_SYNC`: stores reach the medium without the
+    /// kernel.
     Fsdax,
     /// A devdax character device.
     Devdax,
@@ -69,22 +75,26 @@ impl fmt::Display for Kind {
 /// Mapped memory.
 pub(super) struct Mapping {
     base: NonNull<u8>,
-    len_bytes: u64,
+    /// Grows, but never beyond what is mapped.
+    len_bytes: AtomicU64,
+    /// The bytes that are mapped.
+    limit_bytes: u64,
+    growing: Mutex<()>,
     kind: Kind,
     page_bytes: u64,
     /// Holds the lock, and allocates.
     file: Option<File>,
 }
 
-// SAFETY: the mapping is shared memory reached only through raw pointers; it stays mapped until drop,
-// whichever thread that happens on.
+// SAFETY: the mapping is shared memory reached only through raw pointers; it stays mapped until
+// drop, whichever thread that happens on.
 unsafe impl Send for Mapping {}
 // SAFETY: the mapping never moves, and what it hands out are raw pointers.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps what is at `path`.
-    pub(super) fn open(path: &Path, read_only: bool) -> Result<Self> {
+    /// Maps what is at `path`; a file so that it can grow to `limit_bytes`.
+    pub(super) fn open(path: &Path, read_only: bool, limit_bytes: u64) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(os("open", path))?;
         let file_type = metadata.file_type();
         if !file_type.is_file() && !file_type.is_char_device() {
@@ -96,13 +106,18 @@ impl Mapping {
         if file_type.is_char_device() {
             Self::of_devdax(file, path, metadata.rdev(), read_only)
         } else {
-            Self::of_file(file, path, read_only)
+            Self::of_file(file, path, read_only, limit_bytes)
         }
     }
 
-    /// Creates the file at `path` with `len_bytes` bytes of allocated space, and maps it. The file is removed
-    /// again if the space cannot be had.
-    pub(super) fn create(path: &Path, len_bytes: u64, sparse: bool) -> Result<Self> {
+    /// Creates the file at `path` with `len_bytes` bytes of allocated space, and maps it so that it
+    /// can grow to `limit_bytes`. The file is removed again if the space cannot be had.
+    pub(super) fn create(
+        path: &Path,
+        len_bytes: u64,
+        sparse: bool,
+        limit_bytes: u64,
+    ) -> Result<Self> {
         let file = create_file(path, len_bytes)?;
         lock(&file, path, false)?;
         let made = if sparse { file.set_len(len_bytes) } else { allocate(&file, 0, len_bytes) };
@@ -110,7 +125,7 @@ impl Mapping {
             .and_then(|()| file.sync_all())
             .and_then(|()| sync_parent(path))
             .map_err(os("allocate space for", path))
-            .and_then(|()| Self::of_file(file, path, false));
+            .and_then(|()| Self::of_file(file, path, false, limit_bytes));
         if made.is_err() {
             // Best effort: the error that matters is on its way to the caller.
             let _ = std::fs::remove_file(path);
@@ -118,14 +133,14 @@ impl Mapping {
         made
     }
 
-    /// Maps the pool file at `path` beside others that have it open.
+    /// Maps the pool file at `path` beside processes that have it open.
     pub(super) fn open_guest(path: &Path) -> Result<Self> {
         let file = File::options().read(true).write(true).open(path).map_err(os("open", path))?;
         let metadata = file.metadata().map_err(os("inspect", path))?;
         if metadata.file_type().is_char_device() {
             return Self::of_devdax(file, path, metadata.rdev(), false).map(Self::closed);
         }
-        Self::of_file(file, path, false).map(Self::closed)
+        Self::of_file(file, path, false, 0).map(Self::closed)
     }
 
     /// Without its descriptor, which is no business of a program that only uses the memory.
@@ -138,10 +153,10 @@ impl Mapping {
     pub(super) fn create_shared(path: &Path, len_bytes: u64) -> Result<Self> {
         let file = create_file(path, len_bytes)?;
         file.set_len(len_bytes).map_err(os("allocate space for", path))?;
-        Self::of_file(file, path, false)
+        Self::of_file(file, path, false, 0)
     }
 
-    /// Maps a file that only its owner, who is the caller, may write.
+    /// Maps a file that the caller owns and no other user may write.
     pub(super) fn open_shared(path: &Path) -> Result<Self> {
         let mut open = File::options();
         let open = open.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
@@ -153,52 +168,55 @@ impl Mapping {
             let source = io::Error::new(io::ErrorKind::PermissionDenied, found);
             return Err(os("trust", path)(source));
         }
-        Self::of_file(file, path, false).map(Self::closed)
+        Self::of_file(file, path, false, 0).map(Self::closed)
     }
 
     /// Maps `len_bytes` zero bytes of this process and its forks.
     pub(super) fn anonymous_shared(len_bytes: u64) -> Result<Self> {
-        Self::anonymous_with(len_bytes, MapFlags::SHARED)
+        Self::anonymous_with(len_bytes, 0, MapFlags::SHARED)
     }
 
-    /// Maps `len_bytes` zero bytes of this process.
-    pub(super) fn anonymous(len_bytes: u64) -> Result<Self> {
-        Self::anonymous_with(len_bytes, MapFlags::PRIVATE)
+    /// Maps `len_bytes` zero bytes of this process, which can grow to `limit_bytes`.
+    pub(super) fn anonymous(len_bytes: u64, limit_bytes: u64) -> Result<Self> {
+        Self::anonymous_with(len_bytes, limit_bytes, MapFlags::PRIVATE)
     }
 
-    fn anonymous_with(len_bytes: u64, flags: MapFlags) -> Result<Self> {
+    fn anonymous_with(len_bytes: u64, limit_bytes: u64, flags: MapFlags) -> Result<Self> {
         let path = PathBuf::from("(anonymous memory)");
         if len_bytes == 0 {
             return Err(PmemError::Empty { path });
         }
         let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let limit_bytes = limit_bytes.max(len_bytes);
+        let mapped_len = to_usize(limit_bytes);
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let mapped = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), to_usize(len_bytes), prot, flags)
-        };
+        let mapped =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped_len, prot, flags) };
         let base = mapped.map_err(|errno| os("map", &path)(errno.into()))?;
-        Ok(Self::new(base, len_bytes, Kind::Anonymous, page_bytes(), None))
+        Ok(Self::new(base, (len_bytes, limit_bytes), Kind::Anonymous, page_bytes(), None))
     }
 
-    /// Asks for huge pages, of which a random access needs fewer translations. Without them all works alike.
+    /// Asks for huge pages, of which a random access needs fewer translations. All works without
+    /// them too.
     pub(super) fn prefer_huge_pages(&self) {
-        let (base, len) = (self.base.as_ptr().cast(), to_usize(self.len_bytes));
+        let (base, len) = (self.base.as_ptr().cast(), to_usize(self.len_bytes()));
         // SAFETY: this mapping's own pages; the advice changes no memory.
         let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxHugepage) };
     }
 
-    fn of_file(file: File, path: &Path, read_only: bool) -> Result<Self> {
+    fn of_file(file: File, path: &Path, read_only: bool, limit_bytes: u64) -> Result<Self> {
         let len_bytes = file.metadata().map_err(os("inspect", path))?.len();
         if len_bytes == 0 {
             return Err(PmemError::Empty { path: path.to_path_buf() });
         }
-        let (base, synced) = map_file(&file, len_bytes, read_only).map_err(os("map", path))?;
+        let limit_bytes = limit_bytes.max(len_bytes);
+        let (base, synced) = map_file(&file, limit_bytes, read_only).map_err(os("map", path))?;
         let kind = match synced {
             true => Kind::Fsdax,
             false if on_tmpfs(&file).map_err(os("inspect", path))? => Kind::Tmpfs,
             false => Kind::File,
         };
-        Ok(Self::new(base, len_bytes, kind, page_bytes(), Some(file)))
+        Ok(Self::new(base, (len_bytes, limit_bytes), kind, page_bytes(), Some(file)))
     }
 
     fn of_devdax(file: File, path: &Path, device: u64, read_only: bool) -> Result<Self> {
@@ -209,12 +227,12 @@ impl Mapping {
         };
         let align_bytes = read_number(&format!("{sys}/align")).unwrap_or(DEVDAX_ALIGN_BYTES);
         let base = map(&file, len_bytes, read_only, MapFlags::SHARED).map_err(os("map", path))?;
-        Ok(Self::new(base, len_bytes, Kind::Devdax, align_bytes, Some(file)))
+        Ok(Self::new(base, (len_bytes, len_bytes), Kind::Devdax, align_bytes, Some(file)))
     }
 
     fn new(
         base: *mut std::ffi::c_void,
-        len_bytes: u64,
+        (len_bytes, limit_bytes): (u64, u64),
         kind: Kind,
         page_bytes: u64,
         file: Option<File>,
@@ -222,12 +240,40 @@ impl Mapping {
         // The handler of memory errors makes pointers from fault addresses.
         base.expose_provenance();
         let base = NonNull::new(base.cast()).expect("mmap returns no null pointer");
-        Self { base, len_bytes, kind, page_bytes, file }
+        let (len_bytes, growing) = (AtomicU64::new(len_bytes), Mutex::new(()));
+        Self { base, len_bytes, limit_bytes, growing, kind, page_bytes, file }
     }
 
     #[inline]
     pub(super) fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        // Acquire: bytes that a grown length lets a thread reach are there.
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    /// The most bytes that it can have.
+    pub(super) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// Makes it `len_bytes` bytes long, at most the limit: allocates the space of the file, then
+    /// makes its new size durable, then lets threads reach the bytes. Nothing to do where it is as
+    /// long already.
+    pub(super) fn grow(&self, len_bytes: u64) -> io::Result<()> {
+        let _growing = self.growing.lock();
+        let old_bytes = self.len_bytes();
+        if len_bytes <= old_bytes {
+            return Ok(());
+        }
+        if let Some(file) = &self.file {
+            let grown = allocate(file, old_bytes, len_bytes - old_bytes);
+            if let Err(error) = grown.and_then(|()| file.sync_all()) {
+                // Best effort: no thread can reach what is behind the old end.
+                let _ = file.set_len(old_bytes);
+                return Err(error);
+            }
+        }
+        self.len_bytes.store(len_bytes, Ordering::Release);
+        Ok(())
     }
 
     /// Allocates space of the file under the mapping, if there is one.
@@ -242,11 +288,13 @@ impl Mapping {
         Ok(())
     }
 
-    /// Has the kernel make a huge page of each 2 MiB whose last byte is among the `len` at `offset`, whatever the mount says of huge
-    /// pages: all before them was allocated. Each process that maps the file then has one page fault where it had 512, and
-    /// persistent memory has such pages too. Without them all works alike.
+    /// Has the kernel make a huge page of each 2 MiB whose last byte is among the `len` at
+    /// `offset`, whatever the mount says of huge pages: all before them was allocated. Each process
+    /// that maps the file then has one page fault where it had 512, and persistent memory has such
+    /// pages too. All works without them too.
     ///
-    /// Not of the first 2 MiB: headers are there, in use already, and what is little used needs no more.
+    /// Not of the first 2 MiB: headers are there, in use already, and what is little used needs no
+    /// more.
     fn collapse(&self, offset: u64, len: u64) {
         let (first, end) = ((offset / HUGE_BYTES).max(1), (offset + len) / HUGE_BYTES);
         for block in first..end {
@@ -262,14 +310,14 @@ impl Mapping {
 
     /// The pages of the mapping, in bytes: address, length, page size.
     pub(super) fn pages(&self) -> (usize, usize, usize) {
-        let len = self.len_bytes.next_multiple_of(self.page_bytes);
+        let len = self.limit_bytes.next_multiple_of(self.page_bytes);
         (self.base.as_ptr().addr(), to_usize(len), to_usize(self.page_bytes))
     }
 
-    /// The address of the byte at `offset`, which must not be past the end.
+    /// The address of the byte at `offset`, at most the end.
     #[inline]
     pub(super) fn at(&self, offset: u64) -> *mut u8 {
-        debug_assert!(offset <= self.len_bytes);
+        debug_assert!(offset <= self.limit_bytes);
         self.base.as_ptr().wrapping_add(to_usize(offset))
     }
 }
@@ -277,16 +325,17 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if let Some(file) = &self.file {
-            // To close it does not unlock it, as long as a child that has not come to its exec yet has it too.
+            // Closing it does not unlock it while a child between fork and exec has it too.
             let _ = rustix::fs::flock(file, FlockOperation::Unlock);
         }
-        let len = to_usize(self.len_bytes);
+        let len = to_usize(self.limit_bytes);
         // SAFETY: the mapping was made by this type and nothing refers to it any more.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), len) };
     }
 }
 
-/// A length or offset of mapped memory as a `usize`; lengths that cannot be mapped make `mmap` fail.
+/// A length or offset of mapped memory as a `usize`; lengths that cannot be mapped make `mmap`
+/// fail.
 #[inline]
 fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
@@ -379,13 +428,13 @@ fn map(
 ) -> io::Result<*mut std::ffi::c_void> {
     let prot = if read_only { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
     let len = to_usize(len_bytes);
-    // SAFETY: a fresh mapping at an address of the kernel's choice, if the one that is proposed is not free.
+    // SAFETY: a fresh mapping, at an address of the kernel's choice if the proposed one is taken.
     let base = unsafe { rustix::mm::mmap(address_for(len_bytes), len, prot, flags, file, 0) };
     base.map_err(io::Error::from)
 }
 
-/// A free address for a mapping of so many bytes at which huge pages of the file can be mapped as such; NULL, where that does not
-/// matter. Another thread may take it at any moment.
+/// A free address for a mapping of so many bytes at which huge pages of the file can be mapped as
+/// such; NULL, where that does not matter. Another thread may take it at any moment.
 fn address_for(len_bytes: u64) -> *mut std::ffi::c_void {
     let (len, nowhere) = (to_usize(len_bytes + HUGE_BYTES), std::ptr::null_mut());
     if len_bytes < HUGE_BYTES {
@@ -395,7 +444,7 @@ fn address_for(len_bytes: u64) -> *mut std::ffi::c_void {
     // SAFETY: a fresh mapping at an address of the kernel's choice.
     let found = unsafe { rustix::mm::mmap_anonymous(nowhere, len, ProtFlags::empty(), flags) };
     let Ok(found) = found else { return nowhere };
-    // SAFETY: mapped just now; nobody has used it.
+    // SAFETY: mapped just now and not used.
     let _ = unsafe { rustix::mm::munmap(found, len) };
     found.wrapping_byte_add(found.align_offset(to_usize(HUGE_BYTES)))
 }

@@ -7,12 +7,13 @@ use super::ParseError;
 
 /// Latency and bandwidth of a persistent memory that the mapped memory stands for.
 ///
-/// Times include those of the mapped memory itself: a model slower than the hardware is met exactly, and one
-/// faster than the hardware changes nothing. `None` means as fast as the hardware.
+/// Times include those of the mapped memory itself: a model slower than the hardware is met
+/// exactly, and one faster than the hardware changes nothing. `None` means as fast as the hardware.
 ///
-/// Written as text: `dram`, `optane`, `cxl` or `custom` (the hardware's own speed), then any number of `,KEY=NUMBER`
-/// with the names of the fields: `optane,write_latency_ns=80,write_bytes_per_s=4000000000`. `none` takes
-/// a limit of bandwidth away.
+/// Written as text: `dram`, `optane`, `cxl` or `custom` (the hardware's own speed), then any number
+/// of `,KEY=NUMBER` with the names of the fields:
+/// `optane,write_latency_ns=80,write_bytes_per_s=4000000000`. `none` takes a limit of bandwidth
+/// away.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct MediaModel {
     /// The text that made it.
@@ -33,7 +34,7 @@ pub struct MediaModel {
     pub granularity_bytes: u32,
 }
 
-/// Slowest bandwidth that a model takes: below, a single block takes longer than anybody waits.
+/// Slowest bandwidth that a model takes: below, a single block takes longer than any client waits.
 const LEAST_BYTES_PER_S: u64 = 1_000_000;
 /// Longest latency that a model takes.
 const MOST_LATENCY_NS: u32 = 1_000_000_000;
@@ -60,8 +61,9 @@ impl MediaModel {
         }
     }
 
-    /// Six interleaved Optane DIMMs, as in the Caiti paper: random read 305 ns, store 62 to 90 ns, 6.6 GB/s read and
-    /// 2.3 GB/s write a DIMM, about 3 GB/s of streaming stores from one thread, 256-byte granularity.
+    /// Six interleaved Optane DIMMs, as in the Caiti paper: random read 305 ns, store 62 to 90 ns,
+    /// 6.6 GB/s read and 2.3 GB/s write a DIMM, about 3 GB/s of streaming stores from one thread,
+    /// 256-byte granularity.
     pub fn optane() -> Self {
         Self {
             name: "optane".into(),

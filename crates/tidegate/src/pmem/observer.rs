@@ -8,23 +8,25 @@
 /// blocks the caller delays the store itself.
 pub trait Observer: Send + Sync {
     /// A store of `data` at `offset`. `non_temporal` stores bypass the cache: they become durable
-    /// at the same thread's next fence; others also need a [`write_back`](Self::write_back).
+    /// at the same thread's next fence; other stores also need a [`write_back`](Self::write_back).
     fn store(&self, offset: u64, data: &[u8], non_temporal: bool);
 
-    /// The cache lines that hold `len` bytes at `offset` are written back (ordered by the next fence).
+    /// The cache lines that hold `len` bytes at `offset` are written back (ordered by the next
+    /// fence).
     fn write_back(&self, offset: u64, len: u64);
 
     /// A fence: what this thread stored non-temporally or wrote back before it is now durable.
     fn fence(&self);
 
-    /// A load of `len` bytes at `offset` is about to happen: a point at which another thread may run.
+    /// A load of `len` bytes at `offset` is about to happen: a point at which another thread may
+    /// run.
     fn load(&self, offset: u64, len: u64);
 
     /// The caller waits for another thread: a scheduler must let another one run.
     fn relax(&self);
 
-    /// Number of the calling thread, from 0: engines spread threads over lanes by it, so a simulator that gives
-    /// its threads fixed numbers makes runs repeatable.
+    /// Number of the calling thread, from 0: engines spread threads over lanes by it, so a
+    /// simulator that gives its threads fixed numbers makes runs repeatable.
     fn thread_ordinal(&self) -> usize {
         0
     }

@@ -1,17 +1,21 @@
-//! Memory errors: a SIGBUS on a mapping becomes [`PmemError::Poisoned`] instead of the death of the process.
+//! Memory errors: a SIGBUS on a mapping becomes [`PmemError::Poisoned`] instead of the death of the
+//! process.
 //!
-//! One handler for the process, installed with the first region. It finds the region of the faulting address in
-//! a fixed table, notes the page as poisoned, and maps a private page of zeroes over it so that the access
-//! completes. Each access of a region then sees that the region's generation is not zero, looks whether it
-//! touched a poisoned page, and reports that. A fault anywhere else goes to the handler that was there before.
+//! One handler for the process, installed with the first region. It finds the region of the
+//! faulting address in a fixed table, notes the page as poisoned, and maps a private page of zeroes
+//! over it so that the access completes. Each access of a region then sees that the region's
+//! generation is not zero, looks whether it touched a poisoned page, and reports that. A fault
+//! anywhere else goes to the handler that was there before.
 //!
 //! Invariants:
-//! 1. The handler only touches atomics of static tables and makes system calls: it is async-signal-safe.
-//! 2. The page is noted before its stand-in appears, so that no thread can use a stand-in and find nothing noted.
-//! 3. A page stays poisoned until the region is opened again. More pages than the table holds poison the
-//!    whole region.
-//! 4. A slot's address range changes only while its version is odd, and the handler skips such slots: the
-//!    region that a thread is touching is open, so its slot is steady.
+//! 1. The handler only touches atomics of static tables and makes system calls: it is
+//!    async-signal-safe.
+//! 2. The page is noted before its stand-in appears, so that no thread can use a stand-in and find
+//!    nothing noted.
+//! 3. A page stays poisoned until the region is opened again. More pages than the table holds
+//!    poison the whole region.
+//! 4. A slot's address range changes only while its version is odd, and the handler skips such
+//!    slots: the region that a thread is touching is open, so its slot is steady.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -122,7 +126,8 @@ struct FailedPage {
 pub(super) struct PoisonWatch(&'static Slot);
 
 impl PoisonWatch {
-    /// Watches `len` bytes at `start`, both multiples of `page_bytes`. `None`: [`MOST_REGIONS`] are watched already.
+    /// Watches `len` bytes at `start`, both multiples of `page_bytes`. `None`: [`MOST_REGIONS`] are
+    /// watched already.
     pub(super) fn new(start: usize, len: usize, page_bytes: usize) -> Option<Self> {
         INSTALL.call_once(install);
         let take = |slot: &&Slot| !slot.taken.swap(true, Ordering::Acquire);
@@ -182,14 +187,16 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// Notes the page of `addr` and maps zeroes over it. False: not a page of this slot, or the kernel refused.
+/// Notes the page of `addr` and maps zeroes over it. False: not a page of this slot, or the kernel
+/// refused.
 fn stand_in(slot: &Slot, addr: usize) -> bool {
     let Some(page) = slot.page_of(addr) else { return false };
     slot.note(page.offset);
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let at = std::ptr::with_exposed_provenance_mut(page.addr);
-    // SAFETY: replaces a page of a region's mapping, to which no references exist. A raw system call.
+    // SAFETY: replaces a page of a region's mapping, to which no references exist. A raw system
+    // call.
     unsafe { rustix::mm::mmap_anonymous(at, page.page_bytes, prot, flags) }.is_ok()
 }
 
@@ -214,7 +221,8 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// Restores the default action; the faulting access then ends the process. A sent signal is sent again.
+/// Restores the default action; the faulting access then ends the process. A sent signal is sent
+/// again.
 fn die_by_default(signal: c_int, code: c_int) {
     // SAFETY: sets the default action, which is always allowed.
     unsafe { libc::signal(signal, libc::SIG_DFL) };

@@ -1,13 +1,13 @@
 //! A region of persistent memory and the operations on it.
 //!
 //! Invariants:
-//! 1. Each operation checks its range, then tells the observer (if there is one), then takes effect, then
-//!    checks that it touched no failed memory.
-//! 2. The implementations for the CPU are chosen when the region is opened; after that an operation costs its
-//!    instructions and a few predictable branches.
+//! 1. Each operation checks its range, then tells the observer (if there is one), then takes
+//!    effect, then checks that it touched no failed memory.
+//! 2. The implementations for the CPU are chosen when the region is opened; after that an operation
+//!    costs its instructions and a few predictable branches.
 //!
-//! Entry points: [`Region::open`]; [`Region::read`], [`Region::write`], [`Region::write_streaming`] and the words;
-//! [`Region::write_back`], [`Region::fence`].
+//! Entry points: [`Region::open`]; [`Region::read`], [`Region::write`], [`Region::write_streaming`]
+//! and the words; [`Region::write_back`], [`Region::fence`].
 
 use std::fmt;
 use std::io::IoSlice;
@@ -37,10 +37,15 @@ pub struct RegionOptions {
     pub create_bytes: Option<u64>,
     /// The medium that the memory stands for.
     pub media: MediaModel,
-    /// With `create_bytes`: leave the space unallocated, but for what [`Region::allocate`] asks for.
+    /// With `create_bytes`: leave the space unallocated, but for what [`Region::allocate`] asks
+    /// for.
     pub sparse: bool,
-    /// Join others that have the file open, on their terms: no lock is taken, and no handler for memory errors
-    /// is installed, for the process is somebody else's program.
+    /// The most bytes that [`Region::grow`] can make of the region; 0: it keeps its size. Costs
+    /// addresses, and no memory. It has no meaning for a devdax device, for a guest and where
+    /// stores are refused.
+    pub limit_bytes: u64,
+    /// Join processes that have the file open, on their terms: no lock is taken, and no handler for
+    /// memory errors is installed, for the process runs a program that is not ours.
     pub guest: bool,
 }
 
@@ -50,8 +55,9 @@ struct LineAligned<T>(T);
 
 /// A mapping of persistent memory.
 ///
-/// All offsets and lengths are bytes from the start of the region. All methods may be called from any thread;
-/// overlapping plain accesses from two threads may tear, and keeping them apart is the engine's work.
+/// All offsets and lengths are bytes from the start of the region. All methods may be called from
+/// any thread; overlapping plain accesses from two threads may tear, and keeping them apart is the
+/// engine's work.
 ///
 /// Nothing is durable before the fence that follows its write-back or streaming store:
 ///
@@ -84,19 +90,21 @@ pub struct Region {
 impl Region {
     /// Maps the file or devdax device at `path` and locks it against other openers.
     ///
-    /// The domain is `adr` for a file on a DAX file system (mapped with `MAP_SYNC`), for a devdax device, and for
-    /// tmpfs, which stands for persistent memory in trials; and `msync` for any other file. Where the CPU
-    /// cannot write lines back, `msync` takes the place of `adr`.
+    /// The domain is `adr` for a file on a DAX file system (mapped with `MAP_SYNC`), for a devdax
+    /// device, and for tmpfs, which stands for persistent memory in trials; and `msync` for any
+    /// other file. Where the CPU cannot write lines back, `msync` takes the place of `adr`.
     ///
     /// # Errors
     /// [`PmemError::Busy`] if it is open already, [`PmemError::Empty`] if there is nothing to map,
-    /// [`PmemError::NotMappable`] for what is neither file nor devdax device, and [`PmemError::Os`] where it cannot be
-    /// opened, allocated (no space left, for one) or mapped.
+    /// [`PmemError::NotMappable`] for what is neither file nor devdax device, and [`PmemError::Os`]
+    /// where it cannot be opened, allocated (no space left, for one) or mapped.
     pub fn open(path: &Path, options: &RegionOptions) -> Result<Self> {
         let mapping = match options.create_bytes {
-            Some(len_bytes) => Mapping::create(path, len_bytes, options.sparse)?,
+            Some(len_bytes) => {
+                Mapping::create(path, len_bytes, options.sparse, options.limit_bytes)?
+            }
             None if options.guest => Mapping::open_guest(path)?,
-            None => Mapping::open(path, options.read_only)?,
+            None => Mapping::open(path, options.read_only, options.limit_bytes)?,
         };
         Self::over(mapping, path.to_path_buf(), options)
     }
@@ -109,13 +117,14 @@ impl Region {
         Self::anonymous_with(len_bytes, &RegionOptions::default())
     }
 
-    /// The same with a domain, a medium or without stores, to try what those cost. `create_bytes` has no meaning here.
+    /// Volatile memory with a domain, a medium or without stores, to try what those cost.
+    /// `create_bytes` has no meaning here.
     ///
     /// # Errors
     /// As for [`anonymous`](Self::anonymous).
     pub fn anonymous_with(len_bytes: u64, options: &RegionOptions) -> Result<Self> {
         let name = PathBuf::from("(anonymous memory)");
-        Self::over(Mapping::anonymous(len_bytes)?, name, options)
+        Self::over(Mapping::anonymous(len_bytes, options.limit_bytes)?, name, options)
     }
 
     fn over(mapping: Mapping, name: PathBuf, options: &RegionOptions) -> Result<Self> {
@@ -147,8 +156,8 @@ impl Region {
         })
     }
 
-    /// Lets `observer` watch every operation from here on: the crash simulator's seam. An observed region has no
-    /// delays: its time is the simulator's.
+    /// Lets `observer` watch every operation from here on: the crash simulator's seam. An observed
+    /// region has no delays: its time is the simulator's.
     #[must_use]
     pub fn observed(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = Some(observer);
@@ -162,14 +171,37 @@ impl Region {
         self.mapping.len_bytes()
     }
 
-    /// Allocates the space of `len` bytes at `offset` of the file under the region, so that no store there ends in a
-    /// full file system. Has nothing to do where the region is no file.
+    /// Allocates the space of `len` bytes at `offset` of the file under the region, so that no
+    /// store there ends in a full file system. Has nothing to do where the region is no file.
     ///
     /// # Errors
     /// [`PmemError::OutOfRange`]; [`PmemError::Os`]: no space left, for one.
     pub fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         self.at(offset, len)?;
         self.mapping.allocate(offset, len).map_err(|source| PmemError::Os {
+            action: "allocate space for",
+            path: self.name.clone(),
+            source,
+        })
+    }
+
+    /// Makes the region `len_bytes` bytes long: the file under it grows, its new space is allocated
+    /// and its new size is durable, then all threads can use the new bytes, which are zero. Bytes
+    /// that the region has keep their addresses, and threads go on using them meanwhile. Nothing to
+    /// do where the region is as long already. An [`Observer`] is not told.
+    ///
+    /// # Errors
+    /// [`PmemError::ReadOnly`]; [`PmemError::Limit`] beyond [`RegionOptions::limit_bytes`];
+    /// [`PmemError::Os`]: no space left, for one. The region then has its old size.
+    pub fn grow(&self, len_bytes: u64) -> Result<()> {
+        if self.read_only {
+            return Err(PmemError::ReadOnly);
+        }
+        let limit_bytes = self.mapping.limit_bytes();
+        if len_bytes > limit_bytes {
+            return Err(PmemError::Limit { path: self.name.clone(), len_bytes, limit_bytes });
+        }
+        self.mapping.grow(len_bytes).map_err(|source| PmemError::Os {
             action: "allocate space for",
             path: self.name.clone(),
             source,
@@ -201,7 +233,8 @@ impl Region {
         &self.media
     }
 
-    /// What the region was asked to do since it was opened, by all threads. Exact once they have stopped.
+    /// What the region was asked to do since it was opened, by all threads. Exact once they have
+    /// stopped.
     pub fn counters(&self) -> Counters {
         self.counting.snapshot()
     }
@@ -232,8 +265,8 @@ impl Region {
 
     /// Copies `buf.len()` bytes at `offset` out of the region.
     ///
-    /// The loads are ordinary loads in no particular order among each other, all before a later acquire fence or load: a
-    /// version checked after them tells whether they are of one piece.
+    /// The loads are ordinary loads in no particular order among each other, all before a later
+    /// acquire fence or load: a version checked after them tells whether they are of one piece.
     ///
     /// # Errors
     /// [`PmemError::OutOfRange`], [`PmemError::Poisoned`]; `buf` then holds nothing of meaning.
@@ -254,8 +287,8 @@ impl Region {
         self.check_whole(offset, len)
     }
 
-    /// Stores `data` at `offset` through the cache: durable after a [`write_back`](Self::write_back) and a
-    /// [`fence`](Self::fence).
+    /// Stores `data` at `offset` through the cache: durable after a
+    /// [`write_back`](Self::write_back) and a [`fence`](Self::fence).
     ///
     /// # Errors
     /// [`PmemError::OutOfRange`], [`PmemError::ReadOnly`], [`PmemError::Poisoned`].
@@ -272,11 +305,12 @@ impl Region {
         self.check_whole(offset, len)
     }
 
-    /// Stores `data` at `offset` past the cache: durable after a [`fence`](Self::fence) of the same thread.
+    /// Stores `data` at `offset` past the cache: durable after a [`fence`](Self::fence) of the same
+    /// thread.
     ///
-    /// Whole cache lines go past the cache; part lines at either end are stored through it and written back.
-    /// Only a fence orders these stores before what this thread stores later, also for other threads that look
-    /// at both.
+    /// Whole cache lines go past the cache; part lines at either end are stored through it and
+    /// written back. Only a fence orders these stores before what this thread stores later, also
+    /// for other threads that look at both.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -295,12 +329,14 @@ impl Region {
         self.check_whole(offset, len)
     }
 
-    /// Stores `parts`, one behind the other, as [`write_streaming`](Self::write_streaming) does, `CHUNK` bytes at a time by way of a
-    /// buffer of its own, and shows each chunk to `see` before it is stored: what `see` saw is what is stored, even if another thread
-    /// changes the parts meanwhile.
+    /// Stores `parts`, one behind the other, as [`write_streaming`](Self::write_streaming) does,
+    /// `CHUNK` bytes at a time by way of a buffer of its own, and shows each chunk to `see` before
+    /// it is stored: what `see` saw is what is stored, even if another thread changes the parts
+    /// meanwhile.
     ///
-    /// `offset` is a cache line's, and all of the last line is the caller's: what the parts leave of it becomes zero. So no line is
-    /// loaded only to be stored to in part, which takes longer than to store it.
+    /// `offset` is a cache line's, and all of the last line is the caller's: what the parts leave
+    /// of it becomes zero. So no line is loaded only to be stored to in part, which takes longer
+    /// than to store it.
     ///
     /// # Errors
     /// As for [`write`](Self::write); [`PmemError::Misaligned`].
@@ -323,7 +359,8 @@ impl Region {
             while !part.is_empty() {
                 let (now, later) = part.split_at(part.len().min(CHUNK - filled));
                 let to = buffer.wrapping_add(filled);
-                // SAFETY: the buffer, which nobody else knows, has room for so many behind what is filled.
+                // SAFETY: the buffer, which only this thread knows, has so many bytes behind what
+                // is filled.
                 unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), to, now.len()) };
                 (filled, part) = (filled + now.len(), later);
                 if filled == CHUNK {
@@ -347,7 +384,8 @@ impl Region {
         Ok(())
     }
 
-    /// Stores `len` zero bytes at `offset` past the cache: durable after a [`fence`](Self::fence) of the same thread.
+    /// Stores `len` zero bytes at `offset` past the cache: durable after a [`fence`](Self::fence)
+    /// of the same thread.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -397,7 +435,8 @@ impl Region {
         Ok(u64::from_le(value))
     }
 
-    /// Stores a little-endian u32 at `offset` (a multiple of 4), atomically, with release ordering, through the cache.
+    /// Stores a little-endian u32 at `offset` (a multiple of 4), atomically, with release ordering,
+    /// through the cache.
     ///
     /// # Errors
     /// As for [`write`](Self::write), and [`PmemError::Misaligned`].
@@ -413,7 +452,8 @@ impl Region {
         self.check_whole(offset, 4)
     }
 
-    /// Stores a little-endian u64 at `offset` (a multiple of 8), atomically, with release ordering, through the cache.
+    /// Stores a little-endian u64 at `offset` (a multiple of 8), atomically, with release ordering,
+    /// through the cache.
     ///
     /// # Errors
     /// As for [`store_u32`](Self::store_u32).
@@ -429,8 +469,8 @@ impl Region {
         self.check_whole(offset, 8)
     }
 
-    /// Writes the cache lines that hold `len` bytes at `offset` back to memory; ordered by the same thread's next
-    /// [`fence`](Self::fence).
+    /// Writes the cache lines that hold `len` bytes at `offset` back to memory; ordered by the same
+    /// thread's next [`fence`](Self::fence).
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -486,7 +526,8 @@ impl Region {
         }
     }
 
-    /// A small number that differs between running threads as far as possible: engines spread threads by it.
+    /// A small number that differs between running threads as far as possible: engines spread
+    /// threads by it.
     #[inline]
     pub fn thread_ordinal(&self) -> usize {
         match &self.observer {
@@ -495,7 +536,8 @@ impl Region {
         }
     }
 
-    /// Bytes streamed or written back since `start` are on their way: the next fence waits for them.
+    /// Bytes streamed or written back since `start` are on their way: the next fence waits for
+    /// them.
     #[inline]
     fn left_for_medium(&self, start: Option<Start>, offset: u64, len: u64) {
         if let Some(dirty) = &self.dirty {
@@ -516,7 +558,8 @@ impl Region {
         Ok(self.mapping.at(offset))
     }
 
-    /// The same for storing: refused where the region is read-only or the memory has failed already.
+    /// The address for storing: refused where the region is read-only or the memory has failed
+    /// already.
     #[inline]
     fn at_mut(&self, offset: u64, len: u64) -> Result<*mut u8> {
         if self.read_only {
@@ -537,7 +580,7 @@ impl Region {
         self.at(offset, align_bytes).map(|at| at.cast::<W>().cast_const())
     }
 
-    /// The same for storing.
+    /// The address of a word for storing.
     #[inline]
     fn word_mut<W>(&self, offset: u64) -> Result<*const W> {
         let word = self.word(offset)?;
@@ -583,7 +626,8 @@ fn lines_of(offset: u64, len: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// A region in the msync domain whose every `msync` the kernel refuses, for it starts in the middle of a page.
+    /// A region in the msync domain whose every `msync` the kernel refuses, for it starts in the
+    /// middle of a page.
     fn refusing() -> Region {
         let options = RegionOptions { domain: Some(Domain::Msync), ..RegionOptions::default() };
         let mut region = Region::anonymous_with(1 << 16, &options).unwrap();

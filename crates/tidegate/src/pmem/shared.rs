@@ -1,15 +1,18 @@
 //! Volatile memory that several processes map: atomics, robust locks and places to wait.
 //!
 //! Invariants:
-//! 1. All access is through atomics of the mapping or through locks that live in it: two processes never hold plain
-//!    references to the same bytes.
+//! 1. All access is through atomics of the mapping or through locks that live in it: two processes
+//!    never hold plain references to the same bytes.
 //! 2. A lock whose holder died is passed on, with word of that: [`Locked::owner_died`].
-//! 3. A file made here belongs to its maker alone (mode 0600); one that others could write is refused.
-//! 4. After the mapping is made nothing here allocates memory, so that all of it may run inside a signal handler.
+//! 3. A file made here belongs to its maker alone (mode 0600); one that another user could write is
+//!    refused.
+//! 4. After the mapping is made nothing here allocates memory, so that all of it may run inside a
+//!    signal handler.
 //!
-//! Entry points: [`SharedMemory::create`], [`open`](SharedMemory::open), [`anonymous`](SharedMemory::anonymous);
-//! [`word`](SharedMemory::word), [`half`](SharedMemory::half); [`lock`](SharedMemory::lock);
-//! [`wait`](SharedMemory::wait), [`wake`](SharedMemory::wake).
+//! Entry points: [`SharedMemory::create`], [`open`](SharedMemory::open),
+//! [`anonymous`](SharedMemory::anonymous); [`word`](SharedMemory::word),
+//! [`half`](SharedMemory::half); [`lock`](SharedMemory::lock); [`wait`](SharedMemory::wait),
+//! [`wake`](SharedMemory::wake).
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,7 +29,8 @@ const _: () = assert!(size_of::<libc::pthread_mutex_t>() as u64 <= LOCK_BYTES);
 /// Memory shared with other processes.
 pub struct SharedMemory {
     mapping: Mapping,
-    /// Loom's atomics cannot lie in mapped memory: under its model the words are here, those that were ever asked for.
+    /// Loom's atomics cannot lie in mapped memory: under its model the words are here, those that
+    /// were ever asked for.
     #[cfg(feature = "loom")]
     words: std::sync::Mutex<std::collections::BTreeMap<u64, Box<AtomicU64>>>,
 }
@@ -64,7 +68,7 @@ impl SharedMemory {
     /// Maps what [`create`](Self::create) made.
     ///
     /// # Errors
-    /// [`PmemError::Os`]: it is not there, or somebody else could write it; [`PmemError::Empty`].
+    /// [`PmemError::Os`]: it is not there, or another user could write it; [`PmemError::Empty`].
     pub fn open(path: &Path) -> Result<Self, PmemError> {
         Ok(Self::over(Mapping::open_shared(path)?))
     }
@@ -108,7 +112,8 @@ impl SharedMemory {
         self.checked::<u64>(offset);
         let mut words = self.words.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let word = &raw const **words.entry(offset).or_insert_with(|| Box::new(AtomicU64::new(0)));
-        // SAFETY: the box is never taken out, so the word stays where it is as long as `self` lives.
+        // SAFETY: the box is never taken out, so the word stays where it is as long as `self`
+        // lives.
         unsafe { &*word }
     }
 
@@ -131,7 +136,7 @@ impl SharedMemory {
         self.mapping.at(offset).cast()
     }
 
-    /// Makes an unlocked lock of the [`LOCK_BYTES`] at `offset`, which nobody uses yet.
+    /// Makes an unlocked lock of the [`LOCK_BYTES`] at `offset`, which no thread uses yet.
     pub fn init_lock(&self, offset: u64) {
         let mutex = self.mutex(offset);
         let mut attributes = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
@@ -144,41 +149,42 @@ impl SharedMemory {
         unsafe { libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST) };
         // SAFETY: initialized above.
         unsafe { libc::pthread_mutexattr_settype(attributes, libc::PTHREAD_MUTEX_ERRORCHECK) };
-        // SAFETY: room for a mutex inside the mapping, that nobody uses; the attributes are set.
+        // SAFETY: the mutex fits the mapping and is not in use; the attributes are set.
         unsafe { libc::pthread_mutex_init(mutex, attributes) };
     }
 
-    /// Locks the lock at `offset`, waiting at most `patience`.
+    /// Locks the lock at `offset`, waiting at most `timeout`.
     ///
     /// # Errors
     /// [`LockFailure`].
-    pub fn lock(&self, offset: u64, patience: Duration) -> Result<Locked<'_>, LockFailure> {
+    pub fn lock(&self, offset: u64, timeout: Duration) -> Result<Locked<'_>, LockFailure> {
         let mutex = self.mutex(offset);
         // SAFETY: a lock that `init_lock` made, or bytes that the C library refuses.
         let mut outcome = unsafe { libc::pthread_mutex_trylock(mutex) };
         if outcome == libc::EBUSY {
-            let until = until(patience);
+            let until = until(timeout);
             // SAFETY: as above.
             outcome = unsafe { libc::pthread_mutex_timedlock(mutex, &raw const until) };
         }
         self.locked(offset, outcome)
     }
 
-    /// Locks the lock at `offset` if nobody holds it.
+    /// Locks the lock at `offset` if no thread holds it.
     ///
     /// # Errors
-    /// [`LockFailure::TimedOut`] where somebody does.
+    /// [`LockFailure::TimedOut`] where a thread does.
     pub fn try_lock(&self, offset: u64) -> Result<Locked<'_>, LockFailure> {
         // SAFETY: as in `lock`.
         let outcome = unsafe { libc::pthread_mutex_trylock(self.mutex(offset)) };
         self.locked(offset, outcome)
     }
 
-    /// Whether somebody who lives holds the lock at `offset`: a look at the half word in which the kernel finds the thread that holds
-    /// it, and which the kernel clears of it when that thread dies.
+    /// Whether a live thread holds the lock at `offset`: a look at the half word in which the
+    /// kernel finds the thread that holds it, and which the kernel clears of it when that thread
+    /// dies.
     ///
-    /// [`try_lock`](Self::try_lock) says the same, but writes to the lock's cache line even where it fails: threads that ask at each
-    /// operation would pull it from each other.
+    /// [`try_lock`](Self::try_lock) says the same, but writes to the lock's cache line even where
+    /// it fails: threads that ask at each operation would pull it from each other.
     ///
     /// # Panics
     /// As for [`half`](Self::half).
@@ -191,7 +197,7 @@ impl SharedMemory {
         match outcome {
             0 => Ok(Locked { memory: self, offset, owner_died: false }),
             libc::EOWNERDEAD => {
-                // SAFETY: this thread holds the lock; what it guards is mended by who asked for it.
+                // SAFETY: this thread holds the lock; the caller repairs what it guards.
                 unsafe { libc::pthread_mutex_consistent(self.mutex(offset)) };
                 Ok(Locked { memory: self, offset, owner_died: true })
             }
@@ -207,10 +213,10 @@ impl SharedMemory {
         self.mapping.at(offset).cast()
     }
 
-    /// Sleeps until [`wake`](Self::wake) is called for `offset`, unless the half word there is not `expected`; at most
-    /// `patience`, if there is one. May return early.
-    pub fn wait(&self, offset: u64, expected: u32, patience: Option<Duration>) {
-        let timeout = patience.map(timespec);
+    /// Sleeps until [`wake`](Self::wake) is called for `offset`, unless the half word there is not
+    /// `expected`; at most `timeout`, if there is one. May return early.
+    pub fn wait(&self, offset: u64, expected: u32, timeout: Option<Duration>) {
+        let timeout = timeout.map(timespec);
         let timeout = timeout.as_ref().map_or(std::ptr::null(), |it| &raw const *it);
         let word = self.half(offset).as_ptr();
         // SAFETY: a half word of the mapping; the timeout is null or valid.
@@ -246,14 +252,14 @@ fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// The moment `patience` from now on the clock that timed locks use.
-fn until(patience: Duration) -> libc::timespec {
+/// The moment `timeout` from now on the clock that timed locks use.
+fn until(timeout: Duration) -> libc::timespec {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     let now = Duration::new(
         u64::try_from(now.tv_sec).unwrap_or(0),
         u32::try_from(now.tv_nsec).unwrap_or(0),
     );
-    timespec(now + patience)
+    timespec(now + timeout)
 }
 
 #[cfg(all(test, not(feature = "loom")))]
@@ -286,25 +292,26 @@ mod tests {
     fn a_lock_excludes_and_tells_of_reentry_and_of_dead_owners() {
         let memory = SharedMemory::anonymous(4096).unwrap();
         memory.init_lock(64);
-        let patience = Duration::from_millis(10);
+        let timeout = Duration::from_millis(10);
         assert!(!memory.is_held(64));
-        let held = memory.lock(64, patience).unwrap();
+        let held = memory.lock(64, timeout).unwrap();
         assert!(memory.is_held(64));
-        assert_eq!(memory.lock(64, patience).err(), Some(LockFailure::Reentered));
+        assert_eq!(memory.lock(64, timeout).err(), Some(LockFailure::Reentered));
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| memory.lock(64, patience).err());
+            let other = scope.spawn(|| memory.lock(64, timeout).err());
             assert_eq!(other.join().unwrap(), Some(LockFailure::TimedOut));
         });
         drop(held);
         assert!(!memory.is_held(64));
         std::thread::scope(|scope| {
-            // The thread ends with the lock held. The end of the scope would not wait for all of its end.
-            let owner = scope.spawn(|| std::mem::forget(memory.lock(64, patience).unwrap()));
+            // The thread ends with the lock held. The end of the scope would not wait for all of
+            // its end.
+            let owner = scope.spawn(|| std::mem::forget(memory.lock(64, timeout).unwrap()));
             owner.join().unwrap();
         });
         assert!(!memory.is_held(64), "by who does not live");
-        assert!(memory.lock(64, patience).unwrap().owner_died());
-        assert!(!memory.lock(64, patience).unwrap().owner_died());
+        assert!(memory.lock(64, timeout).unwrap().owner_died());
+        assert!(!memory.lock(64, timeout).unwrap().owner_died());
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! The msync domain: which pages were written back since the last fence, and the `msync` that makes them durable.
+//! The msync domain: which pages were written back since the last fence, and the `msync` that makes
+//! them durable.
 //!
-//! Invariants: a range leaves the list only after its `msync` succeeded, and fences take turns, so a fence
-//! that returns `Ok` covers all ranges its thread recorded, also those another thread's fence took. After
-//! one failure nothing is promised again: the kernel may have dropped the dirty pages that it could not write.
+//! Invariants: a range leaves the list only after its `msync` succeeded, and fences take turns, so
+//! a fence that returns `Ok` covers all ranges its thread recorded, also those another thread's
+//! fence took. After one failure nothing is promised again: the kernel may have dropped the dirty
+//! pages that it could not write.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -138,7 +140,7 @@ mod tests {
 
     #[test]
     fn one_failure_is_for_good() {
-        let mapping = Mapping::anonymous(1 << 16).unwrap();
+        let mapping = Mapping::anonymous(1 << 16, 0).unwrap();
         // The kernel refuses ranges that start in the middle of a page.
         let dirty = DirtyPages::new(100);
         dirty.sync(&mapping).unwrap();
@@ -152,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_range_is_forgotten_only_when_it_is_down() {
-        let mapping = Mapping::anonymous(1 << 16).unwrap();
+        let mapping = Mapping::anonymous(1 << 16, 0).unwrap();
         let dirty = DirtyPages::new(4096);
         dirty.record(5000, 10);
         assert_eq!(dirty.ranges.lock().list, [(4096, 8192)]);

@@ -1,12 +1,14 @@
 //! Engine `raw`: blocks in place on persistent memory, the fastest and the least.
 //!
 //! Invariants:
-//! 1. A write streams its data to its place and fences once: it is durable when acknowledged, so a flush has nothing
-//!    to do and forced writes cost nothing more.
-//! 2. Nothing is atomic: a crash in a write leaves any mixture of old and new 8-byte words in its blocks, and a read
-//!    beside a write of the same block may see both. Users that need whole blocks use [`btt`](crate::btt).
+//! 1. A write streams its data to the block and fences once: it is durable when acknowledged, so a
+//!    flush has nothing to do and forced writes cost nothing more.
+//! 2. Nothing is atomic: a crash in a write leaves any mixture of old and new 8-byte words in its
+//!    blocks, and a read beside a write of the same block may see both. Users that need whole
+//!    blocks use [`btt`](crate::btt).
 //!
-//! Map: [`create`] makes a pool, [`RawDevice::open`] opens one and mends a damaged copy of its superblock.
+//! Map: [`create`] makes a pool, [`RawDevice::open`] opens one and repairs a damaged copy of its
+//! superblock.
 
 use std::sync::Arc;
 
@@ -38,7 +40,8 @@ impl Default for RawOptions {
     }
 }
 
-/// Makes a raw pool of all of `region`; whatever was there is lost. Blocks keep the bytes that lie in them.
+/// Makes a raw pool of all of `region`; whatever was there is lost. Blocks keep the bytes that lie
+/// in them.
 ///
 /// # Errors
 /// [`PoolError::BlockBytes`], [`PoolError::TooSmall`] before anything changes; [`PoolError::Pmem`].
@@ -57,8 +60,8 @@ pub struct RawDevice {
 }
 
 impl RawDevice {
-    /// Opens the pool in `region`. Where one copy of the superblock is damaged, it is written anew, unless the region
-    /// is read-only.
+    /// Opens the pool in `region`. Where one copy of the superblock is damaged, it is written anew,
+    /// unless the region is read-only.
     ///
     /// # Errors
     /// [`PoolError`] where there is no raw pool, or it cannot be used.

@@ -1,8 +1,8 @@
 //! One value per thread, without locks: the base of counters and of modeled delays.
 //!
-//! Invariant: a seat below [`SEATS`] belongs to one live thread at a time, and taking it happens after
-//! everything its former owner did. So its owner may update a shard by plain load and store. Threads
-//! beyond the seats share the last shard and must use read-modify-write operations on it.
+//! Invariant: a seat below [`SEATS`] belongs to one live thread at a time, and taking it happens
+//! after everything its former owner did. So its owner may update a shard by plain load and store.
+//! Threads beyond the seats share the last shard and must use read-modify-write operations on it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};

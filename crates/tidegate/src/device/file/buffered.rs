@@ -1,7 +1,8 @@
 //! Transfers through the page cache.
 //!
-//! A forced write is a write and a flush of the file, not `RWF_DSYNC`: two of those at once can hide each other's
-//! write-back errors (see [`gate`](super::gate)), while callers of the gate share one flush.
+//! A forced write is a write and a flush of the file, not `RWF_DSYNC`: two of those at once can
+//! hide each other's write-back errors (see [`gate`](super::gate)), while callers of the gate share
+//! one flush.
 
 use super::{Backing, Result, WriteFlags, retry};
 

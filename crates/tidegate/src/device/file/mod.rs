@@ -85,7 +85,7 @@ impl FileDevice {
     /// [`Unsupported`](DeviceErrorKind::Unsupported) where it is neither a file nor a block device,
     /// where the block size does not fit, or where the kernel refuses `O_DIRECT` or `io_uring`.
     pub fn open(path: &Path, options: &FileOptions) -> Result<Self> {
-        // Before a file is made that nobody can use.
+        // Checked before a file is created, which would be of no use.
         options.block_bytes.map_or(Ok(()), super::check_block_bytes)?;
         let file = open_file(path, options)?;
         let geometry = geometry_of(&file, path, options)?;

@@ -1,7 +1,7 @@
 //! Space of a file: holes, zeroes, and where they are.
 //!
-//! A discard punches a hole, on a file and on a block device alike. `BLKDISCARD` is not used: after it a disk may return
-//! anything, and a discarded block owes its reader zeroes or its old bytes.
+//! A discard punches a hole, on a file as on a block device. `BLKDISCARD` is not used: after it a
+//! disk may return anything, and a discarded block reads as zeroes or as its old bytes.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -23,7 +23,8 @@ pub(super) enum Zeroed {
 }
 
 impl Backing {
-    /// Gives space back where the file system or the disk can; elsewhere the old bytes stay, as a discard allows.
+    /// Gives space back where the file system or the disk can; elsewhere the old bytes stay, as a
+    /// discard allows.
     pub(super) fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.fallocate(PUNCH, offset, len, "discard").map(|_| ())
     }

@@ -151,7 +151,8 @@ fn an_existing_file_is_not_created_again() {
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 }
 
-/// A device over a file that the kernel never lets be written: `/dev/full` answers every write with ENOSPC.
+/// A device over a file that the kernel never lets be written: `/dev/full` answers every write with
+/// ENOSPC.
 fn full(direct: bool) -> FileDevice {
     let file = std::fs::OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
     let geometry = Geometry::in_memory(4096, 1024).unwrap();

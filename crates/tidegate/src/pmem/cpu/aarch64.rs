@@ -1,8 +1,8 @@
-//! 64-bit Arm: `dc cvap` (to the point of persistence) or `dc cvac` (to the point of coherency), `dsb`, copies by
-//! pairs of 128-bit registers.
+//! 64-bit Arm: `dc cvap` (to the point of persistence) or `dc cvac` (to the point of coherency),
+//! `dsb`, copies by pairs of 128-bit registers.
 //!
-//! There is no store past the cache that a barrier makes durable, so "streaming" is a copy whose lines are
-//! written back at once.
+//! There is no store past the cache that a barrier makes durable, so "streaming" is a copy whose
+//! lines are written back at once.
 
 use std::arch::asm;
 
@@ -36,7 +36,8 @@ impl WriteBack {
     #[inline]
     pub(super) unsafe fn line(self, at: *const u8) {
         match self {
-            // SAFETY: changes no memory. `sys` is `dc cvap` for assemblers that are not told of FEAT_DPB.
+            // SAFETY: changes no memory. `sys` is `dc cvap` for assemblers that are not told of
+            // FEAT_DPB.
             Self::Cvap => unsafe {
                 asm!("sys #3, c7, c12, #1, {}", in(reg) at, options(nostack, preserves_flags));
             },

@@ -1,14 +1,15 @@
 //! Write-back, fences and copies by instruction set, chosen once when a region is opened.
 //!
 //! Invariants:
-//! 1. All copies are inline assembly or atomics as far as the compiler can tell: it neither moves them over
-//!    an atomic operation nor assumes that no other thread stores meanwhile.
-//! 2. Copies *out of* memory use ordinary vector loads, never string instructions (`rep movsb`), whose
-//!    loads x86 does not keep in order. So a reader may copy, pass an acquire fence and check a version, and knows
-//!    that what it copied is not newer than the check.
-//! 3. After [`Cpu::stream`], a [`fence`] makes every byte durable: whole lines go past the cache, and the
-//!    part lines at either end are stored through it and written back.
-//! 4. Streaming stores are ordered with nothing but a [`fence`]: not even a release store publishes them.
+//! 1. All copies are inline assembly or atomics as far as the compiler can tell: it neither moves
+//!    them over an atomic operation nor assumes that no other thread stores meanwhile.
+//! 2. Copies *out of* memory use ordinary vector loads, never string instructions (`rep movsb`),
+//!    whose loads x86 does not keep in order. So a reader may copy, pass an acquire fence and check
+//!    a version, and knows that what it copied is not newer than the check.
+//! 3. After [`Cpu::stream`], a [`fence`] makes every byte durable: whole lines go past the cache,
+//!    and the part lines at either end are stored through it and written back.
+//! 4. Streaming stores are ordered with nothing but a [`fence`]: not even a release store publishes
+//!    them.
 
 use super::LINE_BYTES;
 
@@ -39,7 +40,8 @@ pub(super) struct Copies {
     pub(super) name: &'static str,
     /// Ordinary loads and stores of any number of bytes: to, from, bytes.
     pub(super) copy: unsafe fn(*mut u8, *const u8, usize),
-    /// Stores of whole lines past the cache: to (a line's start), from, bytes (a multiple of a line).
+    /// Stores of whole lines past the cache: to (a line's start), from, bytes (a multiple of a
+    /// line).
     pub(super) stream_lines: unsafe fn(*mut u8, *const u8, usize),
 }
 
@@ -71,8 +73,8 @@ impl Cpu {
         unsafe { (self.copies.copy)(to, from, bytes) }
     }
 
-    /// Copies `bytes` bytes so that the next [`fence`] makes them durable; `write_back_ends` is false where the
-    /// caches are durable or nothing is.
+    /// Copies `bytes` bytes so that the next [`fence`] makes them durable; `write_back_ends` is
+    /// false where the caches are durable or nothing is.
     ///
     /// # Safety
     /// Both ranges are mapped, `to` for writing, and do not overlap.
@@ -86,7 +88,8 @@ impl Cpu {
     ) {
         let head = to.align_offset(LINE).min(bytes);
         let lines = (bytes - head) / LINE * LINE;
-        // SAFETY: three adjacent parts of the caller's ranges; the middle starts at a line and is whole lines.
+        // SAFETY: three adjacent parts of the caller's ranges; the middle starts at a line and is
+        // whole lines.
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one split, one argument")]
         unsafe {
             self.store_part(to, from, head, write_back_ends);

@@ -51,12 +51,13 @@ pub(in crate::pmem) fn fence() {
     std::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// See [`Copies::copy`]. Words where both sides are aligned alike, else bytes.
+/// See [`Copies::copy`]. Words where both sides have one alignment, else bytes.
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     let alike = (to.addr() ^ from.addr()).is_multiple_of(8);
     let head = if alike { to.align_offset(8).min(bytes) } else { bytes };
     let words_end = head + (bytes - head) / 8 * 8;
-    // SAFETY: three adjacent parts of the caller's ranges; the middle is aligned words on both sides.
+    // SAFETY: three adjacent parts of the caller's ranges; the middle is aligned words on both
+    // sides.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one split, one argument")]
     unsafe {
         copy_bytes(to, from, 0, head);
@@ -69,7 +70,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 
 #[expect(clippy::cast_ptr_alignment, reason = "the caller aligned both")]
 unsafe fn copy_word(to: *mut u8, from: *const u8) {
-    // SAFETY: aligned and inside the caller's ranges; nobody holds references to either.
+    // SAFETY: aligned and inside the caller's ranges; no thread holds references to either.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one word, one argument")]
     unsafe {
         let word = (*from.cast::<AtomicU64>()).load(Ordering::Relaxed);
@@ -79,7 +80,7 @@ unsafe fn copy_word(to: *mut u8, from: *const u8) {
 
 unsafe fn copy_bytes(to: *mut u8, from: *const u8, start: usize, end: usize) {
     for at in start..end {
-        // SAFETY: inside the caller's ranges; nobody holds references to either.
+        // SAFETY: inside the caller's ranges; no thread holds references to either.
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one byte, one argument")]
         unsafe {
             let byte = (*from.add(at).cast::<AtomicU8>()).load(Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Room for an unaligned start, the longest copy and guard bytes behind it.
+/// Space for an unaligned start, the longest copy and guard bytes behind it.
 const ROOM: usize = 1024;
 const LONGEST: usize = 300;
 
@@ -26,7 +26,8 @@ fn all_copies() -> Vec<Copies> {
     all
 }
 
-/// Runs `op(to, from, bytes)` everywhere and compares all of the destination's memory with the model.
+/// Runs `op(to, from, bytes)` everywhere and compares all of the destination's memory with the
+/// model.
 fn check_everywhere(what: &str, op: impl Fn(*mut u8, *const u8, usize)) {
     let source = pattern(1);
     let background = pattern(2);

@@ -1,8 +1,9 @@
 //! The media models keep the times they promise, within 15 %.
 //!
-//! What is measured is the median of many short windows, so that other programs on the machine disturb
-//! few of them, and a disturbed measurement is repeated. The promise is the model's time where the hardware is
-//! faster; else the hardware's own, with the keeping of the books, measured in the same breath.
+//! What is measured is the median of many short windows, so that other programs on the machine
+//! disturb few of them, and a disturbed measurement is repeated. The promise is the model's time
+//! where the hardware is faster; else the hardware's own, with the cost of counting, measured in
+//! the same run.
 
 #![expect(clippy::disallowed_methods, reason = "the tests of delays measure time")]
 
@@ -73,7 +74,8 @@ fn expect_kept(what: &str, mut measure: impl FnMut() -> (f64, f64)) {
     panic!("{what}: never within 15 % in {TRIES} tries; closest: {}", closest.1);
 }
 
-/// Expects that `op` on a region with the model takes `modeled_ns(model)`, or what the hardware takes.
+/// Expects that `op` on a region with the model takes `modeled_ns(model)`, or what the hardware
+/// takes.
 fn expect_time(what: &str, modeled_ns: impl Fn(&MediaModel) -> f64, op: impl Fn(&Region, u64)) {
     let hardware = region(HARDWARE.parse().unwrap());
     for name in MODELS {
@@ -140,7 +142,8 @@ fn a_write_back_costs_what_a_streamed_line_costs() {
 
 #[test]
 fn a_fence_without_stores_is_free() {
-    // Any delay would be 100 times what the hardware takes, and is told apart without measuring well.
+    // Any delay would be 100 times what the hardware takes, and is told apart without measuring
+    // well.
     let slow = region("custom,write_latency_ns=100000".parse().unwrap());
     slow.fence().unwrap();
     expect_kept("fence without stores", || {

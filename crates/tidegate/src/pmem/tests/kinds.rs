@@ -158,7 +158,7 @@ fn a_pool_that_is_closed_can_be_opened_although_a_child_has_its_descriptors() {
     }
     drop(writer);
     let reopened = Region::open(&path, &RegionOptions::default());
-    // SAFETY: the child made above, which nobody has waited for.
+    // SAFETY: the child made above, which was not waited for.
     unsafe { libc::kill(child, libc::SIGKILL) };
     // SAFETY: waits for it.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
@@ -215,7 +215,8 @@ fn space_in_tmpfs_is_huge_pages_that_keep_their_bytes() {
     assert!(faults.iter().any(|faults| *faults < 6 * 512 / 16), "{faults:?} for 6 huge pages");
 }
 
-/// Page faults of whoever reads six blocks of 2 MiB that were given space, after a look at their bytes.
+/// Page faults of a reader of six blocks of 2 MiB that were given space, after a look at their
+/// bytes.
 fn faults_of_six_huge_pages() -> i64 {
     const BLOCK: u64 = 2 << 20;
     let dir = on_tmpfs();
@@ -243,7 +244,7 @@ fn faults_of_six_huge_pages() -> i64 {
 /// Those of this thread.
 fn page_faults() -> i64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: room for the answer.
+    // SAFETY: the answer fits.
     assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) }, 0);
     // SAFETY: filled in.
     unsafe { usage.assume_init() }.ru_minflt

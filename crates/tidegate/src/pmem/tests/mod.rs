@@ -8,6 +8,7 @@
 
 mod calibration;
 mod counts;
+mod growing;
 mod kinds;
 mod model;
 mod observed;

@@ -1,4 +1,5 @@
-//! Failed memory: pages beyond the end of a file that shrank raise the same signal as hardware poison.
+//! Failed memory: pages beyond the end of a file that shrank raise the same signal as hardware
+//! poison.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -223,7 +223,8 @@ impl Ring {
             if flight.pushed <= self.ring.submission().len() {
                 return;
             }
-            // Completions are posted when this thread passes through the kernel, which yielding does.
+            // Completions are posted when this thread passes through the kernel, which yielding
+            // does.
             std::thread::yield_now();
         }
     }

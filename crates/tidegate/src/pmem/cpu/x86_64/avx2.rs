@@ -99,7 +99,8 @@ impl Vector for Avx2 {
 
     #[inline]
     unsafe fn done() {
-        // SAFETY: all vector registers are given up here: none is live across the assembly of this module.
+        // SAFETY: all vector registers are given up here: none is live across the assembly of this
+        // module.
         unsafe {
             asm!("vzeroupper", clobber_abi("sysv64"), options(nomem, nostack, preserves_flags));
         };

@@ -1,6 +1,7 @@
 //! AVX-512: a line is one register.
 //!
-//! Only registers 16 and up are used: they have no SSE part, so that the code around needs no `vzeroupper`.
+//! Only registers 16 and up are used: they have no SSE part, so that the code around needs no
+//! `vzeroupper`.
 
 use std::arch::asm;
 

@@ -124,8 +124,8 @@ unsafe fn copy<V: Vector>(mut to: *mut u8, mut from: *const u8, bytes: usize) {
     // Stores that cross lines cost double: copy up to a line of the destination first.
     let head = if bytes < ALIGN_FROM { 0 } else { to.align_offset(LINE) };
     let mut left = bytes - head;
-    // SAFETY: each step stays inside the caller's ranges. The first and the last line may overlap their
-    // neighbours: storing the same bytes twice is cheaper than branching on the rest.
+    // SAFETY: each step stays inside the caller's ranges. The first and the last line may overlap
+    // their neighbours: storing the same bytes twice is cheaper than branching on the rest.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one walk, one argument")]
     unsafe {
         if head > 0 {
