@@ -34,7 +34,7 @@ fn run(spec: TierSpec) -> Result<(), Box<dyn Error>> {
     btt.read(42 * BLOCK_BYTES as u64, &mut found)?;
     assert_eq!(found, [42; BLOCK_BYTES]);
     println!("{spec}: {} dirty slots after the flush", tier.summary().dirty_slots);
-    tier.shutdown()?;
+    tier.drain()?;
     Ok(())
 }
 
