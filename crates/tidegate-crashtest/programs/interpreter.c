@@ -117,9 +117,10 @@ static void release(void)
     last = -1;
 }
 
-static int remember(const char *name, int fd)
+static int remember(const char *name, int fd, int flags)
 {
-    if (fd >= 0 && hold) {
+    /* Not what writes otherwise than at a given offset through the page cache. */
+    if (fd >= 0 && hold && !(flags & (O_APPEND | O_DIRECT | O_SYNC))) {
         let_go(name);
         for (int index = 0; index < HELD_MAX; index++)
             if (held[index].fd < 0) {
@@ -133,7 +134,7 @@ static int remember(const char *name, int fd)
 
 static int open_as(const char *name, int flags)
 {
-    return remember(name, open(name, flags | O_CLOEXEC, 0644));
+    return remember(name, open(name, flags | O_CLOEXEC, 0644), flags);
 }
 
 /* An existing file: the held descriptor, or a new one. */
@@ -406,7 +407,7 @@ static int do_tmpfile(void)
     int fd = open(dirname(dir), O_TMPFILE | O_RDWR | O_CLOEXEC, 0644);
     if (write_at(fd, 0, value(1)) != 0 || (argument_count > 2 && fsync(fd) != 0))
         return -1;
-    remember(path(0), fd);
+    remember(path(0), fd, 0);
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     return linkat(AT_FDCWD, link, AT_FDCWD, path(0), AT_SYMLINK_FOLLOW);
 }

@@ -16,6 +16,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{FlockOperation, flock};
 use rustix::mount::{MountFlags, mount, mount_bind};
 
 use self::disk::{Disk, OUTSIDE};
@@ -23,7 +24,7 @@ use self::group::Group;
 use self::image::Image;
 use self::program::{Interpreter, Program};
 use crate::model::{Kind, Model, State, Verdict};
-use crate::sequence::{Sequence, Step};
+use crate::sequence::{Sequence, Step, Sync};
 
 const SHARED_MEMORY: &str = "/dev/shm";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -87,6 +88,8 @@ pub struct Machine {
     /// An unused pool.
     pool: Image,
     boots: u64,
+    /// Locked while the program runs.
+    turn: File,
 }
 
 impl Machine {
@@ -99,6 +102,8 @@ impl Machine {
             rustix::process::geteuid().is_root(),
             "crash tests mount file systems: run them as root"
         );
+        let turn = dir.with_file_name(format!("{PREFIX}lock"));
+        let turn = File::options().create(true).append(true).open(turn)?;
         let none = MountFlags::empty();
         mount("crashtest", dir, "tmpfs", none, None).context("cannot mount a tmpfs")?;
         mount("crashtest", SHARED_MEMORY, "tmpfs", none, None).context("cannot mount a tmpfs")?;
@@ -115,7 +120,8 @@ impl Machine {
             command.spawn().context("cannot start the agent")
         })?;
         let (dir, pool) = (dir.to_owned(), Image::default());
-        let mut this = Self { kind, runner, dir, disk, group, interpreter, agent, pool, boots: 0 };
+        let mut this =
+            Self { kind, runner, dir, disk, group, interpreter, agent, pool, boots: 0, turn };
         this.boot()?;
         this.make_pool()?;
         Ok(this)
@@ -165,6 +171,18 @@ impl Machine {
     /// The harness itself fails, or the sequence is not valid.
     pub fn test(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<Vec<Violation>> {
         Model::behind(self.kind, sequence).context("the sequence is not valid")?;
+        let mut found = self.test_once(sequence, cuts)?;
+        let is_weak = |violation: &Violation| matches!(violation.what, Verdict::Misordered(_));
+        if found.iter().any(is_weak) {
+            // A sync of some other process explains it as well: that does not come again.
+            let again = self.test_once(sequence, cuts)?;
+            let is_back = |one: &Violation| again.iter().any(|other| other.step == one.step);
+            found.retain(|violation| !is_weak(violation) || is_back(violation));
+        }
+        Ok(found)
+    }
+
+    fn test_once(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<Vec<Violation>> {
         let (cuts, mut violations) = self.run(sequence, cuts)?;
         for cut in cuts {
             violations.extend(self.judge(sequence, &cut)?);
@@ -173,10 +191,23 @@ impl Machine {
     }
 
     fn run(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<(Vec<Cut>, Vec<Violation>)> {
+        // `sync` is about all file systems: a machine whose program calls it runs alone.
+        let syncs_all = sequence.steps.contains(&Step::Sync(Sync::All));
+        let how =
+            if syncs_all { FlockOperation::LockExclusive } else { FlockOperation::LockShared };
+        flock(&self.turn, how)?;
+        let done = self.run_alone(sequence, cuts);
+        flock(&self.turn, FlockOperation::Unlock)?;
+        done
+    }
+
+    fn run_alone(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<(Vec<Cut>, Vec<Violation>)> {
         self.boot()?;
         self.disk.reset()?;
         self.put_pool(&self.pool)?;
         self.disk.mount()?;
+        // ext4 takes an inode that it loads while a transaction runs for changed by that: all are loaded before.
+        self.disk.read()?;
         let start = Instant::now();
         let mut command = self.command(sequence.hold)?;
         let mut program = Program::start(&mut command, |command| self.group.spawn(command))?;

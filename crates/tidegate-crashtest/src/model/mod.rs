@@ -396,7 +396,7 @@ impl Model {
     fn write_by(&mut self, by: WriteBy, path: &str, offset: u64, length: u64) -> Result<()> {
         let id = self.regular(path)?;
         let is_mapped = by == WriteBy::Mapping;
-        let size = self.history(id).size();
+        let (size, before) = (self.history(id).size(), self.inode(id).dirty.unallocated);
         ensure!(!is_mapped || offset + length <= size, "a mapping does not extend {path}");
         self.write(id, offset, length);
         if by == WriteBy::Direct {
@@ -405,6 +405,8 @@ impl Model {
         if matches!(by, WriteBy::Sync | WriteBy::DataSync) {
             self.history(id).sync_last();
             self.commit_for(id, by == WriteBy::DataSync);
+            // Only what it wrote itself was written back.
+            self.inode(id).dirty.unallocated = before.min(Certainty::Perhaps);
         }
         self.last = (!matches!(by, WriteBy::Fork | WriteBy::Static)).then_some(id);
         Ok(())
