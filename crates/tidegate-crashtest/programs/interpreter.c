@@ -3,6 +3,7 @@
  * interpreter STATIC [hold]    reads lines "NUMBER OPERATION ARGUMENT..." from standard input and answers each with
  *                              "NUMBER ok" or "NUMBER errno E: TEXT". STATIC is this program, statically linked.
  * interpreter once LINE        executes one line and exits with its errno.
+ * interpreter boot COMMAND...  runs a command for which the machine was started just now.
  *
  * NUMBER identifies the bytes that an operation writes: see `fill`. With `hold` each file stays open once it was opened and
  * later operations use that descriptor; otherwise an operation opens its file itself, and the next operation closes it. In both cases
@@ -14,6 +15,7 @@
 #include <limits.h>
 #include <linux/falloc.h>
 #include <linux/io_uring.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -528,6 +530,30 @@ static int execute_line(const char *line)
     return forks ? execute_in_child(name) : execute(name);
 }
 
+/* Runs a command in a time namespace that begins now: all files were changed before this boot. */
+static int run_after_boot(char **command)
+{
+    struct timespec now;
+    char text[64];
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    int length = snprintf(text, sizeof text, "boottime %lld %ld\n", -(long long)now.tv_sec - 1, 1000000000L - now.tv_nsec);
+    int fd = unshare(CLONE_NEWTIME) == 0 ? open("/proc/self/timens_offsets", O_WRONLY) : -1;
+    if (fd < 0 || write(fd, text, length) != length) {
+        perror("a new time namespace (Linux 5.6 or newer, as root)");
+        return 1;
+    }
+    close(fd);
+    pid_t child = fork();
+    if (child == 0) {
+        execvp(command[0], command);
+        perror(command[0]);
+        _exit(127);
+    }
+    int status = 1;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
 /* One byte a call: a line that is read ahead would be another process's in a child. */
 static int read_line(char *line, size_t size)
 {
@@ -549,6 +575,8 @@ int main(int count, char **words)
         held[index].fd = -1;
     if (count > 2 && is(words[1], "once"))
         return execute_line(words[2]) == 0 ? 0 : errno;
+    if (count > 2 && is(words[1], "boot"))
+        return run_after_boot(words + 2);
     static_program = count > 1 ? words[1] : "";
     hold = count > 2 && is(words[2], "hold");
     while (read_line(line, sizeof line)) {

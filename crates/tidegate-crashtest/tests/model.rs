@@ -154,6 +154,15 @@ fn the_order_of_changes_is_kept() {
     forbidden("rename d1/B d1/A; outside commit", &initial());
 }
 
+/// ext4 journals the data of directories, and syncs all such data by a commit.
+#[test]
+fn a_sync_of_a_clean_directory_commits_on_ext4() {
+    let sequence = "rename d0/A d0/B; fsync d1";
+    assert!(matches!(judge(Kind::Ext4, sequence, &initial()), Verdict::Forbidden(_)));
+    assert_eq!(judge(Kind::Xfs, sequence, &initial()), Verdict::Allowed);
+    allowed("rename d0/A d0/B; fsync d1/B", &initial());
+}
+
 #[track_caller]
 fn misordered_or_forbidden(sequence: &str, state: &State) {
     for kind in [Kind::Ext4, Kind::Xfs] {

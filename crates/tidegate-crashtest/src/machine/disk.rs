@@ -100,7 +100,7 @@ impl Disk {
     /// The file system is damaged, or unknown.
     pub fn mount(&mut self) -> Result<()> {
         let (name, options) = match self.kind {
-            Kind::Ext4 => ("ext4", c"commit=600"),
+            Kind::Ext4 => ("ext4", c"commit=600,noinit_itable"),
             Kind::Xfs => ("xfs", c""),
         };
         mount(&self.device, &self.mount_point, name, MountFlags::NOATIME, options)

@@ -24,7 +24,7 @@ use self::group::Group;
 use self::image::Image;
 use self::program::{Interpreter, Program};
 use crate::model::{Kind, Model, State, Verdict};
-use crate::sequence::{Sequence, Step, Sync};
+use crate::sequence::{Outside, Sequence, Step, Sync};
 
 const SHARED_MEMORY: &str = "/dev/shm";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -206,7 +206,9 @@ impl Machine {
         self.disk.reset()?;
         self.put_pool(&self.pool)?;
         self.disk.mount()?;
-        // ext4 takes an inode that it loads while a transaction runs for changed by that: all are loaded before.
+        // ext4 takes an inode that it loads while a transaction runs for changed by that: a commit ends what mounting began,
+        // then all are loaded.
+        self.act_from_outside(&Step::Outside(Outside::Commit))?;
         self.disk.read()?;
         let start = Instant::now();
         let mut command = self.command(sequence.hold)?;
@@ -313,8 +315,9 @@ impl Machine {
 
     fn recover_pool(&self) -> Result<Option<String>> {
         let Runner::Tidegate { binary, .. } = &self.runner else { return Ok(None) };
-        let mut command = Command::new("timeout");
-        command.args(["--signal=KILL", RECOVERY_TIMEOUT_S]).arg(binary).arg("recover");
+        let mut command = Command::new(&self.interpreter.linked);
+        command.args(["boot", "timeout", "--signal=KILL", RECOVERY_TIMEOUT_S]);
+        command.arg(binary).arg("recover");
         command.arg(self.pool_path()).stdin(Stdio::null()).stdout(Stdio::piped());
         let child = self.group.spawn(command.stderr(Stdio::piped()))?;
         let output = child.wait_with_output()?;

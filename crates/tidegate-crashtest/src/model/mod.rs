@@ -7,7 +7,7 @@
 //!
 //! **What a sync promises.** It writes the file's data. It commits the journal, which makes *all* earlier changes of *all*
 //! files durable, if the inode changed since the last commit: `fsync` for any change, `fdatasync` for one of size or allocation only.
-//! So `fdatasync` after overwrites, or a sync of a clean file, commits nothing. `sync` covers everything.
+//! So `fdatasync` after overwrites, or a sync of a clean file, commits nothing. On ext4 a sync of a directory always commits. `sync` covers everything.
 //!
 //! Two bounds follow. [`Bounds::here`] assumes that nothing commits the journal but the steps of the sequence: that is so where the
 //! sequence runs on a quiet disk. [`Bounds::sure`] holds whatever else commits it: only the changes of the synced inode itself, and those before
@@ -38,7 +38,7 @@ use crate::sequence::{Outside, Sequence, Step, Sync};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Allocates the blocks of a file that replaces another (`auto_da_alloc`); an extension inside a mapped block is
-    /// journalled with the write; `fdatasync` ignores names and attributes.
+    /// journalled with the write; `fdatasync` ignores names and attributes; any sync of a directory commits.
     Ext4,
     /// Journals an extension at write-back; `fdatasync` forces the log for names and attributes too.
     Xfs,
@@ -582,6 +582,10 @@ impl Model {
             true if kind == Kind::Xfs => dirty.metadata.min(Certainty::Perhaps),
             true => Certainty::No,
         };
+        if kind == Kind::Ext4 && self.tree().is_directory(id) {
+            self.commit_changes();
+            return;
+        }
         self.bounds.sure = self.bounds.sure.max(own);
         self.bounds.here = self.bounds.here.max(own);
         match certainty.max(dirty.data).max(dirty.unallocated) {
@@ -594,9 +598,13 @@ impl Model {
         }
     }
 
-    fn commit_all(&mut self) {
+    fn commit_changes(&mut self) {
         self.bounds = Bounds { sure: self.changes(), here: self.changes() };
         self.clean();
+    }
+
+    fn commit_all(&mut self) {
+        self.commit_changes();
         self.inodes.values_mut().for_each(|inode| inode.is_synced = true);
     }
 
