@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::machine::abandoned;
 use crate::machine::program::Dialogue;
-use crate::machine::{Cuts, PREFIX, Runner};
+use crate::machine::{Cuts, Fault, PREFIX, Runner};
 use crate::model::Kind;
 use crate::sequence::{Sequence, Step};
 
@@ -27,6 +27,8 @@ pub struct Setup {
     pub kind: Kind,
     /// How the program runs.
     pub runner: Runner,
+    /// The planted mistake, if any.
+    pub fault: Option<Fault>,
     /// Number of machines.
     pub workers: usize,
 }
@@ -151,6 +153,8 @@ impl Remote {
             command.arg("--tidegate").arg(binary);
             command.args(options.iter().map(|option| format!("--run-option={option}")));
         }
+        let faults = Fault::ALL.iter().filter(|(fault, _)| setup.fault == Some(*fault));
+        command.args(faults.flat_map(|(_, name)| ["--fault", name]));
         let start = |command: &mut Command| command.spawn().context("cannot execute unshare");
         let mut this = Self { worker: Dialogue::start(&mut command, start)?, dir };
         match this.worker.receive(TIMEOUT).context("the machine")?.as_str() {

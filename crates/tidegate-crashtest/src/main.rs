@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use tidegate_crashtest::campaign::{Report, Setup, Test, name_of};
 use tidegate_crashtest::generator;
-use tidegate_crashtest::machine::{Cuts, Runner};
+use tidegate_crashtest::machine::{Cuts, Fault, Runner};
 use tidegate_crashtest::model::Kind;
 use tidegate_crashtest::sequence::Sequence;
 use tidegate_crashtest::worker;
@@ -64,6 +64,9 @@ struct On {
     /// One more option for `tidegate run`
     #[arg(long, allow_hyphen_values = true)]
     run_option: Vec<String>,
+    /// Plant a mistake, which must be found: dropped-syncs or lost-records
+    #[arg(long, value_parser = parse_fault)]
+    fault: Option<Fault>,
     /// Number of machines that work at once
     #[arg(long, default_value_t = 2)]
     workers: usize,
@@ -94,6 +97,11 @@ struct Choice {
     part: Option<(usize, usize)>,
 }
 
+fn parse_fault(text: &str) -> Result<Fault, String> {
+    let fault = Fault::ALL.iter().find(|(_, name)| *name == text).map(|(fault, _)| *fault);
+    fault.ok_or_else(|| "dropped-syncs or lost-records is expected".into())
+}
+
 fn parse_part(text: &str) -> Result<(usize, usize), String> {
     let numbers = text
         .split_once('/')
@@ -116,7 +124,13 @@ impl On {
                 options: self.run_option.clone(),
             },
         };
-        Ok(Setup { harness: std::env::current_exe()?, kind, runner, workers: self.workers })
+        Ok(Setup {
+            harness: std::env::current_exe()?,
+            kind,
+            runner,
+            fault: self.fault,
+            workers: self.workers,
+        })
     }
 
     /// The command line that tests one sequence again.
@@ -190,7 +204,7 @@ fn main() -> Result<ExitCode> {
         }
         Command::Worker { dir, on } => {
             let setup = on.setup()?;
-            worker::work(&dir, setup.kind, setup.runner)?;
+            worker::work(&dir, setup.kind, setup.runner, setup.fault)?;
             return Ok(ExitCode::SUCCESS);
         }
     };

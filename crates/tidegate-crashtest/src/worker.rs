@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::machine::{Cuts, Machine, Runner};
+use crate::machine::{Cuts, Fault, Machine, Runner};
 use crate::model::Kind;
 use crate::sequence::Sequence;
 
@@ -16,8 +16,8 @@ use crate::sequence::Sequence;
 ///
 /// # Errors
 /// The machine cannot be made, or the output is closed.
-pub fn work(dir: &Path, kind: Kind, runner: Runner) -> Result<()> {
-    let mut machine = Machine::new(dir, kind, runner)?;
+pub fn work(dir: &Path, kind: Kind, runner: Runner, fault: Option<Fault>) -> Result<()> {
+    let mut machine = Machine::new(dir, kind, runner, fault)?;
     say("ready")?;
     for line in std::io::stdin().lock().lines() {
         match test(&mut machine, &line?) {

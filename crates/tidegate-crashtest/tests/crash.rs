@@ -5,7 +5,7 @@ use std::process::Command;
 
 use tidegate_crashtest::campaign::{Report, Setup, Test};
 use tidegate_crashtest::generator;
-use tidegate_crashtest::machine::{Cuts, Runner};
+use tidegate_crashtest::machine::{Cuts, Fault, Runner};
 use tidegate_crashtest::model::Kind;
 use tidegate_crashtest::sequence::Sequence;
 
@@ -25,9 +25,9 @@ fn tidegate() -> PathBuf {
     harness.with_file_name("tidegate")
 }
 
-fn test(kind: Kind, runner: Runner, tests: Vec<Test>) -> Report {
+fn test(kind: Kind, runner: Runner, fault: Option<Fault>, tests: Vec<Test>) -> Report {
     let harness = PathBuf::from(env!("CARGO_BIN_EXE_tidegate-crashtest"));
-    let setup = Setup { harness, kind, runner, workers: WORKERS };
+    let setup = Setup { harness, kind, runner, fault, workers: WORKERS };
     let report = setup.run(tests.into_iter(), |_, _| {}).expect("the machines work");
     println!("{kind:?}: {report}");
     for (sequence, error) in &report.errors {
@@ -74,17 +74,37 @@ fn of_length_one(parts: usize) -> Vec<Test> {
 fn plain_file_systems_stay_inside_the_model() {
     for (kind, samples) in [(Kind::Ext4, 300), (Kind::Xfs, 100)] {
         let tests = of_length_one(4).into_iter().chain(sampled(samples));
-        assert_none(&test(kind, Runner::Plain, tests.collect()));
+        assert_none(&test(kind, Runner::Plain, None, tests.collect()));
     }
 }
 
 #[test]
 fn run_keeps_its_promise_on_all_of_length_one_and_samples() {
-    for (kind, samples) in [(Kind::Ext4, 1500), (Kind::Xfs, 500)] {
+    for (kind, parts, samples) in [(Kind::Ext4, 1, 1500), (Kind::Xfs, 4, 500)] {
         if RUN_KEEPS_ITS_PROMISE {
-            let tests = of_length_one(1).into_iter().chain(sampled(samples));
-            assert_none(&test(kind, run(), tests.collect()));
+            let tests = of_length_one(parts).into_iter().chain(sampled(samples));
+            assert_none(&test(kind, run(), None, tests.collect()));
         }
+    }
+}
+
+/// Mistakes that lose what was synced, on a real disk.
+#[test]
+fn planted_mistakes_are_found() {
+    let sequences = [
+        "append d0/A 3000; fsync .",
+        "write d0/A 1000 3000; fdatasync .; write d0/A 1000 3000; fdatasync .",
+        "truncate d0/A 5000; append d0/A 3000; fsync .",
+    ];
+    let tests = || sequences.map(|text| at_every_step(text.parse().expect("it is valid"))).to_vec();
+    let runs = [
+        (Runner::Plain, Fault::DroppedSyncs),
+        (run(), Fault::DroppedSyncs),
+        (run(), Fault::LostRecords),
+    ];
+    for (runner, fault) in runs {
+        let report = test(Kind::Ext4, runner, Some(fault), tests());
+        assert!(!report.violations.is_empty(), "{fault:?} is not found");
     }
 }
 
@@ -99,7 +119,7 @@ fn known_violations_are_found() {
     ];
     for text in sequences {
         let sequence: Sequence = text.parse().expect("it is valid");
-        let report = test(Kind::Ext4, run(), vec![at_every_step(sequence)]);
+        let report = test(Kind::Ext4, run(), None, vec![at_every_step(sequence)]);
         assert_eq!(report.violations.is_empty(), RUN_KEEPS_ITS_PROMISE, "{text}");
     }
 }

@@ -49,6 +49,21 @@ pub enum Runner {
     },
 }
 
+/// A mistake that is planted to show that it is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The program does not make its syncs.
+    DroppedSyncs,
+    /// The pool loses what was appended since the run began.
+    LostRecords,
+}
+
+impl Fault {
+    /// Every fault, with its name on the command line.
+    pub const ALL: [(Self, &str); 2] =
+        [(Self::DroppedSyncs, "dropped-syncs"), (Self::LostRecords, "lost-records")];
+}
+
 /// Behind which steps the power is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cuts {
@@ -79,6 +94,7 @@ struct Cut {
 pub struct Machine {
     kind: Kind,
     runner: Runner,
+    fault: Option<Fault>,
     dir: PathBuf,
     disk: Disk,
     group: Group,
@@ -97,7 +113,7 @@ impl Machine {
     ///
     /// # Errors
     /// The caller is not root, or something is missing.
-    pub fn new(dir: &Path, kind: Kind, runner: Runner) -> Result<Self> {
+    pub fn new(dir: &Path, kind: Kind, runner: Runner, fault: Option<Fault>) -> Result<Self> {
         ensure!(
             rustix::process::geteuid().is_root(),
             "crash tests mount file systems: run them as root"
@@ -120,8 +136,19 @@ impl Machine {
             command.spawn().context("cannot start the agent")
         })?;
         let (dir, pool) = (dir.to_owned(), Image::default());
-        let mut this =
-            Self { kind, runner, dir, disk, group, interpreter, agent, pool, boots: 0, turn };
+        let mut this = Self {
+            kind,
+            runner,
+            fault,
+            dir,
+            disk,
+            group,
+            interpreter,
+            agent,
+            pool,
+            boots: 0,
+            turn,
+        };
         this.boot()?;
         this.make_pool()?;
         Ok(this)
@@ -252,6 +279,7 @@ impl Machine {
         for (number, step) in (1..).zip(&sequence.steps) {
             let failed = match step {
                 Step::Outside(_) => self.act_from_outside(step)?,
+                Step::Sync(_) if self.fault == Some(Fault::DroppedSyncs) => None,
                 _ => program.execute(number, &step.to_string()).with_context(|| self.stderr())?,
             };
             let step = usize::try_from(number)?;
@@ -285,6 +313,7 @@ impl Machine {
         let disk = self.disk.cut()?;
         let pool = match self.runner {
             Runner::Plain => Image::default(),
+            Runner::Tidegate { .. } if self.fault == Some(Fault::LostRecords) => self.pool.clone(),
             Runner::Tidegate { .. } => Image::read(&File::open(self.pool_path())?)?,
         };
         self.group.thaw()?;
