@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,9 @@ use crate::sequence::{Sequence, Step};
 
 /// How long a machine may take for one test, or to be made.
 const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Number of machines that were started: their directories have names of their own.
+static STARTED: AtomicU64 = AtomicU64::new(0);
 
 /// What all tests of a campaign have in common.
 #[derive(Debug, Clone)]
@@ -106,14 +110,14 @@ impl Setup {
         let (start, tests, report) =
             (Instant::now(), Mutex::new(tests), Mutex::new(Report::default()));
         let next = || tests.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let work = |index: usize| -> Result<()> {
-            let mut machine = Remote::start(self, index)?;
+        let work = || -> Result<()> {
+            let mut machine = Remote::start(self)?;
             while let Some(test) = next() {
                 let mut result = machine.test(&test);
                 if result.is_err() {
                     // Of a machine that failed nothing is kept; what fails twice is told.
                     drop(machine);
-                    machine = Remote::start(self, index)?;
+                    machine = Remote::start(self)?;
                     result = machine.test(&test);
                 }
                 on_test(&test, result.as_deref().unwrap_or_default());
@@ -122,8 +126,7 @@ impl Setup {
             Ok(())
         };
         std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                (0..self.workers).map(|index| scope.spawn(move || work(index))).collect();
+            let threads: Vec<_> = (0..self.workers).map(|_| scope.spawn(work)).collect();
             threads.into_iter().try_for_each(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(_) => bail!("a thread of the campaign panicked"),
@@ -142,8 +145,9 @@ struct Remote {
 }
 
 impl Remote {
-    fn start(setup: &Setup, index: usize) -> Result<Self> {
-        let name = format!("{PREFIX}{}.{index}", std::process::id());
+    fn start(setup: &Setup) -> Result<Self> {
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}.{number}", std::process::id());
         let dir = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&dir)?;
         let mut command = Command::new("unshare");
