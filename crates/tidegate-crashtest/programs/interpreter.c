@@ -1,13 +1,16 @@
-/* Executes file operations that it reads as text, one a line, and reports after each: the program whose crashes are tested.
+/* Executes file operations that it reads as text, one a line, and reports after each: the program
+ * whose crashes are tested.
  *
- * interpreter STATIC [hold]    reads lines "NUMBER OPERATION ARGUMENT..." from standard input and answers each with
- *                              "NUMBER ok" or "NUMBER errno E: TEXT". STATIC is this program, statically linked.
+ * interpreter STATIC [hold]    reads lines "NUMBER OPERATION ARGUMENT..." from standard input and
+ *                              answers each with "NUMBER ok" or "NUMBER errno E: TEXT". STATIC is
+ *                              this program, statically linked.
  * interpreter once LINE        executes one line and exits with its errno.
  * interpreter boot COMMAND...  runs a command for which the machine was started just now.
  *
- * NUMBER identifies the bytes that an operation writes: see `fill`. With `hold` each file stays open once it was opened and
- * later operations use that descriptor; otherwise an operation opens its file itself, and the next operation closes it. In both cases
- * a sync of "." is made by the descriptor of the last operation. */
+ * NUMBER identifies the bytes that an operation writes: see `fill`. With `hold` each file stays
+ * open once it was opened, and later operations use that descriptor. Otherwise an operation opens
+ * its file itself, and the next operation closes it. A sync of "." uses the descriptor of the last
+ * operation. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -45,7 +48,8 @@ static size_t mapping_bytes;
 
 static unsigned char bytes[BYTES_MAX] __attribute__((aligned(4096)));
 
-/* Offset and operation number determine a byte; bytes of two operations differ at every offset, and none is zero. */
+/* Offset and operation number determine a byte. Bytes of two operations differ at every offset, and
+ * none is zero. */
 static void fill(off_t offset, size_t length)
 {
     for (size_t at = 0; at < length; at++) {
@@ -67,7 +71,7 @@ static int result(long long found, long long wanted)
     return -1;
 }
 
-/* The timestamps of a file advance in ticks of this clock: two writes in one tick change them once. */
+/* A file's timestamps advance in ticks of this clock: two writes in one tick change them once. */
 static void await_tick(void)
 {
     struct timespec start, now;
@@ -164,7 +168,8 @@ static int do_write(void) { await_tick(); return write_at(existing(path(0)), val
 static int do_append(void)
 {
     await_tick();
-    int fd = hold && held_index(path(0)) >= 0 ? existing(path(0)) : open_as(path(0), O_RDWR | O_APPEND);
+    int is_open = hold && held_index(path(0)) >= 0;
+    int fd = is_open ? existing(path(0)) : open_as(path(0), O_RDWR | O_APPEND);
     off_t end = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
     if (end < 0)
         return -1;
@@ -224,7 +229,8 @@ static void follow(const char *from, const char *to)
     size_t length = strlen(from);
     for (int index = 0; index < HELD_MAX; index++) {
         char *name = held[index].path, moved[PATH_MAX * 2];
-        if (held[index].fd < 0 || strncmp(name, from, length) != 0 || (name[length] && name[length] != '/'))
+        int is_below = strncmp(name, from, length) == 0 && (!name[length] || name[length] == '/');
+        if (held[index].fd < 0 || !is_below)
             continue;
         snprintf(moved, sizeof moved, "%s%s", to, name + length);
         snprintf(name, PATH_MAX, "%.*s", PATH_MAX - 1, moved);
@@ -257,7 +263,7 @@ static int do_mmap(void)
     await_tick();
     int fd = existing(path(0));
     mapping_bytes = fd < 0 ? 0 : size_of(fd);
-    mapping = fd < 0 ? MAP_FAILED : mmap(NULL, mapping_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    mapping = mmap(NULL, mapping_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (mapping == MAP_FAILED) {
         mapping = NULL;
         return -1;
@@ -377,8 +383,9 @@ static int do_uring_write(void)
 
 static int do_uring_rename(void)
 {
-    struct io_uring_sqe sqe = { .opcode = IORING_OP_RENAMEAT, .fd = AT_FDCWD, .addr = (uintptr_t)path(0),
-                                .addr2 = (uintptr_t)path(1), .len = (unsigned)AT_FDCWD };
+    struct io_uring_sqe sqe = { .opcode = IORING_OP_RENAMEAT, .fd = AT_FDCWD,
+                                .addr = (uintptr_t)path(0), .addr2 = (uintptr_t)path(1),
+                                .len = (unsigned)AT_FDCWD };
     return renamed(uring(sqe) == 0 ? 0 : -1);
 }
 
@@ -432,8 +439,8 @@ static int do_fdatasync(void) { return synced(fdatasync); }
 static int do_sync(void) { sync(); return 0; }
 static int do_msync(void) { return mapping ? msync(mapping, mapping_bytes, MS_SYNC) : -1; }
 
-/* For the outside: forces a commit of the journal by a file that is no part of the test. Its mode makes its inode dirty whatever
- * the clock says. */
+/* For the outside: forces a commit of the journal by a file that is no part of the test. Its mode
+ * makes its inode dirty whatever the clock says. */
 static int do_commit(void)
 {
     static mode_t mode = 0600;
@@ -461,7 +468,8 @@ static const struct { const char *name; int arguments, is_sync; int (*run)(void)
     { "mkdir", 1, 0, do_mkdir }, { "rmdir", 1, 0, do_rmdir }, { "mmap", 3, 0, do_mmap },
     { "stdio", 2, 0, do_stdio }, { "copy", 2, 0, do_copy }, { "sendfile", 2, 0, do_sendfile },
     { "splice", 2, 0, do_splice }, { "uring-write", 3, 0, do_uring_write },
-    { "uring-rename", 2, 0, do_uring_rename }, { "direct", 3, 0, do_direct }, { "osync", 3, 0, do_osync },
+    { "uring-rename", 2, 0, do_uring_rename }, { "direct", 3, 0, do_direct },
+    { "osync", 3, 0, do_osync },
     { "odsync", 3, 0, do_odsync }, { "dup", 3, 0, do_dup }, { "tmpfile", 2, 0, do_tmpfile },
     { "setxattr", 1, 0, do_setxattr }, { "chmod", 2, 0, do_chmod }, { "fsync", 1, 1, do_fsync },
     { "fdatasync", 1, 1, do_fdatasync }, { "sync", 0, 1, do_sync }, { "msync", 0, 1, do_msync },
@@ -511,7 +519,8 @@ static int execute_static(char *line)
     return result_of(child);
 }
 
-/* Executes "NUMBER OPERATION ARGUMENT...", the operation with "fork" or "static" before it if a child is to do it. */
+/* Executes "NUMBER OPERATION ARGUMENT...", with "fork" or "static" before the operation if a
+ * child is to do it. */
 static int execute_line(const char *line)
 {
     char words[PATH_MAX], again[PATH_MAX], *rest = words;
@@ -536,7 +545,8 @@ static int run_after_boot(char **command)
     struct timespec now;
     char text[64];
     clock_gettime(CLOCK_BOOTTIME, &now);
-    int length = snprintf(text, sizeof text, "boottime %lld %ld\n", -(long long)now.tv_sec - 1, 1000000000L - now.tv_nsec);
+    int length = snprintf(text, sizeof text, "boottime %lld %ld\n", -(long long)now.tv_sec - 1,
+                          1000000000L - now.tv_nsec);
     int fd = unshare(CLONE_NEWTIME) == 0 ? open("/proc/self/timens_offsets", O_WRONLY) : -1;
     if (fd < 0 || write(fd, text, length) != length) {
         perror("a new time namespace (Linux 5.6 or newer, as root)");

@@ -1,7 +1,7 @@
 //! The bytes that operations write: offset and number of the operation determine each.
 //!
-//! Bytes of two operations differ at every offset, none is zero, so a byte at a known offset tells which operation wrote
-//! it. `programs/interpreter.c` has the same function.
+//! Bytes of two operations differ at every offset, none is zero, so a byte at a known offset tells
+//! which operation wrote it. `programs/interpreter.c` has the same function.
 
 /// Number of values a written byte can have.
 const VALUES: u64 = 251;

@@ -1,8 +1,9 @@
 //! Makes sequences: all short ones, and samples of longer ones.
 //!
-//! After ACE (Mohan et al., OSDI 2018): few files in two directories, few offsets, a choice of syncs behind each operation.
-//! The model says what exists, so each operation is possible where it stands. Symmetry is removed: the first
-//! operation is about `d0/A`, a free name is the one in the same directory or the one in the other.
+//! After ACE (Mohan et al., OSDI 2018): few files in two directories, few offsets, a choice of
+//! syncs behind each operation. The model says what exists, so each operation is possible where it
+//! stands. Symmetry is removed: the first operation is about `d0/A`, a free name is the one in the
+//! same directory or the one in the other.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,8 @@ struct Subject<'a> {
     free: &'a [String],
 }
 
-/// Every operation that is possible behind the steps of `model`; `is_first` leaves symmetric ones away.
+/// Every operation that is possible behind the steps of `model`; `is_first` leaves symmetric ones
+/// away.
 fn operations(model: &Model, is_first: bool) -> Vec<Operation> {
     let tree = model.tree();
     let paths = tree.paths();
@@ -163,7 +165,8 @@ fn add_directories(model: &Model, operations: &mut Vec<Operation>) {
     rename("d0", "d3");
 }
 
-/// The syncs that may follow `operation`, each a list of steps; the first is none. `model` is behind the operation.
+/// The syncs that may follow `operation`, each a list of steps; the first is none. `model` is
+/// behind the operation.
 fn syncs(model: &Model, operation: &Operation) -> Vec<Option<Sync>> {
     let (file, dirs) = concerned(operation);
     let file = if model.has_last() { Some(".") } else { file };
@@ -225,7 +228,8 @@ fn outside_actions(model: &Model, operation: &Operation) -> Vec<Outside> {
     [Some(Outside::Commit), written].into_iter().flatten().filter(works).collect()
 }
 
-/// All sequences of `length` operations, each with one sync or none behind it, without actions from outside.
+/// All sequences of `length` operations, each with one sync or none behind it, without actions from
+/// outside.
 pub fn all(length: usize) -> impl Iterator<Item = Sequence> {
     // Which operations are possible does not depend on the file system.
     let mut found: Box<dyn Iterator<Item = (Model, Vec<Step>)>> =

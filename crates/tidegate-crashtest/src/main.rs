@@ -13,7 +13,8 @@ use tidegate_crashtest::model::Kind;
 use tidegate_crashtest::sequence::Sequence;
 use tidegate_crashtest::worker;
 
-/// Cuts the power behind short sequences of file operations, recovers, and compares what is left with what is allowed
+/// Cuts the power behind short sequences of file operations, recovers, and compares what is left
+/// with what is allowed
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-crashtest", version)]
 struct Cli {

@@ -1,7 +1,8 @@
 //! A process with one machine, which tests the sequences that it is told.
 //!
-//! The campaign writes a line "last SEQUENCE" or "all SEQUENCE" for each test. The worker answers with a line
-//! "violation STEP TEXT" for each state that is not allowed, then "done" or "error TEXT".
+//! The campaign writes a line "last SEQUENCE" or "all SEQUENCE" for each test. The worker answers
+//! with a line "violation STEP TEXT" for each state that is not allowed, then "done" or "error
+//! TEXT".
 
 use std::io::{BufRead, Write};
 use std::path::Path;

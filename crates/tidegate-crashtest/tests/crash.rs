@@ -1,4 +1,5 @@
-//! Real power cuts: the model against plain ext4 and XFS, and `tidegate run` against the model. Needs root.
+//! Real power cuts: the model against plain ext4 and XFS, and `tidegate run` against the model.
+//! Needs root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,8 +10,8 @@ use tidegate_crashtest::machine::{Cuts, Fault, Runner};
 use tidegate_crashtest::model::Kind;
 use tidegate_crashtest::sequence::Sequence;
 
-/// Whether `tidegate run` keeps its promise, so that each violation fails the tests. While it is false, the tests
-/// show that the known violations are found.
+/// Whether `tidegate run` keeps its promise, so that each violation fails the tests. While it is
+/// false, the tests show that the known violations are found.
 const RUN_KEEPS_ITS_PROMISE: bool = false;
 /// Number of machines.
 const WORKERS: usize = 2;

@@ -1,4 +1,5 @@
-//! The model against what file systems did: planted mistakes leave its set, what plain Linux may leave does not.
+//! The model against what file systems did: planted mistakes leave its set, what plain Linux may
+//! leave does not.
 
 use tidegate_crashtest::contents::{INITIAL_A, INITIAL_B, bytes};
 use tidegate_crashtest::model::{A_BYTES, B_BYTES, Found, Kind, Model, Node, State, Verdict};
@@ -139,7 +140,8 @@ fn new_bytes_before_old_ones_are_seen() {
 #[test]
 fn the_order_of_changes_is_kept() {
     let renamed_only = moved(initial(), "d1/B", "d1/A");
-    // An append that is synced has the rename before it; measured on ext4 and XFS, as the two below.
+    // An append that is synced has the rename before it; measured on ext4 and XFS, as the two
+    // below.
     let grown = with_a(overwritten(2, 10_000, 3000));
     misordered_or_forbidden("rename d1/B d1/A; append d0/A 3000; fdatasync .", &grown);
     allowed(

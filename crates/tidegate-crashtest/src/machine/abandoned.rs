@@ -1,4 +1,5 @@
-//! What harnesses that were killed have left: directories, loop devices and control groups, named after their process.
+//! What harnesses that were killed have left: directories, loop devices and control groups, named
+//! after their process.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +20,8 @@ fn names_in(dir: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// Removes directories in `parent` and detaches loop devices. What is still in use goes the next time.
+/// Removes directories in `parent` and detaches loop devices. What is still in use goes the next
+/// time.
 pub fn remove(parent: &Path) {
     for name in names_in(Path::new("/sys/block")) {
         let file = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"));

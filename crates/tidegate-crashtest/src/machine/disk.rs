@@ -1,7 +1,7 @@
 //! A disk that can lose its power: a loop device over a file in memory, with a small file system.
 //!
-//! What the kernel wrote to the device is in the file, what it holds in its caches is not. So a copy of the file is the disk
-//! after a power cut at that moment.
+//! What the kernel wrote to the device is in the file, what it holds in its caches is not. So a
+//! copy of the file is the disk after a power cut at that moment.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -94,7 +94,8 @@ impl Disk {
         image.write(&self.backing)
     }
 
-    /// Mounts it, which replays its journal. Nothing is committed or written back by time for as long as a test takes.
+    /// Mounts it, which replays its journal. Nothing is committed or written back by time for as
+    /// long as a test takes.
     ///
     /// # Errors
     /// The file system is damaged, or unknown.
@@ -126,7 +127,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Copies what was written to the device. All programs must stand still; the kernel's own writers are waited for.
+    /// Copies what was written to the device. All programs must stand still; the kernel's own
+    /// writers are waited for.
     ///
     /// # Errors
     /// Writing does not end.

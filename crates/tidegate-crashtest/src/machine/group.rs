@@ -45,7 +45,8 @@ impl Group {
         child.with_context(|| format!("cannot start {command:?}"))
     }
 
-    /// Stops every process of the group between two instructions of its own, none inside a system call that changes files.
+    /// Stops every process of the group between two instructions of its own, none inside a system
+    /// call that changes files.
     ///
     /// # Errors
     /// Some process does not stop.

@@ -1,7 +1,8 @@
 //! The machine under test: a disk, a pool, and a program, whose power is cut.
 //!
-//! A [`Machine`] has a mount namespace of its own (`unshare --mount`, see [`crate::worker`]) and mounts there what a boot makes anew:
-//! `/dev/shm`, and the boot's identity. So nothing that it mounts outlives it, even if it is killed.
+//! A [`Machine`] has a mount namespace of its own (`unshare --mount`, see [`crate::worker`]) and
+//! mounts there what a boot makes anew: `/dev/shm`, and the boot's identity. So nothing that it
+//! mounts outlives it, even if it is killed.
 
 pub mod abandoned;
 pub mod disk;
@@ -28,7 +29,8 @@ use crate::sequence::{Outside, Sequence, Step, Sync};
 
 const SHARED_MEMORY: &str = "/dev/shm";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// Names of directories, groups and loop devices of this harness begin with this, then have the process.
+/// Names of directories, groups and loop devices of this harness begin with this, then have the
+/// process.
 pub const PREFIX: &str = "tidegate-crashtest.";
 /// After this time the kernel may write back by itself.
 const QUIET: Duration = Duration::from_secs(20);
@@ -168,7 +170,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives the machine a new boot: nothing is in shared memory, and the kernel has a new identity.
+    /// Gives the machine a new boot: nothing is in shared memory, and the kernel has a new
+    /// identity.
     fn boot(&mut self) -> Result<()> {
         self.boots += 1;
         let identity = format!("00000000-0000-4000-8000-{:012x}\n", self.boots);
@@ -233,8 +236,8 @@ impl Machine {
         self.disk.reset()?;
         self.put_pool(&self.pool)?;
         self.disk.mount()?;
-        // ext4 takes an inode that it loads while a transaction runs for changed by that: a commit ends what mounting began,
-        // then all are loaded.
+        // ext4 takes an inode that it loads while a transaction runs for changed by that: a commit
+        // ends what mounting began, then all are loaded.
         self.act_from_outside(&Step::Outside(Outside::Commit))?;
         self.disk.read()?;
         let start = Instant::now();

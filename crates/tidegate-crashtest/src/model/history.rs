@@ -1,12 +1,15 @@
-//! The contents of one file: what was done to it, and which bytes and sizes may be on the disk after a crash.
+//! The contents of one file: what was done to it, and which bytes and sizes may be on the disk
+//! after a crash.
 //!
-//! A crash keeps the journalled changes up to some number, its *prefix*. A change of size by truncation or
-//! allocation is journalled when it is made, so the prefix decides whether it is there. A write is not: its pages reach the disk at any
-//! later time, each 4 KiB block by itself, or never. Three facts bound it:
+//! A crash keeps the journalled changes up to some number, its *prefix*. A change of size by
+//! truncation or allocation is journalled when it is made, so the prefix decides whether it is
+//! there. A write is not: its pages reach the disk at any later time, each 4 KiB block by itself,
+//! or never. Three facts bound it:
 //!
 //! - A synced write is there.
-//! - A write into a block that was not mapped needs a change of the journal at its write-back, which comes after all changes
-//!   before the write. So it is visible only with a prefix that has those. The same holds for the growth of a file.
+//! - A write into a block that was not mapped needs a change of the journal at its write-back,
+//!   which comes after all changes before the write. So it is visible only with a prefix that has
+//!   those. The same holds for the growth of a file.
 //! - A block that was mapped but not yet written reads as zeroes.
 
 use std::collections::BTreeSet;
@@ -161,7 +164,8 @@ impl History {
         self.events.push(Event::Insert { range, change, size: self.size() });
     }
 
-    /// All earlier writes get their blocks before change `change`: ext4 does that when the file replaces another.
+    /// All earlier writes get their blocks before change `change`: ext4 does that when the file
+    /// replaces another.
     pub fn allocate(&mut self, change: usize) {
         self.events.push(Event::Allocate { change, size: self.size() });
     }
@@ -235,7 +239,8 @@ pub struct Possible {
     sizes: BTreeSet<u64>,
     /// A byte behind the last cell is zero.
     cells: Vec<Values>,
-    /// Ranges that were collapsed or inserted by changes behind the prefix: later writes are at other offsets.
+    /// Ranges that were collapsed or inserted by changes behind the prefix: later writes are at
+    /// other offsets.
     skipped: Vec<(Range<u64>, bool)>,
 }
 
@@ -445,7 +450,8 @@ mod tests {
         let long = file.contents().to_vec();
         assert!(allows(&file, 0, &old) && allows(&file, 1, &short) && allows(&file, 2, &long));
         assert!(!allows(&file, 0, &short) && !allows(&file, 2, &short));
-        // The write goes to the block that is at 8192 while the collapse is not journalled, and at 4096 before the insertion.
+        // The write goes to the block that is at 8192 while the collapse is not journalled, and at
+        // 4096 before the insertion.
         file.write(8192, &bytes(3, 8192, 100), 2);
         let mut moved = old.clone();
         moved[8192..8292].copy_from_slice(&bytes(3, 8192, 100));

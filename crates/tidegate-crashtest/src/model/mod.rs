@@ -1,23 +1,27 @@
-//! The model of allowed outcomes: in which states ext4 and XFS may be after a crash behind a sequence of steps, if each sync of
-//! the program is real.
+//! The model of allowed outcomes: in which states ext4 and XFS may be after a crash behind a
+//! sequence of steps, if each sync of the program is real.
 //!
-//! **Names, sizes by truncation, attributes** are journalled when they change, in one order for the whole file
-//! system. A crash keeps a prefix of these changes: the model has the [`Tree`] of each prefix. **Contents** are bound to the prefix
-//! by the rules of [`history`]. A state is allowed if one prefix explains all of it, and the prefix has what the syncs promise.
+//! **Names, sizes by truncation, attributes** are journalled when they change, in one order for the
+//! whole file system. A crash keeps a prefix of these changes: the model has the [`Tree`] of each
+//! prefix. **Contents** are bound to the prefix by the rules of [`history`]. A state is allowed if
+//! one prefix explains all of it, and the prefix has what the syncs promise.
 //!
-//! **What a sync promises.** It writes the file's data. It commits the journal, which makes *all* earlier changes of *all*
-//! files durable, if the inode changed since the last commit: `fsync` for any change, `fdatasync` for one of size or allocation only.
-//! So `fdatasync` after overwrites, or a sync of a clean file, commits nothing. On ext4 a sync of a directory always commits. `sync` covers everything.
+//! **What a sync promises.** It writes the file's data. It commits the journal, which makes *all*
+//! earlier changes of *all* files durable, if the inode changed since the last commit: `fsync` for
+//! any change, `fdatasync` for one of size or allocation only. So `fdatasync` after overwrites, or
+//! a sync of a clean file, commits nothing. On ext4 a sync of a directory always commits. `sync`
+//! covers everything.
 //!
-//! Two bounds follow. [`Bounds::here`] assumes that nothing commits the journal but the steps of the sequence: that is so where the
-//! sequence runs on a quiet disk. [`Bounds::sure`] holds whatever else commits it: only the changes of the synced inode itself, and those before
-//! them. A state between the two could occur with a commit in the background at the worst moment.
+//! Two bounds follow. [`Bounds::here`] assumes that nothing commits the journal but the steps of
+//! the sequence: that is so where the sequence runs on a quiet disk. [`Bounds::sure`] holds
+//! whatever else commits it: only the changes of the synced inode itself, and those before them. A
+//! state between the two could occur with a commit in the background at the worst moment.
 //!
-//! **From outside**: a commit makes all changes durable and the inodes clean; a write-back allocates, so that the next sync finds an
-//! inode that changed.
+//! **From outside**: a commit makes all changes durable and the inodes clean; a write-back
+//! allocates, so that the next sync finds an inode that changed.
 //!
-//! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a file that was created
-//! and never synced is unordered ([`Model::is_optional`]).
+//! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a
+//! file that was created and never synced is unordered ([`Model::is_optional`]).
 
 pub mod history;
 pub mod tree;
@@ -37,10 +41,12 @@ use crate::sequence::{Outside, Sequence, Step, Sync};
 /// The file system whose rules hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Allocates the blocks of a file that replaces another (`auto_da_alloc`); an extension inside a mapped block is
-    /// journalled with the write; `fdatasync` ignores names and attributes; any sync of a directory commits.
+    /// Allocates the blocks of a file that replaces another (`auto_da_alloc`); an extension inside
+    /// a mapped block is journalled with the write; `fdatasync` ignores names and attributes; any
+    /// sync of a directory commits.
     Ext4,
-    /// Journals an extension at write-back; `fdatasync` forces the log for names and attributes too.
+    /// Journals an extension at write-back; `fdatasync` forces the log for names and attributes
+    /// too.
     Xfs,
 }
 
@@ -483,7 +489,8 @@ impl Model {
             }
         }
         self.mark_data(id);
-        // Both file systems write a file's dirty pages before they move its blocks, and may before they clear some.
+        // Both file systems write a file's dirty pages before they move its blocks, and may before
+        // they clear some.
         if matches!(mode, FallocateMode::Collapse | FallocateMode::Insert) {
             self.allocated(id);
         } else if !matches!(mode, FallocateMode::Keep | FallocateMode::Default) {
@@ -502,7 +509,8 @@ impl Model {
         ensure!(!data.is_empty(), "{from} is empty");
         self.write_data(id, 0, &data);
         self.last = Some(id);
-        // XFS shares blocks instead of copying bytes: then it writes the source first and allocates at once.
+        // XFS shares blocks instead of copying bytes: then it writes the source first and allocates
+        // at once.
         if self.kind == Kind::Xfs {
             self.inode(id).was_cut = true;
             self.inode(source).was_cut = true;
@@ -624,8 +632,8 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a file may be missing though its creation is in the prefix: it was created and never synced. Plain
-    /// file systems do not lose it; `tidegate run` does not order it.
+    /// Whether a file may be missing though its creation is in the prefix: it was created and never
+    /// synced. Plain file systems do not lose it; `tidegate run` does not order it.
     pub fn is_optional(&self, id: Id) -> bool {
         self.inodes.get(&id).is_some_and(|inode| {
             inode.is_new && inode.history.is_some() && !inode.is_synced && inode.name_changes == 1

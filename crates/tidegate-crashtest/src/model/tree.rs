@@ -121,7 +121,8 @@ impl Tree {
     /// Checks that `to` may be replaced by `from` in a rename.
     ///
     /// # Errors
-    /// They are of different kinds, one inode, or a directory would be moved below itself or over a full one.
+    /// They are of different kinds, one inode, or a directory would be moved below itself or over a
+    /// full one.
     pub fn check_rename(&self, from: &str, to: &str) -> Result<()> {
         let source = self.existing(from)?;
         let target = self.entry(to)?.id;

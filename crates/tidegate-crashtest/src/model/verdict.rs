@@ -63,8 +63,8 @@ impl fmt::Display for Verdict {
 }
 
 impl Model {
-    /// Judges the state that a crash behind the last step left. `is_unordered` allows files that were never synced to be
-    /// missing.
+    /// Judges the state that a crash behind the last step left. `is_unordered` allows files that
+    /// were never synced to be missing.
     pub fn judge(&self, state: &State, is_unordered: bool) -> Verdict {
         let objections = |prefix: usize| self.objections(prefix, state, is_unordered);
         let prefixes = 0..self.trees.len();
