@@ -1,0 +1,198 @@
+//! Many tests on several machines at once, and what came out.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::machine::abandoned;
+use crate::machine::program::Dialogue;
+use crate::machine::{Cuts, Fault, PREFIX, Runner};
+use crate::model::Kind;
+use crate::sequence::{Sequence, Step};
+
+/// How long a machine may take for one test, or to be made.
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Number of machines that were started: their directories have names of their own.
+static STARTED: AtomicU64 = AtomicU64::new(0);
+
+/// What all tests of a campaign have in common.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The harness: this program.
+    pub harness: PathBuf,
+    /// The file system.
+    pub kind: Kind,
+    /// How the program runs.
+    pub runner: Runner,
+    /// The planted mistake, if any.
+    pub fault: Option<Fault>,
+    /// Number of machines.
+    pub workers: usize,
+}
+
+/// A sequence to be tested.
+#[derive(Debug, Clone)]
+pub struct Test {
+    /// The sequence.
+    pub sequence: Sequence,
+    /// Where the power is cut.
+    pub cuts: Cuts,
+}
+
+/// What came out of a campaign.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// Number of tests that ran to their end.
+    pub tests: u64,
+    /// Number of tests by operation.
+    pub operations: BTreeMap<String, u64>,
+    /// Sequences that left a state that is not allowed, with what it was.
+    pub violations: Vec<(Sequence, String)>,
+    /// Sequences that could not be tested, with the reason.
+    pub errors: Vec<(Sequence, String)>,
+    /// The time that it took.
+    pub elapsed: Duration,
+}
+
+impl Report {
+    fn add(&mut self, test: &Test, result: Result<Vec<String>>) {
+        match result {
+            Ok(found) => {
+                self.tests += 1;
+                for step in &test.sequence.steps {
+                    if let Step::Operation(operation) = step {
+                        *self.operations.entry(operation.name()).or_default() += 1;
+                    }
+                }
+                self.violations.extend(found.into_iter().map(|what| (test.sequence.clone(), what)));
+            }
+            Err(error) => self.errors.push((test.sequence.clone(), format!("{error:#}"))),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, count) in &self.operations {
+            writeln!(out, "{count:8} {name}")?;
+        }
+        let rate =
+            f64::from(u32::try_from(self.tests).unwrap_or(u32::MAX)) / self.elapsed.as_secs_f64();
+        write!(
+            out,
+            "{} sequences in {:.0} s, {rate:.1} a second: {} violations, {} could not be tested",
+            self.tests,
+            self.elapsed.as_secs_f64(),
+            self.violations.len(),
+            self.errors.len()
+        )
+    }
+}
+
+impl Setup {
+    /// Runs all tests; `on_test` is told after each what it found.
+    ///
+    /// # Errors
+    /// No machine can be made.
+    pub fn run(
+        &self,
+        tests: impl Iterator<Item = Test> + Send,
+        on_test: impl Fn(&Test, &[String]) + Sync,
+    ) -> Result<Report> {
+        abandoned::remove(&std::env::temp_dir());
+        let (start, tests, report) =
+            (Instant::now(), Mutex::new(tests), Mutex::new(Report::default()));
+        let next = || tests.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || -> Result<()> {
+            let mut machine = Remote::start(self)?;
+            while let Some(test) = next() {
+                let mut result = machine.test(&test);
+                if result.is_err() {
+                    // Of a machine that failed nothing is kept; what fails twice is told.
+                    drop(machine);
+                    machine = Remote::start(self)?;
+                    result = machine.test(&test);
+                }
+                on_test(&test, result.as_deref().unwrap_or_default());
+                report.lock().unwrap_or_else(PoisonError::into_inner).add(&test, result);
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.workers).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().try_for_each(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(_) => bail!("a thread of the campaign panicked"),
+            })
+        })?;
+        let mut report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
+        report.elapsed = start.elapsed();
+        Ok(report)
+    }
+}
+
+/// A machine in another process.
+struct Remote {
+    worker: Dialogue,
+    dir: PathBuf,
+}
+
+impl Remote {
+    fn start(setup: &Setup) -> Result<Self> {
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}.{number}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&dir)?;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "--"]).arg(&setup.harness);
+        command.arg("worker").arg(&dir).args(["--file-system", name_of(setup.kind)]);
+        if let Runner::Tidegate { binary, options } = &setup.runner {
+            command.arg("--tidegate").arg(binary);
+            command.args(options.iter().map(|option| format!("--run-option={option}")));
+        }
+        let faults = Fault::ALL.iter().filter(|(fault, _)| setup.fault == Some(*fault));
+        command.args(faults.flat_map(|(_, name)| ["--fault", name]));
+        let start = |command: &mut Command| command.spawn().context("cannot execute unshare");
+        let mut this = Self { worker: Dialogue::start(&mut command, start)?, dir };
+        match this.worker.receive(TIMEOUT).context("the machine")?.as_str() {
+            "ready" => Ok(this),
+            other => bail!("{other}"),
+        }
+    }
+
+    fn test(&mut self, test: &Test) -> Result<Vec<String>> {
+        let cuts = if test.cuts == Cuts::All { "all" } else { "last" };
+        self.worker.send(&format!("{cuts} {}", test.sequence.one_line()))?;
+        let mut violations = Vec::new();
+        loop {
+            let line = self.worker.receive(TIMEOUT).context("the machine")?;
+            match line.split_once(' ') {
+                Some(("violation", what)) => violations.push(format!("behind step {what}")),
+                Some(("error", what)) => bail!("{what}"),
+                _ => return Ok(violations),
+            }
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // It is empty: what was mounted there is in the worker's namespace.
+        let _ = std::fs::remove_dir(&self.dir);
+    }
+}
+
+/// The name of a file system on the command line.
+pub fn name_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Ext4 => "ext4",
+        Kind::Xfs => "xfs",
+    }
+}

@@ -1,0 +1,44 @@
+//! What harnesses that were killed have left: directories, loop devices and control groups, named
+//! after their process.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::{PREFIX, succeed};
+
+/// Whether a name or path has the mark of a harness whose process is gone.
+fn is_of_dead(text: &str) -> bool {
+    let Some((_, rest)) = text.split_once(PREFIX) else { return false };
+    let digits = rest.split(|character: char| !character.is_ascii_digit()).next();
+    let number = digits.and_then(|digits| digits.parse::<u32>().ok());
+    number.is_some_and(|number| !Path::new(&format!("/proc/{number}")).exists())
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Removes directories in `parent` and detaches loop devices. What is still in use goes the next
+/// time.
+pub fn remove(parent: &Path) {
+    for name in names_in(Path::new("/sys/block")) {
+        let file = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"));
+        if file.is_ok_and(|file| is_of_dead(&file)) {
+            let _ = succeed(Command::new("losetup").arg("-d").arg(format!("/dev/{name}")));
+        }
+    }
+    for name in names_in(parent).iter().filter(|name| is_of_dead(name)) {
+        // The files in it were in a namespace that is gone.
+        let _ = fs::remove_dir(parent.join(name));
+    }
+}
+
+/// Kills what is in abandoned control groups, and removes them.
+pub fn remove_groups(hierarchy: &Path) {
+    for name in names_in(hierarchy).iter().filter(|name| is_of_dead(name)) {
+        let _ = fs::write(hierarchy.join(name).join("cgroup.kill"), "1");
+        let _ = fs::remove_dir(hierarchy.join(name));
+    }
+}

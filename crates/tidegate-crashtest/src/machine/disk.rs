@@ -1,0 +1,208 @@
+//! A disk that can lose its power: a loop device over a file in memory, with a small file system.
+//!
+//! What the kernel wrote to the device is in the file, what it holds in its caches is not. So a
+//! copy of the file is the disk after a power cut at that moment.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use super::image::Image;
+use super::succeed;
+use crate::contents::bytes;
+use crate::model::{DIRECTORIES, FILES, Found, Kind, Node, State};
+
+/// The file beside the tree that is synced from outside to make the journal commit.
+pub const OUTSIDE: &str = "outside";
+/// How often a copy is tried while something still writes.
+const COPIES_MAX: usize = 200;
+/// How long a file system may be busy after its last user was killed.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The loop device, and the mounted file system where it is.
+#[derive(Debug)]
+pub struct Disk {
+    kind: Kind,
+    backing: File,
+    device: PathBuf,
+    mount_point: PathBuf,
+    is_mounted: bool,
+    template: Image,
+}
+
+impl Disk {
+    /// Makes a disk with the model's initial state in `dir`.
+    ///
+    /// # Errors
+    /// A tool is missing, there is no loop device, or the kernel does not know the file system.
+    pub fn new(dir: &Path, kind: Kind) -> Result<Self> {
+        let (path, mount_point) = (dir.join("image"), dir.join("mnt"));
+        let backing = File::options().read(true).write(true).create_new(true).open(&path)?;
+        let (size, mkfs): (u64, &[&str]) = match kind {
+            Kind::Ext4 => (16 << 20, &["mkfs.ext4", "-q", "-b4096", "-Jsize=4", "-I256"]),
+            Kind::Xfs => (300 << 20, &["mkfs.xfs", "-q"]),
+        };
+        backing.set_len(size)?;
+        fs::create_dir(&mount_point)?;
+        succeed(Command::new(mkfs[0]).args(&mkfs[1..]).arg(&path))?;
+        let attach = succeed(Command::new("losetup").args(["--find", "--show"]).arg(&path))?;
+        let device = PathBuf::from(attach.trim());
+        let template = Image::default();
+        let mut this = Self { kind, backing, device, mount_point, is_mounted: false, template };
+        // Without the zeroes that mkfs wrote.
+        Image::read(&this.backing)?.write(&this.backing)?;
+        this.mount()?;
+        this.populate()?;
+        this.unmount()?;
+        this.template = Image::read(&this.backing)?;
+        Ok(this)
+    }
+
+    fn populate(&self) -> Result<()> {
+        DIRECTORIES.iter().try_for_each(|path| fs::create_dir(self.mount_point.join(path)))?;
+        for (path, number, size) in FILES {
+            fs::write(self.mount_point.join(path), bytes(number, 0, size))?;
+        }
+        fs::write(self.mount_point.join(OUTSIDE), "")?;
+        Ok(())
+    }
+
+    /// Where the file system is mounted.
+    pub fn mount_point(&self) -> &Path {
+        &self.mount_point
+    }
+
+    /// Brings the initial state back.
+    ///
+    /// # Errors
+    /// The image cannot be written.
+    pub fn reset(&self) -> Result<()> {
+        self.template.write(&self.backing)
+    }
+
+    /// Brings the state of a cut back.
+    ///
+    /// # Errors
+    /// The image cannot be written.
+    pub fn restore(&self, image: &Image) -> Result<()> {
+        image.write(&self.backing)
+    }
+
+    /// Mounts it, which replays its journal. Nothing is committed or written back by time for as
+    /// long as a test takes.
+    ///
+    /// # Errors
+    /// The file system is damaged, or unknown.
+    pub fn mount(&mut self) -> Result<()> {
+        let (name, options) = match self.kind {
+            Kind::Ext4 => ("ext4", c"commit=600,noinit_itable"),
+            Kind::Xfs => ("xfs", c""),
+        };
+        mount(&self.device, &self.mount_point, name, MountFlags::NOATIME, options)
+            .with_context(|| format!("cannot mount {} as {name}", self.device.display()))?;
+        self.is_mounted = true;
+        Ok(())
+    }
+
+    /// Unmounts it.
+    ///
+    /// # Errors
+    /// It stays busy.
+    pub fn unmount(&mut self) -> Result<()> {
+        let deadline = Instant::now() + BUSY_TIMEOUT;
+        while let Err(error) = unmount(&self.mount_point, UnmountFlags::empty()) {
+            if error != Errno::BUSY || Instant::now() > deadline {
+                bail!("cannot unmount {}: {error}", self.mount_point.display());
+            }
+            // The last references of killed processes go with a delay that nothing announces.
+            std::thread::yield_now();
+        }
+        self.is_mounted = false;
+        Ok(())
+    }
+
+    /// Copies what was written to the device. All programs must stand still; the kernel's own
+    /// writers are waited for.
+    ///
+    /// # Errors
+    /// Writing does not end.
+    pub fn cut(&self) -> Result<Image> {
+        for _ in 0..COPIES_MAX {
+            let before = self.writes()?;
+            let image = Image::read(&self.backing)?;
+            if before.is_some() && before == self.writes()? {
+                return Ok(image);
+            }
+            std::thread::yield_now();
+        }
+        bail!("{}: something keeps writing", self.device.display())
+    }
+
+    /// Number of writes that the device completed; none while some are under way.
+    fn writes(&self) -> Result<Option<u64>> {
+        let name = self.device.file_name().context("a device has a name")?;
+        let stat = fs::read_to_string(Path::new("/sys/block").join(name).join("stat"))?;
+        let field = |index: usize| stat.split_whitespace().nth(index)?.parse::<u64>().ok();
+        let (writes, in_flight) = (field(4), field(8));
+        Ok(writes.filter(|_| in_flight == Some(0)))
+    }
+
+    /// Reads everything below the mount point.
+    ///
+    /// # Errors
+    /// Something cannot be read.
+    pub fn read(&self) -> Result<State> {
+        let mut state = State::new();
+        read_directory(&self.mount_point, "", &mut state)?;
+        state.remove(OUTSIDE);
+        state.remove("lost+found");
+        Ok(state)
+    }
+}
+
+fn read_directory(root: &Path, prefix: &str, state: &mut State) -> Result<()> {
+    for entry in fs::read_dir(root.join(prefix))? {
+        let path = format!("{prefix}{}", entry?.file_name().to_string_lossy());
+        let found = read_node(&root.join(&path)).with_context(|| format!("cannot read {path}"))?;
+        if found.node == Node::Directory {
+            read_directory(root, &format!("{path}/"), state)?;
+        }
+        state.insert(path, found);
+    }
+    Ok(())
+}
+
+fn read_node(path: &Path) -> Result<Found> {
+    let metadata = path.symlink_metadata()?;
+    let node = if metadata.is_dir() {
+        Node::Directory
+    } else if metadata.is_symlink() {
+        Node::Symlink(fs::read_link(path)?.to_string_lossy().into_owned())
+    } else {
+        Node::File(fs::read(path)?)
+    };
+    let mut value = [0; 64];
+    let xattr = match rustix::fs::lgetxattr(path, "user.crashtest", &mut value) {
+        Ok(count) => Some(String::from_utf8_lossy(&value[..count]).into_owned()),
+        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let mode = metadata.permissions().mode() & 0o7777;
+    Ok(Found { node, mode, links: metadata.nlink(), xattr })
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if self.is_mounted {
+            let _ = unmount(&self.mount_point, UnmountFlags::DETACH);
+        }
+        // What is left is detached by the next campaign.
+        let _ = succeed(Command::new("losetup").arg("-d").arg(&self.device));
+    }
+}

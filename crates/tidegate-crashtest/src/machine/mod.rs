@@ -1,0 +1,379 @@
+//! The machine under test: a disk, a pool, and a program, whose power is cut.
+//!
+//! A [`Machine`] has a mount namespace of its own (`unshare --mount`, see [`crate::worker`]) and
+//! mounts there what a boot makes anew: `/dev/shm`, and the boot's identity. So nothing that it
+//! mounts outlives it, even if it is killed.
+
+pub mod abandoned;
+pub mod disk;
+pub mod group;
+pub mod image;
+pub mod program;
+
+use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{FlockOperation, flock};
+use rustix::mount::{MountFlags, mount, mount_bind};
+
+use self::disk::{Disk, OUTSIDE};
+use self::group::Group;
+use self::image::Image;
+use self::program::{Interpreter, Program};
+use crate::model::{Kind, Model, State, Verdict};
+use crate::sequence::{Outside, Sequence, Step, Sync};
+
+const SHARED_MEMORY: &str = "/dev/shm";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// Names of directories, groups and loop devices of this harness begin with this, then have the
+/// process.
+pub const PREFIX: &str = "tidegate-crashtest.";
+/// After this time the kernel may write back by itself.
+const QUIET: Duration = Duration::from_secs(20);
+/// Seconds that a recovery may take.
+const RECOVERY_TIMEOUT_S: &str = "60";
+
+/// How the program runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Runner {
+    /// As it is.
+    Plain,
+    /// Under `tidegate run` by this binary.
+    Tidegate {
+        /// The binary; the preload library is beside it.
+        binary: PathBuf,
+        /// Options of `run`.
+        options: Vec<String>,
+    },
+}
+
+/// A mistake that is planted to show that it is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The program does not make its syncs.
+    DroppedSyncs,
+    /// The pool loses what was appended since the run began.
+    LostRecords,
+}
+
+impl Fault {
+    /// Every fault, with its name on the command line.
+    pub const ALL: [(Self, &str); 2] =
+        [(Self::DroppedSyncs, "dropped-syncs"), (Self::LostRecords, "lost-records")];
+}
+
+/// Behind which steps the power is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cuts {
+    /// Behind the last one.
+    Last,
+    /// Behind each.
+    All,
+}
+
+/// A state that is not allowed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// Number of the last step before the cut.
+    pub step: usize,
+    /// What is wrong.
+    pub what: Verdict,
+}
+
+/// The disk and the pool at a moment.
+struct Cut {
+    step: usize,
+    disk: Image,
+    pool: Image,
+}
+
+/// A machine, in whose namespace the caller is.
+#[derive(Debug)]
+pub struct Machine {
+    kind: Kind,
+    runner: Runner,
+    fault: Option<Fault>,
+    dir: PathBuf,
+    disk: Disk,
+    group: Group,
+    interpreter: Interpreter,
+    /// Acts from outside the tree.
+    agent: Program,
+    /// An unused pool.
+    pool: Image,
+    boots: u64,
+    /// Locked while the program runs.
+    turn: File,
+}
+
+impl Machine {
+    /// Makes a machine; its files are in memory of this namespace, mounted over `dir`.
+    ///
+    /// # Errors
+    /// The caller is not root, or something is missing.
+    pub fn new(dir: &Path, kind: Kind, runner: Runner, fault: Option<Fault>) -> Result<Self> {
+        ensure!(
+            rustix::process::geteuid().is_root(),
+            "crash tests mount file systems: run them as root"
+        );
+        let turn = dir.with_file_name(format!("{PREFIX}lock"));
+        let turn = File::options().create(true).append(true).open(turn)?;
+        let none = MountFlags::empty();
+        mount("crashtest", dir, "tmpfs", none, None).context("cannot mount a tmpfs")?;
+        mount("crashtest", SHARED_MEMORY, "tmpfs", none, None).context("cannot mount a tmpfs")?;
+        let (hierarchy, boot_id) = (dir.join("cgroup"), dir.join("boot_id"));
+        fs::create_dir(&hierarchy)?;
+        mount("crashtest", &hierarchy, "cgroup2", none, None).context("cannot mount cgroup2")?;
+        fs::write(&boot_id, "")?;
+        mount_bind(&boot_id, BOOT_ID).context("cannot replace the boot's identity")?;
+        abandoned::remove_groups(&hierarchy);
+        let group = Group::new(&hierarchy, &format!("{PREFIX}{}", std::process::id()))?;
+        let interpreter = Interpreter::compile(dir)?;
+        let disk = Disk::new(dir, kind)?;
+        let agent = Program::start(&mut Command::new(&interpreter.linked), |command| {
+            command.spawn().context("cannot start the agent")
+        })?;
+        let (dir, pool) = (dir.to_owned(), Image::default());
+        let mut this = Self {
+            kind,
+            runner,
+            fault,
+            dir,
+            disk,
+            group,
+            interpreter,
+            agent,
+            pool,
+            boots: 0,
+            turn,
+        };
+        this.boot()?;
+        this.make_pool()?;
+        Ok(this)
+    }
+
+    fn pool_path(&self) -> PathBuf {
+        self.dir.join("pool")
+    }
+
+    fn make_pool(&mut self) -> Result<()> {
+        if let Runner::Tidegate { binary, .. } = &self.runner {
+            let mut create = Command::new(binary);
+            create.arg("create").arg(self.pool_path()).args(["--engine=log", "--size=16M"]);
+            succeed(&mut create)?;
+            self.pool = Image::read(&File::open(self.pool_path())?)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the machine a new boot: nothing is in shared memory, and the kernel has a new
+    /// identity.
+    fn boot(&mut self) -> Result<()> {
+        self.boots += 1;
+        let identity = format!("00000000-0000-4000-8000-{:012x}\n", self.boots);
+        fs::write(self.dir.join("boot_id"), identity)?;
+        for entry in fs::read_dir(SHARED_MEMORY)? {
+            let path = entry?.path();
+            if path.is_dir() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
+        }
+        Ok(())
+    }
+
+    /// Puts a copy of the pool where it was. It is another inode, as after a boot.
+    fn put_pool(&self, image: &Image) -> Result<()> {
+        if self.runner == Runner::Plain {
+            return Ok(());
+        }
+        let path = self.pool_path();
+        fs::remove_file(&path)?;
+        let mut options = File::options();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        image.write(&options.open(&path)?)
+    }
+
+    /// Runs a sequence, cuts the power, recovers, and judges what is left. Empty if all is allowed.
+    ///
+    /// # Errors
+    /// The harness itself fails, or the sequence is not valid.
+    pub fn test(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<Vec<Violation>> {
+        Model::behind(self.kind, sequence).context("the sequence is not valid")?;
+        let mut found = self.test_once(sequence, cuts)?;
+        let is_weak = |violation: &Violation| matches!(violation.what, Verdict::Misordered(_));
+        if found.iter().any(is_weak) {
+            // A sync of some other process explains it as well: that does not come again.
+            let again = self.test_once(sequence, cuts)?;
+            let is_back = |one: &Violation| again.iter().any(|other| other.step == one.step);
+            found.retain(|violation| !is_weak(violation) || is_back(violation));
+        }
+        Ok(found)
+    }
+
+    fn test_once(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<Vec<Violation>> {
+        let (cuts, mut violations) = self.run(sequence, cuts)?;
+        for cut in cuts {
+            violations.extend(self.judge(sequence, &cut)?);
+        }
+        Ok(violations)
+    }
+
+    fn run(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<(Vec<Cut>, Vec<Violation>)> {
+        // `sync` is about all file systems: a machine whose program calls it runs alone.
+        let syncs_all = sequence.steps.contains(&Step::Sync(Sync::All));
+        let how =
+            if syncs_all { FlockOperation::LockExclusive } else { FlockOperation::LockShared };
+        flock(&self.turn, how)?;
+        let done = self.run_alone(sequence, cuts);
+        flock(&self.turn, FlockOperation::Unlock)?;
+        done
+    }
+
+    fn run_alone(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<(Vec<Cut>, Vec<Violation>)> {
+        self.boot()?;
+        self.disk.reset()?;
+        self.put_pool(&self.pool)?;
+        self.disk.mount()?;
+        // ext4 takes an inode that it loads while a transaction runs for changed by that: a commit
+        // ends what mounting began, then all are loaded.
+        self.act_from_outside(&Step::Outside(Outside::Commit))?;
+        self.disk.read()?;
+        let start = Instant::now();
+        let mut command = self.command(sequence.hold)?;
+        let mut program = Program::start(&mut command, |command| self.group.spawn(command))?;
+        let done = self.execute(&mut program, sequence, cuts);
+        let killed = self.group.kill();
+        drop(program);
+        self.disk.unmount()?;
+        killed?;
+        ensure!(
+            start.elapsed() < QUIET,
+            "it took {:?}: the kernel may have written back",
+            start.elapsed()
+        );
+        done
+    }
+
+    fn command(&self, hold: bool) -> Result<Command> {
+        let mut command = match &self.runner {
+            Runner::Plain => Command::new(&self.interpreter.dynamic),
+            Runner::Tidegate { binary, options } => {
+                let mut command = Command::new(binary);
+                command.args(["run", "--pool"]).arg(self.pool_path()).args(options);
+                command.arg("--").arg(&self.interpreter.dynamic);
+                command
+            }
+        };
+        command.arg(&self.interpreter.linked).args(hold.then_some("hold"));
+        command.current_dir(self.disk.mount_point()).stderr(File::create(self.dir.join("stderr"))?);
+        Ok(command)
+    }
+
+    /// Executes the steps; the cuts that were made, and what was wrong before any.
+    fn execute(
+        &mut self,
+        program: &mut Program,
+        sequence: &Sequence,
+        cuts: Cuts,
+    ) -> Result<(Vec<Cut>, Vec<Violation>)> {
+        let mut made = Vec::new();
+        for (number, step) in (1..).zip(&sequence.steps) {
+            let failed = match step {
+                Step::Outside(_) => self.act_from_outside(step)?,
+                Step::Sync(_) if self.fault == Some(Fault::DroppedSyncs) => None,
+                _ => program.execute(number, &step.to_string()).with_context(|| self.stderr())?,
+            };
+            let step = usize::try_from(number)?;
+            if let Some(failed) = failed {
+                let what = Verdict::Forbidden(format!("step {failed}"));
+                return Ok((made, vec![Violation { step, what }]));
+            }
+            if cuts == Cuts::All || step == sequence.steps.len() {
+                made.push(self.cut(step)?);
+            }
+        }
+        let model = Model::behind(self.kind, sequence)?;
+        let present = model.judge_present(&self.disk.read()?);
+        let what = Verdict::Forbidden(format!("before the cut: {}", present.join("; ")));
+        let violation = Violation { step: sequence.steps.len(), what };
+        Ok((made, (!present.is_empty()).then_some(violation).into_iter().collect()))
+    }
+
+    fn act_from_outside(&mut self, step: &Step) -> Result<Option<String>> {
+        let text = step.to_string();
+        let root = self.disk.mount_point().display().to_string();
+        let line = match text.strip_prefix("outside writeback ") {
+            Some(path) => format!("writeback {root}/{path}"),
+            None => format!("commit {root}/{OUTSIDE}"),
+        };
+        self.agent.execute(0, &line)
+    }
+
+    fn cut(&self, step: usize) -> Result<Cut> {
+        self.group.freeze()?;
+        let disk = self.disk.cut()?;
+        let pool = match self.runner {
+            Runner::Plain => Image::default(),
+            Runner::Tidegate { .. } if self.fault == Some(Fault::LostRecords) => self.pool.clone(),
+            Runner::Tidegate { .. } => Image::read(&File::open(self.pool_path())?)?,
+        };
+        self.group.thaw()?;
+        Ok(Cut { step, disk, pool })
+    }
+
+    fn judge(&mut self, sequence: &Sequence, cut: &Cut) -> Result<Option<Violation>> {
+        let steps = sequence.steps[..cut.step].to_vec();
+        let model = Model::behind(self.kind, &Sequence { hold: sequence.hold, steps })?;
+        let what = match self.recover(cut)? {
+            Ok(state) => model.judge(&state, self.runner != Runner::Plain),
+            Err(failure) => Verdict::Forbidden(failure),
+        };
+        Ok((!what.is_allowed()).then_some(Violation { step: cut.step, what }))
+    }
+
+    /// The state behind a cut, or how the recovery failed.
+    fn recover(&mut self, cut: &Cut) -> Result<Result<State, String>> {
+        self.boot()?;
+        self.disk.restore(&cut.disk)?;
+        self.put_pool(&cut.pool)?;
+        self.disk.mount()?;
+        let recovered = self.recover_pool()?;
+        let state = self.disk.read()?;
+        self.disk.unmount()?;
+        Ok(recovered.map_or(Ok(state), Err))
+    }
+
+    fn recover_pool(&self) -> Result<Option<String>> {
+        let Runner::Tidegate { binary, .. } = &self.runner else { return Ok(None) };
+        let mut command = Command::new(&self.interpreter.linked);
+        command.args(["boot", "timeout", "--signal=KILL", RECOVERY_TIMEOUT_S]);
+        command.arg(binary).arg("recover");
+        command.arg(self.pool_path()).stdin(Stdio::null()).stdout(Stdio::piped());
+        let child = self.group.spawn(command.stderr(Stdio::piped()))?;
+        let output = child.wait_with_output()?;
+        // A supervisor may outlive the command.
+        self.group.kill()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        Ok((!output.status.success())
+            .then(|| format!("recover: {}: {}", output.status, said.trim())))
+    }
+
+    /// What the program said on standard error.
+    fn stderr(&self) -> String {
+        fs::read_to_string(self.dir.join("stderr")).unwrap_or_default()
+    }
+}
+
+/// Runs a command, which must succeed, and hands back what it printed.
+pub(crate) fn succeed(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).output();
+    let output =
+        output.with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{command:?}: {}: {}", output.status, said.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,137 @@
+//! The interpreter as a process: lines in, reports out.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::succeed;
+
+const SOURCE: &str = include_str!("../../programs/interpreter.c");
+/// How long a step may take.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The compiled interpreter.
+#[derive(Debug)]
+pub struct Interpreter {
+    /// Linked against the shared C library, so that a library can be preloaded.
+    pub dynamic: PathBuf,
+    /// Linked statically.
+    pub linked: PathBuf,
+}
+
+impl Interpreter {
+    /// Compiles it in `dir`.
+    ///
+    /// # Errors
+    /// There is no C compiler, or no static C library.
+    pub fn compile(dir: &Path) -> Result<Self> {
+        let source = dir.join("interpreter.c");
+        std::fs::write(&source, SOURCE)?;
+        let this =
+            Self { dynamic: dir.join("interpreter"), linked: dir.join("interpreter-static") };
+        succeed(Command::new("cc").args(["-O1", "-o"]).arg(&this.dynamic).arg(&source))?;
+        succeed(Command::new("cc").args(["-O1", "-static", "-o"]).arg(&this.linked).arg(&source))?;
+        Ok(this)
+    }
+}
+
+/// A process that answers lines.
+#[derive(Debug)]
+pub struct Dialogue {
+    child: Child,
+    input: ChildStdin,
+    output: ChildStdout,
+    received: Vec<u8>,
+}
+
+impl Dialogue {
+    /// Starts `command` by `spawn`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(
+        command: &mut Command,
+        spawn: impl FnOnce(&mut Command) -> Result<Child>,
+    ) -> Result<Self> {
+        let mut child = spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let input = child.stdin.take().context("the input is piped")?;
+        let output = child.stdout.take().context("the output is piped")?;
+        Ok(Self { child, input, output, received: Vec::new() })
+    }
+
+    /// Sends a line.
+    ///
+    /// # Errors
+    /// The process does not read any more.
+    pub fn send(&mut self, line: &str) -> Result<()> {
+        writeln!(self.input, "{line}").context("it does not read any more")
+    }
+
+    /// Receives a line.
+    ///
+    /// # Errors
+    /// The process ended, or sends nothing for so long.
+    pub fn receive(&mut self, timeout: Duration) -> Result<String> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=end).collect();
+                return Ok(String::from_utf8_lossy(&line[..end]).into_owned());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut events = [PollFd::new(&self.output, PollFlags::IN)];
+            if left.is_zero() || poll(&mut events, Some(&Timespec::try_from(left)?))? == 0 {
+                bail!("it sends nothing for {timeout:?}");
+            }
+            let mut bytes = [0; 4096];
+            let count = self.output.read(&mut bytes)?;
+            if count == 0 {
+                bail!("it ended");
+            }
+            self.received.extend_from_slice(&bytes[..count]);
+        }
+    }
+}
+
+impl Drop for Dialogue {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A running interpreter.
+#[derive(Debug)]
+pub struct Program(Dialogue);
+
+impl Program {
+    /// Starts `command` by `spawn`; it must end up as an interpreter.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(
+        command: &mut Command,
+        spawn: impl FnOnce(&mut Command) -> Result<Child>,
+    ) -> Result<Self> {
+        Ok(Self(Dialogue::start(command, spawn)?))
+    }
+
+    /// Has step `number` executed; what it reports if it fails.
+    ///
+    /// # Errors
+    /// The program ended, or does not answer.
+    pub fn execute(&mut self, number: u64, line: &str) -> Result<Option<String>> {
+        let answer =
+            self.0.send(&format!("{number} {line}")).and_then(|()| self.0.receive(TIMEOUT));
+        let answer = answer.with_context(|| format!("the program, told \"{line}\""))?;
+        match answer.split_once(' ') {
+            Some((_, "ok")) => Ok(None),
+            _ => Ok(Some(answer)),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! `tidegate-crashtest`: crash tests of `tidegate run`, one or many.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use tidegate_crashtest::campaign::{Report, Setup, Test, name_of};
+use tidegate_crashtest::generator;
+use tidegate_crashtest::machine::{Cuts, Fault, Runner};
+use tidegate_crashtest::model::Kind;
+use tidegate_crashtest::sequence::Sequence;
+use tidegate_crashtest::worker;
+
+/// Cuts the power behind short sequences of file operations, recovers, and compares what is left
+/// with what is allowed
+#[derive(Debug, Parser)]
+#[command(name = "tidegate-crashtest", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Tests the sequences that are given, with a cut behind each step
+    Check {
+        #[command(flatten)]
+        on: On,
+        /// Steps between "; ", such as 'append d0/A 3000; fsync .; rename d0/A d0/B'
+        #[arg(required = true)]
+        sequences: Vec<Sequence>,
+    },
+    /// Tests all sequences of some lengths, and samples of longer ones
+    Run {
+        #[command(flatten)]
+        on: On,
+        #[command(flatten)]
+        choice: Choice,
+    },
+    /// Prints the sequences that `run` would test
+    List {
+        #[command(flatten)]
+        choice: Choice,
+    },
+    /// Tests what its standard input says
+    #[command(hide = true)]
+    Worker {
+        /// An empty directory.
+        dir: PathBuf,
+        #[command(flatten)]
+        on: On,
+    },
+}
+
+#[derive(Debug, Args)]
+struct On {
+    /// The file system
+    #[arg(long, value_enum, default_value = "ext4")]
+    file_system: FileSystem,
+    /// Run the program under `tidegate run` of this binary; without it, as it is, with real syncs
+    #[arg(long)]
+    tidegate: Option<PathBuf>,
+    /// One more option for `tidegate run`
+    #[arg(long, allow_hyphen_values = true)]
+    run_option: Vec<String>,
+    /// Plant a mistake, which must be found: dropped-syncs or lost-records
+    #[arg(long, value_parser = parse_fault)]
+    fault: Option<Fault>,
+    /// Number of machines that work at once
+    #[arg(long, default_value_t = 2)]
+    workers: usize,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum FileSystem {
+    Ext4,
+    Xfs,
+}
+
+#[derive(Debug, Args)]
+struct Choice {
+    /// All sequences of so many operations; may be repeated
+    #[arg(long, value_delimiter = ',')]
+    all: Vec<usize>,
+    /// To each of them, one more for each action from outside behind each step
+    #[arg(long)]
+    outside: bool,
+    /// Sampled sequences of two to four operations, with a cut behind each step
+    #[arg(long, default_value_t = 0)]
+    samples: u64,
+    /// Seed of the samples
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Of all these, only those whose number leaves the remainder PART when divided by PARTS
+    #[arg(long, value_name = "PART/PARTS", value_parser = parse_part)]
+    part: Option<(usize, usize)>,
+}
+
+fn parse_fault(text: &str) -> Result<Fault, String> {
+    let fault = Fault::ALL.iter().find(|(_, name)| *name == text).map(|(fault, _)| *fault);
+    fault.ok_or_else(|| "dropped-syncs or lost-records is expected".into())
+}
+
+fn parse_part(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text
+        .split_once('/')
+        .and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
+    numbers
+        .filter(|(_, parts)| *parts > 0)
+        .ok_or_else(|| "PART/PARTS is expected, such as 0/10".into())
+}
+
+impl On {
+    fn setup(&self) -> Result<Setup> {
+        let kind = match self.file_system {
+            FileSystem::Ext4 => Kind::Ext4,
+            FileSystem::Xfs => Kind::Xfs,
+        };
+        let runner = match &self.tidegate {
+            None => Runner::Plain,
+            Some(binary) => Runner::Tidegate {
+                binary: binary.canonicalize()?,
+                options: self.run_option.clone(),
+            },
+        };
+        Ok(Setup {
+            harness: std::env::current_exe()?,
+            kind,
+            runner,
+            fault: self.fault,
+            workers: self.workers,
+        })
+    }
+
+    /// The command line that tests one sequence again.
+    fn again(&self, sequence: &Sequence) -> String {
+        let kind = self.file_system.to_possible_value();
+        let kind = kind.map_or_else(String::new, |kind| kind.get_name().to_owned());
+        let binary = self.tidegate.iter().map(|binary| format!(" --tidegate {}", binary.display()));
+        let options = self.run_option.iter().map(|option| format!(" --run-option={option}"));
+        let options: String = binary.chain(options).collect();
+        format!("tidegate-crashtest check --file-system {kind}{options} '{}'", sequence.one_line())
+    }
+}
+
+impl Choice {
+    fn tests(&self) -> Vec<Test> {
+        let all = self.all.iter().flat_map(|length| generator::all(*length));
+        let all = all.flat_map(|sequence| {
+            if self.outside { generator::with_outside(&sequence) } else { vec![sequence] }
+        });
+        let all = all.map(|sequence| Test { sequence, cuts: Cuts::Last });
+        let samples = (0..self.samples).map(|number| {
+            let length = 2 + usize::try_from(number % 3).unwrap_or_default();
+            let sequence = generator::sample(length, self.seed.wrapping_mul(1 << 32) + number);
+            Test { sequence, cuts: Cuts::All }
+        });
+        let (part, parts) = self.part.unwrap_or((0, 1));
+        all.chain(samples).skip(part).step_by(parts).collect()
+    }
+}
+
+fn run(on: &On, tests: Vec<Test>) -> Result<Report> {
+    let bar = ProgressBar::new(tests.len() as u64);
+    let style = "{bar:40} {pos}/{len} {per_sec} {eta} left, {msg}";
+    bar.set_style(ProgressStyle::with_template(style)?);
+    let found = std::sync::atomic::AtomicU64::new(0);
+    let setup = on.setup()?;
+    let report = setup.run(tests.into_iter(), |test, violations| {
+        let count = violations.len() as u64;
+        let count = found.fetch_add(count, std::sync::atomic::Ordering::Relaxed) + count;
+        bar.set_message(format!("{count} violations"));
+        bar.inc(1);
+        if !violations.is_empty() {
+            bar.suspend(|| {
+                println!(
+                    "{}: {}\n  {}",
+                    name_of(setup.kind),
+                    violations.join("\n  "),
+                    on.again(&test.sequence)
+                );
+            });
+        }
+    })?;
+    bar.finish_and_clear();
+    for (sequence, error) in &report.errors {
+        println!("not tested: {error}\n  {}", on.again(sequence));
+    }
+    println!("{report}");
+    Ok(report)
+}
+
+fn main() -> Result<ExitCode> {
+    let report = match Cli::parse().command {
+        Command::Check { on, sequences } => {
+            let tests = sequences.into_iter().map(|sequence| Test { sequence, cuts: Cuts::All });
+            run(&on, tests.collect())?
+        }
+        Command::Run { on, choice } => run(&on, choice.tests())?,
+        Command::List { choice } => {
+            choice.tests().iter().for_each(|test| println!("{}", test.sequence.one_line()));
+            return Ok(ExitCode::SUCCESS);
+        }
+        Command::Worker { dir, on } => {
+            let setup = on.setup()?;
+            worker::work(&dir, setup.kind, setup.runner, setup.fault)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let is_good = report.violations.is_empty() && report.errors.is_empty();
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

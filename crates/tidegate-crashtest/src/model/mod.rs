@@ -1,0 +1,642 @@
+//! The model of allowed outcomes: in which states ext4 and XFS may be after a crash behind a
+//! sequence of steps, if each sync of the program is real.
+//!
+//! **Names, sizes by truncation, attributes** are journalled when they change, in one order for the
+//! whole file system. A crash keeps a prefix of these changes: the model has the [`Tree`] of each
+//! prefix. **Contents** are bound to the prefix by the rules of [`history`]. A state is allowed if
+//! one prefix explains all of it, and the prefix has what the syncs promise.
+//!
+//! **What a sync promises.** It writes the file's data. It commits the journal, which makes *all*
+//! earlier changes of *all* files durable, if the inode changed since the last commit: `fsync` for
+//! any change, `fdatasync` for one of size or allocation only. So `fdatasync` after overwrites, or
+//! a sync of a clean file, commits nothing. On ext4 a sync of a directory always commits. `sync`
+//! covers everything.
+//!
+//! Two bounds follow. [`Bounds::here`] assumes that nothing commits the journal but the steps of
+//! the sequence: that is so where the sequence runs on a quiet disk. [`Bounds::sure`] holds
+//! whatever else commits it: only the changes of the synced inode itself, and those before them. A
+//! state between the two could occur with a commit in the background at the worst moment.
+//!
+//! **From outside**: a commit makes all changes durable and the inodes clean; a write-back
+//! allocates, so that the next sync finds an inode that changed.
+//!
+//! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a
+//! file that was created and never synced is unordered ([`Model::is_optional`]).
+
+pub mod history;
+pub mod tree;
+mod verdict;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail, ensure};
+
+use self::history::{Allocation, BLOCK_BYTES, History};
+use self::tree::{Entry, Id, ROOT, Tree};
+pub use self::verdict::{Found, Node, State, Verdict};
+use crate::contents::{INITIAL_A, INITIAL_B, bytes};
+use crate::operation::{FallocateMode, Operation, WriteBy};
+use crate::sequence::{Outside, Sequence, Step, Sync};
+
+/// The file system whose rules hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Allocates the blocks of a file that replaces another (`auto_da_alloc`); an extension inside
+    /// a mapped block is journalled with the write; `fdatasync` ignores names and attributes; any
+    /// sync of a directory commits.
+    Ext4,
+    /// Journals an extension at write-back; `fdatasync` forces the log for names and attributes
+    /// too.
+    Xfs,
+}
+
+/// How sure it is that a sync of an inode commits the journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+enum Certainty {
+    #[default]
+    No,
+    Perhaps,
+    Surely,
+}
+
+impl Certainty {
+    fn weaken(&mut self) {
+        *self = (*self).min(Self::Perhaps);
+    }
+}
+
+/// What of an inode changed since the last commit.
+#[derive(Debug, Clone, Copy, Default)]
+struct Dirty {
+    /// Size or allocation.
+    data: Certainty,
+    /// Names and attributes.
+    metadata: Certainty,
+    /// Times, by an overwrite.
+    times: Certainty,
+    /// Its data has no blocks yet.
+    unallocated: Certainty,
+}
+
+impl Dirty {
+    fn clear(&mut self) {
+        *self = Self { unallocated: self.unallocated, ..Self::default() };
+    }
+
+    fn weaken(&mut self) {
+        self.data.weaken();
+        self.metadata.weaken();
+        self.times.weaken();
+    }
+}
+
+/// What the model knows of an inode beside names and attributes.
+#[derive(Debug, Clone, Default)]
+struct Inode {
+    /// Of a regular file.
+    history: Option<History>,
+    /// Of a symbolic link.
+    target: Option<String>,
+    dirty: Dirty,
+    /// Number of changes with the last one of this inode.
+    last_change: usize,
+    /// The same of size or allocation.
+    last_data_change: usize,
+    /// It was cut: the file system may allocate its data when it is closed.
+    was_cut: bool,
+    /// How often its names changed.
+    name_changes: usize,
+    /// It was created by the sequence.
+    is_new: bool,
+    /// Some sync covered its existence.
+    is_synced: bool,
+}
+
+/// The least prefixes that a crash keeps.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Bounds {
+    /// Whatever else commits the journal.
+    pub sure: usize,
+    /// If only the sequence's steps commit it.
+    pub here: usize,
+}
+
+/// The file system in the course of a sequence.
+#[derive(Debug, Clone)]
+pub struct Model {
+    kind: Kind,
+    /// The tree of each prefix of changes; the last is the present.
+    trees: Vec<Tree>,
+    inodes: BTreeMap<Id, Inode>,
+    bounds: Bounds,
+    /// The file of the last operation, whose descriptor "." is.
+    last: Option<Id>,
+    /// Number of steps so far.
+    step: u64,
+}
+
+/// Initial size of `d0/A` in bytes: two blocks and a half.
+pub const A_BYTES: u64 = 10_000;
+/// Initial size of `d1/B` in bytes.
+pub const B_BYTES: u64 = 6000;
+/// Directories of the initial state.
+pub const DIRECTORIES: [&str; 3] = ["d0", "d1", "d3"];
+/// Files of the initial state, with the number of their bytes and their size.
+pub const FILES: [(&str, u64, u64); 2] =
+    [("d0/A", INITIAL_A, A_BYTES), ("d1/B", INITIAL_B, B_BYTES)];
+
+impl Model {
+    /// The initial state: `d0/A`, `d1/B`, the empty directory `d3`, all on the disk.
+    ///
+    /// # Panics
+    /// Never: the constants of the initial state are consistent.
+    pub fn new(kind: Kind) -> Self {
+        let mut tree = Tree::default();
+        let mut inodes = BTreeMap::from([(ROOT, Inode::default())]);
+        tree.add(ROOT, 0o755, true);
+        let files = FILES.map(|(path, number, size)| (path, Some((number, size))));
+        let initial = DIRECTORIES.map(|path| (path, None)).into_iter().chain(files);
+        for (id, (path, file)) in (1..).zip(initial) {
+            tree.add(id, if file.is_some() { 0o644 } else { 0o755 }, file.is_none());
+            let entry = tree.free(path).expect("the initial state is consistent");
+            tree.set(&entry, id);
+            let history = file.map(|(number, size)| History::new(bytes(number, 0, size)));
+            inodes.insert(id, Inode { history, ..Inode::default() });
+        }
+        let (trees, bounds) = (vec![tree], Bounds::default());
+        Self { kind, trees, inodes, bounds, last: None, step: 0 }
+    }
+
+    /// The model behind all steps of `sequence`.
+    ///
+    /// # Errors
+    /// A step would fail.
+    pub fn behind(kind: Kind, sequence: &Sequence) -> Result<Self> {
+        let mut model = Self::new(kind);
+        sequence.steps.iter().try_for_each(|step| model.apply(step))?;
+        Ok(model)
+    }
+
+    /// What a program sees now.
+    pub fn tree(&self) -> &Tree {
+        &self.trees[self.trees.len() - 1]
+    }
+
+    /// Contents of a regular file.
+    pub fn file(&self, id: Id) -> Option<&History> {
+        self.inodes.get(&id)?.history.as_ref()
+    }
+
+    /// Whether the last operation left a descriptor.
+    pub fn has_last(&self) -> bool {
+        self.last.is_some()
+    }
+
+    /// Takes one more step.
+    ///
+    /// # Errors
+    /// The step would fail; the model is of no use afterwards.
+    pub fn apply(&mut self, step: &Step) -> Result<()> {
+        self.step += 1;
+        match step {
+            Step::Operation(operation) => {
+                self.last = None;
+                self.operate(operation)
+            }
+            Step::Sync(sync) => self.sync(sync),
+            Step::Outside(Outside::Commit) => {
+                self.commit_all();
+                Ok(())
+            }
+            Step::Outside(Outside::WriteBack(path)) => self.write_back(path),
+        }
+    }
+
+    fn changes(&self) -> usize {
+        self.trees.len() - 1
+    }
+
+    fn inode(&mut self, id: Id) -> &mut Inode {
+        self.inodes.entry(id).or_default()
+    }
+
+    /// Adds a journalled change that `edit` makes.
+    fn change(&mut self, edit: impl FnOnce(&mut Tree)) {
+        let mut tree = self.tree().clone();
+        edit(&mut tree);
+        self.trees.push(tree);
+    }
+
+    fn mark_metadata(&mut self, id: Id) {
+        let changes = self.changes();
+        let inode = self.inode(id);
+        inode.dirty.metadata = Certainty::Surely;
+        inode.last_change = changes;
+    }
+
+    fn mark_data(&mut self, id: Id) {
+        self.mark_metadata(id);
+        let inode = self.inode(id);
+        inode.dirty.data = Certainty::Surely;
+        inode.last_data_change = inode.last_change;
+    }
+
+    /// Adds a change of names that concerns inodes and their directories.
+    fn change_names(&mut self, ids: &[Id], entries: &[&Entry], edit: impl FnOnce(&mut Tree)) {
+        self.change(edit);
+        for id in ids {
+            self.mark_metadata(*id);
+            self.inode(*id).name_changes += 1;
+        }
+        for entry in entries {
+            self.mark_metadata(entry.parent);
+        }
+    }
+
+    /// Creates an inode at a free path.
+    fn create(&mut self, path: &str, mode: u32, is_directory: bool) -> Result<Id> {
+        let entry = self.tree().free(path)?;
+        let id = self.inodes.len();
+        self.inode(id).is_new = true;
+        self.change_names(&[id], &[&entry], |tree| {
+            tree.add(id, mode, is_directory);
+            tree.set(&entry, id);
+        });
+        self.mark_data(id);
+        Ok(id)
+    }
+
+    fn create_file(&mut self, path: &str) -> Result<Id> {
+        let id = self.create(path, 0o644, false)?;
+        self.inode(id).history = Some(History::default());
+        Ok(id)
+    }
+
+    fn regular(&self, path: &str) -> Result<Id> {
+        let id = self.tree().existing(path)?;
+        ensure!(self.file(id).is_some(), "{path} is no regular file");
+        Ok(id)
+    }
+
+    fn history(&mut self, id: Id) -> &mut History {
+        self.inode(id).history.get_or_insert_default()
+    }
+
+    fn operate(&mut self, operation: &Operation) -> Result<()> {
+        match operation {
+            Operation::Create { path } => self.last = Some(self.create_file(path)?),
+            Operation::Write { by, path, offset, length } => {
+                self.write_by(*by, path, *offset, *length)?;
+            }
+            Operation::Append { path, length } => {
+                let id = self.regular(path)?;
+                self.append(id, *length);
+            }
+            Operation::Stdio { path, length } => {
+                let exists = self.tree().entry(path)?.id.is_some();
+                let id = if exists { self.regular(path)? } else { self.create_file(path)? };
+                self.append(id, *length);
+            }
+            Operation::Truncate { path, size } => {
+                let id = self.regular(path)?;
+                self.truncate(id, *size);
+                self.last = Some(id);
+            }
+            Operation::TruncateOpen { path, length } => {
+                let id = self.regular(path)?;
+                self.truncate(id, 0);
+                self.append(id, *length);
+            }
+            Operation::Fallocate { path, mode, offset, length } => {
+                self.fallocate(path, *mode, *offset, *length)?;
+            }
+            Operation::Copy { from, to, .. } => self.copy(from, to)?,
+            Operation::Tmpfile { path, length, synced } => {
+                self.tmpfile(path, *length, *synced)?;
+            }
+            _ => self.operate_on_names(operation)?,
+        }
+        Ok(())
+    }
+
+    fn operate_on_names(&mut self, operation: &Operation) -> Result<()> {
+        match operation {
+            Operation::Link { from, to } => {
+                let (id, entry) = (self.regular(from)?, self.tree().free(to)?);
+                self.change_names(&[id], &[&entry], |tree| tree.set(&entry, id));
+            }
+            Operation::Symlink { target, path } => {
+                let id = self.create(path, 0o777, false)?;
+                self.inode(id).target = Some(target.clone());
+            }
+            Operation::Unlink { path } => {
+                let (id, entry) = (self.tree().existing(path)?, self.tree().entry(path)?);
+                ensure!(!self.tree().is_directory(id), "{path} is a directory");
+                self.change_names(&[id], &[&entry], |tree| tree.remove(&entry));
+            }
+            Operation::Rename { from, to, .. } => self.rename(from, to)?,
+            Operation::Exchange { from, to } => {
+                let (here, there) = (self.tree().entry(from)?, self.tree().entry(to)?);
+                let (a, b) = (self.tree().existing(from)?, self.tree().existing(to)?);
+                ensure!(a != b, "{from} and {to} are one file");
+                ensure!(
+                    !self.tree().is_directory(a) && !self.tree().is_directory(b),
+                    "a directory"
+                );
+                self.change_names(&[a, b], &[&here, &there], |tree| {
+                    tree.set(&here, b);
+                    tree.set(&there, a);
+                });
+            }
+            Operation::Mkdir { path } => {
+                self.create(path, 0o755, true)?;
+            }
+            Operation::Rmdir { path } => {
+                let (id, entry) = (self.tree().existing(path)?, self.tree().entry(path)?);
+                ensure!(self.tree().is_empty(id), "{path} is no empty directory");
+                self.change_names(&[id], &[&entry], |tree| tree.remove(&entry));
+            }
+            Operation::SetXattr { path } => {
+                let (id, value) = (self.regular(path)?, self.step.to_string());
+                self.change_attributes(id, |attributes| attributes.xattr = Some(value));
+            }
+            Operation::Chmod { path, mode } => {
+                let id = self.regular(path)?;
+                self.change_attributes(id, |attributes| attributes.mode = *mode);
+            }
+            _ => bail!("{operation} is not about names"),
+        }
+        Ok(())
+    }
+
+    fn change_attributes(&mut self, id: Id, edit: impl FnOnce(&mut tree::Attributes)) {
+        self.change(|tree| tree.attributes_mut(id).map_or((), edit));
+        self.mark_metadata(id);
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> Result<()> {
+        self.tree().check_rename(from, to)?;
+        let (id, source) = (self.tree().existing(from)?, self.tree().entry(from)?);
+        let target = self.tree().entry(to)?;
+        let ids: Vec<Id> = [Some(id), target.id].into_iter().flatten().collect();
+        self.change_names(&ids, &[&source, &target], |tree| {
+            tree.remove(&source);
+            tree.set(&target, id);
+        });
+        let changes = self.changes();
+        if self.kind == Kind::Ext4 && target.id.is_some() && self.file(id).is_some() {
+            self.history(id).allocate(changes);
+            self.allocated(id);
+        }
+        Ok(())
+    }
+
+    /// Data without blocks gets them.
+    fn allocated(&mut self, id: Id) {
+        let dirty = &mut self.inode(id).dirty;
+        let was = std::mem::take(&mut dirty.unallocated);
+        dirty.data = dirty.data.max(was);
+        dirty.metadata = dirty.metadata.max(was);
+    }
+
+    fn write_by(&mut self, by: WriteBy, path: &str, offset: u64, length: u64) -> Result<()> {
+        let id = self.regular(path)?;
+        let is_mapped = by == WriteBy::Mapping;
+        let (size, before) = (self.history(id).size(), self.inode(id).dirty.unallocated);
+        ensure!(!is_mapped || offset + length <= size, "a mapping does not extend {path}");
+        self.write(id, offset, length);
+        if by == WriteBy::Direct {
+            self.allocated(id);
+        }
+        if matches!(by, WriteBy::Sync | WriteBy::DataSync) {
+            self.history(id).sync_last();
+            self.commit_for(id, by == WriteBy::DataSync);
+            // Only what it wrote itself was written back.
+            self.inode(id).dirty.unallocated = before.min(Certainty::Perhaps);
+        }
+        self.last = (!matches!(by, WriteBy::Fork | WriteBy::Static)).then_some(id);
+        Ok(())
+    }
+
+    fn write(&mut self, id: Id, offset: u64, length: u64) {
+        let data = bytes(self.step, offset, length);
+        self.write_data(id, offset, &data);
+    }
+
+    fn append(&mut self, id: Id, length: u64) {
+        let end = self.history(id).size();
+        self.write(id, end, length);
+        self.last = Some(id);
+    }
+
+    fn write_data(&mut self, id: Id, offset: u64, data: &[u8]) {
+        let (changes, kind) = (self.changes(), self.kind);
+        let allocation = self.history(id).write(offset, data, changes);
+        let inode = self.inode(id);
+        inode.dirty.times = Certainty::Surely;
+        match allocation {
+            Allocation::None => return,
+            Allocation::Size if kind == Kind::Ext4 => inode.dirty.data = Certainty::Surely,
+            Allocation::Size | Allocation::Blocks => inode.dirty.unallocated = Certainty::Surely,
+            Allocation::Perhaps => {
+                inode.dirty.unallocated = inode.dirty.unallocated.max(Certainty::Perhaps);
+            }
+        }
+        inode.last_data_change = inode.last_data_change.max(changes);
+        inode.last_change = inode.last_change.max(changes);
+    }
+
+    fn truncate(&mut self, id: Id, size: u64) {
+        self.change(|_| {});
+        let changes = self.changes();
+        let was = self.history(id).size();
+        self.history(id).resize(size, changes);
+        self.mark_data(id);
+        self.inode(id).was_cut |= size < was;
+    }
+
+    fn fallocate(
+        &mut self,
+        path: &str,
+        mode: FallocateMode,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        let id = self.regular(path)?;
+        self.change(|_| {});
+        let (changes, range) = (self.changes(), offset..offset + length);
+        let history = self.history(id);
+        let size = history.size();
+        let is_whole = offset.is_multiple_of(BLOCK_BYTES) && length.is_multiple_of(BLOCK_BYTES);
+        match mode {
+            FallocateMode::Default if range.end > size => history.resize(range.end, changes),
+            FallocateMode::Default | FallocateMode::Keep => {}
+            FallocateMode::Punch => {
+                ensure!(offset < size, "punches only inside of a file");
+                history.clear(range, changes);
+            }
+            FallocateMode::Zero => {
+                ensure!(range.end <= size, "zeroes only inside of a file");
+                history.clear(range, changes);
+            }
+            FallocateMode::Collapse => {
+                ensure!(is_whole && range.end < size, "not inside of {path}");
+                history.collapse(range, changes);
+            }
+            FallocateMode::Insert => {
+                ensure!(is_whole && offset < size, "not inside of {path}");
+                history.insert(range, changes);
+            }
+        }
+        self.mark_data(id);
+        // Both file systems write a file's dirty pages before they move its blocks, and may before
+        // they clear some.
+        if matches!(mode, FallocateMode::Collapse | FallocateMode::Insert) {
+            self.allocated(id);
+        } else if !matches!(mode, FallocateMode::Keep | FallocateMode::Default) {
+            self.inode(id).was_cut = true;
+        }
+        self.last = Some(id);
+        Ok(())
+    }
+
+    fn copy(&mut self, from: &str, to: &str) -> Result<()> {
+        let source = self.regular(from)?;
+        let data = self.history(source).contents().to_vec();
+        let exists = self.tree().entry(to)?.id.is_some();
+        let id = if exists { self.regular(to)? } else { self.create_file(to)? };
+        ensure!(id != source, "{from} and {to} are one file");
+        ensure!(!data.is_empty(), "{from} is empty");
+        self.write_data(id, 0, &data);
+        self.last = Some(id);
+        // XFS shares blocks instead of copying bytes: then it writes the source first and allocates
+        // at once.
+        if self.kind == Kind::Xfs {
+            self.inode(id).was_cut = true;
+            self.inode(source).was_cut = true;
+        }
+        Ok(())
+    }
+
+    fn tmpfile(&mut self, path: &str, length: u64, synced: bool) -> Result<()> {
+        let entry = self.tree().free(path)?;
+        let id = self.inodes.len();
+        self.inode(id).history = Some(History::default());
+        self.change(|tree| tree.add(id, 0o644, false));
+        self.mark_data(id);
+        self.write(id, 0, length);
+        if synced {
+            self.sync_inode(id, false);
+        }
+        self.change_names(&[id], &[&entry], |tree| tree.set(&entry, id));
+        self.last = Some(id);
+        Ok(())
+    }
+
+    fn sync(&mut self, sync: &Sync) -> Result<()> {
+        match sync {
+            Sync::File(path) => self.sync_path(path, false)?,
+            Sync::Data(path) => self.sync_path(path, true)?,
+            Sync::Mapping => {
+                let Some(id) = self.last else { bail!("nothing is mapped") };
+                self.sync_inode(id, true);
+            }
+            Sync::All => {
+                self.commit_all();
+                for inode in self.inodes.values_mut() {
+                    inode.history.iter_mut().for_each(History::sync);
+                    inode.dirty = Dirty::default();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sync_path(&mut self, path: &str, data_only: bool) -> Result<()> {
+        let last = self.last.filter(|_| path == ".");
+        let id = match last {
+            Some(id) => id,
+            None => self.tree().existing(path)?,
+        };
+        ensure!(self.inode(id).target.is_none(), "{path} is a symbolic link");
+        self.sync_inode(id, data_only);
+        for child in self.children(id) {
+            self.inode(child).is_synced = true;
+        }
+        Ok(())
+    }
+
+    fn children(&self, id: Id) -> Vec<Id> {
+        let paths = self.tree().paths();
+        let of_this = |path: &String| self.tree().entry(path).is_ok_and(|entry| entry.parent == id);
+        paths.into_iter().filter(|(path, _)| of_this(path)).map(|(_, id)| id).collect()
+    }
+
+    fn sync_inode(&mut self, id: Id, data_only: bool) {
+        self.inode(id).history.iter_mut().for_each(History::sync);
+        self.commit_for(id, data_only);
+        self.inode(id).dirty.unallocated = Certainty::No;
+    }
+
+    /// The commit that a sync of an inode makes, if it makes one.
+    fn commit_for(&mut self, id: Id, data_only: bool) {
+        let (changes, kind) = (self.changes(), self.kind);
+        let inode = self.inode(id);
+        inode.is_synced = true;
+        let dirty = inode.dirty;
+        let own = if data_only { inode.last_data_change } else { inode.last_change };
+        let certainty = match data_only {
+            false => dirty.metadata.max(dirty.times),
+            true if kind == Kind::Xfs => dirty.metadata.min(Certainty::Perhaps),
+            true => Certainty::No,
+        };
+        if kind == Kind::Ext4 && self.tree().is_directory(id) {
+            self.commit_changes();
+            return;
+        }
+        self.bounds.sure = self.bounds.sure.max(own);
+        self.bounds.here = self.bounds.here.max(own);
+        match certainty.max(dirty.data).max(dirty.unallocated) {
+            Certainty::No => {}
+            Certainty::Perhaps => self.inodes.values_mut().for_each(|inode| inode.dirty.weaken()),
+            Certainty::Surely => {
+                self.bounds.here = changes;
+                self.clean();
+            }
+        }
+    }
+
+    fn commit_changes(&mut self) {
+        self.bounds = Bounds { sure: self.changes(), here: self.changes() };
+        self.clean();
+    }
+
+    fn commit_all(&mut self) {
+        self.commit_changes();
+        self.inodes.values_mut().for_each(|inode| inode.is_synced = true);
+    }
+
+    /// The journal was committed: inodes are clean, but for data that has no blocks.
+    fn clean(&mut self) {
+        for inode in self.inodes.values_mut() {
+            inode.dirty.clear();
+            if inode.was_cut {
+                inode.dirty.unallocated.weaken();
+            }
+        }
+    }
+
+    fn write_back(&mut self, path: &str) -> Result<()> {
+        let id = self.regular(path)?;
+        self.allocated(id);
+        Ok(())
+    }
+
+    /// Whether a file may be missing though its creation is in the prefix: it was created and never
+    /// synced. Plain file systems do not lose it; `tidegate run` does not order it.
+    pub fn is_optional(&self, id: Id) -> bool {
+        self.inodes.get(&id).is_some_and(|inode| {
+            inode.is_new && inode.history.is_some() && !inode.is_synced && inode.name_changes == 1
+        })
+    }
+}

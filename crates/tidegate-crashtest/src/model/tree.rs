@@ -1,0 +1,156 @@
+//! Names and attributes: the state of all directories after some number of journalled changes.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Identifies an inode of the model.
+pub type Id = usize;
+/// The root directory.
+pub const ROOT: Id = 0;
+/// Path of the root directory.
+pub const ROOT_PATH: &str = "./";
+
+/// What `stat` and `getxattr` show beside contents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attributes {
+    /// Permission bits.
+    pub mode: u32,
+    /// The extended attribute `user.crashtest`.
+    pub xattr: Option<String>,
+}
+
+/// All directories and attributes.
+#[derive(Debug, Clone, Default)]
+pub struct Tree {
+    directories: BTreeMap<Id, BTreeMap<String, Id>>,
+    attributes: BTreeMap<Id, Attributes>,
+}
+
+/// A path's last component and where it is.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The directory.
+    pub parent: Id,
+    /// The name in it.
+    pub name: String,
+    /// The inode of that name.
+    pub id: Option<Id>,
+}
+
+impl Tree {
+    /// Adds an inode without a name.
+    pub fn add(&mut self, id: Id, mode: u32, is_directory: bool) {
+        self.attributes.insert(id, Attributes { mode, xattr: None });
+        if is_directory {
+            self.directories.insert(id, BTreeMap::new());
+        }
+    }
+
+    /// Attributes of an inode.
+    pub fn attributes(&self, id: Id) -> Option<&Attributes> {
+        self.attributes.get(&id)
+    }
+
+    /// Attributes of an inode, to change them.
+    pub fn attributes_mut(&mut self, id: Id) -> Option<&mut Attributes> {
+        self.attributes.get_mut(&id)
+    }
+
+    /// Whether an inode is a directory.
+    pub fn is_directory(&self, id: Id) -> bool {
+        self.directories.contains_key(&id)
+    }
+
+    /// Whether a directory has no entries.
+    pub fn is_empty(&self, id: Id) -> bool {
+        self.directories.get(&id).is_some_and(BTreeMap::is_empty)
+    }
+
+    /// Resolves all but the last component of `path`.
+    ///
+    /// # Errors
+    /// A directory on the way does not exist.
+    pub fn entry(&self, path: &str) -> Result<Entry> {
+        let (dirs, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let mut parent = ROOT;
+        for dir in dirs.split('/').filter(|dir| !dir.is_empty()) {
+            let found = self.directories.get(&parent).and_then(|entries| entries.get(dir));
+            parent = *found.with_context(|| format!("{path}: no directory {dir}"))?;
+        }
+        let entries = self.directories.get(&parent);
+        let entries = entries.with_context(|| format!("{path}: its parent is no directory"))?;
+        Ok(Entry { parent, name: name.to_owned(), id: entries.get(name).copied() })
+    }
+
+    /// The inode at `path`.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn existing(&self, path: &str) -> Result<Id> {
+        if path == ROOT_PATH {
+            return Ok(ROOT);
+        }
+        self.entry(path)?.id.with_context(|| format!("{path} does not exist"))
+    }
+
+    /// The directory and name at `path`, where nothing is.
+    ///
+    /// # Errors
+    /// There is something, or no such directory.
+    pub fn free(&self, path: &str) -> Result<Entry> {
+        let entry = self.entry(path)?;
+        ensure!(entry.id.is_none(), "{path} exists");
+        Ok(entry)
+    }
+
+    /// Sets or replaces a name.
+    pub fn set(&mut self, entry: &Entry, id: Id) {
+        if let Some(entries) = self.directories.get_mut(&entry.parent) {
+            entries.insert(entry.name.clone(), id);
+        }
+    }
+
+    /// Removes a name.
+    pub fn remove(&mut self, entry: &Entry) {
+        if let Some(entries) = self.directories.get_mut(&entry.parent) {
+            entries.remove(&entry.name);
+        }
+    }
+
+    /// Checks that `to` may be replaced by `from` in a rename.
+    ///
+    /// # Errors
+    /// They are of different kinds, one inode, or a directory would be moved below itself or over a
+    /// full one.
+    pub fn check_rename(&self, from: &str, to: &str) -> Result<()> {
+        let source = self.existing(from)?;
+        let target = self.entry(to)?.id;
+        if to.starts_with(&format!("{from}/")) || target == Some(source) {
+            bail!("{from} cannot be renamed to {to}");
+        }
+        if let Some(target) = target {
+            ensure!(
+                self.is_directory(source) == self.is_directory(target),
+                "{to} is of another kind"
+            );
+            ensure!(!self.is_directory(target) || self.is_empty(target), "{to} is not empty");
+        }
+        Ok(())
+    }
+
+    /// Every path below the root, with its inode.
+    pub fn paths(&self) -> BTreeMap<String, Id> {
+        let mut paths = BTreeMap::new();
+        self.collect(ROOT, "", &mut paths);
+        paths
+    }
+
+    fn collect(&self, dir: Id, prefix: &str, paths: &mut BTreeMap<String, Id>) {
+        for (name, id) in self.directories.get(&dir).into_iter().flatten() {
+            let path = format!("{prefix}{name}");
+            self.collect(*id, &format!("{path}/"), paths);
+            paths.insert(path, *id);
+        }
+    }
+}

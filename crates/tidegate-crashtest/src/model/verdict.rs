@@ -1,0 +1,172 @@
+//! The comparison of a state that was found with those that the model allows.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::Model;
+use super::tree::{Id, Tree};
+use crate::contents::writer;
+
+/// What is at a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Node {
+    /// A directory.
+    Directory,
+    /// A symbolic link and its target.
+    Symlink(String),
+    /// A regular file and its bytes.
+    File(Vec<u8>),
+}
+
+/// What was found at a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// What is there.
+    pub node: Node,
+    /// Permission bits.
+    pub mode: u32,
+    /// Number of names.
+    pub links: u64,
+    /// The extended attribute `user.crashtest`.
+    pub xattr: Option<String>,
+}
+
+/// What was found at all paths.
+pub type State = BTreeMap<String, Found>;
+
+/// Whether a state is allowed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is.
+    Allowed,
+    /// Only if something beside the sequence committed the journal in between; what it misses.
+    Misordered(String),
+    /// Never; why not.
+    Forbidden(String),
+}
+
+impl Verdict {
+    /// Whether the state is allowed.
+    pub fn is_allowed(&self) -> bool {
+        *self == Self::Allowed
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Allowed => write!(out, "allowed"),
+            Self::Misordered(why) => write!(out, "misordered: {why}"),
+            Self::Forbidden(why) => write!(out, "forbidden: {why}"),
+        }
+    }
+}
+
+impl Model {
+    /// Judges the state that a crash behind the last step left. `is_unordered` allows files that
+    /// were never synced to be missing.
+    pub fn judge(&self, state: &State, is_unordered: bool) -> Verdict {
+        let objections = |prefix: usize| self.objections(prefix, state, is_unordered);
+        let prefixes = 0..self.trees.len();
+        let fits: Vec<usize> = prefixes.filter(|prefix| objections(*prefix).is_empty()).collect();
+        let bounds = self.bounds;
+        match fits.last() {
+            Some(prefix) if *prefix >= bounds.here => Verdict::Allowed,
+            Some(prefix) if *prefix >= bounds.sure => {
+                Verdict::Misordered(objections(bounds.here).join("; "))
+            }
+            _ => {
+                let allowed = (bounds.sure..self.trees.len()).rev().map(objections);
+                let nearest = allowed.min_by_key(Vec::len).unwrap_or_default();
+                Verdict::Forbidden(nearest.join("; "))
+            }
+        }
+    }
+
+    /// Compares what a reader sees, without a crash.
+    pub fn judge_present(&self, state: &State) -> Vec<String> {
+        let contents = |id: Id, bytes: &[u8]| {
+            let wanted = self.file(id).map_or(&[][..], |history| history.contents());
+            let at = bytes.iter().zip(wanted).take_while(|(found, wanted)| found == wanted).count();
+            let (found, wanted_bytes) = (bytes.len(), wanted.len());
+            (bytes != wanted).then(|| {
+                format!("{found} bytes, {wanted_bytes} expected, which differ at offset {at}")
+            })
+        };
+        self.compare(self.tree(), state, false, contents)
+    }
+
+    fn objections(&self, prefix: usize, state: &State, is_unordered: bool) -> Vec<String> {
+        let contents = |id: Id, bytes: &[u8]| {
+            self.file(id).and_then(|history| history.possible(prefix).objection(bytes, writer))
+        };
+        self.compare(&self.trees[prefix], state, is_unordered, contents)
+    }
+
+    fn compare(
+        &self,
+        tree: &Tree,
+        state: &State,
+        is_unordered: bool,
+        contents: impl Fn(Id, &[u8]) -> Option<String>,
+    ) -> Vec<String> {
+        let paths = tree.paths();
+        let mut objections = Vec::new();
+        for (path, id) in &paths {
+            match state.get(path) {
+                Some(found) => {
+                    let links = paths.values().filter(|other| *other == id).count() as u64;
+                    objections.extend(
+                        self.differences(tree, *id, found, links, &contents)
+                            .into_iter()
+                            .map(|difference| format!("{path}: {difference}")),
+                    );
+                }
+                None if is_unordered && self.is_optional(*id) => {}
+                None => objections.push(format!("{path}: missing")),
+            }
+        }
+        let unknown = state.keys().filter(|path| !paths.contains_key(*path));
+        objections.extend(unknown.map(|path| format!("{path}: not expected to exist")));
+        objections
+    }
+
+    fn differences(
+        &self,
+        tree: &Tree,
+        id: Id,
+        found: &Found,
+        links: u64,
+        contents: &impl Fn(Id, &[u8]) -> Option<String>,
+    ) -> Vec<String> {
+        let target = self.inodes.get(&id).and_then(|inode| inode.target.as_ref());
+        let mut differences = Vec::new();
+        match &found.node {
+            Node::Directory if tree.is_directory(id) => {}
+            Node::Symlink(found) if target == Some(found) => {}
+            Node::File(bytes) if self.file(id).is_some() => {
+                differences.extend(contents(id, bytes));
+                if found.links != links {
+                    differences.push(format!("{} names, {links} expected", found.links));
+                }
+            }
+            other => differences.push(format!("of another kind: {}", kind_of(other))),
+        }
+        let wanted = tree.attributes(id);
+        if let Some(wanted) = wanted.filter(|wanted| wanted.mode != found.mode) {
+            differences.push(format!("mode {:o}, {:o} expected", found.mode, wanted.mode));
+        }
+        if let Some(wanted) = wanted.filter(|wanted| wanted.xattr != found.xattr) {
+            differences.push(format!("attribute {:?}, {:?} expected", found.xattr, wanted.xattr));
+        }
+        differences
+    }
+}
+
+fn kind_of(node: &Node) -> String {
+    match node {
+        Node::Directory => "a directory".into(),
+        Node::Symlink(target) => format!("a symbolic link to {target}"),
+        Node::File(bytes) => format!("a file of {} bytes", bytes.len()),
+    }
+}

@@ -1,0 +1,252 @@
+//! File operations and their text form, which the interpreter executes.
+
+use std::fmt;
+
+use anyhow::{Context, Result, bail};
+
+/// How the bytes of a [`Operation::Write`] reach the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteBy {
+    /// `pwrite`.
+    Call,
+    /// Stores into a shared mapping.
+    Mapping,
+    /// `IORING_OP_WRITE`.
+    Uring,
+    /// `pwrite` through an `O_DIRECT` description.
+    Direct,
+    /// `pwrite` through an `O_SYNC` description.
+    Sync,
+    /// `pwrite` through an `O_DSYNC` description.
+    DataSync,
+    /// `pwrite` through a duplicated descriptor.
+    Dup,
+    /// `pwrite` of a forked child.
+    Fork,
+    /// `pwrite` of a statically linked child.
+    Static,
+}
+
+impl WriteBy {
+    /// Every way, with its name in the text form.
+    pub const ALL: [(Self, &str); 9] = [
+        (Self::Call, "write"),
+        (Self::Mapping, "mmap"),
+        (Self::Uring, "uring-write"),
+        (Self::Direct, "direct"),
+        (Self::Sync, "osync"),
+        (Self::DataSync, "odsync"),
+        (Self::Dup, "dup"),
+        (Self::Fork, "fork write"),
+        (Self::Static, "static write"),
+    ];
+
+    fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(by, _)| *by == self).map_or("", |(_, name)| name)
+    }
+}
+
+/// How an [`Operation::Copy`] copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyBy {
+    /// `copy_file_range`.
+    Range,
+    /// `sendfile`.
+    Sendfile,
+    /// `splice` through a pipe.
+    Splice,
+}
+
+impl CopyBy {
+    /// Every way, with its name in the text form.
+    pub const ALL: [(Self, &str); 3] =
+        [(Self::Range, "copy"), (Self::Sendfile, "sendfile"), (Self::Splice, "splice")];
+}
+
+/// Mode of an [`Operation::Fallocate`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FallocateMode {
+    /// Allocates and extends the file.
+    Default,
+    /// `FALLOC_FL_KEEP_SIZE`.
+    Keep,
+    /// `FALLOC_FL_PUNCH_HOLE`.
+    Punch,
+    /// `FALLOC_FL_ZERO_RANGE`.
+    Zero,
+    /// `FALLOC_FL_COLLAPSE_RANGE`.
+    Collapse,
+    /// `FALLOC_FL_INSERT_RANGE`.
+    Insert,
+}
+
+impl FallocateMode {
+    /// Every mode, with its name in the text form.
+    pub const ALL: [(Self, &str); 6] = [
+        (Self::Default, "default"),
+        (Self::Keep, "keep"),
+        (Self::Punch, "punch"),
+        (Self::Zero, "zero"),
+        (Self::Collapse, "collapse"),
+        (Self::Insert, "insert"),
+    ];
+}
+
+/// One operation. Paths are relative to the file system's root; offsets and lengths are in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields say what they are")]
+pub enum Operation {
+    /// `open(O_CREAT | O_EXCL)`.
+    Create { path: String },
+    /// Writes into an existing file, also behind its end.
+    Write { by: WriteBy, path: String, offset: u64, length: u64 },
+    /// Writes at the end.
+    Append { path: String, length: u64 },
+    /// Appends through a stream, which creates the file where it does not exist.
+    Stdio { path: String, length: u64 },
+    /// `ftruncate`, down or up.
+    Truncate { path: String, size: u64 },
+    /// `open(O_TRUNC)`, then a write from the start.
+    TruncateOpen { path: String, length: u64 },
+    /// `fallocate`.
+    Fallocate { path: String, mode: FallocateMode, offset: u64, length: u64 },
+    /// Copies all of one file over the start of another, which is created where it does not exist.
+    Copy { by: CopyBy, from: String, to: String },
+    /// Another name for a file.
+    Link { from: String, to: String },
+    /// A symbolic link at `path`.
+    Symlink { target: String, path: String },
+    /// Removes a name.
+    Unlink { path: String },
+    /// Renames, also over an existing name, also a directory; by `io_uring` if `uring`.
+    Rename { from: String, to: String, uring: bool },
+    /// `RENAME_EXCHANGE`.
+    Exchange { from: String, to: String },
+    /// Makes a directory.
+    Mkdir { path: String },
+    /// Removes an empty directory.
+    Rmdir { path: String },
+    /// `O_TMPFILE`, a write, an fsync if `synced`, `linkat`.
+    Tmpfile { path: String, length: u64, synced: bool },
+    /// Sets the extended attribute `user.crashtest` to the operation's number.
+    SetXattr { path: String },
+    /// `chmod`.
+    Chmod { path: String, mode: u32 },
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Create { path } => write!(out, "create {path}"),
+            Self::Write { by, path, offset, length } => {
+                write!(out, "{} {path} {offset} {length}", by.name())
+            }
+            Self::Append { path, length } => write!(out, "append {path} {length}"),
+            Self::Stdio { path, length } => write!(out, "stdio {path} {length}"),
+            Self::Truncate { path, size } => write!(out, "truncate {path} {size}"),
+            Self::TruncateOpen { path, length } => write!(out, "truncate-open {path} {length}"),
+            Self::Fallocate { path, mode, offset, length } => {
+                let name = name_in(&FallocateMode::ALL, *mode);
+                write!(out, "fallocate {path} {name} {offset} {length}")
+            }
+            Self::Copy { by, from, to } => {
+                write!(out, "{} {from} {to}", name_in(&CopyBy::ALL, *by))
+            }
+            Self::Link { from, to } => write!(out, "link {from} {to}"),
+            Self::Symlink { target, path } => write!(out, "symlink {target} {path}"),
+            Self::Unlink { path } => write!(out, "unlink {path}"),
+            Self::Rename { from, to, uring: false } => write!(out, "rename {from} {to}"),
+            Self::Rename { from, to, uring: true } => write!(out, "uring-rename {from} {to}"),
+            Self::Exchange { from, to } => write!(out, "exchange {from} {to}"),
+            Self::Mkdir { path } => write!(out, "mkdir {path}"),
+            Self::Rmdir { path } => write!(out, "rmdir {path}"),
+            Self::Tmpfile { path, length, synced: false } => write!(out, "tmpfile {path} {length}"),
+            Self::Tmpfile { path, length, .. } => write!(out, "tmpfile {path} {length} fsync"),
+            Self::SetXattr { path } => write!(out, "setxattr {path}"),
+            Self::Chmod { path, mode } => write!(out, "chmod {path} {mode:o}"),
+        }
+    }
+}
+
+fn name_in<T: Copy + PartialEq>(all: &[(T, &'static str)], wanted: T) -> &'static str {
+    all.iter().find(|(value, _)| *value == wanted).map_or("", |(_, name)| name)
+}
+
+impl Operation {
+    /// The operation's name: the first words of its text form.
+    pub fn name(&self) -> String {
+        let text = self.to_string();
+        let mut words = text.split(' ');
+        let first = words.next().unwrap_or_default();
+        match self {
+            Self::Fallocate { mode, .. } => {
+                format!("fallocate {}", name_in(&FallocateMode::ALL, *mode))
+            }
+            Self::Write { by, .. } => by.name().to_owned(),
+            _ => first.to_owned(),
+        }
+    }
+
+    /// Reads the text form.
+    ///
+    /// # Errors
+    /// The line is no operation.
+    pub fn parse(line: &str) -> Result<Self> {
+        let words: Vec<&str> = line.split(' ').collect();
+        Self::of_words(&words).with_context(|| format!("{line:?} is no operation"))
+    }
+
+    fn of_words(words: &[&str]) -> Result<Self> {
+        let path = |index: usize| {
+            words.get(index).map(|word| (*word).to_owned()).context("a path is missing")
+        };
+        let number = |index: usize| -> Result<u64> {
+            Ok(words.get(index).context("a number is missing")?.parse()?)
+        };
+        if let Some(write) = write_of_words(words)? {
+            return Ok(write);
+        }
+        let name = *words.first().context("it is empty")?;
+        if let Some((by, _)) = CopyBy::ALL.iter().find(|(_, copy)| *copy == name) {
+            return Ok(Self::Copy { by: *by, from: path(1)?, to: path(2)? });
+        }
+        Ok(match name {
+            "create" => Self::Create { path: path(1)? },
+            "append" => Self::Append { path: path(1)?, length: number(2)? },
+            "stdio" => Self::Stdio { path: path(1)?, length: number(2)? },
+            "truncate" => Self::Truncate { path: path(1)?, size: number(2)? },
+            "truncate-open" => Self::TruncateOpen { path: path(1)?, length: number(2)? },
+            "fallocate" => {
+                let mode = words.get(2).context("a mode is missing")?;
+                let found = FallocateMode::ALL.iter().find(|(_, name)| name == mode);
+                let mode = found.context("no such mode")?.0;
+                Self::Fallocate { path: path(1)?, mode, offset: number(3)?, length: number(4)? }
+            }
+            "link" => Self::Link { from: path(1)?, to: path(2)? },
+            "symlink" => Self::Symlink { target: path(1)?, path: path(2)? },
+            "unlink" => Self::Unlink { path: path(1)? },
+            "rename" => Self::Rename { from: path(1)?, to: path(2)?, uring: false },
+            "uring-rename" => Self::Rename { from: path(1)?, to: path(2)?, uring: true },
+            "exchange" => Self::Exchange { from: path(1)?, to: path(2)? },
+            "mkdir" => Self::Mkdir { path: path(1)? },
+            "rmdir" => Self::Rmdir { path: path(1)? },
+            "tmpfile" => {
+                Self::Tmpfile { path: path(1)?, length: number(2)?, synced: words.len() > 3 }
+            }
+            "setxattr" => Self::SetXattr { path: path(1)? },
+            "chmod" => Self::Chmod { path: path(1)?, mode: u32::from_str_radix(&path(2)?, 8)? },
+            _ => bail!("no such name"),
+        })
+    }
+}
+
+fn write_of_words(words: &[&str]) -> Result<Option<Operation>> {
+    for (by, name) in WriteBy::ALL {
+        let name: Vec<&str> = name.split(' ').collect();
+        if let Some([path, offset, length]) = words.strip_prefix(name.as_slice()) {
+            let (offset, length) = (offset.parse()?, length.parse()?);
+            return Ok(Some(Operation::Write { by, path: (*path).to_owned(), offset, length }));
+        }
+    }
+    Ok(None)
+}

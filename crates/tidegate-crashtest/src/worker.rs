@@ -1,0 +1,46 @@
+//! A process with one machine, which tests the sequences that it is told.
+//!
+//! The campaign writes a line "last SEQUENCE" or "all SEQUENCE" for each test. The worker answers
+//! with a line "violation STEP TEXT" for each state that is not allowed, then "done" or "error
+//! TEXT".
+
+use std::io::{BufRead, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::machine::{Cuts, Fault, Machine, Runner};
+use crate::model::Kind;
+use crate::sequence::Sequence;
+
+/// Tests sequences until the input ends. `dir` is an empty directory.
+///
+/// # Errors
+/// The machine cannot be made, or the output is closed.
+pub fn work(dir: &Path, kind: Kind, runner: Runner, fault: Option<Fault>) -> Result<()> {
+    let mut machine = Machine::new(dir, kind, runner, fault)?;
+    say("ready")?;
+    for line in std::io::stdin().lock().lines() {
+        match test(&mut machine, &line?) {
+            Ok(()) => say("done")?,
+            Err(error) => say(&format!("error {error:#}"))?,
+        }
+    }
+    Ok(())
+}
+
+fn test(machine: &mut Machine, line: &str) -> Result<()> {
+    let (cuts, sequence) = line.split_once(' ').context("a test has cuts and a sequence")?;
+    let cuts = if cuts == "all" { Cuts::All } else { Cuts::Last };
+    let sequence: Sequence = sequence.parse()?;
+    for violation in machine.test(&sequence, cuts)? {
+        say(&format!("violation {} {}", violation.step, violation.what))?;
+    }
+    Ok(())
+}
+
+fn say(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", text.replace('\n', " "))?;
+    Ok(out.flush()?)
+}

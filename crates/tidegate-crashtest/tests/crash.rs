@@ -1,0 +1,133 @@
+//! Real power cuts: the model against plain ext4 and XFS, and `tidegate run` against the model.
+//! Needs root.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tidegate_crashtest::campaign::{Report, Setup, Test};
+use tidegate_crashtest::generator;
+use tidegate_crashtest::machine::{Cuts, Fault, Runner};
+use tidegate_crashtest::model::Kind;
+use tidegate_crashtest::sequence::Sequence;
+
+/// Whether `tidegate run` keeps its promise, so that each violation fails the tests. While it is
+/// false, the tests show that the known violations are found.
+const RUN_KEEPS_ITS_PROMISE: bool = false;
+/// Number of machines.
+const WORKERS: usize = 2;
+
+/// `tidegate` and its preload library, built beside this harness.
+fn tidegate() -> PathBuf {
+    let harness = Path::new(env!("CARGO_BIN_EXE_tidegate-crashtest"));
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--locked", "-p", "tidegate-cli", "-p", "tidegate-preload"]);
+    build.args((!cfg!(debug_assertions)).then_some("--release"));
+    // What cargo tells this test of its package would make build scripts run again.
+    let told = std::env::vars().map(|(name, _)| name);
+    for name in
+        told.filter(|name| ["CARGO_PKG", "CARGO_MANIFEST"].iter().any(|own| name.starts_with(own)))
+    {
+        build.env_remove(name);
+    }
+    assert!(build.status().expect("cargo starts").success(), "tidegate is not built");
+    harness.with_file_name("tidegate")
+}
+
+fn test(kind: Kind, runner: Runner, fault: Option<Fault>, tests: Vec<Test>) -> Report {
+    let harness = PathBuf::from(env!("CARGO_BIN_EXE_tidegate-crashtest"));
+    let setup = Setup { harness, kind, runner, fault, workers: WORKERS };
+    let report = setup.run(tests.into_iter(), |_, _| {}).expect("the machines work");
+    println!("{kind:?}: {report}");
+    for (sequence, error) in &report.errors {
+        println!("not tested: {}: {error}", sequence.one_line());
+    }
+    assert!(report.errors.is_empty(), "not all sequences could be tested");
+    report
+}
+
+#[track_caller]
+fn assert_none(report: &Report) {
+    for (sequence, what) in &report.violations {
+        println!("{}\n  {what}", sequence.one_line());
+    }
+    assert!(report.violations.is_empty(), "{} violations", report.violations.len());
+}
+
+fn run() -> Runner {
+    Runner::Tidegate { binary: tidegate(), options: Vec::new() }
+}
+
+fn at_every_step(sequence: Sequence) -> Test {
+    Test { sequence, cuts: Cuts::All }
+}
+
+fn sampled(count: u64) -> impl Iterator<Item = Test> {
+    (0..count).map(|seed| {
+        let length = 2 + usize::try_from(seed % 3).expect("it is small");
+        at_every_step(generator::sample(length, seed))
+    })
+}
+
+/// One in `parts` of the sequences of one operation with an action from outside, all without one.
+fn of_length_one(parts: usize) -> Vec<Test> {
+    let last = |sequence| Test { sequence, cuts: Cuts::Last };
+    let all: Vec<Sequence> = generator::all(1).collect();
+    let with_outside =
+        all.iter().flat_map(|sequence| generator::with_outside(sequence).into_iter().skip(1));
+    let with_outside: Vec<Sequence> = with_outside.step_by(parts).collect();
+    all.into_iter().chain(with_outside).map(last).collect()
+}
+
+#[test]
+fn plain_file_systems_stay_inside_the_model() {
+    for (kind, samples) in [(Kind::Ext4, 300), (Kind::Xfs, 100)] {
+        let tests = of_length_one(4).into_iter().chain(sampled(samples));
+        assert_none(&test(kind, Runner::Plain, None, tests.collect()));
+    }
+}
+
+#[test]
+fn run_keeps_its_promise_on_all_of_length_one_and_samples() {
+    for (kind, parts, samples) in [(Kind::Ext4, 1, 1500), (Kind::Xfs, 4, 500)] {
+        if RUN_KEEPS_ITS_PROMISE {
+            let tests = of_length_one(parts).into_iter().chain(sampled(samples));
+            assert_none(&test(kind, run(), None, tests.collect()));
+        }
+    }
+}
+
+/// Mistakes that lose what was synced, on a real disk.
+#[test]
+fn planted_mistakes_are_found() {
+    let sequences = [
+        "append d0/A 3000; fsync .",
+        "write d0/A 1000 3000; fdatasync .; write d0/A 1000 3000; fdatasync .",
+        "truncate d0/A 5000; append d0/A 3000; fsync .",
+    ];
+    let tests = || sequences.map(|text| at_every_step(text.parse().expect("it is valid"))).to_vec();
+    let runs = [
+        (Runner::Plain, Fault::DroppedSyncs),
+        (run(), Fault::DroppedSyncs),
+        (run(), Fault::LostRecords),
+    ];
+    for (runner, fault) in runs {
+        let report = test(Kind::Ext4, runner, Some(fault), tests());
+        assert!(!report.violations.is_empty(), "{fault:?} is not found");
+    }
+}
+
+/// Each is a finding against the first design of `run`.
+#[test]
+fn known_violations_are_found() {
+    let sequences = [
+        "copy d0/A d0/B; rename d0/B d1/B; outside commit",
+        "truncate-open d0/A 10",
+        "truncate d0/A 0; write d0/A 0 10",
+        "uring-rename d0/A d0/B; fsync d0",
+    ];
+    for text in sequences {
+        let sequence: Sequence = text.parse().expect("it is valid");
+        let report = test(Kind::Ext4, run(), None, vec![at_every_step(sequence)]);
+        assert_eq!(report.violations.is_empty(), RUN_KEEPS_ITS_PROMISE, "{text}");
+    }
+}

@@ -1,0 +1,185 @@
+//! The model against what file systems did: planted mistakes leave its set, what plain Linux may
+//! leave does not.
+
+use tidegate_crashtest::contents::{INITIAL_A, INITIAL_B, bytes};
+use tidegate_crashtest::model::{A_BYTES, B_BYTES, Found, Kind, Model, Node, State, Verdict};
+use tidegate_crashtest::sequence::Sequence;
+
+fn file(bytes: Vec<u8>) -> Found {
+    Found { node: Node::File(bytes), mode: 0o644, links: 1, xattr: None }
+}
+
+fn directory() -> Found {
+    Found { node: Node::Directory, mode: 0o755, links: 2, xattr: None }
+}
+
+fn old_a() -> Vec<u8> {
+    bytes(INITIAL_A, 0, A_BYTES)
+}
+
+/// The initial state.
+fn initial() -> State {
+    let directories = ["d0", "d1", "d3"].map(|path| (path.to_owned(), directory()));
+    let files = [("d0/A", old_a()), ("d1/B", bytes(INITIAL_B, 0, B_BYTES))];
+    let files = files.map(|(path, bytes)| (path.to_owned(), file(bytes)));
+    directories.into_iter().chain(files).collect()
+}
+
+/// The initial state with other bytes in `d0/A`.
+fn with_a(bytes: Vec<u8>) -> State {
+    let mut state = initial();
+    state.insert("d0/A".into(), file(bytes));
+    state
+}
+
+/// `state` with a file moved.
+fn moved(mut state: State, from: &str, to: &str) -> State {
+    let found = state.remove(from).expect("it exists");
+    state.insert(to.into(), found);
+    state
+}
+
+/// `d0/A` with the bytes of step `number` in a range.
+fn overwritten(number: u64, offset: u64, length: u64) -> Vec<u8> {
+    let mut contents = old_a();
+    let (start, end) =
+        (usize::try_from(offset).unwrap(), usize::try_from(offset + length).unwrap());
+    contents.resize(contents.len().max(end), 0);
+    contents[start..end].copy_from_slice(&bytes(number, offset, length));
+    contents
+}
+
+fn judge(kind: Kind, sequence: &str, state: &State) -> Verdict {
+    let sequence: Sequence = sequence.parse().unwrap();
+    Model::behind(kind, &sequence).unwrap().judge(state, false)
+}
+
+#[track_caller]
+fn allowed(sequence: &str, state: &State) {
+    for kind in [Kind::Ext4, Kind::Xfs] {
+        assert_eq!(judge(kind, sequence, state), Verdict::Allowed, "{kind:?}: {sequence}");
+    }
+}
+
+#[track_caller]
+fn forbidden(sequence: &str, state: &State) {
+    for kind in [Kind::Ext4, Kind::Xfs] {
+        let verdict = judge(kind, sequence, state);
+        assert!(matches!(verdict, Verdict::Forbidden(_)), "{kind:?}: {sequence}: {verdict}");
+    }
+}
+
+#[track_caller]
+fn misordered(sequence: &str, state: &State) {
+    for kind in [Kind::Ext4, Kind::Xfs] {
+        let verdict = judge(kind, sequence, state);
+        assert!(matches!(verdict, Verdict::Misordered(_)), "{kind:?}: {sequence}: {verdict}");
+    }
+}
+
+#[test]
+fn a_dropped_fsync_is_seen() {
+    let old = initial();
+    for operation in
+        ["append d0/A 3000", "write d0/A 1000 3000", "truncate d0/A 0", "chmod d0/A 600"]
+    {
+        allowed(operation, &old);
+        forbidden(&format!("{operation}; fsync d0/A"), &old);
+        forbidden(&format!("{operation}; sync"), &old);
+    }
+    forbidden("rename d0/A d0/B; fsync d0", &old);
+    forbidden("osync d0/A 1000 3000", &old);
+    forbidden("mmap d0/A 1000 3000; msync", &old);
+}
+
+#[test]
+fn an_emptied_file_is_seen() {
+    let empty = with_a(Vec::new());
+    forbidden("write d0/A 1000 3000", &empty);
+    forbidden("truncate d0/A 5000; fsync .", &empty);
+    allowed("truncate-open d0/A 10", &empty);
+    forbidden("truncate-open d0/A 10; fsync .", &empty);
+}
+
+#[test]
+fn a_file_that_replaces_another_is_not_empty_on_ext4() {
+    let sequence = "stdio d0/B 3000; rename d0/B d0/A";
+    let (empty, new) = (with_a(Vec::new()), with_a(bytes(1, 0, 3000)));
+    assert!(matches!(judge(Kind::Ext4, sequence, &empty), Verdict::Forbidden(_)));
+    assert_eq!(judge(Kind::Xfs, sequence, &empty), Verdict::Allowed);
+    allowed(sequence, &new);
+    allowed(sequence, &initial());
+    forbidden(&format!("{sequence}; fsync d0/A"), &initial());
+}
+
+#[test]
+fn a_name_that_comes_back_is_seen() {
+    let mut both = moved(initial(), "d0/A", "d0/B");
+    forbidden("rename d0/A d0/B; fsync d0/B", &initial());
+    allowed("rename d0/A d0/B; fsync d0/B", &both);
+    both.insert("d0/A".into(), file(old_a()));
+    forbidden("rename d0/A d0/B", &both);
+    forbidden("unlink d0/A; fsync d0", &initial());
+}
+
+#[test]
+fn older_bytes_are_seen() {
+    let sequence = "write d0/A 1000 3000; fsync .; write d0/A 1000 3000";
+    allowed(sequence, &with_a(overwritten(1, 1000, 3000)));
+    allowed(sequence, &with_a(overwritten(3, 1000, 3000)));
+    forbidden(sequence, &initial());
+    forbidden(&format!("{sequence}; fdatasync ."), &with_a(overwritten(1, 1000, 3000)));
+}
+
+#[test]
+fn new_bytes_before_old_ones_are_seen() {
+    forbidden("truncate-open d0/A 10", &with_a(overwritten(1, 0, 10)));
+    forbidden("truncate-open d0/A 10; fsync .", &with_a(overwritten(1, 0, 10)));
+}
+
+#[test]
+fn the_order_of_changes_is_kept() {
+    let renamed_only = moved(initial(), "d1/B", "d1/A");
+    // An append that is synced has the rename before it; measured on ext4 and XFS, as the two
+    // below.
+    let grown = with_a(overwritten(2, 10_000, 3000));
+    misordered_or_forbidden("rename d1/B d1/A; append d0/A 3000; fdatasync .", &grown);
+    allowed(
+        "rename d1/B d1/A; write d0/A 1000 3000; fdatasync .",
+        &with_a(overwritten(2, 1000, 3000)),
+    );
+    misordered(
+        "write d0/A 1000 3000; rename d1/B d1/A; fsync d0/A",
+        &with_a(overwritten(1, 1000, 3000)),
+    );
+    forbidden("chmod d0/A 600; rename d1/B d1/A", &renamed_only);
+    forbidden("rename d1/B d1/A; outside commit", &initial());
+}
+
+/// ext4 journals the data of directories, and syncs all such data by a commit.
+#[test]
+fn a_sync_of_a_clean_directory_commits_on_ext4() {
+    let sequence = "rename d0/A d0/B; fsync d1";
+    assert!(matches!(judge(Kind::Ext4, sequence, &initial()), Verdict::Forbidden(_)));
+    assert_eq!(judge(Kind::Xfs, sequence, &initial()), Verdict::Allowed);
+    allowed("rename d0/A d0/B; fsync d1/B", &initial());
+}
+
+#[track_caller]
+fn misordered_or_forbidden(sequence: &str, state: &State) {
+    for kind in [Kind::Ext4, Kind::Xfs] {
+        assert!(!judge(kind, sequence, state).is_allowed(), "{kind:?}: {sequence}");
+    }
+}
+
+#[test]
+fn a_file_that_was_never_synced_is_unordered_under_run() {
+    let sequence: Sequence = "create d0/B; append d0/A 3000; fsync .".parse().unwrap();
+    let model = Model::behind(Kind::Ext4, &sequence).unwrap();
+    let without = with_a(overwritten(2, 10_000, 3000));
+    assert!(!model.judge(&without, false).is_allowed());
+    assert_eq!(model.judge(&without, true), Verdict::Allowed);
+    let synced: Sequence = "create d0/B; fsync d0; append d0/A 3000; fsync .".parse().unwrap();
+    let model = Model::behind(Kind::Ext4, &synced).unwrap();
+    assert!(!model.judge(&without, true).is_allowed());
+}
