@@ -143,55 +143,6 @@ fn marks_without_a_place_for_their_note_stay_with_others() {
 }
 
 #[test]
-fn names_are_unchanged_for_who_has_had_their_lock_alone_since() {
-    let log = log();
-    let version = log.names_version();
-    assert!(log.lock_names().unwrap().unchanged_since(version));
-    assert!(!log.lock_names().unwrap().unchanged_since(version), "somebody had it in between");
-    let version = log.names_version();
-    log.note_unlocked_names();
-    assert!(!log.lock_names().unwrap().unchanged_since(version));
-    let held = log.lock_names().unwrap();
-    let version = log.names_version();
-    drop(held);
-    assert!(!log.lock_names().unwrap().unchanged_since(version), "somebody had it then");
-}
-
-#[test]
-fn who_dies_with_the_lock_of_names_leaves_a_version_that_counts_as_changed() {
-    let log = log();
-    let before = log.names_version();
-    std::thread::scope(|scope| {
-        // Ended, by the join: only then does the kernel give its locks away.
-        scope.spawn(|| std::mem::forget(log.lock_names().unwrap())).join().unwrap();
-    });
-    let dead = log.names_version();
-    let guard = log.lock_names().unwrap();
-    assert!(guard.owner_died() && !guard.unchanged_since(before) && !guard.unchanged_since(dead));
-    drop(guard);
-    let version = log.names_version();
-    assert!(log.lock_names().unwrap().unchanged_since(version));
-}
-
-#[test]
-fn a_directory_that_loses_its_entry_uncovers_all_names() {
-    let log = log();
-    let folder = log.entry_for(&key(1)).unwrap();
-    log.lock(folder).unwrap().mark_names_unlogged();
-    assert!(!log.names_covered_in(folder) && log.names_covered());
-    let other = log.entry_for(&key(2)).unwrap();
-    log.lock(other).unwrap().mark_names_unlogged();
-    let seen = log.lock(other).unwrap().unlogged();
-    log.lock(other).unwrap().synced(seen);
-    assert!(log.names_covered_in(other));
-    for inode in 3..=FILES_MAX + 3 {
-        log.entry_for(&key(inode)).unwrap();
-    }
-    assert!(log.names_covered_in(folder) && !log.names_covered());
-    assert_eq!(log.names_unlogged(), 1, "the other one was synced");
-}
-
-#[test]
 fn records_are_found_in_order_with_what_they_say() {
     let log = log();
     let data: Vec<u8> = (0..10_000_u32).map(|byte| byte.to_le_bytes()[0]).collect();
