@@ -46,7 +46,7 @@ pub use overlay::{Base, Overlay, OverlayError};
 pub use owner::{after_fork, current_process, process_of, thread_of};
 pub use pool::{CLOSED, HeaderFault, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, create};
 pub use record::{
-    Definition, Header, RecordKind, RenamePaths, checked_path, has_happened, identity,
+    Definition, FileHandle, FileSystemId, Header, RecordKind, checked_path, identity,
 };
 pub use scan::Scanner;
 pub use settle::{
