@@ -49,7 +49,7 @@ pub use lanes::{InFlight, PlainCall};
 pub use owner::{after_fork, current_process, process_of, thread_of};
 pub use pool::{CLOSED, HeaderFault, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, create};
 pub use record::{
-    Definition, Header, RecordKind, RenamePaths, checked_path, has_happened, identity,
+    Definition, FileHandle, FileSystemId, Header, RecordKind, checked_path, identity,
 };
 pub use scan::Scanner;
 pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
