@@ -19,7 +19,7 @@ use super::pool::NO_BOOT;
 use super::table::{self, FileKey, FileRef, flag};
 use super::{Log, Scanner};
 use crate::pmem::Kind;
-use crate::sync::{AtomicU64, Ordering, store_before_loads};
+use crate::sync::{Ordering, store_before_loads};
 
 impl Log {
     /// How far the log may be retired, once the files that its records name are synced: see

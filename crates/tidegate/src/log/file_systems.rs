@@ -173,7 +173,8 @@ mod tests {
     #[test]
     fn a_file_system_without_order_is_committed_as_a_whole_only() {
         let log = log();
-        let (ordered, other) = (log.file_system(5, true).unwrap(), log.file_system(6, false).unwrap());
+        let (ordered, other) =
+            (log.file_system(5, true).unwrap(), log.file_system(6, false).unwrap());
         log.note_change_everywhere();
         assert!(log.is_pending(ordered) && log.is_pending(other));
         log.committed(other, log.changes(other));

@@ -22,7 +22,11 @@ use super::table;
 use crate::sync::{AtomicU64, Ordering};
 
 const LANE_BYTES: u64 = 64;
+#[cfg(not(feature = "loom"))]
 const LANES: u64 = 8192;
+/// Few, for loom looks at each.
+#[cfg(feature = "loom")]
+const LANES: u64 = 2;
 /// A change of names or attributes.
 const METADATA: u64 = 1 << 62;
 /// Writes to any files.

@@ -121,6 +121,8 @@ pub struct DefinitionBytes {
 
 /// Bit of [`DefinitionBytes::flags`]: the file's story is confirmed by a sync of the file.
 pub const DEFINITION_COVERED: u16 = 1;
+/// Bit of [`DefinitionBytes::flags`]: a story begins here; earlier records of the file do not count.
+pub const DEFINITION_STARTS: u16 = 2;
 
 const _: () = {
     assert!(size_of::<LogHeaderBytes>() == 64);

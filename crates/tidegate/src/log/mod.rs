@@ -56,7 +56,7 @@ pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
 pub use story::{Change, CoverState};
 pub use table::{FileKey, FileRef};
 
-use control::{PATIENCE, Start};
+use control::Start;
 use touched::Touched;
 
 use crate::pmem::{Kind, LockFailure, Locked, Region, RegionOptions, SharedMemory};

@@ -12,8 +12,8 @@ use zerocopy::little_endian::{I32, U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::layout::{
-    DEFINITION_COVERED, DefinitionBytes, HANDLE_BYTES_MAX, PATH_BYTES_MAX, RECORD_ALIGN_BYTES,
-    RECORD_GROWS, RecordHeaderBytes,
+    DEFINITION_COVERED, DEFINITION_STARTS, DefinitionBytes, HANDLE_BYTES_MAX, PATH_BYTES_MAX,
+    RECORD_ALIGN_BYTES, RECORD_GROWS, RecordHeaderBytes,
 };
 
 /// What a record tells.
@@ -241,7 +241,11 @@ pub struct Definition<'a> {
     pub handle: FileHandle,
     /// The story is confirmed: all that the file was when the story began is durable in the file.
     pub covered: bool,
-    /// Size of the file in bytes that is durable, if `covered`.
+    /// The story begins here: no earlier record of the file counts. Else it goes on, and the definition
+    /// is repeated, since the tail is about to pass the former one.
+    pub starts: bool,
+    /// Size of the file in bytes that is durable, if `covered`. Growth in records before the position
+    /// that the header's `aux` says is promised then, too.
     pub size_bytes: u64,
     /// Device number when the record was written.
     pub device: u64,
@@ -263,7 +267,10 @@ impl<'a> Definition<'a> {
             inode: U64::new(self.inode),
             handle_type: I32::new(self.handle.kind),
             handle_bytes: U16::new(u16::from(self.handle.len)),
-            flags: U16::new(if self.covered { DEFINITION_COVERED } else { 0 }),
+            flags: U16::new(
+                if self.covered { DEFINITION_COVERED } else { 0 }
+                    | if self.starts { DEFINITION_STARTS } else { 0 },
+            ),
         }
     }
 
@@ -281,6 +288,7 @@ impl<'a> Definition<'a> {
             file_system: fixed.file_system,
             handle: FileHandle::new(fixed.handle_type.get(), handle)?,
             covered: fixed.flags.get() & DEFINITION_COVERED != 0,
+            starts: fixed.flags.get() & DEFINITION_STARTS != 0,
             size_bytes: fixed.size_bytes.get(),
             device: fixed.device.get(),
             inode: fixed.inode.get(),

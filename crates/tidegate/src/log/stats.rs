@@ -175,12 +175,8 @@ mod tests {
         stats.add_write(SLOTS - 1, 28);
         stats.add(Counter::Writes, 1);
         stats.add(Counter::SyncsSkipped, 7);
-        let totals = [
-            Counter::Writes,
-            Counter::WriteBytes,
-            Counter::UnloggedWrites,
-            Counter::SyncsSkipped,
-        ];
+        let totals =
+            [Counter::Writes, Counter::WriteBytes, Counter::UnloggedWrites, Counter::SyncsSkipped];
         assert_eq!(totals.map(|counter| stats.total(counter)), [3, 128, 0, 7]);
         let slot = control.slot(0);
         assert!(

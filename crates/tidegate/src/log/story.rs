@@ -125,7 +125,8 @@ impl Log {
         }
         let wanted = table::all(&self.control).filter(|(_, entry)| {
             entry.flags().load(Ordering::Relaxed) & flag::WANT_KEPT != 0
-                && entry.flags().fetch_and(!flag::WANT_KEPT, Ordering::SeqCst) & flag::WANT_KEPT != 0
+                && entry.flags().fetch_and(!flag::WANT_KEPT, Ordering::SeqCst) & flag::WANT_KEPT
+                    != 0
         });
         wanted.map(|(file, _)| file).collect()
     }
@@ -182,8 +183,8 @@ impl FileGuard<'_> {
     /// # Errors
     /// [`AppendError`]: no story has begun.
     pub fn begin_story(&self, definition: &Definition<'_>) -> Result<(), AppendError> {
-        let starts = Definition { starts: true, covered: false, ..*definition };
-        self.begin()?.define(&Definition { size: 0, marked_until: 0, ..starts })?;
+        let starts = Definition { starts: true, covered: false, size_bytes: 0, ..*definition };
+        self.begin()?.define(&starts)?;
         self.clear(flag::OF_STORY);
         self.entry().marked_at().store(0, Ordering::Relaxed);
         // Not known yet; a truncation before the file is covered makes it less.
@@ -211,12 +212,11 @@ impl FileGuard<'_> {
         if !undisturbed {
             return Ok(false);
         }
-        let size = state.size.min(self.durable_size());
-        let covers = Definition { starts: false, covered: true, size, ..*definition };
-        let covers = Definition { marked_until: state.synced_from, ..covers };
-        self.begin()?.define(&covers)?;
+        let size_bytes = state.size.min(self.durable_size());
+        let covers = Definition { starts: false, covered: true, size_bytes, ..*definition };
+        self.begin()?.define_marked(&covers, state.synced_from)?;
         entry.marked_at().store(state.synced_from, Ordering::Relaxed);
-        entry.durable_size().store(size, Ordering::Relaxed);
+        entry.durable_size().store(size_bytes, Ordering::Relaxed);
         entry.synced().fetch_max(state.unlogged, Ordering::SeqCst);
         self.set(if state.is_dense { flag::COVERED | flag::DENSE } else { flag::COVERED });
         Ok(true)
@@ -233,9 +233,9 @@ impl FileGuard<'_> {
         definition: &Definition<'_>,
     ) -> Result<(), AppendError> {
         let covered = self.has(flag::COVERED);
-        let size = if covered { self.durable_size() } else { 0 };
-        let goes_on = Definition { starts: false, covered, size, ..*definition };
-        ticket.define(&Definition { marked_until: self.marked_until(), ..goes_on })
+        let size_bytes = if covered { self.durable_size() } else { 0 };
+        let goes_on = Definition { starts: false, covered, size_bytes, ..*definition };
+        ticket.define_marked(&goes_on, self.marked_until())
     }
 
     /// Ends the file's story. The file must have been made durable before, unless its story was never
@@ -330,5 +330,147 @@ impl FileGuard<'_> {
     /// A write begins behind the file's end: what lies between is a hole.
     pub fn note_hole(&self) {
         self.clear(flag::DENSE);
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::io::IoSlice;
+
+    use super::super::tests::{definition, key, log};
+    use super::super::{Log, RecordKind, Scanner};
+    use super::*;
+
+    fn file(log: &Log) -> FileRef {
+        log.entry_for(&key(1)).unwrap()
+    }
+
+    /// Covers the file, of `size` bytes that are all written.
+    fn cover(log: &Log, size: u64) -> bool {
+        let guard = log.lock(file(log)).unwrap();
+        guard.begin_story(&definition(1)).unwrap();
+        let state = state(log, &guard, size);
+        guard.cover(&state, &definition(1)).unwrap()
+    }
+
+    fn state(log: &Log, guard: &FileGuard<'_>, size: u64) -> CoverState {
+        let (unlogged, synced_from) = (guard.unlogged(), log.head());
+        CoverState { unlogged, synced_from, size, is_dense: true }
+    }
+
+    fn kinds(log: &Log) -> Vec<RecordKind> {
+        let records = Scanner::new(log.pool(), log.tail(), log.pool().limit().unwrap());
+        records.map(|record| record.kind).collect()
+    }
+
+    const GROWTH: Change = Change { bytes: 10, grew: true, changes: 3 };
+
+    #[test]
+    fn a_file_is_covered_only_while_all_changes_are_logged() {
+        let log = log();
+        let file = file(&log);
+        assert!(!log.is_covered(file), "nobody knows what was written before");
+        assert!(cover(&log, 100) && log.is_covered(file));
+        let guard = log.lock(file).unwrap();
+        guard.mark_unlogged(false);
+        assert!(!log.is_covered(file));
+        drop(guard);
+        assert!(cover(&log, 100) && log.is_covered(file));
+        log.suspend();
+        assert!(!log.is_covered(file));
+        log.resume_logging();
+        assert!(log.is_covered(file));
+        log.note_failure(file).unwrap();
+        assert!(!log.is_covered(file));
+        let guard = log.lock(file).unwrap();
+        assert!(guard.take_failure() && !guard.take_failure());
+        assert!(log.is_covered(file));
+        guard.end_story().unwrap();
+        assert!(!log.is_covered(file) && !guard.is_logged());
+    }
+
+    #[test]
+    fn a_change_past_the_log_during_the_sync_leaves_the_file_plain() {
+        let log = log();
+        let guard = log.lock(file(&log)).unwrap();
+        guard.begin_story(&definition(1)).unwrap();
+        let state = state(&log, &guard, 100);
+        guard.mark_unlogged(true);
+        assert_eq!(guard.cover(&state, &definition(1)), Ok(false));
+        guard.release_sticky();
+        assert_eq!(guard.cover(&state, &definition(1)), Ok(false));
+    }
+
+    #[test]
+    fn only_overwrites_of_what_is_on_the_disk_grow_nothing() {
+        let log = log();
+        assert!(cover(&log, 100));
+        let guard = log.lock(file(&log)).unwrap();
+        assert!(!guard.grows(100) && guard.grows(101));
+        guard.note_change(GROWTH);
+        assert!(guard.has_grown() && guard.was_written() && guard.grown_changes() == 3);
+        assert!(guard.grows(101), "not promised yet");
+        guard.mark(110).unwrap();
+        assert!(!guard.has_grown() && !guard.was_written() && !guard.grows(110));
+        guard.note_size(50, false);
+        assert!(!guard.grows(50) && guard.grows(51), "cut");
+        guard.note_hole();
+        assert!(guard.grows(1), "what lies in a hole is not known");
+    }
+
+    #[test]
+    fn a_mark_is_appended_only_after_growth() {
+        let log = log();
+        assert!(cover(&log, 100));
+        let guard = log.lock(file(&log)).unwrap();
+        guard.note_change(Change { grew: false, ..GROWTH });
+        assert!(guard.was_written() && !guard.has_grown() && guard.unsynced_bytes() == 10);
+        guard.mark(100).unwrap();
+        assert_eq!((guard.unsynced_bytes(), guard.was_written()), (0, false));
+        assert_eq!(kinds(&log), [RecordKind::Define; 2]);
+        guard.note_change(GROWTH);
+        guard.mark(110).unwrap();
+        assert_eq!(kinds(&log).last(), Some(&RecordKind::Mark));
+        assert_eq!(guard.marked_until(), log.head());
+    }
+
+    #[test]
+    fn a_cut_while_the_file_is_admitted_counts() {
+        let log = log();
+        let guard = log.lock(file(&log)).unwrap();
+        guard.begin_story(&definition(1)).unwrap();
+        let state = state(&log, &guard, 100);
+        guard.begin().unwrap().set_size(30, false).unwrap();
+        guard.note_size(30, false);
+        assert!(guard.grows(1), "nothing is known of the file yet");
+        assert_eq!(guard.cover(&state, &definition(1)), Ok(true));
+        assert_eq!(guard.durable_size(), 30);
+    }
+
+    #[test]
+    fn a_story_can_be_ended_while_its_lock_is_held() {
+        let log = log();
+        assert!(cover(&log, 100));
+        let guard = log.lock(file(&log)).unwrap();
+        log.end_without_lock(file(&log)).unwrap();
+        assert!(!guard.is_covered() && !guard.is_logged());
+        guard.begin().unwrap().write(0, &[IoSlice::new(b"x")], false).unwrap();
+        use RecordKind::{Define, End, Write};
+        assert_eq!(kinds(&log), [Define, Define, End, Write]);
+    }
+
+    #[test]
+    fn the_supervisor_is_asked_once_for_a_descriptor() {
+        let log = log();
+        let file = file(&log);
+        assert!(log.take_wanted_kept().is_empty());
+        log.want_kept(file);
+        assert_eq!(log.take_wanted_kept(), [file]);
+        assert!(log.take_wanted_kept().is_empty());
+        assert!(!log.wait_for_kept(file, Duration::from_secs(10)), "nobody supervises");
+        log.note_kept(file, true);
+        assert!(log.wait_for_kept(file, Duration::ZERO));
+        log.note_kept(file, false);
+        assert!(!log.is_kept(file));
     }
 }

@@ -2,8 +2,6 @@
 
 use std::io::IoSlice;
 
-use zerocopy::IntoBytes;
-
 use super::super::error::AppendError;
 use super::super::layout::RECORD_ALIGN_BYTES;
 use super::super::record::{Definition, Header, RecordKind};
@@ -26,11 +24,19 @@ impl Ticket<'_> {
     /// # Errors
     /// [`AppendError`].
     pub fn define(&mut self, definition: &Definition<'_>) -> Result<(), AppendError> {
+        self.define_marked(definition, 0)
+    }
+
+    /// As [`define`](Self::define), and that growth in records before `marked_until` is promised.
+    pub(in crate::log) fn define_marked(
+        &mut self,
+        definition: &Definition<'_>,
+        marked_until: u64,
+    ) -> Result<(), AppendError> {
         let fixed = definition.encode();
-        let parts =
-            [fixed.as_bytes(), definition.handle, definition.path].map(IoSlice::new);
+        let parts = definition.parts(&fixed);
         let id = self.entry.id().load(Ordering::Relaxed);
-        let numbers = Numbers { aux: definition.marked_until, ..Numbers::default() };
+        let numbers = Numbers { aux: marked_until, ..Numbers::default() };
         // The first definition names the file by the position that it gets.
         let position = self.append(RecordKind::Define, id, &numbers, &parts, Room::Definitions)?;
         if id == 0 {

@@ -26,6 +26,16 @@ impl Binding {
         let Self { identity, device, inode, ref path } = *self;
         let (file_system, handle) = ([0; 16], FileHandle::NONE);
         let (covered, size_bytes) = (false, 0);
-        Definition { identity, file_system, handle, covered, size_bytes, device, inode, path }
+        Definition {
+            identity,
+            file_system,
+            handle,
+            covered,
+            starts: false,
+            size_bytes,
+            device,
+            inode,
+            path,
+        }
     }
 }

@@ -22,13 +22,23 @@ struct Handle {
     content: [u8; HANDLE_BYTES_MAX],
 }
 
+/// The UUID of the file system of an open file (placeholder until the new recovery is merged).
+///
+/// # Errors
+/// The kernel's.
+pub fn file_system_id(file: impl AsFd) -> io::Result<crate::log::FileSystemId> {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&rustix::fs::fstatvfs(file)?.f_fsid.to_le_bytes());
+    Ok(id)
+}
+
 /// The identity of an open file: [`identity`] of its file system and its handle there.
 ///
 /// # Errors
 /// The file system has no handles, for one.
 pub fn identity_of(file: impl AsFd) -> io::Result<u64> {
     let file = file.as_fd();
-    let file_system = rustix::fs::fstatvfs(file)?.f_fsid;
+    let file_system = file_system_id(file)?;
     let bytes = u32::try_from(HANDLE_BYTES_MAX).unwrap_or(0);
     let mut handle = Handle { bytes, kind: 0, content: [0; HANDLE_BYTES_MAX] };
     let mut mount = 0;
@@ -47,7 +57,7 @@ pub fn identity_of(file: impl AsFd) -> io::Result<u64> {
         return Err(io::Error::last_os_error());
     }
     let len = usize::try_from(handle.bytes).unwrap_or(HANDLE_BYTES_MAX).min(HANDLE_BYTES_MAX);
-    Ok(identity(file_system, handle.kind, &handle.content[..len]))
+    Ok(identity(&file_system, handle.kind, &handle.content[..len]))
 }
 
 /// The mount through which a file was opened: a number that the kernel gives once while it runs, higher than all before. 0 where
