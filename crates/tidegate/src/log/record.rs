@@ -390,7 +390,17 @@ mod tests {
         let handle = FileHandle::new(-1, &[9; 12]).expect("a handle of 12 bytes");
         let (file_system, size_bytes) = ([7; 16], 1 << 33);
         let (identity, device, inode, covered) = (1, 2, 3, true);
-        Definition { identity, file_system, handle, covered, size_bytes, device, inode, path }
+        Definition {
+            identity,
+            file_system,
+            handle,
+            covered,
+            starts: false,
+            size_bytes,
+            device,
+            inode,
+            path,
+        }
     }
 
     fn payload(definition: &Definition<'_>) -> Vec<u8> {

@@ -424,7 +424,7 @@ mod tests {
         let guard = log.lock(file).unwrap();
         assert!(guard.owner_died());
         log.interrupted_on(&guard).for_each(|it| log.settle(&it));
-        guard.mended();
+        guard.repaired();
         drop(guard);
         // Nothing is left to be mended of this one.
         die(false);

@@ -340,7 +340,7 @@ fn a_checkpoint_waits_for_the_cleaner() {
             let _supervision = log.supervise(Duration::ZERO).unwrap();
             ready.send(()).unwrap();
             // The right to clean is held until the waiter has seen the new tail.
-            while log.stats().total(Counter::Names) == 0 {
+            while log.stats().total(Counter::Leaves) == 0 {
                 if log.wanted() > log.tail() {
                     log.retire_to(log.safe_position()).unwrap();
                 }
@@ -349,7 +349,7 @@ fn a_checkpoint_waits_for_the_cleaner() {
         });
         started.recv().unwrap();
         let done = log.checkpoint(Duration::from_secs(60));
-        log.stats().add(Counter::Names, 1);
+        log.stats().add(Counter::Leaves, 1);
         assert!(done);
     });
 }
