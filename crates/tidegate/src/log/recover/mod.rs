@@ -1,8 +1,42 @@
-//! Recovery (being rewritten in another branch).
+//! Recovery: from the records that a crash left to files that have all that was promised.
+//!
+//! Three steps. [`Planner`] takes the records and tells which stories of files count; no file is looked
+//! at. [`replay`] computes what one file must be, from its story and from what the disk has of it; it is
+//! pure, too. [`apply`] makes the files so, through a seam ([`FileSystem`]) that tests break at will.
+//!
+//! Only bytes and sizes of files that exist are restored. Names, attributes, and files that no sync has
+//! covered are what the kernel has left.
+//!
+//! A target says what must be, not what to do next, so that applying it twice, or again after a crash
+//! inside it, ends in the same files. The records stay in the log until the caller has seen an
+//! [`Outcome`] that is complete.
+
+mod apply;
 mod extents;
+mod finding;
+pub mod fuzzing;
+mod gather;
 mod handle;
+mod local;
+mod parallel;
+mod plan;
+mod ranges;
+mod replay;
+mod source;
 mod writing;
 
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
+
+pub use apply::{ApplyOptions, Failure, FileState, FileSystem, Outcome, Progress, apply};
 pub use extents::{Content, Extent};
-pub use handle::{file_system_id, identity_of, mount_of};
+pub use finding::{Finding, Findings};
+pub use handle::{
+    file_system_id, handle_of, identity_of, is_dense, mount_of, open_by_handle, written_ranges,
+};
+pub use local::LocalFiles;
+pub use plan::{FilePlan, Operation, Payload, Plan, Planner, Step};
+pub use ranges::Ranges;
+pub use replay::{Disk, Target, replay};
+pub use source::{LogData, Recovered, plan_pool, recover_pool};
 pub use writing::{finish_writing, start_writing};
