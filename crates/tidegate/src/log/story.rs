@@ -85,6 +85,21 @@ impl Log {
             || entry.generation().load(Ordering::SeqCst) != u64::from(file.generation)
     }
 
+    /// The story of some file has begun since the log is in use.
+    #[inline]
+    pub fn has_stories(&self) -> bool {
+        self.control.stories().load(Ordering::SeqCst) != 0
+    }
+
+    /// Counts a change of the names or attributes of a file whose changes are logged: to be called before the
+    /// system call and after it. The file's next sync is real, since it would make that durable.
+    pub fn note_own_change(&self, file: FileRef) {
+        let entry = table::entry(&self.control, file.index);
+        if entry.generation().load(Ordering::SeqCst) == u64::from(file.generation) {
+            entry.own_changes().fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
     /// A file with these numbers whose changes are logged, if there is one. There may be two where one
     /// was removed and the other one has got its number.
     pub fn logged_with(&self, device: u64, inode: u64) -> Option<FileRef> {
@@ -103,6 +118,12 @@ impl Log {
     pub fn has_grown(&self, file: FileRef) -> bool {
         let entry = table::entry(&self.control, file.index);
         entry.flags().load(Ordering::SeqCst) & flag::GREW != 0
+    }
+
+    fn note_stories(&self) {
+        if !self.has_stories() {
+            self.control.stories().store(1, Ordering::SeqCst);
+        }
     }
 
     /// Ends the story of a file whose lock cannot be had: its holder is stopped, or is the calling
@@ -203,11 +224,7 @@ impl FileGuard<'_> {
     ///
     /// # Errors
     /// [`AppendError`]: no story has begun.
-    pub fn begin_story(
-        &self,
-        definition: &Definition<'_>,
-        size: u64,
-    ) -> Result<(), AppendError> {
+    pub fn begin_story(&self, definition: &Definition<'_>, size: u64) -> Result<(), AppendError> {
         let starts = Definition { starts: true, covered: false, size_bytes: 0, ..*definition };
         self.begin()?.define(&starts)?;
         self.clear(flag::OF_STORY);
@@ -218,6 +235,8 @@ impl FileGuard<'_> {
         self.entry().size().store(size, Ordering::Relaxed);
         let story = self.entry().defined_at().load(Ordering::Relaxed);
         self.entry().story().store(story, Ordering::Relaxed);
+        self.own_synced(self.own_changes());
+        self.log().note_stories();
         self.set(flag::LOGGED);
         Ok(())
     }
@@ -330,6 +349,22 @@ impl FileGuard<'_> {
     /// The file has grown, or changed its size, since its last mark.
     pub fn has_grown(&self) -> bool {
         self.has(flag::GREW)
+    }
+
+    /// The count of changes of the file's names and attributes, for [`own_synced`](Self::own_synced).
+    pub fn own_changes(&self) -> u64 {
+        self.entry().own_changes().load(Ordering::SeqCst)
+    }
+
+    /// Names or attributes of the file were changed since its last real sync.
+    pub fn has_own_changes(&self) -> bool {
+        self.own_changes() != self.entry().own_synced().load(Ordering::SeqCst)
+    }
+
+    /// A real sync of all of the file has succeeded, or is about to be made for its story, that begins after
+    /// [`own_changes`](Self::own_changes) was `seen`.
+    pub fn own_synced(&self, seen: u64) {
+        self.entry().own_synced().fetch_max(seen, Ordering::SeqCst);
     }
 
     /// Where the last record ends that changes the file's bytes or size.

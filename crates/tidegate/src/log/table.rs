@@ -111,6 +111,10 @@ impl<'a> Entry<'a> {
         retired_end at 208;
         /// Position of the definition that the file's story begins with.
         story at 216;
+        /// Counts changes of the file's names and attributes, while its changes are logged.
+        own_changes at 224;
+        /// What `own_changes` was when a real sync that covered it began.
+        own_synced at 232;
     }
 }
 
@@ -248,7 +252,7 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     for word in [entry.marked_at(), entry.durable_size(), entry.grown_changes()] {
         word.store(0, Ordering::Relaxed);
     }
-    for word in [entry.size(), entry.story()] {
+    for word in [entry.size(), entry.story(), entry.own_changes(), entry.own_synced()] {
         word.store(0, Ordering::Relaxed);
     }
     for word in [entry.changed_end(), entry.unsynced_bytes(), entry.retired_end()] {
