@@ -34,6 +34,8 @@ const SUSPENDED_AT: u64 = 704;
 const KEPT_AT: u64 = 720;
 /// A half word: some file waits for that.
 const WANT_KEPT_AT: u64 = 724;
+/// Not zero: the story of some file has begun since the log is in use.
+const STORIES_AT: u64 = 728;
 /// The position up to which somebody waits for the log to be retired.
 const WANTED_AT: u64 = 640;
 /// Half words that processes wait on: room in the log, work for the cleaner.
@@ -160,6 +162,11 @@ impl Control {
 
     pub(super) fn suspended(&self) -> &AtomicU64 {
         self.memory.word(SUSPENDED_AT)
+    }
+
+    /// Not zero: the story of some file has begun.
+    pub(super) fn stories(&self) -> &AtomicU64 {
+        self.memory.word(STORIES_AT)
     }
 
     /// Not zero: a file waits for the supervisor to hold a descriptor of it.

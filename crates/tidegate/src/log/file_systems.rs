@@ -66,6 +66,8 @@ impl Log {
             let is_it = found.is_ok() || found == Err(id);
             if found.is_ok() {
                 words.commits_in_order.store(u64::from(commits_in_order), Ordering::Release);
+                // What was changed before the log knew the file system was counted nowhere.
+                words.changes.fetch_add(1, Ordering::SeqCst);
             }
             is_it.then(|| FileSystemRef(u32::try_from(number).unwrap_or(0)))
         })
@@ -135,7 +137,10 @@ impl Log {
     }
 
     /// The process for which [`suspend`](Self::suspend) was called has ended.
+    ///
+    /// What it changed of names, attributes and sizes was not counted: it is pending everywhere.
     pub fn resume_logging(&self) {
+        self.note_change_everywhere();
         let less = |count: u64| Some(count.saturating_sub(1));
         let _ = self.control.suspended().fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     }
@@ -156,6 +161,8 @@ mod tests {
         let log = log();
         let fs = log.file_system(5, true).unwrap();
         assert_eq!(log.file_system(5, true), Some(fs));
+        assert!(log.is_pending(fs), "what was changed before");
+        log.committed(fs, log.changes(fs));
         assert!(!log.is_pending(fs));
         log.note_change(fs);
         let before_its_end = log.changes(fs);

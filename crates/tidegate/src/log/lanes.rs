@@ -237,6 +237,7 @@ mod tests {
     fn a_thread_that_died_in_a_change_of_names_leaves_it_pending() {
         let log = log();
         let fs = log.file_system(77, true).unwrap();
+        log.committed(fs, log.changes(fs));
         std::thread::scope(|scope| {
             let dying = || {
                 log.claim_lane(|_, _| true);

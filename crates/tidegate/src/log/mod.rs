@@ -151,6 +151,16 @@ impl Log {
         self.touched.forget();
     }
 
+    /// Gives the log up for this process: neither pool nor control memory is mapped any more. No operation
+    /// on the log may be in the middle, or be begun after that; one that reads finds zeroes.
+    ///
+    /// # Errors
+    /// The kernel's: what could not be given up is mapped as before.
+    pub fn abandon(&self) -> std::io::Result<()> {
+        self.pool.region().abandon()?;
+        self.control.memory().abandon()
+    }
+
     /// The log on its medium.
     pub fn pool(&self) -> &LogPool {
         &self.pool

@@ -46,10 +46,13 @@ pub struct CoverState {
 pub struct Change {
     /// Bytes that were logged.
     pub bytes: u64,
-    /// It grew the file, or changed its size.
+    /// It did more than to overwrite bytes that are known to be on the disk.
     pub grew: bool,
-    /// The count of changes in the file system before the kernel made this one.
-    pub changes: u64,
+    /// It changed the file's size: the count of changes in the file system before the kernel did. Only
+    /// of such a change it is certain that a sync commits it.
+    pub resized: Option<u64>,
+    /// The file's size in bytes since.
+    pub size: u64,
 }
 
 fn is_covered(log: &Log, entry: &Entry<'_>) -> bool {
@@ -71,6 +74,38 @@ impl Log {
         covered && entry.generation().load(Ordering::SeqCst) == u64::from(file.generation)
     }
 
+    /// Changes of the file are to be logged, or the reference is stale: the file is to be looked up.
+    ///
+    /// Asked by a thread that is in its [lane](Self::enter): either it finds the story here, or whoever
+    /// begins the story finds the lane.
+    #[inline]
+    pub fn must_log(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        entry.flags().load(Ordering::SeqCst) & flag::LOGGED != 0
+            || entry.generation().load(Ordering::SeqCst) != u64::from(file.generation)
+    }
+
+    /// The story of some file has begun since the log is in use.
+    #[inline]
+    pub fn has_stories(&self) -> bool {
+        self.control.stories().load(Ordering::SeqCst) != 0
+    }
+
+    /// Counts a change of the names or attributes of a file whose changes are logged: to be called before the
+    /// system call and after it. The file's next sync is real, since it would make that durable.
+    pub fn note_own_change(&self, file: FileRef) {
+        let entry = table::entry(&self.control, file.index);
+        if entry.generation().load(Ordering::SeqCst) == u64::from(file.generation) {
+            entry.own_changes().fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A file with these numbers whose changes are logged, if there is one. There may be two where one
+    /// was removed and the other one has got its number.
+    pub fn logged_with(&self, device: u64, inode: u64) -> Option<FileRef> {
+        table::find_logged(&self.control, device, inode)
+    }
+
     /// A covered file was changed since its last sync.
     #[inline]
     pub fn was_written(&self, file: FileRef) -> bool {
@@ -83,6 +118,12 @@ impl Log {
     pub fn has_grown(&self, file: FileRef) -> bool {
         let entry = table::entry(&self.control, file.index);
         entry.flags().load(Ordering::SeqCst) & flag::GREW != 0
+    }
+
+    fn note_stories(&self) {
+        if !self.has_stories() {
+            self.control.stories().store(1, Ordering::SeqCst);
+        }
     }
 
     /// Ends the story of a file whose lock cannot be had: its holder is stopped, or is the calling
@@ -178,11 +219,12 @@ impl FileGuard<'_> {
         self.has(flag::LOGGED)
     }
 
-    /// Begins the file's story: from now on its changes are logged.
+    /// Begins the file's story: from now on its changes are logged. The file is `size` bytes long, but for
+    /// plain writes that are in flight.
     ///
     /// # Errors
     /// [`AppendError`]: no story has begun.
-    pub fn begin_story(&self, definition: &Definition<'_>) -> Result<(), AppendError> {
+    pub fn begin_story(&self, definition: &Definition<'_>, size: u64) -> Result<(), AppendError> {
         let starts = Definition { starts: true, covered: false, size_bytes: 0, ..*definition };
         self.begin()?.define(&starts)?;
         self.clear(flag::OF_STORY);
@@ -190,6 +232,11 @@ impl FileGuard<'_> {
         // Not known yet; a truncation before the file is covered makes it less.
         self.entry().durable_size().store(u64::MAX, Ordering::Relaxed);
         self.entry().unsynced_bytes().store(0, Ordering::Relaxed);
+        self.entry().size().store(size, Ordering::Relaxed);
+        let story = self.entry().defined_at().load(Ordering::Relaxed);
+        self.entry().story().store(story, Ordering::Relaxed);
+        self.own_synced(self.own_changes());
+        self.log().note_stories();
         self.set(flag::LOGGED);
         Ok(())
     }
@@ -273,8 +320,11 @@ impl FileGuard<'_> {
         let unsynced_bytes = self.entry().unsynced_bytes();
         let bytes = unsynced_bytes.load(Ordering::Relaxed) + change.bytes;
         unsynced_bytes.store(bytes, Ordering::Relaxed);
+        self.entry().size().store(change.size, Ordering::Relaxed);
+        if let Some(changes) = change.resized {
+            self.entry().grown_changes().store(changes, Ordering::Relaxed);
+        }
         if change.grew {
-            self.entry().grown_changes().store(change.changes, Ordering::Relaxed);
             self.set(flag::WRITTEN | flag::GREW);
         } else if !self.has(flag::WRITTEN) {
             self.set(flag::WRITTEN);
@@ -301,7 +351,44 @@ impl FileGuard<'_> {
         self.has(flag::GREW)
     }
 
-    /// What the count of changes in the file system was before the file last grew.
+    /// The count of changes of the file's names and attributes, for [`own_synced`](Self::own_synced).
+    pub fn own_changes(&self) -> u64 {
+        self.entry().own_changes().load(Ordering::SeqCst)
+    }
+
+    /// Names or attributes of the file were changed since its last real sync.
+    pub fn has_own_changes(&self) -> bool {
+        self.own_changes() != self.entry().own_synced().load(Ordering::SeqCst)
+    }
+
+    /// A real sync of all of the file has succeeded, or is about to be made for its story, that begins after
+    /// [`own_changes`](Self::own_changes) was `seen`.
+    pub fn own_synced(&self, seen: u64) {
+        self.entry().own_synced().fetch_max(seen, Ordering::SeqCst);
+    }
+
+    /// Where the last record ends that changes the file's bytes or size.
+    pub fn last_change(&self) -> u64 {
+        self.entry().changed_end().load(Ordering::Relaxed)
+    }
+
+    /// Position of the definition that the file's story begins with.
+    pub fn story(&self) -> u64 {
+        self.entry().story().load(Ordering::Relaxed)
+    }
+
+    /// The size in bytes of a file whose story has begun, as [`note_change`](Self::note_change) was told
+    /// last.
+    pub fn size(&self) -> u64 {
+        self.entry().size().load(Ordering::Relaxed)
+    }
+
+    /// The file is `size` bytes long, and no plain write is in flight.
+    pub fn note_length(&self, size: u64) {
+        self.entry().size().store(size, Ordering::Relaxed);
+    }
+
+    /// What the count of changes in the file system was before the file's size last changed.
     pub fn grown_changes(&self) -> u64 {
         self.entry().grown_changes().load(Ordering::Relaxed)
     }

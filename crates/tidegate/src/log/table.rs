@@ -105,8 +105,16 @@ impl<'a> Entry<'a> {
         changed_end at 184;
         /// Bytes that were logged of the file since its last sync.
         unsynced_bytes at 192;
+        /// The file's size in bytes, while its changes are logged.
+        size at 200;
         /// Where the file's last record ends that retires those before it.
         retired_end at 208;
+        /// Position of the definition that the file's story begins with.
+        story at 216;
+        /// Counts changes of the file's names and attributes, while its changes are logged.
+        own_changes at 224;
+        /// What `own_changes` was when a real sync that covered it began.
+        own_synced at 232;
     }
 }
 
@@ -192,6 +200,22 @@ fn find(control: &Control, key: &FileKey) -> Option<FileRef> {
     None
 }
 
+/// A file with these numbers whose changes are logged.
+pub(super) fn find_logged(control: &Control, device: u64, inode: u64) -> Option<FileRef> {
+    let _lock = control.memory().lock(TABLE_LOCK_AT, PATIENCE).ok()?;
+    let mut next = bucket(control, &FileKey { device, inode, identity: 0 }).load(Ordering::Relaxed);
+    for _ in 0..FILES_MAX {
+        let index = next.checked_sub(1).filter(|index| *index < FILES_MAX)?;
+        let found = entry(control, narrow(index));
+        let key = FileKey { device, inode, identity: found.identity().load(Ordering::Relaxed) };
+        if is(&found, &key) && found.flags().load(Ordering::SeqCst) & flag::LOGGED != 0 {
+            return Some(reference(&found, index));
+        }
+        next = found.next().load(Ordering::Relaxed);
+    }
+    None
+}
+
 fn is(entry: &Entry<'_>, key: &FileKey) -> bool {
     entry.identity().load(Ordering::Relaxed) == key.identity
         && entry.inode().load(Ordering::Relaxed) == key.inode
@@ -226,6 +250,9 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
         word.store(0, Ordering::Relaxed);
     }
     for word in [entry.marked_at(), entry.durable_size(), entry.grown_changes()] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [entry.size(), entry.story(), entry.own_changes(), entry.own_synced()] {
         word.store(0, Ordering::Relaxed);
     }
     for word in [entry.changed_end(), entry.unsynced_bytes(), entry.retired_end()] {

@@ -142,6 +142,14 @@ impl Region {
         self
     }
 
+    /// Puts private zero bytes in the place of the memory: the process has it no more.
+    ///
+    /// # Errors
+    /// The kernel's: the memory is as before.
+    pub fn abandon(&self) -> std::io::Result<()> {
+        self.mapping.abandon()
+    }
+
     /// Size of the region in bytes.
     #[inline]
     pub fn len_bytes(&self) -> u64 {

@@ -83,7 +83,7 @@ pub(crate) fn find_handlers() {
 }
 
 /// A handler is about to be installed for a signal.
-pub(super) fn installed(signal: c_int, handler: usize) {
+fn installed(signal: c_int, handler: usize) {
     if comes_from_outside(signal, handler) {
         HANDLES_SIGNALS.store(true, Ordering::Relaxed);
     }

@@ -1,22 +1,19 @@
-//! The C functions that change names.
+//! Hooks: the C functions that change names.
 //!
-//! Each makes the system call that the C library's function makes, so that errors are the kernel's.
+//! Each makes the system call that the C library's function makes, so that errors are the kernel's; and is
+//! counted as pending: no record has names.
 #![allow(unsafe_code)] // C's functions
 #![allow(clippy::missing_safety_doc)] // as in the manual of each
 
-use std::ffi::{c_char, c_int, c_long, c_uint};
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
 
-use super::folders::{folder_made, unlogged_in};
-use super::target::Name;
-use super::{changing, link, rename, unlink};
-use crate::raw::{self, words};
-use crate::readable::text;
-use crate::{next, path, process};
+use libc::{FILE, sockaddr, socklen_t};
 
-fn name<'a>(directory: c_int, at: *const c_char) -> Option<Name<'a>> {
-    text(at).map(|path| Name { directory, path })
-}
+use crate::metadata::{Named, counted_of};
+use crate::raw::{self, words};
+use crate::readable::is_readable;
+use crate::{metadata, next};
 
 /// A system call with arguments of the program.
 fn call(number: c_long, arguments: [usize; 6]) -> isize {
@@ -28,52 +25,28 @@ fn result(result: isize) -> c_int {
     c_int::try_from(raw::returned(result)).unwrap_or(-1)
 }
 
-/// A new name, of what is no file with data: never recorded.
-fn make_name(directory: c_int, at: *const c_char, number: c_long, arguments: [usize; 6]) -> c_int {
-    let operation = || call(number, arguments);
-    result(match (process::log(), name(directory, at)) {
-        // `mkdir -p` finds most of its directories there.
-        (Some(log), Some(name)) if name.look(libc::O_NOFOLLOW).is_err() => {
-            changing(log, || match number {
-                libc::SYS_mkdirat => folder_made(log, name, operation),
-                _ => unlogged_in(log, name, operation),
-            })
-        }
-        _ => operation(),
-    })
+/// A new name of what is no file with data, and no other name's.
+fn make_name(number: c_long, arguments: [usize; 6]) -> c_int {
+    result(metadata::counted(|| call(number, arguments)))
 }
 
 fn remove_name(directory: c_int, at: *const c_char, flags: c_int) -> isize {
-    let operation = || call(libc::SYS_unlinkat, words![directory, at, flags]);
-    match (process::log(), name(directory, at)) {
-        (Some(log), Some(name)) if flags & libc::AT_REMOVEDIR == 0 => {
-            changing(log, || unlink::unlink(log, name, operation))
-        }
-        (Some(log), Some(name)) => changing(log, || unlogged_in(log, name, operation)),
-        _ => operation(),
-    }
+    let named = [Named::entry(directory, at)];
+    counted_of(named, || call(libc::SYS_unlinkat, words![directory, at, flags]))
 }
 
 fn change_name(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_uint) -> c_int {
     // As the C library does: where `renameat2` is forbidden, the older call may not be.
     let number = if flags == 0 { libc::SYS_renameat } else { libc::SYS_renameat2 };
-    let operation = || call(number, words![from.0, from.1, to.0, to.1, flags]);
-    result(match (process::log(), name(from.0, from.1), name(to.0, to.1)) {
-        (Some(log), Some(from), Some(to)) => {
-            changing(log, || rename::rename(log, from, to, flags, operation))
-        }
-        _ => operation(),
-    })
+    let named = [Named::entry(from.0, from.1), Named::entry(to.0, to.1)];
+    result(counted_of(named, || call(number, words![from.0, from.1, to.0, to.1, flags])))
 }
 
 fn add_name(old: (c_int, *const c_char), new: (c_int, *const c_char), flags: c_int) -> c_int {
-    let operation = || call(libc::SYS_linkat, words![old.0, old.1, new.0, new.1, flags]);
-    result(match (process::log(), name(old.0, old.1), name(new.0, new.1)) {
-        (Some(log), Some(old), Some(new)) => {
-            changing(log, || link::link(log, old, new, flags, operation))
-        }
-        _ => operation(),
-    })
+    let follows = flags & libc::AT_SYMLINK_FOLLOW != 0;
+    let flags_of_old = if follows { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+    let named = [Named::at(old.0, old.1, flags_of_old)];
+    result(counted_of(named, || call(libc::SYS_linkat, words![old.0, old.1, new.0, new.1, flags])))
 }
 
 /// What programs that are older than glibc 2.33 pass.
@@ -90,11 +63,33 @@ unsafe extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
         return ptr::null_mut();
     };
     // SAFETY: the same function.
-    let made = unsafe { mkdtemp(template) };
-    if let (Some(log), Some(name)) = (process::log(), name(libc::AT_FDCWD, made)) {
-        folder_made(log, name, || 0);
-    }
-    made
+    metadata::counted(|| unsafe { mkdtemp(template) })
+}
+
+/// The C library makes the file by itself, and may give it a name for a moment.
+macro_rules! temporary {
+    ($($name:ident)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name() -> *mut FILE {
+            match next::$name.get() {
+                // SAFETY: the same function.
+                Some(function) => metadata::counted(|| unsafe { function() }),
+                None => ptr::null_mut(),
+            }
+        }
+    )*};
+}
+temporary!(tmpfile tmpfile64);
+
+/// Gives a socket an address, which may be a name in a directory.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the program's own arguments.
+    let bind = || unsafe { raw::call(libc::SYS_bind, words![fd, at, len]) };
+    let is_name = is_readable(at.cast::<c_void>(), size_of::<libc::sa_family_t>())
+        // SAFETY: readable.
+        && unsafe { at.cast::<libc::sa_family_t>().read_unaligned() } as c_int == libc::AF_UNIX;
+    result(if is_name { metadata::counted(bind) } else { bind() })
 }
 
 macro_rules! hooks {
@@ -137,40 +132,33 @@ hooks! {
         add_name((old_dir, old), (new_dir, new), flags)
     }
     symlink(text: *const c_char, path: *const c_char) {
-        make_name(libc::AT_FDCWD, path, libc::SYS_symlinkat, words![text, libc::AT_FDCWD, path])
+        make_name(libc::SYS_symlinkat, words![text, libc::AT_FDCWD, path])
     }
     symlinkat(text: *const c_char, directory: c_int, path: *const c_char) {
-        make_name(directory, path, libc::SYS_symlinkat, words![text, directory, path])
+        make_name(libc::SYS_symlinkat, words![text, directory, path])
     }
     mkdir(path: *const c_char, mode: c_uint) {
-        make_name(libc::AT_FDCWD, path, libc::SYS_mkdirat, words![libc::AT_FDCWD, path, mode])
+        make_name(libc::SYS_mkdirat, words![libc::AT_FDCWD, path, mode])
     }
     mkdirat(directory: c_int, path: *const c_char, mode: c_uint) {
-        make_name(directory, path, libc::SYS_mkdirat, words![directory, path, mode])
+        make_name(libc::SYS_mkdirat, words![directory, path, mode])
     }
     mknod(path: *const c_char, mode: c_uint, device: u64) {
-        make_name(libc::AT_FDCWD, path, libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode, device])
+        make_name(libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode, device])
     }
     mknodat(directory: c_int, path: *const c_char, mode: c_uint, device: u64) {
-        make_name(directory, path, libc::SYS_mknodat, words![directory, path, mode, device])
+        make_name(libc::SYS_mknodat, words![directory, path, mode, device])
     }
     __xmknod(_version: c_int, path: *const c_char, mode: c_uint, device: *const u64) {
-        make_name(libc::AT_FDCWD, path, libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode, device_at(device)])
+        make_name(libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode, device_at(device)])
     }
     __xmknodat(_version: c_int, directory: c_int, path: *const c_char, mode: c_uint, device: *const u64) {
-        make_name(directory, path, libc::SYS_mknodat, words![directory, path, mode, device_at(device)])
+        make_name(libc::SYS_mknodat, words![directory, path, mode, device_at(device)])
     }
     mkfifo(path: *const c_char, mode: c_uint) {
-        make_name(libc::AT_FDCWD, path, libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode | libc::S_IFIFO, 0_usize])
+        make_name(libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode | libc::S_IFIFO, 0_usize])
     }
     mkfifoat(directory: c_int, path: *const c_char, mode: c_uint) {
-        make_name(directory, path, libc::SYS_mknodat, words![directory, path, mode | libc::S_IFIFO, 0_usize])
-    }
-    chroot(path: *const c_char) {
-        let changed = call(libc::SYS_chroot, words![path]);
-        if changed >= 0 {
-            path::forget_root();
-        }
-        result(changed)
+        make_name(libc::SYS_mknodat, words![directory, path, mode | libc::S_IFIFO, 0_usize])
     }
 }
