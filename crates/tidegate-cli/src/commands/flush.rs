@@ -3,14 +3,12 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use tidegate::size::Size;
+use tidegate_run::{Asked, Meeting, Reply, Request, ask_at, existing_log};
 
 use super::recover::recover;
 use crate::args::FlushArgs;
-use crate::output::line;
-use crate::run::place::{Meeting, existing_log};
-use crate::run::session::{Asked, ask_at};
-use crate::run::socket::{Reply, Request};
-use tidegate::size::Size;
+use crate::output::{Terminal, line};
 
 /// Runs the command.
 ///
@@ -20,7 +18,7 @@ pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
     let pool = existing_log(&args.pool)?;
     let meeting = Meeting::of_pool(&pool)?;
     let shown = args.pool.display();
-    match ask_at(&meeting, Request::Flush)? {
+    match ask_at(&meeting, Request::Flush, &Terminal::default())? {
         Asked::Reply(Reply::Flushed { retired_bytes: 0 }) => {
             line(format_args!("{shown}: the log was empty"))?;
         }

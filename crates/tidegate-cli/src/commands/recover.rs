@@ -4,14 +4,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use tidegate_run::{Meeting, Request, Session, ask, existing_log, processes_that_map};
 
 use crate::args::RecoverArgs;
-use crate::output::line;
-use crate::run::opening;
-use crate::run::place::{Meeting, existing_log};
-use crate::run::session::{Session, ask};
-use crate::run::socket::Request;
-use crate::run::tree::processes_that_map;
+use crate::output::{Terminal, line};
 
 /// Runs the command.
 ///
@@ -22,7 +18,9 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
     let meeting = Meeting::of_pool(&pool)?;
     let lock = meeting.lock()?;
     // One that breaks off has just died: then it is for whoever opens the pool to see what is left.
-    if ask(&meeting.socket(), Request::Stat).is_ok_and(|reply| reply.is_some()) {
+    if ask(&meeting.socket(), Request::Stat, &Terminal::default())
+        .is_ok_and(|reply| reply.is_some())
+    {
         bail!(
             "{} has a supervisor that lives, and needs no recovery; `tidegate flush` writes its log to the files",
             pool.display()
@@ -45,7 +43,8 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
 /// # Errors
 /// It could not.
 pub(crate) fn recover(pool: &Path, meeting: &Meeting) -> Result<()> {
-    let session = Session::open(pool, meeting, false)?;
+    let terminal = Terminal::default();
+    let session = Session::open(pool, meeting, false, &terminal)?;
     let recovered = session.welcome.recovered.clone();
     let ((), statistics) = session.during(|| Ok(()))?;
     let shown = pool.display();
@@ -88,7 +87,7 @@ fn forget_processes(pool: &Path, meeting: &Meeting) -> Result<()> {
 fn discard(pool: &Path) -> Result<()> {
     let shown = pool.display();
     let discarded =
-        opening::discard(pool, |what| Ok(line(format_args!("{shown}: discarding {what}"))?))?;
+        tidegate_run::discard(pool, |what| Ok(line(format_args!("{shown}: discarding {what}"))?))?;
     if !discarded {
         line(format_args!("{shown}: the log was empty"))?;
     }

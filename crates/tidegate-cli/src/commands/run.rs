@@ -4,16 +4,15 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use tidegate::size::Size;
+use tidegate_run::{
+    Choice, Launch, Meeting, Plan, Program, Session, default_pool, environment, find_library,
+    is_empty, prepare_pool,
+};
 
 use super::create::check_log_size;
 use crate::args::RunArgs;
-use crate::output::{UsageError, say};
-use crate::run::launcher::{Launch, Plan};
-use crate::run::place::{Meeting, default_pool, is_empty, prepare_pool};
-use crate::run::preload::{self, Choice};
-use crate::run::program::Program;
-use crate::run::session::Session;
-use tidegate::size::Size;
+use crate::output::{Terminal, UsageError, say};
 
 /// Size of a pool where none is given.
 const DEFAULT_SIZE: Size = Size { bytes: 1 << 30 };
@@ -27,7 +26,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         return Err(UsageError("no program is given: tidegate run -- CMD ARG...".into()).into());
     };
     let program = Program::find(name, std::env::var_os("PATH").as_deref())?;
-    let library = preload::find()?;
+    let library = find_library()?;
     let size = args.size.unwrap_or(DEFAULT_SIZE);
     let path = args.pool.clone().map_or_else(default_pool, Ok)?;
     if !path.exists() || is_empty(&path) {
@@ -35,12 +34,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     }
     let pool = prepare_pool(&path, size)?;
     let meeting = Meeting::of_pool(&pool.path)?;
-    let session = Session::open(&pool.path, &meeting, args.stats);
+    let terminal = Terminal::default();
+    let session = Session::open(&pool.path, &meeting, args.stats, &terminal);
     let session = session.inspect_err(|_| pool.undo(&meeting))?;
     let pool = pool.path;
     announce(&pool, &session, args.size);
     let choice = Choice { include: &args.include, exclude: &args.exclude, absorb: args.absorb };
-    let environment = preload::environment(&library, &pool, &meeting, choice);
+    let environment = environment(&library, &pool, &meeting, choice);
     let plan = Plan { program: &program, command: &args.command, environment };
     let (status, statistics) = session.during(|| {
         let launch = Launch::start(plan);
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
 }
 
 /// One line on standard error: the pool, and what a power cut does to it.
-fn announce(pool: &Path, session: &Session, asked: Option<Size>) {
+fn announce(pool: &Path, session: &Session<'_>, asked: Option<Size>) {
     let welcome = &session.welcome;
     let size = Size { bytes: welcome.pool_bytes };
     let kept = match asked {

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use tidegate_run::supervise;
 
 use crate::args::SuperviseArgs;
-use crate::run::supervise::supervise;
 
 /// Runs the command until nobody uses the pool.
 ///

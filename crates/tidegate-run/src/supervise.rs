@@ -17,16 +17,15 @@ use super::kernel::close_inherited;
 use super::leases::Leases;
 use super::opening::{Opened, open_log};
 use super::place::{Meeting, existing_pool};
+use super::report::one_line;
 use super::socket::{Connection, Reply, Welcome};
 use super::supervisor::{Charge, Supervisor};
-use crate::output::one_line;
-use crate::pool::power_cut;
 
 /// Supervises the pool at `pool`; standard input is the connection to the launcher, which hears of errors there.
 ///
 /// # Errors
 /// There is no launcher.
-pub(crate) fn supervise(pool: &Path) -> Result<()> {
+pub fn supervise(pool: &Path) -> Result<()> {
     // Half a supervisor is none: without the cleaner's thread programs would wait for room for ever.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -105,7 +104,7 @@ fn start_cleaner(opened: Opened) -> Result<(Welcome, Cleaner)> {
     let welcome = Welcome {
         pool_bytes: region.len_bytes(),
         kind: region.kind().to_string(),
-        power_cut: power_cut(region).to_owned(),
+        power_cut: region.power_cut().to_owned(),
         recovered: opened.recovered,
     };
     let leases = Leases::default();

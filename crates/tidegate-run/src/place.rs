@@ -32,7 +32,7 @@ fn user() -> u32 {
 ///
 /// # Errors
 /// The directory cannot be made, or is not the user's own.
-pub(crate) fn default_pool() -> Result<PathBuf> {
+pub fn default_pool() -> Result<PathBuf> {
     let mounts = std::fs::read("/proc/mounts").unwrap_or_default();
     let writable = |mount: &PathBuf| rustix::fs::access(mount, Access::WRITE_OK).is_ok();
     let dax = dax_mounts(&mounts).into_iter().find(writable);
@@ -116,9 +116,9 @@ fn expect_own(path: &Path, metadata: &Metadata) -> Result<()> {
 
 /// A pool's file.
 #[derive(Debug)]
-pub(crate) struct PoolFile {
+pub struct PoolFile {
     /// Its absolute path.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     origin: Origin,
 }
 
@@ -134,7 +134,7 @@ enum Origin {
 
 impl PoolFile {
     /// The pool could not be used: what was done to have its file is undone, so that the next try may make one of another size.
-    pub(crate) fn undo(&self, meeting: &Meeting) {
+    pub fn undo(&self, meeting: &Meeting) {
         if self.origin == Origin::Found {
             return;
         }
@@ -155,7 +155,7 @@ impl PoolFile {
 ///
 /// # Errors
 /// It cannot be made, is not the user's own, or holds something else.
-pub(crate) fn prepare_pool(path: &Path, size: Size) -> Result<PoolFile> {
+pub fn prepare_pool(path: &Path, size: Size) -> Result<PoolFile> {
     match new_pool(path, size) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         made => {
@@ -186,7 +186,7 @@ fn lengthen_empty(path: &Path, size: Size) -> Result<bool> {
 }
 
 /// A file without a byte is at `path`.
-pub(crate) fn is_empty(path: &Path) -> bool {
+pub fn is_empty(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.is_file() && found.len() == 0)
 }
 
@@ -221,7 +221,7 @@ fn is_blank(path: &Path) -> Result<bool> {
 ///
 /// # Errors
 /// It is not there, no log pool, or not the user's own.
-pub(crate) fn existing_log(path: &Path) -> Result<PathBuf> {
+pub fn existing_log(path: &Path) -> Result<PathBuf> {
     if is_blank(path)? {
         bail!("{} holds only zeroes, no log pool", path.display());
     }
@@ -268,7 +268,7 @@ pub(crate) fn existing_pool(path: &Path) -> Result<PathBuf> {
 
 /// Where the processes that use one pool meet: the same for every path to the pool.
 #[derive(Debug, Clone)]
-pub(crate) struct Meeting {
+pub struct Meeting {
     stem: PathBuf,
 }
 
@@ -277,7 +277,7 @@ impl Meeting {
     ///
     /// # Errors
     /// The pool cannot be inspected; the directory for it cannot be made or is not the user's own.
-    pub(crate) fn of_pool(path: &Path) -> Result<Self> {
+    pub fn of_pool(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path);
         let metadata = metadata.with_context(|| format!("cannot inspect {}", path.display()))?;
         let is_device = metadata.file_type().is_char_device();
@@ -289,12 +289,12 @@ impl Meeting {
     }
 
     /// The control memory.
-    pub(crate) fn control(&self) -> PathBuf {
+    pub fn control(&self) -> PathBuf {
         self.named(".control")
     }
 
     /// The supervisor's socket.
-    pub(crate) fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.named(".control.socket")
     }
 
@@ -302,7 +302,7 @@ impl Meeting {
     ///
     /// # Errors
     /// The lock file cannot be made.
-    pub(crate) fn lock(&self) -> Result<Lock> {
+    pub fn lock(&self) -> Result<Lock> {
         loop {
             let file = self.lock_file()?;
             rustix::fs::flock(&file, FlockOperation::LockExclusive)
@@ -317,7 +317,7 @@ impl Meeting {
     ///
     /// # Errors
     /// The lock file cannot be made.
-    pub(crate) fn try_lock(&self) -> Result<Option<Lock>> {
+    pub fn try_lock(&self) -> Result<Option<Lock>> {
         let file = self.lock_file()?;
         let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
         let locked = locked.is_ok() && self.is_lock_file(&file);
@@ -355,7 +355,7 @@ impl Meeting {
 
 /// Others are kept out until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub struct Lock {
     /// Closed after the drop below: until then nobody else comes to the check of [`Meeting::is_lock_file`].
     _file: File,
     meeting: Meeting,

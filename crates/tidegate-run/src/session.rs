@@ -10,25 +10,24 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
-use indicatif::ProgressBar;
-
 use super::place::{Lock, Meeting};
+use super::report::{Reporter, one_line};
 use super::socket::{Connection, Reply, Request, Welcome};
 use super::stats::Statistics;
-use crate::output::{self, one_line, progress};
+use anyhow::{Context, Result, anyhow, bail};
 
 /// A supervisor that dies so soon after it was joined may do so again, of the same cause; so many may, one after the other.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 const DEATHS_MAX: u32 = 10;
 
 /// A pool that this launcher uses, with a supervisor as long as that can be had.
-pub(crate) struct Session {
+pub struct Session<'a> {
     /// What the pool is.
-    pub(crate) welcome: Welcome,
+    pub welcome: Welcome,
     pool: PathBuf,
     meeting: Meeting,
     latencies: bool,
+    reporter: &'a dyn Reporter,
     joined: Mutex<Joined>,
 }
 
@@ -41,16 +40,21 @@ struct Joined {
     leaves: bool,
 }
 
-impl Session {
+impl<'a> Session<'a> {
     /// Joins the supervisor of `pool`, which is started if there is none; shows how far recovery is. With `latencies` they are
     /// measured from here on.
     ///
     /// # Errors
     /// The pool cannot be opened or recovered, or the supervisor not started.
-    pub(crate) fn open(pool: &Path, meeting: &Meeting, latencies: bool) -> Result<Self> {
-        let (joined, welcome) = find_or_start(pool, meeting, latencies)?;
+    pub fn open(
+        pool: &Path,
+        meeting: &Meeting,
+        latencies: bool,
+        reporter: &'a dyn Reporter,
+    ) -> Result<Self> {
+        let (joined, welcome) = find_or_start(pool, meeting, latencies, reporter)?;
         let (pool, meeting) = (pool.to_path_buf(), meeting.clone());
-        Ok(Self { welcome, pool, meeting, latencies, joined: Mutex::new(joined) })
+        Ok(Self { welcome, pool, meeting, latencies, reporter, joined: Mutex::new(joined) })
     }
 
     /// Runs `program`, during which what the supervisor has to say is printed, and one that dies is replaced; hands back what
@@ -58,10 +62,7 @@ impl Session {
     ///
     /// # Errors
     /// As for `program`.
-    pub(crate) fn during<T>(
-        self,
-        program: impl FnOnce() -> Result<T>,
-    ) -> Result<(T, Option<Statistics>)> {
+    pub fn during<T>(self, program: impl FnOnce() -> Result<T>) -> Result<(T, Option<Statistics>)> {
         let (returned, farewell) = std::thread::scope(|scope| {
             let listener = scope.spawn(|| self.listen());
             let returned = program();
@@ -89,7 +90,7 @@ impl Session {
         loop {
             let since = Instant::now();
             let connection = Arc::clone(&self.joined().connection);
-            if let Some(farewell) = await_farewell(&connection) {
+            if let Some(farewell) = await_farewell(&connection, self.reporter) {
                 return Some(farewell);
             }
             deaths = if since.elapsed() < SHORT_LIFE { deaths + 1 } else { 1 };
@@ -100,7 +101,7 @@ impl Session {
             };
             if let Err(error) = rejoined {
                 let pool = self.pool.display();
-                say(&format!(
+                self.say(&format!(
                     "the supervisor of {pool} died, and there is no other ({error:#}): programs go on without the log; what \
                      it still holds is written by the next `tidegate run`, or by `tidegate recover {pool}`"
                 ));
@@ -109,12 +110,17 @@ impl Session {
         }
     }
 
+    fn say(&self, message: &str) {
+        self.reporter.notice(&one_line(message));
+    }
+
     /// Joins the supervisor that took over from the one that died, or starts it.
     fn rejoin(&self) -> Result<()> {
-        let (next, _) = find_or_start(&self.pool, &self.meeting, self.latencies)?;
+        let (next, _) = find_or_start(&self.pool, &self.meeting, self.latencies, self.reporter)?;
         let mut joined = self.joined();
         if next.supervisor.is_some() {
-            say(&format!("the supervisor of {} died; another one took over", self.pool.display()));
+            let pool = self.pool.display();
+            self.say(&format!("the supervisor of {pool} died; another one took over"));
             if let Some(mut dead) = joined.supervisor.take() {
                 let _ = dead.wait();
             }
@@ -130,16 +136,22 @@ impl Session {
 }
 
 /// Joins the supervisor of `pool`, which is started if there is none.
-fn find_or_start(pool: &Path, meeting: &Meeting, latencies: bool) -> Result<(Joined, Welcome)> {
+fn find_or_start(
+    pool: &Path,
+    meeting: &Meeting,
+    latencies: bool,
+    reporter: &dyn Reporter,
+) -> Result<(Joined, Welcome)> {
     let _lock = meeting.lock()?;
     let found = reach(&meeting.socket())?;
-    let found = found.map(|connection| join(connection, latencies)).transpose()?.flatten();
+    let found =
+        found.map(|connection| join(connection, latencies, reporter)).transpose()?.flatten();
     // One that was found and says nothing is dying: the next one waits for the pool until it is gone.
     let (connection, welcome, supervisor) = if let Some((connection, welcome)) = found {
         (connection, welcome, None)
     } else {
         let (connection, supervisor) = start(pool)?;
-        let joined = join(connection, latencies)?;
+        let joined = join(connection, latencies, reporter)?;
         let (connection, welcome) =
             joined.context("the supervisor of the pool ended before the pool was open")?;
         (connection, welcome, Some(supervisor))
@@ -162,64 +174,57 @@ fn start(pool: &Path) -> Result<(Connection, Child)> {
 }
 
 /// Joins the supervisor at the other end; none if it has ended without an answer.
-fn join(connection: Connection, latencies: bool) -> Result<Option<(Connection, Welcome)>> {
+fn join(
+    connection: Connection,
+    latencies: bool,
+    reporter: &dyn Reporter,
+) -> Result<Option<(Connection, Welcome)>> {
     // Where it has ended, what it said before tells why.
     let _ = connection.send(&Request::Join { latencies });
-    let welcome = await_welcome(&connection)?;
+    let welcome = await_welcome(&connection, reporter)?;
     Ok(welcome.map(|welcome| (connection, welcome)))
 }
 
-fn await_welcome(connection: &Connection) -> Result<Option<Welcome>> {
-    let mut bar: Option<ProgressBar> = None;
+fn await_welcome(connection: &Connection, reporter: &dyn Reporter) -> Result<Option<Welcome>> {
     let welcome = loop {
         match connection.receive::<Reply>().context("the supervisor broke off")? {
             Some(Reply::Welcome(welcome)) => break Ok(Some(welcome)),
             Some(Reply::Failed { message }) => break Err(message),
-            Some(Reply::Progress { done, total }) => {
-                let bar = bar.get_or_insert_with(|| progress("recovering"));
-                bar.set_length(total);
-                bar.set_position(done);
-            }
-            Some(Reply::Notice { message }) => say(&message),
+            Some(Reply::Progress { done, total }) => reporter.progress(done, total),
+            Some(Reply::Notice { message }) => reporter.notice(&one_line(&message)),
             Some(_) => {}
             None => break Ok(None),
         }
     };
-    if let Some(bar) = bar {
-        bar.finish_and_clear();
-    }
+    reporter.progress_ended();
     welcome.map_err(|message: String| anyhow!(message))
 }
 
 /// Prints notices until the farewell; none, if the supervisor dies before.
-fn await_farewell(connection: &Connection) -> Option<(u64, Statistics)> {
+fn await_farewell(connection: &Connection, reporter: &dyn Reporter) -> Option<(u64, Statistics)> {
     loop {
         match connection.receive::<Reply>() {
             Ok(Some(Reply::Farewell { remaining, statistics })) => {
                 return Some((remaining, *statistics));
             }
-            Ok(Some(Reply::Notice { message })) => say(&message),
+            Ok(Some(Reply::Notice { message })) => reporter.notice(&one_line(&message)),
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return None,
         }
     }
 }
 
-fn say(message: &str) {
-    output::say(one_line(message));
-}
-
 /// Asks the supervisor that listens at `socket` one thing; none, if there is no supervisor, or if it dies.
 ///
 /// # Errors
 /// What was asked for failed.
-pub(crate) fn ask(socket: &Path, request: Request) -> Result<Option<Reply>> {
+pub fn ask(socket: &Path, request: Request, reporter: &dyn Reporter) -> Result<Option<Reply>> {
     let reached = reach(socket)?;
-    Ok(reached.map(|connection| converse(&connection, request)).transpose()?.flatten())
+    Ok(reached.map(|connection| converse(&connection, request, reporter)).transpose()?.flatten())
 }
 
 /// What came of a request to whoever supervises a pool.
-pub(crate) enum Asked {
+pub enum Asked {
     /// Its answer.
     Reply(Reply),
     /// Nobody supervises it, and nobody starts to before this is dropped.
@@ -230,13 +235,13 @@ pub(crate) enum Asked {
 ///
 /// # Errors
 /// As for [`ask`], or the pool's lock cannot be had.
-pub(crate) fn ask_at(meeting: &Meeting, request: Request) -> Result<Asked> {
+pub fn ask_at(meeting: &Meeting, request: Request, reporter: &dyn Reporter) -> Result<Asked> {
     loop {
         let lock = meeting.lock()?;
         let Some(connection) = reach(&meeting.socket())? else { return Ok(Asked::Nobody(lock)) };
         // A supervisor stays for whoever has reached it.
         drop(lock);
-        if let Some(reply) = converse(&connection, request)? {
+        if let Some(reply) = converse(&connection, request, reporter)? {
             return Ok(Asked::Reply(reply));
         }
     }
@@ -247,13 +252,17 @@ fn reach(socket: &Path) -> Result<Option<Connection>> {
     reached.with_context(|| format!("cannot reach the supervisor at {}", socket.display()))
 }
 
-fn converse(connection: &Connection, request: Request) -> Result<Option<Reply>> {
+fn converse(
+    connection: &Connection,
+    request: Request,
+    reporter: &dyn Reporter,
+) -> Result<Option<Reply>> {
     // Where it has ended, it does not answer.
     let _ = connection.send(&request);
     loop {
         match connection.receive::<Reply>().context("the supervisor broke off")? {
             Some(Reply::Failed { message }) => bail!(message),
-            Some(Reply::Notice { message }) => say(&message),
+            Some(Reply::Notice { message }) => reporter.notice(&one_line(&message)),
             reply => return Ok(reply),
         }
     }

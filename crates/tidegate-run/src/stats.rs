@@ -1,69 +1,67 @@
 //! What a supervisor counted, for people and for scripts.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use tidegate::log::{Counter, Log, bucket_ns};
 
-use crate::output::field;
 use tidegate::size::Size;
 
 /// What `tidegate stat --json` prints; the keys are a contract with scripts. Counts begin with the supervisor.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Statistics {
+pub struct Statistics {
     /// The pool.
-    pub(crate) pool: PathBuf,
+    pub pool: PathBuf,
     /// A supervisor has it open.
-    pub(crate) live: bool,
+    pub live: bool,
     /// Bytes of the log's ring.
-    pub(crate) log_bytes: u64,
+    pub log_bytes: u64,
     /// Bytes in it that are not on the files' disks for certain.
-    pub(crate) log_used_bytes: u64,
+    pub log_used_bytes: u64,
     /// The most that were, at once.
-    pub(crate) log_used_max_bytes: u64,
+    pub log_used_max_bytes: u64,
     /// Processes in the tree.
-    pub(crate) processes: u64,
+    pub processes: u64,
     /// Writes that were logged.
-    pub(crate) writes: u64,
+    pub writes: u64,
     /// Bytes of them.
-    pub(crate) written_bytes: u64,
+    pub written_bytes: u64,
     /// Those of them that the kernel was not told of at once.
-    pub(crate) absorbed_writes: u64,
+    pub absorbed_writes: u64,
     /// Writes that went around the log.
-    pub(crate) unlogged_writes: u64,
+    pub unlogged_writes: u64,
     /// Syncs that had nothing left to do.
-    pub(crate) fsyncs_skipped: u64,
+    pub fsyncs_skipped: u64,
     /// Syncs that the kernel did.
-    pub(crate) fsyncs_done: u64,
+    pub fsyncs_done: u64,
     /// Time of one sync of one file here, measured by the cleaner; 0 if there was none.
-    pub(crate) fsync_mean_ns: u64,
+    pub fsync_mean_ns: u64,
     /// What the syncs that were skipped would have taken.
-    pub(crate) fsync_saved_ns: u64,
+    pub fsync_saved_ns: u64,
     /// Waits of a writer for space in the log.
-    pub(crate) stalls: u64,
+    pub stalls: u64,
     /// Time that writers waited so.
-    pub(crate) stalled_ns: u64,
+    pub stalled_ns: u64,
     /// Half of the logged writes took at most this long in the log.
-    pub(crate) log_p50_ns: u64,
+    pub log_p50_ns: u64,
     /// 99 % did.
-    pub(crate) log_p99_ns: u64,
+    pub log_p99_ns: u64,
     /// 99.9 % did.
-    pub(crate) log_p999_ns: u64,
+    pub log_p999_ns: u64,
     /// Files that were logged.
-    pub(crate) files: u64,
+    pub files: u64,
     /// Bytes of files that the cleaner made durable on their disks.
-    pub(crate) written_back_bytes: u64,
+    pub written_back_bytes: u64,
     /// Syncs of the cleaner.
-    pub(crate) cleaner_syncs: u64,
+    pub cleaner_syncs: u64,
     /// Syncs of the cleaner that failed, and were tried again.
-    pub(crate) cleaner_errors: u64,
+    pub cleaner_errors: u64,
 }
 
 impl Statistics {
     /// Lines for people, without their ends.
-    pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
         let size = |bytes| Size { bytes };
         let micros = |ns: u64| format!("{:.2} µs", thousandths(ns));
         let mut lines = vec![
@@ -101,20 +99,19 @@ impl Statistics {
         lines
     }
 
-    /// Prints the lines of `tidegate stat`.
-    ///
-    /// # Errors
-    /// Standard output is closed or full.
-    pub(crate) fn print(&self) -> io::Result<()> {
-        field("pool", self.pool.display())?;
+    /// The lines of `tidegate stat`.
+    pub fn status_lines(&self) -> Vec<(&'static str, String)> {
+        let mut lines = vec![("pool", self.pool.display().to_string())];
+        let used = size_or_none(self.log_used_bytes);
         if !self.live {
-            field("supervisor", "none: no program runs on this pool")?;
-            field("log", format_args!("{} in use", size_or_none(self.log_used_bytes)))?;
-            return Ok(());
+            lines.push(("supervisor", "none: no program runs on this pool".into()));
+            lines.push(("log", format!("{used} in use")));
+            return lines;
         }
-        field("supervisor", format_args!("lives, with {} processes", self.processes))?;
-        field("in use now", size_or_none(self.log_used_bytes))?;
-        self.lines().into_iter().try_for_each(|(label, value)| field(label, value))
+        lines.push(("supervisor", format!("lives, with {} processes", self.processes)));
+        lines.push(("in use now", used));
+        lines.extend(self.lines());
+        lines
     }
 
     fn time_saved(&self) -> String {
@@ -138,7 +135,7 @@ fn size_or_none(bytes: u64) -> String {
 
 /// What the cleaner counts beside the log's own counters.
 #[derive(Debug, Default)]
-pub(crate) struct CleanerCounts {
+pub struct CleanerCounts {
     written_back_bytes: AtomicU64,
     files: AtomicU64,
     errors: AtomicU64,
@@ -146,20 +143,20 @@ pub(crate) struct CleanerCounts {
 
 impl CleanerCounts {
     /// A sync made so many bytes durable; so many files were seen until then.
-    pub(crate) fn written_back(&self, bytes: u64, files: u64) {
+    pub fn written_back(&self, bytes: u64, files: u64) {
         self.written_back_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.files.store(files, Ordering::Relaxed);
     }
 
     /// A sync failed.
-    pub(crate) fn failed(&self) {
+    pub fn failed(&self) {
         self.errors.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl Statistics {
     /// What was counted on `log`, the pool at `pool`.
-    pub(crate) fn of(pool: &Path, log: &Log, counts: &CleanerCounts) -> Self {
+    pub fn of(pool: &Path, log: &Log, counts: &CleanerCounts) -> Self {
         let stats = log.stats();
         let total = |counter| stats.total(counter);
         // In this order: the head, looked at first, may be passed by the tail meanwhile.

@@ -83,7 +83,7 @@ fn has_ended(handle: &OwnedFd) -> bool {
 
 /// The processes that map the file at `path`, as far as this user may know. One that the kernel cannot show counts as well: it
 /// waits for a disk in the middle of a change of its mappings.
-pub(crate) fn processes_that_map(path: &Path) -> Vec<Pid> {
+pub fn processes_that_map(path: &Path) -> Vec<Pid> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     of_those_that_may_map(path, entries.filter_map(number).filter_map(Pid::from_raw).collect())

@@ -36,18 +36,18 @@ const SIGNAL_STATUS: i32 = 128;
 
 /// A program to start.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
+pub struct Plan<'a> {
     /// The file to execute.
-    pub(crate) program: &'a Program,
+    pub program: &'a Program,
     /// Its name as it was typed, and its arguments.
-    pub(crate) command: &'a [OsString],
+    pub command: &'a [OsString],
     /// Variables to set, or to remove.
-    pub(crate) environment: Vec<(&'static str, Option<OsString>)>,
+    pub environment: Vec<(&'static str, Option<OsString>)>,
 }
 
 /// A program that was started.
 #[derive(Debug)]
-pub(crate) struct Launch {
+pub struct Launch {
     child: Child,
     handle: Arc<OwnedFd>,
 }
@@ -57,7 +57,7 @@ impl Launch {
     ///
     /// # Errors
     /// The program cannot be executed.
-    pub(crate) fn start(plan: Plan<'_>) -> io::Result<Self> {
+    pub fn start(plan: Plan<'_>) -> io::Result<Self> {
         // Caught before the program can run: it never lives without someone who passes signals on.
         let signals = SignalsInfo::<WithOrigin>::new(wanted_signals(ignored_signals()))?;
         let child = command(plan).spawn()?;
@@ -71,7 +71,7 @@ impl Launch {
     ///
     /// # Errors
     /// Somebody else waited for it.
-    pub(crate) fn wait(&self) -> io::Result<i32> {
+    pub fn wait(&self) -> io::Result<i32> {
         let pid = Pid::from_child(&self.child);
         let options = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
         loop {

@@ -29,7 +29,7 @@ const BACKLOG: i32 = 1024;
 /// What a supervisor is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
-pub(crate) enum Request {
+pub enum Request {
     /// The sender launches a program: the pool stays open until it leaves.
     Join {
         /// It will want to know how long writes took.
@@ -62,7 +62,7 @@ pub(crate) enum Request {
 /// What a supervisor says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
-pub(crate) enum Reply {
+pub enum Reply {
     /// How far recovery is.
     Progress {
         /// Steps done.
@@ -104,15 +104,15 @@ pub(crate) enum Reply {
 
 /// The pool that a launcher joined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Welcome {
+pub struct Welcome {
     /// Bytes of the pool.
-    pub(crate) pool_bytes: u64,
+    pub pool_bytes: u64,
     /// What its memory is.
-    pub(crate) kind: String,
+    pub kind: String,
     /// What a power cut does to it.
-    pub(crate) power_cut: String,
+    pub power_cut: String,
     /// What recovery did, where there was something to do.
-    pub(crate) recovered: Option<String>,
+    pub recovered: Option<String>,
 }
 
 /// One end of a conversation.

@@ -16,7 +16,7 @@ const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 ///
 /// # Errors
 /// There is none, or the loader could not be told its path.
-pub(crate) fn find() -> Result<PathBuf> {
+pub fn find() -> Result<PathBuf> {
     let named = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty());
     let library = match named {
         Some(path) => {
@@ -55,17 +55,17 @@ fn beside(executable: &Path) -> Result<PathBuf> {
 
 /// Which files are logged, as the command line says it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Choice<'a> {
+pub struct Choice<'a> {
     /// Patterns of paths to log; all where there are none.
-    pub(crate) include: &'a [OsString],
+    pub include: &'a [OsString],
     /// Patterns of paths not to log.
-    pub(crate) exclude: &'a [OsString],
+    pub exclude: &'a [OsString],
     /// Files that are written often are absorbed.
-    pub(crate) absorb: bool,
+    pub absorb: bool,
 }
 
 /// Variables to set, or to remove where there is no value.
-pub(crate) fn environment(
+pub fn environment(
     library: &Path,
     pool: &Path,
     meeting: &Meeting,

@@ -24,7 +24,6 @@ use super::allocator::Allocator;
 use super::mounts::{self, Now};
 use super::place::Meeting;
 use super::tree::processes_that_map;
-use crate::pool::in_pool;
 use tidegate::size::Size;
 
 /// How long the kernel may take to clean up after a supervisor that was killed.
@@ -40,6 +39,11 @@ pub(crate) struct Opened {
     pub(crate) recovered: Option<String>,
     /// Its processes may still live: the control memory is that of a supervisor that died.
     pub(crate) taken_over: bool,
+}
+
+/// The context of an error inside the pool that `region` maps.
+fn in_pool(region: &Region) -> String {
+    format!("pool {}", region.name().display())
 }
 
 /// Maps the pool at `path` and locks it.
@@ -253,7 +257,7 @@ fn describe(outcome: &Outcome) -> String {
 ///
 /// # Errors
 /// The pool cannot be used, or `tell` failed.
-pub(crate) fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<bool> {
+pub fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<bool> {
     let pool = open_pool(path, false)?;
     let (plan, unreadable_bytes) = plan_pool(&pool)?;
     let has_some = !plan.is_empty() || unreadable_bytes > 0;
@@ -274,7 +278,7 @@ pub(crate) fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Res
 ///
 /// # Errors
 /// The pool cannot be used, or a part of its log not be read.
-pub(crate) fn log_in_use(path: &Path) -> Result<(u64, u64)> {
+pub fn log_in_use(path: &Path) -> Result<(u64, u64)> {
     let pool = open_pool(path, true)?;
     let tail = pool.tail()?;
     let mut records = Scanner::new(&pool, tail, pool.limit()?);

@@ -29,7 +29,7 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// Why a program is not started.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ProgramError {
+pub enum ProgramError {
     /// The search path has no such file.
     #[error("there is no program {}: it is not in PATH", name.display())]
     NotFound {
@@ -61,11 +61,11 @@ type Result<T> = std::result::Result<T, ProgramError>;
 
 /// A program that can be logged.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Program {
+pub struct Program {
     /// The file to execute.
-    pub(crate) file: PathBuf,
+    pub file: PathBuf,
     /// Arguments that come before the program's own: the script, where the file is its shell.
-    pub(crate) before: Vec<OsString>,
+    pub before: Vec<OsString>,
 }
 
 impl Program {
@@ -73,7 +73,7 @@ impl Program {
     ///
     /// # Errors
     /// [`ProgramError`].
-    pub(crate) fn find(name: &OsStr, search_path: Option<&OsStr>) -> Result<Self> {
+    pub fn find(name: &OsStr, search_path: Option<&OsStr>) -> Result<Self> {
         let path = look_up(name, search_path)?;
         let mut judged = path.clone();
         for _ in 0..MOST_INTERPRETERS {
