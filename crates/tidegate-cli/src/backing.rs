@@ -116,9 +116,6 @@ fn binding_of(path: &Path) -> Result<Binding> {
         identity,
         device: metadata.dev(),
         inode: metadata.ino(),
-        mode: metadata.mode(),
-        uid: metadata.uid(),
-        gid: metadata.gid(),
         path: path.as_os_str().as_bytes().to_vec(),
     })
 }
@@ -127,7 +124,7 @@ fn identity_without_handle(metadata: &Metadata) -> std::io::Result<u64> {
     let born = metadata.created()?.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let numbers = [u128::from(metadata.ino()), born.as_nanos()];
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    Ok(identity(0, -1, &bytes))
+    Ok(identity(&[0; 16], -1, &bytes))
 }
 
 /// What a disk says of itself, which it says after the next boot too; its path where it says nothing.
@@ -142,7 +139,7 @@ fn identity_of_disk(path: &Path, metadata: &Metadata) -> u64 {
     });
     let partition = std::fs::read(folder.join("partition")).unwrap_or_default();
     let name = said.unwrap_or_else(|| path.as_os_str().as_bytes().to_vec());
-    identity(1, -2, &[name, partition].concat())
+    identity(&[1; 16], -2, &[name, partition].concat())
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use super::pool::NO_BOOT;
 use super::table::{self, FileKey, FileRef, flag};
 use super::{Log, Scanner};
 use crate::pmem::Kind;
-use crate::sync::{AtomicU64, Ordering, store_before_loads};
+use crate::sync::{Ordering, store_before_loads};
 
 impl Log {
     /// How far the log may be retired, once the files that its records name are synced: see
@@ -269,12 +269,6 @@ impl Log {
         table::entry(&self.control, file.index).id().load(Ordering::Acquire)
     }
 
-    /// The file lost its last name: nothing has to be synced for it.
-    pub fn is_nameless(&self, file: FileRef) -> bool {
-        let entry = table::entry(&self.control, file.index);
-        entry.flags().load(Ordering::SeqCst) & flag::NAMELESS != 0
-    }
-
     /// Notes that a write-back of the file failed: its next sync will say so, and it is [to be written](Self::take_dropped) once more.
     ///
     /// # Errors
@@ -313,17 +307,6 @@ impl Log {
         for (_, entry) in table::all(&self.control) {
             entry.flags().fetch_or(flag::DROPPED, Ordering::SeqCst);
         }
-    }
-
-    /// The files that the log has records of: for each its device and the oldest mount that it was defined on, 0 where that is not
-    /// known.
-    pub fn live_mounts(&self) -> impl Iterator<Item = (u64, u64)> {
-        let tail = self.tail();
-        table::all(&self.control).filter_map(move |(_, entry)| {
-            let live = entry.last_end().load(Ordering::Acquire) > tail;
-            let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
-            live.then(|| (word(entry.device()), word(entry.mount())))
-        })
     }
 
     /// Ids of the files of which the kernel may have dropped what the log has, since a write-back failed that others were told

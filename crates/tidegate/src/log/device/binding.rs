@@ -1,6 +1,6 @@
 //! Which backing the records of a log are for.
 
-use super::super::record::Definition;
+use super::super::record::{Definition, FileHandle};
 
 /// What a log remembers of its backing, as a file: the log's definition of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,12 +11,6 @@ pub struct Binding {
     pub device: u64,
     /// Inode number.
     pub inode: u64,
-    /// Type and permissions, as in `st_mode`.
-    pub mode: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
     /// Absolute path.
     pub path: Vec<u8>,
 }
@@ -25,11 +19,23 @@ impl Binding {
     /// A backing that is no file, for tests and simulation.
     pub fn unnamed(identity: u64) -> Self {
         let path = b"/(unnamed)".to_vec();
-        Self { identity, device: 0, inode: identity, mode: 0o100_600, uid: 0, gid: 0, path }
+        Self { identity, device: 0, inode: identity, path }
     }
 
     pub(super) fn definition(&self) -> Definition<'_> {
-        let Self { identity, device, inode, mode, uid, gid, .. } = *self;
-        Definition { identity, device, inode, mode, uid, gid, born: false, path: &self.path }
+        let Self { identity, device, inode, ref path } = *self;
+        let (file_system, handle) = ([0; 16], FileHandle::NONE);
+        let (covered, size_bytes) = (false, 0);
+        Definition {
+            identity,
+            file_system,
+            handle,
+            covered,
+            starts: false,
+            size_bytes,
+            device,
+            inode,
+            path,
+        }
     }
 }

@@ -243,7 +243,7 @@ impl Core {
         for part in data.chunks(self.record_bytes_max()) {
             let (first, count) = (at / self.block_bytes(), part.len() as u64 / self.block_bytes());
             let note = |position| self.index.wrote(first, count, position, self.block_bytes());
-            self.append(|ticket| ticket.write(at, &[IoSlice::new(part)]), note)?;
+            self.append(|ticket| ticket.write(at, &[IoSlice::new(part)], false), note)?;
             at += part.len() as u64;
         }
         let stats = self.log.stats();

@@ -1,0 +1,187 @@
+//! From a story and what the disk has of its file to what the file must be. Pure: no file is touched.
+//!
+//! Three kinds of steps:
+//! - A write that only overwrites durable bytes, and growth that a sync has promised, are done.
+//! - A change of the size is done. It was logged only while nothing was pending in the file system, so
+//!   a commit at that moment would have made it durable, and nothing that the log does not have.
+//! - Growth that no sync has promised is done only where the disk, or an earlier step, has written and
+//!   allocated bytes within the file's size: the kernel could have written those at any time. More
+//!   would need a commit of the file system, which would have made durable names that the log does
+//!   not have.
+//!
+//! Invariant: the result of a replay over any state that an interrupted replay left is the result of the
+//! first, or that with more of the unpromised growth. For this reason the file is never made shorter than
+//! it will be: what lies behind a cut is zeroed, not cut off and written again.
+
+use super::extents::{Content, Extent, ExtentMap};
+use super::plan::{FilePlan, Operation};
+use super::ranges::Ranges;
+
+/// What the disk has of a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Disk {
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// The bytes that are in allocated extents and were written.
+    pub written: Ranges,
+}
+
+impl Disk {
+    /// A disk that has all that was ever written of a file.
+    pub(super) fn that_has_all() -> Self {
+        Self { size_bytes: u64::MAX, written: Ranges::from(0..u64::MAX) }
+    }
+}
+
+/// What a file must be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Target {
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// What its bytes must be, in order; all others are as the disk has them, or a hole.
+    pub extents: Vec<Extent>,
+}
+
+/// A replay in the middle.
+struct Replay {
+    disk_bytes: u64,
+    size_bytes: u64,
+    /// The size that the file may have without one more commit of its file system.
+    free_bytes: u64,
+    written: Ranges,
+    extents: ExtentMap,
+}
+
+/// What the file must be after all its steps.
+pub fn replay(file: &FilePlan, disk: &Disk) -> Target {
+    let size_bytes = disk.size_bytes;
+    let (written, extents) = (disk.written.clone(), ExtentMap::default());
+    let mut replay =
+        Replay { disk_bytes: size_bytes, size_bytes, free_bytes: size_bytes, written, extents };
+    for step in &file.steps {
+        match step.operation {
+            Operation::SetSize(size_bytes) => replay.set_size(size_bytes),
+            Operation::Write { offset, len, data, grows } => {
+                let extent =
+                    Extent { start: offset, end: offset + len, content: Content::Log(data) };
+                let is_promised = !grows || step.position < file.marked_until;
+                replay.write(extent, is_promised);
+            }
+        }
+    }
+    let Replay { size_bytes, mut extents, .. } = replay;
+    extents.cut(size_bytes);
+    Target { size_bytes, extents: extents.into_vec() }
+}
+
+impl Replay {
+    fn set_size(&mut self, size_bytes: u64) {
+        if size_bytes < self.size_bytes {
+            self.extents.cut(size_bytes);
+            let (start, end) = (size_bytes, self.disk_bytes);
+            self.extents.insert(Extent { start, end, content: Content::Zero });
+        }
+        self.size_bytes = size_bytes;
+        self.free_bytes = self.free_bytes.max(size_bytes);
+    }
+
+    fn write(&mut self, extent: Extent, is_promised: bool) {
+        if is_promised {
+            self.written.insert(extent.start..extent.end);
+            self.free_bytes = self.free_bytes.max(extent.end);
+        }
+        let end = extent.end.min(self.free_bytes);
+        for part in self.written.within(extent.start..end.max(extent.start)) {
+            self.size_bytes = self.size_bytes.max(part.end);
+            self.extents.insert(extent.part(part));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::file_of;
+    use super::*;
+
+    fn disk(size_bytes: u64) -> Disk {
+        Disk { size_bytes, written: Ranges::from(0..size_bytes) }
+    }
+
+    fn write(offset: u64, len: u64, data: u64, grows: bool) -> Operation {
+        Operation::Write { offset, len, data, grows }
+    }
+
+    fn log(start: u64, end: u64, data: u64) -> Extent {
+        Extent { start, end, content: Content::Log(data) }
+    }
+
+    fn zero(start: u64, end: u64) -> Extent {
+        Extent { start, end, content: Content::Zero }
+    }
+
+    fn target(size_bytes: u64, extents: &[Extent]) -> Target {
+        Target { size_bytes, extents: extents.to_vec() }
+    }
+
+    #[test]
+    fn overwrites_are_done_without_a_mark() {
+        let file = file_of(&[write(0, 10, 1000, false)], 0);
+        assert_eq!(replay(&file, &disk(100)), target(100, &[log(0, 10, 1000)]));
+    }
+
+    #[test]
+    fn growth_is_done_only_with_a_mark() {
+        let steps = [write(90, 20, 1000, true), write(110, 10, 2000, true)];
+        let all = target(120, &[log(90, 110, 1000), log(110, 120, 2000)]);
+        assert_eq!(replay(&file_of(&steps, 2), &disk(100)), all);
+        let first = target(110, &[log(90, 110, 1000)]);
+        assert_eq!(replay(&file_of(&steps, 1), &disk(100)), first);
+        let inside = target(100, &[log(90, 100, 1000)]);
+        assert_eq!(replay(&file_of(&steps, 0), &disk(100)), inside);
+    }
+
+    #[test]
+    fn growth_that_the_disk_has_is_done() {
+        let steps = [write(100, 20, 1000, true), write(100, 10, 2000, true)];
+        let expected = target(115, &[log(100, 110, 2000), log(110, 115, 1010)]);
+        assert_eq!(replay(&file_of(&steps, 0), &disk(115)), expected);
+    }
+
+    #[test]
+    fn holes_are_filled_only_with_a_mark() {
+        let holes = Disk { size_bytes: 100, written: [0..10, 90..100].into_iter().collect() };
+        let steps = [write(5, 90, 1000, true)];
+        let parts = target(100, &[log(5, 10, 1000), log(90, 95, 1085)]);
+        assert_eq!(replay(&file_of(&steps, 0), &holes), parts);
+        assert_eq!(replay(&file_of(&steps, 1), &holes), target(100, &[log(5, 95, 1000)]));
+    }
+
+    #[test]
+    fn an_overwrite_of_promised_growth_comes_with_all_writes_below_it() {
+        // The second write grows the file, and is not promised; the third is an overwrite.
+        let steps = [write(0, 10, 1000, true), write(0, 20, 2000, true), write(2, 2, 3000, false)];
+        let expected = target(10, &[log(0, 2, 2000), log(2, 4, 3000), log(4, 10, 2004)]);
+        assert_eq!(replay(&file_of(&steps, 1), &disk(0)), expected);
+    }
+
+    #[test]
+    fn what_lies_behind_a_cut_is_zero_unless_it_was_written_again() {
+        let steps = [Operation::SetSize(10), Operation::SetSize(50), write(20, 5, 1000, true)];
+        let expected = target(50, &[zero(10, 20), log(20, 25, 1000), zero(25, 50)]);
+        assert_eq!(replay(&file_of(&steps, 3), &disk(100)), expected);
+    }
+
+    #[test]
+    fn changes_of_the_size_need_no_mark() {
+        let longer = file_of(&[Operation::SetSize(200)], 0);
+        assert_eq!(replay(&longer, &disk(100)), target(200, &[]));
+        let shorter = file_of(&[write(0, 100, 1000, false), Operation::SetSize(30)], 0);
+        assert_eq!(replay(&shorter, &disk(100)), target(30, &[log(0, 30, 1000)]));
+    }
+
+    #[test]
+    fn an_empty_write_does_nothing() {
+        let file = file_of(&[write(500, 0, 1000, false), write(500, 0, 1000, true)], 9);
+        assert_eq!(replay(&file, &disk(100)), target(100, &[]));
+    }
+}
