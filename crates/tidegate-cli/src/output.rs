@@ -62,17 +62,29 @@ pub(crate) fn one_line(text: &str) -> String {
 }
 
 /// Prints what a session of `tidegate run` has to say on standard error.
-#[derive(Default)]
 pub(crate) struct Terminal {
+    is_quiet: bool,
     recovery: Mutex<Option<ProgressBar>>,
+}
+
+impl Terminal {
+    /// One that prints nothing if `is_quiet`.
+    pub(crate) fn new(is_quiet: bool) -> Self {
+        Self { is_quiet, recovery: Mutex::new(None) }
+    }
 }
 
 impl Reporter for Terminal {
     fn notice(&self, message: &str) {
-        say(message);
+        if !self.is_quiet {
+            say(message);
+        }
     }
 
     fn progress(&self, done: u64, total: u64) {
+        if self.is_quiet {
+            return;
+        }
         let mut recovery = self.recovery.lock().unwrap_or_else(PoisonError::into_inner);
         let bar = recovery.get_or_insert_with(|| progress("recovering"));
         bar.set_length(total);

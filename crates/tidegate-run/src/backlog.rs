@@ -1,4 +1,4 @@
-//! What the files still owe their disks: the records between tail and head, summed up a segment at a time.
+//! What the files' disks lack: the records between tail and head, summed up by segments of the log.
 //!
 //! Invariants:
 //! 1. Every record below [`Backlog::scanned`] that is not retired is part of exactly one segment, and segments follow one
@@ -6,122 +6,112 @@
 //! 2. A file is known here from its definition on, as long as a record of it can be live: definitions are retired after
 //!    the records that rely on them.
 //!
-//! Nothing here touches a file: what is due is for `writeback` to do.
+//! Nothing here touches a file: `writeback` makes the ranges durable.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use tidegate::log::{Definition, Header, RecordKind, RenamePaths};
+use tidegate::log::{Definition, FileHandle, FileSystemId, Header, RecordKind};
+
+use super::ranges::Ranges;
 
 /// A file that the log defines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Known {
-    /// Its id in the log.
-    pub(crate) id: u64,
     /// Device number.
     pub(crate) device: u64,
     /// Inode number.
     pub(crate) inode: u64,
     /// What tells it from later files of these numbers.
     pub(crate) identity: u64,
-    /// Names that it has, as far as the log knows.
-    pub(crate) names: Vec<PathBuf>,
+    /// Its file system.
+    pub(crate) file_system: FileSystemId,
+    /// Its handle there.
+    pub(crate) handle: FileHandle,
+    /// The path that it had when it was defined; empty if none was known.
+    pub(crate) path: PathBuf,
     /// Position of its last definition.
     defined_at: u64,
 }
 
 impl Known {
-    /// A file with these names; `key` is device, inode and identity.
-    pub(crate) fn at(id: u64, key: (u64, u64, u64), names: Vec<PathBuf>) -> Self {
-        let (device, inode, identity) = key;
-        Self { id, device, inode, identity, names, defined_at: 0 }
+    /// The file that `definition` names, which is at `position` of the log.
+    pub(crate) fn of(definition: &Definition<'_>, position: u64) -> Self {
+        Self {
+            device: definition.device,
+            inode: definition.inode,
+            identity: definition.identity,
+            file_system: definition.file_system,
+            handle: definition.handle,
+            path: Path::new(OsStr::from_bytes(definition.path)).to_path_buf(),
+            defined_at: position,
+        }
     }
 }
 
-/// The part of a file that was written.
+/// What was written to a file, all of it taken together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Window {
+struct Window {
     /// Bytes that were written, each time they were.
-    pub(crate) written_bytes: u64,
-    /// The first byte that was.
-    pub(crate) start: u64,
-    /// The byte behind the last one.
-    pub(crate) end: u64,
-    /// Position of the last record about the file.
-    last: u64,
+    written_bytes: u64,
+    /// The first byte that was written, and the byte behind the last one.
+    start: u64,
+    end: u64,
 }
 
 impl Window {
-    const EMPTY: Self = Self { written_bytes: 0, start: u64::MAX, end: 0, last: 0 };
+    const EMPTY: Self = Self { written_bytes: 0, start: u64::MAX, end: 0 };
 
-    fn add(&mut self, offset: u64, len: u64) {
-        if len == 0 {
-            return;
-        }
-        self.written_bytes = self.written_bytes.saturating_add(len);
-        self.start = self.start.min(offset);
-        self.end = self.end.max(offset.saturating_add(len));
-    }
-
-    fn merge(&mut self, other: Self) {
+    fn add(&mut self, other: Self) {
         self.written_bytes = self.written_bytes.saturating_add(other.written_bytes);
         self.start = self.start.min(other.start);
         self.end = self.end.max(other.end);
-        self.last = self.last.max(other.last);
     }
 
     /// Bytes that differ on the disk at most: what is written again counts once.
-    pub(crate) fn dirty_bytes(&self) -> u64 {
+    fn dirty_bytes(&self) -> u64 {
         self.written_bytes.min(self.end.saturating_sub(self.start))
     }
 
-    /// The same in parts that follow each other, with about `part_bytes` to write in each.
-    pub(super) fn parts(&self, part_bytes: u64) -> impl Iterator<Item = Self> {
-        let (whole, span_bytes) = (*self, self.end.saturating_sub(self.start));
-        let count = self.dirty_bytes().div_ceil(part_bytes);
-        let step = span_bytes.div_ceil(count.max(1));
-        let parts = (0..count).map(move |number| {
-            let start = whole.start.saturating_add(step.saturating_mul(number)).min(whole.end);
-            Self { start, end: start.saturating_add(step).min(whole.end), ..whole }
-        });
-        // To the kernel an empty range is all of the file.
-        parts.filter(|part| part.start < part.end)
-    }
-
-    /// The same bytes are written again and again: on the way to the disk each time would be too often.
-    pub(crate) fn is_hot(&self) -> bool {
+    /// The same bytes are written again and again: written back each time would be too often.
+    fn is_hot(&self) -> bool {
         self.written_bytes > 2 * self.dirty_bytes()
     }
 }
 
-/// What has to be durable before the records up to a position may go.
+/// What one file lacks for the records of one segment.
+#[derive(Debug, Clone)]
+struct Part {
+    window: Window,
+    ranges: Ranges,
+    /// Position of the last record about the file.
+    last: u64,
+}
+
+/// What has to be durable before the records up to a position may be retired.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Due {
-    /// Files, by id.
-    pub(crate) files: HashMap<u64, Window>,
-    /// Directories whose entries changed.
-    pub(crate) directories: HashSet<PathBuf>,
+    /// Ranges of files, by the files' ids. A file without ranges has changed its size only.
+    pub(crate) files: HashMap<u64, Ranges>,
 }
 
 impl Due {
-    fn merge(&mut self, other: &Self) {
-        for (id, window) in &other.files {
-            self.files.entry(*id).or_insert(Window::EMPTY).merge(*window);
+    fn add(&mut self, segment: &Segment) {
+        for (id, part) in &segment.files {
+            self.files.entry(*id).or_default().merge(&part.ranges);
         }
-        self.directories.extend(other.directories.iter().cloned());
+    }
+
+    fn sorted(mut self) -> Self {
+        self.files.values_mut().for_each(Ranges::sort);
+        self
     }
 
     /// Bytes to write, at most.
     pub(crate) fn dirty_bytes(&self) -> u64 {
-        self.files.values().map(Window::dirty_bytes).sum()
-    }
-
-    /// Parts of files, with about `part_bytes` to write in each, in the order in which a disk best takes them.
-    pub(crate) fn parts(&self, part_bytes: u64) -> Vec<(u64, Window)> {
-        let files = self.files.iter();
-        files.flat_map(|(id, window)| window.parts(part_bytes).map(|part| (*id, part))).collect()
+        self.files.values().map(Ranges::bytes).sum()
     }
 }
 
@@ -129,7 +119,7 @@ impl Due {
 struct Segment {
     start: u64,
     end: u64,
-    due: Due,
+    files: HashMap<u64, Part>,
     write_started: bool,
 }
 
@@ -144,7 +134,7 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    /// An empty backlog of a log whose records begin at `position`; it is summed up in steps of `segment_bytes`.
+    /// An empty backlog of a log whose records begin at `position`, with segments of `segment_bytes`.
     pub(crate) fn new(position: u64, segment_bytes: u64) -> Self {
         let (segments, known) = (VecDeque::new(), HashMap::new());
         Self { scanned: position, segment_bytes, segments, known, files_seen: 0 }
@@ -165,20 +155,23 @@ impl Backlog {
         self.known.get(&id)
     }
 
-    /// Adds a record; `payload` is that of a record about names or definitions.
+    /// Adds a record; `payload` is that of a definition.
     pub(crate) fn add(&mut self, header: &Header, payload: &[u8]) {
         match header.kind {
             RecordKind::Write => {
-                self.touch(header, header.offset, u64::from(header.payload_bytes));
+                self.change(header, header.offset, u64::from(header.payload_bytes));
             }
-            RecordKind::Zero => self.touch(header, header.offset, header.len),
-            RecordKind::SetSize => self.touch(header, header.offset, 0),
+            RecordKind::Zero => self.change(header, header.offset, header.len),
+            RecordKind::SetSize => self.change(header, header.offset, 0),
             RecordKind::Define => self.define(header, payload),
-            RecordKind::Link => self.link(header.file, as_path(payload)),
-            RecordKind::Unlink => self.unlink(header.file, as_path(payload)),
-            RecordKind::Rename => self.rename(header, payload),
-            RecordKind::Retire | RecordKind::Void | RecordKind::Settle => {}
+            // All earlier records of the file are durable in it, or are not promised any more.
+            RecordKind::End => self.segments.iter_mut().for_each(|segment| {
+                segment.files.remove(&header.file);
+            }),
+            RecordKind::Void | RecordKind::Mark => {}
         }
+        // The record is part of a segment, whatever it says.
+        self.segment(header.position);
         self.reached(header.position + header.record_bytes());
     }
 
@@ -192,55 +185,23 @@ impl Backlog {
 
     fn define(&mut self, header: &Header, payload: &[u8]) {
         let Some(definition) = Definition::decode(payload) else { return };
-        let path = as_path(definition.path);
         self.files_seen += u64::from(header.file == header.position);
-        if let (true, Some(directory)) = (definition.born, path.parent()) {
-            self.segment(header.position).due.directories.insert(directory.to_path_buf());
-        }
-        let key = (definition.device, definition.inode, definition.identity);
-        let known = Known::at(header.file, key, vec![path.to_path_buf()]);
-        self.known.insert(header.file, Known { defined_at: header.position, ..known });
-        self.touch(header, 0, 0);
+        self.known.insert(header.file, Known::of(&definition, header.position));
     }
 
-    fn touch(&mut self, header: &Header, offset: u64, len: u64) {
-        let due = &mut self.segment(header.position).due;
-        let window = due.files.entry(header.file).or_insert(Window::EMPTY);
-        window.last = header.position;
-        window.add(offset, len);
-    }
-
-    fn link(&mut self, file: u64, name: &Path) {
-        self.entry_changed(name);
-        if let Some(known) = self.known.get_mut(&file) {
-            known.names.push(name.to_path_buf());
-        }
-    }
-
-    fn unlink(&mut self, file: u64, name: &Path) {
-        self.entry_changed(name);
-        if let Some(known) = self.known.get_mut(&file) {
-            known.names.retain(|known| known != name);
-        }
-    }
-
-    fn rename(&mut self, header: &Header, payload: &[u8]) {
-        let Some(paths) = RenamePaths::decode(payload) else { return };
-        let (from, to) = (as_path(paths.from), as_path(paths.to));
-        if header.aux != 0 {
-            let replaced = |known: &&mut Known| known.identity == header.aux;
-            for known in self.known.values_mut().filter(replaced) {
-                known.names.retain(|name| name != to);
-            }
-        }
-        self.unlink(header.file, from);
-        self.link(header.file, to);
-    }
-
-    fn entry_changed(&mut self, name: &Path) {
-        let position = self.scanned;
-        if let Some(directory) = name.parent() {
-            self.segment(position).due.directories.insert(directory.to_path_buf());
+    fn change(&mut self, header: &Header, offset: u64, len: u64) {
+        let position = header.position;
+        let files = &mut self.segment(position).files;
+        let part = files.entry(header.file).or_insert_with(|| Part {
+            window: Window::EMPTY,
+            ranges: Ranges::default(),
+            last: position,
+        });
+        part.last = position;
+        part.ranges.add(offset, len);
+        if len > 0 {
+            let end = offset.saturating_add(len);
+            part.window.add(Window { written_bytes: len, start: offset, end });
         }
     }
 
@@ -249,9 +210,8 @@ impl Backlog {
         let segment_bytes = self.segment_bytes;
         let is_open = |last: &Segment| position.saturating_sub(last.start) < segment_bytes;
         if !self.segments.back().is_some_and(is_open) {
-            let due = Due::default();
             let (start, end, write_started) = (position, position, false);
-            self.segments.push_back(Segment { start, end, due, write_started });
+            self.segments.push_back(Segment { start, end, files: HashMap::new(), write_started });
         }
         let last = self.segments.len() - 1;
         &mut self.segments[last]
@@ -259,9 +219,9 @@ impl Backlog {
 
     /// What is due for all records that were added.
     pub(crate) fn due(&self) -> Due {
-        let mut all = Due::default();
-        self.segments.iter().for_each(|segment| all.merge(&segment.due));
-        all
+        let mut due = Due::default();
+        self.segments.iter().for_each(|segment| due.add(segment));
+        due.sorted()
     }
 
     /// What is due for the records before a position that `may_be_goal` accepts, and that position: the first one with at least
@@ -273,38 +233,46 @@ impl Backlog {
     ) -> Option<(u64, Due)> {
         let mut due = Due::default();
         for (segment, next) in self.segments.iter().zip(self.segments.iter().skip(1)) {
-            due.merge(&segment.due);
-            // Where the next one starts a record starts, so none is cut in two.
+            due.add(segment);
+            // A record starts where the next segment starts, so none is cut in two.
             if due.dirty_bytes() >= dirty_bytes && may_be_goal(next.start) {
-                return Some((next.start, due));
+                return Some((next.start, due.sorted()));
             }
         }
         None
     }
 
-    /// Bytes to write for all that is due, at most.
-    pub(crate) fn dirty_bytes(&self) -> u64 {
-        self.due().dirty_bytes()
+    fn windows(&self) -> HashMap<u64, Window> {
+        let mut windows = HashMap::new();
+        for (id, part) in self.segments.iter().flat_map(|segment| &segment.files) {
+            windows.entry(*id).or_insert(Window::EMPTY).add(part.window);
+        }
+        windows
     }
 
-    /// Windows of files that are worth writing ahead of their sync: those of full segments, each handed back once, and none that
-    /// is written again and again.
-    pub(crate) fn worth_starting(&mut self) -> Vec<(u64, Window)> {
-        let all = self.due();
+    /// Bytes to write for all that is due, at most.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.windows().values().map(Window::dirty_bytes).sum()
+    }
+
+    /// Ranges that are worth writing before their sync, of about `dirty_bytes`: those of the oldest full segments, each handed
+    /// out once, and none of a file that is written again and again.
+    pub(crate) fn worth_starting(&mut self, dirty_bytes: u64) -> Due {
+        let windows = self.windows();
+        let is_hot = |id: &u64| windows.get(id).is_some_and(Window::is_hot);
         let segment_bytes = self.segment_bytes;
         let is_full = |segment: &&mut Segment| segment.end - segment.start >= segment_bytes;
         let fresh = self.segments.iter_mut().filter(|segment| !segment.write_started);
-        let mut windows = Due::default();
+        let mut due = Due::default();
         for segment in fresh.filter(is_full) {
+            if due.dirty_bytes() >= dirty_bytes {
+                break;
+            }
             segment.write_started = true;
-            windows.merge(&segment.due);
+            due.add(segment);
         }
-        let is_hot = |id: &u64| all.files.get(id).is_some_and(Window::is_hot);
-        let started = windows
-            .files
-            .into_iter()
-            .filter(|(id, window)| window.written_bytes > 0 && !is_hot(id));
-        started.collect()
+        due.files.retain(|id, ranges| !is_hot(id) && ranges.bytes() > 0);
+        due.sorted()
     }
 
     /// The records below `position` are durable in their files and gone from the log.
@@ -313,16 +281,11 @@ impl Backlog {
             self.segments.pop_front();
         }
         for segment in self.segments.iter_mut().take_while(|segment| segment.start < position) {
-            segment.due.files.retain(|_, window| window.last >= position);
+            segment.files.retain(|_, part| part.last >= position);
         }
         self.known.retain(|_, known| known.defined_at >= position);
         self.scanned = self.scanned.max(position);
     }
-}
-
-/// A path out of a record.
-pub(super) fn as_path(bytes: &[u8]) -> &Path {
-    Path::new(OsStr::from_bytes(bytes))
 }
 
 #[cfg(test)]
@@ -330,67 +293,33 @@ mod tests {
     use super::super::trial::Trial;
     use super::*;
 
-    fn names(backlog: &Backlog) -> Vec<PathBuf> {
-        let mut names: Vec<_> =
-            backlog.known.values().flat_map(|known| known.names.clone()).collect();
-        names.sort();
-        names
-    }
-
-    #[test]
-    fn files_are_known_by_the_names_that_they_have_now() {
-        let trial = Trial::new();
-        let path = |name| trial.path(name);
-        let bytes = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
-        let (one, two) = (trial.file("one", b""), trial.file("two", b""));
-        trial.write(&two, "two", 0, b"x");
-        trial.record(&one, "one", |ticket| {
-            ticket.link(&bytes(&path("more"))).unwrap();
-        });
-        assert_eq!(names(&trial.backlog()), [path("more"), path("one"), path("two")]);
-        let replaced = Trial::key(&two).identity;
-        trial.record(&one, "one", |ticket| {
-            ticket.rename(&bytes(&path("one")), &bytes(&path("two")), replaced).unwrap();
-            ticket.unlink(&bytes(&path("more"))).unwrap();
-        });
-        let backlog = trial.backlog();
-        assert_eq!(names(&backlog), [path("two")]);
-        assert_eq!(backlog.files_seen(), 2);
-        assert_eq!(backlog.due().directories, HashSet::from([trial.dir.path().to_path_buf()]));
-    }
-
     #[test]
     fn what_is_written_again_is_due_once_and_not_started_early() {
         let trial = Trial::new();
         let (hot, cold) = (trial.file("hot", b""), trial.file("cold", b""));
         for number in 0..10 {
             trial.write(&hot, "hot", 4096, &[number; 1000]);
-            trial.write(&cold, "cold", u64::from(number) * 1000, &[number; 1000]);
+            trial.write(&cold, "cold", u64::from(number) * 4096, &[number; 4096]);
         }
         let mut backlog = trial.backlog();
-        assert_eq!(backlog.dirty_bytes(), 1000 + 10_000);
+        assert_eq!(backlog.dirty_bytes(), 1000 + 40_960);
+        assert_eq!(backlog.due().dirty_bytes(), 4096 + 40_960, "in pages");
         let cold_id = trial.lock(&cold).id();
-        let started = backlog.worth_starting();
-        assert_eq!(started.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [cold_id]);
-        assert!(started[0].1.start == 0 && started[0].1.end > 5000, "{started:?}");
-        assert_eq!(backlog.worth_starting(), [], "started once");
+        let started = backlog.worth_starting(u64::MAX);
+        assert_eq!(started.files.keys().collect::<Vec<_>>(), [&cold_id]);
+        assert_eq!(backlog.worth_starting(u64::MAX), Due::default(), "started once");
+        assert_eq!(backlog.files_seen(), 2);
     }
 
     #[test]
-    fn parts_cover_all_that_was_written_once_and_in_order() {
-        let window = |written_bytes, start, end| Window { written_bytes, start, end, last: 0 };
-        let cut = |whole: Window| {
-            let parts = Due { files: HashMap::from([(1, whole)]), ..Due::default() }.parts(100);
-            parts.into_iter().map(|(_, it)| (it.start, it.end)).collect::<Vec<_>>()
-        };
-        assert_eq!(cut(window(250, 50, 300)), [(50, 134), (134, 218), (218, 300)]);
-        assert_eq!(cut(window(150, 0, 1000)), [(0, 500), (500, 1000)], "scattered");
-        assert_eq!(cut(window(9999, 7, 17)), [(7, 17)], "hot");
-        assert_eq!(cut(Window::EMPTY), [], "only its size was changed");
-        assert_eq!(window(4, 0, 5).parts(1).count(), 3, "none is empty");
-        let all = cut(window(u64::MAX, 0, 100_000_000));
-        assert!(all.windows(2).all(|pair| pair[0].1 == pair[1].0) && all.len() == 1_000_000);
-        assert_eq!((all[0].0, all[999_999].1), (0, 100_000_000));
+    fn a_story_that_has_ended_leaves_nothing_due() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"");
+        trial.write(&file, "file", 0, b"x");
+        trial.lock(&file).end_story().unwrap();
+        assert_eq!(trial.backlog().due(), Due::default());
+        trial.write(&file, "file", 0, b"y");
+        assert_eq!(trial.backlog().due().files.len(), 1);
     }
 
     #[test]
@@ -398,7 +327,7 @@ mod tests {
         let trial = Trial::new();
         let file = trial.file("file", b"");
         for number in 0..40 {
-            trial.write(&file, "file", number * 10_000, &[1; 10_000]);
+            trial.write(&file, "file", number * 8192, &[1; 8192]);
         }
         let end = trial.log.safe_position();
         let records: Vec<_> = trial.log.records(trial.log.tail(), end).collect();
@@ -408,15 +337,11 @@ mod tests {
         }
         let (goal, due) = backlog.due_for(100_000, |_| true).unwrap();
         assert!(records.iter().any(|header| header.position == goal));
-        let written = |before: u64| {
-            let writes = records.iter().filter(|it| it.kind == RecordKind::Write);
-            writes
-                .filter(|it| it.position < before)
-                .map(|it| u64::from(it.payload_bytes))
-                .sum::<u64>()
-        };
-        assert_eq!(due.dirty_bytes(), written(goal));
-        assert!((100_000..150_000).contains(&written(goal)));
+        let writes = records.iter().filter(|it| it.kind == RecordKind::Write);
+        let written: u64 =
+            writes.filter(|it| it.position < goal).map(|it| u64::from(it.payload_bytes)).sum();
+        assert_eq!(due.dirty_bytes(), written);
+        assert!((100_000..150_000).contains(&written));
         let (later, _) = backlog.due_for(100_000, |position| position > goal).unwrap();
         assert!(later > goal);
         assert_eq!(backlog.due_for(100_000, |_| false), None);
@@ -436,7 +361,8 @@ mod tests {
         backlog.retired(middle);
         // Defined anew behind the goal, so known still.
         assert_eq!(backlog.due().files.len(), 1);
-        assert!(backlog.file(trial.lock(&file).id()).is_some());
+        let id = trial.lock(&file).id();
+        assert!(backlog.file(id).is_some());
         backlog.retired(trial.log.safe_position());
         assert_eq!((backlog.due(), backlog.known.len()), (Due::default(), 0));
     }

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     fn start(script: &str) -> Launch {
-        let program = Program { file: "/bin/sh".into(), before: Vec::new() };
+        let program = Program { file: "/bin/sh".into(), before: Vec::new(), unwatched: None };
         let command = ["sh", "-c", script].map(OsString::from);
         let environment = vec![("TIDEGATE_TRIAL", Some("yes".into()))];
         Launch::start(Plan { program: &program, command: &command, environment }).unwrap()

@@ -1,11 +1,10 @@
 //! From a pool's file to a log in use: made where it is blank, taken over where its supervisor died, recovered where the
-//! machine did, or a file system.
+//! machine crashed.
 //!
 //! Invariants:
-//! 1. A log whose records may be needed is never started anew. What recovery cannot put into the files stays in the log, and
-//!    the pool is not opened.
-//! 2. A log is taken over without a replay only while the kernel has all that it was told: in the boot of its records, if no
-//!    write-back has failed since it was opened, and no file system of its files was mounted anew.
+//! 1. A log whose records may be needed is never started anew. What recovery cannot restore stays in the log, and the pool is
+//!    not opened.
+//! 2. A log is taken over without a replay only in the boot of its records, if no write-back has failed since it was opened.
 //! 3. While processes use the log it is never replayed: they go on appending to it.
 
 use std::fs::File;
@@ -15,19 +14,21 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::FlockOperation;
-use tidegate::log::recover::{LocalFiles, Outcome, Progress, Recovered, plan_pool, recover_pool};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use tidegate::log::recover::{
+    ApplyOptions, LocalFiles, Outcome, Progress, Recovered, plan_pool, recover_pool,
+};
 use tidegate::log::{CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, Scanner};
 use tidegate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
 use tidegate::pool::{Content, PoolKind, identify};
 
 use super::allocator::Allocator;
-use super::mounts::{self, Now};
-use super::place::Meeting;
+use super::paths::PoolPaths;
 use super::tree::processes_that_map;
 use tidegate::size::Size;
 
 /// How long the kernel may take to clean up after a supervisor that was killed.
-const PATIENCE_WITH_DYING: Duration = Duration::from_secs(10);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Threads that write files at once during recovery.
 const WORKERS: usize = 4;
 
@@ -60,17 +61,17 @@ fn open_pool(path: &Path, read_only: bool) -> Result<LogPool> {
 /// Maps what is at `path` and locks it; where a supervisor has left its socket, which it does only when it is killed, once the
 /// kernel has taken the pool from it.
 fn open_region(path: &Path, options: &RegionOptions) -> Result<Region> {
-    let was_killed = || Meeting::of_pool(path).is_ok_and(|meeting| meeting.socket().exists());
+    let was_killed = || PoolPaths::of_pool(path).is_ok_and(|paths| paths.socket().exists());
     match Region::open(path, options) {
-        Err(PmemError::Busy { .. }) if was_killed() && is_let_go(path) => {
+        Err(PmemError::Busy { .. }) if was_killed() && is_released(path) => {
             Ok(Region::open(path, options)?)
         }
         opened => Ok(opened?),
     }
 }
 
-/// Waits until nobody has the pool at `path` locked any more: whether that was so in time.
-fn is_let_go(path: &Path) -> bool {
+/// Waits until no process has the pool at `path` locked: whether that was so in time.
+fn is_released(path: &Path) -> bool {
     let (sender, receiver) = std::sync::mpsc::channel();
     let path = path.to_path_buf();
     // A thread, since this wait has no end of its own.
@@ -79,10 +80,10 @@ fn is_let_go(path: &Path) -> bool {
             rustix::fs::flock(&file, FlockOperation::LockShared)?;
             Ok(())
         });
-        // Whoever asked may be gone.
+        // The asking thread may have stopped waiting.
         let _ = sender.send(locked.is_ok());
     });
-    receiver.recv_timeout(PATIENCE_WITH_DYING).unwrap_or(false)
+    receiver.recv_timeout(RELEASE_TIMEOUT).unwrap_or(false)
 }
 
 /// Makes a log pool of the file at `path` if it is blank.
@@ -104,27 +105,36 @@ fn make_where_blank(path: &Path) -> Result<()> {
     bail!("{} holds {found}, no log pool; name another path by --pool", path.display())
 }
 
-/// Opens the pool at `path` for a supervisor that meets others at `meeting`.
+/// How to open a log that the machine or a supervisor left behind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RecoverOptions {
+    /// Every record is replayed, also where the kernel has it.
+    pub replay: bool,
+    /// What is damaged, or was changed since the boot, is passed over.
+    pub salvage: bool,
+}
+
+/// Opens the pool at `path`, whose supervisor shares `paths` with programs.
 ///
 /// # Errors
-/// It cannot be mapped, is in use, holds something else, or what the log has cannot be brought into the files.
+/// It cannot be mapped, is in use, holds something else, or what the log has cannot be restored.
 pub(crate) fn open_log(
     path: &Path,
-    meeting: &Meeting,
+    paths: &PoolPaths,
+    options: RecoverOptions,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Opened> {
     make_where_blank(path)?;
     let pool = open_pool(path, false)?;
-    if let Some(log) = take_over(&pool, meeting)? {
-        let tail = log.tail();
-        let left = log.head().saturating_sub(tail);
+    let control = paths.control();
+    if let Some(log) = take_over(&pool, &control, options)? {
+        let left = log.head().saturating_sub(log.tail());
         let size = Size { bytes: left };
         let recovered =
             (left > 0).then(|| format!("{size} of log taken over from a supervisor that died"));
         return Ok(Opened { log, recovered, taken_over: true });
     }
-    let recovered = recover(&pool, progress)?;
-    let control = meeting.control();
+    let recovered = recover(&pool, control.exists(), options, progress)?;
     match std::fs::remove_file(&control) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(error).with_context(|| format!("cannot replace {}", control.display()));
@@ -141,31 +151,31 @@ pub(crate) fn open_log(
 /// The log as a supervisor left it that died; none, where it has to be recovered from its records.
 ///
 /// # Errors
-/// It has to be recovered, but processes use it.
-fn take_over(pool: &LogPool, meeting: &Meeting) -> Result<Option<Log>> {
-    let control = meeting.control();
+/// It is to be replayed, but processes use it.
+fn take_over(pool: &LogPool, control: &Path, options: RecoverOptions) -> Result<Option<Log>> {
     if !control.exists() {
         return Ok(None);
     }
     let is_whole = is_of_this_boot(pool)?;
-    let processes = processes_that_map(&control);
-    if !is_whole && processes.is_empty() {
-        return Ok(None);
-    }
-    // One that does not fit is no use to anybody: its pool was made anew since.
-    let Ok(log) = Log::resume(open_again(pool)?, &control) else { return Ok(None) };
-    let now = mounts::of_log(&log);
-    let Some(process) = processes.first() else {
-        return Ok((is_whole && now == Now::Same).then_some(log));
-    };
-    if let Now::Younger(path) = now {
+    let processes = processes_that_map(control);
+    if options.replay
+        && let Some(first) = processes.first()
+    {
         bail!(
-            "{} was mounted anew since {} has records of it, and {} processes use that, {process} for one; end them first",
-            path.display(),
+            "{} is in use by {} whose supervisor died, {first} for one; end them first, or let `tidegate recover` without \
+             options take over",
             pool.region().name().display(),
-            processes.len()
+            match processes.len() {
+                1 => "1 process".into(),
+                number => format!("{number} processes"),
+            }
         );
     }
+    if options.replay || !is_whole && processes.is_empty() {
+        return Ok(None);
+    }
+    // One that does not fit is of no use: its pool was made anew since.
+    let Ok(log) = Log::resume(open_again(pool)?, control) else { return Ok(None) };
     if !is_whole {
         log.distrust_all_files();
     }
@@ -195,13 +205,30 @@ fn boot_id() -> Result<[u8; 16]> {
     Ok(boot.into_bytes())
 }
 
-/// Brings what the log has into the files: what was done, if there was something to do.
+/// When the machine was started, in nanoseconds since 1970.
+fn booted_ns() -> i128 {
+    let nanoseconds =
+        |time: Timespec| i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec);
+    nanoseconds(clock_gettime(ClockId::Realtime)) - nanoseconds(clock_gettime(ClockId::Boottime))
+}
+
+/// Restores in the files what the log has: what was done, if there was something to do. In the boot of its records, as
+/// `is_same_boot` says, programs have changed the files since the machine was started.
 ///
 /// # Errors
-/// Something cannot be brought there; the log still has it.
-fn recover(pool: &LogPool, progress: &(dyn Fn(Progress) + Sync)) -> Result<Option<String>> {
+/// Something cannot be restored; the log still has it.
+fn recover(
+    pool: &LogPool,
+    is_same_boot: bool,
+    options: RecoverOptions,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Option<String>> {
+    let is_same_boot = is_same_boot || options.replay || is_of_this_boot(pool)?;
+    let booted_ns = (!is_same_boot).then(booted_ns);
+    let options = ApplyOptions { workers: WORKERS, booted_ns, salvage: options.salvage };
+    let files = LocalFiles::new().context("cannot read the list of mounts")?;
     let Some(Recovered { outcome, unreadable_bytes }) =
-        recover_pool(pool, &LocalFiles, WORKERS, progress)?
+        recover_pool(pool, &files, options, progress)?
     else {
         return Ok(None);
     };
@@ -212,8 +239,8 @@ fn recover(pool: &LogPool, progress: &(dyn Fn(Progress) + Sync)) -> Result<Optio
         };
         let pool = pool.region().name().display();
         return Err(anyhow!(
-            "recovery of {pool} is not complete: {first}{}{more}{}; mend that and try again, or give up what the log has by \
-             `tidegate recover {pool} --discard`",
+            "recovery of {pool} is not complete: {first}{}{more}{}; try again, pass over what is damaged or was changed by \
+             `tidegate recover {pool} --salvage`, or give up what the log has by `tidegate recover {pool} --discard`",
             cause(first),
             lost(unreadable_bytes)
         ));
@@ -247,10 +274,11 @@ fn describe(outcome: &Outcome) -> String {
             format!("; {} things were odd, the first: {first}", outcome.findings.total())
         }
     };
-    format!(
-        "{written} written to {} files ({} made again), {} names given, {} removed{odd}",
-        outcome.files_written, outcome.files_created, outcome.names_placed, outcome.names_removed
-    )
+    let gone = match outcome.files_gone {
+        0 => String::new(),
+        number => format!(", {number} were removed before"),
+    };
+    format!("{written} written to {} files{gone}{odd}", outcome.files_written)
 }
 
 /// Throws away what the log of the pool at `path` has, after `tell` was told what that is; whether there was something.
@@ -262,19 +290,18 @@ pub fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<boo
     let (plan, unreadable_bytes) = plan_pool(&pool)?;
     let has_some = !plan.is_empty() || unreadable_bytes > 0;
     if has_some {
-        let records: u64 = plan.files().iter().map(|file| file.records).sum();
         let (files, size) = (plan.files().len(), Size { bytes: plan.data_bytes() });
         let lost = lost(unreadable_bytes);
-        tell(&format!("{records} records about {files} files, with {size} of data{lost}"))?;
+        tell(&format!("{size} of data of {files} files{lost}"))?;
     }
     pool.set_session(CLOSED)?;
     let ring_bytes = pool.ring_bytes();
-    // Nobody shares this control memory: to start a log moves the tail behind all that was ever written.
+    // No process shares this control memory: to start a log moves the tail behind all that was ever written.
     Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES)?, ring_bytes)?;
     Ok(has_some)
 }
 
-/// Bytes of the log of the pool at `path`, and of the records in it, while nobody uses it.
+/// Bytes of the log of the pool at `path`, and of the records in it, while no process uses it.
 ///
 /// # Errors
 /// The pool cannot be used, or a part of its log not be read.

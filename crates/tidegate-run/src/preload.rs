@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::place::{Meeting, fits_preload};
+use super::paths::{PoolPaths, fits_preload};
 
 const LIBRARY: &str = "libtidegate_preload.so";
 /// Where the library is, for those who keep it elsewhere.
@@ -41,8 +41,8 @@ pub fn find() -> Result<PathBuf> {
 fn beside(executable: &Path) -> Result<PathBuf> {
     let directory = executable.parent().unwrap_or(Path::new("/"));
     let installed = directory.parent().unwrap_or(directory).join("lib/tidegate");
-    let places = [installed.join(LIBRARY), directory.join(LIBRARY)];
-    let found = places.iter().find(|place| place.is_file()).cloned();
+    let candidates = [installed.join(LIBRARY), directory.join(LIBRARY)];
+    let found = candidates.iter().find(|path| path.is_file()).cloned();
     found.with_context(|| {
         format!(
             "there is no {LIBRARY} in {} or {}; build it with `cargo build -p tidegate-preload`, install it there, or name it by \
@@ -60,34 +60,31 @@ pub struct Choice<'a> {
     pub include: &'a [OsString],
     /// Patterns of paths not to log.
     pub exclude: &'a [OsString],
-    /// Files that are written often are absorbed.
-    pub absorb: bool,
+    /// Each write of a file is synced when it returns.
+    pub every_write: bool,
 }
 
 /// Variables to set, or to remove where there is no value.
 pub fn environment(
     library: &Path,
     pool: &Path,
-    meeting: &Meeting,
+    paths: &PoolPaths,
     choice: Choice<'_>,
 ) -> Vec<(&'static str, Option<OsString>)> {
     let present = std::env::var_os(PRELOAD_VARIABLE);
     let mut variables = vec![
         (PRELOAD_VARIABLE, Some(preloads(library, present.as_deref()))),
         ("TIDEGATE_POOL", Some(pool.into())),
-        ("TIDEGATE_CONTROL", Some(meeting.control().into())),
-        ("TIDEGATE_SOCKET", Some(meeting.socket().into())),
+        ("TIDEGATE_CONTROL", Some(paths.control().into())),
+        ("TIDEGATE_SOCKET", Some(paths.socket().into())),
         ("TIDEGATE_INCLUDE", patterns(choice.include)),
         ("TIDEGATE_EXCLUDE", patterns(choice.exclude)),
     ];
-    if choice.absorb {
-        variables.push(("TIDEGATE_ABSORB_AFTER", Some(ABSORB_AFTER.into())));
+    if choice.every_write {
+        variables.push(("TIDEGATE_EVERY_WRITE", Some("1".into())));
     }
     variables
 }
-
-/// Writes through a descriptor before its file is absorbed: fewer are not worth a lease.
-const ABSORB_AFTER: &str = "32";
 
 /// `library` before what is preloaded already, once.
 fn preloads(library: &Path, present: Option<&OsStr>) -> OsString {

@@ -1,6 +1,6 @@
 //! What a program is, before it runs: whether the preload library can reach its system calls.
 //!
-//! Invariant: a program that would run without being logged is refused, in one line that says what to use instead.
+//! Invariant: a program whose system calls the library cannot reach is never taken for one that it can watch.
 //! Nothing but the first bytes, headers and attributes of files is looked at; any bytes are only ever an answer.
 //!
 //! Map: [`Program::find`] (search and judge) · [`elf`] (what the headers say).
@@ -18,6 +18,7 @@ use rustix::fs::{Access, StatVfsMountFlags};
 use rustix::io::Errno;
 
 use self::elf::Linking;
+use super::cause::Cause;
 
 /// Interpreters of interpreters that the kernel follows.
 const MOST_INTERPRETERS: usize = 4;
@@ -44,28 +45,19 @@ pub enum ProgramError {
         /// What the kernel says.
         source: std::io::Error,
     },
-    /// The preload library has no effect on it.
-    #[error(
-        "{} {reason}: its writes cannot be logged; serve it a Tidegate device instead (`tidegate serve`, then mount it), or run \
-         it without `tidegate run`", path.display()
-    )]
-    Unreachable {
-        /// The program or its interpreter.
-        path: PathBuf,
-        /// What it is.
-        reason: &'static str,
-    },
 }
 
 type Result<T> = std::result::Result<T, ProgramError>;
 
-/// A program that can be logged.
+/// A program to run.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Program {
     /// The file to execute.
     pub file: PathBuf,
     /// Arguments that come before the program's own: the script, where the file is its shell.
     pub before: Vec<OsString>,
+    /// Why it cannot be watched, if it cannot: nothing is logged while it runs.
+    pub unwatched: Option<Cause>,
 }
 
 impl Program {
@@ -78,11 +70,14 @@ impl Program {
         let mut judged = path.clone();
         for _ in 0..MOST_INTERPRETERS {
             match judge(&judged)? {
-                Verdict::Runs => return Ok(Self { file: path, before: Vec::new() }),
+                Verdict::Runs(unwatched) => {
+                    return Ok(Self { file: path, before: Vec::new(), unwatched });
+                }
                 Verdict::Interpreted(interpreter) => judged = interpreter,
                 // Text without a first line that names a program: for the shell, where it is not an interpreter itself.
                 Verdict::Text if judged == path => {
-                    return Ok(Self { file: "/bin/sh".into(), before: vec![path.into()] });
+                    let (file, before) = ("/bin/sh".into(), vec![path.into()]);
+                    return Ok(Self { file, before, unwatched: None });
                 }
                 Verdict::Text => break,
             }
@@ -130,7 +125,8 @@ fn executable(path: &Path) -> std::io::Result<()> {
 /// What one file is to the kernel.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
-    Runs,
+    /// A program, and why it cannot be watched if it cannot.
+    Runs(Option<Cause>),
     Interpreted(PathBuf),
     Text,
 }
@@ -139,7 +135,7 @@ fn judge(path: &Path) -> Result<Verdict> {
     let mut file = match File::open(path) {
         // May be executed and not read: then the kernel keeps the preload library out too.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            return Err(unreachable(path, "may be executed but not read"));
+            return Ok(Verdict::Runs(Some(Cause::PrivilegedProgram)));
         }
         opened => opened.map_err(os(path))?,
     };
@@ -152,23 +148,15 @@ fn judge(path: &Path) -> Result<Verdict> {
         return Ok(Verdict::Text);
     }
     if gains_privilege(&file).map_err(os(path))? {
-        return Err(unreachable(
-            path,
-            "gains privileges when it starts (set-user-ID and the like)",
-        ));
+        return Ok(Verdict::Runs(Some(Cause::PrivilegedProgram)));
     }
-    let reason = match elf::linking(&file).map_err(os(path))? {
-        Linking::Dynamic => return Ok(Verdict::Runs),
-        Linking::Static => "is linked statically",
-        Linking::Go => "is a Go program, which makes its system calls itself",
-        Linking::OtherLibc => "uses another C library than glibc",
-        Linking::OtherMachine => "is made for another kind of machine than tidegate itself",
-    };
-    Err(unreachable(path, reason))
-}
-
-fn unreachable(path: &Path, reason: &'static str) -> ProgramError {
-    ProgramError::Unreachable { path: path.to_path_buf(), reason }
+    Ok(Verdict::Runs(match elf::linking(&file).map_err(os(path))? {
+        Linking::Dynamic => None,
+        Linking::Static => Some(Cause::StaticProgram),
+        Linking::Go => Some(Cause::GoProgram),
+        Linking::OtherLibc => Some(Cause::OtherLibc),
+        Linking::OtherMachine => Some(Cause::OtherMachine),
+    }))
 }
 
 /// The program that the first line of a script names.
@@ -211,7 +199,7 @@ mod tests {
     #[test]
     fn a_dynamic_program_is_found_in_the_search_path() {
         let found = Program::find(OsStr::new("sh"), Some(OsStr::new("/nowhere:/bin"))).unwrap();
-        assert_eq!(found, Program { file: "/bin/sh".into(), before: Vec::new() });
+        assert_eq!(found, Program { file: "/bin/sh".into(), before: Vec::new(), unwatched: None });
     }
 
     #[test]
@@ -234,7 +222,10 @@ mod tests {
         assert_eq!(Program::find(good.as_os_str(), None).unwrap().file, good);
         let plain = script(directory.path(), "plain", "echo hello\n", 0o755);
         let program = Program::find(plain.as_os_str(), None).unwrap();
-        assert_eq!(program, Program { file: "/bin/sh".into(), before: vec![plain.into()] });
+        assert_eq!(
+            program,
+            Program { file: "/bin/sh".into(), before: vec![plain.into()], unwatched: None }
+        );
         let itself = script(directory.path(), "itself", "", 0o755);
         std::fs::write(&itself, format!("#!{}\n", itself.display())).unwrap();
         assert!(matches!(Program::find(itself.as_os_str(), None), Err(ProgramError::Os { .. })));

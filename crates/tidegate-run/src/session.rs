@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. At most one supervisor of a pool lives, and a launcher never joins one that is about to end. Who looks for, starts or
-//!    ends a supervisor holds the pool's lock ([`Meeting::lock`]) until the other end has answered.
+//!    ends a supervisor holds the pool's lock ([`PoolPaths::lock`]) until the other end has answered.
 //! 2. As long as a launcher lives, its pool has a supervisor: one that dies is replaced at once.
 
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::place::{Lock, Meeting};
+use super::opening::RecoverOptions;
+use super::paths::{Lock, PoolPaths};
 use super::report::{Reporter, one_line};
 use super::socket::{Connection, Reply, Request, Welcome};
 use super::stats::Statistics;
@@ -20,13 +21,22 @@ use anyhow::{Context, Result, anyhow, bail};
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 const DEATHS_MAX: u32 = 10;
 
+/// How a launcher uses a pool.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SessionOptions {
+    /// Latencies of writes are measured.
+    pub latencies: bool,
+    /// How a supervisor that is started opens the log.
+    pub recover: RecoverOptions,
+}
+
 /// A pool that this launcher uses, with a supervisor as long as that can be had.
 pub struct Session<'a> {
     /// What the pool is.
     pub welcome: Welcome,
     pool: PathBuf,
-    meeting: Meeting,
-    latencies: bool,
+    paths: PoolPaths,
+    options: SessionOptions,
     reporter: &'a dyn Reporter,
     joined: Mutex<Joined>,
 }
@@ -41,20 +51,20 @@ struct Joined {
 }
 
 impl<'a> Session<'a> {
-    /// Joins the supervisor of `pool`, which is started if there is none; shows how far recovery is. With `latencies` they are
-    /// measured from here on.
+    /// Joins the supervisor of `pool`, which is started if there is none; shows how far recovery is.
     ///
     /// # Errors
     /// The pool cannot be opened or recovered, or the supervisor not started.
     pub fn open(
         pool: &Path,
-        meeting: &Meeting,
-        latencies: bool,
+        paths: &PoolPaths,
+        options: SessionOptions,
         reporter: &'a dyn Reporter,
     ) -> Result<Self> {
-        let (joined, welcome) = find_or_start(pool, meeting, latencies, reporter)?;
-        let (pool, meeting) = (pool.to_path_buf(), meeting.clone());
-        Ok(Self { welcome, pool, meeting, latencies, reporter, joined: Mutex::new(joined) })
+        let (joined, welcome) = find_or_start(pool, paths, options, reporter)?;
+        let (pool, paths) = (pool.to_path_buf(), paths.clone());
+        let options = SessionOptions { recover: RecoverOptions::default(), ..options };
+        Ok(Self { welcome, pool, paths, options, reporter, joined: Mutex::new(joined) })
     }
 
     /// Runs `program`, during which what the supervisor has to say is printed, and one that dies is replaced; hands back what
@@ -116,7 +126,7 @@ impl<'a> Session<'a> {
 
     /// Joins the supervisor that took over from the one that died, or starts it.
     fn rejoin(&self) -> Result<()> {
-        let (next, _) = find_or_start(&self.pool, &self.meeting, self.latencies, self.reporter)?;
+        let (next, _) = find_or_start(&self.pool, &self.paths, self.options, self.reporter)?;
         let mut joined = self.joined();
         if next.supervisor.is_some() {
             let pool = self.pool.display();
@@ -138,19 +148,20 @@ impl<'a> Session<'a> {
 /// Joins the supervisor of `pool`, which is started if there is none.
 fn find_or_start(
     pool: &Path,
-    meeting: &Meeting,
-    latencies: bool,
+    paths: &PoolPaths,
+    options: SessionOptions,
     reporter: &dyn Reporter,
 ) -> Result<(Joined, Welcome)> {
-    let _lock = meeting.lock()?;
-    let found = reach(&meeting.socket())?;
+    let latencies = options.latencies;
+    let _lock = paths.lock()?;
+    let found = reach(&paths.socket())?;
     let found =
         found.map(|connection| join(connection, latencies, reporter)).transpose()?.flatten();
     // One that was found and says nothing is dying: the next one waits for the pool until it is gone.
     let (connection, welcome, supervisor) = if let Some((connection, welcome)) = found {
         (connection, welcome, None)
     } else {
-        let (connection, supervisor) = start(pool)?;
+        let (connection, supervisor) = start(pool, options.recover)?;
         let joined = join(connection, latencies, reporter)?;
         let (connection, welcome) =
             joined.context("the supervisor of the pool ended before the pool was open")?;
@@ -161,13 +172,16 @@ fn find_or_start(
 }
 
 /// Starts the supervisor of `pool` and waits for nothing.
-fn start(pool: &Path) -> Result<(Connection, Child)> {
+fn start(pool: &Path, options: RecoverOptions) -> Result<(Connection, Child)> {
     let (ours, theirs) = Connection::pair().context("cannot make a socket")?;
     let program = std::env::current_exe().context("cannot tell where this program is")?;
     let mut command = Command::new(program);
     // Nothing of the caller's: neither preloaded libraries nor a directory that would stay busy.
     command.env_clear().current_dir("/");
-    command.arg("supervise").arg("--").arg(pool);
+    command.arg("supervise");
+    command.args(options.replay.then_some("--replay"));
+    command.args(options.salvage.then_some("--salvage"));
+    command.arg("--").arg(pool);
     command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::inherit());
     let supervisor = command.spawn().context("cannot start the supervisor")?;
     Ok((ours, supervisor))
@@ -218,16 +232,16 @@ fn await_farewell(connection: &Connection, reporter: &dyn Reporter) -> Option<(u
 ///
 /// # Errors
 /// What was asked for failed.
-pub fn ask(socket: &Path, request: Request, reporter: &dyn Reporter) -> Result<Option<Reply>> {
+pub fn ask(socket: &Path, request: &Request, reporter: &dyn Reporter) -> Result<Option<Reply>> {
     let reached = reach(socket)?;
     Ok(reached.map(|connection| converse(&connection, request, reporter)).transpose()?.flatten())
 }
 
-/// What came of a request to whoever supervises a pool.
+/// What came of a request to a pool's supervisor.
 pub enum Asked {
     /// Its answer.
     Reply(Reply),
-    /// Nobody supervises it, and nobody starts to before this is dropped.
+    /// It has none, and none is started before this is dropped.
     Nobody(Lock),
 }
 
@@ -235,10 +249,10 @@ pub enum Asked {
 ///
 /// # Errors
 /// As for [`ask`], or the pool's lock cannot be had.
-pub fn ask_at(meeting: &Meeting, request: Request, reporter: &dyn Reporter) -> Result<Asked> {
+pub fn ask_at(paths: &PoolPaths, request: &Request, reporter: &dyn Reporter) -> Result<Asked> {
     loop {
-        let lock = meeting.lock()?;
-        let Some(connection) = reach(&meeting.socket())? else { return Ok(Asked::Nobody(lock)) };
+        let lock = paths.lock()?;
+        let Some(connection) = reach(&paths.socket())? else { return Ok(Asked::Nobody(lock)) };
         // A supervisor stays for whoever has reached it.
         drop(lock);
         if let Some(reply) = converse(&connection, request, reporter)? {
@@ -254,11 +268,11 @@ fn reach(socket: &Path) -> Result<Option<Connection>> {
 
 fn converse(
     connection: &Connection,
-    request: Request,
+    request: &Request,
     reporter: &dyn Reporter,
 ) -> Result<Option<Reply>> {
     // Where it has ended, it does not answer.
-    let _ = connection.send(&request);
+    let _ = connection.send(request);
     loop {
         match connection.receive::<Reply>().context("the supervisor broke off")? {
             Some(Reply::Failed { message }) => bail!(message),

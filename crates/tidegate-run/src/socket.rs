@@ -1,24 +1,23 @@
 //! The conversation with a supervisor: whole messages over a unix socket.
 //!
-//! A message is one JSON object in one packet. Who connects and says nothing announces itself: the kernel tells the
-//! supervisor its process. A connection that stays open counts as a member of the tree.
+//! A message is one JSON object in one packet. A process that connects and closes without a message announces itself: the kernel
+//! tells the supervisor its process. A connection that stays open counts as a member of the tree.
 //!
 //! Invariants: a message has at most [`MESSAGE_BYTES_MAX`] bytes; the supervisor never waits for a peer to read.
 
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, sockopt,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 use rustix::process::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::cause::Cause;
 use super::stats::Statistics;
 
 /// Most bytes in a message.
@@ -27,7 +26,7 @@ const MESSAGE_BYTES_MAX: usize = 64 << 10;
 const BACKLOG: i32 = 1024;
 
 /// What a supervisor is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
     /// The sender launches a program: the pool stays open until it leaves.
@@ -41,21 +40,27 @@ pub enum Request {
     Flush,
     /// Tell what was counted.
     Stat,
-    /// The sender wants to keep its writes to a file from the kernel; its descriptor comes along.
-    Absorb {
-        /// The file's entry in the log's table, as a word.
-        file: u64,
+    /// `process` is about to become, or is, a process that cannot be watched: nothing is logged while it lives. Answered once the log
+    /// is retired.
+    Suspend {
+        /// The sender, or a child of it.
+        process: i32,
+        /// Why it cannot be watched.
+        #[serde(default)]
+        cause: Option<Cause>,
+        /// The program that it will run.
+        #[serde(default)]
+        program: Option<String>,
     },
-    /// Tell the kernel of all that was kept from it about a file, and answer then. A process that absorbs the file sends a
-    /// descriptor along, for a supervisor that has none of it.
-    Settle {
-        /// The file's entry, as a word.
-        file: u64,
+    /// One suspension for `process` is taken back: it did not become such a process, or a child of it did.
+    Resume {
+        /// As for [`Suspend`](Self::Suspend).
+        process: i32,
     },
-    /// The same, without an answer: the sender does not use the file any more.
-    Closed {
-        /// The file's entry, as a word.
-        file: u64,
+    /// The sender syncs files that are plain. Not answered.
+    Plain {
+        /// Why they are.
+        cause: Cause,
     },
 }
 
@@ -89,10 +94,10 @@ pub enum Reply {
     },
     /// What was counted.
     Statistics(Box<Statistics>),
-    /// The sender may keep its writes to the file from the kernel.
-    Absorbed,
-    /// The kernel knows all of the file.
-    Settled,
+    /// Nothing is logged, and all that was logged is retired.
+    Suspended,
+    /// The suspension was taken back.
+    Resumed,
     /// The launcher may go.
     Farewell {
         /// Processes of the tree that live on; the log is empty where there are none.
@@ -183,45 +188,28 @@ impl Connection {
     /// # Errors
     /// The other end broke off, or sent something else.
     pub(crate) fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<M>> {
-        Ok(self.receive_all(RecvFlags::empty())?.map(|(message, _)| message))
+        self.receive_with(RecvFlags::empty())
     }
 
-    /// The next message, if it is there already, and the descriptor that came along; `WouldBlock` where it is not.
+    /// The next message, if it is there already; `WouldBlock` where it is not.
     ///
     /// # Errors
     /// As for [`receive`](Self::receive).
-    pub(crate) fn receive_now<M: DeserializeOwned>(
-        &self,
-    ) -> io::Result<Option<(M, Option<OwnedFd>)>> {
-        self.receive_all(RecvFlags::DONTWAIT)
+    pub(crate) fn receive_now<M: DeserializeOwned>(&self) -> io::Result<Option<M>> {
+        self.receive_with(RecvFlags::DONTWAIT)
     }
 
-    fn receive_all<M: DeserializeOwned>(
-        &self,
-        flags: RecvFlags,
-    ) -> io::Result<Option<(M, Option<OwnedFd>)>> {
+    fn receive_with<M: DeserializeOwned>(&self, flags: RecvFlags) -> io::Result<Option<M>> {
         let mut buffer = vec![0_u8; MESSAGE_BYTES_MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = flags | RecvFlags::CMSG_CLOEXEC;
         let received = loop {
-            let mut parts = [IoSliceMut::new(&mut buffer)];
-            match rustix::net::recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
+            match rustix::net::recv(&self.socket, &mut buffer[..], flags) {
                 // The second: the other end went with a message of ours unread; what it said before is still there.
                 Err(Errno::INTR | Errno::CONNRESET) => {}
-                received => break received?.bytes,
+                received => break received?.0,
             }
         };
-        let descriptors = ancillary.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-            _ => None,
-        });
-        let descriptor = descriptors.last();
-        if received == 0 {
-            return Ok(None);
-        }
         let message = buffer.get(..received).unwrap_or_default();
-        Ok(Some((serde_json::from_slice(message)?, descriptor)))
+        if message.is_empty() { Ok(None) } else { Ok(Some(serde_json::from_slice(message)?)) }
     }
 }
 
@@ -293,8 +281,12 @@ mod tests {
         client.send(&Request::Flush).unwrap();
         assert_eq!(served.receive().unwrap(), Some(Request::Join { latencies: true }));
         assert_eq!(served.receive().unwrap(), Some(Request::Flush));
-        let none = served.receive_now::<Request>().map(drop).unwrap_err();
+        let none = served.receive_now::<Request>().unwrap_err();
         assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
+        let suspend = r#"{"request":"suspend","process":7,"later":1}"#;
+        rustix::net::send(&client, suspend.as_bytes(), SendFlags::empty()).unwrap();
+        let suspend = Request::Suspend { process: 7, cause: None, program: None };
+        assert_eq!(served.receive().unwrap(), Some(suspend), "without what it need not say");
         drop(client);
         assert!(served.receive_now::<Request>().unwrap().is_none());
     }

@@ -8,6 +8,44 @@ use tidegate::log::{Counter, Log, bucket_ns};
 
 use tidegate::size::Size;
 
+use super::cause::Cause;
+
+/// Syncs that the kernel did, by why it did them. A sync may be in none of these.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RealSyncs {
+    /// No sync had admitted the file yet.
+    pub not_yet: u64,
+    /// Names, attributes or sizes were pending.
+    pub pending: u64,
+    /// The file was pinned to the kernel path.
+    pub pinned: u64,
+    /// The file's file system is none whose files are logged.
+    pub unsupported: u64,
+    /// A process ran that cannot be watched.
+    pub suspended: u64,
+    /// To log the file cost more than to sync it.
+    pub by_gain: u64,
+    /// The file could not be admitted.
+    pub refused: u64,
+}
+
+impl RealSyncs {
+    /// In words.
+    fn reasons(&self) -> String {
+        let reasons = [
+            (self.not_yet, "of files not yet in the log"),
+            (self.pending, "for changes of names or attributes"),
+            (self.pinned, "of files mapped or written past the C library"),
+            (self.unsupported, "on file systems that are not logged"),
+            (self.suspended, "while a process ran that cannot be watched"),
+            (self.by_gain, "of files that cost more to log than to sync"),
+            (self.refused, "of files that the log had no place for"),
+        ];
+        let counted = reasons.iter().filter(|(number, _)| *number > 0);
+        counted.map(|(number, what)| format!("{number} {what}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
 /// What `tidegate stat --json` prints; the keys are a contract with scripts. Counts begin with the supervisor.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
@@ -27,18 +65,20 @@ pub struct Statistics {
     pub writes: u64,
     /// Bytes of them.
     pub written_bytes: u64,
-    /// Those of them that the kernel was not told of at once.
-    pub absorbed_writes: u64,
-    /// Writes that went around the log.
+    /// Writes that went to the kernel only.
     pub unlogged_writes: u64,
     /// Syncs that had nothing left to do.
     pub fsyncs_skipped: u64,
     /// Syncs that the kernel did.
     pub fsyncs_done: u64,
-    /// Time of one sync of one file here, measured by the cleaner; 0 if there was none.
+    /// Mean time of the syncs that the kernel did; 0 if none was measured.
     pub fsync_mean_ns: u64,
-    /// What the syncs that were skipped would have taken.
+    /// What the syncs that were skipped would have taken, had each taken as long as that.
     pub fsync_saved_ns: u64,
+    /// Syncs that the kernel did, by why it did them.
+    pub real_syncs: RealSyncs,
+    /// Programs whose syncs are real ones, and why.
+    pub plain: Vec<(String, Cause)>,
     /// Waits of a writer for space in the log.
     pub stalls: u64,
     /// Time that writers waited so.
@@ -66,11 +106,17 @@ impl Statistics {
         let micros = |ns: u64| format!("{:.2} µs", thousandths(ns));
         let mut lines = vec![
             ("writes", format!("{} logged, {} not", self.writes, self.unlogged_writes)),
-            ("absorbed", format!("{} of these", self.absorbed_writes)),
             ("written", size_or_none(self.written_bytes)),
             ("fsyncs", format!("{} skipped, {} done", self.fsyncs_skipped, self.fsyncs_done)),
             ("time saved", self.time_saved()),
         ];
+        let reasons = self.real_syncs.reasons();
+        if !reasons.is_empty() {
+            lines.push(("real fsyncs", reasons));
+        }
+        for (program, cause) in &self.plain {
+            lines.push(("plain", format!("{program} {}", cause.reason())));
+        }
         if self.log_p50_ns > 0 {
             let (p50, p99) = (micros(self.log_p50_ns), micros(self.log_p99_ns));
             lines.push((
@@ -116,10 +162,11 @@ impl Statistics {
 
     fn time_saved(&self) -> String {
         if self.fsync_mean_ns == 0 {
-            return "unknown: no file was synced".into();
+            return "unknown: no sync was measured".into();
         }
         let (saved, mean) = (thousandths(self.fsync_saved_ns / 1_000_000), self.fsync_mean_ns);
-        format!("{saved:.2} s, at {:.2} ms for a sync", thousandths(mean / 1000))
+        let (mean, number) = (thousandths(mean / 1000), self.fsyncs_done);
+        format!("{saved:.2} s, if each had taken the {mean:.2} ms of the {number} done")
     }
 }
 
@@ -162,8 +209,8 @@ impl Statistics {
         // In this order: the head, looked at first, may be passed by the tail meanwhile.
         let tail = log.tail();
         let used_bytes = log.head().saturating_sub(tail);
-        let (syncs, sync_ns) = (total(Counter::CleanerSyncs), total(Counter::CleanerSyncNs));
-        let fsync_mean_ns = sync_ns.checked_div(syncs).unwrap_or(0);
+        let fsyncs_done = total(Counter::SyncsReal);
+        let fsync_mean_ns = total(Counter::SyncsRealNs).checked_div(fsyncs_done).unwrap_or(0);
         let fsyncs_skipped = total(Counter::SyncsSkipped);
         let latencies = stats.latencies();
         Self {
@@ -175,12 +222,21 @@ impl Statistics {
             processes: 0,
             writes: total(Counter::Writes),
             written_bytes: total(Counter::WriteBytes),
-            absorbed_writes: total(Counter::AbsorbedWrites),
             unlogged_writes: total(Counter::UnloggedWrites),
             fsyncs_skipped,
-            fsyncs_done: total(Counter::SyncsReal),
+            fsyncs_done,
             fsync_mean_ns,
             fsync_saved_ns: fsyncs_skipped.saturating_mul(fsync_mean_ns),
+            real_syncs: RealSyncs {
+                not_yet: total(Counter::SyncsNotYet),
+                pending: total(Counter::SyncsPending),
+                pinned: total(Counter::SyncsPinned),
+                unsupported: total(Counter::SyncsUnsupported),
+                suspended: total(Counter::SyncsSuspended),
+                by_gain: total(Counter::SyncsByGain),
+                refused: total(Counter::SyncsRefused),
+            },
+            plain: Vec::new(),
             stalls: total(Counter::FullWaits),
             stalled_ns: total(Counter::FullWaitNs),
             log_p50_ns: percentile(&latencies, 500),
@@ -188,7 +244,7 @@ impl Statistics {
             log_p999_ns: percentile(&latencies, 999),
             files: counts.files.load(Ordering::Relaxed),
             written_back_bytes: counts.written_back_bytes.load(Ordering::Relaxed),
-            cleaner_syncs: syncs,
+            cleaner_syncs: total(Counter::CleanerSyncs),
             cleaner_errors: counts.errors.load(Ordering::Relaxed),
         }
     }
@@ -238,13 +294,17 @@ mod tests {
     fn the_summary_has_units_and_says_what_it_does_not_know() {
         let statistics = Statistics {
             fsyncs_skipped: 1000,
+            fsyncs_done: 4,
             fsync_mean_ns: 2_500_000,
             fsync_saved_ns: 2_500_000_000,
+            real_syncs: RealSyncs { not_yet: 1, pending: 3, ..RealSyncs::default() },
             log_bytes: 1 << 30,
             ..Statistics::default()
         };
-        assert_eq!(statistics.time_saved(), "2.50 s, at 2.50 ms for a sync");
-        assert_eq!(Statistics::default().time_saved(), "unknown: no file was synced");
+        assert_eq!(statistics.time_saved(), "2.50 s, if each had taken the 2.50 ms of the 4 done");
+        assert_eq!(Statistics::default().time_saved(), "unknown: no sync was measured");
+        let reasons = statistics.real_syncs.reasons();
+        assert_eq!(reasons, "1 of files not yet in the log, 3 for changes of names or attributes");
         let text = statistics.lines().into_iter().map(|(_, value)| value).collect::<Vec<_>>();
         assert!(
             text.contains(&"at most nothing of 1G in use; no waits for space".into()),

@@ -14,9 +14,8 @@ use tidegate::log::recover::Progress;
 use super::allocator::Allocator;
 use super::cleaner::Cleaner;
 use super::kernel::close_inherited;
-use super::leases::Leases;
-use super::opening::{Opened, open_log};
-use super::place::{Meeting, existing_pool};
+use super::opening::{Opened, RecoverOptions, open_log};
+use super::paths::{PoolPaths, existing_pool};
 use super::report::one_line;
 use super::socket::{Connection, Reply, Welcome};
 use super::supervisor::{Charge, Supervisor};
@@ -25,8 +24,8 @@ use super::supervisor::{Charge, Supervisor};
 ///
 /// # Errors
 /// There is no launcher.
-pub fn supervise(pool: &Path) -> Result<()> {
-    // Half a supervisor is none: without the cleaner's thread programs would wait for room for ever.
+pub fn supervise(pool: &Path, options: RecoverOptions) -> Result<()> {
+    // Without the cleaner's thread programs would wait for free space for ever: the supervisor ends with it.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);
@@ -36,7 +35,7 @@ pub fn supervise(pool: &Path) -> Result<()> {
     let launcher = stdin().as_fd().try_clone_to_owned().context("there is no launcher")?;
     let told = stdin().as_fd().try_clone_to_owned().context("there is no launcher")?;
     let told = Connection::over(told);
-    let started = take_charge(pool, &told).and_then(|charge| {
+    let started = take_charge(pool, options, &told).and_then(|charge| {
         // From here on errors are told over connections, to launchers that live.
         let nowhere = File::options().read(true).write(true).open("/dev/null")?;
         rustix::stdio::dup2_stderr(&nowhere)?;
@@ -74,27 +73,27 @@ fn leave_launcher() -> Result<()> {
 }
 
 /// Opens the pool and starts to clean its log.
-fn take_charge(pool: &Path, launcher: &Connection) -> Result<Charge> {
+fn take_charge(pool: &Path, options: RecoverOptions, launcher: &Connection) -> Result<Charge> {
     let pool = existing_pool(pool)?;
-    let meeting = Meeting::of_pool(&pool)?;
+    let paths = PoolPaths::of_pool(&pool)?;
     let told_pct = AtomicU64::new(0);
     let tell = |progress: Progress| {
         let Progress { done_bytes: done, total_bytes: total } = progress;
         let pct = done.saturating_mul(100).checked_div(total).unwrap_or(0);
-        // Seldom enough that one that does not read has room for all of it, and for the welcome.
+        // So seldom that a socket that is not read holds all of it, and the welcome.
         if told_pct.fetch_max(pct, Ordering::Relaxed) < pct {
             let _ = launcher.send(&Reply::Progress { done, total });
         }
     };
-    let opened = open_log(&pool, &meeting, &tell)?;
+    let opened = open_log(&pool, &paths, options, &tell)?;
     let taken_over = opened.taken_over;
     let (welcome, cleaner) = start_cleaner(opened).inspect_err(|_| {
         if !taken_over {
-            // Nobody has mapped it, and it would tell of somebody who died here.
-            let _ = std::fs::remove_file(meeting.control());
+            // No process has mapped it, and it would stand for a supervisor that died.
+            let _ = std::fs::remove_file(paths.control());
         }
     })?;
-    Ok(Charge { pool, meeting, welcome, taken_over, cleaner })
+    Ok(Charge { pool, paths, welcome, taken_over, cleaner })
 }
 
 fn start_cleaner(opened: Opened) -> Result<(Welcome, Cleaner)> {
@@ -107,10 +106,6 @@ fn start_cleaner(opened: Opened) -> Result<(Welcome, Cleaner)> {
         power_cut: region.power_cut().to_owned(),
         recovered: opened.recovered,
     };
-    let leases = Leases::default();
-    if opened.taken_over {
-        leases.adopt_all(&log);
-    }
-    let cleaner = Cleaner::start(log, allocator, leases).context("cannot clean the log")?;
+    let cleaner = Cleaner::start(log, allocator).context("cannot clean the log")?;
     Ok((welcome, cleaner))
 }

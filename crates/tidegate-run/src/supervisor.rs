@@ -1,19 +1,19 @@
-//! The supervisor of a pool: it knows who uses the pool, answers, and ends when nobody does.
+//! The supervisor of a pool: it knows the processes that use the pool, answers them, and ends when there are none.
 //!
 //! Invariants:
 //! 1. The pool is held, and its log cleaned, from the welcome to the farewell.
 //! 2. The tree is empty when no process that announced itself lives and no connection is open but of launchers that
 //!    have said that they leave. Only then the supervisor ends: after the log is retired, behind the pool's lock, so that
-//!    nobody finds it in between; who joins before that keeps it.
+//!    no process finds it in between; a launcher that joins before that keeps it.
 //! 3. It waits in one place, for events; a peer that does not read or sends nonsense is dropped, never waited for.
 //!
-//! Map: [`Supervisor::new`] · [`Supervisor::run`], the loop · [`Supervisor::settle`], the end · `cleaner` does the work.
+//! Map: [`Supervisor::new`] · [`Supervisor::run`], the loop · [`Supervisor::end`] · `cleaner` does the work.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -21,20 +21,20 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use tidegate::log::{CLOSED, FileRef, NO_BOOT};
+use tidegate::log::{CLOSED, NO_BOOT};
 
-use super::cleaner::{Cleaner, Outcome};
-use super::leases::Bell;
-use super::place::{Lock, Meeting};
+use super::cause::Cause;
+use super::cleaner::{Cleaner, Event};
+use super::paths::{Lock, PoolPaths};
 use super::socket::{Connection, Listener, Reply, Request, Welcome};
 use super::stats::Statistics;
-use super::tree::{Announced, Tree, maps, processes_that_map};
+use super::suspension::Suspensions;
+use super::tree::{Announced, Tree, maps, name_of, parent_of, processes_that_map};
 
 const LISTENER: u64 = 0;
 const CLEANER: u64 = 1;
 const TIMER: u64 = 2;
-const BELL: u64 = 3;
-const SIGNAL: u64 = 4;
+const SIGNAL: u64 = 3;
 /// Keys of connections and tickets start here; those of processes have the highest bit.
 const FIRST_KEY: u64 = 16;
 const PROCESS: u64 = 1 << 63;
@@ -48,13 +48,13 @@ const HIDDEN_RETRY_NS: i64 = 900_000_000;
 pub(crate) struct Charge {
     /// The pool, for people.
     pub(crate) pool: PathBuf,
-    /// Where others meet it.
-    pub(crate) meeting: Meeting,
+    /// What it shares with programs.
+    pub(crate) paths: PoolPaths,
     /// What launchers are told of the pool.
     pub(crate) welcome: Welcome,
     /// Its processes may have come before: their former supervisor died.
     pub(crate) taken_over: bool,
-    /// Who cleans the log.
+    /// The thread that cleans the log.
     pub(crate) cleaner: Cleaner,
 }
 
@@ -68,11 +68,15 @@ pub(crate) struct Supervisor {
     ending: Ending,
     epoll: OwnedFd,
     timer: OwnedFd,
-    bell: Bell,
     signals: UnixStream,
+    suspensions: Suspensions,
+    /// Tickets of requests to suspend logging that wait for the log to be retired.
+    suspending: HashSet<u64>,
+    /// Programs of which launchers were told why they are plain.
+    told: HashSet<(String, Cause)>,
 }
 
-/// Who is at the other end of a connection.
+/// The other end of a connection.
 struct Peer {
     connection: Connection,
     process: Pid,
@@ -107,7 +111,7 @@ impl Supervisor {
     /// # Errors
     /// No descriptors are left, or the socket cannot be made.
     pub(crate) fn new(charge: Charge, first: Connection) -> io::Result<Self> {
-        let listener = Listener::bind(&charge.meeting.socket())?;
+        let listener = Listener::bind(&charge.paths.socket())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
@@ -117,14 +121,24 @@ impl Supervisor {
         watch(listener.as_fd(), LISTENER)?;
         watch(charge.cleaner.as_fd(), CLEANER)?;
         watch(timer.as_fd(), TIMER)?;
-        let bell = Bell::new()?;
-        watch(bell.as_fd(), BELL)?;
         let signals = catch_signals()?;
         watch(signals.as_fd(), SIGNAL)?;
         let (tree, peers, ending) = (Tree::default(), HashMap::new(), Ending::No);
         let next_key = FIRST_KEY;
-        let mut supervisor =
-            Self { charge, listener, tree, peers, next_key, ending, epoll, timer, bell, signals };
+        let mut supervisor = Self {
+            charge,
+            listener,
+            tree,
+            peers,
+            next_key,
+            ending,
+            epoll,
+            timer,
+            signals,
+            suspensions: Suspensions::default(),
+            suspending: HashSet::new(),
+            told: HashSet::new(),
+        };
         if supervisor.charge.taken_over {
             supervisor.take_over()?;
         }
@@ -133,19 +147,15 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// Finds the processes of a supervisor that died, and minds those that died since.
+    /// Finds the processes of a supervisor that died, and reaps those that have ended since.
     fn take_over(&mut self) -> io::Result<()> {
         self.announce_all()?;
-        self.mind_unannounced()?;
-        // Nobody was told that somebody waits for these.
-        let cleaner = &self.charge.cleaner;
-        cleaner.log().absorbed_by(None).for_each(|file| cleaner.settle(file, None));
-        Ok(())
+        self.reap_unannounced()
     }
 
     /// Finds all processes that use the log.
     fn announce_all(&mut self) -> io::Result<()> {
-        for process in processes_that_map(&self.charge.meeting.control()) {
+        for process in processes_that_map(&self.charge.paths.control()) {
             if process != rustix::process::getpid() {
                 self.announce(process)?;
             }
@@ -162,26 +172,27 @@ impl Supervisor {
         Ok(self.others())
     }
 
-    /// Has the cleaner mend what dead processes left that nobody knows the end of. Asks again later where it cannot be told who is dead.
+    /// Has the cleaner repair what dead processes left that have not announced themselves. Looks again later where this user may not
+    /// know whether a process lives.
     ///
     /// # Errors
     /// The timer cannot be set.
-    fn mind_unannounced(&self) -> io::Result<()> {
+    fn reap_unannounced(&self) -> io::Result<()> {
         let log = self.charge.cleaner.log();
         let in_the_middle = log.in_the_middle().map(|it| it.process);
         let owners: BTreeSet<_> = in_the_middle.chain(log.keepers()).collect();
         let owners = owners.into_iter().map(u32::cast_signed);
-        let mut is_told = true;
-        // The end of those it knows the tree tells.
+        let mut all_told = true;
+        // The tree tells the end of those that it knows.
         let unknown = |process: &Pid| self.tree.handle(*process).is_none();
         for process in owners.filter_map(Pid::from_raw).filter(unknown) {
             if is_hidden(process) {
-                is_told = false;
-            } else if !maps(process, &self.charge.meeting.control()) {
+                all_told = false;
+            } else if !maps(process, &self.charge.paths.control()) {
                 self.charge.cleaner.process_ended(process);
             }
         }
-        if is_told { Ok(()) } else { self.set_timer(HIDDEN_RETRY_NS) }
+        if all_told { Ok(()) } else { self.set_timer(HIDDEN_RETRY_NS) }
     }
 
     /// Has [`TIMER`] come after so long.
@@ -193,14 +204,14 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Supervises until nobody uses the pool any more.
+    /// Supervises until no process uses the pool any more.
     ///
     /// # Errors
     /// The kernel refuses what no supervisor can do without.
     pub(crate) fn run(mut self) -> io::Result<Ended> {
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
         loop {
-            if let Some(lock) = self.settle()? {
+            if let Some(lock) = self.end()? {
                 let leaving = self.peers.into_values().map(|peer| peer.connection).collect();
                 return Ok(Ended { charge: self.charge, leaving, lock });
             }
@@ -218,23 +229,17 @@ impl Supervisor {
         match key {
             LISTENER => self.accept()?,
             CLEANER => self.hear_cleaner(),
-            BELL => {
-                self.bell.silence();
-                for file in self.charge.cleaner.leases().wanted() {
-                    self.charge.cleaner.settle(file, None);
-                }
-            }
             TIMER => {
                 // Read, so that it is ready no longer; what the lock was for is looked at after all events.
                 let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
-                self.mind_unannounced()?;
+                self.reap_unannounced()?;
             }
             // The machine goes down, it may be: what the disks lack goes there now, and the rest when the tree has ended.
             SIGNAL => {
                 let _ = rustix::io::read(&self.signals, &mut [0_u8; 64]);
                 self.charge.cleaner.retire_all(SIGNAL);
             }
-            key if key & PROCESS != 0 => self.bury(),
+            key if key & PROCESS != 0 => self.reap()?,
             key => self.hear(key)?,
         }
         Ok(())
@@ -266,11 +271,12 @@ impl Supervisor {
     fn hear(&mut self, key: u64) -> io::Result<()> {
         while let Some(peer) = self.peers.get(&key) {
             match peer.connection.receive_now::<Request>() {
-                Ok(Some((request, descriptor))) => self.answer(key, request, descriptor)?,
+                Ok(Some(request)) => self.answer(key, request)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Ok(None) if peer.role == Role::Unknown => {
                     let process = peer.process;
                     self.peers.remove(&key);
+                    self.suspensions.announced(self.charge.cleaner.log(), process);
                     self.announce(process)?;
                 }
                 Ok(None) | Err(_) => {
@@ -283,13 +289,13 @@ impl Supervisor {
 
     fn announce(&mut self, process: Pid) -> io::Result<()> {
         if self.tree.remove_if_ended(process) {
-            self.charge.cleaner.process_ended(process);
+            self.ended(process)?;
         }
         match self.tree.announce(process)? {
             Announced::New => {}
             Announced::Known => return Ok(()),
             Announced::Gone => {
-                // It had time enough to leave something half done.
+                // It had time enough to leave something in the middle.
                 self.charge.cleaner.process_ended(process);
                 return Ok(());
             }
@@ -301,19 +307,23 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Forgets processes that have ended; what they left half done is for the cleaner.
-    fn bury(&mut self) {
+    /// Forgets processes that have ended.
+    fn reap(&mut self) -> io::Result<()> {
         for process in self.tree.remove_ended() {
-            self.charge.cleaner.process_ended(process);
+            self.ended(process)?;
         }
+        Ok(())
     }
 
-    fn answer(
-        &mut self,
-        key: u64,
-        request: Request,
-        descriptor: Option<OwnedFd>,
-    ) -> io::Result<()> {
+    /// A process has ended: the cleaner repairs what it left, and it keeps logging suspended no longer.
+    fn ended(&mut self, process: Pid) -> io::Result<()> {
+        self.charge.cleaner.process_ended(process);
+        let (log, control) = (self.charge.cleaner.log(), self.charge.paths.control());
+        let started = self.suspensions.ended(log, process, &control);
+        started.into_iter().try_for_each(|process| self.announce(process))
+    }
+
+    fn answer(&mut self, key: u64, request: Request) -> io::Result<()> {
         match request {
             Request::Join { latencies } => {
                 self.set_role(key, Role::Launcher);
@@ -334,28 +344,29 @@ impl Supervisor {
                 self.set_role(key, Role::Client);
                 self.charge.cleaner.retire_all(key);
             }
-            Request::Absorb { file } => {
+            Request::Suspend { process, cause, program } => {
                 self.set_role(key, Role::Client);
-                self.absorb(key, FileRef::from_word(file), descriptor);
+                self.suspend(key, process, cause, program)?;
             }
-            Request::Settle { file } => {
+            Request::Resume { process } => {
                 self.set_role(key, Role::Client);
-                let (cleaner, file) = (&self.charge.cleaner, FileRef::from_word(file));
-                if let Some(descriptor) = descriptor {
-                    // One that is not the file's is of no use: it is settled without, if it can be.
-                    let _ = cleaner.leases().adopt(cleaner.log(), file, descriptor);
+                if let Some(process) = self.process_of(key, process) {
+                    self.suspensions.remove(self.charge.cleaner.log(), process);
                 }
-                cleaner.settle(file, Some(key));
+                self.reply(key, &Reply::Resumed);
             }
-            Request::Closed { file } => {
+            Request::Plain { cause } => {
                 self.set_role(key, Role::Client);
-                self.charge.cleaner.settle(FileRef::from_word(file), None);
+                if let Some(peer) = self.peers.get(&key) {
+                    self.tell_plain(&name_of(peer.process), cause);
+                }
             }
             Request::Leave => {
                 self.set_role(key, Role::Leaving);
-                // Those who came and went just before count as that.
+                self.release_launcher(key);
+                // Processes that came and went just before count as ended.
                 self.accept()?;
-                self.bury();
+                self.reap()?;
                 let remaining = self.others_found()?;
                 if remaining > 0 {
                     let statistics = Box::new(self.statistics());
@@ -367,17 +378,56 @@ impl Supervisor {
         Ok(())
     }
 
-    fn absorb(&mut self, key: u64, file: FileRef, descriptor: Option<OwnedFd>) {
-        let cleaner = &self.charge.cleaner;
-        let missing = || io::Error::from(io::ErrorKind::InvalidInput);
-        let taken = descriptor
-            .ok_or_else(missing)
-            .and_then(|descriptor| cleaner.leases().take(cleaner.log(), file, descriptor));
-        let reply = match taken {
-            Ok(()) => Reply::Absorbed,
-            Err(error) => Reply::Failed { message: error.to_string() },
-        };
-        self.reply(key, &reply);
+    /// The process that the peer means by a number of its own: itself or a child. None: the peer is gone.
+    fn process_of(&self, key: u64, number: i32) -> Option<Pid> {
+        let peer = self.peers.get(&key)?.process;
+        let named = Pid::from_raw(number).filter(|named| parent_of(*named) == Some(peer));
+        Some(named.unwrap_or(peer))
+    }
+
+    /// Suspends logging while a process lives, and answers when all that was logged is retired.
+    fn suspend(
+        &mut self,
+        key: u64,
+        process: i32,
+        cause: Option<Cause>,
+        program: Option<String>,
+    ) -> io::Result<()> {
+        let Some(process) = self.process_of(key, process) else { return Ok(()) };
+        self.suspensions.add(self.charge.cleaner.log(), process);
+        self.announce(process)?;
+        if let Some(cause) = cause {
+            let program = program.unwrap_or_else(|| name_of(process));
+            self.tell_plain(&program, cause);
+        }
+        self.suspending.insert(key);
+        self.charge.cleaner.retire_all(key);
+        Ok(())
+    }
+
+    /// A launcher that was counted as a process that cannot be watched leaves: its program has ended.
+    fn release_launcher(&mut self, key: u64) {
+        let Some(process) = self.peers.get(&key).map(|peer| peer.process) else { return };
+        if self.suspensions.contains(process) {
+            self.tree.remove(process);
+            let (log, control) = (self.charge.cleaner.log(), self.charge.paths.control());
+            for started in self.suspensions.ended(log, process, &control) {
+                // No descriptor is left to watch it by: it stays, and so does the suspension.
+                let _ = self.announce(started);
+            }
+        }
+    }
+
+    /// Tells launchers, once, why the syncs of a program are real ones.
+    fn tell_plain(&mut self, program: &str, cause: Cause) {
+        let program = Path::new(program).file_name().unwrap_or(program.as_ref());
+        let program = program.to_string_lossy().into_owned();
+        if self.told.insert((program.clone(), cause)) {
+            let remedy = cause.remedy(&program).map(|it| format!("; {it} changes that"));
+            let remedy = remedy.unwrap_or_default();
+            let reason = cause.reason();
+            self.tell_launchers(&format!("{program} {reason}: its syncs are real ones{remedy}"));
+        }
     }
 
     fn set_role(&mut self, key: u64, role: Role) {
@@ -395,22 +445,23 @@ impl Supervisor {
     }
 
     fn hear_cleaner(&mut self) {
-        for outcome in self.charge.cleaner.outcomes() {
-            match outcome {
-                Outcome::Notice(message) => self.tell_launchers(&message),
-                Outcome::Settled { ticket, result: Ok(()) } => self.reply(ticket, &Reply::Settled),
-                Outcome::Retired { ticket, result } if self.ending == Ending::Retiring(ticket) => {
+        for event in self.charge.cleaner.events() {
+            match event {
+                Event::Notice(message) => self.tell_launchers(&message),
+                Event::Retired { ticket, result } if self.ending == Ending::Retiring(ticket) => {
                     if let Err(message) = result {
                         self.tell_launchers(&message);
                     }
                     self.ending = Ending::Retired;
                 }
-                Outcome::Retired { ticket, result: Ok(retired_bytes) } => {
-                    self.reply(ticket, &Reply::Flushed { retired_bytes });
-                }
-                Outcome::Settled { ticket, result: Err(message) }
-                | Outcome::Retired { ticket, result: Err(message) } => {
-                    self.reply(ticket, &Reply::Failed { message });
+                Event::Retired { ticket, result } => {
+                    let is_suspension = self.suspending.remove(&ticket);
+                    let reply = match result {
+                        Ok(_) if is_suspension => Reply::Suspended,
+                        Ok(retired_bytes) => Reply::Flushed { retired_bytes },
+                        Err(message) => Reply::Failed { message },
+                    };
+                    self.reply(ticket, &reply);
                 }
             }
         }
@@ -419,14 +470,17 @@ impl Supervisor {
     fn tell_launchers(&mut self, message: &str) {
         let launchers = [Role::Launcher, Role::Leaving];
         for peer in self.peers.values().filter(|peer| launchers.contains(&peer.role)) {
-            // Whoever does not read misses it.
+            // A launcher that does not read misses it.
             let _ = peer.connection.send(&Reply::Notice { message: message.to_owned() });
         }
     }
 
     fn statistics(&self) -> Statistics {
         let processes = u64::try_from(self.tree.len()).unwrap_or(u64::MAX);
-        Statistics { processes, ..self.charge.statistics() }
+        let mut plain: Vec<_> =
+            self.told.iter().map(|(name, cause)| (name.clone(), *cause)).collect();
+        plain.sort_by(|one, two| one.0.cmp(&two.0));
+        Statistics { processes, plain, ..self.charge.statistics() }
     }
 
     /// Members of the tree, launchers that are leaving not counted.
@@ -435,8 +489,8 @@ impl Supervisor {
         u64::try_from(self.tree.len() + peers).unwrap_or(u64::MAX)
     }
 
-    /// Ends what nobody uses, a step at a time; the lock that keeps others out, once that is done.
-    fn settle(&mut self) -> io::Result<Option<Lock>> {
+    /// Ends the supervisor where no process uses the pool, a step at a time; the lock that keeps others out, once that is done.
+    fn end(&mut self) -> io::Result<Option<Lock>> {
         if self.others_found()? > 0 {
             self.ending = Ending::No;
             return Ok(None);
@@ -445,7 +499,7 @@ impl Supervisor {
             Ending::No => {
                 let ticket = self.new_key();
                 self.ending = Ending::Retiring(ticket);
-                self.mind_unannounced()?;
+                self.reap_unannounced()?;
                 self.charge.cleaner.retire_all(ticket);
                 Ok(None)
             }
@@ -454,9 +508,9 @@ impl Supervisor {
         }
     }
 
-    /// Closes the socket, unless somebody came or is about to come.
+    /// Closes the socket, unless a process came or is about to come.
     fn close(&mut self) -> io::Result<Option<Lock>> {
-        let lock = self.charge.meeting.try_lock().map_err(io::Error::other)?;
+        let lock = self.charge.paths.try_lock().map_err(io::Error::other)?;
         if lock.is_none() {
             self.set_timer(LOCK_RETRY_NS)?;
             return Ok(None);
@@ -466,7 +520,7 @@ impl Supervisor {
             return Ok(None);
         }
         // Where it cannot be removed, the next supervisor replaces it.
-        let _ = std::fs::remove_file(self.charge.meeting.socket());
+        let _ = std::fs::remove_file(self.charge.paths.socket());
         Ok(lock)
     }
 }
@@ -477,7 +531,7 @@ impl Charge {
     }
 }
 
-/// A supervisor that has ended: what is left is to let go of the pool.
+/// A supervisor that has ended: what is left is to release the pool.
 pub(crate) struct Ended {
     charge: Charge,
     leaving: Vec<Connection>,
@@ -485,21 +539,21 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// Lets go of the pool, and then of the launchers that wait for that.
+    /// Releases the pool, and then the launchers that wait for that.
     pub(crate) fn finish(self) {
         let statistics = self.charge.statistics();
-        let control = self.charge.meeting.control();
+        let control = self.charge.paths.control();
         let log = self.charge.cleaner.stop();
         let is_empty = log.tail() == log.head();
         let session = if is_empty { CLOSED } else { NO_BOOT };
         if log.pool().set_session(session).is_ok() {
-            // Nobody maps it any more; where it stays, it belongs to no session.
+            // No process maps it any more; where it stays, it belongs to no session.
             let _ = std::fs::remove_file(control);
         }
         drop(log);
         for launcher in self.leaving {
             let statistics = Box::new(statistics.clone());
-            // Who does not wait for it misses it.
+            // A launcher that does not wait for it misses it.
             let _ = launcher.send(&Reply::Farewell { remaining: 0, statistics });
         }
         drop(self.lock);
@@ -532,7 +586,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_cannot_be_looked_at_is_not_taken_for_dead() {
+    fn a_process_that_this_user_may_not_look_at_is_not_taken_for_dead() {
         assert!(!is_hidden(rustix::process::getpid()));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let dead = Pid::from_child(&child);

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// How long the kernel may take to show what a process maps.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The processes of a tree, each with its key.
 #[derive(Debug, Default)]
@@ -70,6 +70,11 @@ impl Tree {
         self.members.extract_if(|_, handle| has_ended(handle)).map(|(pid, _)| pid).collect()
     }
 
+    /// Forgets member `pid`.
+    pub(crate) fn remove(&mut self, pid: Pid) {
+        self.members.remove(&pid);
+    }
+
     /// Number of members.
     pub(crate) fn len(&self) -> usize {
         self.members.len()
@@ -89,6 +94,35 @@ pub fn processes_that_map(path: &Path) -> Vec<Pid> {
     of_those_that_may_map(path, entries.filter_map(number).filter_map(Pid::from_raw).collect())
 }
 
+/// The processes that were started under the pool with this control memory, as their environment says, but do not map it, as far
+/// as this user may know.
+pub(crate) fn processes_beside(control: &Path) -> Vec<Pid> {
+    let mut entry = b"TIDEGATE_CONTROL=".to_vec();
+    entry.extend_from_slice(control.as_os_str().as_bytes());
+    let has_entry = |pid: &Pid| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == entry)
+    };
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    let started = entries.filter_map(number).filter_map(Pid::from_raw).filter(has_entry);
+    started.filter(|pid| !maps(*pid, control)).collect()
+}
+
+/// The parent of a process.
+pub(crate) fn parent_of(process: Pid) -> Option<Pid> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // Behind the name, which may have anything in it, come the state and the parent.
+    let parent = stat.rsplit(')').next()?.split_whitespace().nth(1)?;
+    Pid::from_raw(parent.parse().ok()?)
+}
+
+/// The name of a process's program, for people.
+pub(crate) fn name_of(process: Pid) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{process}/comm"));
+    name.map_or_else(|_| process.to_string(), |name| name.trim_end().to_owned())
+}
+
 /// Whether `process` lives and maps the file at `path`, or cannot be shown, as above.
 pub(crate) fn maps(process: Pid, path: &Path) -> bool {
     !of_those_that_may_map(path, VecDeque::from([process])).is_empty()
@@ -99,7 +133,7 @@ fn of_those_that_may_map(path: &Path, mut processes: VecDeque<Pid>) -> Vec<Pid> 
     while !processes.is_empty() {
         let answers = shown_by_each(path.to_path_buf(), processes.clone());
         loop {
-            let answer = answers.recv_timeout(PATIENCE);
+            let answer = answers.recv_timeout(TIMEOUT);
             let Some(process) = processes.pop_front() else { break };
             if answer != Ok(false) {
                 found.push(process);
@@ -152,7 +186,7 @@ mod tests {
         tree.announce(pid).unwrap();
         drop(child.stdin.take());
         child.wait().unwrap();
-        assert!(tree.remove_if_ended(pid), "what it left is to be mended");
+        assert!(tree.remove_if_ended(pid), "what it left is to be repaired");
         assert!(!tree.remove_if_ended(pid));
         assert_eq!((tree.announce(pid).unwrap(), tree.len()), (Announced::Gone, 0));
     }

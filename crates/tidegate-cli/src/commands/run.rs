@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use tidegate::size::Size;
 use tidegate_run::{
-    Choice, Launch, Meeting, Plan, Program, Session, default_pool, environment, find_library,
-    is_empty, prepare_pool,
+    Asked, Choice, Launch, Plan, PoolPaths, Program, Reply, Request, Session, SessionOptions,
+    ask_at, default_pool, environment, find_library, is_empty, prepare_pool,
 };
 
 use super::create::check_log_size;
@@ -28,21 +28,26 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let program = Program::find(name, std::env::var_os("PATH").as_deref())?;
     let library = find_library()?;
     let size = args.size.unwrap_or(DEFAULT_SIZE);
-    let path = args.pool.clone().map_or_else(default_pool, Ok)?;
+    let path = args.pool.clone().map_or_else(|| default_pool(args.volatile), Ok)?;
     if !path.exists() || is_empty(&path) {
         check_log_size(&path, size)?;
     }
     let pool = prepare_pool(&path, size)?;
-    let meeting = Meeting::of_pool(&pool.path)?;
-    let terminal = Terminal::default();
-    let session = Session::open(&pool.path, &meeting, args.stats, &terminal);
-    let session = session.inspect_err(|_| pool.undo(&meeting))?;
+    let paths = PoolPaths::of_pool(&pool.path)?;
+    let terminal = Terminal::new(args.quiet);
+    let options = SessionOptions { latencies: args.stats, ..SessionOptions::default() };
+    let session = Session::open(&pool.path, &paths, options, &terminal);
+    let session = session.inspect_err(|_| pool.undo(&paths))?;
     let pool = pool.path;
-    announce(&pool, &session, args.size);
-    let choice = Choice { include: &args.include, exclude: &args.exclude, absorb: args.absorb };
-    let environment = environment(&library, &pool, &meeting, choice);
+    if !args.quiet {
+        announce(&pool, &session, args.size);
+    }
+    let every_write = args.every_write;
+    let choice = Choice { include: &args.include, exclude: &args.exclude, every_write };
+    let environment = environment(&library, &pool, &paths, choice);
     let plan = Plan { program: &program, command: &args.command, environment };
     let (status, statistics) = session.during(|| {
+        suspend_for(&program, &paths, &terminal)?;
         let launch = Launch::start(plan);
         let launch = launch.with_context(|| format!("cannot run {}", program.file.display()))?;
         launch.wait().context("cannot wait for the program")
@@ -53,6 +58,19 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
+}
+
+/// Suspends logging as long as this launcher lives, if `program` cannot be watched.
+fn suspend_for(program: &Program, paths: &PoolPaths, terminal: &Terminal) -> Result<()> {
+    let Some(cause) = program.unwatched else { return Ok(()) };
+    let process = std::process::id().cast_signed();
+    let program = Some(program.file.display().to_string());
+    let request = Request::Suspend { process, cause: Some(cause), program };
+    let asked = ask_at(paths, &request, terminal).context("cannot suspend the log")?;
+    match asked {
+        Asked::Reply(Reply::Suspended) => Ok(()),
+        _ => anyhow::bail!("cannot suspend the log: its supervisor gave no answer"),
+    }
 }
 
 /// One line on standard error: the pool, and what a power cut does to it.

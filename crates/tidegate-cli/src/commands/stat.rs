@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use tidegate_run::{
-    Asked, Meeting, Reply, Request, Statistics, ask, ask_at, existing_log, log_in_use,
+    Asked, PoolPaths, Reply, Request, Statistics, ask, ask_at, existing_log, log_in_use,
 };
 
 use crate::args::StatArgs;
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<ExitCode> {
 }
 
 fn of_socket(socket: &Path) -> Result<Statistics> {
-    match ask(socket, Request::Stat, &Terminal::default())? {
+    match ask(socket, &Request::Stat, &Terminal::new(false))? {
         Some(Reply::Statistics(statistics)) => Ok(*statistics),
         Some(_) => bail!("{}: no supervisor of a log pool listens there", socket.display()),
         None => bail!("{}: nobody listens there", socket.display()),
@@ -37,8 +37,8 @@ fn of_socket(socket: &Path) -> Result<Statistics> {
 
 fn of_pool(path: &Path) -> Result<Statistics> {
     let pool = existing_log(path)?;
-    let meeting = Meeting::of_pool(&pool)?;
-    match ask_at(&meeting, Request::Stat, &Terminal::default())? {
+    let paths = PoolPaths::of_pool(&pool)?;
+    match ask_at(&paths, &Request::Stat, &Terminal::new(false))? {
         Asked::Reply(Reply::Statistics(statistics)) => Ok(*statistics),
         Asked::Reply(_) => {
             bail!("{}: its supervisor gave an answer of another kind", path.display())

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use tidegate_run::supervise;
+use tidegate_run::{RecoverOptions, supervise};
 
 use crate::args::SuperviseArgs;
 
@@ -12,6 +12,7 @@ use crate::args::SuperviseArgs;
 /// # Errors
 /// There is no launcher.
 pub(crate) fn run(args: &SuperviseArgs) -> Result<ExitCode> {
-    supervise(&args.pool)?;
+    let options = RecoverOptions { replay: args.replay, salvage: args.salvage };
+    supervise(&args.pool, options)?;
     Ok(ExitCode::SUCCESS)
 }

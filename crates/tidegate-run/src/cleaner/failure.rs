@@ -1,40 +1,36 @@
 //! What the disk does not take.
 //!
-//! Invariants:
-//! 1. What cannot be synced stays in the log, is written to its file once more from there, and tried again later.
+//! Invariant: what cannot be synced stays in the log, is written to its file once more from there, and is tried again later.
 
 use std::time::Duration;
 
-use super::super::redo;
+use super::super::rewrite;
 use super::super::writeback::Failure;
-use super::handle::Outcome;
+use super::handle::Event;
 use super::{Step, Worker};
 
 /// Pause after a failure; it doubles up to [`PAUSE_MOST`].
 pub(super) const PAUSE_LEAST: Duration = Duration::from_millis(100);
 const PAUSE_MOST: Duration = Duration::from_secs(5);
-/// Syncs of the same records that may fail before whoever waits is told.
+/// Syncs of the same records that may fail before those that wait are told.
 const ATTEMPTS: u32 = 3;
 
 impl Worker {
     /// Notes what could not be synced, so that it is written once more, and pauses.
     pub(super) fn failed(&mut self, failures: &[Failure]) -> Step {
         self.counts.failed();
-        // Nothing is written meanwhile that it could be kept for.
-        self.show(self.retired);
         self.failed_attempts += 1;
-        let message = self.describe(failures);
-        let is_passing = failures.iter().all(Failure::is_passing);
-        if !self.failure_told && (!is_passing || self.failed_attempts >= ATTEMPTS) {
+        let message = describe(failures);
+        let is_transient = failures.iter().all(Failure::is_transient);
+        if !self.failure_told && (!is_transient || self.failed_attempts >= ATTEMPTS) {
             self.failure_told = true;
-            self.voice.say(Outcome::Notice(format!(
-                "{message}; the log keeps it, and it is tried again"
-            )));
+            let message = format!("{message}; the log keeps it, and it is tried again");
+            self.events.send(Event::Notice(message));
         }
-        if !is_passing {
+        if !is_transient {
             self.log.distrust_kernel();
         }
-        let failed = failures.iter().filter(|failure| !failure.is_passing());
+        let failed = failures.iter().filter(|failure| !failure.is_transient());
         let ids = failed.filter_map(|failure| failure.file);
         for entry in self.log.files_with_ids(ids).into_values() {
             // The next sync of the program will tell it; a file that is gone from the table has no program.
@@ -43,11 +39,11 @@ impl Worker {
         if self.failed_attempts >= ATTEMPTS {
             for waiter in self.waiters.drain(..) {
                 let result = Err(message.clone());
-                self.voice.say(Outcome::Retired { ticket: waiter.ticket, result });
+                self.events.send(Event::Retired { ticket: waiter.ticket, result });
             }
         }
         let doubled = PAUSE_LEAST.saturating_mul(1 << (self.failed_attempts - 1).min(8));
-        Step::Sleep { wake_at: u64::MAX, patience: Some(doubled.min(PAUSE_MOST)) }
+        Step::Sleep { wake_at: u64::MAX, timeout: Some(doubled.min(PAUSE_MOST)) }
     }
 
     /// Writes all that the log has of these files to them once more: what failed.
@@ -57,26 +53,23 @@ impl Worker {
         for id in files {
             // One that is gone from the table has nothing left to be written.
             let Some(&entry) = entries.get(&id) else { continue };
-            let Some(file) = self.backlog.file(id) else {
+            let Some(known) = self.backlog.file(id) else {
                 // Its records were not looked at yet: they are before they are retired.
                 let _ = self.log.drop_again(entry);
                 continue;
             };
-            let lent = self.absorbed.lent(entry);
-            if lent.as_ref().is_some_and(|file| appends(file)) {
-                // What was absorbed is brought again; the rest, which would be appended, is left to the kernel.
-                continue;
-            }
-            // Opened before: what goes wrong with what is written now is then told to the next sync.
-            match &lent {
-                Some(lent) => self.writeback.adopt(file.id, lent),
-                None => self.writeback.keep_open(file),
-            }
-            if let Err(error) = redo::rewrite(&self.log, file, entry, lent.as_deref()) {
-                let name = file.names.first().cloned().unwrap_or_default();
-                let failure = Failure { file: Some(file.id), name, error };
-                if failure.is_passing() {
-                    // As above.
+            // Open before it is written: what goes wrong with that is then told to the next sync.
+            let adopted = self.kept.adopt(&self.log, entry, known);
+            let outcome = match (adopted, self.kept.get(id)) {
+                (Ok(()), Some(kept)) => rewrite::rewrite(&self.log, entry, &kept.file),
+                // A file that is not at its path any more may be removed.
+                (Err(error), _) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                (Err(error), _) => Err(error),
+                (Ok(()), None) => Ok(()),
+            };
+            if let Err(error) = outcome {
+                let failure = Failure { file: Some(id), path: known.path.clone(), error };
+                if failure.is_transient() {
                     let _ = self.log.drop_again(entry);
                 }
                 failures.push(failure);
@@ -84,23 +77,20 @@ impl Worker {
         }
         failures
     }
-
-    fn describe(&self, failures: &[Failure]) -> String {
-        let Some(first) = failures.first() else { return String::new() };
-        let more = match failures.len() {
-            1 => String::new(),
-            number => format!(", and {} more", number - 1),
-        };
-        let name = match first.file {
-            Some(id) if first.name.as_os_str().is_empty() => self.name_of(id),
-            _ => first.name.display().to_string(),
-        };
-        format!("{name} cannot be written back ({}){more}", first.error)
-    }
 }
 
-fn appends(file: &std::fs::File) -> bool {
-    rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::APPEND))
+fn describe(failures: &[Failure]) -> String {
+    let Some(first) = failures.first() else { return String::new() };
+    let more = match failures.len() {
+        1 => String::new(),
+        number => format!(", and {} more", number - 1),
+    };
+    let path = if first.path.as_os_str().is_empty() {
+        "a file".into()
+    } else {
+        first.path.display().to_string()
+    };
+    format!("{path} cannot be written back ({}){more}", first.error)
 }
 
 #[cfg(test)]
@@ -110,23 +100,19 @@ pub(super) mod tests {
 
     use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-    use super::super::super::absorbed::AbsorbedFiles;
     use super::super::super::allocator::Allocator;
-    use super::super::super::leases::Leases;
     use super::super::super::trial::Trial;
-    use super::super::handle::Voice;
-    use super::super::{Cleaner, Outcome, Worker};
+    use super::super::handle::Events;
+    use super::super::{Cleaner, Event, Worker};
 
-    /// A cleaner without a thread, and what it says.
-    pub(in super::super) fn worker(trial: &Trial) -> (Worker, Receiver<Outcome>) {
+    /// A cleaner without a thread, and its events.
+    pub(in super::super) fn worker(trial: &Trial) -> (Worker, Receiver<Event>) {
         let allocator = Allocator::begin(&trial.log).unwrap();
-        let absorbed = AbsorbedFiles::new(&trial.log, Leases::default());
-        let (sender, outcomes) = channel();
+        let (sender, events) = channel();
         let ready = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
-        let voice = Voice { sender, ready };
         let (jobs, counts) = (Arc::default(), Arc::default());
-        let worker = Worker::new(&trial.log, &jobs, &counts, voice, (allocator, absorbed));
-        (worker, outcomes)
+        let worker = Worker::new(&trial.log, &jobs, &counts, Events { sender, ready }, allocator);
+        (worker, events)
     }
 
     /// How the retirement with this ticket ends.
@@ -134,8 +120,8 @@ pub(super) mod tests {
         cleaner.retire_all(wanted);
         loop {
             poll(&mut [PollFd::new(cleaner, PollFlags::IN)], None).unwrap();
-            for outcome in cleaner.outcomes() {
-                if let Outcome::Retired { ticket, result } = outcome
+            for event in cleaner.events() {
+                if let Event::Retired { ticket, result } = event
                     && ticket == wanted
                 {
                     return result;
@@ -153,7 +139,7 @@ pub(super) mod tests {
         trial.log.distrust_all_files();
         let allocator = Allocator::begin(&trial.log).unwrap();
         let guard = trial.lock(&file);
-        let cleaner = Cleaner::start(Arc::clone(&trial.log), allocator, Leases::default()).unwrap();
+        let cleaner = Cleaner::start(Arc::clone(&trial.log), allocator).unwrap();
         retired(&cleaner, 1).unwrap_err();
         assert!(!guard.take_failure());
         drop(guard);
@@ -166,7 +152,7 @@ pub(super) mod tests {
     #[test]
     fn a_file_that_is_not_summed_up_yet_is_written_once_more_when_it_is() {
         let trial = Trial::new();
-        let (mut worker, _outcomes) = worker(&trial);
+        let (mut worker, _events) = worker(&trial);
         let file = trial.file("file", b"0123456789");
         trial.write(&file, "file", 0, b"abc");
         trial.lock(&file).note_dropped();

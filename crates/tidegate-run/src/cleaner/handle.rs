@@ -1,4 +1,4 @@
-//! The handle by which the supervisor's loop starts, asks, hears and ends the cleaner's thread.
+//! The handle by which the supervisor's loop starts, asks and ends the cleaner's thread, and by which that reports events.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,44 +10,38 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Pid;
-use tidegate::log::{FileRef, Log};
+use tidegate::log::Log;
 
-use super::super::absorbed::AbsorbedFiles;
 use super::super::allocator::Allocator;
-use super::super::leases::Leases;
 use super::super::stats::CleanerCounts;
 use super::Worker;
 
-/// How long a process may take to settle a file itself, when no supervisor lives.
-const PATIENCE_WITH_SETTLING: Duration = Duration::from_secs(60);
+/// How long the kernel may take to release the lock of a supervisor that died.
+const SUPERVISION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the thread has to say.
+/// What the thread reports.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum Event {
     /// Something that people should know.
     Notice(String),
     /// The log was retired as [`Cleaner::retire_all`] asked.
     Retired {
-        /// Who asked.
+        /// The request's.
         ticket: u64,
         /// Bytes that became free, or why it cannot be done now.
         result: Result<u64, String>,
     },
-    /// A file was settled as [`Cleaner::settle`] asked.
-    Settled {
-        /// Who asked.
-        ticket: u64,
-        /// Or why it cannot be done now.
-        result: Result<(), String>,
-    },
 }
 
-/// What the thread is told.
+/// What the thread is asked for.
 #[derive(Debug)]
 pub(super) enum Job {
+    /// Repair what the process left, which has ended.
     Ended(Pid),
-    Settle { file: FileRef, ticket: Option<u64> },
-    RetireAll { ticket: u64 },
+    /// Retire all records that the log has by now.
+    RetireAll {
+        ticket: u64,
+    },
     Stop,
 }
 
@@ -55,10 +49,9 @@ pub(super) enum Job {
 pub(crate) struct Cleaner {
     log: Arc<Log>,
     jobs: Arc<Mutex<VecDeque<Job>>>,
-    outcomes: Receiver<Outcome>,
+    events: Receiver<Event>,
     ready: Arc<OwnedFd>,
     counts: Arc<CleanerCounts>,
-    leases: Leases,
     thread: JoinHandle<()>,
 }
 
@@ -69,60 +62,49 @@ impl AsFd for Cleaner {
 }
 
 impl Cleaner {
-    /// Starts the thread, which takes the right to clean `log`. `leases` are those of a supervisor that died.
+    /// Starts the thread, which takes the right to clean `log`.
     ///
     /// # Errors
-    /// No thread or descriptor is left, or somebody else cleans the log.
-    pub(crate) fn start(log: Arc<Log>, allocator: Allocator, leases: Leases) -> io::Result<Self> {
+    /// No thread or descriptor is left, or another process cleans the log.
+    pub(crate) fn start(log: Arc<Log>, allocator: Allocator) -> io::Result<Self> {
         let jobs = Arc::new(Mutex::new(VecDeque::new()));
-        let (sender, outcomes) = channel();
+        let (sender, events) = channel();
         let ready = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let counts = Arc::new(CleanerCounts::default());
-        let voice = Voice { sender, ready: Arc::clone(&ready) };
         let (started, wait_started) = channel();
-        let absorbed = AbsorbedFiles::new(&log, leases.clone());
-        let mut worker = Worker::new(&log, &jobs, &counts, voice, (allocator, absorbed));
+        let reports = Events { sender, ready: Arc::clone(&ready) };
+        let mut worker = Worker::new(&log, &jobs, &counts, reports, allocator);
         let thread = std::thread::Builder::new().name("cleaner".into()).spawn(move || {
             let log = Arc::clone(&worker.log);
-            let supervision = log.supervise(PATIENCE_WITH_SETTLING);
-            // Whoever starts the thread waits for this.
+            let supervision = log.supervise(SUPERVISION_TIMEOUT);
+            // The starting thread waits for this.
             let _ = started.send(supervision.is_ok());
             if supervision.is_ok() {
-                worker.absorbed.note_settled();
+                worker.take_over();
                 worker.run();
             }
         })?;
         if wait_started.recv() != Ok(true) {
             return Err(io::Error::other("another process cleans the log"));
         }
-        Ok(Self { log, jobs, outcomes, ready, counts, leases, thread })
+        Ok(Self { log, jobs, events, ready, counts, thread })
     }
 
-    /// The process ended: what it left half done is to be done.
+    /// Has what the process left repaired, which has ended.
     pub(crate) fn process_ended(&self, process: Pid) {
         self.post(Job::Ended(process));
     }
 
-    /// Has the kernel told of all that was kept from it about a file.
-    pub(crate) fn settle(&self, file: FileRef, ticket: Option<u64>) {
-        self.post(Job::Settle { file, ticket });
-    }
-
-    /// The leases on absorbed files.
-    pub(crate) fn leases(&self) -> &Leases {
-        &self.leases
-    }
-
-    /// Has all records retired that the log has by now.
+    /// Has all records retired that the log has by now; [`Event::Retired`] tells when that is done.
     pub(crate) fn retire_all(&self, ticket: u64) {
         self.post(Job::RetireAll { ticket });
     }
 
-    /// What the thread has said since this was called last.
-    pub(crate) fn outcomes(&self) -> Vec<Outcome> {
+    /// What the thread has reported since this was called last.
+    pub(crate) fn events(&self) -> Vec<Event> {
         // Nothing to read means that it was read before.
         let _ = rustix::io::read(&*self.ready, &mut [0_u8; 8]);
-        self.outcomes.try_iter().collect()
+        self.events.try_iter().collect()
     }
 
     /// The log.
@@ -149,16 +131,16 @@ impl Cleaner {
     }
 }
 
-/// How the thread reaches the supervisor's loop.
-pub(super) struct Voice {
-    pub(super) sender: Sender<Outcome>,
+/// How the thread reports to the supervisor's loop.
+pub(super) struct Events {
+    pub(super) sender: Sender<Event>,
     pub(super) ready: Arc<OwnedFd>,
 }
 
-impl Voice {
-    pub(super) fn say(&self, outcome: Outcome) {
+impl Events {
+    pub(super) fn send(&self, event: Event) {
         // The receiver is gone only after the thread.
-        let _ = self.sender.send(outcome);
+        let _ = self.sender.send(event);
         // Any number but 0 in any byte order will do.
         let _ = rustix::io::write(&*self.ready, &[1_u8; 8]);
     }

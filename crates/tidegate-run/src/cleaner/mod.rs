@@ -1,79 +1,70 @@
-//! The cleaner: a thread that makes the files catch up with the log, and frees the log behind them. Here is its loop.
+//! The cleaner: a thread that makes files durable that the log has records of, and frees the log behind them. Here is its loop.
 //!
 //! Invariants:
-//! 1. It sleeps unless there is something to do: until the head comes to a position that matters, a process ends, somebody
-//!    asks, or, where records wait, [`IDLE`] passes.
+//! 1. It sleeps unless there is something to do: until the head comes to a position that matters, a process ends, a request
+//!    comes, or, while the log has records or files are kept, [`QUIET`] passes.
+//! 2. Free space is shown to writers as soon as it is retired.
 //!
-//! Map: [`Cleaner`] is the handle of the supervisor's loop (`handle`); `Worker` is the thread. Each time `policy` says so it takes
-//! a `batch` of records, whose files are brought to the disk while writers are shown `room`; `failure` is for what the disk does not
-//! take, `dead` for processes that have ended. `backlog` knows what is due, `writeback` syncs it, `redo` minds the dead and the failed.
+//! Map: [`Cleaner`] is the handle of the supervisor's loop (`handle`); `Worker` is the thread. Each time `policy` says so it
+//! takes a `batch` of records and makes their files durable; `failure` is for what the disk does not take, `reap` for
+//! processes that have ended. `backlog` knows what is due, `kept` holds the descriptors, `writeback` syncs.
 
 mod batch;
-mod dead;
 mod failure;
 mod handle;
-mod room;
+mod reap;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate::log::{Counter, FileRef, Log};
+use tidegate::log::{Counter, Log};
 
-pub(crate) use handle::{Cleaner, Outcome};
+pub(crate) use handle::{Cleaner, Event};
 
-use super::absorbed::AbsorbedFiles;
 use super::allocator::Allocator;
 use super::backlog::Backlog;
-use super::pace::DiskSpeed;
-use super::policy::{Action, Policy, Situation};
+use super::kept::KeptFiles;
+use super::policy::{Action, DiskSpeed, Policy, Situation};
 use super::stats::CleanerCounts;
-use super::writeback::Writeback;
-use dead::Unmended;
 use failure::PAUSE_LEAST;
-use handle::{Job, Voice};
+use handle::{Events, Job};
+use reap::Unrepaired;
 
-/// How long a log with records in it is left alone after the last append.
-const IDLE: Duration = Duration::from_secs(5);
-/// Writers that have not waited for room for so long do not need it held back.
-const PRESSURE: Duration = Duration::from_millis(100);
+/// A log without an append for so long is retired. It is looked at this often while it is in use, so it is clean at most twice as
+/// long after its last append.
+const QUIET: Duration = Duration::from_millis(2500);
 
-/// Somebody waits for the log to be retired up to a position.
+/// A request that waits for the log to be retired up to a position.
 struct Waiter {
     ticket: u64,
     until: u64,
     from: u64,
+    /// The stories of clean files were ended for it.
+    has_released: bool,
 }
 
+/// The state of the cleaner's thread.
 struct Worker {
     log: Arc<Log>,
     jobs: Arc<Mutex<VecDeque<Job>>>,
     counts: Arc<CleanerCounts>,
-    voice: Voice,
+    events: Events,
     allocator: Allocator,
     policy: Policy,
     backlog: Backlog,
-    writeback: Writeback,
-    absorbed: AbsorbedFiles,
+    kept: KeptFiles,
     waiters: Vec<Waiter>,
-    /// The persistent tail: writers may have been shown less.
-    retired: u64,
-    /// Absorbed files that could not be settled: tried again.
-    unsettled: Vec<FileRef>,
-    /// What dead processes left and cannot be had yet: tried again.
-    unmended: Unmended,
+    /// What dead processes left and cannot be repaired yet: tried again.
+    unrepaired: Unrepaired,
     failed_attempts: u32,
     /// The launchers were told of the failure that goes on.
     failure_told: bool,
-    /// The head when the thread went to sleep, and when that was.
-    asleep: Option<(u64, Instant)>,
+    /// A writer waits for free space.
+    is_blocked: bool,
+    /// A head, and since when it is known to be the log's.
+    quiet_since: (u64, Instant),
     speed: DiskSpeed,
-    /// When a writer was last known to wait for room.
-    pressed: Option<Instant>,
-    /// What times are counted from.
-    begun: Instant,
-    /// When room was shown last.
-    shown_at: Duration,
 }
 
 /// What the thread does next.
@@ -84,7 +75,7 @@ enum Step {
     /// Sleep until the head is there, for so long at most.
     Sleep {
         wake_at: u64,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     },
     Stop,
 }
@@ -94,32 +85,33 @@ impl Worker {
         log: &Arc<Log>,
         jobs: &Arc<Mutex<VecDeque<Job>>>,
         counts: &Arc<CleanerCounts>,
-        voice: Voice,
-        (allocator, absorbed): (Allocator, AbsorbedFiles),
+        events: Events,
+        allocator: Allocator,
     ) -> Self {
         let policy = Policy::new(log.pool().ring_bytes());
         Self {
             log: Arc::clone(log),
             jobs: Arc::clone(jobs),
             counts: Arc::clone(counts),
-            voice,
+            events,
             allocator,
             backlog: Backlog::new(log.tail(), policy.segment_bytes),
             policy,
-            writeback: Writeback::default(),
-            absorbed,
+            kept: KeptFiles::default(),
             waiters: Vec::new(),
-            retired: log.pool().tail().map_or(log.tail(), |tail| tail.max(log.tail())),
-            unsettled: Vec::new(),
-            unmended: Unmended::default(),
+            unrepaired: Unrepaired::default(),
             failed_attempts: 0,
             failure_told: false,
-            asleep: None,
+            is_blocked: false,
+            quiet_since: (log.head(), Instant::now()),
             speed: DiskSpeed::default(),
-            pressed: None,
-            begun: Instant::now(),
-            shown_at: Duration::ZERO,
         }
+    }
+
+    /// Keeps the files of a supervisor that died.
+    fn take_over(&mut self) {
+        self.look();
+        self.kept.take_over(&self.log, &self.backlog);
     }
 
     fn run(&mut self) {
@@ -129,33 +121,23 @@ impl Worker {
             match self.step() {
                 Step::Again => {}
                 Step::Stop => return,
-                Step::Sleep { wake_at, patience } => {
-                    self.asleep = Some((self.log.head(), Instant::now()));
-                    self.log.wait_for_work(seen, wake_at, patience);
-                }
+                Step::Sleep { wake_at, timeout } => self.log.wait_for_work(seen, wake_at, timeout),
             }
         }
     }
 
     fn step(&mut self) -> Step {
-        let jobs = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
-        for job in jobs {
-            match job {
-                Job::Ended(process) => self.mend_after(process),
-                Job::Settle { file, ticket } => self.settle(file, ticket, false),
-                Job::RetireAll { ticket } => {
-                    let (until, from) = (self.log.head(), self.log.tail());
-                    self.waiters.push(Waiter { ticket, until, from });
-                }
-                Job::Stop => return Step::Stop,
-            }
+        self.kept.keep_wanted(&self.log);
+        if !self.take_jobs() {
+            return Step::Stop;
         }
-        self.mend_unmended();
-        self.settle_unsettled();
+        self.repair_unrepaired();
+        let is_starving = self.log.take_starving();
+        if let Err(message) = self.allocator.keep_ahead(&self.log, is_starving) {
+            self.events.send(Event::Notice(message));
+        }
+        self.is_blocked |= is_starving && self.allocator.wake_at(&self.log).is_none();
         let mut situation = self.situation();
-        if let Err(message) = self.allocator.keep_ahead(&self.log, situation.starving) {
-            self.voice.say(Outcome::Notice(message));
-        }
         if self.policy.decide(&situation) == Action::Start {
             self.look();
             situation.dirty_bytes = self.backlog.dirty_bytes();
@@ -163,103 +145,81 @@ impl Worker {
         match self.policy.decide(&situation) {
             Action::Sync => self.retire(&situation),
             Action::Start => {
-                self.start_writing();
+                self.start_writing(u64::MAX);
                 self.sleep()
             }
-            Action::Nothing => self.sleep(),
+            Action::Nothing => {
+                if situation.is_idle {
+                    self.kept.release_all(&self.log);
+                }
+                self.sleep()
+            }
         }
+    }
+
+    /// Does what was asked for; false: the thread is to end.
+    fn take_jobs(&mut self) -> bool {
+        let jobs = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
+        for job in jobs {
+            match job {
+                Job::Ended(process) => self.reap(process),
+                Job::RetireAll { ticket } => {
+                    let (until, from) = (self.log.head(), self.log.tail());
+                    self.waiters.push(Waiter { ticket, until, from, has_released: false });
+                }
+                Job::Stop => return false,
+            }
+        }
+        true
     }
 
     fn situation(&mut self) -> Situation {
         let (head, tail) = (self.log.head(), self.log.tail());
-        let owed_bytes = self.retired - tail;
-        let mut starving = self.log.take_starving();
-        if starving {
-            self.pressed = Some(Instant::now());
+        if self.quiet_since.0 != head {
+            self.quiet_since = (head, Instant::now());
         }
-        // Those who wait and have been shown nothing since do not say so again.
-        starving |= owed_bytes > 0 && self.is_pressed();
-        let idle =
-            self.asleep.take().is_some_and(|(at, since)| at == head && since.elapsed() >= IDLE);
-        let waiters = self.waiters.iter().map(|waiter| waiter.until).max();
         Situation {
             used_bytes: head - tail,
             dirty_bytes: self.backlog.dirty_bytes(),
-            wanted: self.log.wanted() > tail || waiters.is_some(),
-            owed_bytes,
-            starving,
-            idle,
+            is_wanted: self.log.wanted() > tail || !self.waiters.is_empty(),
+            is_blocked: self.is_blocked,
+            is_idle: self.quiet_since.1.elapsed() >= QUIET,
         }
-    }
-
-    fn is_pressed(&self) -> bool {
-        self.pressed.is_some_and(|last| last.elapsed() < PRESSURE)
     }
 
     fn count(&self, counter: Counter, number: u64) {
         self.log.stats().add(counter, number);
     }
 
-    /// Somebody waits for these, and has waited in vain.
-    fn settle_unsettled(&mut self) {
-        let wanted = self.log.wanted_settled();
-        for file in std::mem::take(&mut self.unsettled).into_iter().chain(wanted) {
-            self.settle(file, None, true);
-        }
-    }
-
-    fn settle(&mut self, file: FileRef, ticket: Option<u64>, again: bool) {
-        let result = self.absorbed.settle(file, self.backlog.scanned());
-        if let Ok(unreadable_bytes @ 1..) = result {
-            self.voice.say(Outcome::Notice(format!(
-                "{unreadable_bytes} bytes of the log cannot be read; a file is left without what they may have had of it"
-            )));
-        }
-        if result.is_ok() {
-            // The description is the program's alone again: locks go with it when the program closes it.
-            self.writeback.let_go(self.log.id_of(file));
-        } else if ticket.is_none() && !self.unsettled.contains(&file) {
-            self.unsettled.push(file);
-        }
-        if let Some(ticket) = ticket {
-            let result = result.map(|_| ()).map_err(|error| error.to_string());
-            self.voice.say(Outcome::Settled { ticket, result });
-        } else if let Err(error) = result
-            && !again
-        {
-            let name = self.name_of(self.log.id_of(file));
-            let message =
-                format!("{name} cannot take what was written to it, the log keeps it: {error}");
-            self.voice.say(Outcome::Notice(message));
-        }
-    }
-
-    /// A name of the file with this id, for people.
-    fn name_of(&self, id: u64) -> String {
-        let name = self.backlog.file(id).and_then(|file| file.names.first());
-        name.map_or_else(|| "a file".into(), |name| name.display().to_string())
-    }
-
+    /// Answers those that waited for what is retired by now, once no file is kept of which the log has nothing.
     fn answer_waiters(&mut self) {
         let tail = self.log.tail();
+        if self.waiters.iter().any(|waiter| waiter.until <= tail && !waiter.has_released) {
+            self.kept.release_all(&self.log);
+        }
+        let head = self.log.head();
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.until <= tail) {
+            if !waiter.has_released {
+                // The ends of stories are records too.
+                (waiter.until, waiter.has_released) = (head, true);
+            }
+        }
         for waiter in self.waiters.extract_if(.., |waiter| waiter.until <= tail) {
             let result = Ok(tail - waiter.from);
-            self.voice.say(Outcome::Retired { ticket: waiter.ticket, result });
+            self.events.send(Event::Retired { ticket: waiter.ticket, result });
         }
     }
 
     fn sleep(&mut self) -> Step {
-        if self.retired > self.log.tail() && self.is_pressed() {
-            self.show_for_next();
-            return Step::Sleep { wake_at: u64::MAX, patience: Some(PRESSURE) };
-        }
-        self.show(self.retired);
         let (head, tail) = (self.log.head(), self.log.tail());
-        let patience = (head > tail).then_some(IDLE);
-        let has_to_retry = !self.unsettled.is_empty() || !self.unmended.is_empty();
-        let patience = if has_to_retry { Some(PAUSE_LEAST) } else { patience };
+        let is_in_use = head > tail || !self.kept.is_empty();
+        let timeout = match (self.unrepaired.is_empty(), is_in_use) {
+            (false, _) => Some(PAUSE_LEAST),
+            (true, true) => Some(QUIET),
+            (true, false) => None,
+        };
         let wake_at = self.policy.wake_at(tail, head, self.backlog.scanned());
         let wake_at = wake_at.min(self.allocator.wake_at(&self.log).unwrap_or(u64::MAX));
-        Step::Sleep { wake_at, patience }
+        Step::Sleep { wake_at, timeout }
     }
 }

@@ -16,9 +16,9 @@ use super::error::{LockError, LogError};
 use super::layout::RECORD_ALIGN_BYTES;
 use super::owner::{owner, process_of};
 use super::pool::NO_BOOT;
+use super::record::RecordKind;
 use super::table::{self, FileKey, FileRef, flag};
 use super::{Log, Scanner};
-use crate::pmem::Kind;
 use crate::sync::{Ordering, store_before_loads};
 
 impl Log {
@@ -110,12 +110,6 @@ impl Log {
         if bytes > 0 {
             let (region, at) = (self.pool.region(), self.pool.region_offset(from));
             region.allocate(at, bytes)?;
-            if region.kind() == Kind::Tmpfs {
-                // Its pages are cleared when they are first looked at: here, where nobody waits for it.
-                for page in (at..at + bytes).step_by(4096) {
-                    region.load_u64(page)?;
-                }
-            }
             self.control.allocated_bytes().store(from + bytes, Ordering::Release);
             self.control.announce_room();
         }
@@ -126,6 +120,11 @@ impl Log {
     pub fn stop_allocating(&self) {
         self.control.lap_bytes().store(self.allocated_bytes(), Ordering::Release);
         self.control.announce_room();
+    }
+
+    /// The ring has no more space than it had when [`stop_allocating`](Self::stop_allocating) was called.
+    pub fn is_space_limited(&self) -> bool {
+        self.control.lap_bytes().load(Ordering::Acquire) < self.pool.ring_bytes()
     }
 
     /// Sleeps until the head reaches `position`, or [`wake_cleaner`](Self::wake_cleaner) was called after
@@ -267,6 +266,27 @@ impl Log {
     /// The id that records name the file by, 0 if it has none yet.
     pub fn id_of(&self, file: FileRef) -> u64 {
         table::entry(&self.control, file.index).id().load(Ordering::Acquire)
+    }
+
+    /// The payload of the file's last definition, if that is not retired: see [`Definition::decode`].
+    ///
+    /// [`Definition::decode`]: super::Definition::decode
+    pub fn definition_of(&self, file: FileRef) -> Option<Vec<u8>> {
+        let entry = table::entry(&self.control, file.index);
+        let position = entry.defined_at().load(Ordering::Acquire);
+        if position < self.tail() || !self.is_current(file) {
+            return None;
+        }
+        let header = self.pool.read_header(position).ok()??;
+        let mut payload = vec![0; header.payload_bytes as usize];
+        self.pool.read_payload(&header, 0, &mut payload).ok()?;
+        (header.kind == RecordKind::Define).then_some(payload)
+    }
+
+    /// The entry is still that of the file it was made for.
+    pub(super) fn is_current(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        entry.generation().load(Ordering::SeqCst) == u64::from(file.generation)
     }
 
     /// Notes that a write-back of the file failed: its next sync will say so, and it is [to be written](Self::take_dropped) once more.

@@ -1,10 +1,10 @@
-//! Where pools of `tidegate run` lie, and where their supervisors are reached.
+//! Paths: of pools of `tidegate run`, and of what their supervisors share with programs.
 //!
 //! Invariant: every file and directory that this module hands out belongs to the effective user and is closed to all
-//! others; what somebody else put there is refused, never used. Replaying a log changes files by name: a pool
-//! that another user may write to would be a way to change ours.
+//! others; what another user put there is refused, never used. Replaying a log changes files: a pool that another
+//! user may write to would be a way to change ours.
 //!
-//! Map: [`default_pool`] (none given) · [`prepare_pool`] (make or check the file) · [`existing_log`] (check it) · [`Meeting`]
+//! Map: [`default_pool`] (none given) · [`prepare_pool`] (make or check the file) · [`existing_log`] (check it) · [`PoolPaths`]
 //! (control memory, socket and lock of a pool's supervisor).
 
 use std::fs::{DirBuilder, File, Metadata};
@@ -28,17 +28,23 @@ fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The pool of users who name none: on a DAX file system that they may write to, else in shared memory.
+/// The pool of users who name none: on a DAX file system that they may write to. Where there is none, in shared memory if
+/// `is_volatile`, whose contents a power cut destroys.
 ///
 /// # Errors
-/// The directory cannot be made, or is not the user's own.
-pub fn default_pool() -> Result<PathBuf> {
+/// There is no such file system, and the pool is not to be volatile; the directory cannot be made, or is not the user's own.
+pub fn default_pool(is_volatile: bool) -> Result<PathBuf> {
     let mounts = std::fs::read("/proc/mounts").unwrap_or_default();
     let writable = |mount: &PathBuf| rustix::fs::access(mount, Access::WRITE_OK).is_ok();
     let dax = dax_mounts(&mounts).into_iter().find(writable);
     let directory = match dax {
         Some(mount) => mount.join(format!(".tidegate-{}", user())),
-        None => shared_directory(),
+        None if is_volatile => shared_directory(),
+        None => bail!(
+            "there is no persistent memory here that user {} may write to (a DAX file system); name a pool on some by --pool, or \
+             take --volatile, a pool in ordinary memory: kill -9 loses nothing then, a power cut loses what programs synced",
+            user()
+        ),
     };
     own_directory(&directory)?;
     Ok(directory.join("default.pool"))
@@ -134,13 +140,13 @@ enum Origin {
 
 impl PoolFile {
     /// The pool could not be used: what was done to have its file is undone, so that the next try may make one of another size.
-    pub fn undo(&self, meeting: &Meeting) {
+    pub fn undo(&self, paths: &PoolPaths) {
         if self.origin == Origin::Found {
             return;
         }
         // Best effort: the error that matters is on its way to the caller.
-        if let Ok(lock) = meeting.lock()
-            && !meeting.is_in_use()
+        if let Ok(lock) = paths.lock()
+            && !paths.is_in_use()
         {
             let _ = match self.origin {
                 Origin::Lengthened => set_len(&self.path, 0),
@@ -177,7 +183,7 @@ fn lengthen_empty(path: &Path, size: Size) -> Result<bool> {
         return Ok(false);
     }
     // Another one may be about to do the same, with another size.
-    let _lock = Meeting::of_pool(path)?.lock()?;
+    let _lock = PoolPaths::of_pool(path)?.lock()?;
     let is_empty = is_empty(path);
     if is_empty {
         set_len(path, size.bytes)?;
@@ -217,7 +223,7 @@ fn is_blank(path: &Path) -> Result<bool> {
     }
 }
 
-/// Checks the log pool at `path`, which must exist, for who makes none; hands back its absolute path.
+/// Checks the log pool at `path`, which must exist; hands back its absolute path.
 ///
 /// # Errors
 /// It is not there, no log pool, or not the user's own.
@@ -266,14 +272,14 @@ pub(crate) fn existing_pool(path: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Where the processes that use one pool meet: the same for every path to the pool.
+/// The paths of what processes share that use one pool: equal for every path to the pool.
 #[derive(Debug, Clone)]
-pub struct Meeting {
+pub struct PoolPaths {
     stem: PathBuf,
 }
 
-impl Meeting {
-    /// The meeting place of the pool at `path`, which must exist.
+impl PoolPaths {
+    /// Those of the pool at `path`, which must exist.
     ///
     /// # Errors
     /// The pool cannot be inspected; the directory for it cannot be made or is not the user's own.
@@ -308,12 +314,12 @@ impl Meeting {
             rustix::fs::flock(&file, FlockOperation::LockExclusive)
                 .with_context(|| format!("cannot lock {}", self.named(".lock").display()))?;
             if self.is_lock_file(&file) {
-                return Ok(Lock { _file: file, meeting: self.clone() });
+                return Ok(Lock { _file: file, paths: self.clone() });
             }
         }
     }
 
-    /// The same without waiting: none if another process is about it.
+    /// As [`lock`](Self::lock), without waiting: none if another process has the lock.
     ///
     /// # Errors
     /// The lock file cannot be made.
@@ -321,15 +327,15 @@ impl Meeting {
         let file = self.lock_file()?;
         let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
         let locked = locked.is_ok() && self.is_lock_file(&file);
-        Ok(locked.then(|| Lock { _file: file, meeting: self.clone() }))
+        Ok(locked.then(|| Lock { _file: file, paths: self.clone() }))
     }
 
-    /// Somebody meets here, or has died here.
+    /// A supervisor uses the pool, or has died.
     fn is_in_use(&self) -> bool {
         self.socket().exists() || self.control().exists()
     }
 
-    /// Nobody has removed it since it was opened: a lock on what has no name any more keeps nobody out.
+    /// It was not removed since it was opened: a lock on a file without a name keeps no process out.
     fn is_lock_file(&self, file: &File) -> bool {
         let number = |found: &Metadata| (found.dev(), found.ino());
         let (Ok(opened), Ok(named)) = (file.metadata(), self.named(".lock").symlink_metadata())
@@ -353,19 +359,19 @@ impl Meeting {
     }
 }
 
-/// Others are kept out until this is dropped.
+/// Other processes are kept out until this is dropped.
 #[derive(Debug)]
 pub struct Lock {
-    /// Closed after the drop below: until then nobody else comes to the check of [`Meeting::is_lock_file`].
+    /// Closed after the drop below: until then no other process comes to the check of [`PoolPaths::is_lock_file`].
     _file: File,
-    meeting: Meeting,
+    paths: PoolPaths,
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        if !self.meeting.is_in_use() {
-            // Nobody is left to meet. Where it cannot be removed, it waits for the next.
-            let _ = std::fs::remove_file(self.meeting.named(".lock"));
+        if !self.paths.is_in_use() {
+            // No process uses the pool. Where the file cannot be removed, the next one uses it.
+            let _ = std::fs::remove_file(self.paths.named(".lock"));
         }
     }
 }
@@ -402,10 +408,10 @@ mod tests {
         // The size of an existing pool stays.
         let found = prepare_pool(&path, Size { bytes: 1 << 20 }).unwrap();
         assert_eq!(found.path.metadata().unwrap().len(), 1 << 30);
-        let meeting = Meeting::of_pool(&path).unwrap();
-        found.undo(&meeting);
+        let paths = PoolPaths::of_pool(&path).unwrap();
+        found.undo(&paths);
         assert!(path.exists(), "it was there before");
-        made.undo(&meeting);
+        made.undo(&paths);
         assert!(!path.exists());
     }
 
@@ -422,12 +428,12 @@ mod tests {
     }
 
     #[test]
-    fn all_paths_to_a_pool_meet_in_one_place() {
+    fn all_paths_to_a_pool_lead_to_one_supervisor() {
         let directory = tempfile::tempdir().unwrap();
         let (path, link) = (directory.path().join("pool"), directory.path().join("link"));
         prepare_pool(&path, Size { bytes: 4096 }).unwrap();
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        let (one, two) = (Meeting::of_pool(&path).unwrap(), Meeting::of_pool(&link).unwrap());
+        let (one, two) = (PoolPaths::of_pool(&path).unwrap(), PoolPaths::of_pool(&link).unwrap());
         assert_eq!(one.control(), two.control());
         let held = one.lock().unwrap();
         assert!(two.try_lock().unwrap().is_none());
