@@ -84,6 +84,8 @@ fn give_all(log: &Arc<Log>) -> io::Result<JoinHandle<Result<(), String>>> {
     let log = Arc::clone(log);
     let give_all = move || {
         let given = give(&log, log.pool().ring_bytes());
+        // Failed memory is for the writer to find that stores there.
+        let _ = log.clear_pages();
         // The cleaner tells what has failed.
         log.wake_cleaner();
         given

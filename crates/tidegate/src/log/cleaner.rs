@@ -19,6 +19,7 @@ use super::pool::NO_BOOT;
 use super::record::RecordKind;
 use super::table::{self, FileKey, FileRef, flag};
 use super::{Log, Scanner};
+use crate::pmem::Kind;
 use crate::sync::{Ordering, store_before_loads};
 
 impl Log {
@@ -114,6 +115,25 @@ impl Log {
             self.control.announce_room();
         }
         Ok(ring_bytes - from - bytes)
+    }
+
+    /// Has the kernel clear the pages of the ring from the head to the end of its space, which it does when they are first looked
+    /// at: of a tmpfs, where a writer would wait for it else.
+    ///
+    /// # Errors
+    /// [`LogError::Pmem`].
+    pub fn clear_pages(&self) -> Result<(), LogError> {
+        let region = self.pool.region();
+        if region.kind() != Kind::Tmpfs {
+            return Ok(());
+        }
+        let start = self.pool.region_offset(0);
+        let from = self.control.head().load(Ordering::Relaxed) % self.pool.ring_bytes();
+        for page in (start + from..start + self.allocated_bytes()).step_by(4096) {
+            // Loads are of whole words.
+            region.load_u64(page - page % 4096)?;
+        }
+        Ok(())
     }
 
     /// There is no more space for the ring than it has: records go on in that. The largest ones are refused, then.
