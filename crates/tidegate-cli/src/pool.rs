@@ -9,7 +9,7 @@ use tidegate::btt::Btt;
 use tidegate::device::BlockDevice;
 use tidegate::log::LogPool;
 use tidegate::log::device::{LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
-use tidegate::pmem::{Domain, Kind, Region, RegionOptions};
+use tidegate::pmem::{Region, RegionOptions};
 use tidegate::pool::{Content, PoolKind, identify};
 use tidegate::raw::RawDevice;
 
@@ -178,24 +178,4 @@ fn refused(error: LogDeviceError, args: &ServeArgs) -> anyhow::Error {
         _ => "",
     };
     anyhow!(error).context(format!("cannot serve {}{hint}", args.pool.display()))
-}
-
-/// What a power cut means for acknowledged writes on `region`, in words.
-pub(crate) fn power_cut(region: &Region) -> &'static str {
-    match (region.kind(), region.domain()) {
-        (_, Domain::Volatile) | (Kind::Anonymous, _) => {
-            "NOTHING SURVIVES: for tests and trials only"
-        }
-        (Kind::Tmpfs, _) => "the whole pool is lost (tmpfs); a killed process loses nothing",
-        (Kind::File, Domain::Adr | Domain::Eadr) => {
-            "what the page cache holds is lost; a killed process loses nothing (this file calls for --domain msync)"
-        }
-        (Kind::File, Domain::Msync) => {
-            "acknowledged writes survive, if the disk keeps what was synced to it"
-        }
-        (Kind::Fsdax | Kind::Devdax, Domain::Eadr) => {
-            "acknowledged writes survive, if the platform flushes its CPU caches then"
-        }
-        (Kind::Fsdax | Kind::Devdax, Domain::Adr | Domain::Msync) => "acknowledged writes survive",
-    }
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tidegate::log::recover::identity_of;
+use tidegate::log::recover::{file_system_id, handle_of, identity_of};
 use tidegate::log::{AppendError, Definition, FileKey, Log};
 use tidegate::pmem::{Region, RegionOptions};
 
@@ -85,21 +85,33 @@ fn append_all(log: &Log, file: &File, path: &Path, blocks: u64) -> Result<u64> {
     let found = file.metadata().map_err(BenchError::os("inspect", path))?;
     let identity = identity_of(file).map_err(BenchError::os("tell the identity of", path))?;
     let (device, inode) = (found.dev(), found.ino());
-    let (mode, uid, gid) = (found.mode(), found.uid(), found.gid());
+    let handle = handle_of(file).map_err(BenchError::os("tell the handle of", path))?;
     let named = path.as_os_str().as_bytes();
-    let definition =
-        Definition { identity, device, inode, mode, uid, gid, born: false, path: named };
+    let definition = Definition {
+        identity,
+        // Where the file system tells none, recovery finds the file by its path.
+        file_system: file_system_id(file).unwrap_or_default(),
+        handle,
+        starts: true,
+        covered: false,
+        size_bytes: found.len(),
+        device,
+        inode,
+        path: named,
+    };
     let entry = log.entry_for(&FileKey { device, inode, identity }).map_err(of_log)?;
     let guard = log.lock(entry).map_err(of_log)?;
     let mut ticket = guard.begin().map_err(of_log)?;
     ticket.define(&definition).map_err(of_log)?;
+    let covered = Definition { starts: false, covered: true, ..definition };
+    ticket.define(&covered).map_err(of_log)?;
     // Odd, so that it shares no factor with a power of two.
     let stride = (blocks / 1000 * 618) | 1;
     let mut data = [0xa5; BLOCK];
     for written in 0..blocks {
         data[..8].copy_from_slice(&written.to_le_bytes());
         let block = written.wrapping_mul(stride) % blocks;
-        match ticket.write(block * BLOCK_BYTES, &[IoSlice::new(&data)]) {
+        match ticket.write(block * BLOCK_BYTES, &[IoSlice::new(&data)], false) {
             Ok(_) => {}
             Err(AppendError::Full) => return Ok(written),
             Err(error) => return Err(of_log(error)),

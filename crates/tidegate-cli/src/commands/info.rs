@@ -128,7 +128,7 @@ pub(crate) fn describe<'a>(region: &Arc<Region>, path: &'a Path) -> Result<Info<
         blocks: blocks.map(|(_, number)| number),
         pool_bytes: region.len_bytes(),
         domain: region.domain(),
-        power_cut: pool::power_cut(region),
+        power_cut: region.power_cut(),
         header,
         dram: None,
     })

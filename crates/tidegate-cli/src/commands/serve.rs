@@ -129,7 +129,7 @@ fn announce(
     field("size", Size { bytes: geometry.size_bytes() })?;
     field("blocks", format_args!("{} of {} bytes", geometry.blocks, geometry.block_bytes))?;
     field("domain", pool.region.domain())?;
-    field("power cut", pool::power_cut(&pool.region))?;
+    field("power cut", pool.region.power_cut())?;
     field("media", pool.region.media())?;
     if let Some(backing) = &args.backing {
         field("backing", backing)?;

@@ -5,14 +5,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use tidegate_run::{
+    Asked, PoolPaths, Reply, Request, Statistics, ask, ask_at, existing_log, log_in_use,
+};
 
 use crate::args::StatArgs;
-use crate::output::json;
-use crate::run::opening::log_in_use;
-use crate::run::place::{Meeting, existing_log};
-use crate::run::session::{Asked, ask, ask_at};
-use crate::run::socket::{Reply, Request};
-use crate::run::stats::Statistics;
+use crate::output::{Terminal, field, json};
 
 /// Runs the command.
 ///
@@ -24,13 +22,13 @@ pub(crate) fn run(args: &StatArgs) -> Result<ExitCode> {
     if args.json {
         json(&statistics)?;
     } else {
-        statistics.print()?;
+        statistics.status_lines().into_iter().try_for_each(|(label, value)| field(label, value))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn of_socket(socket: &Path) -> Result<Statistics> {
-    match ask(socket, Request::Stat)? {
+    match ask(socket, &Request::Stat, &Terminal::new(false))? {
         Some(Reply::Statistics(statistics)) => Ok(*statistics),
         Some(_) => bail!("{}: no supervisor of a log pool listens there", socket.display()),
         None => bail!("{}: nobody listens there", socket.display()),
@@ -39,8 +37,8 @@ fn of_socket(socket: &Path) -> Result<Statistics> {
 
 fn of_pool(path: &Path) -> Result<Statistics> {
     let pool = existing_log(path)?;
-    let meeting = Meeting::of_pool(&pool)?;
-    match ask_at(&meeting, Request::Stat)? {
+    let paths = PoolPaths::of_pool(&pool)?;
+    match ask_at(&paths, &Request::Stat, &Terminal::new(false))? {
         Asked::Reply(Reply::Statistics(statistics)) => Ok(*statistics),
         Asked::Reply(_) => {
             bail!("{}: its supervisor gave an answer of another kind", path.display())

@@ -59,7 +59,12 @@ impl Runner<'_> {
         if let Self::Run(pool) = self {
             preload_library();
             // Else the files that short workloads sync once or twice stay plain.
-            command.env("TIDEGATE_COVER_AFTER", "1").arg(tidegate).args(["run", "--size=64M", "--pool"]).arg(pool).arg("--");
+            command
+                .env("TIDEGATE_COVER_AFTER", "1")
+                .arg(tidegate)
+                .args(["run", "--size=64M", "--pool"])
+                .arg(pool)
+                .arg("--");
         }
         command.arg(program);
     }

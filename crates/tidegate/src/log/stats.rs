@@ -43,6 +43,18 @@ pub enum Counter {
     SyncsPending = 14,
     /// Files that have left the log.
     Leaves = 15,
+    /// Real syncs of files that no sync has admitted yet.
+    SyncsNotYet = 16,
+    /// Real syncs of files that are pinned to the kernel path: mapped, written by `io_uring`, and the like.
+    SyncsPinned = 17,
+    /// Real syncs of files on file systems whose files are never covered.
+    SyncsUnsupported = 18,
+    /// Real syncs while a process ran that cannot be watched.
+    SyncsSuspended = 19,
+    /// Real syncs by which files left the log since logging them cost more than syncing them.
+    SyncsByGain = 20,
+    /// Real syncs of files that could not be admitted: no descriptor kept, no space in the log.
+    SyncsRefused = 21,
 }
 
 const COUNTERS: u64 = 32;

@@ -175,6 +175,9 @@ impl Log {
     /// The supervisor holds a descriptor of the file from now on, or does not any more. It is to be
     /// closed only where the file's story has ended, under the file's lock.
     pub fn note_kept(&self, file: FileRef, is_kept: bool) {
+        if !self.is_current(file) {
+            return;
+        }
         let entry = table::entry(&self.control, file.index);
         if is_kept {
             entry.flags().fetch_or(flag::KEPT, Ordering::SeqCst);
@@ -182,6 +185,13 @@ impl Log {
         } else {
             entry.flags().fetch_and(!flag::KEPT, Ordering::SeqCst);
         }
+    }
+
+    /// The files of which the supervisor holds a descriptor, or one that died did.
+    pub fn kept_files(&self) -> Vec<FileRef> {
+        let kept = table::all(&self.control)
+            .filter(|(_, entry)| entry.flags().load(Ordering::SeqCst) & flag::KEPT != 0);
+        kept.map(|(file, _)| file).collect()
     }
 
     /// The supervisor holds a descriptor of the file.

@@ -38,7 +38,7 @@ pub struct FileKey {
 }
 
 /// A file's entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileRef {
     pub(super) index: u32,
     pub(super) generation: u32,

@@ -180,6 +180,28 @@ impl Region {
         self.mapping.kind()
     }
 
+    /// What a power cut means for acknowledged writes, in words for people.
+    pub fn power_cut(&self) -> &'static str {
+        match (self.kind(), self.domain()) {
+            (_, Domain::Volatile) | (Kind::Anonymous, _) => {
+                "NOTHING SURVIVES: for tests and trials only"
+            }
+            (Kind::Tmpfs, _) => "the whole pool is lost (tmpfs); a killed process loses nothing",
+            (Kind::File, Domain::Adr | Domain::Eadr) => {
+                "what the page cache holds is lost; a killed process loses nothing (this file calls for --domain msync)"
+            }
+            (Kind::File, Domain::Msync) => {
+                "acknowledged writes survive, if the disk keeps what was synced to it"
+            }
+            (Kind::Fsdax | Kind::Devdax, Domain::Eadr) => {
+                "acknowledged writes survive, if the platform flushes its CPU caches then"
+            }
+            (Kind::Fsdax | Kind::Devdax, Domain::Adr | Domain::Msync) => {
+                "acknowledged writes survive"
+            }
+        }
+    }
+
     /// The region refuses stores.
     pub fn read_only(&self) -> bool {
         self.read_only

@@ -15,7 +15,7 @@ use super::handle::{data_ranges, file_system_id, identity_of, open_by_handle, wr
 use super::plan::FilePlan;
 use super::ranges::Ranges;
 use super::writing::start_writing;
-use crate::log::FileSystemId;
+use crate::log::{FileHandle, FileSystemId};
 
 /// Zeroes are written in pieces of this size where they cannot be made otherwise.
 const ZEROES_BYTES: u64 = 1 << 20;
@@ -47,16 +47,37 @@ impl LocalFiles {
         Ok(Self { mounts: mounts.collect() })
     }
 
-    /// The file systems with the UUID that `file` was on, each by one of its mounts. Where several have
-    /// it, as copies of a disk do, the one that has the device number, too.
-    fn mounts_of(&self, file: &FilePlan) -> Vec<&Mounted> {
+    /// Opens the file with this handle on the file system `id`, which had the number `device`; none,
+    /// where it was removed.
+    ///
+    /// # Errors
+    /// `NotFound`: one file system of this UUID, and no other, is not mounted. Others as for
+    /// [`open_by_handle`].
+    pub fn find(
+        &self,
+        (id, device): (&FileSystemId, u64),
+        handle: &FileHandle,
+        flags: OFlags,
+    ) -> io::Result<Option<File>> {
+        let [mount] = self.mounts_of(id, device)[..] else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        match open_by_handle(&mount.root, handle, flags) {
+            Err(error) if is_gone(&error) => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
+    /// The file systems with this UUID, each by one of its mounts. Where several have it, as copies of a
+    /// disk do, the one that has the device number, too.
+    fn mounts_of(&self, id: &FileSystemId, device: u64) -> Vec<&Mounted> {
         let mut found: Vec<&Mounted> = Vec::new();
-        for mount in self.mounts.iter().filter(|mount| mount.id == file.file_system) {
+        for mount in self.mounts.iter().filter(|mount| mount.id == *id) {
             if found.iter().all(|known| known.device != mount.device) {
                 found.push(mount);
             }
         }
-        let is_former = |mount: &&Mounted| mount.device == file.device;
+        let is_former = |mount: &&Mounted| mount.device == device;
         match found.iter().copied().find(is_former) {
             Some(former) => vec![former],
             None => found,
@@ -97,7 +118,7 @@ impl FileSystem for LocalFiles {
     type File = File;
 
     fn open(&self, file: &FilePlan) -> Result<Option<File>, Failure> {
-        let mounts = self.mounts_of(file);
+        let mounts = self.mounts_of(&file.file_system, file.device);
         match mounts[..] {
             [mount] => match open_by_handle(&mount.root, &file.handle, OFlags::RDWR) {
                 Ok(opened) => return Ok(Some(opened)),
