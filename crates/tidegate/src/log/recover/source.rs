@@ -9,8 +9,7 @@ use crate::log::layout::{DefinitionBytes, HANDLE_BYTES_MAX, PATH_BYTES_MAX};
 use crate::log::{Header, LogError, LogPool, NO_BOOT, RecordKind, Scanner};
 
 /// The longest payload that a plan needs: a definition's.
-const PLANNED_BYTES_MAX: usize =
-    size_of::<DefinitionBytes>() + HANDLE_BYTES_MAX + PATH_BYTES_MAX;
+const PLANNED_BYTES_MAX: usize = size_of::<DefinitionBytes>() + HANDLE_BYTES_MAX + PATH_BYTES_MAX;
 /// Records whose payloads are checked in one go.
 const CHUNK: usize = 1024;
 /// Threads that check payloads at most.
