@@ -15,8 +15,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::FlockOperation;
-use tidegate::log::recover::{LocalFiles, Outcome, Progress, Recovered, plan_pool, recover_pool};
-use tidegate::log::{CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, Scanner};
+use tidegate::log::recover::{
+    ApplyOptions, LocalFiles, Outcome, Progress, Recovered, plan_pool, recover_pool,
+};
+use tidegate::log::{
+    CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, NO_BOOT, Scanner,
+};
 use tidegate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
 use tidegate::pool::{Content, PoolKind, identify};
 
@@ -191,13 +195,29 @@ fn boot_id() -> Result<[u8; 16]> {
     Ok(boot.into_bytes())
 }
 
+/// When the machine was started, in nanoseconds since 1970, if that was after the log was written.
+fn booted_since(pool: &LogPool) -> Result<Option<i128>> {
+    match pool.session()? {
+        Some(boot) if boot != NO_BOOT && boot != boot_id()? => {}
+        _ => return Ok(None),
+    }
+    let text = std::fs::read_to_string("/proc/stat");
+    let text = text.context("cannot tell when the machine was started")?;
+    let seconds = text.lines().find_map(|line| line.strip_prefix("btime ")?.parse::<i128>().ok());
+    let seconds = seconds.context("the kernel's time of the boot makes no sense")?;
+    Ok(Some(seconds * 1_000_000_000))
+}
+
 /// Brings what the log has into the files: what was done, if there was something to do.
 ///
 /// # Errors
 /// Something cannot be brought there; the log still has it.
 fn recover(pool: &LogPool, progress: &(dyn Fn(Progress) + Sync)) -> Result<Option<String>> {
+    let files = LocalFiles::new().context("cannot read the list of mounts")?;
+    let booted_ns = booted_since(pool)?;
+    let options = ApplyOptions { workers: WORKERS, booted_ns, salvage: false };
     let Some(Recovered { outcome, unreadable_bytes }) =
-        recover_pool(pool, &LocalFiles, WORKERS, progress)?
+        recover_pool(pool, &files, options, progress)?
     else {
         return Ok(None);
     };
@@ -244,8 +264,8 @@ fn describe(outcome: &Outcome) -> String {
         }
     };
     format!(
-        "{written} written to {} files ({} made again), {} names given, {} removed{odd}",
-        outcome.files_written, outcome.files_created, outcome.names_placed, outcome.names_removed
+        "{written} written to {} files, {} more are gone{odd}",
+        outcome.files_written, outcome.files_gone
     )
 }
 
@@ -258,7 +278,7 @@ pub(crate) fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Res
     let (plan, unreadable_bytes) = plan_pool(&pool)?;
     let has_some = !plan.is_empty() || unreadable_bytes > 0;
     if has_some {
-        let records: u64 = plan.files().iter().map(|file| file.records).sum();
+        let records: u64 = plan.files().iter().map(|file| file.steps.len() as u64).sum();
         let (files, size) = (plan.files().len(), Size { bytes: plan.data_bytes() });
         let lost = lost(unreadable_bytes);
         tell(&format!("{records} records about {files} files, with {size} of data{lost}"))?;
