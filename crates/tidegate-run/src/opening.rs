@@ -18,7 +18,9 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use tidegate::log::recover::{
     ApplyOptions, LocalFiles, Outcome, Progress, Recovered, plan_pool, recover_pool,
 };
-use tidegate::log::{CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, Scanner};
+use tidegate::log::{
+    CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, NO_BOOT, Scanner,
+};
 use tidegate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
 use tidegate::pool::{Content, PoolKind, identify};
 
@@ -223,8 +225,10 @@ fn recover(
     options: RecoverOptions,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Option<String>> {
-    let is_same_boot = is_same_boot || options.replay || is_of_this_boot(pool)?;
-    let booted_ns = (!is_same_boot).then(booted_ns);
+    // An interrupted recovery has changed files since the boot by itself, and left no boot.
+    let is_older = matches!(pool.session()?, Some(boot) if boot != NO_BOOT && boot != boot_id()?);
+    let is_older = is_older && !is_same_boot && !options.replay;
+    let booted_ns = is_older.then(booted_ns);
     let options = ApplyOptions { workers: WORKERS, booted_ns, salvage: options.salvage };
     let files = LocalFiles::new().context("cannot read the list of mounts")?;
     let Some(Recovered { outcome, unreadable_bytes }) =

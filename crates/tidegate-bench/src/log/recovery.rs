@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tidegate::log::recover::{file_system_id, handle_of, identity_of};
-use tidegate::log::{AppendError, Definition, FileKey, Log};
+use tidegate::log::{AppendError, CoverState, Definition, FileKey, Log};
 use tidegate::pmem::{Region, RegionOptions};
 
 use super::append::{new_log, of_log};
@@ -85,26 +85,24 @@ fn append_all(log: &Log, file: &File, path: &Path, blocks: u64) -> Result<u64> {
     let found = file.metadata().map_err(BenchError::os("inspect", path))?;
     let identity = identity_of(file).map_err(BenchError::os("tell the identity of", path))?;
     let (device, inode) = (found.dev(), found.ino());
-    let handle = handle_of(file).map_err(BenchError::os("tell the handle of", path))?;
-    let named = path.as_os_str().as_bytes();
     let definition = Definition {
         identity,
-        // Where the file system tells none, recovery finds the file by its path.
         file_system: file_system_id(file).unwrap_or_default(),
-        handle,
-        starts: true,
+        handle: handle_of(file).map_err(BenchError::os("tell the handle of", path))?,
         covered: false,
-        size_bytes: found.len(),
+        starts: true,
+        size_bytes: 0,
         device,
         inode,
-        path: named,
+        path: path.as_os_str().as_bytes(),
     };
     let entry = log.entry_for(&FileKey { device, inode, identity }).map_err(of_log)?;
     let guard = log.lock(entry).map_err(of_log)?;
+    guard.begin_story(&definition).map_err(of_log)?;
+    let (unlogged, synced_from, size) = (guard.unlogged(), log.head(), found.len());
+    let state = CoverState { unlogged, synced_from, size, is_dense: true };
+    guard.cover(&state, &definition).map_err(of_log)?;
     let mut ticket = guard.begin().map_err(of_log)?;
-    ticket.define(&definition).map_err(of_log)?;
-    let covered = Definition { starts: false, covered: true, ..definition };
-    ticket.define(&covered).map_err(of_log)?;
     // Odd, so that it shares no factor with a power of two.
     let stride = (blocks / 1000 * 618) | 1;
     let mut data = [0xa5; BLOCK];

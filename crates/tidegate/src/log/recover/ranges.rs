@@ -24,7 +24,8 @@ impl Ranges {
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let from = self.0.partition_point(|it| it.end <= range.start);
         let overlapping = self.0[from..].iter().take_while(move |it| it.start < range.end);
-        overlapping.map(move |it| it.start.max(range.start)..it.end.min(range.end))
+        let parts = overlapping.map(move |it| it.start.max(range.start)..it.end.min(range.end));
+        parts.filter(|part| !part.is_empty())
     }
 
     /// All bytes of `range` are in the set.
@@ -57,6 +58,7 @@ mod tests {
     fn what_touches_is_joined() {
         let ranges: Ranges = [4..6, 0..2, 2..4, 8..9].into_iter().collect();
         assert_eq!(ranges, Ranges(vec![0..6, 8..9]));
+        assert_eq!(ranges.within(1..1).count(), 0);
         assert!(ranges.contain(1..6) && !ranges.contain(5..7) && ranges.contain(7..7));
     }
 

@@ -58,20 +58,35 @@ pub fn replay(file: &FilePlan, disk: &Disk) -> Target {
     let (written, extents) = (disk.written.clone(), ExtentMap::default());
     let mut replay =
         Replay { disk_bytes: size_bytes, size_bytes, free_bytes: size_bytes, written, extents };
-    for step in &file.steps {
+    let sizes_to_come = sizes_to_come(file);
+    for (step, size_to_come) in file.steps.iter().zip(sizes_to_come) {
         match step.operation {
             Operation::SetSize(size_bytes) => replay.set_size(size_bytes),
             Operation::Write { offset, len, data, grows } => {
                 let extent =
                     Extent { start: offset, end: offset + len, content: Content::Log(data) };
                 let is_promised = !grows || step.position < file.marked_until;
-                replay.write(extent, is_promised);
+                replay.write(extent, is_promised, size_to_come);
             }
         }
     }
     let Replay { size_bytes, mut extents, .. } = replay;
     extents.cut(size_bytes);
     Target { size_bytes, extents: extents.into_vec() }
+}
+
+/// For each step the largest size that a step from there on sets, 0 if none does.
+fn sizes_to_come(file: &FilePlan) -> Vec<u64> {
+    let mut largest = 0;
+    let backwards = file.steps.iter().rev().map(|step| {
+        if let Operation::SetSize(size_bytes) = step.operation {
+            largest = largest.max(size_bytes);
+        }
+        largest
+    });
+    let mut sizes: Vec<u64> = backwards.collect();
+    sizes.reverse();
+    sizes
 }
 
 impl Replay {
@@ -85,12 +100,13 @@ impl Replay {
         self.free_bytes = self.free_bytes.max(size_bytes);
     }
 
-    fn write(&mut self, extent: Extent, is_promised: bool) {
+    fn write(&mut self, extent: Extent, is_promised: bool, size_to_come: u64) {
         if is_promised {
             self.written.insert(extent.start..extent.end);
             self.free_bytes = self.free_bytes.max(extent.end);
         }
-        let end = extent.end.min(self.free_bytes);
+        // A later size shows the rest of a page, which the kernel writes whole or not at all.
+        let end = extent.end.min(self.free_bytes.max(size_to_come));
         for part in self.written.within(extent.start..end.max(extent.start)) {
             self.size_bytes = self.size_bytes.max(part.end);
             self.extents.insert(extent.part(part));
@@ -177,6 +193,13 @@ mod tests {
         assert_eq!(replay(&longer, &disk(100)), target(200, &[]));
         let shorter = file_of(&[write(0, 100, 1000, false), Operation::SetSize(30)], 0);
         assert_eq!(replay(&shorter, &disk(100)), target(30, &[log(0, 30, 1000)]));
+    }
+
+    #[test]
+    fn a_page_that_a_later_size_shows_is_written_whole_or_not_at_all() {
+        let page = Disk { size_bytes: 185, written: Ranges::from(0..192) };
+        let file = file_of(&[write(175, 42, 1000, true), Operation::SetSize(228)], 0);
+        assert_eq!(replay(&file, &page), target(228, &[log(175, 192, 1000)]));
     }
 
     #[test]

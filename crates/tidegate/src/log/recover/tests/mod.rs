@@ -1,6 +1,7 @@
 //! Recovery against models, on files in memory and on those of this machine.
 
 mod planning;
+mod pool;
 
 use super::plan::{FilePlan, Operation, Step};
 use crate::log::FileHandle;
