@@ -28,7 +28,7 @@ use std::time::Duration;
 use tidegate::log::{self, Log};
 
 use crate::glob::Filter;
-use crate::{descriptors, exec, next, signals, stdio, supervisor, unseen};
+use crate::{descriptors, exec, next, raw, signals, stdio, supervisor, unseen};
 
 /// The sync of a descriptor that covers its file: with the first one it is not known that there will be
 /// others, and most files are synced once.
@@ -205,9 +205,8 @@ fn kept(name: &str) -> Option<&'static OsStr> {
 
 /// Threads of this process that hold a lock of the log.
 static HOLDERS: AtomicU32 = AtomicU32::new(0);
-/// How long [`give_up`] waits for those, in steps.
-const HOLDERS_TRIES: u32 = 1000;
-const HOLDERS_PAUSE: Duration = Duration::from_millis(1);
+/// How long [`give_up`] waits for each of those.
+const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// While this lives, the log's memory stays mapped: to be taken before a lock in it.
 pub(crate) struct Holding(());
@@ -218,20 +217,23 @@ impl Holding {
     pub(crate) fn new() -> Option<Self> {
         HOLDERS.fetch_add(1, Ordering::SeqCst);
         let holding = Self(());
-        (!GIVEN_UP.load(Ordering::SeqCst)).then_some(holding)
+        (!has_given_up()).then_some(holding)
     }
 }
 
 impl Drop for Holding {
     #[inline]
     fn drop(&mut self) {
-        HOLDERS.fetch_sub(1, Ordering::Release);
+        HOLDERS.fetch_sub(1, Ordering::SeqCst);
+        if has_given_up() {
+            raw::wake(&HOLDERS);
+        }
     }
 }
 
 /// The log was given up.
 pub(crate) fn has_given_up() -> bool {
-    GIVEN_UP.load(Ordering::Relaxed)
+    GIVEN_UP.load(Ordering::SeqCst)
 }
 
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
@@ -246,11 +248,11 @@ pub(crate) fn give_up() {
     let at = ATTACHED.swap(ptr::null_mut(), Ordering::SeqCst);
     // SAFETY: null, or what `attach` has leaked.
     let Some(attached) = (unsafe { at.as_ref() }) else { return };
-    for _ in 0..HOLDERS_TRIES {
-        if HOLDERS.load(Ordering::SeqCst) == 0 {
+    loop {
+        let holders = HOLDERS.load(Ordering::SeqCst);
+        if holders == 0 || !raw::wait(&HOLDERS, holders, HOLDER_TIMEOUT) {
             break;
         }
-        std::thread::sleep(HOLDERS_PAUSE);
     }
     // Where the kernel does not do it, the memory stays mapped, but no hook uses it.
     let _ = attached.log.abandon();

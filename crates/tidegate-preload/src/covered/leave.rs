@@ -179,7 +179,7 @@ pub(crate) fn leave_numbers(log: &Log, device: u64, inode: u64, pins: bool) {
 }
 
 /// Ends the story of a file of which there is no descriptor, and calls `then` under its lock.
-pub(crate) fn leave_closed(log: &Log, file: FileRef, then: impl FnOnce(&FileGuard<'_>)) {
+pub(crate) fn leave_closed<'l>(log: &'l Log, file: FileRef, then: impl FnOnce(&FileGuard<'l>)) {
     let _signals = SignalsBlocked::new();
     let Some(_holding) = Holding::new() else { return };
     let Ok(guard) = log.lock_within(file, PIN_TIMEOUT) else {
