@@ -22,6 +22,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -41,7 +42,6 @@ struct Attached {
     cover_after: u32,
     every_write: bool,
     includes_tmpfs: bool,
-    socket: Option<&'static Path>,
 }
 
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
@@ -106,10 +106,12 @@ pub(crate) fn every_write() -> bool {
     attached().is_some_and(|attached| attached.every_write)
 }
 
-/// Where the supervisor listens.
+/// Where the supervisor listens: known also to a process that does not use the log.
 pub(crate) fn socket() -> Option<&'static Path> {
-    attached()?.socket
+    SOCKET.get().copied().flatten()
 }
+
+static SOCKET: OnceLock<Option<&'static Path>> = OnceLock::new();
 
 /// This process, as the kernel numbers it.
 #[inline]
@@ -166,16 +168,18 @@ extern "C" fn loaded() {
         return;
     }
     next::resolve();
-    let Some(attached) = attach() else { return };
-    if descriptors::make().is_err() {
-        return;
-    }
+    // SAFETY: a function that lives as long as the process.
+    unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    let _ = SOCKET.set(kept("TIDEGATE_SOCKET").map(Path::new));
+    let Some(attached) = attach().filter(|_| descriptors::make().is_ok()) else {
+        // It has lost the right to use the log, and writes what others have in it.
+        GIVEN_UP.store(true, Ordering::SeqCst);
+        return supervisor::suspend(number());
+    };
     exec::remember();
     find_file_limit();
     signals::find_handlers();
     ATTACHED.store(Box::into_raw(Box::new(attached)), Ordering::Release);
-    // SAFETY: a function that lives as long as the process.
-    unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     supervisor::announce();
     stdio::note_standard();
 }
@@ -193,7 +197,6 @@ fn attach() -> Option<Attached> {
         every_write: is_set("TIDEGATE_EVERY_WRITE"),
         filter: Filter { include: lines("TIDEGATE_INCLUDE"), exclude: lines("TIDEGATE_EXCLUDE") },
         includes_tmpfs: is_set("TIDEGATE_INCLUDE_TMPFS"),
-        socket: kept("TIDEGATE_SOCKET").map(Path::new),
     })
 }
 

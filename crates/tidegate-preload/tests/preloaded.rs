@@ -51,7 +51,7 @@ impl World {
         let mut command = self.command(part);
         let (supervised, is_supervised) = std::sync::mpsc::channel();
         let status = std::thread::scope(|scope| {
-            scope.spawn(|| self.supervise(&stop, supervised));
+            scope.spawn(|| self.supervise(&stop, &supervised));
             is_supervised.recv().unwrap();
             let status = command.status();
             stop.store(true, Ordering::SeqCst);
@@ -81,7 +81,7 @@ impl World {
 
     /// Holds what is asked for, and retires what is to be retired: the files are on the disk as far as this
     /// test is concerned.
-    fn supervise(&self, stop: &AtomicBool, supervised: Sender<()>) {
+    fn supervise(&self, stop: &AtomicBool, supervised: &Sender<()>) {
         let _supervision = self.log.supervise(Duration::from_secs(1)).unwrap();
         supervised.send(()).unwrap();
         while !stop.load(Ordering::SeqCst) {
@@ -278,7 +278,9 @@ fn rights(directory: &Path) {
     let file = covered(directory, "file");
     assert!(has_log_mapped());
     // SAFETY: no pointers.
-    assert_eq!(unsafe { libc::setgid(libc::getegid()) }, 0, "that changes nothing");
+    let group = unsafe { libc::getegid() };
+    // SAFETY: no pointers.
+    assert_eq!(unsafe { libc::setgid(group) }, 0, "that changes nothing");
     assert!(has_log_mapped());
     // SAFETY: no pointers. A capability that this test does not need.
     unsafe { libc::prctl(libc::PR_CAPBSET_DROP, 30, 0, 0, 0) };
