@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate::log::{self, FileSystemId, FileSystemRef, Log};
 
-use crate::path::{self, LINK_BYTES};
+use crate::path::{self, Opened};
 use crate::process;
 use crate::raw::{self, Errno, words};
 
@@ -89,8 +89,15 @@ fn find_identity(log: &Log, fd: c_int, device: u64) -> Option<Identity> {
     // SAFETY: open for the time of this call.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
     let id = log::recover::file_system_id(file).ok()?;
-    let commits_in_order = kind == XFS || (kind == EXT && has_journal(device));
-    let reference = log.file_system(log::identity(&id, 0, b""), commits_in_order)?;
+    let journal = match kind {
+        XFS => Journal::InOrder,
+        EXT => journal_of(device),
+        _ => Journal::Unknown,
+    };
+    let reference = log.file_system(log::identity(&id, 0, b""), journal == Journal::InOrder)?;
+    if journal == Journal::Absent {
+        log.note_commits_alone(reference);
+    }
     Some(Identity { id, reference })
 }
 
@@ -130,19 +137,51 @@ fn note(mount: u64, holds_covered: bool) {
     }
 }
 
-/// Whether the ext4 file system on a device has a journal, which it has by default: the journal's
-/// directory is named after the device and the journal's inode, 8.
-fn has_journal(device: u64) -> bool {
+/// What a sync of one file commits of others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Journal {
+    /// All that was changed before.
+    InOrder,
+    /// Nothing.
+    Absent,
+    /// Not known: what is pending stays pending until all of the file system is synced.
+    Unknown,
+}
+
+/// The journal of the ext4 file system on a device.
+fn journal_of(device: u64) -> Journal {
     let mut name = Text::new(b"/sys/dev/block/");
     name.push_number(libc::major(device)).push(b":").push_number(libc::minor(device));
     let mut link = [0; Text::BYTES];
-    let Ok(target) = raw::readlink(name.as_c_str(), &mut link) else { return false };
+    let Ok(target) = raw::readlink(name.as_c_str(), &mut link) else { return Journal::Unknown };
     let last = target.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let mut task = Text::new(b"/sys/fs/ext4/");
+    task.push(last).push(b"/journal_task");
+    by_task(&task).unwrap_or_else(|| by_name(last))
+}
+
+/// By the number of the journal's thread, which older kernels show to root only.
+fn by_task(path: &Text) -> Option<Journal> {
+    let file = Opened::open(libc::AT_FDCWD, path.as_c_str(), libc::O_RDONLY).ok()?;
+    let mut text = [0_u8; 16];
+    let arguments = words![file.number(), text.as_mut_ptr(), text.len()];
+    // SAFETY: room for the answer.
+    let len = raw::checked(unsafe { raw::call(libc::SYS_read, arguments) }).ok()?;
+    match text.get(..len)? {
+        [b'0'..=b'9', ..] => Some(Journal::InOrder),
+        [b'<', ..] => Some(Journal::Absent),
+        _ => None,
+    }
+}
+
+/// By the journal's directory, which is named after the device and the journal's inode, 8.
+fn by_name(device: &[u8]) -> Journal {
     let mut journal = Text::new(b"/proc/fs/jbd2/");
-    journal.push(last).push(b"-8");
+    journal.push(device).push(b"-8");
     let arguments = words![libc::AT_FDCWD, journal.as_c_str().as_ptr(), libc::F_OK];
     // SAFETY: a terminated path.
-    unsafe { raw::call(libc::SYS_faccessat, arguments) == 0 }
+    let is_there = unsafe { raw::call(libc::SYS_faccessat, arguments) } == 0;
+    if is_there { Journal::InOrder } else { Journal::Unknown }
 }
 
 /// A short path on the stack; empty where it got too long.
@@ -182,8 +221,6 @@ impl Text {
         std::ffi::CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
     }
 }
-
-const _: () = assert!(LINK_BYTES < Text::BYTES);
 
 fn is_allowed(kind: i64) -> bool {
     matches!(kind, EXT | XFS) || (kind == TMPFS && process::includes_tmpfs())

@@ -86,9 +86,11 @@ temporary!(tmpfile tmpfile64);
 pub(crate) unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the program's own arguments.
     let bind = || unsafe { raw::call(libc::SYS_bind, words![fd, at, len]) };
-    let is_name = is_readable(at.cast::<c_void>(), size_of::<libc::sa_family_t>())
-        // SAFETY: readable.
-        && unsafe { at.cast::<libc::sa_family_t>().read_unaligned() } as c_int == libc::AF_UNIX;
+    let family = at.cast::<libc::sa_family_t>();
+    let is_there = is_readable(family.cast::<c_void>(), size_of::<libc::sa_family_t>());
+    // SAFETY: readable.
+    let family = is_there.then(|| unsafe { family.read_unaligned() });
+    let is_name = family.is_some_and(|family| c_int::from(family) == libc::AF_UNIX);
     result(if is_name { metadata::counted(bind) } else { bind() })
 }
 

@@ -22,13 +22,14 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate::log::{self, Log};
 
 use crate::glob::Filter;
-use crate::{descriptors, exec, next, signals, stdio, supervisor, unseen};
+use crate::{descriptors, exec, next, raw, signals, stdio, supervisor, unseen};
 
 /// The sync of a descriptor that covers its file: with the first one it is not known that there will be
 /// others, and most files are synced once.
@@ -41,7 +42,6 @@ struct Attached {
     cover_after: u32,
     every_write: bool,
     includes_tmpfs: bool,
-    socket: Option<&'static Path>,
 }
 
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
@@ -106,10 +106,12 @@ pub(crate) fn every_write() -> bool {
     attached().is_some_and(|attached| attached.every_write)
 }
 
-/// Where the supervisor listens.
+/// Where the supervisor listens: known also to a process that does not use the log.
 pub(crate) fn socket() -> Option<&'static Path> {
-    attached()?.socket
+    SOCKET.get().copied().flatten()
 }
+
+static SOCKET: OnceLock<Option<&'static Path>> = OnceLock::new();
 
 /// This process, as the kernel numbers it.
 #[inline]
@@ -166,16 +168,18 @@ extern "C" fn loaded() {
         return;
     }
     next::resolve();
-    let Some(attached) = attach() else { return };
-    if descriptors::make().is_err() {
-        return;
-    }
+    // SAFETY: a function that lives as long as the process.
+    unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    let _ = SOCKET.set(kept("TIDEGATE_SOCKET").map(Path::new));
+    let Some(attached) = attach().filter(|_| descriptors::make().is_ok()) else {
+        // It has lost the right to use the log, and writes what others have in it.
+        GIVEN_UP.store(true, Ordering::SeqCst);
+        return supervisor::suspend(number());
+    };
     exec::remember();
     find_file_limit();
     signals::find_handlers();
     ATTACHED.store(Box::into_raw(Box::new(attached)), Ordering::Release);
-    // SAFETY: a function that lives as long as the process.
-    unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     supervisor::announce();
     stdio::note_standard();
 }
@@ -193,7 +197,6 @@ fn attach() -> Option<Attached> {
         every_write: is_set("TIDEGATE_EVERY_WRITE"),
         filter: Filter { include: lines("TIDEGATE_INCLUDE"), exclude: lines("TIDEGATE_EXCLUDE") },
         includes_tmpfs: is_set("TIDEGATE_INCLUDE_TMPFS"),
-        socket: kept("TIDEGATE_SOCKET").map(Path::new),
     })
 }
 
@@ -205,9 +208,8 @@ fn kept(name: &str) -> Option<&'static OsStr> {
 
 /// Threads of this process that hold a lock of the log.
 static HOLDERS: AtomicU32 = AtomicU32::new(0);
-/// How long [`give_up`] waits for those, in steps.
-const HOLDERS_TRIES: u32 = 1000;
-const HOLDERS_PAUSE: Duration = Duration::from_millis(1);
+/// How long [`give_up`] waits for each of those.
+const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// While this lives, the log's memory stays mapped: to be taken before a lock in it.
 pub(crate) struct Holding(());
@@ -218,20 +220,23 @@ impl Holding {
     pub(crate) fn new() -> Option<Self> {
         HOLDERS.fetch_add(1, Ordering::SeqCst);
         let holding = Self(());
-        (!GIVEN_UP.load(Ordering::SeqCst)).then_some(holding)
+        (!has_given_up()).then_some(holding)
     }
 }
 
 impl Drop for Holding {
     #[inline]
     fn drop(&mut self) {
-        HOLDERS.fetch_sub(1, Ordering::Release);
+        HOLDERS.fetch_sub(1, Ordering::SeqCst);
+        if has_given_up() {
+            raw::wake(&HOLDERS);
+        }
     }
 }
 
 /// The log was given up.
 pub(crate) fn has_given_up() -> bool {
-    GIVEN_UP.load(Ordering::Relaxed)
+    GIVEN_UP.load(Ordering::SeqCst)
 }
 
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
@@ -246,11 +251,11 @@ pub(crate) fn give_up() {
     let at = ATTACHED.swap(ptr::null_mut(), Ordering::SeqCst);
     // SAFETY: null, or what `attach` has leaked.
     let Some(attached) = (unsafe { at.as_ref() }) else { return };
-    for _ in 0..HOLDERS_TRIES {
-        if HOLDERS.load(Ordering::SeqCst) == 0 {
+    loop {
+        let holders = HOLDERS.load(Ordering::SeqCst);
+        if holders == 0 || !raw::wait(&HOLDERS, holders, HOLDER_TIMEOUT) {
             break;
         }
-        std::thread::sleep(HOLDERS_PAUSE);
     }
     // Where the kernel does not do it, the memory stays mapped, but no hook uses it.
     let _ = attached.log.abandon();

@@ -8,6 +8,8 @@
 
 use std::ffi::{CStr, c_int, c_long, c_uint};
 use std::mem::MaybeUninit;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 /// An error number of the kernel.
 pub(crate) type Errno = c_int;
@@ -257,6 +259,22 @@ pub(crate) fn readlink<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8]
 /// Whether a thread of a process lives.
 pub(crate) fn is_alive(process: u32, thread: u32) -> bool {
     tgkill(process, thread, 0) != Err(libc::ESRCH)
+}
+
+/// Sleeps while `word` is `seen`, until [`wake`] or for `timeout` at most: whether it was not that long.
+pub(crate) fn wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool {
+    let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+    let timeout = libc::timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };
+    let arguments = words![word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout];
+    // SAFETY: a word of this process and a time, for the length of the call.
+    unsafe { call(libc::SYS_futex, arguments) != -(libc::ETIMEDOUT as isize) }
+}
+
+/// Wakes the threads that [`wait`] for the word to change.
+pub(crate) fn wake(word: &AtomicU32) {
+    let arguments = words![word.as_ptr(), libc::FUTEX_WAKE, i32::MAX];
+    // SAFETY: a word of this process.
+    unsafe { call(libc::SYS_futex, arguments) };
 }
 
 /// Nanoseconds of a clock that only goes forwards.

@@ -12,7 +12,7 @@
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate::log::{FileRef, Log, PlainCall};
+use tidegate::log::{FileGuard, FileRef, Log, PlainCall};
 
 use crate::covered::{Open, leave_closed, leave_numbers};
 use crate::descriptors::{self, Kind, Known, PINNED, READ_ONLY};
@@ -35,7 +35,7 @@ pub(crate) fn keep(open: &Open) -> Option<FileRef> {
 
 /// As [`keep`], for a file of which there is no descriptor.
 pub(crate) fn keep_closed(log: &Log, file: FileRef) {
-    leave_closed(log, file, |guard| guard.keep_unlogged());
+    leave_closed(log, file, FileGuard::keep_unlogged);
     note(file);
 }
 
@@ -43,11 +43,11 @@ pub(crate) fn keep_closed(log: &Log, file: FileRef) {
 pub(crate) fn stop(log: &Log, file: FileRef) {
     if let Some(kept) = find(file) {
         kept.store(0, Ordering::Release);
-        locked(log, file, |guard| guard.stop_keeping());
+        locked(log, file, FileGuard::stop_keeping);
     }
 }
 
-fn locked(log: &Log, file: FileRef, run: impl FnOnce(&tidegate::log::FileGuard<'_>)) {
+fn locked<'l>(log: &'l Log, file: FileRef, run: impl FnOnce(&FileGuard<'l>)) {
     if let (Some(_holding), Ok(guard)) = (Holding::new(), log.lock(file)) {
         run(&guard);
     }
@@ -109,7 +109,7 @@ pub(crate) fn release() {
         return;
     }
     descriptors::each(0, u32::MAX, |fd, known| Open { log, fd, known }.unpin());
-    for_kept(|file| locked(log, file, |guard| guard.stop_keeping()));
+    for_kept(|file| locked(log, file, FileGuard::stop_keeping));
 }
 
 /// Takes all pins again: it did not end after all, or this is a forked child.
@@ -123,7 +123,7 @@ pub(crate) fn take_again() {
             Open { log, fd, known: known.without(PINNED) }.pin();
         }
     });
-    for_kept(|file| locked(log, file, |guard| guard.keep_unlogged()));
+    for_kept(|file| locked(log, file, FileGuard::keep_unlogged));
 }
 
 fn for_kept(visit: impl Fn(FileRef)) {

@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use tidegate::log::{AppendError, Counter, FileGuard, FileRef, LockError, Log};
+use tidegate::log::{AppendError, Counter, FileGuard, FileRef, LockError, Log, PlainCall};
 
 use super::{Locked, Open, SPACE_TIMEOUT, TRIES};
 use crate::descriptors::{self, Entry, Known, PINNED};
@@ -74,8 +74,13 @@ impl Open {
     /// has begun ends before.
     #[cold]
     pub(super) fn unidentified(&self, change: impl FnOnce() -> isize) -> isize {
-        leave_numbers(self.log, self.known.device, self.known.inode, false);
-        change()
+        let (device, inode) = (self.known.device, self.known.inode);
+        // In the lane first: a story that begins later waits for the change.
+        let in_flight = plain::in_lane(self.log, PlainCall::Write { device, inode });
+        leave_numbers(self.log, device, inode, false);
+        let result = change();
+        drop(in_flight);
+        result
     }
 
     /// From now on the file may be changed in ways that are not seen, until [`unpin`](Self::unpin) is called
@@ -179,7 +184,7 @@ pub(crate) fn leave_numbers(log: &Log, device: u64, inode: u64, pins: bool) {
 }
 
 /// Ends the story of a file of which there is no descriptor, and calls `then` under its lock.
-pub(crate) fn leave_closed(log: &Log, file: FileRef, then: impl FnOnce(&FileGuard<'_>)) {
+pub(crate) fn leave_closed<'l>(log: &'l Log, file: FileRef, then: impl FnOnce(&FileGuard<'l>)) {
     let _signals = SignalsBlocked::new();
     let Some(_holding) = Holding::new() else { return };
     let Ok(guard) = log.lock_within(file, PIN_TIMEOUT) else {

@@ -32,13 +32,11 @@ impl Open {
             return metadata::counted(kernel);
         }
         let recorded = self.may_be_recorded(&guard, size).then(|| self.record_size(&guard, size));
-        match recorded {
-            Some(Ok((ticket, position))) => self.cut(&guard, ticket, position, size, kernel),
-            Some(Err(_)) | None => {
-                self.leave(&guard);
-                metadata::counted(kernel)
-            }
+        if let Some(Ok((ticket, position))) = recorded {
+            return self.cut(&guard, ticket, position, size, kernel);
         }
+        self.leave(&guard);
+        metadata::counted(kernel)
     }
 
     fn may_be_recorded(&self, guard: &Locked, size: u64) -> bool {

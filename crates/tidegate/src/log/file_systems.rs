@@ -44,12 +44,20 @@ struct Words<'a> {
     commits_in_order: &'a AtomicU64,
     changes: &'a AtomicU64,
     committed: &'a AtomicU64,
+    /// Not zero: a sync commits its own file only, so that nothing ever has to be waited for.
+    commits_alone: &'a AtomicU64,
 }
 
 fn words(control: &Control, number: u64) -> Words<'_> {
     let at = FILE_SYSTEMS_AT + number % FILE_SYSTEMS * ENTRY_BYTES;
     let word = |offset| control.memory().word(at + offset);
-    Words { id: word(0), commits_in_order: word(8), changes: word(16), committed: word(24) }
+    Words {
+        id: word(0),
+        commits_in_order: word(8),
+        changes: word(16),
+        committed: word(24),
+        commits_alone: word(32),
+    }
 }
 
 impl Log {
@@ -103,6 +111,13 @@ impl Log {
     pub fn is_pending(&self, file_system: FileSystemRef) -> bool {
         let words = words(&self.control, file_system.0.into());
         words.changes.load(Ordering::SeqCst) != words.committed.load(Ordering::SeqCst)
+            && words.commits_alone.load(Ordering::SeqCst) == 0
+    }
+
+    /// The file system has no journal: a sync of a file makes nothing else durable. So nothing is pending
+    /// for it but the file's [own changes](super::FileGuard::has_own_changes).
+    pub fn note_commits_alone(&self, file_system: FileSystemRef) {
+        words(&self.control, file_system.0.into()).commits_alone.store(1, Ordering::SeqCst);
     }
 
     /// A real sync has made something durable that was done after [`changes`](Self::changes) was
@@ -189,6 +204,16 @@ mod tests {
         log.synced_whole(other, log.changes(other));
         assert!(!log.is_pending(other) && log.is_pending(ordered));
         assert_eq!(log.file_systems().collect::<Vec<_>>(), [ordered, other]);
+    }
+
+    #[test]
+    fn without_a_journal_nothing_is_pending() {
+        let log = log();
+        let fs = log.file_system(5, false).unwrap();
+        assert!(log.is_pending(fs));
+        log.note_commits_alone(fs);
+        log.note_change(fs);
+        assert!(!log.is_pending(fs));
     }
 
     #[test]
