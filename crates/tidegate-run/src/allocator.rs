@@ -1,9 +1,9 @@
-//! Gives the pool's file its space, ahead of the log's head: making a pool takes no time, and a log that is little used takes
-//! little of a tmpfs.
+//! Gives the pool's file its space, ahead of the log's head: making a pool takes no time, and a log
+//! that is little used takes little of a tmpfs.
 //!
-//! Space is had several times as fast as writers fill it (3.5 GB/s against 0.9 GB/s of a tmpfs where it was measured), so a thread
-//! that has begun in time is never caught up with. A log that is used gets [`FIRST_BYTES`] at once; one of which half of
-//! that was used gets all of its space.
+//! Space is had several times as fast as writers fill it (3.5 GB/s against 0.9 GB/s of a tmpfs
+//! where it was measured), so a thread that has begun in time is never caught up with. A log that
+//! is used gets [`FIRST_BYTES`] at once; one of which half of that was used gets all of its space.
 
 use std::io;
 use std::sync::Arc;
@@ -28,7 +28,8 @@ pub(crate) struct Allocator {
 }
 
 impl Allocator {
-    /// Bytes of the ring that have space already, where all of the file has its space as `is_whole` says.
+    /// Bytes of the ring that have space already, where all of the file has its space as `is_whole`
+    /// says.
     pub(crate) fn present_bytes(kind: Kind, is_whole: bool, ring_bytes: u64) -> u64 {
         if is_whole || kind == Kind::Devdax { ring_bytes } else { 0 }
     }
@@ -44,7 +45,8 @@ impl Allocator {
         Ok(Self::default())
     }
 
-    /// Gives a log that is used, or whose writers wait for space as `is_wanted` says, what it may need next.
+    /// Gives a log that is used, or whose writers wait for space as `is_wanted` says, what it may
+    /// need next.
     ///
     /// # Errors
     /// There is no space left, or no thread: the log stays as large as it is. Told once.

@@ -1,10 +1,10 @@
 //! What the files' disks lack: the records between tail and head, summed up by segments of the log.
 //!
 //! Invariants:
-//! 1. Every record below [`Backlog::scanned`] that is not retired is part of exactly one segment, and segments follow one
-//!    another without gaps.
-//! 2. A file is known here from its definition on, as long as a record of it can be live: definitions are retired after
-//!    the records that rely on them.
+//! 1. Every record below [`Backlog::scanned`] that is not retired is part of exactly one segment,
+//!    and segments follow one another without gaps.
+//! 2. A file is known here from its definition on, as long as a record of it can be live:
+//!    definitions are retired after the records that rely on them.
 //!
 //! Nothing here touches a file: `writeback` makes the ranges durable.
 
@@ -134,7 +134,8 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    /// An empty backlog of a log whose records begin at `position`, with segments of `segment_bytes`.
+    /// An empty backlog of a log whose records begin at `position`, with segments of
+    /// `segment_bytes`.
     pub(crate) fn new(position: u64, segment_bytes: u64) -> Self {
         let (segments, known) = (VecDeque::new(), HashMap::new());
         Self { scanned: position, segment_bytes, segments, known, files_seen: 0 }
@@ -224,8 +225,8 @@ impl Backlog {
         due.sorted()
     }
 
-    /// What is due for the records before a position that `may_be_goal` accepts, and that position: the first one with at least
-    /// `dirty_bytes` to write. `None`: only all is enough.
+    /// What is due for the records before a position that `may_be_goal` accepts, and that position:
+    /// the first one with at least `dirty_bytes` to write. `None`: only all is enough.
     pub(crate) fn due_for(
         &self,
         dirty_bytes: u64,
@@ -255,8 +256,8 @@ impl Backlog {
         self.windows().values().map(Window::dirty_bytes).sum()
     }
 
-    /// Ranges that are worth writing before their sync, of about `dirty_bytes`: those of the oldest full segments, each handed
-    /// out once, and none of a file that is written again and again.
+    /// Ranges that are worth writing before their sync, of about `dirty_bytes`: those of the oldest
+    /// full segments, each handed out once, and none of a file that is written again and again.
     pub(crate) fn worth_starting(&mut self, dirty_bytes: u64) -> Due {
         let windows = self.windows();
         let is_hot = |id: &u64| windows.get(id).is_some_and(Window::is_hot);

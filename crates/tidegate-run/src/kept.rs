@@ -1,12 +1,14 @@
 //! Descriptors of the files that are in the log, held by the supervisor.
 //!
-//! The kernel tells each open description of a failed write-back once, if it was open before the failure. A program that
-//! syncs nothing hears of none, and somebody else's sync must not be the only one that is told. So the supervisor holds a
-//! descriptor of a file before the file is covered, and all of its syncs go through that.
+//! The kernel tells each open description of a failed write-back once, if it was open before the
+//! failure. A program that syncs nothing hears of none, and the sync of a process outside must not
+//! be the only one that is told. So the supervisor holds a descriptor of a file before the file is
+//! covered, and all of its syncs go through that.
 //!
 //! Invariants:
-//! 1. A file is said to be kept only while its descriptor is open. It is closed after its story has ended, under the file's lock,
-//!    and only while the log has no change of the file that is not retired.
+//! 1. A file is said to be kept only while its descriptor is open. It is closed after its story has
+//!    ended, under the file's lock, and only while the log has no change of the file that is not
+//!    retired.
 //! 2. Descriptors are open for reading: a file that is open for writing cannot be executed.
 //! 3. While the log is idle and empty no descriptor is held: its file systems can be unmounted.
 
@@ -37,6 +39,15 @@ pub(crate) struct Kept {
     pub(crate) path: PathBuf,
 }
 
+impl Kept {
+    fn open(entry: FileRef, known: &Known) -> io::Result<Self> {
+        match locate::open(known)? {
+            Located::Open(file) => Ok(Self { entry, file, path: known.path.clone() }),
+            Located::Removed | Located::Unknown => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
 /// The files that are kept, by their ids in the log.
 #[derive(Debug)]
 pub(crate) struct KeptFiles {
@@ -61,35 +72,38 @@ impl KeptFiles {
 
     /// Opens the files that programs want to be kept. One that cannot be had stays plain.
     pub(crate) fn keep_wanted(&mut self, log: &Log) {
-        for entry in log.take_wanted_kept() {
-            if self.files.len() >= self.files_max {
-                self.release(log, |_| true);
-            }
-            if self.files.len() < self.files_max {
-                // Its program waits for a moment only, and makes a real sync where this fails.
-                let _ = self.keep(log, entry);
-            }
+        if self.files.len() >= self.files_max {
+            self.release(log, |_| true);
         }
+        let opened = self.open_wanted(log);
+        self.files.extend(opened);
+    }
+
+    /// Opens the files that programs want to be kept, while the kept ones are in use, for
+    /// [`insert`](Self::insert).
+    pub(crate) fn open_wanted(&self, log: &Log) -> Vec<(u64, Kept)> {
+        let wanted = log.take_wanted_kept().into_iter();
+        let wanted = wanted.take(self.files_max.saturating_sub(self.files.len()));
+        // The program waits for a moment only, and makes a real sync where this fails.
+        wanted.filter_map(|entry| self.keep(log, entry).ok().flatten()).collect()
+    }
+
+    /// Adds files that were [opened](Self::open_wanted).
+    pub(crate) fn insert(&mut self, opened: Vec<(u64, Kept)>) {
+        self.files.extend(opened);
     }
 
     /// Opens the file of an entry, unless it is open.
-    fn keep(&mut self, log: &Log, entry: FileRef) -> io::Result<()> {
+    fn keep(&self, log: &Log, entry: FileRef) -> io::Result<Option<(u64, Kept)>> {
         let id = log.id_of(entry);
+        let mut opened = None;
         if !self.files.get(&id).is_some_and(|kept| kept.entry == entry) {
             let payload = log.definition_of(entry).ok_or(io::ErrorKind::NotFound)?;
             let definition = Definition::decode(&payload).ok_or(io::ErrorKind::InvalidData)?;
-            self.open(id, entry, &Known::of(&definition, 0))?;
+            opened = Some((id, Kept::open(entry, &Known::of(&definition, 0))?));
         }
         log.note_kept(entry, true);
-        Ok(())
-    }
-
-    fn open(&mut self, id: u64, entry: FileRef, known: &Known) -> io::Result<()> {
-        let Located::Open(file) = locate::open(known)? else {
-            return Err(io::ErrorKind::NotFound.into());
-        };
-        self.files.insert(id, Kept { entry, file, path: known.path.clone() });
-        Ok(())
+        Ok(opened)
     }
 
     /// Keeps a file that the log knows, if it is not kept.
@@ -99,13 +113,14 @@ impl KeptFiles {
     pub(crate) fn adopt(&mut self, log: &Log, entry: FileRef, known: &Known) -> io::Result<()> {
         let id = log.id_of(entry);
         if !self.files.contains_key(&id) {
-            self.open(id, entry, known)?;
+            self.files.insert(id, Kept::open(entry, known)?);
             log.note_kept(entry, true);
         }
         Ok(())
     }
 
-    /// Keeps the files that a supervisor kept which died, of those that `backlog` knows; ends the stories of the others.
+    /// Keeps the files that a supervisor kept which died, of those that `backlog` knows; ends the
+    /// stories of the others.
     pub(crate) fn take_over(&mut self, log: &Log, backlog: &Backlog) {
         for entry in log.kept_files() {
             let known = backlog.file(log.id_of(entry));
@@ -122,18 +137,20 @@ impl KeptFiles {
         self.files.is_empty()
     }
 
-    /// Closes the files that need not be kept any more: whose story has ended, or which have lost their last name.
+    /// Closes the files that need not be kept any more: whose story has ended, or which have lost
+    /// their last name.
     pub(crate) fn release_ended(&mut self, log: &Log) {
         self.release(log, |kept| kept.file.metadata().is_ok_and(|found| found.nlink() == 0));
     }
 
-    /// Ends the stories of all files of which the log has nothing, and closes them. The next sync admits a file again.
+    /// Ends the stories of all files of which the log has nothing, and closes them. The next sync
+    /// admits a file again.
     pub(crate) fn release_all(&mut self, log: &Log) {
         self.release(log, |_| true);
     }
 
-    /// Closes the files whose story has ended, and those that `may_end` accepts after it has ended theirs; but none of which
-    /// the log has changes, and none that is locked.
+    /// Closes the files whose story has ended, and those that `may_end` accepts after it has ended
+    /// theirs; but none of which the log has changes, and none that is locked.
     fn release(&mut self, log: &Log, may_end: impl Fn(&Kept) -> bool) {
         self.files.retain(|_, kept| !Self::end(log, kept, &may_end));
     }

@@ -7,8 +7,8 @@ use std::io;
 /// The first descriptor after standard input, output and error.
 const FIRST_OTHER: libc::c_uint = 3;
 
-/// Closes all descriptors but the standard ones: what a daemon inherits would stay locked and open with it. To be called
-/// before anything has opened one.
+/// Closes all descriptors but the standard ones: what a daemon inherits would stay locked and open
+/// with it. To be called before anything has opened one.
 ///
 /// # Errors
 /// The kernel is older than 5.9.

@@ -2,12 +2,15 @@
 //!
 //! Invariants:
 //! 1. The program starts only when the pool is open and the supervisor holds it.
-//! 2. The program's own process has the terminal, process group, signals and descriptors that it would have without
-//!    the launcher; signals that were ignored when the launcher started stay ignored.
-//! 3. Signals that a terminal sends to the whole group (SIGINT, SIGQUIT) are not sent twice; those that are sent to
-//!    the launcher alone are passed on, to this program and never to another one that took over its number.
+//! 2. The program's own process has the terminal, process group, signals and descriptors that it
+//!    would have without the launcher; signals that were ignored when the launcher started stay
+//!    ignored.
+//! 3. Signals that a terminal sends to the whole group (SIGINT, SIGQUIT) are not sent twice; those
+//!    that are sent to the launcher alone are passed on, to this program and never to another one
+//!    that took over its number.
 //!
-//! Map: [`Launch::start`] · [`Launch::wait`] · [`Launch::forward`], for the thread that catches signals.
+//! Map: [`Launch::start`] · [`Launch::wait`] · [`Launch::forward`], for the thread that catches
+//! signals.
 
 use std::ffi::OsString;
 use std::io;
@@ -29,7 +32,7 @@ use super::program::Program;
 
 /// Signals for the program that may be sent to the launcher alone.
 const FORWARDED: [i32; 5] = [SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH];
-/// Signals that a terminal sends to program and launcher alike.
+/// Signals that a terminal sends to program and launcher.
 const SHARED: [i32; 2] = [SIGINT, SIGQUIT];
 /// What a shell adds to the number of the signal that ended a program.
 const SIGNAL_STATUS: i32 = 128;
@@ -58,7 +61,8 @@ impl Launch {
     /// # Errors
     /// The program cannot be executed.
     pub fn start(plan: Plan<'_>) -> io::Result<Self> {
-        // Caught before the program can run: it never lives without someone who passes signals on.
+        // Caught before the program can run: it never lives without a thread that passes signals
+        // on.
         let signals = SignalsInfo::<WithOrigin>::new(wanted_signals(ignored_signals()))?;
         let child = command(plan).spawn()?;
         let handle = Arc::new(pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?);
@@ -67,10 +71,11 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Waits until the program ended, and hands back the exit status for it. Stops when the program is stopped.
+    /// Waits until the program ended, and hands back the exit status for it. Stops when the program
+    /// is stopped.
     ///
     /// # Errors
-    /// Somebody else waited for it.
+    /// Another thread waited for it.
     pub fn wait(&self) -> io::Result<i32> {
         let pid = Pid::from_child(&self.child);
         let options = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
@@ -87,7 +92,8 @@ impl Launch {
     /// Does to the launcher what was done to the program, so that the shell sees a stopped job.
     fn stop_too(&self) -> io::Result<()> {
         kill_process(getpid(), Signal::STOP)?;
-        // Continued: where that was for the launcher alone, the program must hear of it. It may have ended.
+        // Continued: where that was for the launcher alone, the program must hear of it. It may
+        // have ended.
         let _ = pidfd_send_signal(&self.handle, Signal::CONT);
         Ok(())
     }

@@ -1,10 +1,12 @@
 //! Launcher and supervisor of `tidegate run`.
 //!
-//! A launcher (`session`, `launcher`) finds or starts the supervisor of a pool and runs one program (`program`, `preload`).
-//! The supervisor (`opening`, `supervisor`, `tree`) owns the pool and knows which processes use it. Its thread, the cleaner
-//! (`cleaner`, `allocator`), keeps the log short: when (`policy`), what is due (`backlog`), making it durable (`writeback`),
-//! by the descriptors that it holds (`kept`), and repairing what dead processes and failed disks left (`repair`, `rewrite`). Launcher, supervisor and programs talk over a `socket`,
-//! whose path is one of the pool's paths (`place`).
+//! A launcher (`session`, `launcher`) finds or starts the supervisor of a pool and runs one program
+//! (`program`, `preload`). The supervisor (`opening`, `supervisor`, `tree`) owns the pool and knows
+//! which processes use it. Its thread, the cleaner (`cleaner`, `allocator`), keeps the log short:
+//! when (`policy`), what is due (`backlog`), making it durable (`writeback`), by the descriptors
+//! that it holds (`kept`), and repairing what dead processes and failed disks left (`repair`,
+//! `rewrite`). Launcher, supervisor and programs talk over a `socket`, whose path is one of the
+//! pool's paths (`place`).
 //!
 //! The crate prints nothing: a [`Reporter`] does.
 

@@ -1,10 +1,11 @@
-//! From a pool's file to a log in use: made where it is blank, taken over where its supervisor died, recovered where the
-//! machine crashed.
+//! From a pool's file to a log in use: made where it is blank, taken over where its supervisor
+//! died, recovered where the machine crashed.
 //!
 //! Invariants:
-//! 1. A log whose records may be needed is never started anew. What recovery cannot restore stays in the log, and the pool is
-//!    not opened.
-//! 2. A log is taken over without a replay only in the boot of its records, if no write-back has failed since it was opened.
+//! 1. A log whose records may be needed is never started anew. What recovery cannot restore stays
+//!    in the log, and the pool is not opened.
+//! 2. A log is taken over without a replay only in the boot of its records, if no write-back has
+//!    failed since it was opened.
 //! 3. While processes use the log it is never replayed: they go on appending to it.
 
 use std::fs::File;
@@ -60,8 +61,8 @@ fn open_pool(path: &Path, read_only: bool) -> Result<LogPool> {
     pool.with_context(|| in_pool(&region))
 }
 
-/// Maps what is at `path` and locks it; where a supervisor has left its socket, which it does only when it is killed, once the
-/// kernel has taken the pool from it.
+/// Maps what is at `path` and locks it; where a supervisor has left its socket, which it does only
+/// when it is killed, once the kernel has taken the pool from it.
 fn open_region(path: &Path, options: &RegionOptions) -> Result<Region> {
     let was_killed = || PoolPaths::of_pool(path).is_ok_and(|paths| paths.socket().exists());
     match Region::open(path, options) {
@@ -214,8 +215,9 @@ fn booted_ns() -> i128 {
     nanoseconds(clock_gettime(ClockId::Realtime)) - nanoseconds(clock_gettime(ClockId::Boottime))
 }
 
-/// Restores in the files what the log has: what was done, if there was something to do. In the boot of its records, as
-/// `is_same_boot` says, programs have changed the files since the machine was started.
+/// Restores in the files what the log has: what was done, if there was something to do. In the boot
+/// of its records, as `is_same_boot` says, programs have changed the files since the machine was
+/// started.
 ///
 /// # Errors
 /// Something cannot be restored; the log still has it.
@@ -285,7 +287,8 @@ fn describe(outcome: &Outcome) -> String {
     format!("{written} written to {} files{gone}{odd}", outcome.files_written)
 }
 
-/// Throws away what the log of the pool at `path` has, after `tell` was told what that is; whether there was something.
+/// Throws away what the log of the pool at `path` has, after `tell` was told what that is; whether
+/// there was something.
 ///
 /// # Errors
 /// The pool cannot be used, or `tell` failed.
@@ -300,7 +303,8 @@ pub fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<boo
     }
     pool.set_session(CLOSED)?;
     let ring_bytes = pool.ring_bytes();
-    // No process shares this control memory: to start a log moves the tail behind all that was ever written.
+    // No process shares this control memory: to start a log moves the tail behind all that was ever
+    // written.
     Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES)?, ring_bytes)?;
     Ok(has_some)
 }

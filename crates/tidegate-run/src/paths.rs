@@ -1,11 +1,12 @@
 //! Paths: of pools of `tidegate run`, and of what their supervisors share with programs.
 //!
-//! Invariant: every file and directory that this module hands out belongs to the effective user and is closed to all
-//! others; what another user put there is refused, never used. Replaying a log changes files: a pool that another
-//! user may write to would be a way to change ours.
+//! Invariant: every file and directory that this module hands out belongs to the effective user and
+//! is closed to all others; what another user put there is refused, never used. Replaying a log
+//! changes files: a pool that another user may write to would be a way to change ours.
 //!
-//! Map: [`default_pool`] (none given) · [`prepare_pool`] (make or check the file) · [`existing_log`] (check it) · [`PoolPaths`]
-//! (control memory, socket and lock of a pool's supervisor).
+//! Map: [`default_pool`] (none given) · [`prepare_pool`] (make or check the file) ·
+//! [`existing_log`] (check it) · [`PoolPaths`] (control memory, socket and lock of a pool's
+//! supervisor).
 
 use std::fs::{DirBuilder, File, Metadata};
 use std::io;
@@ -28,11 +29,12 @@ fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The pool of users who name none: on a DAX file system that they may write to. Where there is none, in shared memory if
-/// `is_volatile`, whose contents a power cut destroys.
+/// The pool of a user that names none: on a DAX file system that they may write to. Where there is
+/// none, in shared memory if `is_volatile`, whose contents a power cut destroys.
 ///
 /// # Errors
-/// There is no such file system, and the pool is not to be volatile; the directory cannot be made, or is not the user's own.
+/// There is no such file system, and the pool is not to be volatile; the directory cannot be made,
+/// or is not the user's own.
 pub fn default_pool(is_volatile: bool) -> Result<PathBuf> {
     let mounts = std::fs::read("/proc/mounts").unwrap_or_default();
     let writable = |mount: &PathBuf| rustix::fs::access(mount, Access::WRITE_OK).is_ok();
@@ -68,7 +70,8 @@ fn dax_mount(line: &[u8]) -> Option<PathBuf> {
     found.then(|| PathBuf::from(std::ffi::OsString::from_vec(unescaped(mount))))
 }
 
-/// A field of `/proc/mounts` or `/proc/self/mountinfo`, where blanks and backslashes are three octal digits behind a backslash.
+/// A field of `/proc/mounts` or `/proc/self/mountinfo`, where blanks and backslashes are three
+/// octal digits behind a backslash.
 pub(super) fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -105,7 +108,7 @@ fn inspect(path: &Path) -> Result<Metadata> {
     path.symlink_metadata().with_context(|| format!("cannot inspect {}", path.display()))
 }
 
-/// Refuses what belongs to somebody else or is open to others.
+/// Refuses what belongs to another user or is open to others.
 fn expect_own(path: &Path, metadata: &Metadata) -> Result<()> {
     let (owner, user, mode) = (metadata.uid(), user(), metadata.mode() & 0o7777);
     if owner != user {
@@ -139,7 +142,8 @@ enum Origin {
 }
 
 impl PoolFile {
-    /// The pool could not be used: what was done to have its file is undone, so that the next try may make one of another size.
+    /// The pool could not be used: what was done to have its file is undone, so that the next try
+    /// may make one of another size.
     pub fn undo(&self, paths: &PoolPaths) {
         if self.origin == Origin::Found {
             return;
@@ -182,7 +186,7 @@ fn lengthen_empty(path: &Path, size: Size) -> Result<bool> {
     if !is_empty(path) {
         return Ok(false);
     }
-    // Another one may be about to do the same, with another size.
+    // Another launcher may be about to do so, with another size.
     let _lock = PoolPaths::of_pool(path)?.lock()?;
     let is_empty = is_empty(path);
     if is_empty {
@@ -202,8 +206,8 @@ fn set_len(path: &Path, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Whether what is at `path`, which must exist, may become a log pool: it is blank. Looked at without a lock, which would be
-/// in the way of who opens the pool now.
+/// Whether what is at `path`, which must exist, may become a log pool: it is blank. Looked at
+/// without a lock, which would be in the way of a process that opens the pool now.
 ///
 /// # Errors
 /// It is not there, or is a file that holds something else than a log pool.
@@ -238,7 +242,7 @@ fn new_pool(path: &Path, size: Size) -> io::Result<()> {
     if path.exists() {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
-    // Under another name first: nobody finds one without its size.
+    // Under another name first: no process finds one without its size.
     let mut temporary = path.as_os_str().to_os_string();
     temporary.push(format!(".{}", std::process::id()));
     let mut open = File::options();
@@ -304,7 +308,8 @@ impl PoolPaths {
         self.named(".control.socket")
     }
 
-    /// Waits until no other process finds, starts or ends the supervisor of this pool, and keeps others out.
+    /// Waits until no other process finds, starts or ends the supervisor of this pool, and keeps
+    /// others out.
     ///
     /// # Errors
     /// The lock file cannot be made.
@@ -335,7 +340,8 @@ impl PoolPaths {
         self.socket().exists() || self.control().exists()
     }
 
-    /// It was not removed since it was opened: a lock on a file without a name keeps no process out.
+    /// It was not removed since it was opened: a lock on a file without a name keeps no process
+    /// out.
     fn is_lock_file(&self, file: &File) -> bool {
         let number = |found: &Metadata| (found.dev(), found.ino());
         let (Ok(opened), Ok(named)) = (file.metadata(), self.named(".lock").symlink_metadata())
@@ -362,7 +368,8 @@ impl PoolPaths {
 /// Other processes are kept out until this is dropped.
 #[derive(Debug)]
 pub struct Lock {
-    /// Closed after the drop below: until then no other process comes to the check of [`PoolPaths::is_lock_file`].
+    /// Closed after the drop below: until then no other process comes to the check of
+    /// [`PoolPaths::is_lock_file`].
     _file: File,
     paths: PoolPaths,
 }
@@ -438,7 +445,7 @@ mod tests {
         let held = one.lock().unwrap();
         assert!(two.try_lock().unwrap().is_none());
         drop(held);
-        assert!(!one.named(".lock").exists(), "nobody is left to meet");
+        assert!(!one.named(".lock").exists(), "no process uses the pool");
         assert!(two.try_lock().unwrap().is_some());
     }
 }

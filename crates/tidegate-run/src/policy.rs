@@ -1,9 +1,9 @@
-//! When the cleaner does what: late, so that what is written again reaches the disk once; but early enough that writers find free
-//! space as long as the disk keeps up.
+//! When the cleaner does what: late, so that what is written again reaches the disk once; but early
+//! enough that writers find free space as long as the disk keeps up.
 //!
-//! Pure: a situation in, an action out. What is written again and again (little to write for much log) is synced when
-//! three quarters of the log are used, or up to seven eighths where the sync will not take long. Streams are synced from an
-//! eighth on. What lies between is written ahead.
+//! Pure: a situation in, an action out. What is written again and again (little to write for much
+//! log) is synced when three quarters of the log are used, or up to seven eighths where the sync
+//! will not take long. Streams are synced from an eighth on. What lies between is written ahead.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use std::time::Duration;
 const SEGMENT_BYTES_LEAST: u64 = 64 << 10;
 const SEGMENT_BYTES_MOST: u64 = 16 << 20;
 
-/// Bytes of the log that writers use, at most, while a disk takes one: they run at the speed of memory.
+/// Bytes of the log that writers use, at most, while a disk takes one: they run at the speed of
+/// memory.
 const WRITERS_TO_DISK: u64 = 10;
 
 /// What the cleaner finds when it looks.
@@ -69,9 +70,9 @@ impl Policy {
         }
     }
 
-    /// The dirty bytes of one batch where the disk takes `disk_bytes` in the time that writers may wait: when that is over, writers
-    /// have filled what is free now. None: all that is due, since the same bytes are due again and again, or a process waits
-    /// for all.
+    /// The dirty bytes of one batch where the disk takes `disk_bytes` in the time that writers may
+    /// wait: when that is over, writers have filled what is free now. None: all that is due, since
+    /// the same bytes are due again and again, or a process waits for all.
     pub(super) fn batch_bytes(&self, situation: &Situation, disk_bytes: u64) -> Option<u64> {
         let &Situation { used_bytes, dirty_bytes, is_wanted, is_blocked, .. } = situation;
         let is_hot = dirty_bytes.saturating_mul(2) <= used_bytes;
@@ -85,20 +86,23 @@ impl Policy {
         self.ring_bytes / 8
     }
 
-    /// How much of the log may be used before what is hot is synced: what is left lasts until `dirty_bytes` are on the disk.
+    /// How much of the log may be used before what is hot is synced: what is left lasts until
+    /// `dirty_bytes` are on the disk.
     fn full_bytes(&self, dirty_bytes: u64) -> u64 {
         let (least, most) = (self.ring_bytes / 4 * 3, self.ring_bytes / 8 * 7);
         let needed_bytes = dirty_bytes.saturating_mul(WRITERS_TO_DISK);
         self.ring_bytes.saturating_sub(needed_bytes).clamp(least, most)
     }
 
-    /// The next head at which something may have to be done, seen from a log that has just been looked at.
+    /// The next head at which something may have to be done, seen from a log that has just been
+    /// looked at.
     pub(super) fn wake_at(&self, tail: u64, head: u64, scanned: u64) -> u64 {
         if head == tail {
             return head + 1;
         }
         let start = tail + self.start_bytes();
-        // What cannot be summed up yet, for a writer in the middle of an operation, is not looked at again for each append.
+        // What cannot be summed up yet, for a writer in the middle of an operation, is not looked
+        // at again for each append.
         let later = head + self.segment_bytes / 8;
         if head < start { start } else { (scanned + self.segment_bytes).max(later) }
     }

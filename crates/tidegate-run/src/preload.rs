@@ -8,11 +8,12 @@ use anyhow::{Context, Result, bail};
 use super::paths::{PoolPaths, fits_preload};
 
 const LIBRARY: &str = "libtidegate_preload.so";
-/// Where the library is, for those who keep it elsewhere.
+/// The variable that says where the library is, if it is elsewhere.
 const LIBRARY_VARIABLE: &str = "TIDEGATE_PRELOAD";
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
-/// The preload library: where `TIDEGATE_PRELOAD` says, else beside this program as installed or as built.
+/// The preload library: where `TIDEGATE_PRELOAD` says, else beside this program as installed or as
+/// built.
 ///
 /// # Errors
 /// There is none, or the loader could not be told its path.

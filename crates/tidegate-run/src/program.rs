@@ -1,7 +1,8 @@
 //! What a program is, before it runs: whether the preload library can reach its system calls.
 //!
-//! Invariant: a program whose system calls the library cannot reach is never taken for one that it can watch.
-//! Nothing but the first bytes, headers and attributes of files is looked at; any bytes are only ever an answer.
+//! Invariant: a program whose system calls the library cannot reach is never taken for one that it
+//! can watch. Nothing but the first bytes, headers and attributes of files is looked at; any bytes
+//! are only ever an answer.
 //!
 //! Map: [`Program::find`] (search and judge) · [`elf`] (what the headers say).
 
@@ -74,7 +75,8 @@ impl Program {
                     return Ok(Self { file: path, before: Vec::new(), unwatched });
                 }
                 Verdict::Interpreted(interpreter) => judged = interpreter,
-                // Text without a first line that names a program: for the shell, where it is not an interpreter itself.
+                // Text without a first line that names a program: for the shell, where it is not an
+                // interpreter itself.
                 Verdict::Text if judged == path => {
                     let (file, before) = ("/bin/sh".into(), vec![path.into()]);
                     return Ok(Self { file, before, unwatched: None });
@@ -91,7 +93,8 @@ fn os(path: &Path) -> impl FnOnce(std::io::Error) -> ProgramError {
     move |source| ProgramError::Os { path, source }
 }
 
-/// The file that `execvp` would take: the first executable one; a forbidden one is an error where no other is there.
+/// The file that `execvp` would take: the first executable one; a forbidden one is an error where
+/// no other is there.
 fn look_up(name: &OsStr, search_path: Option<&OsStr>) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         executable(Path::new(name)).map_err(os(Path::new(name)))?;
@@ -167,7 +170,8 @@ fn interpreter(start: &[u8]) -> Option<PathBuf> {
     Some(interpreter.to_path_buf())
 }
 
-/// Executing `file` gives it rights that this process has not: the loader then ignores `LD_PRELOAD`.
+/// Executing `file` gives it rights that this process has not: the loader then ignores
+/// `LD_PRELOAD`.
 fn gains_privilege(file: &File) -> std::io::Result<bool> {
     let metadata = file.metadata()?;
     if rustix::fs::fstatvfs(file)?.f_flag.contains(StatVfsMountFlags::NOSUID) {

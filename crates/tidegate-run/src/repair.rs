@@ -1,10 +1,12 @@
 //! Repairs what processes left when they were killed in the middle of an operation.
 //!
-//! The record of a change that its process was killed in is voided, and the file is marked: what the kernel has done of the
-//! change is in no record, so the next sync of the file is a real one. Nobody was told that the change was made, so both
-//! outcomes are right, but what a later reader saw must outlive that reader's sync.
+//! The record of a change that its process was killed in is voided, and the file is marked: what
+//! the kernel has done of the change is in no record, so the next sync of the file is a real one.
+//! No process was told that the change was made, so both outcomes are right, but what a later
+//! reader saw must outlive that reader's sync.
 //!
-//! Invariant: a record is voided under its file's lock, which the killed thread held: nobody has changed the file since.
+//! Invariant: a record is voided under its file's lock, which the killed thread held: the file was
+//! not changed since.
 
 use std::io;
 use std::time::Duration;
@@ -22,7 +24,8 @@ pub(crate) struct Repaired {
     pub(crate) failures: Vec<String>,
 }
 
-/// Repairs the operations that threads of `process`, which has ended, were killed in; waits `timeout` at most for each lock.
+/// Repairs the operations that threads of `process`, which has ended, were killed in; waits
+/// `timeout` at most for each lock.
 pub(crate) fn repair_after(log: &Log, process: u32, timeout: Duration) -> Repaired {
     repair(log, log.interrupted_by(process).collect(), timeout)
 }
@@ -30,7 +33,8 @@ pub(crate) fn repair_after(log: &Log, process: u32, timeout: Duration) -> Repair
 /// Repairs these operations, whose processes have ended.
 pub(crate) fn repair(log: &Log, interrupted: Vec<Interrupted>, timeout: Duration) -> Repaired {
     let mut repaired = Repaired::default();
-    // One that was seen before may have ended: a process that lives may have the number of one that has ended.
+    // One that was seen before may have ended: a process that lives may have the number of one that
+    // has ended.
     for it in interrupted.into_iter().filter(|it| log.is_interrupted(it)) {
         match repair_one(log, &it, timeout) {
             None => repaired.left.push(it),
@@ -185,7 +189,7 @@ mod tests {
         let exited =
             rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
         rustix::process::waitid(rustix::process::WaitId::Pid(pid), exited).unwrap();
-        assert!(has_ended(number, number), "one that nobody has waited for");
+        assert!(has_ended(number, number), "one that was not waited for");
         child.wait().unwrap();
         assert!(has_ended(number, number));
         assert!(!has_ended(own(), own()) && !has_ended(1, 1));

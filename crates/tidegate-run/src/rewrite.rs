@@ -1,4 +1,5 @@
-//! Writes to a file once more what the log has of it: the kernel may have dropped what the disk did not take.
+//! Writes to a file once more what the log has of it: the kernel may have dropped what the disk did
+//! not take.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -40,7 +41,8 @@ pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> 
     Ok(())
 }
 
-/// The changes of the file with this id in its present story, without those that failed, in their order.
+/// The changes of the file with this id in its present story, without those that failed, in their
+/// order.
 ///
 /// # Errors
 /// A part of the log cannot be read: the file may have records there.

@@ -1,8 +1,9 @@
 //! The launcher's side of a pool: it finds the supervisor that lives, or starts one.
 //!
 //! Invariants:
-//! 1. At most one supervisor of a pool lives, and a launcher never joins one that is about to end. Who looks for, starts or
-//!    ends a supervisor holds the pool's lock ([`PoolPaths::lock`]) until the other end has answered.
+//! 1. At most one supervisor of a pool lives, and a launcher never joins one that is about to end.
+//!    A launcher or supervisor that looks for, starts or ends one holds the pool's lock
+//!    ([`PoolPaths::lock`]) until the other end has answered.
 //! 2. As long as a launcher lives, its pool has a supervisor: one that dies is replaced at once.
 
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ use super::socket::{Connection, Reply, Request, Welcome};
 use super::stats::Statistics;
 use anyhow::{Context, Result, anyhow, bail};
 
-/// A supervisor that dies so soon after it was joined may do so again, of the same cause; so many may, one after the other.
+/// A supervisor that dies so soon after it was joined may do so again, of the same cause; so many
+/// may, one after the other.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 const DEATHS_MAX: u32 = 10;
 
@@ -51,7 +53,8 @@ struct Joined {
 }
 
 impl<'a> Session<'a> {
-    /// Joins the supervisor of `pool`, which is started if there is none; shows how far recovery is.
+    /// Joins the supervisor of `pool`, which is started if there is none; shows how far recovery
+    /// is.
     ///
     /// # Errors
     /// The pool cannot be opened or recovered, or the supervisor not started.
@@ -67,8 +70,9 @@ impl<'a> Session<'a> {
         Ok(Self { welcome, pool, paths, options, reporter, joined: Mutex::new(joined) })
     }
 
-    /// Runs `program`, during which what the supervisor has to say is printed, and one that dies is replaced; hands back what
-    /// it returned and what the supervisor counted, once the log is empty or the tree lives on without this launcher.
+    /// Runs `program`, during which what the supervisor has to say is printed, and one that dies is
+    /// replaced; hands back what it returned and what the supervisor counted, once the log is empty
+    /// or the tree lives on without this launcher.
     ///
     /// # Errors
     /// As for `program`.
@@ -94,7 +98,8 @@ impl<'a> Session<'a> {
         self.joined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prints notices until the farewell; none, if the supervisor dies before and no other can be had.
+    /// Prints notices until the farewell; none, if the supervisor dies before and no other can be
+    /// had.
     fn listen(&self) -> Option<(u64, Statistics)> {
         let mut deaths = 0;
         loop {
@@ -157,7 +162,8 @@ fn find_or_start(
     let found = reach(&paths.socket())?;
     let found =
         found.map(|connection| join(connection, latencies, reporter)).transpose()?.flatten();
-    // One that was found and says nothing is dying: the next one waits for the pool until it is gone.
+    // One that was found and says nothing is dying: the next one waits for the pool until it is
+    // gone.
     let (connection, welcome, supervisor) = if let Some((connection, welcome)) = found {
         (connection, welcome, None)
     } else {
@@ -228,7 +234,8 @@ fn await_farewell(connection: &Connection, reporter: &dyn Reporter) -> Option<(u
     }
 }
 
-/// Asks the supervisor that listens at `socket` one thing; none, if there is no supervisor, or if it dies.
+/// Asks the supervisor that listens at `socket` one thing; none, if there is no supervisor, or if
+/// it dies.
 ///
 /// # Errors
 /// What was asked for failed.
@@ -242,7 +249,7 @@ pub enum Asked {
     /// Its answer.
     Reply(Reply),
     /// It has none, and none is started before this is dropped.
-    Nobody(Lock),
+    Unsupervised(Lock),
 }
 
 /// Asks the supervisor of a pool one thing; one that starts, ends or is replaced is waited for.
@@ -252,8 +259,10 @@ pub enum Asked {
 pub fn ask_at(paths: &PoolPaths, request: &Request, reporter: &dyn Reporter) -> Result<Asked> {
     loop {
         let lock = paths.lock()?;
-        let Some(connection) = reach(&paths.socket())? else { return Ok(Asked::Nobody(lock)) };
-        // A supervisor stays for whoever has reached it.
+        let Some(connection) = reach(&paths.socket())? else {
+            return Ok(Asked::Unsupervised(lock));
+        };
+        // A supervisor stays as long as a connection is open.
         drop(lock);
         if let Some(reply) = converse(&connection, request, reporter)? {
             return Ok(Asked::Reply(reply));

@@ -1,9 +1,11 @@
 //! The conversation with a supervisor: whole messages over a unix socket.
 //!
-//! A message is one JSON object in one packet. A process that connects and closes without a message announces itself: the kernel
-//! tells the supervisor its process. A connection that stays open counts as a member of the tree.
+//! A message is one JSON object in one packet. A process that connects and closes without a message
+//! announces itself: the kernel tells the supervisor its process. A connection that stays open
+//! counts as a member of the tree.
 //!
-//! Invariants: a message has at most [`MESSAGE_BYTES_MAX`] bytes; the supervisor never waits for a peer to read.
+//! Invariants: a message has at most [`MESSAGE_BYTES_MAX`] bytes; the supervisor never waits for a
+//! peer to read.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,8 +42,8 @@ pub enum Request {
     Flush,
     /// Tell what was counted.
     Stat,
-    /// `process` is about to become, or is, a process that cannot be watched: nothing is logged while it lives. Answered once the log
-    /// is retired.
+    /// `process` is about to become, or is, a process that cannot be watched: nothing is logged
+    /// while it lives. Answered once the log is retired.
     Suspend {
         /// The sender, or a child of it.
         process: i32,
@@ -52,7 +54,8 @@ pub enum Request {
         #[serde(default)]
         program: Option<String>,
     },
-    /// One suspension for `process` is taken back: it did not become such a process, or a child of it did.
+    /// One suspension for `process` is taken back: it did not become such a process, or a child of
+    /// it did.
     Resume {
         /// As for [`Suspend`](Self::Suspend).
         process: i32,
@@ -133,7 +136,7 @@ impl AsFd for Connection {
 }
 
 impl Connection {
-    /// Connects to the supervisor that listens at `path`; none if nobody does.
+    /// Connects to the supervisor that listens at `path`; none if there is none.
     ///
     /// # Errors
     /// The socket cannot be used.
@@ -203,7 +206,8 @@ impl Connection {
         let mut buffer = vec![0_u8; MESSAGE_BYTES_MAX];
         let received = loop {
             match rustix::net::recv(&self.socket, &mut buffer[..], flags) {
-                // The second: the other end went with a message of ours unread; what it said before is still there.
+                // The second: the other end went with a message of ours unread; what it said before
+                // is still there.
                 Err(Errno::INTR | Errno::CONNRESET) => {}
                 received => break received?.0,
             }

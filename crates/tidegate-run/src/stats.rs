@@ -46,7 +46,8 @@ impl RealSyncs {
     }
 }
 
-/// What `tidegate stat --json` prints; the keys are a contract with scripts. Counts begin with the supervisor.
+/// What `tidegate stat --json` prints; the keys are a contract with scripts. Counts begin with the
+/// supervisor.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
     /// The pool.

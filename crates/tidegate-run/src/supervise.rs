@@ -20,12 +20,14 @@ use super::report::one_line;
 use super::socket::{Connection, Reply, Welcome};
 use super::supervisor::{Charge, Supervisor};
 
-/// Supervises the pool at `pool`; standard input is the connection to the launcher, which hears of errors there.
+/// Supervises the pool at `pool`; standard input is the connection to the launcher, which hears of
+/// errors there.
 ///
 /// # Errors
 /// There is no launcher.
 pub fn supervise(pool: &Path, options: RecoverOptions) -> Result<()> {
-    // Without the cleaner's thread programs would wait for free space for ever: the supervisor ends with it.
+    // Without the cleaner's thread programs would wait for free space for ever: the supervisor ends
+    // with it.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);
@@ -50,7 +52,7 @@ pub fn supervise(pool: &Path, options: RecoverOptions) -> Result<()> {
         }
         Err(error) => {
             let message = one_line(&format!("{error:#}"));
-            // Without a launcher nobody is left to hear it.
+            // Without a launcher there is none to tell.
             let _ = told.send(&Reply::Failed { message });
         }
     }

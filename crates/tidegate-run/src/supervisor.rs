@@ -1,13 +1,17 @@
-//! The supervisor of a pool: it knows the processes that use the pool, answers them, and ends when there are none.
+//! The supervisor of a pool: it knows the processes that use the pool, answers them, and ends when
+//! there are none.
 //!
 //! Invariants:
 //! 1. The pool is held, and its log cleaned, from the welcome to the farewell.
-//! 2. The tree is empty when no process that announced itself lives and no connection is open but of launchers that
-//!    have said that they leave. Only then the supervisor ends: after the log is retired, behind the pool's lock, so that
-//!    no process finds it in between; a launcher that joins before that keeps it.
-//! 3. It waits in one place, for events; a peer that does not read or sends nonsense is dropped, never waited for.
+//! 2. The tree is empty when no process that announced itself lives and no connection is open but
+//!    of launchers that have said that they leave. Only then the supervisor ends: after the log is
+//!    retired, behind the pool's lock, so that no process finds it in between; a launcher that
+//!    joins before that keeps it.
+//! 3. It waits in one place, for events; a peer that does not read or sends nonsense is dropped,
+//!    never waited for.
 //!
-//! Map: [`Supervisor::new`] · [`Supervisor::run`], the loop · [`Supervisor::end`] · `cleaner` does the work.
+//! Map: [`Supervisor::new`] · [`Supervisor::run`], the loop · [`Supervisor::end`] · `cleaner` does
+//! the work.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -163,8 +167,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The number of [`others`](Self::others), where some of them may have been unable to announce themselves: they have become
-    /// another user, say.
+    /// The number of [`others`](Self::others), where some of them may have been unable to announce
+    /// themselves: they have become another user, say.
     fn others_found(&mut self) -> io::Result<u64> {
         if self.others() == 0 && self.charge.cleaner.log().has_unannounced() {
             self.announce_all()?;
@@ -172,8 +176,8 @@ impl Supervisor {
         Ok(self.others())
     }
 
-    /// Has the cleaner repair what dead processes left that have not announced themselves. Looks again later where this user may not
-    /// know whether a process lives.
+    /// Has the cleaner repair what dead processes left that have not announced themselves. Looks
+    /// again later where this user may not know whether a process lives.
     ///
     /// # Errors
     /// The timer cannot be set.
@@ -230,11 +234,13 @@ impl Supervisor {
             LISTENER => self.accept()?,
             CLEANER => self.hear_cleaner(),
             TIMER => {
-                // Read, so that it is ready no longer; what the lock was for is looked at after all events.
+                // Read, so that it is ready no longer; what the lock was for is looked at after all
+                // events.
                 let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
                 self.reap_unannounced()?;
             }
-            // The machine goes down, it may be: what the disks lack goes there now, and the rest when the tree has ended.
+            // The machine goes down, it may be: what the disks lack goes there now, and the rest
+            // when the tree has ended.
             SIGNAL => {
                 let _ = rustix::io::read(&self.signals, &mut [0_u8; 64]);
                 self.charge.cleaner.retire_all(SIGNAL);
@@ -294,11 +300,8 @@ impl Supervisor {
         match self.tree.announce(process)? {
             Announced::New => {}
             Announced::Known => return Ok(()),
-            Announced::Gone => {
-                // It had time enough to leave something in the middle.
-                self.charge.cleaner.process_ended(process);
-                return Ok(());
-            }
+            // It had time enough to leave something in the middle.
+            Announced::Gone => return self.ended(process),
         }
         if let Some(handle) = self.tree.handle(process) {
             let key = PROCESS | u64::from(process.as_raw_nonzero().get().unsigned_abs());
@@ -315,7 +318,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A process has ended: the cleaner repairs what it left, and it keeps logging suspended no longer.
+    /// A process has ended: the cleaner repairs what it left, and it keeps logging suspended no
+    /// longer.
     fn ended(&mut self, process: Pid) -> io::Result<()> {
         self.charge.cleaner.process_ended(process);
         let (log, control) = (self.charge.cleaner.log(), self.charge.paths.control());
@@ -378,7 +382,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The process that the peer means by a number of its own: itself or a child. None: the peer is gone.
+    /// The process that the peer means by a number of its own: itself or a child. None: the peer is
+    /// gone.
     fn process_of(&self, key: u64, number: i32) -> Option<Pid> {
         let peer = self.peers.get(&key)?.process;
         let named = Pid::from_raw(number).filter(|named| parent_of(*named) == Some(peer));
@@ -405,7 +410,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A launcher that was counted as a process that cannot be watched leaves: its program has ended.
+    /// A launcher that was counted as a process that cannot be watched leaves: its program has
+    /// ended.
     fn release_launcher(&mut self, key: u64) {
         let Some(process) = self.peers.get(&key).map(|peer| peer.process) else { return };
         if self.suspensions.contains(process) {
@@ -489,7 +495,8 @@ impl Supervisor {
         u64::try_from(self.tree.len() + peers).unwrap_or(u64::MAX)
     }
 
-    /// Ends the supervisor where no process uses the pool, a step at a time; the lock that keeps others out, once that is done.
+    /// Ends the supervisor where no process uses the pool, a step at a time; the lock that keeps
+    /// others out, once that is done.
     fn end(&mut self) -> io::Result<Option<Lock>> {
         if self.others_found()? > 0 {
             self.ending = Ending::No;

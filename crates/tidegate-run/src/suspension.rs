@@ -2,9 +2,9 @@
 //!
 //! Invariants:
 //! 1. The log is suspended once for each process here.
-//! 2. A process leaves when it has ended. Those that it started and that cannot be watched either have come before: they have its
-//!    environment, and do not map the control memory. Changes of names that they have made were not counted, so all
-//!    file systems have some pending then.
+//! 2. A process leaves when it has ended. Those that it started and that cannot be watched either
+//!    have come before: they have its environment, and do not map the control memory. Changes of
+//!    names that they have made were not counted, so all file systems have some pending then.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -45,7 +45,8 @@ impl Suspensions {
         }
     }
 
-    /// The process has ended: the processes that now stand for it, which are to be watched for their end.
+    /// The process has ended: the processes that now stand for it, which are to be watched for
+    /// their end.
     pub(crate) fn ended(&mut self, log: &Log, process: Pid, control: &Path) -> Vec<Pid> {
         if !self.processes.contains(&process) {
             return Vec::new();

@@ -1,8 +1,8 @@
 //! The processes that use a pool.
 //!
-//! A process is known from its announcement until its end, which its descriptor tells: a number that the kernel gives
-//! to another process later is never mistaken for it. The tree is alive while it has processes, or connections that
-//! are open.
+//! A process is known from its announcement until its end, which its descriptor tells: a number
+//! that the kernel gives to another process later is never mistaken for it. The tree is alive while
+//! it has processes, or connections that are open.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -37,7 +37,8 @@ pub(crate) enum Announced {
 }
 
 impl Tree {
-    /// Notes that `pid` uses the pool. A member of this number that has ended was [forgotten](Self::remove_if_ended) before.
+    /// Notes that `pid` uses the pool. A member of this number that has ended was
+    /// [forgotten](Self::remove_if_ended) before.
     ///
     /// # Errors
     /// No descriptors are left.
@@ -60,7 +61,8 @@ impl Tree {
         self.members.get(&pid).map(AsFd::as_fd)
     }
 
-    /// Forgets member `pid` if it has ended: whether it was one. The kernel may have given its number to another process.
+    /// Forgets member `pid` if it has ended: whether it was one. The kernel may have given its
+    /// number to another process.
     pub(crate) fn remove_if_ended(&mut self, pid: Pid) -> bool {
         self.members.get(&pid).is_some_and(has_ended) && self.members.remove(&pid).is_some()
     }
@@ -86,16 +88,16 @@ fn has_ended(handle: &OwnedFd) -> bool {
     poll(&mut handles, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// The processes that map the file at `path`, as far as this user may know. One that the kernel cannot show counts as well: it
-/// waits for a disk in the middle of a change of its mappings.
+/// The processes that map the file at `path`, as far as this user may know. One that the kernel
+/// cannot show counts as well: it waits for a disk in the middle of a change of its mappings.
 pub fn processes_that_map(path: &Path) -> Vec<Pid> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     of_those_that_may_map(path, entries.filter_map(number).filter_map(Pid::from_raw).collect())
 }
 
-/// The processes that were started under the pool with this control memory, as their environment says, but do not map it, as far
-/// as this user may know.
+/// The processes that were started under the pool with this control memory, as their environment
+/// says, but do not map it, as far as this user may know.
 pub(crate) fn processes_beside(control: &Path) -> Vec<Pid> {
     let mut entry = b"TIDEGATE_CONTROL=".to_vec();
     entry.extend_from_slice(control.as_os_str().as_bytes());
@@ -146,7 +148,8 @@ fn of_those_that_may_map(path: &Path, mut processes: VecDeque<Pid>) -> Vec<Pid> 
     found
 }
 
-/// For each process whether it is seen to map the file at `path`; from a thread, since the kernel may never answer.
+/// For each process whether it is seen to map the file at `path`; from a thread, since the kernel
+/// may never answer.
 fn shown_by_each(path: PathBuf, processes: VecDeque<Pid>) -> Receiver<bool> {
     let (answer, answers) = channel();
     let is_shown = move |process: Pid| {

@@ -1,10 +1,11 @@
 //! Makes ranges of files durable on their disks.
 //!
-//! A file is written in two steps: the disk takes its dirty ranges, then one sync commits what the file system needs to find them and
-//! empties the disk's cache.
+//! A file is written in two steps: the disk takes its dirty ranges, then one sync commits what the
+//! file system needs to find them and empties the disk's cache.
 //!
-//! Invariant: where no failure is returned, all that the kernel had of the due ranges and sizes when the sync was called is
-//! durable, and each failed write-back since the file is kept was told here.
+//! Invariant: where no failure is returned, all that the kernel had of the due ranges and sizes
+//! when the sync was called is durable, and each failed write-back since the file is kept was told
+//! here.
 
 use std::fs::File;
 use std::io;
@@ -32,8 +33,8 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// It says nothing of the disk: another process holds what is needed, or this one has no more of something. The next attempt
-    /// may do it, and no program has to hear of it.
+    /// It says nothing of the disk: another process holds what is needed, or this one has no more
+    /// of something. The next attempt may do it, and no program has to hear of it.
     pub(crate) fn is_transient(&self) -> bool {
         const TRANSIENT: [Errno; 5] =
             [Errno::AGAIN, Errno::INTR, Errno::MFILE, Errno::NFILE, Errno::NOMEM];
@@ -105,8 +106,8 @@ fn sync_ranges(file: &File, ranges: &Ranges) -> io::Result<()> {
     file.sync_data().map_err(of_disk)
 }
 
-/// Syncs a file that is not kept, as after the death of another supervisor: through a descriptor of its own, or with its whole
-/// file system.
+/// Syncs a file that is not kept, as after the death of another supervisor: through a descriptor of
+/// its own, or with its whole file system.
 fn sync_not_kept(known: &Known) -> io::Result<()> {
     match locate::open(known)? {
         Located::Open(file) => file.sync_data().map_err(of_disk),
@@ -121,8 +122,8 @@ fn sync_not_kept(known: &Known) -> io::Result<()> {
 /// Syncs the file system of `directory`.
 ///
 /// # Errors
-/// It failed. Also where the file system is read-only: of one that turned so after an error the kernel says that there is nothing
-/// to sync.
+/// It failed. Also where the file system is read-only: of one that turned so after an error the
+/// kernel says that there is nothing to sync.
 fn sync_file_system(directory: &File) -> io::Result<()> {
     rustix::fs::syncfs(directory).map_err(|errno| of_disk(errno.into()))?;
     if rustix::fs::fstatvfs(directory)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
@@ -138,8 +139,8 @@ fn sync_everything() -> io::Result<()> {
     Ok(())
 }
 
-/// What a sync told of the disk. Its number is that of a write that failed, out of memory for one, and is told once: it never
-/// passes for one that says nothing of the disk.
+/// What a sync told of the disk. Its number is that of a write that failed, out of memory for one,
+/// and is told once: it never passes for one that says nothing of the disk.
 fn of_disk(error: io::Error) -> io::Error {
     io::Error::other(error)
 }

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
             line(format_args!("{shown}: {size} of the log are in the files and free again"))?;
         }
         Asked::Reply(_) => anyhow::bail!("{shown}: the supervisor gave an answer of another kind"),
-        Asked::Nobody(lock) => {
+        Asked::Unsupervised(lock) => {
             drop(lock);
             recover(&pool, &paths, RecoverOptions::default())?;
         }

@@ -43,7 +43,7 @@ fn of_pool(path: &Path) -> Result<Statistics> {
         Asked::Reply(_) => {
             bail!("{}: its supervisor gave an answer of another kind", path.display())
         }
-        Asked::Nobody(_lock) => {
+        Asked::Unsupervised(_lock) => {
             let (log_bytes, log_used_bytes) = log_in_use(&pool)?;
             Ok(Statistics { pool, log_bytes, log_used_bytes, ..Statistics::default() })
         }

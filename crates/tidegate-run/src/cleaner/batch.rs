@@ -1,23 +1,25 @@
 //! A batch of records: summed up, chosen, made durable in its files, retired.
 //!
 //! Invariants:
-//! 1. The tail moves to a position only after a sync without failures of all files that the records before it change, begun when
-//!    the kernel had made all these changes.
+//! 1. The tail moves to a position only after a sync without failures of all files that the records
+//!    before it change, begun when the kernel had made all these changes.
 //! 2. While a writer waits for free space a batch is as small as what the disk takes in [`BATCH`].
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tidegate::log::{Counter, RecordKind};
 
 use super::super::backlog::Due;
 use super::super::policy::Situation;
-use super::super::writeback::Writeback;
+use super::super::writeback::{Synced, Writeback};
 use super::handle::Event;
 use super::{Step, Worker};
 
 /// How long a batch may take while a writer waits for free space.
 const BATCH: Duration = Duration::from_millis(40);
-/// Pause while a writer is in the middle of an operation that the batch waits for. It does not tell when it has ended.
+/// Pause while a writer is in the middle of an operation that the batch waits for. It does not tell
+/// when it has ended.
 const PAUSE_FOR_WRITER: Duration = Duration::from_millis(1);
 
 impl Worker {
@@ -69,7 +71,7 @@ impl Worker {
             return self.failed(&failures);
         }
         let started = Instant::now();
-        let synced = Writeback { kept: &self.kept, backlog: &self.backlog }.sync(&due);
+        let synced = self.sync(&due);
         self.count(Counter::CleanerSyncs, synced.calls);
         self.count(Counter::CleanerSyncNs, nanoseconds(started.elapsed()));
         if !synced.failures.is_empty() {
@@ -82,14 +84,47 @@ impl Worker {
             self.is_blocked = false;
             self.speed.measured(dirty_bytes, started.elapsed());
             self.counts.written_back(dirty_bytes, self.backlog.files_seen());
-            self.kept.release_ended(&self.log);
         }
         self.answer_waiters();
         if is_retired || self.log.head() == self.log.tail() {
             return Step::Again;
         }
-        // A writer is in the middle of an operation. Each look asks writers for newer definitions, so looks are rare.
+        // A writer is in the middle of an operation. Each look asks writers for newer definitions,
+        // so looks are rare.
         Step::Sleep { wake_at: u64::MAX, timeout: Some(PAUSE_FOR_WRITER) }
+    }
+
+    /// Makes what is due durable. Meanwhile files are kept that programs want to be, and space is
+    /// allocated: a program does not wait for a disk for these.
+    fn sync(&mut self, due: &Due) -> Synced {
+        if due.files.is_empty() {
+            return Synced::default();
+        }
+        let is_over = AtomicBool::new(false);
+        let (log, writeback) = (&self.log, Writeback { kept: &self.kept, backlog: &self.backlog });
+        let mut opened = Vec::new();
+        let synced = std::thread::scope(|scope| {
+            let syncing = scope.spawn(|| {
+                let synced = writeback.sync(due);
+                is_over.store(true, Ordering::Release);
+                log.wake_cleaner();
+                synced
+            });
+            loop {
+                let seen = log.work();
+                if is_over.load(Ordering::Acquire) {
+                    break syncing.join();
+                }
+                opened.extend(writeback.kept.open_wanted(log));
+                if let Err(message) = self.allocator.keep_ahead(log, log.is_starving()) {
+                    self.events.send(Event::Notice(message));
+                }
+                let wake_at = self.allocator.wake_at(log).unwrap_or(u64::MAX);
+                log.wait_for_work(seen, wake_at, None);
+            }
+        });
+        self.kept.insert(opened);
+        synced.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
     /// Moves the tail to `position`.
@@ -109,7 +144,8 @@ impl Worker {
         }
     }
 
-    /// Up to where records are retired next, and what is due for them. What comes behind is on its way to the disk meanwhile.
+    /// Up to where records are retired next, and what is due for them. What comes behind is on its
+    /// way to the disk meanwhile.
     fn choose(&mut self, situation: &Situation, safe: u64) -> (u64, Due) {
         let situation = Situation { dirty_bytes: self.backlog.dirty_bytes(), ..*situation };
         let limit = self.policy.batch_bytes(&situation, self.speed.bytes_in(BATCH));

@@ -1,6 +1,7 @@
 //! What the disk does not take.
 //!
-//! Invariant: what cannot be synced stays in the log, is written to its file once more from there, and is tried again later.
+//! Invariant: what cannot be synced stays in the log, is written to its file once more from there,
+//! and is tried again later.
 
 use std::time::Duration;
 
@@ -33,7 +34,8 @@ impl Worker {
         let failed = failures.iter().filter(|failure| !failure.is_transient());
         let ids = failed.filter_map(|failure| failure.file);
         for entry in self.log.files_with_ids(ids).into_values() {
-            // The next sync of the program will tell it; a file that is gone from the table has no program.
+            // The next sync of the program will tell it; a file that is gone from the table has no
+            // program.
             let _ = self.log.note_failure(entry);
         }
         if self.failed_attempts >= ATTEMPTS {

@@ -1,4 +1,5 @@
-//! The handle by which the supervisor's loop starts, asks and ends the cleaner's thread, and by which that reports events.
+//! The handle by which the supervisor's loop starts, asks and ends the cleaner's thread, and by
+//! which that reports events.
 
 use std::collections::VecDeque;
 use std::io;

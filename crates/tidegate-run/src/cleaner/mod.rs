@@ -1,13 +1,16 @@
-//! The cleaner: a thread that makes files durable that the log has records of, and frees the log behind them. Here is its loop.
+//! The cleaner: a thread that makes files durable that the log has records of, and frees the log
+//! behind them. Here is its loop.
 //!
 //! Invariants:
-//! 1. It sleeps unless there is something to do: until the head comes to a position that matters, a process ends, a request
-//!    comes, or, while the log has records or files are kept, [`QUIET`] passes.
+//! 1. It sleeps unless there is something to do: until the head comes to a position that matters, a
+//!    process ends, a request comes, or, while the log has records or files are kept, [`QUIET`]
+//!    passes.
 //! 2. Free space is shown to writers as soon as it is retired.
 //!
-//! Map: [`Cleaner`] is the handle of the supervisor's loop (`handle`); `Worker` is the thread. Each time `policy` says so it
-//! takes a `batch` of records and makes their files durable; `failure` is for what the disk does not take, `reap` for
-//! processes that have ended. `backlog` knows what is due, `kept` holds the descriptors, `writeback` syncs.
+//! Map: [`Cleaner`] is the handle of the supervisor's loop (`handle`); `Worker` is the thread. Each
+//! time `policy` says so it takes a `batch` of records and makes their files durable; `failure` is
+//! for what the disk does not take, `reap` for processes that have ended. `backlog` knows what is
+//! due, `kept` holds the descriptors, `writeback` syncs.
 
 mod batch;
 mod failure;
@@ -31,8 +34,8 @@ use failure::PAUSE_LEAST;
 use handle::{Events, Job};
 use reap::Unrepaired;
 
-/// A log without an append for so long is retired. It is looked at this often while it is in use, so it is clean at most twice as
-/// long after its last append.
+/// A log without an append for so long is retired. It is looked at this often while it is in use,
+/// so it is clean at most twice as long after its last append.
 const QUIET: Duration = Duration::from_millis(2500);
 
 /// A request that waits for the log to be retired up to a position.
@@ -62,6 +65,8 @@ struct Worker {
     failure_told: bool,
     /// A writer waits for free space.
     is_blocked: bool,
+    /// When files were last looked for that need not be kept any more.
+    swept_at: Instant,
     /// A head, and since when it is known to be the log's.
     quiet_since: (u64, Instant),
     speed: DiskSpeed,
@@ -103,6 +108,7 @@ impl Worker {
             failed_attempts: 0,
             failure_told: false,
             is_blocked: false,
+            swept_at: Instant::now(),
             quiet_since: (log.head(), Instant::now()),
             speed: DiskSpeed::default(),
         }
@@ -132,6 +138,7 @@ impl Worker {
             return Step::Stop;
         }
         self.repair_unrepaired();
+        self.sweep();
         let is_starving = self.log.take_starving();
         if let Err(message) = self.allocator.keep_ahead(&self.log, is_starving) {
             self.events.send(Event::Notice(message));
@@ -173,6 +180,15 @@ impl Worker {
         true
     }
 
+    /// Closes files that need not be kept any more, now and then: a removed file takes its space
+    /// until then.
+    fn sweep(&mut self) {
+        if self.swept_at.elapsed() >= QUIET {
+            self.swept_at = Instant::now();
+            self.kept.release_ended(&self.log);
+        }
+    }
+
     fn situation(&mut self) -> Situation {
         let (head, tail) = (self.log.head(), self.log.tail());
         if self.quiet_since.0 != head {
@@ -191,7 +207,8 @@ impl Worker {
         self.log.stats().add(counter, number);
     }
 
-    /// Answers those that waited for what is retired by now, once no file is kept of which the log has nothing.
+    /// Answers those that waited for what is retired by now, once no file is kept of which the log
+    /// has nothing.
     fn answer_waiters(&mut self) {
         let tail = self.log.tail();
         if self.waiters.iter().any(|waiter| waiter.until <= tail && !waiter.has_released) {

@@ -1,7 +1,8 @@
 //! Processes that have ended.
 //!
-//! Invariant: what a dead process left stays its own until it is repaired: its slots hold the tail, its notes keep files pinned
-//! to the kernel path. What a held lock keeps from being repaired is tried again, at each step, until it is.
+//! Invariant: what a dead process left stays its own until it is repaired: its slots hold the tail,
+//! its notes keep files pinned to the kernel path. What a held lock keeps from being repaired is
+//! tried again, at each step, until it is.
 
 use std::time::Duration;
 
@@ -77,7 +78,8 @@ mod tests {
     use super::super::failure::tests::worker;
     use super::super::handle::Job;
 
-    /// Else its slot would hold the tail, and its mark keep the file plain, until the whole tree has ended.
+    /// Else its slot would hold the tail, and its mark keep the file plain, until the whole tree
+    /// has ended.
     #[test]
     fn what_is_locked_when_its_process_ends_is_repaired_later() {
         let trial = Trial::new();

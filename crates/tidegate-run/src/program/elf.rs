@@ -14,7 +14,7 @@ const CLASS_64: u8 = 2;
 const LITTLE_ENDIAN: u8 = 1;
 const INTERPRETER: u32 = 3;
 const NOTE: u32 = 4;
-/// Notes and names beyond this many bytes are nobody's.
+/// Notes and names beyond this many bytes are not looked at.
 const MOST_BYTES: u64 = 64 << 10;
 
 #[cfg(target_arch = "x86_64")]
@@ -66,13 +66,15 @@ pub(super) fn linking(file: &File) -> io::Result<Linking> {
     })
 }
 
-/// The loader's name is glibc's: `ld-linux-x86-64.so.2`, `ld-linux-aarch64.so.1`, or a symbolic name like `ld.so`.
+/// The loader's name is glibc's: `ld-linux-x86-64.so.2`, `ld-linux-aarch64.so.1`, or a symbolic
+/// name like `ld.so`.
 fn is_glibc(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     name.starts_with(b"ld-linux") || name.starts_with(b"ld.so") || name.starts_with(b"ld-2.")
 }
 
-/// A table of headers: its offset, the size of an entry and their number are at `fields` of the file's header.
+/// A table of headers: its offset, the size of an entry and their number are at `fields` of the
+/// file's header.
 fn table(
     file: &File,
     header: &[u8],
