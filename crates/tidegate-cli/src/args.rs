@@ -318,6 +318,7 @@ instead of a wait for the disk. After a power cut and recovery files are as that
 without Tidegate, with each of its syncs really made. Files stay ordinary files on the disk they are on.
 Exit status: the program's, or 128 + N if signal N ended it; 1 with a line that begins with `tidegate:` if the
 program was not started.")]
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub(crate) struct RunArgs {
     /// The log pool's file or devdax device, made on demand; by default one on a DAX file system that the user may
     /// write to
@@ -336,7 +337,7 @@ pub(crate) struct RunArgs {
     /// need no disk. `kill -9` loses nothing then; a power cut loses what programs synced
     #[arg(long, conflicts_with = "pool")]
     pub(crate) volatile: bool,
-    /// Sync each write of a file when it returns, as if the file were open with O_SYNC
+    /// Sync each write of a file when it returns, as if the file were open with `O_SYNC`
     #[arg(long)]
     pub(crate) every_write: bool,
     /// Print no notices on standard error

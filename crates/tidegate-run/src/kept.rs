@@ -13,6 +13,7 @@
 //! 3. While the log is idle and empty no descriptor is held: its file systems can be unmounted.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -112,8 +113,8 @@ impl KeptFiles {
     /// It cannot be opened.
     pub(crate) fn adopt(&mut self, log: &Log, entry: FileRef, known: &Known) -> io::Result<()> {
         let id = log.id_of(entry);
-        if !self.files.contains_key(&id) {
-            self.files.insert(id, Kept::open(entry, known)?);
+        if let Entry::Vacant(free) = self.files.entry(id) {
+            free.insert(Kept::open(entry, known)?);
             log.note_kept(entry, true);
         }
         Ok(())

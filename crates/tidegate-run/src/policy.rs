@@ -198,7 +198,7 @@ mod tests {
         let policy = Policy::new(1024 * MIB);
         let batch = |used_mib, dirty_mib, is_blocked, is_wanted| {
             let (used_bytes, dirty_bytes) = (used_mib * MIB, dirty_mib * MIB);
-            let situation = Situation { used_bytes, dirty_bytes, is_blocked, is_wanted, ..EMPTY };
+            let situation = Situation { used_bytes, dirty_bytes, is_wanted, is_blocked, ..EMPTY };
             policy.batch_bytes(&situation, 5 * MIB).map(|bytes| bytes / MIB)
         };
         assert_eq!(batch(1024, 1000, true, false), Some(5), "what the disk takes in its time");
