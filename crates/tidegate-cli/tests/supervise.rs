@@ -196,7 +196,8 @@ impl Program {
         log(&self.log, &guard, &file, path, offset, data);
         file.write_all_at(data, offset).unwrap();
         let bytes = data.len() as u64;
-        guard.note_change(Change { bytes, grew: true, changes: 0 });
+        let size = file.metadata().unwrap().len();
+        guard.note_change(Change { bytes, grew: true, resized: Some(0), size });
         guard.mark(file.metadata().unwrap().len()).unwrap();
     }
 }
@@ -220,7 +221,7 @@ fn log(log: &Log, guard: &FileGuard<'_>, file: &File, path: &Path, offset: u64, 
         path: path.as_os_str().as_encoded_bytes(),
     };
     if !guard.is_logged() {
-        guard.begin_story(&definition).unwrap();
+        guard.begin_story(&definition, metadata.len()).unwrap();
         let (unlogged, synced_from) = (guard.unlogged(), log.head());
         file.sync_all().unwrap();
         let state = CoverState { unlogged, synced_from, size: metadata.len(), is_dense: true };

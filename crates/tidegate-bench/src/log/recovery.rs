@@ -98,7 +98,7 @@ fn append_all(log: &Log, file: &File, path: &Path, blocks: u64) -> Result<u64> {
     };
     let entry = log.entry_for(&FileKey { device, inode, identity }).map_err(of_log)?;
     let guard = log.lock(entry).map_err(of_log)?;
-    guard.begin_story(&definition).map_err(of_log)?;
+    guard.begin_story(&definition, found.len()).map_err(of_log)?;
     let (unlogged, synced_from, size) = (guard.unlogged(), log.head(), found.len());
     let state = CoverState { unlogged, synced_from, size, is_dense: true };
     guard.cover(&state, &definition).map_err(of_log)?;

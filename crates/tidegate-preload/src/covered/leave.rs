@@ -39,7 +39,7 @@ fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>) {
 
 impl Open {
     /// Makes the file durable by the kernel, and ends its story if it has one.
-    pub(super) fn leave(&self, guard: &FileGuard<'_>) {
+    pub(crate) fn leave(&self, guard: &FileGuard<'_>) {
         if !guard.is_logged() {
             return;
         }

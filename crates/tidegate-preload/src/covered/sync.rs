@@ -111,6 +111,7 @@ impl Open {
         if (guard.story(), guard.last_change()) == (story, change) && guard.is_logged() {
             // Without it the next sync is real.
             let _ = guard.mark(size);
+            guard.note_real_sync();
         }
         result
     }

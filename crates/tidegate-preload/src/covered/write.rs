@@ -159,6 +159,11 @@ impl Open {
             return Err(Refused::Never);
         }
         let (grew, size) = (guard.grows(end), guard.size());
+        if grew && guard.was_cut() && self.log.is_pending(guard.file_system) {
+            // Recovery could not tell this growth from the bytes before the cut, and would show it without
+            // what is pending.
+            return Err(Refused::Never);
+        }
         let changes = if grew { self.log.changes(guard.file_system) } else { 0 };
         let position = ticket.write(start, request.parts, grew)?;
         let result = kernel();

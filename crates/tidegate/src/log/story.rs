@@ -348,7 +348,21 @@ impl FileGuard<'_> {
             self.clear(flag::DENSE);
         } else {
             self.entry().durable_size().fetch_min(size, Ordering::Relaxed);
+            self.set(flag::CUT);
         }
+    }
+
+    /// The story has cut the file since its last real sync: the disk may still have the former size, so
+    /// that recovery cannot tell whether it has growth from after the cut. Such a file must not grow
+    /// while names are pending.
+    #[inline]
+    pub fn was_cut(&self) -> bool {
+        self.has(flag::CUT)
+    }
+
+    /// A real sync that began after the file's last change has succeeded.
+    pub fn note_real_sync(&self) {
+        self.clear(flag::CUT);
     }
 
     /// The file was changed since its last sync.

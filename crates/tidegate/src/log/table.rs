@@ -141,8 +141,11 @@ pub(super) mod flag {
     /// The supervisor is asked to hold one.
     pub(in crate::log) const WANT_KEPT: u64 = 512;
 
+    /// The story has cut the file since its last real sync.
+    pub(in crate::log) const CUT: u64 = 1024;
+
     /// What is true of one story only.
-    pub(in crate::log) const OF_STORY: u64 = COVERED | LOGGED | GREW | WRITTEN | DENSE;
+    pub(in crate::log) const OF_STORY: u64 = COVERED | LOGGED | GREW | WRITTEN | DENSE | CUT;
 }
 
 /// Entry `index`, which must be below [`FILES_MAX`].

@@ -83,6 +83,8 @@ pub trait FileSystem: Sync {
 pub struct FileState {
     /// Size in bytes.
     pub size_bytes: u64,
+    /// Size of the blocks in which its file system allocates, in bytes.
+    pub block_bytes: u64,
     /// When the file was last changed (`st_ctime`), in nanoseconds since 1970.
     pub changed_ns: i128,
 }
@@ -349,10 +351,10 @@ impl<F: FileSystem> Context<'_, F> {
 
     fn write_durably(&self, file: &FilePlan, opened: &F::File) -> Attempt {
         let state = self.files.state(opened).map_err(|error| ("look at the file", error))?;
-        let size_bytes = state.size_bytes;
+        let (size_bytes, block_bytes) = (state.size_bytes, state.block_bytes);
         let written = self.files.written(opened, size_bytes);
         let written = written.map_err(|error| ("tell which of its bytes were written", error))?;
-        let target = replay(file, &Disk { size_bytes, written });
+        let target = replay(file, &Disk { size_bytes, written, block_bytes });
         self.fill(&target, opened)?;
         // A sync that fails may tell of what went wrong before, and leaves clean what the disk did not
         // take.

@@ -106,7 +106,8 @@ fn plan(region: &Arc<Region>) {
     let most = usize::try_from(pool.ring_bytes() / 64).unwrap_or(usize::MAX);
     let steps = plan.files().iter().map(|file| file.steps.len());
     assert!(plan.files().len() + steps.sum::<usize>() <= most, "the plan is larger than the log");
-    let disk = Disk { size_bytes: 1000, written: [0..500, 700..1000].into_iter().collect() };
+    let written = [0..500, 700..1000].into_iter().collect();
+    let disk = Disk { size_bytes: 1000, written, block_bytes: 64 };
     for file in plan.files() {
         let target = replay(file, &disk);
         let apart = target.extents.windows(2).all(|pair| pair[0].end <= pair[1].start);

@@ -24,12 +24,14 @@ pub struct Disk {
     pub size_bytes: u64,
     /// The bytes that are in allocated extents and were written.
     pub written: Ranges,
+    /// Size of the blocks in which the file system allocates, in bytes, at least 1.
+    pub block_bytes: u64,
 }
 
 impl Disk {
     /// A disk that has all that was ever written of a file.
     pub(super) fn that_has_all() -> Self {
-        Self { size_bytes: u64::MAX, written: Ranges::from(0..u64::MAX) }
+        Self { size_bytes: u64::MAX, written: Ranges::from(0..u64::MAX), block_bytes: 1 }
     }
 }
 
@@ -49,6 +51,7 @@ struct Replay {
     /// The size that the file may have without one more commit of its file system.
     free_bytes: u64,
     written: Ranges,
+    block_bytes: u64,
     extents: ExtentMap,
 }
 
@@ -56,8 +59,10 @@ struct Replay {
 pub fn replay(file: &FilePlan, disk: &Disk) -> Target {
     let size_bytes = disk.size_bytes;
     let (written, extents) = (disk.written.clone(), ExtentMap::default());
+    let (disk_bytes, free_bytes) = (size_bytes, size_bytes);
+    let block_bytes = disk.block_bytes.max(1);
     let mut replay =
-        Replay { disk_bytes: size_bytes, size_bytes, free_bytes: size_bytes, written, extents };
+        Replay { disk_bytes, size_bytes, free_bytes, written, block_bytes, extents };
     let sizes_to_come = sizes_to_come(file);
     for (step, size_to_come) in file.steps.iter().zip(sizes_to_come) {
         match step.operation {
@@ -102,7 +107,9 @@ impl Replay {
 
     fn write(&mut self, extent: Extent, is_promised: bool, size_to_come: u64) {
         if is_promised {
-            self.written.insert(extent.start..extent.end);
+            // The file system allocates whole blocks, whose rest later writes overwrite.
+            let start = extent.start - extent.start % self.block_bytes;
+            self.written.insert(start..extent.end.next_multiple_of(self.block_bytes));
             self.free_bytes = self.free_bytes.max(extent.end);
         }
         // A later size shows the rest of a page, which the kernel writes whole or not at all.
@@ -120,7 +127,7 @@ mod tests {
     use super::*;
 
     fn disk(size_bytes: u64) -> Disk {
-        Disk { size_bytes, written: Ranges::from(0..size_bytes) }
+        Disk { size_bytes, written: Ranges::from(0..size_bytes), block_bytes: 1 }
     }
 
     fn write(offset: u64, len: u64, data: u64, grows: bool) -> Operation {
@@ -165,7 +172,8 @@ mod tests {
 
     #[test]
     fn holes_are_filled_only_with_a_mark() {
-        let holes = Disk { size_bytes: 100, written: [0..10, 90..100].into_iter().collect() };
+        let written = [0..10, 90..100].into_iter().collect();
+        let holes = Disk { size_bytes: 100, written, block_bytes: 1 };
         let steps = [write(5, 90, 1000, true)];
         let parts = target(100, &[log(5, 10, 1000), log(90, 95, 1085)]);
         assert_eq!(replay(&file_of(&steps, 0), &holes), parts);
@@ -197,9 +205,20 @@ mod tests {
 
     #[test]
     fn a_page_that_a_later_size_shows_is_written_whole_or_not_at_all() {
-        let page = Disk { size_bytes: 185, written: Ranges::from(0..192) };
+        let page = Disk { size_bytes: 185, written: Ranges::from(0..192), block_bytes: 1 };
         let file = file_of(&[write(175, 42, 1000, true), Operation::SetSize(228)], 0);
         assert_eq!(replay(&file, &page), target(228, &[log(175, 192, 1000)]));
+    }
+
+    #[test]
+    fn the_rest_of_a_promised_block_is_written_as_the_block_is() {
+        let disk = Disk { block_bytes: 64, ..disk(0) };
+        let steps = [write(0, 10, 1000, true), write(5, 30, 2000, true)];
+        let expected = target(10, &[log(0, 5, 1000), log(5, 10, 2000)]);
+        assert_eq!(replay(&file_of(&steps, 1), &disk), expected);
+        let steps = [&steps[..], &[write(90, 10, 3000, true)]].concat();
+        let all = replay(&file_of(&steps, 3), &disk);
+        assert_eq!(all.extents, [log(0, 5, 1000), log(5, 35, 2000), log(90, 100, 3000)]);
     }
 
     #[test]
