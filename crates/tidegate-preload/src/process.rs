@@ -174,7 +174,7 @@ extern "C" fn loaded() {
     let Some(attached) = attach().filter(|_| descriptors::make().is_ok()) else {
         // It has lost the right to use the log, and writes what others have in it.
         GIVEN_UP.store(true, Ordering::SeqCst);
-        return supervisor::suspend(number());
+        return supervisor::suspend(number(), Some("rights"));
     };
     exec::remember();
     find_file_limit();
@@ -267,7 +267,7 @@ pub(crate) extern "C" fn forked() {
     HOLDERS.store(0, Ordering::SeqCst);
     match log() {
         Some(log) => log.forget_pages(),
-        None if has_given_up() => return supervisor::suspend(number()),
+        None if has_given_up() => return supervisor::suspend(number(), Some("rights")),
         None => {}
     }
     if APART.replace(Apart::No) == Apart::OwnDescriptors {

@@ -22,7 +22,7 @@ pub(crate) fn give_up() {
         return;
     }
     let number = process::number();
-    supervisor::suspend(number);
+    supervisor::suspend(number, Some("rights"));
     if !process::in_vfork_child() {
         process::give_up();
     }

@@ -25,10 +25,14 @@ struct Message {
 }
 
 impl Message {
-    fn about(request: &str, process: u32) -> Self {
+    fn about(request: &str, process: u32, cause: Option<&str>) -> Self {
         let mut message = Self { bytes: [0; MESSAGE_BYTES], len: 0 };
-        // It fits: the longest request and the longest number have less than that.
-        let _ = write!(message, "{{\"request\":\"{request}\",\"process\":{process}}}");
+        // It fits: the longest of each have less than that.
+        let _ = write!(message, "{{\"request\":\"{request}\",\"process\":{process}");
+        if let Some(cause) = cause {
+            let _ = write!(message, ",\"cause\":\"{cause}\"");
+        }
+        let _ = message.write_str("}");
         message
     }
 
@@ -66,9 +70,9 @@ pub(crate) fn announce() {
 }
 
 /// Has all files leave the log, and none come back until `process` and what it starts have ended. Returns when
-/// that is so.
-pub(crate) fn suspend(process: u32) {
-    if ask(&Message::about("suspend", process), b"\"suspended\"") {
+/// that is so. The cause is one that the supervisor tells the user of.
+pub(crate) fn suspend(process: u32, cause: Option<&str>) {
+    if ask(&Message::about("suspend", process, cause), b"\"suspended\"") {
         return;
     }
     // Nobody takes this back.
@@ -81,7 +85,7 @@ pub(crate) fn suspend(process: u32) {
 /// Takes back one [`suspend`] of `process`.
 pub(crate) fn resume(process: u32) {
     // Without an answer files stay plain.
-    ask(&Message::about("resume", process), b"\"resumed\"");
+    ask(&Message::about("resume", process, None), b"\"resumed\"");
 }
 
 /// Sends a message and waits for the answer: whether it has `wanted` in it.
@@ -109,8 +113,11 @@ mod tests {
 
     #[test]
     fn the_longest_message_fits() {
-        let message = Message::about("suspend", u32::MAX);
-        let expected = format!("{{\"request\":\"suspend\",\"process\":{}}}", u32::MAX);
+        let message = Message::about("suspend", u32::MAX, Some("privileged_program"));
+        let expected = format!(
+            "{{\"request\":\"suspend\",\"process\":{},\"cause\":\"privileged_program\"}}",
+            u32::MAX
+        );
         assert_eq!(message.as_bytes(), expected.as_bytes());
     }
 }

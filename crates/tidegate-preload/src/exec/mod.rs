@@ -72,7 +72,7 @@ fn starting(
     let runs_alone = verdict != Verdict::Preloaded;
     let additions = additions(session, verdict != Verdict::AloneUnnamed);
     if runs_alone {
-        supervisor::suspend(process::number());
+        supervisor::suspend(process::number(), cause_of(verdict));
     }
     if way == Way::Exec {
         unseen::release();
@@ -83,14 +83,19 @@ fn starting(
         unseen::take_again();
     }
     if runs_alone {
-        hand_suspension_on(way, result);
+        hand_suspension_on(way, cause_of(verdict), result);
     }
     result
 }
 
+/// Why a program cannot be watched, in the supervisor's words, as far as that is told apart.
+fn cause_of(verdict: Verdict) -> Option<&'static str> {
+    (verdict == Verdict::AloneUnnamed).then_some("other_libc")
+}
+
 /// After the start of a program without the library: it is the child for whose life logging is suspended, if
 /// there is one, and not this process.
-fn hand_suspension_on(way: Way, result: c_int) {
+fn hand_suspension_on(way: Way, cause: Option<&str>, result: c_int) {
     if let Way::Spawn(child) = way
         && result == 0
     {
@@ -98,7 +103,7 @@ fn hand_suspension_on(way: Way, result: c_int) {
         let child = unsafe { child.as_ref() }.and_then(|child| u32::try_from(*child).ok());
         // Whose number is not known, for its life this process stands.
         let Some(child) = child else { return };
-        supervisor::suspend(child);
+        supervisor::suspend(child, cause);
     }
     supervisor::resume(process::number());
 }
@@ -147,7 +152,7 @@ fn starting_shell<R>(start: impl FnOnce() -> R) -> R {
     let (Some(_), Some(session)) = (process::log(), Session::get()) else { return start() };
     if additions(session, true).needed_bytes(session::environment()).is_some() {
         // The program has cleared its environment: the shell runs alone, for how long is not known.
-        supervisor::suspend(process::number());
+        supervisor::suspend(process::number(), Some("dropped_library"));
     }
     start()
 }

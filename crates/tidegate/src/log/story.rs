@@ -459,7 +459,7 @@ mod tests {
     /// Covers the file, of `size` bytes that are all written.
     fn cover(log: &Log, size: u64) -> bool {
         let guard = log.lock(file(log)).unwrap();
-        guard.begin_story(&definition(1)).unwrap();
+        guard.begin_story(&definition(1), 100).unwrap();
         let state = state(log, &guard, size);
         guard.cover(&state, &definition(1)).unwrap()
     }
@@ -474,7 +474,7 @@ mod tests {
         records.map(|record| record.kind).collect()
     }
 
-    const GROWTH: Change = Change { bytes: 10, grew: true, changes: 3 };
+    const GROWTH: Change = Change { bytes: 10, grew: true, resized: Some(3), size: 110 };
 
     #[test]
     fn a_file_is_covered_only_while_all_changes_are_logged() {
@@ -504,7 +504,7 @@ mod tests {
     fn a_change_past_the_log_during_the_sync_leaves_the_file_plain() {
         let log = log();
         let guard = log.lock(file(&log)).unwrap();
-        guard.begin_story(&definition(1)).unwrap();
+        guard.begin_story(&definition(1), 100).unwrap();
         let state = state(&log, &guard, 100);
         guard.mark_unlogged(true);
         assert_eq!(guard.cover(&state, &definition(1)), Ok(false));
@@ -549,7 +549,7 @@ mod tests {
     fn a_cut_while_the_file_is_admitted_counts() {
         let log = log();
         let guard = log.lock(file(&log)).unwrap();
-        guard.begin_story(&definition(1)).unwrap();
+        guard.begin_story(&definition(1), 100).unwrap();
         let state = state(&log, &guard, 100);
         guard.begin().unwrap().set_size(30, false).unwrap();
         guard.note_size(30, false);

@@ -63,7 +63,7 @@ impl Bed {
         let key = FileKey { device: stat.dev(), inode: stat.ino(), identity };
         let entry = self.log.entry_for(&key).expect("the table has room");
         let guard = self.log.lock(entry).expect("it is free");
-        guard.begin_story(&definition).expect("the log has room");
+        guard.begin_story(&definition, 0).expect("the log has room");
         let (unlogged, synced_from) = (guard.unlogged(), self.log.head());
         let state = CoverState { unlogged, synced_from, size: size as u64, is_dense: true };
         assert!(guard.cover(&state, &definition).expect("the log has room"));
@@ -113,7 +113,7 @@ fn files_get_what_was_promised_and_not_more() {
     bed.covered("grown", 4, |guard| write(guard, 6, "more", true));
     bed.covered("marked", 4, |guard| {
         write(guard, 6, "more", true);
-        guard.note_change(crate::log::Change { bytes: 4, grew: true, changes: 0 });
+        guard.note_change(crate::log::Change { bytes: 4, grew: true, resized: None, size: 0 });
         guard.mark(10).expect("the log has room");
     });
     bed.covered("cut", 8, |guard| {
