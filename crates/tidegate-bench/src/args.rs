@@ -152,7 +152,7 @@ mod tests {
             ("x block --size 0", "more than 0"),
             ("x nbd --policies peer:ceph", "peer:ceph"),
             ("x cache", "cache"),
-            ("x log --policies fast", "run-absorb"),
+            ("x log --policies fast", "known are plain, run"),
             ("x log --parts fast", "postgres"),
         ] {
             let message = parse(line).unwrap_err().to_string();

@@ -62,7 +62,7 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Serve a pool as a network block device (NBD)
     Serve(ServeArgs),
-    /// Run a program whose file writes are durable when they return
+    /// Run a program whose syncs cost an append to a log
     Run(RunArgs),
     /// Bring the files up to date with what a killed `run` or a power cut left in a log pool
     Recover(RecoverArgs),
@@ -303,15 +303,18 @@ pub(crate) struct LimitArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tidegate run -- sqlite3 app.db
-  tidegate run --pool /mnt/pmem/app.pool --size 4G --stats -- make -j4
-  tidegate run --include '/srv/db/*' -- postgres -D /srv/db
+  tidegate run --pool /mnt/pmem/app.pool --size 4G --stats -- postgres -D /srv/db
+  tidegate run --volatile -- make test
 
-Each write of the program and of the processes that it starts is durable when it returns, and fsync costs
-nothing; files stay ordinary files on the disk they are on. Exit status: the program's, or 128 + N if signal N
-ended it; 1 with a line that begins with `tidegate:` if the program was not started.")]
+A sync (fsync, fdatasync, O_SYNC, O_DSYNC) of the program or of a process that it starts costs an append to the log
+instead of a wait for the disk. After a power cut and recovery files are as that program could have left them
+without Tidegate, with each of its syncs really made. Files stay ordinary files on the disk they are on.
+Exit status: the program's, or 128 + N if signal N ended it; 1 with a line that begins with `tidegate:` if the
+program was not started.")]
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub(crate) struct RunArgs {
     /// The log pool's file or devdax device, made on demand; by default one on a DAX file system
-    /// that the user may write to, else one in /dev/shm
+    /// that the user may write to
     #[arg(long, value_name = "POOL")]
     pub(crate) pool: Option<PathBuf>,
     /// Size of a pool that is made: bytes, or with K, M, G or T (powers of 1024); 1G unless given
@@ -323,11 +326,17 @@ pub(crate) struct RunArgs {
     /// Do not log files whose absolute path matches; stronger than --include; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<OsString>,
-    /// Keep the writes to a file that only one process has open from the kernel, until another
-    /// process wants the file: several times faster; others that open it wait for that, and see its
-    /// old size until then
+    /// Take a pool in ordinary memory (/dev/shm) where there is no persistent memory: for tests and
+    /// builds, whose files need no disk. `kill -9` loses nothing then; a power cut loses what
+    /// programs synced
+    #[arg(long, conflicts_with = "pool")]
+    pub(crate) volatile: bool,
+    /// Sync each write of a file when it returns, as if the file were open with `O_SYNC`
     #[arg(long)]
-    pub(crate) absorb: bool,
+    pub(crate) every_write: bool,
+    /// Print no notices on standard error
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
     /// Print a summary on standard error at the end: writes, fsyncs saved, latencies, use of the
     /// log
     #[arg(long)]
@@ -354,6 +363,9 @@ pub(crate) struct RecoverArgs {
     /// Replay every record, also where the files are known to have it
     #[arg(long)]
     pub(crate) replay: bool,
+    /// Pass over records that are damaged, and files that were changed after the boot and before this recovery
+    #[arg(long, conflicts_with = "discard")]
+    pub(crate) salvage: bool,
 }
 
 /// Arguments of `tidegate flush`.
@@ -413,6 +425,12 @@ pub(crate) struct SuperviseArgs {
     /// The log pool's file or devdax device, absolute
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
+    /// As for `recover`
+    #[arg(long)]
+    pub(crate) replay: bool,
+    /// As for `recover`
+    #[arg(long)]
+    pub(crate) salvage: bool,
 }
 
 #[cfg(test)]

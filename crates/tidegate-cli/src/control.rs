@@ -10,7 +10,7 @@ use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask};
 use tidegate_serve::nbd::{Statistics, StatisticsSource};
 
 use crate::output::say;
-use crate::run::place::Meeting;
+use tidegate_run::PoolPaths;
 
 const CONNECTIONS_OPEN: Metric =
     Metric::gauge("connections_open", Unit::Count, "Connections open now");
@@ -42,7 +42,7 @@ const ERRORS: Metric = Metric::counter("errors", Unit::Count, "Requests answered
 /// # Errors
 /// The pool cannot be inspected, or the directory is not the user's own.
 fn socket_of(pool: &Path) -> Result<PathBuf> {
-    Ok(Meeting::of_pool(pool)?.socket().with_extension("serve"))
+    Ok(PoolPaths::of_pool(pool)?.socket().with_extension("serve"))
 }
 
 /// Answers `tidegate stat` and `tidegate set` for `stack` until the server is dropped, at the

@@ -9,7 +9,6 @@ mod commands;
 mod control;
 mod output;
 mod pool;
-mod run;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,12 +1,14 @@
 //! What commands print: results on standard output, progress on standard error, errors in one line.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use tidegate::stack::StackError;
 use tidegate::tier::Line;
+use tidegate_run::Reporter;
 
 /// Wrong usage that only shows after parsing, such as options that contradict each other: exit
 /// status 2.
@@ -70,6 +72,44 @@ pub(crate) fn stack_error(error: StackError) -> anyhow::Error {
 /// One line out of what may be several: for errors, which are one line by contract.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Prints what a session of `tidegate run` has to say on standard error.
+pub(crate) struct Terminal {
+    is_quiet: bool,
+    recovery: Mutex<Option<ProgressBar>>,
+}
+
+impl Terminal {
+    /// One that prints nothing if `is_quiet`.
+    pub(crate) fn new(is_quiet: bool) -> Self {
+        Self { is_quiet, recovery: Mutex::new(None) }
+    }
+}
+
+impl Reporter for Terminal {
+    fn notice(&self, message: &str) {
+        if !self.is_quiet {
+            say(message);
+        }
+    }
+
+    fn progress(&self, done: u64, total: u64) {
+        if self.is_quiet {
+            return;
+        }
+        let mut recovery = self.recovery.lock().unwrap_or_else(PoisonError::into_inner);
+        let bar = recovery.get_or_insert_with(|| progress("recovering"));
+        bar.set_length(total);
+        bar.set_position(done);
+    }
+
+    fn progress_ended(&self) {
+        let bar = self.recovery.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+    }
 }
 
 /// A progress bar on standard error, whose length is still to be set: shown on a terminal only.

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use anyhow::Result;
 use tidegate::pmem::{Region, RegionOptions};
-pub(crate) use tidegate::stack::power_cut;
 
 use crate::args::MemoryArgs;
 

@@ -114,8 +114,22 @@ fn help_of_run_has_its_options_and_says_what_statuses_mean() {
     let help = ok(["run", "--help"]);
     says(
         &help,
-        &["--pool", "--size", "--include", "--exclude", "--stats", "CMD", "Examples:", "128 + N"],
+        &["--pool", "--size", "--include", "--exclude", "--volatile", "--every-write", "--quiet"],
     );
+    says(&help, &["--stats", "CMD", "Examples:", "128 + N"]);
+}
+
+/// With a power cut programs would lose what they synced: nobody gets that without having asked for it.
+#[test]
+fn a_pool_in_ordinary_memory_has_to_be_asked_for() {
+    let output = run(["run", "--", "true"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    // Where there is persistent memory, or no preload library, it says something else.
+    if said.contains("no persistent memory") {
+        assert_eq!(output.status.code(), Some(1));
+        assert!(said.contains("--pool") && said.contains("--volatile"), "{said}");
+    }
+    says(&fails(2, &["run", "--volatile", "--pool", "p", "--", "true"]), &["--volatile", "--pool"]);
 }
 
 #[test]
@@ -154,8 +168,8 @@ fn wrong_usage_is_status_2_and_one_line() {
         ),
         (&["run"], &["CMD"]),
         (
-            &["run", "--absorbb", "--", "true"],
-            &["'--absorbb' found; tip: a similar", "'--absorb'; tip: "],
+            &["run", "--volatilee", "--", "true"],
+            &["'--volatilee' found; tip: a similar", "'--volatile'; tip: "],
         ),
         (&["run", "--size", "0", "--", "true"], &["more than 0"]),
         (&["recover", "p", "--discard", "--replay"], &["--discard", "--replay"]),

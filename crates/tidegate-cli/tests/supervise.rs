@@ -18,17 +18,29 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
-use tidegate::log::recover::{identity_of, mount_of};
-use tidegate::log::{Definition, FileGuard, FileKey, Log, Ticket};
+use tidegate::log::recover::{file_system_id, handle_of, identity_of};
+use tidegate::log::{Change, CoverState, Definition, FileGuard, FileKey, Log};
 
 use support::{ok, scratch, tidegate};
 
-/// A pool that is not there yet, and a directory for files; both on tmpfs. What `run` needs is built.
-fn place() -> (TempDir, PathBuf) {
+/// A directory for files on a disk, and one for a pool in memory.
+struct Place {
+    files: TempDir,
+    _pool: TempDir,
+}
+
+impl Place {
+    fn path(&self) -> &Path {
+        self.files.path()
+    }
+}
+
+/// A place, and the path of a pool that is not there yet. What `run` needs is built.
+fn place() -> (Place, PathBuf) {
     support::preload_library();
-    let dir = scratch();
-    let pool = dir.path().join("pool");
-    (dir, pool)
+    let (files, pool_dir) = (support::directory_in("/var/tmp".into()), scratch());
+    let pool = pool_dir.path().join("pool");
+    (Place { files, _pool: pool_dir }, pool)
 }
 
 /// A running `tidegate run`, whose program lives until [`Session::end`].
@@ -174,18 +186,19 @@ impl Program {
         let (device, inode) = (metadata.dev(), metadata.ino());
         let key = FileKey { device, inode, identity: identity_of(file).unwrap() };
         let entry = self.log.entry_for(&key).unwrap();
-        let guard = self.log.lock(entry).unwrap();
-        guard.note_mount(mount_of(file));
-        guard
+        self.log.lock(entry).unwrap()
     }
 
-    /// Writes `data` to the log and to the file.
+    /// Writes `data` to the log and to the file, and syncs it.
     fn write(&self, path: &Path, offset: u64, data: &[u8]) {
         let file = open(path);
         let guard = self.lock(&file);
-        let mut ticket = guard.begin().unwrap();
-        log(&mut ticket, &file, path, offset, data);
+        log(&self.log, &guard, &file, path, offset, data);
         file.write_all_at(data, offset).unwrap();
+        let bytes = data.len() as u64;
+        let size = file.metadata().unwrap().len();
+        guard.note_change(Change { bytes, grew: true, resized: Some(0), size });
+        guard.mark(file.metadata().unwrap().len()).unwrap();
     }
 }
 
@@ -193,23 +206,36 @@ fn open(path: &Path) -> File {
     File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-/// Appends the record of a write, and before it the file's definition if that is needed.
-fn log(ticket: &mut Ticket<'_>, file: &File, path: &Path, offset: u64, data: &[u8]) {
-    if ticket.needs_define() {
-        let metadata = file.metadata().unwrap();
-        let definition = Definition {
-            identity: identity_of(file).unwrap(),
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            mode: metadata.mode(),
-            uid: metadata.uid(),
-            gid: metadata.gid(),
-            born: true,
-            path: path.as_os_str().as_encoded_bytes(),
-        };
-        ticket.define(&definition).unwrap();
+/// Appends the record of a write; covers the file before it, if it is not covered.
+fn log(log: &Log, guard: &FileGuard<'_>, file: &File, path: &Path, offset: u64, data: &[u8]) {
+    let metadata = file.metadata().unwrap();
+    let definition = Definition {
+        identity: identity_of(file).unwrap(),
+        file_system: file_system_id(file).unwrap(),
+        handle: handle_of(file).unwrap(),
+        covered: false,
+        starts: false,
+        size_bytes: 0,
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        path: path.as_os_str().as_encoded_bytes(),
+    };
+    if !guard.is_logged() {
+        guard.begin_story(&definition, metadata.len()).unwrap();
+        let (unlogged, synced_from) = (guard.unlogged(), log.head());
+        file.sync_all().unwrap();
+        let state = CoverState { unlogged, synced_from, size: metadata.len(), is_dense: true };
+        assert!(guard.cover(&state, &definition).unwrap());
     }
-    ticket.write(offset, &[IoSlice::new(data)]).unwrap();
+    let mut ticket = guard.begin().unwrap();
+    if ticket.needs_define() {
+        guard.define_again(&mut ticket, &definition).unwrap();
+    }
+    let grows = guard.grows(offset + data.len() as u64);
+    ticket.write(offset, &[IoSlice::new(data)], grows).unwrap();
+    if std::env::var_os("HELPER_FILE").is_some() {
+        kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+    }
 }
 
 /// Runs `tidegate ARGS`, which must fail with one line.
@@ -304,15 +330,18 @@ fn a_full_log_is_emptied_while_a_program_writes() {
     let program = Program::of(&session);
     let path = dir.path().join("file");
     let (file, data) = (open(&path), vec![7; 100_000]);
+    program.write(&path, 0, b"covered");
     for number in 0..400 {
         let guard = program.lock(&file);
         loop {
             let room = program.log.room();
             let mut ticket = guard.begin().unwrap();
             if ticket.needs_define() {
-                log(&mut ticket, &file, &path, 0, b"");
+                drop(ticket);
+                log(&program.log, &guard, &file, &path, 0, b"");
+                continue;
             }
-            if ticket.write(number, &[IoSlice::new(&data)]).is_ok() {
+            if ticket.write(number, &[IoSlice::new(&data)], true).is_ok() {
                 break;
             }
             drop(ticket);
@@ -343,9 +372,7 @@ fn helper() {
     let path = PathBuf::from(std::env::var("HELPER_FILE").unwrap());
     let file = open(&path);
     let guard = program.lock(&file);
-    let mut ticket = guard.begin().unwrap();
-    log(&mut ticket, &file, &path, 4, b"late");
-    kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+    log(&program.log, &guard, &file, &path, 4, b"late");
     unreachable!("killed");
 }
 
@@ -515,7 +542,7 @@ fn killed_in_a_write_without_supervisor(session: &Session, path: &Path) {
 }
 
 /// A pool as a power cut leaves it: with a record of a write that the file lacks.
-fn after_power_cut(dir: &TempDir, pool: &Path) -> PathBuf {
+fn after_power_cut(dir: &Place, pool: &Path) -> PathBuf {
     let session = Session::start(pool, &[]);
     let program = Program::of(&session);
     let path = dir.path().join("file");

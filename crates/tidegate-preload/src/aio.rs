@@ -1,18 +1,16 @@
-//! Hooks: asynchronous reads and writes.
+//! Hooks: asynchronous writes.
 //!
-//! Invariant: a file is out of the log before a write of it is handed to somebody who does it later, and the kernel has all of it
-//! before a read. Which file that
-//! is, the kernel's own interfaces do not tell in passing: where one of them is set up, all files of the process leave the log.
+//! Invariant: a file is out of the log before a write of it is handed to a thread or to the kernel, which makes
+//! it later. Which file that is, the kernel's own interfaces do not tell in passing: where one of them is set
+//! up, all files of the process leave the log.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use libc::{aiocb, size_t};
 
-use crate::logged::Open;
-use crate::open::give_syncing_back;
-use crate::raw::Errno;
-use crate::{absorb, next, raw, unseen};
+use crate::covered::Open;
+use crate::{next, raw, unseen};
 
 /// The file of the request is written at some time.
 ///
@@ -21,7 +19,6 @@ use crate::{absorb, next, raw, unseen};
 unsafe fn mark(request: *const c_void) {
     // SAFETY: as promised; on both architectures the descriptor comes first.
     let Some(request) = (unsafe { request.cast::<aiocb>().as_ref() }) else { return };
-    give_syncing_back(request.aio_fildes);
     if let Some(open) = Open::writable(request.aio_fildes) {
         unseen::keep(&open);
     }
@@ -40,32 +37,6 @@ macro_rules! writes {
     )*};
 }
 writes!(aio_write aio_write64);
-
-/// The kernel is told of all that a request may read.
-///
-/// # Safety
-/// As for [`mark`].
-unsafe fn settle(request: *const c_void) -> Result<(), Errno> {
-    // SAFETY: as promised.
-    let request = unsafe { request.cast::<aiocb>().as_ref() };
-    request.map_or(Ok(()), |request| absorb::never(request.aio_fildes))
-}
-
-macro_rules! reads {
-    ($($name:ident)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C-unwind" fn $name(request: *mut c_void) -> c_int {
-            let Some(aio_read64) = next::aio_read64.get() else { return raw::failed_int(libc::ENOSYS) };
-            // SAFETY: as promised to this function.
-            if let Err(errno) = unsafe { settle(request) } {
-                return raw::failed_int(errno);
-            }
-            // SAFETY: the same function.
-            unsafe { aio_read64(request) }
-        }
-    )*};
-}
-reads!(aio_read aio_read64);
 
 macro_rules! lists {
     ($($name:ident)*) => {$(

@@ -1,11 +1,13 @@
 //! What is known of each descriptor of this process.
 //!
 //! Invariants:
-//! 1. Nothing known is always right: what needs to know asks the kernel then ([`crate::files::of`]), and notes it here.
-//! 2. A descriptor's entry is cleared before the kernel gives its number up, and after the kernel gave a number out.
-//! 3. The table belongs to the process: a child of `vfork`, which borrows this memory but has descriptors of its own, neither
-//!    reads nor writes it. Nor does a thread that may only read and write: to it, all is unknown.
-//! 4. No lock, no allocation: an entry is two words, which belong together as long as the program does not use a
+//! 1. Nothing known is always right: a hook that needs to know asks the kernel then
+//!    ([`crate::files::of`]), and notes it here.
+//! 2. A descriptor's entry is cleared before the kernel gives its number up, and after the kernel gave a
+//!    number out.
+//! 3. The table belongs to the process: a child of `vfork`, which borrows this memory but has descriptors
+//!    of its own, neither reads nor writes it. To it, all is unknown.
+//! 4. No lock, no allocation: the words of an entry belong together as long as the program does not use a
 //!    descriptor in one thread while it closes it in another.
 //!
 //! Entry points: [`get`], [`set`], [`clear`], [`each`]; [`make`] at load.
@@ -15,7 +17,7 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use tidegate::log::FileRef;
+use tidegate::log::{FileRef, FileSystemRef};
 
 use crate::{process, raw};
 
@@ -27,42 +29,40 @@ const LIMIT: usize = 1 << 20;
 pub(crate) enum Kind {
     /// Not asked yet.
     Unknown = 0,
-    /// Nothing that is logged: pipe, socket, terminal, device, a file in memory, a file that is excluded.
+    /// Nothing that can be covered: pipe, socket, terminal, device, directory, a file in memory.
     Ignored = 1,
-    /// A regular file with an entry in the log's file table.
+    /// A regular file on a file system whose files can be covered.
     File = 2,
-    /// A directory whose `fsync` the log may answer.
-    Directory = 3,
 }
 
 /// Opened with `O_APPEND`.
 pub(crate) const APPEND: u32 = 1 << 0;
-/// Opened with `O_SYNC`, which was taken away since the log makes writes durable.
-pub(crate) const SYNC: u32 = 1 << 1;
-/// Opened with `O_DSYNC`, which was taken away since the log makes writes durable.
-pub(crate) const DATA_SYNC: u32 = 1 << 2;
 /// Not open for writing.
-pub(crate) const READ_ONLY: u32 = 1 << 3;
-/// This descriptor keeps its file unlogged: somebody writes to it in ways that the hooks do not see.
-pub(crate) const STICKY: u32 = 1 << 4;
-/// Writes go past the log: `O_DIRECT`, or the user does not want the file in the log.
-pub(crate) const DIRECT: u32 = 1 << 5;
-/// Writes are absorbed: reads and moves have to know of them.
-pub(crate) const ABSORBED: u32 = 1 << 6;
-/// Writes are never to be absorbed: others share the description, or a mapping does, or it was tried.
-pub(crate) const NEVER: u32 = 1 << 7;
-/// Not open for reading.
-pub(crate) const WRITE_ONLY: u32 = 1 << 8;
-/// `O_SYNC` or `O_DSYNC` was taken away.
-pub(crate) const STRIPPED: u32 = SYNC | DATA_SYNC;
+pub(crate) const READ_ONLY: u32 = 1 << 1;
+/// Opened with `O_DIRECT`.
+pub(crate) const DIRECT: u32 = 1 << 2;
+/// This descriptor pins its file to the kernel path: it is written in ways that the hooks do not see.
+pub(crate) const PINNED: u32 = 1 << 3;
 
 /// What is known of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
     pub(crate) kind: Kind,
     pub(crate) flags: u32,
-    /// The file's entry in the log's table, as a word.
+    /// Device and inode number of a regular file.
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    /// The file's entry in the log's table, as a word; 0: not looked up.
     file: u64,
+    /// Number of the file system in the log, once the entry is known.
+    file_system: u32,
+}
+
+/// A file's entry in the log's table, and its file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) file: FileRef,
+    pub(crate) file_system: FileSystemRef,
 }
 
 impl Known {
@@ -71,20 +71,20 @@ impl Known {
     /// Not for the log.
     pub(crate) const IGNORED: Self = Self::of_kind(Kind::Ignored);
 
-    /// Something that has no entry in the log's file table.
-    pub(crate) const fn of_kind(kind: Kind) -> Self {
-        Self { kind, flags: 0, file: 0 }
+    const fn of_kind(kind: Kind) -> Self {
+        Self { kind, flags: 0, device: 0, inode: 0, file: 0, file_system: 0 }
     }
 
-    /// A regular file with this entry.
-    pub(crate) fn of_file(file: FileRef, flags: u32) -> Self {
-        Self { kind: Kind::File, flags, file: file.to_word() }
+    /// A regular file with these numbers.
+    pub(crate) fn of_file(device: u64, inode: u64, flags: u32) -> Self {
+        Self { kind: Kind::File, flags, device, inode, ..Self::IGNORED }
     }
 
-    /// The file's entry, if it is a file.
+    /// The file's entry, if it was looked up.
     #[inline]
-    pub(crate) fn file(&self) -> Option<FileRef> {
-        (self.kind == Kind::File).then(|| FileRef::from_word(self.file))
+    pub(crate) fn entry(&self) -> Option<Entry> {
+        let file_system = FileSystemRef::from_number(self.file_system);
+        (self.file != 0).then(|| Entry { file: FileRef::from_word(self.file), file_system })
     }
 
     /// Whether one of `flags` is set.
@@ -105,38 +105,50 @@ impl Known {
         self
     }
 
-    fn packed(&self) -> u64 {
-        u64::from(self.flags) << 8 | self.kind as u64
+    /// With this entry.
+    pub(crate) fn with_entry(mut self, entry: Entry) -> Self {
+        self.file = entry.file.to_word();
+        self.file_system = entry.file_system.to_number();
+        self
     }
 
-    #[inline]
-    fn unpacked(state: u64, file: u64) -> Self {
-        let kind = match state & 0xff {
-            1 => Kind::Ignored,
-            2 => Kind::File,
-            3 => Kind::Directory,
-            _ => Kind::Unknown,
-        };
-        #[allow(clippy::cast_possible_truncation)] // shifted and masked to fit
-        let flags = (state >> 8) as u32;
-        let file = if kind == Kind::File { file } else { 0 };
-        Self { kind, flags, file }
+    fn packed(&self) -> u64 {
+        u64::from(self.file_system) << 32 | u64::from(self.flags) << 8 | self.kind as u64
     }
 }
 
 /// One descriptor's entry. All zero: unknown.
+#[repr(align(64))]
 struct Slot {
     state: AtomicU64,
+    device: AtomicU64,
+    inode: AtomicU64,
     file: AtomicU64,
-    /// Writes since it was noted.
-    writes: AtomicU32,
-    /// The [`epoch`](EPOCH) in which this process opened it, 0: somebody else may have.
-    opened: AtomicU32,
+    /// Real syncs through the descriptor since it was noted.
+    syncs: AtomicU32,
+}
+
+impl Slot {
+    #[inline]
+    fn load(&self) -> Known {
+        let state = self.state.load(Ordering::Acquire);
+        let kind = match state & 0xff {
+            1 => Kind::Ignored,
+            2 => Kind::File,
+            _ => return Known::UNKNOWN,
+        };
+        if kind == Kind::Ignored {
+            return Known::IGNORED;
+        }
+        let half = |number: u64| u32::try_from(number & 0xffff_ffff).unwrap_or(0);
+        let (flags, file_system) = (half(state & 0xffff_ffff) >> 8, half(state >> 32));
+        let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let (device, inode, file) = (word(&self.device), word(&self.inode), word(&self.file));
+        Known { kind, flags, device, inode, file, file_system }
+    }
 }
 
 static TABLE: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
-/// Begins anew whenever all open descriptors get to another process.
-static EPOCH: AtomicU32 = AtomicU32::new(1);
 /// The highest descriptor that was ever noted.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
@@ -171,9 +183,7 @@ fn slot(fd: c_int) -> Option<&'static Slot> {
 /// What is known of `fd`.
 #[inline]
 pub(crate) fn get(fd: c_int) -> Known {
-    let Some(slot) = slot(fd) else { return Known::UNKNOWN };
-    let state = slot.state.load(Ordering::Acquire);
-    Known::unpacked(state, slot.file.load(Ordering::Relaxed))
+    slot(fd).map_or(Known::UNKNOWN, Slot::load)
 }
 
 /// Notes what `fd` is.
@@ -181,74 +191,45 @@ pub(crate) fn set(fd: c_int, known: Known) {
     let Some(slot) = slot(fd) else { return };
     HIGHEST.fetch_max(fd.unsigned_abs(), Ordering::Relaxed);
     slot.state.store(0, Ordering::Relaxed);
+    slot.device.store(known.device, Ordering::Release);
+    slot.inode.store(known.inode, Ordering::Release);
     slot.file.store(known.file, Ordering::Release);
     slot.state.store(known.packed(), Ordering::Release);
 }
 
-/// Changes the flags of `fd`, if it still is noted as `known`.
-pub(crate) fn change(fd: c_int, known: Known, to: Known) {
-    let Some(slot) = slot(fd) else { return };
-    let (from, to) = (known.packed(), to.packed());
-    let changed = slot.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed);
-    if changed.is_ok() && slot.file.load(Ordering::Acquire) != known.file {
-        // Another file's by now, which had the same flags.
-        let _ = slot.state.compare_exchange(to, from, Ordering::SeqCst, Ordering::Relaxed);
+/// Notes the entry of the file of `fd`, if that is noted as `known`.
+pub(crate) fn set_entry(fd: c_int, known: Known, entry: Entry) {
+    if get(fd) == known {
+        set(fd, known.with_entry(entry));
     }
 }
 
-/// This process has just opened `fd`: no other has it.
-#[inline]
-pub(crate) fn opened(fd: c_int) {
-    if let Some(slot) = slot(fd) {
-        slot.opened.store(EPOCH.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-}
-
-/// `copy` is open wherever `original` is.
-pub(crate) fn opened_with(original: c_int, copy: c_int) {
-    if let (Some(original), Some(copy)) = (slot(original), slot(copy)) {
-        copy.opened.store(original.opened.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-}
-
-/// Another process gets all descriptors that are open now.
-pub(crate) fn share_all() {
-    EPOCH.fetch_add(1, Ordering::SeqCst);
-}
-
-/// Other processes may have the open file of `fd`, too.
-pub(crate) fn is_shared(fd: c_int) -> bool {
-    slot(fd).is_none_or(|slot| slot.opened.load(Ordering::Relaxed) != EPOCH.load(Ordering::SeqCst))
-}
-
-/// Nobody else has the open file of `fd`, and no other descriptor of this process its file.
-pub(crate) fn is_only(fd: c_int) -> bool {
-    let file = get(fd).file();
-    let mut is_only = !is_shared(fd);
-    each(0, u32::MAX, |other, known| is_only &= other == fd || known.file() != file);
-    is_only
-}
-
-/// Counts a write: how many there were since `fd` was given out.
-#[inline]
-pub(crate) fn count_write(fd: c_int) -> u32 {
+/// Counts a real sync: how many there were since `fd` was noted, 0 where that is not known.
+pub(crate) fn count_sync(fd: c_int) -> u32 {
     let Some(slot) = slot(fd) else { return 0 };
-    let writes = slot.writes.load(Ordering::Relaxed).saturating_add(1);
-    slot.writes.store(writes, Ordering::Relaxed);
-    writes
+    let syncs = slot.syncs.load(Ordering::Relaxed).saturating_add(1);
+    slot.syncs.store(syncs, Ordering::Relaxed);
+    syncs
+}
+
+/// Begins to count the syncs of `fd` anew.
+pub(crate) fn forget_syncs(fd: c_int) {
+    if let Some(slot) = slot(fd) {
+        slot.syncs.store(0, Ordering::Relaxed);
+    }
 }
 
 /// Forgets `fd`; what was known of it.
 #[inline]
 pub(crate) fn clear(fd: c_int) -> Known {
     let Some(slot) = slot(fd) else { return Known::UNKNOWN };
-    let file = slot.file.load(Ordering::Relaxed);
-    slot.writes.store(0, Ordering::Relaxed);
-    slot.opened.store(0, Ordering::Relaxed);
     if slot.state.load(Ordering::Relaxed) == 0 {
         return Known::UNKNOWN;
     }
-    Known::unpacked(slot.state.swap(0, Ordering::AcqRel), file)
+    let known = slot.load();
+    slot.syncs.store(0, Ordering::Relaxed);
+    slot.state.store(0, Ordering::Release);
+    known
 }
 
 /// Calls `visit` for each noted descriptor from `first` to `last`.
@@ -262,25 +243,14 @@ pub(crate) fn each(first: u32, last: u32, mut visit: impl FnMut(c_int, Known)) {
     }
 }
 
-/// Whether some noted descriptor has one of `flags`; also for a child of `vfork`, of its parent's descriptors.
-pub(crate) fn any(flags: u32) -> bool {
-    let table = TABLE.load(Ordering::Acquire);
-    let count = if table.is_null() { 0 } else { HIGHEST.load(Ordering::Relaxed) as usize + 1 };
-    (0..count.min(LIMIT)).any(|at| {
-        // SAFETY: below LIMIT, so inside the table.
-        let slot = unsafe { table.add(at) };
-        // SAFETY: the table is zeroed memory, which makes slots, and is never unmapped.
-        let state = unsafe { &*slot }.state.load(Ordering::Acquire);
-        Known::unpacked(state, 0).has(flags)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn file() -> Known {
-        Known::of_file(FileRef::from_word(77 << 32 | 5), APPEND | SYNC)
+        let file_system = FileSystemRef::from_number(63);
+        let entry = Entry { file: FileRef::from_word(77 << 32 | 5), file_system };
+        Known::of_file(3, 77, APPEND | DIRECT).with_entry(entry)
     }
 
     #[test]
@@ -292,8 +262,11 @@ mod tests {
         let mut seen = Vec::new();
         each(900, u32::MAX, |fd, known| seen.push((fd, known.kind)));
         assert_eq!(seen, [(900, Kind::File), (901, Kind::Ignored)]);
+        assert_eq!((count_sync(900), count_sync(900)), (1, 2));
         assert_eq!(clear(900), file());
         assert_eq!((clear(900), get(900)), (Known::UNKNOWN, Known::UNKNOWN));
+        assert_eq!(count_sync(900), 1, "a new descriptor has not synced");
+        clear(901);
     }
 
     #[test]
@@ -301,14 +274,14 @@ mod tests {
         make().unwrap();
         for fd in [-1, c_int::MIN, c_int::MAX, 1 << 20] {
             set(fd, file());
-            assert_eq!((get(fd), clear(fd)), (Known::UNKNOWN, Known::UNKNOWN));
+            assert_eq!((get(fd), clear(fd), count_sync(fd)), (Known::UNKNOWN, Known::UNKNOWN, 0));
         }
     }
 
     #[test]
     fn flags_are_added_and_removed() {
-        let known = file().with(STICKY).without(SYNC);
-        assert!(known.has(APPEND) && known.has(STICKY | SYNC) && !known.has(STRIPPED));
-        assert_eq!(known.file(), file().file());
+        let known = file().with(PINNED).without(DIRECT);
+        assert!(known.has(APPEND) && known.has(PINNED | DIRECT) && !known.has(DIRECT));
+        assert_eq!(known.entry(), file().entry());
     }
 }

@@ -1,240 +1,279 @@
-//! File systems: whether their files are for the log, and the number that tells a file's identity apart from that of others.
+//! File systems: whether their files can be covered, and what tells a file system from all others.
 //!
 //! Invariants:
-//! 1. What is noted is noted of a mount, by the number that the kernel gives to no other one, ever, and a mount shows one file
-//!    system for as long as there is one. Not by the device: its number is given out again after an unmount.
-//! 2. It is noted only of kinds that have one `f_fsid` for all files: btrfs has one for each subvolume.
-//! 3. A note is made once and never changes, but for what is found out about handles. Without a place for it, or a number of the
-//!    mount, the kernel is asked each time.
+//! 1. Files can be covered on ext4 and XFS, which keep their UUID and their files' handles over a reboot.
+//!    Calls on files of all others go to the kernel.
+//! 2. What is noted is noted of a mount, by the number that the kernel gives to no other one, ever, and a
+//!    mount shows one file system for as long as there is one. Not by the device: its number is given
+//!    out again after an unmount.
+//! 3. A note is made once. What it says of the identity is added once, when a file is to be covered.
+//!    Without a place for it, or a number of the mount, the kernel is asked each time.
 //!
-//! Entry points: [`of`]; [`handles`] and [`note_handles`].
-#![allow(unsafe_code)] // a field that the C library hides
+//! Entry points: [`holds_covered`]; [`identity`].
+#![allow(unsafe_code)] // a field that the C library hides, and the program's descriptors
 
 use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::process;
-use crate::raw::{self, Errno};
+use tidegate::log::{self, FileSystemId, FileSystemRef, Log};
 
-/// What the log has to know of a file system.
+use crate::path::{self, Opened};
+use crate::process;
+use crate::raw::{self, Errno, words};
+
+/// What tells a file system from all others, and where its pending changes are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FileSystem {
-    /// `f_fsid`.
-    pub(crate) id: u64,
-    /// Its files outlive a power cut, and no other machine changes them.
-    pub(crate) is_for_log: bool,
+pub(crate) struct Identity {
+    pub(crate) id: FileSystemId,
+    pub(crate) reference: FileSystemRef,
 }
 
 /// A mount and its file system.
 struct Note {
     /// 0: free.
     mount: AtomicU64,
-    id: AtomicU64,
-    is_for_log: AtomicU64,
-    /// A [`Handles`].
-    handles: AtomicU64,
-}
-
-/// How a file system tells its files from all others of all times.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Handles {
-    /// In ways of its own: the kernel has to be asked for the handle.
-    Opaque = 0,
-    /// By number and generation of the inode, it seems: one handle is to be looked at.
-    Unseen = 1,
-    /// By number and generation of the inode, as was seen.
-    Generations = 2,
+    holds_covered: AtomicU64,
+    /// The number of the [`FileSystemRef`] plus 1; 0: not known yet.
+    reference: AtomicU64,
+    /// The [`FileSystemId`], once the reference is known.
+    id: [AtomicU64; 2],
 }
 
 /// Instead of a mount: the note is being made.
 const BUSY: u64 = u64::MAX;
-const NOTES: usize = 8;
+const NOTES: usize = 16;
 static NOTED: [Note; NOTES] = [const {
     Note {
         mount: AtomicU64::new(0),
-        id: AtomicU64::new(0),
-        is_for_log: AtomicU64::new(0),
-        handles: AtomicU64::new(0),
+        holds_covered: AtomicU64::new(0),
+        reference: AtomicU64::new(0),
+        id: [const { AtomicU64::new(0) }; 2],
     }
 }; NOTES];
 
-/// The file system of an open file that was opened through `mount`, 0 where that is not known.
-pub(crate) fn of(fd: c_int, mount: u64) -> Result<FileSystem, Errno> {
-    if let Some(known) = noted(mount) {
-        return Ok(known);
-    }
-    let stat = raw::fstatfs(fd)?;
-    let found = of_stat(&stat);
-    if mount != 0 && mount != BUSY && ONE_ID.contains(&kind(&stat)) {
-        // For ext4 it is the only way.
-        let handles = if kind(&stat) == EXT { Handles::Unseen } else { Handles::Opaque };
-        note(mount, found, handles);
-    }
-    Ok(found)
-}
-
-/// How the file system behind a mount tells its files apart, as far as that is noted.
-pub(crate) fn handles(mount: u64) -> Handles {
-    let word = find(mount).map_or(0, |note| note.handles.load(Ordering::Relaxed));
-    [Handles::Unseen, Handles::Generations]
-        .into_iter()
-        .find(|handles| *handles as u64 == word)
-        .unwrap_or(Handles::Opaque)
-}
-
-/// What one of the handles behind a mount has shown.
-pub(crate) fn note_handles(mount: u64, handles: Handles) {
+/// Whether files of the file system of an open file can be covered. The file was opened through `mount`,
+/// 0 where that is not known.
+pub(crate) fn holds_covered(fd: c_int, mount: u64) -> Result<bool, Errno> {
     if let Some(note) = find(mount) {
-        note.handles.store(handles as u64, Ordering::Relaxed);
+        return Ok(note.holds_covered.load(Ordering::Relaxed) != 0);
     }
+    let holds_covered = is_allowed(kind(&raw::fstatfs(fd)?));
+    if mount != 0 && mount != BUSY {
+        note(mount, holds_covered);
+    }
+    Ok(holds_covered)
 }
 
-/// A file system that takes other names for the same, if it does so, does it to upper and lower case. `mount` as for [`of`], which
-/// was called before.
-pub(crate) fn folds_letters_if_any(mount: u64) -> bool {
-    // Of the kinds that are noted: others may compose characters, or cut names.
-    noted(mount).is_some()
+/// What tells the file system of an open file on `device` from all others. None: it has no UUID, or the log
+/// knows too many file systems.
+pub(crate) fn identity(log: &Log, fd: c_int, mount: u64, device: u64) -> Option<Identity> {
+    let note = find(mount);
+    if let Some(known) = note.and_then(Note::identity) {
+        return Some(known);
+    }
+    let found = find_identity(log, fd, device)?;
+    if let Some(note) = note {
+        note.set(&found);
+    }
+    Some(found)
 }
 
-/// The file system that the kernel says this of.
-pub(crate) fn of_stat(stat: &libc::statfs) -> FileSystem {
-    let kind = kind(stat);
-    let is_for_log = match kind {
-        TMPFS => process::includes_tmpfs(),
-        _ => !VOLATILE.contains(&kind) && !REMOTE.contains(&kind),
+/// The file system behind a mount, if this process has found out its identity.
+pub(crate) fn known(mount: u64) -> Option<FileSystemRef> {
+    find(mount)?.identity().map(|identity| identity.reference)
+}
+
+fn find_identity(log: &Log, fd: c_int, device: u64) -> Option<Identity> {
+    let kind = kind(&raw::fstatfs(fd).ok()?);
+    // SAFETY: open for the time of this call.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    let id = log::recover::file_system_id(file);
+    // Tests run on whatever file system there is.
+    let id = if cfg!(test) { id.or(Ok::<_, Errno>([7; 16])).ok()? } else { id.ok()? };
+    let journal = match kind {
+        XFS => Journal::InOrder,
+        EXT => journal_of(device),
+        _ => Journal::Unknown,
     };
-    FileSystem { id: id(stat), is_for_log }
+    let reference = log.file_system(log::identity(&id, 0, b""), journal == Journal::InOrder)?;
+    if journal == Journal::Absent {
+        log.note_commits_alone(reference);
+    }
+    Some(Identity { id, reference })
+}
+
+impl Note {
+    fn identity(&self) -> Option<Identity> {
+        let number = self.reference.load(Ordering::Acquire).checked_sub(1)?;
+        let [low, high] = &self.id;
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&low.load(Ordering::Relaxed).to_le_bytes());
+        id[8..].copy_from_slice(&high.load(Ordering::Relaxed).to_le_bytes());
+        let reference = FileSystemRef::from_number(u32::try_from(number).ok()?);
+        Some(Identity { id, reference })
+    }
+
+    fn set(&self, found: &Identity) {
+        let number = u128::from_le_bytes(found.id);
+        let (low, high) = (number & u128::from(u64::MAX), number >> 64);
+        for (word, half) in self.id.iter().zip([low, high]) {
+            // Whoever else finds it out stores the same.
+            word.store(u64::try_from(half).unwrap_or(0), Ordering::Relaxed);
+        }
+        self.reference.store(u64::from(found.reference.to_number()) + 1, Ordering::Release);
+    }
 }
 
 fn find(mount: u64) -> Option<&'static Note> {
     NOTED.iter().find(|note| mount != 0 && note.mount.load(Ordering::Acquire) == mount)
 }
 
-fn noted(mount: u64) -> Option<FileSystem> {
-    let note = find(mount)?;
-    let is_for_log = note.is_for_log.load(Ordering::Relaxed) != 0;
-    Some(FileSystem { id: note.id.load(Ordering::Relaxed), is_for_log })
-}
-
-fn note(mount: u64, found: FileSystem, handles: Handles) {
+fn note(mount: u64, holds_covered: bool) {
     let is_taken = |note: &&Note| {
         note.mount.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok()
     };
     if let Some(note) = NOTED.iter().find(is_taken) {
-        note.id.store(found.id, Ordering::Relaxed);
-        note.is_for_log.store(u64::from(found.is_for_log), Ordering::Relaxed);
-        note.handles.store(handles as u64, Ordering::Relaxed);
+        note.holds_covered.store(u64::from(holds_covered), Ordering::Relaxed);
         note.mount.store(mount, Ordering::Release);
     }
+}
+
+/// What a sync of one file commits of others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Journal {
+    /// All that was changed before.
+    InOrder,
+    /// Nothing.
+    Absent,
+    /// Not known: what is pending stays pending until all of the file system is synced.
+    Unknown,
+}
+
+/// The journal of the ext4 file system on a device.
+fn journal_of(device: u64) -> Journal {
+    let mut name = Text::new(b"/sys/dev/block/");
+    name.push_number(libc::major(device)).push(b":").push_number(libc::minor(device));
+    let mut link = [0; Text::BYTES];
+    let Ok(target) = raw::readlink(name.as_c_str(), &mut link) else { return Journal::Unknown };
+    let last = target.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let mut task = Text::new(b"/sys/fs/ext4/");
+    task.push(last).push(b"/journal_task");
+    by_task(&task).unwrap_or_else(|| by_name(last))
+}
+
+/// By the number of the journal's thread, which older kernels show to root only.
+fn by_task(path: &Text) -> Option<Journal> {
+    let file = Opened::open(libc::AT_FDCWD, path.as_c_str(), libc::O_RDONLY).ok()?;
+    let mut text = [0_u8; 16];
+    let arguments = words![file.number(), text.as_mut_ptr(), text.len()];
+    // SAFETY: room for the answer.
+    let len = raw::checked(unsafe { raw::call(libc::SYS_read, arguments) }).ok()?;
+    match text.get(..len)? {
+        [b'0'..=b'9', ..] => Some(Journal::InOrder),
+        [b'<', ..] => Some(Journal::Absent),
+        _ => None,
+    }
+}
+
+/// By the journal's directory, which is named after the device and the journal's inode, 8.
+fn by_name(device: &[u8]) -> Journal {
+    let mut journal = Text::new(b"/proc/fs/jbd2/");
+    journal.push(device).push(b"-8");
+    let arguments = words![libc::AT_FDCWD, journal.as_c_str().as_ptr(), libc::F_OK];
+    // SAFETY: a terminated path.
+    let is_there = unsafe { raw::call(libc::SYS_faccessat, arguments) } == 0;
+    if is_there { Journal::InOrder } else { Journal::Unknown }
+}
+
+/// A short path on the stack; empty where it got too long.
+struct Text {
+    bytes: [u8; Self::BYTES],
+    len_bytes: usize,
+}
+
+impl Text {
+    const BYTES: usize = 256;
+
+    fn new(start: &[u8]) -> Self {
+        let mut text = Self { bytes: [0; Self::BYTES], len_bytes: 0 };
+        text.push(start);
+        text
+    }
+
+    fn push(&mut self, more: &[u8]) -> &mut Self {
+        let end = self.len_bytes + more.len();
+        // One byte stays: the end of the string.
+        match self.bytes[..Self::BYTES - 1].get_mut(self.len_bytes..end) {
+            Some(room) => {
+                room.copy_from_slice(more);
+                self.len_bytes = end;
+            }
+            None => self.bytes[0] = 0,
+        }
+        self
+    }
+
+    fn push_number(&mut self, number: u32) -> &mut Self {
+        let mut digits = [0; 10];
+        self.push(path::decimal(number, &mut digits))
+    }
+
+    fn as_c_str(&self) -> &std::ffi::CStr {
+        std::ffi::CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
+    }
+}
+
+fn is_allowed(kind: i64) -> bool {
+    matches!(kind, EXT | XFS) || (kind == TMPFS && process::includes_tmpfs())
 }
 
 fn kind(stat: &libc::statfs) -> i64 {
     stat.f_type & 0xffff_ffff
 }
 
-/// `f_fsid` as a number, its first half in the lower bits.
-fn id(stat: &libc::statfs) -> u64 {
-    // SAFETY: eight bytes that any bits are valid for; the C library hides their fields.
-    unsafe { std::mem::transmute_copy(&stat.f_fsid) }
-}
-
 /// ext2, ext3, ext4.
 const EXT: i64 = 0xef53;
-
-/// File systems with one `f_fsid` for all of their files.
-const ONE_ID: [i64; 3] = [
-    EXT,
-    0x5846_5342, // XFS
-    TMPFS,
-];
-
-/// File systems whose files are in memory or made up.
-const VOLATILE: [i64; 14] = [
-    0x0102_1994, // tmpfs
-    0x8584_58f6, // ramfs
-    0x9fa0,      // proc
-    0x6265_6572, // sysfs
-    0x1cd1,      // devpts
-    0x6462_6720, // debugfs
-    0x7472_6163, // tracefs
-    0x0027_e0eb, // cgroup
-    0x6367_7270, // cgroup2
-    0x9584_58f6, // hugetlbfs
-    0x1980_0202, // mqueue
-    0x7363_6673, // securityfs
-    0xcafe_4a11, // bpf
-    0x6265_6570, // configfs
-];
-
-/// File systems that other machines change, so that this one's page cache is not the truth.
-const REMOTE: [i64; 8] = [
-    0x6969,      // NFS
-    0x517b,      // SMB
-    0xff53_4d42, // CIFS
-    0xfe53_4d42, // SMB2
-    0x0102_1997, // 9P
-    0x00c3_6400, // Ceph
-    0x5346_414f, // AFS
-    0x7461_636f, // OCFS2
-];
-
-const TMPFS: i64 = VOLATILE[0];
+const XFS: i64 = 0x5846_5342;
+const TMPFS: i64 = 0x0102_1994;
 
 #[cfg(test)]
 mod tests {
     use std::fs::File;
     use std::os::fd::AsRawFd;
-    use std::path::Path;
-    use std::process::Command;
 
     use super::*;
     use crate::files::Seen;
-
-    fn run(program: &str, arguments: &[&str]) {
-        assert!(Command::new(program).args(arguments).status().unwrap().success(), "{program}");
-    }
-
-    /// A file in a new tmpfs at `path`: its device, and its file system as noted and as the kernel says.
-    fn in_new_mount(path: &Path) -> (u64, FileSystem, FileSystem) {
-        run("mount", &["-t", "tmpfs", "none", path.to_str().unwrap()]);
-        let file = File::create(path.join("file")).unwrap();
-        let fd = file.as_raw_fd();
-        let seen = Seen::of(fd).unwrap();
-        assert_ne!(seen.mount, 0, "the kernel numbers its mounts");
-        of(fd, seen.mount).unwrap();
-        let known = noted(seen.mount).expect("it is noted");
-        let found = of_stat(&raw::fstatfs(fd).unwrap());
-        drop(file);
-        run("umount", &[path.to_str().unwrap()]);
-        (seen.stat.st_dev, known, found)
-    }
+    use crate::testing::World;
 
     #[test]
-    fn a_device_number_that_is_given_out_again_is_another_file_system() {
-        let directory = tempfile::tempdir().unwrap();
-        let mut before: Option<(u64, FileSystem)> = None;
-        let mut same_device = false;
-        // Others mount as well, and may be given the number in between.
-        for _ in 0..100 {
-            if same_device {
-                break;
-            }
-            let (device, known, found) = in_new_mount(directory.path());
-            assert_eq!(known, found);
-            if let Some((former, of_former)) = before {
-                same_device |= former == device;
-                assert_ne!(of_former.id, known.id);
-            }
-            before = Some((device, known));
+    fn only_file_systems_with_lasting_identities_are_allowed() {
+        for (kind, expected) in [(EXT, true), (XFS, true), (TMPFS, false), (0x9123_683e, false)] {
+            assert_eq!(is_allowed(kind), expected, "{kind:#x}");
         }
-        assert!(same_device, "this shows nothing unless a number comes again");
+        let proc = File::open("/proc/version").unwrap();
+        let seen = Seen::of(proc.as_raw_fd()).unwrap();
+        for _ in 0..2 {
+            assert_eq!(holds_covered(proc.as_raw_fd(), seen.mount), Ok(false));
+        }
+        assert_eq!(holds_covered(proc.as_raw_fd(), 0), Ok(false));
     }
 
     #[test]
-    fn what_cannot_be_noted_is_asked() {
+    fn an_identity_that_is_noted_comes_back() {
+        let world = World::new();
         let file = tempfile::tempfile().unwrap();
-        let wanted = of_stat(&raw::fstatfs(file.as_raw_fd()).unwrap());
-        assert_eq!(of(file.as_raw_fd(), 0), Ok(wanted));
-        assert_eq!(noted(0), None);
+        let (fd, seen) = (file.as_raw_fd(), Seen::of(file.as_raw_fd()).unwrap());
+        holds_covered(fd, seen.mount).unwrap();
+        let identity = |mount| identity(world.log, fd, mount, seen.stat.st_dev).unwrap();
+        assert_eq!(identity(seen.mount), identity(0));
+        assert_eq!(identity(seen.mount), identity(seen.mount), "as noted");
+    }
+
+    #[test]
+    fn a_path_that_gets_too_long_is_empty() {
+        let mut text = Text::new(b"/sys/");
+        assert_eq!(text.push_number(259).push(b":").push_number(0).as_c_str(), c"/sys/259:0");
+        assert_eq!(text.push(&[b'x'; Text::BYTES]).as_c_str(), c"");
     }
 }

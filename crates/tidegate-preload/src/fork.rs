@@ -1,9 +1,10 @@
 //! Hooks: `_Fork` and `clone`, which run none of the C library's handlers, and `unshare`.
 //!
 //! Invariants:
-//! 1. A child with a copy of the memory says that it is another process before it runs any of the program.
-//! 2. Where descriptors are no longer those of the whole process, its files have left the log, and the thread asks the kernel
-//!    what its descriptors are.
+//! 1. A child with a copy of the memory says that it is another process before it runs any of the program. One
+//!    in other namespaces has given the log up by then: its numbers mean other processes to the others.
+//! 2. Where descriptors are no longer those of the whole process, its files have left the log, and the thread
+//!    asks the kernel what its descriptors are.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_int, c_void};
@@ -11,28 +12,30 @@ use std::ffi::{c_int, c_void};
 use libc::pid_t;
 
 use crate::next::{self, Entry};
-use crate::{absorb, process, raw, unseen};
+use crate::{process, raw, rights, unseen};
 
-/// Runs `fork`, whose result in the child is 0.
-pub(crate) fn forking<N: PartialEq + From<bool>>(fork: impl FnOnce() -> N) -> N {
-    if process::log().is_none() {
-        return fork();
-    }
-    process::forking();
+/// Runs `fork`, whose result in the child is 0; `flags` are those of `clone`.
+pub(crate) fn forking<N: PartialEq + From<bool>>(flags: u64, fork: impl FnOnce() -> N) -> N {
     let result = fork();
     if result == N::from(false) {
-        process::forked();
-    } else {
-        process::forking_done();
+        in_child(flags);
     }
     result
+}
+
+/// In a child with a copy of the memory, before it runs any of the program.
+fn in_child(flags: u64) {
+    process::forked();
+    if rights::leads_to_namespaces(flags) {
+        rights::give_up();
+    }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn _Fork() -> pid_t {
     let Some(fork) = next::_Fork.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: the same function.
-    forking(|| unsafe { fork() })
+    forking(0, || unsafe { fork() })
 }
 
 /// Flags of a thread of this process, as far as hooks know the difference.
@@ -42,13 +45,14 @@ const THREAD: c_int = libc::CLONE_VM | libc::CLONE_FILES;
 struct Start {
     entry: Entry,
     argument: *mut c_void,
+    flags: u64,
 }
 
 /// Runs in a child, with its copy of the parent's [`Start`].
 extern "C-unwind" fn started(start: *mut c_void) -> c_int {
-    process::forked();
     // SAFETY: `clone` has left it there; its frame is below in this memory, too.
     let start = unsafe { &*start.cast::<Start>() };
+    in_child(start.flags);
     (start.entry)(start.argument)
 }
 
@@ -74,13 +78,10 @@ unsafe extern "C-unwind" fn clone(
     if flags & libc::CLONE_VM != 0 {
         return in_same_memory(flags, call);
     }
-    let start = Start { entry, argument };
+    let start = Start { entry, argument, flags: u64::from(flags.cast_unsigned()) };
     let at = (&raw const start).cast_mut().cast();
-    process::forking();
     // SAFETY: the same function; what is at `at` is in the child's memory, too.
-    let result = unsafe { clone(started, stack, flags, at, parent, storage, child) };
-    process::forking_done();
-    result
+    unsafe { clone(started, stack, flags, at, parent, storage, child) }
 }
 
 /// Makes a child in this memory that has descriptors of its own.
@@ -88,11 +89,9 @@ fn in_same_memory(flags: c_int, clone: impl FnOnce() -> c_int) -> c_int {
     if flags & libc::CLONE_VFORK == 0 {
         return leaving_table(clone);
     }
-    process::forking();
     process::set_vfork_child(true);
     let result = clone();
     process::set_vfork_child(false);
-    process::forking_done();
     result
 }
 
@@ -101,9 +100,7 @@ pub(crate) fn leaving_table<N: PartialOrd + From<bool>>(call: impl FnOnce() -> N
     if process::log().is_none() || process::is_apart() {
         return call();
     }
-    absorb::sharing();
     unseen::all();
-    absorb::shared();
     let result = call();
     if result >= N::from(false) {
         process::set_own_descriptors();
@@ -113,6 +110,9 @@ pub(crate) fn leaving_table<N: PartialOrd + From<bool>>(call: impl FnOnce() -> N
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
+    if rights::leads_to_namespaces(u64::from(flags.cast_unsigned())) {
+        rights::give_up();
+    }
     // SAFETY: no pointers.
     let call = || raw::returned_int(unsafe { raw::call(libc::SYS_unshare, raw::words![flags]) });
     if flags & libc::CLONE_FILES == 0 { call() } else { leaving_table(call) }

@@ -14,9 +14,9 @@ use libc::{off_t, size_t};
 use tidegate::log::FileRef;
 
 use crate::alike::alike;
-use crate::logged::Open;
+use crate::covered::Open;
 use crate::raw::{self, words};
-use crate::{absorb, process, readable, unseen};
+use crate::{process, readable, unseen};
 
 /// A shared mapping, not writable, of a file that is open for writing.
 struct Noted {
@@ -101,16 +101,9 @@ pub(crate) unsafe fn map(
     protection: c_int,
     (flags, fd, offset): (c_int, c_int, off_t),
 ) -> *mut c_void {
-    if flags & libc::MAP_ANONYMOUS == 0
-        && let Err(errno) = absorb::never(fd)
-    {
-        raw::failed(errno);
-        return libc::MAP_FAILED;
-    }
     let open = shared(flags, fd);
-    if let Some(open) = open.filter(|_| protection & libc::PROT_WRITE != 0) {
-        unseen::keep(&open);
-    }
+    let writable = open.filter(|_| protection & libc::PROT_WRITE != 0);
+    let kept = writable.and_then(|open| Some((open.log, unseen::keep(&open)?)));
     let arguments = words![at, len, protection, flags, fd, offset];
     // SAFETY: as promised.
     let mapped = raw::returned(unsafe { raw::call(libc::SYS_mmap, arguments) });
@@ -121,10 +114,13 @@ pub(crate) unsafe fn map(
             readable::changed();
         }
         if let Some(open) = open.filter(|_| protection & libc::PROT_WRITE == 0)
-            && !note(start, len, open.file)
+            && !open.entry().is_some_and(|entry| note(start, len, entry.file))
         {
             unseen::keep(&open);
         }
+    } else if let Some((log, file)) = kept {
+        // The kernel has refused it, as it does `MAP_SYNC` on most disks.
+        unseen::stop(log, file);
     }
     ptr::with_exposed_provenance_mut(mapped.cast_unsigned())
 }

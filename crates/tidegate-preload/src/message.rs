@@ -1,17 +1,19 @@
 //! Hooks: `sendmsg` and `sendmmsg`, by which descriptors get to other processes.
 //!
-//! Invariant: an absorbed file is settled, and never absorbed again, before another process can share its description.
+//! Invariant: a file leaves the log, and does not come back, before another process gets a descriptor to write
+//! it with: that process may not be watched.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint};
 
 use libc::{msghdr, ssize_t};
 
+use crate::covered::Open;
+use crate::next;
 use crate::raw::{self, words};
 use crate::readable::is_readable;
-use crate::{absorb, next};
 
-/// Settles the files whose descriptors are sent along.
+/// Pins the files whose descriptors are sent along.
 ///
 /// # Safety
 /// As for `sendmsg`.
@@ -41,7 +43,8 @@ unsafe fn share(message: *const msghdr) {
                 // SAFETY: so many descriptors are there.
                 let fd = unsafe { data.add(at) };
                 // SAFETY: inside the data, aligned or not.
-                let _ = absorb::never(unsafe { fd.read_unaligned() });
+                let fd = unsafe { fd.read_unaligned() };
+                Open::writable(fd).iter().for_each(Open::mark);
             }
         }
         // SAFETY: the program's own message.

@@ -75,18 +75,25 @@ macro_rules! functions {
 }
 
 functions! {
-    read: fn(c_int, *mut c_void, size_t) -> ssize_t;
-    __read_chk: fn(c_int, *mut c_void, size_t, size_t) -> ssize_t;
-    pread64: fn(c_int, *mut c_void, size_t, off_t) -> ssize_t;
-    __pread64_chk: fn(c_int, *mut c_void, size_t, off_t, size_t) -> ssize_t;
-    readv: fn(c_int, *const iovec, c_int) -> ssize_t;
-    preadv64: fn(c_int, *const iovec, c_int, off_t) -> ssize_t;
-    preadv64v2: fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t;
     sendmsg: fn(c_int, *const libc::msghdr, c_int) -> ssize_t;
     sendmmsg: fn(c_int, *mut libc::mmsghdr, c_uint, c_int) -> c_int;
-    flock: fn(c_int, c_int) -> c_int;
+    setuid: fn(uid_t) -> c_int;
+    seteuid: fn(uid_t) -> c_int;
+    setreuid: fn(uid_t, uid_t) -> c_int;
+    setresuid: fn(uid_t, uid_t, uid_t) -> c_int;
     setfsuid: fn(uid_t) -> c_int;
-    lockf64: fn(c_int, c_int, off_t) -> c_int;
+    setgid: fn(gid_t) -> c_int;
+    setegid: fn(gid_t) -> c_int;
+    setregid: fn(gid_t, gid_t) -> c_int;
+    setresgid: fn(gid_t, gid_t, gid_t) -> c_int;
+    setfsgid: fn(gid_t) -> c_int;
+    setgroups: fn(size_t, *const gid_t) -> c_int;
+    initgroups: fn(*const c_char, gid_t) -> c_int;
+    capset: fn(*mut c_void, *const c_void) -> c_int;
+    chroot: fn(*const c_char) -> c_int;
+    setns: fn(c_int, c_int) -> c_int;
+    tmpfile: fn() -> *mut FILE;
+    tmpfile64: fn() -> *mut FILE;
     write: fn(c_int, *const c_void, size_t) -> ssize_t;
     pwrite64: fn(c_int, *const c_void, size_t, off_t) -> ssize_t;
     writev: fn(c_int, *const iovec, c_int) -> ssize_t;
@@ -101,9 +108,7 @@ functions! {
     closefrom: fn(c_int) -> ();
     fsync: fn(c_int) -> c_int;
     fdatasync: fn(c_int) -> c_int;
-    sync_file_range: fn(c_int, off_t, off_t, c_uint) -> c_int;
     syncfs: fn(c_int) -> c_int;
-    sync: fn() -> ();
     fcntl64: fn(c_int, c_int, usize) -> c_int;
     sendfile64: fn(c_int, c_int, *mut off_t, size_t) -> ssize_t;
     copy_file_range: fn(c_int, *mut off_t, c_int, *mut off_t, size_t, c_uint) -> ssize_t;
@@ -157,7 +162,6 @@ functions! {
     sysv_signal: fn(c_int, *mut c_void) -> *mut c_void;
     __sysv_signal: fn(c_int, *mut c_void) -> *mut c_void;
     sigset: fn(c_int, *mut c_void) -> *mut c_void;
-    aio_read64: fn(*mut c_void) -> c_int;
     aio_write64: fn(*mut c_void) -> c_int;
     lio_listio64: fn(c_int, *const *mut c_void, c_int, *mut c_void) -> c_int;
     io_setup: fn(c_int, *mut c_void) -> c_int;

@@ -1,30 +1,21 @@
 //! Hooks: opening files.
 //!
 //! Invariants:
-//! 1. A file that this process makes is known to be new: it is tried with `O_EXCL` first. Whatever that fails with, the
-//!    call is made as the program made it, so that all else is as the kernel has it. One that was found there last time is
-//!    opened without being made: it cannot be new.
-//! 2. A file with changes in the log is emptied through the log: `O_TRUNC` is taken away, and done after the open.
-//! 3. `O_SYNC` and `O_DSYNC` are taken away from files of the log, and from nothing else. Where such a file has to be written past
-//!    the log, each write is followed by a sync; where somebody else writes it, the flags are given back.
+//! 1. A file that is made is counted as pending, before and after it is made.
+//! 2. A file is never emptied by the open, where that writes: `O_TRUNC` is taken away and done after it, as a
+//!    truncation of what was opened. Which file the path leads to is known then, and whether it is covered.
+//! 3. All other flags are the kernel's, `O_SYNC` and `O_DSYNC` too.
 #![allow(unsafe_code)] // C's calling convention and strings
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::time::Duration;
 
 use crate::alike::alike;
-use crate::birth::{self, Given};
-use crate::close::{self, appeared, forget};
-use crate::descriptors::{self, DATA_SYNC, Known, NEVER, STRIPPED, SYNC};
+use crate::close::{appeared, forget};
+use crate::covered::Open;
+use crate::descriptors::Kind;
 use crate::files::Seen;
-use crate::logged::Open;
-use crate::path::{self, LINK_BYTES};
-use crate::raw::{self, Errno};
-use crate::{absorb, files, found_before, known_folder, names, next, process, readable};
-
-/// How often, and for how long each time, an absorption that begins or ends is waited for.
-const LEASE_TRIES: u32 = 50;
-const LEASE_PAUSE: Duration = Duration::from_millis(10);
+use crate::raw;
+use crate::{cancel, files, metadata, next, process, readable, unseen};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
@@ -35,16 +26,21 @@ struct Request<'a> {
     path: &'a CStr,
     flags: c_int,
     mode: c_uint,
-    /// `O_SYNC` is left to the kernel. To give it back, the file would have to be opened twice, and with the first descriptor that
-    /// is closed the process loses its record locks on the file.
-    keeps_syncing: bool,
+}
+
+/// What stands under a path before it is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Before {
+    /// Something, or nothing that the open makes.
+    There,
+    /// Nothing: the open makes a file.
+    Missing,
 }
 
 impl Request<'_> {
-    /// Nothing that the log could have to do with: no file is made or emptied, no write is to be durable by itself.
+    /// No file is made or emptied.
     fn is_plain(&self) -> bool {
-        const OF_INTEREST: c_int = libc::O_CREAT | libc::O_TRUNC | libc::O_SYNC | libc::O_DSYNC;
-        self.flags & OF_INTEREST == 0
+        self.flags & (libc::O_CREAT | libc::O_TRUNC) == 0
             || self.flags & libc::O_PATH != 0
             || self.flags & libc::O_TMPFILE == libc::O_TMPFILE
     }
@@ -53,309 +49,115 @@ impl Request<'_> {
         self.flags & libc::O_ACCMODE != libc::O_RDONLY
     }
 
-    /// The flags with which a file is opened that is perhaps for the log.
-    fn without_syncing(&self) -> c_int {
-        // O_SYNC has the bit of O_DSYNC, too.
-        if self.strips() { self.flags & !libc::O_SYNC } else { self.flags }
+    /// The file is emptied once it is open.
+    fn empties(&self) -> bool {
+        self.flags & libc::O_TRUNC != 0 && self.writes()
     }
 
-    fn strips(&self) -> bool {
-        self.writes() && !self.keeps_syncing
+    fn run(&self) -> c_int {
+        if self.is_plain() || process::log().is_none() {
+            let fd = self.by_library();
+            if fd >= 0 {
+                appeared(fd);
+            }
+            return fd;
+        }
+        let before = self.look();
+        let given = self.flags & if self.empties() { !libc::O_TRUNC } else { !0 };
+        let request = Self { flags: given, ..*self };
+        let fd = match before {
+            Before::There => request.existing(),
+            Before::Missing => request.make(),
+        };
+        if fd < 0 {
+            return fd;
+        }
+        appeared(fd);
+        if self.empties() { emptied(fd, given, before == Before::Missing) } else { fd }
     }
 
-    fn stripped(&self) -> u32 {
-        match self.flags & libc::O_SYNC {
-            libc::O_SYNC if self.strips() => SYNC,
-            libc::O_DSYNC if self.strips() => DATA_SYNC,
-            _ => 0,
+    fn look(&self) -> Before {
+        match self.flags & CREATE_NEW {
+            CREATE_NEW => return Before::Missing,
+            libc::O_CREAT => {}
+            _ => return Before::There,
+        }
+        let follows = self.flags & libc::O_NOFOLLOW == 0;
+        let flags = if follows { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+        match raw::fstatat(self.directory, self.path, flags) {
+            Ok(_) => Before::There,
+            Err(_) => Before::Missing,
         }
     }
 
     /// Opens by the C library: the thread may be cancelled while it waits, for the other end of a pipe, say.
     fn by_library(&self) -> c_int {
-        let Some(openat64) = next::openat64.resolved() else {
-            return returned(raw::openat(self.directory, self.path, self.flags, self.mode));
-        };
+        let Some(openat64) = next::openat64.resolved() else { return self.by_kernel() };
         // SAFETY: a terminated path.
         unsafe { openat64(self.directory, self.path.as_ptr(), self.flags, self.mode) }
     }
 
-    /// The same, where the kernel refuses what the program does not want to wait for: a lease that absorbs the file is no
-    /// reason.
-    fn patiently(&self) -> c_int {
-        let mut fd = self.by_library();
-        for _ in 0..LEASE_TRIES {
-            let refused = fd < 0 && self.flags & libc::O_NONBLOCK != 0;
-            if !refused || raw::errno() != libc::EWOULDBLOCK {
-                return fd;
-            }
-            let Some(log) = process::log() else { return fd };
-            let found = raw::fstatat(self.directory, self.path, 0);
-            match found.ok().filter(|stat| log.may_have(stat.st_dev, stat.st_ino)) {
-                Some(stat) if log.absorbed_of(stat.st_dev, stat.st_ino).is_some() => {
-                    return self.waiting();
-                }
-                // The lease is taken before the file is absorbed, and given back after it was.
-                Some(_) => log.wait_for_room(log.room(), LEASE_PAUSE),
-                None => return raw::failed_int(libc::EWOULDBLOCK),
-            }
-            fd = self.by_library();
-        }
-        fd
+    fn by_kernel(&self) -> c_int {
+        let opened = raw::openat(self.directory, self.path, self.flags, self.mode);
+        opened.unwrap_or_else(raw::failed_int)
     }
 
-    /// Opens as a program that waits for leases.
-    fn waiting(&self) -> c_int {
-        let waiting = Self { flags: self.flags & !libc::O_NONBLOCK, ..*self };
-        let fd = waiting.by_library();
-        if fd >= 0 {
-            let _ = raw::fcntl(fd, libc::F_SETFL, usize::try_from(self.flags).unwrap_or(0));
-        }
-        fd
-    }
-
-    fn run(&self) -> c_int {
-        absorb::opening();
-        if self.is_plain() || process::log().is_none() {
-            let fd = self.patiently();
-            if fd >= 0 {
-                appeared(fd);
-                descriptors::opened(fd);
-            }
-            return fd;
-        }
-        if self.flags & libc::O_CREAT != 0 {
-            if let Some(fd) = self.found_again() {
-                return fd;
-            }
-            let flags = self.without_syncing() | CREATE_NEW;
-            if let Ok((fd, given)) = self.make(flags) {
-                made(fd, || Ok(flags), Some(given));
-                return self.with_syncing(fd);
-            }
-        }
-        self.existing()
-    }
-
-    /// Makes a file that was not there before.
-    fn make(&self, flags: c_int) -> Result<(c_int, Given<'_>), Errno> {
-        let known = process::log().and_then(|log| known_folder::knows(log, self.path));
-        if known.is_some() {
-            match raw::open_without_links(self.path, flags, self.mode) {
-                Ok(fd) => return Ok((fd, Given { path: self.path, known })),
-                Err(libc::EEXIST) => return Err(libc::EEXIST),
-                Err(_) => {}
-            }
-        }
-        let fd = raw::openat(self.directory, self.path, flags, self.mode)?;
-        Ok((fd, Given { path: self.path, known: None }))
-    }
-
-    /// Opens the file that was found there last time, if it still is there: without `O_CREAT`, which does nothing then. None: nothing
-    /// is open, and all is to be asked of the kernel as if this had not been tried.
-    ///
-    /// What `O_CREAT` does to a file that is there: the kernel may refuse one of another user in a directory that is everybody's
-    /// (`fs.protected_regular`), and refuses a directory, which whoever writes cannot open anyway.
-    fn found_again(&self) -> Option<c_int> {
-        let place = found_before::at(self.directory, self.path);
-        if !self.writes() || self.flags & libc::O_EXCL != 0 || !place.is_noted() {
-            return None;
-        }
-        let errno = raw::errno();
-        let flags = self.flags_of_existing() & !libc::O_CREAT;
-        let fd = Self { flags, ..*self }.patiently();
-        let found = usize::try_from(fd).is_ok().then(|| Seen::of(fd).ok()).flatten();
-        let Some(seen) = found.filter(|seen| is_own(&seen.stat)) else {
-            place.forget();
-            // Closed, it would take the program's record locks on the file along.
-            if fd >= 0 && !close::locks() {
-                let _ = raw::close(fd);
-            }
-            raw::set_errno(errno);
-            return None;
-        };
-        forget(fd);
-        descriptors::opened(fd);
-        files::note(fd, &seen, || Ok(flags), 0);
-        Some(self.emptied(fd))
-    }
-
-    /// Opens a file that was there before, most likely.
     fn existing(&self) -> c_int {
-        let flags = self.flags_of_existing();
-        let fd = Self { flags, ..*self }.patiently();
-        if fd < 0 {
-            return fd;
+        if self.flags & libc::O_TRUNC == 0 {
+            return self.by_library();
         }
-        forget(fd);
-        descriptors::opened(fd);
-        if self.flags & libc::O_CREAT != 0 {
-            self.examine(fd, flags);
-        }
-        self.emptied(fd)
+        // Emptied by the kernel though it is opened for reading, which no standard says anything about.
+        unseen::about_to_change(self.directory, self.path, false);
+        metadata::counted(|| self.by_kernel())
     }
 
-    /// The file is emptied by a write, so that the kernel must not do it at once.
-    fn empties(&self) -> bool {
-        self.flags & libc::O_TRUNC != 0 && self.writes()
-    }
-
-    fn flags_of_existing(&self) -> c_int {
-        self.without_syncing() & if self.empties() { !libc::O_TRUNC } else { !0 }
-    }
-
-    /// Empties what was opened, if that is wanted.
-    fn emptied(&self, fd: c_int) -> c_int {
-        if self.flags & libc::O_TRUNC != 0
-            && let Err(errno) = if self.empties() { empty(fd) } else { was_emptied(fd) }
-        {
-            forget(fd);
-            let _ = raw::close(fd);
-            return raw::failed_int(errno);
-        }
-        self.with_syncing(fd)
-    }
-
-    /// Between the two opens of a file, somebody else may have removed it; or the name is a link that led nowhere. One that is
-    /// made where it is missing is written to, most likely, so that it is noted at once.
-    fn examine(&self, fd: c_int, flags: c_int) {
-        let Ok(seen) = Seen::of(fd) else { return };
-        if self.flags & CREATE_NEW == libc::O_CREAT {
-            note_if_new(fd, &seen.stat);
-        }
-        if self.writes() {
-            files::note(fd, &seen, || Ok(flags), 0);
-            if is_file(&seen.stat) && is_own(&seen.stat) {
-                found_before::at(self.directory, self.path).note();
-            }
-        }
-    }
-
-    /// Notes what was taken away, or gives it back where the log does not make up for it.
-    fn with_syncing(&self, fd: c_int) -> c_int {
-        let stripped = self.stripped();
-        if stripped != 0 {
-            let known = files::of(fd);
-            let makes_up = known.file().is_some() && !process::writes_unseen();
-            if makes_up || !opened_again(fd, self.flags) {
-                descriptors::set(fd, known.with(stripped));
-            }
-        }
-        fd
+    /// Makes a file, unless another process was faster.
+    fn make(&self) -> c_int {
+        cancel::point();
+        metadata::counted(|| self.by_kernel())
     }
 }
 
-/// Opens the file of `fd` again, with the flags that the program wants, in place of `fd`.
-fn opened_again(fd: c_int, flags: c_int) -> bool {
-    if !raw::fstat(fd).is_ok_and(|stat| is_file(&stat) || is_block_device(&stat)) {
-        return true;
-    }
-    let mut link = [0; LINK_BYTES];
-    let once = CREATE_NEW | libc::O_TRUNC | libc::O_NOFOLLOW;
-    let link = path::proc_link(fd, &mut link);
-    let Ok(again) = raw::openat(libc::AT_FDCWD, link, flags & !once, 0) else {
-        return false;
-    };
-    let place = raw::lseek(fd, 0, libc::SEEK_CUR).unwrap_or(0).cast_signed() as i64;
-    let _ = raw::lseek(again, place, libc::SEEK_SET);
-    let replaced = raw::dup3(again, fd, flags & libc::O_CLOEXEC).is_ok();
-    let _ = raw::close(again);
-    replaced
-}
-
-/// Somebody whom no hook sees is going to write through `fd`: gives it the `O_SYNC` back that was taken away, by a description
-/// of its own. Where others may share the one that it has, or a lock hangs on it, it stays without.
-pub(crate) fn give_syncing_back(fd: c_int) {
-    let known = descriptors::get(fd);
-    if !known.has(STRIPPED) || known.has(NEVER) || close::locks() || !descriptors::is_only(fd) {
-        return;
-    }
-    let flags = raw::status_flags(fd).and_then(|status| {
-        let cloexec = raw::fcntl(fd, libc::F_GETFD, 0)? & 1 != 0;
-        Ok(close::shown_flags(known, status) | if cloexec { libc::O_CLOEXEC } else { 0 })
-    });
-    if flags.is_ok_and(|flags| opened_again(fd, flags)) {
-        // It may be absorbed no more by now.
-        let known = descriptors::get(fd);
-        descriptors::change(fd, known, known.without(STRIPPED));
-    }
-}
-
-/// It belongs to the user that the kernel takes the thread for.
-fn is_own(stat: &libc::stat) -> bool {
-    /// Whoever has no number here.
-    const OVERFLOW: libc::uid_t = 65534;
-    let is_user = || raw::geteuid().is_ok_and(|user| user == stat.st_uid as usize);
-    stat.st_uid != OVERFLOW && !found_before::in_disguise() && is_user()
-}
-
-fn is_file(stat: &libc::stat) -> bool {
-    stat.st_mode & libc::S_IFMT == libc::S_IFREG
-}
-
-/// The file of `fd` may have been made just now, past the log.
-pub(crate) fn note_new(fd: c_int) {
-    if let Ok(stat) = raw::fstat(fd) {
-        note_if_new(fd, &stat);
-    }
-}
-
-fn note_if_new(fd: c_int, stat: &libc::stat) {
-    if let Some(log) = process::log()
-        && may_be_new(stat)
-    {
-        names::appeared(log, fd);
-    }
-}
-
-/// A file that was just made is empty, and all its times are one.
-fn may_be_new(stat: &libc::stat) -> bool {
-    let modified = (stat.st_mtime, stat.st_mtime_nsec);
-    stat.st_size == 0
-        && is_file(stat)
-        && (stat.st_atime, stat.st_atime_nsec) == modified
-        && (stat.st_ctime, stat.st_ctime_nsec) == modified
-}
-
-fn is_block_device(stat: &libc::stat) -> bool {
-    stat.st_mode & libc::S_IFMT == libc::S_IFBLK
-}
-
-fn returned(result: Result<c_int, Errno>) -> c_int {
-    result.unwrap_or_else(raw::failed_int)
-}
-
-/// This process has just made the file of `fd`, which has these status flags, by the path `given`.
-fn made(fd: c_int, status: impl FnOnce() -> Result<c_int, Errno>, given: Option<Given<'_>>) {
-    forget(fd);
-    descriptors::opened(fd);
-    let Some(log) = process::log() else { return };
-    let seen = Seen::of(fd).ok();
-    let known = seen.map_or(Known::IGNORED, |seen| files::note(fd, &seen, status, 0));
-    match known.file().zip(seen) {
-        Some((file, seen)) => birth::born(&Open { log, fd, known, file }, &seen, given),
-        None => names::appeared(log, fd),
-    }
-}
-
-/// Does what `O_TRUNC` does.
-fn empty(fd: c_int) -> Result<(), Errno> {
-    if let Some(open) = Open::writable(fd) {
-        // SAFETY: no pointers.
-        let kernel = || unsafe { raw::call(libc::SYS_ftruncate, raw::words![fd, 0_i64]) };
-        return raw::checked(open.empty(kernel)).map(|_| ());
-    }
+/// Does what `O_TRUNC` does to the file of `fd`, which was opened with these status flags; nothing to a file
+/// that `is_new` and empty.
+fn emptied(fd: c_int, status: c_int, is_new: bool) -> c_int {
+    let Ok(seen) = Seen::of(fd) else { return fd };
     // It has no effect on pipes and devices.
-    if raw::fstat(fd).is_ok_and(|stat| is_file(&stat)) {
-        raw::ftruncate(fd, 0).map(|_| ())
-    } else {
-        Ok(())
+    if !seen.is_file() {
+        return fd;
     }
+    let known = files::note(fd, &seen, || Ok(status));
+    if is_new && seen.size() == 0 {
+        return fd;
+    }
+    // SAFETY: no pointers.
+    let kernel = || unsafe { raw::call(libc::SYS_ftruncate, raw::words![fd, 0_i64]) };
+    let open = process::log().map(|log| Open { log, fd, known });
+    let result = match open.filter(|open| open.known.kind == Kind::File) {
+        Some(open) => open.truncate(0, kernel),
+        None => metadata::counted(kernel),
+    };
+    if result < 0 {
+        forget(fd);
+        let _ = raw::close(fd);
+        return raw::returned_int(result);
+    }
+    fd
 }
 
-/// The kernel has emptied the file already: with `O_RDONLY`, which no standard says anything about.
-fn was_emptied(fd: c_int) -> Result<(), Errno> {
-    Open::of(fd).map_or(Ok(()), |open| raw::checked(open.unseen(|| 0)).map(|_| ()))
+/// Opens by the kernel, as `openat2` does, with what `O_TRUNC` does afterwards; `open` is given the flags
+/// without it.
+pub(crate) fn open_emptying(flags: c_int, open: impl FnOnce(c_int) -> c_int) -> c_int {
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
+    let empties = writes && flags & libc::O_TRUNC != 0;
+    let given = if empties { flags & !libc::O_TRUNC } else { flags };
+    let changes = flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
+    let fd = if changes { metadata::counted(|| open(given)) } else { open(given) };
+    if fd < 0 {
+        return fd;
+    }
+    appeared(fd);
+    if empties { emptied(fd, given, false) } else { fd }
 }
 
 /// # Safety
@@ -367,7 +169,7 @@ pub(crate) unsafe fn open_at(
     mode: c_uint,
 ) -> c_int {
     if let Some(path) = readable::text(path) {
-        return Request { directory, path, flags, mode, keeps_syncing: close::locks() }.run();
+        return Request { directory, path, flags, mode }.run();
     }
     // It fails, and the kernel says with which error.
     let arguments = raw::words![directory, path, flags, mode];
@@ -467,19 +269,8 @@ pub(crate) unsafe extern "C-unwind" fn open_by_handle_at(
     let Some(open_by_handle_at) = next::open_by_handle_at.get() else {
         return raw::failed_int(libc::ENOSYS);
     };
-    absorb::opening();
-    let (path, mode, keeps_syncing) = (c"", 0, true);
-    let request = Request { directory: mount, path, flags, mode, keeps_syncing };
-    let empties = process::log().is_some() && flags & libc::O_PATH == 0 && request.empties();
-    let left = if empties { flags & !libc::O_TRUNC } else { flags };
     // SAFETY: as promised to this function.
-    let fd = unsafe { open_by_handle_at(mount, handle, left) };
-    if fd < 0 {
-        return fd;
-    }
-    appeared(fd);
-    descriptors::opened(fd);
-    if empties { request.emptied(fd) } else { fd }
+    open_emptying(flags, |flags| unsafe { open_by_handle_at(mount, handle, flags) })
 }
 
 /// # Safety
@@ -487,9 +278,9 @@ pub(crate) unsafe extern "C-unwind" fn open_by_handle_at(
 unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_int) -> c_int {
     let Some(mkostemps64) = next::mkostemps64.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: as promised to this function.
-    let fd = unsafe { mkostemps64(template, suffix_bytes, flags) };
+    let fd = metadata::counted(|| unsafe { mkostemps64(template, suffix_bytes, flags) });
     if fd >= 0 {
-        made(fd, || raw::status_flags(fd), None);
+        appeared(fd);
     }
     fd
 }
@@ -510,34 +301,37 @@ mod tests {
     use super::*;
 
     fn request(flags: c_int) -> Request<'static> {
-        let (directory, keeps_syncing) = (libc::AT_FDCWD, false);
-        Request { directory, path: c"/x", flags, mode: 0, keeps_syncing }
+        Request { directory: libc::AT_FDCWD, path: c"/x", flags, mode: 0 }
     }
 
     #[test]
-    fn only_what_makes_empties_or_syncs_is_looked_at() {
+    fn only_what_makes_or_empties_is_looked_at() {
         for plain in [
             libc::O_RDONLY,
             libc::O_RDWR | libc::O_APPEND | libc::O_CLOEXEC,
             libc::O_PATH | libc::O_CREAT,
             libc::O_TMPFILE | libc::O_RDWR,
             libc::O_DIRECTORY,
+            libc::O_RDWR | libc::O_DSYNC,
         ] {
             assert!(request(plain).is_plain(), "{plain:#o}");
         }
-        for other in [libc::O_CREAT, libc::O_TRUNC, libc::O_DSYNC, libc::O_SYNC] {
+        for other in [libc::O_CREAT, libc::O_TRUNC] {
             assert!(!request(other | libc::O_RDWR).is_plain(), "{other:#o}");
         }
+        assert!(request(libc::O_WRONLY | libc::O_TRUNC).empties());
+        assert!(!request(libc::O_RDONLY | libc::O_TRUNC).empties());
     }
 
     #[test]
-    fn syncing_is_taken_away_from_writers_only() {
-        let case = |flags| (request(flags).without_syncing(), request(flags).stripped());
-        assert_eq!(case(libc::O_RDWR | libc::O_SYNC), (libc::O_RDWR, SYNC));
-        assert_eq!(case(libc::O_WRONLY | libc::O_DSYNC), (libc::O_WRONLY, DATA_SYNC));
-        assert_eq!(case(libc::O_RDONLY | libc::O_SYNC), (libc::O_SYNC, 0));
-        let with_locks = Request { keeps_syncing: true, ..request(libc::O_RDWR | libc::O_SYNC) };
-        let kept = (with_locks.without_syncing(), with_locks.stripped());
-        assert_eq!(kept, (libc::O_RDWR | libc::O_SYNC, 0));
+    fn a_file_is_made_where_nothing_is_or_must_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = std::ffi::CString::new(dir.path().join("x").to_str().unwrap()).unwrap();
+        let look = |flags| Request { path: &path, ..request(flags) }.look();
+        assert_eq!(look(libc::O_CREAT), Before::Missing);
+        std::fs::write(dir.path().join("x"), b"").unwrap();
+        assert_eq!(look(libc::O_CREAT), Before::There);
+        assert_eq!(look(CREATE_NEW), Before::Missing);
+        assert_eq!(look(libc::O_TRUNC), Before::There);
     }
 }

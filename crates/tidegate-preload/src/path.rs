@@ -1,34 +1,16 @@
-//! Absolute paths of names, without memory from the heap and without following the last component.
+//! Paths of what is open, without memory from the heap.
 //!
-//! Invariants: a [`PathBuffer`] always ends in a NUL behind its bytes; what [`absolute`] returns names the entry that the
-//! kernel would act on for (descriptor, path) at that moment, as seen from the root of this process.
+//! Invariant: a [`PathBuffer`] always ends in a NUL behind its bytes.
 //!
-//! Entry points: [`Opened`] to look at what a name stands for, [`absolute`] for a name that may not exist yet, [`of_descriptor`] for something open, [`forget_root`] once
-//! the process has another root than the rest of the machine: from then on no path is known.
-
-#![allow(unsafe_code)] // system calls with paths
+//! Entry points: [`Opened`] to look at what a name stands for, [`of_descriptor`] for something open.
 
 use std::ffi::{CStr, c_int};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::page::{PAGE_BYTES, Page};
-use crate::raw::{self, Errno, words};
+use crate::raw::{self, Errno};
 
 /// The longest path of the kernel, its NUL included.
 pub(crate) const PATH_BYTES: usize = PAGE_BYTES;
-
-/// Set by `chroot`: what `/proc` says no longer means anything to others.
-static ROOT_CHANGED: AtomicBool = AtomicBool::new(false);
-
-/// From now on [`absolute`] and [`of_descriptor`] fail in this process and in what it forks.
-pub(crate) fn forget_root() {
-    ROOT_CHANGED.store(true, Ordering::Relaxed);
-}
-
-/// Paths of this process mean the same to the rest of the machine.
-pub(crate) fn are_known() -> bool {
-    !ROOT_CHANGED.load(Ordering::Relaxed)
-}
 
 /// A descriptor of our own for the length of a call.
 pub(crate) struct Opened(c_int);
@@ -38,12 +20,6 @@ impl Opened {
     /// it takes no record lock of the program away. A symbolic link is followed unless `flags` say `O_NOFOLLOW`.
     pub(crate) fn path(directory: c_int, path: &CStr, flags: c_int) -> Result<Self, Errno> {
         Self::open(directory, path, libc::O_PATH | flags)
-    }
-
-    /// As [`path`](Self::path), of a path that has no symbolic link in it.
-    pub(crate) fn without_links(path: &CStr) -> Result<Self, Errno> {
-        let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        raw::open_without_links(path, flags, 0).map(Self)
     }
 
     /// Opens a file or directory itself.
@@ -106,15 +82,6 @@ impl PathBuffer {
         Ok(())
     }
 
-    /// Appends the name of an entry of the directory that this is the path of.
-    fn push_name(&mut self, name: &[u8]) -> Result<(), Errno> {
-        let before = self.len_bytes;
-        if self.as_bytes() != b"/" {
-            self.push(b"/")?;
-        }
-        self.push(name).inspect_err(|_| self.truncate(before))
-    }
-
     /// What `fill` writes is the path; it returns how many bytes that are.
     fn fill(&mut self, fill: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) -> Result<(), Errno> {
         let len_bytes = fill(self.page.bytes_mut())?;
@@ -127,59 +94,8 @@ impl PathBuffer {
     }
 }
 
-/// A path as (directory, name in it). `None` for what names no entry of a directory: "", "/", "x/..", "x/.".
-pub(crate) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
-    let path = without_slashes_at_end(path);
-    let (directory, name) = match path.iter().rposition(|&byte| byte == b'/') {
-        Some(0) => (&path[..1], &path[1..]),
-        Some(slash) => (without_slashes_at_end(&path[..slash]), &path[slash + 1..]),
-        None => (&path[..0], path),
-    };
-    let directory =
-        if directory.is_empty() && path.starts_with(b"/") { &path[..1] } else { directory };
-    (!matches!(name, b"" | b"." | b"..")).then_some((directory, name))
-}
-
-fn without_slashes_at_end(path: &[u8]) -> &[u8] {
-    let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
-    &path[..end]
-}
-
-/// The absolute path of the entry that (`directory`, `path`) names, whether it exists or not.
-pub(crate) fn absolute(directory: c_int, path: &CStr, out: &mut PathBuffer) -> Result<(), Errno> {
-    let (parent, name) = split(path.to_bytes()).ok_or(libc::EINVAL)?;
-    if parent.is_empty() {
-        of_directory(directory, out)?;
-    } else {
-        out.clear();
-        out.push(parent)?;
-        let opened = Opened::path(directory, out.as_c_str(), libc::O_DIRECTORY)?;
-        of_descriptor(opened.number(), out)?;
-    }
-    out.push_name(name)
-}
-
-fn of_directory(directory: c_int, out: &mut PathBuffer) -> Result<(), Errno> {
-    if directory != libc::AT_FDCWD {
-        return of_descriptor(directory, out);
-    }
-    if !are_known() {
-        return Err(libc::ENOENT);
-    }
-    out.fill(|bytes| {
-        // SAFETY: room for the answer, whose NUL is counted.
-        let result =
-            unsafe { raw::call(libc::SYS_getcwd, words![bytes.as_mut_ptr(), bytes.len()]) };
-        raw::checked(result).map(|with_nul| with_nul.saturating_sub(1))
-    })?;
-    only_absolute(out)
-}
-
 /// The path under which the kernel knows what is open as `descriptor`.
 pub(crate) fn of_descriptor(descriptor: c_int, out: &mut PathBuffer) -> Result<(), Errno> {
-    if !are_known() {
-        return Err(libc::ENOENT);
-    }
     let mut link = [0; LINK_BYTES];
     out.fill(|bytes| raw::readlink(proc_link(descriptor, &mut link), bytes).map(<[u8]>::len))?;
     only_absolute(out)
@@ -227,46 +143,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_split_where_the_kernel_splits_it() {
-        let cases: [(&str, Option<(&str, &str)>); 14] = [
-            ("", None),
-            ("/", None),
-            ("//", None),
-            ("a", Some(("", "a"))),
-            ("a/", Some(("", "a"))),
-            ("/a", Some(("/", "a"))),
-            ("//a//", Some(("/", "a"))),
-            ("a/b", Some(("a", "b"))),
-            ("a//b", Some(("a", "b"))),
-            ("/a/b/", Some(("/a", "b"))),
-            ("./b", Some((".", "b"))),
-            ("a/..", None),
-            ("a/.", None),
-            ("a/...", Some(("a", "..."))),
-        ];
-        for (path, expected) in cases {
-            let expected = expected.map(|(parent, name)| (parent.as_bytes(), name.as_bytes()));
-            assert_eq!(split(path.as_bytes()), expected, "{path:?}");
-        }
-    }
-
-    #[test]
-    fn names_are_joined_with_one_slash() {
-        let mut path = PathBuffer::new();
-        path.push(b"/").unwrap();
-        path.push_name(b"a").unwrap();
-        path.push_name(b"b").unwrap();
-        assert_eq!(path.as_bytes(), b"/a/b");
-        assert_eq!(path.as_c_str().to_bytes(), b"/a/b");
-    }
-
-    #[test]
     fn what_does_not_fit_changes_nothing() {
         let mut path = PathBuffer::new();
-        path.push(&[b'x'; PATH_BYTES - 3]).unwrap();
-        assert!(path.push_name(b"yz").is_err());
-        assert_eq!(path.as_bytes().len(), PATH_BYTES - 3);
-        path.push_name(b"y").unwrap();
+        path.push(&[b'x'; PATH_BYTES - 2]).unwrap();
+        assert!(path.push(b"yz").is_err());
+        assert_eq!(path.as_bytes().len(), PATH_BYTES - 2);
+        path.push(b"y").unwrap();
         assert!(path.push(b"z").is_err());
         assert_eq!(path.as_c_str().to_bytes().len(), PATH_BYTES - 1);
     }

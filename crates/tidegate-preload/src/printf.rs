@@ -1,14 +1,13 @@
 //! Hooks: `dprintf`, which has as many arguments as it likes.
 //!
-//! Invariant: the arguments reach the C library's function as they came: the registers that may hold some are kept, the stack is not
-//! touched, and that function is jumped to. So there is no way back here after it, and the file stays out of the log for as
-//! long as the process lives.
+//! Invariant: the arguments reach the C library's function as they came: the registers that may hold some are
+//! kept, the stack is not touched, and that function is jumped to. So there is no way back here after it,
+//! and the file stays out of the log for as long as the process lives.
 #![allow(unsafe_code)] // assembly: Rust has no functions with variable arguments
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::logged::Open;
-use crate::open::give_syncing_back;
+use crate::covered::Open;
 use crate::{next, unseen};
 
 /// A function that calls `$before` with its first argument, and jumps to what that returns.
@@ -106,7 +105,6 @@ extern "C" fn before_checked(fd: c_int) -> *const c_void {
 }
 
 fn hide(fd: c_int) {
-    give_syncing_back(fd);
     if let Some(open) = Open::writable(fd) {
         unseen::keep(&open);
     }

@@ -1,41 +1,47 @@
-//! This process: whether it logs, and what it does when it is loaded, forks and ends.
+//! This process: whether it uses the log, and what it does when it is loaded, forks and ends.
 //!
 //! Invariants:
-//! 1. Until the log is attached, and where it cannot be, every hook does what the C library does.
+//! 1. Until the log is attached, where it cannot be, and once it was given up, every hook does what the C
+//!    library does.
 //! 2. Nothing lasting is made in the program: no thread, no signal handler, no descriptor.
-//! 3. What is kept here is written when the library is loaded, and read only from then on; but for the largest file that the
-//!    process may make, and for the note that files are written in ways that nobody sees, which is never taken back.
+//! 3. What is kept here is written when the library is loaded, and read only from then on; but for the
+//!    largest file that the process may make, and for two notes that are never taken back: that files are
+//!    written in ways that no hook sees, and that the log was given up.
 //!
-//! Entry points: [`log()`], [`filter`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`], [`is_strict`].
+//! Entry points: [`log()`], [`filter`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`],
+//! [`give_up`].
 //!
-//! The environment: `TIDEGATE_POOL` and `TIDEGATE_CONTROL` are the paths of the log's memory; `TIDEGATE_SOCKET` is the supervisor's;
-//! `TIDEGATE_INCLUDE` and `TIDEGATE_EXCLUDE` are globs, one a line; `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk;
-//! `TIDEGATE_ABSORB_AFTER` is the number of writes after which a file is absorbed, 0 for never;
-//! `TIDEGATE_SYNC_FDS` tells of inherited descriptors that were opened with `O_SYNC`, as `3,7d`: `d` for `O_DSYNC`; `all`, where
-//! they may be any.
+//! The environment: `TIDEGATE_POOL` and `TIDEGATE_CONTROL` are the paths of the log's memory;
+//! `TIDEGATE_SOCKET` is the supervisor's; `TIDEGATE_INCLUDE` and `TIDEGATE_EXCLUDE` are globs, one a line;
+//! `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk; `TIDEGATE_COVER_AFTER` is the number of a descriptor's
+//! sync that covers its file, 2 if it is not given; `TIDEGATE_EVERY_WRITE=1` syncs each write.
 #![allow(unsafe_code)] // the load-time constructor, and fork handlers
 
 use std::cell::Cell;
-use std::ffi::{OsStr, c_int};
+use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use tidegate::log::{self, Log};
 
-use crate::descriptors::{self, DATA_SYNC, SYNC};
 use crate::glob::Filter;
-use crate::logged::Open;
-use crate::{absorb, exec, files, names, next, stdio, supervisor, unseen};
+use crate::{descriptors, exec, next, raw, signals, stdio, supervisor, unseen};
+
+/// The sync of a descriptor that covers its file: with the first one it is not known that there will be
+/// others, and most files are synced once.
+const COVER_AFTER: u32 = 2;
 
 /// What this process knows of itself once it is attached.
 struct Attached {
     log: Log,
-    writes_before: u32,
     filter: Filter,
+    cover_after: u32,
+    every_write: bool,
     includes_tmpfs: bool,
-    socket: Option<&'static Path>,
 }
 
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
@@ -54,8 +60,6 @@ enum Apart {
     VforkChild,
     /// It has left the table of descriptors that the threads of its process share.
     OwnDescriptors,
-    /// The kernel kills it for any call but `read`, `write`, `exit` and `sigreturn`.
-    Strict,
 }
 
 thread_local! {
@@ -91,16 +95,23 @@ pub(crate) fn find_file_limit() {
     FILE_LIMIT_BYTES.store(bytes, Ordering::Relaxed);
 }
 
-/// Logged writes through a descriptor before its file is worth a lease; 0: none ever is.
-#[inline]
-pub(crate) fn writes_before() -> u32 {
-    attached().map_or(0, |attached| attached.writes_before)
+/// The sync of a descriptor that covers its file.
+pub(crate) fn cover_after() -> u32 {
+    attached().map_or(u32::MAX, |attached| attached.cover_after)
 }
 
-/// Where the supervisor listens.
-pub(crate) fn socket() -> Option<&'static Path> {
-    attached()?.socket
+/// Each write is to be synced when it returns.
+#[inline]
+pub(crate) fn every_write() -> bool {
+    attached().is_some_and(|attached| attached.every_write)
 }
+
+/// Where the supervisor listens: known also to a process that does not use the log.
+pub(crate) fn socket() -> Option<&'static Path> {
+    SOCKET.get().copied().flatten()
+}
+
+static SOCKET: OnceLock<Option<&'static Path>> = OnceLock::new();
 
 /// This process, as the kernel numbers it.
 #[inline]
@@ -131,20 +142,10 @@ pub(crate) fn in_vfork_child() -> bool {
     APART.get() == Apart::VforkChild
 }
 
-/// Whether the calling thread may do nothing but read and write.
-pub(crate) fn is_strict() -> bool {
-    APART.get() == Apart::Strict
-}
-
 /// Whether the calling thread is one of these.
 #[inline]
 pub(crate) fn is_apart() -> bool {
     APART.get() != Apart::No
-}
-
-/// Notes that the calling thread [`is_strict`] from now on, or is not after all.
-pub(crate) fn set_strict(is: bool) {
-    APART.set(if is { Apart::Strict } else { Apart::No });
 }
 
 /// Notes that the calling thread has descriptors of its own from now on.
@@ -167,18 +168,19 @@ extern "C" fn loaded() {
         return;
     }
     next::resolve();
-    let Some(attached) = attach() else { return };
-    if descriptors::make().is_err() {
-        return;
-    }
+    // SAFETY: a function that lives as long as the process.
+    unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    let _ = SOCKET.set(kept("TIDEGATE_SOCKET").map(Path::new));
+    let Some(attached) = attach().filter(|_| descriptors::make().is_ok()) else {
+        // It has lost the right to use the log, and writes what others have in it.
+        GIVEN_UP.store(true, Ordering::SeqCst);
+        return supervisor::suspend(number(), Some("rights"));
+    };
     exec::remember();
     find_file_limit();
-    names::find_handlers();
+    signals::find_handlers();
     ATTACHED.store(Box::into_raw(Box::new(attached)), Ordering::Release);
-    // SAFETY: a function that lives as long as the process.
-    unsafe { libc::pthread_atfork(Some(forking), Some(forking_done), Some(forked)) };
     supervisor::announce();
-    inherit(std::env::var_os("TIDEGATE_SYNC_FDS").as_deref());
     stdio::note_standard();
 }
 
@@ -187,15 +189,14 @@ fn attach() -> Option<Attached> {
     let control = std::env::var_os("TIDEGATE_CONTROL")?;
     let log = Log::attach(Path::new(&pool), Path::new(&control)).ok()?;
     let lines = |name| kept(name).map_or(&b""[..], OsStrExt::as_bytes);
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| value == "1");
+    let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
     Some(Attached {
         log,
-        writes_before: std::env::var("TIDEGATE_ABSORB_AFTER")
-            .ok()
-            .and_then(|number| number.parse().ok())
-            .unwrap_or(0),
+        cover_after: number("TIDEGATE_COVER_AFTER").unwrap_or(COVER_AFTER),
+        every_write: is_set("TIDEGATE_EVERY_WRITE"),
         filter: Filter { include: lines("TIDEGATE_INCLUDE"), exclude: lines("TIDEGATE_EXCLUDE") },
-        includes_tmpfs: std::env::var_os("TIDEGATE_INCLUDE_TMPFS").is_some_and(|it| it == "1"),
-        socket: kept("TIDEGATE_SOCKET").map(Path::new),
+        includes_tmpfs: is_set("TIDEGATE_INCLUDE_TMPFS"),
     })
 }
 
@@ -205,49 +206,69 @@ fn kept(name: &str) -> Option<&'static OsStr> {
     Some(OsStr::from_bytes(Vec::leak(value)))
 }
 
-/// Notes the inherited descriptors that were opened with `O_SYNC` or `O_DSYNC`.
-fn inherit(list: Option<&OsStr>) {
-    let list = list.map_or(&b""[..], OsStrExt::as_bytes);
-    if list == exec::SYNC_ALL {
-        exec::each_open(|fd| {
-            if let Some(open) = Open::writable(fd) {
-                descriptors::set(fd, open.known.with(SYNC));
-            }
-        });
+/// Threads of this process that hold a lock of the log.
+static HOLDERS: AtomicU32 = AtomicU32::new(0);
+/// How long [`give_up`] waits for each of those.
+const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// While this lives, the log's memory stays mapped: to be taken before a lock in it.
+pub(crate) struct Holding(());
+
+impl Holding {
+    /// None: the log was given up.
+    #[inline]
+    pub(crate) fn new() -> Option<Self> {
+        HOLDERS.fetch_add(1, Ordering::SeqCst);
+        let holding = Self(());
+        (!has_given_up()).then_some(holding)
     }
-    for (fd, flags) in inherited(list) {
-        let known = files::of(fd);
-        if known.file().is_some() {
-            descriptors::set(fd, known.with(flags));
+}
+
+impl Drop for Holding {
+    #[inline]
+    fn drop(&mut self) {
+        HOLDERS.fetch_sub(1, Ordering::SeqCst);
+        if has_given_up() {
+            raw::wake(&HOLDERS);
         }
     }
 }
 
-fn inherited(list: &[u8]) -> impl Iterator<Item = (c_int, u32)> {
-    list.split(|byte| *byte == b',').filter_map(|item| {
-        let (digits, flag) = match item {
-            [digits @ .., b'd'] => (digits, DATA_SYNC),
-            digits => (digits, SYNC),
-        };
-        Some((std::str::from_utf8(digits).ok()?.parse().ok()?, flag))
-    })
+/// The log was given up.
+pub(crate) fn has_given_up() -> bool {
+    GIVEN_UP.load(Ordering::SeqCst)
 }
 
-/// Before a fork: what only this process knew of its files, the kernel gets to know.
-pub(crate) extern "C" fn forking() {
-    absorb::sharing();
-}
+static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
-/// In the parent after a fork.
-pub(crate) extern "C" fn forking_done() {
-    absorb::shared();
+/// Gives the log up, for good: nothing of it is mapped any more, and every hook does what the C library
+/// does. The supervisor has suspended logging before: no operation of this process begins any more.
+///
+/// A thread that holds a lock is waited for: the C library keeps it in a list that leads through the
+/// log's memory. Others find zeroes there: that no file has an entry.
+pub(crate) fn give_up() {
+    GIVEN_UP.store(true, Ordering::SeqCst);
+    let at = ATTACHED.swap(ptr::null_mut(), Ordering::SeqCst);
+    // SAFETY: null, or what `attach` has leaked.
+    let Some(attached) = (unsafe { at.as_ref() }) else { return };
+    loop {
+        let holders = HOLDERS.load(Ordering::SeqCst);
+        if holders == 0 || !raw::wait(&HOLDERS, holders, HOLDER_TIMEOUT) {
+            break;
+        }
+    }
+    // Where the kernel does not do it, the memory stays mapped, but no hook uses it.
+    let _ = attached.log.abandon();
 }
 
 /// In the child: it has another number, and is another process to the supervisor.
 pub(crate) extern "C" fn forked() {
     log::after_fork();
-    if let Some(log) = log() {
-        log.forget_pages();
+    HOLDERS.store(0, Ordering::SeqCst);
+    match log() {
+        Some(log) => log.forget_pages(),
+        None if has_given_up() => return supervisor::suspend(number(), Some("rights")),
+        None => {}
     }
     if APART.replace(Apart::No) == Apart::OwnDescriptors {
         // What is noted is about those of the parent's other threads.
@@ -255,8 +276,7 @@ pub(crate) extern "C" fn forked() {
             descriptors::clear(fd);
         });
     }
-    absorb::inherited();
-    // Both processes can write now, and each will give its own marks back.
+    // Both processes can write now, and each will give its own pins back.
     unseen::take_again();
     supervisor::announce();
 }
@@ -268,18 +288,5 @@ static UNLOADED: extern "C" fn() = unloaded;
 /// The process ends. What the C library still has to write for standard output goes first.
 extern "C" fn unloaded() {
     stdio::flush_standard();
-    absorb::settle_all();
     unseen::release();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_list_of_descriptors_skips_what_is_no_number() {
-        let found: Vec<_> = inherited(b"3,7d,,x,-1d,12").collect();
-        assert_eq!(found, [(3, SYNC), (7, DATA_SYNC), (-1, DATA_SYNC), (12, SYNC)]);
-        assert_eq!(inherited(b"").count(), 0);
-    }
 }

@@ -8,6 +8,8 @@
 
 use std::ffi::{CStr, c_int, c_long, c_uint};
 use std::mem::MaybeUninit;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 /// An error number of the kernel.
 pub(crate) type Errno = c_int;
@@ -119,7 +121,7 @@ pub(crate) fn returned(result: isize) -> isize {
     }
 }
 
-/// The same for functions that return an `int`.
+/// As [`returned`], for functions that return an `int`.
 #[inline]
 pub(crate) fn returned_int(result: isize) -> c_int {
     c_int::try_from(returned(result)).unwrap_or(c_int::MAX)
@@ -178,9 +180,7 @@ plain!(/** Makes a file durable. */ fsync = SYS_fsync(fd: c_int));
 plain!(/** Makes a file's data durable. */ fdatasync = SYS_fdatasync(fd: c_int));
 plain!(/** Closes a descriptor. */ close = SYS_close(fd: c_int));
 plain!(/** Descriptor operations with a number as argument. */ fcntl = SYS_fcntl(fd: c_int, command: c_int, argument: usize));
-plain!(/** Makes `to` a copy of `from`. */ dup3 = SYS_dup3(from: c_int, to: c_int, flags: c_int));
-plain!(/** The effective user. */ geteuid = SYS_geteuid());
-plain!(/** Lets others run. */ sched_yield = SYS_sched_yield());
+plain!(/** Sends a thread of a process a signal; 0 only asks whether it is there. */ tgkill = SYS_tgkill(process: u32, thread: u32, signal: c_int));
 plain!(/** Makes everything durable. */ sync_all = SYS_sync());
 
 /// The status flags of a descriptor.
@@ -197,7 +197,8 @@ pub(crate) fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     Ok(unsafe { stat.assume_init() })
 }
 
-/// The same with the number of the mount that it was opened through, 0 where the kernel has none that is never given out again.
+/// As [`fstat`], and the number of the mount that the file was opened through, 0 where the kernel has none
+/// that is never given out again. Of the times, none is there.
 pub(crate) fn fstat_with_mount(fd: c_int) -> Result<(libc::stat, u64), Errno> {
     const MOUNT: c_uint = 0x4000;
     let mut found = MaybeUninit::<libc::statx>::zeroed();
@@ -214,9 +215,6 @@ pub(crate) fn fstat_with_mount(fd: c_int) -> Result<(libc::stat, u64), Errno> {
     stat.st_mode = found.stx_mode.into();
     (stat.st_uid, stat.st_gid) = (found.stx_uid, found.stx_gid);
     stat.st_size = found.stx_size.cast_signed();
-    (stat.st_atime, stat.st_atime_nsec) = (found.stx_atime.tv_sec, found.stx_atime.tv_nsec.into());
-    (stat.st_mtime, stat.st_mtime_nsec) = (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec.into());
-    (stat.st_ctime, stat.st_ctime_nsec) = (found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec.into());
     let mount = if found.stx_mask & MOUNT == 0 { 0 } else { found.stx_mnt_id };
     Ok((stat, mount))
 }
@@ -241,30 +239,10 @@ pub(crate) fn fstatfs(fd: c_int) -> Result<libc::statfs, Errno> {
     Ok(unsafe { stat.assume_init() })
 }
 
-/// What the kernel says of the file system of a path's file.
-pub(crate) fn statfs(path: &CStr) -> Result<libc::statfs, Errno> {
-    let mut stat = MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: a terminated path, and room for the answer.
-    checked(unsafe { call(libc::SYS_statfs, words![path.as_ptr(), stat.as_mut_ptr()]) })?;
-    // SAFETY: zeroed, then filled.
-    Ok(unsafe { stat.assume_init() })
-}
-
 /// Opens a path.
 pub(crate) fn openat(dir: c_int, path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
     // SAFETY: a terminated path.
     let fd = checked(unsafe { call(libc::SYS_openat, words![dir, path.as_ptr(), flags, mode]) })?;
-    Ok(c_int::try_from(fd).unwrap_or(-1))
-}
-
-/// Opens a path that has no symbolic link in it; an error of its own where it has one, or where the kernel does not know how.
-pub(crate) fn open_without_links(path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
-    const NO_SYMLINKS: u64 = 4;
-    let mode = if flags & libc::O_CREAT == 0 { 0 } else { mode & 0o7777 };
-    let how = [u64::from(flags.cast_unsigned()), u64::from(mode), NO_SYMLINKS];
-    let arguments = words![libc::AT_FDCWD, path.as_ptr(), how.as_ptr(), size_of_val(&how)];
-    // SAFETY: a terminated path, and a structure of the size that is given.
-    let fd = checked(unsafe { call(libc::SYS_openat2, arguments) })?;
     Ok(c_int::try_from(fd).unwrap_or(-1))
 }
 
@@ -278,17 +256,32 @@ pub(crate) fn readlink<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8]
     Ok(&buffer[..len.min(room)])
 }
 
-/// Reads at a byte of a file.
-pub(crate) fn pread(fd: c_int, buf: &mut [u8], offset: i64) -> Result<usize, Errno> {
-    let (at, len) = (buf.as_mut_ptr(), buf.len());
-    // SAFETY: room for so many bytes.
-    checked(unsafe { call(libc::SYS_pread64, words![fd, at, len, offset]) })
+/// Whether a thread of a process lives.
+pub(crate) fn is_alive(process: u32, thread: u32) -> bool {
+    tgkill(process, thread, 0) != Err(libc::ESRCH)
 }
 
-/// Lets other threads run.
-pub(crate) fn yield_now() {
-    // It cannot fail.
-    let _ = sched_yield();
+/// Sleeps while `word` is `seen`, until [`wake`] or for `timeout` at most: whether it was not that long.
+pub(crate) fn wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool {
+    let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+    let timeout = libc::timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };
+    let arguments = words![word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout];
+    // SAFETY: a word of this process and a time, for the length of the call.
+    unsafe { call(libc::SYS_futex, arguments) != -(libc::ETIMEDOUT as isize) }
+}
+
+/// Wakes the threads that [`wait`] for the word to change.
+pub(crate) fn wake(word: &AtomicU32) {
+    let arguments = words![word.as_ptr(), libc::FUTEX_WAKE, i32::MAX];
+    // SAFETY: a word of this process.
+    unsafe { call(libc::SYS_futex, arguments) };
+}
+
+/// Nanoseconds of a clock that only goes forwards.
+pub(crate) fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    seconds.unwrap_or(0) * 1_000_000_000 + rest.unwrap_or(0)
 }
 
 /// Makes everything on the machine durable.

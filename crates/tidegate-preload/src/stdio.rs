@@ -1,8 +1,8 @@
 //! Hooks: streams.
 //!
 //! Invariants:
-//! 1. What the C library writes for a stream, no hook sees. So a file is unlogged while a stream for writing is open on it, and
-//!    while it is standard output or standard error.
+//! 1. What the C library writes for a stream, no hook sees. So a file is pinned to the kernel path while a
+//!    stream for writing is open on it, and while it is standard output or standard error.
 //! 2. `fopen` is an open by our own hook and an `fdopen`: files are made and emptied as with `open`.
 #![allow(unsafe_code)] // C's calling convention and strings
 
@@ -13,10 +13,10 @@ use libc::FILE;
 
 use crate::alike::alike;
 use crate::close::{appeared, forget};
-use crate::descriptors::{READ_ONLY, STICKY};
-use crate::logged::Open;
-use crate::open::{give_syncing_back, note_new, open_at};
-use crate::{absorb, descriptors, files, next, process, raw, readable, unseen};
+use crate::covered::Open;
+use crate::descriptors::{APPEND, PINNED};
+use crate::open::open_at;
+use crate::{descriptors, files, metadata, next, process, raw, readable, unseen};
 
 unsafe extern "C" {
     static stdout: *mut FILE;
@@ -39,7 +39,7 @@ pub(crate) fn note_standard() {
 /// Has the C library write what it holds back for standard output, if that goes to a file.
 pub(crate) fn flush_standard() {
     for (fd, stream) in standard() {
-        if descriptors::get(fd).has(STICKY) {
+        if descriptors::get(fd).has(PINNED) {
             // SAFETY: a stream that exists as long as the process.
             unsafe { libc::fflush(stream) };
         }
@@ -78,9 +78,9 @@ fn flags_of(mode: &[u8]) -> Option<c_int> {
 }
 
 /// The file of `fd` is written by a stream from now on.
-fn hide(fd: c_int) {
-    if let Some(open) = Open::of(fd).filter(|open| !open.known.has(READ_ONLY)) {
-        open.hide();
+fn pin(fd: c_int) {
+    if let Some(open) = Open::writable(fd) {
+        open.pin();
     }
 }
 
@@ -105,7 +105,7 @@ unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) ->
             if fd < 0 {
                 return ptr::null_mut();
             }
-            hide(fd);
+            pin(fd);
             // SAFETY: a descriptor that is open, and the program's mode.
             let stream = unsafe { fdopen(fd, mode) };
             if stream.is_null() {
@@ -116,16 +116,37 @@ unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) ->
         }
         (_, Some(fopen64), _) => {
             // SAFETY: the same function.
-            let stream = unsafe { fopen64(path, mode) };
+            let open = || unsafe { fopen64(path, mode) };
             // SAFETY: as promised to this function.
-            opened(stream, unsafe { may_write(mode) });
-            stream
+            unsafe { by_library(path, mode, open) }
         }
         _ => ptr::null_mut(),
     }
 }
 
-/// The C library has opened a stream by itself.
+/// Has the C library open a stream by itself, which may make or empty the file.
+///
+/// # Safety
+/// As for `fopen`, but that `path` may be null.
+unsafe fn by_library(
+    path: *const c_char,
+    mode: *const c_char,
+    open: impl FnOnce() -> *mut FILE,
+) -> *mut FILE {
+    // SAFETY: as promised.
+    if process::log().is_none() || !unsafe { may_write(mode) } {
+        let stream = open();
+        opened(stream, false);
+        return stream;
+    }
+    if let Some(path) = readable::text(path) {
+        unseen::about_to_change(libc::AT_FDCWD, path, false);
+    }
+    let stream = metadata::counted(open);
+    opened(stream, true);
+    stream
+}
+
 fn opened(stream: *mut FILE, writes: bool) {
     if stream.is_null() || process::log().is_none() {
         return;
@@ -135,8 +156,7 @@ fn opened(stream: *mut FILE, writes: bool) {
     if fd >= 0 {
         appeared(fd);
         if writes {
-            note_new(fd);
-            hide(fd);
+            pin(fd);
         }
     }
 }
@@ -154,28 +174,22 @@ unsafe fn may_write(mode: *const c_char) -> bool {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     let Some(fdopen) = next::fdopen.get() else { return ptr::null_mut() };
-    give_syncing_back(fd);
-    hide(fd);
-    // What it reads, no hook sees either.
-    let _ = absorb::never(fd);
+    pin(fd);
+    let appended = appends(fd);
     // SAFETY: the same function.
     let stream = unsafe { fdopen(fd, mode) };
-    if !stream.is_null() && descriptors::get(fd).file().is_some() {
-        note_appending(fd);
+    if !appended && appends(fd) {
+        // With the mode "a" the C library makes the description append: copies of it elsewhere, too.
+        if let Some(open) = Open::writable(fd) {
+            descriptors::set(fd, open.known.with(APPEND));
+            open.mark();
+        }
     }
     stream
 }
 
-/// With the mode "a" the C library makes the description append: for whoever else has it, too.
-fn note_appending(fd: c_int) {
-    let known = descriptors::get(fd);
-    let appends = raw::status_flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0);
-    if appends && !known.has(descriptors::APPEND) {
-        descriptors::set(fd, known.with(descriptors::APPEND));
-        if let Some(open) = Open::writable(fd).filter(|_| !descriptors::is_only(fd)) {
-            open.mark();
-        }
-    }
+fn appends(fd: c_int) -> bool {
+    process::log().is_some() && raw::status_flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0)
 }
 
 #[unsafe(no_mangle)]
@@ -185,30 +199,14 @@ unsafe extern "C-unwind" fn freopen64(
     stream: *mut FILE,
 ) -> *mut FILE {
     let Some(freopen64) = next::freopen64.get() else { return ptr::null_mut() };
-    let logs = process::log().is_some();
-    if logs {
-        // What it will empty is retired first.
-        // SAFETY: as promised to this function.
-        unsafe { hide_path(path, mode) };
+    if process::log().is_some() {
         // SAFETY: the program's own stream.
         forget(unsafe { libc::fileno(stream) });
     }
     // SAFETY: the same function.
-    let reopened = unsafe { freopen64(path, mode, stream) };
+    let open = || unsafe { freopen64(path, mode, stream) };
     // SAFETY: as promised to this function.
-    opened(reopened, unsafe { may_write(mode) });
-    reopened
-}
-
-/// Takes the file under a path out of the log, as far as it is in it, for what the C library is about to do to it.
-///
-/// # Safety
-/// As for `fopen`, but that `path` may be null.
-unsafe fn hide_path(path: *const c_char, mode: *const c_char) {
-    // SAFETY: as promised.
-    let flags = unsafe { wanted(mode) };
-    let Some(path) = readable::text(path).filter(|_| flags.is_some()) else { return };
-    unseen::about_to_change(path);
+    unsafe { by_library(path, mode, open) }
 }
 
 #[unsafe(no_mangle)]
@@ -219,7 +217,7 @@ unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
         // SAFETY: the program's own stream.
         let fd = unsafe { libc::fileno(stream) };
         // SAFETY: the program's own stream.
-        if descriptors::get(fd).has(STICKY) && unsafe { __fwriting(stream) } != 0 {
+        if descriptors::get(fd).has(PINNED) && unsafe { __fwriting(stream) } != 0 {
             // What it holds back is written while the file is still marked.
             // SAFETY: the program's own stream.
             unsafe { libc::fflush(stream) };

@@ -2,27 +2,21 @@
 //!
 //! Invariant: no connection outlives the call that made it, and no descriptor of it is left in the program.
 //!
-//! Messages are those of the supervisor's socket: one JSON object in a packet. There are three here, and two answers, so they
-//! are written by hand, without memory from the heap.
-#![allow(unsafe_code)] // lends the program's descriptors
+//! Messages are those of the supervisor's socket: one JSON object in a packet. There are two here, and one
+//! answer to each, so they are written by hand, without memory from the heap.
 
-use std::ffi::c_int;
 use std::fmt::Write;
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
-use tidegate::log::FileRef;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::process;
-use crate::raw::Errno;
 
 /// Bytes of the longest message that is sent, and of what is looked at of an answer.
 const MESSAGE_BYTES: usize = 96;
+/// How long files leave the log where no supervisor does it.
+const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A message on the stack.
 struct Message {
@@ -31,11 +25,14 @@ struct Message {
 }
 
 impl Message {
-    fn about(request: &str, file: FileRef) -> Self {
+    fn about(request: &str, process: u32, cause: Option<&str>) -> Self {
         let mut message = Self { bytes: [0; MESSAGE_BYTES], len: 0 };
-        let word = file.to_word();
-        // It fits: the longest request and the longest number have less than that.
-        let _ = write!(message, "{{\"request\":\"{request}\",\"file\":{word}}}");
+        // It fits: the longest of each have less than that.
+        let _ = write!(message, "{{\"request\":\"{request}\",\"process\":{process}");
+        if let Some(cause) = cause {
+            let _ = write!(message, ",\"cause\":\"{cause}\"");
+        }
+        let _ = message.write_str("}");
         message
     }
 
@@ -61,9 +58,9 @@ fn connect() -> Option<OwnedFd> {
     Some(socket)
 }
 
-/// Tells that there is this process: a connection, whose credentials say who it is, and nothing more. A supervisor that is
-/// not there is missed by the next append that needs it; one that cannot be reached, since this process has become another user
-/// or has no descriptor left, is told to look.
+/// Tells that there is this process: by a connection, whose credentials say which process it is. A
+/// supervisor that cannot be reached, since this process has become another user or has no descriptor
+/// left, is told to look.
 pub(crate) fn announce() {
     if connect().is_none()
         && let Some(log) = process::log()
@@ -72,70 +69,42 @@ pub(crate) fn announce() {
     }
 }
 
-/// Asks for a write lease on the open file of `fd`.
-pub(crate) fn lease(file: FileRef, fd: c_int) -> Answer {
-    ask(&Message::about("absorb", file), Some(fd), b"\"absorbed\"")
-}
-
-/// What became of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answer {
-    Done,
-    /// It cannot be done now, for this reason.
-    Refused(Errno),
-    /// Nobody has answered.
-    None,
-}
-
-/// Has the kernel told of all absorbed writes to the file. `own` is a descriptor of its leased description, if this process has
-/// that: a new supervisor may not.
-pub(crate) fn settle(file: FileRef, own: Option<c_int>) -> Answer {
-    ask(&Message::about("settle", file), own, b"\"settled\"")
-}
-
-/// The file is not used by this process any more: the kernel may be told when there is time.
-pub(crate) fn closed(file: FileRef) {
-    let Some(socket) = connect() else { return };
-    let message = Message::about("closed", file);
-    let _ = rustix::net::send(&socket, message.as_bytes(), SendFlags::NOSIGNAL);
-}
-
-/// Sends a message, with a descriptor if there is one, and waits: it is done if the answer has `wanted` in it.
-fn ask(message: &Message, fd: Option<c_int>, wanted: &[u8]) -> Answer {
-    let Some(socket) = connect() else { return Answer::None };
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    // SAFETY: the program's own descriptor, for the time of this call.
-    let lent = fd.map(|fd| [unsafe { BorrowedFd::borrow_raw(fd) }]);
-    if let Some(lent) = &lent
-        && !ancillary.push(SendAncillaryMessage::ScmRights(lent))
-    {
-        return Answer::None;
+/// Has all files leave the log, and none come back until `process` and what it starts have ended. Returns when
+/// that is so. The cause is one that the supervisor tells the user of.
+pub(crate) fn suspend(process: u32, cause: Option<&str>) {
+    if ask(&Message::about("suspend", process, cause), b"\"suspended\"") {
+        return;
     }
-    let parts = [IoSlice::new(message.as_bytes())];
-    if rustix::net::sendmsg(&socket, &parts, &mut ancillary, SendFlags::NOSIGNAL).is_err() {
-        return Answer::None;
+    // Nobody takes this back.
+    if let Some(log) = process::log() {
+        log.suspend();
+        log.checkpoint(CHECKPOINT_TIMEOUT);
+    }
+}
+
+/// Takes back one [`suspend`] of `process`.
+pub(crate) fn resume(process: u32) {
+    // Without an answer files stay plain.
+    ask(&Message::about("resume", process, None), b"\"resumed\"");
+}
+
+/// Sends a message and waits for the answer: whether it has `wanted` in it.
+fn ask(message: &Message, wanted: &[u8]) -> bool {
+    let Some(socket) = connect() else { return false };
+    if rustix::net::send(&socket, message.as_bytes(), SendFlags::NOSIGNAL).is_err() {
+        return false;
     }
     let mut answer = [0_u8; MESSAGE_BYTES];
     loop {
         match rustix::net::recv(&socket, &mut answer[..], RecvFlags::empty()) {
             Err(rustix::io::Errno::INTR) => {}
-            Ok((_, 0)) | Err(_) => return Answer::None,
-            Ok((_, len)) => return judge(&answer[..len.min(MESSAGE_BYTES)], wanted),
+            Ok((_, 0)) | Err(_) => return false,
+            Ok((len, _)) => {
+                let answer = &answer[..len.min(MESSAGE_BYTES)];
+                return answer.windows(wanted.len()).any(|part| part == wanted);
+            }
         }
     }
-}
-
-fn judge(answer: &[u8], wanted: &[u8]) -> Answer {
-    let has = |text: &[u8]| answer.windows(text.len()).any(|part| part == text);
-    if has(wanted) {
-        return Answer::Done;
-    }
-    // What a program may get from a sync.
-    let known = [(&b"(os error 28)"[..], libc::ENOSPC), (b"(os error 122)", libc::EDQUOT)];
-    let known = known.into_iter().chain([(&b"(os error 30)"[..], libc::EROFS)]);
-    let found = known.into_iter().find(|(text, _)| has(text));
-    Answer::Refused(found.map_or(libc::EIO, |(_, errno)| errno))
 }
 
 #[cfg(test)]
@@ -144,8 +113,11 @@ mod tests {
 
     #[test]
     fn the_longest_message_fits() {
-        let message = Message::about("absorb", FileRef::from_word(u64::MAX));
-        let expected = format!("{{\"request\":\"absorb\",\"file\":{}}}", u64::MAX);
+        let message = Message::about("suspend", u32::MAX, Some("privileged_program"));
+        let expected = format!(
+            "{{\"request\":\"suspend\",\"process\":{},\"cause\":\"privileged_program\"}}",
+            u32::MAX
+        );
         assert_eq!(message.as_bytes(), expected.as_bytes());
     }
 }

@@ -8,12 +8,10 @@
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
 
-use crate::close::appeared;
-use crate::logged::Open;
 use crate::raw;
 use crate::{
-    attributes, close, exec, fork, mapping, message, names, open, process, read, readable, seccomp,
-    stat, sync, transfer, unseen, write,
+    attributes, close, exec, fork, mapping, message, metadata, names, open, process, readable,
+    rights, sync, transfer, unseen, write,
 };
 
 /// The words that the program gave, as what the hooks take.
@@ -85,6 +83,7 @@ unsafe fn by_hook(number: c_long, given: Arguments) -> Option<c_long> {
         .or_else(|| unsafe { of_names(number, given) })
         // SAFETY: as promised.
         .or_else(|| unsafe { of_attributes(number, given) })
+        .or_else(|| of_rights(number, given))
         // SAFETY: as promised.
         .or_else(|| unsafe { of_memory(number, given) })
 }
@@ -99,20 +98,6 @@ unsafe fn of_data(number: c_long, given: Arguments) -> Option<c_long> {
     let (second, third, fourth) = (given.pointer(1), given.pointer(2), given.pointer(3));
     let offset = given.long(3);
     Some(match number {
-        libc::SYS_read => hook!(read::read(fd, at, len)),
-        libc::SYS_pread64 => hook!(read::pread64(fd, at, len, offset)),
-        libc::SYS_readv => hook!(read::readv(fd, vector, count)),
-        libc::SYS_preadv => hook!(read::preadv64(fd, vector, count, offset)),
-        libc::SYS_preadv2 => hook!(read::preadv64v2(fd, vector, count, offset, given.int(5))),
-        libc::SYS_lseek => read::lseek64(fd, given.long(1), given.int(2)),
-        libc::SYS_fstat => hook!(stat::fstat64(fd, given.pointer(1))),
-        libc::SYS_newfstatat => {
-            hook!(stat::fstatat64(fd, given.path(1), given.pointer(2), given.int(3)))
-        }
-        libc::SYS_statx => {
-            let (path, flags, mask) = (given.path(1), given.int(2), given.uint(3));
-            hook!(stat::statx(fd, path, flags, mask, given.pointer(4)))
-        }
         libc::SYS_write => hook!(write::write(fd, at, len)),
         libc::SYS_pwrite64 => hook!(write::pwrite64(fd, at, len, offset)),
         libc::SYS_writev => hook!(write::writev(fd, vector, count)),
@@ -121,9 +106,6 @@ unsafe fn of_data(number: c_long, given: Arguments) -> Option<c_long> {
         libc::SYS_fsync => hook!(sync::fsync(fd)),
         libc::SYS_fdatasync => hook!(sync::fdatasync(fd)),
         libc::SYS_syncfs => hook!(sync::syncfs(fd)),
-        libc::SYS_sync_file_range => {
-            hook!(sync::sync_file_range(fd, given.long(1), given.long(2), given.uint(3)))
-        }
         libc::SYS_sendfile => hook!(transfer::sendfile64(fd, given.int(1), third, given.0[3])),
         libc::SYS_copy_file_range => hook!(transfer::copy_file_range(
             fd,
@@ -167,7 +149,7 @@ unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
         libc::SYS_dup => hook!(close::dup(first)),
         libc::SYS_dup3 => hook!(close::dup3(first, second, given.int(2))),
         libc::SYS_fcntl => hook!(close::fcntl64(first, second, given.0[2])),
-        libc::SYS_flock => hook!(close::flock(first, second)),
+        libc::SYS_bind => hook!(names::bind(first, given.pointer(1), given.uint(2))),
         libc::SYS_sendmsg => hook!(message::sendmsg(first, given.pointer(1), given.int(2))),
         libc::SYS_sendmmsg => {
             hook!(message::sendmmsg(first, given.pointer(1), given.uint(2), given.int(3)))
@@ -186,27 +168,26 @@ unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
 /// # Safety
 /// As for the call.
 unsafe fn open_2(given: Arguments) -> c_int {
-    // SAFETY: as promised.
-    let fd = raw::returned_int(unsafe { raw::call(libc::SYS_openat2, given.0) });
-    if fd < 0 {
-        return fd;
+    /// Bytes of the kernel's structure: flags, mode, how paths are resolved.
+    const HOW_BYTES: usize = 24;
+    let (how, len) = (given.pointer::<[u64; 3]>(2).cast_const(), given.0[3]);
+    // SAFETY: the program's own arguments.
+    let call = |arguments| raw::returned_int(unsafe { raw::call(libc::SYS_openat2, arguments) });
+    if len != HOW_BYTES || !readable::is_readable(how.cast(), HOW_BYTES) {
+        // A later structure, or none: nothing is known of it.
+        unseen::all();
+        return metadata::counted(|| call(given.0));
     }
-    appeared(fd);
-    // SAFETY: the kernel has read them.
-    let flags = unsafe { *given.pointer::<u64>(2) };
-    let has = |flag: c_int| flags & u64::from(flag.cast_unsigned()) != 0;
-    if has(libc::O_CREAT)
-        && let Some(log) = process::log()
-    {
-        names::appeared(log, fd);
-    }
-    // It is empty by now, which the log does not have.
-    if has(libc::O_TRUNC)
-        && let Some(open) = Open::of(fd)
-    {
-        open.unseen(|| 0);
-    }
-    fd
+    // SAFETY: readable.
+    let how = unsafe { how.read_unaligned() };
+    let flags = Arguments([usize::try_from(how[0]).unwrap_or(0); 6]).int(0);
+    open::open_emptying(flags, |flags| {
+        let mut how = how;
+        how[0] = how[0] & !u64::from(u32::MAX) | u64::from(flags.cast_unsigned());
+        let mut arguments = given.0;
+        arguments[2] = how.as_ptr().expose_provenance();
+        call(arguments)
+    })
 }
 
 /// Calls that change names and sizes, by the hooks that stand under the names of the C library's functions.
@@ -241,7 +222,6 @@ unsafe fn of_names(number: c_long, given: Arguments) -> Option<c_long> {
         libc::SYS_mknodat => {
             hook!(libc::mknodat(from, second, given.uint(2), given.0[3] as u64))
         }
-        libc::SYS_chroot => hook!(libc::chroot(first)),
         libc::SYS_truncate => hook!(libc::truncate64(first, given.long(1))),
         libc::SYS_ftruncate => hook!(libc::ftruncate64(from, given.long(1))),
         libc::SYS_setrlimit => hook!(libc::setrlimit(given.uint(0), given.pointer(1))),
@@ -299,9 +279,38 @@ unsafe fn of_attributes(number: c_long, given: Arguments) -> Option<c_long> {
     })
 }
 
-const SECCOMP_SET_MODE_STRICT: c_int = 0;
+/// Calls by which a process gives rights up: the hook of each gives the log up first, and the call is made as it
+/// is.
+fn of_rights(number: c_long, given: Arguments) -> Option<c_long> {
+    match number {
+        libc::SYS_setuid
+        | libc::SYS_setreuid
+        | libc::SYS_setresuid
+        | libc::SYS_setfsuid
+        | libc::SYS_setgid
+        | libc::SYS_setregid
+        | libc::SYS_setresgid
+        | libc::SYS_setfsgid
+        | libc::SYS_setgroups
+        | libc::SYS_capset
+        | libc::SYS_chroot
+        | libc::SYS_pivot_root
+        | libc::SYS_setns
+        | libc::SYS_seccomp
+        | libc::SYS_landlock_restrict_self => {
+            rights::give_up();
+            None
+        }
+        libc::SYS_prctl => {
+            let [_, second, third, fourth, fifth, _] = given.0.map(|word| word as _);
+            Some(hook!(rights::prctl(given.int(0), second, third, fourth, fifth)))
+        }
+        libc::SYS_unshare => Some(hook!(fork::unshare(given.int(0)))),
+        _ => None,
+    }
+}
 
-/// Calls that map memory, fork, start programs, or give rights up.
+/// Calls that map memory, fork, or start programs.
 ///
 /// # Safety
 /// As for the call.
@@ -316,15 +325,6 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
             hook!(mapping::mremap(at, len, given.0[2], given.int(3), given.pointer(4)).addr())
         }
         libc::SYS_shmdt => hook!(mapping::shmdt(at)),
-        libc::SYS_prctl => {
-            let [_, second, third, fourth, fifth, _] = given.0.map(|word| word as _);
-            hook!(seccomp::prctl(given.int(0), second, third, fourth, fifth))
-        }
-        libc::SYS_seccomp if given.int(0) == SECCOMP_SET_MODE_STRICT => {
-            // SAFETY: the program's own arguments.
-            raw::returned(seccomp::strictly(|| unsafe { raw::call(number, given.0) })) as c_long
-        }
-        libc::SYS_unshare => hook!(fork::unshare(given.int(0))),
         libc::SYS_munmap => hook!(mapping::munmap(at, len)),
         libc::SYS_mprotect => hook!(mapping::mprotect(at, len, protection)),
         libc::SYS_pkey_mprotect => {
@@ -338,22 +338,24 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
             hook!(exec::execveat(given.int(0), given.path(1), argv, envp, given.int(4)))
         }
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_fork => forking(number, given),
+        libc::SYS_fork => forking(number, 0, given),
         // It would return over the caller's frames: a fork is one that does not.
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_vfork => forking(libc::SYS_fork, given),
-        libc::SYS_clone if given.int(0) & libc::CLONE_VM == 0 => forking(number, given),
+        libc::SYS_vfork => forking(libc::SYS_fork, 0, given),
+        libc::SYS_clone if given.int(0) & libc::CLONE_VM == 0 => {
+            forking(number, u64::from(given.uint(0)), given)
+        }
         libc::SYS_clone3 if clone_flags(given) & libc::CLONE_VM as u64 == 0 => {
-            forking(number, given)
+            forking(number, clone_flags(given), given)
         }
         _ => return None,
     })
 }
 
 /// A fork that the C library does not know of.
-fn forking(number: c_long, given: Arguments) -> c_long {
+fn forking(number: c_long, flags: u64, given: Arguments) -> c_long {
     // SAFETY: the program's own arguments.
-    raw::returned(fork::forking(|| unsafe { raw::call(number, given.0) })) as c_long
+    raw::returned(fork::forking(flags, || unsafe { raw::call(number, given.0) })) as c_long
 }
 
 /// The flags of a `clone3`.

@@ -1,26 +1,27 @@
 //! What tests of several modules need: a log in memory, and files on the disk that it knows.
 
-use std::ffi::CString;
-use std::io::IoSlice;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::ffi::c_int;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use tidegate::log::recover::{Plan, Planner};
 use tidegate::log::{
-    self, CONTROL_BYTES, Definition, Header, Log, LogOptions, LogPool, RecordKind, RenamePaths,
-    Scanner,
+    self, CONTROL_BYTES, CoverState, Header, Log, LogOptions, LogPool, RecordKind, Scanner,
 };
 use tidegate::pmem::{Region, SharedMemory};
 
-use crate::names::{Name, Target};
+use crate::covered::Open;
+use crate::descriptors::{Entry, Known};
+use crate::files::{self, Seen};
 use crate::path::PathBuffer;
-use crate::subject::{Place, Subject};
 
 /// A log, and a directory for files.
 pub(crate) struct World {
-    pub(crate) log: Log,
+    pub(crate) log: &'static Log,
+    /// The log's head when the world was made.
+    start: u64,
     directory: TempDir,
 }
 
@@ -31,94 +32,68 @@ impl World {
         let pool = LogPool::open(region).unwrap();
         let all = pool.ring_bytes();
         let control = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
-        let log = Log::start(pool, control, all).unwrap();
-        Self { log, directory: tempfile::tempdir().unwrap() }
+        let log = Box::leak(Box::new(Log::start(pool, control, all).unwrap()));
+        Self { log, start: log.head(), directory: tempfile::tempdir().unwrap() }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().canonicalize().unwrap().join(name)
     }
 
-    /// Makes a file of which the log has nothing.
-    pub(crate) fn file(&self, name: &str) -> PathBuf {
-        let path = self.path(name);
-        std::fs::write(&path, name).unwrap();
-        path
+    /// Makes a file whose content is its name.
+    pub(crate) fn file(&self, name: &str) -> File {
+        std::fs::write(self.path(name), name).unwrap();
+        File::options().read(true).write(true).open(self.path(name)).unwrap()
     }
 
-    /// Makes a file of which the log has a definition and a write.
-    pub(crate) fn live_file(&self, name: &str) -> PathBuf {
-        let path = self.file(name);
-        let target = look(&path);
-        let subject = target.entered(&self.log).unwrap();
-        let mut buffer = PathBuffer::new();
-        let mut ticket = subject.guard.begin().unwrap();
-        let (seen, key) = target.identify(&mut buffer).unwrap();
-        ticket.define(&seen.definition(key, false, &buffer)).unwrap();
-        ticket.write(0, &[IoSlice::new(b"data")]).unwrap();
-        subject.guard.synced(subject.guard.unlogged());
-        path
+    /// The open file, as a hook sees it whose descriptor has these flags.
+    pub(crate) fn open(&self, file: &File, flags: u32) -> Open {
+        let fd: c_int = file.as_raw_fd();
+        let stat = Seen::of(fd).unwrap().stat;
+        Open { log: self.log, fd, known: Known::of_file(stat.st_dev, stat.st_ino, flags) }
     }
 
-    /// What the log's entry of the file says.
-    pub(crate) fn subject(&self, path: &Path) -> Subject<'_> {
-        look(path).known(&self.log).unwrap()
+    /// The open file, which is covered and dense; nothing is pending in its file system.
+    pub(crate) fn covered(&self, file: &File, flags: u32) -> Open {
+        let open = self.open(file, flags);
+        let identified = files::identify(self.log, open.fd).unwrap();
+        let file_system = self.log.file_system(77, true).unwrap();
+        let entry = Entry { file: self.log.entry_for(&identified.key).unwrap(), file_system };
+        let path = PathBuffer::new();
+        let definition = identified.definition(&path);
+        let size = Seen::of(open.fd).unwrap().size();
+        let guard = self.log.lock(entry.file).unwrap();
+        guard.begin_story(&definition, size).unwrap();
+        let (unlogged, synced_from) = (guard.unlogged(), self.log.head());
+        let state = CoverState { unlogged, synced_from, size, is_dense: true };
+        assert!(guard.cover(&state, &definition).unwrap());
+        self.log.committed(file_system, self.log.changes(file_system));
+        Open { known: open.known.with_entry(entry), ..open }
     }
 
-    pub(crate) fn headers(&self) -> Vec<Header> {
-        Scanner::new(self.log.pool(), self.log.tail(), self.log.head()).collect()
+    /// Stands for the supervisor, which holds a descriptor of the file.
+    pub(crate) fn keep(&self, open: &Open) {
+        self.log.note_kept(open.entry().unwrap().file, true);
     }
 
-    /// What recovery makes of the records.
-    pub(crate) fn plan(&self) -> Plan {
-        let mut planner = Planner::new();
-        for header in self.headers() {
-            let mut payload = vec![0; header.payload_bytes as usize];
-            self.log.pool().read_payload(&header, 0, &mut payload).unwrap();
-            planner.add(&header, &payload);
-        }
-        planner.finish()
+    pub(crate) fn is_covered(&self, open: &Open) -> bool {
+        self.log.is_covered(open.entry().unwrap().file)
     }
 
-    /// The records in words; the names of files stand for their paths.
-    pub(crate) fn records(&self) -> Vec<String> {
-        self.headers().iter().map(|header| self.in_words(header)).collect()
-    }
-
-    fn in_words(&self, header: &Header) -> String {
-        let mut payload = vec![0; header.payload_bytes as usize];
-        self.log.pool().read_payload(header, 0, &mut payload).unwrap();
-        let name = |path: &[u8]| {
-            let path = Path::new(std::ffi::OsStr::from_bytes(path));
-            let inside = path.strip_prefix(self.path("")).unwrap_or(path);
-            inside.display().to_string()
-        };
-        match header.kind {
-            RecordKind::Define => {
-                format!("define {}", name(Definition::decode(&payload).unwrap().path))
-            }
-            RecordKind::Link | RecordKind::Unlink => {
-                format!("{:?} {}", header.kind, name(&payload)).to_lowercase()
-            }
-            RecordKind::Rename => {
-                let paths = RenamePaths::decode(&payload).unwrap();
-                let replaced = if header.aux == 0 { "" } else { " over another" };
-                format!("rename {} {}{replaced}", name(paths.from), name(paths.to))
-            }
-            RecordKind::SetSize => format!("size {}", header.offset),
-            RecordKind::Zero => format!("zero {} {}", header.offset, header.len),
-            kind => format!("{kind:?}").to_lowercase(),
-        }
+    /// The records since position `from` in words; 0: since the world was made.
+    pub(crate) fn records_since(&self, from: u64) -> String {
+        let headers = Scanner::new(self.log.pool(), from.max(self.start), self.log.head());
+        let words = headers.map(|header| in_words(&header));
+        words.collect::<Vec<_>>().join(" ")
     }
 }
 
-/// A path as C has it.
-pub(crate) fn c_path(path: &Path) -> CString {
-    CString::new(path.as_os_str().as_bytes()).unwrap()
-}
-
-/// What stands at a path.
-pub(crate) fn look(path: &Path) -> Target {
-    let path = c_path(path);
-    Name { directory: libc::AT_FDCWD, path: &path }.look(libc::O_NOFOLLOW).unwrap()
+fn in_words(header: &Header) -> String {
+    let grows = if header.grows { "+" } else { "" };
+    match header.kind {
+        RecordKind::Write => format!("{}{grows}", header.offset),
+        RecordKind::SetSize => format!("size:{}{grows}", header.offset),
+        RecordKind::Mark => format!("mark:{}", header.offset),
+        kind => format!("{kind:?}").to_lowercase(),
+    }
 }

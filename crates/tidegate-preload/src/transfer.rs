@@ -9,34 +9,20 @@ use std::ptr;
 use libc::{off_t, size_t, ssize_t};
 
 use crate::alike::alike;
-use crate::logged::Open;
-use crate::raw::Errno;
+use crate::covered::Open;
+use crate::raw::words;
 use crate::readable::is_readable;
-use crate::{absorb, next, raw};
+use crate::{cancel, metadata, next, raw};
 
-/// The kernel is about to read the file of `fd`.
-fn from(fd: c_int) -> Result<(), Errno> {
-    if absorb::any()
-        && let Some(open) = Open::of(fd)
-    {
-        return absorb::settle_patiently(open.log, open.file, fd);
-    }
-    Ok(())
-}
-
-/// Runs a call of the C library that may change the file of `fd`, and read that of `source`.
-fn copy(source: c_int, fd: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
-    match from(source) {
-        Ok(()) => into(fd, call),
-        Err(errno) => raw::failed(errno),
-    }
-}
-
-/// Runs a call of the C library that may change the file of `fd`.
-fn into(fd: c_int, call: impl FnOnce() -> ssize_t) -> ssize_t {
+/// Runs a call of the C library that may change the file of `fd`, unless that can be covered: then the system
+/// call itself, in whose middle no thread is cancelled, as a change that no hook sees.
+fn into(fd: c_int, library: impl FnOnce() -> isize, kernel: impl FnOnce() -> isize) -> isize {
     match Open::writable(fd) {
-        Some(open) => raw::returned(open.unseen(|| raw::by_kernel(call()))),
-        None => call(),
+        Some(open) => {
+            cancel::point();
+            raw::returned(open.unseen(kernel))
+        }
+        None => library(),
     }
 }
 
@@ -49,7 +35,9 @@ pub(crate) unsafe extern "C-unwind" fn sendfile64(
 ) -> ssize_t {
     let Some(sendfile64) = next::sendfile64.get() else { return raw::failed(libc::ENOSYS) };
     // SAFETY: the same function.
-    copy(from, to, || unsafe { sendfile64(to, from, offset, len) })
+    let library = || unsafe { sendfile64(to, from, offset, len) };
+    // SAFETY: the program's own arguments.
+    into(to, library, || unsafe { raw::call(libc::SYS_sendfile, words![to, from, offset, len]) })
 }
 
 #[unsafe(no_mangle)]
@@ -62,8 +50,11 @@ pub(crate) unsafe extern "C-unwind" fn copy_file_range(
     flags: c_uint,
 ) -> ssize_t {
     let Some(call) = next::copy_file_range.get() else { return raw::failed(libc::ENOSYS) };
+    let arguments = words![from, from_offset, to, to_offset, len, flags];
     // SAFETY: the same function.
-    copy(from, to, || unsafe { call(from, from_offset, to, to_offset, len, flags) })
+    let library = || unsafe { call(from, from_offset, to, to_offset, len, flags) };
+    // SAFETY: the program's own arguments.
+    into(to, library, || unsafe { raw::call(libc::SYS_copy_file_range, arguments) })
 }
 
 #[unsafe(no_mangle)]
@@ -76,16 +67,21 @@ pub(crate) unsafe extern "C-unwind" fn splice(
     flags: c_uint,
 ) -> ssize_t {
     let Some(splice) = next::splice.get() else { return raw::failed(libc::ENOSYS) };
+    let arguments = words![from, from_offset, to, to_offset, len, flags];
     // SAFETY: the same function.
-    copy(from, to, || unsafe { splice(from, from_offset, to, to_offset, len, flags) })
+    let library = || unsafe { splice(from, from_offset, to, to_offset, len, flags) };
+    // SAFETY: the program's own arguments.
+    into(to, library, || unsafe { raw::call(libc::SYS_splice, arguments) })
 }
 
 const FICLONE: c_ulong = 0x4004_9409;
 const FICLONERANGE: c_ulong = 0x4020_940d;
 const EXT4_IOC_MOVE_EXT: c_ulong = 0xc028_660f;
 
-/// Requests that change the bytes of the descriptor's own file.
-const CHANGING: [c_ulong; 8] = [
+/// Requests that change the bytes, the space or the attributes of the descriptor's own file.
+const CHANGING: [c_ulong; 10] = [
+    0x4008_6602, // FS_IOC_SETFLAGS
+    0x401c_5820, // FS_IOC_FSSETXATTR
     FICLONE,
     FICLONERANGE,
     EXT4_IOC_MOVE_EXT,
@@ -96,18 +92,9 @@ const CHANGING: [c_ulong; 8] = [
     0x4030_6639, // FS_IOC_ZERO_RANGE
 ];
 
-/// The other descriptor that a request of these is about: a word, or the first of a structure's, at a 64-bit or a 32-bit number.
-fn source_of(request: c_ulong, argument: usize) -> Option<c_int> {
-    if request == FICLONE {
-        return c_int::try_from(argument).ok();
-    }
-    let place = match request {
-        FICLONERANGE => argument,
-        // Behind a reserved word.
-        EXT4_IOC_MOVE_EXT => argument.wrapping_add(size_of::<u32>()),
-        _ => return None,
-    };
-    let at = ptr::with_exposed_provenance::<c_int>(place);
+/// The other descriptor that an exchange of extents is about: behind a reserved word.
+fn donor_of(argument: usize) -> Option<c_int> {
+    let at = ptr::with_exposed_provenance::<c_int>(argument.wrapping_add(size_of::<u32>()));
     // SAFETY: readable.
     is_readable(at.cast(), size_of::<c_int>()).then(|| unsafe { at.read_unaligned() })
 }
@@ -123,15 +110,19 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(
     let call = || unsafe { ioctl(fd, request, argument) };
     let number = request & 0xffff_ffff;
     if !CHANGING.contains(&number) {
-        // Some tell of a file's extents, or where its end is.
-        return from(fd).map_or_else(raw::failed_int, |()| call());
+        return call();
     }
-    let call = || call() as ssize_t;
-    let result = match source_of(number, argument) {
-        Some(source) => copy(source, fd, call),
-        None => into(fd, call),
+    // Of the two files of an exchange, both change.
+    let other = (number == EXT4_IOC_MOVE_EXT).then(|| donor_of(argument)).flatten();
+    let change = || match other.and_then(Open::writable) {
+        Some(other) => other.unseen(|| raw::by_kernel(call() as isize)),
+        None => raw::by_kernel(call() as isize),
     };
-    c_int::try_from(result).unwrap_or(-1)
+    let result = match Open::of(fd) {
+        Some(open) => open.unseen(change),
+        None => metadata::counted(change),
+    };
+    c_int::try_from(raw::returned(result)).unwrap_or(-1)
 }
 
 alike! {
@@ -143,13 +134,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_that_is_cloned_is_found() {
-        let range: [u64; 4] = [7, 0, 0, 0];
+    fn the_other_file_of_an_exchange_is_found() {
         let extent: [u32; 10] = [0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(source_of(FICLONE, 6), Some(6));
-        assert_eq!(source_of(FICLONERANGE, range.as_ptr().expose_provenance()), Some(7));
-        assert_eq!(source_of(EXT4_IOC_MOVE_EXT, extent.as_ptr().expose_provenance()), Some(8));
-        assert_eq!(source_of(FICLONERANGE, 8), None);
-        assert_eq!(source_of(0x4030_6639, range.as_ptr().expose_provenance()), None);
+        assert_eq!(donor_of(extent.as_ptr().expose_provenance()), Some(8));
+        assert_eq!(donor_of(8), None);
     }
 }

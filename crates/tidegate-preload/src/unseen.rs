@@ -1,86 +1,89 @@
 //! Files that this process changes in ways that no hook sees: for how long, and who keeps count.
 //!
 //! Invariants:
-//! 1. Each mark of this process in the log's table is noted either with a descriptor ([`STICKY`]) or in [`KEPT`]; or it is meant to
-//!    outlive the process.
-//! 2. A forked child has marks of its own for all that it inherits; before `exec`, and when the process ends, all are given
-//!    back: by the supervisor, where the process has no time for it.
+//! 1. Each pin of this process in the log's table is noted either with a descriptor ([`PINNED`]) or in
+//!    [`KEPT`]; or it is meant to outlive the process.
+//! 2. A forked child has pins of its own for all that it inherits; before `exec`, and when the process ends,
+//!    all are given back: by the supervisor, where the process has no time for it.
 //!
-//! Entry points: [`keep`] for a file, [`about_to_change`] for one change of it, [`all`] for whatever is written; [`inherit`], [`release`], [`take_again`].
+//! Entry points: [`keep`] for a file, [`about_to_change`] for one change of it, [`all`] for whatever is
+//! written; [`release`], [`take_again`].
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate::log::{FileRef, Log};
+use tidegate::log::{FileGuard, FileRef, Log, PlainCall};
 
-use crate::descriptors::{self, Known, READ_ONLY, STICKY};
-use crate::logged::Open;
-use crate::names::{Name, SignalsBlocked, Target};
-use crate::open::give_syncing_back;
-use crate::subject::Subject;
-use crate::{exec, process, raw};
+use crate::covered::{Open, leave_closed, leave_numbers};
+use crate::descriptors::{self, Kind, Known, PINNED, READ_ONLY};
+use crate::process::Holding;
+use crate::{exec, metadata, plain, process, raw};
 
 /// Files that are mapped writable: entries of the log's table as words, 0 for none.
 static KEPT: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
 
-/// The open file is changed unseen until this process ends.
-pub(crate) fn keep(open: &Open) {
-    let word = open.file.to_word();
-    if KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == word) {
-        return;
+/// The open file is changed unseen until this process ends, or until [`stop`] is called with what this
+/// returns: none if that is so already.
+pub(crate) fn keep(open: &Open) -> Option<FileRef> {
+    if open.known.entry().is_some_and(|entry| find(entry.file).is_some()) {
+        return None;
     }
-    open.keep();
-    note(word);
+    let file = open.keep()?;
+    note(file);
+    Some(file)
 }
 
 /// As [`keep`], for a file of which there is no descriptor.
 pub(crate) fn keep_closed(log: &Log, file: FileRef) {
-    let Ok(guard) = log.lock(file) else {
-        log.mark_unlogged(file);
-        return;
-    };
-    if guard.has_live_changes() {
-        raw::sync();
-        let _ = guard.begin().and_then(|mut ticket| ticket.retire());
-    }
-    guard.keep_unlogged();
-    drop(guard);
-    note(file.to_word());
+    leave_closed(log, file, FileGuard::keep_unlogged);
+    note(file);
 }
 
-/// Somebody whom no hook sees is about to change the file under this path: what the log has of it is on the disk first. The file is
+/// Takes one [`keep`] back: the file was not changed.
+pub(crate) fn stop(log: &Log, file: FileRef) {
+    if let Some(kept) = find(file) {
+        kept.store(0, Ordering::Release);
+        locked(log, file, FileGuard::stop_keeping);
+    }
+}
+
+fn locked<'l>(log: &'l Log, file: FileRef, run: impl FnOnce(&FileGuard<'l>)) {
+    if let (Some(_holding), Ok(guard)) = (Holding::new(), log.lock(file)) {
+        run(&guard);
+    }
+}
+
+fn find(file: FileRef) -> Option<&'static AtomicU64> {
+    KEPT.iter().find(|kept| kept.load(Ordering::Acquire) == file.to_word())
+}
+
+/// The C library or the kernel is about to change the file under this path: it leaves the log first. With
+/// `later` that is done at some time, and the file does not come back while the log is in use. The file is
 /// not opened for that: closed again, it would take the program's record locks along.
-pub(crate) fn about_to_change(path: &CStr) {
+pub(crate) fn about_to_change(directory: c_int, path: &CStr, later: bool) {
     let Some(log) = process::log() else { return };
-    let target = Name { directory: libc::AT_FDCWD, path }.look(0);
-    let Ok(target) = target else { return };
-    let _signals = SignalsBlocked::new();
-    if let Some(subject) = target.known(log) {
-        leave(&target, &subject, false);
+    if let Ok(stat) = raw::fstatat(directory, path, 0) {
+        leave_numbers(log, stat.st_dev, stat.st_ino, later);
     }
 }
 
-/// As [`about_to_change`], for a file that is changed at some time: it comes back when the log is no longer in use.
-pub(crate) fn to_be_changed(directory: c_int, path: &CStr) {
-    let Some(log) = process::log() else { return };
-    let Ok(target) = (Name { directory, path }).look(0) else { return };
-    let _signals = SignalsBlocked::new();
-    if let Some(subject) = target.recorded(log) {
-        leave(&target, &subject, true);
-    }
+/// Runs a change of the file that `fd`, which only names it, refers to: as a plain one, of a file that has left
+/// the log. Counted as a change of metadata.
+pub(crate) fn while_plain(fd: c_int, change: impl FnOnce() -> isize) -> isize {
+    let (Some(log), Ok(stat)) = (process::log(), raw::fstat(fd)) else { return change() };
+    let (device, inode) = (stat.st_dev, stat.st_ino);
+    // In the lane first: a story that begins later waits for the change.
+    let in_flight = plain::in_lane(log, PlainCall::Write { device, inode });
+    leave_numbers(log, device, inode, false);
+    let result = metadata::counted(change);
+    drop(in_flight);
+    result
 }
 
-fn leave(target: &Target, subject: &Subject<'_>, sticky: bool) {
-    if subject.guard.has_live_changes() {
-        subject.settle(target);
-    }
-    subject.guard.mark_unlogged(sticky);
-}
-
-fn note(word: u64) {
-    // Where there is no place left, the mark stays for as long as the log is in use.
+fn note(file: FileRef) {
+    // Where there is no place left, the pin stays until the supervisor hears of the process's end.
     for kept in &KEPT {
-        if kept.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        if kept.compare_exchange(0, file.to_word(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             return;
         }
     }
@@ -93,55 +96,34 @@ pub(crate) fn all() {
     }
     process::set_writes_unseen();
     exec::each_open(|fd| {
-        give_syncing_back(fd);
         if let Some(open) = Open::writable(fd) {
-            open.hide();
+            open.pin();
         }
     });
 }
 
-/// In a forked child: marks what the descriptor, inherited from the parent, keeps marked.
-pub(crate) fn inherit(log: &'static Log, fd: c_int, known: Known) {
-    if let Some(file) = known.file().filter(|_| known.has(STICKY)) {
-        Open { log, fd, known: known.without(STICKY), file }.hide();
-    }
-}
-
-/// In a forked child: marks what is mapped.
-pub(crate) fn inherit_kept(log: &Log) {
-    for_kept(|file| {
-        if let Ok(guard) = log.lock(file) {
-            guard.keep_unlogged();
-        }
-    });
-}
-
-/// Gives all marks back: this memory, and what writes from it, ends.
+/// Gives all pins back: this memory, and what writes from it, ends.
 pub(crate) fn release() {
     let Some(log) = process::log() else { return };
     if process::is_apart() {
         return;
     }
-    descriptors::each(0, u32::MAX, |fd, known| {
-        if let Some(file) = known.file() {
-            Open { log, fd, known, file }.show();
-        }
-    });
-    for_kept(|file| {
-        if let Ok(guard) = log.lock(file) {
-            guard.stop_keeping();
-        }
-    });
+    descriptors::each(0, u32::MAX, |fd, known| Open { log, fd, known }.unpin());
+    for_kept(|file| locked(log, file, FileGuard::stop_keeping));
 }
 
-/// Takes all marks again: it did not end after all.
+/// Takes all pins again: it did not end after all, or this is a forked child.
 pub(crate) fn take_again() {
     let Some(log) = process::log() else { return };
     if process::in_vfork_child() {
         return;
     }
-    descriptors::each(0, u32::MAX, |fd, known| inherit(log, fd, known));
-    inherit_kept(log);
+    descriptors::each(0, u32::MAX, |fd, known| {
+        if known.kind == Kind::File && known.has(PINNED) {
+            Open { log, fd, known: known.without(PINNED) }.pin();
+        }
+    });
+    for_kept(|file| locked(log, file, FileGuard::keep_unlogged));
 }
 
 fn for_kept(visit: impl Fn(FileRef)) {
@@ -153,7 +135,7 @@ fn for_kept(visit: impl Fn(FileRef)) {
     }
 }
 
-/// Whether descriptors that are given out now must be looked at at once.
-pub(crate) fn is_to_be_marked(fd: c_int, known: Known) -> bool {
+/// Whether a descriptor that is given out now is to be looked at at once, and its file pinned.
+pub(crate) fn is_to_be_pinned(fd: c_int, known: Known) -> bool {
     !known.has(READ_ONLY) && (process::writes_unseen() || crate::stdio::is_standard(fd))
 }

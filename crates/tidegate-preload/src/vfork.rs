@@ -64,13 +64,11 @@ extern "C" fn vfork() -> c_int {
 }
 
 extern "C" fn before() {
-    process::forking();
     process::set_vfork_child(true);
 }
 
 /// In the parent, once the child has gone its way, or where there is none.
 extern "C" fn after(result: isize) -> c_int {
     process::set_vfork_child(false);
-    process::forking_done();
     raw::returned_int(result)
 }

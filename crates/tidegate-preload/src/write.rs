@@ -1,8 +1,8 @@
 //! Hooks: `write` and its kin.
 //!
-//! Invariants: what is no file of the log goes to the C library's function, with all it does; where that is not known yet,
-//! to the kernel. A buffer that cannot be read is left to the kernel, which refuses it or writes
-//! what comes before.
+//! Invariants: what is no file that can be covered goes to the C library's function, with all it does; where
+//! that is not known yet, to the kernel. A write to a plain file goes to the kernel in its lane. A buffer
+//! that cannot be read is left to the kernel, which refuses it or writes what comes before.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_void};
@@ -11,18 +11,16 @@ use std::io::IoSlice;
 use libc::{iovec, off_t, size_t, ssize_t};
 
 use crate::alike::alike;
-use crate::logged::{Open, Place, Request};
+use crate::covered::{Open, Place, Request};
 use crate::raw::{self, words};
 use crate::readable::is_readable;
 use crate::{cancel, next};
 
-/// Parts of a vector that are looked at here; longer ones are written past the log.
+/// Parts of a vector that are looked at here; with more, the file leaves the log.
 const PARTS: usize = 64;
 
-/// `pwritev2` flags that change nothing about what the log has to say.
-const HARMLESS: c_int = libc::RWF_HIPRI | SYNCING | libc::RWF_APPEND;
-/// `pwritev2` flags that a durable log makes needless.
-const SYNCING: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
+/// `pwritev2` flags that change nothing about what the log has to say: the kernel syncs where it is told to.
+const HARMLESS: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
 
 /// The program's buffer; none where the kernel could not read all of it.
 ///
@@ -65,7 +63,7 @@ unsafe fn with_parts<R>(
     Some(run(&parts[..used]))
 }
 
-/// A write of one buffer; none where it is not for the log.
+/// A write of one buffer.
 ///
 /// # Safety
 /// As for `write`.
@@ -78,12 +76,14 @@ unsafe fn one(
     kernel: impl Fn() -> isize,
 ) -> ssize_t {
     cancel::point();
-    // SAFETY: as for `write`.
-    let result = match unsafe { part(at, len) } {
-        Some(part) => open.write(&Request { parts: &[part], place, durable: false }, kernel),
-        None => open.unseen(kernel),
+    let by_entry = || {
+        // SAFETY: as for `write`.
+        match unsafe { part(at, len) } {
+            Some(part) => open.write(&Request { parts: &[part], place }, &kernel),
+            None => open.unseen(&kernel),
+        }
     };
-    raw::returned(result)
+    raw::returned(open.write_plain(&kernel).unwrap_or_else(by_entry))
 }
 
 /// A write of several buffers.
@@ -92,16 +92,18 @@ unsafe fn one(
 /// As for `writev`.
 unsafe fn several(
     open: &Open,
-    (place, durable): (Place, bool),
+    place: Place,
     vector: *const iovec,
     count: c_int,
     kernel: impl Fn() -> isize,
 ) -> ssize_t {
     cancel::point();
-    let write = |parts: &[IoSlice<'_>]| open.write(&Request { parts, place, durable }, &kernel);
-    // SAFETY: as for `writev`.
-    let result = unsafe { with_parts(vector, count, write) };
-    raw::returned(result.unwrap_or_else(|| open.unseen_as(durable, kernel)))
+    let by_entry = || {
+        let write = |parts: &[IoSlice<'_>]| open.write(&Request { parts, place }, &kernel);
+        // SAFETY: as for `writev`.
+        unsafe { with_parts(vector, count, write) }.unwrap_or_else(|| open.unseen(&kernel))
+    };
+    raw::returned(open.write_plain(&kernel).unwrap_or_else(by_entry))
 }
 
 #[unsafe(no_mangle)]
@@ -144,10 +146,9 @@ pub(crate) unsafe extern "C-unwind" fn writev(
 ) -> ssize_t {
     // SAFETY: the program's own arguments.
     let kernel = || unsafe { raw::call(libc::SYS_writev, words![fd, vector, count]) };
-    let how = (Place::Current, false);
     match (Open::writable(fd), next::writev.resolved()) {
         // SAFETY: as promised to this function.
-        (Some(open), _) => unsafe { several(&open, how, vector, count, kernel) },
+        (Some(open), _) => unsafe { several(&open, Place::Current, vector, count, kernel) },
         // SAFETY: the same function.
         (None, Some(writev)) => unsafe { writev(fd, vector, count) },
         (None, None) => raw::returned(kernel()),
@@ -166,9 +167,8 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64(
     let open = Open::writable(fd).zip(u64::try_from(offset).ok());
     match (open, next::pwritev64.resolved()) {
         (Some((open, offset)), _) => {
-            let how = (Place::At(offset), false);
             // SAFETY: as promised to this function.
-            unsafe { several(&open, how, vector, count, kernel) }
+            unsafe { several(&open, Place::At(offset), vector, count, kernel) }
         }
         // SAFETY: the same function.
         (None, Some(pwritev64)) => unsafe { pwritev64(fd, vector, count, offset) },
@@ -176,19 +176,18 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64(
     }
 }
 
-/// Where `pwritev2` writes, and whether durably; none for what the log does not take.
-fn place_of(offset: off_t, flags: c_int) -> Option<(Place, bool)> {
+/// Where `pwritev2` writes; none for what the log does not take.
+fn place_of(offset: off_t, flags: c_int) -> Option<Place> {
     if flags & !HARMLESS != 0 {
         return None;
     }
-    let place = match (flags & libc::RWF_APPEND != 0, offset) {
+    match (flags & libc::RWF_APPEND != 0, offset) {
         // To the end, and the position moves there.
-        (true, -1) => return None,
-        (true, _) => Place::End,
-        (false, -1) => Place::Current,
-        (false, offset) => Place::At(u64::try_from(offset).ok()?),
-    };
-    Some((place, flags & SYNCING != 0))
+        (true, -1) => None,
+        (true, _) => Some(Place::End),
+        (false, -1) => Some(Place::Current),
+        (false, offset) => u64::try_from(offset).ok().map(Place::At),
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -199,7 +198,7 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    let kernel = |flags: c_int| {
+    let kernel = || {
         let arguments = words![fd, vector, count, offset, 0_usize, flags];
         // SAFETY: the program's own arguments.
         unsafe { raw::call(libc::SYS_pwritev2, arguments) }
@@ -207,12 +206,12 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
     match (Open::writable(fd), next::pwritev64v2.resolved()) {
         (Some(open), _) => match place_of(offset, flags) {
             // SAFETY: as promised to this function.
-            Some(how) => unsafe { several(&open, how, vector, count, || kernel(flags & !SYNCING)) },
-            None => raw::returned(open.unseen(|| kernel(flags))),
+            Some(place) => unsafe { several(&open, place, vector, count, kernel) },
+            None => raw::returned(open.unseen(kernel)),
         },
         // SAFETY: the same function.
         (None, Some(pwritev64v2)) => unsafe { pwritev64v2(fd, vector, count, offset, flags) },
-        (None, None) => raw::returned(kernel(flags)),
+        (None, None) => raw::returned(kernel()),
     }
 }
 
@@ -230,9 +229,9 @@ mod tests {
 
     #[test]
     fn pwritev2_says_where_it_writes() {
-        assert_eq!(place_of(-1, 0), Some((Place::Current, false)));
-        assert_eq!(place_of(7, libc::RWF_DSYNC), Some((Place::At(7), true)));
-        assert_eq!(place_of(7, libc::RWF_APPEND), Some((Place::End, false)));
+        assert_eq!(place_of(-1, 0), Some(Place::Current));
+        assert_eq!(place_of(7, libc::RWF_DSYNC), Some(Place::At(7)));
+        assert_eq!(place_of(7, libc::RWF_APPEND), Some(Place::End));
         assert_eq!(place_of(-1, libc::RWF_APPEND), None);
         assert_eq!(place_of(7, libc::RWF_NOWAIT), None);
         assert_eq!(place_of(-2, 0), None);

@@ -1,290 +1,299 @@
-//! A file system that a crash tears: one directory, a page cache, and a disk that has what was synced.
+//! A kernel's files: a page cache, a disk, and a journal that commits in order.
 //!
-//! Both lie in the region, behind the pool. What is written is stored through the CPU's cache: everybody sees it at once, and until
-//! a sync writes it back a crash may keep any part, as a kernel that has begun to write its pages. Names change all at once, as with
-//! a journal: a new snapshot of the directory is made first, then the word that says which one counts is stored, and written
-//! back by a sync of the directory.
-//!
-//! Invariants:
-//! 1. An inode is used again only when no snapshot that a crash can bring back has it, and then has a new identity.
-//! 2. Bytes behind the end of a file are zero.
+//! As ext4 does it: bytes reach the disk page by page, at any time. A page that the disk has is
+//! overwritten in place; for another one a block is allocated, which the disk shows, with the size that
+//! it brings, only from the next commit on. Names and changes of the size go to the journal at once. A
+//! sync writes the file's pages and commits, an `fdatasync` commits only if the file needs it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tidegate::log::recover::{FileSystem, Found, FoundKind};
-use tidegate::pmem::Region;
+use tidegate::log::recover::{Failure, FilePlan, FileState, FileSystem, Ranges};
 
-/// Most bytes of a file.
-pub(crate) const FILE_BYTES: u64 = 1024;
-const INODES: u64 = 20;
-const LINE_BYTES: u64 = 64;
-const SNAPSHOTS: u64 = 16;
-const SNAPSHOT_BYTES: u64 = 16 + ENTRIES as u64 * ENTRY_BYTES as u64;
-const ENTRIES: usize = 16;
-/// Identity, inode, length of the path, the path.
-const ENTRY_BYTES: usize = 96;
-const PATH_AT: usize = 24;
-const SIZES_AT: u64 = LINE_BYTES + SNAPSHOTS * SNAPSHOT_BYTES;
-const DATA_AT: u64 = SIZES_AT + INODES * LINE_BYTES;
+use crate::random::Random;
 
-/// The files, in a region from some offset on.
-pub(crate) struct ModelFiles {
-    region: Arc<Region>,
-    base: u64,
+/// Bytes of a page.
+pub(crate) const PAGE_BYTES: usize = 64;
+
+type Page = [u8; PAGE_BYTES];
+
+/// A change that the journal has and the disk does not show yet.
+#[derive(Debug, Clone)]
+enum Change {
+    Names(u64),
+    SetSize {
+        file: usize,
+        size: usize,
+    },
+    /// Size at least, and the content of a new block, if there is one.
+    Allocate {
+        file: usize,
+        page: usize,
+        content: Option<Page>,
+        size: usize,
+    },
 }
 
-/// An open file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ModelFile {
-    pub(crate) inode: u64,
-    pub(crate) identity: u64,
+/// A file on the disk.
+#[derive(Debug, Clone, Default)]
+struct OnDisk {
+    size: usize,
+    pages: BTreeMap<usize, Page>,
 }
 
-/// The directory at one moment.
-#[derive(Debug, Default)]
-struct Snapshot {
-    last_identity: u64,
-    names: BTreeMap<PathBuf, ModelFile>,
+impl OnDisk {
+    /// Zeroes the rest of the page that `end` is in.
+    fn zero_from(&mut self, end: usize) {
+        if let Some(last) = self.pages.get_mut(&(end / PAGE_BYTES)) {
+            last[end % PAGE_BYTES..].fill(0);
+        }
+    }
 }
 
-fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
-    io::Error::other(error)
+/// A file in the page cache.
+#[derive(Debug, Clone, Default)]
+struct Cached {
+    bytes: Vec<u8>,
+    dirty: BTreeSet<usize>,
+    /// The inode was changed since the last commit.
+    is_changed: bool,
 }
 
-fn word_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default())
+/// The kernel, with the files that it caches and the disk under it.
+#[derive(Debug, Clone)]
+pub(crate) struct Kernel {
+    cache: Vec<Cached>,
+    disk: Vec<OnDisk>,
+    journal: Vec<Change>,
+    names: u64,
+    names_on_disk: u64,
+}
+
+impl Kernel {
+    /// A disk with so many empty files.
+    pub(crate) fn new(files: usize) -> Self {
+        let (cache, disk) = (vec![Cached::default(); files], vec![OnDisk::default(); files]);
+        Self { cache, disk, journal: Vec::new(), names: 0, names_on_disk: 0 }
+    }
+
+    /// What programs see of a file.
+    pub(crate) fn bytes(&self, file: usize) -> &[u8] {
+        &self.cache[file].bytes
+    }
+
+    /// The version of all names that programs see.
+    pub(crate) fn names(&self) -> u64 {
+        self.names
+    }
+
+    /// The version of all names that a crash leaves.
+    pub(crate) fn names_on_disk(&self) -> u64 {
+        self.names_on_disk
+    }
+
+    /// Changes some name.
+    pub(crate) fn rename(&mut self) {
+        self.names += 1;
+        self.journal.push(Change::Names(self.names));
+    }
+
+    pub(crate) fn write(&mut self, file: usize, offset: usize, data: &[u8]) {
+        let cached = &mut self.cache[file];
+        let (old, end) = (cached.bytes.len(), offset + data.len());
+        if end > old {
+            cached.bytes.resize(end, 0);
+        }
+        cached.bytes[offset..end].copy_from_slice(data);
+        // What lies between the old end and the write stays a hole.
+        cached.dirty.extend(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES));
+        cached.is_changed = true;
+    }
+
+    pub(crate) fn set_size(&mut self, file: usize, size: usize) {
+        let cached = &mut self.cache[file];
+        cached.bytes.resize(size, 0);
+        cached.dirty.split_off(&size.div_ceil(PAGE_BYTES));
+        cached.is_changed = true;
+        self.journal.push(Change::SetSize { file, size });
+    }
+
+    /// The journal has a change of the file's size.
+    fn is_resized(&self, file: usize) -> bool {
+        let resizes =
+            |change: &Change| matches!(change, Change::SetSize { file: its, .. } if *its == file);
+        self.journal.iter().any(resizes)
+    }
+
+    /// Writes a page back, if it is dirty. Not before a new size of the file is committed: a page that
+    /// is overwritten in place would come with the old size, which ext4 allows and no moment explains.
+    pub(crate) fn write_back(&mut self, file: usize, page: usize) {
+        if self.is_resized(file) || !self.cache[file].dirty.remove(&page) {
+            return;
+        }
+        let bytes = &self.cache[file].bytes;
+        let (start, len) = (page * PAGE_BYTES, bytes.len());
+        let size = len.min(start + PAGE_BYTES);
+        let mut content = [0; PAGE_BYTES];
+        content[..size - start].copy_from_slice(&bytes[start..size]);
+        let is_new = !self.disk[file].pages.contains_key(&page);
+        if !is_new {
+            self.disk[file].pages.insert(page, content);
+        }
+        let content = is_new.then_some(content);
+        self.journal.push(Change::Allocate { file, page, content, size });
+    }
+
+    /// Writes pages back and commits, as chance has it.
+    pub(crate) fn write_back_some(&mut self, random: &mut Random) {
+        for file in 0..self.cache.len() {
+            for page in self.cache[file].dirty.clone() {
+                if random.one_in(2) {
+                    self.write_back(file, page);
+                }
+            }
+        }
+        if random.one_in(2) {
+            self.commit();
+        }
+    }
+
+    pub(crate) fn commit(&mut self) {
+        for change in std::mem::take(&mut self.journal) {
+            match change {
+                Change::Names(names) => self.names_on_disk = names,
+                Change::SetSize { file, size } => {
+                    let disk = &mut self.disk[file];
+                    disk.zero_from(size.min(disk.size));
+                    disk.size = size;
+                    disk.pages.split_off(&size.div_ceil(PAGE_BYTES));
+                }
+                Change::Allocate { file, page, content, size } => {
+                    let disk = &mut self.disk[file];
+                    if page != disk.size / PAGE_BYTES && size > disk.size {
+                        disk.zero_from(disk.size);
+                    }
+                    disk.size = disk.size.max(size);
+                    if let Some(content) = content {
+                        disk.pages.insert(page, content);
+                    }
+                }
+            }
+        }
+        self.cache.iter_mut().for_each(|cached| cached.is_changed = false);
+    }
+
+    /// `fsync`, or `fdatasync`; whether it committed the journal.
+    pub(crate) fn sync(&mut self, file: usize, data_only: bool) -> bool {
+        let resized = self.is_resized(file);
+        if resized {
+            self.commit();
+        }
+        for page in self.cache[file].dirty.clone() {
+            self.write_back(file, page);
+        }
+        let disk = &self.disk[file];
+        let needs_commit = |change: &Change| match change {
+            Change::Names(_) | Change::SetSize { .. } => false,
+            Change::Allocate { file: its, content, size, .. } => {
+                *its == file && (content.is_some() || *size > disk.size)
+            }
+        };
+        let commits =
+            self.journal.iter().any(needs_commit) || !data_only && self.cache[file].is_changed;
+        if commits {
+            self.commit();
+        }
+        commits || resized
+    }
+
+    /// The bytes of the file that the disk has allocated and written.
+    pub(crate) fn written(&self, file: usize) -> Ranges {
+        let range = |page: &usize| {
+            let start = page * PAGE_BYTES;
+            start as u64..(start + PAGE_BYTES) as u64
+        };
+        self.disk[file].pages.keys().map(range).collect()
+    }
+
+    /// What the power cut leaves.
+    pub(crate) fn crash(&mut self) {
+        self.journal.clear();
+        self.names = self.names_on_disk;
+        for (cached, disk) in self.cache.iter_mut().zip(&self.disk) {
+            let mut bytes = vec![0; disk.size];
+            for (page, content) in &disk.pages {
+                let start = page * PAGE_BYTES;
+                let len = disk.size.saturating_sub(start).min(PAGE_BYTES);
+                bytes[start.min(disk.size)..][..len].copy_from_slice(&content[..len]);
+            }
+            *cached = Cached { bytes, ..Cached::default() };
+        }
+    }
+}
+
+/// The files of a kernel as recovery sees them, until it is interrupted.
+pub(crate) struct Mounted {
+    kernel: Mutex<Kernel>,
+    /// Calls that still succeed.
+    calls_left: Mutex<usize>,
+}
+
+impl Mounted {
+    pub(crate) fn new(kernel: Kernel, calls_left: usize) -> Self {
+        Self { kernel: Mutex::new(kernel), calls_left: Mutex::new(calls_left) }
+    }
+
+    pub(crate) fn into_kernel(self) -> Kernel {
+        self.kernel.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self) -> io::Result<MutexGuard<'_, Kernel>> {
+        let mut left = self.calls_left.lock().unwrap_or_else(PoisonError::into_inner);
+        *left = left.checked_sub(1).ok_or(io::ErrorKind::Interrupted)?;
+        Ok(self.kernel.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 fn to_usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-impl Snapshot {
-    fn decode(bytes: &[u8]) -> Self {
-        let entries = bytes[16..].chunks_exact(ENTRY_BYTES).take(to_usize(word_at(bytes, 8)));
-        let names = entries.map(|entry| {
-            let path = &entry[PATH_AT..PATH_AT + to_usize(word_at(entry, 16))];
-            let file = ModelFile { identity: word_at(entry, 0), inode: word_at(entry, 8) };
-            (PathBuf::from(std::ffi::OsStr::from_bytes(path)), file)
-        });
-        Self { last_identity: word_at(bytes, 0), names: names.collect() }
+impl FileSystem for Mounted {
+    type File = usize;
+
+    fn open(&self, file: &FilePlan) -> Result<Option<usize>, Failure> {
+        Ok(Some(to_usize(file.identity - 1)))
     }
 
-    fn encode(&self) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(to_usize(SNAPSHOT_BYTES));
-        bytes.extend(self.last_identity.to_le_bytes());
-        bytes.extend((self.names.len() as u64).to_le_bytes());
-        for (path, file) in &self.names {
-            let path = path.as_os_str().as_bytes();
-            let end = bytes.len() + ENTRY_BYTES;
-            if path.len() > ENTRY_BYTES - PATH_AT || end > to_usize(SNAPSHOT_BYTES) {
-                return Err(failed("the directory is full"));
-            }
-            for word in [file.identity, file.inode, path.len() as u64] {
-                bytes.extend(word.to_le_bytes());
-            }
-            bytes.extend(path);
-            bytes.resize(end, 0);
-        }
-        bytes.resize(to_usize(SNAPSHOT_BYTES), 0);
-        Ok(bytes)
-    }
-}
-
-impl ModelFiles {
-    /// Bytes that the files need in the region.
-    pub(crate) const BYTES: u64 = DATA_AT + INODES * FILE_BYTES;
-
-    /// The files at `base`, as a crash left them: what the directory says now is what the journal says.
-    pub(crate) fn mount(region: &Arc<Region>, base: u64) -> io::Result<Self> {
-        let files = Self { region: Arc::clone(region), base };
-        files.commit()?;
-        Ok(files)
+    fn state(&self, file: &usize) -> io::Result<FileState> {
+        let size_bytes = self.call()?.bytes(*file).len() as u64;
+        Ok(FileState { size_bytes, block_bytes: PAGE_BYTES as u64, changed_ns: 0 })
     }
 
-    /// The bytes of the file from `offset` on, zero behind its end.
-    pub(crate) fn read(&self, file: ModelFile, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.region.read(self.data_at(file) + offset, buf).map_err(failed)
+    fn written(&self, file: &usize, _size_bytes: u64) -> io::Result<Ranges> {
+        Ok(self.call()?.written(*file))
     }
 
-    /// Size of the file in bytes.
-    pub(crate) fn size(&self, file: ModelFile) -> io::Result<u64> {
-        self.region.load_u64(self.size_at(file)).map_err(failed)
-    }
-
-    fn size_at(&self, file: ModelFile) -> u64 {
-        self.base + SIZES_AT + file.inode * LINE_BYTES
-    }
-
-    fn data_at(&self, file: ModelFile) -> u64 {
-        self.base + DATA_AT + file.inode * FILE_BYTES
-    }
-
-    fn snapshot(&self) -> io::Result<Snapshot> {
-        let version = self.region.load_u64(self.base).map_err(failed)?;
-        let mut bytes = vec![0; to_usize(SNAPSHOT_BYTES)];
-        let at = self.base + LINE_BYTES + version % SNAPSHOTS * SNAPSHOT_BYTES;
-        self.region.read(at, &mut bytes).map_err(failed)?;
-        Ok(Snapshot::decode(&bytes))
-    }
-
-    /// Makes `change` to the names; callers take turns. No crash brings more snapshots back than there are, since the
-    /// journal is committed whenever they have gone around.
-    fn change(&self, change: impl FnOnce(&mut Snapshot) -> io::Result<()>) -> io::Result<()> {
-        let mut snapshot = self.snapshot()?;
-        change(&mut snapshot)?;
-        let version = self.region.load_u64(self.base).map_err(failed)? + 1;
-        if version.is_multiple_of(SNAPSHOTS / 2) {
-            self.commit()?;
-        }
-        let at = self.base + LINE_BYTES + version % SNAPSHOTS * SNAPSHOT_BYTES;
-        let stored = self
-            .region
-            .write_streaming(at, &snapshot.encode()?)
-            .and_then(|()| self.region.fence())
-            .and_then(|()| self.region.store_u64(self.base, version));
-        stored.map_err(failed)
-    }
-
-    /// Makes all names durable.
-    fn commit(&self) -> io::Result<()> {
-        self.region.persist(self.base, 8).map_err(failed)
-    }
-
-    fn found(&self, snapshot: &Snapshot, file: ModelFile) -> io::Result<Found> {
-        let links = snapshot.names.values().filter(|other| **other == file).count() as u64;
-        let size_bytes = self.size(file)?;
-        Ok(Found { identity: file.identity, kind: FoundKind::File, links, size_bytes })
-    }
-
-    fn zero_data(&self, file: ModelFile, offset: u64, len: u64) -> io::Result<()> {
-        let zeroes = vec![0; to_usize(len)];
-        self.region.write(self.data_at(file) + offset, &zeroes).map_err(failed)
-    }
-}
-
-impl FileSystem for ModelFiles {
-    type File = ModelFile;
-
-    fn look(&self, path: &Path) -> io::Result<Option<Found>> {
-        if path == Path::new("/") {
-            let kind = FoundKind::Directory;
-            return Ok(Some(Found { identity: 0, kind, links: 1, size_bytes: 0 }));
-        }
-        let snapshot = self.snapshot()?;
-        snapshot.names.get(path).map(|file| self.found(&snapshot, *file)).transpose()
-    }
-
-    fn list(&self, _directory: &Path) -> io::Result<Vec<PathBuf>> {
-        Ok(self.snapshot()?.names.into_keys().collect())
-    }
-
-    fn open(&self, path: &Path) -> io::Result<ModelFile> {
-        let found = self.snapshot()?.names.get(path).copied();
-        found.ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
-    fn create(&self, path: &Path) -> io::Result<ModelFile> {
-        self.commit()?;
-        let mut snapshot = self.snapshot()?;
-        if snapshot.names.contains_key(path) {
-            return Err(io::ErrorKind::AlreadyExists.into());
-        }
-        let used = |inode: &u64| snapshot.names.values().any(|file| file.inode == *inode);
-        let inode = (0..INODES).find(|inode| !used(inode)).ok_or_else(|| failed("no inode"))?;
-        snapshot.last_identity += 1;
-        let file = ModelFile { inode, identity: snapshot.last_identity };
-        self.region.store_u64(self.size_at(file), 0).map_err(failed)?;
-        self.zero_data(file, 0, FILE_BYTES)?;
-        self.sync(&file)?;
-        self.change(|now| {
-            now.last_identity = file.identity;
-            now.names.insert(path.to_path_buf(), file);
-            Ok(())
-        })?;
-        Ok(file)
-    }
-
-    fn examine(&self, file: &ModelFile) -> io::Result<Found> {
-        self.found(&self.snapshot()?, *file)
-    }
-
-    fn set_size(&self, file: &ModelFile, size_bytes: u64) -> io::Result<()> {
-        let size = self.size(*file)?;
-        if size_bytes > FILE_BYTES {
-            return Err(failed("the file is too large"));
-        }
-        if size_bytes < size {
-            self.zero_data(*file, size_bytes, size - size_bytes)?;
-        }
-        self.region.store_u64(self.size_at(*file), size_bytes).map_err(failed)
-    }
-
-    fn write(&self, file: &ModelFile, offset: u64, data: &[u8]) -> io::Result<()> {
-        let end = offset + data.len() as u64;
-        if end > FILE_BYTES {
-            return Err(failed("the file is too large"));
-        }
-        self.region.write(self.data_at(*file) + offset, data).map_err(failed)?;
-        if end > self.size(*file)? {
-            self.region.store_u64(self.size_at(*file), end).map_err(failed)?;
-        }
+    fn set_size(&self, file: &usize, size_bytes: u64) -> io::Result<()> {
+        self.call()?.set_size(*file, to_usize(size_bytes));
         Ok(())
     }
 
-    fn start_sync(&self, _file: &ModelFile, _offset: u64, _len: u64) {}
-
-    fn zero(&self, file: &ModelFile, offset: u64, len: u64) -> io::Result<()> {
-        self.zero_data(*file, offset, len.min(FILE_BYTES - offset))
-    }
-
-    fn set_owner(&self, _: &ModelFile, _: u32, _: u32, _: u32) -> io::Result<()> {
+    fn write(&self, file: &usize, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.call()?.write(*file, to_usize(offset), data);
         Ok(())
     }
 
-    fn sync(&self, file: &ModelFile) -> io::Result<()> {
-        let synced = self
-            .region
-            .write_back(self.data_at(*file), FILE_BYTES)
-            .and_then(|()| self.region.persist(self.size_at(*file), 8));
-        synced.map_err(failed)
+    fn zero(&self, file: &usize, offset: u64, len: u64) -> io::Result<()> {
+        self.call()?.write(*file, to_usize(offset), &vec![0; to_usize(len)]);
+        Ok(())
     }
 
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let file = self.open(from)?;
-        self.change(|now| match now.names.insert(to.to_path_buf(), file) {
-            None => Ok(()),
-            Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
-        })
-    }
+    fn start_sync(&self, _file: &usize, _offset: u64, _len: u64) {}
 
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.change(|now| {
-            let file = now.names.get(from).copied().ok_or(io::ErrorKind::NotFound)?;
-            // Of two names of one file both stay, as POSIX has it.
-            if now.names.get(to) != Some(&file) {
-                now.names.remove(from);
-                now.names.insert(to.to_path_buf(), file);
-            }
-            Ok(())
-        })
-    }
-
-    fn unlink(&self, path: &Path) -> io::Result<()> {
-        self.change(|now| {
-            now.names.remove(path).map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
-        })
-    }
-
-    fn make_directory(&self, _path: &Path, _uid: u32, _gid: u32) -> io::Result<()> {
-        Err(failed("there is one directory"))
-    }
-
-    fn sync_directory(&self, _path: &Path) -> io::Result<()> {
-        self.commit()
+    fn sync(&self, file: &usize) -> io::Result<()> {
+        self.call()?.sync(*file, false);
+        Ok(())
     }
 }

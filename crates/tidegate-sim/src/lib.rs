@@ -13,10 +13,9 @@
 //! - [`explore`], [`judge`]: executions crashed everywhere, and the verdicts;
 //! - [`kernel`]: the recovery of other implementations, as a second judge;
 //! - [`mutations`]: planted bugs that the simulator must find;
-//! - [`subject`], [`log`], [`absorb`], [`toy`]: what can be tested;
+//! - [`subject`], [`log`], [`run`], [`toy`]: what can be tested;
 //! - seeds come from [`random`].
 
-pub mod absorb;
 mod context;
 pub mod explore;
 mod files;
@@ -28,6 +27,7 @@ pub mod medium;
 pub mod model;
 pub mod mutations;
 pub mod random;
+pub mod run;
 pub mod scheduler;
 pub mod subject;
 pub mod toy;

@@ -10,7 +10,8 @@ use tidegate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
 };
 use tidegate::log::{
-    AppendError, CONTROL_BYTES, Definition, FileKey, FileRef, Log, LogError, LogOptions, LogPool,
+    AppendError, CONTROL_BYTES, Definition, FileHandle, FileKey, FileRef, Log, LogError,
+    LogOptions, LogPool,
 };
 use tidegate::pmem::{Domain, Region, RegionOptions, SharedMemory};
 
@@ -235,7 +236,7 @@ impl LogAppend {
         if ticket.needs_define() {
             ticket.define(&definition(number as u64))?;
         }
-        ticket.write(offset, &[IoSlice::new(data)]).map(drop)
+        ticket.write(offset, &[IoSlice::new(data)], false).map(drop)
     }
 
     /// Retires all that is finished, as the supervisor does once the files have it.
@@ -265,7 +266,17 @@ fn key(file: u64) -> FileKey {
 fn definition(file: u64) -> Definition<'static> {
     let FileKey { device, inode, identity } = key(file);
     let path = &b"/directory/file"[..];
-    Definition { identity, device, inode, mode: 0o100_644, uid: 0, gid: 0, born: false, path }
+    Definition {
+        identity,
+        file_system: [1; 16],
+        handle: FileHandle::NONE,
+        starts: false,
+        covered: true,
+        size_bytes: 0,
+        device,
+        inode,
+        path,
+    }
 }
 
 impl Append for LogAppend {

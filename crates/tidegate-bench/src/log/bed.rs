@@ -28,20 +28,17 @@ pub enum Runner {
     Plain,
     /// Under `tidegate run`.
     Run,
-    /// Under `tidegate run --absorb`.
-    Absorb,
 }
 
 impl Runner {
     /// All, in the order in which they take turns.
-    pub(super) const ALL: [Self; 3] = [Self::Plain, Self::Run, Self::Absorb];
+    pub(super) const ALL: [Self; 2] = [Self::Plain, Self::Run];
 
     /// The policy of its rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
             Self::Run => "run",
-            Self::Absorb => "run-absorb",
         }
     }
 }
@@ -231,7 +228,6 @@ pub(super) fn under(
     }
     let mut words: Vec<OsString> = vec![tidegate.into(), "run".into(), "--pool".into()];
     words.extend([pool.into(), format!("--size={pool_bytes}").into()]);
-    words.extend((runner == Runner::Absorb).then(|| "--absorb".into()));
     words.push("--".into());
     words
 }
@@ -295,7 +291,7 @@ mod tests {
         for runner in Runner::ALL {
             assert_eq!(runner.name().parse(), Ok(runner));
         }
-        assert!("fast".parse::<Runner>().unwrap_err().contains("run-absorb"));
+        assert!("fast".parse::<Runner>().unwrap_err().contains("known are plain, run"));
     }
 
     #[test]
@@ -314,7 +310,6 @@ mod tests {
         let words = |runner| under(Path::new("/t"), runner, Path::new("/p"), 4096);
         assert!(words(Runner::Plain).is_empty());
         assert_eq!(words(Runner::Run), ["/t", "run", "--pool", "/p", "--size=4096", "--"]);
-        assert!(words(Runner::Absorb).contains(&"--absorb".into()));
     }
 
     #[test]

@@ -73,13 +73,8 @@ pub enum Part {
 /// Arguments of `bench log`.
 #[derive(Debug, Clone, Args)]
 pub struct LogArgs {
-    /// How programs are started: plain, run, run-absorb
-    #[arg(
-        long,
-        value_name = "A,B,..",
-        value_delimiter = ',',
-        default_value = "plain,run,run-absorb"
-    )]
+    /// How programs are started: plain, run
+    #[arg(long, value_name = "A,B,..", value_delimiter = ',', default_value = "plain,run")]
     pub policies: Vec<Runner>,
     /// What to measure [default: everything]
     #[arg(long, value_name = "A,B,..", value_delimiter = ',', value_enum)]

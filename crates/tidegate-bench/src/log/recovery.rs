@@ -9,8 +9,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tidegate::log::recover::identity_of;
-use tidegate::log::{AppendError, Definition, FileKey, Log};
+use tidegate::log::recover::{file_system_id, handle_of, identity_of};
+use tidegate::log::{AppendError, CoverState, Definition, FileKey, Log};
 use tidegate::pmem::{Region, RegionOptions};
 
 use super::append::{new_log, of_log};
@@ -86,21 +86,31 @@ fn append_all(log: &Log, file: &File, path: &Path, blocks: u64) -> Result<u64> {
     let found = file.metadata().map_err(BenchError::os("inspect", path))?;
     let identity = identity_of(file).map_err(BenchError::os("tell the identity of", path))?;
     let (device, inode) = (found.dev(), found.ino());
-    let (mode, uid, gid) = (found.mode(), found.uid(), found.gid());
-    let named = path.as_os_str().as_bytes();
-    let definition =
-        Definition { identity, device, inode, mode, uid, gid, born: false, path: named };
+    let definition = Definition {
+        identity,
+        file_system: file_system_id(file).unwrap_or_default(),
+        handle: handle_of(file).map_err(BenchError::os("tell the handle of", path))?,
+        covered: false,
+        starts: true,
+        size_bytes: 0,
+        device,
+        inode,
+        path: path.as_os_str().as_bytes(),
+    };
     let entry = log.entry_for(&FileKey { device, inode, identity }).map_err(of_log)?;
     let guard = log.lock(entry).map_err(of_log)?;
+    guard.begin_story(&definition, found.len()).map_err(of_log)?;
+    let (unlogged, synced_from, size) = (guard.unlogged(), log.head(), found.len());
+    let state = CoverState { unlogged, synced_from, size, is_dense: true };
+    guard.cover(&state, &definition).map_err(of_log)?;
     let mut ticket = guard.begin().map_err(of_log)?;
-    ticket.define(&definition).map_err(of_log)?;
     // Odd, so that it shares no factor with a power of two.
     let stride = (blocks / 1000 * 618) | 1;
     let mut data = [0xa5; BLOCK];
     for written in 0..blocks {
         data[..8].copy_from_slice(&written.to_le_bytes());
         let block = written.wrapping_mul(stride) % blocks;
-        match ticket.write(block * BLOCK_BYTES, &[IoSlice::new(&data)]) {
+        match ticket.write(block * BLOCK_BYTES, &[IoSlice::new(&data)], false) {
             Ok(_) => {}
             Err(AppendError::Full) => return Ok(written),
             Err(error) => return Err(of_log(error)),

@@ -1,7 +1,6 @@
 //! The speed that `tidegate run` is built for, as data, and whether a run met it.
 //!
-//! Each target is judged for `run` and for `run-absorb`; one over several cases holds if the worst
-//! of them does.
+//! A target over several cases holds if the worst of them does.
 
 use super::bed::NO_SYNC;
 use super::files::{APPEND, DSYNC, FDATASYNC, full_case, read_case};
@@ -28,19 +27,12 @@ type Number = (f64, String);
 /// The verdicts on all targets that this run measured.
 pub(crate) fn verdicts(series: &[Series], log: &LogReport) -> Vec<Verdict> {
     let found = Found { series, log };
-    let mut verdicts = Vec::new();
-    for runner in [Runner::Run, Runner::Absorb].map(Runner::name) {
-        let all = [found.writes(runner), found.others(runner), found.databases(runner)];
-        let named = all.into_iter().flatten().flatten();
-        verdicts.extend(
-            named.map(|verdict| Verdict {
-                target: format!("{runner}: {}", verdict.target),
-                ..verdict
-            }),
-        );
-    }
-    verdicts.extend(found.recovery());
-    verdicts
+    let runner = Runner::Run.name();
+    let all = [found.writes(runner), found.others(runner), found.databases(runner)];
+    let named = all.into_iter().flatten().flatten();
+    let named =
+        named.map(|verdict| Verdict { target: format!("{runner}: {}", verdict.target), ..verdict });
+    named.chain(found.recovery()).collect()
 }
 
 /// The verdict on the worst of several numbers, if there is one.
@@ -287,14 +279,10 @@ mod tests {
     #[test]
     fn databases_are_judged_against_those_that_do_not_sync() {
         let case = case_of("wal");
-        let measured = [
-            series("plain-nosync", &case, 1, 100.0),
-            series("run-absorb", &case, 1, 86.0),
-            series("run", &case, 1, 84.9),
-        ];
+        let measured = [series("plain-nosync", &case, 1, 100.0), series("run", &case, 1, 84.9)];
         let found: Vec<_> =
             found(&measured).into_iter().map(|(_, measured, met)| (measured, met)).collect();
-        assert_eq!(found, [(0.85, true), (0.86, true)], "the number is judged as it is printed");
+        assert_eq!(found, [(0.85, true)], "the number is judged as it is printed");
     }
 
     #[test]

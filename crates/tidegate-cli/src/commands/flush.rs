@@ -3,14 +3,12 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use tidegate::size::Size;
+use tidegate_run::{Asked, PoolPaths, RecoverOptions, Reply, Request, ask_at, existing_log};
 
 use super::recover::recover;
 use crate::args::FlushArgs;
-use crate::output::line;
-use crate::run::place::{Meeting, existing_log};
-use crate::run::session::{Asked, ask_at};
-use crate::run::socket::{Reply, Request};
-use tidegate::size::Size;
+use crate::output::{Terminal, line};
 
 /// Runs the command.
 ///
@@ -18,9 +16,9 @@ use tidegate::size::Size;
 /// There is no such pool, or something cannot be written.
 pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
     let pool = existing_log(&args.pool)?;
-    let meeting = Meeting::of_pool(&pool)?;
+    let paths = PoolPaths::of_pool(&pool)?;
     let shown = args.pool.display();
-    match ask_at(&meeting, Request::Flush)? {
+    match ask_at(&paths, &Request::Flush, &Terminal::new(false))? {
         Asked::Reply(Reply::Flushed { retired_bytes: 0 }) => {
             line(format_args!("{shown}: the log was empty"))?;
         }
@@ -29,9 +27,9 @@ pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
             line(format_args!("{shown}: {size} of the log are in the files and free again"))?;
         }
         Asked::Reply(_) => anyhow::bail!("{shown}: the supervisor gave an answer of another kind"),
-        Asked::Nobody(lock) => {
+        Asked::Unsupervised(lock) => {
             drop(lock);
-            recover(&pool, &meeting)?;
+            recover(&pool, &paths, RecoverOptions::default())?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,51 +1,53 @@
-//! `tidegate recover`: brings the files up to date with a log that no process uses any more.
+//! `tidegate recover`: restores files from a log that no process uses any more.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use tidegate_run::{
+    PoolPaths, RecoverOptions, Request, Session, SessionOptions, ask, existing_log,
+    processes_that_map,
+};
 
 use crate::args::RecoverArgs;
-use crate::output::line;
-use crate::run::opening;
-use crate::run::place::{Meeting, existing_log};
-use crate::run::session::{Session, ask};
-use crate::run::socket::Request;
-use crate::run::tree::processes_that_map;
+use crate::output::{Terminal, line};
 
 /// Runs the command.
 ///
 /// # Errors
-/// There is no such pool, it is in use, or something cannot be written to the files.
+/// There is no such pool, it is in use, or something cannot be restored.
 pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
     let pool = existing_log(&args.pool)?;
-    let meeting = Meeting::of_pool(&pool)?;
-    let lock = meeting.lock()?;
-    // A supervisor that breaks off has just died: the process that opens the pool finds what is left.
-    if ask(&meeting.socket(), Request::Stat).is_ok_and(|reply| reply.is_some()) {
+    let paths = PoolPaths::of_pool(&pool)?;
+    let lock = paths.lock()?;
+    // One that breaks off has just died: what it left is found when the pool is opened.
+    if ask(&paths.socket(), &Request::Stat, &Terminal::new(false))
+        .is_ok_and(|reply| reply.is_some())
+    {
         bail!(
             "{} has a supervisor that lives, and needs no recovery; `tidegate flush` writes its log to the files",
             pool.display()
         );
     }
-    if args.discard || args.replay {
-        forget_processes(&pool, &meeting)?;
-    }
     if args.discard {
+        forget_processes(&pool, &paths)?;
         discard(&pool)?;
     } else {
         drop(lock);
-        recover(&pool, &meeting)?;
+        let options = RecoverOptions { replay: args.replay, salvage: args.salvage };
+        recover(&pool, &paths, options)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Has a supervisor destage all that the log has to the files, and prints what it did.
+/// Has a supervisor restore in the files what the log has, and says what it did.
 ///
 /// # Errors
 /// It could not.
-pub(crate) fn recover(pool: &Path, meeting: &Meeting) -> Result<()> {
-    let session = Session::open(pool, meeting, false)?;
+pub(crate) fn recover(pool: &Path, paths: &PoolPaths, recover: RecoverOptions) -> Result<()> {
+    let terminal = Terminal::new(false);
+    let options = SessionOptions { recover, ..SessionOptions::default() };
+    let session = Session::open(pool, paths, options, &terminal)?;
     let recovered = session.welcome.recovered.clone();
     let ((), statistics) = session.during(|| Ok(()))?;
     let shown = pool.display();
@@ -60,10 +62,9 @@ pub(crate) fn recover(pool: &Path, meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// Makes the log one that only its records tell of: no process uses it, and nothing is known of
-/// this boot.
-fn forget_processes(pool: &Path, meeting: &Meeting) -> Result<()> {
-    let control = meeting.control();
+/// Makes the log one that only its records tell of: no process uses it, and nothing is known of this boot.
+fn forget_processes(pool: &Path, paths: &PoolPaths) -> Result<()> {
+    let control = paths.control();
     let processes = processes_that_map(&control);
     if let Some(first) = processes.first() {
         let number = match processes.len() {
@@ -89,7 +90,7 @@ fn forget_processes(pool: &Path, meeting: &Meeting) -> Result<()> {
 fn discard(pool: &Path) -> Result<()> {
     let shown = pool.display();
     let discarded =
-        opening::discard(pool, |what| Ok(line(format_args!("{shown}: discarding {what}"))?))?;
+        tidegate_run::discard(pool, |what| Ok(line(format_args!("{shown}: discarding {what}"))?))?;
     if !discarded {
         line(format_args!("{shown}: the log was empty"))?;
     }

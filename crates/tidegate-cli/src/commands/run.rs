@@ -4,16 +4,15 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use tidegate::size::Size;
+use tidegate_run::{
+    Asked, Choice, Launch, Plan, PoolPaths, Program, Reply, Request, Session, SessionOptions,
+    ask_at, default_pool, environment, find_library, is_empty, prepare_pool,
+};
 
 use super::create::check_log_size;
 use crate::args::RunArgs;
-use crate::output::{UsageError, say};
-use crate::run::launcher::{Launch, Plan};
-use crate::run::place::{Meeting, default_pool, is_empty, prepare_pool};
-use crate::run::preload::{self, Choice};
-use crate::run::program::Program;
-use crate::run::session::Session;
-use tidegate::size::Size;
+use crate::output::{Terminal, UsageError, say};
 
 /// Size of a pool where none is given.
 const DEFAULT_SIZE: Size = Size { bytes: 1 << 30 };
@@ -27,22 +26,28 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         return Err(UsageError("no program is given: tidegate run -- CMD ARG...".into()).into());
     };
     let program = Program::find(name, std::env::var_os("PATH").as_deref())?;
-    let library = preload::find()?;
+    let library = find_library()?;
     let size = args.size.unwrap_or(DEFAULT_SIZE);
-    let path = args.pool.clone().map_or_else(default_pool, Ok)?;
+    let path = args.pool.clone().map_or_else(|| default_pool(args.volatile), Ok)?;
     if !path.exists() || is_empty(&path) {
         check_log_size(&path, size)?;
     }
     let pool = prepare_pool(&path, size)?;
-    let meeting = Meeting::of_pool(&pool.path)?;
-    let session = Session::open(&pool.path, &meeting, args.stats);
-    let session = session.inspect_err(|_| pool.undo(&meeting))?;
+    let paths = PoolPaths::of_pool(&pool.path)?;
+    let terminal = Terminal::new(args.quiet);
+    let options = SessionOptions { latencies: args.stats, ..SessionOptions::default() };
+    let session = Session::open(&pool.path, &paths, options, &terminal);
+    let session = session.inspect_err(|_| pool.undo(&paths))?;
     let pool = pool.path;
-    announce(&pool, &session, args.size);
-    let choice = Choice { include: &args.include, exclude: &args.exclude, absorb: args.absorb };
-    let environment = preload::environment(&library, &pool, &meeting, choice);
+    if !args.quiet {
+        announce(&pool, &session, args.size);
+    }
+    let every_write = args.every_write;
+    let choice = Choice { include: &args.include, exclude: &args.exclude, every_write };
+    let environment = environment(&library, &pool, &paths, choice);
     let plan = Plan { program: &program, command: &args.command, environment };
     let (status, statistics) = session.during(|| {
+        suspend_for(&program, &paths, &terminal)?;
         let launch = Launch::start(plan);
         let launch = launch.with_context(|| format!("cannot run {}", program.file.display()))?;
         launch.wait().context("cannot wait for the program")
@@ -55,8 +60,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
 }
 
+/// Suspends logging as long as this launcher lives, if `program` cannot be watched.
+fn suspend_for(program: &Program, paths: &PoolPaths, terminal: &Terminal) -> Result<()> {
+    let Some(cause) = program.unwatched else { return Ok(()) };
+    let process = std::process::id().cast_signed();
+    let program = Some(program.file.display().to_string());
+    let request = Request::Suspend { process, cause: Some(cause), program };
+    let asked = ask_at(paths, &request, terminal).context("cannot suspend the log")?;
+    match asked {
+        Asked::Reply(Reply::Suspended) => Ok(()),
+        _ => anyhow::bail!("cannot suspend the log: its supervisor gave no answer"),
+    }
+}
+
 /// One line on standard error: the pool, and what a power cut does to it.
-fn announce(pool: &Path, session: &Session, asked: Option<Size>) {
+fn announce(pool: &Path, session: &Session<'_>, asked: Option<Size>) {
     let welcome = &session.welcome;
     let size = Size { bytes: welcome.pool_bytes };
     let kept = match asked {

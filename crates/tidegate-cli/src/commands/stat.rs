@@ -15,15 +15,13 @@ use tidegate::pool::{Glance, glance};
 use tidegate::size::Size;
 use tidegate::stack::{REGISTRY, Stat};
 use tidegate::stats::{Latencies, Reading, Unit, Value};
+use tidegate_run::{
+    Asked, PoolPaths, Reply, Request, Statistics, ask, ask_at, existing_log, log_in_use,
+};
 
 use crate::args::StatArgs;
 use crate::control::{Answer, is_socket, stat_at, stat_of};
-use crate::output::{json, line, print_lines};
-use crate::run::opening::log_in_use;
-use crate::run::place::{Meeting, existing_log};
-use crate::run::session::{Asked, ask, ask_at};
-use crate::run::socket::{Reply, Request};
-use crate::run::stats::Statistics;
+use crate::output::{Terminal, field, json, line, print_lines};
 
 /// What is printed of a pool.
 #[derive(Serialize)]
@@ -49,7 +47,12 @@ pub(crate) fn run(args: &StatArgs) -> Result<ExitCode> {
         }
         (Found::Stack(stat), false) => print_stat(&stat)?,
         (Found::Supervisor(statistics), true) => json(&statistics)?,
-        (Found::Supervisor(statistics), false) => statistics.print()?,
+        (Found::Supervisor(statistics), false) => {
+            statistics
+                .status_lines()
+                .into_iter()
+                .try_for_each(|(label, value)| field(label, value))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -59,7 +62,7 @@ fn of_socket(socket: &Path) -> Result<Found> {
     match stat_at(socket)? {
         Answer::Of(stat) => Ok(Found::Stack(Box::new(stat))),
         Answer::Nobody => bail!("{shown}: no process listens there"),
-        Answer::Supervisor => match ask(socket, Request::Stat)? {
+        Answer::Supervisor => match ask(socket, &Request::Stat, &Terminal::new(false))? {
             Some(Reply::Statistics(statistics)) => Ok(Found::Supervisor(statistics)),
             Some(_) => bail!("{shown}: no server and no supervisor of a pool listens there"),
             None => bail!("{shown}: no process listens there"),
@@ -100,13 +103,13 @@ fn of_header(path: &Path) -> Result<Found> {
 
 fn of_log(path: &Path) -> Result<Found> {
     let pool = existing_log(path)?;
-    let meeting = Meeting::of_pool(&pool)?;
-    let statistics = match ask_at(&meeting, Request::Stat)? {
+    let paths = PoolPaths::of_pool(&pool)?;
+    let statistics = match ask_at(&paths, &Request::Stat, &Terminal::new(false))? {
         Asked::Reply(Reply::Statistics(statistics)) => statistics,
         Asked::Reply(_) => {
             bail!("{}: its supervisor gave an answer of another kind", path.display())
         }
-        Asked::Nobody(_lock) => {
+        Asked::Unsupervised(_lock) => {
             let (log_bytes, log_used_bytes) = log_in_use(&pool)?;
             Box::new(Statistics { pool, log_bytes, log_used_bytes, ..Statistics::default() })
         }

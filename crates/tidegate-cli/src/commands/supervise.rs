@@ -3,15 +3,16 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use tidegate_run::{RecoverOptions, supervise};
 
 use crate::args::SuperviseArgs;
-use crate::run::supervise::supervise;
 
 /// Runs the command until no process uses the pool.
 ///
 /// # Errors
 /// There is no launcher.
 pub(crate) fn run(args: &SuperviseArgs) -> Result<ExitCode> {
-    supervise(&args.pool)?;
+    let options = RecoverOptions { replay: args.replay, salvage: args.salvage };
+    supervise(&args.pool, options)?;
     Ok(ExitCode::SUCCESS)
 }

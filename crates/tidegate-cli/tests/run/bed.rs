@@ -58,7 +58,13 @@ impl Runner<'_> {
     fn add(self, command: &mut Command, tidegate: &Path, program: &OsStr) {
         if let Self::Run(pool) = self {
             preload_library();
-            command.arg(tidegate).args(["run", "--size=64M", "--pool"]).arg(pool).arg("--");
+            // Else the files that short workloads sync once or twice stay plain.
+            command
+                .env("TIDEGATE_COVER_AFTER", "1")
+                .arg(tidegate)
+                .args(["run", "--size=64M", "--pool"])
+                .arg(pool)
+                .arg("--");
         }
         command.arg(program);
     }

@@ -197,35 +197,6 @@ fn a_tree_that_ends_with_a_file_system_that_is_shut_down() {
     verify(&small.mount_point(), &acks);
 }
 
-/// The supervisor lives on: it must not take the file system that it finds for the one that died.
-#[test]
-fn a_file_system_that_is_mounted_again_under_the_supervisor() {
-    let bed = Bed::new();
-    let small = Small::new("64M");
-    let go_on = bed.disk().join("go-on");
-    let mode = rustix::fs::Mode::from_raw_mode(0o600);
-    rustix::fs::mknodat(rustix::fs::CWD, &go_on, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-    let script = format!(
-        "/usr/bin/python3 -c 'import os
-os.write(os.open(\"{}/file\", os.O_WRONLY | os.O_CREAT), b\"kept\" * 25000)'
-         echo written; exec cat {}",
-        small.mount_point().display(),
-        go_on.display()
-    );
-    let mut workers = Workers::start_script(&bed.pool(), bed.disk(), &script);
-    workers.wait_for_line("written");
-    let supervisor = process_tree::supervisor_of(&bed.pool(), workers.launcher());
-    // It must not look in between: what it has open keeps a file system from being unmounted.
-    kill_process(supervisor, Signal::STOP).unwrap();
-    small.abort();
-    small.mount_again();
-    kill_process(supervisor, Signal::CONT).unwrap();
-    std::fs::write(&go_on, "").unwrap();
-    workers.collect(bed.disk());
-    recover(&bed.pool());
-    assert!(std::fs::read(small.mount_point().join("file")).unwrap() == b"kept".repeat(25000));
-}
-
 /// The disk dies under running programs: EIO for everybody. Later it is back, with what it had.
 #[test]
 fn a_disk_that_dies_and_comes_back() {

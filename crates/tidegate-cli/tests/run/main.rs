@@ -4,7 +4,7 @@
 //!
 //! What takes long is behind the feature `soak`. How often things are done is short by default; the long versions (scripts/soak)
 //! set `TIDEGATE_KILL_ROUNDS`, `TIDEGATE_POWER_ROUNDS`, `TIDEGATE_POSTGRES_ROUNDS`, `TIDEGATE_STORE_ROUNDS`,
-//! `TIDEGATE_ABSORB_SEEDS`, `TIDEGATE_FSX_SEEDS`, `TIDEGATE_FSX_OPERATIONS`, `TIDEGATE_SQLITE_TESTS=all`. A failure prints its seed;
+//! `TIDEGATE_FSX_SEEDS`, `TIDEGATE_FSX_OPERATIONS`, `TIDEGATE_SQLITE_TESTS=all`. A failure prints its seed;
 //! `TIDEGATE_SEED` makes the same choices again.
 
 #![cfg_attr(
@@ -12,7 +12,6 @@
     allow(dead_code, unused_imports, reason = "used by the long tests")
 )]
 
-mod absorb;
 mod bed;
 mod crash;
 mod faults;

@@ -13,11 +13,11 @@ fn program() -> PathBuf {
 }
 
 fn same(section: &str) {
-    // Files are never absorbed, and after their first write.
-    for after in ["0", "1"] {
+    // Most files stay plain; all that can be covered are, from their first write on.
+    for every_write in ["0", "1"] {
         let printed = Bed::new().same(|runner, dir| {
             let mut command = runner.command(program(), dir);
-            transcript(command.arg(section).env("TIDEGATE_ABSORB_AFTER", after))
+            transcript(command.arg(section).env("TIDEGATE_EVERY_WRITE", every_write))
         });
         let end = format!("end of {section}\nexit status: 0\n");
         assert!(printed.ends_with(&end), "the section fails without Tidegate too:\n{printed}");
@@ -99,10 +99,10 @@ sections! {
 }
 
 /// Runs a Python script until it has said `written`, kills it with its tree, and replays the log.
-pub(crate) fn killed_and_replayed(bed: &Bed, absorb_after: u32, script: &str) {
+fn killed_and_replayed(bed: &Bed, script: &str) {
     let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
     let waiting = format!("{script}\nos.write(1, b'written\\n')\nimport signal; signal.pause()");
-    command.args(["-c", &waiting]).env("TIDEGATE_ABSORB_AFTER", absorb_after.to_string());
+    command.args(["-c", &waiting]);
     let mut workers = Workers::spawn(command, &bed.pool());
     workers.wait_for_line("written");
     workers.tree.kill();
@@ -116,7 +116,6 @@ fn a_position_that_another_thread_moves() {
     let bed = Bed::new();
     killed_and_replayed(
         &bed,
-        0,
         "import os, threading\n\
          fd = os.open('log', os.O_RDWR | os.O_CREAT | os.O_APPEND)\n\
          done = False\n\
@@ -124,6 +123,7 @@ fn a_position_that_another_thread_moves() {
              while not done: os.lseek(fd, 0, os.SEEK_SET)\n\
          mover = threading.Thread(target=move)\n\
          mover.start()\n\
+         os.fsync(fd)\n\
          for n in range(3000): os.write(fd, b'record %08d\\n' % n)\n\
          done = True\n\
          mover.join()\n\
@@ -141,7 +141,6 @@ fn copies_of_descriptors_of_streams() {
     let bed = Bed::new();
     killed_and_replayed(
         &bed,
-        0,
         "import ctypes, os\n\
          library = ctypes.CDLL(None)\n\
          library.fdopen.restype = ctypes.c_void_p\n\
@@ -180,7 +179,7 @@ fn threads_with_descriptors_of_their_own() {
              os.pwrite(fd, b'last', 0)\n\
              os.fsync(fd)"
         );
-        killed_and_replayed(&bed, 1, &script);
+        killed_and_replayed(&bed, &script);
         let read = |name| std::fs::read_to_string(bed.disk().join(name)).unwrap();
         assert_eq!((&*read("one"), &*read("two")), ("last456789", "abcdefghij"), "{leave}");
     }
@@ -200,7 +199,7 @@ fn change_by_the_library(change: &str) -> Vec<u8> {
          {change}\n\
          os.fsync(fd)"
     );
-    killed_and_replayed(&bed, 0, &script);
+    killed_and_replayed(&bed, &script);
     std::fs::read(bed.disk().join("file")).unwrap()
 }
 

@@ -174,8 +174,10 @@ fn recovery_keeps_what_was_in_a_file_before() {
     std::fs::File::open(&file).unwrap().sync_all().unwrap();
     let script = "/usr/bin/python3 -c 'import os
 file = os.open(\"file\", os.O_WRONLY)
+os.fsync(file)
 os.pwrite(file, b\"new\", 50000)
-os.write(os.open(\"file\", os.O_WRONLY | os.O_APPEND), b\"end\")'
+os.write(os.open(\"file\", os.O_WRONLY | os.O_APPEND), b\"end\")
+os.fdatasync(file)'
                   echo records.0 1; exec sleep 1000";
     let mut workers = Workers::start_script(&disk.pool(), &disk.mount_point(), script);
     workers.wait_for("records.0", 1);

@@ -371,28 +371,6 @@ fn statistics_of(bed: &Bed, program: &str) -> String {
     said
 }
 
-/// A name that the log does not have is made durable with its directory, once; other directories are not concerned.
-#[test]
-fn directories_are_covered_again_after_a_real_sync() {
-    let program = "import os\nhere = os.open('.', os.O_RDONLY); os.mkdir('other'); os.fsync(here)\n\
-                   other = os.open('other', os.O_RDONLY); os.fsync(other); os.mkdir('more'); os.fsync(here)\n\
-                   for n in range(10): os.fsync(here); os.fsync(other)";
-    let said = statistics_of(&Bed::new(), program);
-    assert!(said.contains("20 skipped, 3 done"), "{said}");
-}
-
-/// Names that the C library makes without a call that is seen.
-#[test]
-fn names_made_inside_the_c_library_are_synced() {
-    let program = "import ctypes, os\nlibc = ctypes.CDLL(None); here = os.open('.', os.O_RDONLY)\n\
-                   libc.mkdtemp(ctypes.create_string_buffer(b'made.XXXXXX'))\n\
-                   os.fsync(here); os.fsync(here)\n\
-                   libc.freopen(b'file', b'w', ctypes.c_void_p.in_dll(libc, 'stdout'))\n\
-                   os.fsync(here); os.fsync(here)";
-    let said = statistics_of(&Bed::new(), program);
-    assert!(said.contains("2 skipped, 2 done"), "{said}");
-}
-
 /// A mapping keeps a file out of the log; who is killed cannot say that it is gone.
 #[test]
 fn files_of_killed_processes_come_back_into_the_log() {

@@ -10,11 +10,6 @@
 use std::ffi::{CStr, c_char};
 
 const PRELOAD: &[u8] = b"LD_PRELOAD";
-/// Which descriptors the program believes to be `O_SYNC`: "3,7".
-pub(super) const SYNC_FDS: &[u8] = SYNC_FDS_NAME.to_bytes();
-pub(super) const SYNC_FDS_NAME: &CStr = c"TIDEGATE_SYNC_FDS";
-/// Its value where any descriptor may be meant.
-pub(crate) const SYNC_ALL: &[u8] = b"all";
 
 /// What has to be in the environment.
 #[derive(Clone, Copy)]
@@ -25,8 +20,6 @@ pub(crate) struct Additions<'a> {
     pub preload: bool,
     /// `NAME=value` of the session; a program may have set its own value, which stays.
     pub variables: &'a [&'a CStr],
-    /// The value of [`SYNC_FDS`].
-    pub sync_fds: &'a [u8],
 }
 
 /// A NULL-terminated array of strings, without the NULL.
@@ -39,18 +32,13 @@ impl Additions<'_> {
             .variables
             .iter()
             .filter(|variable| find(theirs, name_of(variable.to_bytes())).is_none());
-        let sync_fds = find(theirs, SYNC_FDS).unwrap_or_default();
         let preload = find(theirs, PRELOAD).unwrap_or_default();
-        if missing.count() == 0
-            && sync_fds == self.sync_fds
-            && self.preload == contains(preload, self.library)
-        {
+        if missing.count() == 0 && self.preload == contains(preload, self.library) {
             return None;
         }
-        let pointers = theirs.len() + self.variables.len() + 3;
+        let pointers = theirs.len() + self.variables.len() + 2;
         let preload_bytes = PRELOAD.len() + preload.len() + self.library.len() + 3;
-        let sync_bytes = SYNC_FDS.len() + self.sync_fds.len() + 2;
-        Some(pointers * size_of::<*const c_char>() + preload_bytes + sync_bytes)
+        Some(pointers * size_of::<*const c_char>() + preload_bytes)
     }
 
     /// The new environment in `memory`, NULL included. `None` where the memory does not suffice.
@@ -59,13 +47,12 @@ impl Additions<'_> {
         theirs: Strings<'_>,
         memory: &'m mut [usize],
     ) -> Option<Strings<'m>> {
-        let pointers = theirs.len() + self.variables.len() + 3;
+        let pointers = theirs.len() + self.variables.len() + 2;
         let (array, text) = memory.split_at_mut_checked(pointers)?;
         let mut text = Text::new(text);
         let mut array = Array { words: array, len: 0 };
         for &entry in theirs {
-            let bytes = bytes_of(entry);
-            if !matches!(name_of(bytes), PRELOAD | SYNC_FDS) {
+            if name_of(bytes_of(entry)) != PRELOAD {
                 array.push(entry)?;
             }
         }
@@ -75,9 +62,6 @@ impl Additions<'_> {
             }
         }
         self.push_preload(find(theirs, PRELOAD), &mut array, &mut text)?;
-        if !self.sync_fds.is_empty() {
-            array.push(text.string(&[SYNC_FDS, b"=", self.sync_fds])?)?;
-        }
         array.push(std::ptr::null())?;
         Some(array.finish())
     }
@@ -229,7 +213,7 @@ mod tests {
     }
 
     fn additions() -> Additions<'static> {
-        Additions { library: LIBRARY, preload: true, variables: VARIABLES, sync_fds: b"" }
+        Additions { library: LIBRARY, preload: true, variables: VARIABLES }
     }
 
     const COMPLETE: [&str; 4] = [
@@ -280,33 +264,10 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_replace_those_of_the_last_program() {
-        let some = Additions { sync_fds: b"3,7", ..additions() };
-        let mut theirs = COMPLETE.to_vec();
-        let built = changed(some, &theirs).unwrap();
-        assert!(built.contains(&"TIDEGATE_SYNC_FDS=3,7".to_owned()));
-        theirs.push("TIDEGATE_SYNC_FDS=9");
-        let built = changed(some, &theirs).unwrap();
-        assert!(
-            built.contains(&"TIDEGATE_SYNC_FDS=3,7".to_owned()) && built.len() == 5,
-            "{built:?}"
-        );
-        assert!(
-            !changed(additions(), &theirs)
-                .unwrap()
-                .iter()
-                .any(|entry| entry.starts_with("TIDEGATE_SYNC"))
-        );
-        theirs.pop();
-        theirs.push("TIDEGATE_SYNC_FDS=3,7");
-        assert_eq!(changed(some, &theirs), None);
-    }
-
-    #[test]
     fn too_little_memory_is_noticed() {
         let theirs: Vec<*const c_char> = vec![c"LD_PRELOAD=x:y".as_ptr(), c"A=1".as_ptr()];
         for preload in [true, false] {
-            let additions = Additions { preload, sync_fds: b"12", ..additions() };
+            let additions = Additions { preload, ..additions() };
             let needed_bytes = additions.needed_bytes(&theirs).unwrap();
             for words in 0..needed_bytes / size_of::<usize>() {
                 let _ = additions.build(&theirs, &mut vec![0; words]);

@@ -32,7 +32,7 @@ fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags:
     };
     let result = match text(path) {
         Some(path) => {
-            starting(&Program { directory, path, flags, moves: false }, Way::Exec, envp, start)
+            starting(&Program { directory, path, flags, opens: false }, Way::Exec, envp, start)
         }
         None => start(envp),
     };
@@ -68,14 +68,14 @@ fn is_executable(path: &CStr) -> bool {
 fn with_found(
     name: *const c_char,
     way: Way,
-    moves: bool,
+    opens: bool,
     envp: Argv,
     start: impl FnOnce(Argv) -> c_int,
 ) -> c_int {
     let mut buffer = PathBuffer::new();
     match found(name, &mut buffer) {
         Some(path) => starting(
-            &Program { directory: libc::AT_FDCWD, path, flags: 0, moves },
+            &Program { directory: libc::AT_FDCWD, path, flags: 0, opens },
             way,
             envp,
             start,
@@ -92,7 +92,7 @@ fn execute_found(name: *const c_char, argv: Argv, envp: Argv) -> c_int {
     })
 }
 
-fn moves(actions: ActionsAt) -> bool {
+fn opens(actions: ActionsAt) -> bool {
     !actions.is_null()
 }
 
@@ -129,11 +129,11 @@ hooks! {
             None => libc::ENOSYS,
         };
         let Some(path) = text(path) else { return start(envp) };
-        let program = Program { directory: libc::AT_FDCWD, path, flags: 0, moves: moves(actions) };
-        starting(&program, Way::Spawn, envp, start)
+        let program = Program { directory: libc::AT_FDCWD, path, flags: 0, opens: opens(actions) };
+        starting(&program, Way::Spawn(pid), envp, start)
     }
     posix_spawnp(pid: *mut libc::pid_t, name: *const c_char, actions: ActionsAt, attributes: AttributesAt, argv: Argv, envp: Argv) -> c_int {
-        with_found(name, Way::Spawn, moves(actions), envp, |envp| match next::posix_spawnp.get() {
+        with_found(name, Way::Spawn(pid), opens(actions), envp, |envp| match next::posix_spawnp.get() {
             // SAFETY: the C library's function of this type, with what the program passed.
             Some(spawn) => unsafe { spawn(pid, name, actions, attributes, argv, envp) },
             None => libc::ENOSYS,
@@ -143,7 +143,7 @@ hooks! {
         let Some(add) = next::posix_spawn_file_actions_addopen.get() else { return libc::ENOSYS };
         // The C library empties it in the child, at some time. Of its standard output a program takes note when it starts.
         if flags & libc::O_TRUNC != 0 && fd > libc::STDERR_FILENO && let Some(path) = text(path) {
-            unseen::to_be_changed(libc::AT_FDCWD, path);
+            unseen::about_to_change(libc::AT_FDCWD, path, true);
         }
         // SAFETY: the C library's function of this type, with what the program passed.
         unsafe { add(actions, fd, path, flags, mode) }

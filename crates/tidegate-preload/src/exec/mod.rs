@@ -2,17 +2,16 @@
 //!
 //! Invariants:
 //! 1. A program that can have the library has it, whatever environment its caller passes.
-//! 2. Before a program starts that will not have it, the files behind the descriptors that it inherits leave the log: it
-//!    may change them unseen. A descriptor whose `O_SYNC` was taken away cannot get it back: such a program does not
-//!    get what it was promised, and the manual says so.
+//! 2. Before a program starts that will not have it, all files leave the log, and none comes back while it
+//!    lives: it may change any of them unseen.
 //! 3. Nothing here touches the heap: it may run in a child of `vfork`.
 //!
 //! Entry points: `hooks` are what programs call; [`remember`] at load.
 
 #![allow(unsafe_code)] // the environment
 
+mod descriptors;
 mod environment;
-mod hand_over;
 mod hooks;
 mod image;
 mod memory;
@@ -21,17 +20,15 @@ mod session;
 
 use std::ffi::{CStr, c_char, c_int};
 
+pub(crate) use descriptors::each_open;
 use environment::Additions;
-pub(crate) use environment::SYNC_ALL;
-use hand_over::List;
-pub(crate) use hand_over::each_open;
 pub(crate) use hooks::{execve, execveat};
 use program::Verdict;
 pub(crate) use session::remember;
 use session::{Session, strings};
 
 use crate::readable::{is_readable, text_up_to};
-use crate::{absorb, process, unseen};
+use crate::{metadata, process, supervisor, unseen};
 
 /// A NULL-terminated array of strings.
 type Argv = *const *const c_char;
@@ -41,21 +38,21 @@ struct Program<'a> {
     directory: c_int,
     path: &'a CStr,
     flags: c_int,
-    /// Descriptors may be moved before it starts.
-    moves: bool,
+    /// The C library opens files for it before it starts, and may make or empty them.
+    opens: bool,
 }
 
 /// What happens to this process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It becomes the program: who comes back has failed.
+    /// It becomes the program: a call that returns has failed.
     Exec,
-    /// It gets a child, or an error's number.
-    Spawn,
+    /// It gets a child, whose number is put there, or an error's number.
+    Spawn(*mut libc::pid_t),
 }
 
-/// Calls `start` with the environment that the program is to have, and sees to the files that this process and the
-/// program change unseen.
+/// Calls `start` with the environment that the program is to have. Where the program will not have the library,
+/// all files have left the log by then.
 fn starting(
     program: &Program<'_>,
     way: Way,
@@ -72,27 +69,43 @@ fn starting(
     if verdict == Verdict::Missing {
         return start(environment);
     }
-    // Behind `exec` nobody knows what is absorbed; what is spawned shares the descriptors.
-    absorb::sharing();
     let runs_alone = verdict != Verdict::Preloaded;
-    let list = if runs_alone { List::EMPTY } else { List::of_stripped(program.moves) };
-    let additions = additions(session, verdict != Verdict::AloneUnnamed, &list);
+    let additions = additions(session, verdict != Verdict::AloneUnnamed);
     if runs_alone {
-        hand_over::mark_inherited(program.moves);
+        supervisor::suspend(process::number(), cause_of(verdict));
     }
     if way == Way::Exec {
         unseen::release();
     }
-    let result = with_additions(&additions, environment, start);
-    let failed = way == Way::Exec || result != 0;
-    absorb::shared();
+    let run = || with_additions(&additions, environment, start);
+    let result = if program.opens { metadata::counted(run) } else { run() };
     if way == Way::Exec {
         unseen::take_again();
     }
-    if runs_alone && failed {
-        hand_over::unmark_inherited(program.moves);
+    if runs_alone {
+        hand_suspension_on(way, cause_of(verdict), result);
     }
     result
+}
+
+/// Why a program cannot be watched, in the supervisor's words, as far as that is told apart.
+fn cause_of(verdict: Verdict) -> Option<&'static str> {
+    (verdict == Verdict::AloneUnnamed).then_some("other_libc")
+}
+
+/// After the start of a program without the library: it is the child for whose life logging is suspended, if
+/// there is one, and not this process.
+fn hand_suspension_on(way: Way, cause: Option<&str>, result: c_int) {
+    if let Way::Spawn(child) = way
+        && result == 0
+    {
+        // SAFETY: the program's own, or null; the C library has just written it.
+        let child = unsafe { child.as_ref() }.and_then(|child| u32::try_from(*child).ok());
+        // Whose number is not known, for its life this process stands.
+        let Some(child) = child else { return };
+        supervisor::suspend(child, cause);
+    }
+    supervisor::resume(process::number());
 }
 
 /// Whether the kernel could read a list of strings, too; where it cannot, it will say so.
@@ -117,13 +130,8 @@ fn is_readable_list(list: Argv) -> bool {
     true
 }
 
-fn additions<'a>(session: &'a Session, preload: bool, list: &'a List) -> Additions<'a> {
-    Additions {
-        library: session.library,
-        preload,
-        variables: session.variables(),
-        sync_fds: list.as_bytes(),
-    }
+fn additions(session: &Session, preload: bool) -> Additions<'_> {
+    Additions { library: session.library, preload, variables: session.variables() }
 }
 
 fn with_additions(
@@ -142,38 +150,9 @@ fn with_additions(
 /// Calls `start`, by which the C library starts a shell with the environment of this process as it is.
 fn starting_shell<R>(start: impl FnOnce() -> R) -> R {
     let (Some(_), Some(session)) = (process::log(), Session::get()) else { return start() };
-    let list = List::of_stripped(false);
-    let told = Told::of(&list);
-    let additions = additions(session, true, &list);
-    if additions.needed_bytes(session::environment()).is_some() {
-        // The program has cleared its environment: the shell runs alone.
-        hand_over::mark_inherited(false);
+    if additions(session, true).needed_bytes(session::environment()).is_some() {
+        // The program has cleared its environment: the shell runs alone, for how long is not known.
+        supervisor::suspend(process::number(), Some("dropped_library"));
     }
-    absorb::sharing();
-    let result = start();
-    absorb::shared();
-    drop(told);
-    result
-}
-
-/// While this lives, the environment of this process tells which descriptors were opened with `O_SYNC`. Seldom: such
-/// descriptors are rarely inherited by a shell.
-struct Told;
-
-impl Told {
-    fn of(list: &List) -> Option<Self> {
-        if list.as_bytes().is_empty() {
-            return None;
-        }
-        // SAFETY: two terminated strings. The C library's callers know that it reads the environment now.
-        unsafe { libc::setenv(environment::SYNC_FDS_NAME.as_ptr(), list.as_c_str().as_ptr(), 1) };
-        Some(Self)
-    }
-}
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        // SAFETY: a terminated string.
-        unsafe { libc::unsetenv(environment::SYNC_FDS_NAME.as_ptr()) };
-    }
+    start()
 }

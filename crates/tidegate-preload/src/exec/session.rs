@@ -6,10 +6,10 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
 
-use super::environment::{SYNC_FDS, Strings};
+use super::environment::Strings;
 use crate::page;
 
-const VARIABLES_MOST: usize = 8;
+const VARIABLES_MOST: usize = 12;
 const PREFIX: &[u8] = b"TIDEGATE_";
 
 /// What has to be passed on.
@@ -41,8 +41,7 @@ pub(crate) fn remember() {
         // SAFETY: the environment's entries are terminated strings.
         let entry = unsafe { CStr::from_ptr(entry) };
         let bytes = entry.to_bytes();
-        let is_ours = bytes.starts_with(PREFIX) && !bytes.starts_with(SYNC_FDS);
-        if is_ours && session.count < VARIABLES_MOST {
+        if bytes.starts_with(PREFIX) && session.count < VARIABLES_MOST {
             let Some(copy) = copied(entry) else { return };
             session.variables[session.count] = copy;
             session.count += 1;

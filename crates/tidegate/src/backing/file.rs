@@ -12,14 +12,16 @@ use rustix::io::Errno;
 
 use super::{BackingError, OpenBacking, Scheme};
 use crate::device::file::{FileDevice, FileOptions};
-use crate::log::identity;
 use crate::log::recover::identity_of;
+use crate::log::{FileSystemId, identity};
 use crate::pool::{Glance, glance};
 
 /// Keeps identities without a handle apart from those with one.
 const NO_HANDLE: i32 = -1;
 /// Keeps identities of disks apart from those of files.
 const DISK: i32 = -2;
+/// Neither of them has the UUID of a file system.
+const NO_FILE_SYSTEM: FileSystemId = [0; 16];
 
 /// `file:PATH`, `file:///PATH` or a plain path.
 pub(super) struct FileScheme;
@@ -87,7 +89,7 @@ fn identity_without_handle(metadata: &Metadata) -> io::Result<u64> {
     let created = metadata.created()?.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let numbers = [u128::from(metadata.ino()), created.as_nanos()];
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    Ok(identity(0, NO_HANDLE, &bytes))
+    Ok(identity(&NO_FILE_SYSTEM, NO_HANDLE, &bytes))
 }
 
 /// What a disk says of itself, after the next boot too; its path where it says nothing.
@@ -102,7 +104,7 @@ fn identity_of_disk(path: &Path, metadata: &Metadata) -> u64 {
     });
     let partition = std::fs::read(folder.join("partition")).unwrap_or_default();
     let name = said.unwrap_or_else(|| path.as_os_str().as_bytes().to_vec());
-    identity(1, DISK, &[name, partition].concat())
+    identity(&NO_FILE_SYSTEM, DISK, &[name, partition].concat())
 }
 
 #[cfg(all(test, not(feature = "loom")))]

@@ -33,7 +33,7 @@ impl Scheme for NullScheme {
         let blocks = parse_bytes(rest).unwrap_or(0) / u64::from(BLOCK_BYTES);
         Ok(OpenBacking {
             device: Arc::new(NullDevice::new(BLOCK_BYTES, blocks)?),
-            identity: identity(0, NULL_TYPE, rest.as_bytes()),
+            identity: identity(&[0; 16], NULL_TYPE, rest.as_bytes()),
             name: format!("null:{rest}").into_bytes(),
             holds: None,
             guard: None,

@@ -16,10 +16,11 @@ use super::error::{LockError, LogError};
 use super::layout::RECORD_ALIGN_BYTES;
 use super::owner::{owner, process_of};
 use super::pool::NO_BOOT;
+use super::record::RecordKind;
 use super::table::{self, FileKey, FileRef, flag};
 use super::{Log, Scanner};
 use crate::pmem::Kind;
-use crate::sync::{AtomicU64, Ordering, store_before_loads};
+use crate::sync::{Ordering, store_before_loads};
 
 impl Log {
     /// How far the log may be retired, once the files that its records name are synced: see
@@ -110,22 +111,40 @@ impl Log {
         if bytes > 0 {
             let (region, at) = (self.pool.region(), self.pool.region_offset(from));
             region.allocate(at, bytes)?;
-            if region.kind() == Kind::Tmpfs {
-                // Its pages are cleared when they are first looked at: here, where nobody waits for it.
-                for page in (at..at + bytes).step_by(4096) {
-                    region.load_u64(page)?;
-                }
-            }
             self.control.allocated_bytes().store(from + bytes, Ordering::Release);
             self.control.announce_room();
         }
         Ok(ring_bytes - from - bytes)
     }
 
+    /// Has the kernel clear the pages of the ring from the head to the end of its space, which it does when they are first looked
+    /// at: of a tmpfs, where a writer would wait for it else.
+    ///
+    /// # Errors
+    /// [`LogError::Pmem`].
+    pub fn clear_pages(&self) -> Result<(), LogError> {
+        let region = self.pool.region();
+        if region.kind() != Kind::Tmpfs {
+            return Ok(());
+        }
+        let start = self.pool.region_offset(0);
+        let from = self.control.head().load(Ordering::Relaxed) % self.pool.ring_bytes();
+        for page in (start + from..start + self.allocated_bytes()).step_by(4096) {
+            // Loads are of whole words.
+            region.load_u64(page - page % 4096)?;
+        }
+        Ok(())
+    }
+
     /// There is no more space for the ring than it has: records go on in that. The largest ones are refused, then.
     pub fn stop_allocating(&self) {
         self.control.lap_bytes().store(self.allocated_bytes(), Ordering::Release);
         self.control.announce_room();
+    }
+
+    /// The ring has no more space than it had when [`stop_allocating`](Self::stop_allocating) was called.
+    pub fn is_space_limited(&self) -> bool {
+        self.control.lap_bytes().load(Ordering::Acquire) < self.pool.ring_bytes()
     }
 
     /// Sleeps until the head reaches `position`, or [`wake_cleaner`](Self::wake_cleaner) was called after
@@ -269,10 +288,25 @@ impl Log {
         table::entry(&self.control, file.index).id().load(Ordering::Acquire)
     }
 
-    /// The file lost its last name: nothing has to be synced for it.
-    pub fn is_nameless(&self, file: FileRef) -> bool {
+    /// The payload of the file's last definition, if that is not retired: see [`Definition::decode`].
+    ///
+    /// [`Definition::decode`]: super::Definition::decode
+    pub fn definition_of(&self, file: FileRef) -> Option<Vec<u8>> {
         let entry = table::entry(&self.control, file.index);
-        entry.flags().load(Ordering::SeqCst) & flag::NAMELESS != 0
+        let position = entry.defined_at().load(Ordering::Acquire);
+        if position < self.tail() || !self.is_current(file) {
+            return None;
+        }
+        let header = self.pool.read_header(position).ok()??;
+        let mut payload = vec![0; header.payload_bytes as usize];
+        self.pool.read_payload(&header, 0, &mut payload).ok()?;
+        (header.kind == RecordKind::Define).then_some(payload)
+    }
+
+    /// The entry is still that of the file it was made for.
+    pub(super) fn is_current(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        entry.generation().load(Ordering::SeqCst) == u64::from(file.generation)
     }
 
     /// Notes that a write-back of the file failed: its next sync will say so, and it is [to be written](Self::take_dropped) once more.
@@ -313,17 +347,6 @@ impl Log {
         for (_, entry) in table::all(&self.control) {
             entry.flags().fetch_or(flag::DROPPED, Ordering::SeqCst);
         }
-    }
-
-    /// The files that the log has records of: for each its device and the oldest mount that it was defined on, 0 where that is not
-    /// known.
-    pub fn live_mounts(&self) -> impl Iterator<Item = (u64, u64)> {
-        let tail = self.tail();
-        table::all(&self.control).filter_map(move |(_, entry)| {
-            let live = entry.last_end().load(Ordering::Acquire) > tail;
-            let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
-            live.then(|| (word(entry.device()), word(entry.mount())))
-        })
     }
 
     /// Ids of the files of which the kernel may have dropped what the log has, since a write-back failed that others were told

@@ -17,7 +17,7 @@ use super::error::LogError;
 use crate::pmem::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
 use crate::sync::{AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL3");
+const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL4");
 const MAGIC_AT: u64 = 0;
 const POOL_AT: u64 = 8;
 const HEAD_AT: u64 = 64;
@@ -26,16 +26,16 @@ const GOAL_AT: u64 = 192;
 const LIMIT_AT: u64 = 256;
 const ALLOCATED_AT: u64 = 320;
 const LAP_AT: u64 = 328;
-const NAMES_UNLOGGED_AT: u64 = 384;
-const NAMES_SYNCED_AT: u64 = 392;
-/// Odd while somebody holds the lock of names; grows with each one who does.
-const NAMES_VERSION_AT: u64 = 400;
-/// Files that are absorbed now.
-const ABSORBED_AT: u64 = 704;
-/// Files that were absorbed and are no more.
-const SETTLED_AT: u64 = 720;
 /// Processes that could not announce themselves.
 const UNANNOUNCED_AT: u64 = 712;
+/// Processes that cannot be watched: while there is one, no file is covered.
+const SUSPENDED_AT: u64 = 704;
+/// A half word that changes when the supervisor holds a descriptor of another file.
+const KEPT_AT: u64 = 720;
+/// A half word: some file waits for that.
+const WANT_KEPT_AT: u64 = 724;
+/// Not zero: the story of some file has begun since the log is in use.
+const STORIES_AT: u64 = 728;
 /// The position up to which somebody waits for the log to be retired.
 const WANTED_AT: u64 = 640;
 /// Half words that processes wait on: room in the log, work for the cleaner.
@@ -46,17 +46,20 @@ const STARVING_AT: u64 = 516;
 /// The head at which the cleaner wants to be woken.
 const WAKE_AT: u64 = 576;
 const SUPERVISOR_LOCK_AT: u64 = 1024;
-const NAMES_LOCK_AT: u64 = 1088;
 const LIMIT_LOCK_AT: u64 = 1152;
 pub(super) const TABLE_LOCK_AT: u64 = 1216;
 /// Words of the table beside its entries.
 pub(super) const TABLE_AT: u64 = 2048;
 pub(super) const STATS_AT: u64 = 64 << 10;
 const SLOTS_AT: u64 = 128 << 10;
+/// What is pending in each file system.
+pub(super) const FILE_SYSTEMS_AT: u64 = 32 << 10;
+/// Plain writes in flight.
+pub(super) const LANES_AT: u64 = 1 << 20;
 /// Who keeps which file unlogged.
 pub(super) const KEEPERS_AT: u64 = 192 << 10;
 pub(super) const BUCKETS_AT: u64 = 256 << 10;
-pub(super) const ENTRIES_AT: u64 = 1 << 20;
+pub(super) const ENTRIES_AT: u64 = 2 << 20;
 
 /// Operations that may be in the middle at once, in all processes.
 #[cfg(not(feature = "loom"))]
@@ -96,7 +99,7 @@ pub(super) struct Start {
 impl Control {
     /// Makes control memory out of zero bytes.
     pub(super) fn init(memory: SharedMemory, start: Start) -> Self {
-        for lock in [SUPERVISOR_LOCK_AT, NAMES_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT] {
+        for lock in [SUPERVISOR_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT] {
             memory.init_lock(lock);
         }
         memory.word(HEAD_AT).store(start.head, Ordering::Relaxed);
@@ -152,29 +155,39 @@ impl Control {
         self.memory.word(LAP_AT)
     }
 
-    pub(super) fn names_unlogged(&self) -> &AtomicU64 {
-        self.memory.word(NAMES_UNLOGGED_AT)
-    }
-
-    pub(super) fn names_synced(&self) -> &AtomicU64 {
-        self.memory.word(NAMES_SYNCED_AT)
-    }
-
-    pub(super) fn names_version(&self) -> &AtomicU64 {
-        self.memory.word(NAMES_VERSION_AT)
-    }
-
     /// Processes that could not tell the supervisor that they are there.
     pub(super) fn unannounced(&self) -> &AtomicU64 {
         self.memory.word(UNANNOUNCED_AT)
     }
 
-    pub(super) fn absorbed(&self) -> &AtomicU64 {
-        self.memory.word(ABSORBED_AT)
+    pub(super) fn suspended(&self) -> &AtomicU64 {
+        self.memory.word(SUSPENDED_AT)
     }
 
-    pub(super) fn settled(&self) -> &AtomicU64 {
-        self.memory.word(SETTLED_AT)
+    /// Not zero: the story of some file has begun.
+    pub(super) fn stories(&self) -> &AtomicU64 {
+        self.memory.word(STORIES_AT)
+    }
+
+    /// Not zero: a file waits for the supervisor to hold a descriptor of it.
+    pub(super) fn want_kept(&self) -> &std::sync::atomic::AtomicU32 {
+        self.memory.half(WANT_KEPT_AT)
+    }
+
+    /// The supervisor holds a descriptor of one more file: wakes those that wait for one.
+    pub(super) fn announce_kept(&self) {
+        self.memory.half(KEPT_AT).fetch_add(1, std::sync::atomic::Ordering::Release);
+        self.memory.wake(KEPT_AT, i32::MAX);
+    }
+
+    /// A number that changes with each [`announce_kept`](Self::announce_kept).
+    pub(super) fn kept(&self) -> u32 {
+        self.memory.half(KEPT_AT).load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// Sleeps until that number is not `seen` any more, `timeout` at most.
+    pub(super) fn wait_for_kept(&self, seen: u32, timeout: Duration) {
+        self.memory.wait(KEPT_AT, seen, Some(timeout));
     }
 
     pub(super) fn wanted(&self) -> &AtomicU64 {
@@ -187,10 +200,6 @@ impl Control {
 
     pub(super) fn lock_limit(&self) -> Result<Locked<'_>, LockFailure> {
         self.memory.lock(LIMIT_LOCK_AT, PATIENCE)
-    }
-
-    pub(super) fn lock_names(&self, patience: Duration) -> Result<Locked<'_>, LockFailure> {
-        self.memory.lock(NAMES_LOCK_AT, patience)
     }
 
     /// The lock that the supervisor holds as long as it lives.

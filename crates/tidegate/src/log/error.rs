@@ -26,8 +26,8 @@ pub enum LogError {
     },
     /// The log is of a format that this build does not know.
     #[error(
-        "the log has format {found}, this build of tidegate has TIDELOG2: empty it with the build that wrote it, \
-         or make a new pool"
+        "the log has format {found}, this release of tidegate reads TIDELOG3: recover the pool by the \
+         release that made it, then create it anew"
     )]
     Format {
         /// The log's magic, printable.
@@ -58,9 +58,6 @@ pub enum LogError {
         "the control memory does not belong to this pool: stop all that uses the pool, and remove it"
     )]
     ForeignControl,
-    /// What recovery has to note finds no room in the log.
-    #[error("there is no room in the log for what recovery has to note")]
-    NoRoom,
     /// A lock of the control memory was not had.
     #[error("a lock of the control memory was not had")]
     Lock(#[source] LockFailure),

@@ -13,7 +13,7 @@
 
 use std::mem::offset_of;
 
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{I32, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Where the second copy of the header lies.
@@ -31,9 +31,11 @@ pub const RECORD_ALIGN_BYTES: u64 = 64;
 /// The limit moves in steps of this, or less in a small ring, so that it costs a write in hundreds.
 pub const LIMIT_STEP_BYTES: u64 = 1 << 20;
 /// The first bytes of a header.
-pub const MAGIC: [u8; 8] = *b"TIDELOG2";
+pub const MAGIC: [u8; 8] = *b"TIDELOG3";
 /// The longest path in a record, in bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
+/// The longest file handle, in bytes: `MAX_HANDLE_SZ` of the kernel.
+pub const HANDLE_BYTES_MAX: usize = 128;
 
 /// What a log pool says of itself, once.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -69,7 +71,7 @@ pub struct SessionBytes {
 pub struct RecordHeaderBytes {
     /// CRC-64/NVME of the header with the pool's salt here, and 64 zeroes behind it.
     pub checksum: U64,
-    /// Where in the endless log the record is: its place in the ring is this, modulo the ring's size.
+    /// Where in the endless log the record is: its offset in the ring is this, modulo the ring's size.
     pub position: U64,
     /// Id of the file.
     pub file: U64,
@@ -77,7 +79,7 @@ pub struct RecordHeaderBytes {
     pub offset: U64,
     /// Bytes of the file that the operation covers.
     pub len: U64,
-    /// Position of a voided record, or identity of a replaced file.
+    /// Position of a voided record.
     pub aux: U64,
     /// Bytes that follow the header.
     pub payload_bytes: U32,
@@ -85,44 +87,42 @@ pub struct RecordHeaderBytes {
     pub payload_checksum: U32,
     /// The operation: [`RecordKind`](super::RecordKind).
     pub kind: U16,
-    /// Bit 0: the write was absorbed.
+    /// Bit 0: reserved. Bit 1: [`RECORD_GROWS`].
     pub flags: U16,
     /// Zero.
     pub reserved: U32,
 }
 
-/// The start of the payload of a record that defines a file; its path follows.
+/// Bit of [`RecordHeaderBytes::flags`]: the operation is durable in the file only by a commit of its
+/// file system.
+pub const RECORD_GROWS: u16 = 2;
+
+/// The start of the payload of a record that defines a file; its handle and its path follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DefinitionBytes {
     /// What tells the file from all others of all times: [`identity`](super::identity).
     pub identity: U64,
+    /// UUID of the file's file system.
+    pub file_system: [u8; 16],
+    /// Size of the file that is durable, if the definition is covered.
+    pub size_bytes: U64,
     /// Device number when the record was written.
     pub device: U64,
     /// Inode number.
     pub inode: U64,
-    /// Type and permissions, as in `st_mode`.
-    pub mode: U32,
-    /// Owner.
-    pub uid: U32,
-    /// Group.
-    pub gid: U32,
-    /// Bit 0: the file was made under Tidegate, so that recovery may have to make it again.
-    pub flags: U32,
+    /// Type of the file's handle.
+    pub handle_type: I32,
+    /// Bytes of the handle, at most [`HANDLE_BYTES_MAX`].
+    pub handle_bytes: U16,
+    /// Bit 0: [`DEFINITION_COVERED`].
+    pub flags: U16,
 }
 
-/// Bit of [`DefinitionBytes::flags`].
-pub const DEFINITION_BORN: u32 = 1;
-
-/// The start of the payload of a record that renames; both paths follow.
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct RenameBytes {
-    /// Bytes of the old path.
-    pub from_bytes: U32,
-    /// Bytes of the new path.
-    pub to_bytes: U32,
-}
+/// Bit of [`DefinitionBytes::flags`]: the file's story is confirmed by a sync of the file.
+pub const DEFINITION_COVERED: u16 = 1;
+/// Bit of [`DefinitionBytes::flags`]: a story begins here; earlier records of the file do not count.
+pub const DEFINITION_STARTS: u16 = 2;
 
 const _: () = {
     assert!(size_of::<LogHeaderBytes>() == 64);
@@ -139,6 +139,11 @@ const _: () = {
     assert!(offset_of!(RecordHeaderBytes, payload_bytes) == 48);
     assert!(offset_of!(RecordHeaderBytes, payload_checksum) == 52);
     assert!(offset_of!(RecordHeaderBytes, kind) == 56);
-    assert!(size_of::<DefinitionBytes>() == 40);
-    assert!(size_of::<RenameBytes>() == 8);
+    assert!(offset_of!(RecordHeaderBytes, flags) == 58);
+    assert!(size_of::<DefinitionBytes>() == 56);
+    assert!(offset_of!(DefinitionBytes, file_system) == 8);
+    assert!(offset_of!(DefinitionBytes, size_bytes) == 24);
+    assert!(offset_of!(DefinitionBytes, handle_type) == 48);
+    assert!(offset_of!(DefinitionBytes, handle_bytes) == 52);
+    assert!(offset_of!(DefinitionBytes, flags) == 54);
 };

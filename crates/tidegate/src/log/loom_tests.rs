@@ -47,8 +47,17 @@ fn key(inode: u64) -> FileKey {
 }
 
 fn definition(inode: u64) -> Definition<'static> {
-    let (identity, path) = (inode, &b"/f"[..]);
-    Definition { identity, device: 1, inode, mode: 0o100_644, uid: 0, gid: 0, born: false, path }
+    Definition {
+        identity: inode,
+        file_system: [0; 16],
+        handle: FileHandle::NONE,
+        covered: false,
+        starts: false,
+        size_bytes: 0,
+        device: 1,
+        inode,
+        path: b"/f",
+    }
 }
 
 /// What every user of the log does.
@@ -58,7 +67,7 @@ fn write(log: &Log, file: FileRef, inode: u64) {
     if ticket.needs_define() {
         ticket.define(&definition(inode)).unwrap();
     }
-    let position = ticket.write(0, &[IoSlice::new(b"x")]).unwrap();
+    let position = ticket.write(0, &[IoSlice::new(b"x")], false).unwrap();
     assert!(log.tail() <= position, "a record was retired while its operation went on");
 }
 
@@ -150,7 +159,7 @@ fn a_device_and_its_cleaner(keeps_definition: bool) {
             let log = log.clone();
             thread::spawn(move || {
                 let mut ticket = log.begin_unlocked(file).unwrap();
-                let position = ticket.write(0, &[IoSlice::new(b"x")]).unwrap();
+                let position = ticket.write(0, &[IoSlice::new(b"x")], false).unwrap();
                 assert!(log.tail() <= position, "a record was retired while its operation went on");
             })
         };
@@ -246,54 +255,47 @@ fn loom_two_reservations_never_overlap() {
     });
 }
 
-/// A file whose absorbed write the kernel is told of while somebody asks it for the size, as `stat` does.
-fn a_stat_beside_a_settlement(stop: fn(&FileGuard<'_>)) {
-    const SIZE: u64 = 8;
+/// A plain write beside the beginning of a story: the writer finds the entry, or is waited for.
+fn a_plain_write_beside_a_story(enter: fn(&Log) -> Option<InFlight<'_>>) {
     let region = region();
     check(3, move || {
         let log = log(&region);
-        let file = log.entry_for(&key(1)).unwrap();
-        let kernel = LoomArc::new(loom::sync::atomic::AtomicU64::new(0));
-        {
-            let guard = log.lock(file).unwrap();
-            guard.start_absorbing(1, 0, 0);
-            guard.grow(SIZE, 0);
-            // These words come into being too.
-            assert!(!guard.is_wanted() && log.settled() == 0);
-        }
-        let settler = {
-            let (log, kernel) = (log.clone(), kernel.clone());
+        let written = LoomArc::new(loom::sync::atomic::AtomicU64::new(0));
+        // The words come into being.
+        log.claim_lane(|_, _| true);
+        drop(log.enter(PLAIN));
+        assert!(!log.may_have(1, 1) && log.wait_for_plain(1, 1, Duration::ZERO));
+        let writer = {
+            let (log, written) = (log.clone(), written.clone());
             thread::spawn(move || {
-                let guard = log.lock(file).unwrap();
-                kernel.store(SIZE, Ordering::SeqCst);
-                stop(&guard);
+                log.claim_lane(|_, _| true);
+                let in_flight = enter(&log);
+                let is_plain = !log.may_have(1, 1);
+                if is_plain {
+                    written.store(1, Ordering::SeqCst);
+                }
+                drop(in_flight);
+                is_plain
             })
         };
-        let settled = log.settled();
-        let mut size = kernel.load(Ordering::SeqCst);
-        match log.absorbed_size(file) {
-            Some(newer) => size = size.max(newer),
-            None if log.settled() != settled => size = kernel.load(Ordering::SeqCst),
-            None => {}
-        }
-        assert_eq!(size, SIZE, "a size of before the write");
-        settler.join().unwrap();
+        log.entry_for(&key(1)).unwrap();
+        let is_over = log.wait_for_plain(1, 1, Duration::ZERO);
+        let synced = written.load(Ordering::SeqCst);
+        let was_plain = writer.join().unwrap();
+        assert!(!is_over || !was_plain || synced == 1, "a plain write that the sync has missed");
     });
 }
 
-#[test]
-fn loom_a_size_is_never_older_than_what_was_absorbed() {
-    a_stat_beside_a_settlement(|guard| guard.stop_absorbing());
-}
-
-/// Planted: counted when it can be seen already.
-fn stop_absorbing_with_late_count(guard: &FileGuard<'_>) {
-    guard.entry().absorber().store(0, Ordering::SeqCst);
-    guard.log().control.settled().fetch_add(1, Ordering::SeqCst);
-}
+const PLAIN: PlainCall = PlainCall::Write { device: 1, inode: 1 };
 
 #[test]
-#[should_panic(expected = "a size of before the write")]
-fn loom_finds_a_settlement_counted_too_late() {
-    a_stat_beside_a_settlement(stop_absorbing_with_late_count);
+fn loom_no_plain_write_is_missed_by_a_story() {
+    a_plain_write_beside_a_story(|log| log.enter(PLAIN));
+}
+
+/// Planted: the writer says nothing.
+#[test]
+#[should_panic(expected = "a plain write that the sync has missed")]
+fn loom_finds_a_plain_write_that_nobody_said() {
+    a_plain_write_beside_a_story(|_| None);
 }

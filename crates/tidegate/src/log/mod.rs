@@ -9,23 +9,24 @@
 //! Entry points: [`create`], [`LogPool::open`], [`Log::start`], [`Log::attach`]; [`Log::lock`], [`FileGuard::begin`],
 //! [`Ticket::write`]; [`Log::safe_position`], [`Log::retire_to`]; [`Scanner`].
 
-mod absorb;
 mod append;
 mod cleaner;
 mod control;
+mod copy;
 pub mod device;
 mod engine;
 mod error;
+mod file_systems;
 mod keepers;
+mod lanes;
 pub mod layout;
-mod overlay;
 mod owner;
 mod pool;
 mod record;
 pub mod recover;
 mod scan;
-mod settle;
 mod stats;
+mod story;
 mod table;
 mod touched;
 
@@ -40,28 +41,28 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use append::{FileGuard, Interrupted, NameTicket, Ticket};
+pub use append::{FileGuard, Interrupted, Ticket};
 pub use control::{CONTROL_BYTES, Control, FILES_MAX, SLOTS};
+pub use copy::{can_write_in_place, copy_to_file, write_in_place};
 pub use engine::{CODE, LogEngine};
 pub use error::{AppendError, LockError, LogError};
-pub use overlay::{Base, Overlay, OverlayError};
+pub use file_systems::FileSystemRef;
+pub use lanes::{InFlight, PlainCall};
 pub use owner::{after_fork, current_process, process_of, thread_of};
 pub use pool::{CLOSED, HeaderFault, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, create};
 pub use record::{
-    Definition, Header, RecordKind, RenamePaths, checked_path, has_happened, identity,
+    Definition, FileHandle, FileSystemId, Header, RecordKind, checked_path, identity,
 };
 pub use scan::Scanner;
-pub use settle::{
-    Absorbed, Unbrought, can_write_in_place, copy_to_file, set_modified, write_in_place,
-};
 pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
+pub use story::{Change, CoverState};
 pub use table::{FileKey, FileRef};
 
-use control::{PATIENCE, Start};
+use control::Start;
 use touched::Touched;
 
 use crate::pmem::{Kind, LockFailure, Locked, Region, RegionOptions, SharedMemory};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::Ordering;
 
 /// A log in use: the pool and the control memory.
 pub struct Log {
@@ -72,38 +73,6 @@ pub struct Log {
 
 /// The right to clean a log; dropping it, or dying, gives it up.
 pub struct Supervision<'a>(#[expect(dead_code, reason = "held, not looked at")] Locked<'a>);
-
-/// The names of files, locked.
-pub struct NamesGuard<'a> {
-    locked: Locked<'a>,
-    version: &'a AtomicU64,
-}
-
-impl<'a> NamesGuard<'a> {
-    fn new(locked: Locked<'a>, version: &'a AtomicU64) -> Self {
-        // Odd already where a holder was killed.
-        let step = 1 + version.load(Ordering::SeqCst) % 2;
-        version.fetch_add(step, Ordering::SeqCst);
-        Self { locked, version }
-    }
-
-    /// The former holder was killed while it held the lock: one operation on names may be half done.
-    pub fn owner_died(&self) -> bool {
-        self.locked.owner_died()
-    }
-
-    /// No other process of the tree has changed a name since [`Log::names_version`] was `version`. A name that was made or looked
-    /// at since then is what it was.
-    pub fn unchanged_since(&self, version: u64) -> bool {
-        version.is_multiple_of(2) && self.version.load(Ordering::SeqCst) == version + 1
-    }
-}
-
-impl Drop for NamesGuard<'_> {
-    fn drop(&mut self) {
-        self.version.fetch_add(1, Ordering::SeqCst);
-    }
-}
 
 impl Log {
     /// Starts to use a recovered log, whose tail is where its records begin and end: all of it is room. `allocated_bytes` of the
@@ -184,6 +153,16 @@ impl Log {
         self.touched.forget();
     }
 
+    /// Gives the log up for this process: neither pool nor control memory is mapped any more. No operation
+    /// on the log may be in the middle, or be begun after that; one that reads finds zeroes.
+    ///
+    /// # Errors
+    /// The kernel's: what could not be given up is mapped as before.
+    pub fn abandon(&self) -> std::io::Result<()> {
+        self.pool.region().abandon()?;
+        self.control.memory().abandon()
+    }
+
     /// The log on its medium.
     pub fn pool(&self) -> &LogPool {
         &self.pool
@@ -208,63 +187,6 @@ impl Log {
     /// A file of these numbers may have an entry. Costs a load or two, takes no lock.
     pub fn may_have(&self, device: u64, inode: u64) -> bool {
         table::may_have(&self.control, device, inode)
-    }
-
-    /// Locks all names of files, for an operation that changes some. Taken before the lock of a file. Waits a
-    /// second at most.
-    ///
-    /// # Errors
-    /// [`LockFailure`]; the operation then goes on without the log.
-    pub fn lock_names(&self) -> Result<NamesGuard<'_>, LockFailure> {
-        self.lock_names_within(PATIENCE)
-    }
-
-    /// The same, for who has less patience, or more.
-    ///
-    /// # Errors
-    /// As for [`lock_names`](Self::lock_names).
-    pub fn lock_names_within(&self, patience: Duration) -> Result<NamesGuard<'_>, LockFailure> {
-        let locked = self.control.lock_names(patience)?;
-        Ok(NamesGuard::new(locked, self.control.names_version()))
-    }
-
-    /// A number for [`NamesGuard::unchanged_since`].
-    pub fn names_version(&self) -> u64 {
-        self.control.names_version().load(Ordering::SeqCst)
-    }
-
-    /// Names were or will be changed by somebody who does not hold their lock.
-    pub fn note_unlocked_names(&self) {
-        self.control.names_version().fetch_add(2, Ordering::SeqCst);
-    }
-
-    /// Names were or will be changed in ways that the log does not have.
-    pub fn mark_names_unlogged(&self) {
-        self.control.names_unlogged().fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// A number of such changes, to be given to [`names_synced`](Self::names_synced).
-    pub fn names_unlogged(&self) -> u64 {
-        self.control.names_unlogged().load(Ordering::SeqCst)
-    }
-
-    /// A real sync that covers all names and began after [`names_unlogged`](Self::names_unlogged) was `seen` has succeeded.
-    pub fn names_synced(&self, seen: u64) {
-        self.control.names_synced().fetch_max(seen, Ordering::SeqCst);
-    }
-
-    /// All names are in the log or on the disk.
-    pub fn names_covered(&self) -> bool {
-        self.names_unlogged() == self.control.names_synced().load(Ordering::SeqCst)
-    }
-
-    /// The names in a directory are all in the log or on the disk, if [`names_covered`](Self::names_covered) says so too, asked
-    /// after this: the entry of a directory that is given away uncovers all.
-    pub fn names_covered_in(&self, directory: FileRef) -> bool {
-        let entry = table::entry(&self.control, directory.index);
-        let covered =
-            entry.unlogged().load(Ordering::SeqCst) == entry.synced().load(Ordering::SeqCst);
-        covered || entry.generation().load(Ordering::SeqCst) != u64::from(directory.generation)
     }
 
     /// This process could not tell the supervisor that it is there.

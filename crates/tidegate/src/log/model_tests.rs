@@ -101,14 +101,14 @@ impl Run {
         let file = self.log.entry_for(&key(inode)).unwrap();
         let guard = self.log.lock(file).unwrap();
         let mut ticket = guard.begin().unwrap();
-        if ticket.needs_define() && ticket.define(&definition(inode)).is_err() {
-            assert!(self.is_full(head, 256, Room::Names));
+        if ticket.needs_define() && ticket.define(&super::tests::definition(inode)).is_err() {
+            assert!(self.is_full(head, 256, Room::Definitions));
             return;
         }
         let head = self.log.head();
         let appended = match kind {
             RecordKind::Zero => ticket.zero(offset, 7),
-            _ => ticket.write(offset, &[IoSlice::new(&payload)]),
+            _ => ticket.write(offset, &[IoSlice::new(&payload)], false),
         };
         let bytes = RECORD_ALIGN_BYTES + (payload.len() as u64).next_multiple_of(64);
         match appended {
@@ -187,11 +187,6 @@ fn start(region: Arc<Region>) -> Log {
     let pool = LogPool::open(region).unwrap();
     let all = pool.ring_bytes();
     Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES).unwrap(), all).unwrap()
-}
-
-fn definition(inode: u64) -> Definition<'static> {
-    let (identity, path) = (1000 + inode, &b"/dir/file"[..]);
-    Definition { identity, device: 1, inode, mode: 0o100_644, uid: 0, gid: 0, born: true, path }
 }
 
 proptest! {

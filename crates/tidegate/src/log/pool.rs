@@ -6,7 +6,6 @@
 //!    is durable in the files.
 //! 3. Positions never repeat: an opener that starts anew does so at the limit, which is beyond all that was ever reserved.
 
-use std::io::IoSlice;
 use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, checksum};
@@ -20,7 +19,7 @@ use super::layout::{
     LIMIT_OFFSET, LIMIT_STEP_BYTES, LogHeaderBytes, MAGIC, RECORD_ALIGN_BYTES, RING_OFFSET,
     RecordHeaderBytes, SECOND_HEADER_OFFSET, SESSION_OFFSET, SessionBytes, TAIL_OFFSET,
 };
-use super::record::{Definition, Header, RecordKind, payload_checksum, record_bytes};
+use super::record::{Header, payload_checksum};
 use crate::pmem::{PmemError, Region};
 use crate::pool::{self, Superblock};
 
@@ -295,46 +294,6 @@ impl LogPool {
         let at = self.superblock.data_offset + SESSION_OFFSET;
         self.region.write(at, bytes.as_bytes())?;
         self.region.persist(at, size_of::<SessionBytes>() as u64)
-    }
-
-    /// Appends one more definition of the file `id`, durably, for a recovery that has made the file again: no process uses the
-    /// log. It takes the room that records of users' data leave.
-    ///
-    /// # Errors
-    /// [`LogError::NoRoom`], [`LogError::Pmem`].
-    pub fn note_definition(&self, id: u64, definition: &Definition<'_>) -> Result<()> {
-        let fixed = definition.encode();
-        let parts = [IoSlice::new(fixed.as_bytes()), IoSlice::new(definition.path)];
-        let payload: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        let bytes = record_bytes(payload);
-        let limit = self.limit()?;
-        let left_in_lap = self.ring_bytes - limit % self.ring_bytes;
-        let position = if bytes > left_in_lap { limit + left_in_lap } else { limit };
-        if position + bytes - self.tail()? > self.ring_bytes {
-            return Err(LogError::NoRoom);
-        }
-        self.set_limit(position + bytes)?;
-        let payload_bytes = u32::try_from(payload).map_err(|_| LogError::NoRoom)?;
-        let payload_checksum = payload_checksum(&parts);
-        let kind = RecordKind::Define;
-        let (offset, len, aux) = (0, 0, 0);
-        let header = Header {
-            position,
-            kind,
-            file: id,
-            offset,
-            len,
-            aux,
-            payload_bytes,
-            payload_checksum,
-            absorbed: false,
-        };
-        let at = self.region_offset(position);
-        self.region.write_streaming(at, header.encode(self.salt).as_bytes())?;
-        self.region.write_streaming(at + RECORD_ALIGN_BYTES, parts[0].as_ref())?;
-        let path_at = at + RECORD_ALIGN_BYTES + parts[0].len() as u64;
-        self.region.write_streaming(path_at, definition.path)?;
-        Ok(self.region.fence()?)
     }
 
     /// Where in the region the byte at `position` lies.

@@ -1,45 +1,42 @@
 //! A record: what it says, its checksums, its length in the ring.
 //!
-//! Why a record needs one fence: its header carries the checksum of its payload, and its own checksum carries the
-//! pool's salt and the record's position. Whatever subset of its words a crash leaves, one of the two sums does not hold, or
-//! all of it is there. So header and payload may become durable in any order, and nothing has to be
-//! stored after them.
+//! Why a record needs one fence: its header carries the checksum of its payload, and its own
+//! checksum carries the pool's salt and the record's position. Whatever subset of its words a crash
+//! leaves, one of the two sums does not hold, or all of it is there. So header and payload may become
+//! durable in any order, and nothing has to be stored after them.
 
 use std::io::IoSlice;
 
 use crc_fast::{CrcAlgorithm, Digest, checksum};
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{I32, U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::layout::{
-    DEFINITION_BORN, DefinitionBytes, PATH_BYTES_MAX, RECORD_ALIGN_BYTES, RecordHeaderBytes,
-    RenameBytes,
+    DEFINITION_COVERED, DEFINITION_STARTS, DefinitionBytes, HANDLE_BYTES_MAX, PATH_BYTES_MAX,
+    RECORD_ALIGN_BYTES, RECORD_GROWS, RecordHeaderBytes,
 };
 
 /// What a record tells.
+///
+/// A file's *story* begins at a definition without [`Definition::covered`] and ends at an `End`.
+/// Recovery applies a story only if a definition in it is covered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum RecordKind {
     /// The payload was written at `offset`.
     Write = 1,
-    /// `len` bytes at `offset` became zero.
+    /// `len` bytes at `offset` became zero. Only a log before a device has such records.
     Zero = 2,
     /// The file's size became `offset`.
     SetSize = 3,
-    /// The file is the one with this identity, known by this path.
+    /// The file is the one that the payload, a [`Definition`], names.
     Define = 4,
-    /// The file got one more name.
-    Link = 5,
-    /// A name of the file became another, and if `aux` is not zero the file of that identity lost it.
-    Rename = 6,
-    /// The file lost a name.
-    Unlink = 7,
-    /// All records of the file before this one are in the file and durable there.
-    Retire = 8,
+    /// The story ends: the file has all earlier records, or none of them counts.
+    End = 8,
     /// The operation of the record at `aux` failed.
     Void = 9,
-    /// The kernel has all earlier records of the file that were [absorbed](Header::absorbed).
-    Settle = 10,
+    /// A sync: all that the file became before this record is to outlive a crash, `offset` bytes long.
+    Mark = 11,
 }
 
 impl RecordKind {
@@ -49,12 +46,9 @@ impl RecordKind {
             2 => Self::Zero,
             3 => Self::SetSize,
             4 => Self::Define,
-            5 => Self::Link,
-            6 => Self::Rename,
-            7 => Self::Unlink,
-            8 => Self::Retire,
+            8 => Self::End,
             9 => Self::Void,
-            10 => Self::Settle,
+            11 => Self::Mark,
             _ => return None,
         })
     }
@@ -79,16 +73,16 @@ pub struct Header {
     pub payload_bytes: u32,
     /// CRC-32C of the payload.
     pub payload_checksum: u32,
-    /// The kernel was not told of the write: it learns of it from whoever cleans the log, or recovers it.
-    pub absorbed: bool,
+    /// The operation needs a commit of the file system to be durable: it ends beyond the durable size,
+    /// or may meet bytes that are not written or not allocated.
+    pub grows: bool,
 }
 
-/// Bit of [`RecordHeaderBytes::flags`].
-const ABSORBED: u16 = 1;
 /// Bytes that the checksum of a header is taken over: the header, then zeroes.
 ///
-/// As strong as over the header alone: what follows multiplies the remainder by a power of x, which can be undone. But this is where
-/// the checksum's wide instructions begin: 14 ns instead of 37, measured here, for each record.
+/// As strong as over the header alone: what follows multiplies the remainder by a power of x, which
+/// can be undone. But this is where the checksum's wide instructions begin: 14 ns instead of 37,
+/// measured here, for each record.
 const CHECKED_BYTES: usize = 128;
 
 /// The checksum of a header that has the pool's salt in its place.
@@ -111,7 +105,7 @@ impl Header {
             payload_bytes: U32::new(self.payload_bytes),
             payload_checksum: U32::new(self.payload_checksum),
             kind: U16::new(self.kind as u16),
-            flags: U16::new(if self.absorbed { ABSORBED } else { 0 }),
+            flags: U16::new(if self.grows { RECORD_GROWS } else { 0 }),
             reserved: U32::ZERO,
         };
         bytes.checksum = U64::new(header_checksum(&bytes));
@@ -136,7 +130,7 @@ impl Header {
             aux: bytes.aux.get(),
             payload_bytes: bytes.payload_bytes.get(),
             payload_checksum: bytes.payload_checksum.get(),
-            absorbed: bytes.flags.get() & ABSORBED != 0,
+            grows: bytes.flags.get() & RECORD_GROWS != 0,
         })
     }
 
@@ -195,100 +189,111 @@ impl PayloadDigest {
     }
 }
 
+/// What tells a file system from all others: its UUID.
+pub type FileSystemId = [u8; 16];
+
+/// A file's handle on its file system, as `name_to_handle_at` gives it: it outlives a reboot.
+#[derive(Debug, Clone, Copy)]
+pub struct FileHandle {
+    kind: i32,
+    len: u8,
+    bytes: [u8; HANDLE_BYTES_MAX],
+}
+
+impl FileHandle {
+    /// No handle: what a log before a device records.
+    pub const NONE: Self = Self { kind: 0, len: 0, bytes: [0; HANDLE_BYTES_MAX] };
+
+    /// The handle of this type with these bytes; none, where there are more than any handle has.
+    pub fn new(kind: i32, handle: &[u8]) -> Option<Self> {
+        let mut bytes = [0; HANDLE_BYTES_MAX];
+        bytes.get_mut(..handle.len())?.copy_from_slice(handle);
+        Some(Self { kind, len: u8::try_from(handle.len()).ok()?, bytes })
+    }
+
+    /// The handle's type, which the file system chooses.
+    pub fn kind(&self) -> i32 {
+        self.kind
+    }
+
+    /// The handle's bytes, at most 128.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl PartialEq for FileHandle {
+    fn eq(&self, other: &Self) -> bool {
+        (self.kind, self.bytes()) == (other.kind, other.bytes())
+    }
+}
+
+impl Eq for FileHandle {}
+
 /// What a [`RecordKind::Define`] says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Definition<'a> {
-    /// What tells the file from all others of all times.
+    /// What tells the file from all others of all times: [`identity`].
     pub identity: u64,
-    /// Device number.
+    /// The file's file system.
+    pub file_system: FileSystemId,
+    /// The file's handle there.
+    pub handle: FileHandle,
+    /// The story is confirmed: all that the file was when the story began is durable in the file.
+    pub covered: bool,
+    /// The story begins here: no earlier record of the file counts. Else it goes on, and the definition
+    /// is repeated, since the tail is about to pass the former one.
+    pub starts: bool,
+    /// Size of the file in bytes that is durable, if `covered`. Growth in records before the position
+    /// that the header's `aux` says is promised then, too.
+    pub size_bytes: u64,
+    /// Device number when the record was written.
     pub device: u64,
     /// Inode number.
     pub inode: u64,
-    /// Type and permissions, as in `st_mode`.
-    pub mode: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// The file was made under Tidegate: recovery makes it again where it is missing.
-    pub born: bool,
-    /// Absolute path.
+    /// Absolute path, for messages and to find the file where its handle cannot be opened. Empty: none
+    /// is known.
     pub path: &'a [u8],
 }
 
 impl<'a> Definition<'a> {
-    /// The fixed part of the payload; the path follows it.
+    /// The fixed part of the payload; [`parts`](Self::parts) has all of it.
     pub(super) fn encode(&self) -> DefinitionBytes {
         DefinitionBytes {
             identity: U64::new(self.identity),
+            file_system: self.file_system,
+            size_bytes: U64::new(self.size_bytes),
             device: U64::new(self.device),
             inode: U64::new(self.inode),
-            mode: U32::new(self.mode),
-            uid: U32::new(self.uid),
-            gid: U32::new(self.gid),
-            flags: U32::new(if self.born { DEFINITION_BORN } else { 0 }),
+            handle_type: I32::new(self.handle.kind),
+            handle_bytes: U16::new(u16::from(self.handle.len)),
+            flags: U16::new(
+                if self.covered { DEFINITION_COVERED } else { 0 }
+                    | if self.starts { DEFINITION_STARTS } else { 0 },
+            ),
         }
+    }
+
+    /// The payload, whose fixed part is `fixed`: that, the handle, the path.
+    pub(super) fn parts<'b>(&'b self, fixed: &'b DefinitionBytes) -> [IoSlice<'b>; 3] {
+        [fixed.as_bytes(), self.handle.bytes(), self.path].map(IoSlice::new)
     }
 
     /// Reads a payload; none, where it makes no sense.
     pub fn decode(payload: &'a [u8]) -> Option<Self> {
-        let (fixed, path) = DefinitionBytes::read_from_prefix(payload).ok()?;
+        let (fixed, rest) = DefinitionBytes::read_from_prefix(payload).ok()?;
+        let (handle, path) = rest.split_at_checked(usize::from(fixed.handle_bytes.get()))?;
         Some(Self {
             identity: fixed.identity.get(),
+            file_system: fixed.file_system,
+            handle: FileHandle::new(fixed.handle_type.get(), handle)?,
+            covered: fixed.flags.get() & DEFINITION_COVERED != 0,
+            starts: fixed.flags.get() & DEFINITION_STARTS != 0,
+            size_bytes: fixed.size_bytes.get(),
             device: fixed.device.get(),
             inode: fixed.inode.get(),
-            mode: fixed.mode.get(),
-            uid: fixed.uid.get(),
-            gid: fixed.gid.get(),
-            born: fixed.flags.get() & DEFINITION_BORN != 0,
-            path: checked_path(path)?,
+            path: if path.is_empty() { path } else { checked_path(path)? },
         })
-    }
-}
-
-/// The two paths of a [`RecordKind::Rename`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RenamePaths<'a> {
-    /// Old path.
-    pub from: &'a [u8],
-    /// New path.
-    pub to: &'a [u8],
-}
-
-impl<'a> RenamePaths<'a> {
-    /// The fixed part of the payload; both paths follow it.
-    pub(super) fn encode(&self) -> RenameBytes {
-        let bytes = |path: &[u8]| U32::new(u32::try_from(path.len()).unwrap_or(u32::MAX));
-        RenameBytes { from_bytes: bytes(self.from), to_bytes: bytes(self.to) }
-    }
-
-    /// Reads a payload; none, where it makes no sense.
-    pub fn decode(payload: &'a [u8]) -> Option<Self> {
-        let (fixed, paths) = RenameBytes::read_from_prefix(payload).ok()?;
-        let from_bytes = usize::try_from(fixed.from_bytes.get()).ok()?;
-        let (from, to) = paths.split_at_checked(from_bytes)?;
-        if u64::from(fixed.to_bytes.get()) != to.len() as u64 {
-            return None;
-        }
-        Some(Self { from: checked_path(from)?, to: checked_path(to)? })
-    }
-}
-
-/// Whether the change of names that a record with this kind and payload tells of was done, as far as what stands at its paths tells:
-/// `is_at` says whether the record's file is at a path, none where that cannot be seen. None: it cannot be told.
-pub fn has_happened(
-    kind: RecordKind,
-    payload: &[u8],
-    is_at: impl Fn(&[u8]) -> Option<bool>,
-) -> Option<bool> {
-    match kind {
-        RecordKind::Link => is_at(payload),
-        RecordKind::Unlink => is_at(payload).map(|is| !is),
-        RecordKind::Rename => {
-            let paths = RenamePaths::decode(payload)?;
-            Some(is_at(paths.to)? && !is_at(paths.from)?)
-        }
-        _ => None,
     }
 }
 
@@ -298,11 +303,11 @@ pub fn checked_path(path: &[u8]) -> Option<&[u8]> {
     fine.then_some(path)
 }
 
-/// What tells a file from all others of all times: its file system and the handle that the kernel gives it there, which
-/// has the inode's generation in it. Never 0.
-pub fn identity(file_system: u64, handle_type: i32, handle: &[u8]) -> u64 {
+/// What tells a file from all others of all times: a checksum of its file system and of its handle
+/// there, which has the inode's generation in it. Never 0.
+pub fn identity(file_system: &FileSystemId, handle_type: i32, handle: &[u8]) -> u64 {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
-    digest.update(&file_system.to_le_bytes());
+    digest.update(file_system);
     digest.update(&handle_type.to_le_bytes());
     digest.update(handle);
     digest.finalize().max(1)
@@ -322,7 +327,7 @@ mod tests {
             aux: 9,
             payload_bytes: 4,
             payload_checksum: payload_checksum(&[IoSlice::new(b"data")]),
-            absorbed: true,
+            grows: true,
         }
     }
 
@@ -367,44 +372,73 @@ mod tests {
     }
 
     #[test]
-    fn definitions_and_renames_come_back() {
-        let definition = Definition {
-            identity: 1,
-            device: 2,
-            inode: 3,
-            mode: 0o100_644,
-            uid: 5,
-            gid: 6,
-            born: true,
-            path: b"/a/b",
-        };
-        let mut payload = definition.encode().as_bytes().to_vec();
-        payload.extend_from_slice(b"/a/b");
-        assert_eq!(Definition::decode(&payload), Some(definition));
-        let paths = RenamePaths { from: b"/a", to: b"/b" };
-        let mut payload = paths.encode().as_bytes().to_vec();
-        payload.extend_from_slice(b"/a/b");
-        assert_eq!(RenamePaths::decode(&payload), Some(paths));
-        payload.push(0);
-        assert_eq!(RenamePaths::decode(&payload), None);
+    fn kinds_have_the_codes_of_the_format_and_no_others() {
+        let known = |code| RecordKind::from_code(code).map(|kind| kind as u16);
+        for code in 0..=u16::MAX {
+            let expected = matches!(code, 1..=4 | 8 | 9 | 11).then_some(code);
+            assert_eq!(known(code), expected);
+        }
     }
 
     #[test]
-    fn names_tell_whether_their_change_was_done() {
-        let at = |paths: &'static [&'static [u8]]| move |path: &[u8]| Some(paths.contains(&path));
-        let done = |kind, payload, paths| has_happened(kind, payload, at(paths));
-        assert_eq!(done(RecordKind::Link, b"/a", &[b"/a"]), Some(true));
-        assert_eq!(done(RecordKind::Link, b"/a", &[]), Some(false));
-        assert_eq!(done(RecordKind::Unlink, b"/a", &[b"/a"]), Some(false));
-        assert_eq!(done(RecordKind::Unlink, b"/a", &[]), Some(true));
-        let mut rename = RenamePaths { from: b"/a", to: b"/b" }.encode().as_bytes().to_vec();
-        rename.extend_from_slice(b"/a/b");
-        assert_eq!(done(RecordKind::Rename, &rename, &[b"/b"]), Some(true));
-        assert_eq!(done(RecordKind::Rename, &rename, &[b"/a"]), Some(false));
-        assert_eq!(done(RecordKind::Rename, &rename, &[b"/a", b"/b"]), Some(false));
-        assert_eq!(done(RecordKind::Rename, &rename, &[]), Some(false));
-        assert_eq!(done(RecordKind::Write, b"/a", &[]), None);
-        assert_eq!(has_happened(RecordKind::Link, b"/a", |_| None), None);
+    fn the_flag_of_growth_is_bit_1_alone() {
+        let flags = |grows| Header { grows, ..header() }.encode(42).flags.get();
+        assert_eq!((flags(true), flags(false)), (2, 0));
+    }
+
+    fn definition(path: &[u8]) -> Definition<'_> {
+        let handle = FileHandle::new(-1, &[9; 12]).expect("a handle of 12 bytes");
+        let (file_system, size_bytes) = ([7; 16], 1 << 33);
+        let (identity, device, inode, covered) = (1, 2, 3, true);
+        Definition {
+            identity,
+            file_system,
+            handle,
+            covered,
+            starts: false,
+            size_bytes,
+            device,
+            inode,
+            path,
+        }
+    }
+
+    fn payload(definition: &Definition<'_>) -> Vec<u8> {
+        definition.parts(&definition.encode()).iter().flat_map(|part| part.to_vec()).collect()
+    }
+
+    #[test]
+    fn definitions_come_back() {
+        for path in [&b"/a/b"[..], b""] {
+            for covered in [true, false] {
+                let definition = Definition { covered, ..definition(path) };
+                assert_eq!(Definition::decode(&payload(&definition)), Some(definition));
+            }
+        }
+        let none = Definition { handle: FileHandle::NONE, ..definition(b"/a") };
+        assert_eq!(Definition::decode(&payload(&none)), Some(none));
+    }
+
+    #[test]
+    fn definitions_that_make_no_sense_are_refused() {
+        let good = payload(&definition(b"/a/b"));
+        for len in 0..size_of::<DefinitionBytes>() + 12 {
+            assert_eq!(Definition::decode(&good[..len]), None, "{len} bytes");
+        }
+        assert_eq!(Definition::decode(&payload(&definition(b"a/b"))), None);
+        let mut long = definition(b"/a/b").encode();
+        long.handle_bytes = U16::new(129);
+        let long = [long.as_bytes(), &[b'/'; 200]].concat();
+        assert_eq!(Definition::decode(&long), None);
+    }
+
+    #[test]
+    fn handles_compare_by_type_and_bytes() {
+        let handle = |kind, bytes: &[u8]| FileHandle::new(kind, bytes).expect("128 bytes at most");
+        assert_eq!(handle(1, &[5; 128]), handle(1, &[5; 128]));
+        assert_ne!(handle(1, b"ab"), handle(2, b"ab"));
+        assert_ne!(handle(1, b"ab"), handle(1, b"ab\0"));
+        assert!(FileHandle::new(1, &[0; 129]).is_none());
     }
 
     #[test]

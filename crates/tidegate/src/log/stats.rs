@@ -35,15 +35,31 @@ pub enum Counter {
     RetiredBytes = 10,
     /// The most that the log was filled, in bytes.
     HighWaterBytes = 11,
-    /// Records of names: links, renames, removals.
-    Names = 12,
-    /// Writes that went into the log only: the kernel learned of them later.
-    AbsorbedWrites = 13,
+    /// Nanoseconds that real syncs of programs took.
+    SyncsRealNs = 12,
+    /// Files that a sync has admitted to the log.
+    Admissions = 13,
+    /// Syncs of covered files that were made for real since names, attributes or sizes were pending.
+    SyncsPending = 14,
+    /// Files that have left the log.
+    Leaves = 15,
+    /// Real syncs of files that no sync has admitted yet.
+    SyncsNotYet = 16,
+    /// Real syncs of files that are pinned to the kernel path: mapped, written by `io_uring`, and the like.
+    SyncsPinned = 17,
+    /// Real syncs of files on file systems whose files are never covered.
+    SyncsUnsupported = 18,
+    /// Real syncs while a process ran that cannot be watched.
+    SyncsSuspended = 19,
+    /// Real syncs by which files left the log since logging them cost more than syncing them.
+    SyncsByGain = 20,
+    /// Real syncs of files that could not be admitted: no descriptor kept, no space in the log.
+    SyncsRefused = 21,
 }
 
-const COUNTERS: u64 = 16;
+const COUNTERS: u64 = 32;
 /// Those that slots have, in their order there.
-const IN_SLOTS: [Counter; 3] = [Counter::Writes, Counter::WriteBytes, Counter::AbsorbedWrites];
+const IN_SLOTS: [Counter; 2] = [Counter::Writes, Counter::WriteBytes];
 /// Buckets of a histogram: 8 to an octave, from 1 ns to 2^31.
 pub const BUCKETS: usize = 248;
 const SHARDS: u64 = 16;
@@ -79,8 +95,8 @@ impl<'a> Stats<'a> {
     ///
     /// Not a locked instruction: who takes a slot sees all that its former holder did, and nobody else changes these words.
     #[inline]
-    pub(super) fn add_write(&self, slot: u64, bytes: u64, absorbed: bool) {
-        for (which, number) in [1, bytes, u64::from(absorbed)].into_iter().enumerate() {
+    pub(super) fn add_write(&self, slot: u64, bytes: u64) {
+        for (which, number) in [1, bytes].into_iter().enumerate() {
             let word = self.control.slot_counter(slot, which as u64);
             word.store(word.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
         }
@@ -167,18 +183,13 @@ mod tests {
     fn writes_that_slots_have_counted_are_in_the_totals() {
         let control = control();
         let stats = Stats::new(&control);
-        stats.add_write(0, 100, false);
-        stats.add_write(SLOTS - 1, 28, true);
+        stats.add_write(0, 100);
+        stats.add_write(SLOTS - 1, 28);
         stats.add(Counter::Writes, 1);
         stats.add(Counter::SyncsSkipped, 7);
-        let totals = [
-            Counter::Writes,
-            Counter::WriteBytes,
-            Counter::AbsorbedWrites,
-            Counter::UnloggedWrites,
-            Counter::SyncsSkipped,
-        ];
-        assert_eq!(totals.map(|counter| stats.total(counter)), [3, 128, 1, 0, 7]);
+        let totals =
+            [Counter::Writes, Counter::WriteBytes, Counter::UnloggedWrites, Counter::SyncsSkipped];
+        assert_eq!(totals.map(|counter| stats.total(counter)), [3, 128, 0, 7]);
         let slot = control.slot(0);
         assert!(
             [slot.owner, slot.bound, slot.record, slot.file]

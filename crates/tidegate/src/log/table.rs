@@ -38,7 +38,7 @@ pub struct FileKey {
 }
 
 /// A file's entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileRef {
     pub(super) index: u32,
     pub(super) generation: u32,
@@ -95,19 +95,26 @@ impl<'a> Entry<'a> {
         sticky at 144;
         /// Number of the next entry of the chain plus 1, 0: none.
         next at 152;
-        /// The process that absorbs writes to the file, 0: none does.
-        absorber at 160;
-        /// The size of an absorbed file, and the place of the next read or write through its only open description.
-        size at 168;
-        place at 176;
+        /// Position up to which the file's growth is promised: that of its last mark.
+        marked_at at 160;
+        /// Bytes of the file that are known to be on the disk or promised by the log.
+        durable_size at 168;
+        /// What the file system's count of changes was before the file last grew.
+        grown_changes at 176;
         /// Where the last record ends that changes the file's bytes or size.
         changed_end at 184;
-        /// When an absorbed file was written last, in nanoseconds since 1970; 0: not since it is absorbed.
-        modified_ns at 192;
-        /// The oldest mount that the file was defined on since its records begin, 0: not known.
-        mount at 200;
+        /// Bytes that were logged of the file since its last sync.
+        unsynced_bytes at 192;
+        /// The file's size in bytes, while its changes are logged.
+        size at 200;
         /// Where the file's last record ends that retires those before it.
         retired_end at 208;
+        /// Position of the definition that the file's story begins with.
+        story at 216;
+        /// Counts changes of the file's names and attributes, while its changes are logged.
+        own_changes at 224;
+        /// What `own_changes` was when a real sync that covered it began.
+        own_synced at 232;
     }
 }
 
@@ -115,20 +122,30 @@ impl<'a> Entry<'a> {
 pub(super) mod flag {
     /// All of the file is in the log or on the disk, as far as `unlogged` and `synced` agree.
     pub(in crate::log) const COVERED: u64 = 1;
-    /// It was made under Tidegate.
-    pub(in crate::log) const BORN: u64 = 2;
-    /// It has no name any more.
-    pub(in crate::log) const NAMELESS: u64 = 4;
+    /// A story of the file has begun: its changes are logged.
+    pub(in crate::log) const LOGGED: u64 = 2;
+    /// The story has grown the file, or changed its size, since its last mark.
+    pub(in crate::log) const GREW: u64 = 4;
     /// A write-back failed, and nobody was told yet.
     pub(in crate::log) const FAILED: u64 = 8;
     /// A write-back failed, after which the kernel may take for clean what the disk does not have.
     pub(in crate::log) const DROPPED: u64 = 16;
-    /// Somebody waits for the file to be settled.
-    pub(in crate::log) const WANTED: u64 = 32;
-    /// It is a directory: what is counted as unlogged and synced are its names.
-    pub(in crate::log) const FOLDER: u64 = 64;
-    /// A holder of its lock was killed, and nobody has seen to what it was killed in.
+    /// The story has changed the file since its last sync.
+    pub(in crate::log) const WRITTEN: u64 = 32;
+    /// Each byte below `durable_size` is written and allocated on the disk, or promised by the log.
+    pub(in crate::log) const DENSE: u64 = 64;
+    /// A holder of its lock was killed, and nobody has repaired what it was killed in.
     pub(in crate::log) const ORPHANED: u64 = 128;
+    /// The supervisor holds a descriptor of the file, which hears of each failed write-back.
+    pub(in crate::log) const KEPT: u64 = 256;
+    /// The supervisor is asked to hold one.
+    pub(in crate::log) const WANT_KEPT: u64 = 512;
+
+    /// The story has cut the file since its last real sync.
+    pub(in crate::log) const CUT: u64 = 1024;
+
+    /// What is true of one story only.
+    pub(in crate::log) const OF_STORY: u64 = COVERED | LOGGED | GREW | WRITTEN | DENSE | CUT;
 }
 
 /// Entry `index`, which must be below [`FILES_MAX`].
@@ -137,9 +154,14 @@ pub(super) fn entry(control: &Control, index: u32) -> Entry<'_> {
     Entry { control, at: ENTRIES_AT + index * ENTRY_BYTES }
 }
 
+/// The number of the chain that an entry of this file is in.
+pub(super) fn bucket_number(device: u64, inode: u64) -> u64 {
+    let mixed = (inode ^ device.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> 48) % BUCKETS
+}
+
 fn bucket<'a>(control: &'a Control, key: &FileKey) -> &'a AtomicU64 {
-    let mixed = (key.inode ^ key.device.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    control.memory().word(BUCKETS_AT + (mixed >> 48) % BUCKETS * 8)
+    control.memory().word(BUCKETS_AT + bucket_number(key.device, key.inode) * 8)
 }
 
 fn narrow(index: u64) -> u32 {
@@ -181,16 +203,15 @@ fn find(control: &Control, key: &FileKey) -> Option<FileRef> {
     None
 }
 
-/// An absorbed file with these numbers, if there is one.
-pub(super) fn absorbed(control: &Control, device: u64, inode: u64) -> Option<FileRef> {
+/// A file with these numbers whose changes are logged.
+pub(super) fn find_logged(control: &Control, device: u64, inode: u64) -> Option<FileRef> {
     let _lock = control.memory().lock(TABLE_LOCK_AT, PATIENCE).ok()?;
-    let key = FileKey { device, inode, identity: 0 };
-    let mut next = bucket(control, &key).load(Ordering::Relaxed);
+    let mut next = bucket(control, &FileKey { device, inode, identity: 0 }).load(Ordering::Relaxed);
     for _ in 0..FILES_MAX {
         let index = next.checked_sub(1).filter(|index| *index < FILES_MAX)?;
         let found = entry(control, narrow(index));
-        let key = FileKey { identity: found.identity().load(Ordering::Relaxed), ..key };
-        if is(&found, &key) && found.absorber().load(Ordering::SeqCst) != 0 {
+        let key = FileKey { device, inode, identity: found.identity().load(Ordering::Relaxed) };
+        if is(&found, &key) && found.flags().load(Ordering::SeqCst) & flag::LOGGED != 0 {
             return Some(reference(&found, index));
         }
         next = found.next().load(Ordering::Relaxed);
@@ -231,7 +252,13 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     for word in [entry.unlogged(), entry.synced(), entry.sticky()] {
         word.store(0, Ordering::Relaxed);
     }
-    for word in [entry.absorber(), entry.changed_end(), entry.mount(), entry.retired_end()] {
+    for word in [entry.marked_at(), entry.durable_size(), entry.grown_changes()] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [entry.size(), entry.story(), entry.own_changes(), entry.own_synced()] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [entry.changed_end(), entry.unsynced_bytes(), entry.retired_end()] {
         word.store(0, Ordering::Relaxed);
     }
     entry.device().store(key.device, Ordering::Relaxed);
@@ -242,20 +269,22 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     entry.generation().store(generation, Ordering::SeqCst);
     let bucket = bucket(control, key);
     entry.next().store(bucket.load(Ordering::Relaxed), Ordering::Relaxed);
-    bucket.store(index + 1, Ordering::Release);
+    // In one order with the lanes: see `lanes`.
+    bucket.store(index + 1, Ordering::SeqCst);
     reference(entry, index)
 }
 
-/// Takes the entries out of their chain whose files have lost their numbers to the file with this key, and had no name before:
-/// nobody can have such a file open, or open it again, so nobody looks for it. Else chains would grow with each file that is made
-/// and removed, since the kernel gives out the same few numbers again. The entries themselves are given away like all others.
+/// Takes the entries out of their chain whose files have lost their numbers to the file with this
+/// key, and of which the log has nothing: else chains would grow with each file that is made and
+/// removed, since the kernel gives out the same few numbers again. A file that comes back, as after an
+/// unmount, is plain then. The entries themselves are given away like all others.
 fn forget_dead(control: &Control, key: &FileKey) {
     let mut link = bucket(control, key);
     for _ in 0..FILES_MAX {
         let next = link.load(Ordering::Relaxed);
         let Some(index) = next.checked_sub(1).filter(|index| *index < FILES_MAX) else { return };
         let found = entry(control, narrow(index));
-        if is_dead(&found, key) {
+        if is_dead(control, &found, key) {
             link.store(found.next().load(Ordering::Relaxed), Ordering::Release);
         } else {
             link = found.next();
@@ -263,11 +292,11 @@ fn forget_dead(control: &Control, key: &FileKey) {
     }
 }
 
-fn is_dead(entry: &Entry<'_>, successor: &FileKey) -> bool {
-    entry.inode().load(Ordering::Relaxed) == successor.inode
+fn is_dead(control: &Control, entry: &Entry<'_>, successor: &FileKey) -> bool {
+    entry.last_end().load(Ordering::SeqCst) <= control.tail().load(Ordering::SeqCst)
+        && entry.inode().load(Ordering::Relaxed) == successor.inode
         && entry.device().load(Ordering::Relaxed) == successor.device
         && entry.identity().load(Ordering::Relaxed) != successor.identity
-        && entry.flags().load(Ordering::SeqCst) & flag::NAMELESS != 0
 }
 
 /// Entries that a search for this key may have to look at.
@@ -293,10 +322,6 @@ fn free_one(control: &Control) -> Result<u64, LogError> {
         if is_needed(control, &candidate) || is_interrupted(control, &candidate, index) {
             continue;
         }
-        if has_unlogged_names(&candidate) {
-            // From now on nobody knows which directory it is.
-            control.names_unlogged().fetch_add(1, Ordering::SeqCst);
-        }
         // Stale for everybody from here on, also for who waits for its lock.
         let generation = candidate.generation().load(Ordering::Relaxed);
         candidate.generation().store(generation + 1, Ordering::SeqCst);
@@ -309,7 +334,6 @@ fn free_one(control: &Control) -> Result<u64, LogError> {
 fn is_needed(control: &Control, entry: &Entry<'_>) -> bool {
     entry.last_end().load(Ordering::SeqCst) > control.tail().load(Ordering::SeqCst)
         || entry.sticky().load(Ordering::SeqCst) > 0
-        || entry.absorber().load(Ordering::SeqCst) > 0
         || entry.flags().load(Ordering::Relaxed) & flag::FAILED != 0
 }
 
@@ -318,11 +342,6 @@ fn is_interrupted(control: &Control, entry: &Entry<'_>, index: u64) -> bool {
     let has_slot =
         || (0..SLOTS).any(|number| control.slot(number).file.load(Ordering::Acquire) == index + 1);
     entry.flags().load(Ordering::SeqCst) & flag::ORPHANED != 0 && has_slot()
-}
-
-fn has_unlogged_names(entry: &Entry<'_>) -> bool {
-    entry.flags().load(Ordering::SeqCst) & flag::FOLDER != 0
-        && entry.unlogged().load(Ordering::SeqCst) != entry.synced().load(Ordering::SeqCst)
 }
 
 fn unchain(control: &Control, gone: &Entry<'_>, index: u64) {
@@ -435,7 +454,7 @@ mod tests {
         let guard = log.lock(file).unwrap();
         assert!(guard.owner_died());
         log.interrupted_on(&guard).for_each(|it| log.settle(&it));
-        guard.mended();
+        guard.repaired();
         drop(guard);
         // Nothing is left to be mended of this one.
         die(false);

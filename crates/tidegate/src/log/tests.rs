@@ -26,9 +26,18 @@ pub(super) fn key(inode: u64) -> FileKey {
     FileKey { device: 1, inode, identity: 1000 + inode }
 }
 
-fn definition(inode: u64) -> Definition<'static> {
-    let (identity, path) = (1000 + inode, &b"/dir/file"[..]);
-    Definition { identity, device: 1, inode, mode: 0o100_644, uid: 0, gid: 0, born: false, path }
+pub(super) fn definition(inode: u64) -> Definition<'static> {
+    Definition {
+        identity: 1000 + inode,
+        file_system: [7; 16],
+        handle: FileHandle::new(1, &inode.to_le_bytes()).unwrap(),
+        covered: false,
+        starts: false,
+        size_bytes: 0,
+        device: 1,
+        inode,
+        path: b"/dir/file",
+    }
 }
 
 /// Defines the file where that is needed, and writes.
@@ -38,7 +47,7 @@ fn write(log: &Log, inode: u64, offset: u64, data: &[u8]) -> Result<u64, AppendE
     if ticket.needs_define() {
         ticket.define(&definition(inode))?;
     }
-    ticket.write(offset, &[IoSlice::new(data)])
+    ticket.write(offset, &[IoSlice::new(data)], false)
 }
 
 fn found(log: &Log) -> Vec<Header> {
@@ -77,20 +86,6 @@ fn a_limit_that_a_killed_process_has_only_stored_is_durable_before_the_tail_that
     let all = pool.ring_bytes();
     drop(Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES).unwrap(), all).unwrap());
     assert_eq!(seen.0.lock().unwrap()[..2], [limit_at, tail_at]);
-}
-
-#[test]
-fn what_is_full_of_names_can_take_them_back_and_be_recovered() {
-    let log = log();
-    write(&log, 1, 0, b"data").unwrap();
-    let guard = log.lock(log.entry_for(&key(1)).unwrap()).unwrap();
-    while guard.begin().unwrap().link(b"/dir/name").is_ok() {}
-    assert!(guard.has_unretired());
-    assert!(guard.begin().unwrap().retire().is_ok() && !guard.has_unretired());
-    while guard.begin().unwrap().retire().is_ok() {}
-    for inode in 2..10 {
-        log.pool().note_definition(inode, &definition(inode)).unwrap();
-    }
 }
 
 #[test]
@@ -143,55 +138,6 @@ fn marks_without_a_place_for_their_note_stay_with_others() {
 }
 
 #[test]
-fn names_are_unchanged_for_who_has_had_their_lock_alone_since() {
-    let log = log();
-    let version = log.names_version();
-    assert!(log.lock_names().unwrap().unchanged_since(version));
-    assert!(!log.lock_names().unwrap().unchanged_since(version), "somebody had it in between");
-    let version = log.names_version();
-    log.note_unlocked_names();
-    assert!(!log.lock_names().unwrap().unchanged_since(version));
-    let held = log.lock_names().unwrap();
-    let version = log.names_version();
-    drop(held);
-    assert!(!log.lock_names().unwrap().unchanged_since(version), "somebody had it then");
-}
-
-#[test]
-fn who_dies_with_the_lock_of_names_leaves_a_version_that_counts_as_changed() {
-    let log = log();
-    let before = log.names_version();
-    std::thread::scope(|scope| {
-        // Ended, by the join: only then does the kernel give its locks away.
-        scope.spawn(|| std::mem::forget(log.lock_names().unwrap())).join().unwrap();
-    });
-    let dead = log.names_version();
-    let guard = log.lock_names().unwrap();
-    assert!(guard.owner_died() && !guard.unchanged_since(before) && !guard.unchanged_since(dead));
-    drop(guard);
-    let version = log.names_version();
-    assert!(log.lock_names().unwrap().unchanged_since(version));
-}
-
-#[test]
-fn a_directory_that_loses_its_entry_uncovers_all_names() {
-    let log = log();
-    let folder = log.entry_for(&key(1)).unwrap();
-    log.lock(folder).unwrap().mark_names_unlogged();
-    assert!(!log.names_covered_in(folder) && log.names_covered());
-    let other = log.entry_for(&key(2)).unwrap();
-    log.lock(other).unwrap().mark_names_unlogged();
-    let seen = log.lock(other).unwrap().unlogged();
-    log.lock(other).unwrap().synced(seen);
-    assert!(log.names_covered_in(other));
-    for inode in 3..=FILES_MAX + 3 {
-        log.entry_for(&key(inode)).unwrap();
-    }
-    assert!(log.names_covered_in(folder) && !log.names_covered());
-    assert_eq!(log.names_unlogged(), 1, "the other one was synced");
-}
-
-#[test]
 fn records_are_found_in_order_with_what_they_say() {
     let log = log();
     let data: Vec<u8> = (0..10_000_u32).map(|byte| byte.to_le_bytes()[0]).collect();
@@ -212,27 +158,23 @@ fn records_are_found_in_order_with_what_they_say() {
 
 #[test]
 fn every_kind_of_record_comes_back() {
-    use RecordKind::{Define, Link, Rename, Retire, SetSize, Unlink, Void, Zero};
+    use RecordKind::{Define, End, Mark, SetSize, Void, Write, Zero};
     let log = log();
     let guard = log.lock(log.entry_for(&key(1)).unwrap()).unwrap();
     let mut ticket = guard.begin().unwrap();
     ticket.define(&definition(1)).unwrap();
-    ticket.set_size(10).unwrap();
+    let size = ticket.set_size(10, false).unwrap();
+    ticket.write(20, &[IoSlice::new(b"x")], true).unwrap();
     ticket.zero(3, 4).unwrap();
-    ticket.link(b"/other").unwrap();
-    let rename = ticket.rename(b"/dir/file", b"/new", 77).unwrap();
-    ticket.unlink(b"/new").unwrap();
-    ticket.retire().unwrap();
-    ticket.void(rename).unwrap();
+    ticket.mark(21).unwrap();
+    ticket.end().unwrap();
+    ticket.void(size).unwrap();
     let records = found(&log);
     let kinds: Vec<_> = records.iter().map(|record| record.kind).collect();
-    assert_eq!(kinds, [Define, SetSize, Zero, Link, Rename, Unlink, Retire, Void]);
-    assert_eq!((records[1].offset, records[2].offset, records[2].len), (10, 3, 4));
-    let bytes = payload(&log, &records[4]);
-    let expected = RenamePaths { from: b"/dir/file", to: b"/new" };
-    assert_eq!((RenamePaths::decode(&bytes), records[4].aux), (Some(expected), 77));
-    assert_eq!(records[7].aux, rename);
-    assert_eq!(ticket.link(b"relative"), Err(AppendError::TooLarge));
+    assert_eq!(kinds, [Define, SetSize, Write, Zero, Mark, End, Void]);
+    assert_eq!((records[1].offset, records[3].offset, records[3].len), (10, 3, 4));
+    assert_eq!((records[1].grows, records[2].grows, records[4].offset), (false, true, 21));
+    assert_eq!(records[6].aux, size);
 }
 
 #[test]
@@ -277,7 +219,7 @@ fn a_full_log_takes_no_data_but_what_must_be_said_until_it_is_retired() {
     while write(&log, 1, 0, &[1; 4096]).is_ok() {}
     assert_eq!(write(&log, 1, 0, &[1; 4096]), Err(AppendError::Full));
     let guard = log.lock(log.entry_for(&key(1)).unwrap()).unwrap();
-    guard.begin().unwrap().retire().unwrap();
+    guard.begin().unwrap().end().unwrap();
     drop(guard);
     let safe = log.safe_position();
     assert_eq!(safe, log.head());
@@ -344,7 +286,7 @@ fn an_operation_in_the_middle_holds_the_tail() {
     let mut ticket = guard.begin().unwrap();
     let bound = log.head();
     ticket.define(&definition(2)).unwrap();
-    ticket.write(0, &[IoSlice::new(b"x")]).unwrap();
+    ticket.write(0, &[IoSlice::new(b"x")], false).unwrap();
     assert_eq!(log.safe_position(), bound);
     drop(ticket);
     assert_eq!(log.safe_position(), log.head());
@@ -398,7 +340,7 @@ fn a_checkpoint_waits_for_the_cleaner() {
             let _supervision = log.supervise(Duration::ZERO).unwrap();
             ready.send(()).unwrap();
             // The right to clean is held until the waiter has seen the new tail.
-            while log.stats().total(Counter::Names) == 0 {
+            while log.stats().total(Counter::Leaves) == 0 {
                 if log.wanted() > log.tail() {
                     log.retire_to(log.safe_position()).unwrap();
                 }
@@ -407,7 +349,7 @@ fn a_checkpoint_waits_for_the_cleaner() {
         });
         started.recv().unwrap();
         let done = log.checkpoint(Duration::from_secs(60));
-        log.stats().add(Counter::Names, 1);
+        log.stats().add(Counter::Leaves, 1);
         assert!(done);
     });
 }
@@ -448,7 +390,7 @@ fn the_operation_of_a_killed_thread_is_found() {
             let guard = log.lock(file).unwrap();
             let mut ticket = guard.begin().unwrap();
             ticket.define(&definition(1)).unwrap();
-            ticket.write(5, &[IoSlice::new(b"half")]).unwrap();
+            ticket.write(5, &[IoSlice::new(b"half")], false).unwrap();
             // Dies with the lock and the slot.
             std::mem::forget(ticket);
             std::mem::forget(guard);
@@ -464,7 +406,7 @@ fn the_operation_of_a_killed_thread_is_found() {
     assert_eq!((header.kind, header.offset), (RecordKind::Write, 5));
     assert_eq!(log.file_of(&interrupted[0]), Some(file));
     log.settle(&interrupted[0]);
-    guard.mended();
+    guard.repaired();
     assert!(!guard.owner_died());
     assert_eq!(log.in_the_middle().count(), 0);
     assert_eq!(log.safe_position(), log.head());
@@ -480,7 +422,7 @@ fn a_slot_that_serves_another_operation_is_not_given_back() {
     let seen = log.in_the_middle().next().unwrap();
     drop(ticket);
     let mut ticket = guard.begin().unwrap();
-    ticket.write(0, &[IoSlice::new(b"x")]).unwrap();
+    ticket.write(0, &[IoSlice::new(b"x")], false).unwrap();
     assert!(!log.is_interrupted(&seen));
     log.settle(&seen);
     assert_eq!(log.in_the_middle().count(), 1);
@@ -503,7 +445,7 @@ fn the_record_of_a_killed_thread_is_made_durable_before_it_counts() {
             let guard = log.lock(file).unwrap();
             let mut ticket = guard.begin().unwrap();
             ticket.define(&definition(1)).unwrap();
-            let position = ticket.write(5, &[IoSlice::new(b"half")]).unwrap();
+            let position = ticket.write(5, &[IoSlice::new(b"half")], false).unwrap();
             std::mem::forget(ticket);
             std::mem::forget(guard);
             position
@@ -514,31 +456,6 @@ fn the_record_of_a_killed_thread_is_made_durable_before_it_counts() {
     seen.0.lock().unwrap().clear();
     assert!(log.interrupted_on(&guard).next().unwrap().header.is_some());
     assert_eq!(*seen.0.lock().unwrap(), [log.pool().region_offset(position)]);
-}
-
-#[test]
-fn a_sync_is_free_only_while_all_changes_are_logged() {
-    let log = log();
-    let file = log.entry_for(&key(1)).unwrap();
-    let guard = log.lock(file).unwrap();
-    assert!(!log.is_covered(file), "who knows what was written before");
-    guard.synced(guard.unlogged());
-    assert!(log.is_covered(file));
-    guard.mark_unlogged(false);
-    assert!(!log.is_covered(file));
-    let seen = guard.unlogged();
-    guard.mark_unlogged(true);
-    guard.synced(seen);
-    assert!(!log.is_covered(file), "a change after the sync began");
-    guard.synced(guard.unlogged());
-    assert!(!log.is_covered(file), "it may change at any time");
-    guard.release_sticky();
-    guard.synced(guard.unlogged());
-    assert!(log.is_covered(file));
-    log.note_failure(file).unwrap();
-    assert!(!log.is_covered(file));
-    assert!(guard.take_failure() && !guard.take_failure());
-    assert!(log.is_covered(file));
 }
 
 #[test]
@@ -565,17 +482,17 @@ fn an_entry_is_given_away_only_when_nothing_of_it_is_needed() {
 fn files_that_had_the_same_number_are_not_searched_for_ever() {
     let log = log();
     let file = |identity| FileKey { identity, ..key(1) };
-    // One that lost its number without having lost its name, as after an unmount: it may come back.
-    let other = log.entry_for(&file(1)).unwrap();
+    // One whose file system was unmounted, it may be: the log has something of it.
+    write(&log, 1, 0, b"x").unwrap();
+    let other = log.entry_for(&key(1)).unwrap();
     for identity in 2..100 {
         let removed = log.entry_for(&file(identity)).unwrap();
         assert_eq!(log.find(&file(identity)).unwrap(), Some(removed));
-        log.lock(removed).unwrap().mark_nameless();
         // Who has it open finds it.
         assert_eq!(log.entry_for(&file(identity)).unwrap(), removed);
     }
     assert_eq!(super::table::chain_len(&log.control, &key(1)), 2);
-    assert_eq!(log.entry_for(&file(1)).unwrap(), other);
+    assert_eq!(log.entry_for(&key(1)).unwrap(), other);
     // What is in no chain is given away, too.
     for inode in 2..=2 * FILES_MAX {
         log.entry_for(&key(inode)).unwrap();
@@ -670,7 +587,7 @@ fn payload_parts_lie_one_after_the_other() {
     let mut ticket = guard.begin().unwrap();
     ticket.define(&definition(1)).unwrap();
     let parts = [IoSlice::new(b"one"), IoSlice::new(b""), IoSlice::new(b"three")];
-    ticket.write(9, &parts).unwrap();
+    ticket.write(9, &parts, false).unwrap();
     let record = *found(&log).last().unwrap();
     assert_eq!(payload(&log, &record), b"onethree");
     assert_eq!(record.encode(log.pool().salt()).as_bytes().len(), 64);

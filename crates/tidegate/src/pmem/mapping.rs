@@ -304,6 +304,18 @@ impl Mapping {
         }
     }
 
+    /// Puts private zero bytes in the place of the memory: the process has it no more.
+    pub(super) fn abandon(&self) -> io::Result<()> {
+        let (_, len, _) = self.pages();
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        let at = self.base.as_ptr().cast();
+        // SAFETY: pages of this mapping, which is reached through raw pointers as memory that others
+        // change at any time; it stays mapped.
+        unsafe { rustix::mm::mmap_anonymous(at, len, protection, flags) }?;
+        Ok(())
+    }
+
     pub(super) fn kind(&self) -> Kind {
         self.kind
     }

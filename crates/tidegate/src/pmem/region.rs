@@ -165,6 +165,14 @@ impl Region {
         self
     }
 
+    /// Puts private zero bytes in the place of the memory: the process has it no more.
+    ///
+    /// # Errors
+    /// The kernel's: the memory is as before.
+    pub fn abandon(&self) -> std::io::Result<()> {
+        self.mapping.abandon()
+    }
+
     /// Size of the region in bytes.
     #[inline]
     pub fn len_bytes(&self) -> u64 {
@@ -216,6 +224,28 @@ impl Region {
     /// What the memory is.
     pub fn kind(&self) -> Kind {
         self.mapping.kind()
+    }
+
+    /// What a power cut means for acknowledged writes, in words for people.
+    pub fn power_cut(&self) -> &'static str {
+        match (self.kind(), self.domain()) {
+            (_, Domain::Volatile) | (Kind::Anonymous, _) => {
+                "NOTHING SURVIVES: for tests and trials only"
+            }
+            (Kind::Tmpfs, _) => "the whole pool is lost (tmpfs); a killed process loses nothing",
+            (Kind::File, Domain::Adr | Domain::Eadr) => {
+                "what the page cache holds is lost; a killed process loses nothing (this file calls for --domain msync)"
+            }
+            (Kind::File, Domain::Msync) => {
+                "acknowledged writes survive, if the disk keeps what was synced to it"
+            }
+            (Kind::Fsdax | Kind::Devdax, Domain::Eadr) => {
+                "acknowledged writes survive, if the platform flushes its CPU caches then"
+            }
+            (Kind::Fsdax | Kind::Devdax, Domain::Adr | Domain::Msync) => {
+                "acknowledged writes survive"
+            }
+        }
     }
 
     /// The region refuses stores.

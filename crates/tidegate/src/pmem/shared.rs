@@ -89,6 +89,15 @@ impl SharedMemory {
         }
     }
 
+    /// Puts private zero bytes in the place of the memory: the process shares it no more. Threads that
+    /// use it at this moment find locks free and words zero.
+    ///
+    /// # Errors
+    /// The kernel's: the memory is shared as before.
+    pub fn abandon(&self) -> std::io::Result<()> {
+        self.mapping.abandon()
+    }
+
     /// Size in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.mapping.len_bytes()

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::dram::{TierSummary, lines_of};
-use crate::pmem::{Domain, Kind, Region};
+use crate::pmem::{Domain, Region};
 use crate::pool::Superblock;
 use crate::size::Size;
 use crate::tier::{Description, Engine, Line, line};
@@ -64,7 +64,7 @@ impl PoolDescription {
             blocks: blocks.map(|(_, blocks)| blocks),
             pool_bytes: region.len_bytes(),
             domain: region.domain(),
-            power_cut: power_cut(region),
+            power_cut: region.power_cut(),
             media: region.media().to_string(),
             header: Map::from_iter([(engine.name().to_owned(), header)]),
             backing: backing.map(|backing| backing.name.to_string()),
@@ -95,25 +95,5 @@ impl PoolDescription {
         lines.extend(self.recovered.as_ref().map(|recovered| line("recovered", recovered)));
         lines.extend(self.dram.as_ref().map(lines_of).unwrap_or_default());
         lines
-    }
-}
-
-/// What a power cut means for acknowledged writes on `region`, in words.
-pub fn power_cut(region: &Region) -> &'static str {
-    match (region.kind(), region.domain()) {
-        (_, Domain::Volatile) | (Kind::Anonymous, _) => {
-            "NOTHING SURVIVES: for tests and trials only"
-        }
-        (Kind::Tmpfs, _) => "the whole pool is lost (tmpfs); a killed process loses nothing",
-        (Kind::File, Domain::Adr | Domain::Eadr) => {
-            "what the page cache holds is lost; a killed process loses nothing (this file calls for --domain msync)"
-        }
-        (Kind::File, Domain::Msync) => {
-            "acknowledged writes survive, if the disk keeps what was synced to it"
-        }
-        (Kind::Fsdax | Kind::Devdax, Domain::Eadr) => {
-            "acknowledged writes survive, if the platform flushes its CPU caches then"
-        }
-        (Kind::Fsdax | Kind::Devdax, Domain::Adr | Domain::Msync) => "acknowledged writes survive",
     }
 }

@@ -11,7 +11,7 @@ mod open;
 
 use std::sync::Arc;
 
-pub use description::{PoolDescription, power_cut};
+pub use description::PoolDescription;
 pub use error::StackError;
 pub use open::{Stack, StackOptions, Stat};
 

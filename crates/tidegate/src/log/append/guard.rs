@@ -48,16 +48,6 @@ impl Log {
         Ok(FileGuard { log: self, file, entry, _locked: locked })
     }
 
-    /// The word at which a file's data is all in the log or on the disk.
-    ///
-    /// Needs no lock: what is written at the same time is not covered by the caller's sync.
-    #[inline]
-    pub fn is_covered(&self, file: FileRef) -> bool {
-        let entry = table::entry(&self.control, file.index);
-        let covered = is_covered(&entry);
-        covered && entry.generation().load(Ordering::SeqCst) == u64::from(file.generation)
-    }
-
     /// A change of the file was or will be made without its lock and that the log does not have. To be called before the
     /// change and after it: a sync in between does not cover it.
     pub fn mark_unlogged(&self, file: FileRef) {
@@ -68,29 +58,25 @@ impl Log {
     }
 }
 
-fn is_covered(entry: &Entry<'_>) -> bool {
-    let flags = entry.flags().load(Ordering::SeqCst);
-    flags & flag::NAMELESS != 0
-        || flags & (flag::COVERED | flag::FAILED) == flag::COVERED
-            && entry.sticky().load(Ordering::SeqCst) == 0
-            && entry.unlogged().load(Ordering::SeqCst) == entry.synced().load(Ordering::SeqCst)
-}
-
 impl FileGuard<'_> {
-    /// A former holder of the lock was killed while it held it, and nobody has called [`mended`](Self::mended) since: see
-    /// [`Log::interrupted_on`].
+    /// A former holder of the lock was killed while it held it, and [`repaired`](Self::repaired) was not
+    /// called since: see [`Log::interrupted_on`].
     #[inline]
     pub fn owner_died(&self) -> bool {
         self.has(flag::ORPHANED)
     }
 
-    /// What former holders of the lock were killed in was done or undone.
-    pub fn mended(&self) {
-        self.entry.flags().fetch_and(!flag::ORPHANED, Ordering::SeqCst);
+    /// The operations that former holders of the lock were killed in were completed or voided.
+    pub fn repaired(&self) {
+        self.clear(flag::ORPHANED);
     }
 
     pub(in crate::log) fn log(&self) -> &Log {
         self.log
+    }
+
+    pub(in crate::log) fn clear(&self, bits: u64) {
+        self.entry.flags().fetch_and(!bits, Ordering::SeqCst);
     }
 
     pub(in crate::log) fn entry(&self) -> &Entry<'_> {
@@ -105,11 +91,6 @@ impl FileGuard<'_> {
     /// The file's id in the log, 0 if it has none yet.
     pub fn id(&self) -> u64 {
         self.entry.id().load(Ordering::Relaxed)
-    }
-
-    /// All of the file is in the log or on the disk: a sync has nothing to do.
-    pub fn is_covered(&self) -> bool {
-        is_covered(&self.entry)
     }
 
     /// The log has records of the file that are not retired yet.
@@ -135,36 +116,6 @@ impl FileGuard<'_> {
         self.entry.sticky().load(Ordering::Relaxed) > 0
     }
 
-    /// The file has no name any more: nothing of it outlives the processes that have it open.
-    pub fn is_nameless(&self) -> bool {
-        self.has(flag::NAMELESS)
-    }
-
-    /// The file was made under Tidegate.
-    pub fn is_born(&self) -> bool {
-        self.has(flag::BORN)
-    }
-
-    /// The file has just been made, by this process: all that is to come of it can be logged.
-    pub fn mark_born(&self) {
-        self.set(flag::BORN | flag::COVERED);
-    }
-
-    /// The file lost its last name.
-    pub fn mark_nameless(&self) {
-        self.set(flag::NAMELESS);
-    }
-
-    /// The file lost a name that the log may know it by alone: what comes next is preceded by a definition with one that it has.
-    pub fn forget_definition(&self) {
-        self.entry.defined_at().store(0, Ordering::Relaxed);
-    }
-
-    /// The file got a name again.
-    pub fn mark_named(&self) {
-        self.entry.flags().fetch_and(!flag::NAMELESS, Ordering::SeqCst);
-    }
-
     /// A change that the log does not have was or will be made; with `sticky`, at any time until
     /// [`release_sticky`](Self::release_sticky). The file's records must be retired before the change.
     pub fn mark_unlogged(&self, sticky: bool) {
@@ -178,12 +129,6 @@ impl FileGuard<'_> {
     pub fn release_sticky(&self) {
         let less = |sticky: u64| Some(sticky.saturating_sub(1));
         let _ = self.entry.sticky().fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
-        self.entry.unlogged().fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// It is a directory, in which names were or will be changed in ways that the log does not have.
-    pub fn mark_names_unlogged(&self) {
-        self.set(flag::FOLDER);
         self.entry.unlogged().fetch_add(1, Ordering::SeqCst);
     }
 
@@ -205,12 +150,6 @@ impl FileGuard<'_> {
         self.entry.unlogged().load(Ordering::SeqCst)
     }
 
-    /// A real sync that began after [`unlogged`](Self::unlogged) was `seen` has succeeded.
-    pub fn synced(&self, seen: u64) {
-        self.entry.synced().fetch_max(seen, Ordering::SeqCst);
-        self.set(flag::COVERED);
-    }
-
     /// Notes that a write-back of the file failed.
     pub fn note_failure(&self) {
         self.log.distrust_kernel();
@@ -223,24 +162,16 @@ impl FileGuard<'_> {
         self.set(flag::DROPPED);
     }
 
-    /// Notes the mount through which the file is about to be defined, 0 if it is not known. While the log has records of the
-    /// file the oldest one counts: numbers of mounts only grow, and the first records were made on that one.
-    pub fn note_mount(&self, mount: u64) {
-        let word = self.entry.mount();
-        let oldest = if self.is_live() { mount.min(word.load(Ordering::Relaxed)) } else { mount };
-        word.store(oldest, Ordering::Relaxed);
-    }
-
     /// A write-back of the file failed since this was asked last: the sync that asks has to report it.
     pub fn take_failure(&self) -> bool {
         self.entry.flags().fetch_and(!flag::FAILED, Ordering::SeqCst) & flag::FAILED != 0
     }
 
-    fn has(&self, bit: u64) -> bool {
+    pub(in crate::log) fn has(&self, bit: u64) -> bool {
         self.entry.flags().load(Ordering::SeqCst) & bit != 0
     }
 
-    fn set(&self, bits: u64) {
+    pub(in crate::log) fn set(&self, bits: u64) {
         self.entry.flags().fetch_or(bits, Ordering::SeqCst);
     }
 }

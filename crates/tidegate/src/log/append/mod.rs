@@ -36,14 +36,6 @@ pub struct Ticket<'a> {
     entry: Entry<'a>,
     number: u64,
     slot: SlotWords<'a>,
-    absorbed: bool,
-}
-
-/// A slot, for the removal of a name of a file that the log has nothing else of, under the lock of names; dropping it says that
-/// the kernel has done the operation.
-pub struct NameTicket<'a> {
-    log: &'a Log,
-    slot: SlotWords<'a>,
 }
 
 /// An operation that a process was killed in.
@@ -75,22 +67,11 @@ impl Log {
         Ok(ticket)
     }
 
-    /// Takes a slot for the removal of a name of a file without an entry. The caller holds the lock of names.
-    ///
-    /// # Errors
-    /// [`AppendError::NoSlot`].
-    pub fn begin_on_names(&self) -> Result<NameTicket<'_>, AppendError> {
-        let (_, slot) = self.take_slot().ok_or(AppendError::NoSlot)?;
-        let ticket = NameTicket { log: self, slot };
-        store_before_loads(slot.bound, self.control.head().load(Ordering::SeqCst));
-        Ok(ticket)
-    }
-
     fn claim(&self, file: FileRef) -> Result<Ticket<'_>, AppendError> {
         let (number, slot) = self.take_slot().ok_or(AppendError::NoSlot)?;
         slot.file.store(u64::from(file.index) + 1, Ordering::Relaxed);
         let entry = table::entry(&self.control, file.index);
-        Ok(Ticket { log: self, entry, number, slot, absorbed: false })
+        Ok(Ticket { log: self, entry, number, slot })
     }
 
     /// Takes a free slot: near the thread's last one, so that threads seldom meet.
@@ -144,12 +125,6 @@ impl Ticket<'_> {
     pub fn needs_define(&self) -> bool {
         let defined_at = self.entry.defined_at().load(Ordering::Relaxed);
         defined_at == 0 || defined_at < self.log.control.goal().load(Ordering::SeqCst)
-    }
-}
-
-impl Drop for NameTicket<'_> {
-    fn drop(&mut self) {
-        release(self.slot);
     }
 }
 

@@ -13,8 +13,8 @@ const LOOKS: u32 = 100;
 pub(in crate::log) enum Room {
     /// Users' data.
     Data,
-    /// What became of files: without it, they leave the log.
-    Names,
+    /// Definitions of files and marks: without them, the data helps nobody.
+    Definitions,
     /// What takes records back: without it, a replay would undo what the log does not have. A part is left for what recovery has
     /// to note.
     Reserve,
@@ -118,7 +118,7 @@ impl Log {
         let reserve_bytes = (ring_bytes / 16).min(1 << 20);
         match room {
             Room::Data => ring_bytes - reserve_bytes,
-            Room::Names => ring_bytes - reserve_bytes / 2,
+            Room::Definitions => ring_bytes - reserve_bytes / 2,
             Room::Reserve => ring_bytes - reserve_bytes / 4,
         }
     }

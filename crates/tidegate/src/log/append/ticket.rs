@@ -2,17 +2,21 @@
 
 use std::io::IoSlice;
 
-use zerocopy::IntoBytes;
-
 use super::super::error::AppendError;
 use super::super::layout::RECORD_ALIGN_BYTES;
-use super::super::record::{Definition, Header, RecordKind, RenamePaths, checked_path};
+use super::super::record::{Definition, Header, RecordKind};
 use super::super::stats::Counter;
-use super::{NameTicket, Room, Ticket};
+use super::{Room, Ticket};
 use crate::sync::Ordering;
 
-/// Most parts of a record's payload: what the kernel allows in `writev`, and the record's own.
-const OWN_PARTS: usize = 3;
+/// What a record says beside its payload.
+#[derive(Default)]
+struct Numbers {
+    offset: u64,
+    len: u64,
+    aux: u64,
+    grows: bool,
+}
 
 impl Ticket<'_> {
     /// Says which file the records are about.
@@ -20,11 +24,21 @@ impl Ticket<'_> {
     /// # Errors
     /// [`AppendError`].
     pub fn define(&mut self, definition: &Definition<'_>) -> Result<(), AppendError> {
+        self.define_marked(definition, 0)
+    }
+
+    /// As [`define`](Self::define), and that growth in records before `marked_until` is promised.
+    pub(in crate::log) fn define_marked(
+        &mut self,
+        definition: &Definition<'_>,
+        marked_until: u64,
+    ) -> Result<(), AppendError> {
         let fixed = definition.encode();
-        let parts = [IoSlice::new(fixed.as_bytes()), IoSlice::new(definition.path)];
+        let parts = definition.parts(&fixed);
         let id = self.entry.id().load(Ordering::Relaxed);
+        let numbers = Numbers { aux: marked_until, ..Numbers::default() };
         // The first definition names the file by the position that it gets.
-        let position = self.append(RecordKind::Define, id, [0, 0, 0], &parts, Room::Names)?;
+        let position = self.append(RecordKind::Define, id, &numbers, &parts, Room::Definitions)?;
         if id == 0 {
             self.entry.id().store(position, Ordering::Relaxed);
         }
@@ -33,47 +47,35 @@ impl Ticket<'_> {
         Ok(())
     }
 
-    /// Appends that `parts` are written at byte `offset`: the record's position.
+    /// Appends that `parts` are written at byte `offset`: the record's position. With `grows` the write
+    /// does more than to overwrite bytes that are known to be written and allocated on the disk.
     ///
     /// # Errors
     /// [`AppendError`].
     #[inline]
-    pub fn write(&mut self, offset: u64, parts: &[IoSlice<'_>]) -> Result<u64, AppendError> {
-        self.about(RecordKind::Write, [offset, 0, 0], parts, Room::Data)
+    pub fn write(
+        &mut self,
+        offset: u64,
+        parts: &[IoSlice<'_>],
+        grows: bool,
+    ) -> Result<u64, AppendError> {
+        let numbers = Numbers { offset, grows, ..Numbers::default() };
+        self.about(RecordKind::Write, &numbers, parts, Room::Data)
     }
 
-    /// The same for a write that the kernel is not told of: whoever cleans or recovers the log brings it into the file.
-    ///
-    /// # Errors
-    /// [`AppendError`].
+    /// Counts a write of so many bytes.
     #[inline]
-    pub fn absorb(&mut self, offset: u64, parts: &[IoSlice<'_>]) -> Result<u64, AppendError> {
-        self.absorbed = true;
-        let position = self.about(RecordKind::Write, [offset, 0, 0], parts, Room::Data);
-        self.absorbed = false;
-        position
+    pub fn count(&self, bytes: u64) {
+        self.log.stats().add_write(self.number, bytes);
     }
 
-    /// Counts a write of so many bytes; with `absorbed`, one that ended in the log.
-    #[inline]
-    pub fn count(&self, bytes: u64, absorbed: bool) {
-        self.log.stats().add_write(self.number, bytes, absorbed);
-    }
-
-    /// Appends that the kernel has all absorbed writes to the file.
+    /// Appends that the file's size becomes `size`; with `grows` it was smaller.
     ///
     /// # Errors
     /// [`AppendError`].
-    pub fn settle(&mut self) -> Result<u64, AppendError> {
-        self.about(RecordKind::Settle, [0, 0, 0], &[], Room::Reserve)
-    }
-
-    /// Appends that the file's size becomes `size`.
-    ///
-    /// # Errors
-    /// [`AppendError`].
-    pub fn set_size(&mut self, size: u64) -> Result<u64, AppendError> {
-        self.about(RecordKind::SetSize, [size, 0, 0], &[], Room::Data)
+    pub fn set_size(&mut self, size: u64, grows: bool) -> Result<u64, AppendError> {
+        let numbers = Numbers { offset: size, grows, ..Numbers::default() };
+        self.about(RecordKind::SetSize, &numbers, &[], Room::Data)
     }
 
     /// Appends that `len` bytes at `offset` become zero.
@@ -81,18 +83,30 @@ impl Ticket<'_> {
     /// # Errors
     /// [`AppendError`].
     pub fn zero(&mut self, offset: u64, len: u64) -> Result<u64, AppendError> {
-        self.about(RecordKind::Zero, [offset, len, 0], &[], Room::Data)
+        let numbers = Numbers { offset, len, ..Numbers::default() };
+        self.about(RecordKind::Zero, &numbers, &[], Room::Data)
     }
 
-    /// Appends that all earlier records of the file are durable in the file.
+    /// Appends that all earlier records of the file are promised, and a size of `size` bytes: the
+    /// record's position.
     ///
     /// # Errors
     /// [`AppendError`].
-    pub fn retire(&mut self) -> Result<u64, AppendError> {
-        let position = self.about(RecordKind::Retire, [0, 0, 0], &[], Room::Reserve)?;
+    pub(in crate::log) fn mark(&mut self, size: u64) -> Result<u64, AppendError> {
+        let numbers = Numbers { offset: size, ..Numbers::default() };
+        self.about(RecordKind::Mark, &numbers, &[], Room::Definitions)
+    }
+
+    /// Appends that the story ends: all earlier records of the file are durable in the file, or are
+    /// not promised any more.
+    ///
+    /// # Errors
+    /// [`AppendError`].
+    pub(in crate::log) fn end(&mut self) -> Result<(), AppendError> {
+        let position = self.about(RecordKind::End, &Numbers::default(), &[], Room::Reserve)?;
         self.entry.changed_end().store(0, Ordering::Relaxed);
         self.entry.retired_end().store(position + RECORD_ALIGN_BYTES, Ordering::Relaxed);
-        Ok(position)
+        Ok(())
     }
 
     /// Appends that the operation of the record at `position` failed.
@@ -100,44 +114,14 @@ impl Ticket<'_> {
     /// # Errors
     /// [`AppendError`].
     pub fn void(&mut self, position: u64) -> Result<u64, AppendError> {
-        self.about(RecordKind::Void, [0, 0, position], &[], Room::Reserve)
-    }
-
-    /// Appends that the file gets the name `path`.
-    ///
-    /// # Errors
-    /// [`AppendError`].
-    pub fn link(&mut self, path: &[u8]) -> Result<u64, AppendError> {
-        let path = checked_path(path).ok_or(AppendError::TooLarge)?;
-        self.about(RecordKind::Link, [0, 0, 0], &[IoSlice::new(path)], Room::Names)
-    }
-
-    /// Appends that the file loses the name `path`.
-    ///
-    /// # Errors
-    /// [`AppendError`].
-    pub fn unlink(&mut self, path: &[u8]) -> Result<u64, AppendError> {
-        let path = checked_path(path).ok_or(AppendError::TooLarge)?;
-        self.about(RecordKind::Unlink, [0, 0, 0], &[IoSlice::new(path)], Room::Names)
-    }
-
-    /// Appends that the file's name `from` becomes `to`, which the file of identity `replaced` (0: none) loses.
-    ///
-    /// # Errors
-    /// [`AppendError`].
-    pub fn rename(&mut self, from: &[u8], to: &[u8], replaced: u64) -> Result<u64, AppendError> {
-        let from = checked_path(from).ok_or(AppendError::TooLarge)?;
-        let to = checked_path(to).ok_or(AppendError::TooLarge)?;
-        let fixed = RenamePaths { from, to }.encode();
-        let parts: [_; OWN_PARTS] =
-            [IoSlice::new(fixed.as_bytes()), IoSlice::new(from), IoSlice::new(to)];
-        self.about(RecordKind::Rename, [0, 0, replaced], &parts, Room::Names)
+        let numbers = Numbers { aux: position, ..Numbers::default() };
+        self.about(RecordKind::Void, &numbers, &[], Room::Reserve)
     }
 
     fn about(
         &mut self,
         kind: RecordKind,
-        numbers: [u64; 3],
+        numbers: &Numbers,
         parts: &[IoSlice<'_>],
         room: Room,
     ) -> Result<u64, AppendError> {
@@ -150,10 +134,11 @@ impl Ticket<'_> {
         &mut self,
         kind: RecordKind,
         file: u64,
-        [offset, len, aux]: [u64; 3],
+        numbers: &Numbers,
         parts: &[IoSlice<'_>],
         room: Room,
     ) -> Result<u64, AppendError> {
+        let &Numbers { offset, len, aux, grows } = numbers;
         let draft = Header {
             position: 0,
             kind,
@@ -163,7 +148,7 @@ impl Ticket<'_> {
             aux,
             payload_bytes: 0,
             payload_checksum: 0,
-            absorbed: self.absorbed,
+            grows,
         };
         let header = self.log.put(self.slot, draft, parts, room)?;
         let end = header.position + header.record_bytes();
@@ -172,49 +157,5 @@ impl Ticket<'_> {
             self.entry.changed_end().store(end, Ordering::Relaxed);
         }
         Ok(header.position)
-    }
-}
-
-impl NameTicket<'_> {
-    /// Appends that the file of this identity loses the name `path`: the record's position. Leaves what must be said
-    /// its room.
-    ///
-    /// # Errors
-    /// [`AppendError`].
-    pub fn unlink(&mut self, path: &[u8], identity: u64) -> Result<u64, AppendError> {
-        let path = checked_path(path).ok_or(AppendError::TooLarge)?;
-        self.append(RecordKind::Unlink, identity, &[IoSlice::new(path)], Room::Data)
-    }
-
-    /// Appends that the operation of the record at `position` failed.
-    ///
-    /// # Errors
-    /// [`AppendError`].
-    pub fn void(&mut self, position: u64) -> Result<u64, AppendError> {
-        self.append(RecordKind::Void, position, &[], Room::Reserve)
-    }
-
-    fn append(
-        &mut self,
-        kind: RecordKind,
-        aux: u64,
-        parts: &[IoSlice<'_>],
-        room: Room,
-    ) -> Result<u64, AppendError> {
-        // The record's own position stands for the file: no definition has it.
-        let (position, file, offset, len) = (0, 0, 0, 0);
-        let (payload_bytes, payload_checksum, absorbed) = (0, 0, false);
-        let draft = Header {
-            position,
-            kind,
-            file,
-            offset,
-            len,
-            aux,
-            payload_bytes,
-            payload_checksum,
-            absorbed,
-        };
-        Ok(self.log.put(self.slot, draft, parts, room)?.position)
     }
 }

@@ -1,6 +1,6 @@
 //! Which backing the records of a log are for.
 
-use super::super::record::Definition;
+use super::super::record::{Definition, FileHandle};
 
 /// What a log remembers of its backing: the log's definition of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,10 +28,18 @@ impl Binding {
     }
 
     pub(super) fn definition(&self) -> Definition<'_> {
-        // The log's records know files; what a device has no numbers for is that of an ordinary
-        // file.
-        let (device, inode, mode) = (0, self.identity, 0o100_600);
-        let (identity, path) = (self.identity, &self.path);
-        Definition { identity, device, inode, mode, uid: 0, gid: 0, born: false, path }
+        // The log's records know files; a device has neither file system nor numbers.
+        let Self { identity, ref path } = *self;
+        Definition {
+            identity,
+            file_system: [0; 16],
+            handle: FileHandle::NONE,
+            covered: false,
+            starts: false,
+            size_bytes: 0,
+            device: 0,
+            inode: identity,
+            path,
+        }
     }
 }

@@ -376,7 +376,7 @@ trait Record: FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError> {}
 impl<F: FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError>> Record for F {}
 
 fn write_record(offset: u64, data: &[u8]) -> impl Record {
-    move |ticket: &mut Ticket<'_>| ticket.write(offset, &[IoSlice::new(data)])
+    move |ticket: &mut Ticket<'_>| ticket.write(offset, &[IoSlice::new(data)], false)
 }
 
 fn zero_record(offset: u64, len: u64) -> impl Record {

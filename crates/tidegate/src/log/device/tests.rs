@@ -298,7 +298,7 @@ fn records_of_files_are_not_taken_for_blocks() {
     let guard = log.lock(file).unwrap();
     let mut ticket = guard.begin().unwrap();
     ticket.define(&Binding::unnamed(3).definition()).unwrap();
-    ticket.set_size(7).unwrap();
+    ticket.set_size(7, false).unwrap();
     drop(ticket);
     drop(guard);
     drop(log);

@@ -7,7 +7,7 @@ pub(super) const BATCH_BYTES: usize = 1 << 20;
 
 /// Bytes for one or more places of a file, in order.
 #[derive(Debug, Default)]
-pub(in crate::log) struct Batch {
+pub(super) struct Batch {
     bytes: Vec<u8>,
     used: usize,
     runs: Vec<Run>,
@@ -22,7 +22,7 @@ struct Run {
 
 impl Batch {
     /// What is to be written, each with its offset in the file.
-    pub(in crate::log) fn runs(&self) -> impl Iterator<Item = (u64, &[u8])> {
+    pub(super) fn runs(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let mut rest = &self.bytes[..self.used];
         self.runs.iter().map(move |run| {
             let (bytes, behind) = rest.split_at(run.len);
@@ -38,7 +38,7 @@ impl Batch {
     }
 
     /// Bytes that are to be written.
-    pub(in crate::log) fn used(&self) -> usize {
+    pub(super) fn used(&self) -> usize {
         self.used
     }
 
@@ -67,7 +67,7 @@ impl Batch {
 
 /// Reads what `extents` have of the log, by `read`, and gives it to `full`, a batch at a time. An extent that is no longer than a
 /// batch is read in one piece.
-pub(in crate::log) fn gather<E>(
+pub(super) fn gather<E>(
     extents: impl Iterator<Item = Extent>,
     read: impl Fn(u64, &mut [u8]) -> Result<(), E>,
     mut full: impl FnMut(&Batch) -> Result<(), E>,

@@ -1,18 +1,19 @@
-//! What tells an open file from all others of all times.
+//! What the kernel tells of an open file: its identity, its file system, its mount, its extents.
 #![allow(
     unsafe_code,
-    reason = "the C library has the only wrapper of name_to_handle_at, with a structure of open length"
+    reason = "no safe crate has handles of files and the control calls of file systems"
 )]
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
-use crate::log::identity;
-
-/// The longest handle of any file system: `MAX_HANDLE_SZ`.
-const HANDLE_BYTES_MAX: usize = 128;
+use super::ranges::Ranges;
+use crate::log::layout::HANDLE_BYTES_MAX;
+use crate::log::{FileHandle, FileSystemId, identity};
 
 /// `struct file_handle` with room for any handle.
 #[repr(C)]
@@ -22,21 +23,19 @@ struct Handle {
     content: [u8; HANDLE_BYTES_MAX],
 }
 
-/// The identity of an open file: [`identity`] of its file system and its handle there.
+/// The handle of an open file: what tells it from all others of its file system, of all times.
 ///
 /// # Errors
 /// The file system has no handles, for one.
-pub fn identity_of(file: impl AsFd) -> io::Result<u64> {
-    let file = file.as_fd();
-    let file_system = rustix::fs::fstatvfs(file)?.f_fsid;
+pub fn handle_of(file: impl AsFd) -> io::Result<FileHandle> {
     let bytes = u32::try_from(HANDLE_BYTES_MAX).unwrap_or(0);
     let mut handle = Handle { bytes, kind: 0, content: [0; HANDLE_BYTES_MAX] };
     let mut mount = 0;
-    // SAFETY: the path is a C string, `handle` begins as `file_handle` does and has as many bytes behind it as its first
-    // field says, and both pointers are to live variables.
+    // SAFETY: the path is a C string, `handle` begins as `file_handle` does and has as many bytes
+    // behind it as its first field says, and both pointers are to live variables.
     let result = unsafe {
         libc::name_to_handle_at(
-            file.as_raw_fd(),
+            file.as_fd().as_raw_fd(),
             c"".as_ptr(),
             (&raw mut handle).cast(),
             &raw mut mount,
@@ -46,8 +45,227 @@ pub fn identity_of(file: impl AsFd) -> io::Result<u64> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    let len = usize::try_from(handle.bytes).unwrap_or(HANDLE_BYTES_MAX).min(HANDLE_BYTES_MAX);
-    Ok(identity(file_system, handle.kind, &handle.content[..len]))
+    let len = usize::try_from(handle.bytes).unwrap_or(usize::MAX);
+    let told = handle.content.get(..len).and_then(|bytes| FileHandle::new(handle.kind, bytes));
+    told.ok_or_else(|| io::Error::other("the kernel told of a handle that is too long"))
+}
+
+/// Opens the file that has `handle` on the file system that `mount` is on. Needs the right to read and
+/// search everything (`CAP_DAC_READ_SEARCH`).
+///
+/// # Errors
+/// `ESTALE`: the file was removed. `EPERM`: the right is missing. Others as for `open`.
+pub fn open_by_handle(mount: impl AsFd, handle: &FileHandle, flags: OFlags) -> io::Result<File> {
+    let bytes = u32::try_from(handle.bytes().len()).unwrap_or(0);
+    let mut raw = Handle { bytes, kind: handle.kind(), content: [0; HANDLE_BYTES_MAX] };
+    raw.content[..handle.bytes().len()].copy_from_slice(handle.bytes());
+    let flags = (flags | OFlags::CLOEXEC).bits().cast_signed();
+    let mount = mount.as_fd().as_raw_fd();
+    // SAFETY: `raw` begins as `file_handle` does and has as many bytes behind it as its first field
+    // says, and it lives until the call returns.
+    let file = unsafe { libc::open_by_handle_at(mount, (&raw mut raw).cast(), flags) };
+    if file < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just opened this descriptor for us, and nothing else owns it.
+    Ok(unsafe { File::from_raw_fd(file) })
+}
+
+/// The identity of an open file: [`identity`] of its file system and its handle there. Of a file system
+/// without a UUID, the kernel's number of it stands for that, which may be another one after a reboot.
+///
+/// # Errors
+/// The file system has no handles, for one.
+pub fn identity_of(file: impl AsFd) -> io::Result<u64> {
+    let file = file.as_fd();
+    let file_system = file_system_id(file).or_else(|_| number_of_file_system(file))?;
+    let handle = handle_of(file)?;
+    Ok(identity(&file_system, handle.kind(), handle.bytes()))
+}
+
+fn number_of_file_system(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
+    let mut id = FileSystemId::default();
+    id[..8].copy_from_slice(&rustix::fs::fstatvfs(file)?.f_fsid.to_le_bytes());
+    Ok(id)
+}
+
+/// `struct fsuuid2`, what `FS_IOC_GETFSUUID` fills.
+#[repr(C)]
+#[derive(Default)]
+struct GenericUuid {
+    bytes: u8,
+    uuid: FileSystemId,
+}
+
+/// `struct fsuuid` with room for 16 bytes, what `EXT4_IOC_GETFSUUID` fills.
+#[repr(C)]
+struct Ext4Uuid {
+    bytes: u32,
+    flags: u32,
+    uuid: FileSystemId,
+}
+
+/// `struct xfs_fsop_geom_v1`, what `XFS_IOC_FSGEOMETRY_V1` fills.
+#[repr(C)]
+#[derive(Default)]
+struct XfsGeometry {
+    before: [u64; 8],
+    uuid: FileSystemId,
+    behind: [u64; 4],
+}
+
+const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
+const EXT4_IOC_GETFSUUID: libc::c_ulong = 0x8008_662C;
+const XFS_IOC_FSGEOMETRY_V1: libc::c_ulong = 0x8070_5864;
+const FS_IOC_FIEMAP: libc::c_ulong = 0xC020_660B;
+
+const _: () = {
+    assert!(size_of::<GenericUuid>() == 17);
+    assert!(size_of::<XfsGeometry>() == 112);
+    assert!(size_of::<ExtentList>() == 32 + EXTENTS_AT_ONCE * 56);
+};
+
+/// The UUID of the file system of an open file: it outlives a reboot, and a device under another number.
+///
+/// # Errors
+/// The file system does not tell one: ext4 and XFS do, and others since Linux 6.9.
+pub fn file_system_id(file: impl AsFd) -> io::Result<FileSystemId> {
+    let file = file.as_fd();
+    let told = generic_uuid(file).or_else(|_| ext4_uuid(file)).or_else(|_| xfs_uuid(file))?;
+    if told == FileSystemId::default() {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    Ok(told)
+}
+
+fn generic_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
+    let mut told = GenericUuid::default();
+    // SAFETY: the kernel fills a structure of this size, which lives until the call returns.
+    outcome_of(unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETFSUUID as _, &raw mut told) })?;
+    let is_long = usize::from(told.bytes) == told.uuid.len();
+    if is_long { Ok(told.uuid) } else { Err(io::ErrorKind::Unsupported.into()) }
+}
+
+fn ext4_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
+    let mut told = Ext4Uuid { bytes: 16, flags: 0, uuid: FileSystemId::default() };
+    // SAFETY: the kernel reads how many bytes there are for the UUID, fills them at most, and the
+    // structure lives until the call returns.
+    outcome_of(unsafe { libc::ioctl(file.as_raw_fd(), EXT4_IOC_GETFSUUID as _, &raw mut told) })?;
+    Ok(told.uuid)
+}
+
+fn xfs_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
+    let mut told = XfsGeometry::default();
+    // SAFETY: the kernel fills a structure of this size, which lives until the call returns.
+    outcome_of(unsafe {
+        libc::ioctl(file.as_raw_fd(), XFS_IOC_FSGEOMETRY_V1 as _, &raw mut told)
+    })?;
+    Ok(told.uuid)
+}
+
+fn outcome_of(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Extents that are asked for in one call.
+const EXTENTS_AT_ONCE: usize = 64;
+/// Set in [`MappedExtent::flags`] of extents whose bytes the disk does not have: `UNKNOWN`, `DELALLOC`,
+/// `UNWRITTEN`.
+const NOT_WRITTEN: u32 = 0x0002 | 0x0004 | 0x0800;
+/// Set for the last extent of a file.
+const LAST: u32 = 0x0001;
+
+/// `struct fiemap_extent`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct MappedExtent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved: [u64; 2],
+    flags: u32,
+    reserved_words: [u32; 3],
+}
+
+/// `struct fiemap` with its extents.
+#[repr(C)]
+struct ExtentList {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    room: u32,
+    reserved: u32,
+    extents: [MappedExtent; EXTENTS_AT_ONCE],
+}
+
+/// The bytes of an open file that lie in extents which are allocated and written, in or behind its size.
+///
+/// # Errors
+/// The file system cannot tell.
+pub fn written_ranges(file: impl AsFd) -> io::Result<Ranges> {
+    let mut written = Ranges::default();
+    let mut start = 0;
+    loop {
+        let list = mapped_extents(file.as_fd(), start)?;
+        let mapped = usize::try_from(list.mapped).unwrap_or(0).min(EXTENTS_AT_ONCE);
+        for extent in &list.extents[..mapped] {
+            let end = extent.logical.saturating_add(extent.length);
+            if extent.flags & NOT_WRITTEN == 0 {
+                written.insert(extent.logical..end);
+            }
+            start = start.max(end);
+        }
+        if list.extents[..mapped].last().is_none_or(|last| last.flags & LAST != 0) {
+            return Ok(written);
+        }
+    }
+}
+
+fn mapped_extents(file: BorrowedFd<'_>, start: u64) -> io::Result<ExtentList> {
+    let mut list = ExtentList {
+        start,
+        length: u64::MAX - start,
+        flags: 0,
+        mapped: 0,
+        room: u32::try_from(EXTENTS_AT_ONCE).unwrap_or(0),
+        reserved: 0,
+        extents: [MappedExtent::default(); EXTENTS_AT_ONCE],
+    };
+    // SAFETY: the kernel fills as many extents as `room` says there are at most, and the structure lives
+    // until the call returns.
+    outcome_of(unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut list) })?;
+    Ok(list)
+}
+
+/// The first `size_bytes` of an open file are all in extents that are allocated and written.
+///
+/// # Errors
+/// The file system cannot tell.
+pub fn is_dense(file: impl AsFd, size_bytes: u64) -> io::Result<bool> {
+    Ok(written_ranges(file)?.contain(0..size_bytes))
+}
+
+/// The bytes of an open file that its file system does not take for a hole: for file systems that have
+/// no [`written_ranges`].
+///
+/// # Errors
+/// The file system cannot tell.
+pub(super) fn data_ranges(file: impl AsFd, size_bytes: u64) -> io::Result<Ranges> {
+    use rustix::fs::{SeekFrom, seek};
+    use rustix::io::Errno;
+    let file = file.as_fd();
+    let (mut ranges, mut at) = (Ranges::default(), 0);
+    while at < size_bytes {
+        let start = match seek(file, SeekFrom::Data(at)) {
+            Err(Errno::NXIO) => break,
+            found => found?,
+        };
+        let end = seek(file, SeekFrom::Hole(start))?;
+        ranges.insert(Range { start, end });
+        at = end.max(at + 1);
+    }
+    Ok(ranges)
 }
 
 /// The mount through which a file was opened: a number that the kernel gives once while it runs, higher than all before. 0 where

@@ -1,34 +1,42 @@
-//! Recovery: from the records that a crash left to files that have all they tell of.
+//! Recovery: from the records that a crash left to files that have all that was promised.
 //!
-//! Two steps. [`Planner`] takes the valid records and computes a [`Plan`]: what each file's bytes, size and names must be, and
-//! what may stand at each path. It is pure: no file is looked at. [`apply`] makes the file system match a plan, through a
-//! seam ([`FileSystem`]) that tests break at will.
+//! Three steps. [`Planner`] takes the records and tells which stories of files count; no file is looked
+//! at. [`replay`] computes what one file must be, from its story and from what the disk has of it; it is
+//! pure, too. [`apply`] makes the files so, through a seam ([`FileSystem`]) that tests break at will.
 //!
-//! A plan says what must be, not what to do next, so that applying it twice, or again after a crash inside it, ends in the
-//! same files. The records stay in the log until the caller has seen an [`Outcome`] that is complete.
+//! Only bytes and sizes of files that exist are restored. Names, attributes, and files that no sync has
+//! covered are what the kernel has left.
+//!
+//! A target says what must be, not what to do next, so that applying it twice, or again after a crash
+//! inside it, ends in the same files. The records stay in the log until the caller has seen an
+//! [`Outcome`] that is complete.
 
 mod apply;
 mod extents;
-mod file_system;
+mod finding;
 pub mod fuzzing;
 mod gather;
 mod handle;
+mod local;
 mod parallel;
 mod plan;
+mod ranges;
+mod replay;
 mod source;
 mod writing;
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
-pub use apply::{
-    ApplyOptions, Failure, FileSystem, Found, FoundKind, NewIdentity, Outcome, Progress, apply,
-};
-pub(super) use extents::ExtentMap;
+pub use apply::{ApplyOptions, Failure, FileState, FileSystem, Outcome, Progress, apply};
 pub use extents::{Content, Extent};
-pub use file_system::LocalFiles;
-pub(super) use gather::gather;
-pub use handle::{identity_of, mount_of};
-pub use plan::{Fate, FilePlan, Finding, Findings, Name, PathPlan, Plan, Planner};
+pub use finding::{Finding, Findings};
+pub use handle::{
+    file_system_id, handle_of, identity_of, is_dense, mount_of, open_by_handle, written_ranges,
+};
+pub use local::LocalFiles;
+pub use plan::{FilePlan, Operation, Payload, Plan, Planner, Step};
+pub use ranges::Ranges;
+pub use replay::{Disk, Target, replay};
 pub use source::{LogData, Recovered, plan_pool, recover_pool};
 pub use writing::{finish_writing, start_writing};

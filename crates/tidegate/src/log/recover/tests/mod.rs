@@ -1,9 +1,23 @@
-//! Recovery against hand-made and random histories.
+//! Recovery against models, on files in memory and on those of this machine.
 
-mod applying;
-mod history;
-mod journal;
 mod planning;
 mod pool;
-mod random;
-mod test_files;
+
+use super::plan::{FilePlan, Operation, Step};
+use crate::log::FileHandle;
+
+/// A file with the operations, of which the first `marked` are promised whatever they are.
+pub(super) fn file_of(operations: &[Operation], marked: u64) -> FilePlan {
+    let steps = (0..).zip(operations);
+    FilePlan {
+        id: 1,
+        identity: 1,
+        file_system: [1; 16],
+        handle: FileHandle::NONE,
+        device: 1,
+        paths: vec![b"/file".to_vec()],
+        steps: steps.map(|(position, &operation)| Step { position, operation }).collect(),
+        marked_until: marked,
+        damaged: None,
+    }
+}

@@ -1,0 +1,285 @@
+//! Admission: a plain file becomes covered, at a sync that is made for real.
+//!
+//! The order, and why:
+//! 1. The story begins: from now on writers find it, and log before they write. Under the entry's lock, so
+//!    that no writer is in the middle.
+//! 2. Plain writes that began before are waited for ([`plain`](crate::plain)), and the supervisor, which
+//!    holds a descriptor that hears of each failed write-back. Neither for long.
+//! 3. The log's head and the file's size are noted under the lock: each logged change below that head has been
+//!    made in the kernel, so the sync makes it durable.
+//! 4. The real sync: all that the file was at 3 is on the disk, and all that it became since is in the log.
+//! 5. The story is covered, unless the file was changed past the log since 1, or another thread has begun a
+//!    story of its own.
+//!
+//! A story that was not covered is ignored by recovery: wherever this fails the file is plain, and the
+//! real sync was what the program asked for.
+
+use tidegate::log::{CoverState, Definition};
+
+use crate::covered::{LOCK_TIMEOUT, Locked, Open, Sync};
+use crate::descriptors::{self, DIRECT, Entry, PINNED};
+use crate::files::{self, Identified, Seen};
+use crate::path::{self, PathBuffer};
+use crate::{extents, process};
+
+/// A story that has begun.
+struct Story<'d> {
+    entry: Entry,
+    definition: Definition<'d>,
+    /// What tells it from a later one of the file.
+    number: u64,
+    /// [`tidegate::log::FileGuard::unlogged`] when it began.
+    unlogged: u64,
+}
+
+impl Open {
+    /// Whether this sync is one that admits the file. Counts it.
+    pub(crate) fn may_be_admitted(&self) -> bool {
+        let syncs = descriptors::count_sync(self.fd);
+        syncs != 0
+            && (syncs >= process::cover_after() || process::every_write())
+            && !self.known.has(PINNED | DIRECT)
+            && !process::writes_unseen()
+            && !self.log.is_suspended()
+            && files::is_wanted(self.fd)
+    }
+
+    /// Makes the sync for real, and covers the file if it can be covered.
+    #[cold]
+    pub(crate) fn admit(&self, wanted: Sync) -> isize {
+        let identified = Seen::of(self.fd)
+            .ok()
+            // Nothing of a file without a name outlives the processes that have it open.
+            .filter(|seen| seen.stat.st_nlink != 0)
+            .and_then(|_| files::identify(self.log, self.fd));
+        let Some(identified) = identified else { return self.sync_real(wanted) };
+        let mut path = PathBuffer::new();
+        if path::of_descriptor(self.fd, &mut path).is_err() {
+            // It is only a hint.
+            path.clear();
+        }
+        match self.begin(&identified, &path) {
+            Some(story) => self.sync_and_cover(&story),
+            None => self.sync_real(wanted),
+        }
+    }
+
+    /// Begins a story of the file. None: it cannot have one now.
+    fn begin<'d>(&self, identified: &Identified, path: &'d PathBuffer) -> Option<Story<'d>> {
+        let entry = self.entry()?;
+        let guard = self.lock(entry).ok()?;
+        if guard.is_sticky() || (guard.is_logged() && guard.is_covered()) {
+            return None;
+        }
+        if guard.is_logged() && guard.marked_until() > 0 {
+            // What its last story has promised must not hang on the sync to come.
+            self.leave(&guard);
+        }
+        let (definition, unlogged) = (identified.definition(path), guard.unlogged());
+        guard.begin_story(&definition, self.size()?).ok()?;
+        Some(Story { entry, definition, number: guard.story(), unlogged })
+    }
+
+    fn size(&self) -> Option<u64> {
+        Seen::of(self.fd).ok().map(|seen| seen.size())
+    }
+
+    fn sync_and_cover(&self, story: &Story<'_>) -> isize {
+        let state = self.quiet_state(story);
+        // All of it, also where the program wants less: the log answers for all of it from now on.
+        let result = self.sync_real(Sync::All);
+        let covered = state.filter(|_| result == 0).and_then(|state| self.cover(story, state));
+        if covered.is_none() {
+            self.give_up(story);
+        }
+        result
+    }
+
+    /// What is about to be durable, once no plain write is in flight.
+    fn quiet_state(&self, story: &Story<'_>) -> Option<CoverState> {
+        let Entry { file, .. } = story.entry;
+        self.log.want_kept(file);
+        let (device, inode) = (self.known.device, self.known.inode);
+        let is_quiet = self.log.wait_for_plain(device, inode, LOCK_TIMEOUT)
+            && self.log.wait_for_kept(file, LOCK_TIMEOUT);
+        let guard = self.lock(story.entry).ok().filter(|guard| is_quiet && is_of(guard, story))?;
+        let size = self.size()?;
+        guard.note_length(size);
+        let (unlogged, synced_from) = (story.unlogged, self.log.head());
+        // Asked once all of it is on the disk.
+        Some(CoverState { unlogged, synced_from, size, is_dense: false })
+    }
+
+    fn cover(&self, story: &Story<'_>, state: CoverState) -> Option<()> {
+        let is_dense = extents::are_dense(self.fd, state.size);
+        let guard = self.lock(story.entry).ok().filter(|guard| is_of(guard, story))?;
+        let state = CoverState { is_dense, ..state };
+        guard.cover(&state, &story.definition).ok()?.then_some(())
+    }
+
+    /// Ends the story, which was not covered.
+    fn give_up(&self, story: &Story<'_>) {
+        let guard = self.lock(story.entry).ok().filter(|guard| is_of(guard, story));
+        if guard.is_some_and(|guard| guard.end_story().is_err()) {
+            // Recovery ignores the story; here it goes on until the next sync begins another one.
+            self.log.mark_unlogged(story.entry.file);
+        }
+    }
+}
+
+fn is_of(guard: &Locked, story: &Story<'_>) -> bool {
+    guard.is_logged() && guard.story() == story.number
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::os::unix::fs::FileExt;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::covered::{Place, Request};
+    use crate::testing::World;
+
+    #[test]
+    fn a_sync_covers_a_file_that_the_supervisor_holds() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.open(&file, 0);
+        assert_eq!(open.admit(Sync::Data), 0);
+        assert_eq!(world.records_since(0), "define end", "there is no supervisor");
+        assert!(!world.is_covered(&open));
+        world.keep(&open);
+        let from = world.log.head();
+        assert_eq!(open.admit(Sync::Data), 0);
+        assert_eq!(world.records_since(from), "define define");
+        assert!(world.is_covered(&open));
+        let guard = open.lock(open.entry().unwrap()).unwrap();
+        assert_eq!((guard.size(), guard.durable_size()), (4, 4));
+    }
+
+    #[test]
+    fn a_file_that_is_pinned_or_unlinked_is_not_covered() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.open(&file, 0);
+        world.keep(&open);
+        open.keep().unwrap();
+        assert_eq!(open.admit(Sync::All), 0);
+        assert!(!world.is_covered(&open));
+        let file = world.file("other");
+        let open = world.open(&file, 0);
+        world.keep(&open);
+        std::fs::remove_file(world.path("other")).unwrap();
+        assert_eq!(open.admit(Sync::All), 0);
+        assert!(!world.is_covered(&open));
+        assert_eq!(world.records_since(0), "");
+    }
+
+    #[test]
+    fn a_plain_write_in_flight_keeps_the_file_plain() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.open(&file, 0);
+        world.keep(&open);
+        let known = open.known.with_entry(open.entry().unwrap());
+        let open = Open { known, ..open };
+        let (entered, is_entered) = channel();
+        let (leave, may_leave) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                open.write_plain(|| {
+                    entered.send(()).unwrap();
+                    let _ = may_leave.recv();
+                    4
+                })
+                .unwrap();
+            });
+            is_entered.recv().unwrap();
+            assert_eq!(open.admit(Sync::All), 0);
+            assert!(!world.is_covered(&open));
+            drop(leave);
+        });
+        assert_eq!(open.admit(Sync::All), 0);
+        assert!(world.is_covered(&open));
+    }
+
+    #[test]
+    fn a_change_around_the_log_during_the_admission_keeps_the_file_plain() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.open(&file, 0);
+        let entry = open.entry().unwrap();
+        let path = PathBuffer::new();
+        let identified = files::identify(world.log, open.fd).unwrap();
+        world.keep(&open);
+        let story = open.begin(&identified, &path).unwrap();
+        world.log.mark_unlogged(entry.file);
+        assert_eq!(open.sync_and_cover(&story), 0);
+        assert!(!world.is_covered(&open));
+        assert_eq!(world.records_since(0), "define end");
+    }
+
+    #[test]
+    fn of_two_admissions_at_once_the_later_one_covers() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.open(&file, 0);
+        let path = PathBuffer::new();
+        let identified = files::identify(world.log, open.fd).unwrap();
+        world.keep(&open);
+        let first = open.begin(&identified, &path).unwrap();
+        let second = open.begin(&identified, &path).unwrap();
+        assert_eq!(open.sync_and_cover(&first), 0);
+        assert!(!world.is_covered(&open));
+        assert_eq!(open.sync_and_cover(&second), 0);
+        assert!(world.is_covered(&open));
+        assert_eq!(world.records_since(0), "define define define");
+    }
+
+    /// Two threads write all the time, while a third one has the file admitted and makes it leave.
+    #[test]
+    fn no_plain_write_is_in_flight_while_a_file_is_covered() {
+        const ROUNDS: usize = 30;
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.open(&file, 0);
+        world.keep(&open);
+        let entry = open.entry().unwrap();
+        let open = Open { known: open.known.with_entry(entry), ..open };
+        let (start, stop) = (Barrier::new(3), AtomicBool::new(false));
+        let mut covered = 0;
+        std::thread::scope(|scope| {
+            for writer in 0..2 {
+                let (start, stop, file, log) = (&start, &stop, &file, world.log);
+                scope.spawn(move || {
+                    start.wait();
+                    let write = || file.write_at(b"data", writer * 4).unwrap().cast_signed();
+                    while !stop.load(Ordering::Relaxed) {
+                        let plain = || {
+                            let result = write();
+                            assert!(!log.is_covered(entry.file), "the sync may have missed it");
+                            result
+                        };
+                        let parts = [IoSlice::new(b"data")];
+                        let request = Request { parts: &parts, place: Place::At(writer * 4) };
+                        let result = open.write_plain(plain);
+                        assert_eq!(result.unwrap_or_else(|| open.write(&request, write)), 4);
+                        std::thread::yield_now();
+                    }
+                });
+            }
+            start.wait();
+            for _ in 0..ROUNDS {
+                assert_eq!(open.admit(Sync::All), 0);
+                covered += usize::from(world.is_covered(&open));
+                world.log.retire_to(world.log.safe_position()).unwrap();
+                open.unseen(|| 0);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert!(covered > 0, "this shows nothing unless the file is covered now and then");
+    }
+}

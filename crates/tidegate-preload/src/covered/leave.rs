@@ -1,0 +1,202 @@
+//! Files leave the log: before changes that it does not take, and before what no hook sees.
+//!
+//! Invariants:
+//! 1. Before a change that the log does not have, the file is durable and its story has ended: recovery
+//!    never puts old data over newer data.
+//! 2. Where the disk fails meanwhile the story ends all the same, and the program's next sync says so: the
+//!    kernel may have dropped what the disk did not take, as it may without Tidegate.
+//!
+//! Entry points: [`Open::leave`] under the lock, [`Open::without_lock`] where it cannot be had;
+//! [`Open::pin`], [`Open::keep`], [`Open::mark`] for files that may change at any time, [`Open::unseen`]
+//! for one change; [`leave_numbers`] and [`leave_closed`] where there is no descriptor.
+
+use std::time::Duration;
+
+use tidegate::log::{AppendError, Counter, FileGuard, FileRef, LockError, Log, PlainCall};
+
+use super::{Locked, Open, SPACE_TIMEOUT, TRIES};
+use crate::descriptors::{self, Entry, Known, PINNED};
+use crate::process::Holding;
+use crate::signals::SignalsBlocked;
+use crate::{metadata, plain, raw};
+
+/// How long a lock is waited for to pin a file, each of [`TRIES`] times.
+const PIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Appends the end of a story by `end`, and waits for free space where there is none.
+fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>) {
+    log.stats().add(Counter::Leaves, 1);
+    for _ in 0..TRIES {
+        let space = log.room();
+        match end() {
+            Err(AppendError::Full) if log.supervisor_alive() => {
+                log.wait_for_room(space, SPACE_TIMEOUT);
+            }
+            _ => return,
+        }
+    }
+}
+
+impl Open {
+    /// Makes the file durable by the kernel, and ends its story if it has one.
+    pub(crate) fn leave(&self, guard: &FileGuard<'_>) {
+        if !guard.is_logged() {
+            return;
+        }
+        if raw::fsync(self.fd).is_err() {
+            guard.note_failure();
+        }
+        ended(self.log, || guard.end_story());
+    }
+
+    /// Makes a change without the entry's lock, whose holder is stopped or is this thread.
+    ///
+    /// Why that is safe: the end of the story comes after the file is durable. A record that the holder
+    /// appended before it is dropped by recovery, and one that it appends later belongs to no story
+    /// that was covered.
+    #[cold]
+    pub(super) fn without_lock(&self, entry: Entry, change: impl FnOnce() -> isize) -> isize {
+        if self.log.must_log(entry.file) {
+            if raw::fsync(self.fd).is_err() {
+                // A stale entry has no story.
+                let _ = self.log.note_failure(entry.file);
+            }
+            ended(self.log, || self.log.end_without_lock(entry.file));
+        }
+        // Before and after: no story that begins in between is covered without this change.
+        self.log.mark_unlogged(entry.file);
+        let result = change();
+        self.log.mark_unlogged(entry.file);
+        result
+    }
+
+    /// Makes a change of a file that has no entry and can have none: a story of it that another process
+    /// has begun ends before.
+    #[cold]
+    pub(super) fn unidentified(&self, change: impl FnOnce() -> isize) -> isize {
+        let (device, inode) = (self.known.device, self.known.inode);
+        // In the lane first: a story that begins later waits for the change.
+        let in_flight = plain::in_lane(self.log, PlainCall::Write { device, inode });
+        leave_numbers(self.log, device, inode, false);
+        let result = change();
+        drop(in_flight);
+        result
+    }
+
+    /// From now on the file may be changed in ways that are not seen, until [`unpin`](Self::unpin) is called
+    /// for the descriptor.
+    pub(crate) fn pin(&self) -> Known {
+        if self.known.has(PINNED) {
+            return self.known;
+        }
+        let Some((entry, guard)) = self.left() else { return self.known };
+        guard.keep_unlogged();
+        let known = self.known.with_entry(entry).with(PINNED);
+        descriptors::set(self.fd, known);
+        known
+    }
+
+    /// The descriptor changes its file no more in ways that are not seen.
+    pub(crate) fn unpin(&self) {
+        if !self.known.has(PINNED) {
+            return;
+        }
+        if let Some(Ok(guard)) = self.known.entry().map(|entry| self.lock_patiently(entry)) {
+            guard.stop_keeping();
+        }
+    }
+
+    /// As [`pin`](Self::pin), but noted with no descriptor, and until this process has ended. The entry,
+    /// if the file is pinned.
+    pub(crate) fn keep(&self) -> Option<FileRef> {
+        let (_, guard) = self.left()?;
+        guard.keep_unlogged();
+        Some(guard.file())
+    }
+
+    /// As [`keep`](Self::keep), but until the log is not in use any more.
+    pub(crate) fn mark(&self) {
+        if let Some((_, guard)) = self.left() {
+            guard.mark_unlogged(true);
+        }
+    }
+
+    /// Locks the file when its story has ended; none: it is not logged now, and its next sync is real.
+    fn left(&self) -> Option<(Entry, Locked)> {
+        let Some(entry) = self.entry() else {
+            self.unidentified(|| 0);
+            return None;
+        };
+        let Ok(guard) = self.lock_patiently(entry) else {
+            self.without_lock(entry, || 0);
+            return None;
+        };
+        self.leave(&guard);
+        Some((entry, guard))
+    }
+
+    fn lock_patiently(&self, entry: Entry) -> Result<Locked, LockError> {
+        (1..TRIES)
+            .find_map(|_| match self.lock_within(entry, PIN_TIMEOUT) {
+                Err(LockError::Busy) => None,
+                result => Some(result),
+            })
+            .unwrap_or(Err(LockError::Busy))
+    }
+
+    /// Runs a change of the file that no hook sees: its result, as the kernel gives it. Counted as one of
+    /// metadata, which it may be.
+    pub(crate) fn unseen(&self, change: impl FnOnce() -> isize) -> isize {
+        if let Some(in_flight) = plain::enter(self) {
+            let result = metadata::counted(change);
+            drop(in_flight);
+            return result;
+        }
+        let kept = self.left().map(|(_, guard)| guard.keep_unlogged());
+        let result = metadata::counted(change);
+        let guard = kept.and_then(|()| self.lock_patiently(self.entry()?).ok());
+        if let Some(guard) = guard {
+            guard.stop_keeping();
+        }
+        result
+    }
+}
+
+/// Ends the stories of the file with these numbers, which is not open here, or cannot be identified; with
+/// `pins` the file does not come back while the log is in use.
+#[cold]
+pub(crate) fn leave_numbers(log: &Log, device: u64, inode: u64, pins: bool) {
+    // One that was removed may have had the same numbers.
+    for _ in 0..TRIES {
+        let holding = Holding::new();
+        if holding.is_none() || !log.may_have(device, inode) {
+            return;
+        }
+        let found = log.logged_with(device, inode);
+        drop(holding);
+        let Some(file) = found else { return };
+        leave_closed(log, file, |guard| {
+            if pins {
+                guard.mark_unlogged(true);
+            }
+        });
+    }
+}
+
+/// Ends the story of a file of which there is no descriptor, and calls `then` under its lock.
+pub(crate) fn leave_closed<'l>(log: &'l Log, file: FileRef, then: impl FnOnce(&FileGuard<'l>)) {
+    let _signals = SignalsBlocked::new();
+    let Some(_holding) = Holding::new() else { return };
+    let Ok(guard) = log.lock_within(file, PIN_TIMEOUT) else {
+        raw::sync();
+        ended(log, || log.end_without_lock(file));
+        return;
+    };
+    if guard.is_logged() {
+        // All of it, for the file must not be opened: closed again, it would take the program's record
+        // locks along. A write-back that fails is told to the descriptors that are open.
+        raw::sync();
+        ended(log, || guard.end_story());
+    }
+    then(&guard);
+}

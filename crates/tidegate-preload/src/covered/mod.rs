@@ -1,0 +1,150 @@
+//! What is done with a file by its entry in the log's table: writes, truncations, syncs, and the way out of
+//! the log where changes are not seen.
+//!
+//! Invariants:
+//! 1. Under an entry's lock a file is either logged or plain. Its changes are logged and made in the kernel
+//!    under that lock, or made in the kernel alone: nobody begins its story meanwhile.
+//! 2. Without the lock (a signal handler that interrupted its holder, a holder that was stopped) the file's
+//!    story ends before it is changed.
+//!
+//! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`Open::truncate`] (`truncate`),
+//! [`Open::sync`] (`sync`), [`Open::pin`], [`Open::unseen`] (`leave`).
+
+mod leave;
+mod place;
+mod repair;
+mod sync;
+mod truncate;
+mod write;
+
+use std::ffi::c_int;
+use std::ops::Deref;
+use std::time::Duration;
+
+use tidegate::log::{AppendError, FileGuard, FileSystemRef, LockError, Log};
+
+pub(crate) use leave::{leave_closed, leave_numbers};
+pub(crate) use place::Place;
+pub(crate) use sync::Sync;
+pub(crate) use write::Request;
+
+use crate::descriptors::{self, Entry, Kind, Known};
+use crate::files;
+use crate::process::{self, Holding};
+use crate::raw::Errno;
+use crate::signals::SignalsBlocked;
+
+/// How long the lock of an entry, a plain write in flight or the supervisor is waited for, before the file
+/// goes on without the log.
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long free space in the log is waited for at once.
+const SPACE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often free space is waited for that ends a story or a lock that pins a file.
+const TRIES: u32 = 10;
+
+/// A descriptor of a regular file that can be covered.
+#[derive(Clone, Copy)]
+pub(crate) struct Open {
+    pub(crate) log: &'static Log,
+    pub(crate) fd: c_int,
+    pub(crate) known: Known,
+}
+
+/// A locked file, and no signal handler in between.
+pub(crate) struct Locked {
+    // Given back first: signals come after it.
+    guard: FileGuard<'static>,
+    pub(crate) file_system: FileSystemRef,
+    _holding: Holding,
+    _signals: SignalsBlocked,
+}
+
+impl Deref for Locked {
+    type Target = FileGuard<'static>;
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        &self.guard
+    }
+}
+
+/// Why a change did not go through the log.
+enum Refused {
+    /// The log has no free space.
+    Full,
+    /// The log does not take it.
+    Never,
+    /// The descriptor is not what it was.
+    Changed,
+}
+
+impl From<AppendError> for Refused {
+    fn from(error: AppendError) -> Self {
+        if error == AppendError::Full { Self::Full } else { Self::Never }
+    }
+}
+
+impl Open {
+    /// The file of `fd`, if it is one that can be covered.
+    #[inline]
+    pub(crate) fn of(fd: c_int) -> Option<Self> {
+        let log = process::log()?;
+        let known = files::of(fd);
+        (known.kind == Kind::File).then_some(Self { log, fd, known })
+    }
+
+    /// As [`of`](Self::of), for descriptors that can be written to.
+    #[inline]
+    pub(crate) fn writable(fd: c_int) -> Option<Self> {
+        Self::of(fd).filter(|open| !open.known.has(descriptors::READ_ONLY))
+    }
+
+    /// The file's entry; one is made for it where there is none.
+    #[inline]
+    pub(crate) fn entry(&self) -> Option<Entry> {
+        self.known.entry().or_else(|| files::entry(self.log, self.fd, self.known))
+    }
+
+    /// The file's entry, if there may be one.
+    #[inline]
+    pub(crate) fn entry_if_any(&self) -> Option<Entry> {
+        let may_have = || self.log.may_have(self.known.device, self.known.inode);
+        self.known.entry().or_else(|| may_have().then(|| self.entry())?)
+    }
+
+    /// Locks the file.
+    #[inline]
+    pub(crate) fn lock(&self, entry: Entry) -> Result<Locked, LockError> {
+        self.lock_within(entry, LOCK_TIMEOUT)
+    }
+
+    fn lock_within(&self, entry: Entry, timeout: Duration) -> Result<Locked, LockError> {
+        let signals = SignalsBlocked::new();
+        let holding = Holding::new().ok_or(LockError::Busy)?;
+        let locked = self.log.lock_within(entry.file, timeout);
+        let guard = locked.or_else(|error| self.lock_again(error, timeout))?;
+        if guard.owner_died() {
+            repair::file(self.log, self.fd, &guard);
+        }
+        let file_system = entry.file_system;
+        Ok(Locked { guard, file_system, _holding: holding, _signals: signals })
+    }
+
+    /// The entry was given away, since nothing depended on it: the file gets another one.
+    #[cold]
+    fn lock_again(
+        &self,
+        error: LockError,
+        timeout: Duration,
+    ) -> Result<FileGuard<'static>, LockError> {
+        if error != LockError::Stale {
+            return Err(error);
+        }
+        let entry = files::entry(self.log, self.fd, self.known).ok_or(error)?;
+        self.log.lock_within(entry.file, timeout)
+    }
+}
+
+pub(crate) fn negated(errno: Errno) -> isize {
+    isize::try_from(-errno).unwrap_or(-5)
+}

@@ -1,0 +1,67 @@
+//! Completes what a process was killed in the middle of on one file: done by the lock's next owner.
+//!
+//! Invariant: when the lock is given on, the file has the whole of the dead writer's change, or the record
+//! is voided. Nobody has changed the file since: the dead process held the lock, and each next owner asks
+//! [`FileGuard::owner_died`] first.
+//!
+//! Entry point: [`file()`].
+#![allow(unsafe_code)] // a descriptor of the program
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use tidegate::log::{Change, FileGuard, Header, Interrupted, Log, RecordKind, copy_to_file};
+
+use crate::raw;
+
+/// Bytes that are copied at once, on the stack of the lock's next owner.
+const STEP_BYTES: usize = 4096;
+
+/// Completes or voids what the former holder of the lock was killed in. `fd` is a descriptor of the file.
+#[cold]
+pub(super) fn file(log: &Log, fd: c_int, guard: &FileGuard<'_>) {
+    for interrupted in log.interrupted_on(guard) {
+        complete(log, fd, guard, &interrupted);
+        log.settle(&interrupted);
+    }
+    guard.repaired();
+}
+
+fn complete(log: &Log, fd: c_int, guard: &FileGuard<'_>, interrupted: &Interrupted) {
+    let Some(header) = interrupted.header.filter(|_| guard.is_logged()) else { return };
+    let completed = match header.kind {
+        RecordKind::Write => write_again(log, fd, &header),
+        RecordKind::SetSize => resize_again(fd, &header),
+        // These are done with their record.
+        RecordKind::Define | RecordKind::Mark | RecordKind::End | RecordKind::Void => return,
+        RecordKind::Zero => Err(io::ErrorKind::Unsupported.into()),
+    };
+    if completed.is_err() {
+        // Part of it may have been done: the next sync is real.
+        let _ = guard.begin().and_then(|mut ticket| ticket.void(header.position));
+        guard.mark_unlogged(false);
+        return;
+    }
+    let size = raw::fstat(fd).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+    if header.kind == RecordKind::SetSize {
+        guard.note_size(size, header.grows);
+    }
+    let (bytes, grew) = (u64::from(header.payload_bytes), true);
+    guard.note_change(Change { bytes, grew, resized: None, size });
+}
+
+fn write_again(log: &Log, fd: c_int, header: &Header) -> io::Result<()> {
+    let mut buffer = [0; STEP_BYTES];
+    let (position, len) = (header.data_position(), u64::from(header.payload_bytes));
+    // The program's own descriptor serves, or none: to close a second one of the file would take the
+    // program's record locks away.
+    // SAFETY: open for the time of this call.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    copy_to_file(log.pool(), position, len, file, header.offset, &mut buffer)
+}
+
+fn resize_again(fd: c_int, header: &Header) -> io::Result<()> {
+    let size = i64::try_from(header.offset).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    raw::ftruncate(fd, size).map(drop).map_err(io::Error::from_raw_os_error)
+}

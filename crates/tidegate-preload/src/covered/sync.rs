@@ -1,0 +1,285 @@
+//! Syncs of a file: real ones, and those that the log answers.
+//!
+//! Invariants:
+//! 1. The log answers a sync of a covered file only where the kernel would commit nothing of the journal for
+//!    it, or where nothing is pending in the file system: asked after the sync began. A sync after the
+//!    file's own names or attributes were changed is real: on XFS even `fdatasync` commits those.
+//! 2. A mark is appended after a real sync only if the file has not changed since before that sync.
+//! 3. No lock is held over a real sync: writers of the file would wait for the disk.
+
+use std::ffi::c_int;
+
+use tidegate::log::Counter;
+
+use super::{Locked, Open, negated};
+use crate::descriptors::{self, Entry};
+use crate::raw;
+
+/// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast disk that
+/// the log saves, and pushes other files' records out of the log.
+const GAIN_BYTES_MAX: u64 = 4 << 20;
+
+/// How much of a file is to be made durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sync {
+    /// As `fsync`.
+    All,
+    /// As `fdatasync`.
+    Data,
+}
+
+impl Sync {
+    /// Makes the system call: its result as the kernel gives it.
+    pub(crate) fn run(self, fd: c_int) -> isize {
+        let result = match self {
+            Self::All => raw::fsync(fd),
+            Self::Data => raw::fdatasync(fd),
+        };
+        result.map_or_else(negated, |_| 0)
+    }
+}
+
+/// A write-back of the file failed before, and nobody was told.
+const FAILED: isize = -(libc::EIO as isize);
+
+impl Open {
+    /// Makes the file durable, by the kernel where the log does not answer.
+    pub(crate) fn sync(&self, wanted: Sync) -> isize {
+        let Some(entry) = self.entry_if_any() else { return self.sync_plain(wanted) };
+        let Ok(guard) = self.lock(entry) else { return self.sync_real(wanted) };
+        let failed = guard.take_failure();
+        if guard.is_logged() {
+            // What the kernel may have dropped, the log still has.
+            return if failed { FAILED } else { self.sync_logged(entry, guard, wanted) };
+        }
+        drop(guard);
+        let result = self.sync_plain(wanted);
+        if failed && result == 0 { FAILED } else { result }
+    }
+
+    /// Syncs a file whose story has begun.
+    pub(crate) fn sync_logged(&self, entry: Entry, guard: Locked, wanted: Sync) -> isize {
+        if !guard.is_covered() {
+            drop(guard);
+            return self.sync_plain(wanted);
+        }
+        if guard.unsynced_bytes() > GAIN_BYTES_MAX {
+            return self.leave_for_gain(&guard, wanted);
+        }
+        if guard.has_own_changes() {
+            return self.sync_pending(entry, guard, Sync::All);
+        }
+        let is_needed = match wanted {
+            Sync::Data => guard.has_grown(),
+            Sync::All => guard.was_written(),
+        };
+        if !is_needed {
+            self.log.note_sync_skipped(entry.file);
+            return self.answered();
+        }
+        if !self.log.is_pending(guard.file_system) && guard.mark(guard.size()).is_ok() {
+            return self.answered();
+        }
+        self.sync_pending(entry, guard, wanted)
+    }
+
+    fn answered(&self) -> isize {
+        self.log.stats().add(Counter::SyncsSkipped, 1);
+        0
+    }
+
+    /// Syncs a covered file for real, which commits what is pending.
+    fn sync_pending(&self, entry: Entry, guard: Locked, wanted: Sync) -> isize {
+        self.log.stats().add(Counter::SyncsPending, 1);
+        let (story, change, size) = (guard.story(), guard.last_change(), guard.size());
+        let own_changes = guard.own_changes();
+        let (grown_changes, file_system) = (guard.grown_changes(), guard.file_system);
+        drop(guard);
+        let result = self.sync_real(wanted);
+        if result == 0 {
+            self.log.committed(file_system, grown_changes);
+        }
+        let Ok(guard) = self.lock(entry) else { return result };
+        if result < 0 {
+            // The program is told now; the kernel may take for clean what the disk did not take.
+            guard.note_dropped();
+            return result;
+        }
+        if wanted == Sync::All {
+            guard.own_synced(own_changes);
+        }
+        if (guard.story(), guard.last_change()) == (story, change) && guard.is_logged() {
+            // Without it the next sync is real.
+            let _ = guard.mark(size);
+            guard.note_real_sync();
+        }
+        result
+    }
+
+    /// A file that logs more between two syncs than a sync costs leaves at one.
+    #[cold]
+    fn leave_for_gain(&self, guard: &Locked, wanted: Sync) -> isize {
+        let result = self.sync_real(wanted);
+        if result < 0 {
+            guard.note_dropped();
+            return result;
+        }
+        descriptors::forget_syncs(self.fd);
+        self.leave(guard);
+        result
+    }
+
+    /// Syncs a plain file, which may be covered from then on.
+    fn sync_plain(&self, wanted: Sync) -> isize {
+        if self.may_be_admitted() { self.admit(wanted) } else { self.sync_real(wanted) }
+    }
+
+    /// The sync that the program has asked for.
+    pub(crate) fn sync_real(&self, wanted: Sync) -> isize {
+        let start_ns = raw::now_ns();
+        let result = wanted.run(self.fd);
+        let stats = self.log.stats();
+        stats.add(Counter::SyncsReal, 1);
+        stats.add(Counter::SyncsRealNs, raw::now_ns().saturating_sub(start_ns));
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::IoSlice;
+    use std::os::unix::fs::FileExt;
+
+    use super::super::{Place, Request};
+    use super::*;
+    use crate::testing::World;
+
+    struct Case {
+        world: World,
+        file: File,
+        open: Open,
+        entry: Entry,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            let world = World::new();
+            let file = world.file("file");
+            let open = world.covered(&file, 0);
+            let entry = open.entry().unwrap();
+            Self { world, file, open, entry }
+        }
+
+        fn write(&self, at: u64) {
+            let parts = [IoSlice::new(b"data")];
+            let kernel = || self.file.write_at(b"data", at).unwrap().cast_signed();
+            self.open.write(&Request { parts: &parts, place: Place::At(at) }, kernel);
+        }
+
+        /// A name was changed somewhere in the file system.
+        fn rename(&self) {
+            self.world.log.note_change(self.entry.file_system);
+            self.world.log.note_change(self.entry.file_system);
+        }
+
+        fn is_pending(&self) -> bool {
+            self.world.log.is_pending(self.entry.file_system)
+        }
+
+        /// What a sync appends, and whether it is real.
+        fn sync(&self, wanted: Sync) -> (String, bool) {
+            let (log, from) = (self.world.log, self.world.log.head());
+            let before = log.stats().total(Counter::SyncsReal);
+            assert_eq!(self.open.sync(wanted), 0);
+            let is_real = log.stats().total(Counter::SyncsReal) > before;
+            (self.world.records_since(from), is_real)
+        }
+    }
+
+    fn answered(records: &str) -> (String, bool) {
+        (records.to_owned(), false)
+    }
+
+    fn real(records: &str) -> (String, bool) {
+        (records.to_owned(), true)
+    }
+
+    #[test]
+    fn a_sync_after_growth_marks_and_after_overwrites_does_nothing() {
+        let case = Case::new();
+        assert_eq!(case.sync(Sync::All), answered(""));
+        case.write(0);
+        assert_eq!(case.sync(Sync::Data), answered(""));
+        assert_eq!(case.sync(Sync::All), answered(""));
+        case.write(2);
+        assert_eq!(case.sync(Sync::Data), answered("mark:6"));
+        assert_eq!(case.sync(Sync::Data), answered(""));
+        case.write(2);
+        assert_eq!(case.sync(Sync::Data), answered(""), "promised bytes are overwritten");
+    }
+
+    #[test]
+    fn only_a_sync_that_would_commit_waits_for_what_is_pending() {
+        let case = Case::new();
+        case.write(0);
+        case.rename();
+        assert_eq!(case.sync(Sync::Data), answered(""));
+        assert!(case.is_pending());
+        assert_eq!(case.sync(Sync::All), real(""), "the time of the write");
+        assert!(case.is_pending(), "no growth: it is not certain that it was committed");
+        assert_eq!(case.sync(Sync::All), answered(""));
+        case.write(4);
+        assert_eq!(case.sync(Sync::Data), real("mark:8"));
+        assert!(!case.is_pending(), "growth that began after it was committed");
+    }
+
+    #[test]
+    fn growth_before_a_change_does_not_commit_it() {
+        let case = Case::new();
+        case.write(4);
+        case.rename();
+        assert_eq!(case.sync(Sync::Data), real("mark:8"));
+        assert!(case.is_pending(), "the kernel may have committed the growth before the change");
+        case.write(6);
+        assert_eq!(case.sync(Sync::Data), real("mark:10"));
+        assert!(!case.is_pending());
+    }
+
+    #[test]
+    fn an_overwrite_of_growth_that_was_not_marked_does_not_commit() {
+        let case = Case::new();
+        case.write(4);
+        case.rename();
+        case.write(4);
+        assert_eq!(case.sync(Sync::Data), real("mark:8"));
+        assert!(case.is_pending());
+    }
+
+    #[test]
+    fn a_sync_after_the_file_was_renamed_is_real() {
+        let case = Case::new();
+        case.world.log.note_own_change(case.entry.file);
+        assert_eq!(case.sync(Sync::Data), real(""));
+        assert_eq!(case.sync(Sync::Data), answered(""));
+    }
+
+    #[test]
+    fn a_failed_write_back_is_told_once() {
+        let case = Case::new();
+        case.world.log.note_failure(case.entry.file).unwrap();
+        assert_eq!(case.open.sync(Sync::Data), FAILED);
+        assert_eq!(case.open.sync(Sync::Data), 0);
+    }
+
+    #[test]
+    fn a_file_that_logs_more_than_a_sync_costs_leaves_at_one() {
+        let case = Case::new();
+        let guard = case.open.lock(case.entry).unwrap();
+        let (bytes, size) = (GAIN_BYTES_MAX + 1, guard.size());
+        guard.note_change(tidegate::log::Change { bytes, grew: false, resized: None, size });
+        drop(guard);
+        assert_eq!(case.sync(Sync::Data), real("end"));
+        assert_eq!(case.sync(Sync::Data), real(""));
+    }
+}

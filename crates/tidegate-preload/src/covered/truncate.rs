@@ -1,0 +1,136 @@
+//! Truncation of files: `ftruncate`, `truncate`, `O_TRUNC`.
+//!
+//! Invariants:
+//! 1. The truncation of a covered file is recorded, and then made in the kernel, only while nothing is
+//!    pending in its file system: recovery always applies a cut, which must not outlive an earlier change
+//!    that it lacks. Else the file leaves first.
+//! 2. That of a plain file is counted as pending.
+
+use tidegate::log::{Change, FileGuard, Ticket};
+
+use super::{Locked, Open, Refused};
+use crate::{metadata, plain, process};
+
+/// What a truncation counts for among the bytes that a file has logged: its record.
+const RECORD_BYTES: u64 = 64;
+
+impl Open {
+    /// Truncates the file to `size` bytes; `kernel` is the program's own system call.
+    pub(crate) fn truncate(&self, size: u64, kernel: impl FnOnce() -> isize) -> isize {
+        if let Some(in_flight) = plain::enter(self) {
+            let result = metadata::counted(kernel);
+            drop(in_flight);
+            return result;
+        }
+        let Some(entry) = self.entry() else {
+            return self.unidentified(|| metadata::counted(kernel));
+        };
+        let Ok(guard) = self.lock(entry) else {
+            return self.without_lock(entry, || metadata::counted(kernel));
+        };
+        if !guard.is_logged() {
+            return metadata::counted(kernel);
+        }
+        let recorded = self.may_be_recorded(&guard, size).then(|| self.record_size(&guard, size));
+        if let Some(Ok((ticket, position))) = recorded {
+            return self.cut(&guard, ticket, position, size, kernel);
+        }
+        self.leave(&guard);
+        metadata::counted(kernel)
+    }
+
+    fn may_be_recorded(&self, guard: &Locked, size: u64) -> bool {
+        // The kernel refuses a larger one, or kills for it: then nobody may do it once more.
+        size <= process::file_bytes_max()
+            && guard.is_covered()
+            && !self.log.is_pending(guard.file_system)
+    }
+
+    fn record_size<'g>(
+        &self,
+        guard: &'g FileGuard<'_>,
+        size: u64,
+    ) -> Result<(Ticket<'g>, u64), Refused> {
+        let mut ticket = guard.begin()?;
+        if ticket.needs_define() {
+            self.define_again(guard, &mut ticket)?;
+        }
+        let position = ticket.set_size(size, size > guard.size())?;
+        Ok((ticket, position))
+    }
+
+    fn cut(
+        &self,
+        guard: &Locked,
+        mut ticket: Ticket<'_>,
+        position: u64,
+        size: u64,
+        kernel: impl FnOnce() -> isize,
+    ) -> isize {
+        let grew = size > guard.size();
+        let changes = self.log.changes(guard.file_system);
+        let result = kernel();
+        if result >= 0 {
+            guard.note_size(size, grew);
+            let (bytes, resized) = (RECORD_BYTES, Some(changes));
+            guard.note_change(Change { bytes, grew: true, resized, size });
+        } else if ticket.void(position).is_err() {
+            drop(ticket);
+            self.leave(guard);
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::World;
+
+    /// What a truncation to `size` bytes records, of a covered file of four; and whether it is still covered.
+    fn truncated(size: u64, result: isize, prepare: impl FnOnce(&World, &Open)) -> (String, bool) {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.covered(&file, 0);
+        prepare(&world, &open);
+        let from = world.log.head();
+        assert_eq!(open.truncate(size, || result), result);
+        (world.records_since(from), world.is_covered(&open))
+    }
+
+    fn pending(world: &World, open: &Open) {
+        world.log.note_change(open.entry().unwrap().file_system);
+    }
+
+    #[test]
+    fn a_truncation_is_recorded_only_while_nothing_is_pending() {
+        let recorded = |records: &str| (records.to_owned(), true);
+        assert_eq!(truncated(2, 0, |_, _| ()), recorded("size:2"));
+        assert_eq!(truncated(4, 0, |_, _| ()), recorded("size:4"));
+        assert_eq!(truncated(9, 0, |_, _| ()), recorded("size:9+"));
+        assert_eq!(truncated(2, -1, |_, _| ()), recorded("size:2 void"));
+        assert_eq!(truncated(2, 0, pending), ("end".to_owned(), false));
+        assert_eq!(truncated(u64::MAX, -1, |_, _| ()), ("end".to_owned(), false));
+    }
+
+    #[test]
+    fn that_of_a_covered_file_is_not_pending_but_needs_a_mark() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.covered(&file, 0);
+        let entry = open.entry().unwrap();
+        open.truncate(2, || 0);
+        assert!(!world.log.is_pending(entry.file_system) && world.log.has_grown(entry.file));
+        let guard = open.lock(entry).unwrap();
+        assert_eq!((guard.size(), guard.durable_size()), (2, 2));
+        assert!(guard.grows(3) && !guard.grows(2));
+    }
+
+    #[test]
+    fn that_of_a_plain_file_leaves_no_record() {
+        let world = World::new();
+        let file = world.file("file");
+        assert_eq!(world.open(&file, 0).truncate(2, || 0), 0);
+        assert_eq!(world.records_since(0), "");
+    }
+}

@@ -1,0 +1,382 @@
+//! A write of a covered file.
+//!
+//! Invariants:
+//! 1. A write is in the log, durable, before the kernel makes it, and the file's lock is held over both: the
+//!    order of records is the order in which the page cache changed.
+//! 2. A write that the log does not take is made once the file has left the log, under its lock.
+//!
+//! Descriptors keep `O_SYNC` and `O_DSYNC` in the kernel, which then syncs each write for real.
+
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tidegate::log::{Change, Counter, FileGuard, Ticket};
+
+use super::{Locked, Open, Place, Refused, SPACE_TIMEOUT, Sync};
+use crate::descriptors::{self, DIRECT};
+use crate::path::{self, PathBuffer};
+use crate::{files, metadata, plain, process, raw};
+
+/// How often a write waits for free space: other writers may take it first.
+const WAITS: u32 = 60;
+
+/// A write as the program asked for it.
+pub(crate) struct Request<'a> {
+    pub(crate) parts: &'a [IoSlice<'a>],
+    pub(crate) place: Place,
+}
+
+impl Request<'_> {
+    fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len() as u64).sum()
+    }
+}
+
+/// A write that was recorded, before the kernel made it.
+pub(super) struct Recorded<'a> {
+    pub(super) start: u64,
+    pub(super) parts: &'a [IoSlice<'a>],
+    /// Position of its record.
+    pub(super) position: u64,
+    /// The count of changes in the file system before.
+    pub(super) changes: u64,
+}
+
+impl Open {
+    /// Writes by the kernel alone, if the file is plain; `kernel` is the program's own system call.
+    #[inline]
+    pub(crate) fn write_plain(&self, kernel: impl Fn() -> isize) -> Option<isize> {
+        let in_flight = plain::enter(self)?;
+        // A direct write changes extents at once, which a later sync of another file would commit.
+        let is_direct = self.known.has(DIRECT);
+        let result = if is_direct { metadata::counted(kernel) } else { kernel() };
+        drop(in_flight);
+        Some(self.synced_if_wanted(result))
+    }
+
+    /// Writes by the file's entry; `kernel` is the program's own system call.
+    pub(crate) fn write(&self, request: &Request<'_>, kernel: impl Fn() -> isize) -> isize {
+        let bytes = request.bytes();
+        if bytes == 0 {
+            return kernel();
+        }
+        if self.known.has(DIRECT) {
+            self.pin();
+            return metadata::counted(kernel);
+        }
+        let stats = self.log.stats();
+        if !stats.wants_latencies() {
+            return self.synced_if_wanted(self.write_by_entry(request, bytes, kernel));
+        }
+        let start_ns = raw::now_ns();
+        let result = self.write_by_entry(request, bytes, kernel);
+        stats.record_latency(raw::now_ns().saturating_sub(start_ns));
+        self.synced_if_wanted(result)
+    }
+
+    /// The result of a write, which is synced first where each is to be.
+    #[inline]
+    fn synced_if_wanted(&self, result: isize) -> isize {
+        if result <= 0 || !process::every_write() {
+            return result;
+        }
+        let synced = self.sync(Sync::Data);
+        if synced < 0 { synced } else { result }
+    }
+
+    fn write_by_entry(
+        &self,
+        request: &Request<'_>,
+        bytes: u64,
+        kernel: impl Fn() -> isize,
+    ) -> isize {
+        let Some(entry) = self.entry() else { return self.unidentified(kernel) };
+        for wait in 0..=WAITS {
+            let Ok(guard) = self.lock(entry) else { return self.without_lock(entry, kernel) };
+            if !guard.is_logged() {
+                return kernel();
+            }
+            let space = self.log.room();
+            let logged = if self.log.is_suspended() || guard.is_sticky() {
+                Err(Refused::Never)
+            } else {
+                self.write_logged(&guard, request, bytes, &kernel)
+            };
+            match logged {
+                Ok(result) => return result,
+                Err(Refused::Full) if wait < WAITS && self.may_get_space() => {
+                    drop(guard);
+                    self.wait_for_space(space);
+                }
+                Err(Refused::Changed) => {
+                    descriptors::clear(self.fd);
+                    return kernel();
+                }
+                Err(Refused::Full | Refused::Never) => {
+                    self.leave(&guard);
+                    self.log.stats().add(Counter::UnloggedWrites, 1);
+                    return kernel();
+                }
+            }
+        }
+        kernel()
+    }
+
+    /// The supervisor frees space; or one wait has not shown yet that nobody takes over from one that died.
+    #[cold]
+    fn may_get_space(&self) -> bool {
+        static DESERTED: AtomicBool = AtomicBool::new(false);
+        let is_alive = self.log.supervisor_alive();
+        let was_deserted = DESERTED.swap(!is_alive, Ordering::Relaxed);
+        is_alive || !was_deserted
+    }
+
+    #[cold]
+    fn wait_for_space(&self, seen: u32) {
+        let start_ns = raw::now_ns();
+        self.log.wait_for_room(seen, SPACE_TIMEOUT);
+        let stats = self.log.stats();
+        stats.add(Counter::FullWaits, 1);
+        stats.add(Counter::FullWaitNs, raw::now_ns().saturating_sub(start_ns));
+    }
+
+    #[inline]
+    fn write_logged(
+        &self,
+        guard: &Locked,
+        request: &Request<'_>,
+        bytes: u64,
+        kernel: &impl Fn() -> isize,
+    ) -> Result<isize, Refused> {
+        let mut ticket = guard.begin()?;
+        if ticket.needs_define() {
+            self.define_again(guard, &mut ticket)?;
+        }
+        let start = self.place(request.place).map_err(|_| Refused::Changed)?;
+        let end = start.saturating_add(bytes);
+        if end > process::file_bytes_max() {
+            // The process may be killed for it: then nobody may make the write once more.
+            return Err(Refused::Never);
+        }
+        let (grew, size) = (guard.grows(end), guard.size());
+        if grew && guard.was_cut() && self.log.is_pending(guard.file_system) {
+            // Recovery could not tell this growth from the bytes before the cut, and would show it without
+            // what is pending.
+            return Err(Refused::Never);
+        }
+        let changes = if grew { self.log.changes(guard.file_system) } else { 0 };
+        let position = ticket.write(start, request.parts, grew)?;
+        let result = kernel();
+        if self.is_as_recorded(request.place, start, bytes, result) {
+            if start > size {
+                guard.note_hole();
+            }
+            let resized = (end > size).then_some(changes);
+            guard.note_change(Change { bytes, grew, resized, size: size.max(end) });
+        } else {
+            let recorded = Recorded { start, parts: request.parts, position, changes };
+            self.correct(guard, ticket, &recorded, request.place, result);
+            return Ok(result);
+        }
+        ticket.count(bytes);
+        Ok(result)
+    }
+
+    /// Defines the file anew by the slot of `ticket`, since the tail is about to pass the last definition.
+    /// By the same slot, which keeps the tail where it is: by another one the file would have to be
+    /// defined again where the cleaner has looked in between.
+    #[cold]
+    pub(super) fn define_again(
+        &self,
+        guard: &FileGuard<'_>,
+        ticket: &mut Ticket<'_>,
+    ) -> Result<(), Refused> {
+        let identified = files::identify(self.log, self.fd).ok_or(Refused::Never)?;
+        let mut path = PathBuffer::new();
+        if path::of_descriptor(self.fd, &mut path).is_err() {
+            path.clear();
+        }
+        Ok(guard.define_again(ticket, &identified.definition(&path))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Seek, SeekFrom, Write};
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::testing::World;
+
+    /// Each look of the cleaner asks for newer definitions.
+    #[test]
+    fn a_cleaner_that_looks_all_the_time_keeps_no_write_out_of_the_log() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.covered(&file, 0);
+        let (log, writes) = (world.log, 2000);
+        let (looks, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    log.retire_to(log.safe_position()).unwrap();
+                    looks.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            for number in 0..writes {
+                let seen = looks.load(Ordering::Relaxed);
+                while looks.load(Ordering::Relaxed) == seen {
+                    std::thread::yield_now();
+                }
+                let parts = [IoSlice::new(b"data")];
+                let request = Request { parts: &parts, place: Place::At(number) };
+                let kernel = || file.write_at(b"data", number).unwrap().cast_signed();
+                assert_eq!(open.write(&request, kernel), 4);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(log.stats().total(Counter::Writes), writes);
+        assert!(world.is_covered(&open));
+        let definitions = log.stats().total(Counter::Definitions);
+        assert!(definitions <= writes + 2, "{definitions} definitions");
+    }
+
+    /// The records of a write of "data", by `kernel`, to a covered file that has four bytes; and whether the
+    /// file is still covered.
+    fn recorded(
+        flags: u32,
+        place: Place,
+        kernel: impl Fn(&World, &File) -> isize,
+    ) -> (String, bool) {
+        let world = World::new();
+        drop(world.file("file"));
+        let appends = flags & descriptors::APPEND != 0;
+        let file = File::options().write(true).append(appends).open(world.path("file")).unwrap();
+        let open = world.covered(&file, flags);
+        let from = world.log.head();
+        assert_eq!(open.write_plain(|| unreachable!("it is covered")), None);
+        let parts = [IoSlice::new(b"data")];
+        open.write(&Request { parts: &parts, place }, || kernel(&world, &file));
+        (world.records_since(from), world.is_covered(&open))
+    }
+
+    fn write(mut file: &File) -> isize {
+        file.write(b"data").unwrap().cast_signed()
+    }
+
+    fn move_to(mut file: &File, to: u64) {
+        file.seek(SeekFrom::Start(to)).unwrap();
+    }
+
+    fn others_append(world: &World) {
+        let mut others = File::options().append(true).open(world.path("file")).unwrap();
+        others.write_all(b"others").unwrap();
+    }
+
+    /// Other threads move the position at any time, and programs outside append.
+    #[test]
+    fn a_record_says_where_the_kernel_has_written_or_the_disk_has_it() {
+        let (current, appends) = (Place::Current, descriptors::APPEND);
+        let write_then_move = |_: &World, file: &File| {
+            let result = write(file);
+            move_to(file, 1);
+            result
+        };
+        let move_then_write = |_: &World, file: &File| {
+            move_to(file, 40);
+            write(file)
+        };
+        let append_second = |world: &World, file: &File| {
+            others_append(world);
+            write(file)
+        };
+        let append_first = |world: &World, file: &File| {
+            let result = write(file);
+            others_append(world);
+            result
+        };
+        let append_both = |world: &World, file: &File| {
+            others_append(world);
+            append_first(world, file)
+        };
+        let write_less = |_: &World, mut file: &File| file.write(b"da").unwrap().cast_signed();
+        let write_less_and_move = |_: &World, mut file: &File| {
+            let result = file.write(b"da").unwrap().cast_signed();
+            move_to(file, 1);
+            result
+        };
+        let by_disk = |records: &str| (format!("{records} void end"), false);
+        let by_log = |records: &str| (records.to_owned(), true);
+        assert_eq!(recorded(appends, current, write_then_move), by_log("4+"));
+        assert_eq!(recorded(appends, current, move_then_write), by_log("4+"));
+        assert_eq!(recorded(appends, current, append_first), by_log("4+"));
+        assert_eq!(recorded(appends, current, append_second), by_log("4+ void 10+"));
+        assert_eq!(recorded(appends, current, append_both), by_disk("4+"));
+        assert_eq!(recorded(appends, current, write_less_and_move), by_log("4+ void 4+"));
+        assert_eq!(recorded(appends, Place::At(0), append_first), by_disk("4+"));
+        assert_eq!(recorded(0, current, write_then_move), by_disk("0"));
+        assert_eq!(recorded(0, current, move_then_write), by_disk("0"));
+        assert_eq!(recorded(0, current, write_less), by_log("0 void 0"));
+        assert_eq!(recorded(0, current, write_less_and_move), by_disk("0"));
+        assert_eq!(recorded(0, current, |_, _| -(libc::EFAULT as isize)), by_log("0 void"));
+        assert_eq!(recorded(0, current, |_, _| -(libc::EIO as isize)), by_disk("0"));
+    }
+
+    #[test]
+    fn only_what_overwrites_the_durable_part_does_not_grow_the_file() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.covered(&file, 0);
+        let from = world.log.head();
+        for at in [0, 1, 100, 0, 100] {
+            let parts = [IoSlice::new(b"dat")];
+            let kernel = || file.write_at(b"dat", at).unwrap().cast_signed();
+            open.write(&Request { parts: &parts, place: Place::At(at) }, kernel);
+        }
+        assert_eq!(world.records_since(from), "0 1 100+ 0+ 100+", "a hole makes all of it growth");
+    }
+
+    #[test]
+    fn a_handler_inside_an_operation_on_the_file_ends_its_story() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.covered(&file, 0);
+        let entry = open.entry().unwrap();
+        let guard = open.lock(entry).unwrap();
+        let from = world.log.head();
+        let parts = [IoSlice::new(b"data")];
+        let request = Request { parts: &parts, place: Place::At(0) };
+        assert_eq!(open.write(&request, || 4), 4);
+        drop(guard);
+        assert_eq!(world.records_since(from), "end");
+        assert!(!world.is_covered(&open) && open.write_plain(|| 4) == Some(4));
+    }
+
+    #[test]
+    fn writes_of_plain_files_leave_no_record() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.open(&file, 0);
+        assert_eq!(open.write_plain(|| 4), Some(4));
+        assert!(!world.log.may_have(open.known.device, open.known.inode));
+        open.entry().unwrap();
+        assert_eq!(open.write_plain(|| 4), None, "it may be logged");
+        let parts = [IoSlice::new(b"data")];
+        assert_eq!(open.write(&Request { parts: &parts, place: Place::At(0) }, || 4), 4);
+        assert_eq!(world.records_since(0), "");
+    }
+
+    #[test]
+    fn while_logging_is_suspended_a_write_makes_its_file_leave() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.covered(&file, 0);
+        let from = world.log.head();
+        world.log.suspend();
+        let parts = [IoSlice::new(b"data")];
+        assert_eq!(open.write(&Request { parts: &parts, place: Place::At(0) }, || 4), 4);
+        assert_eq!(world.records_since(from), "end");
+    }
+}

@@ -1,0 +1,166 @@
+//! Hooks: the C functions that change names.
+//!
+//! Each makes the system call that the C library's function makes, so that errors are the kernel's; and is
+//! counted as pending: no record has names.
+#![allow(unsafe_code)] // C's functions
+#![allow(clippy::missing_safety_doc)] // as in the manual of each
+
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use std::ptr;
+
+use libc::{FILE, sockaddr, socklen_t};
+
+use crate::metadata::{Named, counted_of};
+use crate::raw::{self, words};
+use crate::readable::is_readable;
+use crate::{metadata, next};
+
+/// A system call with arguments of the program.
+fn call(number: c_long, arguments: [usize; 6]) -> isize {
+    // SAFETY: the program's promise to the function that it called.
+    unsafe { raw::call(number, arguments) }
+}
+
+fn result(result: isize) -> c_int {
+    c_int::try_from(raw::returned(result)).unwrap_or(-1)
+}
+
+/// A new name of what is no file with data, and no other name's.
+fn make_name(number: c_long, arguments: [usize; 6]) -> c_int {
+    result(metadata::counted(|| call(number, arguments)))
+}
+
+fn remove_name(directory: c_int, at: *const c_char, flags: c_int) -> isize {
+    let named = [Named::entry(directory, at)];
+    counted_of(named, || call(libc::SYS_unlinkat, words![directory, at, flags]))
+}
+
+fn change_name(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_uint) -> c_int {
+    // As the C library does: where `renameat2` is forbidden, the older call may not be.
+    let number = if flags == 0 { libc::SYS_renameat } else { libc::SYS_renameat2 };
+    let named = [Named::entry(from.0, from.1), Named::entry(to.0, to.1)];
+    result(counted_of(named, || call(number, words![from.0, from.1, to.0, to.1, flags])))
+}
+
+fn add_name(old: (c_int, *const c_char), new: (c_int, *const c_char), flags: c_int) -> c_int {
+    let follows = flags & libc::AT_SYMLINK_FOLLOW != 0;
+    let flags_of_old = if follows { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+    let named = [Named::at(old.0, old.1, flags_of_old)];
+    result(counted_of(named, || call(libc::SYS_linkat, words![old.0, old.1, new.0, new.1, flags])))
+}
+
+/// What programs that are older than glibc 2.33 pass.
+fn device_at(device: *const u64) -> u64 {
+    // SAFETY: the program's promise to the function that it called.
+    unsafe { device.as_ref() }.copied().unwrap_or(0)
+}
+
+/// The C library makes the directory by itself.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
+    let Some(mkdtemp) = next::mkdtemp.get() else {
+        raw::set_errno(libc::ENOSYS);
+        return ptr::null_mut();
+    };
+    // SAFETY: the same function.
+    metadata::counted(|| unsafe { mkdtemp(template) })
+}
+
+/// The C library makes the file by itself, and may give it a name for a moment.
+macro_rules! temporary {
+    ($($name:ident)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name() -> *mut FILE {
+            match next::$name.get() {
+                // SAFETY: the same function.
+                Some(function) => metadata::counted(|| unsafe { function() }),
+                None => ptr::null_mut(),
+            }
+        }
+    )*};
+}
+temporary!(tmpfile tmpfile64);
+
+/// Gives a socket an address, which may be a name in a directory.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the program's own arguments.
+    let bind = || unsafe { raw::call(libc::SYS_bind, words![fd, at, len]) };
+    let family = at.cast::<libc::sa_family_t>();
+    let is_there = is_readable(family.cast::<c_void>(), size_of::<libc::sa_family_t>());
+    // SAFETY: readable.
+    let family = is_there.then(|| unsafe { family.read_unaligned() });
+    let is_name = family.is_some_and(|family| c_int::from(family) == libc::AF_UNIX);
+    result(if is_name { metadata::counted(bind) } else { bind() })
+}
+
+macro_rules! hooks {
+    ($($name:ident($($argument:ident: $kind:ty),*) $body:block)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub(crate) unsafe extern "C" fn $name($($argument: $kind),*) -> c_int $body
+    )*};
+}
+
+hooks! {
+    rename(from: *const c_char, to: *const c_char) {
+        change_name((libc::AT_FDCWD, from), (libc::AT_FDCWD, to), 0)
+    }
+    renameat(from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char) {
+        change_name((from_dir, from), (to_dir, to), 0)
+    }
+    renameat2(from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char, flags: c_uint) {
+        change_name((from_dir, from), (to_dir, to), flags)
+    }
+    unlink(path: *const c_char) {
+        result(remove_name(libc::AT_FDCWD, path, 0))
+    }
+    unlinkat(directory: c_int, path: *const c_char, flags: c_int) {
+        result(remove_name(directory, path, flags))
+    }
+    rmdir(path: *const c_char) {
+        result(remove_name(libc::AT_FDCWD, path, libc::AT_REMOVEDIR))
+    }
+    remove(path: *const c_char) {
+        const IS_DIRECTORY: isize = -(libc::EISDIR as isize);
+        match remove_name(libc::AT_FDCWD, path, 0) {
+            IS_DIRECTORY => result(remove_name(libc::AT_FDCWD, path, libc::AT_REMOVEDIR)),
+            other => result(other),
+        }
+    }
+    link(old: *const c_char, new: *const c_char) {
+        add_name((libc::AT_FDCWD, old), (libc::AT_FDCWD, new), 0)
+    }
+    linkat(old_dir: c_int, old: *const c_char, new_dir: c_int, new: *const c_char, flags: c_int) {
+        add_name((old_dir, old), (new_dir, new), flags)
+    }
+    symlink(text: *const c_char, path: *const c_char) {
+        make_name(libc::SYS_symlinkat, words![text, libc::AT_FDCWD, path])
+    }
+    symlinkat(text: *const c_char, directory: c_int, path: *const c_char) {
+        make_name(libc::SYS_symlinkat, words![text, directory, path])
+    }
+    mkdir(path: *const c_char, mode: c_uint) {
+        make_name(libc::SYS_mkdirat, words![libc::AT_FDCWD, path, mode])
+    }
+    mkdirat(directory: c_int, path: *const c_char, mode: c_uint) {
+        make_name(libc::SYS_mkdirat, words![directory, path, mode])
+    }
+    mknod(path: *const c_char, mode: c_uint, device: u64) {
+        make_name(libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode, device])
+    }
+    mknodat(directory: c_int, path: *const c_char, mode: c_uint, device: u64) {
+        make_name(libc::SYS_mknodat, words![directory, path, mode, device])
+    }
+    __xmknod(_version: c_int, path: *const c_char, mode: c_uint, device: *const u64) {
+        make_name(libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode, device_at(device)])
+    }
+    __xmknodat(_version: c_int, directory: c_int, path: *const c_char, mode: c_uint, device: *const u64) {
+        make_name(libc::SYS_mknodat, words![directory, path, mode, device_at(device)])
+    }
+    mkfifo(path: *const c_char, mode: c_uint) {
+        make_name(libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode | libc::S_IFIFO, 0_usize])
+    }
+    mkfifoat(directory: c_int, path: *const c_char, mode: c_uint) {
+        make_name(libc::SYS_mknodat, words![directory, path, mode | libc::S_IFIFO, 0_usize])
+    }
+}

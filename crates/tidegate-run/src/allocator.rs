@@ -1,0 +1,144 @@
+//! Gives the pool's file its space, ahead of the log's head: making a pool takes no time, and a log
+//! that is little used takes little of a tmpfs.
+//!
+//! Space is had several times as fast as writers fill it (3.5 GB/s against 0.9 GB/s of a tmpfs
+//! where it was measured), so a thread that has begun in time is never caught up with. A log that
+//! is used gets [`FIRST_BYTES`] at once; one of which half of that was used gets all of its space.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use tidegate::log::{Log, LogError};
+use tidegate::pmem::Kind;
+use tidegate::size::Size;
+
+/// What a log starts with.
+const START_BYTES: u64 = 2 << 20;
+/// What a log has that is used.
+const FIRST_BYTES: u64 = 64 << 20;
+/// Space is asked for in steps of this.
+const STEP_BYTES: u64 = 16 << 20;
+
+/// The space of a pool's file.
+#[derive(Debug, Default)]
+pub(crate) struct Allocator {
+    /// Gives the log all of its space.
+    thread: Option<JoinHandle<Result<(), String>>>,
+}
+
+impl Allocator {
+    /// Bytes of the ring that have space already, where all of the file has its space as `is_whole`
+    /// says.
+    pub(crate) fn present_bytes(kind: Kind, is_whole: bool, ring_bytes: u64) -> u64 {
+        if is_whole || kind == Kind::Devdax { ring_bytes } else { 0 }
+    }
+
+    /// Gives a log that is about to start its first space.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn begin(log: &Log) -> Result<Self, LogError> {
+        if log.allocated_bytes() == 0 {
+            log.allocate(START_BYTES)?;
+        }
+        Ok(Self::default())
+    }
+
+    /// Gives a log that is used, or whose writers wait for space as `is_wanted` says, what it may
+    /// need next.
+    ///
+    /// # Errors
+    /// There is no space left, or no thread: the log stays as large as it is. Told once.
+    pub(crate) fn keep_ahead(&mut self, log: &Arc<Log>, is_wanted: bool) -> Result<(), String> {
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            let ended = self.thread.take().and_then(|thread| thread.join().ok());
+            return ended.unwrap_or(Ok(()));
+        }
+        let (allocated, ring_bytes) = (log.allocated_bytes(), log.pool().ring_bytes());
+        let is_used = is_wanted || log.head() > log.tail();
+        let is_limited = log.is_space_limited();
+        if !is_used || is_limited || allocated >= ring_bytes || self.thread.is_some() {
+            return Ok(());
+        }
+        if log.head() % ring_bytes >= FIRST_BYTES / 2 || allocated >= FIRST_BYTES && is_wanted {
+            self.thread = Some(give_all(log).map_err(|error| refused(log, &error))?);
+        } else if allocated < FIRST_BYTES {
+            give(log, FIRST_BYTES)?;
+        }
+        Ok(())
+    }
+
+    /// The head at which space has to be asked for; none, if there is all of it, or will be.
+    pub(crate) fn wake_at(&self, log: &Log) -> Option<u64> {
+        let ring_bytes = log.pool().ring_bytes();
+        let has_all = log.allocated_bytes() >= ring_bytes || log.is_space_limited();
+        if has_all || self.thread.is_some() {
+            return None;
+        }
+        let head = log.head();
+        Some(head + (FIRST_BYTES / 2).saturating_sub(head % ring_bytes).max(1))
+    }
+}
+
+/// Gives the log all of its space, from a thread.
+fn give_all(log: &Arc<Log>) -> io::Result<JoinHandle<Result<(), String>>> {
+    let log = Arc::clone(log);
+    let give_all = move || {
+        let given = give(&log, log.pool().ring_bytes());
+        // Failed memory is for the writer to find that stores there.
+        let _ = log.clear_pages();
+        // The cleaner tells what has failed.
+        log.wake_cleaner();
+        given
+    };
+    std::thread::Builder::new().name("allocator".into()).spawn(give_all)
+}
+
+/// Gives the log space until it has `bytes`.
+fn give(log: &Log, bytes: u64) -> Result<(), String> {
+    while log.allocated_bytes() < bytes.min(log.pool().ring_bytes()) {
+        log.allocate(STEP_BYTES).map_err(|error| refused(log, &error))?;
+    }
+    Ok(())
+}
+
+/// There is no more space: the log has to do with what it has.
+fn refused(log: &Log, error: &dyn std::fmt::Display) -> String {
+    log.stop_allocating();
+    let size = Size { bytes: log.allocated_bytes() };
+    format!("no more space for the log, which stays at {size}: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::{Trial, log_in_file};
+    use super::*;
+
+    #[test]
+    fn a_log_that_is_little_used_gets_little_and_one_that_is_used_gets_all() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let log = log_in_file(&directory.path().join("pool"), 256 << 20);
+        let mut allocator = Allocator::begin(&log).unwrap();
+        allocator.keep_ahead(&log, false).unwrap();
+        assert_eq!(log.allocated_bytes(), START_BYTES);
+        let trial = Trial::over(log);
+        let file = trial.file("file", b"");
+        trial.write(&file, "file", 0, b"x");
+        allocator.keep_ahead(&trial.log, false).unwrap();
+        allocator.keep_ahead(&trial.log, false).unwrap();
+        assert!((FIRST_BYTES..FIRST_BYTES + STEP_BYTES).contains(&trial.log.allocated_bytes()));
+        let ring_bytes = trial.log.pool().ring_bytes();
+        let woken = allocator.wake_at(&trial.log).map(|head| head % ring_bytes);
+        assert_eq!(woken, Some(FIRST_BYTES / 2));
+        for _ in 0..9 {
+            trial.write(&file, "file", 0, &vec![1; 4 << 20]);
+        }
+        allocator.keep_ahead(&trial.log, false).unwrap();
+        let seen = trial.log.work();
+        while trial.log.allocated_bytes() < trial.log.pool().ring_bytes() {
+            trial.log.wait_for_work(seen, u64::MAX, Some(std::time::Duration::from_secs(10)));
+        }
+        assert_eq!(allocator.wake_at(&trial.log), None);
+    }
+}

@@ -1,0 +1,370 @@
+//! What the files' disks lack: the records between tail and head, summed up by segments of the log.
+//!
+//! Invariants:
+//! 1. Every record below [`Backlog::scanned`] that is not retired is part of exactly one segment,
+//!    and segments follow one another without gaps.
+//! 2. A file is known here from its definition on, as long as a record of it can be live:
+//!    definitions are retired after the records that rely on them.
+//!
+//! Nothing here touches a file: `writeback` makes the ranges durable.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use tidegate::log::{Definition, FileHandle, FileSystemId, Header, RecordKind};
+
+use super::ranges::Ranges;
+
+/// A file that the log defines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// Device number.
+    pub(crate) device: u64,
+    /// Inode number.
+    pub(crate) inode: u64,
+    /// What tells it from later files of these numbers.
+    pub(crate) identity: u64,
+    /// Its file system.
+    pub(crate) file_system: FileSystemId,
+    /// Its handle there.
+    pub(crate) handle: FileHandle,
+    /// The path that it had when it was defined; empty if none was known.
+    pub(crate) path: PathBuf,
+    /// Position of its last definition.
+    defined_at: u64,
+}
+
+impl Known {
+    /// The file that `definition` names, which is at `position` of the log.
+    pub(crate) fn of(definition: &Definition<'_>, position: u64) -> Self {
+        Self {
+            device: definition.device,
+            inode: definition.inode,
+            identity: definition.identity,
+            file_system: definition.file_system,
+            handle: definition.handle,
+            path: Path::new(OsStr::from_bytes(definition.path)).to_path_buf(),
+            defined_at: position,
+        }
+    }
+}
+
+/// What was written to a file, all of it taken together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Window {
+    /// Bytes that were written, each time they were.
+    written_bytes: u64,
+    /// The first byte that was written, and the byte behind the last one.
+    start: u64,
+    end: u64,
+}
+
+impl Window {
+    const EMPTY: Self = Self { written_bytes: 0, start: u64::MAX, end: 0 };
+
+    fn add(&mut self, other: Self) {
+        self.written_bytes = self.written_bytes.saturating_add(other.written_bytes);
+        self.start = self.start.min(other.start);
+        self.end = self.end.max(other.end);
+    }
+
+    /// Bytes that differ on the disk at most: what is written again counts once.
+    fn dirty_bytes(&self) -> u64 {
+        self.written_bytes.min(self.end.saturating_sub(self.start))
+    }
+
+    /// The same bytes are written again and again: written back each time would be too often.
+    fn is_hot(&self) -> bool {
+        self.written_bytes > 2 * self.dirty_bytes()
+    }
+}
+
+/// What one file lacks for the records of one segment.
+#[derive(Debug, Clone)]
+struct Part {
+    window: Window,
+    ranges: Ranges,
+    /// Position of the last record about the file.
+    last: u64,
+}
+
+/// What has to be durable before the records up to a position may be retired.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Due {
+    /// Ranges of files, by the files' ids. A file without ranges has changed its size only.
+    pub(crate) files: HashMap<u64, Ranges>,
+}
+
+impl Due {
+    fn add(&mut self, segment: &Segment) {
+        for (id, part) in &segment.files {
+            self.files.entry(*id).or_default().merge(&part.ranges);
+        }
+    }
+
+    fn sorted(mut self) -> Self {
+        self.files.values_mut().for_each(Ranges::sort);
+        self
+    }
+
+    /// Bytes to write, at most.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.files.values().map(Ranges::bytes).sum()
+    }
+}
+
+#[derive(Debug)]
+struct Segment {
+    start: u64,
+    end: u64,
+    files: HashMap<u64, Part>,
+    write_started: bool,
+}
+
+/// The records that are not retired.
+#[derive(Debug)]
+pub(crate) struct Backlog {
+    scanned: u64,
+    segment_bytes: u64,
+    segments: VecDeque<Segment>,
+    known: HashMap<u64, Known>,
+    files_seen: u64,
+}
+
+impl Backlog {
+    /// An empty backlog of a log whose records begin at `position`, with segments of
+    /// `segment_bytes`.
+    pub(crate) fn new(position: u64, segment_bytes: u64) -> Self {
+        let (segments, known) = (VecDeque::new(), HashMap::new());
+        Self { scanned: position, segment_bytes, segments, known, files_seen: 0 }
+    }
+
+    /// Up to where records were added.
+    pub(crate) fn scanned(&self) -> u64 {
+        self.scanned
+    }
+
+    /// Files that were ever defined.
+    pub(crate) fn files_seen(&self) -> u64 {
+        self.files_seen
+    }
+
+    /// The file with this id.
+    pub(crate) fn file(&self, id: u64) -> Option<&Known> {
+        self.known.get(&id)
+    }
+
+    /// Adds a record; `payload` is that of a definition.
+    pub(crate) fn add(&mut self, header: &Header, payload: &[u8]) {
+        match header.kind {
+            RecordKind::Write => {
+                self.change(header, header.offset, u64::from(header.payload_bytes));
+            }
+            RecordKind::Zero => self.change(header, header.offset, header.len),
+            RecordKind::SetSize => self.change(header, header.offset, 0),
+            RecordKind::Define => self.define(header, payload),
+            // All earlier records of the file are durable in it, or are not promised any more.
+            RecordKind::End => self.segments.iter_mut().for_each(|segment| {
+                segment.files.remove(&header.file);
+            }),
+            RecordKind::Void | RecordKind::Mark => {}
+        }
+        // The record is part of a segment, whatever it says.
+        self.segment(header.position);
+        self.reached(header.position + header.record_bytes());
+    }
+
+    /// All records below `position` were added.
+    pub(crate) fn reached(&mut self, position: u64) {
+        self.scanned = self.scanned.max(position);
+        if let Some(segment) = self.segments.back_mut() {
+            segment.end = self.scanned;
+        }
+    }
+
+    fn define(&mut self, header: &Header, payload: &[u8]) {
+        let Some(definition) = Definition::decode(payload) else { return };
+        self.files_seen += u64::from(header.file == header.position);
+        self.known.insert(header.file, Known::of(&definition, header.position));
+    }
+
+    fn change(&mut self, header: &Header, offset: u64, len: u64) {
+        let position = header.position;
+        let files = &mut self.segment(position).files;
+        let part = files.entry(header.file).or_insert_with(|| Part {
+            window: Window::EMPTY,
+            ranges: Ranges::default(),
+            last: position,
+        });
+        part.last = position;
+        part.ranges.add(offset, len);
+        if len > 0 {
+            let end = offset.saturating_add(len);
+            part.window.add(Window { written_bytes: len, start: offset, end });
+        }
+    }
+
+    /// The segment for the record at `position`.
+    fn segment(&mut self, position: u64) -> &mut Segment {
+        let segment_bytes = self.segment_bytes;
+        let is_open = |last: &Segment| position.saturating_sub(last.start) < segment_bytes;
+        if !self.segments.back().is_some_and(is_open) {
+            let (start, end, write_started) = (position, position, false);
+            self.segments.push_back(Segment { start, end, files: HashMap::new(), write_started });
+        }
+        let last = self.segments.len() - 1;
+        &mut self.segments[last]
+    }
+
+    /// What is due for all records that were added.
+    pub(crate) fn due(&self) -> Due {
+        let mut due = Due::default();
+        self.segments.iter().for_each(|segment| due.add(segment));
+        due.sorted()
+    }
+
+    /// What is due for the records before a position that `may_be_goal` accepts, and that position:
+    /// the first one with at least `dirty_bytes` to write. `None`: only all is enough.
+    pub(crate) fn due_for(
+        &self,
+        dirty_bytes: u64,
+        may_be_goal: impl Fn(u64) -> bool,
+    ) -> Option<(u64, Due)> {
+        let mut due = Due::default();
+        for (segment, next) in self.segments.iter().zip(self.segments.iter().skip(1)) {
+            due.add(segment);
+            // A record starts where the next segment starts, so none is cut in two.
+            if due.dirty_bytes() >= dirty_bytes && may_be_goal(next.start) {
+                return Some((next.start, due.sorted()));
+            }
+        }
+        None
+    }
+
+    fn windows(&self) -> HashMap<u64, Window> {
+        let mut windows = HashMap::new();
+        for (id, part) in self.segments.iter().flat_map(|segment| &segment.files) {
+            windows.entry(*id).or_insert(Window::EMPTY).add(part.window);
+        }
+        windows
+    }
+
+    /// Bytes to write for all that is due, at most.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.windows().values().map(Window::dirty_bytes).sum()
+    }
+
+    /// Ranges that are worth writing before their sync, of about `dirty_bytes`: those of the oldest
+    /// full segments, each handed out once, and none of a file that is written again and again.
+    pub(crate) fn worth_starting(&mut self, dirty_bytes: u64) -> Due {
+        let windows = self.windows();
+        let is_hot = |id: &u64| windows.get(id).is_some_and(Window::is_hot);
+        let segment_bytes = self.segment_bytes;
+        let is_full = |segment: &&mut Segment| segment.end - segment.start >= segment_bytes;
+        let fresh = self.segments.iter_mut().filter(|segment| !segment.write_started);
+        let mut due = Due::default();
+        for segment in fresh.filter(is_full) {
+            if due.dirty_bytes() >= dirty_bytes {
+                break;
+            }
+            segment.write_started = true;
+            due.add(segment);
+        }
+        due.files.retain(|id, ranges| !is_hot(id) && ranges.bytes() > 0);
+        due.sorted()
+    }
+
+    /// The records below `position` are durable in their files and gone from the log.
+    pub(crate) fn retired(&mut self, position: u64) {
+        while self.segments.front().is_some_and(|first| first.end <= position) {
+            self.segments.pop_front();
+        }
+        for segment in self.segments.iter_mut().take_while(|segment| segment.start < position) {
+            segment.files.retain(|_, part| part.last >= position);
+        }
+        self.known.retain(|_, known| known.defined_at >= position);
+        self.scanned = self.scanned.max(position);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::Trial;
+    use super::*;
+
+    #[test]
+    fn what_is_written_again_is_due_once_and_not_started_early() {
+        let trial = Trial::new();
+        let (hot, cold) = (trial.file("hot", b""), trial.file("cold", b""));
+        for number in 0..10 {
+            trial.write(&hot, "hot", 4096, &[number; 1000]);
+            trial.write(&cold, "cold", u64::from(number) * 4096, &[number; 4096]);
+        }
+        let mut backlog = trial.backlog();
+        assert_eq!(backlog.dirty_bytes(), 1000 + 40_960);
+        assert_eq!(backlog.due().dirty_bytes(), 4096 + 40_960, "in pages");
+        let cold_id = trial.lock(&cold).id();
+        let started = backlog.worth_starting(u64::MAX);
+        assert_eq!(started.files.keys().collect::<Vec<_>>(), [&cold_id]);
+        assert_eq!(backlog.worth_starting(u64::MAX), Due::default(), "started once");
+        assert_eq!(backlog.files_seen(), 2);
+    }
+
+    #[test]
+    fn a_story_that_has_ended_leaves_nothing_due() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"");
+        trial.write(&file, "file", 0, b"x");
+        trial.lock(&file).end_story().unwrap();
+        assert_eq!(trial.backlog().due(), Due::default());
+        trial.write(&file, "file", 0, b"y");
+        assert_eq!(trial.backlog().due().files.len(), 1);
+    }
+
+    #[test]
+    fn a_part_of_the_log_ends_where_a_record_starts_that_may_be_a_goal() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"");
+        for number in 0..40 {
+            trial.write(&file, "file", number * 8192, &[1; 8192]);
+        }
+        let end = trial.log.safe_position();
+        let records: Vec<_> = trial.log.records(trial.log.tail(), end).collect();
+        let mut backlog = Backlog::new(trial.log.tail(), 30_000);
+        for header in &records {
+            backlog.add(header, &[]);
+        }
+        let (goal, due) = backlog.due_for(100_000, |_| true).unwrap();
+        assert!(records.iter().any(|header| header.position == goal));
+        let writes = records.iter().filter(|it| it.kind == RecordKind::Write);
+        let written: u64 =
+            writes.filter(|it| it.position < goal).map(|it| u64::from(it.payload_bytes)).sum();
+        assert_eq!(due.dirty_bytes(), written);
+        assert!((100_000..150_000).contains(&written));
+        let (later, _) = backlog.due_for(100_000, |position| position > goal).unwrap();
+        assert!(later > goal);
+        assert_eq!(backlog.due_for(100_000, |_| false), None);
+        assert_eq!(backlog.due_for(1_000_000, |_| true), None, "all is less");
+        backlog.retired(goal);
+        assert_eq!(backlog.due_for(1, |_| true).map(|(next, _)| next > goal), Some(true));
+    }
+
+    #[test]
+    fn what_is_retired_is_due_no_more_and_what_follows_is() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"");
+        trial.write(&file, "file", 0, b"x");
+        let middle = trial.log.safe_position();
+        trial.write(&file, "file", 0, &[1; 8000]);
+        let mut backlog = trial.backlog();
+        backlog.retired(middle);
+        // Defined anew behind the goal, so known still.
+        assert_eq!(backlog.due().files.len(), 1);
+        let id = trial.lock(&file).id();
+        assert!(backlog.file(id).is_some());
+        backlog.retired(trial.log.safe_position());
+        assert_eq!((backlog.due(), backlog.known.len()), (Due::default(), 0));
+    }
+}

@@ -1,0 +1,80 @@
+//! Why a process or a file is plain: its syncs are real ones.
+
+use serde::{Deserialize, Serialize};
+
+/// A reason for which something is plain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// The program is linked statically.
+    StaticProgram,
+    /// The program is a Go program.
+    GoProgram,
+    /// The program uses another C library than glibc.
+    OtherLibc,
+    /// The program is made for another kind of machine.
+    OtherMachine,
+    /// The program has system call instructions outside of the C library.
+    SystemCalls,
+    /// The program gains rights when it starts, or may not be read.
+    PrivilegedProgram,
+    /// The process gave up rights.
+    Rights,
+    /// The process starts programs without the preload library.
+    DroppedLibrary,
+    /// The file is written by `io_uring`.
+    IoUring,
+    /// The file is written by asynchronous I/O of the kernel.
+    Libaio,
+    /// The file is mapped, shared and writable.
+    Mapping,
+    /// The file is written by direct I/O.
+    DirectIo,
+    /// The file is written by a stream.
+    Stream,
+    /// The file is on a file system that is neither ext4 nor XFS.
+    FileSystem,
+    /// The file's path is excluded.
+    Excluded,
+    /// More files are synced than can be in the log.
+    TooManyFiles,
+}
+
+impl Cause {
+    /// What it is, for people: what is said of a program.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::StaticProgram => "is linked statically",
+            Self::GoProgram => "is a Go program, which makes its system calls itself",
+            Self::OtherLibc => "uses another C library than glibc",
+            Self::OtherMachine => "is made for another kind of machine than tidegate itself",
+            Self::SystemCalls => "makes system calls outside of the C library",
+            Self::PrivilegedProgram => {
+                "gains privileges when it starts (set-user-ID and the like), or may not be read"
+            }
+            Self::Rights => "gave up rights",
+            Self::DroppedLibrary => "starts programs without the preload library",
+            Self::IoUring => "writes by io_uring",
+            Self::Libaio => "writes by asynchronous I/O of the kernel",
+            Self::Mapping => "writes by a shared mapping",
+            Self::DirectIo => "writes by direct I/O (O_DIRECT)",
+            Self::Stream => "writes by a stream of the C library",
+            Self::FileSystem => "syncs files that are neither on ext4 nor on XFS",
+            Self::Excluded => "syncs files that --include or --exclude keeps out",
+            Self::TooManyFiles => "syncs more files at once than the log can have",
+        }
+    }
+
+    /// What the user of `program` can do about it, if that is known.
+    pub fn remedy(self, program: &str) -> Option<&'static str> {
+        let is_mariadb = ["mariadbd", "mysqld"].contains(&program);
+        match self {
+            Self::IoUring | Self::Libaio if is_mariadb => Some("innodb_use_native_aio=0"),
+            Self::IoUring if program == "postgres" => Some("io_method=worker"),
+            Self::DirectIo if is_mariadb => Some("innodb_flush_method=fsync"),
+            Self::StaticProgram => Some("linking it dynamically"),
+            Self::FileSystem => Some("moving them to ext4 or XFS"),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! A batch of records: summed up, chosen, made durable in its files, retired.
+//!
+//! Invariants:
+//! 1. The tail moves to a position only after a sync without failures of all files that the records
+//!    before it change, begun when the kernel had made all these changes.
+//! 2. While a writer waits for free space a batch is as small as what the disk takes in [`BATCH`].
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tidegate::log::{Counter, RecordKind};
+
+use super::super::backlog::Due;
+use super::super::policy::Situation;
+use super::super::writeback::{Synced, Writeback};
+use super::handle::Event;
+use super::{Step, Worker};
+
+/// How long a batch may take while a writer waits for free space.
+const BATCH: Duration = Duration::from_millis(40);
+/// Pause while a writer is in the middle of an operation that the batch waits for. It does not tell
+/// when it has ended.
+const PAUSE_FOR_WRITER: Duration = Duration::from_millis(1);
+
+impl Worker {
+    /// Sums up what can be retired by now: how far that is.
+    pub(super) fn look(&mut self) -> u64 {
+        let safe = self.log.safe_position();
+        self.scan(safe);
+        safe
+    }
+
+    /// Has the kernel start to write about so many bytes that will not be written again soon.
+    pub(super) fn start_writing(&mut self, dirty_bytes: u64) {
+        let due = self.backlog.worth_starting(dirty_bytes);
+        Writeback { kept: &self.kept, backlog: &self.backlog }.start(&due);
+    }
+
+    fn scan(&mut self, until: u64) {
+        let mut payload = Vec::new();
+        let mut records = self.log.records(self.backlog.scanned(), until);
+        for header in records.by_ref() {
+            payload.clear();
+            if header.kind == RecordKind::Define {
+                payload.resize(header.payload_bytes as usize, 0);
+                if self.log.pool().read_payload(&header, 0, &mut payload).is_err() {
+                    // Failed memory: where the file is not kept, all file systems are synced.
+                    payload.clear();
+                }
+            }
+            self.backlog.add(&header, &payload);
+        }
+        let unreadable_bytes = records.unreadable_bytes();
+        self.backlog.reached(until);
+        if unreadable_bytes > 0 {
+            // The kernel has what these records say, whatever files they are about.
+            rustix::fs::sync();
+            self.events.send(Event::Notice(format!(
+                "{unreadable_bytes} bytes of the log cannot be read; what programs wrote is on its way to the disk without them"
+            )));
+        }
+    }
+
+    /// Makes a batch of records durable in their files and frees the log up to where that holds.
+    pub(super) fn retire(&mut self, situation: &Situation) -> Step {
+        let safe = self.look();
+        let (goal, due) = self.choose(situation, safe);
+        let dirty_bytes = due.dirty_bytes();
+        let failures = self.rewrite(self.log.take_dropped());
+        if !failures.is_empty() {
+            return self.failed(&failures);
+        }
+        let started = Instant::now();
+        let synced = self.sync(&due);
+        self.count(Counter::CleanerSyncs, synced.calls);
+        self.count(Counter::CleanerSyncNs, nanoseconds(started.elapsed()));
+        if !synced.failures.is_empty() {
+            return self.failed(&synced.failures);
+        }
+        (self.failed_attempts, self.failure_told) = (0, false);
+        self.log.stats().raise(Counter::HighWaterBytes, situation.used_bytes);
+        let is_retired = goal > self.log.tail() && self.retire_to(goal);
+        if is_retired {
+            self.is_blocked = false;
+            self.speed.measured(dirty_bytes, started.elapsed());
+            self.counts.written_back(dirty_bytes, self.backlog.files_seen());
+        }
+        self.answer_waiters();
+        if is_retired || self.log.head() == self.log.tail() {
+            return Step::Again;
+        }
+        // A writer is in the middle of an operation. Each look asks writers for newer definitions,
+        // so looks are rare.
+        Step::Sleep { wake_at: u64::MAX, timeout: Some(PAUSE_FOR_WRITER) }
+    }
+
+    /// Makes what is due durable. Meanwhile files are kept that programs want to be, and space is
+    /// allocated: a program does not wait for a disk for these.
+    fn sync(&mut self, due: &Due) -> Synced {
+        if due.files.is_empty() {
+            return Synced::default();
+        }
+        let is_over = AtomicBool::new(false);
+        let (log, writeback) = (&self.log, Writeback { kept: &self.kept, backlog: &self.backlog });
+        let mut opened = Vec::new();
+        let synced = std::thread::scope(|scope| {
+            let syncing = scope.spawn(|| {
+                let synced = writeback.sync(due);
+                is_over.store(true, Ordering::Release);
+                log.wake_cleaner();
+                synced
+            });
+            loop {
+                let seen = log.work();
+                if is_over.load(Ordering::Acquire) {
+                    break syncing.join();
+                }
+                opened.extend(writeback.kept.open_wanted(log));
+                if let Err(message) = self.allocator.keep_ahead(log, log.is_starving()) {
+                    self.events.send(Event::Notice(message));
+                }
+                let wake_at = self.allocator.wake_at(log).unwrap_or(u64::MAX);
+                log.wait_for_work(seen, wake_at, None);
+            }
+        });
+        self.kept.insert(opened);
+        synced.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// Moves the tail to `position`.
+    fn retire_to(&mut self, position: u64) -> bool {
+        let tail = self.log.tail();
+        match self.log.retire_to(position) {
+            Ok(()) => {
+                self.count(Counter::RetiredBytes, position - tail);
+                self.backlog.retired(position);
+                true
+            }
+            Err(error) => {
+                let message = format!("the log's tail cannot be moved: {error}");
+                self.events.send(Event::Notice(message));
+                false
+            }
+        }
+    }
+
+    /// Up to where records are retired next, and what is due for them. What comes behind is on its
+    /// way to the disk meanwhile.
+    fn choose(&mut self, situation: &Situation, safe: u64) -> (u64, Due) {
+        let situation = Situation { dirty_bytes: self.backlog.dirty_bytes(), ..*situation };
+        let limit = self.policy.batch_bytes(&situation, self.speed.bytes_in(BATCH));
+        if let Some(limit) = limit {
+            let tail = self.log.tail();
+            let may_be_goal = |goal| tail < goal && goal <= safe && self.log.may_retire_to(goal);
+            if let Some(chosen) = self.backlog.due_for(limit, may_be_goal) {
+                self.start_writing(limit.saturating_mul(2));
+                return chosen;
+            }
+        }
+        (safe, self.backlog.due())
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

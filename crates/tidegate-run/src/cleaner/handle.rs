@@ -1,0 +1,148 @@
+//! The handle by which the supervisor's loop starts, asks and ends the cleaner's thread, and by
+//! which that reports events.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::Pid;
+use tidegate::log::Log;
+
+use super::super::allocator::Allocator;
+use super::super::stats::CleanerCounts;
+use super::Worker;
+
+/// How long the kernel may take to release the lock of a supervisor that died.
+const SUPERVISION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the thread reports.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// Something that people should know.
+    Notice(String),
+    /// The log was retired as [`Cleaner::retire_all`] asked.
+    Retired {
+        /// The request's.
+        ticket: u64,
+        /// Bytes that became free, or why it cannot be done now.
+        result: Result<u64, String>,
+    },
+}
+
+/// What the thread is asked for.
+#[derive(Debug)]
+pub(super) enum Job {
+    /// Repair what the process left, which has ended.
+    Ended(Pid),
+    /// Retire all records that the log has by now.
+    RetireAll {
+        ticket: u64,
+    },
+    Stop,
+}
+
+/// The cleaner of a log.
+pub(crate) struct Cleaner {
+    log: Arc<Log>,
+    jobs: Arc<Mutex<VecDeque<Job>>>,
+    events: Receiver<Event>,
+    ready: Arc<OwnedFd>,
+    counts: Arc<CleanerCounts>,
+    thread: JoinHandle<()>,
+}
+
+impl AsFd for Cleaner {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
+
+impl Cleaner {
+    /// Starts the thread, which takes the right to clean `log`.
+    ///
+    /// # Errors
+    /// No thread or descriptor is left, or another process cleans the log.
+    pub(crate) fn start(log: Arc<Log>, allocator: Allocator) -> io::Result<Self> {
+        let jobs = Arc::new(Mutex::new(VecDeque::new()));
+        let (sender, events) = channel();
+        let ready = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let counts = Arc::new(CleanerCounts::default());
+        let (started, wait_started) = channel();
+        let reports = Events { sender, ready: Arc::clone(&ready) };
+        let mut worker = Worker::new(&log, &jobs, &counts, reports, allocator);
+        let thread = std::thread::Builder::new().name("cleaner".into()).spawn(move || {
+            let log = Arc::clone(&worker.log);
+            let supervision = log.supervise(SUPERVISION_TIMEOUT);
+            // The starting thread waits for this.
+            let _ = started.send(supervision.is_ok());
+            if supervision.is_ok() {
+                worker.take_over();
+                worker.run();
+            }
+        })?;
+        if wait_started.recv() != Ok(true) {
+            return Err(io::Error::other("another process cleans the log"));
+        }
+        Ok(Self { log, jobs, events, ready, counts, thread })
+    }
+
+    /// Has what the process left repaired, which has ended.
+    pub(crate) fn process_ended(&self, process: Pid) {
+        self.post(Job::Ended(process));
+    }
+
+    /// Has all records retired that the log has by now; [`Event::Retired`] tells when that is done.
+    pub(crate) fn retire_all(&self, ticket: u64) {
+        self.post(Job::RetireAll { ticket });
+    }
+
+    /// What the thread has reported since this was called last.
+    pub(crate) fn events(&self) -> Vec<Event> {
+        // Nothing to read means that it was read before.
+        let _ = rustix::io::read(&*self.ready, &mut [0_u8; 8]);
+        self.events.try_iter().collect()
+    }
+
+    /// The log.
+    pub(crate) fn log(&self) -> &Arc<Log> {
+        &self.log
+    }
+
+    /// What was counted here.
+    pub(crate) fn counts(&self) -> &CleanerCounts {
+        &self.counts
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(self) -> Arc<Log> {
+        self.post(Job::Stop);
+        // A panic of the thread was printed; the log has all that it did not write back.
+        let _ = self.thread.join();
+        self.log
+    }
+
+    fn post(&self, job: Job) {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push_back(job);
+        self.log.wake_cleaner();
+    }
+}
+
+/// How the thread reports to the supervisor's loop.
+pub(super) struct Events {
+    pub(super) sender: Sender<Event>,
+    pub(super) ready: Arc<OwnedFd>,
+}
+
+impl Events {
+    pub(super) fn send(&self, event: Event) {
+        // The receiver is gone only after the thread.
+        let _ = self.sender.send(event);
+        // Any number but 0 in any byte order will do.
+        let _ = rustix::io::write(&*self.ready, &[1_u8; 8]);
+    }
+}

@@ -1,0 +1,242 @@
+//! The cleaner: a thread that makes files durable that the log has records of, and frees the log
+//! behind them. Here is its loop.
+//!
+//! Invariants:
+//! 1. It sleeps unless there is something to do: until the head comes to a position that matters, a
+//!    process ends, a request comes, or, while the log has records or files are kept, [`QUIET`]
+//!    passes.
+//! 2. Free space is shown to writers as soon as it is retired.
+//!
+//! Map: [`Cleaner`] is the handle of the supervisor's loop (`handle`); `Worker` is the thread. Each
+//! time `policy` says so it takes a `batch` of records and makes their files durable; `failure` is
+//! for what the disk does not take, `reap` for processes that have ended. `backlog` knows what is
+//! due, `kept` holds the descriptors, `writeback` syncs.
+
+mod batch;
+mod failure;
+mod handle;
+mod reap;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tidegate::log::{Counter, Log};
+
+pub(crate) use handle::{Cleaner, Event};
+
+use super::allocator::Allocator;
+use super::backlog::Backlog;
+use super::kept::KeptFiles;
+use super::policy::{Action, DiskSpeed, Policy, Situation};
+use super::stats::CleanerCounts;
+use failure::PAUSE_LEAST;
+use handle::{Events, Job};
+use reap::Unrepaired;
+
+/// A log without an append for so long is retired. It is looked at this often while it is in use,
+/// so it is clean at most twice as long after its last append.
+const QUIET: Duration = Duration::from_millis(2500);
+
+/// A request that waits for the log to be retired up to a position.
+struct Waiter {
+    ticket: u64,
+    until: u64,
+    from: u64,
+    /// The stories of clean files were ended for it.
+    has_released: bool,
+}
+
+/// The state of the cleaner's thread.
+struct Worker {
+    log: Arc<Log>,
+    jobs: Arc<Mutex<VecDeque<Job>>>,
+    counts: Arc<CleanerCounts>,
+    events: Events,
+    allocator: Allocator,
+    policy: Policy,
+    backlog: Backlog,
+    kept: KeptFiles,
+    waiters: Vec<Waiter>,
+    /// What dead processes left and cannot be repaired yet: tried again.
+    unrepaired: Unrepaired,
+    failed_attempts: u32,
+    /// The launchers were told of the failure that goes on.
+    failure_told: bool,
+    /// A writer waits for free space.
+    is_blocked: bool,
+    /// When files were last looked for that need not be kept any more.
+    swept_at: Instant,
+    /// A head, and since when it is known to be the log's.
+    quiet_since: (u64, Instant),
+    speed: DiskSpeed,
+}
+
+/// What the thread does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Look again at once.
+    Again,
+    /// Sleep until the head is there, for so long at most.
+    Sleep {
+        wake_at: u64,
+        timeout: Option<Duration>,
+    },
+    Stop,
+}
+
+impl Worker {
+    fn new(
+        log: &Arc<Log>,
+        jobs: &Arc<Mutex<VecDeque<Job>>>,
+        counts: &Arc<CleanerCounts>,
+        events: Events,
+        allocator: Allocator,
+    ) -> Self {
+        let policy = Policy::new(log.pool().ring_bytes());
+        Self {
+            log: Arc::clone(log),
+            jobs: Arc::clone(jobs),
+            counts: Arc::clone(counts),
+            events,
+            allocator,
+            backlog: Backlog::new(log.tail(), policy.segment_bytes),
+            policy,
+            kept: KeptFiles::default(),
+            waiters: Vec::new(),
+            unrepaired: Unrepaired::default(),
+            failed_attempts: 0,
+            failure_told: false,
+            is_blocked: false,
+            swept_at: Instant::now(),
+            quiet_since: (log.head(), Instant::now()),
+            speed: DiskSpeed::default(),
+        }
+    }
+
+    /// Keeps the files of a supervisor that died.
+    fn take_over(&mut self) {
+        self.look();
+        self.kept.take_over(&self.log, &self.backlog);
+    }
+
+    fn run(&mut self) {
+        loop {
+            // Before the look at what is to be done: what comes after it wakes us.
+            let seen = self.log.work();
+            match self.step() {
+                Step::Again => {}
+                Step::Stop => return,
+                Step::Sleep { wake_at, timeout } => self.log.wait_for_work(seen, wake_at, timeout),
+            }
+        }
+    }
+
+    fn step(&mut self) -> Step {
+        self.kept.keep_wanted(&self.log);
+        if !self.take_jobs() {
+            return Step::Stop;
+        }
+        self.repair_unrepaired();
+        self.sweep();
+        let is_starving = self.log.take_starving();
+        if let Err(message) = self.allocator.keep_ahead(&self.log, is_starving) {
+            self.events.send(Event::Notice(message));
+        }
+        self.is_blocked |= is_starving && self.allocator.wake_at(&self.log).is_none();
+        let mut situation = self.situation();
+        if self.policy.decide(&situation) == Action::Start {
+            self.look();
+            situation.dirty_bytes = self.backlog.dirty_bytes();
+        }
+        match self.policy.decide(&situation) {
+            Action::Sync => self.retire(&situation),
+            Action::Start => {
+                self.start_writing(u64::MAX);
+                self.sleep()
+            }
+            Action::Nothing => {
+                if situation.is_idle {
+                    self.kept.release_all(&self.log);
+                }
+                self.sleep()
+            }
+        }
+    }
+
+    /// Does what was asked for; false: the thread is to end.
+    fn take_jobs(&mut self) -> bool {
+        let jobs = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
+        for job in jobs {
+            match job {
+                Job::Ended(process) => self.reap(process),
+                Job::RetireAll { ticket } => {
+                    let (until, from) = (self.log.head(), self.log.tail());
+                    self.waiters.push(Waiter { ticket, until, from, has_released: false });
+                }
+                Job::Stop => return false,
+            }
+        }
+        true
+    }
+
+    /// Closes files that need not be kept any more, now and then: a removed file takes its space
+    /// until then.
+    fn sweep(&mut self) {
+        if self.swept_at.elapsed() >= QUIET {
+            self.swept_at = Instant::now();
+            self.kept.release_ended(&self.log);
+        }
+    }
+
+    fn situation(&mut self) -> Situation {
+        let (head, tail) = (self.log.head(), self.log.tail());
+        if self.quiet_since.0 != head {
+            self.quiet_since = (head, Instant::now());
+        }
+        Situation {
+            used_bytes: head - tail,
+            dirty_bytes: self.backlog.dirty_bytes(),
+            is_wanted: self.log.wanted() > tail || !self.waiters.is_empty(),
+            is_blocked: self.is_blocked,
+            is_idle: self.quiet_since.1.elapsed() >= QUIET,
+        }
+    }
+
+    fn count(&self, counter: Counter, number: u64) {
+        self.log.stats().add(counter, number);
+    }
+
+    /// Answers those that waited for what is retired by now, once no file is kept of which the log
+    /// has nothing.
+    fn answer_waiters(&mut self) {
+        let tail = self.log.tail();
+        if self.waiters.iter().any(|waiter| waiter.until <= tail && !waiter.has_released) {
+            self.kept.release_all(&self.log);
+        }
+        let head = self.log.head();
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.until <= tail) {
+            if !waiter.has_released {
+                // The ends of stories are records too.
+                (waiter.until, waiter.has_released) = (head, true);
+            }
+        }
+        for waiter in self.waiters.extract_if(.., |waiter| waiter.until <= tail) {
+            let result = Ok(tail - waiter.from);
+            self.events.send(Event::Retired { ticket: waiter.ticket, result });
+        }
+    }
+
+    fn sleep(&mut self) -> Step {
+        let (head, tail) = (self.log.head(), self.log.tail());
+        let is_in_use = head > tail || !self.kept.is_empty();
+        let timeout = match (self.unrepaired.is_empty(), is_in_use) {
+            (false, _) => Some(PAUSE_LEAST),
+            (true, true) => Some(QUIET),
+            (true, false) => None,
+        };
+        let wake_at = self.policy.wake_at(tail, head, self.backlog.scanned());
+        let wake_at = wake_at.min(self.allocator.wake_at(&self.log).unwrap_or(u64::MAX));
+        Step::Sleep { wake_at, timeout }
+    }
+}

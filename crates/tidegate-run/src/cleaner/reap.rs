@@ -1,0 +1,122 @@
+//! Processes that have ended.
+//!
+//! Invariant: what a dead process left stays its own until it is repaired: its slots hold the tail,
+//! its notes keep files pinned to the kernel path. What a held lock keeps from being repaired is
+//! tried again, at each step, until it is.
+
+use std::time::Duration;
+
+use rustix::process::Pid;
+use tidegate::log::{FileRef, Interrupted};
+
+use super::super::repair::{self, Repaired};
+use super::Worker;
+use super::handle::Event;
+
+/// How long a lock is waited for at first; later the cleaner does not wait for it.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What could not be repaired yet.
+#[derive(Debug, Default)]
+pub(super) struct Unrepaired {
+    operations: Vec<Interrupted>,
+    /// Files that are pinned to the kernel path, each with its process.
+    pinned: Vec<(u32, FileRef)>,
+}
+
+impl Unrepaired {
+    pub(super) fn is_empty(&self) -> bool {
+        self.operations.is_empty() && self.pinned.is_empty()
+    }
+}
+
+impl Worker {
+    /// Repairs what the process left, which has ended.
+    pub(super) fn reap(&mut self, process: Pid) {
+        let process = process.as_raw_nonzero().get().unsigned_abs();
+        self.log.release_lanes_of(process);
+        let repaired = repair::repair_after(&self.log, process, LOCK_TIMEOUT);
+        let pinned = self.log.stop_keeping_of(process, LOCK_TIMEOUT);
+        if !repaired.left.is_empty() || !pinned.is_empty() {
+            self.events.send(Event::Notice(
+                "what a dead process left is in use and cannot be repaired yet; it is tried again"
+                    .into(),
+            ));
+        }
+        self.note(repaired);
+        self.unrepaired.pinned.extend(pinned.into_iter().map(|file| (process, file)));
+    }
+
+    /// Tries again what could not be repaired.
+    pub(super) fn repair_unrepaired(&mut self) {
+        let Unrepaired { operations, mut pinned } = std::mem::take(&mut self.unrepaired);
+        self.note(repair::repair(&self.log, operations, Duration::ZERO));
+        pinned
+            .retain(|(process, file)| !self.log.stop_keeping_for(*process, *file, Duration::ZERO));
+        self.unrepaired.pinned = pinned;
+    }
+
+    fn note(&mut self, repaired: Repaired) {
+        for message in repaired.failures {
+            self.events.send(Event::Notice(message));
+        }
+        for it in repaired.left {
+            if !self.unrepaired.operations.contains(&it) {
+                self.unrepaired.operations.push(it);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::super::super::trial::Trial;
+    use super::super::Step;
+    use super::super::failure::PAUSE_LEAST;
+    use super::super::failure::tests::worker;
+    use super::super::handle::Job;
+
+    /// Else its slot would hold the tail, and its mark keep the file plain, until the whole tree
+    /// has ended.
+    #[test]
+    fn what_is_locked_when_its_process_ends_is_repaired_later() {
+        let trial = Trial::new();
+        let (mut worker, events) = worker(&trial);
+        let file = trial.file("file", b"");
+        trial.lock(&file).keep_unlogged();
+        std::thread::scope(|scope| {
+            let dying = scope.spawn(|| {
+                std::mem::forget(trial.lock(&file).begin().unwrap());
+            });
+            dying.join().unwrap();
+        });
+        std::thread::scope(|scope| {
+            let (lock, locked) = channel();
+            let (unlock, unlocked) = channel::<()>();
+            let (trial, file) = (&trial, &file);
+            scope.spawn(move || {
+                let _guard = trial.lock(file);
+                lock.send(()).unwrap();
+                let _ = unlocked.recv();
+            });
+            let () = locked.recv().unwrap();
+            let ended = Job::Ended(rustix::process::getpid());
+            worker.jobs.lock().unwrap().push_back(ended);
+            for _ in 0..2 {
+                let step = worker.step();
+                let again = matches!(step, Step::Sleep { timeout: Some(PAUSE_LEAST), .. });
+                assert!(again, "{step:?}");
+            }
+            assert_eq!(trial.log.in_the_middle().count(), 1);
+            drop(unlock);
+        });
+        assert_eq!(events.try_iter().count(), 1, "told once");
+        assert!(trial.lock(&file).is_sticky());
+        let step = worker.step();
+        assert!(matches!(step, Step::Sleep { timeout: None, .. }), "{step:?}");
+        assert_eq!(trial.log.in_the_middle().count(), 0);
+        assert!(!trial.lock(&file).is_sticky() && events.try_iter().next().is_none());
+    }
+}

@@ -1,0 +1,242 @@
+//! Descriptors of the files that are in the log, held by the supervisor.
+//!
+//! The kernel tells each open description of a failed write-back once, if it was open before the
+//! failure. A program that syncs nothing hears of none, and the sync of a process outside must not
+//! be the only one that is told. So the supervisor holds a descriptor of a file before the file is
+//! covered, and all of its syncs go through that.
+//!
+//! Invariants:
+//! 1. A file is said to be kept only while its descriptor is open. It is closed after its story has
+//!    ended, under the file's lock, and only while the log has no change of the file that is not
+//!    retired.
+//! 2. Descriptors are open for reading: a file that is open for writing cannot be executed.
+//! 3. While the log is idle and empty no descriptor is held: its file systems can be unmounted.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+use tidegate::log::{Definition, FileRef, LockError, Log};
+
+use super::backlog::{Backlog, Known};
+use super::locate::{self, Located};
+
+/// Files kept at once, at most.
+const FILES_MAX: usize = 1000;
+
+/// A file that the supervisor has open.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// Its entry in the log's table.
+    pub(crate) entry: FileRef,
+    /// Open for reading.
+    pub(crate) file: File,
+    /// A path that it had, for people.
+    pub(crate) path: PathBuf,
+}
+
+impl Kept {
+    fn open(entry: FileRef, known: &Known) -> io::Result<Self> {
+        match locate::open(known)? {
+            Located::Open(file) => Ok(Self { entry, file, path: known.path.clone() }),
+            Located::Removed | Located::Unknown => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+/// The files that are kept, by their ids in the log.
+#[derive(Debug)]
+pub(crate) struct KeptFiles {
+    files: HashMap<u64, Kept>,
+    files_max: usize,
+}
+
+impl Default for KeptFiles {
+    /// As many files as a quarter of the limit of descriptors allows, [`FILES_MAX`] at most.
+    fn default() -> Self {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let files_max = usize::try_from(limit / 4).unwrap_or(usize::MAX).min(FILES_MAX);
+        Self { files: HashMap::new(), files_max }
+    }
+}
+
+impl KeptFiles {
+    /// The file with this id, if it is kept.
+    pub(crate) fn get(&self, id: u64) -> Option<&Kept> {
+        self.files.get(&id)
+    }
+
+    /// Opens the files that programs want to be kept. One that cannot be had stays plain.
+    pub(crate) fn keep_wanted(&mut self, log: &Log) {
+        if self.files.len() >= self.files_max {
+            self.release(log, |_| true);
+        }
+        let opened = self.open_wanted(log);
+        self.files.extend(opened);
+    }
+
+    /// Opens the files that programs want to be kept, while the kept ones are in use, for
+    /// [`insert`](Self::insert).
+    pub(crate) fn open_wanted(&self, log: &Log) -> Vec<(u64, Kept)> {
+        let wanted = log.take_wanted_kept().into_iter();
+        let wanted = wanted.take(self.files_max.saturating_sub(self.files.len()));
+        // The program waits for a moment only, and makes a real sync where this fails.
+        wanted.filter_map(|entry| self.keep(log, entry).ok().flatten()).collect()
+    }
+
+    /// Adds files that were [opened](Self::open_wanted).
+    pub(crate) fn insert(&mut self, opened: Vec<(u64, Kept)>) {
+        self.files.extend(opened);
+    }
+
+    /// Opens the file of an entry, unless it is open.
+    fn keep(&self, log: &Log, entry: FileRef) -> io::Result<Option<(u64, Kept)>> {
+        let id = log.id_of(entry);
+        let mut opened = None;
+        if !self.files.get(&id).is_some_and(|kept| kept.entry == entry) {
+            let payload = log.definition_of(entry).ok_or(io::ErrorKind::NotFound)?;
+            let definition = Definition::decode(&payload).ok_or(io::ErrorKind::InvalidData)?;
+            opened = Some((id, Kept::open(entry, &Known::of(&definition, 0))?));
+        }
+        log.note_kept(entry, true);
+        Ok(opened)
+    }
+
+    /// Keeps a file that the log knows, if it is not kept.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub(crate) fn adopt(&mut self, log: &Log, entry: FileRef, known: &Known) -> io::Result<()> {
+        let id = log.id_of(entry);
+        if let Entry::Vacant(free) = self.files.entry(id) {
+            free.insert(Kept::open(entry, known)?);
+            log.note_kept(entry, true);
+        }
+        Ok(())
+    }
+
+    /// Keeps the files that a supervisor kept which died, of those that `backlog` knows; ends the
+    /// stories of the others.
+    pub(crate) fn take_over(&mut self, log: &Log, backlog: &Backlog) {
+        for entry in log.kept_files() {
+            let known = backlog.file(log.id_of(entry));
+            let is_kept = known.is_some_and(|known| self.adopt(log, entry, known).is_ok());
+            let Ok(guard) = log.lock(entry) else { continue };
+            if !is_kept && !guard.has_live_changes() && guard.end_story().is_ok() {
+                log.note_kept(entry, false);
+            }
+        }
+    }
+
+    /// No file is kept.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Closes the files that need not be kept any more: whose story has ended, or which have lost
+    /// their last name.
+    pub(crate) fn release_ended(&mut self, log: &Log) {
+        self.release(log, |kept| kept.file.metadata().is_ok_and(|found| found.nlink() == 0));
+    }
+
+    /// Ends the stories of all files of which the log has nothing, and closes them. The next sync
+    /// admits a file again.
+    pub(crate) fn release_all(&mut self, log: &Log) {
+        self.release(log, |_| true);
+    }
+
+    /// Closes the files whose story has ended, and those that `may_end` accepts after it has ended
+    /// theirs; but none of which the log has changes, and none that is locked.
+    fn release(&mut self, log: &Log, may_end: impl Fn(&Kept) -> bool) {
+        self.files.retain(|_, kept| !Self::end(log, kept, &may_end));
+    }
+
+    /// Whether the file is kept no longer.
+    fn end(log: &Log, kept: &Kept, may_end: impl Fn(&Kept) -> bool) -> bool {
+        let guard = match log.lock_within(kept.entry, Duration::ZERO) {
+            Ok(guard) => guard,
+            // Another file has its entry.
+            Err(LockError::Stale) => return true,
+            Err(_) => return false,
+        };
+        let is_over = !guard.is_logged();
+        if guard.has_live_changes() || guard.owner_died() || !(is_over || may_end(kept)) {
+            return false;
+        }
+        if !is_over && guard.end_story().is_err() {
+            return false;
+        }
+        log.note_kept(kept.entry, false);
+        true
+    }
+
+    /// A path of the file with this id, for people.
+    pub(crate) fn path(&self, id: u64) -> Option<&Path> {
+        self.files.get(&id).map(|kept| kept.path.as_path())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::Trial;
+    use super::*;
+
+    fn kept(trial: &Trial, files: &mut KeptFiles, file: &File, name: &str) -> FileRef {
+        trial.begin_story(file, name);
+        let entry = trial.lock(file).file();
+        trial.log.want_kept(entry);
+        files.keep_wanted(&trial.log);
+        entry
+    }
+
+    #[test]
+    fn a_file_is_kept_until_the_log_has_nothing_of_it() {
+        let trial = Trial::new();
+        let mut files = KeptFiles::default();
+        let file = trial.file("file", b"0123");
+        let entry = kept(&trial, &mut files, &file, "file");
+        assert!(trial.log.is_kept(entry) && trial.log.wait_for_kept(entry, Duration::ZERO));
+        trial.write(&file, "file", 0, b"abc");
+        files.release_all(&trial.log);
+        assert!(trial.log.is_kept(entry), "it has changes in the log");
+        files.release_ended(&trial.log);
+        trial.log.retire_to(trial.log.safe_position()).unwrap();
+        files.release_ended(&trial.log);
+        assert!(trial.log.is_kept(entry), "its story goes on");
+        files.release_all(&trial.log);
+        assert!(!trial.log.is_kept(entry) && !trial.lock(&file).is_logged());
+        assert!(files.files.is_empty());
+    }
+
+    #[test]
+    fn a_file_without_a_name_or_a_story_is_not_kept() {
+        let trial = Trial::new();
+        let mut files = KeptFiles::default();
+        let (one, two) = (trial.file("one", b""), trial.file("two", b""));
+        kept(&trial, &mut files, &one, "one");
+        let ended = kept(&trial, &mut files, &two, "two");
+        std::fs::remove_file(trial.path("one")).unwrap();
+        trial.lock(&two).end_story().unwrap();
+        files.release_ended(&trial.log);
+        assert!(files.files.is_empty() && !trial.log.is_kept(ended));
+    }
+
+    #[test]
+    fn another_file_at_the_path_is_not_taken() {
+        let trial = Trial::new();
+        let mut files = KeptFiles::default();
+        let file = trial.file("file", b"");
+        trial.begin_story(&file, "file");
+        std::fs::rename(trial.path("file"), trial.path("moved")).unwrap();
+        trial.file("file", b"another");
+        let entry = trial.lock(&file).file();
+        trial.log.want_kept(entry);
+        files.keep_wanted(&trial.log);
+        assert!(!trial.log.is_kept(entry));
+    }
+}

@@ -1,0 +1,178 @@
+//! The launcher: one program from its start to its end.
+//!
+//! Invariants:
+//! 1. The program starts only when the pool is open and the supervisor holds it.
+//! 2. The program's own process has the terminal, process group, signals and descriptors that it
+//!    would have without the launcher; signals that were ignored when the launcher started stay
+//!    ignored.
+//! 3. Signals that a terminal sends to the whole group (SIGINT, SIGQUIT) are not sent twice; those
+//!    that are sent to the launcher alone are passed on, to this program and never to another one
+//!    that took over its number.
+//!
+//! Map: [`Launch::start`] · [`Launch::wait`] · [`Launch::forward`], for the thread that catches
+//! signals.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::sync::Arc;
+
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpid, kill_process, pidfd_open,
+    pidfd_send_signal,
+};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::siginfo::Cause;
+
+use super::program::Program;
+
+/// Signals for the program that may be sent to the launcher alone.
+const FORWARDED: [i32; 5] = [SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH];
+/// Signals that a terminal sends to program and launcher.
+const SHARED: [i32; 2] = [SIGINT, SIGQUIT];
+/// What a shell adds to the number of the signal that ended a program.
+const SIGNAL_STATUS: i32 = 128;
+
+/// A program to start.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// The file to execute.
+    pub program: &'a Program,
+    /// Its name as it was typed, and its arguments.
+    pub command: &'a [OsString],
+    /// Variables to set, or to remove.
+    pub environment: Vec<(&'static str, Option<OsString>)>,
+}
+
+/// A program that was started.
+#[derive(Debug)]
+pub struct Launch {
+    child: Child,
+    handle: Arc<OwnedFd>,
+}
+
+impl Launch {
+    /// Starts the program and the thread that passes signals on to it.
+    ///
+    /// # Errors
+    /// The program cannot be executed.
+    pub fn start(plan: Plan<'_>) -> io::Result<Self> {
+        // Caught before the program can run: it never lives without a thread that passes signals
+        // on.
+        let signals = SignalsInfo::<WithOrigin>::new(wanted_signals(ignored_signals()))?;
+        let child = command(plan).spawn()?;
+        let handle = Arc::new(pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?);
+        let launch = Self { child, handle };
+        launch.forward(signals)?;
+        Ok(launch)
+    }
+
+    /// Waits until the program ended, and hands back the exit status for it. Stops when the program
+    /// is stopped.
+    ///
+    /// # Errors
+    /// Another thread waited for it.
+    pub fn wait(&self) -> io::Result<i32> {
+        let pid = Pid::from_child(&self.child);
+        let options = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
+        loop {
+            match rustix::process::waitid(WaitId::Pid(pid), options) {
+                Ok(Some(status)) if status.stopped() => self.stop_too()?,
+                Ok(Some(status)) => return Ok(exit_status(&status)),
+                Ok(None) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Does to the launcher what was done to the program, so that the shell sees a stopped job.
+    fn stop_too(&self) -> io::Result<()> {
+        kill_process(getpid(), Signal::STOP)?;
+        // Continued: where that was for the launcher alone, the program must hear of it. It may
+        // have ended.
+        let _ = pidfd_send_signal(&self.handle, Signal::CONT);
+        Ok(())
+    }
+
+    fn forward(&self, mut signals: SignalsInfo<WithOrigin>) -> io::Result<()> {
+        let handle = Arc::clone(&self.handle);
+        let pass_on = move || {
+            for origin in &mut signals {
+                let number = origin.signal;
+                if SHARED.contains(&number) && origin.cause == Cause::Kernel {
+                    continue;
+                }
+                if let Some(signal) = Signal::from_named_raw(number) {
+                    // A program that has ended needs no signals.
+                    let _ = pidfd_send_signal(&handle, signal);
+                }
+            }
+        };
+        std::thread::Builder::new().name("signals".into()).spawn(pass_on)?;
+        Ok(())
+    }
+}
+
+fn command(plan: Plan<'_>) -> Command {
+    let Plan { program, command: words, environment } = plan;
+    let mut command = Command::new(&program.file);
+    if let (true, Some(name)) = (program.before.is_empty(), words.first()) {
+        command.arg0(name);
+    }
+    command.args(&program.before).args(words.iter().skip(1));
+    for (name, value) in environment {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
+/// What to catch: an ignored signal is left to be ignored, by the program too.
+fn wanted_signals(ignored: u64) -> Vec<i32> {
+    let is_ignored = |signal: i32| ignored >> (signal - 1) & 1 == 1;
+    FORWARDED.into_iter().chain(SHARED).filter(|signal| !is_ignored(*signal)).collect()
+}
+
+/// A bit for each signal that this process ignores, SIGHUP's the lowest.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+fn exit_status(status: &WaitIdStatus) -> i32 {
+    let signal = status.terminating_signal().map(|signal| SIGNAL_STATUS + signal);
+    status.exit_status().or(signal).unwrap_or(SIGNAL_STATUS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(script: &str) -> Launch {
+        let program = Program { file: "/bin/sh".into(), before: Vec::new(), unwatched: None };
+        let command = ["sh", "-c", script].map(OsString::from);
+        let environment = vec![("TIDEGATE_TRIAL", Some("yes".into()))];
+        Launch::start(Plan { program: &program, command: &command, environment }).unwrap()
+    }
+
+    #[test]
+    fn the_status_is_the_program_s() {
+        assert_eq!(start("exit 7").wait().unwrap(), 7);
+        assert_eq!(start("test $TIDEGATE_TRIAL = yes").wait().unwrap(), 0);
+        assert_eq!(start("kill -9 $$").wait().unwrap(), 137);
+    }
+
+    #[test]
+    fn ignored_signals_are_not_caught() {
+        assert_eq!(wanted_signals(0).len(), 7);
+        assert!(!wanted_signals(1 << (SIGINT - 1)).contains(&SIGINT));
+        assert!(wanted_signals(1 << (SIGINT - 1)).contains(&SIGTERM));
+    }
+}

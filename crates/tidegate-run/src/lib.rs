@@ -1,0 +1,52 @@
+//! Launcher and supervisor of `tidegate run`.
+//!
+//! A launcher (`session`, `launcher`) finds or starts the supervisor of a pool and runs one program
+//! (`program`, `preload`). The supervisor (`opening`, `supervisor`, `tree`) owns the pool and knows
+//! which processes use it. Its thread, the cleaner (`cleaner`, `allocator`), keeps the log short:
+//! when (`policy`), what is due (`backlog`), making it durable (`writeback`), by the descriptors
+//! that it holds (`kept`), and repairing what dead processes and failed disks left (`repair`,
+//! `rewrite`). Launcher, supervisor and programs talk over a `socket`, whose path is one of the
+//! pool's paths (`place`).
+//!
+//! The crate prints nothing: a [`Reporter`] does.
+
+mod allocator;
+mod backlog;
+mod cause;
+mod cleaner;
+mod kept;
+mod kernel;
+mod launcher;
+mod locate;
+mod opening;
+mod paths;
+mod policy;
+mod preload;
+mod program;
+mod ranges;
+mod repair;
+mod report;
+mod rewrite;
+mod session;
+mod socket;
+mod stats;
+mod supervise;
+mod supervisor;
+mod suspension;
+mod tree;
+#[cfg(test)]
+mod trial;
+mod writeback;
+
+pub use cause::Cause;
+pub use launcher::{Launch, Plan};
+pub use opening::{RecoverOptions, discard, log_in_use};
+pub use paths::{Lock, PoolPaths, default_pool, existing_log, is_empty, prepare_pool};
+pub use preload::{Choice, environment, find as find_library};
+pub use program::Program;
+pub use report::Reporter;
+pub use session::{Asked, Session, SessionOptions, ask, ask_at};
+pub use socket::{Reply, Request, Welcome};
+pub use stats::Statistics;
+pub use supervise::supervise;
+pub use tree::processes_that_map;

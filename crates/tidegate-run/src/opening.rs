@@ -1,0 +1,323 @@
+//! From a pool's file to a log in use: made where it is blank, taken over where its supervisor
+//! died, recovered where the machine crashed.
+//!
+//! Invariants:
+//! 1. A log whose records may be needed is never started anew. What recovery cannot restore stays
+//!    in the log, and the pool is not opened.
+//! 2. A log is taken over without a replay only in the boot of its records, if no write-back has
+//!    failed since it was opened.
+//! 3. While processes use the log it is never replayed: they go on appending to it.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::fs::FlockOperation;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use tidegate::log::recover::{
+    ApplyOptions, LocalFiles, Outcome, Progress, Recovered, plan_pool, recover_pool,
+};
+use tidegate::log::{CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, NO_BOOT, Scanner};
+use tidegate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
+use tidegate::pool::{Content, PoolKind, identify};
+
+use super::allocator::Allocator;
+use super::paths::PoolPaths;
+use super::tree::processes_that_map;
+use tidegate::size::Size;
+
+/// How long the kernel may take to clean up after a supervisor that was killed.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Threads that write files at once during recovery.
+const WORKERS: usize = 4;
+
+/// A log in use by this process.
+pub(crate) struct Opened {
+    /// The log.
+    pub(crate) log: Log,
+    /// What recovery did, if there was something to do.
+    pub(crate) recovered: Option<String>,
+    /// Its processes may still live: the control memory is that of a supervisor that died.
+    pub(crate) taken_over: bool,
+}
+
+/// The context of an error inside the pool that `region` maps.
+fn in_pool(region: &Region) -> String {
+    format!("pool {}", region.name().display())
+}
+
+/// Maps the pool at `path` and locks it.
+///
+/// # Errors
+/// It cannot be mapped, is in use, or holds no log.
+fn open_pool(path: &Path, read_only: bool) -> Result<LogPool> {
+    let options = RegionOptions { read_only, ..RegionOptions::default() };
+    let region = Arc::new(open_region(path, &options)?);
+    let pool = LogPool::open(Arc::clone(&region));
+    pool.with_context(|| in_pool(&region))
+}
+
+/// Maps what is at `path` and locks it; where a supervisor has left its socket, which it does only
+/// when it is killed, once the kernel has taken the pool from it.
+fn open_region(path: &Path, options: &RegionOptions) -> Result<Region> {
+    let was_killed = || PoolPaths::of_pool(path).is_ok_and(|paths| paths.socket().exists());
+    match Region::open(path, options) {
+        Err(PmemError::Busy { .. }) if was_killed() && is_released(path) => {
+            Ok(Region::open(path, options)?)
+        }
+        opened => Ok(opened?),
+    }
+}
+
+/// Waits until no process has the pool at `path` locked: whether that was so in time.
+fn is_released(path: &Path) -> bool {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let path = path.to_path_buf();
+    // A thread, since this wait has no end of its own.
+    std::thread::spawn(move || {
+        let locked = File::open(path).and_then(|file| {
+            rustix::fs::flock(&file, FlockOperation::LockShared)?;
+            Ok(())
+        });
+        // The asking thread may have stopped waiting.
+        let _ = sender.send(locked.is_ok());
+    });
+    receiver.recv_timeout(RELEASE_TIMEOUT).unwrap_or(false)
+}
+
+/// Makes a log pool of the file at `path` if it is blank.
+///
+/// # Errors
+/// It cannot be mapped, is in use, or holds something else.
+fn make_where_blank(path: &Path) -> Result<()> {
+    let region = open_region(path, &RegionOptions::default())?;
+    let found = match identify(&region).with_context(|| in_pool(&region))? {
+        PoolKind::Tidegate(_) => return Ok(()),
+        PoolKind::Unknown(Content::Zeroes) => {
+            let made = tidegate::log::create(&region, &LogOptions::default());
+            made.with_context(|| in_pool(&region))?;
+            return Ok(());
+        }
+        PoolKind::Unknown(found) => found.to_string(),
+        PoolKind::Btt(_) => "a btt pool".into(),
+    };
+    bail!("{} holds {found}, no log pool; name another path by --pool", path.display())
+}
+
+/// How to open a log that the machine or a supervisor left behind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RecoverOptions {
+    /// Every record is replayed, also where the kernel has it.
+    pub replay: bool,
+    /// What is damaged, or was changed since the boot, is passed over.
+    pub salvage: bool,
+}
+
+/// Opens the pool at `path`, whose supervisor shares `paths` with programs.
+///
+/// # Errors
+/// It cannot be mapped, is in use, holds something else, or what the log has cannot be restored.
+pub(crate) fn open_log(
+    path: &Path,
+    paths: &PoolPaths,
+    options: RecoverOptions,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Opened> {
+    make_where_blank(path)?;
+    let pool = open_pool(path, false)?;
+    let control = paths.control();
+    if let Some(log) = take_over(&pool, &control, options)? {
+        let left = log.head().saturating_sub(log.tail());
+        let size = Size { bytes: left };
+        let recovered =
+            (left > 0).then(|| format!("{size} of log taken over from a supervisor that died"));
+        return Ok(Opened { log, recovered, taken_over: true });
+    }
+    let recovered = recover(&pool, control.exists(), options, progress)?;
+    match std::fs::remove_file(&control) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot replace {}", control.display()));
+        }
+        _ => {}
+    }
+    let memory = SharedMemory::create(&control, CONTROL_BYTES)?;
+    let allocated_bytes = present_bytes(&pool, path)?;
+    pool.set_session(boot_id()?)?;
+    let log = Log::start(pool, memory, allocated_bytes)?;
+    Ok(Opened { log, recovered, taken_over: false })
+}
+
+/// The log as a supervisor left it that died; none, where it has to be recovered from its records.
+///
+/// # Errors
+/// It is to be replayed, but processes use it.
+fn take_over(pool: &LogPool, control: &Path, options: RecoverOptions) -> Result<Option<Log>> {
+    if !control.exists() {
+        return Ok(None);
+    }
+    let is_whole = is_of_this_boot(pool)?;
+    let processes = processes_that_map(control);
+    if options.replay
+        && let Some(first) = processes.first()
+    {
+        bail!(
+            "{} is in use by {} whose supervisor died, {first} for one; end them first, or let `tidegate recover` without \
+             options take over",
+            pool.region().name().display(),
+            match processes.len() {
+                1 => "1 process".into(),
+                number => format!("{number} processes"),
+            }
+        );
+    }
+    if options.replay || !is_whole && processes.is_empty() {
+        return Ok(None);
+    }
+    // One that does not fit is of no use: its pool was made anew since.
+    let Ok(log) = Log::resume(open_again(pool)?, control) else { return Ok(None) };
+    if !is_whole {
+        log.distrust_all_files();
+    }
+    Ok(Some(log))
+}
+
+fn open_again(pool: &LogPool) -> Result<LogPool, LogError> {
+    LogPool::open(Arc::clone(pool.region()))
+}
+
+fn present_bytes(pool: &LogPool, path: &Path) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = std::fs::metadata(path)?;
+    let whole = metadata.blocks() * 512 >= metadata.len();
+    Ok(Allocator::present_bytes(pool.region().kind(), whole, pool.ring_bytes()))
+}
+
+fn is_of_this_boot(pool: &LogPool) -> Result<bool> {
+    Ok(pool.session()? == Some(boot_id()?))
+}
+
+/// What the kernel calls this boot of the machine.
+fn boot_id() -> Result<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let text = text.context("cannot tell which boot of the machine this is")?;
+    let boot: uuid::Uuid = text.trim().parse().context("the kernel's boot id makes no sense")?;
+    Ok(boot.into_bytes())
+}
+
+/// When the machine was started, in nanoseconds since 1970.
+fn booted_ns() -> i128 {
+    let nanoseconds =
+        |time: Timespec| i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec);
+    nanoseconds(clock_gettime(ClockId::Realtime)) - nanoseconds(clock_gettime(ClockId::Boottime))
+}
+
+/// Restores in the files what the log has: what was done, if there was something to do. In the boot
+/// of its records, as `is_same_boot` says, programs have changed the files since the machine was
+/// started.
+///
+/// # Errors
+/// Something cannot be restored; the log still has it.
+fn recover(
+    pool: &LogPool,
+    is_same_boot: bool,
+    options: RecoverOptions,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Option<String>> {
+    // An interrupted recovery has changed files since the boot by itself, and left no boot.
+    let is_older = matches!(pool.session()?, Some(boot) if boot != NO_BOOT && boot != boot_id()?);
+    let is_older = is_older && !is_same_boot && !options.replay;
+    let booted_ns = is_older.then(booted_ns);
+    let options = ApplyOptions { workers: WORKERS, booted_ns, salvage: options.salvage };
+    let files = LocalFiles::new().context("cannot read the list of mounts")?;
+    let Some(Recovered { outcome, unreadable_bytes }) =
+        recover_pool(pool, &files, options, progress)?
+    else {
+        return Ok(None);
+    };
+    if let Some(first) = outcome.failures.first() {
+        let more = match outcome.failures.len() {
+            1 => String::new(),
+            number => format!(" and {} more", number - 1),
+        };
+        let pool = pool.region().name().display();
+        return Err(anyhow!(
+            "recovery of {pool} is not complete: {first}{}{more}{}; try again, pass over what is damaged or was changed by \
+             `tidegate recover {pool} --salvage`, or give up what the log has by `tidegate recover {pool} --discard`",
+            cause(first),
+            lost(unreadable_bytes)
+        ));
+    }
+    Ok(Some(format!("{}{}", describe(&outcome), lost(unreadable_bytes))))
+}
+
+/// What is to be said of failed memory in a log, behind what is said of the rest.
+fn lost(unreadable_bytes: u64) -> String {
+    match unreadable_bytes {
+        0 => String::new(),
+        bytes => format!(
+            "; LOST: {} of the log cannot be read, and what was written there is in no file, unless the kernel has it",
+            Size { bytes }
+        ),
+    }
+}
+
+fn cause(error: &dyn std::error::Error) -> String {
+    error.source().map(|source| format!(" ({source})")).unwrap_or_default()
+}
+
+fn describe(outcome: &Outcome) -> String {
+    let written = match outcome.written_bytes {
+        0 => "nothing".into(),
+        bytes => Size { bytes }.to_string(),
+    };
+    let odd = match outcome.findings.kept().first() {
+        None => String::new(),
+        Some(first) => {
+            format!("; {} things were odd, the first: {first}", outcome.findings.total())
+        }
+    };
+    let gone = match outcome.files_gone {
+        0 => String::new(),
+        number => format!(", {number} were removed before"),
+    };
+    format!("{written} written to {} files{gone}{odd}", outcome.files_written)
+}
+
+/// Throws away what the log of the pool at `path` has, after `tell` was told what that is; whether
+/// there was something.
+///
+/// # Errors
+/// The pool cannot be used, or `tell` failed.
+pub fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<bool> {
+    let pool = open_pool(path, false)?;
+    let (plan, unreadable_bytes) = plan_pool(&pool)?;
+    let has_some = !plan.is_empty() || unreadable_bytes > 0;
+    if has_some {
+        let (files, size) = (plan.files().len(), Size { bytes: plan.data_bytes() });
+        let lost = lost(unreadable_bytes);
+        tell(&format!("{size} of data of {files} files{lost}"))?;
+    }
+    pool.set_session(CLOSED)?;
+    let ring_bytes = pool.ring_bytes();
+    // No process shares this control memory: to start a log moves the tail behind all that was ever
+    // written.
+    Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES)?, ring_bytes)?;
+    Ok(has_some)
+}
+
+/// Bytes of the log of the pool at `path`, and of the records in it, while no process uses it.
+///
+/// # Errors
+/// The pool cannot be used, or a part of its log not be read.
+pub fn log_in_use(path: &Path) -> Result<(u64, u64)> {
+    let pool = open_pool(path, true)?;
+    let tail = pool.tail()?;
+    let mut records = Scanner::new(&pool, tail, pool.limit()?);
+    let end = records.by_ref().map(|header| header.position + header.record_bytes()).max();
+    match records.unreadable_bytes() {
+        0 => Ok((pool.ring_bytes(), end.map_or(0, |end| end - tail))),
+        bytes => bail!("{}: {} of its log cannot be read", path.display(), Size { bytes }),
+    }
+}

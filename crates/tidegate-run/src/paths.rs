@@ -1,0 +1,453 @@
+//! Paths: of pools of `tidegate run`, and of what their supervisors share with programs.
+//!
+//! Invariant: every file and directory that this module hands out belongs to the effective user and
+//! is closed to all others; what another user put there is refused, never used. Replaying a log
+//! changes files: a pool that another user may write to would be a way to change ours.
+//!
+//! Map: [`default_pool`] (none given) · [`prepare_pool`] (make or check the file) ·
+//! [`existing_log`] (check it) · [`PoolPaths`] (control memory, socket and lock of a pool's
+//! supervisor).
+
+use std::fs::{DirBuilder, File, Metadata};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{Access, FlockOperation};
+
+use tidegate::log::CODE;
+use tidegate::pool::{Content, Glance, glance};
+use tidegate::size::Size;
+use tidegate::stack::REGISTRY;
+
+/// Where files of processes that need no disk lie.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// Bits of a mode that let others than the owner in.
+const OTHERS: u32 = 0o077;
+
+fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// The pool of a user that names none: on a DAX file system that they may write to. Where there is
+/// none, in shared memory if `is_volatile`, whose contents a power cut destroys.
+///
+/// # Errors
+/// There is no such file system, and the pool is not to be volatile; the directory cannot be made,
+/// or is not the user's own.
+pub fn default_pool(is_volatile: bool) -> Result<PathBuf> {
+    let mounts = std::fs::read("/proc/mounts").unwrap_or_default();
+    let writable = |mount: &PathBuf| rustix::fs::access(mount, Access::WRITE_OK).is_ok();
+    let dax = dax_mounts(&mounts).into_iter().find(writable);
+    let directory = match dax {
+        Some(mount) => mount.join(format!(".tidegate-{}", user())),
+        None if is_volatile => shared_directory(),
+        None => bail!(
+            "there is no persistent memory here that user {} may write to (a DAX file system); name a pool on some by --pool, or \
+             take --volatile, a pool in ordinary memory: kill -9 loses nothing then, a power cut loses what programs synced",
+            user()
+        ),
+    };
+    own_directory(&directory)?;
+    Ok(directory.join("default.pool"))
+}
+
+fn shared_directory() -> PathBuf {
+    Path::new(SHARED_MEMORY).join(format!("tidegate-{}", user()))
+}
+
+/// Mount points of DAX file systems in the text of `/proc/mounts`.
+fn dax_mounts(mounts: &[u8]) -> Vec<PathBuf> {
+    mounts.split(|byte| *byte == b'\n').filter_map(dax_mount).collect()
+}
+
+fn dax_mount(line: &[u8]) -> Option<PathBuf> {
+    let mut fields = line.split(|byte| *byte == b' ').skip(1);
+    let (mount, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
+    let is_dax = |option: &[u8]| option == b"dax" || option == b"dax=always";
+    let is_mapped = [&b"ext4"[..], b"xfs"].contains(&kind);
+    let found = is_mapped && options.split(|byte| *byte == b',').any(is_dax);
+    found.then(|| PathBuf::from(std::ffi::OsString::from_vec(unescaped(mount))))
+}
+
+/// A field of `/proc/mounts` or `/proc/self/mountinfo`, where blanks and backslashes are three
+/// octal digits behind a backslash.
+pub(super) fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, behind @ ..] = rest {
+        let octal = behind.get(..3).filter(|_| *first == b'\\');
+        let octal = octal.and_then(|digits| std::str::from_utf8(digits).ok());
+        if let Some(byte) = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            bytes.push(byte);
+            rest = &behind[3..];
+        } else {
+            bytes.push(*first);
+            rest = behind;
+        }
+    }
+    bytes
+}
+
+/// Makes `directory` for this user alone, or checks that it is.
+fn own_directory(directory: &Path) -> Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| format!("cannot make {}", directory.display()));
+        }
+        _ => {}
+    }
+    let metadata = inspect(directory)?;
+    if !metadata.is_dir() {
+        bail!("{} is no directory: remove it", directory.display());
+    }
+    expect_own(directory, &metadata)
+}
+
+fn inspect(path: &Path) -> Result<Metadata> {
+    path.symlink_metadata().with_context(|| format!("cannot inspect {}", path.display()))
+}
+
+/// Refuses what belongs to another user or is open to others.
+fn expect_own(path: &Path, metadata: &Metadata) -> Result<()> {
+    let (owner, user, mode) = (metadata.uid(), user(), metadata.mode() & 0o7777);
+    if owner != user {
+        bail!("{} belongs to user {owner}, not to user {user}: it is not used", path.display());
+    }
+    if mode & OTHERS != 0 {
+        bail!(
+            "{} has mode {mode:03o}, so that others may reach the pool; expected no rights but the owner's: chmod go= {0}",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// A pool's file.
+#[derive(Debug)]
+pub struct PoolFile {
+    /// Its absolute path.
+    pub path: PathBuf,
+    origin: Origin,
+}
+
+/// What this process did to have a pool's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// It was there.
+    Found,
+    /// It was there, without a byte.
+    Lengthened,
+    Made,
+}
+
+impl PoolFile {
+    /// The pool could not be used: what was done to have its file is undone, so that the next try
+    /// may make one of another size.
+    pub fn undo(&self, paths: &PoolPaths) {
+        if self.origin == Origin::Found {
+            return;
+        }
+        // Best effort: the error that matters is on its way to the caller.
+        if let Ok(lock) = paths.lock()
+            && !paths.is_in_use()
+        {
+            let _ = match self.origin {
+                Origin::Lengthened => set_len(&self.path, 0),
+                _ => std::fs::remove_file(&self.path),
+            };
+            drop(lock);
+        }
+    }
+}
+
+/// Makes the pool's file with `size`, without space, or checks the one that is there.
+///
+/// # Errors
+/// It cannot be made, is not the user's own, or holds something else.
+pub fn prepare_pool(path: &Path, size: Size) -> Result<PoolFile> {
+    match new_pool(path, size) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => {
+            made.with_context(|| format!("cannot make the pool {}", path.display()))?;
+            return Ok(PoolFile { path: existing_pool(path)?, origin: Origin::Made });
+        }
+    }
+    let path = existing_pool(path)?;
+    is_blank(&path)?;
+    let is_longer = lengthen_empty(&path, size)
+        .with_context(|| format!("cannot make a pool of {}", path.display()))?;
+    let origin = if is_longer { Origin::Lengthened } else { Origin::Found };
+    Ok(PoolFile { path, origin })
+}
+
+/// Gives the file at `path` its size if it has none; whether it had none.
+fn lengthen_empty(path: &Path, size: Size) -> Result<bool> {
+    if !is_empty(path) {
+        return Ok(false);
+    }
+    // Another launcher may be about to do so, with another size.
+    let _lock = PoolPaths::of_pool(path)?.lock()?;
+    let is_empty = is_empty(path);
+    if is_empty {
+        set_len(path, size.bytes)?;
+    }
+    Ok(is_empty)
+}
+
+/// A file without a byte is at `path`.
+pub fn is_empty(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| found.is_file() && found.len() == 0)
+}
+
+fn set_len(path: &Path, bytes: u64) -> io::Result<()> {
+    let file = File::options().write(true).open(path)?;
+    file.set_len(bytes)?;
+    file.sync_all()
+}
+
+/// Whether what is at `path`, which must exist, may become a log pool: it is blank. Looked at
+/// without a lock, which would be in the way of a process that opens the pool now.
+///
+/// # Errors
+/// It is not there, or is a file that holds something else than a log pool.
+fn is_blank(path: &Path) -> Result<bool> {
+    let shown = path.display();
+    let metadata = std::fs::metadata(path).with_context(|| format!("there is no pool {shown}"))?;
+    if !metadata.is_file() {
+        // Opening it tells.
+        return Ok(false);
+    }
+    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    match glance(&file).with_context(|| format!("cannot read {shown}"))? {
+        Glance::Unknown(Content::Zeroes) => Ok(true),
+        // Of one that is damaged, opening it tells how.
+        Glance::Tidegate(Some(CODE) | None) => Ok(false),
+        found => bail!("{shown} holds {}, no log pool", REGISTRY.words(found)),
+    }
+}
+
+/// Checks the log pool at `path`, which must exist; hands back its absolute path.
+///
+/// # Errors
+/// It is not there, no log pool, or not the user's own.
+pub fn existing_log(path: &Path) -> Result<PathBuf> {
+    if is_blank(path)? {
+        bail!("{} holds only zeroes, no log pool", path.display());
+    }
+    existing_pool(path)
+}
+
+fn new_pool(path: &Path, size: Size) -> io::Result<()> {
+    if path.exists() {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    // Under another name first: no process finds one without its size.
+    let mut temporary = path.as_os_str().to_os_string();
+    temporary.push(format!(".{}", std::process::id()));
+    let mut open = File::options();
+    let file = open.read(true).write(true).create_new(true).mode(0o600).open(&temporary)?;
+    let made = file.set_len(size.bytes).and_then(|()| file.sync_all());
+    let made = made.and_then(|()| std::fs::hard_link(&temporary, path));
+    // Best effort: the error that matters is on its way to the caller.
+    let _ = std::fs::remove_file(&temporary);
+    made?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Checks the pool's file at `path`, which must exist; hands back its absolute path.
+///
+/// # Errors
+/// It is not there, no file or device, or not the user's own.
+pub(crate) fn existing_pool(path: &Path) -> Result<PathBuf> {
+    let path = std::fs::canonicalize(path)
+        .with_context(|| format!("there is no pool {}", path.display()))?;
+    let metadata = inspect(&path)?;
+    let kind = metadata.file_type();
+    if kind.is_char_device() {
+        // Rights on devices are the administrator's to give.
+        return Ok(path);
+    }
+    if !kind.is_file() {
+        bail!("{} is neither a file nor a devdax device: it can hold no pool", path.display());
+    }
+    expect_own(&path, &metadata)?;
+    Ok(path)
+}
+
+/// The paths of what processes share that use one pool: equal for every path to the pool.
+#[derive(Debug, Clone)]
+pub struct PoolPaths {
+    stem: PathBuf,
+}
+
+impl PoolPaths {
+    /// Those of the pool at `path`, which must exist.
+    ///
+    /// # Errors
+    /// The pool cannot be inspected; the directory for it cannot be made or is not the user's own.
+    pub fn of_pool(path: &Path) -> Result<Self> {
+        let metadata = std::fs::metadata(path);
+        let metadata = metadata.with_context(|| format!("cannot inspect {}", path.display()))?;
+        let is_device = metadata.file_type().is_char_device();
+        let (device, inode) =
+            if is_device { (metadata.rdev(), 0) } else { (metadata.dev(), metadata.ino()) };
+        let directory = shared_directory();
+        own_directory(&directory)?;
+        Ok(Self { stem: directory.join(format!("{device:x}-{inode:x}")) })
+    }
+
+    /// The control memory.
+    pub fn control(&self) -> PathBuf {
+        self.named(".control")
+    }
+
+    /// The supervisor's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.named(".control.socket")
+    }
+
+    /// Waits until no other process finds, starts or ends the supervisor of this pool, and keeps
+    /// others out.
+    ///
+    /// # Errors
+    /// The lock file cannot be made.
+    pub fn lock(&self) -> Result<Lock> {
+        loop {
+            let file = self.lock_file()?;
+            rustix::fs::flock(&file, FlockOperation::LockExclusive)
+                .with_context(|| format!("cannot lock {}", self.named(".lock").display()))?;
+            if self.is_lock_file(&file) {
+                return Ok(Lock { _file: file, paths: self.clone() });
+            }
+        }
+    }
+
+    /// As [`lock`](Self::lock), without waiting: none if another process has the lock.
+    ///
+    /// # Errors
+    /// The lock file cannot be made.
+    pub fn try_lock(&self) -> Result<Option<Lock>> {
+        let file = self.lock_file()?;
+        let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        let locked = locked.is_ok() && self.is_lock_file(&file);
+        Ok(locked.then(|| Lock { _file: file, paths: self.clone() }))
+    }
+
+    /// A supervisor uses the pool, or has died.
+    fn is_in_use(&self) -> bool {
+        self.socket().exists() || self.control().exists()
+    }
+
+    /// It was not removed since it was opened: a lock on a file without a name keeps no process
+    /// out.
+    fn is_lock_file(&self, file: &File) -> bool {
+        let number = |found: &Metadata| (found.dev(), found.ino());
+        let (Ok(opened), Ok(named)) = (file.metadata(), self.named(".lock").symlink_metadata())
+        else {
+            return false;
+        };
+        number(&opened) == number(&named)
+    }
+
+    fn named(&self, ending: &str) -> PathBuf {
+        let mut path = self.stem.clone().into_os_string();
+        path.push(ending);
+        PathBuf::from(path)
+    }
+
+    fn lock_file(&self) -> Result<File> {
+        let path = self.named(".lock");
+        let mut open = File::options();
+        let file = open.create(true).truncate(false).write(true).mode(0o600).open(&path);
+        file.with_context(|| format!("cannot make {}", path.display()))
+    }
+}
+
+/// Other processes are kept out until this is dropped.
+#[derive(Debug)]
+pub struct Lock {
+    /// Closed after the drop below: until then no other process comes to the check of
+    /// [`PoolPaths::is_lock_file`].
+    _file: File,
+    paths: PoolPaths,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if !self.paths.is_in_use() {
+            // No process uses the pool. Where the file cannot be removed, the next one uses it.
+            let _ = std::fs::remove_file(self.paths.named(".lock"));
+        }
+    }
+}
+
+/// A path that `LD_PRELOAD` can hold, whose entries end at colons and blanks.
+pub(crate) fn fits_preload(path: &Path) -> bool {
+    !path.as_os_str().as_bytes().iter().any(|byte| [b':', b' ', b'\t', b'\n'].contains(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn dax_file_systems_are_told_by_their_options() {
+        let mounts = b"/dev/vda / ext4 rw,relatime 0 0\n\
+            /dev/pmem0 /mnt/a\\040b ext4 rw,relatime,dax=always 0 0\n\
+            /dev/pmem1 /mnt/never xfs rw,dax=never,inode64 0 0\n\
+            /dev/pmem2 /mnt/old xfs rw,dax 0 0\n\
+            host /mnt/share virtiofs rw,dax 0 0\nbroken";
+        assert_eq!(dax_mounts(mounts), [PathBuf::from("/mnt/a b"), PathBuf::from("/mnt/old")]);
+    }
+
+    #[test]
+    fn a_pool_is_made_without_space_and_for_its_owner_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let made = prepare_pool(&path, Size { bytes: 1 << 30 }).unwrap();
+        let metadata = made.path.metadata().unwrap();
+        assert_eq!((metadata.len(), metadata.blocks()), (1 << 30, 0));
+        assert_eq!(metadata.mode() & 0o777, 0o600);
+        // The size of an existing pool stays.
+        let found = prepare_pool(&path, Size { bytes: 1 << 20 }).unwrap();
+        assert_eq!(found.path.metadata().unwrap().len(), 1 << 30);
+        let paths = PoolPaths::of_pool(&path).unwrap();
+        found.undo(&paths);
+        assert!(path.exists(), "it was there before");
+        made.undo(&paths);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_others_may_reach_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        std::fs::write(&path, "x").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o660)).unwrap();
+        let error = existing_pool(&path).unwrap_err().to_string();
+        assert!(error.contains("has mode 660") && error.contains("chmod go="), "{error}");
+        let error = own_directory(&path).unwrap_err().to_string();
+        assert!(error.contains("is no directory"), "{error}");
+    }
+
+    #[test]
+    fn all_paths_to_a_pool_lead_to_one_supervisor() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, link) = (directory.path().join("pool"), directory.path().join("link"));
+        prepare_pool(&path, Size { bytes: 4096 }).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let (one, two) = (PoolPaths::of_pool(&path).unwrap(), PoolPaths::of_pool(&link).unwrap());
+        assert_eq!(one.control(), two.control());
+        let held = one.lock().unwrap();
+        assert!(two.try_lock().unwrap().is_none());
+        drop(held);
+        assert!(!one.named(".lock").exists(), "no process uses the pool");
+        assert!(two.try_lock().unwrap().is_some());
+    }
+}

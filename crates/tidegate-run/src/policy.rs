@@ -1,0 +1,236 @@
+//! When the cleaner does what: late, so that what is written again reaches the disk once; but early
+//! enough that writers find free space as long as the disk keeps up.
+//!
+//! Pure: a situation in, an action out. What is written again and again (little to write for much
+//! log) is synced when three quarters of the log are used, or up to seven eighths where the sync
+//! will not take long. Streams are synced from an eighth on. What lies between is written ahead.
+
+use std::time::Duration;
+
+/// The log is summed up in steps of at least and at most this.
+const SEGMENT_BYTES_LEAST: u64 = 64 << 10;
+const SEGMENT_BYTES_MOST: u64 = 16 << 20;
+
+/// Bytes of the log that writers use, at most, while a disk takes one: they run at the speed of
+/// memory.
+const WRITERS_TO_DISK: u64 = 10;
+
+/// What the cleaner finds when it looks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Situation {
+    /// Bytes of the log from tail to head.
+    pub(super) used_bytes: u64,
+    /// Bytes that a sync would write at most, of what was summed up.
+    pub(super) dirty_bytes: u64,
+    /// All of the log is to be retired: a process waits for that.
+    pub(super) is_wanted: bool,
+    /// A writer waits for free space.
+    pub(super) is_blocked: bool,
+    /// No append for a while.
+    pub(super) is_idle: bool,
+}
+
+/// What to do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Sleep.
+    Nothing,
+    /// Start to write ahead of the sync.
+    Start,
+    /// Make records durable in their files, and free the log behind them.
+    Sync,
+}
+
+/// The rules for a log of one size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Policy {
+    ring_bytes: u64,
+    /// The log is summed up in steps of this.
+    pub(super) segment_bytes: u64,
+}
+
+impl Policy {
+    /// The rules for a ring of so many bytes.
+    pub(super) fn new(ring_bytes: u64) -> Self {
+        let segment_bytes = (ring_bytes / 64).clamp(SEGMENT_BYTES_LEAST, SEGMENT_BYTES_MOST);
+        Self { ring_bytes, segment_bytes }
+    }
+
+    /// What to do now.
+    pub(super) fn decide(&self, situation: &Situation) -> Action {
+        let &Situation { used_bytes, dirty_bytes, is_wanted, is_blocked, is_idle } = situation;
+        let is_stream = dirty_bytes >= self.start_bytes();
+        let is_full = used_bytes >= self.full_bytes(dirty_bytes);
+        if is_wanted || used_bytes > 0 && (is_blocked || is_idle || is_full || is_stream) {
+            Action::Sync
+        } else if used_bytes >= self.start_bytes() {
+            Action::Start
+        } else {
+            Action::Nothing
+        }
+    }
+
+    /// The dirty bytes of one batch where the disk takes `disk_bytes` in the time that writers may
+    /// wait: when that is over, writers have filled what is free now. None: all that is due, since
+    /// the same bytes are due again and again, or a process waits for all.
+    pub(super) fn batch_bytes(&self, situation: &Situation, disk_bytes: u64) -> Option<u64> {
+        let &Situation { used_bytes, dirty_bytes, is_wanted, is_blocked, .. } = situation;
+        let is_hot = dirty_bytes.saturating_mul(2) <= used_bytes;
+        let free_bytes = self.ring_bytes.saturating_sub(used_bytes);
+        let is_limited = !is_wanted && (is_blocked || !is_hot);
+        is_limited.then(|| disk_bytes + free_bytes / WRITERS_TO_DISK)
+    }
+
+    /// Bytes of the log from which on the disk is kept busy.
+    fn start_bytes(&self) -> u64 {
+        self.ring_bytes / 8
+    }
+
+    /// How much of the log may be used before what is hot is synced: what is left lasts until
+    /// `dirty_bytes` are on the disk.
+    fn full_bytes(&self, dirty_bytes: u64) -> u64 {
+        let (least, most) = (self.ring_bytes / 4 * 3, self.ring_bytes / 8 * 7);
+        let needed_bytes = dirty_bytes.saturating_mul(WRITERS_TO_DISK);
+        self.ring_bytes.saturating_sub(needed_bytes).clamp(least, most)
+    }
+
+    /// The next head at which something may have to be done, seen from a log that has just been
+    /// looked at.
+    pub(super) fn wake_at(&self, tail: u64, head: u64, scanned: u64) -> u64 {
+        if head == tail {
+            return head + 1;
+        }
+        let start = tail + self.start_bytes();
+        // What cannot be summed up yet, for a writer in the middle of an operation, is not looked
+        // at again for each append.
+        let later = head + self.segment_bytes / 8;
+        if head < start { start } else { (scanned + self.segment_bytes).max(later) }
+    }
+}
+
+/// How fast the disk takes batches.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DiskSpeed {
+    bytes_per_s: u64,
+}
+
+/// Until a batch was measured: what a slow disk takes in order of none.
+impl Default for DiskSpeed {
+    fn default() -> Self {
+        Self { bytes_per_s: 100 << 20 }
+    }
+}
+
+impl DiskSpeed {
+    /// Fewer bytes than this say more of a sync than of the disk.
+    const MEASURED_BYTES: u64 = 1 << 20;
+
+    /// A batch of `bytes` took `time`.
+    pub(super) fn measured(&mut self, bytes: u64, time: Duration) {
+        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
+        if bytes >= Self::MEASURED_BYTES {
+            self.bytes_per_s = bytes.saturating_mul(1_000_000) / us;
+        }
+    }
+
+    /// How much it takes in `time`.
+    pub(super) fn bytes_in(self, time: Duration) -> u64 {
+        let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        (self.bytes_per_s / 1000).saturating_mul(ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Nothing is in the log, and no process waits.
+    const EMPTY: Situation = Situation {
+        used_bytes: 0,
+        dirty_bytes: 0,
+        is_wanted: false,
+        is_blocked: false,
+        is_idle: false,
+    };
+
+    fn decide(used_mib: u64, dirty_mib: u64) -> Action {
+        let (used_bytes, dirty_bytes) = (used_mib * MIB, dirty_mib * MIB);
+        Policy::new(64 * MIB).decide(&Situation { used_bytes, dirty_bytes, ..EMPTY })
+    }
+
+    #[test]
+    fn hot_files_are_synced_late_and_streams_early() {
+        assert_eq!(decide(0, 0), Action::Nothing);
+        assert_eq!(decide(7, 7), Action::Nothing);
+        assert_eq!(decide(8, 7), Action::Start);
+        assert_eq!(decide(8, 8), Action::Sync);
+        assert_eq!(decide(47, 4), Action::Start);
+        assert_eq!(decide(48, 4), Action::Sync);
+        assert_eq!(decide(53, 1), Action::Start);
+        assert_eq!(decide(54, 1), Action::Sync);
+        assert_eq!(Policy::new(64 * MIB).full_bytes(0), 56 * MIB);
+        assert_eq!(Policy::new(64 * MIB).full_bytes(u64::MAX), 48 * MIB);
+    }
+
+    #[test]
+    fn a_hot_set_rewritten_a_hundred_times_is_synced_twice() {
+        let policy = Policy::new(1024 * MIB);
+        let (set, written) = (16 * MIB, 1600 * MIB / 4096 * 4160 * 102 / 100);
+        let (mut syncs, mut tail, mut head) = (0, 0, 0);
+        while head < written {
+            let used_bytes = head - tail;
+            let dirty_bytes = used_bytes.min(set);
+            let situation = Situation { used_bytes, dirty_bytes, ..EMPTY };
+            if policy.decide(&situation) == Action::Sync {
+                assert_eq!(policy.batch_bytes(&situation, MIB), None, "all at once");
+                (syncs, tail) = (syncs + 1, head);
+            }
+            assert!(used_bytes + set * WRITERS_TO_DISK <= 1024 * MIB + policy.segment_bytes);
+            head = policy.wake_at(tail, head, head).min(written);
+        }
+        assert_eq!(syncs + 1, 2, "and once at the end");
+    }
+
+    #[test]
+    fn a_batch_ends_when_the_log_is_full_or_little_later() {
+        let policy = Policy::new(1024 * MIB);
+        let batch = |used_mib, dirty_mib, is_blocked, is_wanted| {
+            let (used_bytes, dirty_bytes) = (used_mib * MIB, dirty_mib * MIB);
+            let situation = Situation { used_bytes, dirty_bytes, is_wanted, is_blocked, ..EMPTY };
+            policy.batch_bytes(&situation, 5 * MIB).map(|bytes| bytes / MIB)
+        };
+        assert_eq!(batch(1024, 1000, true, false), Some(5), "what the disk takes in its time");
+        assert_eq!(batch(1024, 100, true, false), Some(5), "of a hot set too");
+        assert_eq!(batch(300, 256, false, false), Some(5 + 72));
+        assert_eq!(batch(300, 100, false, false), None, "a hot set");
+        assert_eq!(batch(1024, 1000, true, true), None, "a process waits for all");
+    }
+
+    #[test]
+    fn a_speed_is_that_of_the_last_batch_that_says_something() {
+        let ms = Duration::from_millis;
+        let mut speed = DiskSpeed::default();
+        speed.measured(40 * MIB, ms(100));
+        speed.measured(4096, ms(100));
+        assert_eq!(speed.bytes_in(ms(50)) / MIB, 19);
+    }
+
+    #[test]
+    fn an_idle_log_is_retired_and_an_empty_one_left_alone() {
+        let policy = Policy::new(64 * MIB);
+        let idle = |used_bytes| Situation { used_bytes, is_idle: true, ..EMPTY };
+        assert_eq!(policy.decide(&idle(64)), Action::Sync);
+        assert_eq!(policy.decide(&idle(0)), Action::Nothing);
+    }
+
+    #[test]
+    fn it_is_woken_when_that_matters_and_never_for_what_it_has_seen() {
+        let policy = Policy::new(64 * MIB);
+        assert_eq!(policy.wake_at(100, 100, 100), 101);
+        assert_eq!(policy.wake_at(100, 164, 100), 100 + 8 * MIB);
+        assert_eq!(policy.wake_at(0, 16 * MIB, 16 * MIB), 17 * MIB);
+        assert_eq!(policy.wake_at(0, 30 * MIB, 16 * MIB), 30 * MIB + MIB / 8);
+    }
+}

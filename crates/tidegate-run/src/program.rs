@@ -1,0 +1,245 @@
+//! What a program is, before it runs: whether the preload library can reach its system calls.
+//!
+//! Invariant: a program whose system calls the library cannot reach is never taken for one that it
+//! can watch. Nothing but the first bytes, headers and attributes of files is looked at; any bytes
+//! are only ever an answer.
+//!
+//! Map: [`Program::find`] (search and judge) · [`elf`] (what the headers say).
+
+mod elf;
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, StatVfsMountFlags};
+use rustix::io::Errno;
+
+use self::elf::Linking;
+use super::cause::Cause;
+
+/// Interpreters of interpreters that the kernel follows.
+const MOST_INTERPRETERS: usize = 4;
+const SETUID: u32 = 0o4000;
+/// The set-group-ID bit has an effect on execution only where the group may execute.
+const SETGID: u32 = 0o2010;
+/// Search path where the environment has none: what the C library takes.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// Why a program is not started.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// The search path has no such file.
+    #[error("there is no program {}: it is not in PATH", name.display())]
+    NotFound {
+        /// The name as it was given.
+        name: PathBuf,
+    },
+    /// The file is there and cannot be read or run.
+    #[error("cannot run {}", path.display())]
+    Os {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel says.
+        source: std::io::Error,
+    },
+}
+
+type Result<T> = std::result::Result<T, ProgramError>;
+
+/// A program to run.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The file to execute.
+    pub file: PathBuf,
+    /// Arguments that come before the program's own: the script, where the file is its shell.
+    pub before: Vec<OsString>,
+    /// Why it cannot be watched, if it cannot: nothing is logged while it runs.
+    pub unwatched: Option<Cause>,
+}
+
+impl Program {
+    /// Finds the program that `name` means in `search_path`, as `execvp` does, and judges it.
+    ///
+    /// # Errors
+    /// [`ProgramError`].
+    pub fn find(name: &OsStr, search_path: Option<&OsStr>) -> Result<Self> {
+        let path = look_up(name, search_path)?;
+        let mut judged = path.clone();
+        for _ in 0..MOST_INTERPRETERS {
+            match judge(&judged)? {
+                Verdict::Runs(unwatched) => {
+                    return Ok(Self { file: path, before: Vec::new(), unwatched });
+                }
+                Verdict::Interpreted(interpreter) => judged = interpreter,
+                // Text without a first line that names a program: for the shell, where it is not an
+                // interpreter itself.
+                Verdict::Text if judged == path => {
+                    let (file, before) = ("/bin/sh".into(), vec![path.into()]);
+                    return Ok(Self { file, before, unwatched: None });
+                }
+                Verdict::Text => break,
+            }
+        }
+        Err(os(&path)(Errno::NOEXEC.into()))
+    }
+}
+
+fn os(path: &Path) -> impl FnOnce(std::io::Error) -> ProgramError {
+    let path = path.to_path_buf();
+    move |source| ProgramError::Os { path, source }
+}
+
+/// The file that `execvp` would take: the first executable one; a forbidden one is an error where
+/// no other is there.
+fn look_up(name: &OsStr, search_path: Option<&OsStr>) -> Result<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        executable(Path::new(name)).map_err(os(Path::new(name)))?;
+        return Ok(PathBuf::from(name));
+    }
+    let mut forbidden = None;
+    for directory in std::env::split_paths(search_path.unwrap_or(OsStr::new(DEFAULT_PATH))) {
+        // An empty entry means the current directory.
+        let path = Path::new(".").join(directory).join(name);
+        match executable(&path) {
+            Ok(()) if !name.is_empty() => return Ok(path),
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                forbidden.get_or_insert((path, error));
+            }
+            _ => {}
+        }
+    }
+    match forbidden {
+        Some((path, error)) => Err(os(&path)(error)),
+        None => Err(ProgramError::NotFound { name: name.into() }),
+    }
+}
+
+fn executable(path: &Path) -> std::io::Result<()> {
+    if !path.metadata()?.is_file() {
+        return Err(Errno::ACCESS.into());
+    }
+    Ok(rustix::fs::access(path, Access::EXEC_OK)?)
+}
+
+/// What one file is to the kernel.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// A program, and why it cannot be watched if it cannot.
+    Runs(Option<Cause>),
+    Interpreted(PathBuf),
+    Text,
+}
+
+fn judge(path: &Path) -> Result<Verdict> {
+    let mut file = match File::open(path) {
+        // May be executed and not read: then the kernel keeps the preload library out too.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            return Ok(Verdict::Runs(Some(Cause::PrivilegedProgram)));
+        }
+        opened => opened.map_err(os(path))?,
+    };
+    let mut start = Vec::new();
+    file.by_ref().take(256).read_to_end(&mut start).map_err(os(path))?;
+    if let Some(interpreter) = interpreter(&start) {
+        return Ok(Verdict::Interpreted(interpreter));
+    }
+    if !start.starts_with(elf::MAGIC) {
+        return Ok(Verdict::Text);
+    }
+    if gains_privilege(&file).map_err(os(path))? {
+        return Ok(Verdict::Runs(Some(Cause::PrivilegedProgram)));
+    }
+    Ok(Verdict::Runs(match elf::linking(&file).map_err(os(path))? {
+        Linking::Dynamic => None,
+        Linking::Static => Some(Cause::StaticProgram),
+        Linking::Go => Some(Cause::GoProgram),
+        Linking::OtherLibc => Some(Cause::OtherLibc),
+        Linking::OtherMachine => Some(Cause::OtherMachine),
+    }))
+}
+
+/// The program that the first line of a script names.
+fn interpreter(start: &[u8]) -> Option<PathBuf> {
+    let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let mut words = line.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty());
+    let interpreter = Path::new(OsStr::from_bytes(words.next()?));
+    Some(interpreter.to_path_buf())
+}
+
+/// Executing `file` gives it rights that this process has not: the loader then ignores
+/// `LD_PRELOAD`.
+fn gains_privilege(file: &File) -> std::io::Result<bool> {
+    let metadata = file.metadata()?;
+    if rustix::fs::fstatvfs(file)?.f_flag.contains(StatVfsMountFlags::NOSUID) {
+        return Ok(false);
+    }
+    let user = rustix::process::geteuid().as_raw();
+    let group = rustix::process::getegid().as_raw();
+    let mode = metadata.mode();
+    let other_user = mode & SETUID != 0 && metadata.uid() != user;
+    let other_group = mode & SETGID == SETGID && metadata.gid() != group;
+    let capabilities =
+        user != 0 && rustix::fs::fgetxattr(file, "security.capability", &mut [0_u8; 64]).is_ok();
+    Ok(other_user || other_group || capabilities)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn script(directory: &Path, name: &str, text: &str, mode: u32) -> PathBuf {
+        let path = directory.join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_dynamic_program_is_found_in_the_search_path() {
+        let found = Program::find(OsStr::new("sh"), Some(OsStr::new("/nowhere:/bin"))).unwrap();
+        assert_eq!(found, Program { file: "/bin/sh".into(), before: Vec::new(), unwatched: None });
+    }
+
+    #[test]
+    fn what_is_not_there_is_told_apart_from_what_may_not_run() {
+        let directory = tempfile::tempdir().unwrap();
+        script(directory.path(), "data", "#!/bin/sh\n", 0o644);
+        let search = Some(directory.path().as_os_str());
+        let missing = Program::find(OsStr::new("no-such"), search);
+        assert!(matches!(missing, Err(ProgramError::NotFound { .. })), "{missing:?}");
+        let forbidden = Program::find(OsStr::new("data"), search);
+        assert!(matches!(forbidden, Err(ProgramError::Os { .. })), "{forbidden:?}");
+        let absent = Program::find(OsStr::new("/no/such"), search);
+        assert!(matches!(absent, Err(ProgramError::Os { .. })), "{absent:?}");
+    }
+
+    #[test]
+    fn the_interpreter_of_a_script_is_judged() {
+        let directory = tempfile::tempdir().unwrap();
+        let good = script(directory.path(), "good", "#! /bin/sh -e\n", 0o755);
+        assert_eq!(Program::find(good.as_os_str(), None).unwrap().file, good);
+        let plain = script(directory.path(), "plain", "echo hello\n", 0o755);
+        let program = Program::find(plain.as_os_str(), None).unwrap();
+        assert_eq!(
+            program,
+            Program { file: "/bin/sh".into(), before: vec![plain.into()], unwatched: None }
+        );
+        let itself = script(directory.path(), "itself", "", 0o755);
+        std::fs::write(&itself, format!("#!{}\n", itself.display())).unwrap();
+        assert!(matches!(Program::find(itself.as_os_str(), None), Err(ProgramError::Os { .. })));
+    }
+
+    #[test]
+    fn first_lines_are_read_as_the_kernel_reads_them() {
+        assert_eq!(interpreter(b"#!/bin/sh\n"), Some("/bin/sh".into()));
+        assert_eq!(interpreter(b"#! \t/usr/bin/env python3\nx"), Some("/usr/bin/env".into()));
+        assert_eq!(interpreter(b"#!"), None);
+        assert_eq!(interpreter(b"#\n!/bin/sh"), None);
+    }
+}

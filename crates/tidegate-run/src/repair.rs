@@ -1,0 +1,197 @@
+//! Repairs what processes left when they were killed in the middle of an operation.
+//!
+//! The record of a change that its process was killed in is voided, and the file is marked: what
+//! the kernel has done of the change is in no record, so the next sync of the file is a real one.
+//! No process was told that the change was made, so both outcomes are right, but what a later
+//! reader saw must outlive that reader's sync.
+//!
+//! Invariant: a record is voided under its file's lock, which the killed thread held: the file was
+//! not changed since.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use tidegate::log::{FileGuard, Interrupted, Log, RecordKind};
+
+/// How it went with interrupted operations.
+#[derive(Debug, Default)]
+pub(crate) struct Repaired {
+    /// Those that a held lock keeps from being repaired, for [`repair`].
+    pub(crate) left: Vec<Interrupted>,
+    /// What cannot be repaired at all.
+    pub(crate) failures: Vec<String>,
+}
+
+/// Repairs the operations that threads of `process`, which has ended, were killed in; waits
+/// `timeout` at most for each lock.
+pub(crate) fn repair_after(log: &Log, process: u32, timeout: Duration) -> Repaired {
+    repair(log, log.interrupted_by(process).collect(), timeout)
+}
+
+/// Repairs these operations, whose processes have ended.
+pub(crate) fn repair(log: &Log, interrupted: Vec<Interrupted>, timeout: Duration) -> Repaired {
+    let mut repaired = Repaired::default();
+    // One that was seen before may have ended: a process that lives may have the number of one that
+    // has ended.
+    for it in interrupted.into_iter().filter(|it| log.is_interrupted(it)) {
+        match repair_one(log, &it, timeout) {
+            None => repaired.left.push(it),
+            Some(Err(error)) => repaired.failures.push(format!(
+                "a change that a killed process was in the middle of may be repeated after a power cut: {error}"
+            )),
+            Some(Ok(())) => {}
+        }
+    }
+    repaired
+}
+
+/// None: another process has the file locked, or it is the operation of a thread that lives.
+fn repair_one(log: &Log, interrupted: &Interrupted, timeout: Duration) -> Option<io::Result<()>> {
+    let Some(file) = log.file_of(interrupted) else {
+        // Killed before the slot was anything's. No lock tells it from an operation that begins.
+        return has_ended(interrupted.process, interrupted.thread()).then(|| {
+            log.settle(interrupted);
+            Ok(())
+        });
+    };
+    let guard = log.lock_within(file, timeout).ok()?;
+    // Once more, under the lock: its holder in between may have repaired it.
+    let still: Vec<_> = log.interrupted_on(&guard).filter(|it| it == interrupted).collect();
+    let outcome = still.iter().try_for_each(|it| void(&guard, it));
+    for it in &still {
+        log.settle(it);
+    }
+    if log.interrupted_on(&guard).next().is_none() {
+        guard.repaired();
+    }
+    Some(outcome)
+}
+
+/// Takes back the record of an interrupted change.
+fn void(guard: &FileGuard<'_>, interrupted: &Interrupted) -> io::Result<()> {
+    let Some(header) = &interrupted.header else { return Ok(()) };
+    if matches!(header.kind, RecordKind::Write | RecordKind::SetSize) {
+        guard.mark_unlogged(false);
+        let voided = guard.begin().and_then(|mut ticket| ticket.void(header.position));
+        voided.map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+/// Whether a thread has ended, as far as this user may know.
+fn has_ended(process: u32, thread: u32) -> bool {
+    match std::fs::read(format!("/proc/{process}/task/{thread}/stat")) {
+        // The state is behind the name, which may have anything in it.
+        Ok(stat) => stat
+            .rsplit(|byte| *byte == b')')
+            .next()
+            .is_some_and(|rest| matches!(rest.get(1), Some(b'Z' | b'X'))),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => false,
+        // Not there, or hidden from this user.
+        Err(_) => Pid::from_raw(process.cast_signed())
+            .is_none_or(|process| test_kill_process(process) != Err(Errno::PERM)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::IoSlice;
+
+    use super::super::trial::Trial;
+    use super::*;
+
+    fn own() -> u32 {
+        rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// A thread dies in the middle of `operation`, with the slot taken and the lock held.
+    fn die_in(
+        trial: &Trial,
+        file: &File,
+        operation: impl FnOnce(&mut tidegate::log::Ticket<'_>) + Send,
+    ) {
+        trial.begin_story(file, "file");
+        std::thread::scope(|scope| {
+            let dying = scope.spawn(|| {
+                let guard = trial.lock(file);
+                let mut ticket = guard.begin().unwrap();
+                operation(&mut ticket);
+                std::mem::forget(ticket);
+                std::mem::forget(guard);
+            });
+            // Only then does the kernel give its locks away.
+            dying.join().unwrap();
+        });
+    }
+
+    /// How many operations are left, and what cannot be done.
+    fn repaired(trial: &Trial) -> (usize, Vec<String>) {
+        let Repaired { left, failures } = repair_after(&trial.log, own(), Duration::ZERO);
+        (left.len(), failures)
+    }
+
+    fn voided(trial: &Trial) -> usize {
+        let records = trial.log.records(trial.log.tail(), trial.log.head());
+        records.filter(|header| header.kind == RecordKind::Void).count()
+    }
+
+    #[test]
+    fn a_change_that_its_process_was_killed_in_is_voided_and_the_next_sync_is_real() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"0123456789");
+        die_in(&trial, &file, |ticket| {
+            ticket.write(4, &[IoSlice::new(b"abcd")], false).unwrap();
+        });
+        let unlogged = trial.lock(&file).unlogged();
+        assert_eq!(repaired(&trial), (0, vec![]));
+        assert_eq!(voided(&trial), 1);
+        assert!(trial.lock(&file).unlogged() > unlogged && !trial.lock(&file).owner_died());
+        assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"0123456789");
+        die_in(&trial, &file, |ticket| {
+            ticket.set_size(6, false).unwrap();
+        });
+        assert_eq!((repaired(&trial), voided(&trial)), ((0, vec![]), 2));
+        assert_eq!(trial.log.in_the_middle().count(), 0);
+        assert_eq!(trial.log.safe_position(), trial.log.head());
+    }
+
+    #[test]
+    fn a_slot_without_a_record_is_given_back() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"same");
+        die_in(&trial, &file, |_| {});
+        assert_eq!((repaired(&trial), voided(&trial)), ((0, vec![]), 0));
+        assert_eq!(trial.log.in_the_middle().count(), 0);
+    }
+
+    #[test]
+    fn what_is_locked_is_left_for_later() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"");
+        trial.begin_story(&file, "file");
+        let guard = trial.lock(&file);
+        let ticket = guard.begin().unwrap();
+        let left = std::thread::scope(|scope| scope.spawn(|| repaired(&trial)).join().unwrap());
+        assert_eq!(left, (1, vec![]));
+        drop(ticket);
+        drop(guard);
+        assert_eq!(repaired(&trial), (0, vec![]));
+    }
+
+    #[test]
+    fn threads_are_known_to_have_ended() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let number = child.id();
+        let pid = Pid::from_child(&child);
+        let exited =
+            rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(rustix::process::WaitId::Pid(pid), exited).unwrap();
+        assert!(has_ended(number, number), "one that was not waited for");
+        child.wait().unwrap();
+        assert!(has_ended(number, number));
+        assert!(!has_ended(own(), own()) && !has_ended(1, 1));
+    }
+}

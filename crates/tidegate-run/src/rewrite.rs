@@ -1,0 +1,161 @@
+//! Writes to a file once more what the log has of it: the kernel may have dropped what the disk did
+//! not take.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+
+use tidegate::log::{FileRef, Header, Log, RecordKind, copy_to_file};
+
+use super::locate::open_for_writing;
+
+/// Bytes copied at once.
+const COPY_BYTES: usize = 1 << 20;
+
+/// Writes all that the log has of the file of `entry` to it once more; `kept` is open for reading.
+///
+/// # Errors
+/// It cannot be written now.
+pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> {
+    let guard = log.lock(entry).map_err(io::Error::other)?;
+    let records = story_of(log, guard.id())?;
+    if records.is_empty() {
+        return Ok(());
+    }
+    let file = open_for_writing(kept)?;
+    // Never longer than it is: what is behind the end was cut off.
+    let mut newest = Newest::below(file.metadata()?.len());
+    let mut buffer = vec![0; COPY_BYTES];
+    for record in records.iter().rev() {
+        if record.kind == RecordKind::SetSize {
+            newest.take(record.offset, u64::MAX);
+            continue;
+        }
+        let end = record.offset.saturating_add(record.payload_bytes.into());
+        for (start, end) in newest.take(record.offset, end) {
+            let position = record.data_position() + (start - record.offset);
+            copy_to_file(log.pool(), position, end - start, file.as_fd(), start, &mut buffer)?;
+        }
+    }
+    Ok(())
+}
+
+/// The changes of the file with this id in its present story, without those that failed, in their
+/// order.
+///
+/// # Errors
+/// A part of the log cannot be read: the file may have records there.
+fn story_of(log: &Log, id: u64) -> io::Result<Vec<Header>> {
+    let mut changes = Vec::new();
+    let mut voided = HashSet::new();
+    let mut records = log.records(log.tail(), log.head());
+    for header in records.by_ref().filter(|header| header.file == id) {
+        match header.kind {
+            RecordKind::Write | RecordKind::SetSize => changes.push(header),
+            RecordKind::End => changes.clear(),
+            RecordKind::Void => {
+                voided.insert(header.aux);
+            }
+            RecordKind::Zero | RecordKind::Define | RecordKind::Mark => {}
+        }
+    }
+    if records.unreadable_bytes() > 0 {
+        return Err(io::Error::other("a part of the log cannot be read"));
+    }
+    changes.retain(|header| !voided.contains(&header.position));
+    Ok(changes)
+}
+
+/// The bytes of a file that no newer record has changed.
+struct Newest {
+    /// Ranges that newer records have changed, in order and apart.
+    taken: Vec<(u64, u64)>,
+}
+
+impl Newest {
+    /// Those below `size`.
+    fn below(size: u64) -> Self {
+        Self { taken: vec![(size, u64::MAX)] }
+    }
+
+    /// Takes the bytes from `start` to `end`: the ranges of them that were not taken yet.
+    fn take(&mut self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let (mut free, mut from) = (Vec::new(), start);
+        for &(taken_start, taken_end) in &self.taken {
+            if taken_end <= from {
+                continue;
+            }
+            if taken_start >= end {
+                break;
+            }
+            if taken_start > from {
+                free.push((from, taken_start));
+            }
+            from = taken_end;
+        }
+        if from < end {
+            free.push((from, end));
+        }
+        self.taken.extend_from_slice(&free);
+        self.taken.sort_unstable();
+        self.taken.dedup_by(|next, last| {
+            let touches = next.0 <= last.1;
+            if touches {
+                last.1 = last.1.max(next.1);
+            }
+            touches
+        });
+        free
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::Trial;
+    use super::*;
+
+    fn rewritten(trial: &Trial, file: &File, name: &str) -> Vec<u8> {
+        let entry = trial.lock(file).file();
+        rewrite(&trial.log, entry, &File::open(trial.path(name)).unwrap()).unwrap();
+        std::fs::read(trial.path(name)).unwrap()
+    }
+
+    #[test]
+    fn what_the_kernel_may_have_dropped_is_written_once_more() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"..........");
+        for (offset, data) in [(0, &b"aaaa"[..]), (2, b"bb"), (8, b"cccc")] {
+            trial.write(&file, "file", offset, data);
+        }
+        // No longer than the file is.
+        assert_eq!(rewritten(&trial, &file, "file"), b"aabb....cc");
+    }
+
+    #[test]
+    fn what_was_cut_off_has_failed_or_ended_is_not_written_again() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"..........");
+        trial.write(&file, "file", 0, b"old");
+        trial.lock(&file).end_story().unwrap();
+        trial.write(&file, "file", 2, b"abcdef");
+        trial.record(&file, "file", |ticket| {
+            ticket.set_size(4, false).unwrap();
+        });
+        trial.write(&file, "file", 6, b"gh");
+        trial.record(&file, "file", |ticket| {
+            let failed = ticket.write(3, &[std::io::IoSlice::new(b"XX")], false).unwrap();
+            ticket.void(failed).unwrap();
+        });
+        assert_eq!(rewritten(&trial, &file, "file"), b"..ab..gh..");
+    }
+
+    #[test]
+    fn bytes_are_taken_once() {
+        let mut newest = Newest::below(100);
+        assert_eq!(newest.take(90, 110), [(90, 100)]);
+        assert_eq!(newest.take(10, 20), [(10, 20)]);
+        assert_eq!(newest.take(0, 200), [(0, 10), (20, 90)]);
+        assert_eq!(newest.take(0, 200), []);
+    }
+}

@@ -1,0 +1,292 @@
+//! The launcher's side of a pool: it finds the supervisor that lives, or starts one.
+//!
+//! Invariants:
+//! 1. At most one supervisor of a pool lives, and a launcher never joins one that is about to end.
+//!    A launcher or supervisor that looks for, starts or ends one holds the pool's lock
+//!    ([`PoolPaths::lock`]) until the other end has answered.
+//! 2. As long as a launcher lives, its pool has a supervisor: one that dies is replaced at once.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::opening::RecoverOptions;
+use super::paths::{Lock, PoolPaths};
+use super::report::{Reporter, one_line};
+use super::socket::{Connection, Reply, Request, Welcome};
+use super::stats::Statistics;
+use anyhow::{Context, Result, anyhow, bail};
+
+/// A supervisor that dies so soon after it was joined may do so again, of the same cause; so many
+/// may, one after the other.
+const SHORT_LIFE: Duration = Duration::from_secs(1);
+const DEATHS_MAX: u32 = 10;
+
+/// How a launcher uses a pool.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SessionOptions {
+    /// Latencies of writes are measured.
+    pub latencies: bool,
+    /// How a supervisor that is started opens the log.
+    pub recover: RecoverOptions,
+}
+
+/// A pool that this launcher uses, with a supervisor as long as that can be had.
+pub struct Session<'a> {
+    /// What the pool is.
+    pub welcome: Welcome,
+    pool: PathBuf,
+    paths: PoolPaths,
+    options: SessionOptions,
+    reporter: &'a dyn Reporter,
+    joined: Mutex<Joined>,
+}
+
+/// The supervisor that this launcher has joined.
+struct Joined {
+    connection: Arc<Connection>,
+    /// The supervisor, where this launcher started it: to be reaped.
+    supervisor: Option<Child>,
+    /// The program has ended.
+    leaves: bool,
+}
+
+impl<'a> Session<'a> {
+    /// Joins the supervisor of `pool`, which is started if there is none; shows how far recovery
+    /// is.
+    ///
+    /// # Errors
+    /// The pool cannot be opened or recovered, or the supervisor not started.
+    pub fn open(
+        pool: &Path,
+        paths: &PoolPaths,
+        options: SessionOptions,
+        reporter: &'a dyn Reporter,
+    ) -> Result<Self> {
+        let (joined, welcome) = find_or_start(pool, paths, options, reporter)?;
+        let (pool, paths) = (pool.to_path_buf(), paths.clone());
+        let options = SessionOptions { recover: RecoverOptions::default(), ..options };
+        Ok(Self { welcome, pool, paths, options, reporter, joined: Mutex::new(joined) })
+    }
+
+    /// Runs `program`, during which what the supervisor has to say is printed, and one that dies is
+    /// replaced; hands back what it returned and what the supervisor counted, once the log is empty
+    /// or the tree lives on without this launcher.
+    ///
+    /// # Errors
+    /// As for `program`.
+    pub fn during<T>(self, program: impl FnOnce() -> Result<T>) -> Result<(T, Option<Statistics>)> {
+        let (returned, farewell) = std::thread::scope(|scope| {
+            let listener = scope.spawn(|| self.listen());
+            let returned = program();
+            let mut joined = self.joined();
+            joined.leaves = true;
+            // Where the supervisor is gone, the listener knows already, and tells the next one.
+            let _ = joined.connection.send(&Request::Leave);
+            drop(joined);
+            (returned, listener.join().ok().flatten())
+        });
+        if let (Some((0, _)), Some(supervisor)) = (&farewell, &mut self.joined().supervisor) {
+            // It said its farewell as the last thing it did.
+            let _ = supervisor.wait();
+        }
+        Ok((returned?, farewell.map(|(_, statistics)| statistics)))
+    }
+
+    fn joined(&self) -> MutexGuard<'_, Joined> {
+        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Prints notices until the farewell; none, if the supervisor dies before and no other can be
+    /// had.
+    fn listen(&self) -> Option<(u64, Statistics)> {
+        let mut deaths = 0;
+        loop {
+            let since = Instant::now();
+            let connection = Arc::clone(&self.joined().connection);
+            if let Some(farewell) = await_farewell(&connection, self.reporter) {
+                return Some(farewell);
+            }
+            deaths = if since.elapsed() < SHORT_LIFE { deaths + 1 } else { 1 };
+            let rejoined = if deaths > DEATHS_MAX {
+                Err(anyhow!("{deaths} of them died one after the other"))
+            } else {
+                self.rejoin()
+            };
+            if let Err(error) = rejoined {
+                let pool = self.pool.display();
+                self.say(&format!(
+                    "the supervisor of {pool} died, and there is no other ({error:#}): programs go on without the log; what \
+                     it still holds is written by the next `tidegate run`, or by `tidegate recover {pool}`"
+                ));
+                return None;
+            }
+        }
+    }
+
+    fn say(&self, message: &str) {
+        self.reporter.notice(&one_line(message));
+    }
+
+    /// Joins the supervisor that took over from the one that died, or starts it.
+    fn rejoin(&self) -> Result<()> {
+        let (next, _) = find_or_start(&self.pool, &self.paths, self.options, self.reporter)?;
+        let mut joined = self.joined();
+        if next.supervisor.is_some() {
+            let pool = self.pool.display();
+            self.say(&format!("the supervisor of {pool} died; another one took over"));
+            if let Some(mut dead) = joined.supervisor.take() {
+                let _ = dead.wait();
+            }
+            joined.supervisor = next.supervisor;
+        }
+        joined.connection = next.connection;
+        if joined.leaves {
+            // If this one dies too, the listener knows.
+            let _ = joined.connection.send(&Request::Leave);
+        }
+        Ok(())
+    }
+}
+
+/// Joins the supervisor of `pool`, which is started if there is none.
+fn find_or_start(
+    pool: &Path,
+    paths: &PoolPaths,
+    options: SessionOptions,
+    reporter: &dyn Reporter,
+) -> Result<(Joined, Welcome)> {
+    let latencies = options.latencies;
+    let _lock = paths.lock()?;
+    let found = reach(&paths.socket())?;
+    let found =
+        found.map(|connection| join(connection, latencies, reporter)).transpose()?.flatten();
+    // One that was found and says nothing is dying: the next one waits for the pool until it is
+    // gone.
+    let (connection, welcome, supervisor) = if let Some((connection, welcome)) = found {
+        (connection, welcome, None)
+    } else {
+        let (connection, supervisor) = start(pool, options.recover)?;
+        let joined = join(connection, latencies, reporter)?;
+        let (connection, welcome) =
+            joined.context("the supervisor of the pool ended before the pool was open")?;
+        (connection, welcome, Some(supervisor))
+    };
+    let connection = Arc::new(connection);
+    Ok((Joined { connection, supervisor, leaves: false }, welcome))
+}
+
+/// Starts the supervisor of `pool` and waits for nothing.
+fn start(pool: &Path, options: RecoverOptions) -> Result<(Connection, Child)> {
+    let (ours, theirs) = Connection::pair().context("cannot make a socket")?;
+    let program = std::env::current_exe().context("cannot tell where this program is")?;
+    let mut command = Command::new(program);
+    // Nothing of the caller's: neither preloaded libraries nor a directory that would stay busy.
+    command.env_clear().current_dir("/");
+    command.arg("supervise");
+    command.args(options.replay.then_some("--replay"));
+    command.args(options.salvage.then_some("--salvage"));
+    command.arg("--").arg(pool);
+    command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::inherit());
+    let supervisor = command.spawn().context("cannot start the supervisor")?;
+    Ok((ours, supervisor))
+}
+
+/// Joins the supervisor at the other end; none if it has ended without an answer.
+fn join(
+    connection: Connection,
+    latencies: bool,
+    reporter: &dyn Reporter,
+) -> Result<Option<(Connection, Welcome)>> {
+    // Where it has ended, what it said before tells why.
+    let _ = connection.send(&Request::Join { latencies });
+    let welcome = await_welcome(&connection, reporter)?;
+    Ok(welcome.map(|welcome| (connection, welcome)))
+}
+
+fn await_welcome(connection: &Connection, reporter: &dyn Reporter) -> Result<Option<Welcome>> {
+    let welcome = loop {
+        match connection.receive::<Reply>().context("the supervisor broke off")? {
+            Some(Reply::Welcome(welcome)) => break Ok(Some(welcome)),
+            Some(Reply::Failed { message }) => break Err(message),
+            Some(Reply::Progress { done, total }) => reporter.progress(done, total),
+            Some(Reply::Notice { message }) => reporter.notice(&one_line(&message)),
+            Some(_) => {}
+            None => break Ok(None),
+        }
+    };
+    reporter.progress_ended();
+    welcome.map_err(|message: String| anyhow!(message))
+}
+
+/// Prints notices until the farewell; none, if the supervisor dies before.
+fn await_farewell(connection: &Connection, reporter: &dyn Reporter) -> Option<(u64, Statistics)> {
+    loop {
+        match connection.receive::<Reply>() {
+            Ok(Some(Reply::Farewell { remaining, statistics })) => {
+                return Some((remaining, *statistics));
+            }
+            Ok(Some(Reply::Notice { message })) => reporter.notice(&one_line(&message)),
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => return None,
+        }
+    }
+}
+
+/// Asks the supervisor that listens at `socket` one thing; none, if there is no supervisor, or if
+/// it dies.
+///
+/// # Errors
+/// What was asked for failed.
+pub fn ask(socket: &Path, request: &Request, reporter: &dyn Reporter) -> Result<Option<Reply>> {
+    let reached = reach(socket)?;
+    Ok(reached.map(|connection| converse(&connection, request, reporter)).transpose()?.flatten())
+}
+
+/// What came of a request to a pool's supervisor.
+pub enum Asked {
+    /// Its answer.
+    Reply(Reply),
+    /// It has none, and none is started before this is dropped.
+    Unsupervised(Lock),
+}
+
+/// Asks the supervisor of a pool one thing; one that starts, ends or is replaced is waited for.
+///
+/// # Errors
+/// As for [`ask`], or the pool's lock cannot be had.
+pub fn ask_at(paths: &PoolPaths, request: &Request, reporter: &dyn Reporter) -> Result<Asked> {
+    loop {
+        let lock = paths.lock()?;
+        let Some(connection) = reach(&paths.socket())? else {
+            return Ok(Asked::Unsupervised(lock));
+        };
+        // A supervisor stays as long as a connection is open.
+        drop(lock);
+        if let Some(reply) = converse(&connection, request, reporter)? {
+            return Ok(Asked::Reply(reply));
+        }
+    }
+}
+
+fn reach(socket: &Path) -> Result<Option<Connection>> {
+    let reached = Connection::to(socket);
+    reached.with_context(|| format!("cannot reach the supervisor at {}", socket.display()))
+}
+
+fn converse(
+    connection: &Connection,
+    request: &Request,
+    reporter: &dyn Reporter,
+) -> Result<Option<Reply>> {
+    // Where it has ended, it does not answer.
+    let _ = connection.send(request);
+    loop {
+        match connection.receive::<Reply>().context("the supervisor broke off")? {
+            Some(Reply::Failed { message }) => bail!(message),
+            Some(Reply::Notice { message }) => reporter.notice(&one_line(&message)),
+            reply => return Ok(reply),
+        }
+    }
+}

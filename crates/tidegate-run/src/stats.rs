@@ -1,0 +1,315 @@
+//! What a supervisor counted, for people and for scripts.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use tidegate::log::{Counter, Log, bucket_ns};
+
+use tidegate::size::Size;
+
+use super::cause::Cause;
+
+/// Syncs that the kernel did, by why it did them. A sync may be in none of these.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RealSyncs {
+    /// No sync had admitted the file yet.
+    pub not_yet: u64,
+    /// Names, attributes or sizes were pending.
+    pub pending: u64,
+    /// The file was pinned to the kernel path.
+    pub pinned: u64,
+    /// The file's file system is none whose files are logged.
+    pub unsupported: u64,
+    /// A process ran that cannot be watched.
+    pub suspended: u64,
+    /// To log the file cost more than to sync it.
+    pub by_gain: u64,
+    /// The file could not be admitted.
+    pub refused: u64,
+}
+
+impl RealSyncs {
+    /// In words.
+    fn reasons(&self) -> String {
+        let reasons = [
+            (self.not_yet, "of files not yet in the log"),
+            (self.pending, "for changes of names or attributes"),
+            (self.pinned, "of files mapped or written past the C library"),
+            (self.unsupported, "on file systems that are not logged"),
+            (self.suspended, "while a process ran that cannot be watched"),
+            (self.by_gain, "of files that cost more to log than to sync"),
+            (self.refused, "of files that the log had no place for"),
+        ];
+        let counted = reasons.iter().filter(|(number, _)| *number > 0);
+        counted.map(|(number, what)| format!("{number} {what}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// What `tidegate stat --json` prints; the keys are a contract with scripts. Counts begin with the
+/// supervisor.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// The pool.
+    pub pool: PathBuf,
+    /// A supervisor has it open.
+    pub live: bool,
+    /// Bytes of the log's ring.
+    pub log_bytes: u64,
+    /// Bytes in it that are not on the files' disks for certain.
+    pub log_used_bytes: u64,
+    /// The most that were, at once.
+    pub log_used_max_bytes: u64,
+    /// Processes in the tree.
+    pub processes: u64,
+    /// Writes that were logged.
+    pub writes: u64,
+    /// Bytes of them.
+    pub written_bytes: u64,
+    /// Writes that went to the kernel only.
+    pub unlogged_writes: u64,
+    /// Syncs that had nothing left to do.
+    pub fsyncs_skipped: u64,
+    /// Syncs that the kernel did.
+    pub fsyncs_done: u64,
+    /// Mean time of the syncs that the kernel did; 0 if none was measured.
+    pub fsync_mean_ns: u64,
+    /// What the syncs that were skipped would have taken, had each taken as long as that.
+    pub fsync_saved_ns: u64,
+    /// Syncs that the kernel did, by why it did them.
+    pub real_syncs: RealSyncs,
+    /// Programs whose syncs are real ones, and why.
+    pub plain: Vec<(String, Cause)>,
+    /// Waits of a writer for space in the log.
+    pub stalls: u64,
+    /// Time that writers waited so.
+    pub stalled_ns: u64,
+    /// Half of the logged writes took at most this long in the log.
+    pub log_p50_ns: u64,
+    /// 99 % did.
+    pub log_p99_ns: u64,
+    /// 99.9 % did.
+    pub log_p999_ns: u64,
+    /// Files that were logged.
+    pub files: u64,
+    /// Bytes of files that the cleaner made durable on their disks.
+    pub written_back_bytes: u64,
+    /// Syncs of the cleaner.
+    pub cleaner_syncs: u64,
+    /// Syncs of the cleaner that failed, and were tried again.
+    pub cleaner_errors: u64,
+}
+
+impl Statistics {
+    /// Lines for people, without their ends.
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
+        let size = |bytes| Size { bytes };
+        let micros = |ns: u64| format!("{:.2} µs", thousandths(ns));
+        let mut lines = vec![
+            ("writes", format!("{} logged, {} not", self.writes, self.unlogged_writes)),
+            ("written", size_or_none(self.written_bytes)),
+            ("fsyncs", format!("{} skipped, {} done", self.fsyncs_skipped, self.fsyncs_done)),
+            ("time saved", self.time_saved()),
+        ];
+        let reasons = self.real_syncs.reasons();
+        if !reasons.is_empty() {
+            lines.push(("real fsyncs", reasons));
+        }
+        for (program, cause) in &self.plain {
+            lines.push(("plain", format!("{program} {}", cause.reason())));
+        }
+        if self.log_p50_ns > 0 {
+            let (p50, p99) = (micros(self.log_p50_ns), micros(self.log_p99_ns));
+            lines.push((
+                "log latency",
+                format!("p50 {p50}, p99 {p99}, p99.9 {}", micros(self.log_p999_ns)),
+            ));
+        }
+        let (most, all) = (size_or_none(self.log_used_max_bytes), size(self.log_bytes));
+        let stalls = match self.stalls {
+            0 => "no waits for space".into(),
+            number if self.stalled_ns == 0 => format!("{number} waits for space"),
+            number => {
+                let stalled = thousandths(self.stalled_ns / 1_000_000);
+                format!("{number} waits for space, {stalled:.2} s")
+            }
+        };
+        lines.push(("log", format!("at most {most} of {all} in use; {stalls}")));
+        lines.push(("files", self.files.to_string()));
+        lines.push((
+            "written back",
+            format!("{} in {} syncs", size_or_none(self.written_back_bytes), self.cleaner_syncs),
+        ));
+        if self.cleaner_errors > 0 {
+            lines.push(("errors", format!("{} syncs of the cleaner failed", self.cleaner_errors)));
+        }
+        lines
+    }
+
+    /// The lines of `tidegate stat`.
+    pub fn status_lines(&self) -> Vec<(&'static str, String)> {
+        let mut lines = vec![("pool", self.pool.display().to_string())];
+        let used = size_or_none(self.log_used_bytes);
+        if !self.live {
+            lines.push(("supervisor", "none: no program runs on this pool".into()));
+            lines.push(("log", format!("{used} in use")));
+            return lines;
+        }
+        lines.push(("supervisor", format!("lives, with {} processes", self.processes)));
+        lines.push(("in use now", used));
+        lines.extend(self.lines());
+        lines
+    }
+
+    fn time_saved(&self) -> String {
+        if self.fsync_mean_ns == 0 {
+            return "unknown: no sync was measured".into();
+        }
+        let (saved, mean) = (thousandths(self.fsync_saved_ns / 1_000_000), self.fsync_mean_ns);
+        let (mean, number) = (thousandths(mean / 1000), self.fsyncs_done);
+        format!("{saved:.2} s, if each had taken the {mean:.2} ms of the {number} done")
+    }
+}
+
+/// `value / 1000` for people, without the loss of a cast.
+fn thousandths(value: u64) -> f64 {
+    std::time::Duration::from_millis(value).as_secs_f64()
+}
+
+/// A size, where 0 is one too.
+fn size_or_none(bytes: u64) -> String {
+    if bytes == 0 { "nothing".into() } else { Size { bytes }.to_string() }
+}
+
+/// What the cleaner counts beside the log's own counters.
+#[derive(Debug, Default)]
+pub struct CleanerCounts {
+    written_back_bytes: AtomicU64,
+    files: AtomicU64,
+    errors: AtomicU64,
+}
+
+impl CleanerCounts {
+    /// A sync made so many bytes durable; so many files were seen until then.
+    pub fn written_back(&self, bytes: u64, files: u64) {
+        self.written_back_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.files.store(files, Ordering::Relaxed);
+    }
+
+    /// A sync failed.
+    pub fn failed(&self) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Statistics {
+    /// What was counted on `log`, the pool at `pool`.
+    pub fn of(pool: &Path, log: &Log, counts: &CleanerCounts) -> Self {
+        let stats = log.stats();
+        let total = |counter| stats.total(counter);
+        // In this order: the head, looked at first, may be passed by the tail meanwhile.
+        let tail = log.tail();
+        let used_bytes = log.head().saturating_sub(tail);
+        let fsyncs_done = total(Counter::SyncsReal);
+        let fsync_mean_ns = total(Counter::SyncsRealNs).checked_div(fsyncs_done).unwrap_or(0);
+        let fsyncs_skipped = total(Counter::SyncsSkipped);
+        let latencies = stats.latencies();
+        Self {
+            pool: pool.to_path_buf(),
+            live: true,
+            log_bytes: log.pool().ring_bytes(),
+            log_used_bytes: used_bytes,
+            log_used_max_bytes: total(Counter::HighWaterBytes).max(used_bytes),
+            processes: 0,
+            writes: total(Counter::Writes),
+            written_bytes: total(Counter::WriteBytes),
+            unlogged_writes: total(Counter::UnloggedWrites),
+            fsyncs_skipped,
+            fsyncs_done,
+            fsync_mean_ns,
+            fsync_saved_ns: fsyncs_skipped.saturating_mul(fsync_mean_ns),
+            real_syncs: RealSyncs {
+                not_yet: total(Counter::SyncsNotYet),
+                pending: total(Counter::SyncsPending),
+                pinned: total(Counter::SyncsPinned),
+                unsupported: total(Counter::SyncsUnsupported),
+                suspended: total(Counter::SyncsSuspended),
+                by_gain: total(Counter::SyncsByGain),
+                refused: total(Counter::SyncsRefused),
+            },
+            plain: Vec::new(),
+            stalls: total(Counter::FullWaits),
+            stalled_ns: total(Counter::FullWaitNs),
+            log_p50_ns: percentile(&latencies, 500),
+            log_p99_ns: percentile(&latencies, 990),
+            log_p999_ns: percentile(&latencies, 999),
+            files: counts.files.load(Ordering::Relaxed),
+            written_back_bytes: counts.written_back_bytes.load(Ordering::Relaxed),
+            cleaner_syncs: total(Counter::CleanerSyncs),
+            cleaner_errors: counts.errors.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// The time that `thousandths` of all took at most; 0 if there are none.
+fn percentile(latencies: &[u64], thousandths: u64) -> u64 {
+    let all: u64 = latencies.iter().sum();
+    let wanted = (all * thousandths).div_ceil(1000).max(1);
+    let mut seen = 0;
+    let bucket = latencies.iter().position(|number| {
+        seen += number;
+        seen >= wanted
+    });
+    bucket.map_or(0, bucket_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::log::BUCKETS;
+
+    use super::super::trial::Trial;
+    use super::*;
+
+    #[test]
+    fn a_tail_that_is_ahead_leaves_nothing_in_use() {
+        let trial = Trial::new();
+        trial.log.show_room(trial.log.head() + 4096);
+        let counts = CleanerCounts::default();
+        assert_eq!(Statistics::of(Path::new("pool"), &trial.log, &counts).log_used_bytes, 0);
+    }
+
+    #[test]
+    fn percentiles_are_those_of_the_counts() {
+        let mut latencies = [0; BUCKETS];
+        assert_eq!(percentile(&latencies, 500), 0);
+        latencies[3] = 500;
+        latencies[7] = 499;
+        latencies[100] = 1;
+        assert_eq!(percentile(&latencies, 500), bucket_ns(3));
+        assert_eq!(percentile(&latencies, 501), bucket_ns(7));
+        assert_eq!(percentile(&latencies, 999), bucket_ns(7));
+        assert_eq!(percentile(&latencies, 1000), bucket_ns(100));
+    }
+
+    #[test]
+    fn the_summary_has_units_and_says_what_it_does_not_know() {
+        let statistics = Statistics {
+            fsyncs_skipped: 1000,
+            fsyncs_done: 4,
+            fsync_mean_ns: 2_500_000,
+            fsync_saved_ns: 2_500_000_000,
+            real_syncs: RealSyncs { not_yet: 1, pending: 3, ..RealSyncs::default() },
+            log_bytes: 1 << 30,
+            ..Statistics::default()
+        };
+        assert_eq!(statistics.time_saved(), "2.50 s, if each had taken the 2.50 ms of the 4 done");
+        assert_eq!(Statistics::default().time_saved(), "unknown: no sync was measured");
+        let reasons = statistics.real_syncs.reasons();
+        assert_eq!(reasons, "1 of files not yet in the log, 3 for changes of names or attributes");
+        let text = statistics.lines().into_iter().map(|(_, value)| value).collect::<Vec<_>>();
+        assert!(
+            text.contains(&"at most nothing of 1G in use; no waits for space".into()),
+            "{text:?}"
+        );
+    }
+}

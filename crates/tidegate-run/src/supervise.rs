@@ -1,0 +1,113 @@
+//! The supervisor's process, from its start by a launcher to its end.
+
+use std::fs::File;
+use std::io::stdin;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
+use tidegate::log::recover::Progress;
+
+use super::allocator::Allocator;
+use super::cleaner::Cleaner;
+use super::kernel::close_inherited;
+use super::opening::{Opened, RecoverOptions, open_log};
+use super::paths::{PoolPaths, existing_pool};
+use super::report::one_line;
+use super::socket::{Connection, Reply, Welcome};
+use super::supervisor::{Charge, Supervisor};
+
+/// Supervises the pool at `pool`; standard input is the connection to the launcher, which hears of
+/// errors there.
+///
+/// # Errors
+/// There is no launcher.
+pub fn supervise(pool: &Path, options: RecoverOptions) -> Result<()> {
+    // Without the cleaner's thread programs would wait for free space for ever: the supervisor ends
+    // with it.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+    leave_launcher()?;
+    let launcher = stdin().as_fd().try_clone_to_owned().context("there is no launcher")?;
+    let told = stdin().as_fd().try_clone_to_owned().context("there is no launcher")?;
+    let told = Connection::over(told);
+    let started = take_charge(pool, options, &told).and_then(|charge| {
+        // From here on errors are told over connections, to launchers that live.
+        let nowhere = File::options().read(true).write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stderr(&nowhere)?;
+        rustix::stdio::dup2_stdin(&nowhere)?;
+        Ok(Supervisor::new(charge, Connection::over(launcher))?)
+    });
+    match started {
+        Ok(supervisor) => {
+            // The launcher has to see it when the other one is closed.
+            drop(told);
+            supervisor.run()?.finish();
+        }
+        Err(error) => {
+            let message = one_line(&format!("{error:#}"));
+            // Without a launcher there is none to tell.
+            let _ = told.send(&Reply::Failed { message });
+        }
+    }
+    Ok(())
+}
+
+/// Leaves the launcher's terminal, its descriptors and its limits.
+fn leave_launcher() -> Result<()> {
+    // An old kernel: what the launcher's caller left open stays open as long as this process lives.
+    let _ = close_inherited();
+    // Fails only for the leader of a group, which has no terminal to lose.
+    let _ = setsid();
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
+        .context("cannot raise the number of open files")?;
+    // The size of files is the program's to be limited.
+    let limit = getrlimit(Resource::Fsize);
+    setrlimit(Resource::Fsize, Rlimit { current: limit.maximum, ..limit })
+        .context("cannot raise the size of files")
+}
+
+/// Opens the pool and starts to clean its log.
+fn take_charge(pool: &Path, options: RecoverOptions, launcher: &Connection) -> Result<Charge> {
+    let pool = existing_pool(pool)?;
+    let paths = PoolPaths::of_pool(&pool)?;
+    let told_pct = AtomicU64::new(0);
+    let tell = |progress: Progress| {
+        let Progress { done_bytes: done, total_bytes: total } = progress;
+        let pct = done.saturating_mul(100).checked_div(total).unwrap_or(0);
+        // So seldom that a socket that is not read holds all of it, and the welcome.
+        if told_pct.fetch_max(pct, Ordering::Relaxed) < pct {
+            let _ = launcher.send(&Reply::Progress { done, total });
+        }
+    };
+    let opened = open_log(&pool, &paths, options, &tell)?;
+    let taken_over = opened.taken_over;
+    let (welcome, cleaner) = start_cleaner(opened).inspect_err(|_| {
+        if !taken_over {
+            // No process has mapped it, and it would stand for a supervisor that died.
+            let _ = std::fs::remove_file(paths.control());
+        }
+    })?;
+    Ok(Charge { pool, paths, welcome, taken_over, cleaner })
+}
+
+fn start_cleaner(opened: Opened) -> Result<(Welcome, Cleaner)> {
+    let log = Arc::new(opened.log);
+    let allocator = Allocator::begin(&log).context("there is no space for the log")?;
+    let region = log.pool().region();
+    let welcome = Welcome {
+        pool_bytes: region.len_bytes(),
+        kind: region.kind().to_string(),
+        power_cut: region.power_cut().to_owned(),
+        recovered: opened.recovered,
+    };
+    let cleaner = Cleaner::start(log, allocator).context("cannot clean the log")?;
+    Ok((welcome, cleaner))
+}

@@ -1,0 +1,610 @@
+//! The supervisor of a pool: it knows the processes that use the pool, answers them, and ends when
+//! there are none.
+//!
+//! Invariants:
+//! 1. The pool is held, and its log cleaned, from the welcome to the farewell.
+//! 2. The tree is empty when no process that announced itself lives and no connection is open but
+//!    of launchers that have said that they leave. Only then the supervisor ends: after the log is
+//!    retired, behind the pool's lock, so that no process finds it in between; a launcher that
+//!    joins before that keeps it.
+//! 3. It waits in one place, for events; a peer that does not read or sends nonsense is dropped,
+//!    never waited for.
+//!
+//! Map: [`Supervisor::new`] · [`Supervisor::run`], the loop · [`Supervisor::end`] · `cleaner` does
+//! the work.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use tidegate::log::{CLOSED, NO_BOOT};
+
+use super::cause::Cause;
+use super::cleaner::{Cleaner, Event};
+use super::paths::{Lock, PoolPaths};
+use super::socket::{Connection, Listener, Reply, Request, Welcome};
+use super::stats::Statistics;
+use super::suspension::Suspensions;
+use super::tree::{Announced, Tree, maps, name_of, parent_of, processes_that_map};
+
+const LISTENER: u64 = 0;
+const CLEANER: u64 = 1;
+const TIMER: u64 = 2;
+const SIGNAL: u64 = 3;
+/// Keys of connections and tickets start here; those of processes have the highest bit.
+const FIRST_KEY: u64 = 16;
+const PROCESS: u64 = 1 << 63;
+const EVENTS_AT_ONCE: usize = 64;
+/// How long to wait before asking again for a lock that a launcher holds.
+const LOCK_RETRY_NS: i64 = 20_000_000;
+/// How long to wait before asking again whether a process lives that cannot be looked at.
+const HIDDEN_RETRY_NS: i64 = 900_000_000;
+
+/// What a supervisor takes care of.
+pub(crate) struct Charge {
+    /// The pool, for people.
+    pub(crate) pool: PathBuf,
+    /// What it shares with programs.
+    pub(crate) paths: PoolPaths,
+    /// What launchers are told of the pool.
+    pub(crate) welcome: Welcome,
+    /// Its processes may have come before: their former supervisor died.
+    pub(crate) taken_over: bool,
+    /// The thread that cleans the log.
+    pub(crate) cleaner: Cleaner,
+}
+
+/// A pool's supervisor while it is at work.
+pub(crate) struct Supervisor {
+    charge: Charge,
+    listener: Listener,
+    tree: Tree,
+    peers: HashMap<u64, Peer>,
+    next_key: u64,
+    ending: Ending,
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    signals: UnixStream,
+    suspensions: Suspensions,
+    /// Tickets of requests to suspend logging that wait for the log to be retired.
+    suspending: HashSet<u64>,
+    /// Programs of which launchers were told why they are plain.
+    told: HashSet<(String, Cause)>,
+}
+
+/// The other end of a connection.
+struct Peer {
+    connection: Connection,
+    process: Pid,
+    role: Role,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// It has said nothing yet; if it goes like this, it has announced itself.
+    Unknown,
+    /// It launches a program.
+    Launcher,
+    /// A launcher whose program has ended, and which waits for the log to be empty.
+    Leaving,
+    /// It asks for something else.
+    Client,
+}
+
+/// How far the end is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    No,
+    /// The cleaner retires the log, as the request with this ticket asks.
+    Retiring(u64),
+    /// The log was retired, or cannot be: the reason was told.
+    Retired,
+}
+
+impl Supervisor {
+    /// A supervisor whose first peer is the launcher that started it.
+    ///
+    /// # Errors
+    /// No descriptors are left, or the socket cannot be made.
+    pub(crate) fn new(charge: Charge, first: Connection) -> io::Result<Self> {
+        let listener = Listener::bind(&charge.paths.socket())?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let watch = |source: BorrowedFd<'_>, key| {
+            epoll::add(&epoll, source, EventData::new_u64(key), EventFlags::IN)
+        };
+        watch(listener.as_fd(), LISTENER)?;
+        watch(charge.cleaner.as_fd(), CLEANER)?;
+        watch(timer.as_fd(), TIMER)?;
+        let signals = catch_signals()?;
+        watch(signals.as_fd(), SIGNAL)?;
+        let (tree, peers, ending) = (Tree::default(), HashMap::new(), Ending::No);
+        let next_key = FIRST_KEY;
+        let mut supervisor = Self {
+            charge,
+            listener,
+            tree,
+            peers,
+            next_key,
+            ending,
+            epoll,
+            timer,
+            signals,
+            suspensions: Suspensions::default(),
+            suspending: HashSet::new(),
+            told: HashSet::new(),
+        };
+        if supervisor.charge.taken_over {
+            supervisor.take_over()?;
+        }
+        let process = first.peer()?;
+        supervisor.admit(Peer { connection: first, process, role: Role::Unknown })?;
+        Ok(supervisor)
+    }
+
+    /// Finds the processes of a supervisor that died, and reaps those that have ended since.
+    fn take_over(&mut self) -> io::Result<()> {
+        self.announce_all()?;
+        self.reap_unannounced()
+    }
+
+    /// Finds all processes that use the log.
+    fn announce_all(&mut self) -> io::Result<()> {
+        for process in processes_that_map(&self.charge.paths.control()) {
+            if process != rustix::process::getpid() {
+                self.announce(process)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of [`others`](Self::others), where some of them may have been unable to announce
+    /// themselves: they have become another user, say.
+    fn others_found(&mut self) -> io::Result<u64> {
+        if self.others() == 0 && self.charge.cleaner.log().has_unannounced() {
+            self.announce_all()?;
+        }
+        Ok(self.others())
+    }
+
+    /// Has the cleaner repair what dead processes left that have not announced themselves. Looks
+    /// again later where this user may not know whether a process lives.
+    ///
+    /// # Errors
+    /// The timer cannot be set.
+    fn reap_unannounced(&self) -> io::Result<()> {
+        let log = self.charge.cleaner.log();
+        let in_the_middle = log.in_the_middle().map(|it| it.process);
+        let owners: BTreeSet<_> = in_the_middle.chain(log.keepers()).collect();
+        let owners = owners.into_iter().map(u32::cast_signed);
+        let mut all_told = true;
+        // The tree tells the end of those that it knows.
+        let unknown = |process: &Pid| self.tree.handle(*process).is_none();
+        for process in owners.filter_map(Pid::from_raw).filter(unknown) {
+            if is_hidden(process) {
+                all_told = false;
+            } else if !maps(process, &self.charge.paths.control()) {
+                self.charge.cleaner.process_ended(process);
+            }
+        }
+        if all_told { Ok(()) } else { self.set_timer(HIDDEN_RETRY_NS) }
+    }
+
+    /// Has [`TIMER`] come after so long.
+    fn set_timer(&self, nanoseconds: i64) -> io::Result<()> {
+        let it_value = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
+        let it_interval = Timespec::default();
+        let once = Itimerspec { it_interval, it_value };
+        rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        Ok(())
+    }
+
+    /// Supervises until no process uses the pool any more.
+    ///
+    /// # Errors
+    /// The kernel refuses what no supervisor can do without.
+    pub(crate) fn run(mut self) -> io::Result<Ended> {
+        let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
+        loop {
+            if let Some(lock) = self.end()? {
+                let leaving = self.peers.into_values().map(|peer| peer.connection).collect();
+                return Ok(Ended { charge: self.charge, leaving, lock });
+            }
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
+                Err(rustix::io::Errno::INTR) => {}
+                waited => drop(waited?),
+            }
+            for event in events.drain(..) {
+                self.handle(event.data.u64())?;
+            }
+        }
+    }
+
+    fn handle(&mut self, key: u64) -> io::Result<()> {
+        match key {
+            LISTENER => self.accept()?,
+            CLEANER => self.hear_cleaner(),
+            TIMER => {
+                // Read, so that it is ready no longer; what the lock was for is looked at after all
+                // events.
+                let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
+                self.reap_unannounced()?;
+            }
+            // The machine goes down, it may be: what the disks lack goes there now, and the rest
+            // when the tree has ended.
+            SIGNAL => {
+                let _ = rustix::io::read(&self.signals, &mut [0_u8; 64]);
+                self.charge.cleaner.retire_all(SIGNAL);
+            }
+            key if key & PROCESS != 0 => self.reap()?,
+            key => self.hear(key)?,
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        while let Some(connection) = self.listener.accept()? {
+            // A process that is gone already left nothing to know.
+            let Ok(process) = connection.peer() else { continue };
+            self.admit(Peer { connection, process, role: Role::Unknown })?;
+        }
+        Ok(())
+    }
+
+    /// Listens to `peer`, which may have said all it has to say.
+    fn admit(&mut self, peer: Peer) -> io::Result<()> {
+        let key = self.new_key();
+        epoll::add(&self.epoll, &peer.connection, EventData::new_u64(key), EventFlags::IN)?;
+        self.peers.insert(key, peer);
+        self.hear(key)
+    }
+
+    fn new_key(&mut self) -> u64 {
+        self.next_key += 1;
+        self.next_key
+    }
+
+    /// Answers all that the peer has sent; forgets it when it has closed.
+    fn hear(&mut self, key: u64) -> io::Result<()> {
+        while let Some(peer) = self.peers.get(&key) {
+            match peer.connection.receive_now::<Request>() {
+                Ok(Some(request)) => self.answer(key, request)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Ok(None) if peer.role == Role::Unknown => {
+                    let process = peer.process;
+                    self.peers.remove(&key);
+                    self.suspensions.announced(self.charge.cleaner.log(), process);
+                    self.announce(process)?;
+                }
+                Ok(None) | Err(_) => {
+                    self.peers.remove(&key);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn announce(&mut self, process: Pid) -> io::Result<()> {
+        if self.tree.remove_if_ended(process) {
+            self.ended(process)?;
+        }
+        match self.tree.announce(process)? {
+            Announced::New => {}
+            Announced::Known => return Ok(()),
+            // It had time enough to leave something in the middle.
+            Announced::Gone => return self.ended(process),
+        }
+        if let Some(handle) = self.tree.handle(process) {
+            let key = PROCESS | u64::from(process.as_raw_nonzero().get().unsigned_abs());
+            epoll::add(&self.epoll, handle, EventData::new_u64(key), EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets processes that have ended.
+    fn reap(&mut self) -> io::Result<()> {
+        for process in self.tree.remove_ended() {
+            self.ended(process)?;
+        }
+        Ok(())
+    }
+
+    /// A process has ended: the cleaner repairs what it left, and it keeps logging suspended no
+    /// longer.
+    fn ended(&mut self, process: Pid) -> io::Result<()> {
+        self.charge.cleaner.process_ended(process);
+        let (log, control) = (self.charge.cleaner.log(), self.charge.paths.control());
+        let started = self.suspensions.ended(log, process, &control);
+        started.into_iter().try_for_each(|process| self.announce(process))
+    }
+
+    fn answer(&mut self, key: u64, request: Request) -> io::Result<()> {
+        match request {
+            Request::Join { latencies } => {
+                self.set_role(key, Role::Launcher);
+                if latencies {
+                    self.charge.cleaner.log().stats().want_latencies();
+                }
+                let welcome = self.charge.welcome.clone();
+                // The next launcher finds nothing recovered.
+                self.charge.welcome.recovered = None;
+                self.reply(key, &Reply::Welcome(welcome));
+            }
+            Request::Stat => {
+                self.set_role(key, Role::Client);
+                let statistics = Box::new(self.statistics());
+                self.reply(key, &Reply::Statistics(statistics));
+            }
+            Request::Flush => {
+                self.set_role(key, Role::Client);
+                self.charge.cleaner.retire_all(key);
+            }
+            Request::Suspend { process, cause, program } => {
+                self.set_role(key, Role::Client);
+                self.suspend(key, process, cause, program)?;
+            }
+            Request::Resume { process } => {
+                self.set_role(key, Role::Client);
+                if let Some(process) = self.process_of(key, process) {
+                    self.suspensions.remove(self.charge.cleaner.log(), process);
+                }
+                self.reply(key, &Reply::Resumed);
+            }
+            Request::Plain { cause } => {
+                self.set_role(key, Role::Client);
+                if let Some(peer) = self.peers.get(&key) {
+                    self.tell_plain(&name_of(peer.process), cause);
+                }
+            }
+            Request::Leave => {
+                self.set_role(key, Role::Leaving);
+                self.release_launcher(key);
+                // Processes that came and went just before count as ended.
+                self.accept()?;
+                self.reap()?;
+                let remaining = self.others_found()?;
+                if remaining > 0 {
+                    let statistics = Box::new(self.statistics());
+                    self.reply(key, &Reply::Farewell { remaining, statistics });
+                    self.peers.remove(&key);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The process that the peer means by a number of its own: itself or a child. None: the peer is
+    /// gone.
+    fn process_of(&self, key: u64, number: i32) -> Option<Pid> {
+        let peer = self.peers.get(&key)?.process;
+        let named = Pid::from_raw(number).filter(|named| parent_of(*named) == Some(peer));
+        Some(named.unwrap_or(peer))
+    }
+
+    /// Suspends logging while a process lives, and answers when all that was logged is retired.
+    fn suspend(
+        &mut self,
+        key: u64,
+        process: i32,
+        cause: Option<Cause>,
+        program: Option<String>,
+    ) -> io::Result<()> {
+        let Some(process) = self.process_of(key, process) else { return Ok(()) };
+        self.suspensions.add(self.charge.cleaner.log(), process);
+        self.announce(process)?;
+        if let Some(cause) = cause {
+            let program = program.unwrap_or_else(|| name_of(process));
+            self.tell_plain(&program, cause);
+        }
+        self.suspending.insert(key);
+        self.charge.cleaner.retire_all(key);
+        Ok(())
+    }
+
+    /// A launcher that was counted as a process that cannot be watched leaves: its program has
+    /// ended.
+    fn release_launcher(&mut self, key: u64) {
+        let Some(process) = self.peers.get(&key).map(|peer| peer.process) else { return };
+        if self.suspensions.contains(process) {
+            self.tree.remove(process);
+            let (log, control) = (self.charge.cleaner.log(), self.charge.paths.control());
+            for started in self.suspensions.ended(log, process, &control) {
+                // No descriptor is left to watch it by: it stays, and so does the suspension.
+                let _ = self.announce(started);
+            }
+        }
+    }
+
+    /// Tells launchers, once, why the syncs of a program are real ones.
+    fn tell_plain(&mut self, program: &str, cause: Cause) {
+        let program = Path::new(program).file_name().unwrap_or(program.as_ref());
+        let program = program.to_string_lossy().into_owned();
+        if self.told.insert((program.clone(), cause)) {
+            let remedy = cause.remedy(&program).map(|it| format!("; {it} changes that"));
+            let remedy = remedy.unwrap_or_default();
+            let reason = cause.reason();
+            self.tell_launchers(&format!("{program} {reason}: its syncs are real ones{remedy}"));
+        }
+    }
+
+    fn set_role(&mut self, key: u64, role: Role) {
+        if let Some(peer) = self.peers.get_mut(&key) {
+            peer.role = role;
+        }
+    }
+
+    /// Sends `reply`; a peer that does not read is dropped.
+    fn reply(&mut self, key: u64, reply: &Reply) {
+        let sent = self.peers.get(&key).map(|peer| peer.connection.send(reply));
+        if let Some(Err(_)) = sent {
+            self.peers.remove(&key);
+        }
+    }
+
+    fn hear_cleaner(&mut self) {
+        for event in self.charge.cleaner.events() {
+            match event {
+                Event::Notice(message) => self.tell_launchers(&message),
+                Event::Retired { ticket, result } if self.ending == Ending::Retiring(ticket) => {
+                    if let Err(message) = result {
+                        self.tell_launchers(&message);
+                    }
+                    self.ending = Ending::Retired;
+                }
+                Event::Retired { ticket, result } => {
+                    let is_suspension = self.suspending.remove(&ticket);
+                    let reply = match result {
+                        Ok(_) if is_suspension => Reply::Suspended,
+                        Ok(retired_bytes) => Reply::Flushed { retired_bytes },
+                        Err(message) => Reply::Failed { message },
+                    };
+                    self.reply(ticket, &reply);
+                }
+            }
+        }
+    }
+
+    fn tell_launchers(&mut self, message: &str) {
+        let launchers = [Role::Launcher, Role::Leaving];
+        for peer in self.peers.values().filter(|peer| launchers.contains(&peer.role)) {
+            // A launcher that does not read misses it.
+            let _ = peer.connection.send(&Reply::Notice { message: message.to_owned() });
+        }
+    }
+
+    fn statistics(&self) -> Statistics {
+        let processes = u64::try_from(self.tree.len()).unwrap_or(u64::MAX);
+        let mut plain: Vec<_> =
+            self.told.iter().map(|(name, cause)| (name.clone(), *cause)).collect();
+        plain.sort_by(|one, two| one.0.cmp(&two.0));
+        Statistics { processes, plain, ..self.charge.statistics() }
+    }
+
+    /// Members of the tree, launchers that are leaving not counted.
+    fn others(&self) -> u64 {
+        let peers = self.peers.values().filter(|peer| peer.role != Role::Leaving).count();
+        u64::try_from(self.tree.len() + peers).unwrap_or(u64::MAX)
+    }
+
+    /// Ends the supervisor where no process uses the pool, a step at a time; the lock that keeps
+    /// others out, once that is done.
+    fn end(&mut self) -> io::Result<Option<Lock>> {
+        if self.others_found()? > 0 {
+            self.ending = Ending::No;
+            return Ok(None);
+        }
+        match self.ending {
+            Ending::No => {
+                let ticket = self.new_key();
+                self.ending = Ending::Retiring(ticket);
+                self.reap_unannounced()?;
+                self.charge.cleaner.retire_all(ticket);
+                Ok(None)
+            }
+            Ending::Retiring(_) => Ok(None),
+            Ending::Retired => self.close(),
+        }
+    }
+
+    /// Closes the socket, unless a process came or is about to come.
+    fn close(&mut self) -> io::Result<Option<Lock>> {
+        let lock = self.charge.paths.try_lock().map_err(io::Error::other)?;
+        if lock.is_none() {
+            self.set_timer(LOCK_RETRY_NS)?;
+            return Ok(None);
+        }
+        self.accept()?;
+        if self.others_found()? > 0 {
+            return Ok(None);
+        }
+        // Where it cannot be removed, the next supervisor replaces it.
+        let _ = std::fs::remove_file(self.charge.paths.socket());
+        Ok(lock)
+    }
+}
+
+impl Charge {
+    fn statistics(&self) -> Statistics {
+        Statistics::of(&self.pool, self.cleaner.log(), self.cleaner.counts())
+    }
+}
+
+/// A supervisor that has ended: what is left is to release the pool.
+pub(crate) struct Ended {
+    charge: Charge,
+    leaving: Vec<Connection>,
+    lock: Lock,
+}
+
+impl Ended {
+    /// Releases the pool, and then the launchers that wait for that.
+    pub(crate) fn finish(self) {
+        let statistics = self.charge.statistics();
+        let control = self.charge.paths.control();
+        let log = self.charge.cleaner.stop();
+        let is_empty = log.tail() == log.head();
+        let session = if is_empty { CLOSED } else { NO_BOOT };
+        if log.pool().set_session(session).is_ok() {
+            // No process maps it any more; where it stays, it belongs to no session.
+            let _ = std::fs::remove_file(control);
+        }
+        drop(log);
+        for launcher in self.leaving {
+            let statistics = Box::new(statistics.clone());
+            // A launcher that does not wait for it misses it.
+            let _ = launcher.send(&Reply::Farewell { remaining: 0, statistics });
+        }
+        drop(self.lock);
+    }
+}
+
+/// Whether `process` lives, but this user may not know what it maps.
+fn is_hidden(process: Pid) -> bool {
+    match std::fs::File::open(format!("/proc/{process}/maps")) {
+        Ok(_) => false,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => true,
+        Err(_) => test_kill_process(process) == Err(Errno::PERM),
+    }
+}
+
+/// Has a byte for each signal that asks this process to end.
+fn catch_signals() -> io::Result<UnixStream> {
+    let (signals, raise) = UnixStream::pair()?;
+    signals.set_nonblocking(true)?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::low_level::pipe::register(signal, raise.try_clone()?)?;
+    }
+    Ok(signals)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::{CapabilitySet, CapabilitySets};
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_this_user_may_not_look_at_is_not_taken_for_dead() {
+        assert!(!is_hidden(rustix::process::getpid()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = Pid::from_child(&child);
+        child.wait().unwrap();
+        assert!(!is_hidden(dead));
+        let powerless = || {
+            let none = CapabilitySet::empty();
+            let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+            rustix::thread::set_capabilities(None, none).unwrap();
+            is_hidden(Pid::INIT)
+        };
+        assert!(std::thread::spawn(powerless).join().unwrap());
+    }
+}

@@ -1,0 +1,115 @@
+//! Processes that cannot be watched: while one lives, nothing is logged.
+//!
+//! Invariants:
+//! 1. The log is suspended once for each process here.
+//! 2. A process leaves when it has ended. Those that it started and that cannot be watched either
+//!    have come before: they have its environment, and do not map the control memory. Changes of
+//!    names that they have made were not counted, so all file systems have some pending then.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use rustix::process::Pid;
+use tidegate::log::Log;
+
+use super::tree::processes_beside;
+
+/// The processes for which logging is suspended.
+#[derive(Debug, Default)]
+pub(crate) struct Suspensions {
+    processes: HashSet<Pid>,
+    /// Those of them that did not ask for it: once one can be watched after all, it leaves.
+    found: HashSet<Pid>,
+}
+
+impl Suspensions {
+    /// Suspends logging while `process` lives.
+    pub(crate) fn add(&mut self, log: &Log, process: Pid) {
+        self.found.remove(&process);
+        if self.processes.insert(process) {
+            log.suspend();
+        }
+    }
+
+    /// Logging is suspended for `process`.
+    pub(crate) fn contains(&self, process: Pid) -> bool {
+        self.processes.contains(&process)
+    }
+
+    /// Takes the suspension for `process` back, if there is one.
+    pub(crate) fn remove(&mut self, log: &Log, process: Pid) {
+        self.found.remove(&process);
+        if self.processes.remove(&process) {
+            log.note_change_everywhere();
+            log.resume_logging();
+        }
+    }
+
+    /// The process has ended: the processes that now stand for it, which are to be watched for
+    /// their end.
+    pub(crate) fn ended(&mut self, log: &Log, process: Pid, control: &Path) -> Vec<Pid> {
+        if !self.processes.contains(&process) {
+            return Vec::new();
+        }
+        let mut started = processes_beside(control);
+        started.retain(|it| *it != process && !self.processes.contains(it));
+        for it in &started {
+            self.add(log, *it);
+            self.found.insert(*it);
+        }
+        self.remove(log, process);
+        started
+    }
+
+    /// The process can be watched: it has announced itself.
+    pub(crate) fn announced(&mut self, log: &Log, process: Pid) {
+        if self.found.contains(&process) {
+            self.remove(log, process);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::super::trial::Trial;
+    use super::*;
+
+    #[test]
+    fn logging_is_suspended_until_the_last_process_has_ended() {
+        let trial = Trial::new();
+        let log = &trial.log;
+        let fs = log.file_system(7, true).unwrap();
+        let mut suspensions = Suspensions::default();
+        let (one, two) = (Pid::from_raw(1_000_001).unwrap(), Pid::from_raw(1_000_002).unwrap());
+        suspensions.add(log, one);
+        suspensions.add(log, one);
+        suspensions.add(log, two);
+        assert!(suspensions.ended(log, one, Path::new("/no/control")).is_empty());
+        assert!(log.is_suspended());
+        suspensions.remove(log, two);
+        suspensions.remove(log, two);
+        assert!(!log.is_suspended() && log.is_pending(fs));
+    }
+
+    #[test]
+    fn a_process_that_outlives_the_one_that_started_it_stands_for_it() {
+        let trial = Trial::new();
+        let control = trial.path("control");
+        let mut child = Command::new("cat")
+            .env("TIDEGATE_CONTROL", &control)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (dead, heir) = (Pid::from_raw(1_000_001).unwrap(), Pid::from_child(&child));
+        let mut suspensions = Suspensions::default();
+        suspensions.add(&trial.log, dead);
+        assert_eq!(suspensions.ended(&trial.log, dead, &control), [heir]);
+        assert!(trial.log.is_suspended());
+        suspensions.announced(&trial.log, heir);
+        assert!(!trial.log.is_suspended());
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,204 @@
+//! The processes that use a pool.
+//!
+//! A process is known from its announcement until its end, which its descriptor tells: a number
+//! that the kernel gives to another process later is never mistaken for it. The tree is alive while
+//! it has processes, or connections that are open.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// How long the kernel may take to show what a process maps.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The processes of a tree, each with its key.
+#[derive(Debug, Default)]
+pub(crate) struct Tree {
+    members: HashMap<Pid, OwnedFd>,
+}
+
+/// What an announcement was.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Announced {
+    /// A new member.
+    New,
+    /// A process that has announced itself before, as one does after it replaced its program.
+    Known,
+    /// A process that has ended since.
+    Gone,
+}
+
+impl Tree {
+    /// Notes that `pid` uses the pool. A member of this number that has ended was
+    /// [forgotten](Self::remove_if_ended) before.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub(crate) fn announce(&mut self, pid: Pid) -> io::Result<Announced> {
+        if self.members.contains_key(&pid) {
+            return Ok(Announced::Known);
+        }
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(handle) => {
+                self.members.insert(pid, handle);
+                Ok(Announced::New)
+            }
+            Err(Errno::SRCH) => Ok(Announced::Gone),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// What tells the end of member `pid`.
+    pub(crate) fn handle(&self, pid: Pid) -> Option<BorrowedFd<'_>> {
+        self.members.get(&pid).map(AsFd::as_fd)
+    }
+
+    /// Forgets member `pid` if it has ended: whether it was one. The kernel may have given its
+    /// number to another process.
+    pub(crate) fn remove_if_ended(&mut self, pid: Pid) -> bool {
+        self.members.get(&pid).is_some_and(has_ended) && self.members.remove(&pid).is_some()
+    }
+
+    /// Forgets the members that have ended, and hands them back.
+    pub(crate) fn remove_ended(&mut self) -> Vec<Pid> {
+        self.members.extract_if(|_, handle| has_ended(handle)).map(|(pid, _)| pid).collect()
+    }
+
+    /// Forgets member `pid`.
+    pub(crate) fn remove(&mut self, pid: Pid) {
+        self.members.remove(&pid);
+    }
+
+    /// Number of members.
+    pub(crate) fn len(&self) -> usize {
+        self.members.len()
+    }
+}
+
+fn has_ended(handle: &OwnedFd) -> bool {
+    let mut handles = [PollFd::new(handle, PollFlags::IN)];
+    poll(&mut handles, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+/// The processes that map the file at `path`, as far as this user may know. One that the kernel
+/// cannot show counts as well: it waits for a disk in the middle of a change of its mappings.
+pub fn processes_that_map(path: &Path) -> Vec<Pid> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    of_those_that_may_map(path, entries.filter_map(number).filter_map(Pid::from_raw).collect())
+}
+
+/// The processes that were started under the pool with this control memory, as their environment
+/// says, but do not map it, as far as this user may know.
+pub(crate) fn processes_beside(control: &Path) -> Vec<Pid> {
+    let mut entry = b"TIDEGATE_CONTROL=".to_vec();
+    entry.extend_from_slice(control.as_os_str().as_bytes());
+    let has_entry = |pid: &Pid| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == entry)
+    };
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    let started = entries.filter_map(number).filter_map(Pid::from_raw).filter(has_entry);
+    started.filter(|pid| !maps(*pid, control)).collect()
+}
+
+/// The parent of a process.
+pub(crate) fn parent_of(process: Pid) -> Option<Pid> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // Behind the name, which may have anything in it, come the state and the parent.
+    let parent = stat.rsplit(')').next()?.split_whitespace().nth(1)?;
+    Pid::from_raw(parent.parse().ok()?)
+}
+
+/// The name of a process's program, for people.
+pub(crate) fn name_of(process: Pid) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{process}/comm"));
+    name.map_or_else(|_| process.to_string(), |name| name.trim_end().to_owned())
+}
+
+/// Whether `process` lives and maps the file at `path`, or cannot be shown, as above.
+pub(crate) fn maps(process: Pid, path: &Path) -> bool {
+    !of_those_that_may_map(path, VecDeque::from([process])).is_empty()
+}
+
+fn of_those_that_may_map(path: &Path, mut processes: VecDeque<Pid>) -> Vec<Pid> {
+    let mut found = Vec::new();
+    while !processes.is_empty() {
+        let answers = shown_by_each(path.to_path_buf(), processes.clone());
+        loop {
+            let answer = answers.recv_timeout(TIMEOUT);
+            let Some(process) = processes.pop_front() else { break };
+            if answer != Ok(false) {
+                found.push(process);
+            }
+            if answer.is_err() {
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// For each process whether it is seen to map the file at `path`; from a thread, since the kernel
+/// may never answer.
+fn shown_by_each(path: PathBuf, processes: VecDeque<Pid>) -> Receiver<bool> {
+    let (answer, answers) = channel();
+    let is_shown = move |process: Pid| {
+        let maps = std::fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
+        maps.split(|byte| *byte == b'\n').any(|line| line.ends_with(path.as_os_str().as_bytes()))
+    };
+    std::thread::spawn(move || processes.into_iter().all(|pid| answer.send(is_shown(pid)).is_ok()));
+    answers
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn members_are_known_until_they_end() {
+        let mut tree = Tree::default();
+        let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        assert_eq!(tree.announce(pid).unwrap(), Announced::New);
+        assert_eq!(tree.announce(pid).unwrap(), Announced::Known);
+        assert_eq!((tree.remove_ended(), tree.len()), (Vec::new(), 1));
+        assert!(!tree.remove_if_ended(pid));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!((tree.remove_ended(), tree.len()), (vec![pid], 0));
+        assert_eq!(tree.announce(pid).unwrap(), Announced::Gone);
+    }
+
+    #[test]
+    fn a_member_whose_number_comes_again_is_handed_back_first() {
+        let mut tree = Tree::default();
+        let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        tree.announce(pid).unwrap();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(tree.remove_if_ended(pid), "what it left is to be repaired");
+        assert!(!tree.remove_if_ended(pid));
+        assert_eq!((tree.announce(pid).unwrap(), tree.len()), (Announced::Gone, 0));
+    }
+
+    #[test]
+    fn a_process_maps_its_program() {
+        let program = std::env::current_exe().unwrap();
+        let own = rustix::process::getpid();
+        assert!(maps(own, &program) && processes_that_map(&program).contains(&own));
+        assert!(!maps(own, Path::new("/no/such/file")));
+    }
+}

@@ -1,0 +1,177 @@
+//! Makes ranges of files durable on their disks.
+//!
+//! A file is written in two steps: the disk takes its dirty ranges, then one sync commits what the
+//! file system needs to find them and empties the disk's cache.
+//!
+//! Invariant: where no failure is returned, all that the kernel had of the due ranges and sizes
+//! when the sync was called is durable, and each failed write-back since the file is kept was told
+//! here.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+
+use rustix::fs::StatVfsMountFlags;
+use rustix::io::Errno;
+use tidegate::log::recover::{finish_writing, start_writing};
+use tidegate::log::{AppendError, LockError};
+
+use super::backlog::{Backlog, Due, Known};
+use super::kept::KeptFiles;
+use super::locate::{self, Located};
+use super::ranges::Ranges;
+
+/// What could not be made durable.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// Id of the file, if it is one.
+    pub(crate) file: Option<u64>,
+    /// Its path, or the file system's.
+    pub(crate) path: PathBuf,
+    /// Why.
+    pub(crate) error: io::Error,
+}
+
+impl Failure {
+    /// It says nothing of the disk: another process holds what is needed, or this one has no more
+    /// of something. The next attempt may do it, and no program has to hear of it.
+    pub(crate) fn is_transient(&self) -> bool {
+        const TRANSIENT: [Errno; 5] =
+            [Errno::AGAIN, Errno::INTR, Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+        let inner = self.error.get_ref();
+        inner.is_some_and(|error| error.is::<LockError>() || error.is::<AppendError>())
+            || Errno::from_io_error(&self.error).is_some_and(|errno| TRANSIENT.contains(&errno))
+    }
+}
+
+/// How a sync went.
+#[derive(Debug, Default)]
+pub(crate) struct Synced {
+    /// Calls that wait for the disk.
+    pub(crate) calls: u64,
+    /// What failed.
+    pub(crate) failures: Vec<Failure>,
+}
+
+/// The files that are synced.
+pub(crate) struct Writeback<'a> {
+    /// Those with a descriptor.
+    pub(crate) kept: &'a KeptFiles,
+    /// All that the log defines.
+    pub(crate) backlog: &'a Backlog,
+}
+
+impl Writeback<'_> {
+    /// Starts to write what is due, and does not wait for it.
+    pub(crate) fn start(&self, due: &Due) {
+        for (id, ranges) in &due.files {
+            if let Some(kept) = self.kept.get(*id) {
+                for (offset, len) in ranges.iter() {
+                    // The sync does it again, and reports what goes wrong.
+                    let _ = start_writing(&kept.file, offset, len);
+                }
+            }
+        }
+    }
+
+    /// Makes what is due durable.
+    pub(crate) fn sync(&self, due: &Due) -> Synced {
+        let mut synced = Synced::default();
+        // All of it is on its way before the first one is waited for.
+        self.start(due);
+        for (id, ranges) in &due.files {
+            synced.calls += 1;
+            let outcome = match self.kept.get(*id) {
+                Some(kept) => sync_ranges(&kept.file, ranges),
+                None => self.backlog.file(*id).map_or_else(sync_everything, sync_not_kept),
+            };
+            if let Err(error) = outcome {
+                let path = self.kept.path(*id).map(PathBuf::from);
+                let path = path.or_else(|| Some(self.backlog.file(*id)?.path.clone()));
+                synced.failures.push(Failure {
+                    file: Some(*id),
+                    path: path.unwrap_or_default(),
+                    error,
+                });
+            }
+        }
+        synced
+    }
+}
+
+fn sync_ranges(file: &File, ranges: &Ranges) -> io::Result<()> {
+    for (offset, len) in ranges.iter() {
+        finish_writing(file, offset, len).map_err(of_disk)?;
+    }
+    file.sync_data().map_err(of_disk)
+}
+
+/// Syncs a file that is not kept, as after the death of another supervisor: through a descriptor of
+/// its own, or with its whole file system.
+fn sync_not_kept(known: &Known) -> io::Result<()> {
+    match locate::open(known)? {
+        Located::Open(file) => file.sync_data().map_err(of_disk),
+        Located::Removed => Ok(()),
+        Located::Unknown => match locate::directory_on(known.device, &known.path) {
+            Some(directory) => sync_file_system(&directory),
+            None => sync_everything(),
+        },
+    }
+}
+
+/// Syncs the file system of `directory`.
+///
+/// # Errors
+/// It failed. Also where the file system is read-only: of one that turned so after an error the
+/// kernel says that there is nothing to sync.
+fn sync_file_system(directory: &File) -> io::Result<()> {
+    rustix::fs::syncfs(directory).map_err(|errno| of_disk(errno.into()))?;
+    if rustix::fs::fstatvfs(directory)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+    }
+    Ok(())
+}
+
+/// Syncs all file systems: that of the file cannot be found, or is not mounted any more.
+#[expect(clippy::unnecessary_wraps, reason = "one of several ways to sync a file")]
+fn sync_everything() -> io::Result<()> {
+    rustix::fs::sync();
+    Ok(())
+}
+
+/// What a sync told of the disk. Its number is that of a write that failed, out of memory for one,
+/// and is told once: it never passes for one that says nothing of the disk.
+fn of_disk(error: io::Error) -> io::Error {
+    io::Error::other(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::Trial;
+    use super::*;
+
+    #[test]
+    fn files_are_synced_whether_they_are_kept_or_not() {
+        let trial = Trial::new();
+        let (one, two) = (trial.file("one", b""), trial.file("two", b""));
+        trial.write(&one, "one", 0, b"x");
+        trial.write(&two, "two", 5000, b"x");
+        let mut kept = KeptFiles::default();
+        trial.log.want_kept(trial.lock(&one).file());
+        kept.keep_wanted(&trial.log);
+        std::fs::remove_file(trial.path("two")).unwrap();
+        let backlog = trial.backlog();
+        let synced = Writeback { kept: &kept, backlog: &backlog }.sync(&backlog.due());
+        assert!(synced.failures.is_empty(), "{synced:?}");
+        assert_eq!(synced.calls, 2);
+    }
+
+    #[test]
+    fn what_says_nothing_of_the_disk_is_told_apart() {
+        let failure = |error| Failure { file: None, path: PathBuf::new(), error };
+        assert!(failure(Errno::MFILE.into()).is_transient());
+        assert!(failure(io::Error::other(LockError::Stale)).is_transient());
+        assert!(!failure(of_disk(Errno::NOMEM.into())).is_transient());
+        assert!(!failure(Errno::IO.into()).is_transient());
+    }
+}

@@ -1,0 +1,512 @@
+//! Files under `tidegate run` (bytes and sizes): programs, the log, a kernel, and a power cut.
+//!
+//! One history is played on two kernels: on one with the log beside it, whose syncs the log answers where
+//! it may, and on a *twin* without it, whose syncs are all real. Pages that are written back, and commits,
+//! from outside happen to both. After the power cut the real recovery runs, interrupted at random, and
+//! what it leaves must be a state that a kernel with real syncs could have left:
+//! 1. each page is as it was at some moment since the file's last sync, and the size is one of a moment
+//!    since then (the file is *at least* what was promised);
+//! 2. names are at least those that the twin has on its disk;
+//! 3. a file that is longer than at its last sync comes with the names of the moment when it grew.
+//!
+//! The calls of the preload library are made in their order by one thread; the log, its table, its records
+//! and recovery are the real ones. The power cut tears the record that is being appended.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use tidegate::log::recover::{ApplyOptions, Payload, Planner, Recovered, apply, recover_pool};
+use tidegate::log::{
+    CONTROL_BYTES, Change, CoverState, Definition, FileGuard, FileHandle, FileKey, FileRef,
+    FileSystemRef, Header, Log, LogPool, RecordKind, Scanner, create,
+};
+use tidegate::pmem::{Region, SharedMemory};
+
+use crate::files::{Kernel, Mounted, PAGE_BYTES};
+use crate::log::{POOL_BYTES, log_options, text};
+use crate::random::Random;
+
+const FILES: usize = 3;
+const PAGES: usize = 4;
+const STEPS: usize = 40;
+
+/// What is wrong with the library, the supervisor or recovery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunFault {
+    /// Nothing.
+    None,
+    /// A file is said to be covered before its real sync.
+    CoveredBeforeSync,
+    /// Recovery applies stories that were never covered.
+    UnconfirmedReplayed,
+    /// Recovery applies growth that no sync has promised.
+    GrowthWithoutMark,
+    /// The tail moves though the files were not synced.
+    TailBeforeSync,
+    /// The mark of a sync comes before the record of the write that it promises.
+    MarkBeforeRecord,
+    /// A sync is marked while names are pending.
+    MarkWhilePending,
+    /// A file that was cut grows in the log while names are pending.
+    GrowthAfterCut,
+}
+
+/// What programs saw at one moment.
+struct Moment {
+    names: u64,
+    files: Vec<Vec<u8>>,
+}
+
+/// What the library knows of a file.
+struct Known {
+    entry: FileRef,
+    /// The moment of the last sync that was acknowledged.
+    synced_at: usize,
+    /// The file was made shorter since its last real sync.
+    was_cut: bool,
+}
+
+/// A write whose record is late.
+struct Late {
+    file: usize,
+    offset: usize,
+    data: Vec<u8>,
+}
+
+struct Life {
+    region: Arc<Region>,
+    log: Log,
+    file_system: FileSystemRef,
+    kernel: Kernel,
+    twin: Kernel,
+    files: Vec<Known>,
+    moments: Vec<Moment>,
+    late: Option<Late>,
+    fault: RunFault,
+    /// What was done, for the report of a failure.
+    steps: Vec<String>,
+}
+
+/// Plays the history of `seed`, cuts the power at its end, recovers and judges.
+///
+/// # Errors
+/// What a kernel with real syncs could not have left, in words.
+pub fn play(seed: u64, fault: RunFault) -> Result<(), String> {
+    let mut random = Random::new(seed);
+    let mut life = Life::begin(fault)?;
+    let steps = random.below(STEPS) + 1;
+    for _ in 1..steps {
+        life.step(&mut random)?;
+    }
+    let before = bytes_of(&life.region)?;
+    let (head, kernel) = (life.log.head(), life.kernel.clone());
+    life.step(&mut random)?;
+    // A record takes one fence: of that alone any words may be missing.
+    if random.one_in(2) && life.is_one_write(head) {
+        if random.one_in(2) {
+            life.kernel = kernel;
+        }
+        life.tear(&before, &mut random)?;
+    }
+    life.kernel.write_back_some(&mut random);
+    life.recover(&mut random)?;
+    life.judge().map_err(|what| {
+        format!("seed {seed:#x}, {fault:?}: {what}, after {}", life.steps.join(", "))
+    })
+}
+
+fn bytes_of(region: &Region) -> Result<Vec<u8>, String> {
+    let mut bytes = vec![0; usize::try_from(region.len_bytes()).unwrap_or(0)];
+    region.read(0, &mut bytes).map_err(text)?;
+    Ok(bytes)
+}
+
+fn definition(file: usize, handle: FileHandle) -> Definition<'static> {
+    let identity = file as u64 + 1;
+    Definition {
+        identity,
+        file_system: [1; 16],
+        handle,
+        covered: false,
+        starts: false,
+        size_bytes: 0,
+        device: 1,
+        inode: identity,
+        path: b"/file",
+    }
+}
+
+impl Life {
+    fn begin(fault: RunFault) -> Result<Self, String> {
+        let region = Arc::new(Region::anonymous(POOL_BYTES.next_multiple_of(4096)).map_err(text)?);
+        create(&region, &log_options(3)).map_err(text)?;
+        let pool = LogPool::open(Arc::clone(&region)).map_err(text)?;
+        let control = SharedMemory::anonymous(CONTROL_BYTES).map_err(text)?;
+        let ring_bytes = pool.ring_bytes();
+        let log = Log::start(pool, control, ring_bytes).map_err(text)?;
+        let file_system = log.file_system(7, true).ok_or("no file system")?;
+        let files = (0..FILES).map(|file| {
+            let identity = file as u64 + 1;
+            let entry = log.entry_for(&FileKey { device: 1, inode: identity, identity });
+            Ok(Known { entry: entry.map_err(text)?, synced_at: 0, was_cut: false })
+        });
+        let files = files.collect::<Result<Vec<_>, String>>()?;
+        let (kernel, twin) = (Kernel::new(FILES), Kernel::new(FILES));
+        let (moments, late, steps) = (Vec::new(), None, Vec::new());
+        let mut life =
+            Self { region, log, file_system, kernel, twin, files, moments, late, fault, steps };
+        life.note();
+        Ok(life)
+    }
+
+    /// Notes what programs see now.
+    fn note(&mut self) {
+        let files = (0..FILES).map(|file| self.kernel.bytes(file).to_vec()).collect();
+        self.moments.push(Moment { names: self.kernel.names(), files });
+    }
+
+    /// Something that a program, the kernel or the supervisor does.
+    fn step(&mut self, random: &mut Random) -> Result<(), String> {
+        let (file, page) = (random.below(FILES), random.below(PAGES));
+        match random.below(16) {
+            0..6 => {
+                let offset = random.below(PAGES * PAGE_BYTES - 1);
+                let len = random.below((PAGES * PAGE_BYTES - offset).min(90)) + 1;
+                let data = vec![random.below(255).to_le_bytes()[0] + 1; len];
+                // Mostly at the end, as files grow.
+                let end = self.kernel.bytes(file).len();
+                let fits = end + len <= PAGES * PAGE_BYTES && random.one_in(2);
+                let offset = if fits { end } else { offset };
+                self.steps.push(format!("write {file} {offset}+{len} of {}", data[0]));
+                self.write(file, offset, &data)?;
+            }
+            6 => {
+                let size = random.below(PAGES * PAGE_BYTES);
+                self.steps.push(format!("set size {file} {size}"));
+                self.set_size(file, size)?;
+            }
+            7..10 => {
+                let data_only = random.one_in(2);
+                self.steps.push(format!("sync {file} {data_only}"));
+                self.sync(file, data_only)?;
+            }
+            10 => {
+                self.steps.push(format!("begin {file}"));
+                self.begin_story(file)?;
+            }
+            11 => {
+                self.steps.push("rename".into());
+                self.log.note_change(self.file_system);
+                self.kernel.rename();
+                self.twin.rename();
+                self.log.note_change(self.file_system);
+            }
+            12 => {
+                self.steps.push("commit".into());
+                self.kernel.commit();
+                self.twin.commit();
+            }
+            13 => {
+                self.steps.push("clean".into());
+                self.clean()?;
+            }
+            _ => {
+                self.steps.push(format!("write back {file} {page}"));
+                self.kernel.write_back(file, page);
+                self.twin.write_back(file, page);
+            }
+        }
+        self.note();
+        Ok(())
+    }
+
+    fn lock(&self, file: usize) -> Result<FileGuard<'_>, String> {
+        self.log.lock(self.files[file].entry).map_err(text)
+    }
+
+    fn is_logged(&self, file: usize) -> Result<bool, String> {
+        Ok(self.lock(file)?.is_logged())
+    }
+
+    fn is_pending(&self) -> bool {
+        self.log.is_pending(self.file_system)
+    }
+
+    fn append(&self, file: usize, offset: usize, data: &[u8]) -> Result<(), String> {
+        let guard = self.lock(file)?;
+        let (start, end) = (offset as u64, (offset + data.len()) as u64);
+        if offset > self.kernel.bytes(file).len() {
+            guard.note_hole();
+        }
+        let grew = guard.grows(end);
+        let mut ticket = guard.begin().map_err(text)?;
+        if ticket.needs_define() {
+            let again = definition(file, FileHandle::NONE);
+            guard.define_again(&mut ticket, &again).map_err(text)?;
+        }
+        ticket.write(start, &[IoSlice::new(data)], grew).map_err(text)?;
+        drop(ticket);
+        let (bytes, size) = (data.len() as u64, guard.size().max(end));
+        let resized = (end > guard.size()).then(|| self.log.changes(self.file_system));
+        guard.note_change(Change { bytes, grew, resized, size });
+        Ok(())
+    }
+
+    fn write(&mut self, file: usize, offset: usize, data: &[u8]) -> Result<(), String> {
+        self.append_late()?;
+        let grows = self.lock(file)?.grows((offset + data.len()) as u64);
+        let is_unsafe = grows && self.files[file].was_cut && self.is_pending();
+        if is_unsafe && self.fault != RunFault::GrowthAfterCut {
+            self.leave(file)?;
+        }
+        if self.is_logged(file)? {
+            if self.fault == RunFault::MarkBeforeRecord {
+                self.late = Some(Late { file, offset, data: data.to_vec() });
+            } else {
+                self.append(file, offset, data)?;
+            }
+        }
+        self.kernel.write(file, offset, data);
+        self.twin.write(file, offset, data);
+        Ok(())
+    }
+
+    /// Appends the record that was left out.
+    fn append_late(&mut self) -> Result<(), String> {
+        let Some(Late { file, offset, data }) = self.late.take() else { return Ok(()) };
+        if self.is_logged(file)? { self.append(file, offset, &data) } else { Ok(()) }
+    }
+
+    fn set_size(&mut self, file: usize, size: usize) -> Result<(), String> {
+        self.append_late()?;
+        let old = self.kernel.bytes(file).len();
+        let is_covered = self.lock(file)?.is_covered();
+        if self.is_logged(file)? && (!is_covered || self.is_pending()) {
+            self.leave(file)?;
+        }
+        let is_logged = self.is_logged(file)?;
+        if is_logged {
+            let guard = self.lock(file)?;
+            let mut ticket = guard.begin().map_err(text)?;
+            if ticket.needs_define() {
+                let again = definition(file, FileHandle::NONE);
+                guard.define_again(&mut ticket, &again).map_err(text)?;
+            }
+            ticket.set_size(size as u64, size > old).map_err(text)?;
+            drop(ticket);
+            guard.note_size(size as u64, size > old);
+            let resized = Some(self.log.changes(self.file_system));
+            guard.note_change(Change { bytes: 0, grew: true, resized, size: size as u64 });
+        } else {
+            self.log.note_change(self.file_system);
+        }
+        self.kernel.set_size(file, size);
+        self.twin.set_size(file, size);
+        if is_logged {
+            self.files[file].was_cut |= size < old;
+        } else {
+            self.log.note_change(self.file_system);
+        }
+        Ok(())
+    }
+
+    /// A real sync of a file.
+    fn sync_really(&mut self, file: usize, data_only: bool) {
+        let seen = self.log.changes(self.file_system);
+        if self.kernel.sync(file, data_only) {
+            self.log.committed(self.file_system, seen);
+        }
+        if !data_only {
+            self.files[file].was_cut = false;
+        }
+    }
+
+    /// The file is made durable, and its story ends.
+    fn leave(&mut self, file: usize) -> Result<(), String> {
+        self.sync_really(file, false);
+        self.lock(file)?.end_story().map_err(text)
+    }
+
+    /// The first half of an admission: from now on writes are logged.
+    fn begin_story(&mut self, file: usize) -> Result<(), String> {
+        if self.is_logged(file)? {
+            return Ok(());
+        }
+        let begins = definition(file, FileHandle::NONE);
+        let size = self.kernel.bytes(file).len() as u64;
+        self.lock(file)?.begin_story(&begins, size).map_err(text)?;
+        if self.fault == RunFault::CoveredBeforeSync {
+            self.cover(file, self.log.head())?;
+        }
+        Ok(())
+    }
+
+    fn cover(&mut self, file: usize, synced_from: u64) -> Result<(), String> {
+        let size = self.kernel.bytes(file).len() as u64;
+        let is_dense = self.kernel.written(file).contain(0..size);
+        let guard = self.lock(file)?;
+        let state = CoverState { unlogged: guard.unlogged(), synced_from, size, is_dense };
+        let covers = definition(file, FileHandle::NONE);
+        guard.cover(&state, &covers).map_err(text)?;
+        drop(guard);
+        self.files[file].was_cut = false;
+        Ok(())
+    }
+
+    fn sync(&mut self, file: usize, data_only: bool) -> Result<(), String> {
+        self.twin.sync(file, data_only);
+        if self.lock(file)?.is_covered() {
+            self.sync_covered(file, data_only)?;
+        } else {
+            self.begin_story(file)?;
+            let synced_from = self.log.head();
+            self.sync_really(file, false);
+            self.cover(file, synced_from)?;
+        }
+        self.append_late()?;
+        self.files[file].synced_at = self.moments.len();
+        Ok(())
+    }
+
+    fn sync_covered(&mut self, file: usize, data_only: bool) -> Result<(), String> {
+        let size = self.kernel.bytes(file).len() as u64;
+        let guard = self.lock(file)?;
+        let (has_grown, was_written) = (guard.has_grown(), guard.was_written());
+        drop(guard);
+        let commits = has_grown || was_written && !data_only;
+        let is_pending = self.is_pending() && self.fault != RunFault::MarkWhilePending;
+        if commits && is_pending {
+            self.sync_really(file, false);
+        }
+        if commits {
+            self.lock(file)?.mark(size).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    /// What the supervisor does: sync, then retire.
+    fn clean(&mut self) -> Result<(), String> {
+        let safe = self.log.safe_position();
+        for file in 0..FILES {
+            if self.is_logged(file)? && self.fault != RunFault::TailBeforeSync {
+                self.sync_really(file, false);
+            }
+        }
+        if self.log.may_retire_to(safe) {
+            self.log.retire_to(safe).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    /// All that was appended since the head was `head` is one record of a write.
+    fn is_one_write(&self, head: u64) -> bool {
+        let mut records = Scanner::new(self.log.pool(), head, self.log.head());
+        let first = records.next().map(|record| record.kind);
+        first == Some(RecordKind::Write) && records.next().is_none()
+    }
+
+    /// Takes back any of the words that were stored since the pool was `before`.
+    fn tear(&self, before: &[u8], random: &mut Random) -> Result<(), String> {
+        for (number, word) in bytes_of(&self.region)?.chunks_exact(8).enumerate() {
+            let (at, old) = (number * 8, &before[number * 8..][..8]);
+            if word != old && random.one_in(2) {
+                self.region.write(at as u64, old).map_err(text)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The power comes back; recovery is interrupted, by power cuts, and repeated.
+    fn recover(&mut self, random: &mut Random) -> Result<(), String> {
+        for round in 0..3 {
+            self.kernel.crash();
+            let calls = if round == 2 { usize::MAX } else { random.below(20) };
+            let files = Mounted::new(self.kernel.clone(), calls);
+            let pool = LogPool::open(Arc::clone(&self.region)).map_err(text)?;
+            let failures = recover_once(&pool, &files, self.fault)?;
+            if calls == usize::MAX && !failures.is_empty() {
+                return Err(failures);
+            }
+            self.kernel = files.into_kernel();
+            self.kernel.write_back_some(random);
+        }
+        self.kernel.crash();
+        Ok(())
+    }
+
+    fn judge(&self) -> Result<(), String> {
+        let (names, least) = (self.kernel.names(), self.twin.names_on_disk());
+        if names < least {
+            return Err(format!("names {names} are older than what was promised, {least}"));
+        }
+        (0..FILES).try_for_each(|file| self.judge_file(file, names))
+    }
+
+    fn judge_file(&self, file: usize, names: u64) -> Result<(), String> {
+        let found = self.kernel.bytes(file);
+        let since = &self.moments[self.files[file].synced_at.min(self.moments.len() - 1)..];
+        let sizes = || since.iter().map(|moment| moment.files[file].len());
+        let (least, most) = (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0));
+        if !(least..=most).contains(&found.len()) {
+            let size = found.len();
+            return Err(format!("file {file} has {size} bytes, expected {least} to {most}"));
+        }
+        if let Some(grown) = since.iter().find(|moment| moment.files[file].len() >= found.len()) {
+            let was_longer = since[0].files[file].len() >= found.len();
+            if !was_longer && names < grown.names {
+                return Err(format!(
+                    "file {file} has grown after names {}, but names are {names}",
+                    grown.names
+                ));
+            }
+        }
+        for (page, content) in found.chunks(PAGE_BYTES).enumerate() {
+            let is_of =
+                |moment: &Moment| page_of(&moment.files[file], page, content.len()) == content;
+            if !since.iter().any(is_of) {
+                return Err(format!("page {page} of file {file} was never so since its last sync"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first `len` bytes of a page; zeroes behind the file's end.
+fn page_of(file: &[u8], page: usize, len: usize) -> Vec<u8> {
+    let bytes = file.iter().skip(page * PAGE_BYTES).copied();
+    bytes.chain(std::iter::repeat(0)).take(len).collect()
+}
+
+/// As the supervisor recovers a pool; what failed, in words.
+fn recover_once(pool: &LogPool, files: &Mounted, fault: RunFault) -> Result<String, String> {
+    let options = ApplyOptions { workers: 1, booted_ns: None, salvage: false };
+    let faulty = [RunFault::UnconfirmedReplayed, RunFault::GrowthWithoutMark];
+    let outcome = if faulty.contains(&fault) {
+        let plan = faulty_planner(pool, fault)?.finish();
+        apply((&plan, 0), pool, files, options, &|_| (), &mut || Ok(()))
+    } else {
+        match recover_pool(pool, files, options, &|_| ()).map_err(text)? {
+            Some(Recovered { outcome, .. }) => outcome,
+            None => return Ok(String::new()),
+        }
+    };
+    let failures: Vec<_> = outcome.failures.iter().map(ToString::to_string).collect();
+    Ok(failures.join("; "))
+}
+
+/// A planner that was told what a faulty one would take the records for.
+fn faulty_planner(pool: &LogPool, fault: RunFault) -> Result<Planner, String> {
+    let mut planner = Planner::new();
+    let records = Scanner::new(pool, pool.tail().map_err(text)?, pool.limit().map_err(text)?);
+    for header in records {
+        let mut payload = vec![0; header.payload_bytes as usize];
+        pool.read_payload(&header, 0, &mut payload).map_err(text)?;
+        if header.kind == RecordKind::Define && fault == RunFault::UnconfirmedReplayed {
+            // The flag of a covered definition.
+            payload[54] |= 1;
+        }
+        let grows = header.grows && fault != RunFault::GrowthWithoutMark;
+        planner.add(&Header { grows, ..header }, Payload::Whole(&payload));
+    }
+    Ok(planner)
+}

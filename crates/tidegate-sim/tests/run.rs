@@ -1,0 +1,59 @@
+//! Bytes and sizes of files under `tidegate run`, by histories at random, each cut, recovered and judged;
+//! then planted bugs, each of which the same budget finds.
+//!
+//! `TIDEGATE_SIM_SEED` replays one history, `TIDEGATE_SIM_ROUNDS` multiplies their number.
+
+use tidegate_sim::random::seeds;
+use tidegate_sim::run::{RunFault, play};
+
+const HISTORIES: usize = 4000;
+
+#[test]
+fn p0_p1_p6_files_are_as_a_kernel_with_real_syncs_could_leave_them() {
+    let histories = seeds("p0_p1_p6_files", HISTORIES);
+    for seed in &histories {
+        play(*seed, RunFault::None).unwrap_or_else(|what| panic!("{what}"));
+    }
+    println!("{} histories", histories.len());
+}
+
+fn caught(fault: RunFault) {
+    let found =
+        seeds("p0_p1_p6_files", HISTORIES).into_iter().find_map(|seed| play(seed, fault).err());
+    println!("{}", found.unwrap_or_else(|| panic!("{fault:?} went unnoticed")));
+}
+
+#[test]
+fn p0_with_a_file_covered_before_its_sync() {
+    caught(RunFault::CoveredBeforeSync);
+}
+
+#[test]
+fn p0_with_a_story_replayed_that_was_never_covered() {
+    caught(RunFault::UnconfirmedReplayed);
+}
+
+#[test]
+fn p0_with_growth_applied_without_a_mark() {
+    caught(RunFault::GrowthWithoutMark);
+}
+
+#[test]
+fn p1_with_the_tail_moved_before_the_sync() {
+    caught(RunFault::TailBeforeSync);
+}
+
+#[test]
+fn p1_with_the_mark_before_the_record() {
+    caught(RunFault::MarkBeforeRecord);
+}
+
+#[test]
+fn p0_with_a_sync_marked_while_names_are_pending() {
+    caught(RunFault::MarkWhilePending);
+}
+
+#[test]
+fn p0_with_growth_behind_a_cut_while_names_are_pending() {
+    caught(RunFault::GrowthAfterCut);
+}

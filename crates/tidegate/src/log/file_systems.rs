@@ -1,0 +1,225 @@
+//! What is pending in each file system: changes of names, attributes and sizes that the kernel has
+//! made and its journal may not have.
+//!
+//! A sync that commits the journal makes all earlier changes durable (ext4 with a journal, XFS). So a
+//! sync that the log answers instead must not return while there are such changes.
+//!
+//! Invariants:
+//! 1. Each change is counted before its call and after it, so that a sync finds it pending from before
+//!    the kernel makes it until a sync that began after it ended.
+//! 2. `committed` is given a count that was read before something was made that a successful sync has
+//!    made durable, and only for a file system that commits in order.
+//!
+//! Entry points: [`Log::file_system`], [`Log::note_change`], [`Log::is_pending`], [`Log::committed`].
+
+use super::Log;
+use super::control::{Control, FILE_SYSTEMS_AT, STATS_AT};
+use crate::sync::{AtomicU64, Ordering};
+
+const ENTRY_BYTES: u64 = 64;
+/// File systems whose files may be covered at once; the files of others stay plain.
+const FILE_SYSTEMS: u64 = 64;
+
+const _: () = assert!(FILE_SYSTEMS_AT + FILE_SYSTEMS * ENTRY_BYTES <= STATS_AT - 64);
+
+/// A file system that the log knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileSystemRef(u32);
+
+impl FileSystemRef {
+    /// The reference as a number, below 64.
+    pub fn to_number(self) -> u32 {
+        self.0
+    }
+
+    /// The reference that [`to_number`](Self::to_number) gave as a number.
+    pub fn from_number(number: u32) -> Self {
+        Self(number)
+    }
+}
+
+struct Words<'a> {
+    /// 0: free. Another value never changes.
+    id: &'a AtomicU64,
+    commits_in_order: &'a AtomicU64,
+    changes: &'a AtomicU64,
+    committed: &'a AtomicU64,
+    /// Not zero: a sync commits its own file only, so that nothing ever has to be waited for.
+    commits_alone: &'a AtomicU64,
+}
+
+fn words(control: &Control, number: u64) -> Words<'_> {
+    let at = FILE_SYSTEMS_AT + number % FILE_SYSTEMS * ENTRY_BYTES;
+    let word = |offset| control.memory().word(at + offset);
+    Words {
+        id: word(0),
+        commits_in_order: word(8),
+        changes: word(16),
+        committed: word(24),
+        commits_alone: word(32),
+    }
+}
+
+impl Log {
+    /// The file system of this id, a hash of its UUID, not 0. With `commits_in_order` a sync that
+    /// commits one change of it commits all earlier ones. None: the log knows too many others.
+    pub fn file_system(&self, id: u64, commits_in_order: bool) -> Option<FileSystemRef> {
+        (0..FILE_SYSTEMS).find_map(|number| {
+            let words = words(&self.control, number);
+            let found = match words.id.load(Ordering::Acquire) {
+                // Set by each that finds the place free: they say the same, or are not let in.
+                0 => words.id.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire),
+                other => Err(other),
+            };
+            let is_it = found.is_ok() || found == Err(id);
+            if found.is_ok() {
+                words.commits_in_order.store(u64::from(commits_in_order), Ordering::Release);
+                // What was changed before the log knew the file system was counted nowhere.
+                words.changes.fetch_add(1, Ordering::SeqCst);
+            }
+            is_it.then(|| FileSystemRef(u32::try_from(number).unwrap_or(0)))
+        })
+    }
+
+    /// Counts a change of names, attributes or sizes in the file system: to be called before the
+    /// system call and after it.
+    #[inline]
+    pub fn note_change(&self, file_system: FileSystemRef) {
+        words(&self.control, file_system.0.into()).changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// As [`note_change`](Self::note_change), for a change of which the file system is not known.
+    #[inline]
+    pub fn note_change_everywhere(&self) {
+        for number in 0..FILE_SYSTEMS {
+            let words = words(&self.control, number);
+            if words.id.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            words.changes.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The count of changes, for [`committed`](Self::committed).
+    #[inline]
+    pub fn changes(&self, file_system: FileSystemRef) -> u64 {
+        words(&self.control, file_system.0.into()).changes.load(Ordering::SeqCst)
+    }
+
+    /// Some change may not be on the disk.
+    #[inline]
+    pub fn is_pending(&self, file_system: FileSystemRef) -> bool {
+        let words = words(&self.control, file_system.0.into());
+        words.changes.load(Ordering::SeqCst) != words.committed.load(Ordering::SeqCst)
+            && words.commits_alone.load(Ordering::SeqCst) == 0
+    }
+
+    /// The file system has no journal: a sync of a file makes nothing else durable. So nothing is pending
+    /// for it but the file's [own changes](super::FileGuard::has_own_changes).
+    pub fn note_commits_alone(&self, file_system: FileSystemRef) {
+        words(&self.control, file_system.0.into()).commits_alone.store(1, Ordering::SeqCst);
+    }
+
+    /// A real sync has made something durable that was done after [`changes`](Self::changes) was
+    /// `seen`: all that was counted by then is durable, if the file system commits in order.
+    pub fn committed(&self, file_system: FileSystemRef, seen: u64) {
+        let words = words(&self.control, file_system.0.into());
+        if words.commits_in_order.load(Ordering::Acquire) != 0 {
+            words.committed.fetch_max(seen, Ordering::SeqCst);
+        }
+    }
+
+    /// A sync of all of the file system has succeeded that began after [`changes`](Self::changes) was
+    /// `seen`.
+    pub fn synced_whole(&self, file_system: FileSystemRef, seen: u64) {
+        let words = words(&self.control, file_system.0.into());
+        words.committed.fetch_max(seen, Ordering::SeqCst);
+    }
+
+    /// All file systems that the log knows.
+    pub fn file_systems(&self) -> impl Iterator<Item = FileSystemRef> {
+        let known = |number: &u64| words(&self.control, *number).id.load(Ordering::Acquire) != 0;
+        (0..FILE_SYSTEMS)
+            .take_while(known)
+            .map(|number| FileSystemRef(u32::try_from(number).unwrap_or(0)))
+    }
+
+    /// From now on no file is covered and nothing is logged, until [`resume_logging`](Self::resume_logging)
+    /// was called as often: a process runs that cannot be watched. What the log has of files must be
+    /// retired before that process runs: see [`checkpoint`](Self::checkpoint).
+    pub fn suspend(&self) {
+        self.control.suspended().fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The process for which [`suspend`](Self::suspend) was called has ended.
+    ///
+    /// What it changed of names, attributes and sizes was not counted: it is pending everywhere.
+    pub fn resume_logging(&self) {
+        self.note_change_everywhere();
+        let less = |count: u64| Some(count.saturating_sub(1));
+        let _ = self.control.suspended().fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    }
+
+    /// Some process cannot be watched.
+    #[inline]
+    pub fn is_suspended(&self) -> bool {
+        self.control.suspended().load(Ordering::SeqCst) != 0
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::super::tests::log;
+
+    #[test]
+    fn a_change_is_pending_until_something_later_was_synced() {
+        let log = log();
+        let fs = log.file_system(5, true).unwrap();
+        assert_eq!(log.file_system(5, true), Some(fs));
+        assert!(log.is_pending(fs), "what was changed before");
+        log.committed(fs, log.changes(fs));
+        assert!(!log.is_pending(fs));
+        log.note_change(fs);
+        let before_its_end = log.changes(fs);
+        log.note_change(fs);
+        let after = log.changes(fs);
+        assert!(log.is_pending(fs));
+        log.committed(fs, before_its_end);
+        assert!(log.is_pending(fs), "a sync that began before the change ended");
+        log.committed(fs, after);
+        assert!(!log.is_pending(fs));
+        log.committed(fs, before_its_end);
+        assert!(!log.is_pending(fs), "an older sync that ends later");
+    }
+
+    #[test]
+    fn a_file_system_without_order_is_committed_as_a_whole_only() {
+        let log = log();
+        let (ordered, other) =
+            (log.file_system(5, true).unwrap(), log.file_system(6, false).unwrap());
+        log.note_change_everywhere();
+        assert!(log.is_pending(ordered) && log.is_pending(other));
+        log.committed(other, log.changes(other));
+        assert!(log.is_pending(other));
+        log.synced_whole(other, log.changes(other));
+        assert!(!log.is_pending(other) && log.is_pending(ordered));
+        assert_eq!(log.file_systems().collect::<Vec<_>>(), [ordered, other]);
+    }
+
+    #[test]
+    fn without_a_journal_nothing_is_pending() {
+        let log = log();
+        let fs = log.file_system(5, false).unwrap();
+        assert!(log.is_pending(fs));
+        log.note_commits_alone(fs);
+        log.note_change(fs);
+        assert!(!log.is_pending(fs));
+    }
+
+    #[test]
+    fn more_file_systems_than_there_is_place_for_are_refused() {
+        let log = log();
+        assert!((1..=64).all(|id| log.file_system(id, true).is_some()));
+        assert_eq!(log.file_system(65, true), None);
+    }
+}

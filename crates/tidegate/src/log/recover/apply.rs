@@ -1,0 +1,430 @@
+//! From a plan to files: bytes and sizes that are missing on the disk are written.
+//!
+//! Invariants:
+//! 1. All files are looked at before one is touched. If one can't be recovered, none is touched: whoever
+//!    repairs the cause finds all files as the crash left them.
+//! 2. A file that was removed needs nothing; the log makes, renames and removes no file.
+//! 3. A file is what its handle says, never what its path says.
+//! 4. What a former, interrupted run wrote is written and synced again: that it is visible does not say
+//!    that it is durable.
+//! 5. One file's failure keeps no other file back, once files are touched.
+
+use std::io;
+
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use super::extents::{Content, Extent};
+use super::finding::{Finding, Findings};
+use super::gather::gather;
+use super::parallel;
+use super::plan::{FilePlan, Plan};
+use super::ranges::Ranges;
+use super::replay::{Disk, Target, replay};
+use super::source::LogData;
+
+/// Data of a file that one thread copies at a time.
+const PART_BYTES: u64 = 8 << 20;
+
+/// The files, as recovery sees them.
+pub trait FileSystem: Sync {
+    /// An open file.
+    type File: Sync;
+
+    /// Opens the file for writing; none, where it was removed.
+    ///
+    /// # Errors
+    /// It can't be found, or not be opened.
+    fn open(&self, file: &FilePlan) -> Result<Option<Self::File>, Failure>;
+
+    /// Size and time of an open file.
+    ///
+    /// # Errors
+    /// As of the system.
+    fn state(&self, file: &Self::File) -> io::Result<FileState>;
+
+    /// The bytes of an open file, `size_bytes` long, that are allocated and written.
+    ///
+    /// # Errors
+    /// As of the system.
+    fn written(&self, file: &Self::File, size_bytes: u64) -> io::Result<Ranges>;
+
+    /// Sets the size; new bytes are zero.
+    ///
+    /// # Errors
+    /// As of the system.
+    fn set_size(&self, file: &Self::File, size_bytes: u64) -> io::Result<()>;
+
+    /// Writes all of `data`.
+    ///
+    /// # Errors
+    /// As of the system.
+    fn write(&self, file: &Self::File, offset: u64, data: &[u8]) -> io::Result<()>;
+
+    /// Makes bytes zero that are inside the file.
+    ///
+    /// # Errors
+    /// As of the system.
+    fn zero(&self, file: &Self::File, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Has the disk begin to take bytes that were written: ahead of [`sync`](Self::sync), which alone
+    /// says whether it has.
+    fn start_sync(&self, file: &Self::File, offset: u64, len: u64);
+
+    /// Makes bytes and size durable.
+    ///
+    /// # Errors
+    /// As of the system.
+    fn sync(&self, file: &Self::File) -> io::Result<()>;
+}
+
+/// What the system says of an open file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileState {
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Size of the blocks in which its file system allocates, in bytes.
+    pub block_bytes: u64,
+    /// When the file was last changed (`st_ctime`), in nanoseconds since 1970.
+    pub changed_ns: i128,
+}
+
+/// How to recover.
+#[derive(Debug, Clone, Copy)]
+pub struct ApplyOptions {
+    /// Threads that restore files at once.
+    pub workers: usize,
+    /// When the machine was started after the crash, in nanoseconds since 1970: a file that was changed
+    /// since then is refused. None: it was not started anew, or that is not known.
+    pub booted_ns: Option<i128>,
+    /// What is damaged, or was changed since the boot, is passed over with a [`Finding`].
+    pub salvage: bool,
+}
+
+/// How far recovery is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes copied to files.
+    pub done_bytes: u64,
+    /// Bytes that are to be copied, at most.
+    pub total_bytes: u64,
+}
+
+/// Something that could not be done. The records that tell of it must stay in the log.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The file's file system is not there.
+    #[error(
+        "{path}: its file system {file_system} is not mounted for writing; mount it and recover again"
+    )]
+    NotMounted {
+        /// The file's path.
+        path: String,
+        /// UUID of the file system.
+        file_system: Uuid,
+    },
+    /// Several file systems have the UUID of the file's.
+    #[error(
+        "{path}: several file systems with its UUID are mounted; unmount the copies and recover again"
+    )]
+    Ambiguous {
+        /// The file's path.
+        path: String,
+    },
+    /// The file is not at its path, and its handle can't be opened.
+    #[error(
+        "{path}: the file is not there, and only root can tell where it is; recover again as root"
+    )]
+    Unprivileged {
+        /// The file's path.
+        path: String,
+    },
+    /// Something changed the file since the machine was started.
+    #[error(
+        "{path}: the file was changed after the boot and before its recovery, which would undo that"
+    )]
+    Changed {
+        /// The file's path.
+        path: String,
+    },
+    /// A record that was acknowledged is not whole any more.
+    #[error(
+        "{path}: the record at position {position} of the log was promised to be durable and is damaged"
+    )]
+    Damaged {
+        /// The file's path.
+        path: String,
+        /// The record.
+        position: u64,
+    },
+    /// A part of the log can't be read.
+    #[error(
+        "{bytes} bytes of the log cannot be read, and what they promised of which file is not known"
+    )]
+    Unreadable {
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// Records are about files that no record defines.
+    #[error("{records} records are about files that are not defined: a part of the log is lost")]
+    Undefined {
+        /// How many.
+        records: u64,
+    },
+    /// The system refused.
+    #[error("{path}: cannot {doing}")]
+    Io {
+        /// The file's path.
+        path: String,
+        /// What was tried.
+        doing: &'static str,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The log could not be told that files are about to be changed.
+    #[error("the log cannot be written")]
+    Log(#[source] io::Error),
+}
+
+impl Failure {
+    pub(super) fn io(file: &FilePlan, doing: &'static str, source: io::Error) -> Self {
+        Self::Io { path: file.name(), doing, source }
+    }
+
+    /// Recovery can do the rest without it.
+    fn can_be_salvaged(&self) -> bool {
+        matches!(
+            self,
+            Self::Changed { .. }
+                | Self::Damaged { .. }
+                | Self::Unreadable { .. }
+                | Self::Undefined { .. }
+        )
+    }
+}
+
+/// What became of a plan.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Files whose bytes or size were set.
+    pub files_written: u64,
+    /// Files that were removed before the crash, or by it.
+    pub files_gone: u64,
+    /// Bytes that were copied.
+    pub written_bytes: u64,
+    /// What could not be done.
+    pub failures: Vec<Failure>,
+    /// What was odd.
+    pub findings: Findings,
+}
+
+impl Outcome {
+    /// All of the plan is on the disk: its records may go.
+    pub fn is_complete(&self) -> bool {
+        self.failures.is_empty()
+    }
+
+    /// Whether recovery can't go on for `failure`, which is noted.
+    fn stops_at(&mut self, failure: Failure, options: ApplyOptions) -> bool {
+        let stops = !(options.salvage && failure.can_be_salvaged());
+        if stops {
+            self.failures.push(failure);
+        } else {
+            self.findings.add(Finding::Salvaged { what: failure.to_string() });
+        }
+        stops
+    }
+}
+
+/// What all phases use.
+struct Context<'a, F> {
+    data: &'a dyn LogData,
+    files: &'a F,
+    options: ApplyOptions,
+    meter: Meter<'a>,
+}
+
+/// Counts copied bytes and tells the caller.
+struct Meter<'a> {
+    done_bytes: Mutex<u64>,
+    total_bytes: u64,
+    tell: &'a (dyn Fn(Progress) + Sync),
+}
+
+impl Meter<'_> {
+    fn add(&self, bytes: u64) {
+        let mut done = self.done_bytes.lock();
+        *done += bytes;
+        // Under the lock, so that the caller never sees it go back.
+        (self.tell)(Progress { done_bytes: *done, total_bytes: self.total_bytes });
+    }
+}
+
+/// Makes `files` match `plan`, whose bytes are in `data`. `begin` is called before the first file is
+/// touched. `unreadable_bytes` of the log are not in the plan.
+///
+/// May be called again after any crash or failure, with the plan of the same records. Only if the
+/// outcome is complete may the log's tail move over them.
+pub fn apply<F: FileSystem>(
+    (plan, unreadable_bytes): (&Plan, u64),
+    data: &dyn LogData,
+    files: &F,
+    options: ApplyOptions,
+    progress: &(dyn Fn(Progress) + Sync),
+    begin: &mut dyn FnMut() -> io::Result<()>,
+) -> Outcome {
+    let total_bytes = plan.data_bytes();
+    let meter = Meter { done_bytes: Mutex::new(0), total_bytes, tell: progress };
+    let context = Context { data, files, options, meter };
+    let mut outcome = Outcome { findings: plan.findings.clone(), ..Outcome::default() };
+    let due = context.survey(plan, unreadable_bytes, &mut outcome);
+    if outcome.is_complete() {
+        match begin() {
+            Ok(()) => context.restore_all(&due, &mut outcome),
+            Err(error) => outcome.failures.push(Failure::Log(error)),
+        }
+    }
+    outcome.written_bytes = *context.meter.done_bytes.lock();
+    outcome
+}
+
+impl<F: FileSystem> Context<'_, F> {
+    /// The files that are there and can be recovered. Touches none.
+    fn survey<'p>(
+        &self,
+        plan: &'p Plan,
+        unreadable_bytes: u64,
+        outcome: &mut Outcome,
+    ) -> Vec<&'p FilePlan> {
+        if unreadable_bytes > 0 {
+            outcome.stops_at(Failure::Unreadable { bytes: unreadable_bytes }, self.options);
+        }
+        if plan.undefined_records > 0 {
+            let records = plan.undefined_records;
+            outcome.stops_at(Failure::Undefined { records }, self.options);
+        }
+        let looks = parallel::map(self.options.workers, &plan.files, |file| self.look(file));
+        let mut due = Vec::with_capacity(looks.len());
+        for (file, look) in plan.files.iter().zip(looks) {
+            match look {
+                Ok(true) => due.push(file),
+                Ok(false) => outcome.files_gone += 1,
+                Err(failure) => drop(outcome.stops_at(failure, self.options)),
+            }
+        }
+        due
+    }
+
+    /// Whether the file is there.
+    fn look(&self, file: &FilePlan) -> Result<bool, Failure> {
+        let Some(opened) = self.files.open(file)? else { return Ok(false) };
+        let state = self.files.state(&opened);
+        let state = state.map_err(|error| Failure::io(file, "look at the file", error))?;
+        if self.options.booted_ns.is_some_and(|booted_ns| state.changed_ns > booted_ns) {
+            return Err(Failure::Changed { path: file.name() });
+        }
+        match file.damaged {
+            Some(position) => Err(Failure::Damaged { path: file.name(), position }),
+            None => Ok(true),
+        }
+    }
+
+    fn restore_all(&self, due: &[&FilePlan], outcome: &mut Outcome) {
+        let restored = parallel::map(self.options.workers, due, |file| self.restore(file));
+        for restored in restored {
+            match restored {
+                Ok(true) => outcome.files_written += 1,
+                Ok(false) => outcome.files_gone += 1,
+                Err(failure) => outcome.failures.push(failure),
+            }
+        }
+    }
+
+    /// Sets bytes and size of a file; false, where it is gone.
+    fn restore(&self, file: &FilePlan) -> Result<bool, Failure> {
+        let Some(opened) = self.files.open(file)? else { return Ok(false) };
+        let restored = self.write_durably(file, &opened);
+        restored.map(|()| true).map_err(|(doing, error)| Failure::io(file, doing, error))
+    }
+
+    fn write_durably(&self, file: &FilePlan, opened: &F::File) -> Attempt {
+        let state = self.files.state(opened).map_err(|error| ("look at the file", error))?;
+        let (size_bytes, block_bytes) = (state.size_bytes, state.block_bytes);
+        let written = self.files.written(opened, size_bytes);
+        let written = written.map_err(|error| ("tell which of its bytes were written", error))?;
+        let target = replay(file, &Disk { size_bytes, written, block_bytes });
+        self.fill(&target, opened)?;
+        // A sync that fails may tell of what went wrong before, and leaves clean what the disk did not
+        // take.
+        self.sync(opened).or_else(|_| self.fill(&target, opened).and_then(|()| self.sync(opened)))
+    }
+
+    fn sync(&self, opened: &F::File) -> Attempt {
+        self.files.sync(opened).map_err(|error| ("sync the file", error))
+    }
+
+    /// Size, zeroes, bytes. The size first: what is behind it is not to be written.
+    fn fill(&self, target: &Target, opened: &F::File) -> Attempt {
+        let state = self.files.state(opened).map_err(|error| ("look at the file", error))?;
+        if state.size_bytes != target.size_bytes {
+            let sized = self.files.set_size(opened, target.size_bytes);
+            sized.map_err(|error| ("set the size", error))?;
+        }
+        for extent in target.extents.iter().filter(|extent| extent.content == Content::Zero) {
+            let zeroed = self.files.zero(opened, extent.start, extent.bytes());
+            zeroed.map_err(|error| ("zero a range", error))?;
+        }
+        self.copy(&target.extents, opened)
+    }
+
+    /// Copies all data, joined to large writes where it is adjacent; of a large file several parts at a
+    /// time: while the kernel has one, the others are read from the log or are on their way to the disk.
+    fn copy(&self, extents: &[Extent], opened: &F::File) -> Attempt {
+        let parts = parts(extents);
+        // The kernel lets one write to a file at a time, and who waits there may use up a CPU.
+        let turn = Mutex::new(());
+        let copied = parallel::map(self.options.workers, &parts, |part| {
+            self.copy_part(part, opened, &turn)?;
+            if let (Some(first), Some(last), true) = (part.first(), part.last(), parts.len() > 1) {
+                self.files.start_sync(opened, first.start, last.end - first.start);
+            }
+            Ok(())
+        });
+        copied.into_iter().collect()
+    }
+
+    fn copy_part(&self, extents: &[Extent], opened: &F::File, turn: &Mutex<()>) -> Attempt {
+        let read = |position, buf: &mut [u8]| {
+            let read = self.data.read(position, buf);
+            read.map_err(|error| ("read its data from the log", error))
+        };
+        gather(extents.iter().copied(), read, |batch| {
+            let turn = turn.lock();
+            for (offset, bytes) in batch.runs() {
+                let written = self.files.write(opened, offset, bytes);
+                written.map_err(|error| ("write to the file", error))?;
+            }
+            drop(turn);
+            self.meter.add(batch.used() as u64);
+            Ok(())
+        })
+    }
+}
+
+/// Done, or what was tried and why it failed.
+type Attempt = Result<(), (&'static str, io::Error)>;
+
+/// The extents in parts of [`PART_BYTES`] or more.
+fn parts(extents: &[Extent]) -> Vec<&[Extent]> {
+    let (mut parts, mut from, mut bytes) = (Vec::new(), 0, 0);
+    for (index, extent) in extents.iter().enumerate() {
+        bytes += if extent.content == Content::Zero { 0 } else { extent.bytes() };
+        if bytes >= PART_BYTES || index + 1 == extents.len() {
+            parts.push(&extents[from..=index]);
+            (from, bytes) = (index + 1, 0);
+        }
+    }
+    parts
+}

@@ -1,0 +1,287 @@
+//! From records to stories: which of them count, file by file. No file is looked at.
+//!
+//! Invariants:
+//! 1. A story counts only if a definition in it is covered. A definition that starts a story drops what
+//!    lies before it, as an end does; so does a story of the same file under another id.
+//! 2. Records of one file are appended under its lock, one after the other, each durable before the
+//!    next one begins. So a record that is not whole, and that a later whole one of its story follows,
+//!    was acknowledged: it is damaged. One that nothing follows was cut off by the crash.
+
+use std::collections::{HashMap, HashSet};
+
+use super::extents::Content;
+use super::finding::{Finding, Findings};
+use super::replay::{Disk, replay};
+use crate::log::{Definition, FileHandle, FileSystemId, Header, RecordKind};
+
+/// No file is longer.
+const FILE_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
+
+/// What a record did to its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Bytes of the log were written.
+    Write {
+        /// Where in the file.
+        offset: u64,
+        /// Number of bytes.
+        len: u64,
+        /// Where in the log the bytes are.
+        data: u64,
+        /// The write did more than to overwrite written and allocated bytes of the durable file.
+        grows: bool,
+    },
+    /// The size became this.
+    SetSize(u64),
+}
+
+/// An operation with the position of its record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// Position of the record.
+    pub position: u64,
+    /// What was done.
+    pub operation: Operation,
+}
+
+/// What the log has of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilePlan {
+    /// Id of the file in the log.
+    pub id: u64,
+    /// The file's identity.
+    pub identity: u64,
+    /// The file system that it is on.
+    pub file_system: FileSystemId,
+    /// Its handle there.
+    pub handle: FileHandle,
+    /// Number of the device when the file was defined.
+    pub device: u64,
+    /// Paths by which it was known, the last one last.
+    pub paths: Vec<Vec<u8>>,
+    /// What was done to it, in order.
+    pub steps: Vec<Step>,
+    /// A sync has promised growth by all steps before this position.
+    pub marked_until: u64,
+    /// The first record of the story that was acknowledged and is damaged.
+    pub damaged: Option<u64>,
+}
+
+impl FilePlan {
+    /// The path to name the file by in messages.
+    pub fn name(&self) -> String {
+        let path = self.paths.last().filter(|path| !path.is_empty());
+        path.map_or_else(
+            || format!("the file with id {}", self.id),
+            |path| String::from_utf8_lossy(path).into_owned(),
+        )
+    }
+
+    /// Bytes of the log that the file needs at most.
+    pub fn data_bytes(&self) -> u64 {
+        let target = replay(self, &Disk::that_has_all());
+        let from_log = target.extents.iter().filter(|it| matches!(it.content, Content::Log(_)));
+        from_log.map(super::Extent::bytes).sum()
+    }
+}
+
+/// What the log has of all files.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub(super) files: Vec<FilePlan>,
+    pub(super) undefined_records: u64,
+    pub(super) findings: Findings,
+}
+
+impl Plan {
+    /// The files, in the order of their ids.
+    pub fn files(&self) -> &[FilePlan] {
+        &self.files
+    }
+
+    /// What was odd about the records.
+    pub fn findings(&self) -> &Findings {
+        &self.findings
+    }
+
+    /// Bytes of the log that the files need at most.
+    pub fn data_bytes(&self) -> u64 {
+        self.files.iter().map(FilePlan::data_bytes).sum()
+    }
+
+    /// There is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.undefined_records == 0
+    }
+}
+
+/// How much of a record is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Payload<'a> {
+    /// All of it. The bytes are needed of a [`RecordKind::Define`] only.
+    Whole(&'a [u8]),
+    /// Not all: a crash cut it off, or it was damaged later.
+    Torn,
+    /// The memory failed there.
+    Unreadable,
+}
+
+/// What is known of an id so far.
+#[derive(Debug, Default)]
+struct Story {
+    identity: u64,
+    defined: Option<(FileSystemId, FileHandle, u64)>,
+    paths: Vec<Vec<u8>>,
+    is_covered: bool,
+    /// The file has a story under a newer id.
+    is_superseded: bool,
+    steps: Vec<Step>,
+    marked_until: u64,
+    /// Records that are not whole, which nothing of the story has followed so far.
+    torn: Vec<u64>,
+    damaged: Option<u64>,
+}
+
+impl Story {
+    /// Forgets all that was told before.
+    fn drop_records(&mut self) {
+        self.is_covered = false;
+        self.steps.clear();
+        self.marked_until = 0;
+        self.torn.clear();
+        self.damaged = None;
+    }
+
+    /// A whole record follows.
+    fn goes_on(&mut self) {
+        self.damaged = self.damaged.or(self.torn.first().copied());
+        self.torn.clear();
+    }
+
+    /// A later record is not whole.
+    fn note_broken(&mut self, position: u64, payload: Payload<'_>) {
+        if payload == Payload::Torn {
+            self.torn.push(position);
+        } else {
+            self.damaged = self.damaged.or(Some(position));
+        }
+    }
+}
+
+/// Makes a [`Plan`] of records that are given in the order of their positions.
+#[derive(Debug, Default)]
+pub struct Planner {
+    stories: HashMap<u64, Story>,
+    /// The newest id of each identity.
+    newest: HashMap<u64, u64>,
+    voided: HashSet<u64>,
+    findings: Findings,
+}
+
+impl Planner {
+    /// A planner that has seen no record.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the next record.
+    pub fn add(&mut self, header: &Header, payload: Payload<'_>) {
+        let Payload::Whole(payload) = payload else {
+            return self.story(header.file).note_broken(header.position, payload);
+        };
+        match header.kind {
+            RecordKind::Define => self.define(header, payload),
+            RecordKind::Write | RecordKind::SetSize => self.step(header),
+            RecordKind::Mark => {
+                let story = self.story(header.file);
+                story.goes_on();
+                story.marked_until = story.marked_until.max(header.position);
+            }
+            RecordKind::End => self.story(header.file).drop_records(),
+            RecordKind::Void => {
+                self.voided.insert(header.aux);
+                self.story(header.file).torn.retain(|torn| *torn != header.aux);
+            }
+            RecordKind::Zero => self.findings.add(Finding::Payload { position: header.position }),
+        }
+    }
+
+    fn story(&mut self, id: u64) -> &mut Story {
+        self.stories.entry(id).or_default()
+    }
+
+    fn define(&mut self, header: &Header, payload: &[u8]) {
+        let (position, id) = (header.position, header.file);
+        let Some(definition) = Definition::decode(payload) else {
+            return self.findings.add(Finding::Payload { position });
+        };
+        let identity = definition.identity;
+        let story = self.story(id);
+        if story.defined.is_some() && story.identity != identity {
+            return self.findings.add(Finding::Redefined { position, file: id });
+        }
+        story.identity = identity;
+        story.defined = Some((definition.file_system, definition.handle, definition.device));
+        if story.paths.last().is_none_or(|last| last != definition.path) {
+            story.paths.push(definition.path.to_vec());
+        }
+        if definition.starts {
+            story.drop_records();
+        } else {
+            story.goes_on();
+        }
+        if definition.covered {
+            story.is_covered = true;
+            story.marked_until = story.marked_until.max(header.aux);
+        }
+        if let Some(older) = self.newest.insert(identity, id).filter(|older| *older != id) {
+            self.story(older).is_superseded = true;
+        }
+    }
+
+    fn step(&mut self, header: &Header) {
+        let &Header { position, offset, grows, .. } = header;
+        let len = u64::from(header.payload_bytes);
+        let data = header.data_position();
+        let is_write = header.kind == RecordKind::Write;
+        let end = offset.checked_add(if is_write { len } else { 0 });
+        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
+            return self.findings.add(Finding::Range { position });
+        }
+        let write = Operation::Write { offset, len, data, grows };
+        let operation = if is_write { write } else { Operation::SetSize(offset) };
+        let story = self.story(header.file);
+        story.goes_on();
+        story.steps.push(Step { position, operation });
+    }
+
+    /// What all the records say.
+    pub fn finish(self) -> Plan {
+        let mut plan = Plan { findings: self.findings, ..Plan::default() };
+        for (id, mut story) in self.stories {
+            story.steps.retain(|step| !self.voided.contains(&step.position));
+            let Some((file_system, handle, device)) = story.defined else {
+                plan.undefined_records += story.steps.len() as u64;
+                continue;
+            };
+            let has_some = !story.steps.is_empty() || story.damaged.is_some();
+            if !story.is_covered || story.is_superseded || !has_some {
+                continue;
+            }
+            let Story { identity, paths, steps, marked_until, damaged, .. } = story;
+            plan.files.push(FilePlan {
+                id,
+                identity,
+                file_system,
+                handle,
+                device,
+                paths,
+                steps,
+                marked_until,
+                damaged,
+            });
+        }
+        plan.files.sort_unstable_by_key(|file| file.id);
+        plan
+    }
+}

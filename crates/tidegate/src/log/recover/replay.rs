@@ -1,0 +1,228 @@
+//! From a story and what the disk has of its file to what the file must be. Pure: no file is touched.
+//!
+//! Three kinds of steps:
+//! - A write that only overwrites durable bytes, and growth that a sync has promised, are done.
+//! - A change of the size is done. It was logged only while nothing was pending in the file system, so
+//!   a commit at that moment would have made it durable, and nothing that the log does not have.
+//! - Growth that no sync has promised is done only where the disk, or an earlier step, has written and
+//!   allocated bytes within the file's size: the kernel could have written those at any time. More
+//!   would need a commit of the file system, which would have made durable names that the log does
+//!   not have.
+//!
+//! Invariant: the result of a replay over any state that an interrupted replay left is the result of the
+//! first, or that with more of the unpromised growth. For this reason the file is never made shorter than
+//! it will be: what lies behind a cut is zeroed, not cut off and written again.
+
+use super::extents::{Content, Extent, ExtentMap};
+use super::plan::{FilePlan, Operation};
+use super::ranges::Ranges;
+
+/// What the disk has of a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Disk {
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// The bytes that are in allocated extents and were written.
+    pub written: Ranges,
+    /// Size of the blocks in which the file system allocates, in bytes, at least 1.
+    pub block_bytes: u64,
+}
+
+impl Disk {
+    /// A disk that has all that was ever written of a file.
+    pub(super) fn that_has_all() -> Self {
+        Self { size_bytes: u64::MAX, written: Ranges::from(0..u64::MAX), block_bytes: 1 }
+    }
+}
+
+/// What a file must be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Target {
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// What its bytes must be, in order; all others are as the disk has them, or a hole.
+    pub extents: Vec<Extent>,
+}
+
+/// A replay in the middle.
+struct Replay {
+    disk_bytes: u64,
+    size_bytes: u64,
+    /// The size that the file may have without one more commit of its file system.
+    free_bytes: u64,
+    written: Ranges,
+    block_bytes: u64,
+    extents: ExtentMap,
+}
+
+/// What the file must be after all its steps.
+pub fn replay(file: &FilePlan, disk: &Disk) -> Target {
+    let size_bytes = disk.size_bytes;
+    let (written, extents) = (disk.written.clone(), ExtentMap::default());
+    let (disk_bytes, free_bytes) = (size_bytes, size_bytes);
+    let block_bytes = disk.block_bytes.max(1);
+    let mut replay = Replay { disk_bytes, size_bytes, free_bytes, written, block_bytes, extents };
+    let sizes_to_come = sizes_to_come(file);
+    for (step, size_to_come) in file.steps.iter().zip(sizes_to_come) {
+        match step.operation {
+            Operation::SetSize(size_bytes) => replay.set_size(size_bytes),
+            Operation::Write { offset, len, data, grows } => {
+                let extent =
+                    Extent { start: offset, end: offset + len, content: Content::Log(data) };
+                let is_promised = !grows || step.position < file.marked_until;
+                replay.write(extent, is_promised, size_to_come);
+            }
+        }
+    }
+    let Replay { size_bytes, mut extents, .. } = replay;
+    extents.cut(size_bytes);
+    Target { size_bytes, extents: extents.into_vec() }
+}
+
+/// For each step the largest size that a step from there on sets, 0 if none does.
+fn sizes_to_come(file: &FilePlan) -> Vec<u64> {
+    let mut largest = 0;
+    let backwards = file.steps.iter().rev().map(|step| {
+        if let Operation::SetSize(size_bytes) = step.operation {
+            largest = largest.max(size_bytes);
+        }
+        largest
+    });
+    let mut sizes: Vec<u64> = backwards.collect();
+    sizes.reverse();
+    sizes
+}
+
+impl Replay {
+    fn set_size(&mut self, size_bytes: u64) {
+        if size_bytes < self.size_bytes {
+            self.extents.cut(size_bytes);
+            let (start, end) = (size_bytes, self.disk_bytes);
+            self.extents.insert(Extent { start, end, content: Content::Zero });
+        }
+        self.size_bytes = size_bytes;
+        self.free_bytes = self.free_bytes.max(size_bytes);
+    }
+
+    fn write(&mut self, extent: Extent, is_promised: bool, size_to_come: u64) {
+        if is_promised {
+            // The file system allocates whole blocks, whose rest later writes overwrite.
+            let start = extent.start - extent.start % self.block_bytes;
+            self.written.insert(start..extent.end.next_multiple_of(self.block_bytes));
+            self.free_bytes = self.free_bytes.max(extent.end);
+        }
+        // A later size shows the rest of a page, which the kernel writes whole or not at all.
+        let end = extent.end.min(self.free_bytes.max(size_to_come));
+        for part in self.written.within(extent.start..end.max(extent.start)) {
+            self.size_bytes = self.size_bytes.max(part.end);
+            self.extents.insert(extent.part(part));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::file_of;
+    use super::*;
+
+    fn disk(size_bytes: u64) -> Disk {
+        Disk { size_bytes, written: Ranges::from(0..size_bytes), block_bytes: 1 }
+    }
+
+    fn write(offset: u64, len: u64, data: u64, grows: bool) -> Operation {
+        Operation::Write { offset, len, data, grows }
+    }
+
+    fn log(start: u64, end: u64, data: u64) -> Extent {
+        Extent { start, end, content: Content::Log(data) }
+    }
+
+    fn zero(start: u64, end: u64) -> Extent {
+        Extent { start, end, content: Content::Zero }
+    }
+
+    fn target(size_bytes: u64, extents: &[Extent]) -> Target {
+        Target { size_bytes, extents: extents.to_vec() }
+    }
+
+    #[test]
+    fn overwrites_are_done_without_a_mark() {
+        let file = file_of(&[write(0, 10, 1000, false)], 0);
+        assert_eq!(replay(&file, &disk(100)), target(100, &[log(0, 10, 1000)]));
+    }
+
+    #[test]
+    fn growth_is_done_only_with_a_mark() {
+        let steps = [write(90, 20, 1000, true), write(110, 10, 2000, true)];
+        let all = target(120, &[log(90, 110, 1000), log(110, 120, 2000)]);
+        assert_eq!(replay(&file_of(&steps, 2), &disk(100)), all);
+        let first = target(110, &[log(90, 110, 1000)]);
+        assert_eq!(replay(&file_of(&steps, 1), &disk(100)), first);
+        let inside = target(100, &[log(90, 100, 1000)]);
+        assert_eq!(replay(&file_of(&steps, 0), &disk(100)), inside);
+    }
+
+    #[test]
+    fn growth_that_the_disk_has_is_done() {
+        let steps = [write(100, 20, 1000, true), write(100, 10, 2000, true)];
+        let expected = target(115, &[log(100, 110, 2000), log(110, 115, 1010)]);
+        assert_eq!(replay(&file_of(&steps, 0), &disk(115)), expected);
+    }
+
+    #[test]
+    fn holes_are_filled_only_with_a_mark() {
+        let written = [0..10, 90..100].into_iter().collect();
+        let holes = Disk { size_bytes: 100, written, block_bytes: 1 };
+        let steps = [write(5, 90, 1000, true)];
+        let parts = target(100, &[log(5, 10, 1000), log(90, 95, 1085)]);
+        assert_eq!(replay(&file_of(&steps, 0), &holes), parts);
+        assert_eq!(replay(&file_of(&steps, 1), &holes), target(100, &[log(5, 95, 1000)]));
+    }
+
+    #[test]
+    fn an_overwrite_of_promised_growth_comes_with_all_writes_below_it() {
+        // The second write grows the file, and is not promised; the third is an overwrite.
+        let steps = [write(0, 10, 1000, true), write(0, 20, 2000, true), write(2, 2, 3000, false)];
+        let expected = target(10, &[log(0, 2, 2000), log(2, 4, 3000), log(4, 10, 2004)]);
+        assert_eq!(replay(&file_of(&steps, 1), &disk(0)), expected);
+    }
+
+    #[test]
+    fn what_lies_behind_a_cut_is_zero_unless_it_was_written_again() {
+        let steps = [Operation::SetSize(10), Operation::SetSize(50), write(20, 5, 1000, true)];
+        let expected = target(50, &[zero(10, 20), log(20, 25, 1000), zero(25, 50)]);
+        assert_eq!(replay(&file_of(&steps, 3), &disk(100)), expected);
+    }
+
+    #[test]
+    fn changes_of_the_size_need_no_mark() {
+        let longer = file_of(&[Operation::SetSize(200)], 0);
+        assert_eq!(replay(&longer, &disk(100)), target(200, &[]));
+        let shorter = file_of(&[write(0, 100, 1000, false), Operation::SetSize(30)], 0);
+        assert_eq!(replay(&shorter, &disk(100)), target(30, &[log(0, 30, 1000)]));
+    }
+
+    #[test]
+    fn a_page_that_a_later_size_shows_is_written_whole_or_not_at_all() {
+        let page = Disk { size_bytes: 185, written: Ranges::from(0..192), block_bytes: 1 };
+        let file = file_of(&[write(175, 42, 1000, true), Operation::SetSize(228)], 0);
+        assert_eq!(replay(&file, &page), target(228, &[log(175, 192, 1000)]));
+    }
+
+    #[test]
+    fn the_rest_of_a_promised_block_is_written_as_the_block_is() {
+        let disk = Disk { block_bytes: 64, ..disk(0) };
+        let steps = [write(0, 10, 1000, true), write(5, 30, 2000, true)];
+        let expected = target(10, &[log(0, 5, 1000), log(5, 10, 2000)]);
+        assert_eq!(replay(&file_of(&steps, 1), &disk), expected);
+        let steps = [&steps[..], &[write(90, 10, 3000, true)]].concat();
+        let all = replay(&file_of(&steps, 3), &disk);
+        assert_eq!(all.extents, [log(0, 5, 1000), log(5, 35, 2000), log(90, 100, 3000)]);
+    }
+
+    #[test]
+    fn an_empty_write_does_nothing() {
+        let file = file_of(&[write(500, 0, 1000, false), write(500, 0, 1000, true)], 9);
+        assert_eq!(replay(&file, &disk(100)), target(100, &[]));
+    }
+}

@@ -1,0 +1,589 @@
+//! The story of a file: from where its changes are logged, what of them is promised, where it ends.
+//!
+//! A file is *plain* until a sync admits it. Its story begins with a definition, from which on its
+//! changes are logged; after the real sync a second one says that the file is *covered*: all its bytes,
+//! its size and its existence under its names are on the disk or in the log. Recovery ignores a story
+//! that was never covered.
+//!
+//! Invariants:
+//! 1. A covered file has no change that the log does not have. One that is about to get such a change
+//!    leaves before: a real sync, then [`FileGuard::end_story`].
+//! 2. Bytes below `durable_size` of a dense file are known to be written and allocated on the disk, or
+//!    promised by a mark. A record that does more than to overwrite such bytes says that it grows the
+//!    file, and recovery applies it only if a mark follows, or as far as the disk has it anyway.
+//! 3. A mark is appended only where a sync that commits the journal would promise the same: nothing was
+//!    pending in the file system when that sync began.
+//!
+//! Entry points, all under the file's lock: [`FileGuard::begin_story`], [`FileGuard::cover`],
+//! [`FileGuard::grows`], [`FileGuard::note_change`], [`FileGuard::mark`], [`FileGuard::end_story`];
+//! without it [`Log::is_covered`] and [`Log::end_without_lock`].
+
+use std::time::Duration;
+
+use super::Log;
+use super::append::{FileGuard, Ticket};
+use super::error::AppendError;
+use super::layout::RECORD_ALIGN_BYTES;
+use super::record::Definition;
+use super::table::{self, Entry, FileRef, flag};
+use crate::sync::Ordering;
+use crate::tier::clock::now_ns;
+
+/// What a real sync has shown of a file that is to be covered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CoverState {
+    /// [`FileGuard::unlogged`] before the sync.
+    pub unlogged: u64,
+    /// The log's head before the sync: growth up to there is on the disk.
+    pub synced_from: u64,
+    /// The file's size in bytes before the sync.
+    pub size: u64,
+    /// Each byte below `size` is in an extent that is written.
+    pub is_dense: bool,
+}
+
+/// What a change did to a covered file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// Bytes that were logged.
+    pub bytes: u64,
+    /// It did more than to overwrite bytes that are known to be on the disk.
+    pub grew: bool,
+    /// It changed the file's size: the count of changes in the file system before the kernel did. Only
+    /// of such a change it is certain that a sync commits it.
+    pub resized: Option<u64>,
+    /// The file's size in bytes since.
+    pub size: u64,
+}
+
+fn is_covered(log: &Log, entry: &Entry<'_>) -> bool {
+    let flags = entry.flags().load(Ordering::SeqCst);
+    flags & (flag::COVERED | flag::FAILED) == flag::COVERED
+        && entry.sticky().load(Ordering::SeqCst) == 0
+        && entry.unlogged().load(Ordering::SeqCst) == entry.synced().load(Ordering::SeqCst)
+        && !log.is_suspended()
+}
+
+impl Log {
+    /// All of the file is in the log or on the disk.
+    ///
+    /// Needs no lock: what is written at the same time is not covered by the caller's sync.
+    #[inline]
+    pub fn is_covered(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        let covered = is_covered(self, &entry);
+        covered && entry.generation().load(Ordering::SeqCst) == u64::from(file.generation)
+    }
+
+    /// Changes of the file are to be logged, or the reference is stale: the file is to be looked up.
+    ///
+    /// Asked by a thread that is in its [lane](Self::enter): either it finds the story here, or whoever
+    /// begins the story finds the lane.
+    #[inline]
+    pub fn must_log(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        entry.flags().load(Ordering::SeqCst) & flag::LOGGED != 0
+            || entry.generation().load(Ordering::SeqCst) != u64::from(file.generation)
+    }
+
+    /// The story of some file has begun since the log is in use.
+    #[inline]
+    pub fn has_stories(&self) -> bool {
+        self.control.stories().load(Ordering::SeqCst) != 0
+    }
+
+    /// Counts a change of the names or attributes of a file whose changes are logged: to be called before the
+    /// system call and after it. The file's next sync is real, since it would make that durable.
+    pub fn note_own_change(&self, file: FileRef) {
+        let entry = table::entry(&self.control, file.index);
+        if entry.generation().load(Ordering::SeqCst) == u64::from(file.generation) {
+            entry.own_changes().fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A file with these numbers whose changes are logged, if there is one. There may be two where one
+    /// was removed and the other one has got its number.
+    pub fn logged_with(&self, device: u64, inode: u64) -> Option<FileRef> {
+        table::find_logged(&self.control, device, inode)
+    }
+
+    /// A covered file was changed since its last sync.
+    #[inline]
+    pub fn was_written(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        entry.flags().load(Ordering::SeqCst) & (flag::WRITTEN | flag::GREW) != 0
+    }
+
+    /// A covered file has grown, or changed its size, since its last mark.
+    #[inline]
+    pub fn has_grown(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        entry.flags().load(Ordering::SeqCst) & flag::GREW != 0
+    }
+
+    fn note_stories(&self) {
+        if !self.has_stories() {
+            self.control.stories().store(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Ends the story of a file whose lock cannot be had: its holder is stopped, or is the calling
+    /// thread. The file must have been made durable before. The file is plain from now on.
+    ///
+    /// Why the holder does no harm: a record of it before this one's end is dropped by recovery, and
+    /// one that it appends later belongs to no story that was covered.
+    ///
+    /// # Errors
+    /// [`AppendError`]: the story goes on.
+    pub fn end_without_lock(&self, file: FileRef) -> Result<(), AppendError> {
+        self.mark_unlogged(file);
+        let entry = table::entry(&self.control, file.index);
+        if entry.id().load(Ordering::SeqCst) != 0 {
+            self.begin_unlocked(file)?.end()?;
+        }
+        entry.flags().fetch_and(!flag::OF_STORY, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// A sync of a covered file had nothing to do.
+    #[inline]
+    pub fn note_sync_skipped(&self, file: FileRef) {
+        let entry = table::entry(&self.control, file.index);
+        entry.unsynced_bytes().store(0, Ordering::Relaxed);
+    }
+
+    /// Asks the supervisor to hold a descriptor of the file, which hears of each failed write-back.
+    pub fn want_kept(&self, file: FileRef) {
+        let entry = table::entry(&self.control, file.index);
+        entry.flags().fetch_or(flag::WANT_KEPT, Ordering::SeqCst);
+        self.control.want_kept().store(1, std::sync::atomic::Ordering::SeqCst);
+        self.wake_cleaner();
+    }
+
+    /// The files for which [`want_kept`](Self::want_kept) was called; each is handed out once.
+    pub fn take_wanted_kept(&self) -> Vec<FileRef> {
+        if self.control.want_kept().swap(0, std::sync::atomic::Ordering::SeqCst) == 0 {
+            return Vec::new();
+        }
+        let wanted = table::all(&self.control).filter(|(_, entry)| {
+            entry.flags().load(Ordering::Relaxed) & flag::WANT_KEPT != 0
+                && entry.flags().fetch_and(!flag::WANT_KEPT, Ordering::SeqCst) & flag::WANT_KEPT
+                    != 0
+        });
+        wanted.map(|(file, _)| file).collect()
+    }
+
+    /// The supervisor holds a descriptor of the file from now on, or does not any more. It is to be
+    /// closed only where the file's story has ended, under the file's lock.
+    pub fn note_kept(&self, file: FileRef, is_kept: bool) {
+        if !self.is_current(file) {
+            return;
+        }
+        let entry = table::entry(&self.control, file.index);
+        if is_kept {
+            entry.flags().fetch_or(flag::KEPT, Ordering::SeqCst);
+            self.control.announce_kept();
+        } else {
+            entry.flags().fetch_and(!flag::KEPT, Ordering::SeqCst);
+        }
+    }
+
+    /// The files of which the supervisor holds a descriptor, or one that died did.
+    pub fn kept_files(&self) -> Vec<FileRef> {
+        let kept = table::all(&self.control)
+            .filter(|(_, entry)| entry.flags().load(Ordering::SeqCst) & flag::KEPT != 0);
+        kept.map(|(file, _)| file).collect()
+    }
+
+    /// The supervisor holds a descriptor of the file.
+    pub fn is_kept(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        entry.flags().load(Ordering::SeqCst) & flag::KEPT != 0
+    }
+
+    /// Waits until the supervisor holds a descriptor of the file; whether it does after `timeout`.
+    pub fn wait_for_kept(&self, file: FileRef, timeout: Duration) -> bool {
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let until_ns = now_ns().saturating_add(timeout_ns);
+        loop {
+            let seen = self.control.kept();
+            if self.is_kept(file) {
+                return true;
+            }
+            let left = Duration::from_nanos(until_ns.saturating_sub(now_ns()));
+            if left.is_zero() || !self.supervisor_alive() {
+                return false;
+            }
+            self.control.wait_for_kept(seen, left);
+        }
+    }
+}
+
+impl FileGuard<'_> {
+    /// All of the file is in the log or on the disk.
+    pub fn is_covered(&self) -> bool {
+        is_covered(self.log(), self.entry())
+    }
+
+    /// The file's changes are logged: its story has begun.
+    #[inline]
+    pub fn is_logged(&self) -> bool {
+        self.has(flag::LOGGED)
+    }
+
+    /// Begins the file's story: from now on its changes are logged. The file is `size` bytes long, but for
+    /// plain writes that are in flight.
+    ///
+    /// # Errors
+    /// [`AppendError`]: no story has begun.
+    pub fn begin_story(&self, definition: &Definition<'_>, size: u64) -> Result<(), AppendError> {
+        let starts = Definition { starts: true, covered: false, size_bytes: 0, ..*definition };
+        self.begin()?.define(&starts)?;
+        self.clear(flag::OF_STORY);
+        self.entry().marked_at().store(0, Ordering::Relaxed);
+        // Not known yet; a truncation before the file is covered makes it less.
+        self.entry().durable_size().store(u64::MAX, Ordering::Relaxed);
+        self.entry().unsynced_bytes().store(0, Ordering::Relaxed);
+        self.entry().size().store(size, Ordering::Relaxed);
+        let story = self.entry().defined_at().load(Ordering::Relaxed);
+        self.entry().story().store(story, Ordering::Relaxed);
+        self.own_synced(self.own_changes());
+        self.log().note_stories();
+        self.set(flag::LOGGED);
+        Ok(())
+    }
+
+    /// Says that the file is covered, after the real sync that `state` was taken for. Whether it is: not
+    /// where it was changed past the log meanwhile.
+    ///
+    /// # Errors
+    /// [`AppendError`]: the file is not covered.
+    pub fn cover(
+        &self,
+        state: &CoverState,
+        definition: &Definition<'_>,
+    ) -> Result<bool, AppendError> {
+        let entry = self.entry();
+        let undisturbed = self.is_logged()
+            && entry.unlogged().load(Ordering::SeqCst) == state.unlogged
+            && entry.sticky().load(Ordering::SeqCst) == 0
+            && !self.log().is_suspended();
+        if !undisturbed {
+            return Ok(false);
+        }
+        let size_bytes = state.size.min(self.durable_size());
+        let covers = Definition { starts: false, covered: true, size_bytes, ..*definition };
+        self.begin()?.define_marked(&covers, state.synced_from)?;
+        entry.marked_at().store(state.synced_from, Ordering::Relaxed);
+        entry.durable_size().store(size_bytes, Ordering::Relaxed);
+        entry.synced().fetch_max(state.unlogged, Ordering::SeqCst);
+        self.set(if state.is_dense { flag::COVERED | flag::DENSE } else { flag::COVERED });
+        Ok(true)
+    }
+
+    /// Defines the file anew by the slot of `ticket`, where that
+    /// [needs it](super::Ticket::needs_define): the story goes on.
+    ///
+    /// # Errors
+    /// [`AppendError`].
+    pub fn define_again(
+        &self,
+        ticket: &mut Ticket<'_>,
+        definition: &Definition<'_>,
+    ) -> Result<(), AppendError> {
+        let covered = self.has(flag::COVERED);
+        let size_bytes = if covered { self.durable_size() } else { 0 };
+        let goes_on = Definition { starts: false, covered, size_bytes, ..*definition };
+        ticket.define_marked(&goes_on, self.marked_until())
+    }
+
+    /// Ends the file's story. The file must have been made durable before, unless its story was never
+    /// covered. The file is plain from now on.
+    ///
+    /// # Errors
+    /// [`AppendError`]: the story goes on.
+    pub fn end_story(&self) -> Result<(), AppendError> {
+        if self.is_logged() {
+            self.begin()?.end()?;
+        }
+        self.clear(flag::OF_STORY);
+        Ok(())
+    }
+
+    /// Bytes of the file that are known to be on the disk or promised.
+    pub fn durable_size(&self) -> u64 {
+        self.entry().durable_size().load(Ordering::Relaxed)
+    }
+
+    /// The position up to which the file's growth is promised.
+    pub fn marked_until(&self) -> u64 {
+        self.entry().marked_at().load(Ordering::Relaxed)
+    }
+
+    /// A write that ends at byte `end` does more than to overwrite what is known to be on the disk.
+    #[inline]
+    pub fn grows(&self, end: u64) -> bool {
+        !self.has(flag::DENSE) || end > self.durable_size()
+    }
+
+    /// Notes a change that was logged, after the kernel has made it.
+    #[inline]
+    pub fn note_change(&self, change: Change) {
+        let unsynced_bytes = self.entry().unsynced_bytes();
+        let bytes = unsynced_bytes.load(Ordering::Relaxed) + change.bytes;
+        unsynced_bytes.store(bytes, Ordering::Relaxed);
+        self.entry().size().store(change.size, Ordering::Relaxed);
+        if let Some(changes) = change.resized {
+            self.entry().grown_changes().store(changes, Ordering::Relaxed);
+        }
+        if change.grew {
+            self.set(flag::WRITTEN | flag::GREW);
+        } else if !self.has(flag::WRITTEN) {
+            self.set(flag::WRITTEN);
+        }
+    }
+
+    /// The kernel has made the file `size` bytes long, which was logged: what was known of the bytes
+    /// behind that is no longer true. With a size that is larger than before, they are a hole.
+    pub fn note_size(&self, size: u64, grew: bool) {
+        if grew {
+            self.clear(flag::DENSE);
+        } else {
+            self.entry().durable_size().fetch_min(size, Ordering::Relaxed);
+            self.set(flag::CUT);
+        }
+    }
+
+    /// The story has cut the file since its last real sync: the disk may still have the former size, so
+    /// that recovery cannot tell whether it has growth from after the cut. Such a file must not grow
+    /// while names are pending.
+    #[inline]
+    pub fn was_cut(&self) -> bool {
+        self.has(flag::CUT)
+    }
+
+    /// A real sync that began after the file's last change has succeeded.
+    pub fn note_real_sync(&self) {
+        self.clear(flag::CUT);
+    }
+
+    /// The file was changed since its last sync.
+    pub fn was_written(&self) -> bool {
+        self.has(flag::WRITTEN | flag::GREW)
+    }
+
+    /// The file has grown, or changed its size, since its last mark.
+    pub fn has_grown(&self) -> bool {
+        self.has(flag::GREW)
+    }
+
+    /// The count of changes of the file's names and attributes, for [`own_synced`](Self::own_synced).
+    pub fn own_changes(&self) -> u64 {
+        self.entry().own_changes().load(Ordering::SeqCst)
+    }
+
+    /// Names or attributes of the file were changed since its last real sync.
+    pub fn has_own_changes(&self) -> bool {
+        self.own_changes() != self.entry().own_synced().load(Ordering::SeqCst)
+    }
+
+    /// A real sync of all of the file has succeeded, or is about to be made for its story, that begins after
+    /// [`own_changes`](Self::own_changes) was `seen`.
+    pub fn own_synced(&self, seen: u64) {
+        self.entry().own_synced().fetch_max(seen, Ordering::SeqCst);
+    }
+
+    /// Where the last record ends that changes the file's bytes or size.
+    pub fn last_change(&self) -> u64 {
+        self.entry().changed_end().load(Ordering::Relaxed)
+    }
+
+    /// Position of the definition that the file's story begins with.
+    pub fn story(&self) -> u64 {
+        self.entry().story().load(Ordering::Relaxed)
+    }
+
+    /// The size in bytes of a file whose story has begun, as [`note_change`](Self::note_change) was told
+    /// last.
+    pub fn size(&self) -> u64 {
+        self.entry().size().load(Ordering::Relaxed)
+    }
+
+    /// The file is `size` bytes long, and no plain write is in flight.
+    pub fn note_length(&self, size: u64) {
+        self.entry().size().store(size, Ordering::Relaxed);
+    }
+
+    /// What the count of changes in the file system was before the file's size last changed.
+    pub fn grown_changes(&self) -> u64 {
+        self.entry().grown_changes().load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were logged of the file since its last sync.
+    pub fn unsynced_bytes(&self) -> u64 {
+        self.entry().unsynced_bytes().load(Ordering::Relaxed)
+    }
+
+    /// Promises all of the file as it is now, of `size` bytes: by a mark, if it has grown.
+    ///
+    /// # Errors
+    /// [`AppendError`]: nothing more is promised than before.
+    pub fn mark(&self, size: u64) -> Result<(), AppendError> {
+        if self.has_grown() {
+            let position = self.begin()?.mark(size)?;
+            let end = position + RECORD_ALIGN_BYTES;
+            self.entry().marked_at().store(end, Ordering::Relaxed);
+            self.entry().durable_size().store(size, Ordering::Relaxed);
+        }
+        self.entry().unsynced_bytes().store(0, Ordering::Relaxed);
+        self.clear(flag::GREW | flag::WRITTEN);
+        Ok(())
+    }
+
+    /// A write begins behind the file's end: what lies between is a hole.
+    pub fn note_hole(&self) {
+        self.clear(flag::DENSE);
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::io::IoSlice;
+
+    use super::super::tests::{definition, key, log};
+    use super::super::{Log, RecordKind, Scanner};
+    use super::*;
+
+    fn file(log: &Log) -> FileRef {
+        log.entry_for(&key(1)).unwrap()
+    }
+
+    /// Covers the file, of `size` bytes that are all written.
+    fn cover(log: &Log, size: u64) -> bool {
+        let guard = log.lock(file(log)).unwrap();
+        guard.begin_story(&definition(1), 100).unwrap();
+        let state = state(log, &guard, size);
+        guard.cover(&state, &definition(1)).unwrap()
+    }
+
+    fn state(log: &Log, guard: &FileGuard<'_>, size: u64) -> CoverState {
+        let (unlogged, synced_from) = (guard.unlogged(), log.head());
+        CoverState { unlogged, synced_from, size, is_dense: true }
+    }
+
+    fn kinds(log: &Log) -> Vec<RecordKind> {
+        let records = Scanner::new(log.pool(), log.tail(), log.pool().limit().unwrap());
+        records.map(|record| record.kind).collect()
+    }
+
+    const GROWTH: Change = Change { bytes: 10, grew: true, resized: Some(3), size: 110 };
+
+    #[test]
+    fn a_file_is_covered_only_while_all_changes_are_logged() {
+        let log = log();
+        let file = file(&log);
+        assert!(!log.is_covered(file), "nobody knows what was written before");
+        assert!(cover(&log, 100) && log.is_covered(file));
+        let guard = log.lock(file).unwrap();
+        guard.mark_unlogged(false);
+        assert!(!log.is_covered(file));
+        drop(guard);
+        assert!(cover(&log, 100) && log.is_covered(file));
+        log.suspend();
+        assert!(!log.is_covered(file));
+        log.resume_logging();
+        assert!(log.is_covered(file));
+        log.note_failure(file).unwrap();
+        assert!(!log.is_covered(file));
+        let guard = log.lock(file).unwrap();
+        assert!(guard.take_failure() && !guard.take_failure());
+        assert!(log.is_covered(file));
+        guard.end_story().unwrap();
+        assert!(!log.is_covered(file) && !guard.is_logged());
+    }
+
+    #[test]
+    fn a_change_past_the_log_during_the_sync_leaves_the_file_plain() {
+        let log = log();
+        let guard = log.lock(file(&log)).unwrap();
+        guard.begin_story(&definition(1), 100).unwrap();
+        let state = state(&log, &guard, 100);
+        guard.mark_unlogged(true);
+        assert_eq!(guard.cover(&state, &definition(1)), Ok(false));
+        guard.release_sticky();
+        assert_eq!(guard.cover(&state, &definition(1)), Ok(false));
+    }
+
+    #[test]
+    fn only_overwrites_of_what_is_on_the_disk_grow_nothing() {
+        let log = log();
+        assert!(cover(&log, 100));
+        let guard = log.lock(file(&log)).unwrap();
+        assert!(!guard.grows(100) && guard.grows(101));
+        guard.note_change(GROWTH);
+        assert!(guard.has_grown() && guard.was_written() && guard.grown_changes() == 3);
+        assert!(guard.grows(101), "not promised yet");
+        guard.mark(110).unwrap();
+        assert!(!guard.has_grown() && !guard.was_written() && !guard.grows(110));
+        guard.note_size(50, false);
+        assert!(!guard.grows(50) && guard.grows(51), "cut");
+        guard.note_hole();
+        assert!(guard.grows(1), "what lies in a hole is not known");
+    }
+
+    #[test]
+    fn a_mark_is_appended_only_after_growth() {
+        let log = log();
+        assert!(cover(&log, 100));
+        let guard = log.lock(file(&log)).unwrap();
+        guard.note_change(Change { grew: false, ..GROWTH });
+        assert!(guard.was_written() && !guard.has_grown() && guard.unsynced_bytes() == 10);
+        guard.mark(100).unwrap();
+        assert_eq!((guard.unsynced_bytes(), guard.was_written()), (0, false));
+        assert_eq!(kinds(&log), [RecordKind::Define; 2]);
+        guard.note_change(GROWTH);
+        guard.mark(110).unwrap();
+        assert_eq!(kinds(&log).last(), Some(&RecordKind::Mark));
+        assert_eq!(guard.marked_until(), log.head());
+    }
+
+    #[test]
+    fn a_cut_while_the_file_is_admitted_counts() {
+        let log = log();
+        let guard = log.lock(file(&log)).unwrap();
+        guard.begin_story(&definition(1), 100).unwrap();
+        let state = state(&log, &guard, 100);
+        guard.begin().unwrap().set_size(30, false).unwrap();
+        guard.note_size(30, false);
+        assert!(guard.grows(1), "nothing is known of the file yet");
+        assert_eq!(guard.cover(&state, &definition(1)), Ok(true));
+        assert_eq!(guard.durable_size(), 30);
+    }
+
+    #[test]
+    fn a_story_can_be_ended_while_its_lock_is_held() {
+        let log = log();
+        assert!(cover(&log, 100));
+        let guard = log.lock(file(&log)).unwrap();
+        log.end_without_lock(file(&log)).unwrap();
+        assert!(!guard.is_covered() && !guard.is_logged());
+        guard.begin().unwrap().write(0, &[IoSlice::new(b"x")], false).unwrap();
+        let [defined, ended, written] = [RecordKind::Define, RecordKind::End, RecordKind::Write];
+        assert_eq!(kinds(&log), [defined, defined, ended, written]);
+    }
+
+    #[test]
+    fn the_supervisor_is_asked_once_for_a_descriptor() {
+        let log = log();
+        let file = file(&log);
+        assert!(log.take_wanted_kept().is_empty());
+        log.want_kept(file);
+        assert_eq!(log.take_wanted_kept(), [file]);
+        assert!(log.take_wanted_kept().is_empty());
+        assert!(!log.wait_for_kept(file, Duration::from_secs(10)), "nobody supervises");
+        log.note_kept(file, true);
+        assert!(log.wait_for_kept(file, Duration::ZERO));
+        log.note_kept(file, false);
+        assert!(!log.is_kept(file));
+    }
+}
