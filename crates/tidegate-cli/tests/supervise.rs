@@ -23,24 +23,26 @@ use tidegate::log::{Change, CoverState, Definition, FileGuard, FileKey, Log};
 
 use support::{ok, scratch, tidegate};
 
-/// A directory for files on a disk, and one for a pool in memory.
+/// A file system for files, and a directory for a pool in memory.
 struct Place {
-    files: TempDir,
+    files: PathBuf,
+    // Unmounted when it is dropped.
+    _small: support::small::Small,
     _pool: TempDir,
 }
 
 impl Place {
     fn path(&self) -> &Path {
-        self.files.path()
+        &self.files
     }
 }
 
 /// A place, and the path of a pool that is not there yet. What `run` needs is built.
 fn place() -> (Place, PathBuf) {
     support::preload_library();
-    let (files, pool_dir) = (support::directory_in("/var/tmp".into()), scratch());
+    let (small, pool_dir) = (support::small::Small::new("256M"), scratch());
     let pool = pool_dir.path().join("pool");
-    (Place { files, _pool: pool_dir }, pool)
+    (Place { files: small.mount_point(), _small: small, _pool: pool_dir }, pool)
 }
 
 /// A running `tidegate run`, whose program lives until [`Session::end`].

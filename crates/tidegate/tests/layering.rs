@@ -78,56 +78,7 @@ type Module = Vec<String>;
 
 /// Circles that are being taken apart: the crate, the modules in them, and where. An entry that is
 /// no circle any more fails the test, so that this list only shrinks.
-const KNOWN_CIRCLES: &[(&str, &[&str], &str)] = &[
-    (
-        "tidegate",
-        &["log::recover::apply", "log::recover::source"],
-        "recovery of files moves with the log of synced data",
-    ),
-    (
-        "tidegate-bench",
-        &[
-            "args",
-            "block",
-            "docs",
-            "figures",
-            "html",
-            "log",
-            "nbd",
-            "open",
-            "plan",
-            "plots",
-            "programs",
-            "report",
-            "targets",
-            "tier_targets",
-        ],
-        "the arguments call the measurers; the benchmarks become a binary of their own",
-    ),
-    (
-        "tidegate-preload",
-        &[
-            "absorb",
-            "birth",
-            "close",
-            "descriptors",
-            "exec",
-            "file_systems",
-            "files",
-            "fork",
-            "found_before",
-            "known_folder",
-            "logged",
-            "open",
-            "process",
-            "stdio",
-            "subject",
-            "supervisor",
-            "unseen",
-        ],
-        "process, files and unseen hold it together; it is rebuilt with `run`",
-    ),
-];
+const KNOWN_CIRCLES: &[(&str, &[&str], &str)] = &[];
 
 /// Parent and child may name each other, and so may a module and the module of its errors. All
 /// other circles keep files from being read, tested and moved one at a time.

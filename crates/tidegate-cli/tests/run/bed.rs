@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 use crate::process_tree;
+pub(crate) use crate::support::small::{Small, open_to_all};
 use crate::support::{directory_in, preload_library, scratch, succeed, tool, user};
 use crate::tree;
 
@@ -18,11 +19,6 @@ pub(crate) fn on_disk() -> TempDir {
     let dir = directory_in("/var/tmp".into());
     open_to_all(dir.path());
     dir
-}
-
-pub(crate) fn open_to_all(dir: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
 }
 
 /// How programs are started.
@@ -123,15 +119,23 @@ pub(crate) fn transcript(command: &mut Command) -> String {
     format!("{}{status}\n", String::from_utf8_lossy(&stdout))
 }
 
-/// A place on a disk and a pool.
+/// A file system for files and a directory for a pool. The file system is an ext4 with a journal and a
+/// UUID: on others nothing is covered.
 pub(crate) struct Bed {
-    disk: TempDir,
+    // Unmounted when it is dropped.
+    _small: Small,
+    disk: PathBuf,
     pool_dir: TempDir,
 }
 
 impl Bed {
     pub(crate) fn new() -> Self {
-        Self { disk: on_disk(), pool_dir: scratch() }
+        let small = Small::new("2G");
+        let disk = small.mount_point().join("disk");
+        std::fs::create_dir(&disk).expect("the name is free");
+        small.open_to_all();
+        open_to_all(&disk);
+        Self { _small: small, disk, pool_dir: scratch() }
     }
 
     pub(crate) fn pool(&self) -> PathBuf {
@@ -143,7 +147,7 @@ impl Bed {
     }
 
     pub(crate) fn disk(&self) -> &Path {
-        self.disk.path()
+        &self.disk
     }
 
     /// Does `workload` plain and under `run`, each in a fresh directory of the same name: what it returns and the files
@@ -219,44 +223,4 @@ pub(crate) fn assert_same(what: &str, plain: &str, run: &str) {
         around(&plain),
         around(&run)
     );
-}
-
-/// A small ext4 in a file in memory: nothing here waits for a disk that others use.
-pub(crate) struct Small {
-    dir: tempfile::TempDir,
-}
-
-impl Small {
-    pub(crate) fn new(size: &str) -> Self {
-        let this = Self { dir: scratch() };
-        std::fs::create_dir(this.mount_point()).unwrap();
-        succeed(tool("truncate", "coreutils").args(["-s", size]).arg(this.image()));
-        succeed(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(this.image()));
-        this.mount();
-        this
-    }
-
-    pub(crate) fn image(&self) -> PathBuf {
-        self.dir.path().join("image")
-    }
-
-    pub(crate) fn mount_point(&self) -> PathBuf {
-        self.dir.path().join("mnt")
-    }
-
-    pub(crate) fn mount(&self) {
-        let mut mount = tool("mount", "mount");
-        succeed(mount.args(["-o", "loop"]).arg(self.image()).arg(self.mount_point()));
-    }
-
-    pub(crate) fn unmount(&self) {
-        succeed(tool("umount", "mount").arg(self.mount_point()));
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let mut unmount = tool("umount", "mount");
-        let _ = unmount.arg("-l").arg(self.mount_point()).stderr(Stdio::null()).status();
-    }
 }

@@ -5,6 +5,7 @@ pub mod abandoned;
 pub mod file_system;
 pub mod once;
 pub mod random;
+pub mod small;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::AsFd;
 use rustix::io::Errno;
 
 use super::gate::{Failure, Turn};
 use super::uring::{Flights, Force, Stop};
+use super::wake::Wake;
 use super::{Backing, Transfer};
 use crate::device::{AsyncRequest, Operation, OwnedOperation};
 
@@ -41,24 +41,6 @@ struct State {
     is_stopping: bool,
     /// The ring failed: requests run on the pool of threads.
     is_broken: bool,
-}
-
-/// Wakes the thread out of its ring.
-pub(super) struct Wake(OwnedFd);
-
-impl Wake {
-    fn new() -> rustix::io::Result<Self> {
-        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
-    }
-
-    /// Fails only where the count is full: the event is there then.
-    pub(super) fn wake(&self) {
-        let _ = rustix::io::write(&self.0, &1_u64.to_le_bytes());
-    }
-
-    fn reset(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
-    }
 }
 
 impl Engine {
@@ -140,7 +122,7 @@ impl Runner {
             }
             let wake = Arc::clone(&self.inbox.wake);
             let file = &self.backing.file;
-            if let Err(errno) = self.flights.turn(file, unit, wake.0.as_fd(), &mut landed) {
+            if let Err(errno) = self.flights.turn(file, unit, wake.as_fd(), &mut landed) {
                 return self.give_up(errno);
             }
             for (request, end) in landed.drain(..) {

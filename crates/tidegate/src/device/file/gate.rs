@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
-use super::engine::Wake;
+use super::wake::Wake;
 
 #[derive(Debug, Default)]
 struct State {

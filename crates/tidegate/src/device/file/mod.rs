@@ -20,6 +20,7 @@ mod engine;
 mod gate;
 mod space;
 mod uring;
+mod wake;
 
 use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};

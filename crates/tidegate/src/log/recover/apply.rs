@@ -17,11 +17,11 @@ use uuid::Uuid;
 use super::extents::{Content, Extent};
 use super::finding::{Finding, Findings};
 use super::gather::gather;
+use super::log_data::LogData;
 use super::parallel;
 use super::plan::{FilePlan, Plan};
 use super::ranges::Ranges;
 use super::replay::{Disk, Target, replay};
-use super::source::LogData;
 
 /// Data of a file that one thread copies at a time.
 const PART_BYTES: u64 = 8 << 20;

@@ -18,6 +18,7 @@ pub mod fuzzing;
 mod gather;
 mod handle;
 mod local;
+mod log_data;
 mod parallel;
 mod plan;
 mod ranges;
@@ -35,8 +36,9 @@ pub use handle::{
     file_system_id, handle_of, identity_of, is_dense, mount_of, open_by_handle, written_ranges,
 };
 pub use local::LocalFiles;
+pub use log_data::LogData;
 pub use plan::{FilePlan, Operation, Payload, Plan, Planner, Step};
 pub use ranges::Ranges;
 pub use replay::{Disk, Target, replay};
-pub use source::{LogData, Recovered, plan_pool, recover_pool};
+pub use source::{Recovered, plan_pool, recover_pool};
 pub use writing::{finish_writing, start_writing};

@@ -9,9 +9,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::extents::Content;
 use super::finding::{Finding, Findings};
-use super::replay::{Disk, replay};
 use crate::log::{Definition, FileHandle, FileSystemId, Header, RecordKind};
 
 /// No file is longer.
@@ -76,13 +74,6 @@ impl FilePlan {
             |path| String::from_utf8_lossy(path).into_owned(),
         )
     }
-
-    /// Bytes of the log that the file needs at most.
-    pub fn data_bytes(&self) -> u64 {
-        let target = replay(self, &Disk::that_has_all());
-        let from_log = target.extents.iter().filter(|it| matches!(it.content, Content::Log(_)));
-        from_log.map(super::Extent::bytes).sum()
-    }
 }
 
 /// What the log has of all files.
@@ -102,11 +93,6 @@ impl Plan {
     /// What was odd about the records.
     pub fn findings(&self) -> &Findings {
         &self.findings
-    }
-
-    /// Bytes of the log that the files need at most.
-    pub fn data_bytes(&self) -> u64 {
-        self.files.iter().map(FilePlan::data_bytes).sum()
     }
 
     /// There is nothing to do.

@@ -14,7 +14,7 @@
 //! it will be: what lies behind a cut is zeroed, not cut off and written again.
 
 use super::extents::{Content, Extent, ExtentMap};
-use super::plan::{FilePlan, Operation};
+use super::plan::{FilePlan, Operation, Plan};
 use super::ranges::Ranges;
 
 /// What the disk has of a file.
@@ -77,6 +77,22 @@ pub fn replay(file: &FilePlan, disk: &Disk) -> Target {
     let Replay { size_bytes, mut extents, .. } = replay;
     extents.cut(size_bytes);
     Target { size_bytes, extents: extents.into_vec() }
+}
+
+impl FilePlan {
+    /// Bytes of the log that the file needs at most.
+    pub fn data_bytes(&self) -> u64 {
+        let target = replay(self, &Disk::that_has_all());
+        let from_log = target.extents.iter().filter(|it| matches!(it.content, Content::Log(_)));
+        from_log.map(Extent::bytes).sum()
+    }
+}
+
+impl Plan {
+    /// Bytes of the log that the files need at most.
+    pub fn data_bytes(&self) -> u64 {
+        self.files.iter().map(FilePlan::data_bytes).sum()
+    }
 }
 
 /// For each step the largest size that a step from there on sets, 0 if none does.

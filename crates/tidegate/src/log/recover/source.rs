@@ -15,21 +15,6 @@ const CHUNK: usize = 1024;
 /// Threads that check payloads at most.
 const CHECKERS_MOST: usize = 8;
 
-/// The data that a plan's extents point to.
-pub trait LogData: Sync {
-    /// Copies `buf.len()` bytes from `position` of the log on.
-    ///
-    /// # Errors
-    /// The memory failed there.
-    fn read(&self, position: u64, buf: &mut [u8]) -> io::Result<()>;
-}
-
-impl LogData for LogPool {
-    fn read(&self, position: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.region().read(self.region_offset(position), buf).map_err(io::Error::other)
-    }
-}
-
 /// What a recovery did.
 #[derive(Debug)]
 pub struct Recovered {
