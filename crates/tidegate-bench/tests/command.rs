@@ -156,14 +156,14 @@ fn programs_under_run_are_measured_beside_the_same_without() {
     let rows = found["rows"].as_array().unwrap();
     for (case, policies) in [
         ("log-append-4096", "copy log"),
-        ("run-write-fdatasync", "plain run run-absorb"),
-        ("run-append-fdatasync", "plain run run-absorb"),
-        ("run-full-random", "plain run run-absorb"),
-        ("run-read-dirty", "plain run run-absorb"),
+        ("run-write-fdatasync", "plain run"),
+        ("run-append-fdatasync", "plain run"),
+        ("run-full-random", "plain run"),
+        ("run-read-dirty", "plain run"),
         ("run-recovery", "recover in-order"),
-        ("run-sqlite-wal", "plain-nosync run-nosync run-absorb-nosync plain run run-absorb"),
-        ("run-rocksdb-fillrandom", "plain-nosync plain run run-absorb"),
-        ("run-postgres-pgbench", "plain-nosync plain run run-absorb"),
+        ("run-sqlite-wal", "plain-nosync run-nosync plain run"),
+        ("run-rocksdb-fillrandom", "plain-nosync plain run"),
+        ("run-postgres-pgbench", "plain-nosync plain run"),
     ] {
         let first = rows.iter().find(|row| row["case"] == case).unwrap_or_else(|| panic!("{case}"));
         let matching =
@@ -175,7 +175,7 @@ fn programs_under_run_are_measured_beside_the_same_without() {
         assert!(row["ops_per_s"].as_f64().unwrap() > 0.0, "{row}");
     }
     let amounts = found["amounts"].as_array().unwrap();
-    assert_eq!(amounts.len(), 8, "four for each way to run: {amounts:?}");
+    assert_eq!(amounts.len(), 4, "four: {amounts:?}");
     let log_bytes = amounts.iter().find(|amount| amount["unit"] == "bytes").unwrap();
     let each = log_bytes["values"][0].as_f64().unwrap();
     assert!((192.0..220.0).contains(&each), "{each} bytes of log for an append of 128");
@@ -193,7 +193,7 @@ fn wrong_usage_is_status_2_and_says_what_is_known() {
     assert!(stderr_of("block --duty 0", 2).contains("--duty"));
     assert!(stderr_of("block --threads 0", 2).contains("--threads"));
     assert!(stderr_of("block --media optane", 2).contains("libpmemblk"));
-    assert!(stderr_of("log --policies fast", 2).contains("run-absorb"));
+    assert!(stderr_of("log --policies fast", 2).contains("run"));
     assert!(stderr_of("log --files /dev/shm", 2).contains("tmpfs"));
     assert!(stderr_of("open --repetitions 0", 2).contains("--repetitions"));
     assert!(stderr_of("programs --policies raw", 2).contains("raw"));

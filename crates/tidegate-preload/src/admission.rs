@@ -71,9 +71,9 @@ impl Open {
         if guard.is_sticky() || (guard.is_logged() && guard.is_covered()) {
             return None;
         }
-        if guard.is_logged() && guard.marked_until() > 0 {
-            // What its last story has promised must not hang on the sync to come.
-            self.leave(&guard);
+        // What its last story has promised must not hang on the sync to come.
+        if guard.is_logged() && guard.marked_until() > 0 && !self.leave(&guard) {
+            return None;
         }
         let (definition, unlogged) = (identified.definition(path), guard.unlogged());
         guard.begin_story(&definition, self.size()?).ok()?;

@@ -602,8 +602,8 @@ impl Actor {
     }
 }
 
-/// The life of background thread number `thread`: it ends with its work, or when no thread is `acting`
-/// any more.
+/// The life of background thread number `thread`: it ends with its work, or when no thread is
+/// `acting` any more.
 fn work_in_background(
     mut work: Box<dyn Work>,
     thread: usize,

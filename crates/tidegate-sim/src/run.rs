@@ -1,16 +1,17 @@
 //! Files under `tidegate run` (bytes and sizes): programs, the log, a kernel, and a power cut.
 //!
-//! One history is played on two kernels: on one with the log beside it, whose syncs the log answers where
-//! it may, and on a *twin* without it, whose syncs are all real. Pages that are written back, and commits,
-//! from outside happen to both. After the power cut the real recovery runs, interrupted at random, and
-//! what it leaves must be a state that a kernel with real syncs could have left:
-//! 1. each page is as it was at some moment since the file's last sync, and the size is one of a moment
-//!    since then (the file is *at least* what was promised);
+//! One history is played on two kernels: on one with the log beside it, whose syncs the log answers
+//! where it may, and on a *twin* without it, whose syncs are all real. Pages that are written back,
+//! and commits, from outside happen to both. After the power cut the real recovery runs,
+//! interrupted at random, and what it leaves must be a state that a kernel with real syncs could
+//! have left:
+//! 1. each page is as it was at some moment since the file's last sync, and the size is one of a
+//!    moment since then (the file is *at least* what was promised);
 //! 2. names are at least those that the twin has on its disk;
 //! 3. a file that is longer than at its last sync comes with the names of the moment when it grew.
 //!
-//! The calls of the preload library are made in their order by one thread; the log, its table, its records
-//! and recovery are the real ones. The power cut tears the record that is being appended.
+//! The calls of the preload library are made in their order by one thread; the log, its table, its
+//! records and recovery are the real ones. The power cut tears the record that is being appended.
 
 use std::io::IoSlice;
 use std::sync::Arc;

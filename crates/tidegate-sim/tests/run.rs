@@ -1,5 +1,5 @@
-//! Bytes and sizes of files under `tidegate run`, by histories at random, each cut, recovered and judged;
-//! then planted bugs, each of which the same budget finds.
+//! Bytes and sizes of files under `tidegate run`, by histories at random, each cut, recovered and
+//! judged; then planted bugs, each of which the same budget finds.
 //!
 //! `TIDEGATE_SIM_SEED` replays one history, `TIDEGATE_SIM_ROUNDS` multiplies their number.
 

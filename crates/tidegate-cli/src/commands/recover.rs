@@ -2,8 +2,14 @@
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use tidegate::dram::{Policy, TierSpec};
+use tidegate::log::LogPool;
+use tidegate::log::recover::plan_pool;
+use tidegate::pmem::{Region, RegionOptions};
+use tidegate::stack::{REGISTRY, StackOptions};
 use tidegate_run::{
     PoolPaths, RecoverOptions, Request, Session, SessionOptions, ask, existing_log,
     processes_that_map,
@@ -29,7 +35,9 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
             pool.display()
         );
     }
-    if args.discard {
+    if let Some(backing) = pending_backing(&pool)?.filter(|_| !args.discard) {
+        destage(&pool, &backing)?;
+    } else if args.discard {
         forget_processes(&pool, &paths)?;
         discard(&pool)?;
     } else {
@@ -38,6 +46,31 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
         recover(&pool, &paths, options)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The device that the records in the log are of, if they are not those of files.
+fn pending_backing(pool: &Path) -> Result<Option<String>> {
+    let options = RegionOptions { read_only: true, ..RegionOptions::default() };
+    let region = Arc::new(Region::open(pool, &options)?);
+    let (plan, _) = plan_pool(&LogPool::open(region)?)?;
+    Ok(plan.device().map(|name| String::from_utf8_lossy(name).into_owned()))
+}
+
+/// Writes what the log has of the device `backing` to it.
+fn destage(pool: &Path, backing: &str) -> Result<()> {
+    let shown = pool.display();
+    let url = backing.parse().map_err(|error| anyhow!("{shown}: {error}"))?;
+    let region = Arc::new(Region::open(pool, &RegionOptions::default())?);
+    let stack = REGISTRY.open(StackOptions {
+        region,
+        path: pool.to_path_buf(),
+        backing: Some(url),
+        force: false,
+        dram: TierSpec { policy: Policy::None, bytes: 0 },
+        delays: None,
+    })?;
+    stack.drain()?;
+    Ok(line(format_args!("{shown}: recovered: what the log had was written to {backing}"))?)
 }
 
 /// Has a supervisor restore in the files what the log has, and says what it did.

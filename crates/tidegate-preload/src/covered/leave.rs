@@ -3,8 +3,9 @@
 //! Invariants:
 //! 1. Before a change that the log does not have, the file is durable and its story has ended: recovery
 //!    never puts old data over newer data.
-//! 2. Where the disk fails meanwhile the story ends all the same, and the program's next sync says so: the
-//!    kernel may have dropped what the disk did not take, as it may without Tidegate.
+//! 2. Where the disk fails meanwhile, a change that can be refused is refused with `EIO`, and the story goes
+//!    on: the log alone has what it promises. For one that cannot be refused, and without the lock, the
+//!    story ends, and the program's next sync says so.
 //!
 //! Entry points: [`Open::leave`] under the lock, [`Open::without_lock`] where it cannot be had;
 //! [`Open::pin`], [`Open::keep`], [`Open::mark`] for files that may change at any time, [`Open::unseen`]
@@ -38,15 +39,20 @@ fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>) {
 }
 
 impl Open {
-    /// Makes the file durable by the kernel, and ends its story if it has one.
-    pub(crate) fn leave(&self, guard: &FileGuard<'_>) {
+    /// Makes the file durable by the kernel, and ends its story if it has one. False: the disk fails. Then
+    /// the story goes on, for the log alone has what it promises, and the file's syncs are real.
+    #[must_use]
+    pub(crate) fn leave(&self, guard: &FileGuard<'_>) -> bool {
         if !guard.is_logged() {
-            return;
+            return true;
         }
         if raw::fsync(self.fd).is_err() {
             guard.note_failure();
+            guard.mark_unlogged(false);
+            return false;
         }
         ended(self.log, || guard.end_story());
+        true
     }
 
     /// Makes a change without the entry's lock, whose holder is stopped or is this thread.
@@ -131,7 +137,10 @@ impl Open {
             self.without_lock(entry, || 0);
             return None;
         };
-        self.leave(&guard);
+        if !self.leave(&guard) {
+            // What is about to change it cannot be refused.
+            ended(self.log, || guard.end_story());
+        }
         Some((entry, guard))
     }
 

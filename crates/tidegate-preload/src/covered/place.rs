@@ -97,13 +97,20 @@ impl Open {
     ) {
         /// The kernel may have written before it failed: a descriptor with `O_SYNC`, for one.
         const FAILED: isize = -(libc::EIO as isize);
-        let voided = ticket.void(recorded.position).is_ok() && result != FAILED;
+        let voided = ticket.void(recorded.position).is_ok();
+        if voided && result == FAILED {
+            // Nothing was promised of it. The next sync is real, and tells what the disk has.
+            drop(ticket);
+            guard.mark_unlogged(false);
+            return;
+        }
         let done = u64::try_from(result).unwrap_or(0);
         let is_corrected = voided
             && (done == 0 || self.record_done(guard, &mut ticket, recorded, place, done).is_some());
         drop(ticket);
-        if !is_corrected {
-            self.leave(guard);
+        if !is_corrected && !self.leave(guard) && !voided {
+            // The record is wrong, and the disk does not take the file: no more is promised of it.
+            let _ = guard.end_story();
         }
     }
 

@@ -125,8 +125,7 @@ impl Open {
             return result;
         }
         descriptors::forget_syncs(self.fd);
-        self.leave(guard);
-        result
+        if self.leave(guard) { result } else { negated(libc::EIO) }
     }
 
     /// Syncs a plain file, which may be covered from then on.

@@ -8,7 +8,7 @@
 
 use tidegate::log::{Change, FileGuard, Ticket};
 
-use super::{Locked, Open, Refused};
+use super::{Locked, Open, Refused, negated};
 use crate::{metadata, plain, process};
 
 /// What a truncation counts for among the bytes that a file has logged: its record.
@@ -35,8 +35,7 @@ impl Open {
         if let Some(Ok((ticket, position))) = recorded {
             return self.cut(&guard, ticket, position, size, kernel);
         }
-        self.leave(&guard);
-        metadata::counted(kernel)
+        if self.leave(&guard) { metadata::counted(kernel) } else { negated(libc::EIO) }
     }
 
     fn may_be_recorded(&self, guard: &Locked, size: u64) -> bool {
@@ -76,7 +75,8 @@ impl Open {
             guard.note_change(Change { bytes, grew: true, resized, size });
         } else if ticket.void(position).is_err() {
             drop(ticket);
-            self.leave(guard);
+            // Where the disk fails, recovery may make the change that the kernel has refused.
+            let _ = self.leave(guard);
         }
         result
     }

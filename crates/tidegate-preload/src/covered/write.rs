@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate::log::{Change, Counter, FileGuard, Ticket};
 
-use super::{Locked, Open, Place, Refused, SPACE_TIMEOUT, Sync};
+use super::{Locked, Open, Place, Refused, SPACE_TIMEOUT, Sync, negated};
 use crate::descriptors::{self, DIRECT};
 use crate::path::{self, PathBuffer};
 use crate::{files, metadata, plain, process, raw};
@@ -62,7 +62,7 @@ impl Open {
         }
         if self.known.has(DIRECT) {
             self.pin();
-            return metadata::counted(kernel);
+            return self.synced_if_wanted(metadata::counted(kernel));
         }
         let stats = self.log.stats();
         if !stats.wants_latencies() {
@@ -113,7 +113,9 @@ impl Open {
                     return kernel();
                 }
                 Err(Refused::Full | Refused::Never) => {
-                    self.leave(&guard);
+                    if !self.leave(&guard) {
+                        return negated(libc::EIO);
+                    }
                     self.log.stats().add(Counter::UnloggedWrites, 1);
                     return kernel();
                 }

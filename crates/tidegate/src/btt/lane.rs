@@ -130,8 +130,9 @@ impl Lanes {
     /// calling thread's own where it is free, and the next free ones.
     ///
     /// The version that the last change of the free block's owner bumped must be visible before the
-    /// data that is stored next (see `Arena::lba_locks`). The release fence orders ordinary stores; the
-    /// non-temporal stores of x86 ignore it, but not the locked instruction that takes the lane.
+    /// data that is stored next (see `Arena::lba_locks`). The release fence orders ordinary stores;
+    /// the non-temporal stores of x86 ignore it, but not the locked instruction that takes the
+    /// lane.
     pub(super) fn free_from(&self, start: usize) -> impl Iterator<Item = LaneGuard<'_>> {
         let (behind, before) = self.lanes.split_at(start % self.lanes.len());
         before.iter().chain(behind).filter_map(|lane| {

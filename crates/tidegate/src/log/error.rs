@@ -43,6 +43,15 @@ pub enum LogError {
         /// What would make sense, in words.
         expected: &'static str,
     },
+    /// The log holds writes to a device, not to files of programs.
+    #[error(
+        "the log holds writes to the device {backing}: destage them by `tidegate recover`, or serve the pool with \
+         that --backing"
+    )]
+    OfDevice {
+        /// The path or URL of the device.
+        backing: String,
+    },
     /// The pool is too small for a log.
     #[error(
         "the pool has room for a log of {found_bytes} bytes, at least {least_bytes} are needed"

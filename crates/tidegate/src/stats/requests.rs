@@ -97,8 +97,8 @@ impl Requests {
         Running { requests: self, kind, len, since }
     }
 
-    /// A request of `len` bytes was passed on, and another thread will see its end: its latency is not
-    /// measured.
+    /// A request of `len` bytes was passed on, and another thread will see its end: its latency is
+    /// not measured.
     pub fn count(&self, kind: RequestKind, len: u64) {
         drop(Running { requests: self, kind, len, since: None });
     }

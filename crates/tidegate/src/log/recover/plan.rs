@@ -81,10 +81,17 @@ impl FilePlan {
 pub struct Plan {
     pub(super) files: Vec<FilePlan>,
     pub(super) undefined_records: u64,
+    /// The name of the device that the records are of, where they are those of a log before a device.
+    pub(super) device: Option<Vec<u8>>,
     pub(super) findings: Findings,
 }
 
 impl Plan {
+    /// The name of the device that the records are of, where they are not those of files.
+    pub fn device(&self) -> Option<&[u8]> {
+        self.device.as_deref()
+    }
+
     /// The files, in the order of their ids.
     pub fn files(&self) -> &[FilePlan] {
         &self.files
@@ -97,7 +104,7 @@ impl Plan {
 
     /// There is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.files.is_empty() && self.undefined_records == 0
+        self.files.is_empty() && self.undefined_records == 0 && self.device.is_none()
     }
 }
 
@@ -161,6 +168,7 @@ pub struct Planner {
     /// The newest id of each identity.
     newest: HashMap<u64, u64>,
     voided: HashSet<u64>,
+    device: Option<Vec<u8>>,
     findings: Findings,
 }
 
@@ -201,6 +209,9 @@ impl Planner {
         let Some(definition) = Definition::decode(payload) else {
             return self.findings.add(Finding::Payload { position });
         };
+        if definition.handle == FileHandle::NONE {
+            self.device = Some(definition.path.to_vec());
+        }
         let identity = definition.identity;
         let story = self.story(id);
         if story.defined.is_some() && story.identity != identity {
@@ -243,7 +254,7 @@ impl Planner {
 
     /// What all the records say.
     pub fn finish(self) -> Plan {
-        let mut plan = Plan { findings: self.findings, ..Plan::default() };
+        let mut plan = Plan { findings: self.findings, device: self.device, ..Plan::default() };
         for (id, mut story) in self.stories {
             story.steps.retain(|step| !self.voided.contains(&step.position));
             let Some((file_system, handle, device)) = story.defined else {

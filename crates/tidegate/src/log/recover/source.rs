@@ -32,7 +32,7 @@ pub struct Recovered {
 /// Only if the outcome is complete may the log's tail move.
 ///
 /// # Errors
-/// [`LogError::Pmem`].
+/// [`LogError::Pmem`]; [`LogError::OfDevice`]: the records are not those of files.
 pub fn recover_pool<F: FileSystem>(
     pool: &LogPool,
     files: &F,
@@ -42,6 +42,9 @@ pub fn recover_pool<F: FileSystem>(
     let (plan, unreadable_bytes) = plan_pool(pool)?;
     if plan.is_empty() && unreadable_bytes == 0 {
         return Ok(None);
+    }
+    if let Some(name) = plan.device() {
+        return Err(LogError::OfDevice { backing: String::from_utf8_lossy(name).into_owned() });
     }
     let mut begin = || pool.set_session(NO_BOOT).map_err(io::Error::other);
     let outcome = apply((&plan, unreadable_bytes), pool, files, options, progress, &mut begin);
