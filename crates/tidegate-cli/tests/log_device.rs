@@ -134,14 +134,20 @@ fn a_log_with_data_of_another_backing_is_refused_unless_forced() {
     assert_eq!(in_file(&scene.path("moved"), 3), 0);
 }
 
-/// The log knows its backing as a file: `recover` brings its data there without a server.
+/// The log knows the name of its backing: `recover` destages to it without a server, and `run`, which has
+/// no use for such records, refuses the pool.
 #[test]
-fn recover_brings_it_home_too() {
+fn recover_destages_too() {
     let scene = Scene::new();
     let server = scene.serve("disk", &[]);
     write(&mut scene.client(), 3, 7);
     kill(server);
-    ok(["recover".as_ref(), scene.path("pool").as_os_str()]);
+    let pool = scene.path("pool");
+    let refused =
+        support::run(["run".as_ref(), "--pool".as_ref(), pool.as_os_str(), "true".as_ref()]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("writes to the device"), "{said}");
+    ok(["recover".as_ref(), pool.as_os_str()]);
     assert_eq!(in_file(&scene.path("disk"), 3), 7);
     assert_eq!(std::fs::metadata(scene.path("disk")).unwrap().len(), 16 << 20);
     let server = scene.serve("other", &[]);

@@ -267,6 +267,8 @@ impl Machine {
             }
         };
         command.arg(&self.interpreter.linked).args(hold.then_some("hold"));
+        // Sequences are short: files are covered at a descriptor's first sync, not at its second.
+        command.env("TIDEGATE_COVER_AFTER", "1");
         command.current_dir(self.disk.mount_point()).stderr(File::create(self.dir.join("stderr"))?);
         Ok(command)
     }
