@@ -213,8 +213,8 @@ impl Kernel {
         self.disk[file].pages.keys().map(range).collect()
     }
 
-    /// What the power cut leaves. A page that was overwritten in place may have bytes behind the size that
-    /// the disk shows: they come back as zeroes, should the file grow over them.
+    /// What the power cut leaves. A page that was overwritten in place may have bytes behind the
+    /// size that the disk shows: they come back as zeroes, should the file grow over them.
     pub(crate) fn crash(&mut self) {
         self.journal.clear();
         self.names = self.names_on_disk;
