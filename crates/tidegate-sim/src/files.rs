@@ -170,9 +170,6 @@ impl Kernel {
                 }
                 Change::Allocate { file, page, content, size } => {
                     let disk = &mut self.disk[file];
-                    if page != disk.size / PAGE_BYTES && size > disk.size {
-                        disk.zero_from(disk.size);
-                    }
                     disk.size = disk.size.max(size);
                     if let Some(content) = content {
                         disk.pages.insert(page, content);
@@ -216,11 +213,13 @@ impl Kernel {
         self.disk[file].pages.keys().map(range).collect()
     }
 
-    /// What the power cut leaves.
+    /// What the power cut leaves. A page that was overwritten in place may have bytes behind the
+    /// size that the disk shows: they come back as zeroes, should the file grow over them.
     pub(crate) fn crash(&mut self) {
         self.journal.clear();
         self.names = self.names_on_disk;
-        for (cached, disk) in self.cache.iter_mut().zip(&self.disk) {
+        for (cached, disk) in self.cache.iter_mut().zip(&mut self.disk) {
+            disk.zero_from(disk.size);
             let mut bytes = vec![0; disk.size];
             for (page, content) in &disk.pages {
                 let start = page * PAGE_BYTES;

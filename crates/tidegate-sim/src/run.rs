@@ -2,7 +2,7 @@
 //!
 //! One history is played on two kernels: on one with the log beside it, whose syncs the log answers
 //! where it may, and on a *twin* without it, whose syncs are all real. Pages that are written back,
-//! and commits, from outside happen to both. After the power cut the real recovery runs,
+//! and commits, from outside happen to both; so do those of syncs that the library adds. After the power cut the real recovery runs,
 //! interrupted at random, and what it leaves must be a state that a kernel with real syncs could
 //! have left:
 //! 1. each page is as it was at some moment since the file's last sync, and the size is one of a
@@ -102,12 +102,13 @@ pub fn play(seed: u64, fault: RunFault) -> Result<(), String> {
     let before = bytes_of(&life.region)?;
     let (head, kernel) = (life.log.head(), life.kernel.clone());
     life.step(&mut random)?;
-    // A record takes one fence: of that alone any words may be missing.
+    // The kernel makes a write only after the fence of its record: the cut comes before that fence,
+    // where any words of the record may be missing, or between both, or after both.
     if random.one_in(2) && life.is_one_write(head) {
+        life.kernel = kernel;
         if random.one_in(2) {
-            life.kernel = kernel;
+            life.tear(&before, &mut random)?;
         }
-        life.tear(&before, &mut random)?;
     }
     life.kernel.write_back_some(&mut random);
     life.recover(&mut random)?;
@@ -122,9 +123,11 @@ fn bytes_of(region: &Region) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-fn definition(file: usize, handle: FileHandle) -> Definition<'static> {
+fn definition(file: usize) -> Result<Definition<'static>, String> {
     let identity = file as u64 + 1;
-    Definition {
+    // Without one, recovery takes the records for those of a device.
+    let handle = FileHandle::new(1, &identity.to_le_bytes()).ok_or("the handle is too long")?;
+    Ok(Definition {
         identity,
         file_system: [1; 16],
         handle,
@@ -134,7 +137,7 @@ fn definition(file: usize, handle: FileHandle) -> Definition<'static> {
         device: 1,
         inode: identity,
         path: b"/file",
-    }
+    })
 }
 
 impl Life {
@@ -242,7 +245,7 @@ impl Life {
         let grew = guard.grows(end);
         let mut ticket = guard.begin().map_err(text)?;
         if ticket.needs_define() {
-            let again = definition(file, FileHandle::NONE);
+            let again = definition(file)?;
             guard.define_again(&mut ticket, &again).map_err(text)?;
         }
         ticket.write(start, &[IoSlice::new(data)], grew).map_err(text)?;
@@ -290,7 +293,7 @@ impl Life {
             let guard = self.lock(file)?;
             let mut ticket = guard.begin().map_err(text)?;
             if ticket.needs_define() {
-                let again = definition(file, FileHandle::NONE);
+                let again = definition(file)?;
                 guard.define_again(&mut ticket, &again).map_err(text)?;
             }
             ticket.set_size(size as u64, size > old).map_err(text)?;
@@ -311,11 +314,20 @@ impl Life {
         Ok(())
     }
 
-    /// A real sync of a file.
+    /// A real sync of a file, which the program may not have asked for. To the twin the same happens as
+    /// from outside: a kernel may write back and commit at any moment, and a later sync of the program
+    /// then finds nothing to commit. More than this sync has committed is not committed there.
     fn sync_really(&mut self, file: usize, data_only: bool) {
         let seen = self.log.changes(self.file_system);
-        if self.kernel.sync(file, data_only) {
+        let commits = self.kernel.sync(file, data_only);
+        if commits {
             self.log.committed(self.file_system, seen);
+            // Before the pages, too: they wait for the commit of a new size.
+            self.twin.commit();
+        }
+        (0..PAGES).for_each(|page| self.twin.write_back(file, page));
+        if commits {
+            self.twin.commit();
         }
         if !data_only {
             self.files[file].was_cut = false;
@@ -333,7 +345,7 @@ impl Life {
         if self.is_logged(file)? {
             return Ok(());
         }
-        let begins = definition(file, FileHandle::NONE);
+        let begins = definition(file)?;
         let size = self.kernel.bytes(file).len() as u64;
         self.lock(file)?.begin_story(&begins, size).map_err(text)?;
         if self.fault == RunFault::CoveredBeforeSync {
@@ -347,7 +359,7 @@ impl Life {
         let is_dense = self.kernel.written(file).contain(0..size);
         let guard = self.lock(file)?;
         let state = CoverState { unlogged: guard.unlogged(), synced_from, size, is_dense };
-        let covers = definition(file, FileHandle::NONE);
+        let covers = definition(file)?;
         guard.cover(&state, &covers).map_err(text)?;
         drop(guard);
         self.files[file].was_cut = false;
