@@ -199,7 +199,7 @@ impl Program {
         file.write_all_at(data, offset).unwrap();
         let bytes = data.len() as u64;
         let size = file.metadata().unwrap().len();
-        guard.note_change(Change { bytes, grew: true, resized: Some(0), size });
+        guard.note_change(Change { bytes, grew: true, journaled: Some(0), size });
         guard.mark(file.metadata().unwrap().len()).unwrap();
     }
 }

@@ -287,6 +287,13 @@ pub fn sample(length: usize, seed: u64) -> Sequence {
     let mut random = Random::new(seed ^ (length as u64) << 56);
     let mut model = Model::new(Kind::Ext4);
     let mut sequence = Sequence { hold: random.one_in(2), steps: Vec::new() };
+    if sequence.hold && random.one_in(2) {
+        // From here on `run` has the file in its log.
+        let first = Step::Sync(Sync::File("d0/A".into()));
+        if model.apply(&first).is_ok() {
+            sequence.steps.push(first);
+        }
+    }
     while sequence.operation_count() < length {
         let Some(operation) = pick_operation(&model, &mut random) else { break };
         let mut added = vec![Step::Operation(operation.clone())];

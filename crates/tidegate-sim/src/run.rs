@@ -251,8 +251,8 @@ impl Life {
         ticket.write(start, &[IoSlice::new(data)], grew).map_err(text)?;
         drop(ticket);
         let (bytes, size) = (data.len() as u64, guard.size().max(end));
-        let resized = (end > guard.size()).then(|| self.log.changes(self.file_system));
-        guard.note_change(Change { bytes, grew, resized, size });
+        let journaled = (end > guard.size()).then(|| self.log.changes(self.file_system));
+        guard.note_change(Change { bytes, grew, journaled, size });
         Ok(())
     }
 
@@ -299,8 +299,8 @@ impl Life {
             ticket.set_size(size as u64, size > old).map_err(text)?;
             drop(ticket);
             guard.note_size(size as u64, size > old);
-            let resized = Some(self.log.changes(self.file_system));
-            guard.note_change(Change { bytes: 0, grew: true, resized, size: size as u64 });
+            let journaled = Some(self.log.changes(self.file_system));
+            guard.note_change(Change { bytes: 0, grew: true, journaled, size: size as u64 });
         } else {
             self.log.note_change(self.file_system);
         }

@@ -130,8 +130,8 @@ impl Open {
         if start > guard.size() {
             guard.note_hole();
         }
-        let resized = (end > guard.size()).then_some(recorded.changes);
-        guard.note_change(Change { bytes: done, grew, resized, size });
+        let journaled = (end > guard.size()).then_some(recorded.changes);
+        guard.note_change(Change { bytes: done, grew, journaled, size });
         ticket.count(done);
         Some(())
     }

@@ -48,7 +48,7 @@ fn complete(log: &Log, fd: c_int, guard: &FileGuard<'_>, interrupted: &Interrupt
         guard.note_size(size, header.grows);
     }
     let (bytes, grew) = (u64::from(header.payload_bytes), true);
-    guard.note_change(Change { bytes, grew, resized: None, size });
+    guard.note_change(Change { bytes, grew, journaled: None, size });
 }
 
 fn write_again(log: &Log, fd: c_int, header: &Header) -> io::Result<()> {

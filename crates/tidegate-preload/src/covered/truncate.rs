@@ -71,8 +71,8 @@ impl Open {
         let result = kernel();
         if result >= 0 {
             guard.note_size(size, grew);
-            let (bytes, resized) = (RECORD_BYTES, Some(changes));
-            guard.note_change(Change { bytes, grew: true, resized, size });
+            let (bytes, journaled) = (RECORD_BYTES, Some(changes));
+            guard.note_change(Change { bytes, grew: true, journaled, size });
         } else if ticket.void(position).is_err() {
             drop(ticket);
             // Where the disk fails, recovery may make the change that the kernel has refused.

@@ -166,15 +166,19 @@ impl Open {
             // what is pending.
             return Err(Refused::Never);
         }
+        let is_resized = end > size;
         let changes = if grew { self.log.changes(guard.file_system) } else { 0 };
         let position = ticket.write(start, request.parts, grew)?;
-        let result = kernel();
+        let (result, journaled) = if is_resized || !self.log.is_pending(guard.file_system) {
+            (kernel(), is_resized.then_some(changes))
+        } else {
+            self.watched(guard, kernel)
+        };
         if self.is_as_recorded(request.place, start, bytes, result) {
             if start > size {
                 guard.note_hole();
             }
-            let resized = (end > size).then_some(changes);
-            guard.note_change(Change { bytes, grew, resized, size: size.max(end) });
+            guard.note_change(Change { bytes, grew, journaled, size: size.max(end) });
         } else {
             let recorded = Recorded { start, parts: request.parts, position, changes };
             self.correct(guard, ticket, &recorded, request.place, result);
@@ -182,6 +186,21 @@ impl Open {
         }
         ticket.count(bytes);
         Ok(result)
+    }
+
+    /// An overwrite while something is pending. If it set the file's time of change, the inode is in a
+    /// transaction of the journal that no change counted before is later than: the next `fsync` commits
+    /// them all. Without this, syncs of a file that is only overwritten would stay real for ever.
+    #[cold]
+    fn watched(&self, guard: &Locked, kernel: impl Fn() -> isize) -> (isize, Option<u64>) {
+        let changed_at =
+            || raw::fstat(self.fd).ok().map(|stat| (stat.st_ctime, stat.st_ctime_nsec));
+        // Counted before the first look: whatever sets the time after it is later than what is counted.
+        let changes = self.log.changes(guard.file_system);
+        let before = changed_at();
+        let result = kernel();
+        let is_journaled = before.is_some() && before != changed_at();
+        (result, is_journaled.then_some(changes))
     }
 
     /// Defines the file anew by the slot of `ticket`, since the tail is about to pass the last definition.
@@ -323,7 +342,10 @@ mod tests {
         assert_eq!(recorded(0, current, write_less), by_log("0 void 0"));
         assert_eq!(recorded(0, current, write_less_and_move), by_disk("0"));
         assert_eq!(recorded(0, current, |_, _| -(libc::EFAULT as isize)), by_log("0 void"));
-        assert_eq!(recorded(0, current, |_, _| -(libc::EIO as isize)), by_disk("0"));
+        assert_eq!(
+            recorded(0, current, |_, _| -(libc::EIO as isize)),
+            ("0 void".to_owned(), false)
+        );
     }
 
     #[test]

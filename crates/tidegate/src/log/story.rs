@@ -49,9 +49,9 @@ pub struct Change {
     pub bytes: u64,
     /// It did more than to overwrite bytes that are known to be on the disk.
     pub grew: bool,
-    /// It changed the file's size: the count of changes in the file system before the kernel did. Only
-    /// of such a change it is certain that a sync commits it.
-    pub resized: Option<u64>,
+    /// The kernel has put the inode into a transaction of its journal, for a new size or new times: the
+    /// count of changes in the file system before it did. An `fsync` commits all of these.
+    pub journaled: Option<u64>,
     /// The file's size in bytes since.
     pub size: u64,
 }
@@ -333,8 +333,8 @@ impl FileGuard<'_> {
         let bytes = unsynced_bytes.load(Ordering::Relaxed) + change.bytes;
         unsynced_bytes.store(bytes, Ordering::Relaxed);
         self.entry().size().store(change.size, Ordering::Relaxed);
-        if let Some(changes) = change.resized {
-            self.entry().grown_changes().store(changes, Ordering::Relaxed);
+        if let Some(changes) = change.journaled {
+            self.entry().journaled_changes().store(changes, Ordering::Relaxed);
         }
         if change.grew {
             self.set(flag::WRITTEN | flag::GREW);
@@ -414,9 +414,10 @@ impl FileGuard<'_> {
         self.entry().size().store(size, Ordering::Relaxed);
     }
 
-    /// What the count of changes in the file system was before the file's size last changed.
-    pub fn grown_changes(&self) -> u64 {
-        self.entry().grown_changes().load(Ordering::Relaxed)
+    /// What the count of changes in the file system was before the last [change](Change::journaled) that
+    /// is known to be in the journal.
+    pub fn journaled_changes(&self) -> u64 {
+        self.entry().journaled_changes().load(Ordering::Relaxed)
     }
 
     /// Bytes that were logged of the file since its last sync.
@@ -476,7 +477,7 @@ mod tests {
         records.map(|record| record.kind).collect()
     }
 
-    const GROWTH: Change = Change { bytes: 10, grew: true, resized: Some(3), size: 110 };
+    const GROWTH: Change = Change { bytes: 10, grew: true, journaled: Some(3), size: 110 };
 
     #[test]
     fn a_file_is_covered_only_while_all_changes_are_logged() {
@@ -521,7 +522,7 @@ mod tests {
         let guard = log.lock(file(&log)).unwrap();
         assert!(!guard.grows(100) && guard.grows(101));
         guard.note_change(GROWTH);
-        assert!(guard.has_grown() && guard.was_written() && guard.grown_changes() == 3);
+        assert!(guard.has_grown() && guard.was_written() && guard.journaled_changes() == 3);
         assert!(guard.grows(101), "not promised yet");
         guard.mark(110).unwrap();
         assert!(!guard.has_grown() && !guard.was_written() && !guard.grows(110));

@@ -99,8 +99,8 @@ impl<'a> Entry<'a> {
         marked_at at 160;
         /// Bytes of the file that are known to be on the disk or promised by the log.
         durable_size at 168;
-        /// What the file system's count of changes was before the file last grew.
-        grown_changes at 176;
+        /// What the file system's count of changes was before a change of the file that is in the journal.
+        journaled_changes at 176;
         /// Where the last record ends that changes the file's bytes or size.
         changed_end at 184;
         /// Bytes that were logged of the file since its last sync.
@@ -252,7 +252,7 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     for word in [entry.unlogged(), entry.synced(), entry.sticky()] {
         word.store(0, Ordering::Relaxed);
     }
-    for word in [entry.marked_at(), entry.durable_size(), entry.grown_changes()] {
+    for word in [entry.marked_at(), entry.durable_size(), entry.journaled_changes()] {
         word.store(0, Ordering::Relaxed);
     }
     for word in [entry.size(), entry.story(), entry.own_changes(), entry.own_synced()] {

@@ -113,7 +113,7 @@ fn files_get_what_was_promised_and_not_more() {
     bed.covered("grown", 4, |guard| write(guard, 6, "more", true));
     bed.covered("marked", 4, |guard| {
         write(guard, 6, "more", true);
-        guard.note_change(crate::log::Change { bytes: 4, grew: true, resized: None, size: 0 });
+        guard.note_change(crate::log::Change { bytes: 4, grew: true, journaled: None, size: 0 });
         guard.mark(10).expect("the log has room");
     });
     bed.covered("cut", 8, |guard| {
