@@ -98,7 +98,7 @@ fn planted_mistakes_are_found() {
         "append d0/A 3000; fsync .",
         "write d0/A 1000 3000; fdatasync .; write d0/A 1000 3000; fdatasync .",
         "truncate d0/A 5000; append d0/A 3000; fsync .",
-        "fsync d0/A; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; append d0/A 3000; fsync d0/A",
+        "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; append d0/A 3000; fsync d0/A",
     ];
     let tests = || sequences.map(|text| at_every_step(text.parse().expect("it is valid"))).to_vec();
     let runs = [

@@ -2,7 +2,8 @@
 //!
 //! One history is played on two kernels: on one with the log beside it, whose syncs the log answers
 //! where it may, and on a *twin* without it, whose syncs are all real. Pages that are written back,
-//! and commits, from outside happen to both; so do those of syncs that the library adds. After the power cut the real recovery runs,
+//! and commits, from outside happen to both; so do those of syncs that the library adds. After the
+//! power cut the real recovery runs,
 //! interrupted at random, and what it leaves must be a state that a kernel with real syncs could
 //! have left:
 //! 1. each page is as it was at some moment since the file's last sync, and the size is one of a
@@ -314,9 +315,9 @@ impl Life {
         Ok(())
     }
 
-    /// A real sync of a file, which the program may not have asked for. To the twin the same happens as
-    /// from outside: a kernel may write back and commit at any moment, and a later sync of the program
-    /// then finds nothing to commit. More than this sync has committed is not committed there.
+    /// A real sync of a file, which the program may not have asked for. To the twin the same happens
+    /// as from outside: a kernel may write back and commit at any moment, and a later sync of the
+    /// program then finds nothing to commit. More than this sync committed is not committed there.
     fn sync_really(&mut self, file: usize, data_only: bool) {
         let seen = self.log.changes(self.file_system);
         let commits = self.kernel.sync(file, data_only);
