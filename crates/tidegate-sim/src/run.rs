@@ -315,9 +315,9 @@ impl Life {
         Ok(())
     }
 
-    /// A real sync of a file, which the program may not have asked for. To the twin the same happens
-    /// as from outside: a kernel may write back and commit at any moment, and a later sync of the
-    /// program then finds nothing to commit. More than this sync committed is not committed there.
+    /// A real sync of a file, which the program may not have asked for. To the twin the same
+    /// happens as from outside: a kernel may write back and commit at any moment, and a later sync
+    /// of the program then finds nothing to commit. What it did not commit stays so there.
     fn sync_really(&mut self, file: usize, data_only: bool) {
         let seen = self.log.changes(self.file_system);
         let commits = self.kernel.sync(file, data_only);
