@@ -105,9 +105,8 @@ pub struct TierSummary {
 /// ```
 ///
 /// # Errors
-/// [`DeviceErrorKind::Unsupported`](crate::device::DeviceErrorKind::Unsupported) where the device's
-/// blocks are of a size that no cache slot has, or `bytes` hold fewer slots than the policy works
-/// with or more than it can number.
+/// [`DeviceErrorKind::Unsupported`] where the device's blocks are of a size that no cache slot has,
+/// or `bytes` hold fewer slots than the policy works with or more than it can number.
 pub fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn DramTier>> {
     match policy {
         Policy::None => Ok(Arc::new(passthrough::Passthrough::new(below))),

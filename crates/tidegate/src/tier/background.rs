@@ -10,7 +10,7 @@
 //! 3. While no worker is idle, or some worker will look for work by itself, a caller only loads
 //!    `call`.
 //!
-//! Entry points: [`Work`] is what a tier defines, [`Waker`] what its requests call, [`Workers`] the
+//! Entry points: [`Work`] is what a tier defines, `Waker` what its requests call, `Workers` the
 //! threads.
 
 use std::io;

@@ -145,7 +145,7 @@ impl FileGuard<'_> {
         self.release_sticky();
     }
 
-    /// A number of changes that the log does not have, to be given to [`synced`](Self::synced).
+    /// A number of changes that the log does not have, to be given to [`cover`](Self::cover).
     pub fn unlogged(&self) -> u64 {
         self.entry.unlogged().load(Ordering::SeqCst)
     }
