@@ -370,10 +370,10 @@ fn files_of_killed_processes_come_back_into_the_log() {
     let program = format!(
         "import json, mmap, os, subprocess\n\
          def skipped(): return json.loads(subprocess.check_output(['{}', 'stat', '--json', '{}']))['fsyncs_skipped']\n\
-         fd = os.open('file', os.O_RDWR | os.O_CREAT); os.ftruncate(fd, 4096)\n\
+         fd = os.open('file', os.O_RDWR | os.O_CREAT); os.write(fd, bytes(4096))\n\
          if os.fork() == 0: mmap.mmap(fd, 4096); os.kill(os.getpid(), 9)\n\
          os.wait()\n\
-         while not skipped(): os.pwrite(fd, b'x', 0); os.fsync(fd)",
+         while not skipped(): os.pwrite(fd, b'x', 0); os.fdatasync(fd)",
         env!("CARGO_BIN_EXE_tidegate"),
         bed.pool().display()
     );

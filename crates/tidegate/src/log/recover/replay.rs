@@ -136,7 +136,7 @@ impl Replay {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::super::tests::file_of;
     use super::*;
