@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
+use super::mapped::{MappedExtent, MappedExtents};
 use super::ranges::Ranges;
 use crate::log::layout::HANDLE_BYTES_MAX;
 use crate::log::{FileHandle, FileSystemId, identity};
@@ -117,12 +118,10 @@ struct XfsGeometry {
 const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
 const EXT4_IOC_GETFSUUID: libc::c_ulong = 0x8008_662C;
 const XFS_IOC_FSGEOMETRY_V1: libc::c_ulong = 0x8070_5864;
-const FS_IOC_FIEMAP: libc::c_ulong = 0xC020_660B;
 
 const _: () = {
     assert!(size_of::<GenericUuid>() == 17);
     assert!(size_of::<XfsGeometry>() == 112);
-    assert!(size_of::<ExtentList>() == 32 + EXTENTS_AT_ONCE * 56);
 };
 
 /// The UUID of the file system of an open file: it outlives a reboot, and a device under another number.
@@ -169,35 +168,9 @@ fn outcome_of(result: libc::c_int) -> io::Result<()> {
 
 /// Extents that are asked for in one call.
 const EXTENTS_AT_ONCE: usize = 64;
-/// Set in [`MappedExtent::flags`] of extents whose bytes the disk does not have: `UNKNOWN`, `DELALLOC`,
-/// `UNWRITTEN`.
+/// Set in [`MappedExtent::flags`] of extents whose bytes the disk does not
+/// have: `UNKNOWN`, `DELALLOC`, `UNWRITTEN`.
 const NOT_WRITTEN: u32 = 0x0002 | 0x0004 | 0x0800;
-/// Set for the last extent of a file.
-const LAST: u32 = 0x0001;
-
-/// `struct fiemap_extent`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct MappedExtent {
-    logical: u64,
-    physical: u64,
-    length: u64,
-    reserved: [u64; 2],
-    flags: u32,
-    reserved_words: [u32; 3],
-}
-
-/// `struct fiemap` with its extents.
-#[repr(C)]
-struct ExtentList {
-    start: u64,
-    length: u64,
-    flags: u32,
-    mapped: u32,
-    room: u32,
-    reserved: u32,
-    extents: [MappedExtent; EXTENTS_AT_ONCE],
-}
 
 /// The bytes of an open file that lie in extents which are allocated and written, in or behind its size.
 ///
@@ -207,43 +180,17 @@ pub fn written_ranges(file: impl AsFd) -> io::Result<Ranges> {
     let mut written = Ranges::default();
     let mut start = 0;
     loop {
-        let list = mapped_extents(file.as_fd(), start)?;
-        let mapped = usize::try_from(list.mapped).unwrap_or(0).min(EXTENTS_AT_ONCE);
-        for extent in &list.extents[..mapped] {
-            let end = extent.logical.saturating_add(extent.length);
+        let mapped = MappedExtents::<EXTENTS_AT_ONCE>::of(file.as_fd(), start, u64::MAX - start)?;
+        for extent in mapped.as_slice() {
             if extent.flags & NOT_WRITTEN == 0 {
-                written.insert(extent.logical..end);
+                written.insert(extent.start..extent.end());
             }
-            start = start.max(end);
+            start = start.max(extent.end());
         }
-        if list.extents[..mapped].last().is_none_or(|last| last.flags & LAST != 0) {
+        if mapped.as_slice().last().is_none_or(MappedExtent::is_last) {
             return Ok(written);
         }
     }
-}
-
-fn mapped_extents(file: BorrowedFd<'_>, start: u64) -> io::Result<ExtentList> {
-    let mut list = ExtentList {
-        start,
-        length: u64::MAX - start,
-        flags: 0,
-        mapped: 0,
-        room: u32::try_from(EXTENTS_AT_ONCE).unwrap_or(0),
-        reserved: 0,
-        extents: [MappedExtent::default(); EXTENTS_AT_ONCE],
-    };
-    // SAFETY: the kernel fills as many extents as `room` says there are at most, and the structure lives
-    // until the call returns.
-    outcome_of(unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut list) })?;
-    Ok(list)
-}
-
-/// The first `size_bytes` of an open file are all in extents that are allocated and written.
-///
-/// # Errors
-/// The file system cannot tell.
-pub fn is_dense(file: impl AsFd, size_bytes: u64) -> io::Result<bool> {
-    Ok(written_ranges(file)?.contain(0..size_bytes))
 }
 
 /// The bytes of an open file that its file system does not take for a hole: for file systems that have

@@ -19,6 +19,7 @@ mod gather;
 mod handle;
 mod local;
 mod log_data;
+mod mapped;
 mod parallel;
 mod plan;
 mod ranges;
@@ -33,10 +34,11 @@ pub use apply::{ApplyOptions, Failure, FileState, FileSystem, Outcome, Progress,
 pub use extents::{Content, Extent};
 pub use finding::{Finding, Findings};
 pub use handle::{
-    file_system_id, handle_of, identity_of, is_dense, mount_of, open_by_handle, written_ranges,
+    file_system_id, handle_of, identity_of, mount_of, open_by_handle, written_ranges,
 };
 pub use local::LocalFiles;
 pub use log_data::LogData;
+pub use mapped::{MappedExtent, MappedExtents};
 pub use plan::{FilePlan, Operation, Payload, Plan, Planner, Step};
 pub use ranges::Ranges;
 pub use replay::{Disk, Target, replay};
