@@ -19,7 +19,7 @@ use super::Log;
 use super::control::{BUCKETS_AT, Control, ENTRIES_AT, LANES_AT};
 use super::owner::{owner, process_of, thread_of};
 use super::table;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, store_before_loads};
 use crate::tier::clock::now_ns;
 
 const LANE_BYTES: u64 = 64;
@@ -92,7 +92,7 @@ impl Log {
         let before = word.load(Ordering::Relaxed);
         // A handler that interrupted a call on this thread hides what that said.
         let said = if before == 0 { said } else { said | before | ANY };
-        word.swap(said, Ordering::SeqCst);
+        store_before_loads(word, said);
         Some(InFlight { word, before })
     }
 
@@ -177,6 +177,12 @@ impl Log {
             true
         })
     }
+}
+
+/// The threads of loom's models are one of the kernel's, and each run of a model has lanes of its own.
+#[cfg(all(test, feature = "loom"))]
+pub(super) fn forget_own_lane() {
+    OWN.set((0, 0));
 }
 
 fn nanoseconds(time: Duration) -> u64 {

@@ -261,6 +261,7 @@ fn a_plain_write_beside_a_story(enter: fn(&Log) -> Option<InFlight<'_>>) {
     check(3, move || {
         let log = log(&region);
         let written = LoomArc::new(loom::sync::atomic::AtomicU64::new(0));
+        lanes::forget_own_lane();
         // The words come into being.
         log.claim_lane(|_, _| true);
         drop(log.enter(PLAIN));

@@ -16,7 +16,7 @@ use super::control::{
 };
 use super::error::{LockError, LogError};
 use crate::pmem::{LockFailure, Locked};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, store_before_loads};
 
 const BUCKETS: u64 = 65536;
 /// Entries that were ever used, from the first on.
@@ -270,7 +270,7 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     let bucket = bucket(control, key);
     entry.next().store(bucket.load(Ordering::Relaxed), Ordering::Relaxed);
     // In one order with the lanes: see `lanes`.
-    bucket.store(index + 1, Ordering::SeqCst);
+    store_before_loads(bucket, index + 1);
     reference(entry, index)
 }
 
