@@ -1,10 +1,10 @@
 //! Whether a file's bytes are all written and allocated, so that overwriting them changes no metadata.
-#![allow(unsafe_code)] // a descriptor of the program is a number
 
 use std::ffi::c_int;
-use std::os::fd::BorrowedFd;
 
 use tidegate::log::recover::{MappedExtent, MappedExtents};
+
+use crate::raw;
 
 /// Flags of an extent whose bytes can be overwritten in place: the last one, and one that was merged.
 /// Others are unwritten, not allocated yet, shared with another file, inline, or compressed.
@@ -15,8 +15,7 @@ const EXTENTS: usize = 32;
 /// Whether each of the first `size` bytes of the open file is in an extent that is written, and the file's
 /// alone. False where the file system does not tell. What was not written back counts as not written.
 pub(crate) fn are_dense(fd: c_int, size: u64) -> bool {
-    // SAFETY: the number is used as one only: what it refers to is the program's, whatever that does.
-    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    let file = raw::borrowed(fd);
     let mut at = 0;
     while at < size {
         let Ok(map) = MappedExtents::<EXTENTS>::of(file, at, size - at) else { return false };

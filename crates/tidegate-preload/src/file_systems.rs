@@ -10,10 +10,10 @@
 //!    Without a place for it, or a number of the mount, the kernel is asked each time.
 //!
 //! Entry points: [`holds_covered`]; [`identity`].
-#![allow(unsafe_code)] // a field that the C library hides, and the program's descriptors
+#![allow(unsafe_code)] // a field that the C library hides
 
 use std::ffi::c_int;
-use std::os::fd::BorrowedFd;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate::log::{self, FileSystemId, FileSystemRef, Log};
@@ -58,11 +58,19 @@ pub(crate) fn holds_covered(fd: c_int, mount: u64) -> Result<bool, Errno> {
     if let Some(note) = find(mount) {
         return Ok(note.holds_covered.load(Ordering::Relaxed) != 0);
     }
-    let holds_covered = is_allowed(kind(&raw::fstatfs(fd)?));
+    let holds_covered = is_allowed(kind(&raw::fstatfs(fd)?)) && !is_nameless(fd);
     if mount != 0 && mount != BUSY {
         note(mount, holds_covered);
     }
     Ok(holds_covered)
+}
+
+/// The file system of an open file says that it has no UUID, by which recovery could find it. Tests run on
+/// whatever file system there is.
+fn is_nameless(fd: c_int) -> bool {
+    let Err(error) = log::recover::file_system_id(raw::borrowed(fd)) else { return false };
+    let has_none = error.kind() == io::ErrorKind::Unsupported;
+    !cfg!(test) && (has_none || error.raw_os_error() == Some(libc::ENOTTY))
 }
 
 /// What tells the file system of an open file on `device` from all others. None: it has no UUID, or the log
@@ -86,8 +94,7 @@ pub(crate) fn known(mount: u64) -> Option<FileSystemRef> {
 
 fn find_identity(log: &Log, fd: c_int, device: u64) -> Option<Identity> {
     let kind = kind(&raw::fstatfs(fd).ok()?);
-    // SAFETY: open for the time of this call.
-    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    let file = raw::borrowed(fd);
     let id = log::recover::file_system_id(file);
     // Tests run on whatever file system there is.
     let id = if cfg!(test) { id.or(Ok::<_, Errno>([7; 16])).ok()? } else { id.ok()? };

@@ -8,6 +8,7 @@
 
 use std::ffi::{CStr, c_int, c_long, c_uint};
 use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
@@ -182,6 +183,13 @@ plain!(/** Closes a descriptor. */ close = SYS_close(fd: c_int));
 plain!(/** Descriptor operations with a number as argument. */ fcntl = SYS_fcntl(fd: c_int, command: c_int, argument: usize));
 plain!(/** Sends a thread of a process a signal; 0 only asks whether it is there. */ tgkill = SYS_tgkill(process: u32, thread: u32, signal: c_int));
 plain!(/** Makes everything durable. */ sync_all = SYS_sync());
+
+/// The program's descriptor as the libraries take it.
+pub(crate) fn borrowed<'fd>(fd: c_int) -> BorrowedFd<'fd> {
+    // SAFETY: the number is used as one only: what it refers to is the program's, whatever that does, and
+    // the kernel refuses one that is closed.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
 
 /// The status flags of a descriptor.
 pub(crate) fn status_flags(fd: c_int) -> Result<c_int, Errno> {

@@ -11,8 +11,8 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 
-use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
+use tidegate::durable;
 use tidegate::log::recover::{finish_writing, start_writing};
 use tidegate::log::{AppendError, LockError};
 
@@ -103,33 +103,20 @@ fn sync_ranges(file: &File, ranges: &Ranges) -> io::Result<()> {
     for (offset, len) in ranges.iter() {
         finish_writing(file, offset, len).map_err(of_disk)?;
     }
-    file.sync_data().map_err(of_disk)
+    durable::fdatasync(file).map_err(of_disk)
 }
 
 /// Syncs a file that is not kept, as after the death of another supervisor: through a descriptor of
 /// its own, or with its whole file system.
 fn sync_not_kept(known: &Known) -> io::Result<()> {
     match locate::open(known)? {
-        Located::Open(file) => file.sync_data().map_err(of_disk),
+        Located::Open(file) => durable::fdatasync(&file).map_err(of_disk),
         Located::Removed => Ok(()),
         Located::Unknown => match locate::directory_on(known.device, &known.path) {
-            Some(directory) => sync_file_system(&directory),
+            Some(directory) => durable::syncfs(&directory).map_err(of_disk),
             None => sync_everything(),
         },
     }
-}
-
-/// Syncs the file system of `directory`.
-///
-/// # Errors
-/// It failed. Also where the file system is read-only: of one that turned so after an error the
-/// kernel says that there is nothing to sync.
-fn sync_file_system(directory: &File) -> io::Result<()> {
-    rustix::fs::syncfs(directory).map_err(|errno| of_disk(errno.into()))?;
-    if rustix::fs::fstatvfs(directory)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
-        return Err(io::ErrorKind::ReadOnlyFilesystem.into());
-    }
-    Ok(())
 }
 
 /// Syncs all file systems: that of the file cannot be found, or is not mounted any more.
@@ -141,8 +128,8 @@ fn sync_everything() -> io::Result<()> {
 
 /// What a sync told of the disk. Its number is that of a write that failed, out of memory for one,
 /// and is told once: it never passes for one that says nothing of the disk.
-fn of_disk(error: io::Error) -> io::Error {
-    io::Error::other(error)
+fn of_disk(error: impl Into<io::Error>) -> io::Error {
+    io::Error::other(error.into())
 }
 
 #[cfg(test)]
@@ -171,7 +158,7 @@ mod tests {
         let failure = |error| Failure { file: None, path: PathBuf::new(), error };
         assert!(failure(Errno::MFILE.into()).is_transient());
         assert!(failure(io::Error::other(LockError::Stale)).is_transient());
-        assert!(!failure(of_disk(Errno::NOMEM.into())).is_transient());
+        assert!(!failure(of_disk(Errno::NOMEM)).is_transient());
         assert!(!failure(Errno::IO.into()).is_transient());
     }
 }

@@ -4,6 +4,7 @@
 //!
 //! - [`pmem`]: mapped persistent memory, its stores, write-backs and fences;
 //! - [`device`]: the [`device::BlockDevice`] trait that every tier and layer shares;
+//! - [`durable`]: syncs that tell of a file system that gave up;
 //! - [`btt`]: the block translation table, an atomic block device on persistent memory;
 //! - [`pool`]: what a region holds, and the superblock of every engine but the BTT;
 //! - [`log`]: a write log, for files and blocks, shared by processes;
@@ -22,6 +23,7 @@ pub mod backing;
 pub mod btt;
 pub mod device;
 pub mod dram;
+pub mod durable;
 pub mod log;
 pub mod pmem;
 pub mod pool;

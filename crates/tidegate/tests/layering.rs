@@ -8,16 +8,17 @@ use std::path::{Path, PathBuf};
 /// The modules of the core and which others each may name.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sync", &[]),
+    ("durable", &[]),
     ("size", &[]),
     ("stats", &["sync"]),
     ("pmem", &["sync"]),
-    ("device", &["pmem", "sync"]),
+    ("device", &["durable", "pmem", "sync"]),
     ("tier", &["device", "pmem", "size", "stats", "sync"]),
     ("btt", &["device", "pmem", "stats", "sync", "tier"]),
     ("pool", &["btt", "device", "pmem", "tier"]),
     ("raw", &["device", "pmem", "pool", "stats", "tier"]),
     ("dram", &["device", "pmem", "size", "stats", "sync", "tier"]),
-    ("log", &["device", "pmem", "pool", "size", "stats", "sync", "tier"]),
+    ("log", &["device", "durable", "pmem", "pool", "size", "stats", "sync", "tier"]),
     ("backing", &["device", "log", "pool", "size"]),
     (
         "stack",

@@ -13,6 +13,7 @@
 
 use std::time::Duration;
 
+use tidegate::durable;
 use tidegate::log::{AppendError, Counter, FileGuard, FileRef, LockError, Log, PlainCall};
 
 use super::{Locked, Open, SPACE_TIMEOUT, TRIES};
@@ -46,7 +47,7 @@ impl Open {
         if !guard.is_logged() {
             return true;
         }
-        if raw::fsync(self.fd).is_err() {
+        if durable::fsync(raw::borrowed(self.fd)).is_err() {
             guard.note_failure();
             guard.mark_unlogged(false);
             return false;
@@ -63,7 +64,7 @@ impl Open {
     #[cold]
     pub(super) fn without_lock(&self, entry: Entry, change: impl FnOnce() -> isize) -> isize {
         if self.log.must_log(entry.file) {
-            if raw::fsync(self.fd).is_err() {
+            if durable::fsync(raw::borrowed(self.fd)).is_err() {
                 // A stale entry has no story.
                 let _ = self.log.note_failure(entry.file);
             }

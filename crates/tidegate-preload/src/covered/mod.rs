@@ -145,6 +145,11 @@ impl Open {
     }
 }
 
+/// A result that tells of a disk or a file system that has failed: what the kernel has may never reach the disk.
+fn is_disk_failure(result: isize) -> bool {
+    [libc::EIO, libc::EROFS].map(negated).contains(&result)
+}
+
 pub(crate) fn negated(errno: Errno) -> isize {
     isize::try_from(-errno).unwrap_or(-5)
 }

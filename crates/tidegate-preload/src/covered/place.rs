@@ -7,8 +7,8 @@ use std::io::IoSlice;
 
 use tidegate::log::{AppendError, Change, FileGuard, Ticket};
 
-use super::Open;
 use super::write::Recorded;
+use super::{Open, is_disk_failure};
 use crate::descriptors;
 use crate::raw::{self, Errno};
 
@@ -97,6 +97,9 @@ impl Open {
     ) {
         /// The kernel may have written before it failed: a descriptor with `O_SYNC`, for one.
         const FAILED: isize = -(libc::EIO as isize);
+        if is_disk_failure(result) {
+            guard.note_dropped();
+        }
         let voided = ticket.void(recorded.position).is_ok();
         if voided && result == FAILED {
             // Nothing was promised of it. The next sync is real, and tells what the disk has.

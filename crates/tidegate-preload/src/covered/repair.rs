@@ -5,11 +5,9 @@
 //! [`FileGuard::owner_died`] first.
 //!
 //! Entry point: [`file()`].
-#![allow(unsafe_code)] // a descriptor of the program
 
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::BorrowedFd;
 
 use tidegate::log::{Change, FileGuard, Header, Interrupted, Log, RecordKind, copy_to_file};
 
@@ -56,8 +54,7 @@ fn write_again(log: &Log, fd: c_int, header: &Header) -> io::Result<()> {
     let (position, len) = (header.data_position(), u64::from(header.payload_bytes));
     // The program's own descriptor serves, or none: to close a second one of the file would take the
     // program's record locks away.
-    // SAFETY: open for the time of this call.
-    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    let file = raw::borrowed(fd);
     copy_to_file(log.pool(), position, len, file, header.offset, &mut buffer)
 }
 

@@ -9,9 +9,10 @@
 
 use std::ffi::c_int;
 
+use tidegate::durable;
 use tidegate::log::Counter;
 
-use super::{Locked, Open, negated};
+use super::{Locked, Open, is_disk_failure, negated};
 use crate::descriptors::{self, Entry};
 use crate::raw;
 
@@ -83,6 +84,12 @@ impl Open {
         self.sync_pending(entry, guard)
     }
 
+    /// The file system took writes when the file was opened or covered.
+    fn was_writable(&self) -> bool {
+        raw::status_flags(self.fd).is_ok_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
+            || self.entry_if_any().is_some_and(|entry| self.log.must_log(entry.file))
+    }
+
     fn answered(&self) -> isize {
         self.log.stats().add(Counter::SyncsSkipped, 1);
         0
@@ -132,10 +139,18 @@ impl Open {
         if self.may_be_admitted() { self.admit(wanted) } else { self.sync_real(wanted) }
     }
 
-    /// The sync that the program has asked for.
+    /// The sync that the program has asked for. It fails where the file system has failed since the file was
+    /// opened: ext4 may say 0 there, whatever it has dropped.
     pub(crate) fn sync_real(&self, wanted: Sync) -> isize {
         let start_ns = raw::now_ns();
-        let result = wanted.run(self.fd);
+        let mut result = wanted.run(self.fd);
+        let failure = durable::failure(raw::borrowed(self.fd)).filter(|_| self.was_writable());
+        if let Some(errno) = failure.filter(|_| result == 0) {
+            result = negated(errno.raw_os_error());
+        }
+        if is_disk_failure(result) {
+            self.log.distrust_kernel();
+        }
         let stats = self.log.stats();
         stats.add(Counter::SyncsReal, 1);
         stats.add(Counter::SyncsRealNs, raw::now_ns().saturating_sub(start_ns));

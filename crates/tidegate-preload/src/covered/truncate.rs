@@ -8,7 +8,7 @@
 
 use tidegate::log::{Change, FileGuard, Ticket};
 
-use super::{Locked, Open, Refused, negated};
+use super::{Locked, Open, Refused, is_disk_failure, negated};
 use crate::{metadata, plain, process};
 
 /// What a truncation counts for among the bytes that a file has logged: its record.
@@ -73,7 +73,12 @@ impl Open {
             guard.note_size(size, grew);
             let (bytes, journaled) = (RECORD_BYTES, Some(changes));
             guard.note_change(Change { bytes, grew: true, journaled, size });
-        } else if ticket.void(position).is_err() {
+            return result;
+        }
+        if is_disk_failure(result) {
+            guard.note_dropped();
+        }
+        if ticket.void(position).is_err() {
             drop(ticket);
             // Where the disk fails, recovery may make the change that the kernel has refused.
             let _ = self.leave(guard);
@@ -111,6 +116,19 @@ mod tests {
         assert_eq!(truncated(2, -1, |_, _| ()), recorded("size:2 void"));
         assert_eq!(truncated(2, 0, pending), ("end".to_owned(), false));
         assert_eq!(truncated(u64::MAX, -1, |_, _| ()), ("end".to_owned(), false));
+    }
+
+    #[test]
+    fn a_file_system_that_has_failed_is_not_trusted_with_what_it_was_given_before() {
+        let replays_all = |result| {
+            let world = World::new();
+            let file = world.file("file");
+            let open = world.covered(&file, 0);
+            assert_eq!(open.truncate(2, || result), result);
+            world.log.pool().session().unwrap() == Some(tidegate::log::NO_BOOT)
+        };
+        assert!(replays_all(negated(libc::EROFS)) && replays_all(negated(libc::EIO)));
+        assert!(!replays_all(negated(libc::ENOSPC)) && !replays_all(0));
     }
 
     #[test]

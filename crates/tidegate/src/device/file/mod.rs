@@ -35,6 +35,7 @@ use self::engine::Engine;
 use self::gate::{Failure, FlushGate};
 use super::{AsyncRequest, BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry};
 use super::{Operation, Request, Result, WriteFlags, ZeroFlags};
+use crate::durable;
 
 /// How data moves between a [`FileDevice`] and its callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -209,7 +210,7 @@ impl Backing {
 
     /// Makes all that was written durable.
     fn flush(&self) -> Result<()> {
-        let sync = || retry(|| rustix::fs::fdatasync(&self.file));
+        let sync = || retry(|| durable::fdatasync(&self.file));
         self.gate.pass(sync).map_err(|failure| self.flush_failed(failure))
     }
 

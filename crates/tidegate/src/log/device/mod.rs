@@ -225,11 +225,13 @@ impl Core {
         loop {
             let appended = self.log.begin_unlocked(self.file).and_then(|mut ticket| {
                 // Noted before the ticket is given back: invariant 1.
-                record(&mut ticket).inspect(|position| note(*position))
+                record(&mut ticket).inspect(|position| {
+                    debug_assert!(*position >= self.log.tail());
+                    note(*position);
+                })
             });
             match appended {
-                Ok(position) => {
-                    debug_assert!(position >= self.log.tail());
+                Ok(_) => {
                     self.wake_cleaner_where_due();
                     return Ok(true);
                 }

@@ -173,7 +173,7 @@ impl FileSystem for LocalFiles {
     }
 
     fn sync(&self, file: &File) -> io::Result<()> {
-        Ok(rustix::fs::fsync(file)?)
+        Ok(crate::durable::fsync(file)?)
     }
 }
 
