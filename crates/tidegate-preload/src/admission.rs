@@ -51,6 +51,8 @@ impl Open {
             .ok()
             // Nothing of a file without a name outlives the processes that have it open.
             .filter(|seen| seen.stat.st_nlink != 0)
+            // To cover a rollback journal that is gone in a moment costs more than its syncs.
+            .filter(|seen| !seen.is_younger_than(process::cover_age_ns()))
             .and_then(|_| files::identify(self.log, self.fd));
         let Some(identified) = identified else { return self.sync_real(wanted) };
         let mut path = PathBuffer::new();

@@ -1,8 +1,9 @@
 //! Hooks: asynchronous writes.
 //!
 //! Invariant: a file is out of the log before a write of it is handed to a thread or to the kernel, which makes
-//! it later. Which file that is, the kernel's own interfaces do not tell in passing: where one of them is set
-//! up, all files of the process leave the log.
+//! it later. Which file that is, the kernel's own interfaces do not tell in passing: where libaio is set up, all
+//! files that the process has open leave the log. `io_uring` opens, cuts and renames any file as well: a
+//! process that sets it up [gives the log up](crate::rights).
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -10,7 +11,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{aiocb, size_t};
 
 use crate::covered::Open;
-use crate::{next, raw, unseen};
+use crate::{next, raw, rights, unseen};
 
 /// The file of the request is written at some time.
 ///
@@ -81,7 +82,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init(
     ring: *mut c_void,
     flags: c_uint,
 ) -> c_int {
-    unseen::all();
+    rights::give_up_for("io_uring");
     match next::io_uring_queue_init.get() {
         // SAFETY: the same function.
         Some(init) => unsafe { init(entries, ring, flags) },
@@ -95,7 +96,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init_params(
     ring: *mut c_void,
     parameters: *mut c_void,
 ) -> c_int {
-    unseen::all();
+    rights::give_up_for("io_uring");
     match next::io_uring_queue_init_params.get() {
         // SAFETY: the same function.
         Some(init) => unsafe { init(entries, ring, parameters) },
@@ -111,7 +112,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init_mem(
     memory: *mut c_void,
     memory_bytes: size_t,
 ) -> c_int {
-    unseen::all();
+    rights::give_up_for("io_uring");
     match next::io_uring_queue_init_mem.get() {
         // SAFETY: the same function.
         Some(init) => unsafe { init(entries, ring, parameters, memory, memory_bytes) },

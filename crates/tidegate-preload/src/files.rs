@@ -18,6 +18,7 @@ use crate::descriptors::{self, Entry, Kind, Known};
 use crate::file_systems::{self, Identity};
 use crate::path::{self, PathBuffer};
 use crate::process::Holding;
+pub(crate) use crate::raw::Seen;
 use crate::raw::{self, Errno};
 use crate::{process, unseen};
 
@@ -28,22 +29,18 @@ pub(crate) fn of(fd: c_int) -> Known {
     if known.kind == Kind::Unknown { find_out(fd) } else { known }
 }
 
-/// What the kernel says of an open file, all of it by one call.
-#[derive(Clone, Copy)]
-pub(crate) struct Seen {
-    pub(crate) stat: libc::stat,
-    /// The mount that it was opened through, 0 where the kernel has no number for it.
-    pub(crate) mount: u64,
-}
-
 impl Seen {
     pub(crate) fn of(fd: c_int) -> Result<Self, Errno> {
-        let (stat, mount) = raw::fstat_with_mount(fd)?;
-        Ok(Self { stat, mount })
+        raw::statx(fd)
     }
 
     pub(crate) fn is_file(&self) -> bool {
         self.stat.st_mode & libc::S_IFMT == libc::S_IFREG
+    }
+
+    /// It was created less than `age_ns` ago.
+    pub(crate) fn is_younger_than(&self, age_ns: u64) -> bool {
+        raw::wall_clock_ns().saturating_sub(self.born_ns) < age_ns
     }
 
     pub(crate) fn size(&self) -> u64 {

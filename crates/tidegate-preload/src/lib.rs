@@ -22,10 +22,10 @@
 //! | `sendfile`, `copy_file_range`, `splice`, `vdprintf`, `backtrace_symbols_fd`, `fallocate`, a cloning `ioctl` runs | is written by the kernel or the C library |
 //! | `F_SETFL` or `fdopen` has changed how a descriptor writes, or a descriptor was sent to another process | is written elsewhere |
 //! | a thread of the process has descriptors of its own (all of its files) | is written by numbers that mean another file |
-//! | libaio or `io_uring` is set up in the process (all of its files) | is written by the kernel, when it likes |
+//! | libaio is set up in the process (all of its files) | is written by the kernel, when it likes |
 //!
 //! While a process of the tree cannot be watched (static programs, another C library, one that has given
-//! up rights), no file of the tree is covered: `rights`, `exec`.
+//! up rights or has set up `io_uring`), no file of the tree is covered: `rights`, `exec`.
 //!
 //! # Invariants
 //! 1. Hooks allocate nothing, take no lock but the log's, and start nothing. They may run before this

@@ -14,7 +14,7 @@
 //! The environment: `TIDEGATE_POOL` and `TIDEGATE_CONTROL` are the paths of the log's memory;
 //! `TIDEGATE_SOCKET` is the supervisor's; `TIDEGATE_INCLUDE` and `TIDEGATE_EXCLUDE` are globs, one a line;
 //! `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk; `TIDEGATE_COVER_AFTER` is the number of a descriptor's
-//! sync that covers its file, 2 if it is not given; `TIDEGATE_EVERY_WRITE=1` syncs each write.
+//! sync that covers its file, however young that is; 2 if it is not given, and a second; `TIDEGATE_EVERY_WRITE=1` syncs each write.
 #![allow(unsafe_code)] // the load-time constructor, and fork handlers
 
 use std::cell::Cell;
@@ -34,12 +34,15 @@ use crate::{descriptors, exec, next, raw, signals, stdio, supervisor, unseen};
 /// The sync of a descriptor that covers its file: with the first one it is not known that there will be
 /// others, and most files are synced once.
 const COVER_AFTER: u32 = 2;
+/// How old a file is at least that is covered, in nanoseconds.
+const COVER_AGE_NS: u64 = 1_000_000_000;
 
 /// What this process knows of itself once it is attached.
 struct Attached {
     log: Log,
     filter: Filter,
     cover_after: u32,
+    cover_age_ns: u64,
     every_write: bool,
     includes_tmpfs: bool,
 }
@@ -98,6 +101,11 @@ pub(crate) fn find_file_limit() {
 /// The sync of a descriptor that covers its file.
 pub(crate) fn cover_after() -> u32 {
     attached().map_or(u32::MAX, |attached| attached.cover_after)
+}
+
+/// How old a file is at least that is covered, in nanoseconds.
+pub(crate) fn cover_age_ns() -> u64 {
+    attached().map_or(0, |attached| attached.cover_age_ns)
 }
 
 /// Each write is to be synced when it returns.
@@ -174,7 +182,7 @@ extern "C" fn loaded() {
     let Some(attached) = attach().filter(|_| descriptors::make().is_ok()) else {
         // It has lost the right to use the log, and writes what others have in it.
         GIVEN_UP.store(true, Ordering::SeqCst);
-        return supervisor::suspend(number(), Some("rights"));
+        return suspend();
     };
     exec::remember();
     find_file_limit();
@@ -191,10 +199,14 @@ fn attach() -> Option<Attached> {
     let lines = |name| kept(name).map_or(&b""[..], OsStrExt::as_bytes);
     let is_set = |name| std::env::var_os(name).is_some_and(|value| value == "1");
     let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
+    let (cover_after, every_write) =
+        (number("TIDEGATE_COVER_AFTER"), is_set("TIDEGATE_EVERY_WRITE"));
+    let covers_all = cover_after.is_some() || every_write;
     Some(Attached {
         log,
-        cover_after: number("TIDEGATE_COVER_AFTER").unwrap_or(COVER_AFTER),
-        every_write: is_set("TIDEGATE_EVERY_WRITE"),
+        cover_after: cover_after.unwrap_or(COVER_AFTER),
+        cover_age_ns: if covers_all { 0 } else { COVER_AGE_NS },
+        every_write,
         filter: Filter { include: lines("TIDEGATE_INCLUDE"), exclude: lines("TIDEGATE_EXCLUDE") },
         includes_tmpfs: is_set("TIDEGATE_INCLUDE_TMPFS"),
     })
@@ -240,13 +252,21 @@ pub(crate) fn has_given_up() -> bool {
 }
 
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
+/// Why the log was given up, for the supervisor.
+static CAUSE: OnceLock<&str> = OnceLock::new();
+
+/// Has the supervisor suspend logging for this process, which has given the log up.
+fn suspend() {
+    supervisor::suspend(number(), Some(CAUSE.get().unwrap_or(&"rights")));
+}
 
 /// Gives the log up, for good: nothing of it is mapped any more, and every hook does what the C library
 /// does. The supervisor has suspended logging before: no operation of this process begins any more.
 ///
 /// A thread that holds a lock is waited for: the C library keeps it in a list that leads through the
 /// log's memory. Others find zeroes there: that no file has an entry.
-pub(crate) fn give_up() {
+pub(crate) fn give_up(cause: &'static str) {
+    let _ = CAUSE.set(cause);
     GIVEN_UP.store(true, Ordering::SeqCst);
     let at = ATTACHED.swap(ptr::null_mut(), Ordering::SeqCst);
     // SAFETY: null, or what `attach` has leaked.
@@ -267,7 +287,7 @@ pub(crate) extern "C" fn forked() {
     HOLDERS.store(0, Ordering::SeqCst);
     match log() {
         Some(log) => log.forget_pages(),
-        None if has_given_up() => return supervisor::suspend(number(), Some("rights")),
+        None if has_given_up() => return suspend(),
         None => {}
     }
     if APART.replace(Apart::No) == Apart::OwnDescriptors {

@@ -12,6 +12,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use rustix::time::ClockId;
+
 /// An error number of the kernel.
 pub(crate) type Errno = c_int;
 
@@ -205,13 +207,24 @@ pub(crate) fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     Ok(unsafe { stat.assume_init() })
 }
 
-/// As [`fstat`], and the number of the mount that the file was opened through, 0 where the kernel has none
-/// that is never given out again. Of the times, none is there.
-pub(crate) fn fstat_with_mount(fd: c_int) -> Result<(libc::stat, u64), Errno> {
+/// What the kernel says of an open file, by one call.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    /// As of [`fstat`]; of the times none is there.
+    pub(crate) stat: libc::stat,
+    /// The mount that it was opened through, 0 where the kernel has no number for it that is never given out
+    /// again.
+    pub(crate) mount: u64,
+    /// When it was created, in nanoseconds since 1970; 0 where the file system does not say.
+    pub(crate) born_ns: u64,
+}
+
+/// All that is asked of an open file at once.
+pub(crate) fn statx(fd: c_int) -> Result<Seen, Errno> {
     const MOUNT: c_uint = 0x4000;
     let mut found = MaybeUninit::<libc::statx>::zeroed();
-    let (empty, wanted) = (c"".as_ptr(), libc::STATX_BASIC_STATS | MOUNT);
-    let arguments = words![fd, empty, libc::AT_EMPTY_PATH, wanted, found.as_mut_ptr()];
+    let wanted = libc::STATX_BASIC_STATS | libc::STATX_BTIME | MOUNT;
+    let arguments = words![fd, c"".as_ptr(), libc::AT_EMPTY_PATH, wanted, found.as_mut_ptr()];
     // SAFETY: a terminated path, and room for the answer.
     checked(unsafe { call(libc::SYS_statx, arguments) })?;
     // SAFETY: zeroed, then filled.
@@ -224,7 +237,9 @@ pub(crate) fn fstat_with_mount(fd: c_int) -> Result<(libc::stat, u64), Errno> {
     (stat.st_uid, stat.st_gid) = (found.stx_uid, found.stx_gid);
     stat.st_size = found.stx_size.cast_signed();
     let mount = if found.stx_mask & MOUNT == 0 { 0 } else { found.stx_mnt_id };
-    Ok((stat, mount))
+    let (seconds, rest) = (u64::try_from(found.stx_btime.tv_sec), found.stx_btime.tv_nsec);
+    let born_ns = seconds.unwrap_or(0) * NS_PER_S + u64::from(rest);
+    Ok(Seen { stat, mount, born_ns })
 }
 
 /// What the kernel says of a path's file; `flags` as for `fstatat`.
@@ -285,11 +300,22 @@ pub(crate) fn wake(word: &AtomicU32) {
     unsafe { call(libc::SYS_futex, arguments) };
 }
 
+const NS_PER_S: u64 = 1_000_000_000;
+
 /// Nanoseconds of a clock that only goes forwards.
 pub(crate) fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    clock_ns(ClockId::Monotonic)
+}
+
+/// Nanoseconds since 1970, as the file systems count them.
+pub(crate) fn wall_clock_ns() -> u64 {
+    clock_ns(ClockId::RealtimeCoarse)
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let now = rustix::time::clock_gettime(clock);
     let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
-    seconds.unwrap_or(0) * 1_000_000_000 + rest.unwrap_or(0)
+    seconds.unwrap_or(0) * NS_PER_S + rest.unwrap_or(0)
 }
 
 /// Makes everything on the machine durable.

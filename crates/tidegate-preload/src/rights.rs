@@ -18,13 +18,17 @@ use crate::{next, process, supervisor};
 
 /// Gives the log up: to be called before the rights are.
 pub(crate) fn give_up() {
+    give_up_for("rights");
+}
+
+/// Gives the log up, for a cause that the supervisor knows.
+pub(crate) fn give_up_for(cause: &'static str) {
     if process::log().is_none() {
         return;
     }
-    let number = process::number();
-    supervisor::suspend(number, Some("rights"));
+    supervisor::suspend(process::number(), Some(cause));
     if !process::in_vfork_child() {
-        process::give_up();
+        process::give_up(cause);
     }
 }
 

@@ -155,8 +155,12 @@ unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
             hook!(message::sendmmsg(first, given.pointer(1), given.uint(2), given.int(3)))
         }
         libc::SYS_ioctl => hook!(transfer::ioctl(first, given.0[1] as _, given.0[2])),
-        libc::SYS_io_setup | libc::SYS_io_uring_setup => {
+        libc::SYS_io_setup => {
             unseen::all();
+            return None;
+        }
+        libc::SYS_io_uring_setup => {
+            rights::give_up_for("io_uring");
             return None;
         }
         _ => return None,

@@ -76,6 +76,8 @@ impl World {
             .env(DIRECTORY, self.directory.path())
             .env("LD_PRELOAD", library())
             .env("TIDEGATE_INCLUDE_TMPFS", "1")
+            // However young the file is.
+            .env("TIDEGATE_COVER_AFTER", "2")
             .env("TIDEGATE_POOL", self.memory.path().join("pool"))
             .env("TIDEGATE_CONTROL", self.memory.path().join("control"));
         command
