@@ -130,7 +130,7 @@ fn build_tidegate() {
     assert!(status.success(), "tidegate is not built");
 }
 
-/// An ext4 of its own in memory: `run` covers no file of one without a journal, as the machine's may be.
+/// An ext4 of its own in memory: `run` covers no file without a journal, as the machine's may be.
 struct Ext4 {
     dir: tempfile::TempDir,
 }

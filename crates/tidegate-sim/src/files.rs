@@ -2,7 +2,8 @@
 //!
 //! As ext4 does it: bytes reach the disk page by page, at any time. A page that the disk has is
 //! overwritten in place; for another one a block is allocated, which the disk shows, with the size that
-//! it brings, only from the next commit on. Names and changes of the size go to the journal at once. A
+//! it brings, only from the next commit on. Names and changes of the size go to the journal at once, and
+//! pages that the old or the new size ends in are written with them, as `data=ordered` has it. A
 //! sync writes the file's pages and commits, an `fdatasync` commits only if the file needs it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -131,11 +132,8 @@ impl Kernel {
         if self.is_resized(file) || !self.cache[file].dirty.remove(&page) {
             return;
         }
-        let bytes = &self.cache[file].bytes;
-        let (start, len) = (page * PAGE_BYTES, bytes.len());
-        let size = len.min(start + PAGE_BYTES);
-        let mut content = [0; PAGE_BYTES];
-        content[..size - start].copy_from_slice(&bytes[start..size]);
+        let size = self.cache[file].bytes.len().min((page + 1) * PAGE_BYTES);
+        let content = self.cached_page(file, page);
         let is_new = !self.disk[file].pages.contains_key(&page);
         if !is_new {
             self.disk[file].pages.insert(page, content);
@@ -158,13 +156,31 @@ impl Kernel {
         }
     }
 
+    /// Writes a page in place, if it is dirty.
+    fn write_last_page(&mut self, file: usize, page: usize) {
+        let is_dirty = self.cache[file].dirty.contains(&page);
+        let content = self.cached_page(file, page);
+        if let Some(on_disk) = self.disk[file].pages.get_mut(&page).filter(|_| is_dirty) {
+            *on_disk = content;
+        }
+    }
+
+    fn cached_page(&self, file: usize, page: usize) -> Page {
+        let bytes = self.cache[file].bytes.chunks(PAGE_BYTES).nth(page).unwrap_or_default();
+        let mut content = [0; PAGE_BYTES];
+        content[..bytes.len()].copy_from_slice(bytes);
+        content
+    }
+
     pub(crate) fn commit(&mut self) {
+        let mut ends = Vec::new();
         for change in std::mem::take(&mut self.journal) {
             match change {
                 Change::Names(names) => self.names_on_disk = names,
                 Change::SetSize { file, size } => {
                     let disk = &mut self.disk[file];
                     disk.zero_from(size.min(disk.size));
+                    ends.extend([disk.size, size].map(|end| (file, end / PAGE_BYTES)));
                     disk.size = size;
                     disk.pages.split_off(&size.div_ceil(PAGE_BYTES));
                 }
@@ -176,6 +192,9 @@ impl Kernel {
                     }
                 }
             }
+        }
+        for (file, page) in ends {
+            self.write_last_page(file, page);
         }
         self.cache.iter_mut().for_each(|cached| cached.is_changed = false);
     }

@@ -1,8 +1,9 @@
 //! Syncs of files whose success can be relied upon.
 //!
 //! ext4 whose journal was aborted after an error answers a sync with success where another sync has
-//! ended the journal's last transaction (measured on Linux 6.18: of programs that append and sync, one
-//! in 20 loses its last record so). What forgets its own copy of the data after a sync asks here.
+//! ended the journal's last transaction (measured on Linux 6.18: of programs that append and sync,
+//! one in 20 loses its last record so). What forgets its own copy of the data after a sync asks
+//! here.
 
 use std::os::fd::AsFd;
 
@@ -37,9 +38,9 @@ pub fn syncfs(file: impl AsFd) -> Result<(), Errno> {
 
 /// Why the file system of `file` commits nothing any more: it is read-only, or was shut down.
 ///
-/// Removes an attribute that no file has, of user extended attributes: what a file system refuses that
-/// commits nothing more, and what changes nothing in one that does. It takes 2 microseconds. Where the file
-/// may not have such attributes, the answer is none.
+/// It is asked to remove a user attribute that no file has: one that commits nothing more refuses
+/// that, and any other changes nothing. This takes 2 microseconds. Where a file may not have such
+/// attributes, the answer is none.
 #[must_use]
 pub fn failure(file: impl AsFd) -> Option<Errno> {
     let removed = rustix::fs::fremovexattr(file, c"user.tidegate.none");

@@ -99,6 +99,7 @@ pub struct LogDeviceOptions {
 /// use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
 /// use tidegate::log::{self, LogOptions, LogPool};
 /// use tidegate::pmem::Region;
+/// use tidegate::tier::Tier;
 ///
 /// let region = Arc::new(Region::anonymous(8 << 20)?);
 /// log::create(&region, &LogOptions::default())?;
@@ -106,7 +107,7 @@ pub struct LogDeviceOptions {
 /// let (pool, options) = (LogPool::open(region)?, LogDeviceOptions::default());
 /// let device = LogDevice::open(pool, backing.clone(), Binding::unnamed(1), options)?;
 /// device.write(0, &[3; 4096], WriteFlags::default())?; // Durable in the log, with one fence.
-/// device.shutdown()?; // The backing has it too.
+/// device.drain()?; // The backing has it too.
 /// let mut block = [0; 4096];
 /// backing.read(0, &mut block)?;
 /// assert_eq!(block, [3; 4096]);

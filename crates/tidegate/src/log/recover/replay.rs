@@ -115,6 +115,8 @@ impl Replay {
             self.extents.cut(size_bytes);
             let (start, end) = (size_bytes, self.disk_bytes);
             self.extents.insert(Extent { start, end, content: Content::Zero });
+            // Growth before the cut allows none behind it: the cut may be durable.
+            self.free_bytes = self.disk_bytes;
         }
         self.size_bytes = size_bytes;
         self.free_bytes = self.free_bytes.max(size_bytes);
@@ -216,6 +218,14 @@ mod tests {
         assert_eq!(replay(&longer, &disk(100)), target(200, &[]));
         let shorter = file_of(&[write(0, 100, 1000, false), Operation::SetSize(30)], 0);
         assert_eq!(replay(&shorter, &disk(100)), target(30, &[log(0, 30, 1000)]));
+    }
+
+    #[test]
+    fn growth_behind_a_durable_cut_is_not_promised_by_growth_before_it() {
+        let steps =
+            [write(100, 36, 1000, true), Operation::SetSize(102), write(102, 44, 2000, true)];
+        let expected = target(102, &[log(100, 102, 1000)]);
+        assert_eq!(replay(&file_of(&steps, 2), &disk(102)), expected);
     }
 
     #[test]
