@@ -1,4 +1,5 @@
-//! The command line as scripts see it: exit statuses, one-line errors, JSON keys, and what is refused.
+//! The command line as scripts see it: exit statuses, one-line errors, JSON keys, and what is
+//! refused.
 
 mod support;
 
@@ -26,7 +27,8 @@ fn pool() -> (TempDir, String) {
     (dir, pool)
 }
 
-/// Runs `tidegate ARGS`, which must fail with `status` and one line on standard error, which is handed back.
+/// Runs `tidegate ARGS`, which must fail with `status` and one line on standard error, which is
+/// handed back.
 fn fails(status: i32, args: &[&str]) -> String {
     let output = run(args);
     let stderr = String::from_utf8(output.stderr).expect("errors are text");
@@ -119,7 +121,8 @@ fn help_of_run_has_its_options_and_says_what_statuses_mean() {
     says(&help, &["--stats", "CMD", "Examples:", "128 + N"]);
 }
 
-/// With a power cut programs would lose what they synced: nobody gets that without having asked for it.
+/// With a power cut programs would lose what they synced: nobody gets that without having asked for
+/// it.
 #[test]
 fn a_pool_in_ordinary_memory_has_to_be_asked_for() {
     let output = run(["run", "--", "true"]);

@@ -1,5 +1,5 @@
-//! What others wrote, against the real binary: libnbd's tools, QEMU's, fio, and ext4 on nbdfuse and a loop
-//! device. `TIDEGATE_FIO_SECONDS` sets how long fio verifies, 5 unless set.
+//! What others wrote, against the real binary: libnbd's tools, QEMU's, fio, and ext4 on nbdfuse and
+//! a loop device. `TIDEGATE_FIO_SECONDS` sets how long fio verifies, 5 unless set.
 
 mod support;
 
@@ -266,7 +266,8 @@ fn tls_clients_are_served_and_others_refused() {
     assert!(status.success(), "{status}");
 }
 
-/// A certificate for `localhost`, signed by an authority of its own, under the names that libnbd looks for.
+/// A certificate for `localhost`, signed by an authority of its own, under the names that libnbd
+/// looks for.
 fn write_certificates(dir: &Path) {
     let mut authority = rcgen::CertificateParams::new([]).unwrap();
     authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);

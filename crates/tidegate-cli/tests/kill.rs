@@ -1,10 +1,11 @@
-//! kill -9 of the server under load: every acknowledged write is there afterwards, and no block is torn. With a
-//! DRAM tier, every write is there that was acknowledged before a flush began which was acknowledged too.
+//! kill -9 of the server under load: every acknowledged write is there afterwards, and no block is
+//! torn. With a DRAM tier, every write is there that was acknowledged before a flush began which
+//! was acknowledged too.
 //!
-//! Two connections of our own keep eight writes in flight each, while fio loads another part of the device.
-//! The server is killed by the thread that receives a chosen acknowledgement, so always in the middle of
-//! writes. Rounds go on with the same pool: `TIDEGATE_KILL_ROUNDS` of them, 3 unless set. A failure prints
-//! the seed; `TIDEGATE_SEED` runs it again with the same choices.
+//! Two connections of our own keep eight writes in flight each, while fio loads another part of the
+//! device. The server is killed by the thread that receives a chosen acknowledgement, so always in
+//! the middle of writes. Rounds go on with the same pool: `TIDEGATE_KILL_ROUNDS` of them, 3 unless
+//! set. A failure prints the seed; `TIDEGATE_SEED` runs it again with the same choices.
 
 #[path = "support/nbd.rs"]
 mod nbd;
@@ -24,8 +25,8 @@ use support::{Server, ok, scratch, setting, tool};
 const BLOCK_BYTES: usize = 4096;
 const CONNECTIONS: usize = 2;
 const DEPTH: usize = 8;
-/// Blocks that one slot of one connection writes, and nobody else: so each has at most one write in flight. Many,
-/// so that the last write of most blocks is not long ago.
+/// Blocks that one slot of one connection writes, and nobody else: so each has at most one write in
+/// flight. Many, so that the last write of most blocks is not long ago.
 const BLOCKS_A_SLOT: usize = 512;
 const BLOCKS_A_CONNECTION: usize = DEPTH * BLOCKS_A_SLOT;
 /// Most blocks of one request.
@@ -136,7 +137,8 @@ fn kill_in(dir: &Path, made: &Made, dram: &str, more: &[&str]) {
     let mut random = Random(seed);
     let mut model = vec![Block::default(); CONNECTIONS * BLOCKS_A_CONNECTION];
     for round in 0..setting("TIDEGATE_KILL_ROUNDS", 3) {
-        // Every other round the device is slow, so that requests run in parallel on the server's workers.
+        // Every other round the device is slow, so that requests run in parallel on the server's
+        // workers.
         let delay = if round % 2 == 1 { "--delay-us=100" } else { "--delay-us=0" };
         let args = [&[&dram_arg, delay], more].concat();
         let server = Server::start(&pool, &socket, &args);
@@ -287,8 +289,9 @@ impl Writer<'_> {
     }
 }
 
-/// Reads every block back: it must hold, whole, the durable write or one that came later. From here on the model holds
-/// what was found. Returns how many blocks held the last acknowledged write and how many another one.
+/// Reads every block back: it must hold, whole, the durable write or one that came later. From here
+/// on the model holds what was found. Returns how many blocks held the last acknowledged write and
+/// how many another one.
 fn verify(socket: &Path, model: &mut [Block]) -> (usize, usize) {
     let mut client = Client::connect(socket).expect("the server is ready");
     let (mut kept, mut others) = (0, 0);
@@ -307,8 +310,8 @@ fn verify(socket: &Path, model: &mut [Block]) -> (usize, usize) {
     (kept, others)
 }
 
-/// The bytes of write number `sequence` to block `lba`: both numbers, a body that depends on both, and a
-/// checksum. Zeroes for number 0, a block never written.
+/// The bytes of write number `sequence` to block `lba`: both numbers, a body that depends on both,
+/// and a checksum. Zeroes for number 0, a block never written.
 fn stamped(lba: usize, sequence: u64) -> Vec<u8> {
     if sequence == 0 {
         return vec![0; BLOCK_BYTES];

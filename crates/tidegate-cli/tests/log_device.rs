@@ -134,8 +134,8 @@ fn a_log_with_data_of_another_backing_is_refused_unless_forced() {
     assert_eq!(in_file(&scene.path("moved"), 3), 0);
 }
 
-/// The log knows the name of its backing: `recover` destages to it without a server, and `run`, which has
-/// no use for such records, refuses the pool.
+/// The log knows the name of its backing: `recover` destages to it without a server, and `run`,
+/// which has no use for such records, refuses the pool.
 #[test]
 fn recover_destages_too() {
     let scene = Scene::new();

@@ -1,7 +1,8 @@
-//! The commands around a log pool: what `run`, its supervisor, `recover`, `flush` and `stat` do, whoever is killed.
+//! The commands around a log pool: what `run`, its supervisor, `recover`, `flush` and `stat` do,
+//! whichever process is killed.
 //!
-//! The programs here are this test itself: it joins the log as the preload library does, and so can stop between any two
-//! steps. What real programs see is tried elsewhere.
+//! The programs here are this test itself: it joins the log as the preload library does, and so can
+//! stop between any two steps. What real programs see is tried elsewhere.
 
 mod support;
 
@@ -115,8 +116,8 @@ impl Session {
         socket
     }
 
-    /// Kills the supervisor and waits until the kernel has cleaned up after it; the launcher is stopped, so that nobody
-    /// replaces it.
+    /// Kills the supervisor and waits until the kernel has cleaned up after it; the launcher is
+    /// stopped, so that nobody replaces it.
     fn kill_supervisor(&self) {
         let launcher = Pid::from_child(&self.launcher);
         kill_process(launcher, Signal::STOP).unwrap();
@@ -336,7 +337,7 @@ fn a_full_log_is_emptied_while_a_program_writes() {
     for number in 0..400 {
         let guard = program.lock(&file);
         loop {
-            let room = program.log.room();
+            let space = program.log.space_changes();
             let mut ticket = guard.begin().unwrap();
             if ticket.needs_define() {
                 drop(ticket);
@@ -347,13 +348,14 @@ fn a_full_log_is_emptied_while_a_program_writes() {
                 break;
             }
             drop(ticket);
-            program.log.wait_for_room(room, std::time::Duration::from_secs(10));
+            program.log.wait_for_space(space, std::time::Duration::from_secs(10));
         }
         file.write_all_at(&data, number).unwrap();
     }
     let counted = session.stat();
     assert!(counted["log_used_max_bytes"].as_u64() > Some(4 << 20), "{counted}");
-    // The same bytes again and again reach the disk as often as the log was full, not as often as they were written.
+    // The same bytes again and again reach the disk as often as the log was full, not as often as
+    // they were written.
     assert!(counted["written_back_bytes"].as_u64() < Some(4 << 20), "{counted}");
     let stderr = session.end();
     assert!(stderr.contains("written back"), "{stderr}");
@@ -457,8 +459,9 @@ fn a_supervisor_that_dies_with_its_last_program_is_replaced_too() {
     assert!(ok(["recover", pool.to_str().unwrap()]).contains("nothing to recover"));
 }
 
-/// Stands in for a supervisor that was killed and that the kernel has not cleaned up after: its socket takes connections and
-/// says nothing, and its pool stays locked until the next one looks at the pool for the second time.
+/// Stands in for a supervisor that was killed and that the kernel has not cleaned up after: its
+/// socket takes connections and says nothing, and its pool stays locked until the next one looks at
+/// the pool for the second time.
 fn die_slowly(pool: &Path, socket: &Path) {
     use rustix::fs::inotify;
     let _ = std::fs::remove_file(socket);
@@ -675,7 +678,7 @@ fn a_program_that_is_not_there_is_named_before_anything_is_made() {
     assert!(!pool.exists());
 }
 
-/// A program that would run as somebody else.
+/// A program that would run as another user.
 fn set_user_id_program(dir: &Path) -> PathBuf {
     if !rustix::process::geteuid().is_root() {
         return PathBuf::from("/bin/su");

@@ -1,18 +1,19 @@
 //! Admission: a plain file becomes covered, at a sync that is made for real.
 //!
 //! The order, and why:
-//! 1. The story begins: from now on writers find it, and log before they write. Under the entry's lock, so
-//!    that no writer is in the middle.
-//! 2. Plain writes that began before are waited for ([`plain`](crate::plain)), and the supervisor, which
-//!    holds a descriptor that hears of each failed write-back. Neither for long.
-//! 3. The log's head and the file's size are noted under the lock: each logged change below that head has been
-//!    made in the kernel, so the sync makes it durable.
-//! 4. The real sync: all that the file was at 3 is on the disk, and all that it became since is in the log.
-//! 5. The story is covered, unless the file was changed past the log since 1, or another thread has begun a
-//!    story of its own.
+//! 1. The story begins: from now on writers find it, and log before they write. Under the entry's
+//!    lock, so that no writer is in the middle.
+//! 2. Plain writes that began before are waited for ([`plain`](crate::plain)), and the supervisor,
+//!    which holds a descriptor that hears of each failed write-back. Neither for long.
+//! 3. The log's head and the file's size are noted under the lock: each logged change below that
+//!    head has been made in the kernel, so the sync makes it durable.
+//! 4. The real sync: all that the file was at 3 is on the disk, and all that it became since is in
+//!    the log.
+//! 5. The story is covered, unless the file was changed past the log since 1, or another thread has
+//!    begun a story of its own.
 //!
-//! A story that was not covered is ignored by recovery: wherever this fails the file is plain, and the
-//! real sync was what the program asked for.
+//! A story that was not covered is ignored by recovery: wherever this fails the file is plain, and
+//! the real sync was what the program asked for.
 
 use tidegate::log::{CoverState, Definition};
 
@@ -70,7 +71,7 @@ impl Open {
     fn begin<'d>(&self, identified: &Identified, path: &'d PathBuffer) -> Option<Story<'d>> {
         let entry = self.entry()?;
         let guard = self.lock(entry).ok()?;
-        if guard.is_sticky() || (guard.is_logged() && guard.is_covered()) {
+        if guard.is_pinned() || (guard.is_logged() && guard.is_covered()) {
             return None;
         }
         // What its last story has promised must not hang on the sync to come.

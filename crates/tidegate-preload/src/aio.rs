@@ -1,9 +1,9 @@
 //! Hooks: asynchronous writes.
 //!
-//! Invariant: a file is out of the log before a write of it is handed to a thread or to the kernel, which makes
-//! it later. Which file that is, the kernel's own interfaces do not tell in passing: where libaio is set up, all
-//! files that the process has open leave the log. `io_uring` opens, cuts and renames any file as well: a
-//! process that sets it up [gives the log up](crate::rights).
+//! Invariant: a file is out of the log before a write of it is handed to a thread or to the kernel,
+//! which makes it later. Which file that is, the kernel's own interfaces do not tell in passing:
+//! where libaio is set up, all files that the process has open leave the log. `io_uring` opens,
+//! cuts and renames any file as well: a process that sets it up [gives the log up](crate::rights).
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint, c_void};

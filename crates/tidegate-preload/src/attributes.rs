@@ -1,7 +1,7 @@
 //! Hooks: owner, mode, times and extended attributes of files.
 //!
-//! Invariant: they are the kernel's. A change of them is counted as pending, and makes the next sync of a covered
-//! file real.
+//! Invariant: they are the kernel's. A change of them is counted as pending, and makes the next
+//! sync of a covered file real.
 #![allow(unsafe_code)] // C's functions
 
 use std::ffi::{c_char, c_int, c_void};

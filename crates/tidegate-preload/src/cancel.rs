@@ -1,16 +1,17 @@
 //! Cancellation of threads: calls that glibc lets a thread be cancelled at stay such calls.
 //!
-//! What goes to the C library is one by itself. What goes to the log asks before it begins, when nothing is held: in the middle
-//! of it a thread cannot be cancelled.
+//! What goes to the C library is one by itself. What goes to the log asks before it begins, when
+//! nothing is held: in the middle of it a thread cannot be cancelled.
 #![allow(unsafe_code)] // a function of the C library
 
 unsafe extern "C-unwind" {
     fn pthread_testcancel();
 }
 
-/// Ends the calling thread here if somebody has cancelled it.
+/// Ends the calling thread here if another thread has cancelled it.
 #[inline]
 pub(crate) fn point() {
-    // SAFETY: takes nothing. The frames above are those of hooks, which hold nothing that must be dropped.
+    // SAFETY: takes nothing. The frames above are those of hooks, which hold nothing that must be
+    // dropped.
     unsafe { pthread_testcancel() };
 }

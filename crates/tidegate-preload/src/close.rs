@@ -1,15 +1,15 @@
 //! Hooks: descriptors that go, are copied, or change how they write.
 //!
-//! Invariants: see [`descriptors`]. A copy starts with what is known of the original, but pins a file by a pin
-//! of its own.
+//! Invariants: see [`descriptors`]. A copy starts with what is known of the original, but pins a
+//! file by a pin of its own.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_int, c_uint};
 
-use crate::alike::alike;
 use crate::covered::Open;
 use crate::descriptors::{self, Kind, Known, PINNED};
 use crate::raw::{self, words};
+use crate::synonyms::synonyms;
 use crate::{files, fork, next, process, stdio, unseen};
 
 /// The descriptor will mean nothing, or something else: forgets what is known of it.
@@ -142,8 +142,8 @@ pub(crate) unsafe extern "C-unwind" fn dup3(original: c_int, copy: c_int, flags:
     if original == copy { raw::failed_int(libc::EINVAL) } else { replace(original, copy, flags) }
 }
 
-/// Before the flags of a description are set: if that changes how it writes, what is noted of its copies, in
-/// whatever process, is no longer true. So the file stays out of the log.
+/// Before the flags of a description are set: if that changes how it writes, what is noted of its
+/// copies, in whatever process, is no longer true. So the file stays out of the log.
 fn set_flags(fd: c_int, flags: c_int) {
     const OF_WRITES: c_int = libc::O_APPEND | libc::O_DIRECT;
     let Some(open) = Open::writable(fd) else { return };
@@ -191,7 +191,8 @@ pub(crate) unsafe extern "C-unwind" fn closedir(stream: *mut std::ffi::c_void) -
     unsafe { closedir(stream) }
 }
 
-/// Becomes a daemon: its standard descriptors are other ones then, in a child that only the C library has forked.
+/// Becomes a daemon: its standard descriptors are other ones then, in a child that only the C
+/// library has forked.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn daemon(
     keep_directory: c_int,
@@ -207,7 +208,7 @@ pub(crate) unsafe extern "C-unwind" fn daemon(
     result
 }
 
-alike! {
+synonyms! {
     __close(fd: c_int) = close(fd);
     __dup2(original: c_int, copy: c_int) = dup2(original, copy);
     fcntl(fd: c_int, command: c_int, argument: usize) = fcntl64(fd, command, argument);

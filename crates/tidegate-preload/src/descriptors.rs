@@ -3,12 +3,12 @@
 //! Invariants:
 //! 1. Nothing known is always right: a hook that needs to know asks the kernel then
 //!    ([`crate::files::of`]), and notes it here.
-//! 2. A descriptor's entry is cleared before the kernel gives its number up, and after the kernel gave a
-//!    number out.
-//! 3. The table belongs to the process: a child of `vfork`, which borrows this memory but has descriptors
-//!    of its own, neither reads nor writes it. To it, all is unknown.
-//! 4. No lock, no allocation: the words of an entry belong together as long as the program does not use a
-//!    descriptor in one thread while it closes it in another.
+//! 2. A descriptor's entry is cleared before the kernel gives its number up, and after the kernel
+//!    gave a number out.
+//! 3. The table belongs to the process: a child of `vfork`, which borrows this memory but has
+//!    descriptors of its own, neither reads nor writes it. To it, all is unknown.
+//! 4. No lock, no allocation: the words of an entry belong together as long as the program does not
+//!    use a descriptor in one thread while it closes it in another.
 //!
 //! Entry points: [`get`], [`set`], [`clear`], [`each`]; [`make`] at load.
 #![allow(unsafe_code)] // the table is mapped memory
@@ -41,7 +41,8 @@ pub(crate) const APPEND: u32 = 1 << 0;
 pub(crate) const READ_ONLY: u32 = 1 << 1;
 /// Opened with `O_DIRECT`.
 pub(crate) const DIRECT: u32 = 1 << 2;
-/// This descriptor pins its file to the kernel path: it is written in ways that the hooks do not see.
+/// This descriptor pins its file to the kernel path: it is written in ways that the hooks do not
+/// see.
 pub(crate) const PINNED: u32 = 1 << 3;
 
 /// What is known of a descriptor.

@@ -1,4 +1,5 @@
-//! Whether a file's bytes are all written and allocated, so that overwriting them changes no metadata.
+//! Whether a file's bytes are all written and allocated, so that overwriting them changes no
+//! metadata.
 
 use std::ffi::c_int;
 
@@ -6,14 +7,16 @@ use tidegate::log::recover::{MappedExtent, MappedExtents};
 
 use crate::raw;
 
-/// Flags of an extent whose bytes can be overwritten in place: the last one, and one that was merged.
-/// Others are unwritten, not allocated yet, shared with another file, inline, or compressed.
+/// Flags of an extent whose bytes can be overwritten in place: the last one, and one that was
+/// merged. Others are unwritten, not allocated yet, shared with another file, inline, or
+/// compressed.
 const IN_PLACE: u32 = 0x0001 | 0x1000;
 /// Extents that are asked for at once, on the stack.
 const EXTENTS: usize = 32;
 
-/// Whether each of the first `size` bytes of the open file is in an extent that is written, and the file's
-/// alone. False where the file system does not tell. What was not written back counts as not written.
+/// Whether each of the first `size` bytes of the open file is in an extent that is written, and the
+/// file's alone. False where the file system does not tell. What was not written back counts as not
+/// written.
 pub(crate) fn are_dense(fd: c_int, size: u64) -> bool {
     let file = raw::borrowed(fd);
     let mut at = 0;
@@ -29,8 +32,8 @@ pub(crate) fn are_dense(fd: c_int, size: u64) -> bool {
     true
 }
 
-/// Where the bytes end that follow each other from `at` on in extents that can be overwritten in place; none
-/// where there is a hole, or another kind of extent.
+/// Where the bytes end that follow each other from `at` on in extents that can be overwritten in
+/// place; none where there is a hole, or another kind of extent.
 fn dense_end(extents: &[MappedExtent], at: u64) -> Option<u64> {
     extents.iter().try_fold(at, |at, extent| {
         let is_dense = extent.flags & !IN_PLACE == 0 && extent.start <= at;

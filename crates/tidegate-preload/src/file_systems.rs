@@ -1,13 +1,13 @@
 //! File systems: whether their files can be covered, and what tells a file system from all others.
 //!
 //! Invariants:
-//! 1. Files can be covered on ext4 and XFS, which keep their UUID and their files' handles over a reboot.
-//!    Calls on files of all others go to the kernel.
-//! 2. What is noted is noted of a mount, by the number that the kernel gives to no other one, ever, and a
-//!    mount shows one file system for as long as there is one. Not by the device: its number is given
-//!    out again after an unmount.
-//! 3. A note is made once. What it says of the identity is added once, when a file is to be covered.
-//!    Without a place for it, or a number of the mount, the kernel is asked each time.
+//! 1. Files can be covered on ext4 and XFS, which keep their UUID and their files' handles over a
+//!    reboot. Calls on files of all others go to the kernel.
+//! 2. What is noted is noted of a mount, by the number that the kernel gives to no other one, ever,
+//!    and a mount shows one file system for as long as there is one. Not by the device: its number
+//!    is given out again after an unmount.
+//! 3. A note is made once. What it says of the identity is added once, when a file is to be
+//!    covered. Without a place for it, or a number of the mount, the kernel is asked each time.
 //!
 //! Entry points: [`holds_covered`]; [`identity`].
 #![allow(unsafe_code)] // a field that the C library hides
@@ -52,29 +52,29 @@ static NOTED: [Note; NOTES] = [const {
     }
 }; NOTES];
 
-/// Whether files of the file system of an open file can be covered. The file was opened through `mount`,
-/// 0 where that is not known.
+/// Whether files of the file system of an open file can be covered. The file was opened through
+/// `mount`, 0 where that is not known.
 pub(crate) fn holds_covered(fd: c_int, mount: u64) -> Result<bool, Errno> {
     if let Some(note) = find(mount) {
         return Ok(note.holds_covered.load(Ordering::Relaxed) != 0);
     }
-    let holds_covered = is_allowed(kind(&raw::fstatfs(fd)?)) && !is_nameless(fd);
+    let holds_covered = is_allowed(kind(&raw::fstatfs(fd)?)) && !has_no_uuid(fd);
     if mount != 0 && mount != BUSY {
         note(mount, holds_covered);
     }
     Ok(holds_covered)
 }
 
-/// The file system of an open file says that it has no UUID, by which recovery could find it. Tests run on
-/// whatever file system there is.
-fn is_nameless(fd: c_int) -> bool {
+/// The file system of an open file says that it has no UUID, by which recovery could find it. Tests
+/// run on whatever file system there is.
+fn has_no_uuid(fd: c_int) -> bool {
     let Err(error) = log::recover::file_system_id(raw::borrowed(fd)) else { return false };
     let has_none = error.kind() == io::ErrorKind::Unsupported;
     !cfg!(test) && (has_none || error.raw_os_error() == Some(libc::ENOTTY))
 }
 
-/// What tells the file system of an open file on `device` from all others. None: it has no UUID, or the log
-/// knows too many file systems.
+/// What tells the file system of an open file on `device` from all others. None: it has no UUID, or
+/// the log knows too many file systems.
 pub(crate) fn identity(log: &Log, fd: c_int, mount: u64, device: u64) -> Option<Identity> {
     let note = find(mount);
     if let Some(known) = note.and_then(Note::identity) {
@@ -125,7 +125,7 @@ impl Note {
         let number = u128::from_le_bytes(found.id);
         let (low, high) = (number & u128::from(u64::MAX), number >> 64);
         for (word, half) in self.id.iter().zip([low, high]) {
-            // Whoever else finds it out stores the same.
+            // Another thread that finds it out stores the same.
             word.store(u64::try_from(half).unwrap_or(0), Ordering::Relaxed);
         }
         self.reference.store(u64::from(found.reference.to_number()) + 1, Ordering::Release);
@@ -174,7 +174,7 @@ fn by_task(path: &Text) -> Option<Journal> {
     let file = Opened::open(libc::AT_FDCWD, path.as_c_str(), libc::O_RDONLY).ok()?;
     let mut text = [0_u8; 16];
     let arguments = words![file.number(), text.as_mut_ptr(), text.len()];
-    // SAFETY: room for the answer.
+    // SAFETY: memory for the answer.
     let len = raw::checked(unsafe { raw::call(libc::SYS_read, arguments) }).ok()?;
     match text.get(..len)? {
         [b'0'..=b'9', ..] => Some(Journal::InOrder),
@@ -212,8 +212,8 @@ impl Text {
         let end = self.len_bytes + more.len();
         // One byte stays: the end of the string.
         match self.bytes[..Self::BYTES - 1].get_mut(self.len_bytes..end) {
-            Some(room) => {
-                room.copy_from_slice(more);
+            Some(space) => {
+                space.copy_from_slice(more);
                 self.len_bytes = end;
             }
             None => self.bytes[0] = 0,

@@ -1,8 +1,9 @@
 //! Which file a descriptor is, and what the log has to know of it.
 //!
 //! Invariants:
-//! 1. A regular file on a file system whose files can be covered goes by its lane or its entry in the log's
-//!    table. Whether *this* process may cover it (the user's globs) matters only to its admission.
+//! 1. A regular file on a file system whose files can be covered goes by its lane or its entry in
+//!    the log's table. Whether *this* process may cover it (the user's globs) matters only to its
+//!    admission.
 //! 2. All other descriptors are ignored: their calls are the kernel's.
 //!
 //! Entry points: [`of`], and [`note`] for a hook that has just opened the descriptor; [`entry`] and
@@ -40,7 +41,7 @@ impl Seen {
 
     /// It was created less than `age_ns` ago.
     pub(crate) fn is_younger_than(&self, age_ns: u64) -> bool {
-        raw::wall_clock_ns().saturating_sub(self.born_ns) < age_ns
+        raw::wall_clock_ns().saturating_sub(self.created_ns) < age_ns
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -161,13 +162,15 @@ fn handle_of(fd: c_int) -> Option<FileHandle> {
     let mut mount = 0_i32;
     let (at, mount) = (&raw mut handle, &raw mut mount);
     let arguments = raw::words![fd, c"".as_ptr(), at, mount, libc::AT_EMPTY_PATH];
-    // SAFETY: a terminated path, and room for a handle of the size that is given and for a number.
+    // SAFETY: a terminated path, and memory for a handle of the size that is given and for a
+    // number.
     raw::checked(unsafe { raw::call(libc::SYS_name_to_handle_at, arguments) }).ok()?;
     let len = usize::try_from(handle.len_bytes).ok()?;
     FileHandle::new(handle.kind, handle.bytes.get(..len)?)
 }
 
-/// The entry of the open file in the log's table, noted with the descriptor. None: it can have none.
+/// The entry of the open file in the log's table, noted with the descriptor. None: it can have
+/// none.
 #[cold]
 pub(crate) fn entry(log: &Log, fd: c_int, known: Known) -> Option<Entry> {
     let identified = identify(log, fd)?;

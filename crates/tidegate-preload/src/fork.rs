@@ -1,10 +1,11 @@
 //! Hooks: `_Fork` and `clone`, which run none of the C library's handlers, and `unshare`.
 //!
 //! Invariants:
-//! 1. A child with a copy of the memory says that it is another process before it runs any of the program. One
-//!    in other namespaces has given the log up by then: its numbers mean other processes to the others.
-//! 2. Where descriptors are no longer those of the whole process, its files have left the log, and the thread
-//!    asks the kernel what its descriptors are.
+//! 1. A child with a copy of the memory says that it is another process before it runs any of the
+//!    program. One in other namespaces has given the log up by then: its numbers mean other
+//!    processes to the others.
+//! 2. Where descriptors are no longer those of the whole process, its files have left the log, and
+//!    the thread asks the kernel what its descriptors are.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_int, c_void};

@@ -1,7 +1,7 @@
 //! Which paths the user wants in the log: globs, matched without memory from the heap.
 //!
-//! `*` is any bytes and `?` one byte, slashes too; `[a-z]` and `[!a-z]` are one byte, `\` takes the next byte as it is. A glob
-//! that matches a directory takes all that is in it.
+//! `*` is any bytes and `?` one byte, slashes too; `[a-z]` and `[!a-z]` are one byte, `\` takes the
+//! next byte as it is. A glob that matches a directory takes all that is in it.
 //!
 //! Entry point: [`Filter`].
 
@@ -35,7 +35,8 @@ fn matches_any(lines: &[u8], path: &[u8]) -> bool {
 
 /// Whether the glob matches the path or a directory above it.
 ///
-/// Instead of trying all splits, it goes back to the last `*`: what an earlier one could match, a later one can.
+/// Instead of trying all splits, it goes back to the last `*`: what an earlier one could match, a
+/// later one can.
 fn matches(glob: &[u8], path: &[u8]) -> bool {
     let (mut glob_at, mut path_at) = (0, 0);
     let mut star = None;

@@ -1,55 +1,59 @@
 //! The library that `tidegate run` preloads into a program and all that it starts.
 //!
-//! Its functions stand in front of the C library's. A file is *plain* or *covered*. Calls on a plain file
-//! go to the kernel, and its syncs are real. A sync makes a file covered: all its bytes, its size and its
-//! existence are then on the disk or in the log on persistent memory. Its writes and truncations are
-//! logged first and then made in the kernel, so that everything that reads sees the page cache, which
-//! is right; and its syncs cost an append or nothing.
+//! Its functions stand in front of the C library's. A file is *plain* or *covered*. Calls on a
+//! plain file go to the kernel, and its syncs are real. A sync makes a file covered: all its bytes,
+//! its size and its existence are then on the disk or in the log on persistent memory. Its writes
+//! and truncations are logged first and then made in the kernel, so that everything that reads sees
+//! the page cache, which is right; and its syncs cost an append or nothing.
 //!
 //! # Rules
-//! 1. *Whenever the log cannot answer a sync, the real sync on the program's own descriptor is right.*
-//! 2. A covered file that is about to change in a way that the hooks do not see leaves the log before: a
-//!    real sync, then the end of its story.
-//! 3. Changes of names, attributes and sizes are the kernel's. They are counted, before and after the
-//!    call: a sync that would commit them to the journal is answered only while none is pending.
+//! 1. *Whenever the log cannot answer a sync, the real sync on the program's own descriptor is
+//!    right.*
+//! 2. A covered file that is about to change in a way that the hooks do not see leaves the log
+//!    before: a real sync, then the end of its story.
+//! 3. Changes of names, attributes and sizes are the kernel's. They are counted, before and after
+//!    the call: a sync that would commit them to the journal is answered only while none is
+//!    pending.
 //!
 //! # What makes a file leave
-//! | while | the file |
-//! |---|---|
-//! | a stream for writing is open on it (`fopen`, `fdopen`, `freopen`), or it is standard output or error | is written by the C library |
-//! | the process lives that mapped it shared and writable, or wrote it by `aio_write` or `dprintf` | may be changed at any time |
-//! | it is written with `O_DIRECT` | is written around the page cache |
-//! | `sendfile`, `copy_file_range`, `splice`, `vdprintf`, `backtrace_symbols_fd`, `fallocate`, a cloning `ioctl` runs | is written by the kernel or the C library |
-//! | `F_SETFL` or `fdopen` has changed how a descriptor writes, or a descriptor was sent to another process | is written elsewhere |
-//! | a thread of the process has descriptors of its own (all of its files) | is written by numbers that mean another file |
-//! | libaio is set up in the process (all of its files) | is written by the kernel, when it likes |
+//! - A stream for writing is open on it (`fopen`, `fdopen`, `freopen`), or it is standard output or
+//!   error: the C library writes it. As long as that lasts.
+//! - A process has mapped it shared and writable, or written it by `aio_write` or `dprintf`: it may
+//!   change at any time. As long as that process lives.
+//! - It is written with `O_DIRECT`: around the page cache.
+//! - `sendfile`, `copy_file_range`, `splice`, `vdprintf`, `backtrace_symbols_fd`, `fallocate` or a
+//!   cloning `ioctl` runs: the kernel or the C library writes it.
+//! - `F_SETFL` or `fdopen` has changed how a descriptor writes, or a descriptor was sent to another
+//!   process: it is written elsewhere.
+//! - A thread of the process has descriptors of its own: numbers mean other files there. All files
+//!   of the process.
+//! - libaio is set up in the process: the kernel writes when it likes. All files of the process.
 //!
-//! While a process of the tree cannot be watched (static programs, another C library, one that has given
-//! up rights or has set up `io_uring`), no file of the tree is covered: `rights`, `exec`.
+//! While a process of the tree cannot be watched (static programs, another C library, one that has
+//! given up rights or has set up `io_uring`), no file of the tree is covered: `rights`, `exec`.
 //!
 //! # Invariants
-//! 1. Hooks allocate nothing, take no lock but the log's, and start nothing. They may run before this
-//!    library is set up, in signal handlers, and in children of `fork` and `vfork`.
-//! 2. `errno` and results are the kernel's. What goes to the C library instead of the log is its own
-//!    function, with its cancellation points; what goes to a file is one when it begins.
+//! 1. Hooks allocate nothing, take no lock but the log's, and start nothing. They may run before
+//!    this library is set up, in signal handlers, and in children of `fork` and `vfork`.
+//! 2. `errno` and results are the kernel's. What goes to the C library instead of the log is its
+//!    own function, with its cancellation points; what goes to a file is one when it begins.
 //! 3. A signal handler that interrupts a hook and writes to the same file ends the file's story.
 //!
 //! # Map
 //! - the program's calls: `write`, `sync`, `size`, `open`, `names`, `attributes`, `close`, `stdio`,
-//!   `printf`, `mapping`, `transfer`, `aio`, `message`, `exec`, `syscall`, `fork`, `vfork`, `rights`,
-//!   `limits`;
-//! - what they do: `plain` (a call in its lane), `metadata` (a counted one), `admission` (a plain file
-//!   becomes covered), `covered` (writes, truncations, syncs, leaving), `unseen` (files pinned to the
-//!   kernel path);
-//! - what they know: `files` (which file), `file_systems`, `extents`, `descriptors` (what is noted of each),
-//!   `glob` (what the user wants), `process`, `supervisor`;
-//! - underneath: `raw` (system calls), `next` (the C library's functions), `alike`, `path`, `page`,
-//!   `readable` (the program's pointers), `cancel`, `signals`.
+//!   `printf`, `mapping`, `transfer`, `aio`, `message`, `exec`, `syscall`, `fork`, `vfork`,
+//!   `rights`, `limits`;
+//! - what they do: `plain` (a call in its lane), `metadata` (a counted one), `admission` (a plain
+//!   file becomes covered), `covered` (writes, truncations, syncs, leaving), `unseen` (files pinned
+//!   to the kernel path);
+//! - what they know: `files` (which file), `file_systems`, `extents`, `descriptors` (what is noted
+//!   of each), `glob` (what the user wants), `process`, `supervisor`;
+//! - underneath: `raw` (system calls), `next` (the C library's functions), `synonyms`, `path`,
+//!   `page`, `readable` (the program's pointers), `cancel`, `signals`.
 #![cfg_attr(test, allow(dead_code))]
 
 mod admission;
 mod aio;
-mod alike;
 mod attributes;
 mod cancel;
 mod close;
@@ -81,6 +85,7 @@ mod size;
 mod stdio;
 mod supervisor;
 mod sync;
+mod synonyms;
 mod syscall;
 #[cfg(test)]
 mod testing;

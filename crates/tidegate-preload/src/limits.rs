@@ -1,8 +1,9 @@
 //! Hooks: limits of the process.
 //!
-//! Invariant: the largest file that this process may make is known here ([`process::file_bytes_max`]): a process
-//! that is killed for a larger write has not made it, and its record must not be completed for it. A limit
-//! that another process sets counts from the next one that this one sets.
+//! Invariant: the largest file that this process may make is known here
+//! ([`process::file_bytes_max`]): a process that is killed for a larger write has not made it, and
+//! its record must not be completed for it. A limit that another process sets counts from the next
+//! one that this one sets.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint};

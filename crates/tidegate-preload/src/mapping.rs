@@ -1,9 +1,10 @@
 //! Hooks: files that are mapped.
 //!
 //! Invariants:
-//! 1. A file that may be changed through a mapping is unlogged before the mapping is there, for as long as the process lives.
-//! 2. Mappings that may become writable later are noted in [`NOTED`]; where there is no place left, the file is unlogged at
-//!    once.
+//! 1. A file that may be changed through a mapping is unlogged before the mapping is there, for as
+//!    long as the process lives.
+//! 2. Mappings that may become writable later are noted in [`NOTED`]; where there is no place left,
+//!    the file is unlogged at once.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_void};
@@ -13,9 +14,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use libc::{off_t, size_t};
 use tidegate::log::FileRef;
 
-use crate::alike::alike;
 use crate::covered::Open;
 use crate::raw::{self, words};
+use crate::synonyms::synonyms;
 use crate::{process, readable, unseen};
 
 /// A shared mapping, not writable, of a file that is open for writing.
@@ -236,7 +237,7 @@ pub(crate) unsafe extern "C-unwind" fn pkey_mprotect(
     protect(at, len, protection, || unsafe { raw::call(number, words![at, len, protection, key]) })
 }
 
-alike! {
+synonyms! {
     mmap(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void = map(at, len, protection, (flags, fd, offset));
     mmap64(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void = map(at, len, protection, (flags, fd, offset));
 }

@@ -1,7 +1,7 @@
 //! Hooks: `sendmsg` and `sendmmsg`, by which descriptors get to other processes.
 //!
-//! Invariant: a file leaves the log, and does not come back, before another process gets a descriptor to write
-//! it with: that process may not be watched.
+//! Invariant: a file leaves the log, and does not come back, before another process gets a
+//! descriptor to write it with: that process may not be watched.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint};

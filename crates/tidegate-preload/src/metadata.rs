@@ -1,15 +1,16 @@
 //! Changes of names, attributes and sizes: made by the kernel, and counted before and after.
 //!
 //! Invariants:
-//! 1. From before the kernel makes such a change until a sync that began after it has committed the journal,
-//!    the change is pending in the log's count.
-//! 2. A change of the names or attributes of a logged file is counted for that file, too: its next sync would
-//!    make it durable, whatever else is pending, and so is real. A file whose story begins while the
-//!    call is in the middle is found after it.
-//! 3. A process that is killed in the middle of one has said so in its lane: the supervisor counts it.
+//! 1. From before the kernel makes such a change until a sync that began after it has committed the
+//!    journal, the change is pending in the log's count.
+//! 2. A change of the names or attributes of a logged file is counted for that file, too: its next
+//!    sync would make it durable, whatever else is pending, and so is real. A file whose story
+//!    begins while the call is in the middle is found after it.
+//! 3. A process that is killed in the middle of one has said so in its lane: the supervisor counts
+//!    it.
 //!
-//! All file systems that the log knows are counted: to find out which one a path is on would cost more
-//! than a real sync that was not needed, now and then.
+//! All file systems that the log knows are counted: to find out which one a path is on would cost
+//! more than a real sync that was not needed, now and then.
 //!
 //! Entry points: [`counted`]; [`counted_of`] for changes of named files.
 

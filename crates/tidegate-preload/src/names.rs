@@ -1,7 +1,7 @@
 //! Hooks: the C functions that change names.
 //!
-//! Each makes the system call that the C library's function makes, so that errors are the kernel's; and is
-//! counted as pending: no record has names.
+//! Each makes the system call that the C library's function makes, so that errors are the kernel's;
+//! and is counted as pending: no record has names.
 #![allow(unsafe_code)] // C's functions
 #![allow(clippy::missing_safety_doc)] // as in the manual of each
 

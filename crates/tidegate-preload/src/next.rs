@@ -1,8 +1,9 @@
-//! The functions that the hooks stand in front of: the next definitions in the order that the dynamic linker searches.
+//! The functions that the hooks stand in front of: the next definitions in the order that the
+//! dynamic linker searches.
 //!
-//! They are asked for only where a bare system call will not do: for what is not a system call, and for calls at which
-//! a thread can be cancelled. [`resolve`] looks all of them up when the library is loaded, since looking up
-//! takes the dynamic linker's lock and may allocate.
+//! They are asked for only where a bare system call will not do: for what is not a system call, and
+//! for calls at which a thread can be cancelled. [`resolve`] looks all of them up when the library
+//! is loaded, since looking up takes the dynamic linker's lock and may allocate.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
@@ -33,7 +34,8 @@ impl<F: Copy> Next<F> {
         Self { name, address: AtomicPtr::new(ptr::null_mut()), kind: PhantomData }
     }
 
-    /// The function, if it was looked up before: for hooks that may run before this library is ready.
+    /// The function, if it was looked up before: for hooks that may run before this library is
+    /// ready.
     #[inline]
     pub(crate) fn resolved(&self) -> Option<F> {
         let address = self.address.load(Ordering::Relaxed);

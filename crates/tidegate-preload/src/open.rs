@@ -2,19 +2,20 @@
 //!
 //! Invariants:
 //! 1. A file that is made is counted as pending, before and after it is made.
-//! 2. A file is never emptied by the open, where that writes: `O_TRUNC` is taken away and done after it, as a
-//!    truncation of what was opened. Which file the path leads to is known then, and whether it is covered.
+//! 2. A file is never emptied by the open, where that writes: `O_TRUNC` is taken away and done
+//!    after it, as a truncation of what was opened. Which file the path leads to is known then, and
+//!    whether it is covered.
 //! 3. All other flags are the kernel's, `O_SYNC` and `O_DSYNC` too.
 #![allow(unsafe_code)] // C's calling convention and strings
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use crate::alike::alike;
 use crate::close::{appeared, forget};
 use crate::covered::Open;
 use crate::descriptors::Kind;
 use crate::files::Seen;
 use crate::raw;
+use crate::synonyms::synonyms;
 use crate::{cancel, files, metadata, next, process, readable, unseen};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
@@ -90,7 +91,8 @@ impl Request<'_> {
         }
     }
 
-    /// Opens by the C library: the thread may be cancelled while it waits, for the other end of a pipe, say.
+    /// Opens by the C library: the thread may be cancelled while it waits, for the other end of a
+    /// pipe, say.
     fn by_library(&self) -> c_int {
         let Some(openat64) = next::openat64.resolved() else { return self.by_kernel() };
         // SAFETY: a terminated path.
@@ -106,7 +108,8 @@ impl Request<'_> {
         if self.flags & libc::O_TRUNC == 0 {
             return self.by_library();
         }
-        // Emptied by the kernel though it is opened for reading, which no standard says anything about.
+        // Emptied by the kernel though it is opened for reading, which no standard says anything
+        // about.
         unseen::about_to_change(self.directory, self.path, false);
         metadata::counted(|| self.by_kernel())
     }
@@ -118,8 +121,8 @@ impl Request<'_> {
     }
 }
 
-/// Does what `O_TRUNC` does to the file of `fd`, which was opened with these status flags; nothing to a file
-/// that `is_new` and empty.
+/// Does what `O_TRUNC` does to the file of `fd`, which was opened with these status flags; nothing
+/// to a file that `is_new` and empty.
 fn emptied(fd: c_int, status: c_int, is_new: bool) -> c_int {
     let Ok(seen) = Seen::of(fd) else { return fd };
     // It has no effect on pipes and devices.
@@ -145,8 +148,8 @@ fn emptied(fd: c_int, status: c_int, is_new: bool) -> c_int {
     fd
 }
 
-/// Opens by the kernel, as `openat2` does, with what `O_TRUNC` does afterwards; `open` is given the flags
-/// without it.
+/// Opens by the kernel, as `openat2` does, with what `O_TRUNC` does afterwards; `open` is given the
+/// flags without it.
 pub(crate) fn open_emptying(flags: c_int, open: impl FnOnce(c_int) -> c_int) -> c_int {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
     let empties = writes && flags & libc::O_TRUNC != 0;
@@ -206,7 +209,8 @@ macro_rules! opens_at {
 }
 opens_at!(openat openat64);
 
-/// What `open` becomes where the compiler checks that a mode is given: without one, nothing may be made.
+/// What `open` becomes where the compiler checks that a mode is given: without one, nothing may be
+/// made.
 macro_rules! opens_without_mode {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
@@ -259,7 +263,8 @@ macro_rules! creates {
 }
 creates!(creat creat64);
 
-/// The file has no path here: one that is to be emptied is opened without that, and emptied as by `open`.
+/// The file has no path here: one that is to be emptied is opened without that, and emptied as by
+/// `open`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn open_by_handle_at(
     mount: c_int,
@@ -285,7 +290,7 @@ unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_in
     fd
 }
 
-alike! {
+synonyms! {
     mkstemp(template: *mut c_char) = make_temporary(template, 0, 0);
     mkstemp64(template: *mut c_char) = make_temporary(template, 0, 0);
     mkostemp(template: *mut c_char, flags: c_int) = make_temporary(template, 0, flags);

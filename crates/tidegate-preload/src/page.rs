@@ -1,10 +1,11 @@
-//! Pages for the length of a call, since a hook may run on a stack that has no room for them: a signal handler's, say.
+//! Pages for the length of a call, since a hook may run on a stack that has no free space for them:
+//! a signal handler's, say.
 //!
 //! Invariants:
-//! 1. A page is one caller's from [`Page::take`] until it is dropped. No lock and no heap: a handler that interrupts a holder,
-//!    or a child of `vfork`, gets another one.
-//! 2. What is held while the process forks, or by a child of `vfork` that calls `exec`, is never given back. With the static
-//!    pages gone, pages are mapped.
+//! 1. A page is one caller's from [`Page::take`] until it is dropped. No lock and no heap: a
+//!    handler that interrupts a holder, or a child of `vfork`, gets another one.
+//! 2. What is held while the process forks, or by a child of `vfork` that calls `exec`, is never
+//!    given back. With the static pages gone, pages are mapped.
 #![allow(unsafe_code)] // shared statics, and mappings
 
 use std::cell::UnsafeCell;

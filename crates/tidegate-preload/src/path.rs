@@ -2,7 +2,8 @@
 //!
 //! Invariant: a [`PathBuffer`] always ends in a NUL behind its bytes.
 //!
-//! Entry points: [`Opened`] to look at what a name stands for, [`of_descriptor`] for something open.
+//! Entry points: [`Opened`] to look at what a name stands for, [`of_descriptor`] for something
+//! open.
 
 use std::ffi::{CStr, c_int};
 
@@ -16,8 +17,9 @@ pub(crate) const PATH_BYTES: usize = PAGE_BYTES;
 pub(crate) struct Opened(c_int);
 
 impl Opened {
-    /// Opens a place in the tree of names, not the file there: no permission on it is needed, no lease is broken, and closing
-    /// it takes no record lock of the program away. A symbolic link is followed unless `flags` say `O_NOFOLLOW`.
+    /// Opens a place in the tree of names, not the file there: no permission on it is needed, no
+    /// lease is broken, and closing it takes no record lock of the program away. A symbolic link is
+    /// followed unless `flags` say `O_NOFOLLOW`.
     pub(crate) fn path(directory: c_int, path: &CStr, flags: c_int) -> Result<Self, Errno> {
         Self::open(directory, path, libc::O_PATH | flags)
     }
@@ -76,8 +78,8 @@ impl PathBuffer {
         if end >= PATH_BYTES {
             return Err(libc::ENAMETOOLONG);
         }
-        let room = self.page.bytes_mut().get_mut(self.len_bytes..end).ok_or(libc::ENOMEM)?;
-        room.copy_from_slice(more);
+        let space = self.page.bytes_mut().get_mut(self.len_bytes..end).ok_or(libc::ENOMEM)?;
+        space.copy_from_slice(more);
         self.truncate(end);
         Ok(())
     }
@@ -101,7 +103,8 @@ pub(crate) fn of_descriptor(descriptor: c_int, out: &mut PathBuffer) -> Result<(
     only_absolute(out)
 }
 
-/// `(unreachable)/x` of a working directory outside the root, `pipe:[1]`, and the like are no paths.
+/// `(unreachable)/x` of a working directory outside the root, `pipe:[1]`, and the like are no
+/// paths.
 fn only_absolute(out: &mut PathBuffer) -> Result<(), Errno> {
     if out.as_bytes().starts_with(b"/") {
         return Ok(());
@@ -110,7 +113,7 @@ fn only_absolute(out: &mut PathBuffer) -> Result<(), Errno> {
     Err(libc::ENOENT)
 }
 
-/// Room for `/proc/self/fd/` and the digits of any descriptor.
+/// Memory for `/proc/self/fd/` and the digits of any descriptor.
 pub(crate) const LINK_BYTES: usize = 32;
 
 /// The name in `/proc` of an open descriptor.

@@ -1,10 +1,10 @@
 //! Calls on plain files: they go to the kernel, in the calling thread's lane.
 //!
-//! Why no lock is needed: the thread stores in its lane which file it is about to write, and then loads
-//! whether the file has an entry whose changes are logged. Whoever begins a story stores that the
-//! changes are to be logged, and then loads all lanes. All four are in one total order (`SeqCst`): either
-//! the writer finds the story and logs, or the write in flight is waited for before the real sync
-//! that covers it.
+//! Why no lock is needed: the thread stores in its lane which file it is about to write, and then
+//! loads whether the file has an entry whose changes are logged. The thread that begins a story
+//! stores that the changes are to be logged, and then loads all lanes. All four are in one total
+//! order (`SeqCst`): either the writer finds the story and logs, or the write in flight is waited
+//! for before the real sync that covers it.
 //!
 //! Entry points: [`enter`] around a write, [`in_lane`] for any other call.
 
@@ -13,8 +13,8 @@ use tidegate::log::{InFlight, Log, PlainCall};
 use crate::covered::Open;
 use crate::{process, raw};
 
-/// Enters the lane for a change of the open file, which is made by the kernel alone while the result
-/// lives. None: the change goes by the file's entry.
+/// Enters the lane for a change of the open file, which is made by the kernel alone while the
+/// result lives. None: the change goes by the file's entry.
 #[inline]
 pub(crate) fn enter(open: &Open) -> Option<InFlight<'static>> {
     let (device, inode) = (open.known.device, open.known.inode);

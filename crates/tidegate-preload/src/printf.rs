@@ -1,8 +1,8 @@
 //! Hooks: `dprintf`, which has as many arguments as it likes.
 //!
-//! Invariant: the arguments reach the C library's function as they came: the registers that may hold some are
-//! kept, the stack is not touched, and that function is jumped to. So there is no way back here after it,
-//! and the file stays out of the log for as long as the process lives.
+//! Invariant: the arguments reach the C library's function as they came: the registers that may
+//! hold some are kept, the stack is not touched, and that function is jumped to. So there is no way
+//! back here after it, and the file stays out of the log for as long as the process lives.
 #![allow(unsafe_code)] // assembly: Rust has no functions with variable arguments
 
 use std::ffi::{c_char, c_int, c_void};

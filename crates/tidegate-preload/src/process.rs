@@ -1,20 +1,21 @@
 //! This process: whether it uses the log, and what it does when it is loaded, forks and ends.
 //!
 //! Invariants:
-//! 1. Until the log is attached, where it cannot be, and once it was given up, every hook does what the C
-//!    library does.
+//! 1. Until the log is attached, where it cannot be, and once it was given up, every hook does what
+//!    the C library does.
 //! 2. Nothing lasting is made in the program: no thread, no signal handler, no descriptor.
-//! 3. What is kept here is written when the library is loaded, and read only from then on; but for the
-//!    largest file that the process may make, and for two notes that are never taken back: that files are
-//!    written in ways that no hook sees, and that the log was given up.
+//! 3. What is kept here is written when the library is loaded, and read only from then on; but for
+//!    the largest file that the process may make, and for two notes that are never taken back: that
+//!    files are written in ways that no hook sees, and that the log was given up.
 //!
 //! Entry points: [`log()`], [`filter`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`],
 //! [`give_up`].
 //!
 //! The environment: `TIDEGATE_POOL` and `TIDEGATE_CONTROL` are the paths of the log's memory;
-//! `TIDEGATE_SOCKET` is the supervisor's; `TIDEGATE_INCLUDE` and `TIDEGATE_EXCLUDE` are globs, one a line;
-//! `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk; `TIDEGATE_COVER_AFTER` is the number of a descriptor's
-//! sync that covers its file, however young that is; 2 if it is not given, and a second; `TIDEGATE_EVERY_WRITE=1` syncs each write.
+//! `TIDEGATE_SOCKET` is the supervisor's; `TIDEGATE_INCLUDE` and `TIDEGATE_EXCLUDE` are globs, one
+//! a line; `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk; `TIDEGATE_COVER_AFTER` is the number
+//! of a descriptor's sync that covers its file, however young that is; 2 if it is not given, and a
+//! second; `TIDEGATE_EVERY_WRITE=1` syncs each write.
 #![allow(unsafe_code)] // the load-time constructor, and fork handlers
 
 use std::cell::Cell;
@@ -31,8 +32,8 @@ use tidegate::log::{self, Log};
 use crate::glob::Filter;
 use crate::{descriptors, exec, next, raw, signals, stdio, supervisor, unseen};
 
-/// The sync of a descriptor that covers its file: with the first one it is not known that there will be
-/// others, and most files are synced once.
+/// The sync of a descriptor that covers its file: with the first one it is not known that there
+/// will be others, and most files are synced once.
 const COVER_AFTER: u32 = 2;
 /// How old a file is at least that is covered, in nanoseconds.
 const COVER_AGE_NS: u64 = 1_000_000_000;
@@ -161,7 +162,8 @@ pub(crate) fn set_own_descriptors() {
     APART.set(Apart::OwnDescriptors);
 }
 
-/// To be called around `vfork`: what the child does is done by the parent's thread, as far as memory goes.
+/// To be called around `vfork`: what the child does is done by the parent's thread, as far as
+/// memory goes.
 pub(crate) fn set_vfork_child(is: bool) {
     APART.set(if is { Apart::VforkChild } else { Apart::No });
     log::after_fork();
@@ -212,7 +214,8 @@ fn attach() -> Option<Attached> {
     })
 }
 
-/// A variable of the environment, kept for the life of the process: the program may change its environment.
+/// A variable of the environment, kept for the life of the process: the program may change its
+/// environment.
 fn kept(name: &str) -> Option<&'static OsStr> {
     let value = std::env::var_os(name)?.into_vec();
     Some(OsStr::from_bytes(Vec::leak(value)))
@@ -260,11 +263,12 @@ fn suspend() {
     supervisor::suspend(number(), Some(CAUSE.get().unwrap_or(&"rights")));
 }
 
-/// Gives the log up, for good: nothing of it is mapped any more, and every hook does what the C library
-/// does. The supervisor has suspended logging before: no operation of this process begins any more.
+/// Gives the log up, for good: nothing of it is mapped any more, and every hook does what the C
+/// library does. The supervisor has suspended logging before: no operation of this process begins
+/// any more.
 ///
-/// A thread that holds a lock is waited for: the C library keeps it in a list that leads through the
-/// log's memory. Others find zeroes there: that no file has an entry.
+/// A thread that holds a lock is waited for: the C library keeps it in a list that leads through
+/// the log's memory. Others find zeroes there: that no file has an entry.
 pub(crate) fn give_up(cause: &'static str) {
     let _ = CAUSE.set(cause);
     GIVEN_UP.store(true, Ordering::SeqCst);

@@ -1,9 +1,10 @@
 //! System calls that nothing interposes on, and `errno`.
 //!
-//! Invariant: nothing here calls the C library but for the address of `errno`, so that no call comes back into a hook.
+//! Invariant: nothing here calls the C library but for the address of `errno`, so that no call
+//! comes back into a hook.
 //!
-//! Entry points: [`call`] for a call with the kernel's result, [`returned`] to hand that result to the program, [`errno`] and
-//! [`set_errno`]; typed calls below them.
+//! Entry points: [`call`] for a call with the kernel's result, [`returned`] to hand that result to
+//! the program, [`errno`] and [`set_errno`]; typed calls below them.
 #![allow(unsafe_code)] // system calls, and the C library's `errno`
 
 use std::ffi::{CStr, c_int, c_long, c_uint};
@@ -188,8 +189,8 @@ plain!(/** Makes everything durable. */ sync_all = SYS_sync());
 
 /// The program's descriptor as the libraries take it.
 pub(crate) fn borrowed<'fd>(fd: c_int) -> BorrowedFd<'fd> {
-    // SAFETY: the number is used as one only: what it refers to is the program's, whatever that does, and
-    // the kernel refuses one that is closed.
+    // SAFETY: the number is used as one only: what it refers to is the program's, whatever that
+    // does, and the kernel refuses one that is closed.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -201,7 +202,8 @@ pub(crate) fn status_flags(fd: c_int) -> Result<c_int, Errno> {
 /// What the kernel says of a descriptor's file.
 pub(crate) fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: room for the answer; on both architectures the C library's structure is the kernel's.
+    // SAFETY: memory for the answer; on both architectures the C library's structure is the
+    // kernel's.
     checked(unsafe { call(libc::SYS_fstat, words![fd, stat.as_mut_ptr()]) })?;
     // SAFETY: zeroed, then filled.
     Ok(unsafe { stat.assume_init() })
@@ -212,11 +214,11 @@ pub(crate) fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
 pub(crate) struct Seen {
     /// As of [`fstat`]; of the times none is there.
     pub(crate) stat: libc::stat,
-    /// The mount that it was opened through, 0 where the kernel has no number for it that is never given out
-    /// again.
+    /// The mount that it was opened through, 0 where the kernel has no number for it that is never
+    /// given out again.
     pub(crate) mount: u64,
     /// When it was created, in nanoseconds since 1970; 0 where the file system does not say.
-    pub(crate) born_ns: u64,
+    pub(crate) created_ns: u64,
 }
 
 /// All that is asked of an open file at once.
@@ -225,7 +227,7 @@ pub(crate) fn statx(fd: c_int) -> Result<Seen, Errno> {
     let mut found = MaybeUninit::<libc::statx>::zeroed();
     let wanted = libc::STATX_BASIC_STATS | libc::STATX_BTIME | MOUNT;
     let arguments = words![fd, c"".as_ptr(), libc::AT_EMPTY_PATH, wanted, found.as_mut_ptr()];
-    // SAFETY: a terminated path, and room for the answer.
+    // SAFETY: a terminated path, and memory for the answer.
     checked(unsafe { call(libc::SYS_statx, arguments) })?;
     // SAFETY: zeroed, then filled.
     let found = unsafe { found.assume_init() };
@@ -238,14 +240,14 @@ pub(crate) fn statx(fd: c_int) -> Result<Seen, Errno> {
     stat.st_size = found.stx_size.cast_signed();
     let mount = if found.stx_mask & MOUNT == 0 { 0 } else { found.stx_mnt_id };
     let (seconds, rest) = (u64::try_from(found.stx_btime.tv_sec), found.stx_btime.tv_nsec);
-    let born_ns = seconds.unwrap_or(0) * NS_PER_S + u64::from(rest);
-    Ok(Seen { stat, mount, born_ns })
+    let created_ns = seconds.unwrap_or(0) * NS_PER_S + u64::from(rest);
+    Ok(Seen { stat, mount, created_ns })
 }
 
 /// What the kernel says of a path's file; `flags` as for `fstatat`.
 pub(crate) fn fstatat(dir: c_int, path: &CStr, flags: c_int) -> Result<libc::stat, Errno> {
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: a terminated path, and room for the answer.
+    // SAFETY: a terminated path, and memory for the answer.
     checked(unsafe {
         call(libc::SYS_newfstatat, words![dir, path.as_ptr(), stat.as_mut_ptr(), flags])
     })?;
@@ -256,7 +258,7 @@ pub(crate) fn fstatat(dir: c_int, path: &CStr, flags: c_int) -> Result<libc::sta
 /// What the kernel says of the file system of a descriptor's file.
 pub(crate) fn fstatfs(fd: c_int) -> Result<libc::statfs, Errno> {
     let mut stat = MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: room for the answer.
+    // SAFETY: memory for the answer.
     checked(unsafe { call(libc::SYS_fstatfs, words![fd, stat.as_mut_ptr()]) })?;
     // SAFETY: zeroed, then filled.
     Ok(unsafe { stat.assume_init() })
@@ -271,12 +273,12 @@ pub(crate) fn openat(dir: c_int, path: &CStr, flags: c_int, mode: u32) -> Result
 
 /// The text of a symbolic link, as much as `buffer` holds.
 pub(crate) fn readlink<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8], Errno> {
-    let (at, room) = (buffer.as_mut_ptr(), buffer.len());
-    // SAFETY: a terminated path, and room for the answer.
+    let (at, space) = (buffer.as_mut_ptr(), buffer.len());
+    // SAFETY: a terminated path, and memory for the answer.
     let len = checked(unsafe {
-        call(libc::SYS_readlinkat, words![libc::AT_FDCWD, path.as_ptr(), at, room])
+        call(libc::SYS_readlinkat, words![libc::AT_FDCWD, path.as_ptr(), at, space])
     })?;
-    Ok(&buffer[..len.min(room)])
+    Ok(&buffer[..len.min(space)])
 }
 
 /// Whether a thread of a process lives.
@@ -284,7 +286,8 @@ pub(crate) fn is_alive(process: u32, thread: u32) -> bool {
     tgkill(process, thread, 0) != Err(libc::ESRCH)
 }
 
-/// Sleeps while `word` is `seen`, until [`wake`] or for `timeout` at most: whether it was not that long.
+/// Sleeps while `word` is `seen`, until [`wake`] or for `timeout` at most: whether it was not that
+/// long.
 pub(crate) fn wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool {
     let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
     let timeout = libc::timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };

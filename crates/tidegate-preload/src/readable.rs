@@ -1,12 +1,15 @@
-//! Whether memory that the program passes can be read: what the kernel answers with `EFAULT` must be no fault of ours.
+//! Whether memory that the program passes can be read: what the kernel answers with `EFAULT` must
+//! be no fault of ours.
 //!
-//! The kernel is asked once a page, by a call that reads it and does nothing else. What it could read is taken for readable until
-//! the program takes memory away ([`changed`]), so that a buffer in use costs a look at one word.
+//! The kernel is asked once a page, by a call that reads it and does nothing else. What it could
+//! read is taken for readable until the program takes memory away ([`changed`]), so that a buffer
+//! in use costs a look at one word.
 //!
 //! Invariants:
 //! 1. A page is noted only after the kernel has read it, in the epoch that began before it did.
-//! 2. An epoch ends after each call of the program that takes memory away, or the right to read it. What the C library gives back
-//!    by itself (a large block that is freed) is not seen: who writes from there gets the fault that a read would get.
+//! 2. An epoch ends after each call of the program that takes memory away, or the right to read it.
+//!    What the C library gives back by itself (a large block that is freed) is not seen: who writes
+//!    from there gets the fault that a read would get.
 //! 3. No lock, no memory from the heap: a note that is lost is made again.
 //!
 //! Entry points: [`is_readable`], [`text`], [`changed`].
@@ -53,8 +56,8 @@ pub(crate) fn is_readable(at: *const c_void, len: usize) -> bool {
     true
 }
 
-/// A string of the program that is short enough for a path; none where it cannot be read or is too long, or is NULL: the kernel
-/// or the C library says what that means.
+/// A string of the program that is short enough for a path; none where it cannot be read or is too
+/// long, or is NULL: the kernel or the C library says what that means.
 pub(crate) fn text<'a>(at: *const c_char) -> Option<&'a CStr> {
     text_up_to(at, PAGE_BYTES)
 }
@@ -68,7 +71,8 @@ pub(crate) fn text_up_to<'a>(at: *const c_char, most_bytes: usize) -> Option<&'a
         if !is_readable(start.cast(), step) {
             return None;
         }
-        // SAFETY: readable; who calls a C function promises that the string stays for the length of the call.
+        // SAFETY: readable; who calls a C function promises that the string stays for the length of
+        // the call.
         let part = unsafe { std::slice::from_raw_parts(start.cast::<u8>(), step) };
         if CStr::from_bytes_until_nul(part).is_ok() {
             // SAFETY: all up to the NUL is readable.
@@ -164,7 +168,8 @@ mod tests {
         ptr::without_provenance(at)
     }
 
-    /// Takes what is in these pages away; not their place, which memory of another test could come to.
+    /// Takes what is in these pages away; not their place, which memory of another test could come
+    /// to.
     fn take_away(start: *mut u8, bytes: usize) {
         // SAFETY: pages of the test's own, which nothing refers to.
         assert_eq!(unsafe { libc::mprotect(start.cast(), bytes, libc::PROT_NONE) }, 0);

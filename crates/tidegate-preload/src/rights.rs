@@ -1,11 +1,12 @@
 //! Hooks: calls by which a process gives up rights.
 //!
-//! Invariant: before the rights are gone, all files have left the log, and pool and control memory are mapped
-//! no more; from then on every hook does what the C library does. No process with fewer rights than the
-//! pool's owner has the log mapped. A call that fails leaves the process plain, which is right too.
+//! Invariant: before the rights are gone, all files have left the log, and pool and control memory
+//! are mapped no more; from then on every hook does what the C library does. No process with fewer
+//! rights than the pool's owner has the log mapped. A call that fails leaves the process plain,
+//! which is right too.
 //!
-//! A child of `vfork` borrows the memory of its parent, which keeps it: only logging is suspended, for as long
-//! as the child lives.
+//! A child of `vfork` borrows the memory of its parent, which keeps it: only logging is suspended,
+//! for as long as the child lives.
 #![allow(unsafe_code)] // C's calling convention
 #![allow(clippy::missing_safety_doc)] // as in the manual of each
 
@@ -35,7 +36,8 @@ pub(crate) fn give_up_for(cause: &'static str) {
 /// No user, or group: the one that the process has stays.
 const SAME: u32 = u32::MAX;
 
-/// Gives the log up unless each of `wanted` is what the process is already, by all three of its numbers.
+/// Gives the log up unless each of `wanted` is what the process is already, by all three of its
+/// numbers.
 fn become_other(call: c_long, wanted: &[u32]) {
     if process::log().is_none() {
         return;
@@ -43,7 +45,7 @@ fn become_other(call: c_long, wanted: &[u32]) {
     let mut now = [SAME; 3];
     let [real, effective, saved] = &mut now;
     let arguments = words![&raw mut *real, &raw mut *effective, &raw mut *saved];
-    // SAFETY: room for three numbers.
+    // SAFETY: memory for three numbers.
     let known = unsafe { raw::call(call, arguments) } == 0;
     let stays = |id: &u32| *id == SAME || now == [*id; 3];
     if !known || !wanted.iter().all(stays) {

@@ -1,7 +1,9 @@
-//! No signal handler runs in the middle of an operation that holds a lock: it could leave by `longjmp`, or wait for that lock.
+//! No signal handler runs in the middle of an operation that holds a lock: it could leave by
+//! `longjmp`, or wait for that lock.
 //!
-//! Invariants: signals are blocked only in programs that handle some, since blocking takes two system calls. Those that a
-//! fault of the thread itself raises are not: blocked, they would kill it.
+//! Invariants: signals are blocked only in programs that handle some, since blocking takes two
+//! system calls. Those that a fault of the thread itself raises are not: blocked, they would kill
+//! it.
 #![allow(unsafe_code)] // system calls, and C's calling convention
 
 use std::ffi::{c_int, c_void};
@@ -63,7 +65,7 @@ fn set_mask(mask: u64) -> u64 {
     let mut before = 0_u64;
     let (mask, place) = (&raw const mask, &raw mut before);
     let arguments = words![libc::SIG_SETMASK, mask, place, MASK_BYTES];
-    // SAFETY: one mask to read and room for one, of the size that is passed.
+    // SAFETY: one mask to read and free space for one, of the size that is passed.
     unsafe { raw::call(libc::SYS_rt_sigprocmask, arguments) };
     before
 }
@@ -75,7 +77,7 @@ pub(crate) fn find_handlers() {
     for signal in 1..=SIGNALS {
         let place = action.as_mut_ptr();
         let arguments = words![signal, 0_usize, place, MASK_BYTES];
-        // SAFETY: room for the answer.
+        // SAFETY: memory for the answer.
         if unsafe { raw::call(libc::SYS_rt_sigaction, arguments) } == 0 {
             installed(signal, usize::try_from(action[0]).unwrap_or(0));
         }

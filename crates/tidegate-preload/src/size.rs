@@ -1,7 +1,7 @@
 //! Hooks: sizes and space of files, `truncate`, `fallocate` and their kin.
 //!
-//! Invariant: a truncation goes by the file's lane or entry. Before space is allocated or given back, which no
-//! record describes, the file leaves the log.
+//! Invariant: a truncation goes by the file's lane or entry. Before space is allocated or given
+//! back, which no record describes, the file leaves the log.
 #![allow(unsafe_code)] // C's functions
 #![allow(clippy::missing_safety_doc)] // as in the manual of each
 
@@ -27,8 +27,8 @@ fn truncate_by_kernel(path: *const c_char, size: off_t) -> isize {
     unsafe { raw::call(libc::SYS_truncate, words![path, size]) }
 }
 
-/// Truncates the file under a path by a descriptor of the place, which stays the same file whatever happens
-/// to the name: so nobody begins its story in between.
+/// Truncates the file under a path by a descriptor of the place, which stays the same file whatever
+/// happens to the name: so nobody begins its story in between.
 fn truncate_name(path: &CStr, size: off_t) -> isize {
     let Ok(opened) = Opened::path(libc::AT_FDCWD, path, 0) else {
         // The kernel says what is wrong; or there is no descriptor left.

@@ -1,9 +1,10 @@
 //! Hooks: streams.
 //!
 //! Invariants:
-//! 1. What the C library writes for a stream, no hook sees. So a file is pinned to the kernel path while a
-//!    stream for writing is open on it, and while it is standard output or standard error.
-//! 2. `fopen` is an open by our own hook and an `fdopen`: files are made and emptied as with `open`.
+//! 1. What the C library writes for a stream, no hook sees. So a file is pinned to the kernel path
+//!    while a stream for writing is open on it, and while it is standard output or standard error.
+//! 2. `fopen` is an open by our own hook and an `fdopen`: files are made and emptied as with
+//!    `open`.
 #![allow(unsafe_code)] // C's calling convention and strings
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -11,11 +12,11 @@ use std::ptr;
 
 use libc::FILE;
 
-use crate::alike::alike;
 use crate::close::{appeared, forget};
 use crate::covered::Open;
 use crate::descriptors::{APPEND, PINNED};
 use crate::open::open_at;
+use crate::synonyms::synonyms;
 use crate::{descriptors, files, metadata, next, process, raw, readable, unseen};
 
 unsafe extern "C" {
@@ -179,7 +180,8 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
     // SAFETY: the same function.
     let stream = unsafe { fdopen(fd, mode) };
     if !appended && appends(fd) {
-        // With the mode "a" the C library makes the description append: copies of it elsewhere, too.
+        // With the mode "a" the C library makes the description append: copies of it elsewhere,
+        // too.
         if let Some(open) = Open::writable(fd) {
             descriptors::set(fd, open.known.with(APPEND));
             open.mark();
@@ -297,7 +299,7 @@ unsafe extern "C-unwind" fn __vdprintf_chk(
     printed(fd, || unsafe { print(fd, flag, format, arguments) })
 }
 
-alike! {
+synonyms! {
     fopen(path: *const c_char, mode: *const c_char) -> *mut FILE = fopen64(path, mode);
     freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE = freopen64(path, mode, stream);
 }

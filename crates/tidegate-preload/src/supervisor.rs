@@ -1,9 +1,10 @@
 //! What this process says to the supervisor, and hears from it.
 //!
-//! Invariant: no connection outlives the call that made it, and no descriptor of it is left in the program.
+//! Invariant: no connection outlives the call that made it, and no descriptor of it is left in the
+//! program.
 //!
-//! Messages are those of the supervisor's socket: one JSON object in a packet. There are two here, and one
-//! answer to each, so they are written by hand, without memory from the heap.
+//! Messages are those of the supervisor's socket: one JSON object in a packet. There are two here,
+//! and one answer to each, so they are written by hand, without memory from the heap.
 
 use std::fmt::Write;
 use std::os::fd::OwnedFd;
@@ -43,8 +44,8 @@ impl Message {
 
 impl Write for Message {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        let room = self.bytes.get_mut(self.len..self.len + text.len()).ok_or(std::fmt::Error)?;
-        room.copy_from_slice(text.as_bytes());
+        let space = self.bytes.get_mut(self.len..self.len + text.len()).ok_or(std::fmt::Error)?;
+        space.copy_from_slice(text.as_bytes());
         self.len += text.len();
         Ok(())
     }
@@ -59,8 +60,8 @@ fn connect() -> Option<OwnedFd> {
 }
 
 /// Tells that there is this process: by a connection, whose credentials say which process it is. A
-/// supervisor that cannot be reached, since this process has become another user or has no descriptor
-/// left, is told to look.
+/// supervisor that cannot be reached, since this process has become another user or has no
+/// descriptor left, is told to look.
 pub(crate) fn announce() {
     if connect().is_none()
         && let Some(log) = process::log()
@@ -69,8 +70,8 @@ pub(crate) fn announce() {
     }
 }
 
-/// Has all files leave the log, and none come back until `process` and what it starts have ended. Returns when
-/// that is so. The cause is one that the supervisor tells the user of.
+/// Has all files leave the log, and none come back until `process` and what it starts have ended.
+/// Returns when that is so. The cause is one that the supervisor tells the user of.
 pub(crate) fn suspend(process: u32, cause: Option<&str>) {
     if ask(&Message::about("suspend", process, cause), b"\"suspended\"") {
         return;

@@ -1,8 +1,8 @@
 //! Hooks: `fsync` and its kin.
 //!
-//! Invariants: the log answers a sync only of a covered file. All others are made; one of a whole file system
-//! that succeeds commits what was pending before it began. `sync` has no hook: it does not tell whether it
-//! succeeded.
+//! Invariants: the log answers a sync only of a covered file. All others are made; one of a whole
+//! file system that succeeds commits what was pending before it began. `sync` has no hook: it does
+//! not tell whether it succeeded.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::c_int;

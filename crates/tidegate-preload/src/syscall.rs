@@ -1,7 +1,8 @@
 //! Hook: `syscall`.
 //!
-//! Invariant: a system call that changes files or descriptors is made by the hook that has its name, so that it makes no difference how
-//! the program makes it. One that no hook has is made as it is.
+//! Invariant: a system call that changes files or descriptors is made by the hook that has its
+//! name, so that it makes no difference how the program makes it. One that no hook has is made as
+//! it is.
 #![allow(unsafe_code)] // C's calling convention
 #![allow(clippy::cast_possible_wrap, clippy::cast_lossless, trivial_numeric_casts)] // results of all types become a word
 
@@ -194,7 +195,8 @@ unsafe fn open_2(given: Arguments) -> c_int {
     })
 }
 
-/// Calls that change names and sizes, by the hooks that stand under the names of the C library's functions.
+/// Calls that change names and sizes, by the hooks that stand under the names of the C library's
+/// functions.
 ///
 /// # Safety
 /// As for the call.
@@ -283,8 +285,8 @@ unsafe fn of_attributes(number: c_long, given: Arguments) -> Option<c_long> {
     })
 }
 
-/// Calls by which a process gives rights up: the hook of each gives the log up first, and the call is made as it
-/// is.
+/// Calls by which a process gives rights up: the hook of each gives the log up first, and the call
+/// is made as it is.
 fn of_rights(number: c_long, given: Arguments) -> Option<c_long> {
     match number {
         libc::SYS_setuid

@@ -8,14 +8,14 @@ use std::ptr;
 
 use libc::{off_t, size_t, ssize_t};
 
-use crate::alike::alike;
 use crate::covered::Open;
 use crate::raw::words;
 use crate::readable::is_readable;
+use crate::synonyms::synonyms;
 use crate::{cancel, metadata, next, raw};
 
-/// Runs a call of the C library that may change the file of `fd`, unless that can be covered: then the system
-/// call itself, in whose middle no thread is cancelled, as a change that no hook sees.
+/// Runs a call of the C library that may change the file of `fd`, unless that can be covered: then
+/// the system call itself, in whose middle no thread is cancelled, as a change that no hook sees.
 fn into(fd: c_int, library: impl FnOnce() -> isize, kernel: impl FnOnce() -> isize) -> isize {
     match Open::writable(fd) {
         Some(open) => {
@@ -125,7 +125,7 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(
     c_int::try_from(raw::returned(result)).unwrap_or(-1)
 }
 
-alike! {
+synonyms! {
     sendfile(to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t = sendfile64(to, from, offset, len);
 }
 

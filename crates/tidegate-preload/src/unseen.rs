@@ -1,13 +1,13 @@
 //! Files that this process changes in ways that no hook sees: for how long, and who keeps count.
 //!
 //! Invariants:
-//! 1. Each pin of this process in the log's table is noted either with a descriptor ([`PINNED`]) or in
-//!    [`KEPT`]; or it is meant to outlive the process.
-//! 2. A forked child has pins of its own for all that it inherits; before `exec`, and when the process ends,
-//!    all are given back: by the supervisor, where the process has no time for it.
+//! 1. Each pin of this process in the log's table is noted either with a descriptor ([`PINNED`]) or
+//!    in [`KEPT`]; or it is meant to outlive the process.
+//! 2. A forked child has pins of its own for all that it inherits; before `exec`, and when the
+//!    process ends, all are given back: by the supervisor, where the process has no time for it.
 //!
-//! Entry points: [`keep`] for a file, [`about_to_change`] for one change of it, [`all`] for whatever is
-//! written; [`release`], [`take_again`].
+//! Entry points: [`keep`] for a file, [`about_to_change`] for one change of it, [`all`] for
+//! whatever is written; [`release`], [`take_again`].
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +22,8 @@ use crate::{exec, metadata, plain, process, raw};
 /// Files that are mapped writable: entries of the log's table as words, 0 for none.
 static KEPT: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
 
-/// The open file is changed unseen until this process ends, or until [`stop`] is called with what this
-/// returns: none if that is so already.
+/// The open file is changed unseen until this process ends, or until [`stop`] is called with what
+/// this returns: none if that is so already.
 pub(crate) fn keep(open: &Open) -> Option<FileRef> {
     if open.known.entry().is_some_and(|entry| find(entry.file).is_some()) {
         return None;
@@ -57,9 +57,10 @@ fn find(file: FileRef) -> Option<&'static AtomicU64> {
     KEPT.iter().find(|kept| kept.load(Ordering::Acquire) == file.to_word())
 }
 
-/// The C library or the kernel is about to change the file under this path: it leaves the log first. With
-/// `later` that is done at some time, and the file does not come back while the log is in use. The file is
-/// not opened for that: closed again, it would take the program's record locks along.
+/// The C library or the kernel is about to change the file under this path: it leaves the log
+/// first. With `later` that is done at some time, and the file does not come back while the log is
+/// in use. The file is not opened for that: closed again, it would take the program's record locks
+/// along.
 pub(crate) fn about_to_change(directory: c_int, path: &CStr, later: bool) {
     let Some(log) = process::log() else { return };
     if let Ok(stat) = raw::fstatat(directory, path, 0) {
@@ -67,8 +68,8 @@ pub(crate) fn about_to_change(directory: c_int, path: &CStr, later: bool) {
     }
 }
 
-/// Runs a change of the file that `fd`, which only names it, refers to: as a plain one, of a file that has left
-/// the log. Counted as a change of metadata.
+/// Runs a change of the file that `fd`, which only names it, refers to: as a plain one, of a file
+/// that has left the log. Counted as a change of metadata.
 pub(crate) fn while_plain(fd: c_int, change: impl FnOnce() -> isize) -> isize {
     let (Some(log), Ok(stat)) = (process::log(), raw::fstat(fd)) else { return change() };
     let (device, inode) = (stat.st_dev, stat.st_ino);

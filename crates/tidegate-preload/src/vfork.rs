@@ -1,15 +1,16 @@
 //! Hook: `vfork`.
 //!
-//! Invariant: while a child of `vfork` runs in this memory, its thread says so, and the table of descriptors, which is the
-//! parent's, is left alone. The parent's thread stands still meanwhile, so a mark of the thread is enough.
+//! Invariant: while a child of `vfork` runs in this memory, its thread says so, and the table of
+//! descriptors, which is the parent's, is left alone. The parent's thread stands still meanwhile,
+//! so a mark of the thread is enough.
 #![allow(unsafe_code)] // assembly: the function returns twice, on one stack
 
 use std::ffi::c_int;
 
 use crate::{process, raw};
 
-// The child returns to the caller and runs over the stack below it: so the return address is kept in a register, which each
-// of the two has for itself.
+// The child returns to the caller and runs over the stack below it: so the return address is kept
+// in a register, which each of the two has for itself.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]

@@ -1,8 +1,9 @@
 //! Hooks: `write` and its kin.
 //!
-//! Invariants: what is no file that can be covered goes to the C library's function, with all it does; where
-//! that is not known yet, to the kernel. A write to a plain file goes to the kernel in its lane. A buffer
-//! that cannot be read is left to the kernel, which refuses it or writes what comes before.
+//! Invariants: what is no file that can be covered goes to the C library's function, with all it
+//! does; where that is not known yet, to the kernel. A write to a plain file goes to the kernel in
+//! its lane. A buffer that cannot be read is left to the kernel, which refuses it or writes what
+//! comes before.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_void};
@@ -10,16 +11,17 @@ use std::io::IoSlice;
 
 use libc::{iovec, off_t, size_t, ssize_t};
 
-use crate::alike::alike;
 use crate::covered::{Open, Place, Request};
 use crate::raw::{self, words};
 use crate::readable::is_readable;
+use crate::synonyms::synonyms;
 use crate::{cancel, next};
 
 /// Parts of a vector that are looked at here; with more, the file leaves the log.
 const PARTS: usize = 64;
 
-/// `pwritev2` flags that change nothing about what the log has to say: the kernel syncs where it is told to.
+/// `pwritev2` flags that change nothing about what the log has to say: the kernel syncs where it is
+/// told to.
 const HARMLESS: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
 
 /// The program's buffer; none where the kernel could not read all of it.
@@ -30,12 +32,14 @@ unsafe fn part<'a>(at: *const c_void, len: usize) -> Option<IoSlice<'a>> {
     if len == 0 {
         return Some(IoSlice::new(&[]));
     }
-    // SAFETY: it is readable. Others may write to it meanwhile, as they may while the kernel copies it.
+    // SAFETY: it is readable. Others may write to it meanwhile, as they may while the kernel copies
+    // it.
     is_readable(at, len)
         .then(|| IoSlice::new(unsafe { std::slice::from_raw_parts(at.cast(), len) }))
 }
 
-/// Runs `run` with the parts of the program's vector that have bytes; none where it cannot be looked at.
+/// Runs `run` with the parts of the program's vector that have bytes; none where it cannot be
+/// looked at.
 ///
 /// # Safety
 /// As for `writev`.
@@ -215,7 +219,7 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
     }
 }
 
-alike! {
+synonyms! {
     __write(fd: c_int, at: *const c_void, len: size_t) -> ssize_t = write(fd, at, len);
     pwrite(fd: c_int, at: *const c_void, len: size_t, offset: off_t) -> ssize_t = pwrite64(fd, at, len, offset);
     __pwrite64(fd: c_int, at: *const c_void, len: size_t, offset: off_t) -> ssize_t = pwrite64(fd, at, len, offset);

@@ -1,6 +1,7 @@
-//! The library in a real process: this test runs itself again with the library preloaded, and looks at what
-//! the log has afterwards. The supervisor's part is played by a thread. The files are in a tmpfs, which every
-//! machine has; it does not tell extents, so that every write to a covered file counts as growth.
+//! The library in a real process: this test runs itself again with the library preloaded, and looks
+//! at what the log has afterwards. The supervisor's part is played by a thread. The files are in a
+//! tmpfs, which every machine has; it does not tell extents, so that every write to a covered file
+//! counts as growth.
 #![allow(unsafe_code)] // calls of the C library that the standard library does not make
 
 use std::ffi::CString;
@@ -83,8 +84,8 @@ impl World {
         command
     }
 
-    /// Holds what is asked for, and retires what is to be retired: the files are on the disk as far as this
-    /// test is concerned.
+    /// Holds what is asked for, and retires what is to be retired: the files are on the disk as far
+    /// as this test is concerned.
     fn supervise(&self, stop: &AtomicBool, supervised: &Sender<()>) {
         let _supervision = self.log.supervise(Duration::from_secs(1)).unwrap();
         supervised.send(()).unwrap();
@@ -143,8 +144,8 @@ fn again() {
     }
 }
 
-/// Makes the file, and has it covered by a sync: one of many, for the supervisor may be late on a busy
-/// machine. Nothing is pending then.
+/// Makes the file, and has it covered by a sync: one of many, for the supervisor may be late on a
+/// busy machine. Nothing is pending then.
 fn covered(directory: &Path, name: &str) -> File {
     let mut file = File::create(directory.join(name)).unwrap();
     file.write_all(b"file").unwrap();
@@ -258,7 +259,7 @@ fn fork(directory: &Path) {
         unsafe { libc::_exit(i32::from(written.is_err())) };
     }
     let mut status = -1;
-    // SAFETY: room for the answer.
+    // SAFETY: memory for the answer.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0);
     file.write_all_at(b"file", 8).unwrap();

@@ -52,7 +52,7 @@ fn repair_one(log: &Log, interrupted: &Interrupted, timeout: Duration) -> Option
     let Some(file) = log.file_of(interrupted) else {
         // Killed before the slot was anything's. No lock tells it from an operation that begins.
         return has_ended(interrupted.process, interrupted.thread()).then(|| {
-            log.settle(interrupted);
+            log.complete(interrupted);
             Ok(())
         });
     };
@@ -61,7 +61,7 @@ fn repair_one(log: &Log, interrupted: &Interrupted, timeout: Duration) -> Option
     let still: Vec<_> = log.interrupted_on(&guard).filter(|it| it == interrupted).collect();
     let outcome = still.iter().try_for_each(|it| void(&guard, it));
     for it in &still {
-        log.settle(it);
+        log.complete(it);
     }
     if log.interrupted_on(&guard).next().is_none() {
         guard.repaired();

@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn a_tail_that_is_ahead_leaves_nothing_in_use() {
         let trial = Trial::new();
-        trial.log.show_room(trial.log.head() + 4096);
+        trial.log.show_space(trial.log.head() + 4096);
         let counts = CleanerCounts::default();
         assert_eq!(Statistics::of(Path::new("pool"), &trial.log, &counts).log_used_bytes, 0);
     }

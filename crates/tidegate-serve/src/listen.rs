@@ -183,7 +183,7 @@ fn remove_dead_socket(path: &Path) -> Result<(), ServeError> {
     match UnixStream::connect(path) {
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
             let failed = |error| {
-                ServeError::io(&format!("cannot remove the dead socket {path_name}"), error)
+                ServeError::io(&format!("cannot remove the unused socket {path_name}"), error)
             };
             std::fs::remove_file(path).map_err(failed)
         }
@@ -218,7 +218,7 @@ mod tests {
         let path = dir.path().join("s");
         let address = ListenAddress::Unix(path.clone());
         drop(std::os::unix::net::UnixListener::bind(&path).expect("dead socket"));
-        let live = Listener::bind(&address).expect("replaces the dead one");
+        let live = Listener::bind(&address).expect("replaces the unused one");
         let mode = std::fs::metadata(&path).expect("socket file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let refused = Listener::bind(&address).err().expect("refuses the live one");

@@ -1,10 +1,11 @@
 //! A kernel's files: a page cache, a disk, and a journal that commits in order.
 //!
 //! As ext4 does it: bytes reach the disk page by page, at any time. A page that the disk has is
-//! overwritten in place; for another one a block is allocated, which the disk shows, with the size that
-//! it brings, only from the next commit on. Names and changes of the size go to the journal at once, and
-//! pages that the old or the new size ends in are written with them, as `data=ordered` has it. A
-//! sync writes the file's pages and commits, an `fdatasync` commits only if the file needs it.
+//! overwritten in place; for another one a block is allocated, which the disk shows, with the size
+//! that it brings, only from the next commit on. Names and changes of the size go to the journal at
+//! once, and pages that the old or the new size ends in are written with them, as `data=ordered`
+//! has it. A sync writes the file's pages and commits, an `fdatasync` commits only if the file
+//! needs it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -126,8 +127,9 @@ impl Kernel {
         self.journal.iter().any(resizes)
     }
 
-    /// Writes a page back, if it is dirty. Not before a new size of the file is committed: a page that
-    /// is overwritten in place would come with the old size, which ext4 allows and no moment explains.
+    /// Writes a page back, if it is dirty. Not before a new size of the file is committed: a page
+    /// that is overwritten in place would come with the old size, which ext4 allows and no moment
+    /// explains.
     pub(crate) fn write_back(&mut self, file: usize, page: usize) {
         if self.is_resized(file) || !self.cache[file].dirty.remove(&page) {
             return;

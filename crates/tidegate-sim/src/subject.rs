@@ -106,7 +106,8 @@ impl BttSubject {
     }
 }
 
-/// The kernel, on our flog and on one with libpmemblk's flags; libpmemblk, which needs its flags to complete a write.
+/// The kernel, on our flog and on one with libpmemblk's flags; libpmemblk, which needs its flags to
+/// complete a write.
 const PEERS: [Peer; 3] = [
     Peer { name: "the kernel", read: |image| recover_and_read(image, Dialect::Linux) },
     Peer {
@@ -127,8 +128,9 @@ const PEERS: [Peer; 3] = [
 
 /// The DRAM tier `transit` over a BTT. A crash loses what the tier holds.
 ///
-/// Its evictors are threads of the scheduler, so that they are interleaved with requests and repeat. Without any, blocks
-/// are written back where a flush, a FUA write or a full cache asks for it.
+/// Its evictors are threads of the scheduler, so that they are interleaved with requests and
+/// repeat. Without any, blocks are written back where a flush, a FUA write or a full cache asks for
+/// it.
 pub struct TransitSubject {
     btt: BttSubject,
     slots: u32,

@@ -1,5 +1,6 @@
-//! The DRAM tier `transit` over a BTT under the crash simulator: a crash loses what was not flushed, but never tears a
-//! block, never takes a flush or FUA write back, and keeps the order of the writes of a block.
+//! The DRAM tier `transit` over a BTT under the crash simulator: a crash loses what was not
+//! flushed, but never tears a block, never takes a flush or FUA write back, and keeps the order of
+//! the writes of a block.
 //!
 //! A failure prints the line that replays it. `TIDEGATE_SIM_ROUNDS` multiplies the number of seeds.
 

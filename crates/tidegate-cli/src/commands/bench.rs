@@ -8,7 +8,8 @@ use anyhow::{Context, Result, bail};
 
 const PROGRAM: &str = "tidegate-bench";
 
-/// Replaces this process by `tidegate-bench ARGS`: output, signals and exit status are that program's.
+/// Replaces this process by `tidegate-bench ARGS`: output, signals and exit status are that
+/// program's.
 ///
 /// # Errors
 /// The program is not beside this one, or cannot be executed.

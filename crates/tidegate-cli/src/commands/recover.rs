@@ -95,7 +95,8 @@ pub(crate) fn recover(pool: &Path, paths: &PoolPaths, recover: RecoverOptions) -
     Ok(())
 }
 
-/// Makes the log one that only its records tell of: no process uses it, and nothing is known of this boot.
+/// Makes the log one that only its records tell of: no process uses it, and nothing is known of
+/// this boot.
 fn forget_processes(pool: &Path, paths: &PoolPaths) -> Result<()> {
     let control = paths.control();
     let processes = processes_that_map(&control);

@@ -37,7 +37,8 @@ impl Form {
         if self.lba_bytes >= 4096 { 4096 } else { 512 }
     }
 
-    /// Asserts that the disk has `data`, of which the second side wrote its blocks again or did not yet.
+    /// Asserts that the disk has `data`, of which the second side wrote its blocks again or did not
+    /// yet.
     fn assert(&self, data: &[u8], rewritten: bool) {
         let generation = |block| if rewritten && REWRITTEN.contains(&block) { 9 } else { 3 };
         let name = format!("{}, rewritten: {rewritten}", self.path.display());
@@ -132,8 +133,8 @@ fn we_read_and_write_every_form_that_the_kernel_creates() {
 const NAMESPACE: &str = "0b2f7a44-90a1-4c8e-8f6d-6c5d1be7f3c0";
 const NAMESPACE_BYTES: u64 = 16 << 20;
 
-/// The kernel knows version 2.0 only in a namespace whose label says so, and writes the namespace's UUID
-/// into its info blocks.
+/// The kernel knows version 2.0 only in a namespace whose label says so, and writes the namespace's
+/// UUID into its info blocks.
 #[test]
 fn version_2_0_goes_both_ways_in_a_labelled_namespace() {
     let lab = Lab::enter();
@@ -260,8 +261,8 @@ fn zeroed_and_lost_blocks_mean_the_same_to_both() {
     assert_stamped("after all", &read_all(&open_pool(&form.path)), 4096, generation);
 }
 
-/// The kernel stops at a block in the zero state and leaves the rest of the page that it reads into as it was, so
-/// where several blocks share a page none may be in that state.
+/// The kernel stops at a block in the zero state and leaves the rest of the page that it reads into
+/// as it was, so where several blocks share a page none may be in that state.
 #[test]
 fn zeroing_a_block_leaves_its_neighbours_readable() {
     const ZEROED: u64 = 17;
@@ -282,8 +283,8 @@ fn zeroing_a_block_leaves_its_neighbours_readable() {
     guest.power_off();
 }
 
-/// The kernel reads a never-written block from its place on the medium, whatever that holds, so zeroing has to
-/// reach such blocks, too.
+/// The kernel reads a never-written block from its place on the medium, whatever that holds, so
+/// zeroing has to reach such blocks, too.
 #[test]
 fn zeroing_a_block_that_was_never_written_is_seen_by_the_kernel() {
     let lab = Lab::enter();

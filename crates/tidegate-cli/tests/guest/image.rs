@@ -1,5 +1,5 @@
-//! The metadata of a BTT 1.1 of one arena, as plain bytes: written from the format's description, not with
-//! the code under test.
+//! The metadata of a BTT 1.1 of one arena, as plain bytes: written from the format's description,
+//! not with the code under test.
 
 use std::fs;
 use std::ops::Range;
@@ -58,11 +58,11 @@ impl Image {
         start..start + self.lanes() * FLOG_GROUP_BYTES
     }
 
-    /// Takes back the map entry of each lane's newest write where nothing followed it, on a disk all of
-    /// whose blocks had been written before; returns how many.
+    /// Takes back the map entry of each lane's newest write where nothing followed it, on a disk
+    /// all of whose blocks had been written before; returns how many.
     pub(crate) fn rewind_maps(&mut self) -> usize {
-        // All of them before any is taken back: two lanes' entries may form a chain on one lba, of which only
-        // the last can be unfinished.
+        // All of them before any is taken back: two lanes' entries may form a chain on one lba, of
+        // which only the last can be unfinished.
         let last: Vec<(usize, Entry)> = (0..self.lanes())
             .map(|lane| self.newest(lane))
             .map(|entry| (self.offset(96) + 4 * entry.lba as usize, entry))
@@ -70,7 +70,8 @@ impl Image {
             .filter(|(_, entry)| entry.old_map != entry.new_map)
             .collect();
         for (at, entry) in &last {
-            // The kernel's flog has no flag bits; the lba had been written before, so its map entry had both.
+            // The kernel's flog has no flag bits; the lba had been written before, so its map entry
+            // had both.
             self.bytes[*at..at + 4].copy_from_slice(&(entry.old_map | NORMAL).to_le_bytes());
         }
         last.len()

@@ -1,4 +1,5 @@
-//! The guest's root file system: busybox, the NVDIMM modules and `init`, as one cpio archive in memory.
+//! The guest's root file system: busybox, the NVDIMM modules and `init`, as one cpio archive in
+//! memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -92,7 +93,8 @@ impl Archive {
         self.entries += 1;
         let data_bytes = u32::try_from(data.len()).expect("a file of the initramfs is small");
         let name_bytes = u32::try_from(path.len() + 1).expect("a path of the initramfs is short");
-        // inode, mode, uid, gid, links, mtime, size, device (2), special device (2), name size, checksum.
+        // inode, mode, uid, gid, links, mtime, size, device (2), special device (2), name size,
+        // checksum.
         let fields = [self.entries, mode, 0, 0, 1, 0, data_bytes, 0, 0, 0, 0, name_bytes, 0];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {

@@ -1,8 +1,9 @@
-//! The kernel's crash images: a guest is stopped in the middle of its writes, and we open what it left.
+//! The kernel's crash images: a guest is stopped in the middle of its writes, and we open what it
+//! left.
 //!
-//! The kernel makes each store durable before the next one that needs it, so what a power cut leaves is what
-//! it had stored at some moment: a copy of the NVDIMM while the guest stands still between two instructions.
-//! So one guest gives many images; the last one comes from a kill.
+//! The kernel makes each store durable before the next one that needs it, so what a power cut
+//! leaves is what it had stored at some moment: a copy of the NVDIMM while the guest stands still
+//! between two instructions. So one guest gives many images; the last one comes from a kill.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -65,7 +66,8 @@ impl Victim {
         bytes
     }
 
-    /// Opens an image of this disk as it is after a cut. Returns how many runs the cut left half written.
+    /// Opens an image of this disk as it is after a cut. Returns how many runs the cut left half
+    /// written.
     fn assert_image(&self, path: &Path) -> usize {
         let device = open_pool(path);
         let name = path.display().to_string();
@@ -142,7 +144,8 @@ fn start_writers(guest: &mut Guest, victims: &[Victim]) {
     guest.start(&writers);
 }
 
-/// Waits for a number of runs, then for the next write to a flog: the guest is in the middle of a run.
+/// Waits for a number of runs, then for the next write to a flog: the guest is in the middle of a
+/// run.
 fn wait_for_writes(guest: &Guest, victims: &mut [Victim], cut: u64) {
     let mut left = 10 + mix(cut) % 20;
     while left > 0 {
@@ -169,8 +172,9 @@ fn note(guest: &Guest, victims: &mut [Victim], line: &str) -> bool {
     true
 }
 
-/// Takes back the map entry of each lane's last write, as if the cut had come between it and the flog entry,
-/// and asserts that opening the image completes these writes. Returns how many there were.
+/// Takes back the map entry of each lane's last write, as if the cut had come between it and the
+/// flog entry, and asserts that opening the image completes these writes. Returns how many there
+/// were.
 fn assert_rewound(victim: &Victim, path: &Path) -> usize {
     let mut image = Image::read(path);
     let rewound = image.rewind_maps();

@@ -1,7 +1,7 @@
 //! The label area of an NVDIMM: an empty index, so that the kernel lets namespaces be made.
 //!
-//! Only a labelled namespace can hold a BTT 2.0 for the kernel (UEFI 2.7, section 13.19): the label names
-//! the version. The index has two copies; one valid copy is enough.
+//! Only a labelled namespace can hold a BTT 2.0 for the kernel (UEFI 2.7, section 13.19): the label
+//! names the version. The index has two copies; one valid copy is enough.
 
 use std::fs::OpenOptions;
 use std::io::Result;

@@ -1,8 +1,9 @@
 //! Our crash images, opened by the kernel: it is one more judge of the crash simulator.
 //!
-//! The simulator runs threads of our engine under random interleavings, cuts the power before each fence, lets
-//! any of the stores that are not durable yet be lost, and asks its judges what every block holds. The kernel
-//! in the guest is one: for each image it looks for a BTT on the NVDIMM, recovers it and reads.
+//! The simulator runs threads of our engine under random interleavings, cuts the power before each
+//! fence, lets any of the stores that are not durable yet be lost, and asks its judges what every
+//! block holds. The kernel in the guest is one: for each image it looks for a BTT on the NVDIMM,
+//! recovers it and reads.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -45,8 +46,8 @@ thread_local! {
 }
 
 impl KernelJudge {
-    /// What the device holds once the kernel has recovered `image`, as we read it. The kernel reads the same, and
-    /// leaves nothing for a check to find.
+    /// What the device holds once the kernel has recovered `image`, as we read it. The kernel reads
+    /// the same, and leaves nothing for a check to find.
     fn read(&mut self, image: &[u8]) -> Vec<u8> {
         self.guest.detach(1);
         let before = Image::of(image);

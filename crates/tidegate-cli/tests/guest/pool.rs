@@ -1,4 +1,5 @@
-//! Pools and what the tests write to them: blocks that tell where, when and whether whole they were written.
+//! Pools and what the tests write to them: blocks that tell where, when and whether whole they were
+//! written.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -73,7 +74,8 @@ pub(crate) fn stamped(blocks: std::ops::Range<u64>, generation: u64, block_bytes
     blocks.flat_map(|block| stamp(block, generation, block_bytes)).collect()
 }
 
-/// The bytes of a block in a generation: no two blocks and no two generations share a word but by accident.
+/// The bytes of a block in a generation: no two blocks and no two generations share a word but by
+/// accident.
 pub(crate) fn stamp(block: u64, generation: u64, block_bytes: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(block_bytes as usize);
     bytes.extend(block.to_le_bytes());

@@ -20,8 +20,9 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// Whose turn it is.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What a test works in: a directory, and the turn. One test at a time, as emulation takes all the CPU there is;
-/// from its start, as a program that another test starts would inherit the lock of an open pool for a moment.
+/// What a test works in: a directory, and the turn. One test at a time, as emulation takes all the
+/// CPU there is; from its start, as a program that another test starts would inherit the lock of an
+/// open pool for a moment.
 pub(crate) struct Lab {
     dir: TempDir,
     _turn: MutexGuard<'static, ()>,
@@ -47,7 +48,8 @@ static SYSTEM: LazyLock<(Kernel, Vec<u8>)> = LazyLock::new(|| {
     (kernel, initramfs)
 });
 
-/// A file that the guest sees as an NVDIMM. Both sides share its pages: what one stores, the other loads.
+/// A file that the guest sees as an NVDIMM. Both sides share its pages: what one stores, the other
+/// loads.
 #[derive(Debug, Clone)]
 pub(crate) struct Nvdimm {
     /// The file.
@@ -68,7 +70,8 @@ const EXCHANGE_BYTES: u64 = 64 << 20;
 
 /// A running guest. Dropping it kills it.
 ///
-/// Its NVDIMM 0 is the exchange; the files given to [`boot`](Self::boot) are the NVDIMMs 1, 2 and so on.
+/// Its NVDIMM 0 is the exchange; the files given to [`boot`](Self::boot) are the NVDIMMs 1, 2 and
+/// so on.
 pub(crate) struct Guest {
     qemu: Child,
     commands: ChildStdin,
@@ -314,8 +317,8 @@ fn read_lines(stream: ChildStdout) -> Receiver<String> {
 fn command(initramfs: &Path, console: &Path, nvdimms: &[&Nvdimm]) -> Command {
     let mut qemu = Command::new("qemu-system-x86_64");
     let slots = nvdimms.len();
-    // One thread for both CPUs: with a thread each, this emulation at times runs an instruction that the guest's
-    // other CPU is just patching, and the guest panics.
+    // One thread for both CPUs: with a thread each, this emulation at times runs an instruction
+    // that the guest's other CPU is just patching, and the guest panics.
     qemu.args([
         "-accel",
         "tcg,thread=single",

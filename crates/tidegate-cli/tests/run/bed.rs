@@ -12,9 +12,10 @@ use crate::support::{directory_in, preload_library, scratch, succeed, tool, user
 use crate::tree;
 
 /// Seconds after which a workload counts as hanging and is killed.
-pub(crate) const PATIENCE_S: u64 = if cfg!(feature = "soak") { 1800 } else { 240 };
+pub(crate) const TIMEOUT_S: u64 = if cfg!(feature = "soak") { 1800 } else { 240 };
 
-/// A directory on a disk for the files of a workload. Not below the checkout: other users must reach it.
+/// A directory on a disk for the files of a workload. Not below the checkout: other users must
+/// reach it.
 pub(crate) fn on_disk() -> TempDir {
     let dir = directory_in("/var/tmp".into());
     open_to_all(dir.path());
@@ -33,7 +34,7 @@ pub(crate) enum Runner<'a> {
 impl Runner<'_> {
     /// `program` started this way, in `dir`; killed with all that it started when it hangs.
     pub(crate) fn command(self, program: impl AsRef<OsStr>, dir: &Path) -> Command {
-        let mut command = patient(dir);
+        let mut command = timed(dir);
         self.add(&mut command, Path::new(env!("CARGO_BIN_EXE_tidegate")), program.as_ref());
         command
     }
@@ -45,7 +46,7 @@ impl Runner<'_> {
         program: impl AsRef<OsStr>,
         dir: &Path,
     ) -> Command {
-        let mut command = patient(dir);
+        let mut command = timed(dir);
         let tidegate = user.become_by(&mut command);
         self.add(&mut command, &tidegate, program.as_ref());
         command
@@ -73,13 +74,14 @@ impl Runner<'_> {
 }
 
 /// A command to come, killed with all that it started when it hangs.
-fn patient(dir: &Path) -> Command {
+fn timed(dir: &Path) -> Command {
     let mut command = tool("timeout", "coreutils");
-    command.arg("--signal=KILL").arg(PATIENCE_S.to_string()).current_dir(dir).stdin(Stdio::null());
+    command.arg("--signal=KILL").arg(TIMEOUT_S.to_string()).current_dir(dir).stdin(Stdio::null());
     command
 }
 
-/// Another user of this machine, with a copy of Tidegate that it can reach wherever the checkout is.
+/// Another user of this machine, with a copy of Tidegate that it can reach wherever the checkout
+/// is.
 pub(crate) struct OtherUser {
     pub(crate) ids: (u32, u32),
     installed: TempDir,
@@ -89,7 +91,8 @@ impl OtherUser {
     pub(crate) fn new(name: &str) -> Self {
         let installed = on_disk();
         for file in [Path::new(env!("CARGO_BIN_EXE_tidegate")), preload_library()] {
-            // By another process: a child that some test starts just then has no descriptor to write it by.
+            // By another process: a child that some test starts just then has no descriptor to
+            // write it by.
             succeed(tool("cp", "coreutils").arg(file).arg(installed.path()));
         }
         Self { ids: user(name), installed }
@@ -110,8 +113,8 @@ impl OtherUser {
     }
 }
 
-/// Runs `command` to its end; its standard output and status are the transcript, what `tidegate` says goes to standard
-/// error and is shown by a failing test only.
+/// Runs `command` to its end; its standard output and status are the transcript, what `tidegate`
+/// says goes to standard error and is shown by a failing test only.
 pub(crate) fn transcript(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let Output { status, stdout, stderr } = output;
@@ -119,8 +122,8 @@ pub(crate) fn transcript(command: &mut Command) -> String {
     format!("{}{status}\n", String::from_utf8_lossy(&stdout))
 }
 
-/// A file system for files and a directory for a pool. The file system is an ext4 with a journal and a
-/// UUID: on others nothing is covered.
+/// A file system for files and a directory for a pool. The file system is an ext4 with a journal
+/// and a UUID: on others nothing is covered.
 pub(crate) struct Bed {
     // Unmounted when it is dropped.
     _small: Small,
@@ -150,8 +153,9 @@ impl Bed {
         &self.disk
     }
 
-    /// Does `workload` plain and under `run`, each in a fresh directory of the same name: what it returns and the files
-    /// it leaves must be the same, also after what is in the log was replayed once more. Returns the transcript.
+    /// Does `workload` plain and under `run`, each in a fresh directory of the same name: what it
+    /// returns and the files it leaves must be the same, also after what is in the log was replayed
+    /// once more. Returns the transcript.
     pub(crate) fn same(&self, workload: impl Fn(Runner<'_>, &Path) -> String) -> String {
         self.same_with(workload, || replay(&self.pool(), None))
     }
@@ -199,7 +203,7 @@ impl Bed {
 
 /// Replays the whole log of `pool`, as its owner.
 pub(crate) fn replay(pool: &Path, owner: Option<&OtherUser>) {
-    let mut command = patient(Path::new("/"));
+    let mut command = timed(Path::new("/"));
     let tidegate = match owner {
         Some(user) => user.become_by(&mut command),
         None => PathBuf::from(env!("CARGO_BIN_EXE_tidegate")),

@@ -1,5 +1,5 @@
-//! kill -9 of a whole tree, its supervisor too, at random moments, then recovery: what was acknowledged is there, and
-//! nothing is torn. The workers are programs/crash.
+//! kill -9 of a whole tree, its supervisor too, at random moments, then recovery: what was
+//! acknowledged is there, and nothing is torn. The workers are programs/crash.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::bed::{Bed, PATIENCE_S, Runner, replay};
+use crate::bed::{Bed, Runner, TIMEOUT_S, replay};
 use crate::process_tree::{self, ProcessTree};
 use crate::programs::{python, source};
 use crate::support::random::Random;
@@ -28,7 +28,8 @@ pub(crate) fn one_of_each(round: u64) -> Vec<String> {
     KINDS.iter().zip(seeds).map(|(kind, seed)| format!("{kind}.{seed}")).collect()
 }
 
-/// Some of them, for a small disk: the others take long where the disk is slow, and are for the long tests.
+/// Some of them, for a small disk: the others take long where the disk is slow, and are for the
+/// long tests.
 pub(crate) fn a_few(round: u64) -> Vec<String> {
     if cfg!(feature = "soak") {
         let all = one_of_each(round).into_iter();
@@ -67,7 +68,7 @@ impl Workers {
         let tree = ProcessTree::of(&mut command, pool);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the tree starts");
         let stdout = child.stdout.take().expect("it is piped");
-        let deadline = Instant::now() + Duration::from_secs(PATIENCE_S + 30);
+        let deadline = Instant::now() + Duration::from_secs(TIMEOUT_S + 30);
         Self { child, tree, stdout, acks: Vec::new(), deadline }
     }
 
@@ -111,7 +112,7 @@ impl Workers {
     /// False at the end, or when nothing has come in time.
     ///
     /// # Panics
-    /// Whoever still writes at the deadline is one that a kill has missed.
+    /// A process that still writes at the deadline is one that a kill has missed.
     fn read(&mut self, timeout: Option<Duration>) -> bool {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -130,14 +131,14 @@ impl Workers {
         count > 0
     }
 
-    /// After the kill: reads the acknowledgements still in the pipe, waits for all processes, and puts what was
-    /// acknowledged into a file below `dir`.
+    /// After the kill: reads the acknowledgements still in the pipe, waits for all processes, and
+    /// puts what was acknowledged into a file below `dir`.
     pub(crate) fn collect(mut self, dir: &Path) -> PathBuf {
         while self.read(None) {}
         let _ = self.child.wait();
         self.tree.wait();
         let path = dir.join("acks");
-        std::fs::write(&path, &self.acks).expect("there is room");
+        std::fs::write(&path, &self.acks).expect("there is free space");
         path
     }
 }
@@ -201,7 +202,8 @@ fn kill_supervisor(pool: &Path, workers: &Workers) {
     retry_on_intr(|| poll(&mut events, None)).expect("a process can be waited for");
 }
 
-/// One process after the other: the others go on, with the supervisor gone too, and nothing is lost.
+/// One process after the other: the others go on, with the supervisor gone too, and nothing is
+/// lost.
 #[test]
 fn programs_go_on_when_the_supervisor_is_killed() {
     let bed = Bed::new();
@@ -220,7 +222,8 @@ fn programs_go_on_when_the_supervisor_is_killed() {
     workers.tree.kill();
     let acks = workers.collect(bed.disk());
     if cfg!(feature = "soak") {
-        // Names that were changed past a log that has been full for long make a replay fail, and say so.
+        // Names that were changed past a log that has been full for long make a replay fail, and
+        // say so.
         replay(&bed.pool(), None);
     } else {
         println!("{}", ok(["recover".as_ref(), bed.pool().as_os_str()]));

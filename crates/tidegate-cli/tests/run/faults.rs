@@ -1,5 +1,6 @@
-//! Faults below: a full file system, a quota, one that turns read-only, a disk that dies, a directory that is removed.
-//! Nothing acknowledged is lost; errors come as without Tidegate, or at the next fsync.
+//! Faults below: a full file system, a quota, one that turns read-only, a disk that dies, a
+//! directory that is removed. Nothing acknowledged is lost; errors come as without Tidegate, or at
+//! the next fsync.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,7 +56,7 @@ fn a_full_file_system() {
 
 /// Space comes back: what could not be written is.
 #[test]
-fn a_full_tmpfs_that_gets_room_again() {
+fn a_full_tmpfs_that_gets_space_again() {
     let bed = Bed::new();
     let place = scratch();
     succeed(
@@ -119,7 +120,8 @@ fn a_limit_of_the_size_of_files() {
 }
 
 impl Small {
-    /// ext4 gives up, as it does after errors of its disk: what was not written yet stays in the page cache, and goes with it.
+    /// ext4 gives up, as it does after errors of its disk: what was not written yet stays in the
+    /// page cache, and goes with it.
     fn abort(&self) {
         succeed(tool("mount", "mount").args(["-o", "remount,abort"]).arg(self.mount_point()));
     }
@@ -139,7 +141,8 @@ fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587D, struct.pack('I', 2))"
     }
 }
 
-/// Workers whose last write the kernel may cut short: those that write in place would have parts of two records then.
+/// Workers whose last write the kernel may cut short: those that write in place would have parts of
+/// two records then.
 fn that_may_fail(round: u64) -> Vec<String> {
     ["filling", "versions", "delete"].map(|kind| format!("{kind}.{round}")).to_vec()
 }
@@ -148,8 +151,8 @@ fn recover(pool: &Path) {
     println!("{}", ok(["recover".as_ref(), pool.as_os_str()]));
 }
 
-/// All are killed while their file system is dead. It is mounted again in the same boot: what `recover` finds there is older than
-/// what was acknowledged.
+/// All are killed while their file system is dead. It is mounted again in the same boot: what
+/// `recover` finds there is older than what was acknowledged.
 #[test]
 fn a_file_system_that_turns_read_only() {
     let bed = Bed::new();
@@ -215,7 +218,7 @@ fn a_disk_that_dies_and_comes_back() {
     verify(&disk.mount_point(), &acks);
 }
 
-/// What somebody else removed must not come back.
+/// What an outsider removed must not come back.
 #[test]
 fn a_removed_directory() {
     let bed = Bed::new();
@@ -235,9 +238,10 @@ fn a_removed_directory() {
     assert!(!dir.exists(), "the directory is back: {}", tree::listing(&dir));
 }
 
-/// A pool whose file system has less room than it should have: no SIGBUS, whatever is written.
+/// A pool whose file system has less free space than it should have: no SIGBUS, whatever is
+/// written.
 #[test]
-fn no_room_for_the_pool() {
+fn no_space_for_the_pool() {
     let bed = Bed::new();
     for size in ["16M", "200K"] {
         let place = scratch();
@@ -256,9 +260,10 @@ fn no_room_for_the_pool() {
     }
 }
 
-/// Somebody else takes the rest of the file system while the log has a part of its space: it goes on in that, lap by lap.
+/// Another program takes the rest of the file system while the log has a part of its space: it goes
+/// on in that, lap by lap.
 #[test]
-fn room_for_the_pool_that_goes_to_somebody_else() {
+fn space_for_the_pool_that_another_takes() {
     let bed = Bed::new();
     let place = scratch();
     succeed(

@@ -1,5 +1,5 @@
-//! fio writes and verifies, with every way into a file that it has. Engines that write behind libc's back must be
-//! noticed, and mix with others.
+//! fio writes and verifies, with every way into a file that it has. Engines that write behind
+//! libc's back must be noticed, and mix with others.
 
 use crate::bed::Bed;
 use crate::support::tool;
@@ -11,7 +11,8 @@ fn fio_verifies(engine: &str, options: &str) {
          --randseed=7 --allrandrepeat=1 --verify=crc32c --verify_fatal=1 --do_verify=1 --buffer_pattern=0x5a \
          --verify_state_save=0 --filename_format='file.$jobnum' {options} || {{ cat report; exit 1; }}; rm report"
     );
-    // What the file holds differs from run to run (fio's headers have times): the verification is the test.
+    // What the file holds differs from run to run (fio's headers have times): the verification is
+    // the test.
     let printed = Bed::new().same(|runner, dir| {
         let printed = runner.script(&format!("{script}; stat -c '%n %s' *; rm file*"), dir);
         format!("{printed}{:?}", std::fs::read_dir(dir).map(Iterator::count))

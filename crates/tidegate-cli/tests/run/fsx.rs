@@ -1,5 +1,5 @@
-//! fsx (random operations on a file, each read verified) and pjdfstest (POSIX conformance of names and modes).
-//! scripts/install-deps puts both into target/tools.
+//! fsx (random operations on a file, each read verified) and pjdfstest (POSIX conformance of names
+//! and modes). scripts/install-deps puts both into target/tools.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,8 @@ pub(crate) fn built_tool(name: &str) -> PathBuf {
     path
 }
 
-/// All that fsx can do, and how often. Of no bytes at all, it takes the error of `posix_fallocate` for a fault.
+/// All that fsx can do, and how often. Of no bytes at all, it takes the error of `posix_fallocate`
+/// for a fault.
 const WEIGHTS: &str = "[opsize]\nmin = 1\n[weights]
 close_open = 1\nread = 10\nwrite = 20\nmapread = 5\nmapwrite = 2\ntruncate = 5\ninvalidate = 0\nfsync = 5\nfdatasync = 5
 posix_fallocate = 1\npunch_hole = 2\nsendfile = 2\ncopy_file_range = 1\nposix_fadvise = 1\n";
@@ -27,7 +28,7 @@ fn fsx_finds_the_bytes_it_wrote() {
     for seed in first..first + setting("TIDEGATE_FSX_SEEDS", 2) {
         println!("seed {seed}, {operations} operations");
         let printed = Bed::new().same(|runner, dir| {
-            std::fs::write(dir.join("fsx.toml"), WEIGHTS).expect("there is room");
+            std::fs::write(dir.join("fsx.toml"), WEIGHTS).expect("there is free space");
             let mut fsx = runner.command(built_tool("fsx"), dir);
             fsx.args(["-f", "fsx.toml", "-N", &operations, "-S", &seed.to_string(), "file"]);
             transcript(&mut fsx)
@@ -51,7 +52,7 @@ fn pjdfstest_has_the_results_it_has_without() {
 fn pjdfstest(runner: Runner<'_>, dir: &Path) -> String {
     let config = "[features]\nposix_fallocate = {}\nutime_now = {}\nutimensat = {}\n[settings]\nnaptime = 0.05\n\
                   allow_remount = false\n[dummy_auth]\nentries = [[\"nobody\", \"nogroup\"], [\"daemon\", \"daemon\"]]\n";
-    std::fs::write(dir.join("config.toml"), config).expect("there is room");
+    std::fs::write(dir.join("config.toml"), config).expect("there is free space");
     crate::bed::open_to_all(dir);
     let mut command = runner.command(built_tool("pjdfstest"), dir);
     let printed = transcript(command.args(["-c", "config.toml", "-p", "."]));

@@ -1,10 +1,11 @@
-//! What others wrote, under `tidegate run`: each workload is done plain and under `run`, in the same place, and must
-//! print the same and leave the same files. Then with crashes: kill -9 of the whole tree, a power cut, faults of the
-//! file system below.
+//! What others wrote, under `tidegate run`: each workload is done plain and under `run`, in the
+//! same place, and must print the same and leave the same files. Then with crashes: kill -9 of the
+//! whole tree, a power cut, faults of the file system below.
 //!
-//! What takes long is behind the feature `soak`. How often things are done is short by default; the long versions (scripts/soak)
-//! set `TIDEGATE_KILL_ROUNDS`, `TIDEGATE_POWER_ROUNDS`, `TIDEGATE_POSTGRES_ROUNDS`, `TIDEGATE_STORE_ROUNDS`,
-//! `TIDEGATE_FSX_SEEDS`, `TIDEGATE_FSX_OPERATIONS`, `TIDEGATE_SQLITE_TESTS=all`. A failure prints its seed;
+//! What takes long is behind the feature `soak`. How often things are done is short by default; the
+//! long versions (scripts/soak) set `TIDEGATE_KILL_ROUNDS`, `TIDEGATE_POWER_ROUNDS`,
+//! `TIDEGATE_POSTGRES_ROUNDS`, `TIDEGATE_STORE_ROUNDS`, `TIDEGATE_FSX_SEEDS`,
+//! `TIDEGATE_FSX_OPERATIONS`, `TIDEGATE_SQLITE_TESTS=all`. A failure prints its seed;
 //! `TIDEGATE_SEED` makes the same choices again.
 
 #![cfg_attr(

@@ -1,5 +1,5 @@
-//! Sections of the POSIX transcript (programs/posix): what each call returns, and the files left, are the same under
-//! `run`. Among them is each defect that was seen in `NVCache`'s own code.
+//! Sections of the POSIX transcript (programs/posix): what each call returns, and the files left,
+//! are the same under `run`. Among them is each defect that was seen in `NVCache`'s own code.
 
 use std::path::PathBuf;
 
@@ -185,7 +185,8 @@ fn threads_with_descriptors_of_their_own() {
     }
 }
 
-/// What is done to a file that has records in the log, by functions that write or empty it themselves.
+/// What is done to a file that has records in the log, by functions that write or empty it
+/// themselves.
 fn change_by_the_library(change: &str) -> Vec<u8> {
     let bed = Bed::new();
     let script = format!(

@@ -1,5 +1,6 @@
-//! `PostgreSQL` 15: a server with a process for each connection, which are killed, as is the server itself, and a crash
-//! of everything. pgbench's own invariants tell whether a transaction was lost or done by half.
+//! `PostgreSQL` 15: a server with a process for each connection, which are killed, as is the server
+//! itself, and a crash of everything. pgbench's own invariants tell whether a transaction was lost
+//! or done by half.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

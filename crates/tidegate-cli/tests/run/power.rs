@@ -1,8 +1,10 @@
-//! Power cuts. The files are on an ext4 on a disk that a `tidegate serve` of a raw pool is. The power fails at a random
-//! moment: that server is stopped, so nothing reaches the disk any more, then everything is killed. What the page cache
-//! held is gone; what was acknowledged must come back from the log: data, sizes, names.
+//! Power cuts. The files are on an ext4 on a disk that a `tidegate serve` of a raw pool is. The
+//! power fails at a random moment: that server is stopped, so nothing reaches the disk any more,
+//! then everything is killed. What the page cache held is gone; what was acknowledged must come
+//! back from the log: data, sizes, names.
 //!
-//! In every other round the disk has a volatile cache: what it took and was not told to flush is gone too.
+//! In every other round the disk has a volatile cache: what it took and was not told to flush is
+//! gone too.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -68,7 +70,7 @@ impl Disk {
         kill_process(server.pid(), Signal::STOP).expect("the server is alive");
     }
 
-    /// Whoever waits for the disk gets errors; it stays mounted.
+    /// Callers that wait for the disk get errors; it stays mounted.
     pub(crate) fn break_off(&mut self) {
         let (server, file_system) = self.powered.as_mut().expect("the power is on");
         kill_process(server.pid(), Signal::KILL).expect("the server is alive");
@@ -188,7 +190,8 @@ os.fdatasync(file)'
     assert!(std::fs::read(&file).unwrap() == wanted, "the file is not as it was written");
 }
 
-/// `O_DSYNC` is taken away from files of the log: what is written past the log must be durable all the same.
+/// `O_DSYNC` is taken away from files of the log: what is written past the log must be durable all
+/// the same.
 #[test]
 fn synchronous_writes_past_the_log_survive_a_power_cut() {
     let mut disk = Disk::new();

@@ -1,5 +1,5 @@
-//! The processes of a `tidegate run`: found by the pool that they map and by a mark in their environment, killed all at
-//! once.
+//! The processes of a `tidegate run`: found by the pool that they map and by a mark in their
+//! environment, killed all at once.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -34,8 +34,8 @@ impl ProcessTree {
         Self { pool: pool.to_owned(), mark: format!("{MARK}={mark}"), killed, groups }
     }
 
-    /// kill -9 for each process, in no order, until there is none that was not killed. One that waits for a disk goes
-    /// later, but runs no more.
+    /// kill -9 for each process, in no order, until there is none that was not killed. One that
+    /// waits for a disk goes later, but runs no more.
     pub(crate) fn kill(&mut self) {
         while self.kill_found(|_| true) {}
     }
@@ -58,7 +58,8 @@ impl ProcessTree {
         found
     }
 
-    /// Those that were not killed. One that waits for a disk with its mappings locked is known by its group alone.
+    /// Those that were not killed. One that waits for a disk with its mappings locked is known by
+    /// its group alone.
     fn members(&mut self) -> Vec<i32> {
         let Found { shown, stuck } =
             look_for_members(&self.pool, &self.mark, |pid| !self.killed.contains_key(&pid));
@@ -103,20 +104,22 @@ pub(crate) fn assert_nobody_uses(pool: &Path) {
     assert!(users.is_empty(), "processes {users:?} still use {}", pool.display());
 }
 
-/// The same for a tree whose last process may be ending still, when its launcher is gone: waits for that.
+/// The same for a tree whose last process may be ending still, when its launcher is gone: waits for
+/// that.
 pub(crate) fn await_nobody_uses(pool: &Path) {
     for pid in members(pool, NO_MARK) {
         let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let timeout = Timespec { tv_sec: 60, tv_nsec: 0 };
         if let Some(handle) = handle {
             let mut events = [PollFd::new(&handle, PollFlags::IN)];
-            retry_on_intr(|| poll(&mut events, Some(&patience))).expect("it can be waited for");
+            retry_on_intr(|| poll(&mut events, Some(&timeout))).expect("it can be waited for");
         }
     }
     assert_nobody_uses(pool);
 }
 
-/// The supervisor of `pool`: the `tidegate` process that maps it and is not the launcher or below it.
+/// The supervisor of `pool`: the `tidegate` process that maps it and is not the launcher or below
+/// it.
 pub(crate) fn supervisor_of(pool: &Path, launcher: Pid) -> Pid {
     let mut found = supervisors_of(pool);
     found.retain(|&pid| pid != launcher);
@@ -134,7 +137,8 @@ pub(crate) fn supervisors_of(pool: &Path) -> Vec<Pid> {
     users.filter(is_tidegate).filter(|&pid| session_leader(pid)).filter_map(Pid::from_raw).collect()
 }
 
-/// Kills the launchers that use `pool`, so that nobody replaces a supervisor that dies; their programs live on.
+/// Kills the launchers that use `pool`, so that nobody replaces a supervisor that dies; their
+/// programs live on.
 pub(crate) fn kill_launchers(pool: &Path) {
     let words = [b"\0run\0--size=64M\0--pool\0", pool.as_os_str().as_encoded_bytes()].concat();
     for entry in std::fs::read_dir("/proc").expect("/proc is mounted").flatten() {

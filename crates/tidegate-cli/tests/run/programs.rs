@@ -1,4 +1,5 @@
-//! The programs that the tests bring along: C sources, compiled when first used, and Python scripts.
+//! The programs that the tests bring along: C sources, compiled when first used, and Python
+//! scripts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,8 @@ pub(crate) fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/programs").join(name)
 }
 
-/// The C program `name`, from the directory or the file of that name; compiled once in a test run, by whichever test
-/// comes first, while the others wait.
+/// The C program `name`, from the directory or the file of that name; compiled once in a test run,
+/// by whichever test comes first, while the others wait.
 pub(crate) fn compiled(name: &str, flags: &[&str]) -> PathBuf {
     static PROGRAMS: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     let key = format!("{name}{}", flags.concat());

@@ -1,5 +1,5 @@
-//! `SQLite`: its command line in every journal mode, and its own test suite. The suite's `testfixture` is built by
-//! scripts/build-testfixture into target/tools/sqlite.
+//! `SQLite`: its command line in every journal mode, and its own test suite. The suite's
+//! `testfixture` is built by scripts/build-testfixture into target/tools/sqlite.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,8 @@ use crate::bed::{Bed, Runner};
 use crate::fsx::built_tool;
 use crate::programs::source;
 
-/// Its tables are checked, vacuumed and read by a second process; files that hold random numbers are taken away.
+/// Its tables are checked, vacuumed and read by a second process; files that hold random numbers
+/// are taken away.
 pub(crate) const SESSION: &str = r#"
 sqlite3 -batch my.db <<'END'
 .bail on

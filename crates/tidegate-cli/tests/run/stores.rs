@@ -1,5 +1,5 @@
-//! Key-value stores: `RocksDB` by its `db_bench` and `ldb`, `LevelDB` by a small program (programs/leveldb.c), and both, killed and
-//! started again, by programs/stress.c.
+//! Key-value stores: `RocksDB` by its `db_bench` and `ldb`, `LevelDB` by a small program
+//! (programs/leveldb.c), and both, killed and started again, by programs/stress.c.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -6,7 +6,8 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// A line for each entry below `dir`: path, type, mode, owner, links, size and a hash of the content. No times.
+/// A line for each entry below `dir`: path, type, mode, owner, links, size and a hash of the
+/// content. No times.
 pub(crate) fn listing(dir: &Path) -> String {
     let mut lines = Vec::new();
     collect(dir, dir, &mut lines);

@@ -24,7 +24,8 @@ fn tidegate_run(bed: &Bed) -> Command {
     command
 }
 
-/// `command`, with all signals heeded: whoever runs the tests may ignore some, as under `nohup` or behind a script's `&`.
+/// `command`, with all signals heeded: the caller of the tests may ignore some, as under `nohup` or
+/// behind a script's `&`.
 fn heeding_signals(command: &Command) -> Command {
     let mut heeding = Command::new("env");
     heeding.arg("--default-signal").arg(command.get_program()).args(command.get_args());
@@ -117,9 +118,10 @@ fn a_pool_that_cannot_be_used_is_not_left() {
     assert!(run_with("--size=1M").status.success());
 }
 
-/// A pool whose file system has no room even for a small log: nothing stays, whether the file was there or not.
+/// A pool whose file system has no free space even for a small log: nothing stays, whether the file
+/// was there or not.
 #[test]
-fn a_pool_without_room_is_not_left() {
+fn a_pool_without_space_is_not_left() {
     let (bed, place) = (Bed::new(), scratch());
     let mut mount = tool("mount", "mount");
     succeed(mount.args(["-t", "tmpfs", "-o", "size=64K", "tmpfs"]).arg(place.path()));
@@ -200,7 +202,8 @@ fn a_read_only_file_system_is_named() {
     assert_refused(&refused, 1, &["read-only"]);
 }
 
-/// What `run` has to say may find no reader: the program is started all the same, and its status is kept.
+/// What `run` has to say may find no reader: the program is started all the same, and its status is
+/// kept.
 #[test]
 fn a_deaf_standard_error_changes_nothing() {
     let bed = Bed::new();
@@ -381,7 +384,8 @@ fn files_of_killed_processes_come_back_into_the_log() {
     statistics_of(&bed, &program);
 }
 
-/// A daemon that has become another user cannot tell the supervisor of a child: the supervisor has to find it.
+/// A daemon that has become another user cannot tell the supervisor of a child: the supervisor has
+/// to find it.
 #[test]
 fn daemons_of_other_users_keep_their_supervisor() {
     const PROGRAM: &str = r"

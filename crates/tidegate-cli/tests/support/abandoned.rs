@@ -1,8 +1,8 @@
-//! What tests that were killed have left: directories, which are named after their process, and with them running programs,
-//! mounts, loop devices, and control memories of pools.
+//! What tests that were killed have left: directories, which are named after their process, and
+//! with them running programs, mounts, loop devices, and control memories of pools.
 //!
-//! Nothing is touched that a living process may want: a directory goes when the process that it is named after is dead, a control
-//! memory when its pool is gone and nobody maps it.
+//! Nothing is touched that a living process may want: a directory goes when the process that it is
+//! named after is dead, a control memory when its pool is gone and nobody maps it.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::unix::fs::MetadataExt;
@@ -17,9 +17,9 @@ use super::tool;
 
 const PREFIX: &str = "tidegate-test.";
 /// How long the kernel may take to show a process.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 const SHARED_MEMORY: &str = "/dev/shm";
-/// What programs of tests have in their environment: not a shell that somebody has gone there with.
+/// What programs of tests have in their environment: not a shell that a person has gone there with.
 const VARIABLES: [&str; 3] = ["TIDEGATE_POOL", "TIDEGATE_TEST_TREE", "PGHOST"];
 
 /// What the names of this process's directories begin with.
@@ -27,8 +27,8 @@ pub fn prefix() -> String {
     format!("{PREFIX}{}.", std::process::id())
 }
 
-/// Removes what dead processes have left in `parent`, and control memories without pools. Where two do it at once, one
-/// finds things gone.
+/// Removes what dead processes have left in `parent`, and control memories without pools. Where two
+/// do it at once, one finds things gone.
 pub fn remove(parent: &Path) {
     names_in(parent).iter().filter(|name| is_of_dead(name)).for_each(|name| {
         clear(&parent.join(name));
@@ -101,7 +101,7 @@ pub fn find_processes(shown: &[(&str, &[u8])], is_asked: impl Fn(i32) -> bool) -
     while !left.is_empty() {
         let answers = ask_for_each(left.clone().into(), wanted.clone());
         loop {
-            let answer = answers.recv_timeout(PATIENCE);
+            let answer = answers.recv_timeout(TIMEOUT);
             let Some(pid) = left.pop_front() else { break };
             match answer {
                 Ok(true) => found.shown.push(pid),
@@ -134,7 +134,8 @@ fn remove_control_memories() {
     let shared = Path::new(SHARED_MEMORY);
     let Ok(device) = shared.metadata().map(|metadata| metadata.dev()) else { return };
     let users = names_in(shared).into_iter().filter(|name| name.starts_with("tidegate-"));
-    // First the names, then the pools: who makes a pool now is not taken for one whose pool is gone.
+    // First the names, then the pools: who makes a pool now is not taken for one whose pool is
+    // gone.
     let files: Vec<_> = users
         .flat_map(|user| {
             names_in(&shared.join(&user)).into_iter().map(move |name| (user.clone(), name))

@@ -1,5 +1,5 @@
-//! An ext4 file system on a served export, without the kernel's NBD: nbdfuse shows the export as a file, a loop device
-//! makes a disk of it.
+//! An ext4 file system on a served export, without the kernel's NBD: nbdfuse shows the export as a
+//! file, a loop device makes a disk of it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -45,7 +45,8 @@ impl FileSystem {
         self
     }
 
-    /// The disk is gone: whoever waits for it gets an error now. (nbdfuse itself may wait for ever for a server that died.)
+    /// The disk is gone: callers that wait for it get an error now. (nbdfuse itself may wait for
+    /// ever for a server that died.)
     pub fn break_off(&mut self) {
         // Both do nothing the second time.
         let _ = self.fuse.kill();
@@ -80,8 +81,8 @@ impl Drop for FileSystem {
     }
 }
 
-/// Starts nbdfuse and waits until it shows the export as the file `image`: it then writes its process id
-/// into a file, here a pipe, and reading that waits.
+/// Starts nbdfuse and waits until it shows the export as the file `image`: it then writes its
+/// process id into a file, here a pipe, and reading that waits.
 fn start_nbdfuse(image: &Path, dir: &Path, uri: &str) -> Child {
     let ready = dir.join("nbdfuse.pid");
     let _ = std::fs::remove_file(&ready);
@@ -94,8 +95,8 @@ fn start_nbdfuse(image: &Path, dir: &Path, uri: &str) -> Child {
     child
 }
 
-/// A disk with the blocks of the export: nbdfuse passes requests on as they are, and the server takes
-/// whole blocks only.
+/// A disk with the blocks of the export: nbdfuse passes requests on as they are, and the server
+/// takes whole blocks only.
 fn attach_loop(image: &Path) -> String {
     let device = succeed(
         tool("losetup", "mount").args(["--find", "--show", "--sector-size", "4096"]).arg(image),

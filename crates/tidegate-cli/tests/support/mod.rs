@@ -43,7 +43,8 @@ pub fn tidegate() -> Command {
     Command::new(env!("CARGO_BIN_EXE_tidegate"))
 }
 
-/// The library that `run` preloads, beside the binary: built if it is not there or not of these sources.
+/// The library that `run` preloads, beside the binary: built if it is not there or not of these
+/// sources.
 pub fn preload_library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -57,8 +58,8 @@ pub fn preload_library() -> &'static Path {
     })
 }
 
-/// Runs `tidegate ARGS` and hands back what it printed, whatever its status. What should end but does not is
-/// killed after a minute.
+/// Runs `tidegate ARGS` and hands back what it printed, whatever its status. What should end but
+/// does not is killed after a minute.
 pub fn run<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Output {
     let mut command = assert_cmd::Command::from_std(tidegate());
     command.args(args).timeout(Duration::from_secs(60)).output().expect("the tidegate binary runs")
@@ -161,7 +162,8 @@ impl Server {
         Pid::from_child(&self.child)
     }
 
-    /// Sends `signal`, waits for the end, and hands back the status and what was printed after `ready`.
+    /// Sends `signal`, waits for the end, and hands back the status and what was printed after
+    /// `ready`.
     pub fn stop(mut self, signal: Signal) -> (ExitStatus, String) {
         kill_process(self.pid(), signal).expect("the server is alive");
         let mut rest = String::new();

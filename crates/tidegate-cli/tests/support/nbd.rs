@@ -1,5 +1,6 @@
-//! A minimal NBD client of our own (unix socket, simple replies), which keeps many requests in flight and
-//! knows, for each, whether it was acknowledged. The wire format is the NBD project's doc/proto.md.
+//! A minimal NBD client of our own (unix socket, simple replies), which keeps many requests in
+//! flight and knows, for each, whether it was acknowledged. The wire format is the NBD project's
+//! doc/proto.md.
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 #![expect(clippy::big_endian_bytes, reason = "NBD's wire format is big-endian")]
 
@@ -51,7 +52,8 @@ impl Client {
         self.send(CMD_FLUSH, cookie, 0, 0, &[])
     }
 
-    /// Waits for the next answer to a write or flush: its cookie and the server's error number, 0 for success.
+    /// Waits for the next answer to a write or flush: its cookie and the server's error number, 0
+    /// for success.
     pub(crate) fn receive(&mut self) -> io::Result<(u64, u32)> {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;

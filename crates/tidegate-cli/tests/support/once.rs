@@ -1,11 +1,12 @@
-//! Set-up that all tests of one run share, although the runner gives each test a process of its own.
+//! Set-up that all tests of one run share, although the runner gives each test a process of its
+//! own.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
-/// Calls `make` unless a test of the same run has done so for this `name`. Tests that come meanwhile
-/// wait. The next run makes it anew: its sources may have changed.
+/// Calls `make` unless a test of the same run has done so for this `name`. Tests that come
+/// meanwhile wait. The next run makes it anew: its sources may have changed.
 ///
 /// Without a runner that names its run (`NEXTEST_RUN_ID`), each call makes it.
 pub fn once_per_run(name: &str, make: impl FnOnce()) {

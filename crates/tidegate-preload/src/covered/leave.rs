@@ -1,15 +1,16 @@
 //! Files leave the log: before changes that it does not take, and before what no hook sees.
 //!
 //! Invariants:
-//! 1. Before a change that the log does not have, the file is durable and its story has ended: recovery
-//!    never puts old data over newer data.
-//! 2. Where the disk fails meanwhile, a change that can be refused is refused with `EIO`, and the story goes
-//!    on: the log alone has what it promises. For one that cannot be refused, and without the lock, the
-//!    story ends, and the program's next sync says so.
+//! 1. Before a change that the log does not have, the file is durable and its story has ended:
+//!    recovery never puts old data over newer data.
+//! 2. Where the disk fails meanwhile, a change that can be refused is refused with `EIO`, and the
+//!    story goes on: the log alone has what it promises. For one that cannot be refused, and
+//!    without the lock, the story ends, and the program's next sync says so.
 //!
 //! Entry points: [`Open::leave`] under the lock, [`Open::without_lock`] where it cannot be had;
-//! [`Open::pin`], [`Open::keep`], [`Open::mark`] for files that may change at any time, [`Open::unseen`]
-//! for one change; [`leave_numbers`] and [`leave_closed`] where there is no descriptor.
+//! [`Open::pin`], [`Open::keep`], [`Open::mark`] for files that may change at any time,
+//! [`Open::unseen`] for one change; [`leave_numbers`] and [`leave_closed`] where there is no
+//! descriptor.
 
 use std::time::Duration;
 
@@ -29,10 +30,10 @@ const PIN_TIMEOUT: Duration = Duration::from_secs(1);
 fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>) {
     log.stats().add(Counter::Leaves, 1);
     for _ in 0..TRIES {
-        let space = log.room();
+        let space = log.space_changes();
         match end() {
             Err(AppendError::Full) if log.supervisor_alive() => {
-                log.wait_for_room(space, SPACE_TIMEOUT);
+                log.wait_for_space(space, SPACE_TIMEOUT);
             }
             _ => return,
         }
@@ -40,8 +41,9 @@ fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>) {
 }
 
 impl Open {
-    /// Makes the file durable by the kernel, and ends its story if it has one. False: the disk fails. Then
-    /// the story goes on, for the log alone has what it promises, and the file's syncs are real.
+    /// Makes the file durable by the kernel, and ends its story if it has one. False: the disk
+    /// fails. Then the story goes on, for the log alone has what it promises, and the file's syncs
+    /// are real.
     #[must_use]
     pub(crate) fn leave(&self, guard: &FileGuard<'_>) -> bool {
         if !guard.is_logged() {
@@ -58,9 +60,9 @@ impl Open {
 
     /// Makes a change without the entry's lock, whose holder is stopped or is this thread.
     ///
-    /// Why that is safe: the end of the story comes after the file is durable. A record that the holder
-    /// appended before it is dropped by recovery, and one that it appends later belongs to no story
-    /// that was covered.
+    /// Why that is safe: the end of the story comes after the file is durable. A record that the
+    /// holder appended before it is dropped by recovery, and one that it appends later belongs to
+    /// no story that was covered.
     #[cold]
     pub(super) fn without_lock(&self, entry: Entry, change: impl FnOnce() -> isize) -> isize {
         if self.log.must_log(entry.file) {
@@ -77,8 +79,8 @@ impl Open {
         result
     }
 
-    /// Makes a change of a file that has no entry and can have none: a story of it that another process
-    /// has begun ends before.
+    /// Makes a change of a file that has no entry and can have none: a story of it that another
+    /// process has begun ends before.
     #[cold]
     pub(super) fn unidentified(&self, change: impl FnOnce() -> isize) -> isize {
         let (device, inode) = (self.known.device, self.known.inode);
@@ -90,8 +92,8 @@ impl Open {
         result
     }
 
-    /// From now on the file may be changed in ways that are not seen, until [`unpin`](Self::unpin) is called
-    /// for the descriptor.
+    /// From now on the file may be changed in ways that are not seen, until [`unpin`](Self::unpin)
+    /// is called for the descriptor.
     pub(crate) fn pin(&self) -> Known {
         if self.known.has(PINNED) {
             return self.known;
@@ -108,13 +110,13 @@ impl Open {
         if !self.known.has(PINNED) {
             return;
         }
-        if let Some(Ok(guard)) = self.known.entry().map(|entry| self.lock_patiently(entry)) {
+        if let Some(Ok(guard)) = self.known.entry().map(|entry| self.lock_in_time(entry)) {
             guard.stop_keeping();
         }
     }
 
-    /// As [`pin`](Self::pin), but noted with no descriptor, and until this process has ended. The entry,
-    /// if the file is pinned.
+    /// As [`pin`](Self::pin), but noted with no descriptor, and until this process has ended. The
+    /// entry, if the file is pinned.
     pub(crate) fn keep(&self) -> Option<FileRef> {
         let (_, guard) = self.left()?;
         guard.keep_unlogged();
@@ -128,13 +130,14 @@ impl Open {
         }
     }
 
-    /// Locks the file when its story has ended; none: it is not logged now, and its next sync is real.
+    /// Locks the file when its story has ended; none: it is not logged now, and its next sync is
+    /// real.
     fn left(&self) -> Option<(Entry, Locked)> {
         let Some(entry) = self.entry() else {
             self.unidentified(|| 0);
             return None;
         };
-        let Ok(guard) = self.lock_patiently(entry) else {
+        let Ok(guard) = self.lock_in_time(entry) else {
             self.without_lock(entry, || 0);
             return None;
         };
@@ -145,7 +148,7 @@ impl Open {
         Some((entry, guard))
     }
 
-    fn lock_patiently(&self, entry: Entry) -> Result<Locked, LockError> {
+    fn lock_in_time(&self, entry: Entry) -> Result<Locked, LockError> {
         (1..TRIES)
             .find_map(|_| match self.lock_within(entry, PIN_TIMEOUT) {
                 Err(LockError::Busy) => None,
@@ -154,8 +157,8 @@ impl Open {
             .unwrap_or(Err(LockError::Busy))
     }
 
-    /// Runs a change of the file that no hook sees: its result, as the kernel gives it. Counted as one of
-    /// metadata, which it may be.
+    /// Runs a change of the file that no hook sees: its result, as the kernel gives it. Counted as
+    /// one of metadata, which it may be.
     pub(crate) fn unseen(&self, change: impl FnOnce() -> isize) -> isize {
         if let Some(in_flight) = plain::enter(self) {
             let result = metadata::counted(change);
@@ -164,7 +167,7 @@ impl Open {
         }
         let kept = self.left().map(|(_, guard)| guard.keep_unlogged());
         let result = metadata::counted(change);
-        let guard = kept.and_then(|()| self.lock_patiently(self.entry()?).ok());
+        let guard = kept.and_then(|()| self.lock_in_time(self.entry()?).ok());
         if let Some(guard) = guard {
             guard.stop_keeping();
         }
@@ -172,8 +175,8 @@ impl Open {
     }
 }
 
-/// Ends the stories of the file with these numbers, which is not open here, or cannot be identified; with
-/// `pins` the file does not come back while the log is in use.
+/// Ends the stories of the file with these numbers, which is not open here, or cannot be
+/// identified; with `pins` the file does not come back while the log is in use.
 #[cold]
 pub(crate) fn leave_numbers(log: &Log, device: u64, inode: u64, pins: bool) {
     // One that was removed may have had the same numbers.
@@ -203,8 +206,8 @@ pub(crate) fn leave_closed<'l>(log: &'l Log, file: FileRef, then: impl FnOnce(&F
         return;
     };
     if guard.is_logged() {
-        // All of it, for the file must not be opened: closed again, it would take the program's record
-        // locks along. A write-back that fails is told to the descriptors that are open.
+        // All of it, for the file must not be opened: closed again, it would take the program's
+        // record locks along. A write-back that fails is told to the descriptors that are open.
         raw::sync();
         ended(log, || guard.end_story());
     }

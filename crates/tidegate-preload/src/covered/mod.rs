@@ -1,11 +1,11 @@
-//! What is done with a file by its entry in the log's table: writes, truncations, syncs, and the way out of
-//! the log where changes are not seen.
+//! What is done with a file by its entry in the log's table: writes, truncations, syncs, and the
+//! way out of the log where changes are not seen.
 //!
 //! Invariants:
-//! 1. Under an entry's lock a file is either logged or plain. Its changes are logged and made in the kernel
-//!    under that lock, or made in the kernel alone: nobody begins its story meanwhile.
-//! 2. Without the lock (a signal handler that interrupted its holder, a holder that was stopped) the file's
-//!    story ends before it is changed.
+//! 1. Under an entry's lock a file is either logged or plain. Its changes are logged and made in
+//!    the kernel under that lock, or made in the kernel alone: nobody begins its story meanwhile.
+//! 2. Without the lock (a signal handler that interrupted its holder, a holder that was stopped)
+//!    the file's story ends before it is changed.
 //!
 //! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`Open::truncate`] (`truncate`),
 //! [`Open::sync`] (`sync`), [`Open::pin`], [`Open::unseen`] (`leave`).
@@ -34,8 +34,8 @@ use crate::process::{self, Holding};
 use crate::raw::Errno;
 use crate::signals::SignalsBlocked;
 
-/// How long the lock of an entry, a plain write in flight or the supervisor is waited for, before the file
-/// goes on without the log.
+/// How long the lock of an entry, a plain write in flight or the supervisor is waited for, before
+/// the file goes on without the log.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long free space in the log is waited for at once.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -145,7 +145,8 @@ impl Open {
     }
 }
 
-/// A result that tells of a disk or a file system that has failed: what the kernel has may never reach the disk.
+/// A result that tells of a disk or a file system that has failed: what the kernel has may never
+/// reach the disk.
 fn is_disk_failure(result: isize) -> bool {
     [libc::EIO, libc::EROFS].map(negated).contains(&result)
 }

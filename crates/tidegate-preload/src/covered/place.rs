@@ -1,7 +1,7 @@
 //! Where a write goes, and what the log says where the kernel did something else.
 //!
-//! Invariants: where the kernel does less, or does it elsewhere, the record is voided and what was done is
-//! recorded, before the program hears of it.
+//! Invariants: where the kernel does less, or does it elsewhere, the record is voided and what was
+//! done is recorded, before the program hears of it.
 
 use std::io::IoSlice;
 
@@ -59,13 +59,13 @@ impl Open {
             && self.start_of_last(place, recorded, bytes) == Some(recorded)
     }
 
-    /// Where the write of `bytes` bytes that the kernel has just done began, of which the record says
-    /// `recorded`; none where that cannot be told.
+    /// Where the write of `bytes` bytes that the kernel has just done began, of which the record
+    /// says `recorded`; none where that cannot be told.
     ///
-    /// A process that shares the description may have moved its position since, and a process outside the
-    /// tree may have made the file longer since. So each of the two is believed where it confirms the
-    /// record. Otherwise they are believed of a write that appends, where both say the same: a process
-    /// outside was first.
+    /// A process that shares the description may have moved its position since, and a process
+    /// outside the tree may have made the file longer since. So each of the two is believed where
+    /// it confirms the record. Otherwise they are believed of a write that appends, where both say
+    /// the same: a process outside was first.
     #[inline]
     fn start_of_last(&self, place: Place, recorded: u64, bytes: u64) -> Option<u64> {
         let appends = self.known.has(descriptors::APPEND);
@@ -84,8 +84,8 @@ impl Open {
         by_end.filter(|_| by_end == Some(recorded) || by_end == by_position)
     }
 
-    /// Makes the log say what the kernel did instead of what it was asked for; where that cannot be told, the
-    /// file leaves the log.
+    /// Makes the log say what the kernel did instead of what it was asked for; where that cannot be
+    /// told, the file leaves the log.
     #[cold]
     pub(super) fn correct(
         &self,
@@ -117,7 +117,8 @@ impl Open {
         }
     }
 
-    /// Records that the kernel has written the first `done` bytes, and where; none where it cannot be told.
+    /// Records that the kernel has written the first `done` bytes, and where; none where it cannot
+    /// be told.
     fn record_done(
         &self,
         guard: &FileGuard<'_>,

@@ -1,8 +1,8 @@
 //! Completes what a process was killed in the middle of on one file: done by the lock's next owner.
 //!
-//! Invariant: when the lock is given on, the file has the whole of the dead writer's change, or the record
-//! is voided. Nobody has changed the file since: the dead process held the lock, and each next owner asks
-//! [`FileGuard::owner_died`] first.
+//! Invariant: when the lock is given on, the file has the whole of a killed writer's change, or the
+//! record is voided. Nobody has changed the file since: that process held the lock, and each
+//! next owner asks [`FileGuard::owner_died`] first.
 //!
 //! Entry point: [`file()`].
 
@@ -16,12 +16,13 @@ use crate::raw;
 /// Bytes that are copied at once, on the stack of the lock's next owner.
 const STEP_BYTES: usize = 4096;
 
-/// Completes or voids what the former holder of the lock was killed in. `fd` is a descriptor of the file.
+/// Completes or voids what the former holder of the lock was killed in. `fd` is a descriptor of the
+/// file.
 #[cold]
 pub(super) fn file(log: &Log, fd: c_int, guard: &FileGuard<'_>) {
     for interrupted in log.interrupted_on(guard) {
         complete(log, fd, guard, &interrupted);
-        log.settle(&interrupted);
+        log.complete(&interrupted);
     }
     guard.repaired();
 }
@@ -52,8 +53,8 @@ fn complete(log: &Log, fd: c_int, guard: &FileGuard<'_>, interrupted: &Interrupt
 fn write_again(log: &Log, fd: c_int, header: &Header) -> io::Result<()> {
     let mut buffer = [0; STEP_BYTES];
     let (position, len) = (header.data_position(), u64::from(header.payload_bytes));
-    // The program's own descriptor serves, or none: to close a second one of the file would take the
-    // program's record locks away.
+    // The program's own descriptor serves, or none: to close a second one of the file would take
+    // the program's record locks away.
     let file = raw::borrowed(fd);
     copy_to_file(log.pool(), position, len, file, header.offset, &mut buffer)
 }

@@ -1,9 +1,10 @@
 //! Syncs of a file: real ones, and those that the log answers.
 //!
 //! Invariants:
-//! 1. The log answers a sync of a covered file only where the kernel would commit nothing of the journal for
-//!    it, or where nothing is pending in the file system: asked after the sync began. A sync after the
-//!    file's own names or attributes were changed is real: on XFS even `fdatasync` commits those.
+//! 1. The log answers a sync of a covered file only where the kernel would commit nothing of the
+//!    journal for it, or where nothing is pending in the file system: asked after the sync began. A
+//!    sync after the file's own names or attributes were changed is real: on XFS even `fdatasync`
+//!    commits those.
 //! 2. A mark is appended after a real sync only if the file has not changed since before that sync.
 //! 3. No lock is held over a real sync: writers of the file would wait for the disk.
 
@@ -16,8 +17,8 @@ use super::{Locked, Open, is_disk_failure, negated};
 use crate::descriptors::{self, Entry};
 use crate::raw;
 
-/// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast disk that
-/// the log saves, and pushes other files' records out of the log.
+/// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast
+/// disk that the log saves, and pushes other files' records out of the log.
 const GAIN_BYTES_MAX: u64 = 4 << 20;
 
 /// How much of a file is to be made durable.
@@ -95,8 +96,8 @@ impl Open {
         0
     }
 
-    /// Syncs a covered file for real, which commits what is pending: always as `fsync`, for `fdatasync` may
-    /// leave a transaction alone that has only the file's times.
+    /// Syncs a covered file for real, which commits what is pending: always as `fsync`, for
+    /// `fdatasync` may leave a transaction alone that has only the file's times.
     fn sync_pending(&self, entry: Entry, guard: Locked) -> isize {
         self.log.stats().add(Counter::SyncsPending, 1);
         let (story, change, size) = (guard.story(), guard.last_change(), guard.size());
@@ -139,8 +140,8 @@ impl Open {
         if self.may_be_admitted() { self.admit(wanted) } else { self.sync_real(wanted) }
     }
 
-    /// The sync that the program has asked for. It fails where the file system has failed since the file was
-    /// opened: ext4 may say 0 there, whatever it has dropped.
+    /// The sync that the program has asked for. It fails where the file system has failed since the
+    /// file was opened: ext4 may say 0 there, whatever it has dropped.
     pub(crate) fn sync_real(&self, wanted: Sync) -> isize {
         let start_ns = raw::now_ns();
         let mut result = wanted.run(self.fd);

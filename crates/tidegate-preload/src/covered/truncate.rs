@@ -1,9 +1,9 @@
 //! Truncation of files: `ftruncate`, `truncate`, `O_TRUNC`.
 //!
 //! Invariants:
-//! 1. The truncation of a covered file is recorded, and then made in the kernel, only while nothing is
-//!    pending in its file system: recovery always applies a cut, which must not outlive an earlier change
-//!    that it lacks. Else the file leaves first.
+//! 1. The truncation of a covered file is recorded, and then made in the kernel, only while nothing
+//!    is pending in its file system: recovery always applies a cut, which must not outlive an
+//!    earlier change that it lacks. Else the file leaves first.
 //! 2. That of a plain file is counted as pending.
 
 use tidegate::log::{Change, FileGuard, Ticket};
@@ -92,7 +92,8 @@ mod tests {
     use super::*;
     use crate::testing::World;
 
-    /// What a truncation to `size` bytes records, of a covered file of four; and whether it is still covered.
+    /// What a truncation to `size` bytes records, of a covered file of four; and whether it is
+    /// still covered.
     fn truncated(size: u64, result: isize, prepare: impl FnOnce(&World, &Open)) -> (String, bool) {
         let world = World::new();
         let file = world.file("file");

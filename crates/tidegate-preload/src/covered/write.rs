@@ -1,8 +1,8 @@
 //! A write of a covered file.
 //!
 //! Invariants:
-//! 1. A write is in the log, durable, before the kernel makes it, and the file's lock is held over both: the
-//!    order of records is the order in which the page cache changed.
+//! 1. A write is in the log, durable, before the kernel makes it, and the file's lock is held over
+//!    both: the order of records is the order in which the page cache changed.
 //! 2. A write that the log does not take is made once the file has left the log, under its lock.
 //!
 //! Descriptors keep `O_SYNC` and `O_DSYNC` in the kernel, which then syncs each write for real.
@@ -96,8 +96,8 @@ impl Open {
             if !guard.is_logged() {
                 return kernel();
             }
-            let space = self.log.room();
-            let logged = if self.log.is_suspended() || guard.is_sticky() {
+            let space = self.log.space_changes();
+            let logged = if self.log.is_suspended() || guard.is_pinned() {
                 Err(Refused::Never)
             } else {
                 self.write_logged(&guard, request, bytes, &kernel)
@@ -124,7 +124,8 @@ impl Open {
         kernel()
     }
 
-    /// The supervisor frees space; or one wait has not shown yet that nobody takes over from one that died.
+    /// The supervisor frees space; or one wait has not shown yet that nobody takes over from one
+    /// that died.
     #[cold]
     fn may_get_space(&self) -> bool {
         static DESERTED: AtomicBool = AtomicBool::new(false);
@@ -136,7 +137,7 @@ impl Open {
     #[cold]
     fn wait_for_space(&self, seen: u32) {
         let start_ns = raw::now_ns();
-        self.log.wait_for_room(seen, SPACE_TIMEOUT);
+        self.log.wait_for_space(seen, SPACE_TIMEOUT);
         let stats = self.log.stats();
         stats.add(Counter::FullWaits, 1);
         stats.add(Counter::FullWaitNs, raw::now_ns().saturating_sub(start_ns));
@@ -162,8 +163,8 @@ impl Open {
         }
         let (grew, size) = (guard.grows(end), guard.size());
         if grew && guard.was_cut() && self.log.is_pending(guard.file_system) {
-            // Recovery could not tell this growth from the bytes before the cut, and would show it without
-            // what is pending.
+            // Recovery could not tell this growth from the bytes before the cut, and would show it
+            // without what is pending.
             return Err(Refused::Never);
         }
         let is_resized = end > size;
@@ -188,14 +189,16 @@ impl Open {
         Ok(result)
     }
 
-    /// An overwrite while something is pending. If it set the file's time of change, the inode is in a
-    /// transaction of the journal that no change counted before is later than: the next `fsync` commits
-    /// them all. Without this, syncs of a file that is only overwritten would stay real for ever.
+    /// An overwrite while something is pending. If it set the file's time of change, the inode is
+    /// in a transaction of the journal that no change counted before is later than: the next
+    /// `fsync` commits them all. Without this, syncs of a file that is only overwritten would stay
+    /// real for ever.
     #[cold]
     fn watched(&self, guard: &Locked, kernel: impl Fn() -> isize) -> (isize, Option<u64>) {
         let changed_at =
             || raw::fstat(self.fd).ok().map(|stat| (stat.st_ctime, stat.st_ctime_nsec));
-        // Counted before the first look: whatever sets the time after it is later than what is counted.
+        // Counted before the first look: whatever sets the time after it is later than what is
+        // counted.
         let changes = self.log.changes(guard.file_system);
         let before = changed_at();
         let result = kernel();
@@ -203,9 +206,9 @@ impl Open {
         (result, is_journaled.then_some(changes))
     }
 
-    /// Defines the file anew by the slot of `ticket`, since the tail is about to pass the last definition.
-    /// By the same slot, which keeps the tail where it is: by another one the file would have to be
-    /// defined again where the cleaner has looked in between.
+    /// Defines the file anew by the slot of `ticket`, since the tail is about to pass the last
+    /// definition. By the same slot, which keeps the tail where it is: by another one the file
+    /// would have to be defined again where the cleaner has looked in between.
     #[cold]
     pub(super) fn define_again(
         &self,
@@ -264,8 +267,8 @@ mod tests {
         assert!(definitions <= writes + 2, "{definitions} definitions");
     }
 
-    /// The records of a write of "data", by `kernel`, to a covered file that has four bytes; and whether the
-    /// file is still covered.
+    /// The records of a write of "data", by `kernel`, to a covered file that has four bytes; and
+    /// whether the file is still covered.
     fn recorded(
         flags: u32,
         place: Place,

@@ -18,10 +18,10 @@ pub(crate) fn each_open(mut visit: impl FnMut(c_int)) {
     };
     let mut entries = Page::take();
     loop {
-        let (at, room) = (entries.bytes_mut().as_mut_ptr(), entries.bytes().len());
-        // SAFETY: room for the answer, aligned for its entries.
+        let (at, space) = (entries.bytes_mut().as_mut_ptr(), entries.bytes().len());
+        // SAFETY: memory for the answer, aligned for its entries.
         let result =
-            unsafe { raw::call(libc::SYS_getdents64, words![directory.number(), at, room]) };
+            unsafe { raw::call(libc::SYS_getdents64, words![directory.number(), at, space]) };
         match raw::checked(result) {
             Ok(1..) => {
                 numbers(entries.bytes().get(..result.unsigned_abs()).unwrap_or_default(), |fd| {
@@ -35,8 +35,8 @@ pub(crate) fn each_open(mut visit: impl FnMut(c_int)) {
     }
 }
 
-/// Calls `visit` for each entry of a directory whose name is a number. An entry is: inode 8 bytes, offset 8, its own
-/// length 2, type 1, name.
+/// Calls `visit` for each entry of a directory whose name is a number. An entry is: inode 8 bytes,
+/// offset 8, its own length 2, type 1, name.
 fn numbers(mut entries: &[u8], mut visit: impl FnMut(c_int)) {
     while let Some(&[low, high]) = entries.get(16..18) {
         let len_bytes = usize::from(u16::from_le_bytes([low, high]));

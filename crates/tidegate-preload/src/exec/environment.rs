@@ -1,9 +1,11 @@
-//! The environment of a program that is about to start: the caller's, with what the library needs to be loaded there too.
+//! The environment of a program that is about to start: the caller's, with what the library needs
+//! to be loaded there too.
 //!
-//! Pure: works in the memory it is given. The caller's strings are shared, only changed ones are written anew.
+//! Pure: works in the memory it is given. The caller's strings are shared, only changed ones are
+//! written anew.
 //!
-//! Entry points: [`Additions::needed_bytes`] says how much memory [`Additions::build`] wants; none where the caller's
-//! environment will do as it is.
+//! Entry points: [`Additions::needed_bytes`] says how much memory [`Additions::build`] wants; none
+//! where the caller's environment will do as it is.
 
 #![allow(unsafe_code)] // strings and arrays of C
 
@@ -109,7 +111,8 @@ fn name_of(entry: &[u8]) -> &[u8] {
 }
 
 fn bytes_of<'a>(entry: *const c_char) -> &'a [u8] {
-    // SAFETY: the entries of a `Strings` are NUL-terminated and outlive the call that is about to start a program.
+    // SAFETY: the entries of a `Strings` are NUL-terminated and outlive the call that is about to
+    // start a program.
     unsafe { CStr::from_ptr(entry) }.to_bytes()
 }
 
@@ -129,7 +132,8 @@ impl<'m> Array<'m> {
     fn finish(self) -> Strings<'m> {
         let words = self.words;
         let len = self.len.min(words.len());
-        // SAFETY: a pointer is as large and aligned as a usize, and each of the first `len` words is one.
+        // SAFETY: a pointer is as large and aligned as a usize, and each of the first `len` words
+        // is one.
         unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) }
     }
 }
@@ -150,15 +154,15 @@ impl<'m> Text<'m> {
 
     fn string(&mut self, parts: &[&[u8]]) -> Option<*const c_char> {
         let len_bytes = parts.iter().map(|part| part.len()).sum::<usize>();
-        let (room, free) = std::mem::take(&mut self.free).split_at_mut_checked(len_bytes + 1)?;
+        let (space, free) = std::mem::take(&mut self.free).split_at_mut_checked(len_bytes + 1)?;
         self.free = free;
         let mut at = 0;
         for part in parts {
-            room[at..at + part.len()].copy_from_slice(part);
+            space[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
-        room[at] = 0;
-        Some(room.as_ptr().cast())
+        space[at] = 0;
+        Some(space.as_ptr().cast())
     }
 
     fn list_without(&mut self, list: &[u8], library: &[u8]) -> Option<*const c_char> {
@@ -179,9 +183,9 @@ impl<'m> Text<'m> {
             put(b":")?;
         }
         put(b"\0")?;
-        let (room, free) = start.split_at_mut_checked(len_bytes)?;
+        let (space, free) = start.split_at_mut_checked(len_bytes)?;
         self.free = free;
-        Some(room.as_ptr().cast())
+        Some(space.as_ptr().cast())
     }
 }
 

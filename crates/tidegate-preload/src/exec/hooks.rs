@@ -26,7 +26,8 @@ fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags:
     let start = |envp: Argv| {
         let mut arguments = arguments;
         arguments[environment_at] = envp.expose_provenance();
-        // SAFETY: the program's promise to the function that it called; the environment is theirs or ours.
+        // SAFETY: the program's promise to the function that it called; the environment is theirs
+        // or ours.
         let result = unsafe { raw::call(number, arguments) };
         c_int::try_from(result).unwrap_or(-libc::EIO)
     };
@@ -39,7 +40,8 @@ fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags:
     c_int::try_from(raw::returned(result as isize)).unwrap_or(-1)
 }
 
-/// The file that a name without a slash stands for, by the same search as the C library's; none where there is none.
+/// The file that a name without a slash stands for, by the same search as the C library's; none
+/// where there is none.
 fn found(name: *const c_char, buffer: &mut PathBuffer) -> Option<&CStr> {
     let name = text(name)?.to_bytes();
     if name.contains(&b'/') {
@@ -141,7 +143,8 @@ hooks! {
     }
     posix_spawn_file_actions_addopen(actions: *mut c_void, fd: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
         let Some(add) = next::posix_spawn_file_actions_addopen.get() else { return libc::ENOSYS };
-        // The C library empties it in the child, at some time. Of its standard output a program takes note when it starts.
+        // The C library empties it in the child, at some time. Of its standard output a program
+        // takes note when it starts.
         if flags & libc::O_TRUNC != 0 && fd > libc::STDERR_FILENO && let Some(path) = text(path) {
             unseen::about_to_change(libc::AT_FDCWD, path, true);
         }
@@ -184,8 +187,9 @@ unsafe extern "C-unwind" fn execle_listed(path: *const c_char, argv: Argv) -> c_
     execute(libc::AT_FDCWD, path, argv, envp, 0)
 }
 
-/// Functions with any number of arguments, all of them pointers: those in registers are stored right below those on the
-/// stack, so that all make one array, which is the second argument of `$listed`.
+/// Functions with any number of arguments, all of them pointers: those in registers are stored
+/// right below those on the stack, so that all make one array, which is the second argument of
+/// `$listed`.
 macro_rules! listed {
     ($($name:ident => $listed:ident;)*) => {$(
         #[cfg(target_arch = "x86_64")]

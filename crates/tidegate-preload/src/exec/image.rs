@@ -1,6 +1,8 @@
-//! What kind of program a file is: whether the dynamic linker of this libc will load the library into it.
+//! What kind of program a file is: whether the dynamic linker of this libc will load the library
+//! into it.
 //!
-//! Pure: a file is something that reads at an offset. Where in doubt the answer is [`Image::Foreign`], which costs speed only.
+//! Pure: a file is something that reads at an offset. Where in doubt the answer is
+//! [`Image::Foreign`], which costs speed only.
 
 use std::ops::Range;
 
@@ -50,7 +52,8 @@ pub(crate) fn classify(head: &[u8], mut read: impl FnMut(u64, &mut [u8]) -> usiz
     }
 }
 
-/// The interpreter in what follows `#!`. A line that the head cuts short still has one, unless the cut may be in it.
+/// The interpreter in what follows `#!`. A line that the head cuts short still has one, unless the
+/// cut may be in it.
 fn interpreter_of_script(line: &[u8]) -> Option<Range<usize>> {
     let end_of_line = line.iter().position(|&byte| byte == b'\n');
     let line = &line[..end_of_line.unwrap_or(line.len())];
@@ -69,8 +72,8 @@ fn is_blank(byte: u8) -> bool {
     byte == b' ' || byte == b'\t'
 }
 
-/// The path in `PT_INTERP` of an executable for this machine, empty if it has none; `None` where the file is damaged or for
-/// another machine.
+/// The path in `PT_INTERP` of an executable for this machine, empty if it has none; `None` where
+/// the file is damaged or for another machine.
 fn interpreter_of_elf<'a>(
     head: &[u8],
     read: &mut impl FnMut(u64, &mut [u8]) -> usize,
@@ -92,11 +95,11 @@ fn interpreter_of_elf<'a>(
         }
         if u32_at(&header, 0)? == PT_INTERP {
             let len_bytes = usize::try_from(u64_at(&header, 32)?).ok()?;
-            let room = path.get_mut(..len_bytes)?;
-            if read(u64_at(&header, 8)?, room) < len_bytes {
+            let space = path.get_mut(..len_bytes)?;
+            if read(u64_at(&header, 8)?, space) < len_bytes {
                 return None;
             }
-            return room.strip_suffix(b"\0").filter(|path| !path.is_empty());
+            return space.strip_suffix(b"\0").filter(|path| !path.is_empty());
         }
     }
     Some(b"")
@@ -133,7 +136,8 @@ mod tests {
         })
     }
 
-    /// An executable with one other program header, and one that names `interpreter` where there is one.
+    /// An executable with one other program header, and one that names `interpreter` where there is
+    /// one.
     fn elf(machine: u16, interpreter: Option<&[u8]>) -> Vec<u8> {
         let mut file = vec![0; 64 + 2 * PROGRAM_HEADER_BYTES];
         file[..6].copy_from_slice(b"\x7fELF\x02\x01");

@@ -1,9 +1,11 @@
-//! Memory for the length of a call that is not the program's heap: a child of `vfork` may not touch that.
+//! Memory for the length of a call that is not the program's heap: a child of `vfork` may not touch
+//! that.
 #![allow(unsafe_code)] // mappings
 
 use crate::page::{map, unmap};
 
-/// What the stack gives. Larger environments are mapped, which a child of `vfork` that succeeds leaves to its parent.
+/// What the stack gives. Larger environments are mapped, which a child of `vfork` that succeeds
+/// leaves to its parent.
 const STACK_WORDS: usize = 512;
 
 /// Calls `work` with `needed_bytes` of zeroed memory, none where there is none.

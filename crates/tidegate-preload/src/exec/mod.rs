@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! 1. A program that can have the library has it, whatever environment its caller passes.
-//! 2. Before a program starts that will not have it, all files leave the log, and none comes back while it
-//!    lives: it may change any of them unseen.
+//! 2. Before a program starts that will not have it, all files leave the log, and none comes back
+//!    while it lives: it may change any of them unseen.
 //! 3. Nothing here touches the heap: it may run in a child of `vfork`.
 //!
 //! Entry points: `hooks` are what programs call; [`remember`] at load.
@@ -51,8 +51,8 @@ enum Way {
     Spawn(*mut libc::pid_t),
 }
 
-/// Calls `start` with the environment that the program is to have. Where the program will not have the library,
-/// all files have left the log by then.
+/// Calls `start` with the environment that the program is to have. Where the program will not have
+/// the library, all files have left the log by then.
 fn starting(
     program: &Program<'_>,
     way: Way,
@@ -93,8 +93,8 @@ fn cause_of(verdict: Verdict) -> Option<&'static str> {
     (verdict == Verdict::AloneUnnamed).then_some("other_libc")
 }
 
-/// After the start of a program without the library: it is the child for whose life logging is suspended, if
-/// there is one, and not this process.
+/// After the start of a program without the library: it is the child for whose life logging is
+/// suspended, if there is one, and not this process.
 fn hand_suspension_on(way: Way, cause: Option<&str>, result: c_int) {
     if let Way::Spawn(child) = way
         && result == 0
@@ -147,7 +147,8 @@ fn with_additions(
     })
 }
 
-/// Calls `start`, by which the C library starts a shell with the environment of this process as it is.
+/// Calls `start`, by which the C library starts a shell with the environment of this process as it
+/// is.
 fn starting_shell<R>(start: impl FnOnce() -> R) -> R {
     let (Some(_), Some(session)) = (process::log(), Session::get()) else { return start() };
     if additions(session, true).needed_bytes(session::environment()).is_some() {

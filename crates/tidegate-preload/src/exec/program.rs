@@ -1,4 +1,5 @@
-//! The program that a name stands for: whether it will have the library, or what else has to be seen to.
+//! The program that a name stands for: whether it will have the library, or what else has to be
+//! seen to.
 #![allow(unsafe_code)] // system calls
 
 use std::ffi::{CStr, c_char, c_int, c_long};
@@ -14,7 +15,8 @@ pub(super) enum Verdict {
     Preloaded,
     /// Without it: what the program does is seen by the kernel only.
     Alone,
-    /// Without it, and naming it in the environment would keep the program from starting, or make it complain.
+    /// Without it, and naming it in the environment would keep the program from starting, or make
+    /// it complain.
     AloneUnnamed,
     /// Not at all: there is no such program.
     Missing,
@@ -81,11 +83,12 @@ fn judge_opened(opened: &Opened, interpreter: &mut PathBuffer) -> Result<Verdict
 
 fn read_at(opened: &Opened, at: u64, out: &mut [u8]) -> usize {
     let arguments = words![opened.number(), out.as_mut_ptr(), out.len(), at];
-    // SAFETY: room for the answer.
+    // SAFETY: memory for the answer.
     raw::checked(unsafe { raw::call(libc::SYS_pread64, arguments) }).unwrap_or(0)
 }
 
-/// Whether the linker will ignore `LD_PRELOAD` since the program has rights that its caller has not.
+/// Whether the linker will ignore `LD_PRELOAD` since the program has rights that its caller has
+/// not.
 fn gains_rights(opened: &Opened, stat: &libc::stat) -> bool {
     let (uid, gid) = (number(libc::SYS_getuid), number(libc::SYS_getgid));
     let set_uid = stat.st_mode & libc::S_ISUID != 0 && u64::from(stat.st_uid) != uid;
@@ -102,7 +105,7 @@ fn number(call: c_long) -> u64 {
 fn has_capabilities(opened: &Opened) -> bool {
     let name: *const c_char = c"security.capability".as_ptr();
     let arguments = words![opened.number(), name, std::ptr::null::<u8>(), 0_usize];
-    // SAFETY: a terminated name, and no room for the value: its size is the answer.
+    // SAFETY: a terminated name, and no free space for the value: its size is the answer.
     raw::checked(unsafe { raw::call(libc::SYS_fgetxattr, arguments) }).is_ok()
 }
 

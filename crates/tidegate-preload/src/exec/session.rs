@@ -1,6 +1,8 @@
-//! What the environment of this process said of the session when it was loaded: what programs that it starts have to be told.
+//! What the environment of this process said of the session when it was loaded: what programs that
+//! it starts have to be told.
 //!
-//! The program may clear its environment, and `setproctitle` writes over it: so there is a copy, made once.
+//! The program may clear its environment, and `setproctitle` writes over it: so there is a copy,
+//! made once.
 #![allow(unsafe_code)] // the environment, and the linker's answers
 
 use std::ffi::{CStr, c_char, c_void};
@@ -33,7 +35,8 @@ impl Session {
     }
 }
 
-/// Copies what is to be passed on. To be called once, when the library is loaded. Without it programs run without the library.
+/// Copies what is to be passed on. To be called once, when the library is loaded. Without it
+/// programs run without the library.
 pub(crate) fn remember() {
     let Some(library) = own_path() else { return };
     let mut session = Session { library, variables: [c""; VARIABLES_MOST], count: 0 };
@@ -75,7 +78,8 @@ pub(super) fn strings<'a>(array: *const *const c_char) -> Strings<'a> {
         }
         len += 1;
     }
-    // SAFETY: `len` pointers were just read there; they stay as long as the call that they were passed to.
+    // SAFETY: `len` pointers were just read there; they stay as long as the call that they were
+    // passed to.
     unsafe { std::slice::from_raw_parts(array, len) }
 }
 
@@ -89,7 +93,7 @@ fn own_path() -> Option<&'static [u8]> {
         dli_sname: std::ptr::null(),
         dli_saddr: std::ptr::null_mut(),
     };
-    // SAFETY: an address in this library, and room for the answer.
+    // SAFETY: an address in this library, and memory for the answer.
     let found = unsafe { libc::dladdr(here, &raw mut info) };
     if found == 0 || info.dli_fname.is_null() {
         return None;

@@ -116,7 +116,7 @@ impl Worker {
                     break syncing.join();
                 }
                 opened.extend(writeback.kept.open_wanted(log));
-                if let Err(message) = self.allocator.keep_ahead(log, log.is_starving()) {
+                if let Err(message) = self.allocator.keep_ahead(log, log.has_blocked_writer()) {
                     self.events.send(Event::Notice(message));
                 }
                 let wake_at = self.allocator.wake_at(log).unwrap_or(u64::MAX);

@@ -139,11 +139,11 @@ impl Worker {
         }
         self.repair_unrepaired();
         self.sweep();
-        let is_starving = self.log.take_starving();
-        if let Err(message) = self.allocator.keep_ahead(&self.log, is_starving) {
+        let has_blocked_writer = self.log.take_blocked_writer();
+        if let Err(message) = self.allocator.keep_ahead(&self.log, has_blocked_writer) {
             self.events.send(Event::Notice(message));
         }
-        self.is_blocked |= is_starving && self.allocator.wake_at(&self.log).is_none();
+        self.is_blocked |= has_blocked_writer && self.allocator.wake_at(&self.log).is_none();
         let mut situation = self.situation();
         if self.policy.decide(&situation) == Action::Start {
             self.look();

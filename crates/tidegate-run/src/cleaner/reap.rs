@@ -113,10 +113,10 @@ mod tests {
             drop(unlock);
         });
         assert_eq!(events.try_iter().count(), 1, "told once");
-        assert!(trial.lock(&file).is_sticky());
+        assert!(trial.lock(&file).is_pinned());
         let step = worker.step();
         assert!(matches!(step, Step::Sleep { timeout: None, .. }), "{step:?}");
         assert_eq!(trial.log.in_the_middle().count(), 0);
-        assert!(!trial.lock(&file).is_sticky() && events.try_iter().next().is_none());
+        assert!(!trial.lock(&file).is_pinned() && events.try_iter().next().is_none());
     }
 }

@@ -251,11 +251,11 @@ impl<'a> Connection<'a> {
             Phase::Transmission(session) => session.payload_space(),
             Phase::Handshake(_) => &mut [],
         };
-        let (payload_bytes, room) = (payload.len(), self.input.free_space());
-        if payload.is_empty() && room.is_empty() {
+        let (payload_bytes, space) = (payload.len(), self.input.free_space());
+        if payload.is_empty() && space.is_empty() {
             return Ok(false);
         }
-        let received = match self.transport.receive(payload, room) {
+        let received = match self.transport.receive(payload, space) {
             Ok(0) => return Err(Fault::Gone),
             Ok(received) => received,
             Err(error) if is_transient(&error) => return Ok(false),

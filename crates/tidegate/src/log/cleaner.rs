@@ -1,11 +1,12 @@
-//! What the supervisor does to a log: choosing how far it may be retired, moving the tail, minding the dead.
+//! What the supervisor does to a log: choosing how far it may be retired, moving the tail, minding
+//! killed processes.
 //!
 //! Invariants:
 //! 1. One process at a time calls the functions here, the one that holds the supervisor's lock.
-//! 2. [`Log::safe_position`] is not above any slot's bound: all records below it are finished, and the kernel has done
-//!    their operations.
-//! 3. [`Log::retire_to`] makes the new tail durable before it shows it: room is not used again before the medium says that
-//!    it is room.
+//! 2. [`Log::safe_position`] is not above any slot's bound: all records below it are finished, and
+//!    the kernel has done their operations.
+//! 3. [`Log::retire_to`] makes the new tail durable before it shows it: free space is not used
+//!    again before the medium says that it is free space.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -42,17 +43,19 @@ impl Log {
     /// Whether the log may be retired to `position`, a place between two records and not above a
     /// [`safe_position`](Self::safe_position).
     ///
-    /// As good a goal as that: all records below it are finished too, and who has not been seen to rely on a definition finds
-    /// that one below the goal, and writes a new one. What is left are files that are not in use, whose definition is
-    /// below `position` while a record of them is not.
+    /// As good a goal as that: all records below it are finished too, and who has not been seen to
+    /// rely on a definition finds that one below the goal, and writes a new one. What is left are
+    /// files that are not in use, whose definition is below `position` while a record of them is
+    /// not.
     pub fn may_retire_to(&self, position: u64) -> bool {
         self.with_definitions(position) == position
     }
 
-    /// The largest position, at most `safe`, behind which no record is without a definition of its file.
+    /// The largest position, at most `safe`, behind which no record is without a definition of its
+    /// file.
     ///
-    /// Only records below the last goal are in question: those behind it have been defined behind it. Looked at after the
-    /// slots: who gave a slot back has left its file's `last_end` before.
+    /// Only records below the last goal are in question: those behind it have been defined behind
+    /// it. Looked at after the slots: who gave a slot back has left its file's `last_end` before.
     pub(super) fn with_definitions(&self, mut safe: u64) -> u64 {
         loop {
             let needed = table::all(&self.control).filter_map(|(_, entry)| {
@@ -67,7 +70,8 @@ impl Log {
         }
     }
 
-    /// The records from `start` to `end`, a position that [`safe_position`](Self::safe_position) returned.
+    /// The records from `start` to `end`, a position that [`safe_position`](Self::safe_position)
+    /// returned.
     pub fn records(&self, start: u64, end: u64) -> Scanner<'_> {
         let lap_bytes = self.control.lap_bytes().load(Ordering::Acquire);
         Scanner::of_finished(&self.pool, start, end).in_laps_of(lap_bytes)
@@ -79,11 +83,11 @@ impl Log {
     /// [`LogError::Pmem`]; the tail is then where it was.
     pub fn retire_to(&self, position: u64) -> Result<(), LogError> {
         self.retire_unseen(position)?;
-        self.show_room(position);
+        self.show_space(position);
         Ok(())
     }
 
-    /// The same, but writers are not shown the room yet.
+    /// The same, but writers are not shown the free space yet.
     ///
     /// # Errors
     /// As for [`retire_to`](Self::retire_to).
@@ -91,16 +95,17 @@ impl Log {
         Ok(self.pool.set_tail(position)?)
     }
 
-    /// Shows writers the room up to `position`, which was retired; or up to 63 bytes less, as records are placed: the limit follows from
-    /// what is shown, and the next tail from the limit.
-    pub fn show_room(&self, position: u64) {
+    /// Shows writers the free space up to `position`, which was retired; or up to 63 bytes less, as
+    /// records are placed: the limit follows from what is shown, and the next tail from the limit.
+    pub fn show_space(&self, position: u64) {
         let position = position - position % RECORD_ALIGN_BYTES;
         if self.control.tail().fetch_max(position, Ordering::SeqCst) < position {
-            self.control.announce_room();
+            self.control.announce_space();
         }
     }
 
-    /// Gives the next `bytes` of the ring space in the file under the pool: what is left to do, in bytes.
+    /// Gives the next `bytes` of the ring space in the file under the pool: what is left to do, in
+    /// bytes.
     ///
     /// # Errors
     /// [`LogError::Pmem`]: no space left, for one.
@@ -112,13 +117,13 @@ impl Log {
             let (region, at) = (self.pool.region(), self.pool.region_offset(from));
             region.allocate(at, bytes)?;
             self.control.allocated_bytes().store(from + bytes, Ordering::Release);
-            self.control.announce_room();
+            self.control.announce_space();
         }
         Ok(ring_bytes - from - bytes)
     }
 
-    /// Has the kernel clear the pages of the ring from the head to the end of its space, which it does when they are first looked
-    /// at: of a tmpfs, where a writer would wait for it else.
+    /// Has the kernel clear the pages of the ring from the head to the end of its space, which it
+    /// does when they are first looked at: of a tmpfs, where a writer would wait for it else.
     ///
     /// # Errors
     /// [`LogError::Pmem`].
@@ -136,21 +141,23 @@ impl Log {
         Ok(())
     }
 
-    /// There is no more space for the ring than it has: records go on in that. The largest ones are refused, then.
+    /// There is no more space for the ring than it has: records go on in that. The largest ones are
+    /// refused, then.
     pub fn stop_allocating(&self) {
         self.control.lap_bytes().store(self.allocated_bytes(), Ordering::Release);
-        self.control.announce_room();
+        self.control.announce_space();
     }
 
-    /// The ring has no more space than it had when [`stop_allocating`](Self::stop_allocating) was called.
+    /// The ring has no more space than it had when [`stop_allocating`](Self::stop_allocating) was
+    /// called.
     pub fn is_space_limited(&self) -> bool {
         self.control.lap_bytes().load(Ordering::Acquire) < self.pool.ring_bytes()
     }
 
-    /// Sleeps until the head reaches `position`, or [`wake_cleaner`](Self::wake_cleaner) was called after
-    /// [`work`](Self::work) returned `seen`; at most `patience`. May return early.
-    pub fn wait_for_work(&self, seen: u32, position: u64, patience: Option<Duration>) {
-        self.control.wait_for_work(seen, position, patience);
+    /// Sleeps until the head reaches `position`, or [`wake_cleaner`](Self::wake_cleaner) was called
+    /// after [`work`](Self::work) returned `seen`; at most `timeout`. May return early.
+    pub fn wait_for_work(&self, seen: u32, position: u64, timeout: Option<Duration>) {
+        self.control.wait_for_work(seen, position, timeout);
     }
 
     /// A number that changes when the cleaner is woken.
@@ -163,19 +170,19 @@ impl Log {
         self.control.announce_work();
     }
 
-    /// Wakes all who wait for room, to look at what has changed.
-    pub(super) fn announce_room(&self) {
-        self.control.announce_room();
+    /// Wakes all who wait for free space, to look at what has changed.
+    pub(super) fn announce_space(&self) {
+        self.control.announce_space();
     }
 
-    /// A writer has found no room since [`take_starving`](Self::take_starving).
-    pub fn is_starving(&self) -> bool {
-        self.control.starving().load(std::sync::atomic::Ordering::Acquire) != 0
+    /// A writer has found no free space since [`take_blocked_writer`](Self::take_blocked_writer).
+    pub fn has_blocked_writer(&self) -> bool {
+        self.control.blocked_writer().load(std::sync::atomic::Ordering::Acquire) != 0
     }
 
-    /// A writer has found no room since this was asked last.
-    pub fn take_starving(&self) -> bool {
-        self.control.starving().swap(0, std::sync::atomic::Ordering::AcqRel) != 0
+    /// A writer has found no free space since this was asked last.
+    pub fn take_blocked_writer(&self) -> bool {
+        self.control.blocked_writer().swap(0, std::sync::atomic::Ordering::AcqRel) != 0
     }
 
     /// Wakes a cleaner that waits for the head to come to where it is now.
@@ -186,8 +193,8 @@ impl Log {
         }
     }
 
-    /// The operations that threads of `process` were killed in, or of the dead holder of a file's lock: slots that it never gave
-    /// back. The process must be dead.
+    /// The operations that threads of `process` were killed in, or of the killed holder of a file's
+    /// lock: slots that it never gave back. The process must be dead.
     pub fn interrupted_by(&self, process: u32) -> impl Iterator<Item = Interrupted> {
         self.taken_slots(move |slot_owner, _| process_of(slot_owner) == process)
     }
@@ -202,7 +209,7 @@ impl Log {
         self.taken_slots(move |slot_owner, slot_file| slot_file == file && slot_owner != own)
     }
 
-    /// All operations in the middle: of the dead, where all processes are.
+    /// All operations in the middle: of killed processes, where all processes are.
     pub fn in_the_middle(&self) -> impl Iterator<Item = Interrupted> {
         self.taken_slots(|_, _| true)
     }
@@ -224,8 +231,8 @@ impl Log {
         })
     }
 
-    /// Makes the record durable: its writer may have been killed before it did. Who finds it whole does what it says, others read
-    /// that, and a sync of theirs relies on the log.
+    /// Makes the record durable: its writer may have been killed before it did. Who finds it whole
+    /// does what it says, others read that, and a sync of theirs relies on the log.
     fn make_durable(&self, interrupted: &Interrupted) {
         let Some(header) = &interrupted.header else { return };
         let persisted = self.pool.persist_record(header);
@@ -250,8 +257,9 @@ impl Log {
             && slot.record.load(Ordering::Acquire) == interrupted.record
     }
 
-    /// The interrupted operation was done or undone: its slot is free again. One that serves another operation by now is left alone.
-    pub fn settle(&self, interrupted: &Interrupted) {
+    /// The interrupted operation was done or undone: its slot is free again. One that serves
+    /// another operation by now is left alone.
+    pub fn complete(&self, interrupted: &Interrupted) {
         if self.is_interrupted(interrupted) {
             release(self.control.slot(interrupted.slot));
         }
@@ -273,7 +281,8 @@ impl Log {
             .find_map(|(file, entry)| (entry.id().load(Ordering::Acquire) == id).then_some(file))
     }
 
-    /// The entries of the files with these ids, of those that have one: one walk through the table for all of them.
+    /// The entries of the files with these ids, of those that have one: one walk through the table
+    /// for all of them.
     pub fn files_with_ids(&self, ids: impl IntoIterator<Item = u64>) -> HashMap<u64, FileRef> {
         // 0 is the id of all files that have none yet.
         let wanted: HashSet<u64> = ids.into_iter().filter(|id| *id != 0).collect();
@@ -288,7 +297,8 @@ impl Log {
         table::entry(&self.control, file.index).id().load(Ordering::Acquire)
     }
 
-    /// The payload of the file's last definition, if that is not retired: see [`Definition::decode`].
+    /// The payload of the file's last definition, if that is not retired: see
+    /// [`Definition::decode`].
     ///
     /// [`Definition::decode`]: super::Definition::decode
     pub fn definition_of(&self, file: FileRef) -> Option<Vec<u8>> {
@@ -309,7 +319,8 @@ impl Log {
         entry.generation().load(Ordering::SeqCst) == u64::from(file.generation)
     }
 
-    /// Notes that a write-back of the file failed: its next sync will say so, and it is [to be written](Self::take_dropped) once more.
+    /// Notes that a write-back of the file failed: its next sync will say so, and it is [to be
+    /// written](Self::take_dropped) once more.
     ///
     /// # Errors
     /// [`LockError::Stale`]: the file is gone from the table.
@@ -335,8 +346,8 @@ impl Log {
         Ok(())
     }
 
-    /// A write-back failed: from now on the kernel may take for clean what the disk does not have. Durable, so that whoever opens
-    /// the log after the processes that use it replays all of it.
+    /// A write-back failed: from now on the kernel may take for clean what the disk does not have.
+    /// Durable, so that the next opening, after the processes that use it, replays all of it.
     pub fn distrust_kernel(&self) {
         // Memory that fails in this place too leaves nothing better to be done.
         let _ = self.pool.set_session(NO_BOOT);
@@ -349,8 +360,8 @@ impl Log {
         }
     }
 
-    /// Ids of the files of which the kernel may have dropped what the log has, since a write-back failed that others were told
-    /// of; each is handed out once.
+    /// Ids of the files of which the kernel may have dropped what the log has, since a write-back
+    /// failed that others were told of; each is handed out once.
     pub fn take_dropped(&self) -> Vec<u64> {
         let dropped = table::all(&self.control).filter(|(_, entry)| {
             let flags = entry.flags();

@@ -1,14 +1,15 @@
 //! The control memory: what all processes that use a log share, and lose with the machine.
 //!
 //! Invariants:
-//! 1. `tail <= goal <= head` and `tail <= limit`; all of them only grow. The tail and the limit here never run ahead of the
-//!    persistent ones.
-//! 2. A slot is taken before its holder reserves room in the log, and holds a position that is not above any that the
-//!    holder depends on, until the holder's operation has been done by the kernel too.
+//! 1. `tail <= goal <= head` and `tail <= limit`; all of them only grow. The tail and the limit
+//!    here never run ahead of the persistent ones.
+//! 2. A slot is taken before its holder reserves free space in the log, and holds a position that
+//!    is not above any that the holder depends on, until the holder's operation has been done by
+//!    the kernel too.
 //! 3. It is as trusted as its owner: numbers read from it are checked before they index anything.
 //!
-//! Map: the places of all words are constants here; `append` moves head and limit, `cleaner` goal and tail, `table` keeps
-//! the files, `stats` counts.
+//! Map: the places of all words are constants here; `append` moves head and limit, `cleaner` goal
+//! and tail, `table` keeps the files, `stats` counts.
 
 use std::path::Path;
 use std::time::Duration;
@@ -36,13 +37,13 @@ const KEPT_AT: u64 = 720;
 const WANT_KEPT_AT: u64 = 724;
 /// Not zero: the story of some file has begun since the log is in use.
 const STORIES_AT: u64 = 728;
-/// The position up to which somebody waits for the log to be retired.
+/// The position up to which a caller waits for the log to be retired.
 const WANTED_AT: u64 = 640;
-/// Half words that processes wait on: room in the log, work for the cleaner.
-const ROOM_AT: u64 = 448;
+/// Half words that processes wait on: free space in the log, work for the cleaner.
+const SPACE_AT: u64 = 448;
 const WORK_AT: u64 = 512;
-/// Not zero: a writer waits for room.
-const STARVING_AT: u64 = 516;
+/// Not zero: a writer waits for free space.
+const BLOCKED_WRITER_AT: u64 = 516;
 /// The head at which the cleaner wants to be woken.
 const WAKE_AT: u64 = 576;
 const SUPERVISOR_LOCK_AT: u64 = 1024;
@@ -78,7 +79,7 @@ pub const CONTROL_BYTES: u64 = ENTRIES_AT + FILES_MAX * ENTRY_BYTES;
 const _: () = assert!(SLOTS_AT + SLOTS * SLOT_BYTES <= KEEPERS_AT);
 
 /// How long a lock is waited for before an operation goes on without the log.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The control memory of one log.
 pub struct Control {
@@ -199,34 +200,35 @@ impl Control {
     }
 
     pub(super) fn lock_limit(&self) -> Result<Locked<'_>, LockFailure> {
-        self.memory.lock(LIMIT_LOCK_AT, PATIENCE)
+        self.memory.lock(LIMIT_LOCK_AT, TIMEOUT)
     }
 
     /// The lock that the supervisor holds as long as it lives.
-    pub(super) fn lock_supervisor(&self, patience: Duration) -> Result<Locked<'_>, LockFailure> {
-        self.memory.lock(SUPERVISOR_LOCK_AT, patience)
+    pub(super) fn lock_supervisor(&self, timeout: Duration) -> Result<Locked<'_>, LockFailure> {
+        self.memory.lock(SUPERVISOR_LOCK_AT, timeout)
     }
 
-    /// Somebody who lives holds it.
+    /// A living process holds it.
     #[inline]
     pub(super) fn supervisor_is_locked(&self) -> bool {
         self.memory.is_held(SUPERVISOR_LOCK_AT)
     }
 
-    /// There is room in the log, or may be: wakes all who wait for it.
-    pub(super) fn announce_room(&self) {
-        self.memory.half(ROOM_AT).fetch_add(1, std::sync::atomic::Ordering::Release);
-        self.memory.wake(ROOM_AT, i32::MAX);
+    /// There is free space in the log, or may be: wakes all who wait for it.
+    pub(super) fn announce_space(&self) {
+        self.memory.half(SPACE_AT).fetch_add(1, std::sync::atomic::Ordering::Release);
+        self.memory.wake(SPACE_AT, i32::MAX);
     }
 
-    /// A number that changes whenever room is announced.
-    pub(super) fn room(&self) -> u32 {
-        self.memory.half(ROOM_AT).load(std::sync::atomic::Ordering::Acquire)
+    /// A number that changes whenever free space is announced.
+    pub(super) fn space_changes(&self) -> u32 {
+        self.memory.half(SPACE_AT).load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// Sleeps until room is announced after [`room`](Self::room) returned `seen`.
-    pub(super) fn wait_for_room(&self, seen: u32, patience: Duration) {
-        self.memory.wait(ROOM_AT, seen, Some(patience));
+    /// Sleeps until free space is announced after [`space_changes`](Self::space_changes) returned
+    /// `seen`.
+    pub(super) fn wait_for_space(&self, seen: u32, timeout: Duration) {
+        self.memory.wait(SPACE_AT, seen, Some(timeout));
     }
 
     /// Wakes the cleaner.
@@ -236,7 +238,8 @@ impl Control {
         self.memory.wake(WORK_AT, i32::MAX);
     }
 
-    /// The head at which the cleaner wants to be woken; the largest number: it does not sleep, or was woken.
+    /// The head at which the cleaner wants to be woken; the largest number: it does not sleep, or
+    /// was woken.
     #[inline]
     pub(super) fn wake_at(&self) -> &AtomicU64 {
         self.memory.word(WAKE_AT)
@@ -247,19 +250,20 @@ impl Control {
         self.memory.half(WORK_AT).load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// Sleeps until work is announced after [`work`](Self::work) returned `seen`, or the head reaches `position`.
-    pub(super) fn wait_for_work(&self, seen: u32, position: u64, patience: Option<Duration>) {
+    /// Sleeps until work is announced after [`work`](Self::work) returned `seen`, or the head
+    /// reaches `position`.
+    pub(super) fn wait_for_work(&self, seen: u32, position: u64, timeout: Option<Duration>) {
         self.wake_at().store(position, Ordering::SeqCst);
         // Writers move the head and then look where to wake: one of both sees the other.
         if self.head().load(Ordering::SeqCst) < position {
-            self.memory.wait(WORK_AT, seen, patience);
+            self.memory.wait(WORK_AT, seen, timeout);
         }
         self.wake_at().store(u64::MAX, Ordering::Release);
     }
 
-    /// Not zero: a writer found no room since this was cleared.
-    pub(super) fn starving(&self) -> &std::sync::atomic::AtomicU32 {
-        self.memory.half(STARVING_AT)
+    /// Not zero: a writer found no free space since this was cleared.
+    pub(super) fn blocked_writer(&self) -> &std::sync::atomic::AtomicU32 {
+        self.memory.half(BLOCKED_WRITER_AT)
     }
 
     /// Slot `number`, below [`SLOTS`].
@@ -273,7 +277,8 @@ impl Control {
         }
     }
 
-    /// What holders of a slot have counted, `which` below 4. Changed by nobody but who holds the slot.
+    /// What holders of a slot have counted, `which` below 4. Changed by nobody but who holds the
+    /// slot.
     #[inline]
     pub(super) fn slot_counter(&self, number: u64, which: u64) -> &AtomicU64 {
         self.memory.word(SLOTS_AT + number * SLOT_BYTES + 32 + which * 8)

@@ -13,7 +13,8 @@ use super::pool::LogPool;
 /// at that offset also through a descriptor that appends. Allocates nothing.
 ///
 /// # Errors
-/// What the kernel says; part of the bytes may have been written then. Failed memory of the log is `EIO`.
+/// What the kernel says; part of the bytes may have been written then. Failed memory of the log is
+/// `EIO`.
 pub fn copy_to_file(
     pool: &LogPool,
     position: u64,
@@ -71,8 +72,8 @@ fn pwrite_in_place(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> rustix::i
     }
 }
 
-/// Whether [`write_in_place`] can write through this descriptor: not where it appends and the kernel
-/// is too old to be told otherwise.
+/// Whether [`write_in_place`] can write through this descriptor: not where it appends and the
+/// kernel is too old to be told otherwise.
 pub fn can_write_in_place(file: BorrowedFd<'_>) -> bool {
     pwrite_in_place(file, &[], 0).is_ok()
 }

@@ -54,7 +54,7 @@ pub enum LogError {
     },
     /// The pool is too small for a log.
     #[error(
-        "the pool has room for a log of {found_bytes} bytes, at least {least_bytes} are needed"
+        "the pool has free space for a log of {found_bytes} bytes, at least {least_bytes} are needed"
     )]
     TooSmall {
         /// Bytes for the ring.
@@ -95,7 +95,7 @@ pub enum LockError {
 /// Why a record was not appended. Nothing of it counts, then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
-    /// There is no room until the cleaner has moved the tail.
+    /// There is no free space until the cleaner has moved the tail.
     #[error("the log is full")]
     Full,
     /// More threads are in the middle of an operation than there are slots.

@@ -1,16 +1,17 @@
 //! What is pending in each file system: changes of names, attributes and sizes that the kernel has
 //! made and its journal may not have.
 //!
-//! A sync that commits the journal makes all earlier changes durable (ext4 with a journal, XFS). So a
-//! sync that the log answers instead must not return while there are such changes.
+//! A sync that commits the journal makes all earlier changes durable (ext4 with a journal, XFS). So
+//! a sync that the log answers instead must not return while there are such changes.
 //!
 //! Invariants:
-//! 1. Each change is counted before its call and after it, so that a sync finds it pending from before
-//!    the kernel makes it until a sync that began after it ended.
-//! 2. `committed` is given a count that was read before something was made that a successful sync has
-//!    made durable, and only for a file system that commits in order.
+//! 1. Each change is counted before its call and after it, so that a sync finds it pending from
+//!    before the kernel makes it until a sync that began after it ended.
+//! 2. `committed` is given a count that was read before something was made that a successful sync
+//!    has made durable, and only for a file system that commits in order.
 //!
-//! Entry points: [`Log::file_system`], [`Log::note_change`], [`Log::is_pending`], [`Log::committed`].
+//! Entry points: [`Log::file_system`], [`Log::note_change`], [`Log::is_pending`],
+//! [`Log::committed`].
 
 use super::Log;
 use super::control::{Control, FILE_SYSTEMS_AT, STATS_AT};
@@ -114,8 +115,8 @@ impl Log {
             && words.commits_alone.load(Ordering::SeqCst) == 0
     }
 
-    /// The file system has no journal: a sync of a file makes nothing else durable. So nothing is pending
-    /// for it but the file's [own changes](super::FileGuard::has_own_changes).
+    /// The file system has no journal: a sync of a file makes nothing else durable. So nothing is
+    /// pending for it but the file's [own changes](super::FileGuard::has_own_changes).
     pub fn note_commits_alone(&self, file_system: FileSystemRef) {
         words(&self.control, file_system.0.into()).commits_alone.store(1, Ordering::SeqCst);
     }
@@ -129,8 +130,8 @@ impl Log {
         }
     }
 
-    /// A sync of all of the file system has succeeded that began after [`changes`](Self::changes) was
-    /// `seen`.
+    /// A sync of all of the file system has succeeded that began after [`changes`](Self::changes)
+    /// was `seen`.
     pub fn synced_whole(&self, file_system: FileSystemRef, seen: u64) {
         let words = words(&self.control, file_system.0.into());
         words.committed.fetch_max(seen, Ordering::SeqCst);
@@ -144,9 +145,10 @@ impl Log {
             .map(|number| FileSystemRef(u32::try_from(number).unwrap_or(0)))
     }
 
-    /// From now on no file is covered and nothing is logged, until [`resume_logging`](Self::resume_logging)
-    /// was called as often: a process runs that cannot be watched. What the log has of files must be
-    /// retired before that process runs: see [`checkpoint`](Self::checkpoint).
+    /// From now on no file is covered and nothing is logged, until
+    /// [`resume_logging`](Self::resume_logging) was called as often: a process runs that cannot be
+    /// watched. What the log has of files must be retired before that process runs: see
+    /// [`checkpoint`](Self::checkpoint).
     pub fn suspend(&self) {
         self.control.suspended().fetch_add(1, Ordering::SeqCst);
     }

@@ -1,9 +1,11 @@
 //! Which process keeps which file unlogged, so that what a killed process kept is given back.
 //!
 //! Invariants:
-//! 1. A note stands for one sticky mark of a file's entry. It is made after the mark and removed before it, under the file's lock: a
-//!    process that is killed in between leaves a mark that stays, and nobody takes another's.
-//! 2. Where there is no place for a note, the mark of a killed process stays for as long as the log is in use.
+//! 1. A note stands for one pin of a file's entry. It is made after the mark and removed before it,
+//!    under the file's lock: a process that is killed in between leaves a mark that stays, and
+//!    nobody takes another's.
+//! 2. Where there is no place for a note, the mark of a killed process stays for as long as the log
+//!    is in use.
 //! 3. A process writes only notes that it has taken; those of a dead one are the supervisor's.
 
 use std::time::Duration;
@@ -76,9 +78,10 @@ pub(super) fn forget(control: &Control, file: FileRef, process: u32) {
 }
 
 impl Log {
-    /// Gives back all files that `process`, which is dead, has kept unlogged. Those that somebody has locked for longer than
-    /// `patience` are handed back, for [`stop_keeping_for`](Self::stop_keeping_for).
-    pub fn stop_keeping_of(&self, process: u32, patience: Duration) -> Vec<FileRef> {
+    /// Gives back all files that `process`, which is dead, has kept unlogged. Those that a living
+    /// process has locked for longer than `timeout` are handed back, for
+    /// [`stop_keeping_for`](Self::stop_keeping_for).
+    pub fn stop_keeping_of(&self, process: u32, timeout: Duration) -> Vec<FileRef> {
         let process = u64::from(process);
         let of_it = |note: &Note<'_>| note.process.load(Ordering::Acquire) == process;
         let mut left = Vec::new();
@@ -87,7 +90,7 @@ impl Log {
                 0 => note.free(),
                 word => {
                     let file = FileRef::from_word(word);
-                    if !self.give_back(&note, file, process, patience) {
+                    if !self.give_back(&note, file, process, timeout) {
                         left.push(file);
                     }
                 }
@@ -97,19 +100,19 @@ impl Log {
     }
 
     /// The same for one mark of one file. Whether it was given back, or was before.
-    pub fn stop_keeping_for(&self, process: u32, file: FileRef, patience: Duration) -> bool {
+    pub fn stop_keeping_for(&self, process: u32, file: FileRef, timeout: Duration) -> bool {
         let process = u64::from(process);
         let note = places(&self.control, file, process).find(|note| note.is(file, process));
-        note.is_none_or(|note| self.give_back(&note, file, process, patience))
+        note.is_none_or(|note| self.give_back(&note, file, process, timeout))
     }
 
-    fn give_back(&self, note: &Note<'_>, file: FileRef, process: u64, patience: Duration) -> bool {
-        match self.lock_within(file, patience) {
+    fn give_back(&self, note: &Note<'_>, file: FileRef, process: u64, timeout: Duration) -> bool {
+        match self.lock_within(file, timeout) {
             Ok(guard) => {
                 // Once more, under the lock: a note is removed once.
                 if note.is(file, process) {
                     note.free();
-                    guard.release_sticky();
+                    guard.release_pin();
                 }
                 true
             }

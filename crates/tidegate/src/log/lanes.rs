@@ -1,16 +1,18 @@
 //! Lanes: what a thread does to files past the log at this moment.
 //!
-//! A write to a plain file takes no lock and leaves no record. So whoever begins a file's story has to
-//! know that no such write is in flight, which the real sync that follows might miss.
+//! A write to a plain file takes no lock and leaves no record. So the thread that begins a file's
+//! story has to know that no such write is in flight, which the real sync that follows might miss.
 //!
 //! Invariants:
 //! 1. A writer says in its lane what it is about to write, and then looks whether the file has an
-//!    entry. A story begins with an entry in the table, and then looks at all lanes. Both do the store
-//!    before the load, in one total order (`SeqCst`): the writer finds the entry, or the lane is seen.
-//! 2. A lane is one thread's until the thread has ended. A signal handler that writes while its thread
-//!    does says [`ANY`]: what it hides is among that.
+//!    entry. A story begins with an entry in the table, and then looks at all lanes. Both do the
+//!    store before the load, in one total order (`SeqCst`): the writer finds the entry, or the lane
+//!    is seen.
+//! 2. A lane is one thread's until the thread has ended. A signal handler that writes while its
+//!    thread does says [`ANY`]: what it hides is among that.
 //!
-//! Entry points: [`Log::enter`]; [`Log::wait_for_plain`]; [`Log::dead_in_metadata`] for the supervisor.
+//! Entry points: [`Log::enter`]; [`Log::wait_for_plain`]; [`Log::dead_in_metadata`] for the
+//! supervisor.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -104,8 +106,9 @@ impl Log {
         (of == owner() && lane.owner.load(Ordering::Relaxed) == of).then_some(lane)
     }
 
-    /// Gives the calling thread a lane if it has none. To be called where [`enter`](Self::enter) says
-    /// that there is none; the thread has one afterwards unless more threads live than there are lanes.
+    /// Gives the calling thread a lane if it has none. To be called where [`enter`](Self::enter)
+    /// says that there is none; the thread has one afterwards unless more threads live than there
+    /// are lanes.
     #[cold]
     pub fn claim_lane(&self, is_alive: impl Fn(u32, u32) -> bool) {
         if self.own_lane().is_some() {
@@ -130,26 +133,27 @@ impl Log {
         let lane = lane(&self.control, number);
         let taken = lane.owner.compare_exchange(from, own, Ordering::SeqCst, Ordering::Relaxed);
         if taken.is_ok() && from != 0 {
-            self.bury_lane(lane);
+            self.reap_lane(lane);
         }
         taken.is_ok()
     }
 
-    /// Clears the lane of a thread that has ended; a change of names that it was killed in is counted.
-    fn bury_lane(&self, lane: Lane<'_>) {
+    /// Clears the lane of a thread that has ended; a change of names that it was killed in is
+    /// counted.
+    fn reap_lane(&self, lane: Lane<'_>) {
         if lane.in_flight.swap(0, Ordering::SeqCst) & METADATA != 0 {
             self.note_change_everywhere();
         }
     }
 
-    /// Frees the lanes of a process that has ended. A change of names or attributes that it was killed
-    /// in counts as pending in all file systems.
+    /// Frees the lanes of a process that has ended. A change of names or attributes that it was
+    /// killed in counts as pending in all file systems.
     pub fn release_lanes_of(&self, process: u32) {
         for number in 0..LANES {
             let lane = lane(&self.control, number);
             let of = lane.owner.load(Ordering::Relaxed);
             if of != 0 && process_of(of) == process {
-                self.bury_lane(lane);
+                self.reap_lane(lane);
                 let _ = lane.owner.compare_exchange(of, 0, Ordering::SeqCst, Ordering::Relaxed);
             }
         }
@@ -165,7 +169,8 @@ impl Log {
         let own = self.own_lane().map(|lane| std::ptr::from_ref(lane.in_flight));
         (0..LANES).all(|number| {
             let lane = lane(&self.control, number);
-            // The caller's own lane hides nothing, unless a handler interrupted a write: that never ends.
+            // The caller's own lane hides nothing, unless a handler interrupted a write: that never
+            // ends.
             let is_own = own == Some(std::ptr::from_ref(lane.in_flight));
             let is_over = || !is_about(lane.in_flight.load(Ordering::SeqCst), said);
             while !is_over() {
@@ -179,7 +184,8 @@ impl Log {
     }
 }
 
-/// The threads of loom's models are one of the kernel's, and each run of a model has lanes of its own.
+/// The threads of loom's models are one of the kernel's, and each run of a model has lanes of its
+/// own.
 #[cfg(all(test, feature = "loom"))]
 pub(super) fn forget_own_lane() {
     OWN.set((0, 0));

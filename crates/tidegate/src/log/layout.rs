@@ -71,7 +71,8 @@ pub struct SessionBytes {
 pub struct RecordHeaderBytes {
     /// CRC-64/NVME of the header with the pool's salt here, and 64 zeroes behind it.
     pub checksum: U64,
-    /// Where in the endless log the record is: its offset in the ring is this, modulo the ring's size.
+    /// Where in the endless log the record is: its offset in the ring is this, modulo the ring's
+    /// size.
     pub position: U64,
     /// Id of the file.
     pub file: U64,
@@ -93,8 +94,8 @@ pub struct RecordHeaderBytes {
     pub reserved: U32,
 }
 
-/// Bit of [`RecordHeaderBytes::flags`]: the operation is durable in the file only by a commit of its
-/// file system.
+/// Bit of [`RecordHeaderBytes::flags`]: the operation is durable in the file only by a commit of
+/// its file system.
 pub const RECORD_GROWS: u16 = 2;
 
 /// The start of the payload of a record that defines a file; its handle and its path follow.
@@ -121,7 +122,8 @@ pub struct DefinitionBytes {
 
 /// Bit of [`DefinitionBytes::flags`]: the file's story is confirmed by a sync of the file.
 pub const DEFINITION_COVERED: u16 = 1;
-/// Bit of [`DefinitionBytes::flags`]: a story begins here; earlier records of the file do not count.
+/// Bit of [`DefinitionBytes::flags`]: a story begins here; earlier records of the file do not
+/// count.
 pub const DEFINITION_STARTS: u16 = 2;
 
 const _: () = {

@@ -1,14 +1,16 @@
-//! Writers beside a cleaner, under every interleaving with few preemptions that the memory model allows.
+//! Writers beside a cleaner, under every interleaving with few preemptions that the memory model
+//! allows.
 //!
-//! Everything here is the real code: locks are the C library's, which loom does not see, so each thread has a file of its own
-//! and the limit is raised beforehand. A planted bug is a copy of the function with two steps exchanged.
+//! Everything here is the real code: locks are the C library's, which loom does not see, so each
+//! thread has a file of its own and the limit is raised beforehand. A planted bug is a copy of the
+//! function with two steps exchanged.
 
 use std::io::IoSlice;
 
 use loom::sync::Arc as LoomArc;
 use loom::thread;
 
-use super::append::{Room, release};
+use super::append::{Share, release};
 use super::*;
 use crate::sync::store_before_loads;
 
@@ -33,7 +35,8 @@ fn log(region: &Arc<Region>) -> LoomArc<Log> {
     let (all, memory) = (pool.ring_bytes(), SharedMemory::anonymous(CONTROL_BYTES).unwrap());
     let log = Log::start(pool, memory, all).unwrap();
     log.control.limit().fetch_add(POOL_BYTES / 2, Ordering::SeqCst);
-    // Words come into being when they are asked for first, which must not happen in two threads at once.
+    // Words come into being when they are asked for first, which must not happen in two threads at
+    // once.
     (0..SLOTS).for_each(|number| release(log.control.slot(number)));
     LoomArc::new(log)
 }
@@ -139,7 +142,8 @@ fn loom_a_definition_outlives_its_records_under_a_busy_cleaner() {
     a_writer_and_a_busy_cleaner(write, Log::safe_position);
 }
 
-/// The writer of a device, and its cleaner, which keeps the definition in the log: nobody locks the file.
+/// The writer of a device, and its cleaner, which keeps the definition in the log: nobody locks the
+/// file.
 fn clean_as_a_device(log: &Log, file: FileRef, keeps_definition: bool) {
     let end = log.safe_position();
     let defined_at = table::entry(&log.control, file.index).defined_at().load(Ordering::SeqCst);
@@ -180,10 +184,10 @@ fn loom_finds_a_device_that_lets_its_definition_go() {
     a_device_and_its_cleaner(false);
 }
 
-/// Planted: the slot says what it depends on only after room was reserved.
+/// Planted: the slot says what it depends on only after free space was reserved.
 fn write_with_late_bound(log: &Log, _file: FileRef, _inode: u64) {
     let (_, slot) = log.take_slot().unwrap();
-    let position = log.reserve(128, log.room_bytes(Room::Data)).unwrap();
+    let position = log.reserve(128, log.usable_bytes(Share::Data)).unwrap();
     store_before_loads(slot.bound, position);
     assert!(log.tail() <= position, "a record was retired while its operation went on");
     release(slot);
@@ -245,9 +249,9 @@ fn loom_two_reservations_never_overlap() {
         log.control.limit().store(near_the_end + ring_bytes, Ordering::SeqCst);
         let other = {
             let log = log.clone();
-            thread::spawn(move || log.reserve(bytes, log.room_bytes(Room::Data)).unwrap())
+            thread::spawn(move || log.reserve(bytes, log.usable_bytes(Share::Data)).unwrap())
         };
-        let own = log.reserve(bytes, log.room_bytes(Room::Data)).unwrap();
+        let own = log.reserve(bytes, log.usable_bytes(Share::Data)).unwrap();
         let other = other.join().unwrap();
         assert!(own.abs_diff(other) >= bytes, "{own} and {other} overlap");
         assert!([own, other].iter().all(|start| start % ring_bytes + bytes <= ring_bytes));

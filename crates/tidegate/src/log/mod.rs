@@ -1,13 +1,15 @@
 //! Engine `log`: a write log on persistent memory, for files and for blocks.
 //!
-//! A record is durable with one fence and tells by itself whether it is whole (`record`, `layout`). Many processes append
-//! without a lock between them (`append`); what they share beside the pool is the control memory (`control`), with the
-//! slots of operations in the middle and the table of files (`table`). One of them, the supervisor, retires what the
-//! files have (`cleaner`). After a crash, `scan` finds the records. From the `NVCache` paper, whose log has fixed
-//! entries of 4 KiB, two fences a write and one process; docs/architecture.md says what differs and why.
+//! A record is durable with one fence and tells by itself whether it is whole (`record`, `layout`).
+//! Many processes append without a lock between them (`append`); what they share beside the pool is
+//! the control memory (`control`), with the slots of operations in the middle and the table of
+//! files (`table`). One of them, the supervisor, retires what the files have (`cleaner`). After a
+//! crash, `scan` finds the records. From the `NVCache` paper, whose log has fixed entries of 4 KiB,
+//! two fences a write and one process; docs/architecture.md says what differs and why.
 //!
-//! Entry points: [`create`], [`LogPool::open`], [`Log::start`], [`Log::attach`]; [`Log::lock`], [`FileGuard::begin`],
-//! [`Ticket::write`]; [`Log::safe_position`], [`Log::retire_to`]; [`Scanner`].
+//! Entry points: [`create`], [`LogPool::open`], [`Log::start`], [`Log::attach`]; [`Log::lock`],
+//! [`FileGuard::begin`], [`Ticket::write`]; [`Log::safe_position`], [`Log::retire_to`];
+//! [`Scanner`].
 
 mod append;
 mod cleaner;
@@ -75,8 +77,8 @@ pub struct Log {
 pub struct Supervision<'a>(#[expect(dead_code, reason = "held, not looked at")] Locked<'a>);
 
 impl Log {
-    /// Starts to use a recovered log, whose tail is where its records begin and end: all of it is room. `allocated_bytes` of the
-    /// ring have space in the file under the pool.
+    /// Starts to use a recovered log, whose tail is where its records begin and end: all of it is
+    /// free space. `allocated_bytes` of the ring have space in the file under the pool.
     ///
     /// # Errors
     /// [`LogError`].
@@ -86,9 +88,11 @@ impl Log {
         allocated_bytes: u64,
     ) -> Result<Self, LogError> {
         let limit = pool.limit()?;
-        // Who was killed while raising it may have stored it only: the tail must not be durable before it.
+        // Who was killed while raising it may have stored it only: the tail must not be durable
+        // before it.
         pool.set_limit(limit)?;
-        // What lies between tail and limit was reserved once: a new record there could meet an old one's position.
+        // What lies between tail and limit was reserved once: a new record there could meet an old
+        // one's position.
         pool.set_tail(limit)?;
         let mut position = limit;
         if allocated_bytes < pool.ring_bytes() {
@@ -103,7 +107,8 @@ impl Log {
         Ok(Self::of(pool, control))
     }
 
-    /// Starts to use a log with the records that are in it; new ones begin at the limit. All of the ring has space.
+    /// Starts to use a log with the records that are in it; new ones begin at the limit. All of the
+    /// ring has space.
     ///
     /// # Errors
     /// [`LogError`].
@@ -112,7 +117,8 @@ impl Log {
         memory: SharedMemory,
     ) -> Result<Self, LogError> {
         let (tail, limit) = (pool.tail()?, pool.limit()?);
-        // What a killed process stored may be seen before it is durable; room must not be used again before the tail is.
+        // What a killed process stored may be seen before it is durable; free space must not be
+        // used again before the tail is.
         pool.set_tail(tail)?;
         pool.set_limit(limit)?;
         let allocated_bytes = pool.ring_bytes();
@@ -122,7 +128,8 @@ impl Log {
         Ok(Self::of(pool, Control::init(memory, start)))
     }
 
-    /// Joins a log that a supervisor has started, from another process: takes no lock and installs no handler there.
+    /// Joins a log that a supervisor has started, from another process: takes no lock and installs
+    /// no handler there.
     ///
     /// # Errors
     /// [`LogError`]: there is no such log.
@@ -133,7 +140,8 @@ impl Log {
         Ok(Self::of(pool, control))
     }
 
-    /// Takes over a log whose supervisor died: its control memory at `control` lives, and processes may still use it.
+    /// Takes over a log whose supervisor died: its control memory at `control` lives, and processes
+    /// may still use it.
     ///
     /// # Errors
     /// [`LogError`]: it is not there, or belongs to another pool.
@@ -153,8 +161,9 @@ impl Log {
         self.touched.forget();
     }
 
-    /// Gives the log up for this process: neither pool nor control memory is mapped any more. No operation
-    /// on the log may be in the middle, or be begun after that; one that reads finds zeroes.
+    /// Gives the log up for this process: neither pool nor control memory is mapped any more. No
+    /// operation on the log may be in the middle, or be begun after that; one that reads finds
+    /// zeroes.
     ///
     /// # Errors
     /// The kernel's: what could not be given up is mapped as before.
@@ -199,27 +208,27 @@ impl Log {
         self.control.unannounced().load(Ordering::SeqCst) > 0
     }
 
-    /// Has the cleaner retire all that the log has by now, and waits for it, `patience` at most: whether that was done. The caller
-    /// must have no [`Ticket`].
-    pub fn checkpoint(&self, patience: Duration) -> bool {
+    /// Has the cleaner retire all that the log has by now, and waits for it, `timeout` at most:
+    /// whether that was done. The caller must have no [`Ticket`].
+    pub fn checkpoint(&self, timeout: Duration) -> bool {
         let until = self.head();
         self.control.wanted().fetch_max(until, Ordering::SeqCst);
-        let step = Duration::from_millis(100).min(patience);
-        let mut left = patience;
+        let step = Duration::from_millis(100).min(timeout);
+        let mut left = timeout;
         loop {
-            let seen = self.room();
+            let seen = self.space_changes();
             if self.tail() >= until {
                 return true;
             }
             if left.is_zero() || !self.supervisor_alive() {
                 return false;
             }
-            self.wait_for_room(seen, step);
+            self.wait_for_space(seen, step);
             left = left.saturating_sub(step);
         }
     }
 
-    /// The position up to which somebody wants the log to be retired.
+    /// The position up to which a caller wants the log to be retired.
     pub fn wanted(&self) -> u64 {
         self.control.wanted().load(Ordering::SeqCst)
     }
@@ -239,31 +248,33 @@ impl Log {
         self.control.allocated_bytes().load(Ordering::Acquire)
     }
 
-    /// Somebody cleans the log.
+    /// A process cleans the log.
     #[inline]
     pub fn supervisor_alive(&self) -> bool {
         self.control.supervisor_is_locked()
     }
 
-    /// Takes the right to clean the log, and to settle absorbed files, for as long as the guard and the calling thread live.
-    /// Waits at most `patience`.
+    /// Takes the right to clean the log, for as long as the guard and
+    /// the calling thread live. Waits at most `timeout`.
     ///
     /// # Errors
-    /// [`LockFailure::TimedOut`]: somebody has it.
-    pub fn supervise(&self, patience: Duration) -> Result<Supervision<'_>, LockFailure> {
-        self.control.lock_supervisor(patience).map(Supervision)
+    /// [`LockFailure::TimedOut`]: another thread has it.
+    pub fn supervise(&self, timeout: Duration) -> Result<Supervision<'_>, LockFailure> {
+        self.control.lock_supervisor(timeout).map(Supervision)
     }
 
-    /// A number that changes whenever room in the log was made. To be read before an append that may find it full.
-    pub fn room(&self) -> u32 {
-        self.control.room()
+    /// A number that changes whenever free space in the log was made. To be read before an append
+    /// that may find it full.
+    pub fn space_changes(&self) -> u32 {
+        self.control.space_changes()
     }
 
-    /// Waits until room was made after [`room`](Self::room) returned `seen`, `patience` at most; wakes the cleaner first.
-    pub fn wait_for_room(&self, seen: u32, patience: Duration) {
-        self.control.starving().store(1, std::sync::atomic::Ordering::Release);
+    /// Waits until free space was made after [`space_changes`](Self::space_changes) returned
+    /// `seen`, `timeout` at most; wakes the cleaner first.
+    pub fn wait_for_space(&self, seen: u32, timeout: Duration) {
+        self.control.blocked_writer().store(1, std::sync::atomic::Ordering::Release);
         self.control.announce_work();
-        self.control.wait_for_room(seen, patience);
+        self.control.wait_for_space(seen, timeout);
     }
 
     /// Counters and latencies.

@@ -1,11 +1,12 @@
-//! Random sequences on a log against a list of records: what was appended and not retired is found, and nothing else.
+//! Random sequences on a log against a list of records: what was appended and not retired is found,
+//! and nothing else.
 
 use std::collections::BTreeSet;
 use std::io::IoSlice;
 
 use proptest::prelude::*;
 
-use super::append::Room;
+use super::append::Share;
 use super::layout::RECORD_ALIGN_BYTES;
 use super::*;
 
@@ -19,13 +20,15 @@ enum Step {
     Write { file: u64, offset: u64, len: usize },
     /// A record without a payload.
     Zero { file: u64, offset: u64 },
-    /// An operation begins and stays in the middle until the next [`Step::Finish`], if none is there yet.
+    /// An operation begins and stays in the middle until the next [`Step::Finish`], if none is
+    /// there yet.
     Begin { file: u64 },
     /// It ends.
     Finish,
     /// All is retired that may be.
     Retire,
-    /// The log is started anew over what is on the medium, as after a recovery that brought all records home.
+    /// The log is started anew over what is on the medium, as after a recovery that brought all
+    /// records home.
     Restart,
 }
 
@@ -102,7 +105,7 @@ impl Run {
         let guard = self.log.lock(file).unwrap();
         let mut ticket = guard.begin().unwrap();
         if ticket.needs_define() && ticket.define(&super::tests::definition(inode)).is_err() {
-            assert!(self.is_full(head, 256, Room::Definitions));
+            assert!(self.is_full(head, 256, Share::Definitions));
             return;
         }
         let head = self.log.head();
@@ -121,24 +124,27 @@ impl Run {
             }
             Err(error) => {
                 assert_eq!(error, AppendError::Full);
-                assert!(self.is_full(head, bytes, Room::Data), "refused though there is room");
+                assert!(
+                    self.is_full(head, bytes, Share::Data),
+                    "refused though there is free space"
+                );
             }
         }
     }
 
-    /// A record of so many bytes has no room at `head`, or would not end in this lap.
-    fn is_full(&self, head: u64, bytes: u64, room: Room) -> bool {
+    /// A record of so many bytes has no free space at `head`, or would not end in this lap.
+    fn is_full(&self, head: u64, bytes: u64, space: Share) -> bool {
         let ring_bytes = self.log.pool().ring_bytes();
         let left_in_lap = ring_bytes - head % ring_bytes;
         let skipped = if bytes > left_in_lap { left_in_lap } else { 0 };
-        head + skipped + bytes - self.log.tail() > self.log.room_bytes(room)
+        head + skipped + bytes - self.log.tail() > self.log.usable_bytes(space)
     }
 
     fn finish(&mut self) {
         if self.held.take().is_some() {
             let interrupted: Vec<_> = self.log.in_the_middle().collect();
             assert_eq!(interrupted.len(), 1);
-            self.log.settle(&interrupted[0]);
+            self.log.complete(&interrupted[0]);
         }
     }
 
@@ -159,7 +165,8 @@ impl Run {
         self.log = start(Arc::clone(self.log.pool().region()));
     }
 
-    /// What is found is what was appended and not retired; each record's file is defined by one that is found too.
+    /// What is found is what was appended and not retired; each record's file is defined by one
+    /// that is found too.
     fn check(&self) {
         let pool = self.log.pool();
         let (tail, limit) = (pool.tail().unwrap(), pool.limit().unwrap());

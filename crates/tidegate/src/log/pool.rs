@@ -2,9 +2,10 @@
 //!
 //! Invariants:
 //! 1. `tail <= every live record < limit`, and `limit <= tail + ring + one step`.
-//! 2. The limit is durable before a record that ends before it is acknowledged; the tail is moved only when all before it
-//!    is durable in the files.
-//! 3. Positions never repeat: an opener that starts anew does so at the limit, which is beyond all that was ever reserved.
+//! 2. The limit is durable before a record that ends before it is acknowledged; the tail is moved
+//!    only when all before it is durable in the files.
+//! 3. Positions never repeat: an opener that starts anew does so at the limit, which is beyond all
+//!    that was ever reserved.
 
 use std::sync::Arc;
 
@@ -69,7 +70,8 @@ pub fn create(region: &Region, options: &LogOptions) -> Result<Superblock> {
     region.zero_streaming(base, RING_OFFSET)?;
     region.write(base, header.as_bytes())?;
     region.write(base + SECOND_HEADER_OFFSET, header.as_bytes())?;
-    // One lap ahead, so that no position is 0 and none of an older log in these bytes is met in the first lap.
+    // One lap ahead, so that no position is 0 and none of an older log in these bytes is met in the
+    // first lap.
     region.store_u64(base + TAIL_OFFSET, ring_bytes)?;
     region.store_u64(base + LIMIT_OFFSET, ring_bytes)?;
     region.write_back(base, RING_OFFSET)?;
@@ -169,7 +171,8 @@ impl LogPool {
         require(sane, "limit", limit, "a multiple of 64 between the tail and one lap beyond it")
     }
 
-    /// What is wrong with one of the two copies of the header; the other one is that by which the pool was opened.
+    /// What is wrong with one of the two copies of the header; the other one is that by which the
+    /// pool was opened.
     ///
     /// # Errors
     /// [`LogError::Pmem`].
@@ -186,7 +189,8 @@ impl LogPool {
         })
     }
 
-    /// Makes the copy of the header that [`header_fault`](Self::header_fault) names like the other one.
+    /// Makes the copy of the header that [`header_fault`](Self::header_fault) names like the other
+    /// one.
     ///
     /// # Errors
     /// [`LogError::Pmem`].
@@ -221,14 +225,15 @@ impl LogPool {
         self.ring_bytes
     }
 
-    /// By how much the limit moves: never past the part of the ring that users' data leaves free, so that who starts at the limit
-    /// finds room.
+    /// By how much the limit moves: never past the part of the ring that users' data leaves free,
+    /// so that who starts at the limit finds free space.
     pub(super) fn limit_step_bytes(&self) -> u64 {
         let share = self.ring_bytes / 32;
         LIMIT_STEP_BYTES.min(share - share % RECORD_ALIGN_BYTES)
     }
 
-    /// The largest payload of a record: a quarter of the ring, so that a full log always has room for one soon.
+    /// The largest payload of a record: a quarter of the ring, so that a full log always has free
+    /// space for one soon.
     pub fn payload_bytes_max(&self) -> u64 {
         (self.ring_bytes / 4).min(1 << 30)
     }
@@ -273,7 +278,8 @@ impl LogPool {
         self.region.persist(at, 8)
     }
 
-    /// The boot in which the log was written last; none where it was closed, or that cannot be told.
+    /// The boot in which the log was written last; none where it was closed, or that cannot be
+    /// told.
     ///
     /// # Errors
     /// [`PmemError`].

@@ -2,8 +2,8 @@
 //!
 //! Why a record needs one fence: its header carries the checksum of its payload, and its own
 //! checksum carries the pool's salt and the record's position. Whatever subset of its words a crash
-//! leaves, one of the two sums does not hold, or all of it is there. So header and payload may become
-//! durable in any order, and nothing has to be stored after them.
+//! leaves, one of the two sums does not hold, or all of it is there. So header and payload may
+//! become durable in any order, and nothing has to be stored after them.
 
 use std::io::IoSlice;
 
@@ -35,7 +35,8 @@ pub enum RecordKind {
     End = 8,
     /// The operation of the record at `aux` failed.
     Void = 9,
-    /// A sync: all that the file became before this record is to outlive a crash, `offset` bytes long.
+    /// A sync: all that the file became before this record is to outlive a crash, `offset` bytes
+    /// long.
     Mark = 11,
 }
 
@@ -73,8 +74,8 @@ pub struct Header {
     pub payload_bytes: u32,
     /// CRC-32C of the payload.
     pub payload_checksum: u32,
-    /// The operation needs a commit of the file system to be durable: it ends beyond the durable size,
-    /// or may meet bytes that are not written or not allocated.
+    /// The operation needs a commit of the file system to be durable: it ends beyond the durable
+    /// size, or may meet bytes that are not written or not allocated.
     pub grows: bool,
 }
 
@@ -241,18 +242,18 @@ pub struct Definition<'a> {
     pub handle: FileHandle,
     /// The story is confirmed: all that the file was when the story began is durable in the file.
     pub covered: bool,
-    /// The story begins here: no earlier record of the file counts. Else it goes on, and the definition
-    /// is repeated, since the tail is about to pass the former one.
+    /// The story begins here: no earlier record of the file counts. Else it goes on, and the
+    /// definition is repeated, since the tail is about to pass the former one.
     pub starts: bool,
-    /// Size of the file in bytes that is durable, if `covered`. Growth in records before the position
-    /// that the header's `aux` says is promised then, too.
+    /// Size of the file in bytes that is durable, if `covered`. Growth in records before the
+    /// position that the header's `aux` says is promised then, too.
     pub size_bytes: u64,
     /// Device number when the record was written.
     pub device: u64,
     /// Inode number.
     pub inode: u64,
-    /// Absolute path, for messages and to find the file where its handle cannot be opened. Empty: none
-    /// is known.
+    /// Absolute path, for messages and to find the file where its handle cannot be opened. Empty:
+    /// none is known.
     pub path: &'a [u8],
 }
 

@@ -1,8 +1,9 @@
 //! Finds the records between two positions of a log.
 //!
-//! Records are found by position: at each step of 64 bytes the scanner asks whether the word that would be a record's
-//! position says this one. Where it does and the header's checksum holds, the record's length is known and its payload
-//! can be checked; where not, there is a hole: the rest of a lap, or what a writer reserved and never finished.
+//! Records are found by position: at each step of 64 bytes the scanner asks whether the word that
+//! would be a record's position says this one. Where it does and the header's checksum holds, the
+//! record's length is known and its payload can be checked; where not, there is a hole: the rest of
+//! a lap, or what a writer reserved and never finished.
 
 use super::layout::RECORD_ALIGN_BYTES;
 use super::pool::LogPool;
@@ -30,12 +31,14 @@ impl<'a> Scanner<'a> {
         Self { pool, position, end, lap_bytes, check_payloads: true, torn: 0, unreadable_bytes: 0 }
     }
 
-    /// The same for records that are known to be whole, because their writers have finished them: payloads are not read.
+    /// The same for records that are known to be whole, because their writers have finished them:
+    /// payloads are not read.
     pub fn of_finished(pool: &'a LogPool, start: u64, end: u64) -> Self {
         Self { check_payloads: false, ..Self::new(pool, start, end) }
     }
 
-    /// The same where only the first `lap_bytes` of the ring have space: to look behind them could ask for it.
+    /// The same where only the first `lap_bytes` of the ring have space: to look behind them could
+    /// ask for it.
     #[must_use]
     pub(super) fn in_laps_of(mut self, lap_bytes: u64) -> Self {
         self.lap_bytes = lap_bytes;

@@ -1,7 +1,8 @@
 //! Counters and latencies of all processes that use a log, in its control memory.
 //!
-//! Spread over shards by thread, so that counting does not make threads wait for each other; what is counted with each write, in
-//! the writer's slot, which nobody else changes: a load and a store. The sum is exact once all have stopped.
+//! Spread over shards by thread, so that counting does not make threads wait for each other; what
+//! is counted with each write, in the writer's slot, which nobody else changes: a load and a store.
+//! The sum is exact once all have stopped.
 
 use super::control::{Control, SLOTS, STATS_AT};
 use super::owner::owner;
@@ -39,13 +40,15 @@ pub enum Counter {
     SyncsRealNs = 12,
     /// Files that a sync has admitted to the log.
     Admissions = 13,
-    /// Syncs of covered files that were made for real since names, attributes or sizes were pending.
+    /// Syncs of covered files that were made for real since names, attributes or sizes were
+    /// pending.
     SyncsPending = 14,
     /// Files that have left the log.
     Leaves = 15,
     /// Real syncs of files that no sync has admitted yet.
     SyncsNotYet = 16,
-    /// Real syncs of files that are pinned to the kernel path: mapped, written by `io_uring`, and the like.
+    /// Real syncs of files that are pinned to the kernel path: mapped, written by `io_uring`, and
+    /// the like.
     SyncsPinned = 17,
     /// Real syncs of files on file systems whose files are never covered.
     SyncsUnsupported = 18,
@@ -93,7 +96,8 @@ impl<'a> Stats<'a> {
 
     /// Counts a write of so many bytes, for the holder of a slot.
     ///
-    /// Not a locked instruction: who takes a slot sees all that its former holder did, and nobody else changes these words.
+    /// Not a locked instruction: who takes a slot sees all that its former holder did, and nobody
+    /// else changes these words.
     #[inline]
     pub(super) fn add_write(&self, slot: u64, bytes: u64) {
         for (which, number) in [1, bytes].into_iter().enumerate() {

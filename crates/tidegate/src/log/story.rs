@@ -1,18 +1,19 @@
 //! The story of a file: from where its changes are logged, what of them is promised, where it ends.
 //!
 //! A file is *plain* until a sync admits it. Its story begins with a definition, from which on its
-//! changes are logged; after the real sync a second one says that the file is *covered*: all its bytes,
-//! its size and its existence under its names are on the disk or in the log. Recovery ignores a story
-//! that was never covered.
+//! changes are logged; after the real sync a second one says that the file is *covered*: all its
+//! bytes, its size and its existence under its names are on the disk or in the log. Recovery
+//! ignores a story that was never covered.
 //!
 //! Invariants:
-//! 1. A covered file has no change that the log does not have. One that is about to get such a change
-//!    leaves before: a real sync, then [`FileGuard::end_story`].
-//! 2. Bytes below `durable_size` of a dense file are known to be written and allocated on the disk, or
-//!    promised by a mark. A record that does more than to overwrite such bytes says that it grows the
-//!    file, and recovery applies it only if a mark follows, or as far as the disk has it anyway.
-//! 3. A mark is appended only where a sync that commits the journal would promise the same: nothing was
-//!    pending in the file system when that sync began.
+//! 1. A covered file has no change that the log does not have. One that is about to get such a
+//!    change leaves before: a real sync, then [`FileGuard::end_story`].
+//! 2. Bytes below `durable_size` of a dense file are known to be written and allocated on the disk,
+//!    or promised by a mark. A record that does more than to overwrite such bytes says that it
+//!    grows the file, and recovery applies it only if a mark follows, or as far as the disk has it
+//!    anyway.
+//! 3. A mark is appended only where a sync that commits the journal would promise the same: nothing
+//!    was pending in the file system when that sync began.
 //!
 //! Entry points, all under the file's lock: [`FileGuard::begin_story`], [`FileGuard::cover`],
 //! [`FileGuard::grows`], [`FileGuard::note_change`], [`FileGuard::mark`], [`FileGuard::end_story`];
@@ -49,8 +50,8 @@ pub struct Change {
     pub bytes: u64,
     /// It did more than to overwrite bytes that are known to be on the disk.
     pub grew: bool,
-    /// The kernel has put the inode into a transaction of its journal, for a new size or new times: the
-    /// count of changes in the file system before it did. An `fsync` commits all of these.
+    /// The kernel has put the inode into a transaction of its journal, for a new size or new times:
+    /// the count of changes in the file system before it did. An `fsync` commits all of these.
     pub journaled: Option<u64>,
     /// The file's size in bytes since.
     pub size: u64,
@@ -59,7 +60,7 @@ pub struct Change {
 fn is_covered(log: &Log, entry: &Entry<'_>) -> bool {
     let flags = entry.flags().load(Ordering::SeqCst);
     flags & (flag::COVERED | flag::FAILED) == flag::COVERED
-        && entry.sticky().load(Ordering::SeqCst) == 0
+        && entry.pins().load(Ordering::SeqCst) == 0
         && entry.unlogged().load(Ordering::SeqCst) == entry.synced().load(Ordering::SeqCst)
         && !log.is_suspended()
 }
@@ -75,10 +76,11 @@ impl Log {
         covered && entry.generation().load(Ordering::SeqCst) == u64::from(file.generation)
     }
 
-    /// Changes of the file are to be logged, or the reference is stale: the file is to be looked up.
+    /// Changes of the file are to be logged, or the reference is stale: the file is to be looked
+    /// up.
     ///
-    /// Asked by a thread that is in its [lane](Self::enter): either it finds the story here, or whoever
-    /// begins the story finds the lane.
+    /// Asked by a thread that is in its [lane](Self::enter): either it finds the story here, or
+    /// the thread that begins the story finds the lane.
     #[inline]
     pub fn must_log(&self, file: FileRef) -> bool {
         let entry = table::entry(&self.control, file.index);
@@ -92,8 +94,9 @@ impl Log {
         self.control.stories().load(Ordering::SeqCst) != 0
     }
 
-    /// Counts a change of the names or attributes of a file whose changes are logged: to be called before the
-    /// system call and after it. The file's next sync is real, since it would make that durable.
+    /// Counts a change of the names or attributes of a file whose changes are logged: to be called
+    /// before the system call and after it. The file's next sync is real, since it would make that
+    /// durable.
     pub fn note_own_change(&self, file: FileRef) {
         let entry = table::entry(&self.control, file.index);
         if entry.generation().load(Ordering::SeqCst) == u64::from(file.generation) {
@@ -101,8 +104,8 @@ impl Log {
         }
     }
 
-    /// A file with these numbers whose changes are logged, if there is one. There may be two where one
-    /// was removed and the other one has got its number.
+    /// A file with these numbers whose changes are logged, if there is one. There may be two where
+    /// one was removed and the other one has got its number.
     pub fn logged_with(&self, device: u64, inode: u64) -> Option<FileRef> {
         table::find_logged(&self.control, device, inode)
     }
@@ -130,8 +133,8 @@ impl Log {
     /// Ends the story of a file whose lock cannot be had: its holder is stopped, or is the calling
     /// thread. The file must have been made durable before. The file is plain from now on.
     ///
-    /// Why the holder does no harm: a record of it before this one's end is dropped by recovery, and
-    /// one that it appends later belongs to no story that was covered.
+    /// Why the holder does no harm: a record of it before this one's end is dropped by recovery,
+    /// and one that it appends later belongs to no story that was covered.
     ///
     /// # Errors
     /// [`AppendError`]: the story goes on.
@@ -231,8 +234,8 @@ impl FileGuard<'_> {
         self.has(flag::LOGGED)
     }
 
-    /// Begins the file's story: from now on its changes are logged. The file is `size` bytes long, but for
-    /// plain writes that are in flight.
+    /// Begins the file's story: from now on its changes are logged. The file is `size` bytes long,
+    /// but for plain writes that are in flight.
     ///
     /// # Errors
     /// [`AppendError`]: no story has begun.
@@ -253,8 +256,8 @@ impl FileGuard<'_> {
         Ok(())
     }
 
-    /// Says that the file is covered, after the real sync that `state` was taken for. Whether it is: not
-    /// where it was changed past the log meanwhile.
+    /// Says that the file is covered, after the real sync that `state` was taken for. Whether it
+    /// is: not where it was changed past the log meanwhile.
     ///
     /// # Errors
     /// [`AppendError`]: the file is not covered.
@@ -266,7 +269,7 @@ impl FileGuard<'_> {
         let entry = self.entry();
         let undisturbed = self.is_logged()
             && entry.unlogged().load(Ordering::SeqCst) == state.unlogged
-            && entry.sticky().load(Ordering::SeqCst) == 0
+            && entry.pins().load(Ordering::SeqCst) == 0
             && !self.log().is_suspended();
         if !undisturbed {
             return Ok(false);
@@ -297,8 +300,8 @@ impl FileGuard<'_> {
         ticket.define_marked(&goes_on, self.marked_until())
     }
 
-    /// Ends the file's story. The file must have been made durable before, unless its story was never
-    /// covered. The file is plain from now on.
+    /// Ends the file's story. The file must have been made durable before, unless its story was
+    /// never covered. The file is plain from now on.
     ///
     /// # Errors
     /// [`AppendError`]: the story goes on.
@@ -343,8 +346,9 @@ impl FileGuard<'_> {
         }
     }
 
-    /// The kernel has made the file `size` bytes long, which was logged: what was known of the bytes
-    /// behind that is no longer true. With a size that is larger than before, they are a hole.
+    /// The kernel has made the file `size` bytes long, which was logged: what was known of the
+    /// bytes behind that is no longer true. With a size that is larger than before, they are a
+    /// hole.
     pub fn note_size(&self, size: u64, grew: bool) {
         if grew {
             self.clear(flag::DENSE);
@@ -354,9 +358,9 @@ impl FileGuard<'_> {
         }
     }
 
-    /// The story has cut the file since its last real sync: the disk may still have the former size, so
-    /// that recovery cannot tell whether it has growth from after the cut. Such a file must not grow
-    /// while names are pending.
+    /// The story has cut the file since its last real sync: the disk may still have the former
+    /// size, so that recovery cannot tell whether it has growth from after the cut. Such a file
+    /// must not grow while names are pending.
     #[inline]
     pub fn was_cut(&self) -> bool {
         self.has(flag::CUT)
@@ -377,7 +381,8 @@ impl FileGuard<'_> {
         self.has(flag::GREW)
     }
 
-    /// The count of changes of the file's names and attributes, for [`own_synced`](Self::own_synced).
+    /// The count of changes of the file's names and attributes, for
+    /// [`own_synced`](Self::own_synced).
     pub fn own_changes(&self) -> u64 {
         self.entry().own_changes().load(Ordering::SeqCst)
     }
@@ -387,8 +392,8 @@ impl FileGuard<'_> {
         self.own_changes() != self.entry().own_synced().load(Ordering::SeqCst)
     }
 
-    /// A real sync of all of the file has succeeded, or is about to be made for its story, that begins after
-    /// [`own_changes`](Self::own_changes) was `seen`.
+    /// A real sync of all of the file has succeeded, or is about to be made for its story, that
+    /// begins after [`own_changes`](Self::own_changes) was `seen`.
     pub fn own_synced(&self, seen: u64) {
         self.entry().own_synced().fetch_max(seen, Ordering::SeqCst);
     }
@@ -403,8 +408,8 @@ impl FileGuard<'_> {
         self.entry().story().load(Ordering::Relaxed)
     }
 
-    /// The size in bytes of a file whose story has begun, as [`note_change`](Self::note_change) was told
-    /// last.
+    /// The size in bytes of a file whose story has begun, as [`note_change`](Self::note_change) was
+    /// told last.
     pub fn size(&self) -> u64 {
         self.entry().size().load(Ordering::Relaxed)
     }
@@ -414,8 +419,8 @@ impl FileGuard<'_> {
         self.entry().size().store(size, Ordering::Relaxed);
     }
 
-    /// What the count of changes in the file system was before the last [change](Change::journaled) that
-    /// is known to be in the journal.
+    /// What the count of changes in the file system was before the last [change](Change::journaled)
+    /// that is known to be in the journal.
     pub fn journaled_changes(&self) -> u64 {
         self.entry().journaled_changes().load(Ordering::Relaxed)
     }
@@ -511,7 +516,7 @@ mod tests {
         let state = state(&log, &guard, 100);
         guard.mark_unlogged(true);
         assert_eq!(guard.cover(&state, &definition(1)), Ok(false));
-        guard.release_sticky();
+        guard.release_pin();
         assert_eq!(guard.cover(&state, &definition(1)), Ok(false));
     }
 

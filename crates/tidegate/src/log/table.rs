@@ -1,18 +1,21 @@
 //! The table of files that are in use: a hash table in the control memory.
 //!
 //! Invariants:
-//! 1. The table's shape (buckets, chains, which entry is whose) changes under the table's lock only.
-//! 2. An entry's other words change under the entry's lock, or are atomics that may change at any time.
-//! 3. An entry is given to another file only while nobody holds its lock, none of its records is live, nothing
-//!    changes the file in ways that are not logged, and nothing that its lock's holder was killed in is left to be mended. Its generation grows then, so that a [`FileRef`] to the former file is
-//!    found stale.
+//! 1. The table's shape (buckets, chains, which entry is whose) changes under the table's lock
+//!    only.
+//! 2. An entry's other words change under the entry's lock, or are atomics that may change at any
+//!    time.
+//! 3. An entry is given to another file only while nobody holds its lock, none of its records is
+//!    live, nothing changes the file in ways that are not logged, and nothing that its lock's
+//!    holder was killed in is left to be completed. Its generation grows then, so that a
+//!    [`FileRef`] to the former file is found stale.
 //! 4. A chain that leads outside the table ends there.
 
 use std::time::Duration;
 
 use super::control::{
-    BUCKETS_AT, Control, ENTRIES_AT, ENTRY_BYTES, FILES_MAX, PATIENCE, SLOTS, TABLE_AT,
-    TABLE_LOCK_AT,
+    BUCKETS_AT, Control, ENTRIES_AT, ENTRY_BYTES, FILES_MAX, SLOTS, TABLE_AT, TABLE_LOCK_AT,
+    TIMEOUT,
 };
 use super::error::{LockError, LogError};
 use crate::pmem::{LockFailure, Locked};
@@ -92,14 +95,15 @@ impl<'a> Entry<'a> {
         /// What `unlogged` was when a real sync that covered it began.
         synced at 136;
         /// Reasons for which the file may change unseen at any time.
-        sticky at 144;
+        pins at 144;
         /// Number of the next entry of the chain plus 1, 0: none.
         next at 152;
         /// Position up to which the file's growth is promised: that of its last mark.
         marked_at at 160;
         /// Bytes of the file that are known to be on the disk or promised by the log.
         durable_size at 168;
-        /// What the file system's count of changes was before a change of the file that is in the journal.
+        /// What the file system's count of changes was before a change of the file that is in the
+        /// journal.
         journaled_changes at 176;
         /// Where the last record ends that changes the file's bytes or size.
         changed_end at 184;
@@ -170,7 +174,7 @@ fn narrow(index: u64) -> u32 {
 
 /// The entry of the file with this key; one is made for it where there is none.
 pub(super) fn find_or_add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
-    let _lock = control.memory().lock(TABLE_LOCK_AT, PATIENCE).map_err(LogError::Lock)?;
+    let _lock = control.memory().lock(TABLE_LOCK_AT, TIMEOUT).map_err(LogError::Lock)?;
     if let Some(file) = find(control, key) {
         return Ok(file);
     }
@@ -180,7 +184,7 @@ pub(super) fn find_or_add(control: &Control, key: &FileKey) -> Result<FileRef, L
 
 /// The entry of the file with this key, if there is one.
 pub(super) fn find_only(control: &Control, key: &FileKey) -> Result<Option<FileRef>, LogError> {
-    let _lock = control.memory().lock(TABLE_LOCK_AT, PATIENCE).map_err(LogError::Lock)?;
+    let _lock = control.memory().lock(TABLE_LOCK_AT, TIMEOUT).map_err(LogError::Lock)?;
     Ok(find(control, key))
 }
 
@@ -205,7 +209,7 @@ fn find(control: &Control, key: &FileKey) -> Option<FileRef> {
 
 /// A file with these numbers whose changes are logged.
 pub(super) fn find_logged(control: &Control, device: u64, inode: u64) -> Option<FileRef> {
-    let _lock = control.memory().lock(TABLE_LOCK_AT, PATIENCE).ok()?;
+    let _lock = control.memory().lock(TABLE_LOCK_AT, TIMEOUT).ok()?;
     let mut next = bucket(control, &FileKey { device, inode, identity: 0 }).load(Ordering::Relaxed);
     for _ in 0..FILES_MAX {
         let index = next.checked_sub(1).filter(|index| *index < FILES_MAX)?;
@@ -236,7 +240,8 @@ fn add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
     if index < FILES_MAX {
         let fresh = entry(control, narrow(index));
         control.init_lock(fresh.at);
-        // A name in the chains only after the lock was made: a crash in between leaves the entry unused.
+        // A name in the chains only after the lock was made: a crash in between leaves the entry
+        // unused.
         used.store(index + 1, Ordering::Relaxed);
         return Ok(take(control, &fresh, index, key));
     }
@@ -249,7 +254,7 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     for word in [entry.id(), entry.defined_at(), entry.last_end(), entry.flags()] {
         word.store(0, Ordering::Relaxed);
     }
-    for word in [entry.unlogged(), entry.synced(), entry.sticky()] {
+    for word in [entry.unlogged(), entry.synced(), entry.pins()] {
         word.store(0, Ordering::Relaxed);
     }
     for word in [entry.marked_at(), entry.durable_size(), entry.journaled_changes()] {
@@ -276,8 +281,8 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
 
 /// Takes the entries out of their chain whose files have lost their numbers to the file with this
 /// key, and of which the log has nothing: else chains would grow with each file that is made and
-/// removed, since the kernel gives out the same few numbers again. A file that comes back, as after an
-/// unmount, is plain then. The entries themselves are given away like all others.
+/// removed, since the kernel gives out the same few numbers again. A file that comes back, as after
+/// an unmount, is plain then. The entries themselves are given away like all others.
 fn forget_dead(control: &Control, key: &FileKey) {
     let mut link = bucket(control, key);
     for _ in 0..FILES_MAX {
@@ -333,11 +338,12 @@ fn free_one(control: &Control) -> Result<u64, LogError> {
 
 fn is_needed(control: &Control, entry: &Entry<'_>) -> bool {
     entry.last_end().load(Ordering::SeqCst) > control.tail().load(Ordering::SeqCst)
-        || entry.sticky().load(Ordering::SeqCst) > 0
+        || entry.pins().load(Ordering::SeqCst) > 0
         || entry.flags().load(Ordering::Relaxed) & flag::FAILED != 0
 }
 
-/// Somebody was killed in the middle of an operation on the file, whose lock is held, and nobody has seen to it.
+/// A process was killed in the middle of an operation on the file, whose lock is held, and nobody
+/// has seen to it.
 fn is_interrupted(control: &Control, entry: &Entry<'_>, index: u64) -> bool {
     let has_slot =
         || (0..SLOTS).any(|number| control.slot(number).file.load(Ordering::Acquire) == index + 1);
@@ -367,14 +373,14 @@ fn unchain(control: &Control, gone: &Entry<'_>, index: u64) {
 pub(super) fn lock(
     control: &Control,
     file: FileRef,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Locked<'_>, LockError> {
     let entry = entry(control, file.index);
     let generation = || entry.generation().load(Ordering::SeqCst);
     if generation() != u64::from(file.generation) {
         return Err(LockError::Stale);
     }
-    let locked = control.memory().lock(entry.at, patience).map_err(|failure| match failure {
+    let locked = control.memory().lock(entry.at, timeout).map_err(|failure| match failure {
         LockFailure::TimedOut => LockError::Busy,
         LockFailure::Reentered => LockError::Reentered,
         LockFailure::Damaged => LockError::Stale,
@@ -384,7 +390,8 @@ pub(super) fn lock(
     if generation() == u64::from(file.generation) { Ok(locked) } else { Err(LockError::Stale) }
 }
 
-/// Keeps the word that the lock's holder died: the kernel tells one holder only, who may have other things to do.
+/// Keeps the word that the lock's holder died: the kernel tells one holder only, who may have other
+/// things to do.
 fn keep_word(entry: &Entry<'_>, locked: &Locked<'_>) {
     if locked.owner_died() {
         entry.flags().fetch_or(flag::ORPHANED, Ordering::SeqCst);
@@ -405,7 +412,7 @@ mod tests {
     use super::super::tests::{key, log};
     use super::*;
 
-    /// Else the lock's next holder would work on what the dead left half done.
+    /// Else the lock's next holder would work on what a killed process left half done.
     #[test]
     fn who_finds_another_file_behind_a_dead_holders_lock_keeps_the_word_of_it() {
         let log = log();
@@ -453,10 +460,10 @@ mod tests {
         }
         let guard = log.lock(file).unwrap();
         assert!(guard.owner_died());
-        log.interrupted_on(&guard).for_each(|it| log.settle(&it));
+        log.interrupted_on(&guard).for_each(|it| log.complete(&it));
         guard.repaired();
         drop(guard);
-        // Nothing is left to be mended of this one.
+        // Nothing is left to be completed of this one.
         die(false);
         for inode in FILES_MAX + 2..=2 * FILES_MAX + 2 {
             log.entry_for(&key(inode)).unwrap();

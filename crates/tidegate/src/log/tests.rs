@@ -1,4 +1,4 @@
-//! The log within one process: what records promise, what they cost, how room comes and goes.
+//! The log within one process: what records promise, what they cost, how free space comes and goes.
 
 use std::io::IoSlice;
 
@@ -96,16 +96,16 @@ fn what_a_killed_process_kept_unlogged_is_given_back() {
     guard().keep_unlogged();
     guard().keep_unlogged();
     guard().stop_keeping();
-    assert!(guard().is_sticky());
+    assert!(guard().is_pinned());
     assert_eq!(log.keepers().collect::<Vec<_>>(), [current_process()]);
     log.stop_keeping_of(current_process() + 1, Duration::ZERO);
-    assert!(guard().is_sticky(), "another process has ended");
+    assert!(guard().is_pinned(), "another process has ended");
     log.stop_keeping_of(current_process(), Duration::ZERO);
-    assert!(!guard().is_sticky() && log.keepers().next().is_none());
+    assert!(!guard().is_pinned() && log.keepers().next().is_none());
     // A mark that nobody keeps is nobody's to take back.
     guard().mark_unlogged(true);
     log.stop_keeping_of(current_process(), Duration::ZERO);
-    assert!(guard().is_sticky());
+    assert!(guard().is_pinned());
 }
 
 /// Else nobody would know of the mark, and the file be unlogged for ever.
@@ -120,10 +120,10 @@ fn a_mark_whose_file_is_locked_is_given_back_later() {
         scope.spawn(|| log.stop_keeping_of(dead, Duration::ZERO)).join().unwrap()
     });
     assert_eq!(left, [file]);
-    assert!(guard.is_sticky() && log.keepers().eq([dead]));
+    assert!(guard.is_pinned() && log.keepers().eq([dead]));
     drop(guard);
     assert!(log.stop_keeping_for(dead, file, Duration::ZERO));
-    assert!(!log.lock(file).unwrap().is_sticky() && log.keepers().next().is_none());
+    assert!(!log.lock(file).unwrap().is_pinned() && log.keepers().next().is_none());
 }
 
 #[test]
@@ -132,9 +132,9 @@ fn marks_without_a_place_for_their_note_stay_with_others() {
     let file = log.entry_for(&key(7)).unwrap();
     (0..300).for_each(|_| log.lock(file).unwrap().keep_unlogged());
     (0..299).for_each(|_| log.lock(file).unwrap().stop_keeping());
-    assert!(log.lock(file).unwrap().is_sticky());
+    assert!(log.lock(file).unwrap().is_pinned());
     log.lock(file).unwrap().stop_keeping();
-    assert!(!log.lock(file).unwrap().is_sticky() && log.keepers().next().is_none());
+    assert!(!log.lock(file).unwrap().is_pinned() && log.keepers().next().is_none());
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn a_torn_record_is_skipped_and_the_next_is_found() {
 fn what_a_dead_writer_reserved_is_a_hole() {
     let log = log();
     write(&log, 1, 0, &[1; 64]).unwrap();
-    log.reserve(1024, log.room_bytes(append::Room::Data)).unwrap();
+    log.reserve(1024, log.usable_bytes(append::Share::Data)).unwrap();
     let after = write(&log, 1, 0, &[2; 64]).unwrap();
     assert_eq!(found(&log).last().unwrap().position, after);
     assert_eq!(found(&log).len(), 3);
@@ -237,14 +237,14 @@ fn a_full_log_takes_no_data_but_what_must_be_said_until_it_is_retired() {
 
 /// Others have written and retired since it looked at the head.
 #[test]
-fn a_tail_that_has_passed_where_a_record_would_be_is_no_lack_of_room() {
+fn a_tail_that_has_passed_where_a_record_would_be_is_no_lack_of_space() {
     let log = log();
-    log.show_room(log.head() + 4096);
-    log.reserve(64, log.room_bytes(append::Room::Data)).unwrap();
+    log.show_space(log.head() + 4096);
+    log.reserve(64, log.usable_bytes(append::Share::Data)).unwrap();
 }
 
 #[test]
-fn a_large_record_without_room_asks_for_all_of_it_at_once() {
+fn a_large_record_without_space_asks_for_all_of_it_at_once() {
     let log = log();
     while write(&log, 1, 0, &[1; 4096]).is_ok() {}
     assert!(log.wanted() <= log.tail(), "small ones take what comes");
@@ -255,15 +255,16 @@ fn a_large_record_without_room_asks_for_all_of_it_at_once() {
     write(&log, 1, 0, &large).unwrap();
 }
 
-/// The limit goes as far as there is room; a log whose tail is no place of a record would be refused.
+/// The limit goes as far as there is free space; a log whose tail is no place of a record would be
+/// refused.
 #[test]
-fn room_that_is_shown_in_odd_steps_makes_no_odd_position() {
+fn space_that_is_shown_in_odd_steps_makes_no_odd_position() {
     let log = log();
     let fill = || while write(&log, 1, 0, &[1; 100]).is_ok() {};
     fill();
     for step in 1..200 {
         log.retire_unseen(log.safe_position()).unwrap();
-        log.show_room(log.tail() + step);
+        log.show_space(log.tail() + step);
         fill();
         assert!(log.tail().is_multiple_of(64), "tail {}", log.tail());
         let limit = log.pool().limit().unwrap();
@@ -405,14 +406,14 @@ fn the_operation_of_a_killed_thread_is_found() {
     let header = interrupted[0].header.unwrap();
     assert_eq!((header.kind, header.offset), (RecordKind::Write, 5));
     assert_eq!(log.file_of(&interrupted[0]), Some(file));
-    log.settle(&interrupted[0]);
+    log.complete(&interrupted[0]);
     guard.repaired();
     assert!(!guard.owner_died());
     assert_eq!(log.in_the_middle().count(), 0);
     assert_eq!(log.safe_position(), log.head());
 }
 
-/// One that somebody else has mended, and that a process with the dead one's number has taken.
+/// One that another process has completed, and that one with the killed one's number has taken.
 #[test]
 fn a_slot_that_serves_another_operation_is_not_given_back() {
     let log = log();
@@ -424,7 +425,7 @@ fn a_slot_that_serves_another_operation_is_not_given_back() {
     let mut ticket = guard.begin().unwrap();
     ticket.write(0, &[IoSlice::new(b"x")], false).unwrap();
     assert!(!log.is_interrupted(&seen));
-    log.settle(&seen);
+    log.complete(&seen);
     assert_eq!(log.in_the_middle().count(), 1);
     drop(ticket);
 }
@@ -463,8 +464,8 @@ fn an_entry_is_given_away_only_when_nothing_of_it_is_needed() {
     let log = log();
     write(&log, 1, 0, b"live").unwrap();
     let live = log.entry_for(&key(1)).unwrap();
-    let sticky = log.entry_for(&key(2)).unwrap();
-    log.lock(sticky).unwrap().mark_unlogged(true);
+    let pin = log.entry_for(&key(2)).unwrap();
+    log.lock(pin).unwrap().mark_unlogged(true);
     let idle = log.entry_for(&key(3)).unwrap();
     for inode in 4..=FILES_MAX + 1 {
         log.entry_for(&key(inode)).unwrap();
@@ -472,7 +473,7 @@ fn an_entry_is_given_away_only_when_nothing_of_it_is_needed() {
     assert_eq!(log.lock(idle).err(), Some(LockError::Stale));
     assert!(!log.is_covered(idle));
     assert_eq!(log.entry_for(&key(1)).unwrap(), live);
-    assert_eq!(log.entry_for(&key(2)).unwrap(), sticky);
+    assert_eq!(log.entry_for(&key(2)).unwrap(), pin);
     let again = log.entry_for(&key(3)).unwrap();
     assert_ne!(again, idle);
     assert_eq!(FileRef::from_word(again.to_word()), again);

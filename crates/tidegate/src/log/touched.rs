@@ -1,8 +1,9 @@
 //! Which parts of the ring this process has in its page tables.
 //!
-//! The first store to each page of a mapping costs more than an append. A load costs half as much and brings the
-//! neighbours along, 64 KiB with Linux as it comes: so an append that comes to a new part of the ring loads from it first, and
-//! the next fifteen find their pages there. Only for files in tmpfs, which keep nothing to be told of a store.
+//! The first store to each page of a mapping costs more than an append. A load costs half as much
+//! and brings the neighbours along, 64 KiB with Linux as it comes: so an append that comes to a new
+//! part of the ring loads from it first, and the next fifteen find their pages there. Only for
+//! files in tmpfs, which keep nothing to be told of a store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,13 +16,15 @@ pub(super) struct Touched {
 }
 
 impl Touched {
-    /// None of the parts of a region of `region_bytes`; of a region of no bytes nothing is ever to be touched.
+    /// None of the parts of a region of `region_bytes`; of a region of no bytes nothing is ever to
+    /// be touched.
     pub(super) fn new(region_bytes: u64) -> Self {
         let words = region_bytes.div_ceil(PART_BYTES * 64);
         Self { words: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Calls `touch` with the first and the last word of each part of the `len` bytes at `offset` that is new.
+    /// Calls `touch` with the first and the last word of each part of the `len` bytes at `offset`
+    /// that is new.
     #[inline]
     pub(super) fn note(&self, offset: u64, len: u64, touch: impl Fn(u64)) {
         for part in offset / PART_BYTES..=(offset + len.max(1) - 1) / PART_BYTES {
@@ -30,7 +33,8 @@ impl Touched {
             let bit = 1 << (part % 64);
             if word.load(Ordering::Relaxed) & bit == 0 {
                 word.fetch_or(bit, Ordering::Relaxed);
-                // The parts of the kernel's addresses may begin elsewhere: both ends see to all of it.
+                // The parts of the kernel's addresses may begin elsewhere: both ends see to all of
+                // it.
                 touch(part * PART_BYTES);
                 touch((part + 1) * PART_BYTES - 8);
             }

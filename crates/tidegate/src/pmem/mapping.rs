@@ -310,8 +310,8 @@ impl Mapping {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let at = self.base.as_ptr().cast();
-        // SAFETY: pages of this mapping, which is reached through raw pointers as memory that others
-        // change at any time; it stays mapped.
+        // SAFETY: pages of this mapping, which is reached through raw pointers as memory that
+        // others change at any time; it stays mapped.
         unsafe { rustix::mm::mmap_anonymous(at, len, protection, flags) }?;
         Ok(())
     }

@@ -89,8 +89,8 @@ impl SharedMemory {
         }
     }
 
-    /// Puts private zero bytes in the place of the memory: the process shares it no more. Threads that
-    /// use it at this moment find locks free and words zero.
+    /// Puts private zero bytes in the place of the memory: the process shares it no more. Threads
+    /// that use it at this moment find locks free and words zero.
     ///
     /// # Errors
     /// The kernel's: the memory is shared as before.

@@ -55,7 +55,7 @@ fn data_stays_between_the_superblocks() {
 }
 
 #[test]
-fn opening_mends_a_damaged_superblock() {
+fn opening_repairs_a_damaged_superblock() {
     let region = region(4096);
     for offset in [9, region.len_bytes() - 9] {
         region.write(offset, &[0xFF]).unwrap();
@@ -66,7 +66,7 @@ fn opening_mends_a_damaged_superblock() {
 }
 
 #[test]
-fn a_read_only_pool_is_read_and_not_mended() {
+fn a_read_only_pool_is_read_and_not_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool");
     let options = RegionOptions { create_bytes: Some(1 << 20), ..RegionOptions::default() };

@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_inherits_what_a_failed_older_one_owed() {
+    fn a_newer_version_inherits_what_a_failed_older_one_has_pending() {
         let mut model = Model::new(0);
         model.put(5, 2, 1);
         model.take(ALL);

@@ -1,13 +1,13 @@
 //! The lock of a file, and what processes tell each other of the file.
 //!
 //! Invariants:
-//! 1. Records of one file are appended under its lock, which is held until the kernel has done the operation too: the
-//!    order of records is the order in which the page cache changed.
+//! 1. Records of one file are appended under its lock, which is held until the kernel has done the
+//!    operation too: the order of records is the order in which the page cache changed.
 
 use std::time::Duration;
 
 use super::super::Log;
-use super::super::control::PATIENCE;
+use super::super::control::TIMEOUT;
 use super::super::error::LockError;
 use super::super::keepers;
 use super::super::owner::current_process;
@@ -30,10 +30,10 @@ impl Log {
     /// [`LockError`]; the operation then goes on without the log.
     #[inline]
     pub fn lock(&self, file: FileRef) -> Result<FileGuard<'_>, LockError> {
-        self.lock_within(file, PATIENCE)
+        self.lock_within(file, TIMEOUT)
     }
 
-    /// The same, for who has less patience, or more.
+    /// The same, for who has less timeout, or more.
     ///
     /// # Errors
     /// As for [`lock`](Self::lock).
@@ -41,15 +41,15 @@ impl Log {
     pub fn lock_within(
         &self,
         file: FileRef,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<FileGuard<'_>, LockError> {
-        let locked = table::lock(&self.control, file, patience)?;
+        let locked = table::lock(&self.control, file, timeout)?;
         let entry = table::entry(&self.control, file.index);
         Ok(FileGuard { log: self, file, entry, _locked: locked })
     }
 
-    /// A change of the file was or will be made without its lock and that the log does not have. To be called before the
-    /// change and after it: a sync in between does not cover it.
+    /// A change of the file was or will be made without its lock and that the log does not have. To
+    /// be called before the change and after it: a sync in between does not cover it.
     pub fn mark_unlogged(&self, file: FileRef) {
         let entry = table::entry(&self.control, file.index);
         if entry.generation().load(Ordering::SeqCst) == u64::from(file.generation) {
@@ -59,8 +59,8 @@ impl Log {
 }
 
 impl FileGuard<'_> {
-    /// A former holder of the lock was killed while it held it, and [`repaired`](Self::repaired) was not
-    /// called since: see [`Log::interrupted_on`].
+    /// A former holder of the lock was killed while it held it, and [`repaired`](Self::repaired)
+    /// was not called since: see [`Log::interrupted_on`].
     #[inline]
     pub fn owner_died(&self) -> bool {
         self.has(flag::ORPHANED)
@@ -112,28 +112,28 @@ impl FileGuard<'_> {
     }
 
     /// The file may change at any time in ways that are not logged.
-    pub fn is_sticky(&self) -> bool {
-        self.entry.sticky().load(Ordering::Relaxed) > 0
+    pub fn is_pinned(&self) -> bool {
+        self.entry.pins().load(Ordering::Relaxed) > 0
     }
 
-    /// A change that the log does not have was or will be made; with `sticky`, at any time until
-    /// [`release_sticky`](Self::release_sticky). The file's records must be retired before the change.
-    pub fn mark_unlogged(&self, sticky: bool) {
-        if sticky {
-            self.entry.sticky().fetch_add(1, Ordering::SeqCst);
+    /// A change that the log does not have was or will be made; with `pin`, at any time until
+    /// [`release_pin`](Self::release_pin). The file's records must be retired before the change.
+    pub fn mark_unlogged(&self, pin: bool) {
+        if pin {
+            self.entry.pins().fetch_add(1, Ordering::SeqCst);
         }
         self.entry.unlogged().fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes back one sticky mark; the next real sync brings the file back into the log.
-    pub fn release_sticky(&self) {
-        let less = |sticky: u64| Some(sticky.saturating_sub(1));
-        let _ = self.entry.sticky().fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    /// Takes back one pin; the next real sync brings the file back into the log.
+    pub fn release_pin(&self) {
+        let less = |pin: u64| Some(pin.saturating_sub(1));
+        let _ = self.entry.pins().fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
         self.entry.unlogged().fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The file may change at any time in ways that are not logged, until [`stop_keeping`](Self::stop_keeping), or until this
-    /// process has ended.
+    /// The file may change at any time in ways that are not logged, until
+    /// [`stop_keeping`](Self::stop_keeping), or until this process has ended.
     pub fn keep_unlogged(&self) {
         self.mark_unlogged(true);
         keepers::note(&self.log.control, self.file, current_process());
@@ -142,7 +142,7 @@ impl FileGuard<'_> {
     /// Takes one [`keep_unlogged`](Self::keep_unlogged) of this process back.
     pub fn stop_keeping(&self) {
         keepers::forget(&self.log.control, self.file, current_process());
-        self.release_sticky();
+        self.release_pin();
     }
 
     /// A number of changes that the log does not have, to be given to [`cover`](Self::cover).
@@ -156,13 +156,15 @@ impl FileGuard<'_> {
         self.set(flag::FAILED | flag::DROPPED);
     }
 
-    /// A sync of the file failed, and its caller was told: the cleaner has to write once more what the log has.
+    /// A sync of the file failed, and its caller was told: the cleaner has to write once more what
+    /// the log has.
     pub fn note_dropped(&self) {
         self.log.distrust_kernel();
         self.set(flag::DROPPED);
     }
 
-    /// A write-back of the file failed since this was asked last: the sync that asks has to report it.
+    /// A write-back of the file failed since this was asked last: the sync that asks has to report
+    /// it.
     pub fn take_failure(&self) -> bool {
         self.entry.flags().fetch_and(!flag::FAILED, Ordering::SeqCst) & flag::FAILED != 0
     }

@@ -1,18 +1,22 @@
-//! Appending: from the lock of a file to a durable record. Here are the slots, and the tickets that hold them.
+//! Appending: from the lock of a file to a durable record. Here are the slots, and the tickets that
+//! hold them.
 //!
 //! Invariants:
-//! 1. A [`Ticket`] holds a slot from before room is reserved until the operation is done. So the cleaner, which looks at all
-//!    slots after it has chosen its goal, never retires a record whose operation the kernel may still have to do.
-//! 2. A record names its file by an id whose definition is not retired before the record is: the slot's bound is not above the
-//!    definition, and a definition below the cleaner's goal is written anew.
+//! 1. A [`Ticket`] holds a slot from before free space is reserved until the operation is done. So
+//!    the cleaner, which looks at all slots after it has chosen its goal, never retires a record
+//!    whose operation the kernel may still have to do.
+//! 2. A record names its file by an id whose definition is not retired before the record is: the
+//!    slot's bound is not above the definition, and a definition below the cleaner's goal is
+//!    written anew.
 //!
-//! Why both hold without a lock: the writer stores its bound and then reads head and goal; the cleaner stores the goal, which is
-//! a head it has read, and then reads the bounds; all four in one total order (`SeqCst`). If the cleaner misses the
-//! bound, the writer's reads come after the cleaner's stores: it reserves at or above that head, and finds its definition below
-//! the goal, so that it writes a new one. If the cleaner sees the bound, it stays below it.
+//! Why both hold without a lock: the writer stores its bound and then reads head and goal; the
+//! cleaner stores the goal, which is a head it has read, and then reads the bounds; all four in one
+//! total order (`SeqCst`). If the cleaner misses the bound, the writer's reads come after the
+//! cleaner's stores: it reserves at or above that head, and finds its definition below the goal, so
+//! that it writes a new one. If the cleaner sees the bound, it stays below it.
 //!
-//! Map: `guard` is the lock of a file; [`FileGuard::begin`] takes a slot under it; `ticket` has the kinds of records;
-//! `store` brings one to the medium, where `reserve` finds room for it.
+//! Map: `guard` is the lock of a file; [`FileGuard::begin`] takes a slot under it; `ticket` has the
+//! kinds of records; `store` brings one to the medium, where `reserve` finds free space for it.
 
 mod guard;
 mod reserve;
@@ -20,7 +24,7 @@ mod store;
 mod ticket;
 
 pub use guard::FileGuard;
-pub(super) use reserve::Room;
+pub(super) use reserve::Share;
 
 use super::Log;
 use super::control::SlotWords;
@@ -30,7 +34,8 @@ use super::record::Header;
 use super::table::{self, Entry, FileRef};
 use crate::sync::{Ordering, store_before_loads};
 
-/// A slot, for the operation of one thread on one file; dropping it says that the kernel has done the operation.
+/// A slot, for the operation of one thread on one file; dropping it says that the kernel has done
+/// the operation.
 pub struct Ticket<'a> {
     log: &'a Log,
     entry: Entry<'a>,
@@ -47,7 +52,8 @@ pub struct Interrupted {
     pub(super) record: u64,
     /// The process.
     pub process: u32,
-    /// The record, if one was finished: its operation may have been done by the kernel, or not, or in part.
+    /// The record, if one was finished: its operation may have been done by the kernel, or not, or
+    /// in part.
     pub header: Option<Header>,
 }
 
@@ -59,8 +65,8 @@ impl Interrupted {
 }
 
 impl Log {
-    /// Takes a slot for an operation on a file whose lock nobody uses: one whose cleaner never moves the tail past its last
-    /// definition, and whose records may come in any order.
+    /// Takes a slot for an operation on a file whose lock nobody uses: one whose cleaner never
+    /// moves the tail past its last definition, and whose records may come in any order.
     pub(super) fn begin_unlocked(&self, file: FileRef) -> Result<Ticket<'_>, AppendError> {
         let ticket = self.claim(file)?;
         store_before_loads(ticket.slot.bound, self.control.head().load(Ordering::SeqCst));
@@ -121,7 +127,8 @@ impl Ticket<'_> {
         self.slot.bound.load(Ordering::Relaxed)
     }
 
-    /// The file's definition is not in the log, or may be retired soon: [`define`](Self::define) comes first.
+    /// The file's definition is not in the log, or may be retired soon: [`define`](Self::define)
+    /// comes first.
     pub fn needs_define(&self) -> bool {
         let defined_at = self.entry.defined_at().load(Ordering::Relaxed);
         defined_at == 0 || defined_at < self.log.control.goal().load(Ordering::SeqCst)

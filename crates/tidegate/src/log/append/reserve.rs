@@ -1,4 +1,5 @@
-//! Room for a record: as far as tail, limit and the file under the pool allow, and as its kind of record may fill the log.
+//! Space for a record: as far as tail, limit and the file under the pool allow, and as its kind of
+//! record may fill the log.
 
 use super::super::Log;
 use super::super::error::AppendError;
@@ -10,19 +11,23 @@ const LOOKS: u32 = 100;
 
 /// How full a record may make the log. Each kind leaves a part for the next.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::log) enum Room {
+pub(in crate::log) enum Share {
     /// Users' data.
     Data,
     /// Definitions of files and marks: without them, the data helps nobody.
     Definitions,
-    /// What takes records back: without it, a replay would undo what the log does not have. A part is left for what recovery has
-    /// to note.
+    /// What takes records back: without it, a replay would undo what the log does not have. A part
+    /// is left for what recovery has to note.
     Reserve,
 }
 
 impl Log {
-    /// Reserves room for a record of `bytes` bytes: its position.
-    pub(in crate::log) fn reserve(&self, bytes: u64, room_bytes: u64) -> Result<u64, AppendError> {
+    /// Reserves free space for a record of `bytes` bytes: its position.
+    pub(in crate::log) fn reserve(
+        &self,
+        bytes: u64,
+        usable_bytes: u64,
+    ) -> Result<u64, AppendError> {
         let control = &self.control;
         let ring_bytes = self.pool.ring_bytes();
         loop {
@@ -34,10 +39,11 @@ impl Log {
             let at = head % ring_bytes;
             let start = if at + bytes > lap_bytes { head + (ring_bytes - at) } else { head };
             let end = start + bytes;
-            // A tail that has passed the end means a head that has, too: it is looked at again below.
+            // A tail that has passed the end means a head that has, too: it is looked at again
+            // below.
             let used_bytes = end.saturating_sub(control.tail().load(Ordering::Acquire));
-            let has_room = used_bytes <= room_bytes;
-            if !has_room || !self.is_allocated(end) {
+            let has_space = used_bytes <= usable_bytes;
+            if !has_space || !self.is_allocated(end) {
                 return Err(AppendError::Full);
             }
             if end > control.limit().load(Ordering::Acquire) {
@@ -55,10 +61,10 @@ impl Log {
         }
     }
 
-    /// A large record found no room: asks for all that there may be at once. Where room is shown in steps, others fill each of them
-    /// with smaller records.
+    /// A large record found no free space: asks for all that there may be at once. Where free space
+    /// is shown in steps, others fill each of them with smaller records.
     #[cold]
-    pub(super) fn ask_for_all_room(&self, bytes: u64, error: AppendError) {
+    pub(super) fn ask_for_all_space(&self, bytes: u64, error: AppendError) {
         if error == AppendError::Full && bytes > self.pool.ring_bytes() / 16 {
             self.control.wanted().fetch_max(self.head(), Ordering::SeqCst);
         }
@@ -75,8 +81,8 @@ impl Log {
     fn touch(&self, position: u64, bytes: u64) {
         let region = self.pool.region();
         self.touched.note(self.pool.region_offset(position), bytes, |at| {
-            // A part may end behind the space that the file has. A load there would take some, and kill the program where none is
-            // left: SIGBUS.
+            // A part may end behind the space that the file has. A load there would take some, and
+            // kill the program where none is left: SIGBUS.
             let end = self.pool.region_offset(0) + self.allocated_bytes();
             // What lies there does not matter.
             let _ = region.load_u64(at.min(end - 8));
@@ -93,8 +99,9 @@ impl Log {
         }
         let raised = end.next_multiple_of(self.pool.limit_step_bytes());
         // Recovery notes what it makes behind the limit, within one lap of the tail.
-        let room_end = self.control.tail().load(Ordering::Acquire) + self.room_bytes(Room::Reserve);
-        let raised = raised.min(room_end).max(end);
+        let usable_end =
+            self.control.tail().load(Ordering::Acquire) + self.usable_bytes(Share::Reserve);
+        let raised = raised.min(usable_end).max(end);
         self.pool.set_limit(raised).map_err(|_| AppendError::Memory)?;
         // After the persistent one: who sees this one may acknowledge records below it.
         limit.store(raised, Ordering::Release);
@@ -113,13 +120,13 @@ impl Log {
     }
 
     /// Bytes of the ring that a record may help to fill.
-    pub(in crate::log) fn room_bytes(&self, room: Room) -> u64 {
+    pub(in crate::log) fn usable_bytes(&self, space: Share) -> u64 {
         let ring_bytes = self.pool.ring_bytes();
         let reserve_bytes = (ring_bytes / 16).min(1 << 20);
-        match room {
-            Room::Data => ring_bytes - reserve_bytes,
-            Room::Definitions => ring_bytes - reserve_bytes / 2,
-            Room::Reserve => ring_bytes - reserve_bytes / 4,
+        match space {
+            Share::Data => ring_bytes - reserve_bytes,
+            Share::Definitions => ring_bytes - reserve_bytes / 2,
+            Share::Reserve => ring_bytes - reserve_bytes / 4,
         }
     }
 }

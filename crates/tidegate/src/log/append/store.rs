@@ -1,4 +1,4 @@
-//! A record on its way to the medium: room, payload, header, one fence.
+//! A record on its way to the medium: free space, payload, header, one fence.
 
 use std::io::IoSlice;
 
@@ -9,7 +9,7 @@ use super::super::control::SlotWords;
 use super::super::error::AppendError;
 use super::super::layout::RECORD_ALIGN_BYTES;
 use super::super::record::{Header, PayloadDigest, payload_checksum, record_bytes};
-use super::Room;
+use super::Share;
 use crate::sync::Ordering;
 
 /// Bytes of a payload that are copied at once, and of one for which a smaller buffer will do.
@@ -24,7 +24,7 @@ impl Log {
         slot: SlotWords<'_>,
         draft: Header,
         parts: &[IoSlice<'_>],
-        room: Room,
+        space: Share,
     ) -> Result<Header, AppendError> {
         let payload: u64 = parts.iter().map(|part| part.len() as u64).sum();
         if payload > self.pool.payload_bytes_max() {
@@ -33,9 +33,10 @@ impl Log {
         let payload_bytes = u32::try_from(payload).map_err(|_| AppendError::TooLarge)?;
         let bytes = record_bytes(payload);
         let position = self
-            .reserve(bytes, self.room_bytes(room))
-            .inspect_err(|error| self.ask_for_all_room(bytes, *error))?;
-        // Before the record is whole: a killed writer's record is found by who mends after it.
+            .reserve(bytes, self.usable_bytes(space))
+            .inspect_err(|error| self.ask_for_all_space(bytes, *error))?;
+        // Before the record is whole: a killed writer's record is found by the next holder, which
+        // completes it.
         slot.record.store(position, Ordering::Release);
         let payload_checksum = if payload <= SMALL_BYTES as u64 {
             self.store_payload::<SMALL_BYTES>(position, parts, payload)?
@@ -50,8 +51,9 @@ impl Log {
 
     /// Stores the payload of the record at `position`, `bytes` bytes: its checksum.
     ///
-    /// By way of a buffer of its own: another thread of the program may change the bytes meanwhile, as databases do with
-    /// pages that they write, and what is stored must be what the checksum was taken of.
+    /// By way of a buffer of its own: another thread of the program may change the bytes meanwhile,
+    /// as databases do with pages that they write, and what is stored must be what the checksum was
+    /// taken of.
     fn store_payload<const CHUNK: usize>(
         &self,
         position: u64,
@@ -62,7 +64,8 @@ impl Log {
         let to = self.pool.region_offset(position) + RECORD_ALIGN_BYTES;
         // What the payload leaves of its last line is the record's, too.
         let stored = if bytes <= CHUNK as u64 {
-            // A checksum of one piece takes half the time of one in pieces. This is that of no bytes.
+            // A checksum of one piece takes half the time of one in pieces. This is that of no
+            // bytes.
             let mut checksum = 0;
             let see = |all: &[u8]| checksum = payload_checksum(&[IoSlice::new(all)]);
             region.write_streaming_seen::<CHUNK>(to, parts, see).map(|()| checksum)
@@ -80,7 +83,8 @@ impl Log {
         let at = self.pool.region_offset(header.position);
         let stored = region
             .write_streaming(at, header.encode(self.pool.salt()).as_bytes())
-            // The only fence: header and payload carry each other's checksums, so their order does not matter.
+            // The only fence: header and payload carry each other's checksums, so their order does
+            // not matter.
             .and_then(|()| region.fence());
         stored.map_err(|_| AppendError::Memory)
     }

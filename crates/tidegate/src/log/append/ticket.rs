@@ -6,7 +6,7 @@ use super::super::error::AppendError;
 use super::super::layout::RECORD_ALIGN_BYTES;
 use super::super::record::{Definition, Header, RecordKind};
 use super::super::stats::Counter;
-use super::{Room, Ticket};
+use super::{Share, Ticket};
 use crate::sync::Ordering;
 
 /// What a record says beside its payload.
@@ -38,7 +38,7 @@ impl Ticket<'_> {
         let id = self.entry.id().load(Ordering::Relaxed);
         let numbers = Numbers { aux: marked_until, ..Numbers::default() };
         // The first definition names the file by the position that it gets.
-        let position = self.append(RecordKind::Define, id, &numbers, &parts, Room::Definitions)?;
+        let position = self.append(RecordKind::Define, id, &numbers, &parts, Share::Definitions)?;
         if id == 0 {
             self.entry.id().store(position, Ordering::Relaxed);
         }
@@ -47,8 +47,9 @@ impl Ticket<'_> {
         Ok(())
     }
 
-    /// Appends that `parts` are written at byte `offset`: the record's position. With `grows` the write
-    /// does more than to overwrite bytes that are known to be written and allocated on the disk.
+    /// Appends that `parts` are written at byte `offset`: the record's position. With `grows` the
+    /// write does more than to overwrite bytes that are known to be written and allocated on the
+    /// disk.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -60,7 +61,7 @@ impl Ticket<'_> {
         grows: bool,
     ) -> Result<u64, AppendError> {
         let numbers = Numbers { offset, grows, ..Numbers::default() };
-        self.about(RecordKind::Write, &numbers, parts, Room::Data)
+        self.about(RecordKind::Write, &numbers, parts, Share::Data)
     }
 
     /// Counts a write of so many bytes.
@@ -75,7 +76,7 @@ impl Ticket<'_> {
     /// [`AppendError`].
     pub fn set_size(&mut self, size: u64, grows: bool) -> Result<u64, AppendError> {
         let numbers = Numbers { offset: size, grows, ..Numbers::default() };
-        self.about(RecordKind::SetSize, &numbers, &[], Room::Data)
+        self.about(RecordKind::SetSize, &numbers, &[], Share::Data)
     }
 
     /// Appends that `len` bytes at `offset` become zero.
@@ -84,7 +85,7 @@ impl Ticket<'_> {
     /// [`AppendError`].
     pub fn zero(&mut self, offset: u64, len: u64) -> Result<u64, AppendError> {
         let numbers = Numbers { offset, len, ..Numbers::default() };
-        self.about(RecordKind::Zero, &numbers, &[], Room::Data)
+        self.about(RecordKind::Zero, &numbers, &[], Share::Data)
     }
 
     /// Appends that all earlier records of the file are promised, and a size of `size` bytes: the
@@ -94,7 +95,7 @@ impl Ticket<'_> {
     /// [`AppendError`].
     pub(in crate::log) fn mark(&mut self, size: u64) -> Result<u64, AppendError> {
         let numbers = Numbers { offset: size, ..Numbers::default() };
-        self.about(RecordKind::Mark, &numbers, &[], Room::Definitions)
+        self.about(RecordKind::Mark, &numbers, &[], Share::Definitions)
     }
 
     /// Appends that the story ends: all earlier records of the file are durable in the file, or are
@@ -103,7 +104,7 @@ impl Ticket<'_> {
     /// # Errors
     /// [`AppendError`].
     pub(in crate::log) fn end(&mut self) -> Result<(), AppendError> {
-        let position = self.about(RecordKind::End, &Numbers::default(), &[], Room::Reserve)?;
+        let position = self.about(RecordKind::End, &Numbers::default(), &[], Share::Reserve)?;
         self.entry.changed_end().store(0, Ordering::Relaxed);
         self.entry.retired_end().store(position + RECORD_ALIGN_BYTES, Ordering::Relaxed);
         Ok(())
@@ -115,7 +116,7 @@ impl Ticket<'_> {
     /// [`AppendError`].
     pub fn void(&mut self, position: u64) -> Result<u64, AppendError> {
         let numbers = Numbers { aux: position, ..Numbers::default() };
-        self.about(RecordKind::Void, &numbers, &[], Room::Reserve)
+        self.about(RecordKind::Void, &numbers, &[], Share::Reserve)
     }
 
     fn about(
@@ -123,11 +124,11 @@ impl Ticket<'_> {
         kind: RecordKind,
         numbers: &Numbers,
         parts: &[IoSlice<'_>],
-        room: Room,
+        space: Share,
     ) -> Result<u64, AppendError> {
         let id = self.entry.id().load(Ordering::Relaxed);
         debug_assert!(id != 0, "a record of a file that was never defined");
-        self.append(kind, id, numbers, parts, room)
+        self.append(kind, id, numbers, parts, space)
     }
 
     fn append(
@@ -136,7 +137,7 @@ impl Ticket<'_> {
         file: u64,
         numbers: &Numbers,
         parts: &[IoSlice<'_>],
-        room: Room,
+        space: Share,
     ) -> Result<u64, AppendError> {
         let &Numbers { offset, len, aux, grows } = numbers;
         let draft = Header {
@@ -150,7 +151,7 @@ impl Ticket<'_> {
             payload_checksum: 0,
             grows,
         };
-        let header = self.log.put(self.slot, draft, parts, room)?;
+        let header = self.log.put(self.slot, draft, parts, space)?;
         let end = header.position + header.record_bytes();
         self.entry.last_end().store(end, Ordering::Release);
         if matches!(kind, RecordKind::Write | RecordKind::Zero | RecordKind::SetSize) {

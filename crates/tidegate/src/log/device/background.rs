@@ -32,7 +32,7 @@ impl Work for Cleaner {
             Err(_) => {
                 core.fail_blocked();
                 // Writers that wait with a thread look at the ledger.
-                core.log.announce_room();
+                core.log.announce_space();
                 Step::rest(RETRY_NS)
             }
         }

@@ -181,7 +181,7 @@ impl LogDevice {
         self.workers.stop();
         self.core.end_blocking(self);
         // Writers that wait for the thread clean by themselves now.
-        self.core.log.announce_room();
+        self.core.log.announce_space();
     }
 }
 
@@ -211,11 +211,11 @@ impl Core {
     fn append(&self, mut record: impl Record, note: impl Fn(u64)) -> Result<()> {
         let failures = self.ledger.failures();
         loop {
-            let room = self.log.room();
+            let space = self.log.space_changes();
             if self.try_append(&mut record, &note)? {
                 break;
             }
-            self.wait_for_space(room, failures)?;
+            self.wait_for_space(space, failures)?;
         }
         self.clean_where_due();
         Ok(())
@@ -248,11 +248,12 @@ impl Core {
         self.ledger.blocked("the log is full and cannot be written back")
     }
 
-    /// The log was full when [`Log::room`] returned `room`: returns when it may have free space.
+    /// The log was full when [`Log::space_changes`] returned `free space`: returns when it may have
+    /// free space.
     ///
     /// # Errors
     /// Cleaning has failed since `failures` was counted.
-    fn wait_for_space(&self, room: u32, failures: u64) -> Result<()> {
+    fn wait_for_space(&self, space: u32, failures: u64) -> Result<()> {
         if self.ledger.failures() != failures {
             return Err(self.full_and_failing());
         }
@@ -260,7 +261,7 @@ impl Core {
         if self.waker.is_running() {
             // Also a cleaner that rests after a failure.
             self.waker.wake_all();
-            self.log.wait_for_room(room, TIMEOUT);
+            self.log.wait_for_space(space, TIMEOUT);
             return Ok(());
         }
         if let Some(mut scratch) = self.cleaning.try_lock() {

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::index::Location;
 use super::{Core, GROUP_BLOCKS, LogDevice};
 use crate::device::{AsyncRequest, Attempt, BlockDevice, Context, OwnedOperation, start_on_pool};
-use crate::log::append::Room;
+use crate::log::append::Share;
 use crate::log::layout::RECORD_ALIGN_BYTES;
 use crate::log::stats::Counter;
 use crate::stats::RequestKind;
@@ -121,7 +121,7 @@ impl Core {
     }
 
     fn has_space_for(&self, len: u64) -> bool {
-        self.used_bytes() + len + RECORD_ALIGN_BYTES <= self.log.room_bytes(Room::Data)
+        self.used_bytes() + len + RECORD_ALIGN_BYTES <= self.log.usable_bytes(Share::Data)
     }
 
     /// Appends for blocked writers while there is free space. For the cleaner's thread.

@@ -456,7 +456,8 @@ fn reads_of_the_backing_wait_without_a_thread() {
     }
 }
 
-/// Writers that find the log full wait without a thread, and go on in their order when it is cleaned.
+/// Writers that find the log full wait without a thread, and go on in their order when it is
+/// cleaned.
 #[test]
 fn blocked_writers_wait_without_a_thread() {
     let (device, below) = before_hung();

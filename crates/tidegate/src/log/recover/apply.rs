@@ -1,12 +1,12 @@
 //! From a plan to files: bytes and sizes that are missing on the disk are written.
 //!
 //! Invariants:
-//! 1. All files are looked at before one is touched. If one can't be recovered, none is touched: whoever
-//!    repairs the cause finds all files as the crash left them.
+//! 1. All files are looked at before one is touched. If one can't be recovered, none is touched:
+//!    a person who repairs the cause finds all files as the crash left them.
 //! 2. A file that was removed needs nothing; the log makes, renames and removes no file.
 //! 3. A file is what its handle says, never what its path says.
-//! 4. What a former, interrupted run wrote is written and synced again: that it is visible does not say
-//!    that it is durable.
+//! 4. What a former, interrupted run wrote is written and synced again: that it is visible does not
+//!    say that it is durable.
 //! 5. One file's failure keeps no other file back, once files are touched.
 
 use std::io;
@@ -67,8 +67,8 @@ pub trait FileSystem: Sync {
     /// As of the system.
     fn zero(&self, file: &Self::File, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Has the disk begin to take bytes that were written: ahead of [`sync`](Self::sync), which alone
-    /// says whether it has.
+    /// Has the disk begin to take bytes that were written: ahead of [`sync`](Self::sync), which
+    /// alone says whether it has.
     fn start_sync(&self, file: &Self::File, offset: u64, len: u64);
 
     /// Makes bytes and size durable.
@@ -94,8 +94,8 @@ pub struct FileState {
 pub struct ApplyOptions {
     /// Threads that restore files at once.
     pub workers: usize,
-    /// When the machine was started after the crash, in nanoseconds since 1970: a file that was changed
-    /// since then is refused. None: it was not started anew, or that is not known.
+    /// When the machine was started after the crash, in nanoseconds since 1970: a file that was
+    /// changed since then is refused. None: it was not started anew, or that is not known.
     pub booted_ns: Option<i128>,
     /// What is damaged, or was changed since the boot, is passed over with a [`Finding`].
     pub salvage: bool,
@@ -262,8 +262,8 @@ impl Meter<'_> {
     }
 }
 
-/// Makes `files` match `plan`, whose bytes are in `data`. `begin` is called before the first file is
-/// touched. `unreadable_bytes` of the log are not in the plan.
+/// Makes `files` match `plan`, whose bytes are in `data`. `begin` is called before the first file
+/// is touched. `unreadable_bytes` of the log are not in the plan.
 ///
 /// May be called again after any crash or failure, with the plan of the same records. Only if the
 /// outcome is complete may the log's tail move over them.
@@ -356,8 +356,8 @@ impl<F: FileSystem> Context<'_, F> {
         let written = written.map_err(|error| ("tell which of its bytes were written", error))?;
         let target = replay(file, &Disk { size_bytes, written, block_bytes });
         self.fill(&target, opened)?;
-        // A sync that fails may tell of what went wrong before, and leaves clean what the disk did not
-        // take.
+        // A sync that fails may tell of what went wrong before, and leaves clean what the disk did
+        // not take.
         self.sync(opened).or_else(|_| self.fill(&target, opened).and_then(|()| self.sync(opened)))
     }
 
@@ -379,8 +379,9 @@ impl<F: FileSystem> Context<'_, F> {
         self.copy(&target.extents, opened)
     }
 
-    /// Copies all data, joined to large writes where it is adjacent; of a large file several parts at a
-    /// time: while the kernel has one, the others are read from the log or are on their way to the disk.
+    /// Copies all data, joined to large writes where it is adjacent; of a large file several parts
+    /// at a time: while the kernel has one, the others are read from the log or are on their way to
+    /// the disk.
     fn copy(&self, extents: &[Extent], opened: &F::File) -> Attempt {
         let parts = parts(extents);
         // The kernel lets one write to a file at a time, and who waits there may use up a CPU.

@@ -33,8 +33,9 @@ pub fn arbitrary_pool(bytes: &[u8]) {
     plan(&Arc::new(region));
 }
 
-/// Makes a small pool, fills its log as `bytes` say with records whose checksums hold, patches it, and plans it. Of the first
-/// two bytes one says how much of the rest are records, the other whether the numbers beside the ring are patched.
+/// Makes a small pool, fills its log as `bytes` say with records whose checksums hold, patches it,
+/// and plans it. Of the first two bytes one says how much of the rest are records, the other
+/// whether the numbers beside the ring are patched.
 ///
 /// # Panics
 /// Where recovery has a bug.
@@ -57,8 +58,8 @@ pub fn patched_pool(bytes: &[u8]) {
     plan(&region);
 }
 
-/// Each record is a byte for its kind and one for its file, three bytes that make numbers, one for the payload's
-/// length, and the payload; where the next record would begin.
+/// Each record is a byte for its kind and one for its file, three bytes that make numbers, one for
+/// the payload's length, and the payload; where the next record would begin.
 fn put_records(pool: &LogPool, mut bytes: &[u8]) -> u64 {
     let start = pool.tail().expect("memory can be read");
     let mut position = start;

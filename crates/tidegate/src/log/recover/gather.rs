@@ -48,8 +48,9 @@ impl Batch {
         self.runs.clear();
     }
 
-    /// Room for the next bytes, `most` at most, which belong to `offset` of the file; none where the batch is full.
-    fn room(&mut self, offset: u64, most: u64) -> &mut [u8] {
+    /// Memory for the next bytes, `most` at most, which belong to `offset` of the file; none where
+    /// the batch is full.
+    fn space(&mut self, offset: u64, most: u64) -> &mut [u8] {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let len = most.min(BATCH_BYTES - self.used);
         match self.runs.last_mut() {
@@ -65,8 +66,8 @@ impl Batch {
     }
 }
 
-/// Reads what `extents` have of the log, by `read`, and gives it to `full`, a batch at a time. An extent that is no longer than a
-/// batch is read in one piece.
+/// Reads what `extents` have of the log, by `read`, and gives it to `full`, a batch at a time. An
+/// extent that is no longer than a batch is read in one piece.
 pub(super) fn gather<E>(
     extents: impl Iterator<Item = Extent>,
     read: impl Fn(u64, &mut [u8]) -> Result<(), E>,
@@ -81,9 +82,9 @@ pub(super) fn gather<E>(
         }
         let mut done = 0;
         while done < extent.bytes() {
-            let room = batch.room(extent.start + done, extent.bytes() - done);
-            read(position.saturating_add(done), room)?;
-            done += room.len() as u64;
+            let space = batch.space(extent.start + done, extent.bytes() - done);
+            read(position.saturating_add(done), space)?;
+            done += space.len() as u64;
             if batch.used == BATCH_BYTES {
                 full(&batch)?;
                 batch.clear();

@@ -16,7 +16,7 @@ use super::ranges::Ranges;
 use crate::log::layout::HANDLE_BYTES_MAX;
 use crate::log::{FileHandle, FileSystemId, identity};
 
-/// `struct file_handle` with room for any handle.
+/// `struct file_handle` with free space for any handle.
 #[repr(C)]
 struct Handle {
     bytes: libc::c_uint,
@@ -51,8 +51,8 @@ pub fn handle_of(file: impl AsFd) -> io::Result<FileHandle> {
     told.ok_or_else(|| io::Error::other("the kernel told of a handle that is too long"))
 }
 
-/// Opens the file that has `handle` on the file system that `mount` is on. Needs the right to read and
-/// search everything (`CAP_DAC_READ_SEARCH`).
+/// Opens the file that has `handle` on the file system that `mount` is on. Needs the right to read
+/// and search everything (`CAP_DAC_READ_SEARCH`).
 ///
 /// # Errors
 /// `ESTALE`: the file was removed. `EPERM`: the right is missing. Others as for `open`.
@@ -72,8 +72,9 @@ pub fn open_by_handle(mount: impl AsFd, handle: &FileHandle, flags: OFlags) -> i
     Ok(unsafe { File::from_raw_fd(file) })
 }
 
-/// The identity of an open file: [`identity`] of its file system and its handle there. Of a file system
-/// without a UUID, the kernel's number of it stands for that, which may be another one after a reboot.
+/// The identity of an open file: [`identity`] of its file system and its handle there. Of a file
+/// system without a UUID, the kernel's number of it stands for that, which may be another one after
+/// a reboot.
 ///
 /// # Errors
 /// The file system has no handles, for one.
@@ -98,7 +99,7 @@ struct GenericUuid {
     uuid: FileSystemId,
 }
 
-/// `struct fsuuid` with room for 16 bytes, what `EXT4_IOC_GETFSUUID` fills.
+/// `struct fsuuid` with free space for 16 bytes, what `EXT4_IOC_GETFSUUID` fills.
 #[repr(C)]
 struct Ext4Uuid {
     bytes: u32,
@@ -124,7 +125,8 @@ const _: () = {
     assert!(size_of::<XfsGeometry>() == 112);
 };
 
-/// The UUID of the file system of an open file: it outlives a reboot, and a device under another number.
+/// The UUID of the file system of an open file: it outlives a reboot, and a device under another
+/// number.
 ///
 /// # Errors
 /// The file system does not tell one: ext4 and XFS do, and others since Linux 6.9.
@@ -172,7 +174,8 @@ const EXTENTS_AT_ONCE: usize = 64;
 /// have: `UNKNOWN`, `DELALLOC`, `UNWRITTEN`.
 const NOT_WRITTEN: u32 = 0x0002 | 0x0004 | 0x0800;
 
-/// The bytes of an open file that lie in extents which are allocated and written, in or behind its size.
+/// The bytes of an open file that lie in extents which are allocated and written, in or behind its
+/// size.
 ///
 /// # Errors
 /// The file system cannot tell.
@@ -193,8 +196,8 @@ pub fn written_ranges(file: impl AsFd) -> io::Result<Ranges> {
     }
 }
 
-/// The bytes of an open file that its file system does not take for a hole: for file systems that have
-/// no [`written_ranges`].
+/// The bytes of an open file that its file system does not take for a hole: for file systems that
+/// have no [`written_ranges`].
 ///
 /// # Errors
 /// The file system cannot tell.
@@ -215,8 +218,8 @@ pub(super) fn data_ranges(file: impl AsFd, size_bytes: u64) -> io::Result<Ranges
     Ok(ranges)
 }
 
-/// The mount through which a file was opened: a number that the kernel gives once while it runs, higher than all before. 0 where
-/// it has no such numbers, before Linux 6.8.
+/// The mount through which a file was opened: a number that the kernel gives once while it runs,
+/// higher than all before. 0 where it has no such numbers, before Linux 6.8.
 pub fn mount_of(file: impl AsFd) -> u64 {
     /// `STATX_MNT_ID_UNIQUE`.
     const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);

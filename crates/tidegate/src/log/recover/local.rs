@@ -47,8 +47,8 @@ impl LocalFiles {
         Ok(Self { mounts: mounts.collect() })
     }
 
-    /// Opens the file with this handle on the file system `id`, which had the number `device`; none,
-    /// where it was removed.
+    /// Opens the file with this handle on the file system `id`, which had the number `device`;
+    /// none, where it was removed.
     ///
     /// # Errors
     /// `NotFound`: one file system of this UUID, and no other, is not mounted. Others as for
@@ -68,8 +68,8 @@ impl LocalFiles {
         }
     }
 
-    /// The file systems with this UUID, each by one of its mounts. Where several have it, as copies of a
-    /// disk do, the one that has the device number, too.
+    /// The file systems with this UUID, each by one of its mounts. Where several have it, as copies
+    /// of a disk do, the one that has the device number, too.
     fn mounts_of(&self, id: &FileSystemId, device: u64) -> Vec<&Mounted> {
         let mut found: Vec<&Mounted> = Vec::new();
         for mount in self.mounts.iter().filter(|mount| mount.id == *id) {

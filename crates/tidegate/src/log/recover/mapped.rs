@@ -51,7 +51,7 @@ pub struct MappedExtents<const N: usize> {
     len: u64,
     flags: u32,
     found: u32,
-    room: u32,
+    space: u32,
     reserved: u32,
     extents: [MappedExtent; N],
 }
@@ -59,17 +59,19 @@ pub struct MappedExtents<const N: usize> {
 const _: () = assert!(size_of::<MappedExtents<1>>() == 32 + 56);
 
 impl<const N: usize> MappedExtents<N> {
-    /// The extents of the open file that have a byte of the `len` at `start`, the first `N` of them.
+    /// The extents of the open file that have a byte of the `len` at `start`, the first `N` of
+    /// them.
     ///
     /// # Errors
     /// The file system cannot tell.
     pub fn of(file: impl AsFd, start: u64, len: u64) -> io::Result<Self> {
-        let room = u32::try_from(N).unwrap_or(0);
+        let space = u32::try_from(N).unwrap_or(0);
         let extents = [MappedExtent::default(); N];
-        let mut this = Self { start, len, flags: 0, found: 0, room, reserved: 0, extents };
+        let mut this = Self { start, len, flags: 0, found: 0, space, reserved: 0, extents };
         // SAFETY: the request of this number takes this structure.
         let request = unsafe { Updater::<FS_IOC_FIEMAP, Self>::new(&mut this) };
-        // SAFETY: the kernel fills as many extents as `room` says that there are, all with numbers.
+        // SAFETY: the kernel fills as many extents as `free space` says that there are, all with
+        // numbers.
         unsafe { ioctl(file, request) }?;
         Ok(this)
     }

@@ -1,15 +1,16 @@
 //! Recovery: from the records that a crash left to files that have all that was promised.
 //!
-//! Three steps. [`Planner`] takes the records and tells which stories of files count; no file is looked
-//! at. [`replay`] computes what one file must be, from its story and from what the disk has of it; it is
-//! pure, too. [`apply`] makes the files so, through a seam ([`FileSystem`]) that tests break at will.
+//! Three steps. [`Planner`] takes the records and tells which stories of files count; no file is
+//! looked at. [`replay`] computes what one file must be, from its story and from what the disk has
+//! of it; it is pure, too. [`apply`] makes the files so, through a seam ([`FileSystem`]) that tests
+//! break at will.
 //!
-//! Only bytes and sizes of files that exist are restored. Names, attributes, and files that no sync has
-//! covered are what the kernel has left.
+//! Only bytes and sizes of files that exist are restored. Names, attributes, and files that no sync
+//! has covered are what the kernel has left.
 //!
-//! A target says what must be, not what to do next, so that applying it twice, or again after a crash
-//! inside it, ends in the same files. The records stay in the log until the caller has seen an
-//! [`Outcome`] that is complete.
+//! A target says what must be, not what to do next, so that applying it twice, or again after a
+//! crash inside it, ends in the same files. The records stay in the log until the caller has seen
+//! an [`Outcome`] that is complete.
 
 mod apply;
 mod extents;

@@ -1,11 +1,11 @@
 //! From records to stories: which of them count, file by file. No file is looked at.
 //!
 //! Invariants:
-//! 1. A story counts only if a definition in it is covered. A definition that starts a story drops what
-//!    lies before it, as an end does; so does a story of the same file under another id.
+//! 1. A story counts only if a definition in it is covered. A definition that starts a story drops
+//!    what lies before it, as an end does; so does a story of the same file under another id.
 //! 2. Records of one file are appended under its lock, one after the other, each durable before the
-//!    next one begins. So a record that is not whole, and that a later whole one of its story follows,
-//!    was acknowledged: it is damaged. One that nothing follows was cut off by the crash.
+//!    next one begins. So a record that is not whole, and that a later whole one of its story
+//!    follows, was acknowledged: it is damaged. One that nothing follows was cut off by the crash.
 
 use std::collections::{HashMap, HashSet};
 
@@ -81,7 +81,8 @@ impl FilePlan {
 pub struct Plan {
     pub(super) files: Vec<FilePlan>,
     pub(super) undefined_records: u64,
-    /// The name of the device that the records are of, where they are those of a log before a device.
+    /// The name of the device that the records are of, where they are those of a log before a
+    /// device.
     pub(super) device: Option<Vec<u8>>,
     pub(super) findings: Findings,
 }

@@ -1,17 +1,18 @@
-//! From a story and what the disk has of its file to what the file must be. Pure: no file is touched.
+//! From a story and what the disk has of its file to what the file must be. Pure: no file is
+//! touched.
 //!
 //! Three kinds of steps:
 //! - A write that only overwrites durable bytes, and growth that a sync has promised, are done.
-//! - A change of the size is done. It was logged only while nothing was pending in the file system, so
-//!   a commit at that moment would have made it durable, and nothing that the log does not have.
-//! - Growth that no sync has promised is done only where the disk, or an earlier step, has written and
-//!   allocated bytes within the file's size: the kernel could have written those at any time. More
-//!   would need a commit of the file system, which would have made durable names that the log does
-//!   not have.
+//! - A change of the size is done. It was logged only while nothing was pending in the file system,
+//!   so a commit at that moment would have made it durable, and nothing that the log does not have.
+//! - Growth that no sync has promised is done only where the disk, or an earlier step, has written
+//!   and allocated bytes within the file's size: the kernel could have written those at any time.
+//!   More would need a commit of the file system, which would have made durable names that the log
+//!   does not have.
 //!
-//! Invariant: the result of a replay over any state that an interrupted replay left is the result of the
-//! first, or that with more of the unpromised growth. For this reason the file is never made shorter than
-//! it will be: what lies behind a cut is zeroed, not cut off and written again.
+//! Invariant: the result of a replay over any state that an interrupted replay left is the result
+//! of the first, or that with more of the unpromised growth. For this reason the file is never made
+//! shorter than it will be: what lies behind a cut is zeroed, not cut off and written again.
 
 use super::extents::{Content, Extent, ExtentMap};
 use super::plan::{FilePlan, Operation, Plan};

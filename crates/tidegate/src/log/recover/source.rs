@@ -24,10 +24,12 @@ pub struct Recovered {
     pub unreadable_bytes: u64,
 }
 
-/// Brings what a pool has into `files`; none, where there was nothing to do. Nobody else uses the pool.
+/// Brings what a pool has into `files`; none, where there was nothing to do. Nobody else uses the
+/// pool.
 ///
-/// Before the first file is touched, the pool's session becomes [`NO_BOOT`]: recovery may have changed
-/// files since the boot, should it be interrupted, so that the time of a change says nothing any more.
+/// Before the first file is touched, the pool's session becomes [`NO_BOOT`]: recovery may have
+/// changed files since the boot, should it be interrupted, so that the time of a change says
+/// nothing any more.
 ///
 /// Only if the outcome is complete may the log's tail move.
 ///
@@ -51,11 +53,11 @@ pub fn recover_pool<F: FileSystem>(
     Ok(Some(Recovered { outcome, unreadable_bytes }))
 }
 
-/// The plan of all records in a pool; also how many bytes of the log could not be read that may have
-/// been records.
+/// The plan of all records in a pool; also how many bytes of the log could not be read that may
+/// have been records.
 ///
-/// Where a record ends is said by its header alone. So all headers are found first, then several threads
-/// look whether the payloads are whole.
+/// Where a record ends is said by its header alone. So all headers are found first, then several
+/// threads look whether the payloads are whole.
 ///
 /// # Errors
 /// [`LogError::Pmem`].

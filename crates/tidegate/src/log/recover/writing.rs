@@ -4,8 +4,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Starts to write the dirty pages of `len` bytes at `offset` of `file` to its disk, and does not wait for them. A failure is told to
-/// the next sync.
+/// Starts to write the dirty pages of `len` bytes at `offset` of `file` to its disk, and does not
+/// wait for them. A failure is told to the next sync.
 ///
 /// # Errors
 /// The file system cannot do that.
@@ -13,15 +13,16 @@ pub fn start_writing(file: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     sync_range(file, offset, len, libc::SYNC_FILE_RANGE_WRITE)
 }
 
-/// Has the disk take the dirty pages of `len` bytes at `offset` of `file`, and waits for that; they are not durable by it.
+/// Has the disk take the dirty pages of `len` bytes at `offset` of `file`, and waits for that; they
+/// are not durable by it.
 ///
-/// Sooner than one that starts to write and waits later: of a disk that others read from, the kernel gives those who do not wait a small part
-/// of the queue.
+/// Sooner than one that starts to write and waits later: of a disk that others read from, the
+/// kernel gives those who do not wait a small part of the queue.
 ///
 /// # Errors
 /// A write failed: no later call will say so once more.
 pub fn finish_writing(file: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
-    // The kernel takes all three together for a write that somebody waits for.
+    // The kernel takes all three together for a write that a caller waits for.
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;

@@ -53,8 +53,8 @@ pub(in crate::pmem) fn fence() {
 
 /// See [`Copies::copy`]. Words where both sides have one alignment, else bytes.
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
-    let alike = (to.addr() ^ from.addr()).is_multiple_of(8);
-    let head = if alike { to.align_offset(8).min(bytes) } else { bytes };
+    let same_offset = (to.addr() ^ from.addr()).is_multiple_of(8);
+    let head = if same_offset { to.align_offset(8).min(bytes) } else { bytes };
     let words_end = head + (bytes - head) / 8 * 8;
     // SAFETY: three adjacent parts of the caller's ranges; the middle is aligned words on both
     // sides.

@@ -3,12 +3,12 @@
 use super::*;
 
 /// Space for an unaligned start, the longest copy and guard bytes behind it.
-const ROOM: usize = 1024;
+const BYTES: usize = 1024;
 const LONGEST: usize = 300;
 
 /// Memory that starts at a cache line.
 #[repr(align(64))]
-struct Aligned([u8; ROOM]);
+struct Aligned([u8; BYTES]);
 
 fn pattern(seed: usize) -> Aligned {
     let mut state = seed as u64 | 1;
@@ -131,7 +131,7 @@ fn write_back_changes_nothing() {
         let memory = pattern(4);
         let cpu = Cpu { write_back, ..Cpu::detect() };
         // SAFETY: the lines are those of the buffer.
-        unsafe { cpu.write_back_lines(memory.0[5..].as_ptr(), (ROOM / LINE) as u64) };
+        unsafe { cpu.write_back_lines(memory.0[5..].as_ptr(), (BYTES / LINE) as u64) };
         fence();
         assert_eq!(memory.0, pattern(4).0);
     }

@@ -237,7 +237,7 @@ fn a_file_system_made_over_a_pool_is_not_that_pool() {
 }
 
 #[test]
-fn regions_without_room_are_refused() {
+fn regions_without_space_are_refused() {
     for bytes in [4096, 8192, 12288] {
         let region = Region::anonymous(bytes).unwrap();
         assert!(matches!(Superblock::read(&region), Err(PoolError::NotAPool { .. })));

@@ -61,12 +61,12 @@ impl Bed {
             path: path.as_os_str().as_bytes(),
         };
         let key = FileKey { device: stat.dev(), inode: stat.ino(), identity };
-        let entry = self.log.entry_for(&key).expect("the table has room");
+        let entry = self.log.entry_for(&key).expect("the table has free space");
         let guard = self.log.lock(entry).expect("it is free");
-        guard.begin_story(&definition, 0).expect("the log has room");
+        guard.begin_story(&definition, 0).expect("the log has free space");
         let (unlogged, synced_from) = (guard.unlogged(), self.log.head());
         let state = CoverState { unlogged, synced_from, size: size as u64, is_dense: true };
-        assert!(guard.cover(&state, &definition).expect("the log has room"));
+        assert!(guard.cover(&state, &definition).expect("the log has free space"));
         then(&guard);
     }
 
@@ -103,7 +103,7 @@ impl Bed {
 fn write(guard: &FileGuard<'_>, offset: u64, data: &str, grows: bool) {
     let mut ticket = guard.begin().expect("a slot is free");
     let written = ticket.write(offset, &[IoSlice::new(data.as_bytes())], grows);
-    written.expect("the log has room");
+    written.expect("the log has free space");
 }
 
 #[test]
@@ -114,15 +114,15 @@ fn files_get_what_was_promised_and_not_more() {
     bed.covered("marked", 4, |guard| {
         write(guard, 6, "more", true);
         guard.note_change(crate::log::Change { bytes: 4, grew: true, journaled: None, size: 0 });
-        guard.mark(10).expect("the log has room");
+        guard.mark(10).expect("the log has free space");
     });
     bed.covered("cut", 8, |guard| {
         let mut ticket = guard.begin().expect("a slot is free");
-        ticket.set_size(3, false).expect("the log has room");
+        ticket.set_size(3, false).expect("the log has free space");
     });
     bed.covered("ended", 4, |guard| {
         write(guard, 0, "none", false);
-        guard.end_story().expect("the log has room");
+        guard.end_story().expect("the log has free space");
     });
     for _ in 0..2 {
         let outcome = bed.recover();

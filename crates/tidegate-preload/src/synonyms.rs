@@ -1,16 +1,17 @@
 //! Functions of the C library that do the same under several names.
 
-/// Functions that do what another of the same module does. They return an `int` unless they say otherwise.
-macro_rules! alike {
+/// Functions that do what another of the same module does. They return an `int` unless they say
+/// otherwise.
+macro_rules! synonyms {
     ($($name:ident($($argument:ident: $kind:ty),*) $(-> $result:ty)? = $same:ident($($given:expr),*);)*) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $crate::alike::result!($($result)?) {
+        unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $crate::synonyms::result!($($result)?) {
             // SAFETY: the same function.
             unsafe { $same($($given),*) }
         }
     )*};
 }
-pub(crate) use alike;
+pub(crate) use synonyms;
 
 /// The type of a result.
 macro_rules! result {
