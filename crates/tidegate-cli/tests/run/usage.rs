@@ -381,8 +381,8 @@ fn files_of_killed_processes_come_back_into_the_log() {
         env!("CARGO_BIN_EXE_tidegate"),
         bed.pool().display()
     );
-    // Ends only when a sync was skipped. To ask starts a program that cannot be watched, and the next
-    // sync after that is real.
+    // Ends only when a sync was skipped. To ask starts a program that cannot be watched: the next
+    // sync is real.
     statistics_of(&bed, &program);
 }
 
