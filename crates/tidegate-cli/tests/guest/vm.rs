@@ -338,7 +338,7 @@ fn command(initramfs: &Path, console: &Path, nvdimms: &[&Nvdimm]) -> Command {
     .arg(&SYSTEM.0.image)
     .arg("-initrd")
     .arg(initramfs)
-    .args(["-append", "console=ttyS0 quiet loglevel=5 oops=panic panic=-1"]);
+    .args(["-append", "console=ttyS0 quiet loglevel=5 oops=panic panic=-1 no_timer_check"]);
     for (slot, nvdimm) in nvdimms.iter().enumerate() {
         let path = nvdimm.path.display();
         let size_bytes = std::fs::metadata(&nvdimm.path).expect("the NVDIMM's file exists").len();
