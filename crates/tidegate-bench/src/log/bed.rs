@@ -149,6 +149,8 @@ impl Bed {
         words.extend_from_slice(program);
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).current_dir(self.files());
+        // However young: each case makes files of its own, and is over in a second.
+        command.env("TIDEGATE_COVER_AFTER", "2");
         command
     }
 

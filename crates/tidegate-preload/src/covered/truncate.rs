@@ -51,7 +51,7 @@ impl Open {
         size: u64,
     ) -> Result<(Ticket<'g>, u64), Refused> {
         let mut ticket = guard.begin()?;
-        if ticket.needs_define() {
+        if ticket.needs_define() || guard.take_renamed() {
             self.define_again(guard, &mut ticket)?;
         }
         let position = ticket.set_size(size, size > guard.size())?;

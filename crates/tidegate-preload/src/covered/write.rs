@@ -152,7 +152,7 @@ impl Open {
         kernel: &impl Fn() -> isize,
     ) -> Result<isize, Refused> {
         let mut ticket = guard.begin()?;
-        if ticket.needs_define() {
+        if ticket.needs_define() || guard.take_renamed() {
             self.define_again(guard, &mut ticket)?;
         }
         let start = self.place(request.place).map_err(|_| Refused::Changed)?;
@@ -233,6 +233,23 @@ mod tests {
 
     use super::*;
     use crate::testing::World;
+
+    #[test]
+    fn the_first_write_after_a_rename_says_the_new_name() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.covered(&file, 0);
+        let write = || {
+            let parts = [IoSlice::new(b"data")];
+            let kernel = || file.write_at(b"data", 0).unwrap().cast_signed();
+            open.write(&Request { parts: &parts, place: Place::At(0) }, kernel);
+        };
+        let from = world.log.head();
+        world.log.note_own_change(open.entry().unwrap().file);
+        write();
+        write();
+        assert_eq!(world.records_since(from), "define 0 0");
+    }
 
     /// Each look of the cleaner asks for newer definitions.
     #[test]

@@ -101,6 +101,7 @@ impl Log {
         let entry = table::entry(&self.control, file.index);
         if entry.generation().load(Ordering::SeqCst) == u64::from(file.generation) {
             entry.own_changes().fetch_add(1, Ordering::SeqCst);
+            entry.flags().fetch_or(flag::RENAMED, Ordering::SeqCst);
         }
     }
 
@@ -298,6 +299,17 @@ impl FileGuard<'_> {
         let size_bytes = if covered { self.durable_size() } else { 0 };
         let goes_on = Definition { starts: false, covered, size_bytes, ..*definition };
         ticket.define_marked(&goes_on, self.marked_until())
+    }
+
+    /// The file may have another name since this was asked last: the story is to be
+    /// [defined again](Self::define_again). Recovery without the right to open files by handle
+    /// would look for it under the old name.
+    #[inline]
+    pub fn take_renamed(&self) -> bool {
+        self.has(flag::RENAMED) && {
+            self.clear(flag::RENAMED);
+            true
+        }
     }
 
     /// Ends the file's story. The file must have been made durable before, unless its story was

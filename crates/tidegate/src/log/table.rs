@@ -148,8 +148,12 @@ pub(super) mod flag {
     /// The story has cut the file since its last real sync.
     pub(in crate::log) const CUT: u64 = 1024;
 
+    /// The file's names or attributes were changed since the story's last definition.
+    pub(in crate::log) const RENAMED: u64 = 2048;
+
     /// What is true of one story only.
-    pub(in crate::log) const OF_STORY: u64 = COVERED | LOGGED | GREW | WRITTEN | DENSE | CUT;
+    pub(in crate::log) const OF_STORY: u64 =
+        COVERED | LOGGED | GREW | WRITTEN | DENSE | CUT | RENAMED;
 }
 
 /// Entry `index`, which must be below [`FILES_MAX`].
