@@ -20,7 +20,7 @@ use crate::covered::{LOCK_TIMEOUT, Locked, Open, Sync};
 use crate::descriptors::{self, DIRECT, Entry, PINNED};
 use crate::files::{self, Identified, Seen};
 use crate::path::{self, PathBuffer};
-use crate::{extents, process};
+use crate::{extents, process, real};
 
 /// A story that has begun.
 struct Story<'d> {
@@ -52,7 +52,7 @@ impl Open {
             // Nothing of a file without a name outlives the processes that have it open.
             .filter(|seen| seen.stat.st_nlink != 0)
             .and_then(|_| files::identify(self.log, self.fd));
-        let Some(identified) = identified else { return self.sync_real(wanted) };
+        let Some(identified) = identified else { return self.sync_refused(None, wanted) };
         let mut path = PathBuffer::new();
         if path::of_descriptor(self.fd, &mut path).is_err() {
             // It is only a hint.
@@ -60,7 +60,7 @@ impl Open {
         }
         match self.begin(&identified, &path) {
             Some(story) => self.sync_and_cover(&story),
-            None => self.sync_real(wanted),
+            None => self.sync_refused(self.entry(), wanted),
         }
     }
 
@@ -92,6 +92,7 @@ impl Open {
         if covered.is_none() {
             self.give_up(story);
         }
+        self.log.stats().add(real::cause_of_admission(covered.is_some()), 1);
         result
     }
 

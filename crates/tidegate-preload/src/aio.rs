@@ -10,6 +10,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{aiocb, size_t};
 
 use crate::covered::Open;
+use crate::real::Reason;
 use crate::{next, raw, unseen};
 
 /// The file of the request is written at some time.
@@ -66,7 +67,7 @@ lists!(lio_listio lio_listio64);
 /// libaio. Its errors are negative numbers, not `errno`.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn io_setup(depth: c_int, context: *mut c_void) -> c_int {
-    unseen::all();
+    unseen::all(Some(Reason::Libaio));
     match next::io_setup.get() {
         // SAFETY: the same function.
         Some(io_setup) => unsafe { io_setup(depth, context) },
@@ -81,7 +82,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init(
     ring: *mut c_void,
     flags: c_uint,
 ) -> c_int {
-    unseen::all();
+    unseen::all(Some(Reason::IoUring));
     match next::io_uring_queue_init.get() {
         // SAFETY: the same function.
         Some(init) => unsafe { init(entries, ring, flags) },
@@ -95,7 +96,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init_params(
     ring: *mut c_void,
     parameters: *mut c_void,
 ) -> c_int {
-    unseen::all();
+    unseen::all(Some(Reason::IoUring));
     match next::io_uring_queue_init_params.get() {
         // SAFETY: the same function.
         Some(init) => unsafe { init(entries, ring, parameters) },
@@ -111,7 +112,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init_mem(
     memory: *mut c_void,
     memory_bytes: size_t,
 ) -> c_int {
-    unseen::all();
+    unseen::all(Some(Reason::IoUring));
     match next::io_uring_queue_init_mem.get() {
         // SAFETY: the same function.
         Some(init) => unsafe { init(entries, ring, parameters, memory, memory_bytes) },

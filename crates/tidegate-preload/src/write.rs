@@ -12,9 +12,10 @@ use libc::{iovec, off_t, size_t, ssize_t};
 
 use crate::alike::alike;
 use crate::covered::{Open, Place, Request};
+use crate::descriptors::SYNCHRONOUS;
 use crate::raw::{self, words};
 use crate::readable::is_readable;
-use crate::{cancel, next};
+use crate::{cancel, next, real};
 
 /// Parts of a vector that are looked at here; with more, the file leaves the log.
 const PARTS: usize = 64;
@@ -83,7 +84,11 @@ unsafe fn one(
             None => open.unseen(&kernel),
         }
     };
-    raw::returned(open.write_plain(&kernel).unwrap_or_else(by_entry))
+    let result = open.write_plain(&kernel).unwrap_or_else(by_entry);
+    if open.known.has(SYNCHRONOUS) {
+        real::note_synchronous(open.log, result);
+    }
+    raw::returned(result)
 }
 
 /// A write of several buffers.
@@ -103,7 +108,11 @@ unsafe fn several(
         // SAFETY: as for `writev`.
         unsafe { with_parts(vector, count, write) }.unwrap_or_else(|| open.unseen(&kernel))
     };
-    raw::returned(open.write_plain(&kernel).unwrap_or_else(by_entry))
+    let result = open.write_plain(&kernel).unwrap_or_else(by_entry);
+    if open.known.has(SYNCHRONOUS) {
+        real::note_synchronous(open.log, result);
+    }
+    raw::returned(result)
 }
 
 #[unsafe(no_mangle)]
