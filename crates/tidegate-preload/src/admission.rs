@@ -20,6 +20,7 @@ use crate::covered::{LOCK_TIMEOUT, Locked, Open, Sync};
 use crate::descriptors::{self, DIRECT, Entry, PINNED};
 use crate::files::{self, Identified, Seen};
 use crate::path::{self, PathBuffer};
+use crate::process::Holding;
 use crate::{extents, process, real};
 
 /// A story that has begun.
@@ -112,7 +113,8 @@ impl Open {
     }
 
     fn cover(&self, story: &Story<'_>, state: CoverState) -> Option<()> {
-        let is_dense = extents::are_dense(self.fd, state.size);
+        let is_dense =
+            Holding::new().is_some_and(|_holding| extents::are_dense(self.fd, state.size));
         let guard = self.lock(story.entry).ok().filter(|guard| is_of(guard, story))?;
         let state = CoverState { is_dense, ..state };
         guard.cover(&state, &story.definition).ok()?.then_some(())

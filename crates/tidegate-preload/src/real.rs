@@ -13,6 +13,7 @@ use tidegate::log::{Counter, Log};
 use crate::covered::{Locked, Open, Sync};
 use crate::descriptors::{DIRECT, Entry, PINNED};
 use crate::files::{self, Seen};
+use crate::process::Holding;
 use crate::{file_systems, process, supervisor, unseen};
 
 /// A cause that the supervisor is told of.
@@ -72,6 +73,8 @@ static UNSEEN: AtomicU32 = AtomicU32::new(0);
 #[cold]
 fn tell(reason: Reason) {
     let bit = 1 << reason as u32;
+    // A process that has given up the log may be killed for a system call that is not its own.
+    let Some(_holding) = Holding::new() else { return };
     // The memory of a child of `vfork` is its parent's, the connection would be its own.
     if !process::in_vfork_child() && TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         supervisor::tell_plain(reason.word());
@@ -91,7 +94,7 @@ fn why_unseen() -> Option<Reason> {
 /// Counts a sync that the C library has made of what can never be covered: a directory, or a file of another
 /// file system on a disk.
 pub(crate) fn note_uncoverable(fd: c_int) {
-    let Some(log) = process::log() else { return };
+    let (Some(log), Some(_holding)) = (process::log(), Holding::new()) else { return };
     let Some(seen) = Seen::of(fd).ok().filter(|_| !file_systems::is_in_memory(fd)) else { return };
     if seen.is_directory() {
         log.stats().add(Counter::SyncsOfDirectories, 1);
@@ -159,7 +162,7 @@ impl Open {
             (Counter::SyncsPinned, Some(Reason::DirectIo))
         } else if self.known.has(PINNED) {
             (Counter::SyncsPinned, Some(Reason::Stream))
-        } else if !files::is_wanted(self.fd) {
+        } else if Holding::new().is_some_and(|_holding| !files::is_wanted(self.fd)) {
             (Counter::SyncsExcluded, Some(Reason::Excluded))
         } else {
             (Counter::SyncsNotYet, None)

@@ -14,6 +14,7 @@ use tidegate::log::Counter;
 
 use super::{Locked, Open, is_disk_failure, negated};
 use crate::descriptors::{self, Entry};
+use crate::process::Holding;
 use crate::{raw, real};
 
 /// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast disk that
@@ -84,6 +85,11 @@ impl Open {
         self.sync_pending(entry, guard)
     }
 
+    /// How the file system has failed, if it has since then.
+    fn failure(&self) -> Option<rustix::io::Errno> {
+        durable::failure(raw::borrowed(self.fd)).filter(|_| self.was_writable())
+    }
+
     /// The file system took writes when the file was opened or covered.
     fn was_writable(&self) -> bool {
         raw::status_flags(self.fd).is_ok_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
@@ -144,7 +150,8 @@ impl Open {
     pub(crate) fn sync_real(&self, wanted: Sync) -> isize {
         let start_ns = raw::now_ns();
         let mut result = wanted.run(self.fd);
-        let failure = durable::failure(raw::borrowed(self.fd)).filter(|_| self.was_writable());
+        // Not where the log was given up meanwhile: a filter of system calls may kill for this one.
+        let failure = Holding::new().and_then(|_holding| self.failure());
         if let Some(errno) = failure.filter(|_| result == 0) {
             result = negated(errno.raw_os_error());
         }
