@@ -1,9 +1,12 @@
-//! Why syncs are real: counted by cause, and told to the supervisor where the user may want to know.
+//! Why syncs are real: counted by cause, and told to the supervisor where the user may want to
+//! know.
 //!
-//! Invariant: only syncs that are made for real cost anything here. What the log answers never comes here.
+//! Invariant: only syncs that are made for real cost anything here. What the log answers never
+//! comes here.
 //!
-//! Entry points: [`Open::sync_unadmitted`], [`Open::sync_refused`], [`Open::sync_for`] make a real sync and count
-//! it; [`note_uncoverable`], [`note_synchronous`] count what has been made; [`note_unseen`].
+//! Entry points: [`Open::sync_unadmitted`], [`Open::sync_refused`], [`Open::sync_for`] make a real
+//! sync and count it; [`note_uncoverable`], [`note_synchronous`] count what has been made;
+//! [`note_unseen`].
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -66,7 +69,8 @@ impl Reason {
 
 /// A bit for each reason that this program has told.
 static TOLD: AtomicU32 = AtomicU32::new(0);
-/// Why any file of this process may change unseen: the number of a [`Reason`] plus 1; 0: none is known.
+/// Why any file of this process may change unseen: the number of a [`Reason`] plus 1; 0: none is
+/// known.
 static UNSEEN: AtomicU32 = AtomicU32::new(0);
 
 /// Tells the supervisor, once.
@@ -81,7 +85,8 @@ fn tell(reason: Reason) {
     }
 }
 
-/// Notes why any file of this process may change unseen from now on. Told when the process syncs one.
+/// Notes why any file of this process may change unseen from now on. Told when the process syncs
+/// one.
 pub(crate) fn note_unseen(reason: Option<Reason>) {
     UNSEEN.store(reason.map_or(0, |reason| reason as u32 + 1), Ordering::Relaxed);
 }
@@ -91,8 +96,8 @@ fn why_unseen() -> Option<Reason> {
     Reason::ALL.into_iter().find(|reason| *reason as u32 == number)
 }
 
-/// Counts a sync that the C library has made of what can never be covered: a directory, or a file of another
-/// file system on a disk.
+/// Counts a sync that the C library has made of what can never be covered: a directory, or a file
+/// of another file system on a disk.
 pub(crate) fn note_uncoverable(fd: c_int) {
     let (Some(log), Some(_holding)) = (process::log(), Holding::new()) else { return };
     let Some(seen) = Seen::of(fd).ok().filter(|_| !file_systems::is_in_memory(fd)) else { return };
@@ -140,8 +145,8 @@ impl Open {
         self.sync_for(cause, wanted)
     }
 
-    /// Makes the sync of a file that was to be admitted, but cannot be. Without its entry nothing more is
-    /// known of it.
+    /// Makes the sync of a file that was to be admitted, but cannot be. Without its entry nothing
+    /// more is known of it.
     #[cold]
     pub(crate) fn sync_refused(&self, entry: Option<Entry>, wanted: Sync) -> isize {
         let pinned = entry.filter(|entry| self.lock(*entry).is_ok_and(|guard| guard.is_sticky()));

@@ -32,7 +32,7 @@ pub enum Cause {
     DirectIo,
     /// The file is written by a stream.
     Stream,
-    /// The file is on a file system that is neither ext4 nor XFS.
+    /// The file is on no ext4 or XFS that has a UUID.
     FileSystem,
     /// The file's path is excluded.
     Excluded,
@@ -59,7 +59,7 @@ impl Cause {
             Self::Mapping => "writes by shared mappings, aio_write or dprintf",
             Self::DirectIo => "writes by direct I/O (O_DIRECT)",
             Self::Stream => "writes by a stream of the C library",
-            Self::FileSystem => "syncs files that are neither on ext4 nor on XFS",
+            Self::FileSystem => "syncs files that are not on an ext4 or XFS with a UUID",
             Self::Excluded => "syncs files that --include or --exclude keeps out",
             Self::Synchronous => "has the kernel sync its writes (O_SYNC, O_DSYNC)",
         }
