@@ -21,7 +21,8 @@ use crate::covered::{LOCK_TIMEOUT, Locked, Open, Sync};
 use crate::descriptors::{self, DIRECT, Entry, PINNED};
 use crate::files::{self, Identified, Seen};
 use crate::path::{self, PathBuffer};
-use crate::{extents, process};
+use crate::process::Holding;
+use crate::{extents, process, real};
 
 /// A story that has begun.
 struct Story<'d> {
@@ -55,7 +56,7 @@ impl Open {
             // To cover a rollback journal that is gone in a moment costs more than its syncs.
             .filter(|seen| !seen.is_younger_than(process::cover_age_ns()))
             .and_then(|_| files::identify(self.log, self.fd));
-        let Some(identified) = identified else { return self.sync_real(wanted) };
+        let Some(identified) = identified else { return self.sync_refused(None, wanted) };
         let mut path = PathBuffer::new();
         if path::of_descriptor(self.fd, &mut path).is_err() {
             // It is only a hint.
@@ -63,7 +64,7 @@ impl Open {
         }
         match self.begin(&identified, &path) {
             Some(story) => self.sync_and_cover(&story),
-            None => self.sync_real(wanted),
+            None => self.sync_refused(self.entry(), wanted),
         }
     }
 
@@ -95,6 +96,7 @@ impl Open {
         if covered.is_none() {
             self.give_up(story);
         }
+        self.log.stats().add(real::cause_of_admission(covered.is_some()), 1);
         result
     }
 
@@ -114,7 +116,8 @@ impl Open {
     }
 
     fn cover(&self, story: &Story<'_>, state: CoverState) -> Option<()> {
-        let is_dense = extents::are_dense(self.fd, state.size);
+        let is_dense =
+            Holding::new().is_some_and(|_holding| extents::are_dense(self.fd, state.size));
         let guard = self.lock(story.entry).ok().filter(|guard| is_of(guard, story))?;
         let state = CoverState { is_dense, ..state };
         guard.cover(&state, &story.definition).ok()?.then_some(())

@@ -11,6 +11,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{aiocb, size_t};
 
 use crate::covered::Open;
+use crate::real::Reason;
 use crate::{next, raw, rights, unseen};
 
 /// The file of the request is written at some time.
@@ -67,7 +68,7 @@ lists!(lio_listio lio_listio64);
 /// libaio. Its errors are negative numbers, not `errno`.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn io_setup(depth: c_int, context: *mut c_void) -> c_int {
-    unseen::all();
+    unseen::all(Some(Reason::Libaio));
     match next::io_setup.get() {
         // SAFETY: the same function.
         Some(io_setup) => unsafe { io_setup(depth, context) },

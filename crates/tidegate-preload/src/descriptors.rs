@@ -44,6 +44,8 @@ pub(crate) const DIRECT: u32 = 1 << 2;
 /// This descriptor pins its file to the kernel path: it is written in ways that the hooks do not
 /// see.
 pub(crate) const PINNED: u32 = 1 << 3;
+/// Opened with `O_SYNC` or `O_DSYNC`.
+pub(crate) const SYNCHRONOUS: u32 = 1 << 4;
 
 /// What is known of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

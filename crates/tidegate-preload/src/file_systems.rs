@@ -173,9 +173,7 @@ fn journal_of(device: u64) -> Journal {
 fn by_task(path: &Text) -> Option<Journal> {
     let file = Opened::open(libc::AT_FDCWD, path.as_c_str(), libc::O_RDONLY).ok()?;
     let mut text = [0_u8; 16];
-    let arguments = words![file.number(), text.as_mut_ptr(), text.len()];
-    // SAFETY: memory for the answer.
-    let len = raw::checked(unsafe { raw::call(libc::SYS_read, arguments) }).ok()?;
+    let len = raw::read(file.number(), &mut text).ok()?;
     match text.get(..len)? {
         [b'0'..=b'9', ..] => Some(Journal::InOrder),
         [b'<', ..] => Some(Journal::Absent),
@@ -231,6 +229,11 @@ impl Text {
     }
 }
 
+/// Whether the file system of an open file is in memory: its syncs do nothing.
+pub(crate) fn is_in_memory(fd: c_int) -> bool {
+    raw::fstatfs(fd).is_ok_and(|stat| matches!(kind(&stat), TMPFS | RAMFS))
+}
+
 fn is_allowed(kind: i64) -> bool {
     matches!(kind, EXT | XFS) || (kind == TMPFS && process::includes_tmpfs())
 }
@@ -243,6 +246,7 @@ fn kind(stat: &libc::statfs) -> i64 {
 const EXT: i64 = 0xef53;
 const XFS: i64 = 0x5846_5342;
 const TMPFS: i64 = 0x0102_1994;
+const RAMFS: i64 = 0x8584_58f6;
 
 #[cfg(test)]
 mod tests {

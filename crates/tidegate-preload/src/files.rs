@@ -44,6 +44,10 @@ impl Seen {
         raw::wall_clock_ns().saturating_sub(self.created_ns) < age_ns
     }
 
+    pub(crate) fn is_directory(&self) -> bool {
+        self.stat.st_mode & libc::S_IFMT == libc::S_IFDIR
+    }
+
     pub(crate) fn size(&self) -> u64 {
         u64::try_from(self.stat.st_size).unwrap_or(0)
     }
@@ -95,6 +99,10 @@ fn flags_of(status: c_int) -> u32 {
     }
     if status & libc::O_DIRECT != 0 {
         flags |= descriptors::DIRECT;
+    }
+    // O_SYNC has this bit too.
+    if status & libc::O_DSYNC != 0 {
+        flags |= descriptors::SYNCHRONOUS;
     }
     flags
 }
@@ -204,6 +212,9 @@ mod tests {
         let (read_only, append) = (descriptors::READ_ONLY, descriptors::APPEND);
         assert_eq!(flags_of(libc::O_RDONLY | libc::O_NONBLOCK), read_only);
         assert_eq!(flags_of(libc::O_WRONLY | libc::O_APPEND), append);
-        assert_eq!(flags_of(libc::O_RDWR | libc::O_DIRECT | libc::O_SYNC), descriptors::DIRECT);
+        assert_eq!(flags_of(libc::O_RDWR | libc::O_DIRECT), descriptors::DIRECT);
+        for flag in [libc::O_SYNC, libc::O_DSYNC] {
+            assert_eq!(flags_of(libc::O_RDWR | flag), descriptors::SYNCHRONOUS);
+        }
     }
 }

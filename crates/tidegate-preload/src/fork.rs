@@ -101,7 +101,7 @@ pub(crate) fn leaving_table<N: PartialOrd + From<bool>>(call: impl FnOnce() -> N
     if process::log().is_none() || process::is_apart() {
         return call();
     }
-    unseen::all();
+    unseen::all(None);
     let result = call();
     if result >= N::from(false) {
         process::set_own_descriptors();

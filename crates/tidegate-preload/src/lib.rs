@@ -45,7 +45,7 @@
 //!   `rights`, `limits`;
 //! - what they do: `plain` (a call in its lane), `metadata` (a counted one), `admission` (a plain
 //!   file becomes covered), `covered` (writes, truncations, syncs, leaving), `unseen` (files pinned
-//!   to the kernel path);
+//!   to the kernel path), `real` (why syncs are real);
 //! - what they know: `files` (which file), `file_systems`, `extents`, `descriptors` (what is noted
 //!   of each), `glob` (what the user wants), `process`, `supervisor`;
 //! - underneath: `raw` (system calls), `next` (the C library's functions), `synonyms`, `path`,
@@ -79,6 +79,7 @@ mod printf;
 mod process;
 mod raw;
 mod readable;
+mod real;
 mod rights;
 mod signals;
 mod size;

@@ -77,6 +77,7 @@ fn overlapping(start: usize, len: usize, mut visit: impl FnMut(&Noted, (usize, u
 }
 
 fn unmapped(start: usize, len: usize) {
+    readable::unmapped(start, len);
     overlapping(start, len, |noted, range| {
         // A part that stays is noted on: too much does no harm.
         if start <= range.0 && range.1 <= start.saturating_add(len) {
@@ -113,6 +114,9 @@ pub(crate) unsafe fn map(
         unmapped(start, len);
         if flags & libc::MAP_FIXED != 0 {
             readable::changed();
+        }
+        if flags & libc::MAP_ANONYMOUS == 0 {
+            readable::mapped_from_file(start, len);
         }
         if let Some(open) = open.filter(|_| protection & libc::PROT_WRITE == 0)
             && !open.entry().is_some_and(|entry| note(start, len, entry.file))
@@ -179,6 +183,9 @@ pub(crate) unsafe extern "C-unwind" fn mremap(
         const STAYS: c_int = libc::MREMAP_DONTUNMAP;
         // Of a length of 0, a shared mapping gets a second one.
         let old_len = if flags & STAYS == 0 { len } else { 0 };
+        if readable::is_from_file(at.addr(), len.max(1)) {
+            readable::mapped_from_file(start, new_len);
+        }
         moved((at.addr(), old_len), (start, new_len));
     }
     ptr::with_exposed_provenance_mut(mapped.cast_unsigned())

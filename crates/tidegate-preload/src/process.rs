@@ -226,7 +226,9 @@ static HOLDERS: AtomicU32 = AtomicU32::new(0);
 /// How long [`give_up`] waits for each of those.
 const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// While this lives, the log's memory stays mapped: to be taken before a lock in it.
+/// While this lives, the log's memory stays mapped, and no rights are given up: to be taken before
+/// a lock in it, and, behind a call that may take long, before system calls that the program does
+/// not make itself.
 pub(crate) struct Holding(());
 
 impl Holding {

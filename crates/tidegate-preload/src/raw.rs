@@ -271,6 +271,13 @@ pub(crate) fn openat(dir: c_int, path: &CStr, flags: c_int, mode: u32) -> Result
     Ok(c_int::try_from(fd).unwrap_or(-1))
 }
 
+/// Reads into `buffer`: the number of bytes.
+pub(crate) fn read(fd: c_int, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let (at, space) = (buffer.as_mut_ptr(), buffer.len());
+    // SAFETY: memory for the answer.
+    checked(unsafe { call(libc::SYS_read, words![fd, at, space]) })
+}
+
 /// The text of a symbolic link, as much as `buffer` holds.
 pub(crate) fn readlink<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8], Errno> {
     let (at, space) = (buffer.as_mut_ptr(), buffer.len());

@@ -11,12 +11,15 @@
 //!    What the C library gives back by itself (a large block that is freed) is not seen: who writes
 //!    from there gets the fault that a read would get.
 //! 3. No lock, no memory from the heap: a note that is lost is made again.
+//! 4. No page that the program has mapped from a file is noted: any process may cut the file, and
+//!    the kernel answers `EFAULT` then. The kernel is asked each time. A file that is cut between
+//!    that and the copy gives the fault that a read would get.
 //!
-//! Entry points: [`is_readable`], [`text`], [`changed`].
+//! Entry points: [`is_readable`], [`text`], [`changed`]; [`mapped_from_file`], [`unmapped`].
 #![allow(unsafe_code)] // memory of the program
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::page::PAGE_BYTES;
 use crate::raw::{self, words};
@@ -95,6 +98,68 @@ pub(crate) fn changed() {
     }
 }
 
+/// Memory that the program has mapped from a file.
+struct FromFile {
+    /// 0: free.
+    start: AtomicUsize,
+    /// Not behind the start: not known yet.
+    end: AtomicUsize,
+}
+
+static FROM_FILES: [FromFile; 64] =
+    [const { FromFile { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; 64];
+/// All mappings of files that have no place there, and what lies between.
+static OTHERS: FromFile =
+    FromFile { start: AtomicUsize::new(usize::MAX), end: AtomicUsize::new(0) };
+
+impl FromFile {
+    fn range(&self) -> (usize, usize) {
+        (self.start.load(Ordering::SeqCst), self.end.load(Ordering::SeqCst))
+    }
+
+    /// Takes the place for a range, if it is free.
+    fn take(&self, start: usize, end: usize) -> bool {
+        let order = Ordering::SeqCst;
+        let is_free = self.start.compare_exchange(0, start, order, Ordering::Relaxed).is_ok();
+        if is_free {
+            self.end.store(end, order);
+        }
+        is_free
+    }
+}
+
+/// The program has mapped a file there.
+pub(crate) fn mapped_from_file(start: usize, len: usize) {
+    let end = start.saturating_add(len);
+    if !FROM_FILES.iter().any(|place| place.take(start, end)) {
+        OTHERS.end.fetch_max(end, Ordering::SeqCst);
+        OTHERS.start.fetch_min(start, Ordering::SeqCst);
+    }
+    // What was noted of memory that lay there before.
+    changed();
+}
+
+/// Nothing is mapped there any more.
+pub(crate) fn unmapped(start: usize, len: usize) {
+    for place in &FROM_FILES {
+        let (own_start, own_end) = place.range();
+        let is_known = own_start < own_end;
+        // A part that stays keeps the place: too much only takes longer.
+        if is_known && start <= own_start && own_end <= start.saturating_add(len) {
+            place.end.store(0, Ordering::SeqCst);
+            place.start.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Whether the program has mapped something there from a file.
+pub(crate) fn is_from_file(start: usize, len: usize) -> bool {
+    FROM_FILES.iter().chain([&OTHERS]).any(|place| {
+        let (own_start, own_end) = place.range();
+        own_start < start.saturating_add(len) && start < own_end
+    })
+}
+
 fn low_half(number: u32) -> u64 {
     u64::from(number & 0xffff)
 }
@@ -143,6 +208,9 @@ fn look(block: usize, first: usize, last: usize) -> bool {
         }
         noted |= bit;
     }
+    if is_from_file(first * PAGE_BYTES, (last + 1 - first) * PAGE_BYTES) {
+        return true;
+    }
     place(block).store(noted, Ordering::Release);
     true
 }
@@ -159,6 +227,8 @@ fn kernel_reads(at: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
     use std::ptr;
 
     use super::*;
@@ -200,6 +270,45 @@ mod tests {
         take_away(start, PAGES * PAGE_BYTES);
         assert!(!is_readable(start.cast(), 1));
         unmap(start, (PAGES + 1) * PAGE_BYTES);
+    }
+
+    /// Maps so many pages of a file as the hook of `mmap` does.
+    fn map_file(file: &File, pages: usize) -> usize {
+        let (len, fd) = (pages * PAGE_BYTES, file.as_raw_fd());
+        let arguments = words![0_usize, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0_usize];
+        // SAFETY: new memory where the kernel likes it.
+        let start = raw::checked(unsafe { raw::call(libc::SYS_mmap, arguments) }).unwrap();
+        mapped_from_file(start, len);
+        start
+    }
+
+    fn unmap_file(start: usize, pages: usize) {
+        unmapped(start, pages * PAGE_BYTES);
+        unmap(ptr::with_exposed_provenance_mut(start), pages * PAGE_BYTES);
+        changed();
+    }
+
+    #[test]
+    fn a_mapped_file_is_readable_until_it_is_cut() {
+        let file = tempfile::tempfile().unwrap();
+        let whole = 2 * PAGE_BYTES as u64;
+        file.set_len(whole).unwrap();
+        // More than have a place of their own.
+        let starts: Vec<_> = (0..=FROM_FILES.len()).map(|_| map_file(&file, 2)).collect();
+        let all_are = |wanted: bool| {
+            let last = starts.iter().map(|start| address(start + PAGE_BYTES));
+            last.map(|at| is_readable(at, 1)).all(|it| it == wanted)
+        };
+        assert!(all_are(true) && all_are(true));
+        file.set_len(1).unwrap();
+        assert!(all_are(false));
+        file.set_len(whole).unwrap();
+        assert!(all_are(true));
+        for start in &starts {
+            assert!(is_from_file(start + PAGE_BYTES, 1));
+            unmap_file(*start, 2);
+        }
+        assert!(FROM_FILES.iter().all(|place| place.range() == (0, 0)));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! Invariant: no connection outlives the call that made it, and no descriptor of it is left in the
 //! program.
 //!
-//! Messages are those of the supervisor's socket: one JSON object in a packet. There are two here,
-//! and one answer to each, so they are written by hand, without memory from the heap.
+//! Messages are those of the supervisor's socket: one JSON object in a packet. There are three
+//! here, and at most one answer to each, so they are written by hand, without memory from the heap.
 
 use std::fmt::Write;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::process;
+use crate::{path, process, raw};
 
 /// Bytes of the longest message that is sent, and of what is looked at of an answer.
 const MESSAGE_BYTES: usize = 96;
@@ -32,6 +32,17 @@ impl Message {
         let _ = write!(message, "{{\"request\":\"{request}\",\"process\":{process}");
         if let Some(cause) = cause {
             let _ = write!(message, ",\"cause\":\"{cause}\"");
+        }
+        let _ = message.write_str("}");
+        message
+    }
+
+    fn of_plain(cause: &str, program: &str) -> Self {
+        let mut message = Self { bytes: [0; MESSAGE_BYTES], len: 0 };
+        // It fits, as above.
+        let _ = write!(message, "{{\"request\":\"plain\",\"cause\":\"{cause}\"");
+        if !program.is_empty() {
+            let _ = write!(message, ",\"program\":\"{program}\"");
         }
         let _ = message.write_str("}");
         message
@@ -68,6 +79,31 @@ pub(crate) fn announce() {
     {
         log.note_unannounced();
     }
+}
+
+/// Tells, without waiting for an answer, that this process syncs plain files. The cause is one of
+/// the supervisor's. A supervisor that cannot be reached does not hear it.
+pub(crate) fn tell_plain(cause: &str) {
+    let Some(socket) = connect() else { return };
+    let mut buffer = [0; NAME_BYTES];
+    let message = Message::of_plain(cause, program_name(&mut buffer));
+    let _ = rustix::net::send(&socket, message.as_bytes(), SendFlags::NOSIGNAL);
+}
+
+/// Bytes of a program's name in the kernel, with the end of its line.
+const NAME_BYTES: usize = 16;
+
+/// The name of this process's program, in characters that mean nothing in JSON; empty if the kernel
+/// does not tell it.
+fn program_name(buffer: &mut [u8; NAME_BYTES]) -> &str {
+    let file = path::Opened::open(libc::AT_FDCWD, c"/proc/self/comm", libc::O_RDONLY);
+    let len = file.ok().and_then(|file| raw::read(file.number(), buffer).ok()).unwrap_or(0);
+    let name = buffer.get_mut(..len).unwrap_or_default();
+    for byte in name.iter_mut() {
+        let is_plain = matches!(byte, b' '..=b'~' if ![b'"', b'\\'].contains(byte));
+        *byte = if is_plain || *byte == b'\n' { *byte } else { b'?' };
+    }
+    str::from_utf8(name).unwrap_or_default().trim_end()
 }
 
 /// Has all files leave the log, and none come back until `process` and what it starts have ended.
@@ -120,5 +156,16 @@ mod tests {
             u32::MAX
         );
         assert_eq!(message.as_bytes(), expected.as_bytes());
+        let message = Message::of_plain("synchronous", "123456789012345");
+        let expected =
+            "{\"request\":\"plain\",\"cause\":\"synchronous\",\"program\":\"123456789012345\"}";
+        assert_eq!(message.as_bytes(), expected.as_bytes());
+    }
+
+    #[test]
+    fn the_name_of_the_program_is_the_kernel_s() {
+        let mut buffer = [0; NAME_BYTES];
+        let wanted = std::fs::read_to_string("/proc/self/comm").unwrap();
+        assert_eq!(program_name(&mut buffer), wanted.trim_end());
     }
 }

@@ -10,7 +10,7 @@ use std::ffi::c_int;
 use crate::covered::{Open, Sync};
 use crate::files::Seen;
 use crate::raw::{self, words};
-use crate::{cancel, file_systems, next, process};
+use crate::{cancel, file_systems, next, process, real};
 
 /// Makes the file or directory of `fd` durable; `function` is the C library's for that.
 #[inline]
@@ -23,11 +23,13 @@ fn synced(
         cancel::point();
         return raw::returned_int(open.sync(wanted));
     }
-    match function.resolved() {
+    let result = match function.resolved() {
         // SAFETY: the C library's function; no pointers.
         Some(function) => unsafe { function(fd) },
         None => raw::returned_int(wanted.run(fd)),
-    }
+    };
+    real::note_uncoverable(fd);
+    result
 }
 
 #[unsafe(no_mangle)]

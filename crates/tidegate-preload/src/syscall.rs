@@ -10,6 +10,7 @@ use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
 
 use crate::raw;
+use crate::real::Reason;
 use crate::{
     attributes, close, exec, fork, mapping, message, metadata, names, open, process, readable,
     rights, sync, transfer, unseen, write,
@@ -157,7 +158,7 @@ unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
         }
         libc::SYS_ioctl => hook!(transfer::ioctl(first, given.0[1] as _, given.0[2])),
         libc::SYS_io_setup => {
-            unseen::all();
+            unseen::all(Some(Reason::Libaio));
             return None;
         }
         libc::SYS_io_uring_setup => {
@@ -180,7 +181,7 @@ unsafe fn open_2(given: Arguments) -> c_int {
     let call = |arguments| raw::returned_int(unsafe { raw::call(libc::SYS_openat2, arguments) });
     if len != HOW_BYTES || !readable::is_readable(how.cast(), HOW_BYTES) {
         // A later structure, or none: nothing is known of it.
-        unseen::all();
+        unseen::all(None);
         return metadata::counted(|| call(given.0));
     }
     // SAFETY: readable.

@@ -17,6 +17,7 @@ use tidegate::log::{FileGuard, FileRef, Log, PlainCall};
 use crate::covered::{Open, leave_closed, leave_numbers};
 use crate::descriptors::{self, Kind, Known, PINNED, READ_ONLY};
 use crate::process::Holding;
+use crate::real::{self, Reason};
 use crate::{exec, metadata, plain, process, raw};
 
 /// Files that are mapped writable: entries of the log's table as words, 0 for none.
@@ -51,6 +52,11 @@ fn locked<'l>(log: &'l Log, file: FileRef, run: impl FnOnce(&FileGuard<'l>)) {
     if let (Some(_holding), Ok(guard)) = (Holding::new(), log.lock(file)) {
         run(&guard);
     }
+}
+
+/// Whether this process may change the file unseen, by [`keep`] or [`keep_closed`].
+pub(crate) fn is_kept(file: FileRef) -> bool {
+    find(file).is_some()
 }
 
 fn find(file: FileRef) -> Option<&'static AtomicU64> {
@@ -90,11 +96,13 @@ fn note(file: FileRef) {
     }
 }
 
-/// Whatever this process has open, or opens, may be changed unseen.
-pub(crate) fn all() {
+/// Whatever this process has open, or opens, may be changed unseen, for a reason that the user may
+/// want to know.
+pub(crate) fn all(reason: Option<Reason>) {
     if process::log().is_none() || process::writes_unseen() {
         return;
     }
+    real::note_unseen(reason);
     process::set_writes_unseen();
     exec::each_open(|fd| {
         if let Some(open) = Open::writable(fd) {

@@ -12,10 +12,11 @@ use std::io::IoSlice;
 use libc::{iovec, off_t, size_t, ssize_t};
 
 use crate::covered::{Open, Place, Request};
+use crate::descriptors::SYNCHRONOUS;
 use crate::raw::{self, words};
 use crate::readable::is_readable;
 use crate::synonyms::synonyms;
-use crate::{cancel, next};
+use crate::{cancel, next, real};
 
 /// Parts of a vector that are looked at here; with more, the file leaves the log.
 const PARTS: usize = 64;
@@ -87,7 +88,11 @@ unsafe fn one(
             None => open.unseen(&kernel),
         }
     };
-    raw::returned(open.write_plain(&kernel).unwrap_or_else(by_entry))
+    let result = open.write_plain(&kernel).unwrap_or_else(by_entry);
+    if open.known.has(SYNCHRONOUS) {
+        real::note_synchronous(open.log, result);
+    }
+    raw::returned(result)
 }
 
 /// A write of several buffers.
@@ -107,7 +112,11 @@ unsafe fn several(
         // SAFETY: as for `writev`.
         unsafe { with_parts(vector, count, write) }.unwrap_or_else(|| open.unseen(&kernel))
     };
-    raw::returned(open.write_plain(&kernel).unwrap_or_else(by_entry))
+    let result = open.write_plain(&kernel).unwrap_or_else(by_entry);
+    if open.known.has(SYNCHRONOUS) {
+        real::note_synchronous(open.log, result);
+    }
+    raw::returned(result)
 }
 
 #[unsafe(no_mangle)]

@@ -189,7 +189,7 @@ fn rename(directory: &Path) {
 fn a_sync_after_a_rename_of_the_file_is_real() {
     let world = World::new();
     assert_eq!(world.run("rename"), "write:4 mark:8 write:0 mark:8");
-    assert_eq!(world.total(Counter::SyncsPending), 1);
+    assert_eq!(world.total(Counter::SyncsOwn), 1);
 }
 
 fn stream(directory: &Path) {

@@ -32,12 +32,12 @@ pub enum Cause {
     DirectIo,
     /// The file is written by a stream.
     Stream,
-    /// The file is on a file system that is neither ext4 nor XFS.
+    /// The file is on no ext4 or XFS that has a UUID.
     FileSystem,
     /// The file's path is excluded.
     Excluded,
-    /// More files are synced than can be in the log.
-    TooManyFiles,
+    /// The file is written by descriptors with `O_SYNC` or `O_DSYNC`.
+    Synchronous,
 }
 
 impl Cause {
@@ -56,12 +56,12 @@ impl Cause {
             Self::DroppedLibrary => "starts programs without the preload library",
             Self::IoUring => "writes by io_uring",
             Self::Libaio => "writes by asynchronous I/O of the kernel",
-            Self::Mapping => "writes by a shared mapping",
+            Self::Mapping => "writes by shared mappings, aio_write or dprintf",
             Self::DirectIo => "writes by direct I/O (O_DIRECT)",
             Self::Stream => "writes by a stream of the C library",
-            Self::FileSystem => "syncs files that are neither on ext4 nor on XFS",
+            Self::FileSystem => "syncs files that are not on an ext4 or XFS with a UUID",
             Self::Excluded => "syncs files that --include or --exclude keeps out",
-            Self::TooManyFiles => "syncs more files at once than the log can have",
+            Self::Synchronous => "has the kernel sync its writes (O_SYNC, O_DSYNC)",
         }
     }
 
@@ -71,10 +71,33 @@ impl Cause {
         match self {
             Self::IoUring | Self::Libaio if is_mariadb => Some("innodb_use_native_aio=0"),
             Self::IoUring if program == "postgres" => Some("io_method=worker"),
-            Self::DirectIo if is_mariadb => Some("innodb_flush_method=fsync"),
+            Self::DirectIo | Self::Synchronous if is_mariadb => Some("innodb_flush_method=fsync"),
+            Self::Synchronous if program == "postgres" => Some("wal_sync_method=fdatasync"),
             Self::StaticProgram => Some("linking it dynamically"),
             Self::FileSystem => Some("moving them to ext4 or XFS"),
             _ => None,
         }
+    }
+
+    /// Whether the user is told by a notice: all files of the program are plain, or the user can
+    /// change what makes some of them plain. Statistics list all causes.
+    pub fn is_told(self, program: &str) -> bool {
+        let is_of_some_files = matches!(
+            self,
+            Self::Mapping | Self::DirectIo | Self::Stream | Self::Excluded | Self::Synchronous
+        );
+        !is_of_some_files || self.remedy(program).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_told_what_can_be_changed_and_what_is_about_all_files() {
+        assert!(Cause::DirectIo.is_told("mariadbd") && !Cause::DirectIo.is_told("dd"));
+        assert!(Cause::Synchronous.is_told("postgres") && !Cause::Stream.is_told("cat"));
+        assert!(Cause::IoUring.is_told("fio") && Cause::IoUring.remedy("fio").is_none());
     }
 }

@@ -64,6 +64,9 @@ pub enum Request {
     Plain {
         /// Why they are.
         cause: Cause,
+        /// The name of the sender's program.
+        #[serde(default)]
+        program: Option<String>,
     },
 }
 

@@ -15,8 +15,10 @@ use super::cause::Cause;
 pub struct RealSyncs {
     /// No sync had admitted the file yet.
     pub not_yet: u64,
-    /// Names, attributes or sizes were pending.
+    /// Names, attributes or sizes were pending in the file system.
     pub pending: u64,
+    /// The file's own names or attributes were changed.
+    pub own: u64,
     /// The file was pinned to the kernel path.
     pub pinned: u64,
     /// The file's file system is none whose files are logged.
@@ -27,6 +29,13 @@ pub struct RealSyncs {
     pub by_gain: u64,
     /// The file could not be admitted.
     pub refused: u64,
+    /// The user's globs keep the file out of the log.
+    pub excluded: u64,
+    /// Of a directory.
+    pub directories: u64,
+    /// Writes that the kernel synced, by descriptors with `O_SYNC` or `O_DSYNC`. They are no calls
+    /// of `fsync`.
+    pub synchronous: u64,
 }
 
 impl RealSyncs {
@@ -34,12 +43,16 @@ impl RealSyncs {
     fn reasons(&self) -> String {
         let reasons = [
             (self.not_yet, "of files not yet in the log"),
-            (self.pending, "for changes of names or attributes"),
-            (self.pinned, "of files mapped or written past the C library"),
+            (self.pending, "for changes of names or attributes in the file system"),
+            (self.own, "for changes of the file's own names or attributes"),
+            (self.pinned, "of files mapped, streamed or written directly"),
             (self.unsupported, "on file systems that are not logged"),
             (self.suspended, "while a process ran that cannot be watched"),
             (self.by_gain, "of files that cost more to log than to sync"),
-            (self.refused, "of files that the log had no place for"),
+            (self.refused, "of files that could not be logged"),
+            (self.excluded, "of files that --include or --exclude keeps out"),
+            (self.directories, "of directories"),
+            (self.synchronous, "of writes with O_SYNC or O_DSYNC"),
         ];
         let counted = reasons.iter().filter(|(number, _)| *number > 0);
         counted.map(|(number, what)| format!("{number} {what}")).collect::<Vec<_>>().join(", ")
@@ -72,12 +85,14 @@ pub struct Statistics {
     pub fsyncs_skipped: u64,
     /// Syncs that the kernel did.
     pub fsyncs_done: u64,
-    /// Mean time of the syncs that the kernel did; 0 if none was measured.
+    /// Mean time of those of files that can be covered; 0 if none was measured.
     pub fsync_mean_ns: u64,
     /// What the syncs that were skipped would have taken, had each taken as long as that.
     pub fsync_saved_ns: u64,
     /// Syncs that the kernel did, by why it did them.
     pub real_syncs: RealSyncs,
+    /// Times that a file left the log, with a real sync.
+    pub left: u64,
     /// Programs whose syncs are real ones, and why.
     pub plain: Vec<(String, Cause)>,
     /// Waits of a writer for space in the log.
@@ -114,6 +129,9 @@ impl Statistics {
         let reasons = self.real_syncs.reasons();
         if !reasons.is_empty() {
             lines.push(("real fsyncs", reasons));
+        }
+        if self.left > 0 {
+            lines.push(("left", format!("{} times a file left the log, synced", self.left)));
         }
         for (program, cause) in &self.plain {
             lines.push(("plain", format!("{program} {}", cause.reason())));
@@ -166,8 +184,8 @@ impl Statistics {
             return "unknown: no sync was measured".into();
         }
         let (saved, mean) = (thousandths(self.fsync_saved_ns / 1_000_000), self.fsync_mean_ns);
-        let (mean, number) = (thousandths(mean / 1000), self.fsyncs_done);
-        format!("{saved:.2} s, if each had taken the {mean:.2} ms of the {number} done")
+        let mean = thousandths(mean / 1000);
+        format!("{saved:.2} s, if each had taken {mean:.2} ms, the mean of real ones")
     }
 }
 
@@ -210,8 +228,10 @@ impl Statistics {
         // In this order: the head, looked at first, may be passed by the tail meanwhile.
         let tail = log.tail();
         let used_bytes = log.head().saturating_sub(tail);
-        let fsyncs_done = total(Counter::SyncsReal);
-        let fsync_mean_ns = total(Counter::SyncsRealNs).checked_div(fsyncs_done).unwrap_or(0);
+        let measured = total(Counter::SyncsReal);
+        let fsync_mean_ns = total(Counter::SyncsRealNs).checked_div(measured).unwrap_or(0);
+        let others = [Counter::SyncsUnsupported, Counter::SyncsOfDirectories];
+        let fsyncs_done = measured + others.into_iter().map(total).sum::<u64>();
         let fsyncs_skipped = total(Counter::SyncsSkipped);
         let latencies = stats.latencies();
         Self {
@@ -231,12 +251,17 @@ impl Statistics {
             real_syncs: RealSyncs {
                 not_yet: total(Counter::SyncsNotYet),
                 pending: total(Counter::SyncsPending),
+                own: total(Counter::SyncsOwn),
                 pinned: total(Counter::SyncsPinned),
                 unsupported: total(Counter::SyncsUnsupported),
                 suspended: total(Counter::SyncsSuspended),
                 by_gain: total(Counter::SyncsByGain),
                 refused: total(Counter::SyncsRefused),
+                excluded: total(Counter::SyncsExcluded),
+                directories: total(Counter::SyncsOfDirectories),
+                synchronous: total(Counter::SyncsSynchronous),
             },
+            left: total(Counter::Leaves),
             plain: Vec::new(),
             stalls: total(Counter::FullWaits),
             stalled_ns: total(Counter::FullWaitNs),
@@ -298,14 +323,17 @@ mod tests {
             fsyncs_done: 4,
             fsync_mean_ns: 2_500_000,
             fsync_saved_ns: 2_500_000_000,
-            real_syncs: RealSyncs { not_yet: 1, pending: 3, ..RealSyncs::default() },
+            real_syncs: RealSyncs { not_yet: 1, directories: 3, ..RealSyncs::default() },
             log_bytes: 1 << 30,
             ..Statistics::default()
         };
-        assert_eq!(statistics.time_saved(), "2.50 s, if each had taken the 2.50 ms of the 4 done");
+        assert_eq!(
+            statistics.time_saved(),
+            "2.50 s, if each had taken 2.50 ms, the mean of real ones"
+        );
         assert_eq!(Statistics::default().time_saved(), "unknown: no sync was measured");
         let reasons = statistics.real_syncs.reasons();
-        assert_eq!(reasons, "1 of files not yet in the log, 3 for changes of names or attributes");
+        assert_eq!(reasons, "1 of files not yet in the log, 3 of directories");
         let text = statistics.lines().into_iter().map(|(_, value)| value).collect::<Vec<_>>();
         assert!(
             text.contains(&"at most nothing of 1G in use; no waits for space".into()),

@@ -76,7 +76,7 @@ pub(crate) struct Supervisor {
     suspensions: Suspensions,
     /// Tickets of requests to suspend logging that wait for the log to be retired.
     suspending: HashSet<u64>,
-    /// Programs of which launchers were told why they are plain.
+    /// Programs that are plain, and why.
     told: HashSet<(String, Cause)>,
 }
 
@@ -216,8 +216,9 @@ impl Supervisor {
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
         loop {
             if let Some(lock) = self.end()? {
+                let plain = self.plain();
                 let leaving = self.peers.into_values().map(|peer| peer.connection).collect();
-                return Ok(Ended { charge: self.charge, leaving, lock });
+                return Ok(Ended { charge: self.charge, plain, leaving, lock });
             }
             match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
                 Err(rustix::io::Errno::INTR) => {}
@@ -359,10 +360,10 @@ impl Supervisor {
                 }
                 self.reply(key, &Reply::Resumed);
             }
-            Request::Plain { cause } => {
+            Request::Plain { cause, program } => {
                 self.set_role(key, Role::Client);
                 if let Some(peer) = self.peers.get(&key) {
-                    self.tell_plain(&name_of(peer.process), cause);
+                    self.tell_plain(&program.unwrap_or_else(|| name_of(peer.process)), cause);
                 }
             }
             Request::Leave => {
@@ -424,11 +425,13 @@ impl Supervisor {
         }
     }
 
-    /// Tells launchers, once, why the syncs of a program are real ones.
+    /// Notes why the syncs of a program are real ones, and tells launchers, once, where the user
+    /// may want to know.
     fn tell_plain(&mut self, program: &str, cause: Cause) {
         let program = Path::new(program).file_name().unwrap_or(program.as_ref());
         let program = program.to_string_lossy().into_owned();
-        if self.told.insert((program.clone(), cause)) {
+        let is_new = self.told.insert((program.clone(), cause));
+        if is_new && cause.is_told(&program) {
             let remedy = cause.remedy(&program).map(|it| format!("; {it} changes that"));
             let remedy = remedy.unwrap_or_default();
             let reason = cause.reason();
@@ -483,10 +486,14 @@ impl Supervisor {
 
     fn statistics(&self) -> Statistics {
         let processes = u64::try_from(self.tree.len()).unwrap_or(u64::MAX);
-        let mut plain: Vec<_> =
-            self.told.iter().map(|(name, cause)| (name.clone(), *cause)).collect();
-        plain.sort_by(|one, two| one.0.cmp(&two.0));
-        Statistics { processes, plain, ..self.charge.statistics() }
+        Statistics { processes, plain: self.plain(), ..self.charge.statistics() }
+    }
+
+    /// Programs that were plain, and why, by their names.
+    fn plain(&self) -> Vec<(String, Cause)> {
+        let mut plain: Vec<_> = self.told.iter().cloned().collect();
+        plain.sort_by(|one, two| (&one.0, one.1.reason()).cmp(&(&two.0, two.1.reason())));
+        plain
     }
 
     /// Members of the tree, launchers that are leaving not counted.
@@ -541,6 +548,8 @@ impl Charge {
 /// A supervisor that has ended: what is left is to release the pool.
 pub(crate) struct Ended {
     charge: Charge,
+    /// Programs that were plain, and why.
+    plain: Vec<(String, Cause)>,
     leaving: Vec<Connection>,
     lock: Lock,
 }
@@ -548,7 +557,7 @@ pub(crate) struct Ended {
 impl Ended {
     /// Releases the pool, and then the launchers that wait for that.
     pub(crate) fn finish(self) {
-        let statistics = self.charge.statistics();
+        let statistics = Statistics { plain: self.plain, ..self.charge.statistics() };
         let control = self.charge.paths.control();
         let log = self.charge.cleaner.stop();
         let is_empty = log.tail() == log.head();

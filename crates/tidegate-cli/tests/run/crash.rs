@@ -96,6 +96,20 @@ impl Workers {
         }
     }
 
+    /// Reads until some worker has printed a line that begins with `word` and a space: the rest of
+    /// that line.
+    pub(crate) fn wait_for_word(&mut self, word: &str) -> String {
+        let start = format!("{word} ");
+        loop {
+            let text = String::from_utf8_lossy(&self.acks);
+            let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+            if let Some(rest) = whole.lines().find_map(|line| line.strip_prefix(&start)) {
+                return rest.to_owned();
+            }
+            assert!(self.read(None), "the workers ended without {word}");
+        }
+    }
+
     /// Reads what comes until nothing has come for `quiet`, or `most` bytes came.
     pub(crate) fn wait_until_quiet(&mut self, quiet: Duration, most: usize) {
         let enough = self.acks.len() + most;

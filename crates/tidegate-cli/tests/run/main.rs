@@ -14,19 +14,24 @@
 )]
 
 mod bed;
+mod causes;
 mod crash;
 mod faults;
+mod findings;
 mod fio;
 mod fsx;
+mod identity;
 mod posix;
 mod postgres;
 mod power;
 mod process_tree;
 mod programs;
+mod rights;
 mod sqlite;
 mod stores;
 #[path = "../support/mod.rs"]
 mod support;
+mod traced;
 mod tree;
 mod usage;
 mod utilities;

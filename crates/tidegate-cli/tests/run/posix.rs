@@ -94,6 +94,7 @@ sections! {
     wrong_arguments: "wrong_arguments";
     places_far_away: "places_far_away";
     wrong_names: "wrong_names";
+    buffers_in_a_file_that_is_cut: "truncated_mapping";
     buffers_that_are_half_readable: "half_readable_buffer";
     names_that_are_not_readable: "unreadable_names";
 }

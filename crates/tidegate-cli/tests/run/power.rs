@@ -20,7 +20,7 @@ use crate::fsx::built_tool;
 #[cfg(feature = "soak")]
 use crate::postgres::{server_survives, server_user};
 use crate::programs::source;
-use crate::support::file_system::FileSystem;
+use crate::support::file_system::{FileSystem, Kind};
 use crate::support::{Server, ok, scratch, setting, succeed, tool};
 #[cfg(feature = "soak")]
 use crate::tree;
@@ -34,12 +34,16 @@ pub(crate) struct Disk {
 
 impl Disk {
     pub(crate) fn new() -> Self {
+        Self::of(Kind::Ext4)
+    }
+
+    pub(crate) fn of(kind: Kind) -> Self {
         let dir = scratch();
         let image = dir.path().join("image");
         ok(["create".as_ref(), image.as_os_str(), "--engine=raw".as_ref(), "--size=512M".as_ref()]);
         let mut this = Self { powered: None, dir };
         let server = this.serve("none");
-        let file_system = FileSystem::make(this.dir.path(), &this.uri());
+        let file_system = FileSystem::make_of(kind, this.dir.path(), &this.uri());
         this.powered = Some((server, file_system));
         this
     }
@@ -86,9 +90,19 @@ impl Disk {
     }
 
     pub(crate) fn power_on(&mut self, dram: &str) {
+        self.power_on_as(dram, None);
+    }
+
+    /// The same, as the disk `device` if that is free.
+    pub(crate) fn power_on_as(&mut self, dram: &str, device: Option<&str>) {
         let server = self.serve(dram);
-        let file_system = FileSystem::mount(self.dir.path(), &self.uri());
+        let file_system = FileSystem::mount(self.dir.path(), &self.uri(), device);
         self.powered = Some((server, file_system));
+    }
+
+    pub(crate) fn file_system(&mut self) -> &mut FileSystem {
+        let (_, file_system) = self.powered.as_mut().expect("the power is on");
+        file_system
     }
 
     /// Loses the power with `workers` running, comes back, and replays the log.
@@ -99,15 +113,20 @@ impl Disk {
     }
 
     /// The same without the replay.
-    pub(crate) fn lose_power(&mut self, mut workers: Workers, dram: &str) -> PathBuf {
+    pub(crate) fn lose_power(&mut self, workers: Workers, dram: &str) -> PathBuf {
+        let acks = self.fail_with(workers);
+        self.power_on(dram);
+        acks
+    }
+
+    /// Loses the power with `workers` running.
+    pub(crate) fn fail_with(&mut self, mut workers: Workers) -> PathBuf {
         self.freeze();
         // They go on until they wait for the disk.
         workers.wait_until_quiet(Duration::from_millis(50), 100_000);
         workers.tree.kill();
         self.power_off();
-        let acks = workers.collect(self.dir.path());
-        self.power_on(dram);
-        acks
+        workers.collect(self.dir.path())
     }
 }
 

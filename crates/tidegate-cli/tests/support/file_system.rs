@@ -8,6 +8,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{succeed, tool};
 
+/// What file system is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Ext4,
+    Xfs,
+}
+
 /// A mounted file system; undone when dropped.
 pub struct FileSystem {
     fuse_dir: PathBuf,
@@ -20,23 +27,50 @@ pub struct FileSystem {
 impl FileSystem {
     /// Makes a new ext4 on the export `uri` and mounts it on `dir/mnt`.
     pub fn make(dir: &Path, uri: &str) -> Self {
-        let this = Self::attach(dir, uri);
-        succeed(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(&this.loop_device));
+        Self::make_of(Kind::Ext4, dir, uri)
+    }
+
+    /// Makes a new file system on the export `uri` and mounts it on `dir/mnt`.
+    pub fn make_of(kind: Kind, dir: &Path, uri: &str) -> Self {
+        let this = Self::attach(dir, uri, None);
+        let (mkfs, package) = match kind {
+            Kind::Ext4 => ("mkfs.ext4", "e2fsprogs"),
+            Kind::Xfs => ("mkfs.xfs", "xfsprogs"),
+        };
+        succeed(tool(mkfs, package).arg("-q").arg(&this.loop_device));
         this.mounted()
     }
 
-    /// Mounts on `dir/mnt` what is on the export `uri`.
-    pub fn mount(dir: &Path, uri: &str) -> Self {
-        Self::attach(dir, uri).mounted()
+    /// Mounts on `dir/mnt` what is on the export `uri`, as the disk `device` if that is free.
+    pub fn mount(dir: &Path, uri: &str, device: Option<&str>) -> Self {
+        Self::attach(dir, uri, device).mounted()
     }
 
-    fn attach(dir: &Path, uri: &str) -> Self {
+    /// The disk that it is on.
+    pub fn device(&self) -> &str {
+        &self.loop_device
+    }
+
+    /// Takes it off and mounts it again where it was, as another disk.
+    pub fn move_to_another_device(&mut self) {
+        let device = attach_loop(&self.image(), None);
+        self.unmount();
+        succeed(tool("losetup", "mount").arg("-d").arg(&self.loop_device));
+        self.loop_device = device;
+        succeed(tool("mount", "mount").arg(&self.loop_device).arg(&self.mount_point));
+    }
+
+    fn image(&self) -> PathBuf {
+        self.fuse_dir.join("disk.img")
+    }
+
+    fn attach(dir: &Path, uri: &str, device: Option<&str>) -> Self {
         let (fuse_dir, mount_point) = (dir.join("nbd"), dir.join("mnt"));
         std::fs::create_dir_all(&fuse_dir).unwrap();
         std::fs::create_dir_all(&mount_point).unwrap();
         let image = fuse_dir.join("disk.img");
         let fuse = start_nbdfuse(&image, dir, uri);
-        let loop_device = attach_loop(&image);
+        let loop_device = attach_loop(&image, device);
         Self { fuse_dir, fuse, loop_device, mount_point }
     }
 
@@ -96,10 +130,15 @@ fn start_nbdfuse(image: &Path, dir: &Path, uri: &str) -> Child {
 }
 
 /// A disk with the blocks of the export: nbdfuse passes requests on as they are, and the server
-/// takes whole blocks only.
-fn attach_loop(image: &Path) -> String {
-    let device = succeed(
-        tool("losetup", "mount").args(["--find", "--show", "--sector-size", "4096"]).arg(image),
-    );
-    device.trim().to_owned()
+/// takes whole blocks only. It is `device`, if that is given and free.
+fn attach_loop(image: &Path, device: Option<&str>) -> String {
+    let losetup = |place: &str| {
+        let mut losetup = tool("losetup", "mount");
+        losetup.args(["--show", "--sector-size", "4096", place]).arg(image);
+        losetup
+    };
+    let output = device.map(|device| losetup(device).output().expect("losetup runs"));
+    let attached = output.filter(|output| output.status.success());
+    let attached = attached.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    attached.unwrap_or_else(|| succeed(&mut losetup("--find"))).trim().to_owned()
 }

@@ -15,7 +15,8 @@ use tidegate::log::Counter;
 
 use super::{Locked, Open, is_disk_failure, negated};
 use crate::descriptors::{self, Entry};
-use crate::raw;
+use crate::process::Holding;
+use crate::{raw, real};
 
 /// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast
 /// disk that the log saves, and pushes other files' records out of the log.
@@ -48,7 +49,7 @@ impl Open {
     /// Makes the file durable, by the kernel where the log does not answer.
     pub(crate) fn sync(&self, wanted: Sync) -> isize {
         let Some(entry) = self.entry_if_any() else { return self.sync_plain(wanted) };
-        let Ok(guard) = self.lock(entry) else { return self.sync_real(wanted) };
+        let Ok(guard) = self.lock(entry) else { return self.sync_refused(None, wanted) };
         let failed = guard.take_failure();
         if guard.is_logged() {
             // What the kernel may have dropped, the log still has.
@@ -85,6 +86,11 @@ impl Open {
         self.sync_pending(entry, guard)
     }
 
+    /// How the file system has failed, if it has since then.
+    fn failure(&self) -> Option<rustix::io::Errno> {
+        durable::failure(raw::borrowed(self.fd)).filter(|_| self.was_writable())
+    }
+
     /// The file system took writes when the file was opened or covered.
     fn was_writable(&self) -> bool {
         raw::status_flags(self.fd).is_ok_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
@@ -99,7 +105,7 @@ impl Open {
     /// Syncs a covered file for real, which commits what is pending: always as `fsync`, for
     /// `fdatasync` may leave a transaction alone that has only the file's times.
     fn sync_pending(&self, entry: Entry, guard: Locked) -> isize {
-        self.log.stats().add(Counter::SyncsPending, 1);
+        self.log.stats().add(real::cause_of_pending(&guard), 1);
         let (story, change, size) = (guard.story(), guard.last_change(), guard.size());
         let own_changes = guard.own_changes();
         let (journaled_changes, file_system) = (guard.journaled_changes(), guard.file_system);
@@ -126,7 +132,7 @@ impl Open {
     /// A file that logs more between two syncs than a sync costs leaves at one.
     #[cold]
     fn leave_for_gain(&self, guard: &Locked, wanted: Sync) -> isize {
-        let result = self.sync_real(wanted);
+        let result = self.sync_for(Counter::SyncsByGain, wanted);
         if result < 0 {
             guard.note_dropped();
             return result;
@@ -137,7 +143,7 @@ impl Open {
 
     /// Syncs a plain file, which may be covered from then on.
     fn sync_plain(&self, wanted: Sync) -> isize {
-        if self.may_be_admitted() { self.admit(wanted) } else { self.sync_real(wanted) }
+        if self.may_be_admitted() { self.admit(wanted) } else { self.sync_unadmitted(wanted) }
     }
 
     /// The sync that the program has asked for. It fails where the file system has failed since the
@@ -145,7 +151,8 @@ impl Open {
     pub(crate) fn sync_real(&self, wanted: Sync) -> isize {
         let start_ns = raw::now_ns();
         let mut result = wanted.run(self.fd);
-        let failure = durable::failure(raw::borrowed(self.fd)).filter(|_| self.was_writable());
+        // Not where the log was given up meanwhile: a filter of system calls may kill for this one.
+        let failure = Holding::new().and_then(|_holding| self.failure());
         if let Some(errno) = failure.filter(|_| result == 0) {
             result = negated(errno.raw_os_error());
         }

@@ -50,7 +50,7 @@ pub enum Counter {
     /// Real syncs of files that are pinned to the kernel path: mapped, written by `io_uring`, and
     /// the like.
     SyncsPinned = 17,
-    /// Real syncs of files on file systems whose files are never covered.
+    /// Real syncs of files on disks whose file systems are not covered.
     SyncsUnsupported = 18,
     /// Real syncs while a process ran that cannot be watched.
     SyncsSuspended = 19,
@@ -58,6 +58,14 @@ pub enum Counter {
     SyncsByGain = 20,
     /// Real syncs of files that could not be admitted: no descriptor kept, no space in the log.
     SyncsRefused = 21,
+    /// Real syncs of covered files whose own names or attributes were changed.
+    SyncsOwn = 22,
+    /// Real syncs of files that the user's globs keep out of the log.
+    SyncsExcluded = 23,
+    /// Syncs of directories, which are always real.
+    SyncsOfDirectories = 24,
+    /// Writes that the kernel synced, since their descriptors have `O_SYNC` or `O_DSYNC`.
+    SyncsSynchronous = 25,
 }
 
 const COUNTERS: u64 = 32;

@@ -55,6 +55,42 @@ static void places_far_away(void)
     show("file");
 }
 
+static int mapped_fd;
+
+static void empties_the_mapped_file(void)
+{
+    MUST(ftruncate(mapped_fd, 0));
+}
+
+/* Writes from a mapping of a file that was cut meanwhile, by this process or by another one. */
+static void truncated_mapping(void)
+{
+    long page = sysconf(_SC_PAGESIZE);
+    int fd = open_file("file", 0);
+    mapped_fd = open_file("mapped", 0);
+    MUST(ftruncate(mapped_fd, 2 * page));
+    MUST(pwrite(mapped_fd, "mapped", 6, page));
+    char *pages = mmap(NULL, 2 * page, PROT_READ, MAP_SHARED, mapped_fd, 0);
+    MUST(fsync(fd));
+    for (int by_other = 0; by_other < 2; by_other++) {
+        TELL(pwrite(fd, pages + page, 6, 0));
+        TELL(fdatasync(fd));
+        show("file");
+        by_other ? in_child(empties_the_mapped_file) : empties_the_mapped_file();
+        TELL(write(fd, pages + page, 6));
+        TELL(pwrite(fd, pages, 6, 0));
+        struct iovec part = {pages + page, 6};
+        TELL(pwritev(fd, &part, 1, 0));
+        TELL(fdatasync(fd));
+        show("file");
+        MUST(ftruncate(mapped_fd, 2 * page));
+        MUST(pwrite(mapped_fd, "again", 6, page));
+    }
+    TELL(pwrite(fd, pages + page, 6, 0));
+    TELL(fdatasync(fd));
+    show("file");
+}
+
 /* A buffer whose end cannot be read: the kernel writes what it can. */
 static void half_readable_buffer(void)
 {
@@ -166,6 +202,7 @@ static void wrong_names(void)
 const struct section error_sections[] = {
     {"wrong_arguments", wrong_arguments},
     {"places_far_away", places_far_away},
+    {"truncated_mapping", truncated_mapping},
     {"half_readable_buffer", half_readable_buffer},
     {"unreadable_names", unreadable_names},
     {"wrong_names", wrong_names},

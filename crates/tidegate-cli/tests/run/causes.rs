@@ -1,0 +1,226 @@
+//! What `run` says of syncs that are real: numbers by cause in the statistics, and a line on
+//! standard error for what a user can change.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::bed::Bed;
+use crate::programs::compiled;
+use crate::support::{preload_library, scratch, succeed, tidegate, tool};
+
+/// What the programs here have: `stat()` prints the statistics, the real syncs counted since
+/// `begin()`. It asks the supervisor itself: while `tidegate stat` runs below it, a program that
+/// makes its own system calls, nothing is logged.
+const PRELUDE: &str = "import ctypes, json, mmap, os, socket, subprocess, sys
+def ask():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as supervisor:
+        supervisor.connect(os.environ['TIDEGATE_SOCKET'])
+        supervisor.send(b'{\"request\":\"stat\"}')
+        return json.loads(supervisor.recv(65536))
+before = {}
+def begin(): before.update(ask()['real_syncs'])
+def stat():
+    now = ask()
+    for name, number in before.items(): now['real_syncs'][name] -= number
+    print(json.dumps(now))
+def covered(name):
+    file = os.open(name, os.O_RDWR | os.O_CREAT)
+    os.write(file, bytes(8192))
+    answered = ask()['fsyncs_skipped']
+    # On a busy machine the supervisor may be late for the first ones.
+    while ask()['fsyncs_skipped'] == answered:
+        os.pwrite(file, b'x', 0)
+        os.fsync(file)
+    return file
+";
+
+/// `tidegate run` of this Python program, by this name.
+fn python(bed: &Bed, options: &[&str], name: &str, program: &str) -> Command {
+    preload_library();
+    let mut command = tidegate();
+    command.args(["run", "--size=64M", "--pool"]).arg(bed.pool()).args(options);
+    command.current_dir(bed.disk()).env("TIDEGATE_COVER_AFTER", "1");
+    command.args(["--", name, "-c", &format!("{PRELUDE}{program}")]);
+    command
+}
+
+/// The real syncs by cause that are not 0 when the program calls `stat()`.
+fn causes(bed: &Bed, options: &[&str], program: &str) -> Vec<(String, u64)> {
+    let printed = succeed(&mut python(bed, options, "/usr/bin/python3", program));
+    let statistics: Value = serde_json::from_str(&printed).expect("one JSON object");
+    let causes = statistics["real_syncs"].as_object().expect("an object").iter();
+    let number = |value: &Value| value.as_u64().expect("a number");
+    causes.map(|(name, it)| (name.clone(), number(it))).filter(|(_, it)| *it > 0).collect()
+}
+
+fn assert_causes(options: &[&str], program: &str, expected: &[(&str, u64)]) {
+    let mut found = causes(&Bed::new(), options, program);
+    found.sort();
+    let mut expected: Vec<_> =
+        expected.iter().map(|(name, number)| ((*name).to_owned(), *number)).collect();
+    expected.sort();
+    assert_eq!(found, expected, "{program}");
+}
+
+#[test]
+fn the_sync_that_admits_a_file() {
+    let found = causes(&Bed::new(), &[], "covered('file'); stat()");
+    let not_yet = found.iter().find(|(name, _)| name == "not_yet");
+    assert_eq!(not_yet.map(|(_, number)| *number), Some(1), "{found:?}");
+}
+
+#[test]
+fn a_sync_after_the_file_was_renamed() {
+    let program =
+        "file = covered('file'); begin(); os.rename('file', 'other'); os.fsync(file); stat()";
+    assert_causes(&[], program, &[("own", 1)]);
+}
+
+#[test]
+fn a_sync_of_growth_while_another_name_is_pending() {
+    let program = "file = covered('file'); begin(); os.mkdir('directory')
+os.pwrite(file, b'x', 8192); os.fdatasync(file); stat()";
+    assert_causes(&[], program, &[("pending", 1)]);
+}
+
+#[test]
+fn a_sync_of_much_that_was_written() {
+    let program = "file = covered('file'); begin()
+for n in range(5): os.pwrite(file, bytes(1 << 20), 0)
+os.fdatasync(file); stat()";
+    assert_causes(&[], program, &[("by_gain", 1)]);
+}
+
+#[test]
+fn syncs_of_files_that_are_written_unseen() {
+    for open in [
+        "file = os.open('file', os.O_RDWR | os.O_CREAT | os.O_DIRECT)",
+        "file = os.open('file', os.O_RDWR | os.O_CREAT)
+os.write(file, bytes(4096)); mapped = mmap.mmap(file, 4096)",
+        "library = ctypes.CDLL(None); library.fopen.restype = ctypes.c_void_p
+library.fileno.argtypes = [ctypes.c_void_p]; file = library.fileno(library.fopen(b'file', b'w'))",
+        "ctypes.CDLL(None).syscall(425, 4, ctypes.create_string_buffer(200))
+file = os.open('file', os.O_RDWR | os.O_CREAT)",
+    ] {
+        let program = format!("{open}\nos.fsync(file); os.fdatasync(file)\nstat()");
+        assert_causes(&[], &program, &[("pinned", 2)]);
+    }
+}
+
+#[test]
+fn syncs_of_directories_and_of_files_without_names() {
+    let program = "directory = os.open('.', os.O_RDONLY); os.fsync(directory)
+os.fsync(os.open('.', os.O_RDWR | os.O_TMPFILE))
+stat()";
+    assert_causes(&[], program, &[("directories", 1), ("refused", 1)]);
+}
+
+#[test]
+fn writes_that_the_kernel_syncs() {
+    let program = "for flag in os.O_SYNC, os.O_DSYNC:
+    file = os.open('file', os.O_RDWR | os.O_CREAT | flag)
+    os.write(file, b'one'); os.pwrite(file, b'two', 0); os.writev(file, [b'th', b'ree'])
+stat()";
+    assert_causes(&[], program, &[("synchronous", 6)]);
+}
+
+#[test]
+fn syncs_of_files_that_are_kept_out() {
+    let program = "file = os.open('two.txt', os.O_RDWR | os.O_CREAT); covered('one.db'); begin()
+os.fsync(file); os.fsync(file); stat()";
+    assert_causes(&["--exclude=*.txt"], program, &[("excluded", 2)]);
+}
+
+#[test]
+fn syncs_while_a_program_runs_that_cannot_be_watched() {
+    let program = format!(
+        "child = subprocess.Popen(['{}'])
+file = os.open('file', os.O_RDWR | os.O_CREAT); os.fsync(file); os.fsync(file)
+stat()
+child.kill()",
+        compiled("waiting", &["-static"]).display()
+    );
+    assert_causes(&[], &program, &[("suspended", 2)]);
+}
+
+/// A file system that is not on the list of those whose files are known again after a boot; its
+/// syncs are real.
+#[test]
+fn syncs_on_another_file_system() {
+    let place = scratch();
+    let (image, mount_point) = (place.path().join("image"), place.path().join("mnt"));
+    std::fs::create_dir(&mount_point).unwrap();
+    succeed(tool("truncate", "coreutils").args(["-s", "256M"]).arg(&image));
+    succeed(tool("mkfs.btrfs", "btrfs-progs").arg("-q").arg(&image));
+    succeed(tool("mount", "mount").args(["-o", "loop"]).arg(&image).arg(&mount_point));
+    let bed = Bed::new();
+    let program = |path: &str| {
+        format!(
+            "file = os.open('{path}', os.O_RDWR | os.O_CREAT)
+for n in range(3): os.write(file, b'x'); os.fsync(file)
+stat()"
+        )
+    };
+    let path = mount_point.join("file").display().to_string();
+    let output = python(&bed, &["--stats"], "/usr/bin/python3", &program(&path)).output().unwrap();
+    succeed(tool("umount", "mount").arg(&mount_point));
+    let (printed, said) = (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    );
+    let statistics: Value = serde_json::from_str(&printed).expect("one JSON object");
+    assert_eq!(statistics["real_syncs"]["unsupported"], 3, "{said}");
+    assert_eq!(statistics["fsyncs_done"], 3, "{said}");
+    assert_eq!((&statistics["fsyncs_skipped"], &statistics["writes"]), (&0.into(), &0.into()));
+    let line = "python3 syncs files that are not on an ext4 or XFS with a UUID: its syncs are real \
+                ones; moving them to ext4 or XFS changes that";
+    assert_eq!(said.matches(line).count(), 1, "{said}");
+    assert!(said.contains("3 on file systems that are not logged"), "{said}");
+    // One in memory is neither counted nor told of: its syncs do nothing.
+    let path = bed.pool_dir().join("file").display().to_string();
+    let found = causes(&bed, &[], &program(&path));
+    assert!(found.is_empty(), "{found:?}");
+}
+
+/// Two processes of a program that uses `io_uring`, and syncs.
+const WITH_URING: &str = "for child in os.fork(), 0:
+    ctypes.CDLL(None).syscall(425, 4, ctypes.create_string_buffer(200))
+    file = os.open('file', os.O_RDWR | os.O_CREAT); os.fsync(file); os.fsync(file)
+";
+
+fn said_by(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+#[test]
+fn a_cause_is_told_once_with_what_changes_it() {
+    let bed = Bed::new();
+    let server = bed.disk().join("mariadbd");
+    std::os::unix::fs::symlink("/usr/bin/python3", &server).unwrap();
+    let name = server.to_str().unwrap();
+    let said = said_by(&mut python(&bed, &["--stats"], name, WITH_URING));
+    let line = "mariadbd writes by io_uring: its syncs are real ones";
+    let told = format!("tidegate: {line}; innodb_use_native_aio=0 changes that\n");
+    assert_eq!(said.matches(&told).count(), 1, "{said}");
+    assert!(said.contains("mariadbd writes by io_uring\n"), "not in the statistics: {said}");
+    let said = said_by(&mut python(&bed, &[], "/usr/bin/python3", WITH_URING));
+    assert_eq!(said.matches("python3 writes by io_uring").count(), 1, "{said}");
+    let said = said_by(&mut python(&bed, &["-q"], name, WITH_URING));
+    assert_eq!(said, "");
+}
+
+/// What users cannot change, or chose themselves, is in the statistics alone.
+#[test]
+fn a_cause_that_nobody_can_change_is_listed() {
+    let program = "file = os.open('file', os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+os.fsync(file); os.close(os.open('other', os.O_WRONLY | os.O_CREAT))";
+    let said = said_by(&mut python(&Bed::new(), &["--stats"], "/usr/bin/python3", program));
+    assert!(said.contains("python3 writes by direct I/O (O_DIRECT)\n"), "{said}");
+    assert!(!said.contains("its syncs are real ones"), "{said}");
+    let said = said_by(&mut python(&Bed::new(), &[], "/usr/bin/python3", program));
+    assert!(!said.contains("direct"), "{said}");
+}

@@ -1,0 +1,87 @@
+//! Processes that give up rights, in the ways in which programs do it: they work as without
+//! Tidegate, and nothing of the pool is mapped in them. A process that is killed where its numbers
+//! are others', or its user is, holds nothing.
+
+use std::process::Command;
+
+use crate::bed::{Bed, Runner, replay};
+use crate::crash::Workers;
+use crate::programs::{compiled, source};
+use crate::support::ok;
+use crate::traced::Traced;
+
+/// A process covers a file, gives rights up while another thread of it writes, and goes on.
+fn confined(way: &str) {
+    let program = compiled("confined", &[]);
+    let bed = Bed::new();
+    let printed = bed.same(|runner, dir| {
+        let mut command: Command = runner.command(&program, dir);
+        command.arg(way).arg(bed.pool()).arg("/dev/shm/tidegate-");
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let was_mapped = !said.contains("mapped before 0");
+        assert_eq!(was_mapped, matches!(runner, Runner::Run(_)), "{said}");
+        assert_eq!(said.contains("confined gave up rights"), was_mapped, "{said}");
+        format!("{}{}\n", String::from_utf8_lossy(&output.stdout), output.status)
+    });
+    assert_eq!(printed, "wrote 1, mapped 0\nexit status: 0\n", "{way}");
+}
+
+macro_rules! ways {
+    ($($(#[$note:meta])* $test:ident: $way:literal;)*) => {
+        $($(#[$note])* #[test] fn $test() { confined($way); })*
+    };
+}
+
+ways! {
+    another_user: "user";
+    a_new_root: "chroot";
+    a_user_namespace: "user-namespace";
+    a_mount_namespace: "mount-namespace";
+    no_capabilities: "capabilities";
+    landlock: "landlock";
+    /// Another root and user, no new descriptors, and the filter of OpenSSH.
+    a_filter_as_sshd_has_it: "sshd";
+    /// A filter for all threads that allows writes, syncs and little else.
+    a_filter_as_browsers_have_it: "renderer";
+}
+
+/// The child is killed when the kernel has entered its write and not begun it; its parent gets an
+/// answer of the log again.
+fn killed_in_a_write(way: &str) {
+    let bed = Bed::new();
+    let mut command = Runner::Run(&bed.pool()).command("/usr/bin/python3", bed.disk());
+    command.arg("-B").arg(source("killed.py")).arg(way);
+    let mut workers = Workers::spawn(command, &bed.pool());
+    let child = workers.wait_for_word("child");
+    let mut traced = Traced::start(&["kill"], &child);
+    std::fs::write(bed.disk().join("go"), "").unwrap();
+    traced.wait_for("killed");
+    workers.wait_for_line("done");
+    println!("{}", ok(["flush".as_ref(), bed.pool().as_os_str()]));
+    workers.tree.kill();
+    workers.collect(bed.pool_dir());
+    replay(&bed.pool(), None);
+    let found = std::fs::read(bed.disk().join("file")).unwrap();
+    assert_eq!((found.len(), &found[..6]), (4096, &b"parent"[..]), "{way}");
+}
+
+#[test]
+fn a_child_that_is_killed_in_a_write() {
+    killed_in_a_write("fork");
+}
+
+#[test]
+fn a_child_that_is_killed_in_a_write_as_another_user() {
+    killed_in_a_write("user");
+}
+
+#[test]
+fn a_child_that_is_killed_in_a_write_in_another_pid_namespace() {
+    killed_in_a_write("pid-namespace");
+}
+
+#[test]
+fn a_program_that_is_killed_in_a_write_in_another_pid_namespace() {
+    killed_in_a_write("started");
+}
