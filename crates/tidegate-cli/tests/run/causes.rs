@@ -144,6 +144,20 @@ child.kill()",
     assert_causes(&[], &program, &[("suspended", 2)]);
 }
 
+/// Nobody has announced it, and the process that started it is gone.
+#[test]
+fn syncs_while_a_program_runs_that_was_started_without_rights() {
+    let program = "import struct
+reader, writer = os.pipe()
+if os.fork() == 0:
+    assert ctypes.CDLL(None).capset(struct.pack('II', 0x20080522, 0), bytes(24)) == 0
+    subprocess.Popen(['cat'], stdin=reader)
+    os._exit(0)
+os.wait(); begin()
+file = os.open('file', os.O_RDWR | os.O_CREAT); os.fsync(file); os.fsync(file); stat()";
+    assert_causes(&[], program, &[("suspended", 2)]);
+}
+
 /// A file system that is not on the list of those whose files are known again after a boot; its
 /// syncs are real.
 #[test]

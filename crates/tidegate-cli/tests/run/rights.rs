@@ -6,8 +6,9 @@ use std::process::Command;
 
 use crate::bed::{Bed, Runner, replay};
 use crate::crash::Workers;
+use crate::process_tree;
 use crate::programs::{compiled, source};
-use crate::support::ok;
+use crate::support::{ok, succeed};
 use crate::traced::Traced;
 
 /// A process covers a file, gives rights up while another thread of it writes, and goes on.
@@ -44,6 +45,25 @@ ways! {
     a_filter_as_sshd_has_it: "sshd";
     /// A filter for all threads that allows writes, syncs and little else.
     a_filter_as_browsers_have_it: "renderer";
+}
+
+/// What is started in these ways could still open the pool. Without such a way it does.
+#[test]
+fn programs_that_are_started_without_rights() {
+    for way in ["filter", "capabilities", "mount-namespace", "user-namespace"] {
+        assert_eq!(mapped_by_programs(way), "0\n0\n0\n", "{way}");
+    }
+    assert_eq!(mapped_by_programs("none"), "1\n1\n1\n");
+}
+
+fn mapped_by_programs(way: &str) -> String {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    let mut command = Runner::Run(&pool).command("/usr/bin/python3", bed.disk());
+    command.arg("-B").arg(source("heirs.py")).arg(way).arg(&pool);
+    let printed = succeed(&mut command);
+    process_tree::await_nobody_uses(&pool);
+    printed
 }
 
 /// The child is killed when the kernel has entered its write and not begun it; its parent gets an

@@ -4,7 +4,9 @@
 //! 1. A program that can have the library has it, whatever environment its caller passes.
 //! 2. Before a program starts that will not have it, all files leave the log, and none comes back
 //!    while it lives: it may change any of them unseen.
-//! 3. Nothing here touches the heap: it may run in a child of `vfork`.
+//! 3. What a process starts that has given up rights does not map the log either: it may still have
+//!    the right to open the pool.
+//! 4. Nothing here touches the heap: it may run in a child of `vfork`.
 //!
 //! Entry points: `hooks` are what programs call; [`remember`] at load.
 
@@ -59,10 +61,13 @@ fn starting(
     environment: Argv,
     start: impl FnOnce(Argv) -> c_int,
 ) -> c_int {
-    let (Some(_), Some(session)) = (process::log(), Session::get()) else {
+    let Some(session) = Session::get().filter(|_| is_readable_list(environment)) else {
         return start(environment);
     };
-    if !is_readable_list(environment) {
+    if process::has_given_up() {
+        return with_additions(&additions(session, false), environment, start);
+    }
+    if process::log().is_none() {
         return start(environment);
     }
     let verdict = program::judge(program.directory, program.path, program.flags);
@@ -150,6 +155,10 @@ fn with_additions(
 /// Calls `start`, by which the C library starts a shell with the environment of this process as it
 /// is.
 fn starting_shell<R>(start: impl FnOnce() -> R) -> R {
+    if process::has_given_up() {
+        session::hide_pool();
+        return start();
+    }
     let (Some(_), Some(session)) = (process::log(), Session::get()) else { return start() };
     if additions(session, true).needed_bytes(session::environment()).is_some() {
         // The program has cleared its environment: the shell runs alone, for how long is not known.

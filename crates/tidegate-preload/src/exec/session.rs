@@ -63,6 +63,20 @@ pub(super) fn environment() -> Strings<'static> {
     strings(array)
 }
 
+/// Takes the pool's path out of the program's environment: what is started with that cannot map it.
+pub(super) fn hide_pool() {
+    const POOL: &[u8] = b"TIDEGATE_POOL=";
+    for &entry in environment() {
+        // SAFETY: the environment's entries are terminated strings.
+        if unsafe { CStr::from_ptr(entry) }.to_bytes().starts_with(POOL) {
+            let value = entry.cast_mut().wrapping_add(POOL.len());
+            // SAFETY: inside the string, or its end. It lies on the stack or the heap: the kernel
+            // or `setenv` has put it there.
+            unsafe { value.write(0) };
+        }
+    }
+}
+
 /// A NULL-terminated array of strings; NULL is an empty one.
 pub(super) fn strings<'a>(array: *const *const c_char) -> Strings<'a> {
     if array.is_null() {
