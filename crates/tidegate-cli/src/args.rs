@@ -237,11 +237,15 @@ pub(crate) struct ServeArgs {
     /// or SIGTERM
     #[arg(long, value_name = "POLICY:SIZE", default_value = "none")]
     pub(crate) dram: TierSpec,
-    /// With a log pool: the device behind the log, a file or a block device. It has the export's
-    /// size, and gets what the log holds; null:SIZE keeps nothing, for measurements
+    /// With a log or cache pool: the device behind it, a file or a block device. It has the
+    /// export's size, and gets what the pool holds; null:SIZE keeps nothing, for measurements
     #[arg(long, value_name = "file:PATH|PATH|null:SIZE")]
     pub(crate) backing: Option<BackingUrl>,
-    /// Destage what the log holds for another backing to this one: for a copy, or a disk that
+    /// With a cache pool: wb (write-back), wt (write-through), wa (write-around), wi
+    /// (write-invalidate), wo (write-only) or pt (pass-through); the one it had last unless given
+    #[arg(long, value_name = "MODE")]
+    pub(crate) mode: Option<String>,
+    /// Destage what the pool holds for another backing to this one: for a copy, or a disk that
     /// changed its name. Also use a backing that holds a pool, which is lost
     #[arg(long, requires = "backing")]
     pub(crate) force: bool,
@@ -374,7 +378,7 @@ pub(crate) struct RecoverArgs {
 #[command(after_help = "Examples:
   tidegate flush /mnt/pmem/app.pool")]
 pub(crate) struct FlushArgs {
-    /// The log pool's file or devdax device
+    /// The log or cache pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
 }

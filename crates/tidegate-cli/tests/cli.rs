@@ -176,7 +176,6 @@ fn wrong_usage_is_status_2_and_one_line() {
         ),
         (&["run", "--size", "0", "--", "true"], &["more than 0"]),
         (&["recover", "p", "--discard", "--replay"], &["--discard", "--replay"]),
-        (&["create", "p", "--engine", "cache", "--size", "1G"], &["cache", "not in this release"]),
         (&["create", "p", "--engine", "btt", "--size", "lots"], &["lots", "K, M, G"]),
         (&["create", "p", "--engine", "btt", "--size", "0"], &["more than 0"]),
         (

@@ -78,12 +78,29 @@ fn flushed_writes_survive_kill_9_of_transit_over_a_log() {
     kill_log("4M", "transit:4M");
 }
 
+/// A cache of an eighth of what is written: it is cleaned and evicted all the while.
+#[test]
+fn acknowledged_writes_survive_kill_9_of_a_cache() {
+    kill_before_backing(&Made { engine: "cache", size: "4M" }, "none", &["--mode=wb"]);
+}
+
+/// A cache that holds all that is written, in the mode that keeps nothing of what it reads.
+#[test]
+fn acknowledged_writes_survive_kill_9_of_a_cache_for_writes() {
+    kill_before_backing(&Made { engine: "cache", size: "128M" }, "none", &["--mode=wo"]);
+}
+
 fn kill_log(size: &'static str, dram: &str) {
+    kill_before_backing(&Made { engine: "log", size }, dram, &[]);
+}
+
+fn kill_before_backing(made: &Made, dram: &str, more: &[&str]) {
     let dir = scratch();
     let backing = dir.path().join("backing");
     std::fs::File::create_new(&backing).unwrap().set_len(64 << 20).unwrap();
     let backing = format!("--backing={}", backing.display());
-    kill_in(dir.path(), &Made { engine: "log", size }, dram, &[&backing]);
+    let args = [&[backing.as_str()], more].concat();
+    kill_in(dir.path(), made, dram, &args);
 }
 
 /// What a tier holds when SIGTERM arrives is in the pool when the server has ended.

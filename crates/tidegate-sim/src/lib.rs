@@ -13,9 +13,10 @@
 //! - [`explore`], [`judge`]: executions crashed everywhere, and the verdicts;
 //! - [`kernel`]: the recovery of other implementations, as a second judge;
 //! - [`mutations`]: planted bugs that the simulator must find;
-//! - [`subject`], [`log`], [`run`], [`toy`]: what can be tested;
+//! - [`subject`], [`log`], [`cache`], [`run`], [`toy`]: what can be tested;
 //! - seeds come from [`random`].
 
+pub mod cache;
 mod context;
 pub mod explore;
 mod files;

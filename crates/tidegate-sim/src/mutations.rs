@@ -37,6 +37,11 @@ pub enum Mutation {
     EarlySequence,
     /// Leave out the write-back of the log's limit.
     DropLimitWriteBack,
+    /// Leave out the fence between the void headers of older versions and those of the newest ones,
+    /// where a cache evicts.
+    MergeVoids,
+    /// Leave out the write-back of void headers of a cache.
+    DropVoidWriteBack,
 }
 
 /// What a thread's present operation did so far.
@@ -47,6 +52,10 @@ struct Progress {
     flog_write_backs: usize,
     /// A fence held back until after the next store.
     held_fence: bool,
+    /// Where the last store voided a header.
+    void: Option<u64>,
+    /// A fence held back until it is known whether the next store voids a header.
+    held_void_fence: bool,
 }
 
 /// An observer that spoils what it passes on.
@@ -71,7 +80,9 @@ impl Mutant {
     ) -> Result<Self, Verdict> {
         let (layout, limit) = match mutation {
             Mutation::DropLimitWriteBack => (None, Some(limit_offset(image)?)),
-            Mutation::DropFence(_) => (None, None),
+            Mutation::DropFence(_) | Mutation::MergeVoids | Mutation::DropVoidWriteBack => {
+                (None, None)
+            }
             _ => (Some(Layout::find(image).map_err(Verdict::outside)?), None),
         };
         Ok(Self { mutation, layout, limit, inner, progress: Mutex::default() })
@@ -115,6 +126,7 @@ impl Mutant {
                 progress.flog_write_backs == number + 1
             }
             Mutation::DropLimitWriteBack => self.limit == Some(offset),
+            Mutation::DropVoidWriteBack => progress.void == Some(offset),
             _ => false,
         }
     }
@@ -126,6 +138,10 @@ impl Mutant {
             Mutation::EarlySequence if progress.fences == 1 => {
                 progress.held_fence = true;
                 true
+            }
+            Mutation::MergeVoids => {
+                progress.held_void_fence = progress.void.is_some();
+                progress.held_void_fence
             }
             _ => false,
         }
@@ -141,6 +157,14 @@ fn limit_offset(image: &[u8]) -> Result<u64, Verdict> {
 
 impl Observer for Mutant {
     fn store(&self, offset: u64, data: &[u8], non_temporal: bool) {
+        let is_void = data == [0; 8];
+        let late = self.ask(|progress| {
+            progress.void = is_void.then_some(offset);
+            std::mem::take(&mut progress.held_void_fence) && !is_void
+        });
+        if late {
+            self.inner.fence();
+        }
         let cached = self.mutation == Mutation::CachedData && context::simulated().is_some();
         self.inner.store(offset, data, non_temporal && !cached);
         let held = self.ask(|progress| std::mem::take(&mut progress.held_fence));

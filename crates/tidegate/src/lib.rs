@@ -7,6 +7,7 @@
 //! - [`durable`]: syncs that tell of a file system that gave up;
 //! - [`btt`]: the block translation table, an atomic block device on persistent memory;
 //! - [`pool`]: what a region holds, and the superblock of every engine but the BTT;
+//! - [`cache`]: a persistent cache of pages in front of a slower device;
 //! - [`log`]: a write log, for files and blocks, shared by processes;
 //! - [`raw`]: blocks in place on persistent memory, fast and not atomic;
 //! - [`dram`]: the DRAM tier, a volatile write cache over any device;
@@ -21,6 +22,7 @@
 
 pub mod backing;
 pub mod btt;
+pub mod cache;
 pub mod device;
 pub mod dram;
 pub mod durable;

@@ -19,12 +19,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("raw", &["device", "pmem", "pool", "stats", "tier"]),
     ("dram", &["device", "pmem", "size", "stats", "sync", "tier"]),
     ("log", &["device", "durable", "pmem", "pool", "size", "stats", "sync", "tier"]),
+    ("cache", &["device", "pmem", "pool", "size", "stats", "sync", "tier"]),
     ("backing", &["device", "log", "pool", "size"]),
     (
         "stack",
         &[
-            "backing", "btt", "device", "dram", "log", "pmem", "pool", "raw", "size", "stats",
-            "tier",
+            "backing", "btt", "cache", "device", "dram", "log", "pmem", "pool", "raw", "size",
+            "stats", "tier",
         ],
     ),
 ];

@@ -37,6 +37,8 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
     }
     if let Some(backing) = pending_backing(&pool)?.filter(|_| !args.discard) {
         destage(&pool, &backing)?;
+        let shown = pool.display();
+        line(format_args!("{shown}: recovered: what the log had was written to {backing}"))?;
     } else if args.discard {
         forget_processes(&pool, &paths)?;
         discard(&pool)?;
@@ -56,8 +58,11 @@ fn pending_backing(pool: &Path) -> Result<Option<String>> {
     Ok(plan.device().map(|name| String::from_utf8_lossy(name).into_owned()))
 }
 
-/// Writes what the log has of the device `backing` to it.
-fn destage(pool: &Path, backing: &str) -> Result<()> {
+/// Writes what the pool has of the device `backing` to it.
+///
+/// # Errors
+/// The backing cannot be opened, or fails.
+pub(crate) fn destage(pool: &Path, backing: &str) -> Result<()> {
     let shown = pool.display();
     let url = backing.parse().map_err(|error| anyhow!("{shown}: {error}"))?;
     let region = Arc::new(Region::open(pool, &RegionOptions::default())?);
@@ -69,8 +74,7 @@ fn destage(pool: &Path, backing: &str) -> Result<()> {
         dram: TierSpec { policy: Policy::None, bytes: 0 },
         delays: None,
     })?;
-    stack.drain()?;
-    Ok(line(format_args!("{shown}: recovered: what the log had was written to {backing}"))?)
+    Ok(stack.drain()?)
 }
 
 /// Has a supervisor restore in the files what the log has, and says what it did.

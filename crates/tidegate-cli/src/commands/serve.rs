@@ -53,14 +53,19 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
 /// Opens the pool, and the tiers before it and the backing behind it that `args` name.
 fn open(args: &ServeArgs) -> Result<Stack> {
     let region = Arc::new(pool::map(&args.pool, &args.memory, args.read_only)?);
-    Ok(REGISTRY.open(StackOptions {
+    let stack = REGISTRY.open(StackOptions {
         region,
         path: args.pool.clone(),
         backing: args.backing.clone(),
         force: args.force,
         dram: args.dram,
         delays: args.delay_us.map(delays),
-    })?)
+    })?;
+    if let Some(mode) = &args.mode {
+        // Before the first client.
+        stack.set("mode", mode)?;
+    }
+    Ok(stack)
 }
 
 fn delays(delay_us: u64) -> Delays {

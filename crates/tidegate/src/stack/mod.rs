@@ -16,6 +16,7 @@ pub use error::StackError;
 pub use open::{Stack, StackOptions, Stat};
 
 use crate::btt::BttEngine;
+use crate::cache::CacheEngine;
 use crate::dram::{self, Policy, TierSpec};
 use crate::log::LogEngine;
 use crate::pmem::Region;
@@ -24,7 +25,7 @@ use crate::raw::RawEngine;
 use crate::tier::{Checked, Engine, EngineCode, Opening, OptionSpec, Options, Plan, Progress};
 
 /// The engines of this release.
-pub static REGISTRY: Registry = Registry::new(&[&BttEngine, &RawEngine, &LogEngine]);
+pub static REGISTRY: Registry = Registry::new(&[&BttEngine, &RawEngine, &LogEngine, &CacheEngine]);
 
 type Result<T> = std::result::Result<T, StackError>;
 

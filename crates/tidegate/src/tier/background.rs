@@ -107,6 +107,12 @@ impl Waker {
         }
     }
 
+    /// A caller with work has to wake a worker: a look, before it asks at a cost what work there is.
+    #[inline]
+    pub(crate) fn needs_call(&self) -> bool {
+        self.call.load(Ordering::SeqCst) == 1
+    }
+
     /// Wakes one more idle worker, unless some worker rests: that one left the CPU to others.
     pub(crate) fn wake_another(&self) {
         let mut gate = self.gate.lock();

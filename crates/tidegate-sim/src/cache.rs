@@ -1,0 +1,209 @@
+//! The cache before a backing that a crash tears too.
+//!
+//! One region holds both: the pool at its start, the backing's blocks behind it. What the backing
+//! is told is stored, and durable with its next flush, of any thread: before that a crash leaves
+//! any part of it.
+//!
+//! There is no thread: a write that finds no free slot makes some, beside writes of other threads
+//! and, where asked for, background work that the scheduler runs.
+
+use std::sync::Arc;
+
+use tidegate::cache::check::check;
+use tidegate::cache::mode::Mode;
+use tidegate::cache::{Binding, CacheDevice, CacheDeviceOptions, CacheOptions, create};
+use tidegate::device::{BlockDevice, Geometry, Result as DeviceResult, WriteFlags, ZeroFlags};
+use tidegate::pmem::Region;
+use tidegate::tier::background::{Step, Work};
+use uuid::Uuid;
+
+use crate::log::{copy, text};
+use crate::subject::{Alive, Subject};
+
+const BLOCK_BYTES: u64 = 4096;
+/// Three pages of superblocks, two of cache headers, four of a chunk's head, one of slot headers.
+const FIXED_BYTES: u64 = 10 * 4096;
+/// Background steps after which the mode changes.
+const STEPS_OF_A_MODE: usize = 3;
+
+/// What is wrong with the cache or its backing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheFault {
+    /// Nothing.
+    None,
+    /// Pages count as clean though the backing was not flushed.
+    NoBackingFlush,
+}
+
+/// The cache over a backing in the same region.
+pub struct CacheSubject {
+    blocks: u64,
+    slots: u64,
+    fault: CacheFault,
+    /// The first is the pool's; the background goes through all of them in turn.
+    modes: &'static [Mode],
+    background: usize,
+}
+
+impl CacheSubject {
+    /// A device of `blocks` blocks of 4096 bytes before which `slots` slots lie.
+    pub fn new(blocks: u64, slots: u64, modes: &'static [Mode], fault: CacheFault) -> Self {
+        Self { blocks, slots, fault, modes, background: 0 }
+    }
+
+    /// A device whose background work the scheduler runs beside requests.
+    #[must_use]
+    pub fn with_background(self) -> Self {
+        Self { background: 1, ..self }
+    }
+
+    fn pool_bytes(&self) -> u64 {
+        FIXED_BYTES + BLOCK_BYTES * self.slots
+    }
+
+    /// Acknowledged writes are durable in every mode.
+    fn is_durable(&self) -> bool {
+        let durable = [Mode::WriteBack, Mode::WriteOnly, Mode::WriteThrough];
+        self.modes.iter().all(|mode| durable.contains(mode))
+    }
+
+    fn open_device(&self, region: &Arc<Region>) -> Result<CacheDevice, String> {
+        let backing = Arc::new(Backing {
+            region: Arc::clone(region),
+            offset: self.pool_bytes(),
+            blocks: self.blocks,
+            volatile_cache: !self.is_durable(),
+            flushes: self.fault != CacheFault::NoBackingFlush,
+        });
+        let options = CacheDeviceOptions {
+            no_thread: true,
+            clean_from_pct: Some(40),
+            ..CacheDeviceOptions::default()
+        };
+        CacheDevice::open(Arc::clone(region), backing, self.binding(), options).map_err(text)
+    }
+
+    fn binding(&self) -> Binding {
+        Binding { identity: 2, name: "simulated".into(), pages: self.blocks }
+    }
+}
+
+impl Subject for CacheSubject {
+    fn create(&self, region: &Region) -> Result<(), String> {
+        let scratch = Arc::new(Region::anonymous(self.region_bytes()).map_err(text)?);
+        // The pool ends where the backing begins.
+        let pool = Arc::new(Region::anonymous(self.pool_bytes()).map_err(text)?);
+        let options = CacheOptions { uuid: Uuid::from_u128(7), salt: 2 };
+        let header = create(&pool, &options).map_err(text)?;
+        if u64::from(header.places.slots()) != self.slots {
+            return Err(format!("{} slots, expected {}", header.places.slots(), self.slots));
+        }
+        copy(&pool, &scratch)?;
+        self.open_device(&scratch)?.set_mode(self.modes[0]).map_err(text)?;
+        copy(&scratch, region)
+    }
+
+    fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
+        Ok(Arc::new(self.open_device(region)?))
+    }
+
+    fn open_alive(&self, region: &Arc<Region>) -> Result<Alive, String> {
+        let device = Arc::new(self.open_device(region)?);
+        let background = |_| -> Box<dyn Work> {
+            let (device, modes) = (Arc::clone(&device), self.modes);
+            Box::new(Background { work: device.background(), device, modes, steps: 0 })
+        };
+        let background = (0..self.background).map(background).collect();
+        Ok(Alive { device, background })
+    }
+
+    fn background_threads(&self) -> usize {
+        self.background
+    }
+
+    fn check(&self, region: &Region) -> Result<(), String> {
+        let findings = check(region).map_err(text)?.findings;
+        if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
+    }
+
+    fn region_bytes(&self) -> u64 {
+        self.pool_bytes() + self.blocks * BLOCK_BYTES
+    }
+
+    fn rounds_after_recovery(&self) -> u32 {
+        3
+    }
+}
+
+/// Background work that also changes the mode.
+struct Background<W> {
+    device: Arc<CacheDevice>,
+    work: W,
+    modes: &'static [Mode],
+    steps: usize,
+}
+
+impl<W: Work> Work for Background<W> {
+    fn step(&mut self) -> Step {
+        self.steps += 1;
+        let mode = self.modes[self.steps / STEPS_OF_A_MODE % self.modes.len()];
+        // The region takes all stores here.
+        if self.device.mode() != mode && self.device.set_mode(mode).is_err() {
+            return Step::Stop;
+        }
+        self.work.step()
+    }
+
+    fn has_work(&self) -> bool {
+        self.work.has_work()
+    }
+}
+
+/// Blocks behind the pool: what is written is durable with the next flush of any thread.
+struct Backing {
+    region: Arc<Region>,
+    offset: u64,
+    blocks: u64,
+    volatile_cache: bool,
+    flushes: bool,
+}
+
+impl BlockDevice for Backing {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: 4096,
+            blocks: self.blocks,
+            preferred_bytes: 4096,
+            read_only: false,
+            atomic_block: false,
+            volatile_cache: self.volatile_cache,
+            fast_zero: false,
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> DeviceResult<()> {
+        Ok(self.region.read(self.offset + offset, buf)?)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> DeviceResult<()> {
+        self.region.write(self.offset + offset, data)?;
+        if flags.fua { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&self) -> DeviceResult<()> {
+        if !self.flushes {
+            return Ok(());
+        }
+        self.region.write_back(self.offset, self.blocks * BLOCK_BYTES)?;
+        Ok(self.region.fence()?)
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> DeviceResult<()> {
+        Ok(())
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> DeviceResult<()> {
+        let zeroes = vec![0; usize::try_from(len).unwrap_or(0)];
+        self.write(offset, &zeroes, WriteFlags { fua: flags.fua })
+    }
+}

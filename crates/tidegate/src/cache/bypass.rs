@@ -1,0 +1,188 @@
+//! Writes around the cache, to the backing.
+//!
+//! The cache gives up its copies first: a dirty one is cleaned, so that the only durable copy of a
+//! write is never lost; a clean one is voided and fenced before the backing is written, so that no
+//! crash brings it back. While such a write is under way its pages are neither cleaned nor kept.
+
+use std::ops::Range;
+
+use super::index::Found;
+use super::layout::PAGE_BYTES;
+use super::tier::Counter;
+use super::traffic::{Passage, Traffic};
+use super::{Core, Mode};
+use crate::device::{Result, WriteFlags, ZeroFlags};
+
+/// Pages that are written around the cache at once.
+const PIECE_PAGES: u64 = 256;
+
+/// What goes to the backing.
+#[derive(Clone, Copy)]
+pub(super) enum Content<'a> {
+    /// These bytes.
+    Data(&'a [u8]),
+    /// Zeroes.
+    Zeroes,
+}
+
+impl Content<'_> {
+    /// What is for `piece` of the pages from `first` on.
+    fn part(&self, first: u64, piece: &Range<u64>) -> Self {
+        let at = |page: u64| usize::try_from((page - first) * PAGE_BYTES).unwrap_or(usize::MAX);
+        match self {
+            Self::Data(data) => Self::Data(&data[at(piece.start)..at(piece.end)]),
+            Self::Zeroes => Self::Zeroes,
+        }
+    }
+}
+
+impl Core {
+    /// Writes `content` for `pages` to the backing, and removes them from the cache.
+    pub(super) fn bypass(&self, pages: &Range<u64>, content: Content<'_>, fua: bool) -> Result<()> {
+        let mut first = pages.start;
+        while first < pages.end {
+            let piece = first..pages.end.min(first + PIECE_PAGES);
+            let part = content.part(pages.start, &piece);
+            let passages = self.give_up(&piece)?;
+            let written = self.write_below(&piece, part, fua);
+            for passage in &passages {
+                self.traffic.end(passage);
+            }
+            written?;
+            self.counters.add(Counter::PassThroughWrites, 1);
+            first = piece.end;
+        }
+        Ok(())
+    }
+
+    /// Removes the copies of `pages`, and begins the write to the backing.
+    fn give_up(&self, pages: &Range<u64>) -> Result<Vec<Passage>> {
+        loop {
+            self.clean_pages(pages)?;
+            let clean: Vec<Found> = pages.clone().filter_map(|page| self.find(page)).collect();
+            self.remove_clean(&clean)?;
+            let locks = self.lock_pages(pages.clone());
+            if pages.clone().all(|page| self.find(page).is_none()) {
+                // With the locks: a page that is written into the cache from now on is not cleaned
+                // before this write has ended.
+                let buckets = Traffic::buckets(pages.clone());
+                return Ok(buckets.into_iter().map(|it| self.traffic.begin(it)).collect());
+            }
+            drop(locks);
+            self.region.relax();
+        }
+    }
+
+    /// Cleans the dirty ones of `pages`.
+    pub(super) fn clean_pages(&self, pages: &Range<u64>) -> Result<()> {
+        let dirty = |page| self.find(page).filter(|found| found.dirty);
+        let dirty: Vec<Found> = pages.clone().filter_map(dirty).collect();
+        if dirty.is_empty() { Ok(()) } else { self.clean_until_done(dirty) }
+    }
+
+    /// Writes to the backing; a flush is needed afterwards unless `fua`.
+    pub(super) fn write_below(
+        &self,
+        pages: &Range<u64>,
+        content: Content<'_>,
+        fua: bool,
+    ) -> Result<()> {
+        let (offset, len) = (pages.start * PAGE_BYTES, (pages.end - pages.start) * PAGE_BYTES);
+        let written = match content {
+            Content::Data(data) => self.backing.write(offset, data, WriteFlags { fua }),
+            Content::Zeroes => {
+                let flags = ZeroFlags { fua, may_unmap: true, fast_only: false };
+                self.backing.write_zeroes(offset, len, flags)
+            }
+        };
+        self.counters.add(Counter::CoreWrites, pages.end - pages.start);
+        // Also after a failure: a part may have been written. With FUA it is flushed, but a flush
+        // says so to the fills too.
+        for bucket in Traffic::buckets(pages.clone()) {
+            self.traffic.bypassed(bucket);
+        }
+        written
+    }
+
+    /// Writes `content` to the slots of `pages`, durably, and through to the backing. The pages are
+    /// clean after the next flush of the backing.
+    pub(super) fn write_through(&self, pages: &Range<u64>, content: Content<'_>) -> Result<()> {
+        let mut stored: Vec<Found> = Vec::new();
+        let note = &mut |found| stored.push(found);
+        match content {
+            Content::Data(data) => self.write_pages(pages.start, data, note)?,
+            Content::Zeroes => self.zero_pages(pages.clone(), note)?,
+        }
+        let buckets = Traffic::buckets(pages.clone());
+        let passages: Vec<Passage> = buckets.into_iter().map(|it| self.traffic.begin(it)).collect();
+        let written = self.write_standing(pages, content, stored);
+        let alone = passages.iter().fold(true, |alone, it| self.traffic.end(it) && alone);
+        let written = written?;
+        if alone {
+            self.written.lock().extend(written);
+        }
+        Ok(())
+    }
+
+    /// Writes those of `stored` to the backing that are still the newest versions: a later write
+    /// has replaced any other, or it was cleaned and evicted. Returns what it wrote.
+    fn write_standing(
+        &self,
+        pages: &Range<u64>,
+        content: Content<'_>,
+        stored: Vec<Found>,
+    ) -> Result<Vec<Found>> {
+        let count = stored.len();
+        let stands = |found: &Found| self.shard(found.page).stands(found);
+        let standing: Vec<Found> = stored.into_iter().filter(stands).collect();
+        if standing.len() == count {
+            self.write_below(pages, content, false)?;
+            return Ok(standing);
+        }
+        for found in &standing {
+            let page = found.page..found.page + 1;
+            self.write_below(&page, content.part(pages.start, &page), false)?;
+        }
+        Ok(standing)
+    }
+
+    /// Zeroes for many pages: those that are cached in their slots, all others in the backing.
+    pub(super) fn zero_many(&self, pages: &Range<u64>) -> Result<()> {
+        let mut first = pages.start;
+        while first < pages.end {
+            let piece = first..pages.end.min(first + PIECE_PAGES);
+            let missing = self.missing_runs(&piece);
+            // By the same look: a page that enters or leaves the cache meanwhile is made zero too.
+            let cached = piece.clone().filter(|page| !missing.iter().any(|run| run.contains(page)));
+            self.zero_pages(cached, &mut |_| ())?;
+            for run in &missing {
+                self.bypass(run, Content::Zeroes, false)?;
+            }
+            first = piece.end;
+        }
+        // Durable before it is acknowledged, as all writes of these modes.
+        self.flush_backing()
+    }
+
+    /// The runs of `pages` that the cache does not have.
+    fn missing_runs(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for page in pages.clone().filter(|page| self.find(*page).is_none()) {
+            match runs.last_mut() {
+                Some(run) if run.end == page => run.end += 1,
+                _ => runs.push(page..page + 1),
+            }
+        }
+        runs
+    }
+
+    /// All of `pages` are cached.
+    pub(super) fn has_all(&self, pages: &Range<u64>) -> bool {
+        pages.clone().all(|page| self.find(page).is_some())
+    }
+}
+
+impl Mode {
+    /// Most pages whose zeroes go to slots; for more the backing is asked.
+    pub(super) const ZERO_PAGES_MAX: u64 = PIECE_PAGES;
+}

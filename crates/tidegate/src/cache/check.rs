@@ -1,0 +1,104 @@
+//! Verification of a cache pool, and what its headers say in numbers. Changes nothing.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use super::error::CacheError;
+use super::header::CacheHeader;
+use super::layout::{Decoded, PAGE_BYTES, SlotHeader};
+use super::recover::{Newest, Scan};
+use crate::pmem::Region;
+
+/// Findings that are kept in words; more are counted.
+const FINDINGS_MAX: usize = 100;
+
+/// What the slots of a pool hold; the keys are a contract with scripts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Slots that hold a page, older versions included.
+    pub used_slots: u64,
+    /// Those of them whose bytes the backing may lack.
+    pub dirty_slots: u64,
+    /// Slots that hold no page.
+    pub free_slots: u64,
+    /// Headers and data of writes that never finished: recovery frees their slots.
+    pub unfinished_slots: u64,
+    /// Number of faults.
+    pub faults: u64,
+    /// The first of them, a line each.
+    pub findings: Vec<String>,
+}
+
+impl Report {
+    fn fault(&mut self, finding: String) {
+        self.faults += 1;
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(finding);
+        }
+    }
+}
+
+/// Counts the slots of the pool in `region` by their headers.
+///
+/// # Errors
+/// The pool's headers are damaged, or the memory failed.
+pub fn summary(region: &Region, header: &CacheHeader) -> Result<Report, CacheError> {
+    let mut report = Report::default();
+    Scan::new(region, header).each(|scanned| count(&mut report, &scanned.decoded))?;
+    Ok(report)
+}
+
+fn count(report: &mut Report, decoded: &Decoded) {
+    match decoded {
+        Decoded::Free { .. } => report.free_slots += 1,
+        Decoded::Bad => report.unfinished_slots += 1,
+        Decoded::Header(header) => {
+            report.used_slots += 1;
+            report.dirty_slots += u64::from(header.dirty);
+        }
+    }
+}
+
+/// Compares all data with its checksums, and the headers with each other.
+///
+/// # Errors
+/// As for [`summary`].
+pub fn check(region: &Region) -> Result<Report, CacheError> {
+    let header = CacheHeader::read(region)?;
+    let scan = Scan::new(region, &header);
+    let (mut report, mut newest, mut versions) =
+        (Report::default(), Newest::default(), BTreeSet::new());
+    let mut slots: Vec<(u32, SlotHeader)> = Vec::new();
+    scan.each(|scanned| {
+        count(&mut report, &scanned.decoded);
+        if let Decoded::Header(found) = scanned.decoded {
+            newest.see(scanned.slot, &found);
+            slots.push((scanned.slot, found));
+            if !versions.insert((found.page, found.version)) {
+                report.fault(format!(
+                    "slot {}: version {} of the page at offset {} is in another slot too",
+                    scanned.slot,
+                    found.version,
+                    found.page * PAGE_BYTES
+                ));
+            }
+        }
+    })?;
+    let newest: BTreeSet<u32> = newest.members().map(|(slot, _)| *slot).collect();
+    for (slot, found) in slots {
+        match (scan.is_whole(slot, &found)?, newest.contains(&slot)) {
+            (true, _) => {}
+            (false, true) => report.unfinished_slots += 1,
+            (false, false) => report.fault(format!(
+                "slot {slot}: the data of the {} page at offset {} does not match its checksum",
+                if found.dirty { "dirty" } else { "clean" },
+                found.page * PAGE_BYTES
+            )),
+        }
+    }
+    if !header.is_whole || !header.superblock_is_whole {
+        report.fault("one copy of the superblock or of the cache header is damaged".into());
+    }
+    Ok(report)
+}

@@ -1,0 +1,181 @@
+//! The engine `cache` as the registry sees it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::check::{check, summary};
+use super::header::SLOTS_MIN;
+use super::layout::{CHUNKS_OFFSET, PAGE_BYTES};
+use super::{
+    Binding, CacheDevice, CacheDeviceOptions, CacheError, CacheHeader, CacheOptions, create,
+};
+use crate::pmem::Region;
+use crate::size::Size;
+use crate::tier::{
+    Backing, Checked, Description, Engine, EngineCode, EngineError, Opened, Opening, OptionSpec,
+    Options, Plan, Progress, counted, line,
+};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// The number of this engine in superblocks.
+pub const CODE: EngineCode = EngineCode(3);
+
+/// Three pages of superblocks, the cache headers, and a chunk of the fewest slots: four pages of
+/// its head and one of slot headers.
+pub(super) const POOL_BYTES_MIN: u64 =
+    3 * PAGE_BYTES + CHUNKS_OFFSET + (4 + 1 + SLOTS_MIN as u64) * PAGE_BYTES;
+
+/// The registry's entry.
+pub struct CacheEngine;
+
+impl Engine for CacheEngine {
+    fn name(&self) -> &'static str {
+        "cache"
+    }
+
+    fn about(&self) -> &'static str {
+        "pages before a device"
+    }
+
+    fn options(&self) -> &'static [OptionSpec] {
+        &[]
+    }
+
+    fn plan(&self, _options: &Options) -> Result<Box<dyn Plan>> {
+        Ok(Box::new(CachePlan))
+    }
+
+    fn code(&self) -> Option<EngineCode> {
+        Some(CODE)
+    }
+
+    fn describe(&self, region: &Arc<Region>) -> Result<Description> {
+        let header = CacheHeader::read(region).map_err(EngineError::pool)?;
+        let found = summary(region, &header).map_err(EngineError::pool)?;
+        let size = |slots: u64| Size { bytes: slots * PAGE_BYTES };
+        let size_bytes = u64::from(header.places.slots()) * PAGE_BYTES;
+        let uuid = header.superblock.uuid;
+        let used = format!(
+            "{} of {} in use, {} dirty",
+            size(found.used_slots),
+            Size { bytes: size_bytes },
+            size(found.dirty_slots)
+        );
+        Ok(Description {
+            size_bytes,
+            blocks: None,
+            header: json!({
+                "uuid": uuid,
+                "mode": header.mode.name(),
+                "slots": header.places.slots(),
+                "backing": header.binding,
+                "used_slots": found.used_slots,
+                "dirty_slots": found.dirty_slots,
+                "free_slots": found.free_slots,
+                "unfinished_slots": found.unfinished_slots,
+            }),
+            lines: vec![line("uuid", uuid), line("cache", used), line("mode", header.mode)],
+        })
+    }
+
+    fn needs_backing(&self) -> bool {
+        true
+    }
+
+    fn open(&self, opening: Opening) -> Result<Opened> {
+        let Opening { region, backing, force } = opening;
+        let Some(backing) = backing else {
+            let refusal = "a cache pool holds pages of another device: name it by --backing";
+            return Err(EngineError::Refused(refusal.into()));
+        };
+        if region.read_only() {
+            let refusal =
+                "a cache pool cannot be served --read-only: its backing may lack what it holds";
+            return Err(EngineError::Refused(refusal.into()));
+        }
+        let device = open_device(region, backing, force)?;
+        let found = device.recovered();
+        let recovered = format!(
+            "{}, {} of them dirty; {} unfinished",
+            counted(found.pages, "page"),
+            found.dirty_pages,
+            found.unfinished
+        );
+        Ok(Opened { tier: Arc::new(device), recovered })
+    }
+
+    /// Compares all data with its checksums.
+    fn check(
+        &self,
+        region: Region,
+        repair: bool,
+        _progress: &mut dyn FnMut(Progress),
+    ) -> Result<Checked> {
+        let mut report = check(&region).map_err(EngineError::pool)?;
+        let mut lines = report.findings.clone();
+        let mut header = CacheHeader::read(&region).map_err(EngineError::pool)?;
+        if repair && !(header.is_whole && header.superblock_is_whole) {
+            header.restore(&region).map_err(EngineError::pool)?;
+            report = check(&region).map_err(EngineError::pool)?;
+            lines = report.findings.clone();
+            lines.push("restored the headers from their other copies".into());
+        }
+        lines.push(format!(
+            "{}, {} of them dirty; {} unfinished, which recovery frees",
+            counted(report.used_slots, "used slot"),
+            report.dirty_slots,
+            report.unfinished_slots
+        ));
+        Ok(Checked { faults: report.faults, report: json!(report), lines })
+    }
+
+    fn next_command(&self, pool: &Path) -> String {
+        format!("tidegate serve {} --backing FILE --nbd unix:/tmp/tidegate.sock", pool.display())
+    }
+}
+
+struct CachePlan;
+
+impl Plan for CachePlan {
+    fn smallest_bytes(&self) -> u64 {
+        POOL_BYTES_MIN
+    }
+
+    fn largest_fit_bytes(&self, bytes: u64) -> u64 {
+        bytes - bytes % PAGE_BYTES
+    }
+
+    fn create(&self, region: &Region) -> Result<()> {
+        create(region, &CacheOptions::default()).map(drop).map_err(EngineError::pool)
+    }
+}
+
+fn open_device(region: Arc<Region>, backing: Backing, force: bool) -> Result<CacheDevice> {
+    let Backing { device, identity, name, holds } = backing;
+    let name = String::from_utf8_lossy(&name).into_owned();
+    let header = CacheHeader::read(&region).map_err(EngineError::pool)?;
+    let is_known = header.binding.is_some_and(|binding| binding.identity == identity);
+    // On the backing of this pool, a client may have made what looks like a pool.
+    if let Some(found) = holds.filter(|_| !force && !is_known) {
+        return Err(EngineError::Refused(format!(
+            "the backing {name} holds {found}, which writes to the cache would destroy; --force \
+             uses it all the same"
+        )));
+    }
+    let pages = device.geometry().size_bytes() / PAGE_BYTES;
+    let binding = Binding { identity, name, pages };
+    let options = CacheDeviceOptions { adopt_foreign: force, ..CacheDeviceOptions::default() };
+    CacheDevice::open(region, device, binding, options).map_err(refused)
+}
+
+fn refused(error: CacheError) -> EngineError {
+    match error {
+        CacheError::OtherBacking { .. } => {
+            EngineError::Refused(format!("{error}; --force writes the dirty pages to this one"))
+        }
+        error => EngineError::pool(error),
+    }
+}

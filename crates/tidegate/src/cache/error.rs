@@ -1,0 +1,78 @@
+//! What can keep a pool from being opened as a cache.
+
+use crate::device::DeviceError;
+use crate::pmem::PmemError;
+use crate::pool::PoolError;
+
+/// An error of opening a cache pool.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// The superblock is not that of a cache pool that can be used.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The persistent memory failed.
+    #[error("persistent memory under the cache failed")]
+    Pmem(#[from] PmemError),
+    /// Neither copy of the cache header is whole.
+    #[error(
+        "both copies of the cache header are damaged: dirty pages cannot be found, restore the pool from a backup"
+    )]
+    HeaderDamaged,
+    /// A later Tidegate wrote the cache header.
+    #[error("the cache header has version {found}, this program knows 1: use a later Tidegate")]
+    UnknownVersion {
+        /// Its version.
+        found: u32,
+    },
+    /// The cache header does not fit the pool.
+    #[error(
+        "the cache header speaks of {found} slots, expected {expected}: the pool was made by another program"
+    )]
+    Slots {
+        /// Slots that the header speaks of.
+        found: u64,
+        /// Slots that the pool's size allows, or that a pool has at least.
+        expected: u64,
+    },
+    /// The backing failed, or is not suitable.
+    #[error(transparent)]
+    Backing(#[from] DeviceError),
+    /// The size of the backing is not a whole number of pages.
+    #[error("the backing has {bytes} bytes, expected a multiple of 4096: add to it or cut it off")]
+    PartialPage {
+        /// Its size in bytes.
+        bytes: u64,
+    },
+    /// The pool holds dirty pages of another backing.
+    #[error(
+        "the cache holds {dirty} dirty pages of another backing, {name}: use that one, or say that this one is to get them"
+    )]
+    OtherBacking {
+        /// Path or URL of that backing.
+        name: String,
+        /// Number of its dirty pages.
+        dirty: u64,
+    },
+    /// A dirty page lies behind the end of the backing.
+    #[error(
+        "the cache holds a dirty page at offset {offset} of a backing of {bytes} bytes: the backing was cut short"
+    )]
+    Misfit {
+        /// First byte of the page.
+        offset: u64,
+        /// Size of the backing in bytes.
+        bytes: u64,
+    },
+    /// A page lies in a slot where no program of this version puts it.
+    #[error(
+        "slot {slot} of the cache holds a page of another shard: the pool was made by another program"
+    )]
+    Misplaced {
+        /// The slot.
+        slot: u32,
+    },
+    /// A thread was refused.
+    #[error("the cache's thread cannot be started")]
+    Thread(#[source] std::io::Error),
+}

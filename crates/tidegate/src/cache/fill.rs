@@ -1,0 +1,85 @@
+//! Keeping what was read from the backing: after the answer, in the background.
+
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
+
+use super::Core;
+use super::traffic::Seen;
+use crate::device::Result;
+use crate::sync::{AtomicU32, Ordering};
+use crate::tier::version_locks::Version;
+
+/// Most pages that wait; more are not kept.
+const WAITING_MAX: usize = 256;
+/// Most pages that are stored with one fence.
+const BATCH_PAGES: usize = 64;
+
+/// A page as it was read from the backing.
+pub(super) struct Fill {
+    pub(super) page: u64,
+    /// The page's version before it was looked for in the cache.
+    pub(super) version: Version,
+    /// The writes to the backing at that moment.
+    pub(super) seen: Seen,
+    pub(super) data: Box<[u8]>,
+}
+
+/// Pages that wait to be stored.
+#[derive(Default)]
+pub(super) struct Fills {
+    queue: Mutex<VecDeque<Fill>>,
+    /// Number of them, for a look without the lock.
+    count: AtomicU32,
+}
+
+impl Fills {
+    /// Adds a page, unless too many wait.
+    pub(super) fn offer(&self, fill: impl FnOnce() -> Fill) {
+        let mut queue = self.queue.lock();
+        if queue.len() < WAITING_MAX {
+            queue.push_back(fill());
+            self.publish(&queue);
+        }
+    }
+
+    /// Pages wait.
+    pub(super) fn are_waiting(&self) -> bool {
+        self.count.load(Ordering::SeqCst) > 0
+    }
+
+    /// A batch of different pages.
+    fn take(&self) -> Vec<Fill> {
+        let mut queue = self.queue.lock();
+        let count = queue.len().min(BATCH_PAGES);
+        let mut fills: Vec<_> = queue.drain(..count).collect();
+        self.publish(&queue);
+        drop(queue);
+        fills.sort_by_key(|fill| fill.page);
+        fills.dedup_by_key(|fill| fill.page);
+        fills
+    }
+
+    fn publish(&self, queue: &VecDeque<Fill>) {
+        self.count.store(u32::try_from(queue.len()).unwrap_or(u32::MAX), Ordering::SeqCst);
+    }
+}
+
+impl Core {
+    /// Stores a batch of the pages that wait.
+    pub(super) fn store_fills(&self) -> Result<()> {
+        let fills = self.fills.take();
+        if fills.is_empty() {
+            return Ok(());
+        }
+        self.store_clean(&fills)
+    }
+
+    /// What was read is still the page's content, and the backing will not lose it. With the page's
+    /// lock.
+    pub(super) fn may_keep(&self, fill: &Fill) -> bool {
+        self.locks.unchanged(fill.page, fill.version)
+            && self.traffic.may_fill(fill.page, fill.seen)
+            && self.find(fill.page).is_none()
+    }
+}

@@ -1,0 +1,227 @@
+//! The cache header: the pool's salt, its mode and its backing, in two copies.
+//!
+//! Invariant: at every moment one copy is whole. The second copy is durable before the first is
+//! touched, and the whole copy with the higher sequence counts, as with the superblock.
+
+use serde::Serialize;
+use uuid::Uuid;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::CODE;
+use super::error::CacheError;
+use super::layout::{
+    CHUNK_HEAD_BYTES, CHUNKS_OFFSET, CacheHeaderBytes, HeaderFault, NAME_BYTES_MAX, PAGE_BYTES,
+    Places,
+};
+use super::mode::Mode;
+use crate::pmem::{PmemError, Region};
+use crate::pool::{self, PoolError, Superblock};
+
+type Result<T> = std::result::Result<T, CacheError>;
+
+/// Slots of a shard of a new pool, about; small pools have one shard.
+const SHARD_SLOTS: u32 = 2048;
+const SHARDS_MAX: u32 = 16;
+/// The fewest slots of a pool.
+pub(super) const SLOTS_MIN: u32 = 4;
+
+/// Which backing the pages of a pool are of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Binding {
+    /// What tells the backing from all others; never 0.
+    pub identity: u64,
+    /// Its absolute path or URL, cut off after 512 bytes.
+    pub name: String,
+    /// Its size in pages of 4 KiB.
+    pub pages: u64,
+}
+
+/// How to make a cache pool.
+#[derive(Debug, Clone, Copy)]
+pub struct CacheOptions {
+    /// The pool's uuid.
+    pub uuid: Uuid,
+    /// Keeps headers of older pools in the same bytes from counting.
+    pub salt: u64,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        let (salt, _) = Uuid::new_v4().as_u64_pair();
+        Self { uuid: Uuid::new_v4(), salt }
+    }
+}
+
+/// What the cache header of a pool says, and where its slots are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheHeader {
+    /// The pool's superblock.
+    pub superblock: Superblock,
+    /// Goes into all checks.
+    pub salt: u64,
+    /// How writes and reads are treated.
+    pub mode: Mode,
+    /// The backing; none before the first use.
+    pub binding: Option<Binding>,
+    /// Where the slots are.
+    pub places: Places,
+    /// Number of shards: a page lies in a slot of its own one.
+    pub shards: u32,
+    sequence: u64,
+    /// Both copies of this header are whole and agree.
+    pub is_whole: bool,
+    /// Both copies of the superblock are whole and agree.
+    pub superblock_is_whole: bool,
+}
+
+/// Makes a cache pool of all of `region`; whatever was there is lost.
+///
+/// # Errors
+/// [`CacheError::Pool`]: the region is too small, before anything changes, or failed.
+pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
+    let mut superblock = Superblock::plan(region, CODE, options.uuid, 4096)?;
+    let places = places_of(&superblock);
+    if places.slots() < SLOTS_MIN {
+        let (found_bytes, least_bytes) = (region.len_bytes(), super::engine::POOL_BYTES_MIN);
+        return Err(PoolError::TooSmall { found_bytes, least_bytes }.into());
+    }
+    pool::erase(region)?;
+    // Headers of zeroes are free slots, fenced before the superblock says that they are headers.
+    for slot in (0..places.slots()).step_by(super::layout::CHUNK_SLOTS as usize) {
+        let start = places.header(slot) - CHUNK_HEAD_BYTES;
+        region.zero_streaming(start, places.data(slot) - start)?;
+    }
+    let (salt, mode) = (options.salt, Mode::default());
+    let mut header = CacheHeader {
+        superblock,
+        salt,
+        mode,
+        binding: None,
+        places,
+        shards: (places.slots() / SHARD_SLOTS).clamp(1, SHARDS_MAX),
+        sequence: 0,
+        is_whole: true,
+        superblock_is_whole: true,
+    };
+    header.write(region)?;
+    superblock.write(region)?;
+    header.superblock = superblock;
+    Ok(header)
+}
+
+fn places_of(superblock: &Superblock) -> Places {
+    let bytes = superblock.data_bytes.saturating_sub(CHUNKS_OFFSET);
+    Places::fitting(superblock.data_offset + CHUNKS_OFFSET, bytes)
+}
+
+impl CacheHeader {
+    /// Reads the headers of the pool in `region`, and changes nothing.
+    ///
+    /// # Errors
+    /// There is no cache pool, or neither copy of its header is whole.
+    pub fn read(region: &Region) -> Result<Self> {
+        let found = Superblock::read(region)?;
+        let superblock = found.superblock;
+        superblock.expect_engine(CODE)?;
+        let places = places_of(&superblock);
+        let copies = [0, PAGE_BYTES].map(|at| read_copy(region, superblock.data_offset + at));
+        let [first, second] = [copies[0].as_ref(), copies[1].as_ref()];
+        let (bytes, is_whole) = match (first, second) {
+            (Ok(first), Ok(second)) if first.sequence.get() >= second.sequence.get() => {
+                (first, first.as_bytes() == second.as_bytes())
+            }
+            (_, Ok(bytes)) | (Ok(bytes), _) => (bytes, false),
+            (Err(HeaderFault::Version(found)), _) | (_, Err(HeaderFault::Version(found))) => {
+                return Err(CacheError::UnknownVersion { found: *found });
+            }
+            (Err(_), Err(_)) => return Err(CacheError::HeaderDamaged),
+        };
+        let (found_slots, slots) = (bytes.slots.get(), u64::from(places.slots()));
+        if found_slots != slots || bytes.chunks_offset.get() != CHUNKS_OFFSET {
+            return Err(CacheError::Slots { found: found_slots, expected: slots });
+        }
+        if places.slots() < SLOTS_MIN {
+            return Err(CacheError::Slots { found: slots, expected: u64::from(SLOTS_MIN) });
+        }
+        let shards = bytes.shards.get();
+        if !(1..=SHARDS_MAX).contains(&shards) {
+            return Err(CacheError::HeaderDamaged);
+        }
+        Ok(Self {
+            superblock,
+            shards,
+            salt: bytes.salt.get(),
+            mode: Mode::of_code(bytes.mode.get()).ok_or(CacheError::HeaderDamaged)?,
+            binding: binding_of(bytes),
+            places,
+            sequence: bytes.sequence.get(),
+            is_whole,
+            superblock_is_whole: found.is_whole(),
+        })
+    }
+
+    /// Writes the superblock and this header anew where a copy of them is damaged.
+    ///
+    /// # Errors
+    /// [`CacheError::Pool`], [`CacheError::Pmem`].
+    pub(super) fn restore(&mut self, region: &Region) -> Result<()> {
+        if !self.superblock_is_whole {
+            self.superblock.write(region)?;
+            self.superblock_is_whole = true;
+        }
+        if self.is_whole { Ok(()) } else { self.write(region) }
+    }
+
+    /// Writes both copies, the second first.
+    ///
+    /// # Errors
+    /// [`CacheError::Pmem`]; the pool then has its old header or this one.
+    pub(super) fn write(&mut self, region: &Region) -> Result<()> {
+        self.sequence += 1;
+        let bytes = self.encode();
+        for offset in [PAGE_BYTES, 0] {
+            region.write_streaming(self.superblock.data_offset + offset, bytes.as_bytes())?;
+            // The second copy must be whole before the first is touched.
+            region.fence()?;
+        }
+        self.is_whole = true;
+        Ok(())
+    }
+
+    fn encode(&self) -> CacheHeaderBytes {
+        let mut bytes = CacheHeaderBytes::new();
+        bytes.mode = U32::new(self.mode.code());
+        bytes.sequence = U64::new(self.sequence);
+        bytes.salt = U64::new(self.salt);
+        bytes.slots = U64::new(self.places.slots().into());
+        bytes.shards = U32::new(self.shards);
+        if let Some(binding) = &self.binding {
+            let name = binding.name.as_bytes();
+            let len = name.len().min(NAME_BYTES_MAX);
+            bytes.backing_identity = U64::new(binding.identity);
+            bytes.backing_pages = U64::new(binding.pages);
+            bytes.backing_name_bytes = U32::new(u32::try_from(len).unwrap_or_default());
+            bytes.backing_name[..len].copy_from_slice(&name[..len]);
+        }
+        bytes.seal();
+        bytes
+    }
+}
+
+fn binding_of(bytes: &CacheHeaderBytes) -> Option<Binding> {
+    let identity = bytes.backing_identity.get();
+    let len = (bytes.backing_name_bytes.get() as usize).min(NAME_BYTES_MAX);
+    let name = String::from_utf8_lossy(&bytes.backing_name[..len]).into_owned();
+    (identity != 0).then(|| Binding { identity, name, pages: bytes.backing_pages.get() })
+}
+
+fn read_copy(
+    region: &Region,
+    offset: u64,
+) -> std::result::Result<Box<CacheHeaderBytes>, HeaderFault> {
+    let mut bytes = Box::new(CacheHeaderBytes::new_zeroed());
+    let read: std::result::Result<(), PmemError> = region.read(offset, bytes.as_mut_bytes());
+    read.map_err(|_| HeaderFault::Damaged)?;
+    bytes.validate().map(|()| bytes)
+}

@@ -1,0 +1,377 @@
+//! What is in which slot, in DRAM: 32 bytes a slot.
+//!
+//! Pages and slots are divided among shards, by the hash of the page and by the number of the slot:
+//! a page lives in slots of its own shard. A shard is behind one lock, under which nothing waits
+//! and no persistent memory is touched.
+//!
+//! A slot is free, dead, taken or live:
+//! - *free*: its header is durably void, or was never written;
+//! - *dead*: it holds an older version of a page whose newer version is durable. Its header stays
+//!   and is written over without being voided before. Dead slots are taken first, so they are few;
+//! - *taken*: a writer fills it;
+//! - *live*: it holds the newest version of its page.
+//!
+//! Invariants:
+//! 1. A page that is *held* is not removed: it has a dead slot that is not in the list of dead slots
+//!    yet, or that a writer is writing over. So who removes a page finds all its older headers.
+//! 2. Versions of a shard only grow, also across opens.
+
+use super::layout::PAGES_MAX;
+use super::policy::{Lru, Replacement};
+use super::table::{Table, hash};
+
+/// The slot is live.
+const LIVE: u64 = 1;
+/// The backing does not have the bytes.
+const DIRTY: u64 = 2;
+/// The page is all zeroes and the slot has no data.
+const ZERO: u64 = 4;
+/// The data was not compared with its checksum since the pool was opened.
+const UNVERIFIED: u64 = 8;
+const PAGE_SHIFT: u32 = 16;
+const NONE: u64 = u64::MAX;
+
+/// A slot: 16 bytes.
+#[derive(Clone, Copy)]
+struct Slot {
+    /// The page and flags.
+    word: u64,
+    /// The version; of a free slot the next free one.
+    version: u64,
+}
+
+impl Slot {
+    fn page(self) -> u64 {
+        self.word >> PAGE_SHIFT
+    }
+
+    fn is(self, flag: u64) -> bool {
+        self.word & flag != 0
+    }
+}
+
+/// Where the newest version of a page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) page: u64,
+    /// The slot, numbered through all shards.
+    pub(super) slot: u32,
+    pub(super) version: u64,
+    pub(super) dirty: bool,
+    pub(super) zero: bool,
+    pub(super) verified: bool,
+}
+
+/// A slot to be filled.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Taken {
+    pub(super) slot: u32,
+    /// The version that goes into it.
+    pub(super) version: u64,
+    /// The page of which the slot holds an older version.
+    pub(super) dead_page: Option<u64>,
+}
+
+/// Slots by state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Usage {
+    pub(super) live: u64,
+    pub(super) dirty: u64,
+}
+
+/// The pages and slots of one shard.
+pub(super) struct Shard {
+    number: u32,
+    shards: u32,
+    slots: Box<[Slot]>,
+    table: Table,
+    order: Box<dyn Replacement>,
+    first_free: u64,
+    free: u32,
+    /// Dead slots, by their numbers in the shard.
+    dead: Vec<u32>,
+    /// Pages that are held, as often as they are.
+    held: Vec<u64>,
+    next_version: u64,
+    usage: Usage,
+}
+
+/// The shard of `page` among `shards`.
+pub(super) fn shard_of(page: u64, shards: u32) -> usize {
+    // Other bits than the table's, which takes the upper ones.
+    usize::try_from((hash(page) & u64::from(u32::MAX)) % u64::from(shards)).unwrap_or_default()
+}
+
+impl Shard {
+    /// Shard `number` of `shards`, of which all have `slots` slots together: all free.
+    pub(super) fn new(number: u32, shards: u32, slots: u32) -> Self {
+        let own = (slots - number).div_ceil(shards);
+        let next = |slot: u32| if slot == 0 { NONE } else { u64::from(slot) - 1 };
+        let free = |slot| Slot { word: 0, version: next(slot) };
+        Self {
+            number,
+            shards,
+            slots: (0..own).map(free).collect(),
+            table: Table::new(own),
+            order: Box::new(Lru::new(own)),
+            first_free: u64::from(own).checked_sub(1).unwrap_or(NONE),
+            free: own,
+            dead: Vec::new(),
+            held: Vec::new(),
+            next_version: 1,
+            usage: Usage::default(),
+        }
+    }
+
+    fn number_of(&self, own: u32) -> u32 {
+        own * self.shards + self.number
+    }
+
+    fn own(&self, slot: u32) -> u32 {
+        slot / self.shards
+    }
+
+    fn slot(&mut self, own: u32) -> &mut Slot {
+        &mut self.slots[own as usize]
+    }
+
+    fn found(&self, own: u32) -> Found {
+        let slot = self.slots[own as usize];
+        Found {
+            page: slot.page(),
+            slot: self.number_of(own),
+            version: slot.version,
+            dirty: slot.is(DIRTY),
+            zero: slot.is(ZERO),
+            verified: !slot.is(UNVERIFIED),
+        }
+    }
+
+    fn own_of(&self, page: u64) -> Option<u32> {
+        self.table.find(page, |own| self.slots[own as usize].page())
+    }
+
+    /// The newest version of `page`.
+    pub(super) fn find(&self, page: u64) -> Option<Found> {
+        self.own_of(page).map(|own| self.found(own))
+    }
+
+    /// `page` was read.
+    pub(super) fn touch(&mut self, found: &Found) {
+        let own = self.own(found.slot);
+        self.order.touch(own, false);
+    }
+
+    /// `found` is still the newest version of its page.
+    pub(super) fn stands(&self, found: &Found) -> bool {
+        self.find(found.page).is_some_and(|it| it.slot == found.slot && it.version == found.version)
+    }
+
+    /// Slots that can be taken.
+    pub(super) fn available(&self) -> u32 {
+        self.free + u32::try_from(self.dead.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Number of slots.
+    pub(super) fn slot_count(&self) -> u32 {
+        u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// Takes a slot, a dead one first.
+    pub(super) fn take(&mut self) -> Option<Taken> {
+        let (own, dead_page) = match self.dead.pop() {
+            Some(own) => {
+                let page = self.slot(own).page();
+                // Until the slot's new header is durable, the old one may come back.
+                self.held.push(page);
+                (own, Some(page))
+            }
+            None => (self.pop_free()?, None),
+        };
+        let version = self.next_version;
+        self.next_version += 1;
+        Some(Taken { slot: self.number_of(own), version, dead_page })
+    }
+
+    fn pop_free(&mut self) -> Option<u32> {
+        let own = u32::try_from(self.first_free).ok()?;
+        self.first_free = self.slot(own).version;
+        self.free -= 1;
+        Some(own)
+    }
+
+    /// A taken slot is durable, and holds `page` from now on. Returns the slot that is to die:
+    /// until [`bury`](Self::bury) its page is held.
+    pub(super) fn publish(
+        &mut self,
+        page: u64,
+        taken: &Taken,
+        dirty: bool,
+        zero: bool,
+    ) -> Option<u32> {
+        self.release(taken.dead_page);
+        let own = self.own(taken.slot);
+        let (dirty_flag, zero_flag) = (if dirty { DIRTY } else { 0 }, if zero { ZERO } else { 0 });
+        let word = page << PAGE_SHIFT | LIVE | dirty_flag | zero_flag;
+        let old = self.place(own, Slot { word, version: taken.version });
+        if let Some(old) = old {
+            self.held.push(page);
+            self.forget_usage(old);
+            self.order.remove(old);
+        }
+        old
+    }
+
+    /// Makes `own` the slot of the page in `slot`; returns the page's slot before.
+    fn place(&mut self, own: u32, slot: Slot) -> Option<u32> {
+        let slots = &self.slots;
+        let old = self.table.insert(slot.page(), own, |own| slots[own as usize].page());
+        *self.slot(own) = slot;
+        self.order.insert(own);
+        self.usage.live += 1;
+        self.usage.dirty += u64::from(slot.is(DIRTY));
+        old
+    }
+
+    fn forget_usage(&mut self, own: u32) {
+        self.usage.live -= 1;
+        self.usage.dirty -= u64::from(self.slots[own as usize].is(DIRTY));
+    }
+
+    /// `own`, which [`publish`](Self::publish) returned, is dead: no reader of its page uses it.
+    pub(super) fn bury(&mut self, own: u32) {
+        let slot = self.slot(own);
+        slot.word &= !LIVE;
+        let page = slot.page();
+        self.dead.push(own);
+        self.release(Some(page));
+    }
+
+    fn release(&mut self, page: Option<u64>) {
+        let at = page.and_then(|page| self.held.iter().position(|held| *held == page));
+        if let Some(at) = at {
+            self.held.swap_remove(at);
+        }
+    }
+
+    /// A version of `page` may be durable that no slot here tells of: it is never removed.
+    pub(super) fn hold(&mut self, page: u64) {
+        self.held.push(page);
+    }
+
+    /// `page` may not be removed now.
+    pub(super) fn is_held(&self, page: u64) -> bool {
+        self.held.contains(&page)
+    }
+
+    /// Takes all dead slots of `page` away, for the caller to void.
+    pub(super) fn take_dead_of(&mut self, page: u64, out: &mut Vec<u32>) {
+        let (slots, number, shards) = (&self.slots, self.number, self.shards);
+        self.dead.retain(|own| {
+            let is_of_page = slots[*own as usize].page() == page;
+            if is_of_page {
+                out.push(own * shards + number);
+            }
+            !is_of_page
+        });
+    }
+
+    /// Removes `found`, whose header is durably void; the slot is the caller's.
+    pub(super) fn remove(&mut self, found: &Found) {
+        let slots = &self.slots;
+        let own = self.table.remove(found.page, |own| slots[own as usize].page());
+        if let Some(own) = own {
+            self.order.remove(own);
+            self.forget_usage(own);
+            self.slot(own).word &= !LIVE;
+        }
+    }
+
+    /// `slot`, whose header is durably void, is free.
+    pub(super) fn free(&mut self, slot: u32) {
+        let (own, version) = (self.own(slot), self.first_free);
+        *self.slot(own) = Slot { word: 0, version };
+        self.first_free = own.into();
+        self.free += 1;
+    }
+
+    /// The backing has flushed the bytes of `found`. False: it is not the newest version any more.
+    pub(super) fn cleaned(&mut self, found: &Found) -> bool {
+        let own = self.own(found.slot);
+        let stands = self.stands(found);
+        if stands && self.slots[own as usize].is(DIRTY) {
+            self.slot(own).word &= !DIRTY;
+            self.usage.dirty -= 1;
+        }
+        stands
+    }
+
+    /// The data of `found` is as its checksum says.
+    pub(super) fn verified(&mut self, found: &Found) {
+        if self.stands(found) {
+            let own = self.own(found.slot);
+            self.slot(own).word &= !UNVERIFIED;
+        }
+    }
+
+    /// Adds up to `n` pages to `out`, the first to be evicted first.
+    pub(super) fn victims(&mut self, n: usize, out: &mut Vec<Found>) {
+        let mut slots = Vec::with_capacity(n);
+        self.order.victims(n, &mut slots);
+        out.extend(slots.into_iter().map(|own| self.found(own)));
+    }
+
+    /// Adds up to `n` dirty pages to `out`, from the slot with the number `from` in this shard on,
+    /// and returns where to go on.
+    pub(super) fn dirty_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
+        let mut own = from;
+        while own < self.slot_count() && out.len() < n {
+            if self.slots[own as usize].word & (LIVE | DIRTY) == LIVE | DIRTY {
+                out.push(self.found(own));
+            }
+            own += 1;
+        }
+        own
+    }
+
+    /// At opening: `slot` holds a header of `page`. Returns the version that it replaces, or
+    /// itself where a newer one is here.
+    pub(super) fn recover(&mut self, found: Found) -> Option<Found> {
+        debug_assert!(found.page < PAGES_MAX);
+        let flag = |is: bool, flag: u64| if is { flag } else { 0 };
+        let known = self.find(found.page);
+        if known.is_some_and(|known| known.version >= found.version) {
+            return Some(found);
+        }
+        if let Some(known) = &known {
+            self.remove(known);
+        }
+        let flags = LIVE
+            | flag(found.dirty, DIRTY)
+            | flag(found.zero, ZERO)
+            | flag(!found.verified, UNVERIFIED);
+        let own = self.own(found.slot);
+        self.place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
+        known
+    }
+
+    /// At opening, when all headers were seen: all slots that hold no page are free, versions go on
+    /// behind `newest`, and pages are in the order of their versions.
+    pub(super) fn recovered(&mut self, newest: u64) {
+        self.next_version = newest + 1;
+        (self.first_free, self.free) = (NONE, 0);
+        for own in (0..self.slot_count()).rev() {
+            if !self.slots[own as usize].is(LIVE) {
+                self.free(self.number_of(own));
+            }
+        }
+        let is_live = |own: &u32| self.slots[*own as usize].is(LIVE);
+        let mut live: Vec<u32> = (0..self.slot_count()).filter(is_live).collect();
+        live.sort_unstable_by_key(|own| self.slots[*own as usize].version);
+        live.into_iter().for_each(|own| self.order.touch(own, false));
+    }
+}

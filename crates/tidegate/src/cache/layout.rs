@@ -1,0 +1,401 @@
+//! The cache's bytes on the medium: slot headers, the cache header, and where slots lie.
+//!
+//! docs/formats.md describes it. All numbers are little-endian. Nothing in this file touches
+//! memory.
+
+use std::mem::{offset_of, size_of};
+
+use crc_fast::{CrcAlgorithm, Digest, checksum};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Size of a slot, and of a page of the backing, in bytes.
+pub const PAGE_BYTES: u64 = 4096;
+/// [`PAGE_BYTES`] as the length of a buffer.
+pub(super) const PAGE: usize = 4096;
+/// Size of a slot's header in bytes: a cache line.
+pub const HEADER_BYTES: u64 = 64;
+/// Size of a chunk in bytes; the last one of a pool may be shorter.
+pub const CHUNK_BYTES: u64 = 64 << 20;
+/// Slots of a whole chunk.
+pub const CHUNK_SLOTS: u32 = 16_128;
+/// Pages at the start of a chunk that say what the chunk is: zero in this version.
+const CHUNK_HEAD_PAGES: u64 = 4;
+/// The same in bytes: what lies before the headers of a chunk.
+pub(super) const CHUNK_HEAD_BYTES: u64 = CHUNK_HEAD_PAGES * PAGE_BYTES;
+const HEADERS_A_PAGE: u64 = PAGE_BYTES / HEADER_BYTES;
+/// Where the chunks start, counted from the engine's first byte: behind both cache headers.
+pub(super) const CHUNKS_OFFSET: u64 = 2 * PAGE_BYTES;
+/// Pages have numbers below this: the upper bits of the field are for the number of a backing.
+pub(super) const PAGES_MAX: u64 = 1 << 48;
+const BATCH_BITS: u32 = 48;
+/// The slot reads as zeroes, whatever its data is.
+const FLAG_ZERO: u64 = 1;
+/// Bytes of the backing's name that a cache header keeps.
+pub(super) const NAME_BYTES_MAX: usize = 512;
+const MAGIC: [u8; 8] = *b"TGCACHE\0";
+const VERSION: u32 = 1;
+
+const _: () = {
+    assert!(CHUNK_SLOTS as u64 % HEADERS_A_PAGE == 0);
+    let header_pages = CHUNK_SLOTS as u64 / HEADERS_A_PAGE;
+    let pages = CHUNK_HEAD_PAGES + header_pages + CHUNK_SLOTS as u64;
+    assert!(pages * PAGE_BYTES == CHUNK_BYTES);
+};
+
+/// Where the headers and the data of slots lie in the region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Places {
+    base: u64,
+    slots: u32,
+}
+
+impl Places {
+    /// The slots of chunks that fill `bytes` bytes from `base` on.
+    pub(super) fn fitting(base: u64, bytes: u64) -> Self {
+        let rest_pages = (bytes % CHUNK_BYTES / PAGE_BYTES).saturating_sub(CHUNK_HEAD_PAGES);
+        // n slots need n pages and n / 64 pages of headers, rounded up.
+        let rest = rest_pages * HEADERS_A_PAGE / (HEADERS_A_PAGE + 1);
+        let slots = bytes / CHUNK_BYTES * u64::from(CHUNK_SLOTS) + rest;
+        // Half of the numbers are left for tables that are twice as long.
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX).min(u32::MAX / 2);
+        Self { base, slots }
+    }
+
+    /// Number of slots.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// The header of `slot` in the region.
+    pub fn header(&self, slot: u32) -> u64 {
+        let (chunk, within) = self.chunk_of(slot);
+        chunk + CHUNK_HEAD_PAGES * PAGE_BYTES + within * HEADER_BYTES
+    }
+
+    /// The data of `slot` in the region.
+    pub fn data(&self, slot: u32) -> u64 {
+        let (chunk, within) = self.chunk_of(slot);
+        let first = slot - slot % CHUNK_SLOTS;
+        let in_chunk = u64::from(CHUNK_SLOTS.min(self.slots - first));
+        let header_pages = in_chunk.div_ceil(HEADERS_A_PAGE);
+        chunk + (CHUNK_HEAD_PAGES + header_pages + within) * PAGE_BYTES
+    }
+
+    fn chunk_of(&self, slot: u32) -> (u64, u64) {
+        let (chunk, within) = (slot / CHUNK_SLOTS, slot % CHUNK_SLOTS);
+        (self.base + u64::from(chunk) * CHUNK_BYTES, u64::from(within))
+    }
+}
+
+/// A slot header as it lies on the medium.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct HeaderBytes {
+    check: U32,
+    data_check: U32,
+    page: U64,
+    version: U64,
+    lane_batch: U64,
+    flags_group: U64,
+    valid: U64,
+    dirty: U64,
+    verdict: U64,
+}
+
+const _: () = {
+    assert!(size_of::<HeaderBytes>() as u64 == HEADER_BYTES);
+    assert!(offset_of!(HeaderBytes, check) == 0);
+    assert!(offset_of!(HeaderBytes, data_check) == 4);
+    assert!(offset_of!(HeaderBytes, page) == 8);
+    assert!(offset_of!(HeaderBytes, version) == 16);
+    assert!(offset_of!(HeaderBytes, lane_batch) == 24);
+    assert!(offset_of!(HeaderBytes, flags_group) == 32);
+    assert!(offset_of!(HeaderBytes, valid) == 40);
+    assert!(offset_of!(HeaderBytes, dirty) == 48);
+    assert!(offset_of!(HeaderBytes, verdict) == VERDICT_OFFSET as usize);
+};
+
+/// Where the verdict lies in a header.
+pub const VERDICT_OFFSET: u64 = 56;
+
+/// What a slot's header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotHeader {
+    /// The page of the backing that the slot holds, below 2^48.
+    pub page: u64,
+    /// Grows with each write of the page.
+    pub version: u64,
+    /// The lane that wrote it.
+    pub lane: u16,
+    /// Which of the lane's batches, below 2^48.
+    pub batch: u64,
+    /// The page reads as zeroes; the slot's data means nothing.
+    pub zero: bool,
+    /// The backing does not have these bytes yet.
+    pub dirty: bool,
+    /// CRC-32C of the slot's data; 0 for a page of zeroes.
+    pub data_check: u32,
+}
+
+/// What lies where a slot header may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decoded {
+    /// The slot is free.
+    Free {
+        /// It was used before: the word that freed it may not be durable yet.
+        used: bool,
+    },
+    /// No header: a write that never finished, or damage.
+    Bad,
+    /// A header that holds.
+    Header(SlotHeader),
+}
+
+impl SlotHeader {
+    /// The bytes of this header for `slot` of the pool with `salt`.
+    pub fn encode(&self, salt: u64, slot: u32) -> [u8; HEADER_BYTES as usize] {
+        let mut bytes = HeaderBytes {
+            check: U32::ZERO,
+            data_check: U32::new(self.data_check),
+            page: U64::new(self.page),
+            version: U64::new(self.version),
+            lane_batch: U64::new(u64::from(self.lane) << BATCH_BITS | self.batch),
+            flags_group: U64::new(if self.zero { FLAG_ZERO } else { 0 }),
+            valid: U64::new(u64::MAX),
+            dirty: U64::new(if self.dirty { u64::MAX } else { 0 }),
+            verdict: U64::ZERO,
+        };
+        bytes.check = U32::new(header_check(&bytes, salt, slot));
+        zerocopy::transmute!(bytes)
+    }
+
+    /// Reads the header of `slot` of the pool with `salt`.
+    pub fn decode(bytes: &[u8; HEADER_BYTES as usize], salt: u64, slot: u32) -> Decoded {
+        let bytes: HeaderBytes = zerocopy::transmute!(*bytes);
+        if bytes.check == U32::ZERO && bytes.data_check == U32::ZERO {
+            return Decoded::Free { used: bytes.as_bytes().iter().any(|byte| *byte != 0) };
+        }
+        let (page, flags) = (bytes.page.get(), bytes.flags_group.get());
+        let is_whole = bytes.check.get() == header_check(&bytes, salt, slot);
+        let is_known = page < PAGES_MAX
+            && flags & !FLAG_ZERO == 0
+            && bytes.valid.get() == u64::MAX
+            && [0, u64::MAX].contains(&bytes.dirty.get());
+        if !is_whole || !is_known {
+            return Decoded::Bad;
+        }
+        let version = bytes.version.get();
+        let is_clean =
+            bytes.dirty == U64::ZERO || bytes.verdict.get() == clean_verdict(salt, slot, version);
+        Decoded::Header(Self {
+            page,
+            version,
+            lane: u16::try_from(bytes.lane_batch.get() >> BATCH_BITS).unwrap_or(u16::MAX),
+            batch: bytes.lane_batch.get() & ((1 << BATCH_BITS) - 1),
+            zero: flags & FLAG_ZERO != 0,
+            dirty: !is_clean,
+            data_check: bytes.data_check.get(),
+        })
+    }
+}
+
+/// CRC-32C over the salt, the slot's number and bytes 4 to 56; never 0, which is a free slot's.
+fn header_check(bytes: &HeaderBytes, salt: u64, slot: u32) -> u32 {
+    let mut covered = [0; 64];
+    covered[..8].copy_from_slice(&salt.to_le_bytes());
+    covered[8..12].copy_from_slice(&slot.to_le_bytes());
+    covered[12..].copy_from_slice(&bytes.as_bytes()[4..56]);
+    low(checksum(CrcAlgorithm::Crc32Iscsi, &covered)).max(1)
+}
+
+/// The verdict that version `version` in `slot` is clean: the backing has flushed these bytes.
+pub fn clean_verdict(salt: u64, slot: u32, version: u64) -> u64 {
+    let mut covered = *b"CLEAN...salt....slotversion.";
+    covered[8..16].copy_from_slice(&salt.to_le_bytes());
+    covered[16..20].copy_from_slice(&slot.to_le_bytes());
+    covered[20..].copy_from_slice(&version.to_le_bytes());
+    checksum(CrcAlgorithm::Crc64Nvme, &covered).max(1)
+}
+
+/// CRC-32C of a slot's data.
+pub fn data_check(data: &[u8]) -> u32 {
+    low(checksum(CrcAlgorithm::Crc32Iscsi, data))
+}
+
+fn low(sum: u64) -> u32 {
+    u32::try_from(sum & u64::from(u32::MAX)).unwrap_or_default()
+}
+
+/// A cache header as it lies on the medium.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct CacheHeaderBytes {
+    magic: [u8; 8],
+    version: U32,
+    pub(super) mode: U32,
+    pub(super) sequence: U64,
+    pub(super) salt: U64,
+    pub(super) chunks_offset: U64,
+    pub(super) slots: U64,
+    pub(super) backing_identity: U64,
+    pub(super) backing_pages: U64,
+    pub(super) backing_name_bytes: U32,
+    pub(super) shards: U32,
+    pub(super) backing_name: [u8; NAME_BYTES_MAX],
+    reserved_end: [u8; 3504],
+    checksum: U64,
+}
+
+const _: () = {
+    assert!(size_of::<CacheHeaderBytes>() as u64 == PAGE_BYTES);
+    assert!(offset_of!(CacheHeaderBytes, mode) == 12);
+    assert!(offset_of!(CacheHeaderBytes, sequence) == 16);
+    assert!(offset_of!(CacheHeaderBytes, salt) == 24);
+    assert!(offset_of!(CacheHeaderBytes, chunks_offset) == 32);
+    assert!(offset_of!(CacheHeaderBytes, slots) == 40);
+    assert!(offset_of!(CacheHeaderBytes, backing_identity) == 48);
+    assert!(offset_of!(CacheHeaderBytes, backing_pages) == 56);
+    assert!(offset_of!(CacheHeaderBytes, backing_name_bytes) == 64);
+    assert!(offset_of!(CacheHeaderBytes, shards) == 68);
+    assert!(offset_of!(CacheHeaderBytes, backing_name) == 72);
+    assert!(offset_of!(CacheHeaderBytes, checksum) == 4088);
+};
+
+/// Why a page is no cache header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeaderFault {
+    /// It does not start with the magic bytes, or its checksum is wrong.
+    Damaged,
+    /// A later Tidegate wrote it.
+    Version(u32),
+}
+
+impl CacheHeaderBytes {
+    pub(super) fn new() -> Self {
+        let mut bytes = Self::new_zeroed();
+        bytes.magic = MAGIC;
+        bytes.version = U32::new(VERSION);
+        bytes.chunks_offset = U64::new(CHUNKS_OFFSET);
+        bytes
+    }
+
+    /// Stores the checksum of all else.
+    pub(super) fn seal(&mut self) {
+        self.checksum = U64::new(self.expected_checksum());
+    }
+
+    pub(super) fn validate(&self) -> Result<(), HeaderFault> {
+        if self.magic != MAGIC || self.checksum.get() != self.expected_checksum() {
+            return Err(HeaderFault::Damaged);
+        }
+        match self.version.get() {
+            VERSION => Ok(()),
+            other => Err(HeaderFault::Version(other)),
+        }
+    }
+
+    fn expected_checksum(&self) -> u64 {
+        let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+        digest.update(&self.as_bytes()[..offset_of!(Self, checksum)]);
+        digest.finalize()
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn headers() -> impl Strategy<Value = SlotHeader> {
+        let numbers = (0..PAGES_MAX, any::<u64>(), any::<u16>(), 0_u64..1 << 48, any::<u32>());
+        (numbers, any::<bool>(), any::<bool>()).prop_map(|(numbers, zero, dirty)| {
+            let (page, version, lane, batch, data_check) = numbers;
+            SlotHeader { page, version, lane, batch, zero, dirty, data_check }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn headers_survive_the_medium(header in headers(), salt: u64, slot: u32) {
+            let bytes = header.encode(salt, slot);
+            prop_assert_eq!(SlotHeader::decode(&bytes, salt, slot), Decoded::Header(header));
+        }
+
+        #[test]
+        fn a_header_holds_for_one_slot_of_one_pool(header in headers(), salt: u64, slot: u32) {
+            let bytes = header.encode(salt, slot);
+            prop_assert_eq!(SlotHeader::decode(&bytes, salt ^ 1, slot), Decoded::Bad);
+            prop_assert_eq!(SlotHeader::decode(&bytes, salt, slot ^ 1), Decoded::Bad);
+        }
+
+        #[test]
+        fn a_changed_bit_is_found(header in headers(), salt: u64, bit in 0_usize..448) {
+            let mut bytes = header.encode(salt, 3);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_ne!(SlotHeader::decode(&bytes, salt, 3), Decoded::Header(header));
+        }
+
+        #[test]
+        fn any_bytes_are_decoded(bytes: [u8; 32], more: [u8; 32], salt: u64, slot: u32) {
+            let mut all = [0; 64];
+            all[..32].copy_from_slice(&bytes);
+            all[32..].copy_from_slice(&more);
+            SlotHeader::decode(&all, salt, slot);
+        }
+
+        /// Words of two headers of one slot in any mixture are one of them, free, or bad.
+        #[test]
+        fn a_torn_header_is_never_a_third_one(
+            old in headers(), new in headers(), salt: u64, words: u8, void: bool,
+        ) {
+            let (mut torn, bytes) = (old.encode(salt, 9), new.encode(salt, 9));
+            if void {
+                torn[..8].fill(0);
+            }
+            for word in (0..8).filter(|word| words & 1 << word != 0) {
+                torn[word * 8..][..8].copy_from_slice(&bytes[word * 8..][..8]);
+            }
+            match SlotHeader::decode(&torn, salt, 9) {
+                Decoded::Header(found) => prop_assert!(found == new || !void && found == old),
+                Decoded::Free { .. } => prop_assert!(void && words & 1 == 0),
+                Decoded::Bad => {}
+            }
+        }
+
+        #[test]
+        fn a_verdict_is_about_one_version(header in headers(), salt: u64) {
+            let mut bytes = SlotHeader { dirty: true, ..header }.encode(salt, 5);
+            for (version, dirty) in [(header.version ^ 1, true), (header.version, false)] {
+                let verdict = clean_verdict(salt, 5, version);
+                bytes[56..].copy_from_slice(&verdict.to_le_bytes());
+                let found = SlotHeader::decode(&bytes, salt, 5);
+                prop_assert_eq!(found, Decoded::Header(SlotHeader { dirty, ..header }));
+            }
+        }
+
+        #[test]
+        fn slots_lie_side_by_side(bytes in 0_u64..200 << 20) {
+            let places = Places::fitting(8192, bytes);
+            for slot in [0, 1, CHUNK_SLOTS - 1, CHUNK_SLOTS, places.slots().saturating_sub(1)] {
+                if slot < places.slots() {
+                    prop_assert!(places.header(slot) + HEADER_BYTES <= places.data(slot));
+                    prop_assert!(places.data(slot) + PAGE_BYTES <= 8192 + bytes);
+                }
+            }
+            if places.slots() > CHUNK_SLOTS {
+                let next_chunk = 8192 + CHUNK_BYTES;
+                prop_assert_eq!(places.data(CHUNK_SLOTS - 1) + PAGE_BYTES, next_chunk);
+            }
+        }
+    }
+
+    #[test]
+    fn zeroes_are_a_free_slot_that_was_never_used() {
+        assert_eq!(SlotHeader::decode(&[0; 64], 7, 0), Decoded::Free { used: false });
+        let mut void = [3; 64];
+        void[..8].fill(0);
+        assert_eq!(SlotHeader::decode(&void, 7, 0), Decoded::Free { used: true });
+    }
+}

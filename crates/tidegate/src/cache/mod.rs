@@ -1,0 +1,362 @@
+//! A persistent cache of pages of 4 KiB in front of a slower device.
+//!
+//! Invariants:
+//! 1. A write of a page goes to a slot of its own, with a header that certifies itself; one fence
+//!    makes both durable. The slot of the version before is used again only after that fence.
+//! 2. The newest version of a page counts: in the index, after a crash, and on the way to the
+//!    backing.
+//! 3. The newest version of a page leaves the medium only after all older ones durably did, so that
+//!    none of them comes back.
+//! 4. A page is clean only if the backing has flushed its bytes.
+//! 5. The only durable copy of a write is never given up before another one is durable.
+//! 6. A backing that fails loses nothing: dirty pages stay, the next flush reports the failure, and
+//!    they are written again.
+//!
+//! Which thread may do what with a page:
+//! - its lock (`locks`) is held while its place in the index changes; a reader without the lock
+//!   looks whether the lock's version stood still. No lock is held while the backing works;
+//! - its bucket in `traffic` says which writes to the backing are under way;
+//! - the lock of its shard guards the index, and nothing waits under it.
+//!
+//! Map: [`CacheDevice`] the requests; `mode/` what each mode does with them; `store` pages into
+//! slots, `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots,
+//! `clean` dirty pages to the backing, `bypass` writes around the cache; `background` when that is
+//! done; `recover` opening; `index` and `table` what is where, `lane`, `traffic`; `layout` and
+//! `header` the bytes, [`check`] their verification; `policy/` the order of eviction.
+
+mod background;
+mod bypass;
+pub mod check;
+mod clean;
+mod engine;
+mod error;
+mod evict;
+mod fill;
+mod header;
+mod index;
+mod lane;
+pub mod layout;
+pub mod mode;
+pub mod policy;
+mod read;
+mod recover;
+mod store;
+mod table;
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
+mod tier;
+mod traffic;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+pub use engine::{CODE, CacheEngine};
+pub use error::CacheError;
+pub use header::{Binding, CacheHeader, CacheOptions, create};
+pub use recover::Recovered;
+
+use crate::device::{
+    Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags, ZeroFlags,
+};
+use crate::pmem::Region;
+use crate::stats::{RequestKind, Requests};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::tier::background::{Waker, Work, Workers};
+use crate::tier::ledger::Ledger;
+use crate::tier::set_locks::{SetLock, SetLocks};
+use crate::tier::version_locks::{VersionGuard, VersionLocks};
+use background::Background;
+use clean::Scratch;
+use fill::Fills;
+use index::{Found, Shard, Usage, shard_of};
+use lane::Lanes;
+use layout::PAGE_BYTES;
+use mode::Mode;
+use tier::Counters;
+use traffic::Traffic;
+
+/// Number of words of page locks, as a power of two.
+const LOCKS_LOG2: u32 = 14;
+
+/// How a [`CacheDevice`] is to work.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CacheDeviceOptions {
+    /// No thread: requests that find no free slot make some.
+    pub no_thread: bool,
+    /// Clean from this many percent of dirty slots on; 50 unless set.
+    pub clean_from_pct: Option<u32>,
+    /// Write the dirty pages of another backing to this one: it is that backing by another name, or
+    /// a copy.
+    pub adopt_foreign: bool,
+}
+
+/// A block device over a cache and a backing device.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tidegate::cache::{self, Binding, CacheDevice, CacheDeviceOptions, CacheOptions};
+/// use tidegate::device::memory::MemoryDevice;
+/// use tidegate::device::{BlockDevice, WriteFlags};
+/// use tidegate::pmem::Region;
+///
+/// let region = Arc::new(Region::anonymous(1 << 20)?);
+/// cache::create(&region, &CacheOptions::default())?;
+/// let backing = Arc::new(MemoryDevice::new(4096, 1024)?);
+/// let binding = Binding { identity: 1, name: "memory".into(), pages: 1024 };
+/// let options = CacheDeviceOptions::default();
+/// let device = CacheDevice::open(region, backing.clone(), binding, options)?;
+/// device.write(0, &[3; 4096], WriteFlags::default())?; // Durable in the cache, with one fence.
+/// device.shutdown()?; // The backing has it too.
+/// let mut page = [0; 4096];
+/// backing.read(0, &mut page)?;
+/// assert_eq!(page, [3; 4096]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct CacheDevice {
+    core: Arc<Core>,
+    workers: Workers,
+    recovered: Recovered,
+}
+
+/// What requests and the background share.
+struct Core {
+    region: Arc<Region>,
+    header: Mutex<CacheHeader>,
+    salt: u64,
+    places: layout::Places,
+    backing: Arc<dyn BlockDevice>,
+    geometry: Geometry,
+    shards: SetLocks<Shard>,
+    locks: VersionLocks,
+    lanes: Lanes,
+    traffic: Traffic,
+    ledger: Ledger,
+    cleaning: Mutex<Scratch>,
+    fills: Fills,
+    /// Pages that the backing was given in mode wt, which the next flush of it makes clean.
+    written: Mutex<Vec<Found>>,
+    /// A [`Mode`] by its code.
+    mode: AtomicU32,
+    clean_from_pct: AtomicU32,
+    /// Pages whose data did not match their checksums.
+    damaged: AtomicU64,
+    requests: Requests,
+    counters: Counters,
+    waker: Arc<Waker>,
+}
+
+impl CacheDevice {
+    /// Opens the cache in `region` as a device over `backing`, which `binding` names, and so
+    /// recovers it.
+    ///
+    /// # Errors
+    /// [`CacheError`]: the pool is damaged, or holds dirty pages that are not for this backing.
+    pub fn open(
+        region: Arc<Region>,
+        backing: Arc<dyn BlockDevice>,
+        binding: Binding,
+        options: CacheDeviceOptions,
+    ) -> std::result::Result<Self, CacheError> {
+        let (core, recovered) = recover::open(region, backing, binding, options)?;
+        let core = Arc::new(core);
+        let background = (!options.no_thread).then(|| Background(Arc::clone(&core)));
+        let workers = Workers::start("cache", Arc::clone(&core.waker), background)
+            .map_err(CacheError::Thread)?;
+        Ok(Self { core, workers, recovered })
+    }
+
+    /// The background work, for a scheduler that runs it beside requests where the device has no
+    /// thread.
+    pub fn background(&self) -> impl Work + use<> {
+        Background(Arc::clone(&self.core))
+    }
+
+    /// What was found in the cache when it was opened.
+    pub fn recovered(&self) -> Recovered {
+        self.recovered
+    }
+
+    /// The mode.
+    pub fn mode(&self) -> Mode {
+        self.core.mode()
+    }
+
+    /// Changes the mode, for requests that come from now on, and for the next open. Dirty pages
+    /// stay dirty until they are cleaned; every mode takes care of them.
+    ///
+    /// # Errors
+    /// The memory failed.
+    pub fn set_mode(&self, mode: Mode) -> std::result::Result<(), CacheError> {
+        let mut header = self.core.header.lock();
+        header.mode = mode;
+        header.write(&self.core.region)?;
+        self.core.mode.store(mode.code(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Writes all dirty pages to the backing and flushes it, while requests go on.
+    ///
+    /// # Errors
+    /// The backing failed; another call tries again.
+    pub fn clean_all(&self) -> Result<()> {
+        self.core.clean_all()
+    }
+
+    /// Writes all dirty pages to the backing, and stops the thread.
+    ///
+    /// # Errors
+    /// As for [`clean_all`](Self::clean_all).
+    pub fn shutdown(&self) -> Result<()> {
+        self.stop_thread();
+        self.core.clean_all()
+    }
+
+    fn stop_thread(&self) {
+        self.workers.stop();
+        // Writers that wait for the thread make free slots by themselves now.
+        self.core.notify_all();
+    }
+}
+
+impl Drop for CacheDevice {
+    fn drop(&mut self) {
+        // The data in the cache is durable.
+        self.stop_thread();
+    }
+}
+
+impl Core {
+    fn mode(&self) -> Mode {
+        Mode::of_code(self.mode.load(Ordering::SeqCst)).unwrap_or_default()
+    }
+
+    fn shard_of(&self, page: u64) -> usize {
+        shard_of(page, u32::try_from(self.shards.count()).unwrap_or(1))
+    }
+
+    /// Locks the shard of `page`.
+    fn shard(&self, page: u64) -> SetLock<'_, Shard> {
+        self.shards.lock(self.shard_of(page))
+    }
+
+    fn find(&self, page: u64) -> Option<Found> {
+        self.shard(page).find(page)
+    }
+
+    /// Locks `pages`, in the order in which all threads do.
+    fn lock_pages(&self, pages: impl Iterator<Item = u64>) -> Vec<VersionGuard<'_>> {
+        let mut pages: Vec<u64> = pages.collect();
+        pages.sort_unstable_by_key(|page| self.locks.rank(*page));
+        pages.dedup_by(|one, other| self.locks.same_bucket(*one, *other));
+        pages.into_iter().map(|page| self.locks.lock(page, || self.region.relax())).collect()
+    }
+
+    fn usage(&self) -> Usage {
+        let all = (0..self.shards.count()).map(|number| self.shards.lock(number).usage());
+        all.fold(Usage::default(), |sum, one| Usage {
+            live: sum.live + one.live,
+            dirty: sum.dirty + one.dirty,
+        })
+    }
+
+    fn notify_all(&self) {
+        (0..self.shards.count()).for_each(|number| self.shards.lock(number).notify());
+    }
+
+    /// Flushes the backing. What was written through to it before is clean then.
+    fn flush_backing(&self) -> Result<()> {
+        let written = std::mem::take(&mut *self.written.lock());
+        let epoch = self.traffic.flush_begins();
+        // Pages whose flush failed stay dirty, and are cleaned like all others.
+        self.backing.flush()?;
+        self.traffic.flush_succeeded(epoch);
+        self.conclude_clean(&written)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
+        self.geometry.check_write(offset, len)?;
+        let _running = self.requests.begin(RequestKind::Zero, len);
+        if len == 0 {
+            return Ok(());
+        }
+        self.mode().behaviour().zero(self, &pages_of(offset, len), fua)
+    }
+}
+
+/// The numbers of the pages in `len` bytes at `offset`.
+fn pages_of(offset: u64, len: u64) -> Range<u64> {
+    offset / PAGE_BYTES..(offset + len) / PAGE_BYTES
+}
+
+impl BlockDevice for CacheDevice {
+    /// The size of the backing, in blocks of a page.
+    fn geometry(&self) -> Geometry {
+        self.core.geometry
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.core.geometry.check(offset, buf.len() as u64)?;
+        let _running = self.core.requests.begin(RequestKind::Read, buf.len() as u64);
+        self.core.mode().behaviour().read(&self.core, offset / PAGE_BYTES, buf)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.core.geometry.check_write(offset, data.len() as u64)?;
+        let _running = self.core.requests.begin(RequestKind::Write, data.len() as u64);
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.core.mode().behaviour().write(&self.core, offset / PAGE_BYTES, data, flags.fua)
+    }
+
+    /// Reports what failed on the way to the backing since the last report. Passes the flush on
+    /// where writes reached the backing that it has not flushed.
+    fn flush(&self) -> Result<()> {
+        drop(self.core.requests.begin(RequestKind::Flush, 0));
+        if self.core.traffic.needs_flush() || !self.core.written.lock().is_empty() {
+            self.core.flush_backing()?;
+        }
+        self.core.ledger.report()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.core.write_zeroes(offset, len, false)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.core.write_zeroes(offset, len, flags.fua)
+    }
+
+    /// Where the cache has a page of the range, all of it counts as data.
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        let core = &self.core;
+        core.geometry.check(offset, len)?;
+        if pages_of(offset, len).any(|page| core.find(page).is_some_and(|found| found.dirty)) {
+            return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
+        }
+        core.backing.status(offset, len, most)
+    }
+
+    /// Writes into free slots, reads of pages that are cached, and flushes that end here.
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        let core = &self.core;
+        let behaviour = core.mode().behaviour();
+        match operation {
+            Operation::Read { offset, buf } if buf.is_empty() => {
+                Attempt::Done(core.geometry.check(*offset, 0))
+            }
+            Operation::Read { offset, buf } if behaviour.reads_hits() => {
+                core.attempt_read(*offset, buf)
+            }
+            Operation::Write { offset, data, .. } if behaviour.writes_back() => {
+                core.attempt_write(*offset, data)
+            }
+            Operation::Flush if !core.traffic.needs_flush() && core.written.lock().is_empty() => {
+                Attempt::Done(self.flush())
+            }
+            _ => Attempt::WouldBlock,
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The modes of Open CAS, one file each: what a write, a read and a write of zeroes do.
+//!
+//! | mode | write | read |
+//! |---|---|---|
+//! | `wb` | into the cache, durable there | from the cache; a miss from the backing, and kept |
+//! | `wt` | into the cache and to the backing | as `wb` |
+//! | `wa` | as `wt` where all of it is cached, else as `wi` | as `wb` |
+//! | `wi` | to the backing; the cache gives its copies up | as `wb` |
+//! | `wo` | as `wb` | as `wb`, but a miss is not kept |
+//! | `pt` | as `wi` | from the backing; dirty pages are cleaned before |
+//!
+//! Any mode finds pages of any other in the cache, dirty ones too.
+
+mod pt;
+mod wa;
+mod wb;
+mod wi;
+mod wo;
+mod wt;
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use super::Core;
+use crate::device::Result;
+
+/// How writes and reads are treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Write-back.
+    #[default]
+    WriteBack,
+    /// Write-through.
+    WriteThrough,
+    /// Write-around.
+    WriteAround,
+    /// Write-invalidate.
+    WriteInvalidate,
+    /// Write-only.
+    WriteOnly,
+    /// Pass-through.
+    PassThrough,
+}
+
+/// What one mode does. Pages are whole and inside the device.
+pub(super) trait Behaviour {
+    /// Writes `data` from page `first` on; with `fua` it is durable on return.
+    fn write(&self, core: &Core, first: u64, data: &[u8], fua: bool) -> Result<()>;
+
+    /// Reads from page `first` on.
+    fn read(&self, core: &Core, first: u64, buf: &mut [u8]) -> Result<()> {
+        core.read_pages(first, buf, true)
+    }
+
+    /// Makes `pages` read as zeroes; with `fua` that is durable on return.
+    fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()>;
+
+    /// A read of cached pages needs the cache alone.
+    fn reads_hits(&self) -> bool {
+        true
+    }
+
+    /// A write needs the cache alone.
+    fn writes_back(&self) -> bool {
+        false
+    }
+}
+
+impl Mode {
+    /// All modes, in the order of their codes.
+    pub const ALL: [Self; 6] = [
+        Self::WriteBack,
+        Self::WriteThrough,
+        Self::WriteAround,
+        Self::WriteInvalidate,
+        Self::WriteOnly,
+        Self::PassThrough,
+    ];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WriteBack => "wb",
+            Self::WriteThrough => "wt",
+            Self::WriteAround => "wa",
+            Self::WriteInvalidate => "wi",
+            Self::WriteOnly => "wo",
+            Self::PassThrough => "pt",
+        }
+    }
+
+    /// The number in the cache header.
+    pub(super) fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// The mode with this number.
+    pub(super) fn of_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.code() == code)
+    }
+
+    pub(super) fn behaviour(self) -> &'static dyn Behaviour {
+        match self {
+            Self::WriteBack => &wb::WriteBack,
+            Self::WriteThrough => &wt::WriteThrough,
+            Self::WriteAround => &wa::WriteAround,
+            Self::WriteInvalidate => &wi::WriteInvalidate,
+            Self::WriteOnly => &wo::WriteOnly,
+            Self::PassThrough => &pt::PassThrough,
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Mode {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        Self::ALL.into_iter().find(|mode| mode.name() == text).ok_or(())
+    }
+}
+
+/// The number of pages in a buffer of whole pages.
+fn pages_in(first: u64, data: &[u8]) -> Range<u64> {
+    first..first + (data.len() / super::layout::PAGE) as u64
+}

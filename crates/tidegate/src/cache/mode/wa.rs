@@ -1,0 +1,25 @@
+//! Write-around: a write of which all pages are cached goes through the cache, any other around it.
+
+use std::ops::Range;
+
+use super::wi::WriteInvalidate;
+use super::wt::WriteThrough;
+use super::{Behaviour, pages_in};
+use crate::cache::Core;
+use crate::device::Result;
+
+pub(super) struct WriteAround;
+
+fn of(core: &Core, pages: &Range<u64>) -> &'static dyn Behaviour {
+    if core.has_all(pages) { &WriteThrough } else { &WriteInvalidate }
+}
+
+impl Behaviour for WriteAround {
+    fn write(&self, core: &Core, first: u64, data: &[u8], fua: bool) -> Result<()> {
+        of(core, &pages_in(first, data)).write(core, first, data, fua)
+    }
+
+    fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {
+        of(core, pages).zero(core, pages, fua)
+    }
+}

@@ -1,0 +1,27 @@
+//! Write-back: a write is durable in the cache with one fence; the backing gets it later.
+
+use std::ops::Range;
+
+use super::Behaviour;
+use crate::cache::{Core, Mode};
+use crate::device::Result;
+
+pub(super) struct WriteBack;
+
+impl Behaviour for WriteBack {
+    fn write(&self, core: &Core, first: u64, data: &[u8], _fua: bool) -> Result<()> {
+        core.write_pages(first, data, &mut |_| ())
+    }
+
+    fn zero(&self, core: &Core, pages: &Range<u64>, _fua: bool) -> Result<()> {
+        if pages.end - pages.start <= Mode::ZERO_PAGES_MAX {
+            core.zero_pages(pages.clone(), &mut |_| ())
+        } else {
+            core.zero_many(pages)
+        }
+    }
+
+    fn writes_back(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,37 @@
+//! Write-through: a write is durable in the cache, and in the backing when that is flushed.
+//!
+//! The cache has it first: a crash in between leaves the page dirty there, so it is written to the
+//! backing again, whole.
+
+use std::ops::Range;
+
+use super::Behaviour;
+use super::wi::WriteInvalidate;
+use crate::cache::bypass::Content;
+use crate::cache::layout::PAGE;
+use crate::cache::{Core, Mode};
+use crate::device::Result;
+
+pub(super) struct WriteThrough;
+
+/// Pages that go through at once.
+const PIECE_PAGES: usize = 256;
+
+impl Behaviour for WriteThrough {
+    fn write(&self, core: &Core, first: u64, data: &[u8], _fua: bool) -> Result<()> {
+        for (number, piece) in data.chunks(PIECE_PAGES * PAGE).enumerate() {
+            let pages = super::pages_in(first + (number * PIECE_PAGES) as u64, piece);
+            core.write_through(&pages, Content::Data(piece))?;
+        }
+        Ok(())
+    }
+
+    fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {
+        if pages.end - pages.start <= Mode::ZERO_PAGES_MAX {
+            return core.write_through(pages, Content::Zeroes);
+        }
+        WriteInvalidate.zero(core, pages, fua)?;
+        // Durable before it is acknowledged, as all writes of this mode.
+        core.flush_backing()
+    }
+}

@@ -1,0 +1,386 @@
+//! Opening a pool, after a crash too: the index from the headers, and nothing is thrown away.
+//!
+//! 1. All headers are read. One with a wrong check is a write that never finished: its slot is free.
+//! 2. Of each lane's newest batch the data is compared with its checksum: only there a crash can
+//!    have left a header without its data.
+//! 3. What counts of the newest batches is written back and fenced: a process that was killed may
+//!    have left it in the CPU's caches, and older versions go next. So may it have left the words
+//!    that voided headers.
+//! 4. Older versions of a page, unfinished headers and unfinished data are voided, and fenced.
+//!
+//! A crash in between leaves what this finds again: steps 3 and 4 change nothing that counts.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::error::CacheError;
+use super::header::{Binding, CacheHeader};
+use super::index::{Found, Shard, shard_of};
+use super::lane::{LANES, Lanes};
+use super::layout::{Decoded, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, data_check};
+use super::traffic::Traffic;
+use super::{CacheDeviceOptions, Core, LOCKS_LOG2, tier};
+use crate::device::{BlockDevice, Geometry};
+use crate::pmem::Region;
+use crate::stats::Requests;
+use crate::sync::{AtomicU32, AtomicU64};
+use crate::tier::background::Waker;
+use crate::tier::ledger::Ledger;
+use crate::tier::set_locks::SetLocks;
+use crate::tier::version_locks::VersionLocks;
+
+type Result<T> = std::result::Result<T, CacheError>;
+
+/// Headers that are read at once.
+const HEADERS_AT_ONCE: u32 = 64;
+const CLEAN_FROM_PCT: u32 = 50;
+
+/// What was found in a cache when it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Pages that the cache holds.
+    pub pages: u64,
+    /// Those of them that the backing may lack.
+    pub dirty_pages: u64,
+    /// Headers and data of writes that never finished.
+    pub unfinished: u64,
+    /// Older versions of pages that were left.
+    pub older: u64,
+}
+
+/// The slots of a pool, as one pass over its headers finds them.
+pub(super) struct Scan<'a> {
+    region: &'a Region,
+    header: &'a CacheHeader,
+}
+
+/// A slot and what its header says.
+pub(super) struct Scanned {
+    pub(super) slot: u32,
+    pub(super) decoded: Decoded,
+}
+
+impl<'a> Scan<'a> {
+    pub(super) fn new(region: &'a Region, header: &'a CacheHeader) -> Self {
+        Self { region, header }
+    }
+
+    /// Shows every slot to `see`.
+    pub(super) fn each(&self, mut see: impl FnMut(Scanned)) -> Result<()> {
+        let places = self.header.places;
+        let mut bytes = [0; (HEADERS_AT_ONCE as u64 * HEADER_BYTES) as usize];
+        for first in (0..places.slots()).step_by(HEADERS_AT_ONCE as usize) {
+            let count = HEADERS_AT_ONCE.min(places.slots() - first);
+            let bytes = &mut bytes[..count as usize * HEADER_BYTES as usize];
+            self.region.read(places.header(first), bytes)?;
+            let (headers, _) = bytes.as_chunks();
+            for (slot, header) in (first..).zip(headers) {
+                see(Scanned { slot, decoded: SlotHeader::decode(header, self.header.salt, slot) });
+            }
+        }
+        Ok(())
+    }
+
+    /// The data of `slot` is what its header says.
+    pub(super) fn is_whole(&self, slot: u32, found: &SlotHeader) -> Result<bool> {
+        if found.zero {
+            return Ok(true);
+        }
+        let mut data = [0; PAGE];
+        self.region.read(self.header.places.data(slot), &mut data)?;
+        Ok(data_check(&data) == found.data_check)
+    }
+}
+
+/// The newest batch of each lane: its number and its slots.
+#[derive(Default)]
+pub(super) struct Newest {
+    batches: Vec<(u64, Vec<(u32, SlotHeader)>)>,
+}
+
+impl Newest {
+    pub(super) fn see(&mut self, slot: u32, header: &SlotHeader) {
+        let lane = usize::from(header.lane);
+        if self.batches.len() <= lane {
+            self.batches.resize(lane + 1, (0, Vec::new()));
+        }
+        let (batch, members) = &mut self.batches[lane];
+        if header.batch > *batch {
+            *batch = header.batch;
+            members.clear();
+        }
+        if header.batch == *batch {
+            members.push((slot, *header));
+        }
+    }
+
+    pub(super) fn members(&self) -> impl Iterator<Item = &(u32, SlotHeader)> {
+        self.batches.iter().flat_map(|(_, members)| members)
+    }
+
+    /// The numbers of the batches, of at least [`LANES`] lanes.
+    fn numbers(&self) -> Vec<u64> {
+        let known = self.batches.iter().map(|(batch, _)| *batch);
+        known.chain(std::iter::repeat(0)).take(self.batches.len().max(LANES.into())).collect()
+    }
+}
+
+/// The state of a recovery.
+struct Recovery {
+    shards: Vec<Shard>,
+    newest: Newest,
+    newest_version: u64,
+    /// Slots that hold an older version of a page.
+    older: Vec<Found>,
+    /// Slots whose headers are to be voided.
+    void: Vec<u32>,
+    /// Slots whose voided headers may not be durable yet.
+    voided: Vec<u32>,
+    unfinished: u64,
+    /// A slot with a page of another shard.
+    misplaced: Option<u32>,
+}
+
+/// Opens the cache in `region` over `backing`.
+pub(super) fn open(
+    region: Arc<Region>,
+    backing: Arc<dyn BlockDevice>,
+    binding: Binding,
+    options: CacheDeviceOptions,
+) -> Result<(Core, Recovered)> {
+    let mut header = CacheHeader::read(&region)?;
+    let geometry = geometry_over(&*backing)?;
+    let mut recovery = Recovery::scan(&region, &header)?;
+    recovery.check_batches(&region, &header)?;
+    recovery.forget_other_backing(&header, &binding, options.adopt_foreign)?;
+    recovery.check_fit(geometry.blocks)?;
+    let found = recovery.finish(&region, &header)?;
+    if header.binding.as_ref() != Some(&binding) {
+        header.binding = Some(binding);
+        header.is_whole = false;
+    }
+    header.restore(&region)?;
+    let core = core_of(region, backing, geometry, header, recovery, options);
+    // What an earlier process wrote around the cache may wait for a flush. Where this one fails,
+    // the next flush tries again, and nothing is kept of what is read before.
+    let _ = core.flush_backing();
+    Ok((core, found))
+}
+
+fn core_of(
+    region: Arc<Region>,
+    backing: Arc<dyn BlockDevice>,
+    geometry: Geometry,
+    header: CacheHeader,
+    recovery: Recovery,
+    options: CacheDeviceOptions,
+) -> Core {
+    Core {
+        salt: header.salt,
+        places: header.places,
+        mode: AtomicU32::new(header.mode.code()),
+        header: Mutex::new(header),
+        backing,
+        geometry,
+        lanes: Lanes::new(&recovery.newest.numbers()),
+        shards: SetLocks::new(recovery.shards.into_iter(), None),
+        locks: VersionLocks::new(LOCKS_LOG2),
+        traffic: Traffic::new(),
+        ledger: Ledger::new("the cache"),
+        cleaning: Mutex::default(),
+        fills: super::Fills::default(),
+        written: Mutex::default(),
+        clean_from_pct: AtomicU32::new(options.clean_from_pct.unwrap_or(CLEAN_FROM_PCT)),
+        damaged: AtomicU64::new(0),
+        requests: Requests::default(),
+        counters: tier::Counters::default(),
+        waker: Arc::new(Waker::new(u32::from(!options.no_thread))),
+        region,
+    }
+}
+
+fn geometry_over(backing: &dyn BlockDevice) -> Result<Geometry> {
+    let below = backing.geometry();
+    let bytes = below.size_bytes();
+    if !bytes.is_multiple_of(PAGE_BYTES) {
+        return Err(CacheError::PartialPage { bytes });
+    }
+    Ok(Geometry {
+        block_bytes: 4096,
+        blocks: bytes / PAGE_BYTES,
+        preferred_bytes: below.preferred_bytes.max(4096),
+        read_only: below.read_only,
+        atomic_block: true,
+        // Of the modes that write around the cache.
+        volatile_cache: below.volatile_cache,
+        fast_zero: true,
+    })
+}
+
+impl Recovery {
+    fn scan(region: &Region, header: &CacheHeader) -> Result<Self> {
+        let slots = header.places.slots();
+        let shards = header.shards;
+        let mut recovery = Self {
+            shards: (0..shards).map(|number| Shard::new(number, shards, slots)).collect(),
+            newest: Newest::default(),
+            newest_version: 0,
+            older: Vec::new(),
+            void: Vec::new(),
+            voided: Vec::new(),
+            unfinished: 0,
+            misplaced: None,
+        };
+        Scan::new(region, header).each(|scanned| recovery.see(&scanned))?;
+        match recovery.misplaced {
+            Some(slot) => Err(CacheError::Misplaced { slot }),
+            None => Ok(recovery),
+        }
+    }
+
+    fn see(&mut self, scanned: &Scanned) {
+        let slot = scanned.slot;
+        match scanned.decoded {
+            Decoded::Free { used: false } => {}
+            Decoded::Free { used: true } => self.voided.push(slot),
+            Decoded::Bad => self.give_up(slot),
+            Decoded::Header(header) => {
+                self.newest.see(slot, &header);
+                self.newest_version = self.newest_version.max(header.version);
+                self.add(found_in(slot, &header));
+            }
+        }
+    }
+
+    /// The header or the data of `slot` is unfinished.
+    fn give_up(&mut self, slot: u32) {
+        self.unfinished += 1;
+        self.void.push(slot);
+    }
+
+    fn shard(&mut self, page: u64) -> &mut Shard {
+        let shards = u32::try_from(self.shards.len()).unwrap_or(1);
+        &mut self.shards[shard_of(page, shards)]
+    }
+
+    fn add(&mut self, found: Found) {
+        let shards = u32::try_from(self.shards.len()).unwrap_or(1);
+        if shard_of(found.page, shards) != found.slot as usize % self.shards.len() {
+            self.misplaced = Some(found.slot);
+            return;
+        }
+        if let Some(older) = self.shard(found.page).recover(found) {
+            self.older.push(older);
+        }
+    }
+
+    /// Looks at the data of the newest batches, and makes what counts of them durable.
+    fn check_batches(&mut self, region: &Region, header: &CacheHeader) -> Result<()> {
+        let scan = Scan::new(region, header);
+        let members: Vec<_> = self.newest.members().copied().collect();
+        for (slot, found) in members {
+            if scan.is_whole(slot, &found)? {
+                if !found.zero {
+                    region.write_back(header.places.data(slot), PAGE_BYTES)?;
+                }
+                region.write_back(header.places.header(slot), HEADER_BYTES)?;
+            } else {
+                self.remove_unfinished(&found_in(slot, &found));
+            }
+        }
+        Ok(())
+    }
+
+    /// `found` is unfinished: the version before it counts, which was not written over, for that
+    /// waits for the fence that `found` lacks.
+    fn remove_unfinished(&mut self, found: &Found) {
+        self.give_up(found.slot);
+        self.older.retain(|older| older.slot != found.slot);
+        if self.shard(found.page).stands(found) {
+            self.shard(found.page).remove(found);
+            let of_page = self.older.extract_if(.., |older| older.page == found.page);
+            let of_page: Vec<_> = of_page.collect();
+            of_page.into_iter().for_each(|older| self.add(older));
+        }
+    }
+
+    /// Dirty pages of another backing are for this one where `adopts`; clean ones mean nothing.
+    fn forget_other_backing(
+        &mut self,
+        header: &CacheHeader,
+        binding: &Binding,
+        adopts: bool,
+    ) -> Result<()> {
+        let Some(other) = header.binding.as_ref().filter(|it| it.identity != binding.identity)
+        else {
+            return Ok(());
+        };
+        let dirty = self.shards.iter().map(|shard| shard.usage().dirty).sum();
+        if dirty > 0 && !adopts {
+            return Err(CacheError::OtherBacking { name: other.name.clone(), dirty });
+        }
+        for shard in &mut self.shards {
+            let mut pages = Vec::new();
+            shard.victims(shard.slot_count() as usize, &mut pages);
+            for found in pages.iter().filter(|found| !found.dirty) {
+                shard.remove(found);
+                self.void.push(found.slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages behind the end of a backing that became smaller.
+    fn check_fit(&mut self, pages: u64) -> Result<()> {
+        for shard in &mut self.shards {
+            let mut all = Vec::new();
+            shard.victims(shard.slot_count() as usize, &mut all);
+            for found in all.iter().filter(|found| found.page >= pages) {
+                if found.dirty {
+                    let (offset, bytes) = (found.page * PAGE_BYTES, pages * PAGE_BYTES);
+                    return Err(CacheError::Misfit { offset, bytes });
+                }
+                shard.remove(found);
+                self.void.push(found.slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes durable what counts, and then voids what does not.
+    fn finish(&mut self, region: &Region, header: &CacheHeader) -> Result<Recovered> {
+        self.voided
+            .iter()
+            .try_for_each(|slot| region.write_back(header.places.header(*slot), HEADER_BYTES))?;
+        // Newer versions are durable before older ones go: invariant 3 of the cache.
+        region.fence()?;
+        let older = self.older.len() as u64;
+        self.void_pass(region, header, &self.older.iter().map(|it| it.slot).collect::<Vec<_>>())?;
+        self.void_pass(region, header, &self.void)?;
+        let newest_version = self.newest_version;
+        self.shards.iter_mut().for_each(|shard| shard.recovered(newest_version));
+        let usage = self.shards.iter().map(Shard::usage);
+        let (pages, dirty_pages) =
+            usage.fold((0, 0), |(pages, dirty), it| (pages + it.live, dirty + it.dirty));
+        Ok(Recovered { pages, dirty_pages, unfinished: self.unfinished, older })
+    }
+
+    /// Voids the headers of `slots`. Older versions go before pages that leave the cache.
+    fn void_pass(&self, region: &Region, header: &CacheHeader, slots: &[u32]) -> Result<()> {
+        if slots.is_empty() {
+            return Ok(());
+        }
+        for slot in slots {
+            let at = header.places.header(*slot);
+            region.store_u64(at, 0)?;
+            region.write_back(at, 8)?;
+        }
+        Ok(region.fence()?)
+    }
+}
+
+fn found_in(slot: u32, header: &SlotHeader) -> Found {
+    let SlotHeader { page, version, dirty, zero, .. } = *header;
+    Found { page, slot, version, dirty, zero, verified: false }
+}

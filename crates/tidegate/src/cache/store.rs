@@ -1,0 +1,190 @@
+//! Pages into slots: copy on write, with one fence for a batch.
+
+use std::io::IoSlice;
+
+use super::index::{Found, Taken};
+use super::layout::{PAGE, PAGE_BYTES, SlotHeader, data_check};
+use super::{Core, fill};
+use crate::device::{Attempt, Result};
+use crate::stats::RequestKind;
+use crate::tier::version_locks::VersionGuard;
+
+/// Most pages of a batch.
+const BATCH_PAGES_MAX: usize = 256;
+
+/// A page to be stored.
+#[derive(Clone, Copy)]
+pub(super) struct Entry<'a> {
+    pub(super) page: u64,
+    /// Its bytes; none for zeroes.
+    pub(super) data: Option<&'a [u8]>,
+}
+
+/// An entry with its slot.
+struct Member<'a> {
+    entry: Entry<'a>,
+    taken: Taken,
+}
+
+impl Member<'_> {
+    /// What was stored, as a dirty page.
+    fn found(&self) -> Found {
+        let Taken { slot, version, .. } = self.taken;
+        let (page, zero) = (self.entry.page, self.entry.data.is_none());
+        Found { page, slot, version, dirty: true, zero, verified: true }
+    }
+}
+
+/// Is told of each page that was stored.
+type Note<'a> = &'a mut dyn FnMut(Found);
+
+impl Core {
+    /// Stores `data` as the pages from `first` on, dirty. Durable on return.
+    pub(super) fn write_pages(&self, first: u64, data: &[u8], note: Note<'_>) -> Result<()> {
+        let pages = (first..).zip(data.chunks(PAGE));
+        let entries: Vec<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
+        self.store_all(&entries, note)
+    }
+
+    /// Makes pages zero, dirty. Durable on return.
+    pub(super) fn zero_pages(
+        &self,
+        pages: impl Iterator<Item = u64>,
+        note: Note<'_>,
+    ) -> Result<()> {
+        let entries: Vec<_> = pages.map(|page| Entry { page, data: None }).collect();
+        self.store_all(&entries, note)
+    }
+
+    /// Stores all `entries`, and waits for free slots where there are none.
+    fn store_all(&self, mut entries: &[Entry<'_>], note: Note<'_>) -> Result<()> {
+        while let Some(first) = entries.first() {
+            let batch = &entries[..entries.len().min(BATCH_PAGES_MAX)];
+            match self.store_dirty(batch, note)? {
+                0 => self.wait_for_slot(self.shard_of(first.page))?,
+                stored => entries = &entries[stored..],
+            }
+        }
+        Ok(())
+    }
+
+    /// [`attempt`](crate::device::BlockDevice::attempt) of a write: done where there are slots.
+    pub(super) fn attempt_write(&self, offset: u64, data: &[u8]) -> Attempt {
+        if let Err(error) = self.geometry.check_write(offset, data.len() as u64) {
+            return Attempt::Done(Err(error));
+        }
+        if data.len() > BATCH_PAGES_MAX * PAGE {
+            return Attempt::WouldBlock;
+        }
+        let pages = (offset / PAGE_BYTES..).zip(data.chunks(PAGE));
+        let entries: Vec<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
+        let running = self.requests.begin(RequestKind::Write, data.len() as u64);
+        match self.store_dirty(&entries, &mut |_| ()) {
+            Ok(stored) if stored == entries.len() => Attempt::Done(Ok(())),
+            Ok(_) => {
+                running.hand_back();
+                Attempt::WouldBlock
+            }
+            Err(error) => Attempt::Done(Err(error)),
+        }
+    }
+
+    /// Stores a batch of as many of `entries` as there are slots for, from the first on.
+    fn store_dirty(&self, entries: &[Entry<'_>], note: Note<'_>) -> Result<usize> {
+        let locks = self.lock_pages(entries.iter().map(|entry| entry.page));
+        let members = self.take_slots(entries, 0);
+        let stored = members.len();
+        self.commit(&members, true, locks)?;
+        members.iter().for_each(|it| note(it.found()));
+        Ok(stored)
+    }
+
+    /// Stores those of `fills` that may still be kept, clean, in slots that nobody waits for.
+    pub(super) fn store_clean(&self, fills: &[fill::Fill]) -> Result<()> {
+        let locks = self.lock_pages(fills.iter().map(|fill| fill.page));
+        let kept = fills.iter().filter(|fill| self.may_keep(fill));
+        let entries: Vec<_> =
+            kept.map(|fill| Entry { page: fill.page, data: Some(&fill.data) }).collect();
+        let members = self.take_slots(&entries, self.reserve());
+        self.commit(&members, false, locks)
+    }
+
+    /// Takes a slot for each of `entries`, as long as a shard has more than `reserve`.
+    fn take_slots<'a>(&self, entries: &[Entry<'a>], reserve: u32) -> Vec<Member<'a>> {
+        let take = |entry: &Entry<'a>| {
+            let mut shard = self.shard(entry.page);
+            let taken = (shard.available() > reserve).then(|| shard.take()).flatten()?;
+            Some(Member { entry: *entry, taken })
+        };
+        entries.iter().map_while(take).collect()
+    }
+
+    /// Makes a batch durable, then visible; `locks` are those of its pages.
+    fn commit(
+        &self,
+        members: &[Member<'_>],
+        dirty: bool,
+        locks: Vec<VersionGuard<'_>>,
+    ) -> Result<()> {
+        if members.is_empty() {
+            return Ok(());
+        }
+        if let Err(error) = self.make_durable(members, dirty) {
+            // Nobody knows which of the headers are on the medium.
+            members.iter().for_each(|it| self.shard(it.entry.page).hold(it.entry.page));
+            return Err(error.into());
+        }
+        let publish = |it: &Member<'_>| {
+            let Entry { page, data } = it.entry;
+            let old = self.shard(page).publish(page, &it.taken, dirty, data.is_none())?;
+            Some((page, old))
+        };
+        let replaced: Vec<_> = members.iter().filter_map(publish).collect();
+        // A reader that copied from a slot that is replaced finds the lock's version changed, and
+        // only then may the slot be written over.
+        drop(locks);
+        if dirty {
+            self.counters.count_write(replaced.len() as u64, members.len() as u64);
+        }
+        for (page, old) in replaced {
+            self.shard(page).bury(old);
+        }
+        members.iter().take(1).for_each(|it| self.wake_where_due(it.entry.page));
+        Ok(())
+    }
+
+    /// Stores data and headers, and fences them.
+    ///
+    /// Data and header of a page go in any order: the header has the data's checksum, and after a
+    /// crash that decides for a lane's newest batch. For older batches it need not: their fence
+    /// came before the lane's next batch began.
+    fn make_durable(
+        &self,
+        members: &[Member<'_>],
+        dirty: bool,
+    ) -> std::result::Result<(), crate::pmem::PmemError> {
+        let lane = self.lanes.take(&self.region);
+        let store = |it: &Member<'_>| {
+            let mut header = SlotHeader {
+                page: it.entry.page,
+                version: it.taken.version,
+                lane: lane.number,
+                batch: lane.batch,
+                zero: it.entry.data.is_none(),
+                dirty,
+                data_check: 0,
+            };
+            if let Some(data) = it.entry.data {
+                // The client may change its memory meanwhile: what is checked is what is stored.
+                let see = |seen: &[u8]| header.data_check = data_check(seen);
+                let at = self.places.data(it.taken.slot);
+                self.region.write_streaming_seen::<PAGE>(at, &[IoSlice::new(data)], see)?;
+            }
+            let bytes = header.encode(self.salt, it.taken.slot);
+            self.region.write_streaming(self.places.header(it.taken.slot), &bytes)
+        };
+        // The fence also after a failure: the lane's next batch relies on it.
+        let stored = members.iter().try_for_each(store);
+        stored.and(self.region.fence())
+    }
+}

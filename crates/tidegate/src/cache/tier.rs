@@ -1,0 +1,227 @@
+//! What a cache says of itself, and how it is drained and tuned. Its counters have the names that
+//! Open CAS gives them: the backing is its *core*, the device that clients see its *exported
+//! object*.
+
+use crossbeam_utils::CachePadded;
+use serde_json::json;
+
+use super::index::Usage;
+use super::layout::PAGE_BYTES;
+use super::mode::Mode;
+use super::{CacheDevice, Core};
+use crate::device::Result;
+use crate::size::Size;
+use crate::stats::{Collector, Metric, Unit};
+use crate::sync::{AtomicU64, Ordering};
+use crate::tier::{Level, Setting, SettingError, State, Tier, line, memory};
+
+const OCCUPANCY: Metric =
+    Metric::gauge("cache_occupancy_bytes", Unit::Bytes, "Bytes of the pages in the cache");
+const FREE: Metric =
+    Metric::gauge("cache_free_bytes", Unit::Bytes, "Bytes of the slots that hold no page");
+const CLEAN: Metric =
+    Metric::gauge("cache_clean_bytes", Unit::Bytes, "Bytes of the pages that the backing has too");
+const DIRTY: Metric =
+    Metric::gauge("cache_dirty_bytes", Unit::Bytes, "Bytes of the pages that the backing lacks");
+const CORE_ERRORS: Metric = Metric::counter(
+    "cache_core_write_errors",
+    Unit::Count,
+    "Attempts to clean pages that the backing failed",
+);
+const CACHE_ERRORS: Metric = Metric::counter(
+    "cache_read_errors",
+    Unit::Count,
+    "Pages whose data did not match their checksums",
+);
+
+/// What is counted; the order is that of [`METRICS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Counter {
+    ReadHits,
+    ReadPartialMisses,
+    ReadFullMisses,
+    WriteHits,
+    WritePartialMisses,
+    WriteFullMisses,
+    PassThroughReads,
+    PassThroughWrites,
+    CacheReads,
+    CacheWrites,
+    CoreReads,
+    CoreWrites,
+    Evictions,
+    FullWaits,
+}
+
+const COUNTERS: usize = Counter::FullWaits as usize + 1;
+
+const METRICS: [Metric; COUNTERS] = [
+    Metric::counter("cache_read_hits", Unit::Count, "Reads of which all pages were cached"),
+    Metric::counter("cache_read_partial_misses", Unit::Count, "Reads of which a part was cached"),
+    Metric::counter("cache_read_full_misses", Unit::Count, "Reads of which nothing was cached"),
+    Metric::counter("cache_write_hits", Unit::Count, "Writes of which all pages were cached"),
+    Metric::counter("cache_write_partial_misses", Unit::Count, "Writes of which a part was cached"),
+    Metric::counter("cache_write_full_misses", Unit::Count, "Writes of which nothing was cached"),
+    Metric::counter("cache_pass_through_reads", Unit::Count, "Reads around the cache"),
+    Metric::counter("cache_pass_through_writes", Unit::Count, "Writes around the cache"),
+    Metric::counter("cache_block_reads", Unit::Count, "Pages read from the cache"),
+    Metric::counter("cache_block_writes", Unit::Count, "Pages written to the cache"),
+    Metric::counter("cache_core_reads", Unit::Count, "Pages read from the backing"),
+    Metric::counter("cache_core_writes", Unit::Count, "Pages written to the backing"),
+    Metric::counter("cache_evictions", Unit::Count, "Clean pages that made place for others"),
+    Metric::counter("cache_full_waits", Unit::Count, "Waits of a write for a free slot"),
+];
+
+/// The counters of one cache.
+#[derive(Default)]
+pub(super) struct Counters([CachePadded<AtomicU64>; COUNTERS]);
+
+impl Counters {
+    pub(super) fn add(&self, counter: Counter, count: u64) {
+        self.0[counter as usize].fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// A read found `hits` of its `pages` cached.
+    pub(super) fn count_read(&self, hits: u64, pages: u64) {
+        let kinds = [Counter::ReadHits, Counter::ReadPartialMisses, Counter::ReadFullMisses];
+        self.count_request(kinds, hits, pages);
+        self.add(Counter::CacheReads, hits);
+        self.add(Counter::CoreReads, pages - hits);
+    }
+
+    /// A write replaced `hits` of its `pages`.
+    pub(super) fn count_write(&self, hits: u64, pages: u64) {
+        let kinds = [Counter::WriteHits, Counter::WritePartialMisses, Counter::WriteFullMisses];
+        self.count_request(kinds, hits, pages);
+        self.add(Counter::CacheWrites, pages);
+    }
+
+    fn count_request(&self, kinds: [Counter; 3], hits: u64, pages: u64) {
+        let [hit, partial, miss] = kinds;
+        let kind = match hits {
+            hits if hits == pages => hit,
+            0 => miss,
+            _ => partial,
+        };
+        self.add(kind, 1);
+    }
+
+    fn collect(&self, collector: &mut Collector) {
+        for (metric, value) in METRICS.iter().zip(&self.0) {
+            collector.add(metric, value.load(Ordering::Relaxed));
+        }
+    }
+}
+
+const CLEAN_FROM: &str = "clean-from-pct";
+const MODE: &str = "mode";
+/// Behind a mode: all dirty pages are cleaned before the setting returns.
+const FLUSH_SUFFIX: &str = "+flush";
+/// What `mode` may be set to, in words.
+const MODES: &str = "wb, wt, wa, wi, wo or pt, and +flush behind it to clean all dirty pages";
+
+impl Core {
+    fn bytes_of(pages: u64) -> u64 {
+        pages * PAGE_BYTES
+    }
+}
+
+impl CacheDevice {
+    fn set_mode_text(&self, value: &str) -> std::result::Result<(), SettingError> {
+        let wrong = |expected: String| {
+            let (key, value) = (MODE.into(), value.to_owned());
+            SettingError::Value { key, value, expected }
+        };
+        let (name, flushes) = match value.strip_suffix(FLUSH_SUFFIX) {
+            Some(name) => (name, true),
+            None => (value, false),
+        };
+        let mode: Mode = name.parse().map_err(|()| wrong(MODES.into()))?;
+        self.set_mode(mode).map_err(|error| wrong(format!("memory that works: {error}")))?;
+        if flushes {
+            self.clean_all()
+                .map_err(|error| wrong(format!("a backing that takes the dirty pages: {error}")))?;
+        }
+        Ok(())
+    }
+
+    fn set_clean_from(&self, value: &str) -> std::result::Result<(), SettingError> {
+        let pct = value.parse().ok().filter(|pct| (0..=100).contains(pct));
+        let Some(pct) = pct else {
+            let (key, value) = (CLEAN_FROM.into(), value.to_owned());
+            return Err(SettingError::Value { key, value, expected: "0 to 100".into() });
+        };
+        self.core.clean_from_pct.store(pct, Ordering::Relaxed);
+        self.core.waker.wake_another();
+        Ok(())
+    }
+}
+
+impl Tier for CacheDevice {
+    fn state(&self) -> State {
+        let Usage { live, dirty } = self.core.usage();
+        let slots = u64::from(self.core.places.slots());
+        let size = |pages| Size { bytes: Core::bytes_of(pages) };
+        let used = format!("{} of {} in use, {} dirty", size(live), size(slots), size(dirty));
+        let binding = self.core.header.lock().binding.clone();
+        State {
+            level: Level::Pmem,
+            name: "cache".into(),
+            pending_bytes: Core::bytes_of(dirty),
+            lines: vec![line("cache", used), line("mode", self.mode())],
+            details: json!({
+                "mode": self.mode().name(),
+                "size_bytes": Core::bytes_of(slots),
+                "occupancy_bytes": Core::bytes_of(live),
+                "dirty_bytes": Core::bytes_of(dirty),
+                "backing": binding.map(|binding| binding.name),
+                "core_write_errors": self.core.ledger.failures(),
+                "cache_read_errors": self.core.damaged.load(Ordering::Relaxed),
+            }),
+        }
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.shutdown()
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let setting = |key: &str, value: String, help: &str| Setting {
+            key: key.into(),
+            value,
+            help: help.into(),
+            fixed: None,
+        };
+        let clean_from_pct = self.core.clean_from_pct.load(Ordering::Relaxed);
+        vec![
+            setting(MODE, self.mode().to_string(), MODES),
+            setting(
+                CLEAN_FROM,
+                clean_from_pct.to_string(),
+                "which part of the cache may be dirty before it is cleaned, in percent: 0 to 100",
+            ),
+        ]
+    }
+
+    fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
+        match key {
+            MODE => self.set_mode_text(value),
+            CLEAN_FROM => self.set_clean_from(value),
+            _ => Err(SettingError::of(key, &self.settings())),
+        }
+    }
+
+    fn metrics(&self, collector: &mut Collector) {
+        let Usage { live, dirty } = self.core.usage();
+        let slots = u64::from(self.core.places.slots());
+        collector.add(&OCCUPANCY, Core::bytes_of(live));
+        collector.add(&FREE, Core::bytes_of(slots - live));
+        collector.add(&CLEAN, Core::bytes_of(live - dirty));
+        collector.add(&DIRTY, Core::bytes_of(dirty));
+        collector.add(&CORE_ERRORS, self.core.ledger.failures());
+        collector.add(&CACHE_ERRORS, self.core.damaged.load(Ordering::Relaxed));
+        self.core.counters.collect(collector);
+        self.core.requests.collect(collector);
+        memory::collect(&self.core.region, collector);
+    }
+}

@@ -1,0 +1,164 @@
+//! Writes to the backing that are under way, by bucket of pages.
+//!
+//! Two writes of one page to the backing may arrive there in either order. So a writer that must
+//! know which was the last asks whether it was *alone* from begin to end: no other write to a page
+//! of its bucket overlapped it.
+//!
+//! Also by bucket: since when a write that went around the cache waits for a flush of the backing.
+//! Until then the backing may lose it, so no page of the bucket is filled from the backing.
+
+use super::table::hash;
+use crate::sync::{AtomicU64, Ordering};
+
+const BUCKETS: usize = 4096;
+/// One write more under way: a word counts those in its lower half, those so far in its upper.
+const BEGIN: u64 = 1 << 32 | 1;
+const UNDER_WAY: u64 = (1 << 32) - 1;
+
+/// Writes to the backing.
+pub(super) struct Traffic {
+    words: Box<[AtomicU64]>,
+    /// By bucket: the epoch of the last write that went around the cache.
+    bypassed: Box<[AtomicU64]>,
+    /// Grows with each flush of the backing that begins.
+    epoch: AtomicU64,
+    /// The last epoch of which all writes are flushed.
+    flushed: AtomicU64,
+    /// The last epoch with a write around the cache.
+    last_bypassed: AtomicU64,
+}
+
+/// The state of a bucket, for a look whether it changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seen(u64);
+
+impl Seen {
+    fn is_quiet(self) -> bool {
+        self.0 & UNDER_WAY == 0
+    }
+}
+
+/// A write under way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Passage {
+    bucket: usize,
+    seen: Seen,
+}
+
+impl Traffic {
+    /// No write is under way. What was written before is flushed only by the next flush.
+    pub(super) fn new() -> Self {
+        let words = |value| (0..BUCKETS).map(|_| AtomicU64::new(value)).collect();
+        Self {
+            words: words(0),
+            bypassed: words(1),
+            epoch: AtomicU64::new(1),
+            flushed: AtomicU64::new(0),
+            last_bypassed: AtomicU64::new(1),
+        }
+    }
+
+    /// The bucket of `page`.
+    pub(super) fn bucket(page: u64) -> usize {
+        usize::try_from(hash(page) >> 40).unwrap_or_default() % BUCKETS
+    }
+
+    /// The buckets of `pages`, each once.
+    pub(super) fn buckets(pages: impl Iterator<Item = u64>) -> Vec<usize> {
+        let mut buckets: Vec<usize> = pages.map(Self::bucket).collect();
+        buckets.sort_unstable();
+        buckets.dedup();
+        buckets
+    }
+
+    /// A write to pages of `bucket` begins.
+    pub(super) fn begin(&self, bucket: usize) -> Passage {
+        let before = self.words[bucket].fetch_add(BEGIN, Ordering::SeqCst);
+        Passage { bucket, seen: Seen(before) }
+    }
+
+    /// The write is the only one under way in its bucket.
+    pub(super) fn began_alone(passage: &Passage) -> bool {
+        passage.seen.is_quiet()
+    }
+
+    /// The write ended. True: no other one overlapped it.
+    pub(super) fn end(&self, passage: &Passage) -> bool {
+        let before = self.words[passage.bucket].fetch_sub(1, Ordering::SeqCst);
+        passage.seen.is_quiet() && before == passage.seen.0.wrapping_add(BEGIN)
+    }
+
+    /// What `page`'s bucket is now.
+    pub(super) fn see(&self, page: u64) -> Seen {
+        Seen(self.words[Self::bucket(page)].load(Ordering::SeqCst))
+    }
+
+    /// What was read from the backing since `seen` may be kept: no write of the page was under way,
+    /// and the backing has flushed all before.
+    pub(super) fn may_fill(&self, page: u64, seen: Seen) -> bool {
+        let bypassed = self.bypassed[Self::bucket(page)].load(Ordering::SeqCst);
+        seen.is_quiet() && self.see(page) == seen && bypassed <= self.flushed.load(Ordering::SeqCst)
+    }
+
+    /// A write around the cache to a page of `bucket` reached the backing. Before its end.
+    pub(super) fn bypassed(&self, bucket: usize) {
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        self.bypassed[bucket].fetch_max(epoch, Ordering::SeqCst);
+        self.last_bypassed.fetch_max(epoch, Ordering::SeqCst);
+    }
+
+    /// Writes around the cache wait for a flush.
+    pub(super) fn needs_flush(&self) -> bool {
+        self.last_bypassed.load(Ordering::SeqCst) > self.flushed.load(Ordering::SeqCst)
+    }
+
+    /// A flush of the backing begins: its epoch.
+    pub(super) fn flush_begins(&self) -> u64 {
+        self.epoch.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// The flush of `epoch` succeeded.
+    pub(super) fn flush_succeeded(&self, epoch: u64) {
+        self.flushed.fetch_max(epoch, Ordering::SeqCst);
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_knows_whether_it_was_alone() {
+        let traffic = Traffic::new();
+        let first = traffic.begin(7);
+        assert!(Traffic::began_alone(&first) && traffic.end(&first));
+        let (one, other) = (traffic.begin(7), traffic.begin(7));
+        assert!(Traffic::began_alone(&one) && !Traffic::began_alone(&other));
+        assert!(!traffic.end(&one) && !traffic.end(&other));
+        let outer = traffic.begin(7);
+        let inner = traffic.begin(7);
+        traffic.end(&inner);
+        assert!(!traffic.end(&outer), "the other one began and ended in between");
+    }
+
+    #[test]
+    fn a_page_is_filled_only_where_nothing_was_written_since_and_all_is_flushed() {
+        let traffic = Traffic::new();
+        let seen = traffic.see(3);
+        assert!(!traffic.may_fill(3, seen), "what was written before the open may be lost");
+        let epoch = traffic.flush_begins();
+        traffic.flush_succeeded(epoch);
+        assert!(traffic.may_fill(3, seen) && !traffic.needs_flush());
+        let write = traffic.begin(Traffic::bucket(3));
+        assert!(!traffic.may_fill(3, traffic.see(3)));
+        let early = traffic.flush_begins();
+        traffic.bypassed(Traffic::bucket(3));
+        traffic.end(&write);
+        traffic.flush_succeeded(early);
+        assert!(!traffic.may_fill(3, seen), "it was written since");
+        assert!(traffic.needs_flush() && !traffic.may_fill(3, traffic.see(3)));
+        let epoch = traffic.flush_begins();
+        traffic.flush_succeeded(epoch);
+        assert!(traffic.may_fill(3, traffic.see(3)) && !traffic.needs_flush());
+    }
+}
