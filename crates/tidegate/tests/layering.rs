@@ -19,6 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("raw", &["device", "pmem", "pool", "stats", "tier"]),
     ("dram", &["device", "pmem", "size", "stats", "sync", "tier"]),
     ("log", &["device", "durable", "pmem", "pool", "size", "stats", "sync", "tier"]),
+    ("cache", &["size", "tier"]),
     ("backing", &["device", "log", "pool", "size"]),
     (
         "stack",
