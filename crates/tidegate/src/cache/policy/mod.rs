@@ -4,12 +4,14 @@
 //! - [`Replacement`]: which slots to evict; [`REPLACEMENTS`] lists [`lru`], [`lrw`], [`sieve`] and
 //!   [`s3fifo`];
 //! - [`promotion`]: which pages that miss are cached;
+//! - [`cutoff`]: which requests are part of a stream that is longer than what a cache is for;
 //! - [`cleaning`]: which dirty slots are written to the backing, and when;
 //! - [`settings`]: the table of what users set of a policy.
 //!
 //! Names, ranges and defaults of settings are those of Open CAS where Open CAS has them.
 
 pub mod cleaning;
+pub mod cutoff;
 pub mod lru;
 pub mod lrw;
 pub mod promotion;
@@ -98,6 +100,19 @@ pub static REPLACEMENTS: [ReplacementEntry; 4] = [
 /// The replacement policy called `name`.
 pub fn replacement(name: &str) -> Option<&'static ReplacementEntry> {
     REPLACEMENTS.iter().find(|entry| entry.name == name)
+}
+
+/// A request, as far as policies look at it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Number of the queue that it came by.
+    pub queue: u16,
+    /// Its first byte on the device.
+    pub offset_bytes: u64,
+    /// Its length.
+    pub len_bytes: u64,
+    /// A write; otherwise a read.
+    pub is_write: bool,
 }
 
 /// How much of a cache is used.
