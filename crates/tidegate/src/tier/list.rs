@@ -133,6 +133,20 @@ impl List {
         self.len -= 1;
     }
 
+    /// Puts `new`, which is in no list, where `old` is in this one, with the mark of `old`.
+    pub(crate) fn replace(&mut self, links: &mut Links, old: u32, new: u32) {
+        links.0[new as usize] = links.0[old as usize];
+        match links.previous(old) {
+            Some(previous) => links.set_next(previous, new),
+            None => self.first = new,
+        }
+        match links.next(old) {
+            Some(next) => links.set_previous(next, new),
+            None => self.last = new,
+        }
+        links.set_previous(old, UNLISTED);
+    }
+
     /// Makes `slot`, which is in this list, the last one.
     pub(crate) fn move_last(&mut self, links: &mut Links, slot: u32) {
         if self.last != slot {
@@ -181,6 +195,21 @@ mod tests {
         other.push_last(&mut links, 0);
         assert_eq!((all(&one, &links), all(&other, &links)), (vec![2], vec![1, 3, 0]));
         assert_eq!(links.bytes(), 4 * 8);
+    }
+
+    #[test]
+    fn a_slot_takes_the_position_and_the_mark_of_another() {
+        let (mut links, mut list) = (Links::new(6), List::EMPTY);
+        for slot in 0..3 {
+            links.set_mark(slot, 5 + slot);
+            list.push_last(&mut links, slot);
+        }
+        for slot in 0..3 {
+            list.replace(&mut links, slot, slot + 3);
+            assert_eq!((links.is_listed(slot), links.mark(slot + 3)), (false, 5 + slot));
+        }
+        assert_eq!((all(&list, &links), list.len(), list.last()), (vec![3, 4, 5], 3, Some(5)));
+        assert_eq!([3, 4, 5].map(|slot| links.previous(slot)), [None, Some(3), Some(4)]);
     }
 
     #[test]

@@ -31,12 +31,9 @@ pub const MAX_SLOTS: u32 = list::MAX_SLOTS;
 
 /// The order in which slots are evicted.
 ///
-/// `slot` is a number below the number of slots that the policy was made for. It stands for a
-/// cached page and has to stay with it: a policy that counts uses sees a page that changes its
-/// number as a new one.
-///
-/// A policy accepts every sequence of calls: to insert a slot twice is to use it, to touch or
-/// remove a slot that is not there does nothing.
+/// `slot` is a number below the number of slots that the policy was made for. A policy accepts
+/// every sequence of calls: to insert a slot twice is to use it, to touch or remove a slot that is
+/// not there does nothing.
 pub trait Replacement: Send {
     /// Adds `slot`, which holds a page from now on.
     fn insert(&mut self, slot: u32);
@@ -46,6 +43,16 @@ pub trait Replacement: Send {
 
     /// Removes `slot`: its page was evicted or discarded.
     fn remove(&mut self, slot: u32);
+
+    /// Records that a write of the page in `from` put it into `to`, which held nothing.
+    ///
+    /// The page keeps what the policy knows of its uses. To remove and insert it instead would
+    /// make it a new page, which costs the policies that count uses their advantage over LRU
+    /// (docs/policies.md).
+    fn moved(&mut self, from: u32, to: u32) {
+        self.remove(from);
+        self.insert(to);
+    }
 
     /// Appends up to `n` slots to `out`, the next one to evict first, none of them twice.
     ///

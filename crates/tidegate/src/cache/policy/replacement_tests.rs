@@ -70,6 +70,14 @@ impl Replacement for Hand {
         }
     }
 
+    fn moved(&mut self, from: u32, to: u32) {
+        self.remove(to);
+        match self.order.iter_mut().find(|it| it.0 == from) {
+            Some(there) => *there = (to, true),
+            None => self.insert(to),
+        }
+    }
+
     fn victims(&mut self, n: usize, out: &mut Vec<u32>) {
         let end = out.len() + n.min(self.order.len());
         while out.len() < end {
@@ -166,6 +174,17 @@ impl Replacement for Queues {
         self.victims.retain(|it| it.0 != slot);
     }
 
+    fn moved(&mut self, from: u32, to: u32) {
+        self.remove(to);
+        let queued = self.small.iter_mut().chain(&mut self.main).map(|it| &mut it.0);
+        let mut all = queued.chain(self.victims.iter_mut().map(|it| &mut it.0));
+        match all.find(|it| **it == from) {
+            Some(there) => *there = to,
+            None => return self.insert(to),
+        }
+        self.touch(to, true);
+    }
+
     fn victims(&mut self, n: usize, out: &mut Vec<u32>) {
         for (slot, from_small) in std::mem::take(&mut self.victims) {
             let queue = if from_small { &mut self.small } else { &mut self.main };
@@ -191,6 +210,8 @@ enum Call {
     Insert(u32),
     Touch(u32, bool),
     Remove(u32),
+    /// Moves a page from the first slot to the second one, another one.
+    Moved(u32, u32),
     /// Evicts up to so many, but keeps those whose number is a multiple of the second one.
     Evict(usize, u32),
 }
@@ -204,6 +225,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
         4 => slot().prop_map(Call::Insert),
         4 => (slot(), any::<bool>()).prop_map(|(slot, write)| Call::Touch(slot, write)),
         1 => slot().prop_map(Call::Remove),
+        2 => (slot(), 1..FEW_SLOTS).prop_map(|(slot, by)| Call::Moved(slot, (slot + by) % FEW_SLOTS)),
         2 => (0..2 * FEW_SLOTS as usize, 1..4_u32).prop_map(|(n, kept)| Call::Evict(n, kept)),
     ];
     vec(call, 0..200)
@@ -215,6 +237,7 @@ fn apply(policy: &mut dyn Replacement, call: Call) -> Vec<u32> {
         Call::Insert(slot) => policy.insert(slot),
         Call::Touch(slot, write) => policy.touch(slot, write),
         Call::Remove(slot) => policy.remove(slot),
+        Call::Moved(from, to) => policy.moved(from, to),
         Call::Evict(n, kept) => {
             policy.victims(n, &mut victims);
             victims.iter().filter(|&slot| slot % 4 >= kept).for_each(|&slot| policy.remove(slot));
@@ -223,17 +246,82 @@ fn apply(policy: &mut dyn Replacement, call: Call) -> Vec<u32> {
     victims
 }
 
+/// The page that each slot holds, as an engine knows it.
+#[derive(Clone)]
+struct Pages(Arc<[AtomicU64]>);
+
+/// Stands for the page of a slot that holds nothing.
+const NO_PAGE: u64 = u64::MAX;
+
+impl Pages {
+    fn new(slots: u32) -> Self {
+        Self((0..slots).map(|_| AtomicU64::new(NO_PAGE)).collect())
+    }
+
+    fn get(&self, slot: u32) -> u64 {
+        self.0[slot as usize].load(Ordering::Relaxed)
+    }
+
+    fn set(&self, slot: u32, page: u64) {
+        self.0[slot as usize].store(page, Ordering::Relaxed);
+    }
+
+    fn page_of(&self) -> PageOf {
+        let pages = self.clone();
+        Box::new(move |slot| pages.get(slot))
+    }
+
+    /// Prepares `call`: an insertion has a page that no other slot has. False for a move that no
+    /// engine makes.
+    fn prepare(&self, call: Call) -> bool {
+        match call {
+            Call::Insert(slot) if self.get(slot) == NO_PAGE => {
+                let is_free = |page: &u64| (0..FEW_SLOTS).all(|slot| self.get(slot) != *page);
+                let pages = (u64::from(slot)..).map(|page| page % u64::from(FEW_SLOTS));
+                self.set(slot, pages.take(FEW_SLOTS as usize).find(is_free).unwrap_or(NO_PAGE));
+            }
+            Call::Moved(from, to) if self.get(from) == NO_PAGE || self.get(to) != NO_PAGE => {
+                return false;
+            }
+            Call::Moved(from, to) => {
+                self.set(to, self.get(from));
+                self.set(from, NO_PAGE);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// Forgets the pages that `call`, which chose `victims`, removed.
+    fn complete(&self, call: Call, victims: &[u32]) {
+        match call {
+            Call::Remove(slot) => self.set(slot, NO_PAGE),
+            Call::Evict(_, kept) => {
+                for &slot in victims.iter().filter(|&slot| slot % 4 >= kept) {
+                    self.set(slot, NO_PAGE);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
 proptest! {
     /// With 40 slots of which 8 are used the small queue of `s3fifo` has more than one, and its
     /// memory of pages never overflows.
     #[test]
     fn policies_choose_what_their_models_choose(calls in calls(), slots in proptest::sample::select(vec![FEW_SLOTS, 40])) {
         for entry in &REPLACEMENTS {
-            let mut policy = (entry.create)(slots, Box::new(u64::from));
-            let mut model = model(entry.name, slots, Box::new(u64::from));
+            let pages = Pages::new(slots);
+            let mut policy = (entry.create)(slots, pages.page_of());
+            let mut model = model(entry.name, slots, pages.page_of());
             for &call in &calls {
+                if !pages.prepare(call) {
+                    continue;
+                }
                 let (found, expected) = (apply(&mut *policy, call), apply(&mut *model, call));
-                prop_assert_eq!(found, expected, "{} after {:?}", entry.name, call);
+                prop_assert_eq!(&found, &expected, "{} after {:?}", entry.name, call);
+                pages.complete(call, &found);
             }
         }
     }
@@ -248,6 +336,10 @@ proptest! {
                 match call {
                     Call::Insert(slot) => there[slot as usize] = true,
                     Call::Remove(slot) => there[slot as usize] = false,
+                    Call::Moved(from, to) => {
+                        there[from as usize] = false;
+                        there[to as usize] = true;
+                    }
                     Call::Evict(_, kept) => {
                         prop_assert!(victims.iter().all(|&slot| there[slot as usize]));
                         victims.iter().filter(|&slot| slot % 4 >= kept).for_each(|&slot| there[slot as usize] = false);
@@ -268,7 +360,7 @@ proptest! {
 struct Cache {
     policy: Box<dyn Replacement>,
     slots: HashMap<u64, u32>,
-    pages: Arc<[AtomicU64]>,
+    pages: Pages,
     free: Vec<u32>,
     /// Slots evicted at a time.
     batch: usize,
@@ -281,10 +373,8 @@ impl Cache {
         batch: usize,
         create: impl FnOnce(u32, PageOf) -> Box<dyn Replacement>,
     ) -> Self {
-        let pages: Arc<[AtomicU64]> = (0..capacity).map(|_| AtomicU64::new(u64::MAX)).collect();
-        let of = Arc::clone(&pages);
-        let page_of: PageOf = Box::new(move |slot| of[slot as usize].load(Ordering::Relaxed));
-        let policy = create(capacity, page_of);
+        let pages = Pages::new(capacity);
+        let policy = create(capacity, pages.page_of());
         Self { policy, slots: HashMap::new(), pages, free: (0..capacity).collect(), batch, hits: 0 }
     }
 
@@ -297,11 +387,11 @@ impl Cache {
             self.policy.victims(self.batch, &mut self.free);
             for &slot in &self.free {
                 self.policy.remove(slot);
-                self.slots.remove(&self.pages[slot as usize].load(Ordering::Relaxed));
+                self.slots.remove(&self.pages.get(slot));
             }
         }
         let slot = self.free.pop().expect("a full cache has victims");
-        self.pages[slot as usize].store(page, Ordering::Relaxed);
+        self.pages.set(slot, page);
         self.slots.insert(page, slot);
         self.policy.insert(slot);
     }
@@ -374,8 +464,8 @@ fn hit_ratios_under_zipf_are_those_of_the_models() {
     assert!(found["lru"] > found["lrw"] + 2.0, "{found:?}");
 }
 
-/// One use of a hot page among four pages of a scan: between two uses of a page LRU meets more other
-/// pages than it holds.
+/// One use of a hot page among four pages of a scan: between two uses of a page LRU meets more
+/// other pages than it holds.
 #[test]
 fn a_scan_evicts_hot_pages_of_lru_alone() {
     const CAPACITY: u32 = 100;

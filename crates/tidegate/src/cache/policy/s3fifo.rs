@@ -47,8 +47,8 @@ impl S3Fifo {
         }
     }
 
-    fn push(&mut self, slot: u32, mark: u32) {
-        self.links.set_mark(slot, mark);
+    /// The list of the slots with `mark`, and the links.
+    fn list(&mut self, mark: u32) -> (&mut List, &mut Links) {
         let list = if mark & VICTIM != 0 {
             &mut self.victims
         } else if mark & MAIN != 0 {
@@ -56,20 +56,20 @@ impl S3Fifo {
         } else {
             &mut self.small
         };
-        list.push_last(&mut self.links, slot);
+        (list, &mut self.links)
+    }
+
+    fn push(&mut self, slot: u32, mark: u32) {
+        self.links.set_mark(slot, mark);
+        let (list, links) = self.list(mark);
+        list.push_last(links, slot);
     }
 
     /// Takes `slot` out of its list; returns its mark.
     fn take(&mut self, slot: u32) -> u32 {
         let mark = self.links.mark(slot);
-        let list = if mark & VICTIM != 0 {
-            &mut self.victims
-        } else if mark & MAIN != 0 {
-            &mut self.main
-        } else {
-            &mut self.small
-        };
-        list.remove(&mut self.links, slot);
+        let (list, links) = self.list(mark);
+        list.remove(links, slot);
         mark
     }
 
@@ -121,6 +121,16 @@ impl Replacement for S3Fifo {
         if self.links.is_listed(slot) && self.take(slot) & (VICTIM | MAIN) == VICTIM {
             self.left.remember((self.page_of)(slot));
         }
+    }
+
+    fn moved(&mut self, from: u32, to: u32) {
+        self.remove(to);
+        if !self.links.is_listed(from) {
+            return self.insert(to);
+        }
+        let (list, links) = self.list(self.links.mark(from));
+        list.replace(links, from, to);
+        self.touch(to, true);
     }
 
     fn victims(&mut self, n: usize, out: &mut Vec<u32>) {

@@ -61,6 +61,18 @@ impl Replacement for Sieve {
         self.inserted.remove(&mut self.links, slot);
     }
 
+    fn moved(&mut self, from: u32, to: u32) {
+        self.remove(to);
+        if !self.links.is_listed(from) {
+            return self.insert(to);
+        }
+        if self.hand == Some(from) {
+            self.hand = Some(to);
+        }
+        self.inserted.replace(&mut self.links, from, to);
+        self.touch(to, true);
+    }
+
     /// A victim is marked as visited: should the caller keep it, the hand passes over it once, and
     /// so a call never meets it twice.
     fn victims(&mut self, n: usize, out: &mut Vec<u32>) {

@@ -89,7 +89,8 @@ struct Checkpoint {
 }
 
 impl Alru {
-    /// The policy of a cache of `slots` slots, at most [`MAX_SLOTS`](crate::cache::policy::MAX_SLOTS).
+    /// The policy of a cache of `slots` slots, at most
+    /// [`MAX_SLOTS`](crate::cache::policy::MAX_SLOTS).
     pub fn new(slots: u32) -> Self {
         Self {
             settings: Settings::new(SPECS),
