@@ -12,6 +12,7 @@
 //! - [`raw`]: blocks in place on persistent memory, fast and not atomic;
 //! - [`dram`]: the DRAM tier, a volatile write cache over any device;
 //! - [`tier`]: what tiers share;
+//! - [`cache`]: the policies of a cache on persistent memory;
 //! - [`size`]: numbers of bytes as people write them;
 //! - [`backing`]: devices behind a pool, by URL;
 //! - [`stack`]: the registry of engines, and the stack of tiers that a pool is served as;

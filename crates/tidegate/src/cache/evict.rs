@@ -37,8 +37,9 @@ impl Core {
         let mut coldest = Vec::new();
         self.shards.lock(number).victims(CLEAN_PAGES, &mut coldest);
         coldest.retain(|found| found.dirty);
-        self.clean(coldest, scratch)?;
-        self.evict_clean(number)
+        self.clean(coldest.clone(), scratch)?;
+        // These, for the policy offers them again only after all others.
+        self.evict(&coldest)
     }
 
     /// Evicts the clean ones of the coldest pages of shard `number`.
@@ -46,7 +47,12 @@ impl Core {
         let mut coldest = Vec::new();
         self.shards.lock(number).victims(BATCH_PAGES, &mut coldest);
         coldest.retain(|found| !found.dirty);
-        let evicted = self.remove_clean(&coldest)?;
+        self.evict(&coldest)
+    }
+
+    /// Evicts those of `pages` that are clean, and counts them.
+    fn evict(&self, pages: &[Found]) -> Result<usize> {
+        let evicted = self.remove_clean(pages)?;
         self.counters.add(Counter::Evictions, evicted as u64);
         Ok(evicted)
     }

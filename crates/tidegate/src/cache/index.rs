@@ -17,7 +17,8 @@
 //! 2. Versions of a shard only grow, also across opens.
 
 use super::layout::PAGES_MAX;
-use super::policy::{Lru, Replacement};
+use super::policy::Replacement;
+use super::policy::lru::Lru;
 use super::table::{Table, hash};
 
 /// The slot is live.
@@ -218,10 +219,13 @@ impl Shard {
         let (dirty_flag, zero_flag) = (if dirty { DIRTY } else { 0 }, if zero { ZERO } else { 0 });
         let word = page << PAGE_SHIFT | LIVE | dirty_flag | zero_flag;
         let old = self.place(own, Slot { word, version: taken.version });
-        if let Some(old) = old {
-            self.held.push(page);
-            self.forget_usage(old);
-            self.order.remove(old);
+        match old {
+            Some(old) => {
+                self.held.push(page);
+                self.forget_usage(old);
+                self.order.moved(old, own);
+            }
+            None => self.order.insert(own),
         }
         old
     }
@@ -231,7 +235,6 @@ impl Shard {
         let slots = &self.slots;
         let old = self.table.insert(slot.page(), own, |own| slots[own as usize].page());
         *self.slot(own) = slot;
-        self.order.insert(own);
         self.usage.live += 1;
         self.usage.dirty += u64::from(slot.is(DIRTY));
         old
@@ -372,6 +375,6 @@ impl Shard {
         let is_live = |own: &u32| self.slots[*own as usize].is(LIVE);
         let mut live: Vec<u32> = (0..self.slot_count()).filter(is_live).collect();
         live.sort_unstable_by_key(|own| self.slots[*own as usize].version);
-        live.into_iter().for_each(|own| self.order.touch(own, false));
+        live.into_iter().for_each(|own| self.order.insert(own));
     }
 }

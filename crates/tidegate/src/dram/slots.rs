@@ -9,6 +9,7 @@
 
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 use crate::pmem::{self, Buffers, ReadBuffer};
+use crate::tier::list::MAX_SLOTS;
 
 /// Bytes of lock beside the data of a slot.
 pub(super) const LOCK_BYTES: usize = Buffers::OVERHEAD_BYTES;
@@ -58,11 +59,10 @@ impl Slots {
 /// How many slots of `block_bytes` `bytes` hold.
 fn count(bytes: u64, block_bytes: u32) -> Result<u32> {
     let asked = bytes / u64::from(block_bytes.max(1));
-    let count = u32::try_from(asked).ok().filter(|&count| 0 < count && count < NO_SLOT);
+    let count = u32::try_from(asked).ok().filter(|&count| (1..=MAX_SLOTS).contains(&count));
     count.ok_or_else(|| {
-        let most = NO_SLOT - 1;
         let context = format!(
-            "a cache of {bytes} bytes holds {asked} blocks of {block_bytes} bytes; expected 1 to {most}"
+            "a cache of {bytes} bytes holds {asked} blocks of {block_bytes} bytes; expected 1 to {MAX_SLOTS}"
         );
         DeviceError::new(DeviceErrorKind::Unsupported, context)
     })

@@ -1,98 +1,46 @@
-//! Least recently used first: Open CAS's eviction policy.
+//! LRU: one exact list of all slots by their last use, read or written.
 
 use super::Replacement;
+use crate::tier::list::{Links, List};
 
-/// Slots in the order of their last use, as a list in an array: 8 bytes a slot.
+/// All slots, the least recently used one first; 8 bytes a slot.
 pub struct Lru {
-    /// For each slot the older and the newer one; the last entry is both ends of the list.
-    links: Box<[[u32; 2]]>,
+    links: Links,
+    used: List,
 }
 
-const OLDER: usize = 0;
-const NEWER: usize = 1;
-/// Link of a slot that is in no list.
-const NOWHERE: u32 = u32::MAX;
-
 impl Lru {
-    /// For `slots` slots, none of which holds a page.
+    /// The policy of `slots` slots, at most [`MAX_SLOTS`](super::MAX_SLOTS).
     pub fn new(slots: u32) -> Self {
-        let mut links = vec![[NOWHERE; 2]; slots as usize + 1];
-        links[slots as usize] = [slots; 2];
-        Self { links: links.into() }
-    }
-
-    fn end(&self) -> u32 {
-        u32::try_from(self.links.len() - 1).unwrap_or(NOWHERE)
+        Self { links: Links::new(slots), used: List::EMPTY }
     }
 }
 
 impl Replacement for Lru {
     fn insert(&mut self, slot: u32) {
-        let end = self.end();
-        let newest = self.links[end as usize][OLDER];
-        self.links[slot as usize] = [newest, end];
-        self.links[newest as usize][NEWER] = slot;
-        self.links[end as usize][OLDER] = slot;
+        if self.links.is_listed(slot) {
+            return self.touch(slot, true);
+        }
+        self.used.push_last(&mut self.links, slot);
     }
 
     fn touch(&mut self, slot: u32, _write: bool) {
-        self.remove(slot);
-        self.insert(slot);
+        if self.links.is_listed(slot) {
+            self.used.move_last(&mut self.links, slot);
+        }
     }
 
     fn remove(&mut self, slot: u32) {
-        let [older, newer] = std::mem::replace(&mut self.links[slot as usize], [NOWHERE; 2]);
-        if older != NOWHERE {
-            self.links[older as usize][NEWER] = newer;
-            self.links[newer as usize][OLDER] = older;
+        if self.links.is_listed(slot) {
+            self.used.remove(&mut self.links, slot);
         }
     }
 
     fn victims(&mut self, n: usize, out: &mut Vec<u32>) {
-        let end = self.end();
-        let oldest = self.links[end as usize][NEWER];
-        let newer = |slot: &u32| Some(self.links[*slot as usize][NEWER]);
-        let order = std::iter::successors(Some(oldest), newer);
-        out.extend(order.take_while(|slot| *slot != end).take(n));
-    }
-}
-
-#[cfg(all(test, not(feature = "loom")))]
-mod tests {
-    use std::collections::VecDeque;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn it_is_a_queue_in_which_what_is_touched_goes_to_the_end(
-            steps in prop::collection::vec((0_u32..8, 0..3), 0..64),
-        ) {
-            let (mut lru, mut model) = (Lru::new(8), VecDeque::new());
-            for (slot, step) in steps {
-                let at = model.iter().position(|it| *it == slot);
-                match (step, at) {
-                    (0, None) => {
-                        lru.insert(slot);
-                        model.push_back(slot);
-                    }
-                    (1, Some(at)) => {
-                        lru.touch(slot, true);
-                        model.remove(at);
-                        model.push_back(slot);
-                    }
-                    (2, at) => {
-                        lru.remove(slot);
-                        at.and_then(|at| model.remove(at));
-                    }
-                    _ => {}
-                }
-                let mut found = Vec::new();
-                lru.victims(9, &mut found);
-                prop_assert_eq!(&found, &Vec::from(model.clone()));
-            }
+        for _ in 0..n.min(self.used.len() as usize) {
+            let Some(slot) = self.used.first() else { return };
+            out.push(slot);
+            self.used.move_last(&mut self.links, slot);
         }
     }
 }

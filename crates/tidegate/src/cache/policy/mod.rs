@@ -1,21 +1,146 @@
-//! Policies of the cache, as pure state machines: no clock, thread or I/O inside.
+//! The decisions of a cache, without I/O, threads, locks or clocks: the engine tells a policy what
+//! happens, passes the time in nanoseconds, and asks what to do.
+//!
+//! - [`Replacement`]: which slots to evict; [`REPLACEMENTS`] lists [`lru`], [`lrw`], [`sieve`] and
+//!   [`s3fifo`];
+//! - [`promotion`]: which pages that miss are cached;
+//! - [`cutoff`]: which requests are part of a stream that is longer than what a cache is for;
+//! - [`cleaning`]: which dirty slots are written to the backing, and when;
+//! - [`classes`]: which requests form an IO class, and what a class may use of the cache;
+//! - [`settings`]: the table of what users set of a policy.
+//!
+//! Names, ranges and defaults of settings are those of Open CAS where Open CAS has them.
 
-mod lru;
+pub mod classes;
+pub mod cleaning;
+pub mod cutoff;
+pub mod lru;
+pub mod lrw;
+pub mod promotion;
+mod recent;
+#[cfg(all(test, not(feature = "loom")))]
+mod replacement_tests;
+pub mod s3fifo;
+pub mod settings;
+pub mod sieve;
 
-pub use lru::Lru;
+use crate::tier::list;
 
-/// In which order slots are evicted. Slots are numbered from 0; the caller holds a lock.
+/// Most slots that one policy orders.
+pub const MAX_SLOTS: u32 = list::MAX_SLOTS;
+
+/// The order in which slots are evicted.
+///
+/// `slot` is a number below the number of slots that the policy was made for. A policy accepts
+/// every sequence of calls: to insert a slot twice is to use it, to touch or remove a slot that is
+/// not there does nothing.
 pub trait Replacement: Send {
-    /// `slot` holds a page now.
+    /// Adds `slot`, which holds a page from now on.
     fn insert(&mut self, slot: u32);
 
-    /// The page in `slot` was read, or written in place of another slot's.
+    /// Records a use of `slot`, by a write or by a read.
     fn touch(&mut self, slot: u32, write: bool);
 
-    /// `slot` holds no page any more.
+    /// Removes `slot`: its page was evicted or discarded.
     fn remove(&mut self, slot: u32);
 
-    /// Adds up to `n` slots to `out`, the one to be evicted first first. They stay where they are
-    /// until [`remove`](Self::remove).
+    /// Records that a write of the page in `from` put it into `to`, which held nothing.
+    ///
+    /// The page keeps what the policy knows of its uses. To remove and insert it instead would
+    /// make it a new page, which costs the policies that count uses their advantage over LRU
+    /// (docs/policies.md).
+    fn moved(&mut self, from: u32, to: u32) {
+        self.remove(from);
+        self.insert(to);
+    }
+
+    /// Appends up to `n` slots to `out`, the next one to evict first, none of them twice.
+    ///
+    /// They stay in the policy until [`remove`](Self::remove). A victim that the caller keeps,
+    /// because it is dirty or in use, comes up again only after the other slots, so that repeated
+    /// calls always get on.
     fn victims(&mut self, n: usize, out: &mut Vec<u32>);
+}
+
+/// Tells the page that a slot holds. Policies ask in [`Replacement::insert`] and
+/// [`Replacement::remove`] only, for the slot of the call.
+pub type PageOf = Box<dyn Fn(u32) -> u64 + Send>;
+
+/// A replacement policy that users can choose.
+pub struct ReplacementEntry {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// What it evicts, in a few words.
+    pub about: &'static str,
+    /// Bytes of memory for a slot, rounded up.
+    pub slot_bytes: usize,
+    /// Makes the policy for a number of slots, at most [`MAX_SLOTS`].
+    pub create: fn(u32, PageOf) -> Box<dyn Replacement>,
+}
+
+/// All replacement policies.
+pub static REPLACEMENTS: [ReplacementEntry; 4] = [
+    ReplacementEntry {
+        name: "lru",
+        about: "evicts what was used least recently",
+        slot_bytes: 8,
+        create: |slots, _| Box::new(lru::Lru::new(slots)),
+    },
+    ReplacementEntry {
+        name: "lrw",
+        about: "evicts what was written least recently; reads do not count (AFCM)",
+        slot_bytes: 8,
+        create: |slots, _| Box::new(lrw::Lrw::new(slots)),
+    },
+    ReplacementEntry {
+        name: "sieve",
+        about: "evicts in the order of insertion, and passes over what was used since the last time",
+        slot_bytes: 8,
+        create: |slots, _| Box::new(sieve::Sieve::new(slots)),
+    },
+    ReplacementEntry {
+        name: "s3fifo",
+        about: "keeps new pages in a small queue until they are used again",
+        slot_bytes: 12,
+        create: |slots, page_of| Box::new(s3fifo::S3Fifo::new(slots, page_of)),
+    },
+];
+
+/// The replacement policy called `name`.
+pub fn replacement(name: &str) -> Option<&'static ReplacementEntry> {
+    REPLACEMENTS.iter().find(|entry| entry.name == name)
+}
+
+/// A request, as far as policies look at it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Number of the queue that it came by.
+    pub queue: u16,
+    /// Its first byte on the device.
+    pub offset_bytes: u64,
+    /// Its length.
+    pub len_bytes: u64,
+    /// A write; otherwise a read.
+    pub is_write: bool,
+}
+
+/// How much of a cache is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Slots that hold a page.
+    pub used_slots: u64,
+    /// All slots.
+    pub slots: u64,
+}
+
+impl Occupancy {
+    /// Slots that hold nothing.
+    pub fn free_slots(self) -> u64 {
+        self.slots.saturating_sub(self.used_slots)
+    }
+
+    /// Whether at least `pct` percent of the slots are used.
+    pub fn is_at_least_pct(self, pct: u64) -> bool {
+        u128::from(self.used_slots) * 100 >= u128::from(self.slots) * u128::from(pct)
+    }
 }

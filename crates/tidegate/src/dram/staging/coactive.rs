@@ -9,8 +9,8 @@
 //! not written since the one before are cold again.
 
 use super::bloom::Bloom;
-use super::list::{Links, List};
 use super::replacement::{Replacement, View};
+use crate::tier::list::{Links, List};
 
 /// Which list a slot is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 //! writes the least recently used block back, then takes its slot (the Caiti paper's 2-step write);
 //! a block that a flush has cleaned stays and is given up without a write.
 
-use super::list::{Links, List};
 use super::replacement::{Replacement, View};
+use crate::tier::list::{Links, List};
 
 /// All blocks, the least recently used one first.
 pub(super) struct Lru {

@@ -25,7 +25,6 @@ mod calls;
 mod coactive;
 mod core;
 mod drain;
-mod list;
 mod lru;
 mod pmbd;
 mod pmbd70;

@@ -1,7 +1,7 @@
 //! What tells the staging policies apart: which block goes next, how many, and when.
 
-use super::list::{Links, List};
 use super::table::{State, Table};
+use crate::tier::list::{Links, List};
 
 /// A policy as a state machine without clock, threads, locks or I/O: [`Set`](super::set::Set) tells
 /// it what happens to the slots of one set and asks it what to do.

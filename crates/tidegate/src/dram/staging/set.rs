@@ -17,9 +17,9 @@
 
 use std::ops::Range;
 
-use super::list::{Links, List};
 use super::replacement::{Replacement, View};
 use super::table::{State, Table};
+use crate::tier::list::{Links, List};
 
 /// What a write of a block has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,258 @@
+//! The conditions of a class, as text such as `io_direction:write&request_size:le:64K`.
+//!
+//! Conditions are joined from left to right, as in Open CAS: `a|b&c` is `(a|b)&c`. A rule may end
+//! in `&done`.
+
+use std::fmt;
+
+use super::Problem;
+use crate::cache::policy::Request;
+use crate::size::parse_bytes;
+
+/// What requests belong to a class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// Each condition with how it is joined to those before it. No condition: no request.
+    pub conditions: Vec<(Join, Condition)>,
+    /// A request that matches is not offered to classes with higher ids.
+    pub is_final: bool,
+}
+
+/// How a condition is joined to those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Join {
+    /// It has to hold too; as the first of a rule, alone.
+    And,
+    /// It may hold instead.
+    Or,
+}
+
+/// A condition on a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    /// `request_size`: its length in bytes.
+    Size(Compare, u64),
+    /// `lba`: its first byte in sectors of 512 bytes.
+    Lba(Compare, u64),
+    /// `offset`: its first byte.
+    Offset(Compare, u64),
+    /// `queue`: the queue that it came by.
+    Queue(Compare, u64),
+    /// `io_direction`: `read` or `write`.
+    Direction {
+        /// It is a write.
+        is_write: bool,
+    },
+}
+
+/// A comparison with a number, which stands on the right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compare {
+    /// Equal.
+    Eq,
+    /// Not equal.
+    Ne,
+    /// Less.
+    Lt,
+    /// Less or equal.
+    Le,
+    /// Greater.
+    Gt,
+    /// Greater or equal.
+    Ge,
+}
+
+impl Compare {
+    const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Lt, Self::Le, Self::Gt, Self::Ge];
+
+    fn holds(self, left: u64, right: u64) -> bool {
+        match self {
+            Self::Eq => left == right,
+            Self::Ne => left != right,
+            Self::Lt => left < right,
+            Self::Le => left <= right,
+            Self::Gt => left > right,
+            Self::Ge => left >= right,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Eq => "eq",
+            Self::Ne => "ne",
+            Self::Lt => "lt",
+            Self::Le => "le",
+            Self::Gt => "gt",
+            Self::Ge => "ge",
+        }
+    }
+}
+
+impl Rule {
+    /// The rule of class 0.
+    pub const UNCLASSIFIED: Self = Self { conditions: Vec::new(), is_final: false };
+
+    /// Whether `request` belongs to the class.
+    pub fn matches(&self, request: &Request) -> bool {
+        let join = |before, (join, condition): &(Join, Condition)| match join {
+            Join::And => before && condition.holds(request),
+            Join::Or => before || condition.holds(request),
+        };
+        !self.conditions.is_empty() && self.conditions.iter().fold(true, join)
+    }
+
+    /// The rule in `text`.
+    pub(super) fn parse(text: &str) -> Result<Self, Problem> {
+        let (text, is_final) = match text.strip_suffix("&done") {
+            Some(before) => (before, true),
+            None => (text, false),
+        };
+        let mut conditions = Vec::new();
+        let (mut join, mut rest) = (Join::And, text);
+        loop {
+            let end = rest.find(['&', '|']).unwrap_or(rest.len());
+            conditions.push((join, Condition::parse(rest[..end].trim())?));
+            join = match rest[end..].chars().next() {
+                None => return Ok(Self { conditions, is_final }),
+                Some('&') => Join::And,
+                Some(_) => Join::Or,
+            };
+            rest = &rest[end + 1..];
+        }
+    }
+}
+
+impl Condition {
+    fn holds(self, request: &Request) -> bool {
+        match self {
+            Self::Size(compare, bytes) => compare.holds(request.len_bytes, bytes),
+            Self::Lba(compare, sectors) => compare.holds(request.offset_bytes / 512, sectors),
+            Self::Offset(compare, bytes) => compare.holds(request.offset_bytes, bytes),
+            Self::Queue(compare, queue) => compare.holds(u64::from(request.queue), queue),
+            Self::Direction { is_write } => request.is_write == is_write,
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, Problem> {
+        let (name, rest) = text.split_once(':').unwrap_or((text, ""));
+        match name {
+            "request_size" => number(text, rest).map(|(by, bytes)| Self::Size(by, bytes)),
+            "lba" => number(text, rest).map(|(by, sectors)| Self::Lba(by, sectors)),
+            "offset" => number(text, rest).map(|(by, bytes)| Self::Offset(by, bytes)),
+            "queue" => number(text, rest).map(|(by, queue)| Self::Queue(by, queue)),
+            "io_direction" => match rest {
+                "read" => Ok(Self::Direction { is_write: false }),
+                "write" => Ok(Self::Direction { is_write: true }),
+                _ => Err(Problem::value("the condition", text, "io_direction:read or :write")),
+            },
+            _ => Err(Problem::Condition { found: text.to_owned(), reason: reason(name) }),
+        }
+    }
+}
+
+/// The comparison and the number of `condition`, which stand behind its name.
+fn number(condition: &str, text: &str) -> Result<(Compare, u64), Problem> {
+    let parsed = text.split_once(':').and_then(|(by, number)| {
+        let by = Compare::ALL.into_iter().find(|it| it.name() == by)?;
+        let number = if number == "0" { Some(0) } else { parse_bytes(number).ok() };
+        number.map(|number| (by, number))
+    });
+    let expected =
+        "NAME:OP:NUMBER with OP eq, ne, lt, le, gt or ge and a number such as 4096 or 4K";
+    parsed.ok_or_else(|| Problem::value("the condition", condition, expected))
+}
+
+/// Why there is no condition called `name`.
+fn reason(name: &str) -> &'static str {
+    match name {
+        "metadata" | "direct" | "file_size" | "file_offset" | "directory" | "extension"
+        | "file_name_prefix" | "process_name" | "pid" | "wlth" | "io_class" => {
+            "a block export does not see files or processes"
+        }
+        "core_id" => "there is one backing",
+        "done" => "it stands at the end of a rule, after `&`",
+        "unclassified" => "it is the rule of class 0 alone, with nothing beside it",
+        _ => "there is no such condition",
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.conditions.is_empty() {
+            return f.write_str("unclassified");
+        }
+        for (number, (join, condition)) in self.conditions.iter().enumerate() {
+            match join {
+                _ if number == 0 => {}
+                Join::And => f.write_str("&")?,
+                Join::Or => f.write_str("|")?,
+            }
+            condition.fmt(f)?;
+        }
+        f.write_str(if self.is_final { "&done" } else { "" })
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, by, number) = match self {
+            Self::Size(by, bytes) => ("request_size", by, bytes),
+            Self::Lba(by, sectors) => ("lba", by, sectors),
+            Self::Offset(by, bytes) => ("offset", by, bytes),
+            Self::Queue(by, queue) => ("queue", by, queue),
+            Self::Direction { is_write: true } => return f.write_str("io_direction:write"),
+            Self::Direction { is_write: false } => return f.write_str("io_direction:read"),
+        };
+        write!(f, "{name}:{}:{number}", by.name())
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    fn matches(rule: &str, queue: u16, offset_bytes: u64, len_bytes: u64, is_write: bool) -> bool {
+        let request = Request { queue, offset_bytes, len_bytes, is_write };
+        Rule::parse(rule).unwrap().matches(&request)
+    }
+
+    #[test]
+    fn each_condition_looks_at_its_part_of_a_request() {
+        assert!(matches("request_size:eq:4K", 0, 1, 4096, true));
+        assert!(!matches("request_size:ne:4K", 0, 1, 4096, true));
+        assert!(matches("lba:ge:2", 0, 1024, 1, true));
+        assert!(!matches("lba:ge:2", 0, 1023, 1, true));
+        assert!(matches("offset:lt:1024&offset:gt:1022", 0, 1023, 1, true));
+        assert!(matches("queue:le:3", 3, 0, 1, true));
+        assert!(!matches("queue:eq:0", 3, 0, 1, true));
+        assert!(matches("io_direction:read", 0, 0, 1, false));
+        assert!(!matches("io_direction:write", 0, 0, 1, false));
+    }
+
+    #[test]
+    fn conditions_are_joined_from_left_to_right() {
+        let rule = "io_direction:read|request_size:lt:8K&queue:eq:1";
+        assert!(!matches(rule, 0, 0, 1, false), "the queue has to be 1 in any case");
+        assert!(matches(rule, 1, 0, 1 << 20, false));
+        assert!(!matches(rule, 1, 0, 1 << 20, true));
+        assert!(matches("queue:eq:1&io_direction:read|request_size:lt:8K", 0, 0, 1, true));
+    }
+
+    #[test]
+    fn what_cannot_be_matched_says_why() {
+        let error = |rule| Rule::parse(rule).unwrap_err().to_string();
+        assert_eq!(
+            error("file_size:lt:4K"),
+            "the condition `file_size:lt:4K` is not known: a block export does not see files or processes; use request_size, io_direction, lba, offset or queue"
+        );
+        assert_eq!(
+            error("lba:above:3"),
+            "the condition is `lba:above:3`; expected NAME:OP:NUMBER with OP eq, ne, lt, le, gt or ge and a number such as 4096 or 4K"
+        );
+        assert!(error("io_direction:up").contains("expected io_direction:read or :write"));
+        assert!(error("done&lba:eq:1").contains("stands at the end"));
+        for rule in ["", "&", "lba", "lba:eq", "lba:eq:", "lba:eq:1&", "lba:eq:1|done", "done"] {
+            assert!(Rule::parse(rule).is_err(), "{rule}");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Promotion: which pages that miss are cached.
+
+use std::ops::Range;
+
+pub mod always;
+pub mod nhit;
+
+use super::Occupancy;
+use super::settings::Settings;
+
+/// Decides which requests that miss have their pages cached.
+pub trait Promotion: Send {
+    /// Whether the pages of a request that misses at least one of them are cached.
+    /// `is_partly_cached`: at least one other is cached already.
+    fn admits(&mut self, pages: Range<u64>, is_partly_cached: bool, occupancy: Occupancy) -> bool;
+
+    /// Records that `page` was cached.
+    fn cached(&mut self, page: u64);
+
+    /// The settings.
+    fn settings(&self) -> &Settings;
+
+    /// The settings, to be changed.
+    fn settings_mut(&mut self) -> &mut Settings;
+}
+
+/// A promotion policy that users can choose.
+pub struct PromotionEntry {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// What it caches, in a few words.
+    pub about: &'static str,
+    /// Makes the policy for a cache of a number of slots.
+    pub create: fn(u32) -> Box<dyn Promotion>,
+}
+
+/// All promotion policies, the default first.
+pub static PROMOTIONS: [PromotionEntry; 2] = [
+    PromotionEntry {
+        name: "always",
+        about: "caches every page that misses",
+        create: |_| Box::new(always::Always::new()),
+    },
+    PromotionEntry {
+        name: "nhit",
+        about: "caches a page that missed several times, once the cache is nearly full",
+        create: |slots| Box::new(nhit::Nhit::new(slots)),
+    },
+];
+
+/// The promotion policy called `name`.
+pub fn promotion(name: &str) -> Option<&'static PromotionEntry> {
+    PROMOTIONS.iter().find(|entry| entry.name == name)
+}
