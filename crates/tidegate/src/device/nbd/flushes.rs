@@ -66,7 +66,7 @@ pub(super) struct Flushes {
     /// The last write that was acknowledged before the flush on its way was sent.
     covered: u64,
     /// All writes up to this one are flushed, or lost.
-    settled: u64,
+    accounted: u64,
     /// What no flush was told yet.
     lost: Option<Lost>,
     clock: Clock,
@@ -108,12 +108,13 @@ impl Flushes {
 
     /// The flush on its way has succeeded: the jobs that it completes.
     pub(super) fn succeed(&mut self) -> Vec<u64> {
-        self.settled = self.covered;
+        self.accounted = self.covered;
         jobs(self.running.take().unwrap_or_default())
     }
 
     /// The connection was lost: the forced writes that must fail, because only a flush on that
-    /// connection would have covered them. Other flushes are made again, or [`doomed`](Self::doomed).
+    /// connection would have covered them. Other flushes are made again, or are
+    /// [`doomed`](Self::doomed).
     pub(super) fn lose_connection(&mut self) -> Vec<u64> {
         self.lose_writes();
         if let Some(running) = self.running.take() {
@@ -126,10 +127,10 @@ impl Flushes {
     /// server failed to flush.
     fn lose_writes(&mut self) {
         let upto = self.clock.now().write;
-        if upto > self.settled {
-            let after = self.lost.map_or(self.settled, |lost| lost.after);
+        if upto > self.accounted {
+            let after = self.lost.map_or(self.accounted, |lost| lost.after);
             self.lost = Some(Lost { after, upto });
-            self.settled = upto;
+            self.accounted = upto;
         }
     }
 
@@ -257,8 +258,8 @@ mod tests {
         assert!(flushes.doomed().is_empty());
     }
 
-    /// At a server without FUA. A forced write tells its own caller only: the loss of others' writes
-    /// is still to be told.
+    /// At a server without FUA. A forced write tells its own caller only: the loss of others'
+    /// writes is still to be told.
     #[test]
     fn a_forced_write_fails_with_its_connection_and_tells_nobody_else() {
         let mut flushes = Flushes::default();
