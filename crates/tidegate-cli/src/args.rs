@@ -23,6 +23,8 @@ use tidegate_serve::nbd::ListenAddress;
   tidegate serve /mnt/pmem/pool --nbd unix:/run/tidegate.sock
   tidegate check /mnt/pmem/pool
 
+`tidegate help backings` lists the devices that can be behind a pool.
+
 Exit status: 0 done; 1 it failed, or check found damage; 2 wrong usage.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -72,6 +74,9 @@ pub(crate) enum Command {
     Stat(StatArgs),
     /// Change a setting of a served pool
     Set(SetArgs),
+    /// The devices that can be behind a pool; `tidegate help backings` lists them too
+    #[command(hide = true, override_help = crate::commands::backings::help())]
+    Backings,
     /// The process that owns a log pool; started by `run`
     #[command(hide = true)]
     Supervise(SuperviseArgs),
@@ -237,9 +242,10 @@ pub(crate) struct ServeArgs {
     /// or SIGTERM
     #[arg(long, value_name = "POLICY:SIZE", default_value = "none")]
     pub(crate) dram: TierSpec,
-    /// With a log or cache pool: the device behind it, a file or a block device. It has the
-    /// export's size, and gets what the pool holds; null:SIZE keeps nothing, for measurements
-    #[arg(long, value_name = "file:PATH|PATH|null:SIZE")]
+    /// With a log or cache pool: the device behind it, such as a file, a block device or an export
+    /// of an NBD server; `tidegate help backings` lists all. It has the export's size, and gets
+    /// what the pool holds
+    #[arg(long, value_name = "URL|PATH")]
     pub(crate) backing: Option<BackingUrl>,
     /// With a cache pool: wb (write-back), wt (write-through), wa (write-around), wi
     /// (write-invalidate), wo (write-only) or pt (pass-through); the one it had last unless given

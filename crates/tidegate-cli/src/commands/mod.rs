@@ -1,5 +1,6 @@
 //! The subcommands, a file each.
 
+pub(crate) mod backings;
 mod bench;
 mod check;
 mod create;
@@ -22,6 +23,7 @@ use crate::args::{Cli, Command};
 /// It failed; the error says why in one line.
 pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
+        Command::Backings => backings::run(),
         Command::Create(args) => create::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Check(args) => check::run(&args),

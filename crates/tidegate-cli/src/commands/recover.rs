@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail};
 use tidegate::dram::{Policy, TierSpec};
 use tidegate::log::LogPool;
+use tidegate::log::device::Binding;
 use tidegate::log::recover::plan_pool;
 use tidegate::pmem::{Region, RegionOptions};
 use tidegate::stack::{REGISTRY, StackOptions};
@@ -55,7 +56,7 @@ fn pending_backing(pool: &Path) -> Result<Option<String>> {
     let options = RegionOptions { read_only: true, ..RegionOptions::default() };
     let region = Arc::new(Region::open(pool, &options)?);
     let (plan, _) = plan_pool(&LogPool::open(region)?)?;
-    Ok(plan.device().map(|name| String::from_utf8_lossy(name).into_owned()))
+    Ok(plan.device().map(|path| String::from_utf8_lossy(Binding::name_of(path)).into_owned()))
 }
 
 /// Writes what the pool has of the device `backing` to it.

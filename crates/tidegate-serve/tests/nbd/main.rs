@@ -3,6 +3,7 @@
 
 #![expect(clippy::big_endian_bytes, reason = "NBD numbers are big-endian on the wire")]
 
+mod backing;
 mod client;
 mod devices;
 mod harness;

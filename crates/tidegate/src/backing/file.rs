@@ -35,6 +35,18 @@ impl Scheme for FileScheme {
         "file:PATH"
     }
 
+    fn about(&self) -> &'static str {
+        "a file or a block device; file:///PATH and a plain path name it too"
+    }
+
+    fn example(&self) -> &'static str {
+        "file:/srv/disk.img"
+    }
+
+    fn identified_by(&self) -> &'static str {
+        "a file by its file system and inode, a disk by what it says of itself; not by its path"
+    }
+
     fn parse(&self, rest: &str) -> Result<String, String> {
         match rest.strip_prefix("//") {
             None if rest.is_empty() => Err("the path is missing".into()),

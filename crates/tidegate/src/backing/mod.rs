@@ -1,11 +1,13 @@
 //! Backings: the devices behind a pool, from a URL to a device and an identity. One file a scheme.
 //!
 //! - `file`: `file:PATH`, `file:///PATH` or a plain path: a file or a block device;
+//! - `nbd` and `nbd+unix`: an export of an NBD server;
 //! - `null`: `null:SIZE`: a device that keeps nothing, for measurements.
 //!
 //! A new scheme is a file here with a [`Scheme`], and a line of [`SCHEMES`].
 
 mod file;
+mod nbd;
 mod null;
 
 use std::fmt;
@@ -17,7 +19,8 @@ use crate::device::{BlockDevice, DeviceError};
 use crate::pool::Glance;
 
 /// All schemes.
-pub static SCHEMES: &[&dyn Scheme] = &[&file::FileScheme, &null::NullScheme];
+pub static SCHEMES: &[&dyn Scheme] =
+    &[&file::FileScheme, &nbd::NbdScheme::Tcp, &nbd::NbdScheme::Unix, &null::NullScheme];
 
 /// How one kind of backing is named and opened.
 pub trait Scheme: Sync {
@@ -26,6 +29,15 @@ pub trait Scheme: Sync {
 
     /// The form of its URLs, for messages.
     fn syntax(&self) -> &'static str;
+
+    /// What such a backing is, in a few words.
+    fn about(&self) -> &'static str;
+
+    /// One URL.
+    fn example(&self) -> &'static str;
+
+    /// What its identity is made of, in a few words.
+    fn identified_by(&self) -> &'static str;
 
     /// Checks what follows the colon, and returns it in the form in which it is kept.
     ///
@@ -70,6 +82,14 @@ pub enum BackingError {
     InUse {
         /// The backing.
         url: String,
+    },
+    /// It cannot serve as one.
+    #[error("the backing {url} does not do: {reason}")]
+    Unfit {
+        /// The backing.
+        url: String,
+        /// Why, and what would do.
+        reason: String,
     },
     /// It is smaller than a block.
     #[error("the backing {url} has not one block of {block_bytes} bytes")]
@@ -125,18 +145,15 @@ impl FromStr for BackingUrl {
             let rest = text.strip_prefix(scheme.name())?.strip_prefix(':')?;
             Some((*scheme, rest))
         });
-        let syntax = || SCHEMES.iter().map(|it| it.syntax()).collect::<Vec<_>>().join(", ");
+        let all = SCHEMES.iter().map(|it| it.syntax()).collect::<Vec<_>>().join(", ");
         let (scheme, rest) = match of_scheme {
             Some(found) => found,
             None if text.contains("://") => {
-                return Err(format!(
-                    "`{text}` is no backing of this release; expected {}",
-                    syntax()
-                ));
+                return Err(format!("`{text}` is no backing of this release; expected {all}"));
             }
             None => (&file::FileScheme as &dyn Scheme, text),
         };
-        let kept = scheme.parse(rest).map_err(|wrong| format!("{wrong}; expected {}", syntax()))?;
+        let kept = scheme.parse(rest).map_err(|wrong| format!("{wrong}; expected {all}"))?;
         Ok(Self { scheme, rest: kept })
     }
 }
@@ -166,9 +183,19 @@ mod tests {
         assert_eq!(shown("x").unwrap(), "file:x");
         assert_eq!(shown("a:b").unwrap(), "file:a:b");
         assert_eq!(shown("null:16M").unwrap(), "null:16M");
-        for text in ["", "file:", "file://host/x", "nbd://host/", "null:", "null:lots"] {
+        for text in ["", "file:", "file://host/x", "nbds://host/", "nbd:", "null:", "null:lots"] {
             let error = shown(text).unwrap_err();
-            assert!(error.contains("file:PATH, null:SIZE"), "{text}: {error}");
+            for scheme in SCHEMES {
+                assert!(error.contains(scheme.syntax()), "{text}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_examples_are_urls_of_their_schemes() {
+        for scheme in SCHEMES {
+            let url: BackingUrl = scheme.example().parse().unwrap();
+            assert_eq!(url.scheme.name(), scheme.name());
         }
     }
 

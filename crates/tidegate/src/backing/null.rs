@@ -24,6 +24,18 @@ impl Scheme for NullScheme {
         "null:SIZE"
     }
 
+    fn about(&self) -> &'static str {
+        "a device that keeps nothing, for measurements"
+    }
+
+    fn example(&self) -> &'static str {
+        "null:16G"
+    }
+
+    fn identified_by(&self) -> &'static str {
+        "its size, as it is written"
+    }
+
     fn parse(&self, rest: &str) -> Result<String, String> {
         parse_bytes(rest).map_err(|error| format!("`null:{rest}` has no size: {error}"))?;
         Ok(rest.to_owned())

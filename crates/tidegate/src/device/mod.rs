@@ -12,8 +12,8 @@
 //! 5. All methods may be called from any number of threads at once.
 //!
 //! Devices: [`memory`] and [`null`](mod@null) in memory, [`file`](mod@file) over a file or a block
-//! device. Layers, each a device over another: [`fault`] fails on purpose, [`delay`] is slow on
-//! purpose.
+//! device, [`nbd`] over a server's export. Layers, each a device over another: [`fault`] fails on
+//! purpose, [`delay`] is slow on purpose.
 //!
 //! A server asks for a request in two steps, as the fast path of Open CAS does
 //! (ocf `src/engine/engine_fast.c`): [`BlockDevice::attempt`] runs it on the server's thread if it
@@ -67,10 +67,12 @@ pub mod file;
 pub mod memory;
 #[cfg(test)]
 mod model_tests;
+pub mod nbd;
 pub mod null;
 mod pool;
 mod request;
 mod timer;
+mod wake;
 
 use std::sync::Arc;
 

@@ -12,6 +12,7 @@ use super::error::PoolError;
 use super::layout::PAGE_BYTES;
 use super::superblock::{CopyFault, look, page_floor, read_copy};
 use crate::btt;
+use crate::device::{BlockDevice, DeviceError, DeviceErrorKind};
 use crate::pmem::Region;
 use crate::tier::EngineCode;
 
@@ -35,18 +36,45 @@ pub enum Glance {
 /// It cannot be read.
 pub fn glance(file: &File) -> io::Result<Glance> {
     let size = rustix::fs::seek(file, SeekFrom::End(0))?;
-    let ends = Region::anonymous(START_BYTES + PAGE_BYTES).map_err(io::Error::other)?;
-    copy(file, 0, size.min(START_BYTES), &ends, 0)?;
-    if size >= PAGE_BYTES {
-        copy(file, page_floor(size) - PAGE_BYTES, PAGE_BYTES, &ends, START_BYTES)?;
-    }
-    tell(&ends).map_err(io::Error::other)
+    look_at_ends(size, |bytes, at| file.read_exact_at(bytes, at), io::Error::other)
 }
 
-fn copy(file: &File, at: u64, len: u64, ends: &Region, to: u64) -> io::Result<()> {
-    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
-    file.read_exact_at(&mut bytes, at)?;
-    ends.write(to, &bytes).map_err(io::Error::other)
+/// Looks at `device`, as [`glance`] does at a file.
+///
+/// # Errors
+/// It cannot be read.
+pub fn glance_device(device: &dyn BlockDevice) -> Result<Glance, DeviceError> {
+    let size = device.geometry().size_bytes();
+    look_at_ends(
+        size,
+        |bytes, at| device.read(at, bytes),
+        |error| {
+            DeviceError::with_source(
+                DeviceErrorKind::Io,
+                "cannot tell what the device holds",
+                error,
+            )
+        },
+    )
+}
+
+/// `read` gets the bytes at an offset; `failed` makes its error of others.
+fn look_at_ends<E>(
+    size: u64,
+    read: impl Fn(&mut [u8], u64) -> Result<(), E>,
+    failed: impl Fn(PoolError) -> E,
+) -> Result<Glance, E> {
+    let copy = |at: u64, len: u64, ends: &Region, to: u64| {
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+        read(&mut bytes, at)?;
+        ends.write(to, &bytes).map_err(|error| failed(error.into()))
+    };
+    let ends = Region::anonymous(START_BYTES + PAGE_BYTES).map_err(|error| failed(error.into()))?;
+    copy(0, size.min(START_BYTES), &ends, 0)?;
+    if size >= PAGE_BYTES {
+        copy(page_floor(size) - PAGE_BYTES, PAGE_BYTES, &ends, START_BYTES)?;
+    }
+    tell(&ends).map_err(failed)
 }
 
 /// As [`identify`](super::identify) does, but without what lies between the two ends.

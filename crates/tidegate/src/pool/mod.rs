@@ -15,7 +15,7 @@ mod superblock;
 
 pub use content::Content;
 pub use error::PoolError;
-pub use glance::{Glance, glance};
+pub use glance::{Glance, glance, glance_device};
 pub use superblock::{BackingIdentity, CopyFault, Found, Superblock, erase};
 
 use crate::btt::{self, Version};

@@ -107,7 +107,8 @@ impl Waker {
         }
     }
 
-    /// A caller with work has to wake a worker: a look, before it asks at a cost what work there is.
+    /// A caller with work has to wake a worker: a look, before it asks at a cost what work there
+    /// is.
     #[inline]
     pub(crate) fn needs_call(&self) -> bool {
         self.call.load(Ordering::SeqCst) == 1

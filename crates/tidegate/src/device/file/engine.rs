@@ -19,8 +19,8 @@ use rustix::io::Errno;
 
 use super::gate::{Failure, Turn};
 use super::uring::{Flights, Force, Stop};
-use super::wake::Wake;
 use super::{Backing, Transfer};
+use crate::device::wake::Wake;
 use crate::device::{AsyncRequest, Operation, OwnedOperation};
 
 /// The thread and the way to it.

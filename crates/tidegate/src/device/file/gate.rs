@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
-use super::wake::Wake;
+use crate::device::wake::Wake;
 
 #[derive(Debug, Default)]
 struct State {

@@ -20,7 +20,6 @@ mod engine;
 mod gate;
 mod space;
 mod uring;
-mod wake;
 
 use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};

@@ -22,6 +22,12 @@ impl Binding {
         Self { identity, path }
     }
 
+    /// The path or URL of which [`new`](Self::new) made `path`.
+    pub fn name_of(path: &[u8]) -> &[u8] {
+        let url = path.strip_prefix(b"/(").and_then(|rest| rest.strip_suffix(b")"));
+        url.filter(|url| url.contains(&b':')).unwrap_or(path)
+    }
+
     /// A backing that is no file, for tests and simulation.
     pub fn unnamed(identity: u64) -> Self {
         Self::new(identity, b"unnamed")
@@ -40,6 +46,20 @@ impl Binding {
             device: 0,
             inode: identity,
             path,
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_binding_keeps_paths_and_urls() {
+        for name in ["/srv/disk", "/(disk)", "nbd://host/x", "null:1M"] {
+            let binding = Binding::new(1, name.as_bytes());
+            assert!(binding.path.starts_with(b"/"), "as the log's records need it");
+            assert_eq!(Binding::name_of(&binding.path), name.as_bytes());
         }
     }
 }

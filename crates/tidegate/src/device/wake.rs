@@ -1,22 +1,22 @@
-//! Wakes the thread of a file's ring.
+//! Wakes a thread out of its wait for a ring or a socket.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Wakes the thread out of its ring.
-pub(super) struct Wake(OwnedFd);
+/// An event that a thread waits for beside its ring or its socket.
+pub(in crate::device) struct Wake(OwnedFd);
 
 impl Wake {
-    pub(super) fn new() -> rustix::io::Result<Self> {
+    pub(in crate::device) fn new() -> rustix::io::Result<Self> {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
     }
 
     /// Fails only where the count is full: the event is there then.
-    pub(super) fn wake(&self) {
+    pub(in crate::device) fn wake(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_le_bytes());
     }
 
-    pub(super) fn reset(&self) {
+    pub(in crate::device) fn reset(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

@@ -1,0 +1,36 @@
+//! `tidegate help backings`: the devices that can be behind a pool.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use tidegate::backing::SCHEMES;
+
+use crate::output::line;
+
+/// The list, as `tidegate help backings` prints it.
+pub(crate) fn help() -> String {
+    let mut text = String::from("Backings, as `serve --backing` takes them:\n");
+    for scheme in SCHEMES {
+        let (syntax, about, example) = (scheme.syntax(), scheme.about(), scheme.example());
+        let identified_by = scheme.identified_by();
+        // Writing to a string does not fail.
+        let _ = write!(
+            text,
+            "\n  {syntax}\n      {about}\n      example:  {example}\n      identity: {identified_by}\n"
+        );
+    }
+    text.push_str(
+        "\nA pool remembers the identity of its backing, and refuses another one.\n\
+         TIME is a number with ms, s or m: how long a request may wait for a server.\n",
+    );
+    text
+}
+
+/// Prints the list.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub(crate) fn run() -> anyhow::Result<ExitCode> {
+    line(help().trim_end())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,247 @@
+//! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`: an export of an NBD server.
+//!
+//! The URLs are those of the NBD project (`doc/uri.md`), with a setting of ours: `timeout=TIME` says
+//! how long a request may take while the server is silent or gone.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{BackingError, OpenBacking, Scheme};
+use crate::device::BlockDevice;
+use crate::device::nbd::{NbdAddress, NbdDevice, NbdExport, NbdOptions};
+use crate::log::identity;
+use crate::pool::{Glance, glance_device};
+
+/// The port of NBD servers.
+const PORT: u16 = 10809;
+/// How long a request may take unless the URL says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// What the URL may say.
+const TIMEOUT_RANGE: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(3600);
+/// Keeps these identities apart from those of files, disks and null devices.
+const NBD_TYPE: i32 = -4;
+
+/// Both schemes; they differ in where the server listens.
+pub(super) enum NbdScheme {
+    /// `nbd`.
+    Tcp,
+    /// `nbd+unix`.
+    Unix,
+}
+
+impl Scheme for NbdScheme {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Tcp => "nbd",
+            Self::Unix => "nbd+unix",
+        }
+    }
+
+    fn syntax(&self) -> &'static str {
+        match self {
+            Self::Tcp => "nbd://HOST[:PORT]/EXPORT[?timeout=TIME]",
+            Self::Unix => "nbd+unix:///EXPORT?socket=PATH[&timeout=TIME]",
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        match self {
+            Self::Tcp => "an export of an NBD server, by TCP without TLS",
+            Self::Unix => "an export of an NBD server on this machine, by a unix socket",
+        }
+    }
+
+    fn example(&self) -> &'static str {
+        match self {
+            Self::Tcp => "nbd://storage.example:10809/disk?timeout=60s",
+            Self::Unix => "nbd+unix:///disk?socket=/run/nbd.sock",
+        }
+    }
+
+    fn identified_by(&self) -> &'static str {
+        "name, description and size of the export, as the server tells them; not by its address"
+    }
+
+    fn parse(&self, rest: &str) -> Result<String, String> {
+        self.options(rest).map(|_| rest.to_owned())
+    }
+
+    fn open(&self, rest: &str, _pool: &Path) -> Result<OpenBacking, BackingError> {
+        let url = format!("{}:{rest}", self.name());
+        let unfit = |reason| BackingError::Unfit { url: url.clone(), reason };
+        let device = NbdDevice::open(&self.options(rest).map_err(unfit)?)?;
+        if device.geometry().read_only {
+            let reason = "the server exports it read-only, but a backing is written; \
+                          have it exported for writing";
+            return Err(unfit(reason.into()));
+        }
+        let identity = identity_of(device.export());
+        let holds = match glance_device(&device)? {
+            Glance::Unknown(_) => None,
+            pool => Some(pool),
+        };
+        let name = url.into_bytes();
+        Ok(OpenBacking { device: Arc::new(device), identity, name, holds, guard: None })
+    }
+}
+
+impl NbdScheme {
+    /// What the URL behind the scheme's colon asks for.
+    fn options(&self, rest: &str) -> Result<NbdOptions, String> {
+        let name = format!("{}:{rest}", self.name());
+        let url = rest.strip_prefix("//").ok_or_else(|| format!("`{name}` has no `//`"))?;
+        let (place, query) = url.split_once('?').unwrap_or((url, ""));
+        let (host, export) = place.split_once('/').unwrap_or((place, ""));
+        let (mut socket, mut timeout) = (None, TIMEOUT);
+        for part in query.split('&').filter(|part| !part.is_empty()) {
+            match part.split_once('=') {
+                Some(("socket", path)) if matches!(self, Self::Unix) => {
+                    socket = Some(decoded(path)?);
+                }
+                Some(("timeout", time)) => timeout = parse_timeout(time)?,
+                _ => return Err(format!("`{name}` has the unknown setting `{part}`")),
+            }
+        }
+        let address = match (self, socket) {
+            (Self::Tcp, _) => parse_host(host)?,
+            (Self::Unix, Some(path)) if host.is_empty() && !path.is_empty() => {
+                NbdAddress::Unix(path.into())
+            }
+            (Self::Unix, None) => return Err(format!("`{name}` has no socket=PATH")),
+            (Self::Unix, _) => return Err(format!("`{name}` names a host, or an empty socket")),
+        };
+        Ok(NbdOptions { address, export: decoded(export)?, name, timeout })
+    }
+}
+
+/// `HOST`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
+fn parse_host(text: &str) -> Result<NbdAddress, String> {
+    let bad = || format!("`{text}` is no host, or has a wrong port");
+    let (host, port) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
+        Some(Some((host, ""))) => (host, None),
+        Some(Some((host, rest))) => (host, Some(rest.strip_prefix(':').ok_or_else(bad)?)),
+        Some(None) => return Err(bad()),
+        None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
+    };
+    let port = port.map_or(Ok(PORT), str::parse).map_err(|_| bad())?;
+    let host = decoded(host)?;
+    if host.is_empty() { Err(bad()) } else { Ok(NbdAddress::Tcp { host, port }) }
+}
+
+/// `500ms`, `30s` or `2m`.
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let unit = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit);
+    let unit_ms = match unit {
+        "ms" => Some(1),
+        "s" => Some(1000),
+        "m" => Some(60_000),
+        _ => None,
+    };
+    let ms = number.parse::<u64>().ok().zip(unit_ms);
+    ms.and_then(|(number, unit_ms)| number.checked_mul(unit_ms))
+        .map(Duration::from_millis)
+        .filter(|time| TIMEOUT_RANGE.contains(time))
+        .ok_or_else(|| format!("the timeout `{text}` is no time from 100ms to 60m, such as 30s"))
+}
+
+/// `text` with its `%XX` as bytes: UTF-8 without NUL, at most what the protocol takes.
+fn decoded(text: &str) -> Result<String, String> {
+    let bad = || format!("`{text}` has a `%` without two digits, is no UTF-8, or is too long");
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let mut digit = || char::from(rest.next()?).to_digit(16);
+            let value = digit().zip(digit()).map(|(high, low)| high * 16 + low);
+            bytes.push(value.and_then(|value| u8::try_from(value).ok()).ok_or_else(bad)?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    let whole = crate::device::nbd::protocol::parse_string(&bytes).map(str::to_owned);
+    whole.ok_or_else(bad)
+}
+
+/// What tells an export from others, wherever its server runs.
+fn identity_of(export: &NbdExport) -> u64 {
+    let NbdExport { name, description, size_bytes, .. } = export;
+    // Strings of the protocol have no NUL.
+    let told = format!("{name}\0{description}\0{size_bytes}");
+    identity(&[0; 16], NBD_TYPE, told.as_bytes())
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    fn options(url: &str) -> Result<NbdOptions, String> {
+        let (name, rest) = url.split_once(':').unwrap();
+        let scheme = if name == "nbd" { NbdScheme::Tcp } else { NbdScheme::Unix };
+        scheme.options(rest)
+    }
+
+    #[test]
+    fn urls_are_read() {
+        let tcp = |host: &str, port| NbdAddress::Tcp { host: host.into(), port };
+        for (url, address, export, seconds) in [
+            ("nbd://host/disk", tcp("host", 10809), "disk", 30),
+            ("nbd://host", tcp("host", 10809), "", 30),
+            ("nbd://10.0.0.1:99/a/b", tcp("10.0.0.1", 99), "a/b", 30),
+            ("nbd://[::1]/", tcp("::1", 10809), "", 30),
+            ("nbd://[::1]:7/a%20b?timeout=2m", tcp("::1", 7), "a b", 120),
+            ("nbd+unix:///?socket=/run/s", NbdAddress::Unix("/run/s".into()), "", 30),
+            ("nbd+unix:///x?timeout=5s&socket=a%26b", NbdAddress::Unix("a&b".into()), "x", 5),
+        ] {
+            let found = options(url).expect(url);
+            assert_eq!((found.address, found.export.as_str()), (address, export), "{url}");
+            assert_eq!(found.timeout, Duration::from_secs(seconds), "{url}");
+            assert_eq!(found.name, url);
+        }
+    }
+
+    #[test]
+    fn wrong_urls_are_refused() {
+        for url in [
+            "nbd:host",
+            "nbd:///disk",
+            "nbd://host:port/",
+            "nbd://host:70000/",
+            "nbd://[::1/",
+            "nbd://[::1]x/",
+            "nbd://host/?socket=/x",
+            "nbd://host/?timeout=",
+            "nbd://host/?timeout=1",
+            "nbd://host/?timeout=0s",
+            "nbd://host/?timeout=99h",
+            "nbd://host/?timeout=99999999999999999999s",
+            "nbd://host/%4",
+            "nbd://host/%ff",
+            "nbd://host/%00",
+            "nbd+unix:///x",
+            "nbd+unix:///x?socket=",
+            "nbd+unix://host/x?socket=/s",
+        ] {
+            assert!(options(url).is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn exports_differ_by_name_description_and_size() {
+        let export = |name: &str, description: &str, size_bytes| NbdExport {
+            name: name.into(),
+            description: description.into(),
+            size_bytes,
+            flags: 0,
+            block_sizes: (1, 4096, 1 << 25),
+        };
+        let first = identity_of(&export("a", "b", 1 << 20));
+        for other in [export("a", "c", 1 << 20), export("c", "b", 1 << 20), export("a", "b", 1)] {
+            assert_ne!(identity_of(&other), first, "{other:?}");
+        }
+        let flags = NbdExport { flags: 1, ..export("a", "b", 1 << 20) };
+        assert_eq!(identity_of(&flags), first, "a later server may know more");
+    }
+}

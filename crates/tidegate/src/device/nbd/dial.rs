@@ -1,0 +1,219 @@
+//! Reaching a server: a connected socket and the handshake on it, within a time limit.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a server that does not answer shows by the clock only"
+)]
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+use rustix::time::Timespec;
+
+use super::error::NbdError;
+use super::export::Rules;
+use super::handshake::{Handshake, Step};
+
+/// Time for a connection and its handshake.
+pub(super) const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// More than the largest message of a handshake.
+const INPUT_BYTES: usize = 16 << 10;
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NbdAddress {
+    /// A unix socket at a path.
+    Unix(PathBuf),
+    /// A TCP port.
+    Tcp {
+        /// Name or address; an IPv6 address without brackets.
+        host: String,
+        /// Port.
+        port: u16,
+    },
+}
+
+impl fmt::Display for NbdAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "{}", path.display()),
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+/// The sockets that an address stands for. The name of a host is looked up once: a lookup has no
+/// time limit.
+pub(super) enum Endpoints {
+    Unix(PathBuf),
+    Tcp(Vec<SocketAddr>),
+}
+
+impl Endpoints {
+    /// Looks `address` up.
+    ///
+    /// # Errors
+    /// The host has no address.
+    pub(super) fn of(address: &NbdAddress) -> Result<Self, NbdError> {
+        let (host, port) = match address {
+            NbdAddress::Unix(path) => return Ok(Self::Unix(path.clone())),
+            NbdAddress::Tcp { host, port } => (host, port),
+        };
+        let failed = |source| NbdError::Io { action: "look up the host", source };
+        let found: Vec<_> = (host.as_str(), *port).to_socket_addrs().map_err(failed)?.collect();
+        if found.is_empty() {
+            return Err(failed(io::ErrorKind::NotFound.into()));
+        }
+        Ok(Self::Tcp(found))
+    }
+
+    /// Connects to the first socket that answers, and opens the export called `name`, all within
+    /// [`DIAL_TIMEOUT`] and not after `until`. TCP gives an unanswered connection up after
+    /// `give_up_after`.
+    ///
+    /// # Errors
+    /// Why the last one of them did not do.
+    pub(super) fn dial(
+        &self,
+        name: &str,
+        until: Option<Instant>,
+        give_up_after: Duration,
+    ) -> Result<(OwnedFd, Rules), NbdError> {
+        let limit = Instant::now() + DIAL_TIMEOUT;
+        let wait = Wait { until: until.map_or(limit, |until| until.min(limit)) };
+        let socket = match self {
+            Self::Unix(path) => connect_unix(path)?,
+            Self::Tcp(addresses) => connect_first(addresses, &wait, give_up_after)?,
+        };
+        let rules = shake_hands(&socket, name, &wait)?;
+        Ok((socket, rules))
+    }
+}
+
+fn connect_unix(path: &std::path::Path) -> Result<OwnedFd, NbdError> {
+    let failed = NbdError::os("connect to the unix socket");
+    let address = SocketAddrUnix::new(path).map_err(&failed)?;
+    let socket = new_socket(AddressFamily::UNIX)?;
+    rustix::net::connect(&socket, &address).map_err(&failed)?;
+    Ok(socket)
+}
+
+fn connect_first(
+    addresses: &[SocketAddr],
+    wait: &Wait,
+    give_up_after: Duration,
+) -> Result<OwnedFd, NbdError> {
+    let mut failure = NbdError::Silent(DIAL_TIMEOUT);
+    for address in addresses {
+        match connect_tcp(*address, wait, give_up_after) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+fn connect_tcp(
+    address: SocketAddr,
+    wait: &Wait,
+    give_up_after: Duration,
+) -> Result<OwnedFd, NbdError> {
+    let failed = NbdError::os("connect by TCP");
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = new_socket(family)?;
+    match rustix::net::connect(&socket, &address) {
+        Err(Errno::INPROGRESS) => {
+            wait.for_event(&socket, PollFlags::OUT)?;
+            sockopt::socket_error(&socket).map_err(&failed)?.map_err(&failed)?;
+        }
+        connected => connected.map_err(&failed)?,
+    }
+    sockopt::set_tcp_nodelay(&socket, true).map_err(&failed)?;
+    sockopt::set_socket_keepalive(&socket, true).map_err(&failed)?;
+    let limit_ms = u32::try_from(give_up_after.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(&socket, limit_ms).map_err(&failed)?;
+    Ok(socket)
+}
+
+fn new_socket(family: AddressFamily) -> Result<OwnedFd, NbdError> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+        .map_err(NbdError::os("make a socket"))
+}
+
+fn shake_hands(socket: &OwnedFd, name: &str, wait: &Wait) -> Result<Rules, NbdError> {
+    let mut handshake = Handshake::new(name);
+    let (mut input, mut output) = (Vec::new(), Vec::new());
+    loop {
+        let (used, step) = handshake.advance(&input, &mut output)?;
+        input.drain(..used);
+        send_all(socket, &mut output, wait)?;
+        match step {
+            Step::Again => {}
+            Step::NeedInput => receive_more(socket, &mut input, wait)?,
+            Step::Done if input.is_empty() => return Rules::of(handshake.into_export()),
+            Step::Done => {
+                let message = "bytes that answer no request".into();
+                return Err(NbdError::Protocol(message));
+            }
+        }
+    }
+}
+
+fn send_all(socket: &OwnedFd, output: &mut Vec<u8>, wait: &Wait) -> Result<(), NbdError> {
+    while !output.is_empty() {
+        match rustix::net::send(socket, output, SendFlags::NOSIGNAL) {
+            Ok(sent) => drop(output.drain(..sent)),
+            Err(Errno::AGAIN) => wait.for_event(socket, PollFlags::OUT)?,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(NbdError::os("send to the server")(errno)),
+        }
+    }
+    Ok(())
+}
+
+fn receive_more(socket: &OwnedFd, input: &mut Vec<u8>, wait: &Wait) -> Result<(), NbdError> {
+    let mut bytes = [0; INPUT_BYTES];
+    loop {
+        match rustix::net::recv(socket, &mut bytes[..], RecvFlags::empty()) {
+            Ok((0, _)) => return Err(NbdError::Closed),
+            Ok((received, _)) => {
+                input.extend_from_slice(&bytes[..received]);
+                return Ok(());
+            }
+            Err(Errno::AGAIN) => wait.for_event(socket, PollFlags::IN)?,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(NbdError::os("receive from the server")(errno)),
+        }
+    }
+}
+
+/// A time limit.
+struct Wait {
+    until: Instant,
+}
+
+impl Wait {
+    /// Waits for `events` of `socket`.
+    fn for_event(&self, socket: &OwnedFd, events: PollFlags) -> Result<(), NbdError> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(NbdError::Silent(DIAL_TIMEOUT));
+        }
+        let left = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(socket, events)], left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(NbdError::os("wait for the server")(errno)),
+        }
+    }
+}

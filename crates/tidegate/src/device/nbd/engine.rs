@@ -1,0 +1,300 @@
+//! The thread of a device: it sends requests, receives replies, completes requests, and connects
+//! again after a connection was lost.
+//!
+//! Invariants:
+//! 1. The thread ends with the device, once all requests that were started are complete: each is
+//!    within its time limit.
+//! 2. The thread waits for the socket, for new requests, and for the time at which a request fails
+//!    or the next attempt to connect is due; for no time where there is no request.
+//! 3. The server is called again when a request needs it: at once after a loss, then after
+//!    [`PAUSE_FIRST`], and after twice as long each time up to [`PAUSE_MAX`]. An answered request
+//!    begins that anew.
+
+#![expect(clippy::disallowed_methods, reason = "time limits and pauses are made of time")]
+
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustix::time::Timespec;
+
+use super::dial::Endpoints;
+use super::error::NbdError;
+use super::exchange::{Exchange, Started};
+use super::export::Rules;
+use super::flushes::Clock;
+use super::protocol::{Request, cmd};
+use crate::device::AsyncRequest;
+use crate::device::wake::Wake;
+
+/// The pause before the second attempt to connect.
+const PAUSE_FIRST: Duration = Duration::from_millis(10);
+/// The longest pause between two attempts.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Most bytes that are received at once.
+const INPUT_BYTES: usize = 256 << 10;
+
+/// The server of a device, and how it is reached.
+pub(super) struct Server {
+    pub(super) endpoints: Endpoints,
+    /// The export's name, as it is asked for.
+    pub(super) export: String,
+    /// What every connection must agree on.
+    pub(super) rules: Rules,
+    /// Time that a request has.
+    pub(super) timeout: Duration,
+}
+
+impl Server {
+    /// TCP gives a connection up early enough for another one within a request's time.
+    pub(super) fn give_up_after(timeout: Duration) -> Duration {
+        timeout / 2
+    }
+}
+
+/// The thread and the way to it.
+pub(super) struct Engine {
+    inbox: Arc<Inbox>,
+    timeout: Duration,
+    clock: Clock,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread has to look at.
+struct Inbox {
+    state: Mutex<State>,
+    wake: Wake,
+}
+
+#[derive(Default)]
+struct State {
+    requests: Vec<Started>,
+    is_stopping: bool,
+}
+
+impl Engine {
+    /// Starts the thread, with the first connection to `server`, which errors call `name`.
+    ///
+    /// # Errors
+    /// The system has no descriptor or no thread.
+    pub(super) fn start(name: &str, server: Server, socket: OwnedFd) -> Result<Self, NbdError> {
+        let wake = Wake::new().map_err(NbdError::os("make an event"))?;
+        let inbox = Arc::new(Inbox { state: Mutex::default(), wake });
+        let exchange = Exchange::new(name, server.rules.clone());
+        let (timeout, clock) = (server.timeout, exchange.clock());
+        let runner = Runner {
+            server,
+            exchange,
+            inbox: Arc::clone(&inbox),
+            link: Link::Up(socket),
+            reason: "the server is connected, and silent".into(),
+            pause: Duration::ZERO,
+            input: vec![0; INPUT_BYTES],
+        };
+        let spawned = std::thread::Builder::new().name("device-nbd".into()).spawn(|| runner.run());
+        let failed = |source| NbdError::Io { action: "start a thread", source };
+        Ok(Self { inbox, timeout, clock, thread: Some(spawned.map_err(failed)?) })
+    }
+
+    /// Gives `request`, which is checked and not empty, to the thread.
+    pub(super) fn submit(&self, request: AsyncRequest) {
+        let moment = self.clock.now();
+        let deadline = Instant::now() + self.timeout;
+        let mut state = self.inbox.state.lock();
+        state.requests.push(Started { request, deadline, moment });
+        if state.requests.len() == 1 {
+            self.inbox.wake.wake();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.inbox.state.lock().is_stopping = true;
+        self.inbox.wake.wake();
+        let thread = self.thread.take();
+        // A completion may hold the last reference to the device: its thread cannot wait for
+        // itself.
+        let of_others = thread.filter(|thread| thread.thread().id() != std::thread::current().id());
+        if let Some(thread) = of_others {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The way to the server.
+enum Link {
+    Up(OwnedFd),
+    /// No attempt to connect before this time.
+    Down(Instant),
+}
+
+/// The thread.
+struct Runner {
+    server: Server,
+    exchange: Exchange,
+    inbox: Arc<Inbox>,
+    link: Link,
+    /// What requests wait for, for those that fail.
+    reason: String,
+    /// Before the next attempt to connect.
+    pause: Duration,
+    input: Vec<u8>,
+}
+
+impl Runner {
+    fn run(mut self) {
+        loop {
+            let is_stopping = self.take_new();
+            self.exchange.fail_doomed();
+            self.expire();
+            if is_stopping && self.exchange.is_idle() {
+                return self.say_goodbye();
+            }
+            match self.turn() {
+                Ok(()) => {}
+                Err(error) => self.lose(&error),
+            }
+        }
+    }
+
+    /// Takes the new requests in. True where the device has ended.
+    fn take_new(&mut self) -> bool {
+        self.inbox.wake.reset();
+        let mut state = self.inbox.state.lock();
+        let (requests, is_stopping) = (std::mem::take(&mut state.requests), state.is_stopping);
+        drop(state);
+        for started in requests {
+            self.exchange.add(started);
+        }
+        is_stopping
+    }
+
+    /// Fails the requests whose time is over.
+    fn expire(&mut self) {
+        let is_due = self.exchange.deadline().is_some_and(|at| at <= Instant::now());
+        if is_due && self.exchange.expire(Instant::now(), &self.reason) {
+            self.lose(&NbdError::Silent(self.server.timeout));
+        }
+    }
+
+    /// Does what can be done now, then waits for what comes next.
+    fn turn(&mut self) -> Result<(), NbdError> {
+        match self.link {
+            Link::Up(_) => {
+                let is_sent = self.send()?;
+                let events = if is_sent { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
+                if self.wait(events, None)? {
+                    self.receive()?;
+                }
+            }
+            Link::Down(_) if self.exchange.is_idle() => drop(self.wait(PollFlags::empty(), None)?),
+            Link::Down(until) if until > Instant::now() => {
+                self.wait(PollFlags::empty(), Some(until))?;
+            }
+            Link::Down(_) => self.connect()?,
+        }
+        Ok(())
+    }
+
+    /// Sends what the server takes. True where nothing is left.
+    fn send(&mut self) -> Result<bool, NbdError> {
+        let Link::Up(socket) = &self.link else { return Ok(true) };
+        loop {
+            self.exchange.prepare();
+            let parts = self.exchange.to_send();
+            if parts.is_empty() {
+                return Ok(true);
+            }
+            match send_parts(socket, &parts) {
+                Ok(sent) => self.exchange.sent(sent),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(NbdError::os("send to the server")(errno)),
+            }
+        }
+    }
+
+    /// Receives what is there.
+    fn receive(&mut self) -> Result<(), NbdError> {
+        let Link::Up(socket) = &self.link else { return Ok(()) };
+        match rustix::net::recv(socket, &mut self.input[..], RecvFlags::empty()) {
+            Ok((0, _)) => Err(NbdError::Closed),
+            Ok((received, _)) => {
+                self.pause = Duration::ZERO;
+                self.exchange.receive(&self.input[..received])
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(errno) => Err(NbdError::os("receive from the server")(errno)),
+        }
+    }
+
+    /// Waits for `events` of the socket, a new request, the time at which a request fails, or
+    /// `until`. True where the socket has something to be received, or an error.
+    fn wait(&self, events: PollFlags, until: Option<Instant>) -> Result<bool, NbdError> {
+        let until = [self.exchange.deadline(), until].into_iter().flatten().min();
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let wake = PollFd::new(&self.inbox.wake, PollFlags::IN);
+        let polled = match &self.link {
+            Link::Up(socket) => {
+                let mut fds = [wake, PollFd::new(socket, events)];
+                let polled = poll(&mut fds, left.as_ref());
+                polled.map(|_| !fds[1].revents().difference(PollFlags::OUT).is_empty())
+            }
+            Link::Down(_) => poll(&mut [wake], left.as_ref()).map(|_| false),
+        };
+        match polled {
+            Ok(is_readable) => Ok(is_readable),
+            Err(Errno::INTR) => Ok(false),
+            Err(errno) => Err(NbdError::os("wait for the server")(errno)),
+        }
+    }
+
+    fn connect(&mut self) -> Result<(), NbdError> {
+        let Server { endpoints, export, rules, timeout } = &self.server;
+        let give_up_after = Server::give_up_after(*timeout);
+        let (socket, now) = endpoints.dial(export, self.exchange.deadline(), give_up_after)?;
+        rules.check_again(&now)?;
+        self.link = Link::Up(socket);
+        self.reason = "the server is connected again, and silent".into();
+        Ok(())
+    }
+
+    /// The connection is lost, or there is none: `error` says why.
+    fn lose(&mut self, error: &NbdError) {
+        self.exchange.lose_connection();
+        self.reason = with_cause(error);
+        self.link = Link::Down(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
+    }
+
+    /// Nothing is on its way: the server may be told that nothing will come.
+    fn say_goodbye(&self) {
+        if let Link::Up(socket) = &self.link {
+            let (flags, cookie, offset, len) = (0, 0, 0, 0);
+            let goodbye = Request { flags, command: cmd::DISC, cookie, offset, len }.encode();
+            // A server that does not take it sees the end of the connection.
+            let _ = rustix::net::send(socket, &goodbye, SendFlags::NOSIGNAL);
+        }
+    }
+}
+
+fn send_parts(socket: &OwnedFd, parts: &[IoSlice<'_>]) -> rustix::io::Result<usize> {
+    let mut control = SendAncillaryBuffer::default();
+    rustix::net::sendmsg(socket, parts, &mut control, SendFlags::NOSIGNAL)
+}
+
+/// The message, and that of what caused it.
+fn with_cause(error: &NbdError) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,191 @@
+//! What a server tells of an export, and what a device makes of that.
+
+use super::error::NbdError;
+use super::protocol::export_flag::{
+    READ_ONLY, SEND_FAST_ZERO, SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES,
+};
+use crate::device::Geometry;
+
+/// Most bytes of one request, as far as the server allows so much: what every server takes.
+pub(super) const REQUEST_BYTES_MAX: u32 = 32 << 20;
+/// Most bytes of a write that only stands for zeroes.
+const ZEROES_BYTES_MAX: u32 = 1 << 20;
+/// The block sizes of a server that tells none.
+const UNTOLD: (u32, u32, u32) = (1, 4096, REQUEST_BYTES_MAX);
+
+/// An export, as the server describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NbdExport {
+    /// The name: the server's own one, if it tells that, else the one that was asked for.
+    pub name: String,
+    /// What the server says about it; often nothing.
+    pub description: String,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Transmission flags: bits of [`export_flag`](super::protocol::export_flag).
+    pub flags: u16,
+    /// Smallest, preferred and largest request in bytes.
+    pub block_sizes: (u32, u32, u32),
+}
+
+impl NbdExport {
+    /// The export called `name`, before the server has told anything.
+    pub(super) fn named(name: &str) -> Self {
+        let (name, description) = (name.to_owned(), String::new());
+        Self { name, description, size_bytes: 0, flags: 0, block_sizes: UNTOLD }
+    }
+
+    pub(super) fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// How requests to an export are made.
+#[derive(Debug, Clone)]
+pub(super) struct Rules {
+    pub(super) export: NbdExport,
+    pub(super) geometry: Geometry,
+    /// Most bytes of one request: whole blocks.
+    pub(super) request_bytes_max: u32,
+    /// Most bytes of zeroes that are written as data: whole blocks.
+    pub(super) zeroes_bytes_max: u32,
+}
+
+impl Rules {
+    /// The rules for `export`, of which no end of less than a block is used.
+    ///
+    /// # Errors
+    /// [`NbdError::Unfit`] where no device can be made of it.
+    pub(super) fn of(export: NbdExport) -> Result<Self, NbdError> {
+        let (minimum, preferred, maximum) = export.block_sizes;
+        let block_bytes = block_bytes(&export)?;
+        let whole = |bytes: u32| bytes.min(maximum) / block_bytes * block_bytes;
+        let request_bytes_max = whole(REQUEST_BYTES_MAX);
+        if request_bytes_max == 0 {
+            return Err(NbdError::Unfit(format!(
+                "requests of at most {maximum} bytes and at least {minimum}; \
+                 expected at least one block of {block_bytes} bytes"
+            )));
+        }
+        if !export.has(READ_ONLY | SEND_FLUSH) {
+            let reason = "the server cannot flush (no NBD_FLAG_SEND_FLUSH), so that nothing \
+                          written there could be made durable; expected one that can";
+            return Err(NbdError::Unfit(reason.into()));
+        }
+        let geometry = Geometry {
+            block_bytes,
+            blocks: export.size_bytes / u64::from(block_bytes),
+            preferred_bytes: preferred.clamp(64 << 10, request_bytes_max.max(64 << 10)),
+            read_only: export.has(READ_ONLY),
+            atomic_block: false,
+            volatile_cache: true,
+            fast_zero: export.has(SEND_WRITE_ZEROES),
+        };
+        let zeroes_bytes_max = whole(ZEROES_BYTES_MAX);
+        Ok(Self { export, geometry, request_bytes_max, zeroes_bytes_max })
+    }
+
+    /// Checks that `now`, what the server tells after a reconnection, serves the same purposes.
+    ///
+    /// # Errors
+    /// [`NbdError::Unfit`] with what changed.
+    pub(super) fn check_again(&self, now: &Self) -> Result<(), NbdError> {
+        let (was, is) = (&self.export, &now.export);
+        let needed = SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO;
+        let changed = if was.size_bytes != is.size_bytes {
+            format!("it has {} bytes, expected {}", is.size_bytes, was.size_bytes)
+        } else if (&was.name, &was.description) != (&is.name, &is.description) {
+            format!(
+                "it is {:?} ({:?}), expected {:?} ({:?})",
+                is.name, is.description, was.name, was.description
+            )
+        } else if is.has(READ_ONLY) && !was.has(READ_ONLY) {
+            "it is read-only now".to_owned()
+        } else if was.flags & needed & !is.flags != 0 {
+            format!("its flags are {:#x}, expected all of {:#x}", is.flags, was.flags & needed)
+        } else if is.block_sizes.0 > self.geometry.block_bytes
+            || is.block_sizes.2 < self.request_bytes_max
+        {
+            format!("its block sizes are {:?}, expected {:?}", is.block_sizes, was.block_sizes)
+        } else {
+            return Ok(());
+        };
+        Err(NbdError::Unfit(format!("the export is another one after the reconnection: {changed}")))
+    }
+}
+
+/// The largest block up to the preferred one, and to 4096 bytes, of which the export is made; at
+/// least the server's smallest.
+fn block_bytes(export: &NbdExport) -> Result<u32, NbdError> {
+    let (minimum, preferred, _) = export.block_sizes;
+    let sizes = [4096, 2048, 1024, 512];
+    let fits = |size: &&u32| {
+        **size <= preferred.max(minimum) && export.size_bytes.is_multiple_of(u64::from(**size))
+    };
+    let size = sizes.iter().find(fits).copied().unwrap_or(512).max(minimum);
+    if crate::device::is_block_bytes(size) && size.is_multiple_of(minimum.max(1)) {
+        return Ok(size);
+    }
+    Err(NbdError::Unfit(format!(
+        "the smallest request has {minimum} bytes; expected a power of two up to 4096"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn export(size_bytes: u64, block_sizes: (u32, u32, u32)) -> NbdExport {
+        NbdExport { size_bytes, flags: SEND_FLUSH, block_sizes, ..NbdExport::named("x") }
+    }
+
+    #[test]
+    fn blocks_are_as_large_as_export_and_server_allow() {
+        for (size, sizes, expected) in [
+            (1 << 20, UNTOLD, 4096),
+            ((1 << 20) + 512, UNTOLD, 512),
+            (1 << 20, (512, 65536, 1 << 25), 4096),
+            (1 << 20, (1, 512, u32::MAX), 512),
+            (1 << 20, (4096, 4096, 1 << 25), 4096),
+            ((1 << 20) + 100, (1, 4096, 1 << 25), 512),
+        ] {
+            let rules = Rules::of(export(size, sizes)).unwrap();
+            assert_eq!(rules.geometry.block_bytes, expected, "{size} {sizes:?}");
+            assert_eq!(rules.geometry.blocks, size / u64::from(expected));
+            assert_eq!(rules.request_bytes_max % expected, 0);
+            assert!(rules.request_bytes_max <= REQUEST_BYTES_MAX);
+        }
+    }
+
+    #[test]
+    fn exports_that_no_device_can_be_made_of_are_refused() {
+        for sizes in [(8192, 8192, 1 << 25), (1, 4096, 256), (3000, 4096, 1 << 25), (0, 0, 0)] {
+            assert!(Rules::of(export(1 << 20, sizes)).is_err(), "{sizes:?}");
+        }
+        let without_flush = NbdExport { flags: 0, ..export(1 << 20, UNTOLD) };
+        let error = Rules::of(without_flush).unwrap_err().to_string();
+        assert!(error.contains("NBD_FLAG_SEND_FLUSH"), "{error}");
+        let read_only = NbdExport { flags: READ_ONLY, ..export(1 << 20, UNTOLD) };
+        assert!(Rules::of(read_only).unwrap().geometry.read_only);
+    }
+
+    #[test]
+    fn another_export_is_noticed_after_a_reconnection() {
+        let rules = |export| Rules::of(export).unwrap();
+        let first = rules(export(1 << 20, UNTOLD));
+        first.check_again(&first).unwrap();
+        let more = NbdExport { flags: SEND_FLUSH | SEND_FUA, ..first.export.clone() };
+        first.check_again(&rules(more.clone())).unwrap();
+        for other in [
+            export(1 << 19, UNTOLD),
+            export(1 << 21, UNTOLD),
+            export(1 << 20, (1, 4096, 1 << 20)),
+            NbdExport { name: "y".into(), ..first.export.clone() },
+            NbdExport { flags: READ_ONLY, ..first.export.clone() },
+        ] {
+            let error = first.check_again(&rules(other.clone())).unwrap_err().to_string();
+            assert!(error.contains("another one"), "{other:?}: {error}");
+        }
+        assert!(rules(more).check_again(&first).is_err());
+    }
+}

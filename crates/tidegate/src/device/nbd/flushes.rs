@@ -1,0 +1,282 @@
+//! Which writes a flush covers, and when it must fail: pure state.
+//!
+//! Acknowledged writes that only a flush makes durable are numbered. A flush is *asked for* after a
+//! certain write; a loss is *told* by a flush that fails.
+//!
+//! Invariants:
+//! 1. One flush is on its way at a time; those that are asked for meanwhile share the next one.
+//! 2. A flush succeeds only if each write that was acknowledged before it was asked for was
+//!    answered on the connection of the flush, or was flushed, or its loss was told by a flush that
+//!    was asked for after that write.
+//! 3. A flush that was asked for before another one's failure was told fails too: the lost writes
+//!    may be its caller's.
+
+use std::mem::take;
+use std::sync::Arc;
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// What a flush knows when it is asked for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Moment {
+    /// Number of the last acknowledged write.
+    write: u64,
+    /// Number of the failures that flushes were told.
+    failures: u64,
+}
+
+#[derive(Default)]
+struct Counts {
+    writes: AtomicU64,
+    failures: AtomicU64,
+}
+
+/// Tells the moment, to the threads that ask for flushes.
+#[derive(Clone, Default)]
+pub(super) struct Clock(Arc<Counts>);
+
+impl Clock {
+    pub(super) fn now(&self) -> Moment {
+        let failures = self.0.failures.load(Ordering::Acquire);
+        Moment { write: self.0.writes.load(Ordering::Acquire), failures }
+    }
+}
+
+/// A flush that is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Asked {
+    job: u64,
+    /// The last write that was acknowledged before; none where the flush completes a forced write,
+    /// at a server without FUA.
+    after: Option<u64>,
+}
+
+/// Writes that are lost, or may be: those after the one, up to the other.
+#[derive(Debug, Clone, Copy)]
+struct Lost {
+    after: u64,
+    upto: u64,
+}
+
+/// See the module. Flushes are numbered by their jobs.
+#[derive(Default)]
+pub(super) struct Flushes {
+    waiting: Vec<Asked>,
+    running: Option<Vec<Asked>>,
+    /// The last write that was acknowledged before the flush on its way was sent.
+    covered: u64,
+    /// All writes up to this one are flushed, or lost.
+    accounted: u64,
+    /// What no flush was told yet.
+    lost: Option<Lost>,
+    clock: Clock,
+}
+
+impl Flushes {
+    pub(super) fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
+    /// A write that only a flush makes durable is being acknowledged.
+    pub(super) fn wrote(&mut self) {
+        self.clock.0.writes.fetch_add(1, Ordering::Release);
+    }
+
+    /// A flush was asked for at `moment`. False: it must fail at once.
+    pub(super) fn ask(&mut self, job: u64, moment: Moment) -> bool {
+        let is_later = moment.failures == self.clock.now().failures;
+        if is_later {
+            self.waiting.push(Asked { job, after: Some(moment.write) });
+        }
+        is_later
+    }
+
+    /// The forced write `job` was answered, by a server without FUA.
+    pub(super) fn ask_for_write(&mut self, job: u64) {
+        self.waiting.push(Asked { job, after: None });
+    }
+
+    /// The next flush may be sent: it is on its way then.
+    pub(super) fn begin(&mut self) -> bool {
+        if self.running.is_some() || self.waiting.is_empty() {
+            return false;
+        }
+        self.running = Some(take(&mut self.waiting));
+        self.covered = self.clock.now().write;
+        true
+    }
+
+    /// The flush on its way has succeeded: the jobs that it completes.
+    pub(super) fn succeed(&mut self) -> Vec<u64> {
+        self.accounted = self.covered;
+        jobs(self.running.take().unwrap_or_default())
+    }
+
+    /// The connection was lost: the forced writes that must fail, because only a flush on that
+    /// connection would have covered them. Other flushes are made again, or are
+    /// [`doomed`](Self::doomed).
+    pub(super) fn lose_connection(&mut self) -> Vec<u64> {
+        self.lose_writes();
+        if let Some(running) = self.running.take() {
+            self.waiting.splice(0..0, running);
+        }
+        jobs(self.waiting.extract_if(.., |it| it.after.is_none()).collect())
+    }
+
+    /// All acknowledged writes that are not flushed may be lost: with a connection, or because the
+    /// server failed to flush.
+    fn lose_writes(&mut self) {
+        let upto = self.clock.now().write;
+        if upto > self.accounted {
+            let after = self.lost.map_or(self.accounted, |lost| lost.after);
+            self.lost = Some(Lost { after, upto });
+            self.accounted = upto;
+        }
+    }
+
+    fn is_doomed(&self, asked: &Asked) -> bool {
+        asked.after.zip(self.lost).is_some_and(|(write, lost)| write > lost.after)
+    }
+
+    /// The flushes that must fail because writes before them are lost.
+    pub(super) fn doomed(&mut self) -> Vec<u64> {
+        if self.running.is_some() || self.lost.is_none() {
+            return Vec::new();
+        }
+        let mut waiting = take(&mut self.waiting);
+        let doomed: Vec<_> = waiting.extract_if(.., |it| self.is_doomed(it)).collect();
+        self.waiting = waiting;
+        self.tell(doomed)
+    }
+
+    /// The flush on its way, or the wait for one, has failed: all flushes that were asked for share
+    /// that.
+    pub(super) fn fail(&mut self) -> Vec<u64> {
+        self.lose_writes();
+        let mut failed = self.running.take().unwrap_or_default();
+        failed.append(&mut self.waiting);
+        self.tell(failed)
+    }
+
+    fn tell(&mut self, failed: Vec<Asked>) -> Vec<u64> {
+        if !failed.is_empty() {
+            self.clock.0.failures.fetch_add(1, Ordering::Release);
+        }
+        let told = failed.iter().filter_map(|it| it.after).max().unwrap_or(0);
+        self.lost = self.lost.filter(|lost| told < lost.upto);
+        if let Some(lost) = &mut self.lost {
+            lost.after = lost.after.max(told);
+        }
+        jobs(failed)
+    }
+}
+
+fn jobs(asked: Vec<Asked>) -> Vec<u64> {
+    asked.into_iter().map(|it| it.job).collect()
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    fn ask(flushes: &mut Flushes, job: u64) {
+        let now = flushes.clock().now();
+        assert!(flushes.ask(job, now));
+    }
+
+    #[test]
+    fn flushes_that_wait_together_share_one() {
+        let mut flushes = Flushes::default();
+        ask(&mut flushes, 1);
+        assert!(flushes.begin());
+        ask(&mut flushes, 2);
+        ask(&mut flushes, 3);
+        assert!(!flushes.begin(), "one is on its way");
+        assert_eq!(flushes.succeed(), [1]);
+        assert!(flushes.begin());
+        assert_eq!(flushes.succeed(), [2, 3]);
+        assert!(!flushes.begin());
+    }
+
+    #[test]
+    fn a_loss_fails_one_flush_and_those_asked_for_before_it_was_told() {
+        let mut flushes = Flushes::default();
+        flushes.wrote();
+        assert!(flushes.lose_connection().is_empty());
+        assert!(flushes.doomed().is_empty(), "no flush is there to be told");
+        let early = flushes.clock().now();
+        ask(&mut flushes, 1);
+        assert_eq!(flushes.doomed(), [1]);
+        assert!(!flushes.ask(2, early), "asked for before the failure was told");
+        ask(&mut flushes, 3);
+        assert!(flushes.doomed().is_empty());
+        assert!(flushes.begin());
+        assert_eq!(flushes.succeed(), [3]);
+    }
+
+    /// Its caller will not write again what was acknowledged to others after it asked.
+    #[test]
+    fn a_flush_tells_only_of_writes_before_it_was_asked_for() {
+        let mut flushes = Flushes::default();
+        flushes.wrote();
+        ask(&mut flushes, 1);
+        flushes.wrote();
+        assert!(flushes.lose_connection().is_empty());
+        assert_eq!(flushes.doomed(), [1]);
+        ask(&mut flushes, 2);
+        assert_eq!(flushes.doomed(), [2], "the second write was not told of");
+        ask(&mut flushes, 3);
+        assert!(flushes.doomed().is_empty());
+    }
+
+    #[test]
+    fn a_flush_that_runs_while_the_connection_is_lost_fails_where_it_covers_writes() {
+        for is_dirty in [false, true] {
+            let mut flushes = Flushes::default();
+            if is_dirty {
+                flushes.wrote();
+            }
+            ask(&mut flushes, 1);
+            assert!(flushes.begin());
+            ask(&mut flushes, 2);
+            assert!(flushes.lose_connection().is_empty());
+            let expected: &[u64] = if is_dirty { &[1, 2] } else { &[] };
+            assert_eq!(flushes.doomed(), expected);
+            assert_eq!(flushes.begin(), !is_dirty, "made again where nothing is lost");
+        }
+    }
+
+    #[test]
+    fn what_was_flushed_is_not_lost() {
+        let mut flushes = Flushes::default();
+        flushes.wrote();
+        ask(&mut flushes, 1);
+        assert!(flushes.begin());
+        assert_eq!(flushes.succeed(), [1]);
+        assert!(flushes.lose_connection().is_empty());
+        ask(&mut flushes, 2);
+        assert!(flushes.doomed().is_empty());
+    }
+
+    /// At a server without FUA. A forced write tells its own caller only: the loss of others'
+    /// writes is still to be told.
+    #[test]
+    fn a_forced_write_fails_with_its_connection_and_tells_nobody_else() {
+        let mut flushes = Flushes::default();
+        flushes.wrote();
+        flushes.ask_for_write(1);
+        assert_eq!(flushes.lose_connection(), [1]);
+        flushes.ask_for_write(2);
+        assert!(flushes.doomed().is_empty(), "its write was answered on this connection");
+        assert!(flushes.begin());
+        assert_eq!(flushes.succeed(), [2]);
+        ask(&mut flushes, 3);
+        assert_eq!(flushes.doomed(), [3]);
+        flushes.wrote();
+        flushes.ask_for_write(4);
+        assert!(flushes.begin());
+        assert_eq!(flushes.fail(), [4]);
+        ask(&mut flushes, 5);
+        assert_eq!(flushes.doomed(), [5]);
+    }
+}
