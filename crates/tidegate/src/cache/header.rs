@@ -26,6 +26,11 @@ const SHARDS_MAX: u32 = 16;
 /// The fewest slots of a pool.
 pub(super) const SLOTS_MIN: u32 = 4;
 
+/// Three pages of superblocks, the cache headers, and a chunk of the fewest slots: its head and a
+/// page of slot headers.
+pub(super) const POOL_BYTES_MIN: u64 =
+    3 * PAGE_BYTES + CHUNKS_OFFSET + CHUNK_HEAD_BYTES + (1 + SLOTS_MIN as u64) * PAGE_BYTES;
+
 /// Which backing the pages of a pool are of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Binding {
@@ -85,7 +90,7 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
     let mut superblock = Superblock::plan(region, CODE, options.uuid, 4096)?;
     let places = places_of(&superblock);
     if places.slots() < SLOTS_MIN {
-        let (found_bytes, least_bytes) = (region.len_bytes(), super::engine::POOL_BYTES_MIN);
+        let (found_bytes, least_bytes) = (region.len_bytes(), POOL_BYTES_MIN);
         return Err(PoolError::TooSmall { found_bytes, least_bytes }.into());
     }
     pool::erase(region)?;

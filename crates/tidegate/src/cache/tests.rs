@@ -387,13 +387,13 @@ fn zeroes_of_many_pages_are_in_the_backing_and_of_cached_ones_in_the_cache() {
 
 #[test]
 fn impossible_pools_are_refused_before_anything_changes() {
-    let region = Region::anonymous(engine::POOL_BYTES_MIN - 4096).unwrap();
+    let region = Region::anonymous(header::POOL_BYTES_MIN - 4096).unwrap();
     region.write(0, b"precious").unwrap();
     create(&region, &CacheOptions::default()).unwrap_err();
     let mut start = [0; 8];
     region.read(0, &mut start).unwrap();
     assert_eq!(&start, b"precious");
-    create(&Region::anonymous(engine::POOL_BYTES_MIN).unwrap(), &CacheOptions::default()).unwrap();
+    create(&Region::anonymous(header::POOL_BYTES_MIN).unwrap(), &CacheOptions::default()).unwrap();
 }
 
 #[test]
