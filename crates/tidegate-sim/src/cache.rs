@@ -43,18 +43,25 @@ pub struct CacheSubject {
     /// The first is the pool's; the background goes through all of them in turn.
     modes: &'static [Mode],
     background: usize,
+    keep_free: Option<u32>,
 }
 
 impl CacheSubject {
     /// A device of `blocks` blocks of 4096 bytes before which `slots` slots lie.
     pub fn new(blocks: u64, slots: u64, modes: &'static [Mode], fault: CacheFault) -> Self {
-        Self { blocks, slots, fault, modes, background: 0 }
+        Self { blocks, slots, fault, modes, background: 0, keep_free: None }
     }
 
     /// A device whose background work the scheduler runs beside requests.
     #[must_use]
     pub fn with_background(self) -> Self {
         Self { background: 1, ..self }
+    }
+
+    /// A device that evicts pages while it has less than `slots` slots without one.
+    #[must_use]
+    pub fn keeping_free(self, slots: u32) -> Self {
+        Self { keep_free: Some(slots), ..self }
     }
 
     fn pool_bytes(&self) -> u64 {
@@ -78,6 +85,7 @@ impl CacheSubject {
         let options = CacheDeviceOptions {
             no_thread: true,
             clean_from_pct: Some(40),
+            keep_free: self.keep_free,
             ..CacheDeviceOptions::default()
         };
         CacheDevice::open(Arc::clone(region), backing, self.binding(), options).map_err(text)

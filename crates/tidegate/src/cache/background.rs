@@ -84,7 +84,7 @@ impl Core {
 
     fn need_of(&self, number: usize) -> Option<Need> {
         let pct = self.clean_from_pct.load(Ordering::Relaxed);
-        let reserve = self.reserve();
+        let reserve = self.reserve;
         let shard = self.shards.lock(number);
         if shard.available() < reserve {
             return Some(Need::FreeSlots);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::check::{check, summary};
-use super::header::SLOTS_MIN;
-use super::layout::{CHUNKS_OFFSET, PAGE_BYTES};
+use super::header::POOL_BYTES_MIN;
+use super::layout::PAGE_BYTES;
 use super::{
     Binding, CacheDevice, CacheDeviceOptions, CacheError, CacheHeader, CacheOptions, create,
 };
@@ -22,11 +22,6 @@ type Result<T> = std::result::Result<T, EngineError>;
 
 /// The number of this engine in superblocks.
 pub const CODE: EngineCode = EngineCode(3);
-
-/// Three pages of superblocks, the cache headers, and a chunk of the fewest slots: four pages of
-/// its head and one of slot headers.
-pub(super) const POOL_BYTES_MIN: u64 =
-    3 * PAGE_BYTES + CHUNKS_OFFSET + (4 + 1 + SLOTS_MIN as u64) * PAGE_BYTES;
 
 /// The registry's entry.
 pub struct CacheEngine;

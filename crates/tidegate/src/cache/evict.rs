@@ -14,16 +14,8 @@ use crate::pmem::PmemError;
 const BATCH_PAGES: usize = 64;
 /// Most pages that are cleaned to make free slots.
 const CLEAN_PAGES: usize = 512;
-/// One slot in so many is kept free.
-const FREE_ONE_IN: u32 = 100;
 
 impl Core {
-    /// Slots of a shard that are kept free for writers.
-    pub(super) fn reserve(&self) -> u32 {
-        let slots = self.places.slots() / u32::try_from(self.shards.count()).unwrap_or(1);
-        (slots / FREE_ONE_IN).clamp(1, 256)
-    }
-
     /// Makes free slots in shard `number`, and cleans the coldest pages where all of them are
     /// dirty. Returns how many slots became free.
     ///

@@ -1,7 +1,7 @@
 //! The cache header: the pool's salt, its mode and its backing, in two copies.
 //!
-//! Invariant: at every moment one copy is whole. The second copy is durable before the first is
-//! touched, and the whole copy with the higher sequence counts, as with the superblock.
+//! Invariant: at every moment one copy is whole. Of two whole copies that with the higher sequence
+//! counts, and an update writes the other one first.
 
 use serde::Serialize;
 use uuid::Uuid;
@@ -25,6 +25,11 @@ const SHARD_SLOTS: u32 = 2048;
 const SHARDS_MAX: u32 = 16;
 /// The fewest slots of a pool.
 pub(super) const SLOTS_MIN: u32 = 4;
+
+/// Three pages of superblocks, the cache headers, and a chunk of the fewest slots: its head and a
+/// page of slot headers.
+pub(super) const POOL_BYTES_MIN: u64 =
+    3 * PAGE_BYTES + CHUNKS_OFFSET + CHUNK_HEAD_BYTES + (1 + SLOTS_MIN as u64) * PAGE_BYTES;
 
 /// Which backing the pages of a pool are of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -69,6 +74,8 @@ pub struct CacheHeader {
     /// Number of shards: a page lies in a slot of its own one.
     pub shards: u32,
     sequence: u64,
+    /// The second copy is the one that counts.
+    second_counts: bool,
     /// Both copies of this header are whole and agree.
     pub is_whole: bool,
     /// Both copies of the superblock are whole and agree.
@@ -83,7 +90,7 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
     let mut superblock = Superblock::plan(region, CODE, options.uuid, 4096)?;
     let places = places_of(&superblock);
     if places.slots() < SLOTS_MIN {
-        let (found_bytes, least_bytes) = (region.len_bytes(), super::engine::POOL_BYTES_MIN);
+        let (found_bytes, least_bytes) = (region.len_bytes(), POOL_BYTES_MIN);
         return Err(PoolError::TooSmall { found_bytes, least_bytes }.into());
     }
     pool::erase(region)?;
@@ -101,6 +108,7 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
         places,
         shards: (places.slots() / SHARD_SLOTS).clamp(1, SHARDS_MAX),
         sequence: 0,
+        second_counts: false,
         is_whole: true,
         superblock_is_whole: true,
     };
@@ -127,16 +135,19 @@ impl CacheHeader {
         let places = places_of(&superblock);
         let copies = [0, PAGE_BYTES].map(|at| read_copy(region, superblock.data_offset + at));
         let [first, second] = [copies[0].as_ref(), copies[1].as_ref()];
-        let (bytes, is_whole) = match (first, second) {
+        let (bytes, second_counts) = match (first, second) {
             (Ok(first), Ok(second)) if first.sequence.get() >= second.sequence.get() => {
-                (first, first.as_bytes() == second.as_bytes())
+                (first, false)
             }
-            (_, Ok(bytes)) | (Ok(bytes), _) => (bytes, false),
+            (_, Ok(bytes)) => (bytes, true),
+            (Ok(bytes), _) => (bytes, false),
             (Err(HeaderFault::Version(found)), _) | (_, Err(HeaderFault::Version(found))) => {
                 return Err(CacheError::UnknownVersion { found: *found });
             }
             (Err(_), Err(_)) => return Err(CacheError::HeaderDamaged),
         };
+        let is_whole = first.is_ok_and(|it| it.as_bytes() == bytes.as_bytes())
+            && second.is_ok_and(|it| it.as_bytes() == bytes.as_bytes());
         let (found_slots, slots) = (bytes.slots.get(), u64::from(places.slots()));
         if found_slots != slots || bytes.chunks_offset.get() != CHUNKS_OFFSET {
             return Err(CacheError::Slots { found: found_slots, expected: slots });
@@ -156,6 +167,7 @@ impl CacheHeader {
             binding: binding_of(bytes),
             places,
             sequence: bytes.sequence.get(),
+            second_counts,
             is_whole,
             superblock_is_whole: found.is_whole(),
         })
@@ -173,19 +185,20 @@ impl CacheHeader {
         if self.is_whole { Ok(()) } else { self.write(region) }
     }
 
-    /// Writes both copies, the second first.
+    /// Writes both copies, the one that counts last.
     ///
     /// # Errors
     /// [`CacheError::Pmem`]; the pool then has its old header or this one.
     pub(super) fn write(&mut self, region: &Region) -> Result<()> {
         self.sequence += 1;
         let bytes = self.encode();
-        for offset in [PAGE_BYTES, 0] {
+        let order = if self.second_counts { [0, PAGE_BYTES] } else { [PAGE_BYTES, 0] };
+        for offset in order {
             region.write_streaming(self.superblock.data_offset + offset, bytes.as_bytes())?;
-            // The second copy must be whole before the first is touched.
+            // This copy must be whole before the one that counted is touched.
             region.fence()?;
         }
-        self.is_whole = true;
+        (self.second_counts, self.is_whole) = (false, true);
         Ok(())
     }
 

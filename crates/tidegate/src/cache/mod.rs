@@ -87,6 +87,8 @@ pub struct CacheDeviceOptions {
     pub no_thread: bool,
     /// Clean from this many percent of dirty slots on; 50 unless set.
     pub clean_from_pct: Option<u32>,
+    /// Keep this many slots of a shard free; one in a hundred unless set.
+    pub keep_free: Option<u32>,
     /// Write the dirty pages of another backing to this one: it is that backing by another name, or
     /// a copy.
     pub adopt_foreign: bool,
@@ -140,6 +142,8 @@ struct Core {
     /// A [`Mode`] by its code.
     mode: AtomicU32,
     clean_from_pct: AtomicU32,
+    /// Slots of a shard that are kept free for writers.
+    reserve: u32,
     /// Pages whose data did not match their checksums.
     damaged: AtomicU64,
     requests: Requests,

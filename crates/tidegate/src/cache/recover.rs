@@ -35,6 +35,8 @@ type Result<T> = std::result::Result<T, CacheError>;
 /// Headers that are read at once.
 const HEADERS_AT_ONCE: u32 = 64;
 const CLEAN_FROM_PCT: u32 = 50;
+/// One slot in so many is kept free.
+const FREE_ONE_IN: u32 = 100;
 
 /// What was found in a cache when it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -176,7 +178,10 @@ fn core_of(
     recovery: Recovery,
     options: CacheDeviceOptions,
 ) -> Core {
+    let shard_slots = header.places.slots() / header.shards;
+    let reserve = options.keep_free.unwrap_or((shard_slots / FREE_ONE_IN).clamp(1, 256));
     Core {
+        reserve,
         salt: header.salt,
         places: header.places,
         mode: AtomicU32::new(header.mode.code()),

@@ -105,7 +105,7 @@ impl Core {
         let kept = fills.iter().filter(|fill| self.may_keep(fill));
         let entries: Vec<_> =
             kept.map(|fill| Entry { page: fill.page, data: Some(&fill.data) }).collect();
-        let members = self.take_slots(&entries, self.reserve());
+        let members = self.take_slots(&entries, self.reserve);
         self.commit(&members, false, locks)
     }
 

@@ -17,8 +17,12 @@ use crate::tier::Tier;
 use crate::tier::background::Step as Progress;
 
 const PAGES: u64 = 128;
-const NO_THREAD: CacheDeviceOptions =
-    CacheDeviceOptions { no_thread: true, clean_from_pct: None, adopt_foreign: false };
+const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
+    no_thread: true,
+    clean_from_pct: None,
+    keep_free: None,
+    adopt_foreign: false,
+};
 
 /// A pool of `slots` slots.
 fn pool(slots: u64) -> Arc<Region> {
@@ -383,13 +387,31 @@ fn zeroes_of_many_pages_are_in_the_backing_and_of_cached_ones_in_the_cache() {
 
 #[test]
 fn impossible_pools_are_refused_before_anything_changes() {
-    let region = Region::anonymous(engine::POOL_BYTES_MIN - 4096).unwrap();
+    let region = Region::anonymous(header::POOL_BYTES_MIN - 4096).unwrap();
     region.write(0, b"precious").unwrap();
     create(&region, &CacheOptions::default()).unwrap_err();
     let mut start = [0; 8];
     region.read(0, &mut start).unwrap();
     assert_eq!(&start, b"precious");
-    create(&Region::anonymous(engine::POOL_BYTES_MIN).unwrap(), &CacheOptions::default()).unwrap();
+    create(&Region::anonymous(header::POOL_BYTES_MIN).unwrap(), &CacheOptions::default()).unwrap();
+}
+
+#[test]
+fn a_damaged_copy_of_the_header_is_restored() {
+    for damaged in [0, 4096] {
+        let region = pool(16);
+        let at = CacheHeader::read(&region).unwrap().superblock.data_offset;
+        region.write(at + damaged + 100, &[0xFF]).unwrap();
+        let mut header = CacheHeader::read(&region).unwrap();
+        assert!(!header.is_whole);
+        let other = at + 4096 - damaged;
+        let (mut before, mut after) = ([0; 4096], [0; 4096]);
+        region.read(other, &mut before).unwrap();
+        header.restore(&region).unwrap();
+        assert!(CacheHeader::read(&region).unwrap().is_whole);
+        region.read(other, &mut after).unwrap();
+        assert_ne!(before, after, "the sequence grew");
+    }
 }
 
 /// Copies `region`, so that a case may spoil it.
