@@ -372,6 +372,8 @@ impl Shard {
         let is_live = |own: &u32| self.slots[*own as usize].is(LIVE);
         let mut live: Vec<u32> = (0..self.slot_count()).filter(is_live).collect();
         live.sort_unstable_by_key(|own| self.slots[*own as usize].version);
-        live.into_iter().for_each(|own| self.order.touch(own, false));
+        for own in live {
+            self.order.touch(own, false);
+        }
     }
 }
