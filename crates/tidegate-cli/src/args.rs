@@ -63,7 +63,7 @@ pub(crate) enum Command {
     /// Look for damage in a pool, and repair it
     Check(CheckArgs),
     /// Serve a pool as a network block device (NBD)
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Run a program whose syncs cost an append to a log
     Run(RunArgs),
     /// Bring the files up to date with what a killed `run` or a power cut left in a log pool

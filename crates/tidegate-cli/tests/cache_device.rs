@@ -1,4 +1,5 @@
-//! A cache pool as a block device: what it needs, what it refuses, and where its data is afterwards.
+//! A cache pool as a block device: what it needs, what it refuses, and where its data is
+//! afterwards.
 
 #[path = "support/nbd.rs"]
 mod nbd;

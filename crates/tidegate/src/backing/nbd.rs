@@ -1,7 +1,7 @@
 //! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`: an export of an NBD server.
 //!
-//! The URLs are those of the NBD project (`doc/uri.md`), with a setting of ours: `timeout=TIME` says
-//! how long a request may take while the server is silent or gone.
+//! The URLs are those of the NBD project (`doc/uri.md`), with a setting of ours: `timeout=TIME`
+//! says how long a request may take while the server is silent or gone.
 
 use std::path::Path;
 use std::sync::Arc;

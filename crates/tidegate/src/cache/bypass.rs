@@ -116,9 +116,9 @@ impl Core {
         let buckets = Traffic::buckets(pages.clone());
         let passages: Vec<Passage> = buckets.into_iter().map(|it| self.traffic.begin(it)).collect();
         let written = self.write_standing(pages, content, stored);
-        let alone = passages.iter().fold(true, |alone, it| self.traffic.end(it) && alone);
+        let overlapped = passages.iter().filter(|it| !self.traffic.end(it)).count();
         let written = written?;
-        if alone {
+        if overlapped == 0 {
             self.written.lock().extend(written);
         }
         Ok(())

@@ -99,7 +99,8 @@ impl Core {
         }
     }
 
-    /// Cleans the next dirty pages of shard `number` in the order of slots. False: there are none.
+    /// Cleans the next dirty pages of shard `number` in the order of slots. False: none was
+    /// cleaned.
     pub(super) fn clean_next(&self, number: usize, scratch: &mut Scratch) -> Result<bool> {
         scratch.hands.resize(self.shards.count(), 0);
         let mut dirty = Vec::new();
@@ -110,16 +111,14 @@ impl Core {
                 break;
             }
         }
-        let found_some = !dirty.is_empty();
-        self.clean(dirty, scratch)?;
-        Ok(found_some)
+        Ok(self.clean(dirty, scratch)? > 0)
     }
 
     /// Writes those of `pages` that are still dirty to the backing, and flushes it. Passes over
-    /// pages that another write to the backing keeps busy.
-    pub(super) fn clean(&self, pages: Vec<Found>, scratch: &mut Scratch) -> Result<()> {
+    /// pages that another write to the backing keeps busy. Returns how many it cleaned.
+    pub(super) fn clean(&self, pages: Vec<Found>, scratch: &mut Scratch) -> Result<usize> {
         if pages.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let result = self.try_to_clean(pages, scratch);
         if let Err(error) = &result {
@@ -128,7 +127,7 @@ impl Core {
         result
     }
 
-    fn try_to_clean(&self, mut pages: Vec<Found>, scratch: &mut Scratch) -> Result<()> {
+    fn try_to_clean(&self, mut pages: Vec<Found>, scratch: &mut Scratch) -> Result<usize> {
         pages.sort_unstable_by_key(|found| found.page);
         let _passages = self.begin_passages(&mut pages);
         let (runs, damage) = self.load(&mut pages, scratch)?;
@@ -138,7 +137,7 @@ impl Core {
             self.counters.add(Counter::CoreWrites, pages.len() as u64);
             self.conclude_clean(&pages)?;
         }
-        damage.map_or(Ok(()), Err)
+        damage.map_or(Ok(pages.len()), Err)
     }
 
     /// Begins writes to the buckets of `pages`, and drops pages whose buckets are busy.

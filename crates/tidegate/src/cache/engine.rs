@@ -115,7 +115,7 @@ impl Engine for CacheEngine {
         if repair && !(header.is_whole && header.superblock_is_whole) {
             header.restore(&region).map_err(EngineError::pool)?;
             report = check(&region).map_err(EngineError::pool)?;
-            lines = report.findings.clone();
+            lines.clone_from(&report.findings);
             lines.push("restored the headers from their other copies".into());
         }
         lines.push(format!(

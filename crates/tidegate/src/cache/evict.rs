@@ -69,7 +69,9 @@ impl Core {
         };
         let removed: Vec<&Found> = pages.iter().filter(is_removable).collect();
         self.void_pages(&dead, &removed)?;
-        removed.iter().for_each(|found| self.shard(found.page).remove(found));
+        for found in &removed {
+            self.shard(found.page).remove(found);
+        }
         // A reader that copied from one of the slots finds the version changed.
         drop(locks);
         let slots = removed.iter().map(|found| found.slot).chain(dead);

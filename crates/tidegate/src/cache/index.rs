@@ -12,8 +12,9 @@
 //! - *live*: it holds the newest version of its page.
 //!
 //! Invariants:
-//! 1. A page that is *held* is not removed: it has a dead slot that is not in the list of dead slots
-//!    yet, or that a writer is writing over. So who removes a page finds all its older headers.
+//! 1. A page that is *held* is not removed: it has a dead slot that is not in the list of dead
+//!    slots yet, or that a writer is writing over. So who removes a page finds all its older
+//!    headers.
 //! 2. Versions of a shard only grow, also across opens.
 
 use super::layout::PAGES_MAX;
@@ -206,7 +207,7 @@ impl Shard {
     }
 
     /// A taken slot is durable, and holds `page` from now on. Returns the slot that is to die:
-    /// until [`bury`](Self::bury) its page is held.
+    /// until [`retire`](Self::retire) its page is held.
     pub(super) fn publish(
         &mut self,
         page: u64,
@@ -246,7 +247,7 @@ impl Shard {
     }
 
     /// `own`, which [`publish`](Self::publish) returned, is dead: no reader of its page uses it.
-    pub(super) fn bury(&mut self, own: u32) {
+    pub(super) fn retire(&mut self, own: u32) {
         let slot = self.slot(own);
         slot.word &= !LIVE;
         let page = slot.page();
@@ -359,6 +360,7 @@ impl Shard {
             | flag(!found.verified, UNVERIFIED);
         let own = self.own(found.slot);
         self.place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
+        self.order.insert(own);
         known
     }
 
@@ -375,6 +377,8 @@ impl Shard {
         let is_live = |own: &u32| self.slots[*own as usize].is(LIVE);
         let mut live: Vec<u32> = (0..self.slot_count()).filter(is_live).collect();
         live.sort_unstable_by_key(|own| self.slots[*own as usize].version);
-        live.into_iter().for_each(|own| self.order.insert(own));
+        for own in live {
+            self.order.touch(own, false);
+        }
     }
 }

@@ -14,7 +14,9 @@ pub const PAGE_BYTES: u64 = 4096;
 /// [`PAGE_BYTES`] as the length of a buffer.
 pub(super) const PAGE: usize = 4096;
 /// Size of a slot's header in bytes: a cache line.
-pub const HEADER_BYTES: u64 = 64;
+pub const HEADER_BYTES: u64 = HEADER as u64;
+/// [`HEADER_BYTES`] as the length of a buffer.
+pub(super) const HEADER: usize = 64;
 /// Size of a chunk in bytes; the last one of a pool may be shorter.
 pub const CHUNK_BYTES: u64 = 64 << 20;
 /// Slots of a whole chunk.
@@ -37,7 +39,7 @@ const MAGIC: [u8; 8] = *b"TGCACHE\0";
 const VERSION: u32 = 1;
 
 const _: () = {
-    assert!(CHUNK_SLOTS as u64 % HEADERS_A_PAGE == 0);
+    assert!((CHUNK_SLOTS as u64).is_multiple_of(HEADERS_A_PAGE));
     let header_pages = CHUNK_SLOTS as u64 / HEADERS_A_PAGE;
     let pages = CHUNK_HEAD_PAGES + header_pages + CHUNK_SLOTS as u64;
     assert!(pages * PAGE_BYTES == CHUNK_BYTES);
@@ -113,7 +115,7 @@ const _: () = {
     assert!(offset_of!(HeaderBytes, flags_group) == 32);
     assert!(offset_of!(HeaderBytes, valid) == 40);
     assert!(offset_of!(HeaderBytes, dirty) == 48);
-    assert!(offset_of!(HeaderBytes, verdict) == VERDICT_OFFSET as usize);
+    assert!(offset_of!(HeaderBytes, verdict) as u64 == VERDICT_OFFSET);
 };
 
 /// Where the verdict lies in a header.
@@ -154,7 +156,7 @@ pub enum Decoded {
 
 impl SlotHeader {
     /// The bytes of this header for `slot` of the pool with `salt`.
-    pub fn encode(&self, salt: u64, slot: u32) -> [u8; HEADER_BYTES as usize] {
+    pub fn encode(&self, salt: u64, slot: u32) -> [u8; HEADER] {
         let mut bytes = HeaderBytes {
             check: U32::ZERO,
             data_check: U32::new(self.data_check),
@@ -171,7 +173,7 @@ impl SlotHeader {
     }
 
     /// Reads the header of `slot` of the pool with `salt`.
-    pub fn decode(bytes: &[u8; HEADER_BYTES as usize], salt: u64, slot: u32) -> Decoded {
+    pub fn decode(bytes: &[u8; HEADER], salt: u64, slot: u32) -> Decoded {
         let bytes: HeaderBytes = zerocopy::transmute!(*bytes);
         if bytes.check == U32::ZERO && bytes.data_check == U32::ZERO {
             return Decoded::Free { used: bytes.as_bytes().iter().any(|byte| *byte != 0) };

@@ -348,9 +348,7 @@ impl BlockDevice for CacheDevice {
         let core = &self.core;
         let behaviour = core.mode().behaviour();
         match operation {
-            Operation::Read { offset, buf } if buf.is_empty() => {
-                Attempt::Done(core.geometry.check(*offset, 0))
-            }
+            Operation::Read { offset, buf: [] } => Attempt::Done(core.geometry.check(*offset, 0)),
             Operation::Read { offset, buf } if behaviour.reads_hits() => {
                 core.attempt_read(*offset, buf)
             }

@@ -1,7 +1,7 @@
 //! Reads: pages from their slots, the rest from the backing.
 
 use super::index::Found;
-use super::layout::{Decoded, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, data_check};
+use super::layout::{Decoded, HEADER, PAGE, PAGE_BYTES, SlotHeader, data_check};
 use super::{Core, fill};
 use crate::device::{Attempt, DeviceError, DeviceErrorKind, Result};
 use crate::stats::RequestKind;
@@ -123,7 +123,7 @@ impl Core {
         if found.verified {
             return Ok(true);
         }
-        let mut bytes = [0; HEADER_BYTES as usize];
+        let mut bytes = [0; HEADER];
         self.region.read(self.places.header(found.slot), &mut bytes)?;
         let is_whole = match SlotHeader::decode(&bytes, self.salt, found.slot) {
             Decoded::Header(header) => header.data_check == data_check(buf),

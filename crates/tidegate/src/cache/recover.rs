@@ -1,6 +1,7 @@
 //! Opening a pool, after a crash too: the index from the headers, and nothing is thrown away.
 //!
-//! 1. All headers are read. One with a wrong check is a write that never finished: its slot is free.
+//! 1. All headers are read. One with a wrong check is a write that never finished: its slot is
+//!    free.
 //! 2. Of each lane's newest batch the data is compared with its checksum: only there a crash can
 //!    have left a header without its data.
 //! 3. What counts of the newest batches is written back and fenced: a process that was killed may
@@ -18,7 +19,7 @@ use super::error::CacheError;
 use super::header::{Binding, CacheHeader};
 use super::index::{Found, Shard, shard_of};
 use super::lane::{LANES, Lanes};
-use super::layout::{Decoded, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, data_check};
+use super::layout::{Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, data_check};
 use super::traffic::Traffic;
 use super::{CacheDeviceOptions, Core, LOCKS_LOG2, tier};
 use crate::device::{BlockDevice, Geometry};
@@ -71,10 +72,10 @@ impl<'a> Scan<'a> {
     /// Shows every slot to `see`.
     pub(super) fn each(&self, mut see: impl FnMut(Scanned)) -> Result<()> {
         let places = self.header.places;
-        let mut bytes = [0; (HEADERS_AT_ONCE as u64 * HEADER_BYTES) as usize];
+        let mut bytes = [0; HEADERS_AT_ONCE as usize * HEADER];
         for first in (0..places.slots()).step_by(HEADERS_AT_ONCE as usize) {
             let count = HEADERS_AT_ONCE.min(places.slots() - first);
-            let bytes = &mut bytes[..count as usize * HEADER_BYTES as usize];
+            let bytes = &mut bytes[..count as usize * HEADER];
             self.region.read(places.header(first), bytes)?;
             let (headers, _) = bytes.as_chunks();
             for (slot, header) in (first..).zip(headers) {
@@ -306,7 +307,9 @@ impl Recovery {
             self.shard(found.page).remove(found);
             let of_page = self.older.extract_if(.., |older| older.page == found.page);
             let of_page: Vec<_> = of_page.collect();
-            of_page.into_iter().for_each(|older| self.add(older));
+            for older in of_page {
+                self.add(older);
+            }
         }
     }
 
@@ -360,9 +363,11 @@ impl Recovery {
             .try_for_each(|slot| region.write_back(header.places.header(*slot), HEADER_BYTES))?;
         // Newer versions are durable before older ones go: invariant 3 of the cache.
         region.fence()?;
-        let older = self.older.len() as u64;
-        self.void_pass(region, header, &self.older.iter().map(|it| it.slot).collect::<Vec<_>>())?;
-        self.void_pass(region, header, &self.void)?;
+        let older: Vec<u32> = self.older.iter().map(|it| it.slot).collect();
+        // Older versions go before pages that leave the cache.
+        void_all(region, header, &older)?;
+        void_all(region, header, &self.void)?;
+        let older = older.len() as u64;
         let newest_version = self.newest_version;
         self.shards.iter_mut().for_each(|shard| shard.recovered(newest_version));
         let usage = self.shards.iter().map(Shard::usage);
@@ -370,19 +375,19 @@ impl Recovery {
             usage.fold((0, 0), |(pages, dirty), it| (pages + it.live, dirty + it.dirty));
         Ok(Recovered { pages, dirty_pages, unfinished: self.unfinished, older })
     }
+}
 
-    /// Voids the headers of `slots`. Older versions go before pages that leave the cache.
-    fn void_pass(&self, region: &Region, header: &CacheHeader, slots: &[u32]) -> Result<()> {
-        if slots.is_empty() {
-            return Ok(());
-        }
-        for slot in slots {
-            let at = header.places.header(*slot);
-            region.store_u64(at, 0)?;
-            region.write_back(at, 8)?;
-        }
-        Ok(region.fence()?)
+/// Voids the headers of `slots`, durably.
+fn void_all(region: &Region, header: &CacheHeader, slots: &[u32]) -> Result<()> {
+    if slots.is_empty() {
+        return Ok(());
     }
+    for slot in slots {
+        let at = header.places.header(*slot);
+        region.store_u64(at, 0)?;
+        region.write_back(at, 8)?;
+    }
+    Ok(region.fence()?)
 }
 
 fn found_in(slot: u32, header: &SlotHeader) -> Found {

@@ -95,7 +95,9 @@ impl Core {
         let members = self.take_slots(entries, 0);
         let stored = members.len();
         self.commit(&members, true, locks)?;
-        members.iter().for_each(|it| note(it.found()));
+        for it in &members {
+            note(it.found());
+        }
         Ok(stored)
     }
 
@@ -131,7 +133,9 @@ impl Core {
         }
         if let Err(error) = self.make_durable(members, dirty) {
             // Nobody knows which of the headers are on the medium.
-            members.iter().for_each(|it| self.shard(it.entry.page).hold(it.entry.page));
+            for Entry { page, .. } in members.iter().map(|it| it.entry) {
+                self.shard(page).hold(page);
+            }
             return Err(error.into());
         }
         let publish = |it: &Member<'_>| {
@@ -147,7 +151,7 @@ impl Core {
             self.counters.count_write(replaced.len() as u64, members.len() as u64);
         }
         for (page, old) in replaced {
-            self.shard(page).bury(old);
+            self.shard(page).retire(old);
         }
         members.iter().take(1).for_each(|it| self.wake_where_due(it.entry.page));
         Ok(())

@@ -164,7 +164,7 @@ fn pages_that_are_cached_are_there_after_a_crash_without_the_backing() {
 #[test]
 fn what_is_read_is_kept_after_the_answer() {
     let backing = memory();
-    backing.write(0, &[5; 8 * 4096], WriteFlags::default()).unwrap();
+    backing.write(0, &vec![5; 8 * 4096], WriteFlags::default()).unwrap();
     let fault = Arc::new(Fault::new(backing, 1));
     let device = open(&pool(64), &fault);
     let first = cost(&device, |it| assert_eq!(read(it, 3), 5));
@@ -288,7 +288,9 @@ fn damage_is_a_miss_of_a_clean_page_and_an_error_of_a_dirty_one() {
     let slots = [1, 2].map(|page| slot_of(&device, page));
     drop(device);
     let places = places(&region);
-    slots.iter().for_each(|slot| region.write(places.data(*slot) + 100, &[0xFF]).unwrap());
+    for slot in slots {
+        region.write(places.data(slot) + 100, &[0xFF]).unwrap();
+    }
     assert_eq!(check(&region).unwrap().faults, 2);
     let device = open(&region, &backing);
     assert_eq!((read(&device, 1), read(&device, 3)), (1, 2), "the backing has page 1");
@@ -570,7 +572,9 @@ impl Scene {
 
 fn compare(slots: u64, mode: Mode, steps: &[Step]) {
     let mut scene = Scene::new(slots, mode);
-    steps.iter().for_each(|step| scene.take(step));
+    for step in steps {
+        scene.take(step);
+    }
     scene.finish();
 }
 
