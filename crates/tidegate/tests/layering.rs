@@ -94,6 +94,7 @@ const KNOWN_CIRCLES: &[(&str, &[&str], &str)] = &[(
         "open",
         "plain",
         "process",
+        "real",
         "rights",
         "stdio",
         "supervisor",

@@ -100,8 +100,6 @@ fn syncs_of_files_that_are_written_unseen() {
 os.write(file, bytes(4096)); mapped = mmap.mmap(file, 4096)",
         "library = ctypes.CDLL(None); library.fopen.restype = ctypes.c_void_p
 library.fileno.argtypes = [ctypes.c_void_p]; file = library.fileno(library.fopen(b'file', b'w'))",
-        "ctypes.CDLL(None).syscall(425, 4, ctypes.create_string_buffer(200))
-file = os.open('file', os.O_RDWR | os.O_CREAT)",
     ] {
         let program = format!("{open}\nos.fsync(file); os.fdatasync(file)\nstat()");
         assert_causes(&[], &program, &[("pinned", 2)]);
