@@ -151,7 +151,11 @@ impl Core {
             self.counters.count_write(replaced.len() as u64, members.len() as u64);
         }
         for (page, old) in replaced {
-            self.shard(page).retire(old);
+            let mut shard = self.shard(page);
+            shard.retire(old);
+            // A dead slot can be taken: the worker sees no need to free one, so a writer that waits
+            // hears of it here.
+            shard.notify();
         }
         members.iter().take(1).for_each(|it| self.wake_where_due(it.entry.page));
         Ok(())
