@@ -2,11 +2,11 @@
 //!
 //! Invariants:
 //! 1. The first copy lies in the first 4 KiB of the pool, the second in its last. At every moment,
-//!    also in the middle of an update, at least one is valid: [`Superblock::write`] makes the
-//!    *second* durable before it touches the *first*. Why in this order: a reader looks at the
-//!    first, and takes the second where that is damaged or older; so a crash before the fence
-//!    between them leaves the old first copy, which counts, whatever became of the second; a crash
-//!    after it leaves the new second copy, which counts, whatever became of the first.
+//!    also in the middle of an update, at least one is valid: [`Superblock::write`] makes the copy
+//!    that does *not* count durable before it touches the one that does. That is the second, but
+//!    where the first is damaged or older. So a crash before the fence between them leaves the copy
+//!    that counted, whatever became of the other; a crash after it leaves the new one, which
+//!    counts, whatever became of the first.
 //! 2. `sequence` grows with each update: of two valid copies the one with the higher number counts.
 //! 3. [`erase`] comes before anything of a new pool is written: no valid copy of an older pool is
 //!    ever beside it.
@@ -195,9 +195,11 @@ impl Superblock {
     pub fn write(&mut self, region: &Region) -> Result<()> {
         self.sequence += 1;
         let bytes = self.encode();
-        for offset in [self.pool_bytes - PAGE_BYTES, 0] {
+        let second = self.pool_bytes - PAGE_BYTES;
+        let second_counts = Self::read(region).is_ok_and(|found| found.first.is_some());
+        for offset in if second_counts { [0, second] } else { [second, 0] } {
             region.write_streaming(offset, bytes.as_bytes())?;
-            // The second copy must be whole before the first is touched.
+            // This copy must be whole before the one that counts is touched.
             region.fence()?;
         }
         Ok(())
