@@ -1,5 +1,7 @@
 //! Wakes a thread out of its wait for a ring or a socket.
 
+use std::thread::JoinHandle;
+
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -24,5 +26,14 @@ impl Wake {
 impl AsFd for Wake {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Waits for the end of a device's thread, which was told to stop. Not on that thread itself: a
+/// completion that it runs may hold the last reference to the device.
+pub(in crate::device) fn join_from_outside(thread: Option<JoinHandle<()>>) {
+    let is_other = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
+    if let Some(thread) = thread.filter(is_other) {
+        let _ = thread.join();
     }
 }

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use super::gate::{Failure, Turn};
 use super::uring::{Flights, Force, Stop};
 use super::{Backing, Transfer};
-use crate::device::wake::Wake;
+use crate::device::wake::{Wake, join_from_outside};
 use crate::device::{AsyncRequest, Operation, OwnedOperation};
 
 /// The thread and the way to it.
@@ -84,13 +84,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.inbox.state.lock().is_stopping = true;
         self.inbox.wake.wake();
-        let thread = self.thread.take();
-        // A completion may hold the last reference to the device: its thread cannot wait for
-        // itself.
-        let of_others = thread.filter(|thread| thread.thread().id() != std::thread::current().id());
-        if let Some(thread) = of_others {
-            let _ = thread.join();
-        }
+        join_from_outside(self.thread.take());
     }
 }
 

@@ -31,7 +31,7 @@ use super::export::Rules;
 use super::flushes::Clock;
 use super::protocol::{Request, cmd};
 use crate::device::AsyncRequest;
-use crate::device::wake::Wake;
+use crate::device::wake::{Wake, join_from_outside};
 
 /// The pause before the second attempt to connect.
 const PAUSE_FIRST: Duration = Duration::from_millis(10);
@@ -118,13 +118,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.inbox.state.lock().is_stopping = true;
         self.inbox.wake.wake();
-        let thread = self.thread.take();
-        // A completion may hold the last reference to the device: its thread cannot wait for
-        // itself.
-        let of_others = thread.filter(|thread| thread.thread().id() != std::thread::current().id());
-        if let Some(thread) = of_others {
-            let _ = thread.join();
-        }
+        join_from_outside(self.thread.take());
     }
 }
 
