@@ -157,7 +157,10 @@ impl Core {
             // hears of it here.
             shard.notify();
         }
-        members.iter().take(1).for_each(|it| self.wake_where_due(it.entry.page));
+        // Pages of a batch lie in several shards.
+        for it in members {
+            self.wake_where_due(it.entry.page);
+        }
         Ok(())
     }
 
