@@ -152,8 +152,9 @@ impl Open {
         let start_ns = raw::now_ns();
         let mut result = wanted.run(self.fd);
         // Not where the log was given up meanwhile: a filter of system calls may kill for this one.
-        let failure = Holding::new().and_then(|_holding| self.failure());
-        if let Some(errno) = failure.filter(|_| result == 0) {
+        if result == 0
+            && let Some(errno) = Holding::new().and_then(|_holding| self.failure())
+        {
             result = negated(errno.raw_os_error());
         }
         if is_disk_failure(result) {
