@@ -44,6 +44,13 @@ impl Open {
             && !process::writes_unseen()
             && !self.log.is_suspended()
             && files::is_wanted(self.fd)
+            && !self.is_young()
+    }
+
+    /// To cover a rollback journal that is gone in a moment costs more than its syncs.
+    fn is_young(&self) -> bool {
+        let age_ns = process::cover_age_ns();
+        age_ns != 0 && Seen::of(self.fd).is_ok_and(|seen| seen.is_younger_than(age_ns))
     }
 
     /// Makes the sync for real, and covers the file if it can be covered.
@@ -53,8 +60,6 @@ impl Open {
             .ok()
             // Nothing of a file without a name outlives the processes that have it open.
             .filter(|seen| seen.stat.st_nlink != 0)
-            // To cover a rollback journal that is gone in a moment costs more than its syncs.
-            .filter(|seen| !seen.is_younger_than(process::cover_age_ns()))
             .and_then(|_| files::identify(self.log, self.fd));
         let Some(identified) = identified else { return self.sync_refused(None, wanted) };
         let mut path = PathBuffer::new();

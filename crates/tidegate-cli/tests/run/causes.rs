@@ -70,6 +70,28 @@ fn the_sync_that_admits_a_file() {
     assert_eq!(not_yet.map(|(_, number)| *number), Some(1), "{found:?}");
 }
 
+/// A file is covered from its second sync on only if it is a second old.
+#[test]
+fn syncs_of_a_file_that_was_just_made() {
+    const PROGRAM: &str = "import time
+for attempt in range(20):
+    begin()
+    start = time.monotonic()
+    file = os.open(f'{attempt}', os.O_RDWR | os.O_CREAT)
+    for n in range(4): os.write(file, b'x'); os.fdatasync(file)
+    if time.monotonic() - start < 0.9: break
+    # This machine is busy: the file came of age meanwhile.
+stat()
+while ask()['fsyncs_skipped'] == 0: os.pwrite(file, b'x', 0); os.fdatasync(file)
+";
+    let bed = Bed::new();
+    let mut command = python(&bed, &[], "/usr/bin/python3", PROGRAM);
+    let printed = succeed(command.env_remove("TIDEGATE_COVER_AFTER"));
+    let statistics: Value = serde_json::from_str(&printed).expect("one JSON object");
+    assert_eq!(statistics["real_syncs"]["not_yet"], 4, "{printed}");
+    assert_eq!(statistics["real_syncs"]["refused"], 0, "{printed}");
+}
+
 #[test]
 fn a_sync_after_the_file_was_renamed() {
     let program =
