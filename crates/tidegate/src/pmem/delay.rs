@@ -134,7 +134,17 @@ impl Delay {
 
     /// Without `pause`, which takes longer than the shortest delays.
     fn spin_until(&self, time: Fine) {
+        #[cfg(test)]
+        if matches!(self.clock, Clock::Simulated) {
+            return simulated::pass_until(time);
+        }
         while self.clock.now() < time {}
+    }
+
+    /// From now on each thread has a [`simulated`] time of its own, in which only delays pass.
+    #[cfg(test)]
+    pub(super) fn simulate_time(&mut self) {
+        self.clock = &Clock::Simulated;
     }
 }
 
@@ -222,10 +232,13 @@ impl Pace {
     }
 }
 
-/// The process's clock for delays.
-struct Clock {
-    origin: Instant,
-    counter: Option<Counter>,
+/// What tells the time.
+enum Clock {
+    Counter(Counter),
+    /// The system's, since a first moment.
+    System(Instant),
+    #[cfg(test)]
+    Simulated,
 }
 
 /// The CPU's counter and its speed.
@@ -236,15 +249,20 @@ struct Counter {
 }
 
 impl Clock {
+    /// The process's clock for delays.
     fn get() -> &'static Self {
         static CLOCK: OnceLock<Clock> = OnceLock::new();
-        CLOCK.get_or_init(|| Self { origin: Instant::now(), counter: Counter::calibrate() })
+        CLOCK.get_or_init(|| {
+            Counter::calibrate().map_or_else(|| Self::System(Instant::now()), Self::Counter)
+        })
     }
 
     fn now(&self) -> Fine {
-        match &self.counter {
-            Some(counter) => counter.now(),
-            None => fine(self.origin.elapsed().as_nanos()),
+        match self {
+            Self::Counter(counter) => counter.now(),
+            Self::System(origin) => fine(origin.elapsed().as_nanos()),
+            #[cfg(test)]
+            Self::Simulated => simulated::now(),
         }
     }
 }
@@ -313,6 +331,31 @@ mod cycles {
 
     pub(super) fn now() -> u64 {
         0
+    }
+}
+
+/// A time for each thread, which passes in delays only: tests of delays need no real clock.
+#[cfg(test)]
+pub(super) mod simulated {
+    use std::cell::Cell;
+
+    use super::{FINE_PER_NS, Fine};
+
+    thread_local! {
+        static NOW: Cell<Fine> = const { Cell::new(0) };
+    }
+
+    pub(super) fn now() -> Fine {
+        NOW.get()
+    }
+
+    pub(super) fn pass_until(time: Fine) {
+        NOW.set(NOW.get().max(time));
+    }
+
+    /// The delays of this thread until now.
+    pub(in crate::pmem) fn now_ns() -> u64 {
+        NOW.get() / FINE_PER_NS
     }
 }
 

@@ -165,6 +165,14 @@ impl Region {
         self
     }
 
+    /// Lets delays pass in simulated time only: [`super::delay::simulated`].
+    #[cfg(test)]
+    #[must_use]
+    pub(super) fn in_simulated_time(mut self) -> Self {
+        self.delay.as_mut().expect("a model with delays").simulate_time();
+        self
+    }
+
     /// Puts private zero bytes in the place of the memory: the process has it no more.
     ///
     /// # Errors
@@ -517,7 +525,8 @@ impl Region {
             unsafe { self.cpu.write_back_lines(at, lines) };
         }
         self.counting.written_back(lines);
-        self.left_for_medium(start, offset, len);
+        // What leaves are whole lines.
+        self.left_for_medium(start, offset - offset % LINE_BYTES, lines * LINE_BYTES);
         self.check_whole(offset, len)
     }
 
