@@ -173,7 +173,8 @@ impl SharedMemory {
         if outcome == libc::EBUSY {
             let until = until(timeout);
             // SAFETY: as above.
-            outcome = unsafe { libc::pthread_mutex_timedlock(mutex, &raw const until) };
+            outcome =
+                unsafe { pthread_mutex_clocklock(mutex, libc::CLOCK_MONOTONIC, &raw const until) };
         }
         self.locked(offset, outcome)
     }
@@ -261,14 +262,24 @@ fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// The moment `timeout` from now on the clock that timed locks use.
+/// The moment `timeout` from now on the clock that locks wait by: not the system's time, which may
+/// be set back by hours while a program waits.
 fn until(timeout: Duration) -> libc::timespec {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let now = Duration::new(
         u64::try_from(now.tv_sec).unwrap_or(0),
         u32::try_from(now.tv_nsec).unwrap_or(0),
     );
     timespec(now + timeout)
+}
+
+unsafe extern "C" {
+    /// Of the GNU C library since 2.30.
+    fn pthread_mutex_clocklock(
+        mutex: *mut libc::pthread_mutex_t,
+        clock: libc::clockid_t,
+        until: *const libc::timespec,
+    ) -> libc::c_int;
 }
 
 #[cfg(all(test, not(feature = "loom")))]
