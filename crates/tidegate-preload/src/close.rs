@@ -6,11 +6,11 @@
 
 use std::ffi::{c_int, c_uint};
 
-use crate::covered::Open;
+use crate::covered::{self, Open};
 use crate::descriptors::{self, Kind, Known, PINNED};
 use crate::raw::{self, words};
 use crate::synonyms::synonyms;
-use crate::{files, fork, next, process, stdio, unseen};
+use crate::{next, process, unseen};
 
 /// The descriptor will mean nothing, or something else: forgets what is known of it.
 #[inline]
@@ -51,7 +51,7 @@ pub(crate) unsafe extern "C-unwind" fn close_range(
     let call = || unsafe { raw::call(libc::SYS_close_range, words![first, last, flags]) };
     if flags & LEAVES_TABLE != 0 {
         // The others keep theirs.
-        return raw::returned_int(fork::leaving_table(call));
+        return raw::returned_int(unseen::leaving_table(call));
     }
     if flags & ONLY_MARKS == 0 {
         descriptors::each(first, last, |fd, _| forget(fd));
@@ -75,7 +75,7 @@ pub(crate) fn copied(original: c_int, copy: c_int) {
         appeared(copy);
         return;
     }
-    let is_pinned = known.has(PINNED) || unseen::is_to_be_pinned(copy, known);
+    let is_pinned = known.has(PINNED) || covered::is_to_be_pinned(copy, known);
     let known = known.without(PINNED);
     descriptors::set(copy, known);
     if let Some(log) = process::log().filter(|_| is_pinned && known.kind == Kind::File) {
@@ -87,8 +87,8 @@ pub(crate) fn copied(original: c_int, copy: c_int) {
 #[inline]
 pub(crate) fn appeared(fd: c_int) {
     forget(fd);
-    if unseen::is_to_be_pinned(fd, Known::UNKNOWN) {
-        files::find_out(fd);
+    if covered::is_to_be_pinned(fd, Known::UNKNOWN) {
+        covered::find_out(fd);
     }
 }
 
@@ -203,7 +203,7 @@ pub(crate) unsafe extern "C-unwind" fn daemon(
     let result = unsafe { daemon(keep_directory, keep_descriptors) };
     if result == 0 && keep_descriptors == 0 {
         (0..3).for_each(forget);
-        stdio::note_standard();
+        covered::note_standard();
     }
     result
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. Nothing known is always right: a hook that needs to know asks the kernel then
-//!    ([`crate::files::of`]), and notes it here.
+//!    ([`crate::covered::Open::of`]), and notes it here.
 //! 2. A descriptor's entry is cleared before the kernel gives its number up, and after the kernel
 //!    gave a number out.
 //! 3. The table belongs to the process: a child of `vfork`, which borrows this memory but has
@@ -244,6 +244,12 @@ pub(crate) fn each(first: u32, last: u32, mut visit: impl FnMut(c_int, Known)) {
             visit(fd, known);
         }
     }
+}
+
+/// Whether the C library has a stream for writing on this descriptor from the start.
+#[inline]
+pub(crate) fn is_standard(fd: c_int) -> bool {
+    fd == libc::STDOUT_FILENO || fd == libc::STDERR_FILENO
 }
 
 #[cfg(test)]

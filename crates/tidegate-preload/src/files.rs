@@ -6,29 +6,20 @@
 //!    admission.
 //! 2. All other descriptors are ignored: their calls are the kernel's.
 //!
-//! Entry points: [`of`], and [`note`] for a hook that has just opened the descriptor; [`entry`] and
-//! [`identify`] for the log.
+//! Entry points: [`examine`] for a descriptor; [`entry`] and [`identify`] for the log.
 #![allow(unsafe_code)] // a system call that no crate has
 
 use std::ffi::c_int;
 
 use tidegate::log::{self, Definition, FileHandle, FileKey, Log};
 
-use crate::covered::Open;
-use crate::descriptors::{self, Entry, Kind, Known};
+use crate::descriptors::{self, Entry, Known};
 use crate::file_systems::{self, Identity};
 use crate::path::{self, PathBuffer};
+use crate::process;
 use crate::process::Holding;
 pub(crate) use crate::raw::Seen;
 use crate::raw::{self, Errno};
-use crate::{process, unseen};
-
-/// What `fd` is: as noted, or found out now.
-#[inline]
-pub(crate) fn of(fd: c_int) -> Known {
-    let known = descriptors::get(fd);
-    if known.kind == Kind::Unknown { find_out(fd) } else { known }
-}
 
 impl Seen {
     pub(crate) fn of(fd: c_int) -> Result<Self, Errno> {
@@ -53,28 +44,8 @@ impl Seen {
     }
 }
 
-/// Asks the kernel what `fd` is, and notes it.
-#[cold]
-pub(crate) fn find_out(fd: c_int) -> Known {
-    if process::log().is_none() {
-        return Known::IGNORED;
-    }
-    // A descriptor that cannot be examined is not noted: the next call will fail as this one.
-    Seen::of(fd).map_or(Known::IGNORED, |seen| note(fd, &seen, || raw::status_flags(fd)))
-}
-
-/// Notes what `fd` is; `status` are its status flags.
-pub(crate) fn note(fd: c_int, seen: &Seen, status: impl FnOnce() -> Result<c_int, Errno>) -> Known {
-    let Some(log) = process::log() else { return Known::IGNORED };
-    let Ok(known) = examine(fd, seen, status) else { return Known::IGNORED };
-    descriptors::set(fd, known);
-    if known.kind == Kind::File && unseen::is_to_be_pinned(fd, known) {
-        return Open { log, fd, known }.pin();
-    }
-    known
-}
-
-fn examine(
+/// What a descriptor is of the file that was `seen`; `status` are its status flags.
+pub(crate) fn examine(
     fd: c_int,
     seen: &Seen,
     status: impl FnOnce() -> Result<c_int, Errno>,

@@ -13,7 +13,7 @@ use std::ffi::{c_int, c_void};
 use libc::pid_t;
 
 use crate::next::{self, Entry};
-use crate::{process, raw, rights, unseen};
+use crate::{lifecycle, process, raw, rights, unseen};
 
 /// Runs `fork`, whose result in the child is 0; `flags` are those of `clone`.
 pub(crate) fn forking<N: PartialEq + From<bool>>(flags: u64, fork: impl FnOnce() -> N) -> N {
@@ -26,7 +26,7 @@ pub(crate) fn forking<N: PartialEq + From<bool>>(flags: u64, fork: impl FnOnce()
 
 /// In a child with a copy of the memory, before it runs any of the program.
 fn in_child(flags: u64) {
-    process::forked();
+    lifecycle::forked();
     if rights::leads_to_namespaces(flags) {
         rights::give_up();
     }
@@ -88,24 +88,11 @@ unsafe extern "C-unwind" fn clone(
 /// Makes a child in this memory that has descriptors of its own.
 fn in_same_memory(flags: c_int, clone: impl FnOnce() -> c_int) -> c_int {
     if flags & libc::CLONE_VFORK == 0 {
-        return leaving_table(clone);
+        return unseen::leaving_table(clone);
     }
     process::set_vfork_child(true);
     let result = clone();
     process::set_vfork_child(false);
-    result
-}
-
-/// Runs a call after which this thread has descriptors of its own, unless its result is negative.
-pub(crate) fn leaving_table<N: PartialOrd + From<bool>>(call: impl FnOnce() -> N) -> N {
-    if process::log().is_none() || process::is_apart() {
-        return call();
-    }
-    unseen::all(None);
-    let result = call();
-    if result >= N::from(false) {
-        process::set_own_descriptors();
-    }
     result
 }
 
@@ -116,5 +103,5 @@ pub(crate) unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     }
     // SAFETY: no pointers.
     let call = || raw::returned_int(unsafe { raw::call(libc::SYS_unshare, raw::words![flags]) });
-    if flags & libc::CLONE_FILES == 0 { call() } else { leaving_table(call) }
+    if flags & libc::CLONE_FILES == 0 { call() } else { unseen::leaving_table(call) }
 }

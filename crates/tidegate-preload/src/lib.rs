@@ -43,16 +43,16 @@
 //! - the program's calls: `write`, `sync`, `size`, `open`, `names`, `attributes`, `close`, `stdio`,
 //!   `printf`, `mapping`, `transfer`, `aio`, `message`, `exec`, `syscall`, `fork`, `vfork`,
 //!   `rights`, `limits`;
-//! - what they do: `plain` (a call in its lane), `metadata` (a counted one), `admission` (a plain
-//!   file becomes covered), `covered` (writes, truncations, syncs, leaving), `unseen` (files pinned
-//!   to the kernel path), `real` (why syncs are real);
+//! - what they do: `plain` (a call in its lane), `metadata` (a counted one), `covered` (admission,
+//!   writes, truncations, syncs, leaving), `unseen` (files pinned to the kernel path), `lifecycle`
+//!   (the library is loaded, the process forks and ends);
 //! - what they know: `files` (which file), `file_systems`, `extents`, `descriptors` (what is noted
-//!   of each), `glob` (what the user wants), `process`, `supervisor`;
+//!   of each), `proc_fd`, `kept` (files that are pinned), `real` (why syncs are real), `glob` (what
+//!   the user wants), `process`, `supervisor`;
 //! - underneath: `raw` (system calls), `next` (the C library's functions), `synonyms`, `path`,
 //!   `page`, `readable` (the program's pointers), `cancel`, `signals`.
 #![cfg_attr(test, allow(dead_code))]
 
-mod admission;
 mod aio;
 mod attributes;
 mod cancel;
@@ -65,6 +65,8 @@ mod file_systems;
 mod files;
 mod fork;
 mod glob;
+mod kept;
+mod lifecycle;
 mod limits;
 mod mapping;
 mod message;
@@ -76,6 +78,7 @@ mod page;
 mod path;
 mod plain;
 mod printf;
+mod proc_fd;
 mod process;
 mod raw;
 mod readable;

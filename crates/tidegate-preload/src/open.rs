@@ -16,7 +16,7 @@ use crate::descriptors::Kind;
 use crate::files::Seen;
 use crate::raw;
 use crate::synonyms::synonyms;
-use crate::{cancel, files, metadata, next, process, readable, unseen};
+use crate::{cancel, covered, metadata, next, process, readable, unseen};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
@@ -129,7 +129,7 @@ fn emptied(fd: c_int, status: c_int, is_new: bool) -> c_int {
     if !seen.is_file() {
         return fd;
     }
-    let known = files::note(fd, &seen, || Ok(status));
+    let known = covered::note(fd, &seen, || Ok(status));
     if is_new && seen.size() == 0 {
         return fd;
     }

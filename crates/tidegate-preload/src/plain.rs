@@ -10,18 +10,18 @@
 
 use tidegate::log::{InFlight, Log, PlainCall};
 
-use crate::covered::Open;
+use crate::descriptors::Known;
 use crate::{process, raw};
 
-/// Enters the lane for a change of the open file, which is made by the kernel alone while the
-/// result lives. None: the change goes by the file's entry.
+/// Enters the lane for a change of a file by a descriptor, which is made by the kernel alone while
+/// the result lives. None: the change goes by the file's entry.
 #[inline]
-pub(crate) fn enter(open: &Open) -> Option<InFlight<'static>> {
-    let (device, inode) = (open.known.device, open.known.inode);
-    let in_flight = in_lane(open.log, PlainCall::Write { device, inode })?;
-    let goes_by_entry = match open.known.entry() {
-        Some(entry) => open.log.must_log(entry.file),
-        None => open.log.may_have(device, inode),
+pub(crate) fn enter(log: &'static Log, known: &Known) -> Option<InFlight<'static>> {
+    let (device, inode) = (known.device, known.inode);
+    let in_flight = in_lane(log, PlainCall::Write { device, inode })?;
+    let goes_by_entry = match known.entry() {
+        Some(entry) => log.must_log(entry.file),
+        None => log.may_have(device, inode),
     };
     (!goes_by_entry).then_some(in_flight)
 }

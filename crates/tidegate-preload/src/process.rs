@@ -1,22 +1,21 @@
-//! This process: whether it uses the log, and what it does when it is loaded, forks and ends.
+//! This process: whether it uses the log, and what it knows of itself.
 //!
 //! Invariants:
 //! 1. Until the log is attached, where it cannot be, and once it was given up, every hook does what
 //!    the C library does.
-//! 2. Nothing lasting is made in the program: no thread, no signal handler, no descriptor.
-//! 3. What is kept here is written when the library is loaded, and read only from then on; but for
+//! 2. What is kept here is written when the library is loaded, and read only from then on; but for
 //!    the largest file that the process may make, and for two notes that are never taken back: that
 //!    files are written in ways that no hook sees, and that the log was given up.
 //!
 //! Entry points: [`log()`], [`filter`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`],
-//! [`give_up`].
+//! [`give_up`]; [`attach`] and [`use_log`] when the library is loaded.
 //!
 //! The environment: `TIDEGATE_POOL` and `TIDEGATE_CONTROL` are the paths of the log's memory;
 //! `TIDEGATE_SOCKET` is the supervisor's; `TIDEGATE_INCLUDE` and `TIDEGATE_EXCLUDE` are globs, one
 //! a line; `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk; `TIDEGATE_COVER_AFTER` is the number
 //! of a descriptor's sync that covers its file, however young that is; 2 if it is not given, and a
 //! second; `TIDEGATE_EVERY_WRITE=1` syncs each write.
-#![allow(unsafe_code)] // the load-time constructor, and fork handlers
+#![allow(unsafe_code)] // what is leaked at load time
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -30,7 +29,7 @@ use std::time::Duration;
 use tidegate::log::{self, Log};
 
 use crate::glob::Filter;
-use crate::{descriptors, exec, next, raw, signals, stdio, supervisor, unseen};
+use crate::raw;
 
 /// The sync of a descriptor that covers its file: with the first one it is not known that there
 /// will be others, and most files are synced once.
@@ -39,7 +38,7 @@ const COVER_AFTER: u32 = 2;
 const COVER_AGE_NS: u64 = 1_000_000_000;
 
 /// What this process knows of itself once it is attached.
-struct Attached {
+pub(crate) struct Attached {
     log: Log,
     filter: Filter,
     cover_after: u32,
@@ -141,7 +140,7 @@ pub(crate) fn set_writes_unseen() {
 #[inline]
 fn attached() -> Option<&'static Attached> {
     let at = ATTACHED.load(Ordering::Acquire);
-    // SAFETY: null, or what `attach` has leaked.
+    // SAFETY: null, or what `use_log` has leaked.
     unsafe { at.as_ref() }
 }
 
@@ -169,32 +168,9 @@ pub(crate) fn set_vfork_child(is: bool) {
     log::after_fork();
 }
 
-#[used]
-#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
-static LOADED: extern "C" fn() = loaded;
-
-extern "C" fn loaded() {
-    if std::env::var_os("TIDEGATE_POOL").is_none() {
-        return;
-    }
-    next::resolve();
-    // SAFETY: a function that lives as long as the process.
-    unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+/// Finds what the environment names. None: this process cannot use the log.
+pub(crate) fn attach() -> Option<Attached> {
     let _ = SOCKET.set(kept("TIDEGATE_SOCKET").map(Path::new));
-    let Some(attached) = attach().filter(|_| descriptors::make().is_ok()) else {
-        // It has lost the right to use the log, and writes what others have in it.
-        GIVEN_UP.store(true, Ordering::SeqCst);
-        return suspend();
-    };
-    exec::remember();
-    find_file_limit();
-    signals::find_handlers();
-    ATTACHED.store(Box::into_raw(Box::new(attached)), Ordering::Release);
-    supervisor::announce();
-    stdio::note_standard();
-}
-
-fn attach() -> Option<Attached> {
     let pool = std::env::var_os("TIDEGATE_POOL")?;
     let control = std::env::var_os("TIDEGATE_CONTROL")?;
     let log = Log::attach(Path::new(&pool), Path::new(&control)).ok()?;
@@ -212,6 +188,16 @@ fn attach() -> Option<Attached> {
         filter: Filter { include: lines("TIDEGATE_INCLUDE"), exclude: lines("TIDEGATE_EXCLUDE") },
         includes_tmpfs: is_set("TIDEGATE_INCLUDE_TMPFS"),
     })
+}
+
+/// From now on this process uses the log.
+pub(crate) fn use_log(attached: Attached) {
+    ATTACHED.store(Box::into_raw(Box::new(attached)), Ordering::Release);
+}
+
+/// This process cannot use the log, and writes what others have in it: as one that has given it up.
+pub(crate) fn refuse_log() {
+    GIVEN_UP.store(true, Ordering::SeqCst);
 }
 
 /// A variable of the environment, kept for the life of the process: the program may change its
@@ -256,13 +242,21 @@ pub(crate) fn has_given_up() -> bool {
     GIVEN_UP.load(Ordering::SeqCst)
 }
 
+/// Why the log was given up, in the supervisor's words.
+pub(crate) fn cause() -> &'static str {
+    CAUSE.get().unwrap_or(&"rights")
+}
+
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 /// Why the log was given up, for the supervisor.
-static CAUSE: OnceLock<&str> = OnceLock::new();
+static CAUSE: OnceLock<&'static str> = OnceLock::new();
 
-/// Has the supervisor suspend logging for this process, which has given the log up.
-fn suspend() {
-    supervisor::suspend(number(), Some(CAUSE.get().unwrap_or(&"rights")));
+/// Notes that this is a forked child: it has another number, and none of the other threads. Whether
+/// its thread had descriptors of its own.
+pub(crate) fn become_child() -> bool {
+    log::after_fork();
+    HOLDERS.store(0, Ordering::SeqCst);
+    APART.replace(Apart::No) == Apart::OwnDescriptors
 }
 
 /// Gives the log up, for good: nothing of it is mapped any more, and every hook does what the C
@@ -275,7 +269,7 @@ pub(crate) fn give_up(cause: &'static str) {
     let _ = CAUSE.set(cause);
     GIVEN_UP.store(true, Ordering::SeqCst);
     let at = ATTACHED.swap(ptr::null_mut(), Ordering::SeqCst);
-    // SAFETY: null, or what `attach` has leaked.
+    // SAFETY: null, or what `use_log` has leaked.
     let Some(attached) = (unsafe { at.as_ref() }) else { return };
     loop {
         let holders = HOLDERS.load(Ordering::SeqCst);
@@ -285,34 +279,4 @@ pub(crate) fn give_up(cause: &'static str) {
     }
     // Where the kernel does not do it, the memory stays mapped, but no hook uses it.
     let _ = attached.log.abandon();
-}
-
-/// In the child: it has another number, and is another process to the supervisor.
-pub(crate) extern "C" fn forked() {
-    log::after_fork();
-    HOLDERS.store(0, Ordering::SeqCst);
-    match log() {
-        Some(log) => log.forget_pages(),
-        None if has_given_up() => return suspend(),
-        None => {}
-    }
-    if APART.replace(Apart::No) == Apart::OwnDescriptors {
-        // What is noted is about those of the parent's other threads.
-        descriptors::each(0, u32::MAX, |fd, _| {
-            descriptors::clear(fd);
-        });
-    }
-    // Both processes can write now, and each will give its own pins back.
-    unseen::take_again();
-    supervisor::announce();
-}
-
-#[used]
-#[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
-static UNLOADED: extern "C" fn() = unloaded;
-
-/// The process ends. What the C library still has to write for standard output goes first.
-extern "C" fn unloaded() {
-    stdio::flush_standard();
-    unseen::release();
 }

@@ -4,20 +4,17 @@
 //! Invariant: only syncs that are made for real cost anything here. What the log answers never
 //! comes here.
 //!
-//! Entry points: [`Open::sync_unadmitted`], [`Open::sync_refused`], [`Open::sync_for`] make a real
-//! sync and count it; [`note_uncoverable`], [`note_synchronous`] count what has been made;
-//! [`note_unseen`].
+//! Entry points: [`note_uncoverable`], [`note_synchronous`] count a sync that has been made;
+//! [`note_unseen`], [`tell`].
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tidegate::log::{Counter, Log};
 
-use crate::covered::{Locked, Open, Sync};
-use crate::descriptors::{DIRECT, Entry, PINNED};
-use crate::files::{self, Seen};
+use crate::files::Seen;
 use crate::process::Holding;
-use crate::{file_systems, process, supervisor, unseen};
+use crate::{file_systems, process, supervisor};
 
 /// A cause that the supervisor is told of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +68,7 @@ static UNSEEN: AtomicU32 = AtomicU32::new(0);
 
 /// Tells the supervisor, once.
 #[cold]
-fn tell(reason: Reason) {
+pub(crate) fn tell(reason: Reason) {
     let bit = 1 << reason as u32;
     // A process that has given up the log may be killed for a system call that is not its own.
     let Some(_holding) = Holding::new() else { return };
@@ -87,7 +84,8 @@ pub(crate) fn note_unseen(reason: Option<Reason>) {
     UNSEEN.store(reason.map_or(0, |reason| reason as u32 + 1), Ordering::Relaxed);
 }
 
-fn why_unseen() -> Option<Reason> {
+/// The [`Reason`] that was noted last, if one was.
+pub(crate) fn why_unseen() -> Option<Reason> {
     let number = UNSEEN.load(Ordering::Relaxed).checked_sub(1)?;
     Reason::ALL.into_iter().find(|reason| *reason as u32 == number)
 }
@@ -114,67 +112,9 @@ pub(crate) fn note_synchronous(log: &Log, result: isize) {
     }
 }
 
-/// Why the sync of a covered file that needs a commit of the journal is real.
-pub(crate) fn cause_of_pending(guard: &Locked) -> Counter {
-    if guard.has_own_changes() { Counter::SyncsOwn } else { Counter::SyncsPending }
-}
-
-/// Why the sync is real that was to cover a file.
-pub(crate) fn cause_of_admission(is_covered: bool) -> Counter {
-    if is_covered { Counter::SyncsNotYet } else { Counter::SyncsRefused }
-}
-
-impl Open {
-    /// Makes a real sync, and counts it by its cause.
-    pub(crate) fn sync_for(&self, cause: Counter, wanted: Sync) -> isize {
-        self.log.stats().add(cause, 1);
-        self.sync_real(wanted)
-    }
-
-    /// Makes the sync of a plain file that it does not admit.
-    #[cold]
-    pub(crate) fn sync_unadmitted(&self, wanted: Sync) -> isize {
-        let (cause, reason) = self.why_unadmitted();
-        if let Some(reason) = reason {
-            tell(reason);
-        }
-        self.sync_for(cause, wanted)
-    }
-
-    /// Makes the sync of a file that was to be admitted, but cannot be. Without its entry nothing
-    /// more is known of it.
-    #[cold]
-    pub(crate) fn sync_refused(&self, entry: Option<Entry>, wanted: Sync) -> isize {
-        let pinned = entry.filter(|entry| self.lock(*entry).is_ok_and(|guard| guard.is_pinned()));
-        let Some(entry) = pinned else { return self.sync_for(Counter::SyncsRefused, wanted) };
-        if unseen::is_kept(entry.file) {
-            tell(Reason::Mapping);
-        }
-        self.sync_for(Counter::SyncsPinned, wanted)
-    }
-
-    fn why_unadmitted(&self) -> (Counter, Option<Reason>) {
-        if self.log.is_suspended() {
-            // That was told of the process that cannot be watched.
-            (Counter::SyncsSuspended, None)
-        } else if process::writes_unseen() {
-            (Counter::SyncsPinned, why_unseen())
-        } else if self.known.has(DIRECT) {
-            (Counter::SyncsPinned, Some(Reason::DirectIo))
-        } else if self.known.has(PINNED) {
-            (Counter::SyncsPinned, Some(Reason::Stream))
-        } else if Holding::new().is_some_and(|_holding| !files::is_wanted(self.fd)) {
-            (Counter::SyncsExcluded, Some(Reason::Excluded))
-        } else {
-            (Counter::SyncsNotYet, None)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::World;
 
     #[test]
     fn a_reason_that_is_noted_is_found_by_its_number() {
@@ -184,25 +124,5 @@ mod tests {
         }
         note_unseen(None);
         assert_eq!(why_unseen(), None);
-    }
-
-    #[test]
-    fn a_real_sync_is_counted_by_its_cause() {
-        let world = World::new();
-        let file = world.file("file");
-        let total = |counter| world.log.stats().total(counter);
-        for (flags, cause) in [(0, Counter::SyncsNotYet), (PINNED, Counter::SyncsPinned)] {
-            assert_eq!(world.open(&file, flags).sync_unadmitted(Sync::All), 0);
-            assert_eq!(total(cause), 1, "{cause:?}");
-        }
-        let open = world.open(&file, 0);
-        assert_eq!(open.sync_refused(open.entry(), Sync::All), 0);
-        assert_eq!((total(Counter::SyncsRefused), total(Counter::SyncsReal)), (1, 3));
-        open.keep().unwrap();
-        assert_eq!(open.sync_refused(open.entry(), Sync::All), 0);
-        assert_eq!(total(Counter::SyncsPinned), 2);
-        world.log.suspend();
-        assert_eq!(world.open(&file, PINNED).sync_unadmitted(Sync::All), 0);
-        assert_eq!(total(Counter::SyncsSuspended), 1);
     }
 }

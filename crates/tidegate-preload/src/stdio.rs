@@ -17,24 +17,12 @@ use crate::covered::Open;
 use crate::descriptors::{APPEND, PINNED};
 use crate::open::open_at;
 use crate::synonyms::synonyms;
-use crate::{descriptors, files, metadata, next, process, raw, readable, unseen};
+use crate::{descriptors, metadata, next, process, raw, readable, unseen};
 
 unsafe extern "C" {
     static stdout: *mut FILE;
     static stderr: *mut FILE;
     fn __fwriting(stream: *mut FILE) -> c_int;
-}
-
-/// Whether the C library has a stream for writing on this descriptor from the start.
-#[inline]
-pub(crate) fn is_standard(fd: c_int) -> bool {
-    fd == libc::STDOUT_FILENO || fd == libc::STDERR_FILENO
-}
-
-/// Looks at what the standard streams write to.
-pub(crate) fn note_standard() {
-    files::of(libc::STDOUT_FILENO);
-    files::of(libc::STDERR_FILENO);
 }
 
 /// Has the C library write what it holds back for standard output, if that goes to a file.

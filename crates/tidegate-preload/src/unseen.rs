@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. Each pin of this process in the log's table is noted either with a descriptor ([`PINNED`]) or
-//!    in [`KEPT`]; or it is meant to outlive the process.
+//!    in [`kept`]; or it is meant to outlive the process.
 //! 2. A forked child has pins of its own for all that it inherits; before `exec`, and when the
 //!    process ends, all are given back: by the supervisor, where the process has no time for it.
 //!
@@ -10,40 +10,35 @@
 //! whatever is written; [`release`], [`take_again`].
 
 use std::ffi::{CStr, c_int};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate::log::{FileGuard, FileRef, Log, PlainCall};
 
 use crate::covered::{Open, leave_closed, leave_numbers};
-use crate::descriptors::{self, Kind, Known, PINNED, READ_ONLY};
+use crate::descriptors::{self, Kind, PINNED};
 use crate::process::Holding;
 use crate::real::{self, Reason};
-use crate::{exec, metadata, plain, process, raw};
-
-/// Files that are mapped writable: entries of the log's table as words, 0 for none.
-static KEPT: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
+use crate::{kept, metadata, plain, proc_fd, process, raw};
 
 /// The open file is changed unseen until this process ends, or until [`stop`] is called with what
 /// this returns: none if that is so already.
 pub(crate) fn keep(open: &Open) -> Option<FileRef> {
-    if open.known.entry().is_some_and(|entry| find(entry.file).is_some()) {
+    if open.known.entry().is_some_and(|entry| kept::is_kept(entry.file)) {
         return None;
     }
     let file = open.keep()?;
-    note(file);
+    kept::note(file);
     Some(file)
 }
 
 /// As [`keep`], for a file of which there is no descriptor.
 pub(crate) fn keep_closed(log: &Log, file: FileRef) {
     leave_closed(log, file, FileGuard::keep_unlogged);
-    note(file);
+    kept::note(file);
 }
 
 /// Takes one [`keep`] back: the file was not changed.
 pub(crate) fn stop(log: &Log, file: FileRef) {
-    if let Some(kept) = find(file) {
-        kept.store(0, Ordering::Release);
+    if kept::forget(file) {
         locked(log, file, FileGuard::stop_keeping);
     }
 }
@@ -52,15 +47,6 @@ fn locked<'l>(log: &'l Log, file: FileRef, run: impl FnOnce(&FileGuard<'l>)) {
     if let (Some(_holding), Ok(guard)) = (Holding::new(), log.lock(file)) {
         run(&guard);
     }
-}
-
-/// Whether this process may change the file unseen, by [`keep`] or [`keep_closed`].
-pub(crate) fn is_kept(file: FileRef) -> bool {
-    find(file).is_some()
-}
-
-fn find(file: FileRef) -> Option<&'static AtomicU64> {
-    KEPT.iter().find(|kept| kept.load(Ordering::Acquire) == file.to_word())
 }
 
 /// The C library or the kernel is about to change the file under this path: it leaves the log
@@ -87,15 +73,6 @@ pub(crate) fn while_plain(fd: c_int, change: impl FnOnce() -> isize) -> isize {
     result
 }
 
-fn note(file: FileRef) {
-    // Where there is no place left, the pin stays until the supervisor hears of the process's end.
-    for kept in &KEPT {
-        if kept.compare_exchange(0, file.to_word(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return;
-        }
-    }
-}
-
 /// Whatever this process has open, or opens, may be changed unseen, for a reason that the user may
 /// want to know.
 pub(crate) fn all(reason: Option<Reason>) {
@@ -104,11 +81,24 @@ pub(crate) fn all(reason: Option<Reason>) {
     }
     real::note_unseen(reason);
     process::set_writes_unseen();
-    exec::each_open(|fd| {
+    proc_fd::each(|fd| {
         if let Some(open) = Open::writable(fd) {
             open.pin();
         }
     });
+}
+
+/// Runs a call after which this thread has descriptors of its own, unless its result is negative.
+pub(crate) fn leaving_table<N: PartialOrd + From<bool>>(call: impl FnOnce() -> N) -> N {
+    if process::log().is_none() || process::is_apart() {
+        return call();
+    }
+    all(None);
+    let result = call();
+    if result >= N::from(false) {
+        process::set_own_descriptors();
+    }
+    result
 }
 
 /// Gives all pins back: this memory, and what writes from it, ends.
@@ -118,7 +108,7 @@ pub(crate) fn release() {
         return;
     }
     descriptors::each(0, u32::MAX, |fd, known| Open { log, fd, known }.unpin());
-    for_kept(|file| locked(log, file, FileGuard::stop_keeping));
+    kept::each(|file| locked(log, file, FileGuard::stop_keeping));
 }
 
 /// Takes all pins again: it did not end after all, or this is a forked child.
@@ -132,19 +122,5 @@ pub(crate) fn take_again() {
             Open { log, fd, known: known.without(PINNED) }.pin();
         }
     });
-    for_kept(|file| locked(log, file, FileGuard::keep_unlogged));
-}
-
-fn for_kept(visit: impl Fn(FileRef)) {
-    for kept in &KEPT {
-        let word = kept.load(Ordering::Acquire);
-        if word != 0 {
-            visit(FileRef::from_word(word));
-        }
-    }
-}
-
-/// Whether a descriptor that is given out now is to be looked at at once, and its file pinned.
-pub(crate) fn is_to_be_pinned(fd: c_int, known: Known) -> bool {
-    !known.has(READ_ONLY) && (process::writes_unseen() || crate::stdio::is_standard(fd))
+    kept::each(|file| locked(log, file, FileGuard::keep_unlogged));
 }

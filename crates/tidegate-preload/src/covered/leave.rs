@@ -160,7 +160,7 @@ impl Open {
     /// Runs a change of the file that no hook sees: its result, as the kernel gives it. Counted as
     /// one of metadata, which it may be.
     pub(crate) fn unseen(&self, change: impl FnOnce() -> isize) -> isize {
-        if let Some(in_flight) = plain::enter(self) {
+        if let Some(in_flight) = plain::enter(self.log, &self.known) {
             let result = metadata::counted(change);
             drop(in_flight);
             return result;

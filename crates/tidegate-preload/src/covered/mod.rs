@@ -10,8 +10,11 @@
 //! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`Open::truncate`] (`truncate`),
 //! [`Open::sync`] (`sync`), [`Open::pin`], [`Open::unseen`] (`leave`).
 
+mod admission;
+mod descriptor;
 mod leave;
 mod place;
+mod real;
 mod repair;
 mod sync;
 mod truncate;
@@ -23,6 +26,7 @@ use std::time::Duration;
 
 use tidegate::log::{AppendError, FileGuard, FileSystemRef, LockError, Log};
 
+pub(crate) use descriptor::{find_out, is_to_be_pinned, note, note_standard};
 pub(crate) use leave::{leave_closed, leave_numbers};
 pub(crate) use place::Place;
 pub(crate) use sync::Sync;
@@ -89,7 +93,7 @@ impl Open {
     #[inline]
     pub(crate) fn of(fd: c_int) -> Option<Self> {
         let log = process::log()?;
-        let known = files::of(fd);
+        let known = descriptor::known(fd);
         (known.kind == Kind::File).then_some(Self { log, fd, known })
     }
 

@@ -13,10 +13,10 @@ use std::ffi::c_int;
 use tidegate::durable;
 use tidegate::log::Counter;
 
-use super::{Locked, Open, is_disk_failure, negated};
+use super::{Locked, Open, is_disk_failure, negated, real};
 use crate::descriptors::{self, Entry};
 use crate::process::Holding;
-use crate::{raw, real};
+use crate::raw;
 
 /// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast
 /// disk that the log saves, and pushes other files' records out of the log.

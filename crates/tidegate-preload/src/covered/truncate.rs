@@ -17,7 +17,7 @@ const RECORD_BYTES: u64 = 64;
 impl Open {
     /// Truncates the file to `size` bytes; `kernel` is the program's own system call.
     pub(crate) fn truncate(&self, size: u64, kernel: impl FnOnce() -> isize) -> isize {
-        if let Some(in_flight) = plain::enter(self) {
+        if let Some(in_flight) = plain::enter(self.log, &self.known) {
             let result = metadata::counted(kernel);
             drop(in_flight);
             return result;

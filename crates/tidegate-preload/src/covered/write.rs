@@ -46,7 +46,7 @@ impl Open {
     /// Writes by the kernel alone, if the file is plain; `kernel` is the program's own system call.
     #[inline]
     pub(crate) fn write_plain(&self, kernel: impl Fn() -> isize) -> Option<isize> {
-        let in_flight = plain::enter(self)?;
+        let in_flight = plain::enter(self.log, &self.known)?;
         // A direct write changes extents at once, which a later sync of another file would commit.
         let is_direct = self.known.has(DIRECT);
         let result = if is_direct { metadata::counted(kernel) } else { kernel() };

@@ -12,7 +12,6 @@
 
 #![allow(unsafe_code)] // the environment
 
-mod descriptors;
 mod environment;
 mod hooks;
 mod image;
@@ -22,7 +21,6 @@ mod session;
 
 use std::ffi::{CStr, c_char, c_int};
 
-pub(crate) use descriptors::each_open;
 use environment::Additions;
 pub(crate) use hooks::{execve, execveat};
 use program::Verdict;

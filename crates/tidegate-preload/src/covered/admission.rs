@@ -17,12 +17,12 @@
 
 use tidegate::log::{CoverState, Definition};
 
-use crate::covered::{LOCK_TIMEOUT, Locked, Open, Sync};
+use super::{LOCK_TIMEOUT, Locked, Open, Sync, real};
 use crate::descriptors::{self, DIRECT, Entry, PINNED};
 use crate::files::{self, Identified, Seen};
 use crate::path::{self, PathBuffer};
 use crate::process::Holding;
-use crate::{extents, process, real};
+use crate::{extents, process};
 
 /// A story that has begun.
 struct Story<'d> {

@@ -1,4 +1,4 @@
-//! All open descriptors of the process, noted or not.
+//! All open descriptors of the process, as the kernel lists them.
 #![allow(unsafe_code)] // system calls
 
 use std::ffi::c_int;
@@ -10,7 +10,7 @@ use crate::raw::{self, words};
 const DESCRIPTORS_LIKELY: c_int = 4096;
 
 /// Calls `visit` for each open descriptor, noted or not.
-pub(crate) fn each_open(mut visit: impl FnMut(c_int)) {
+pub(crate) fn each(mut visit: impl FnMut(c_int)) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY;
     let Ok(directory) = Opened::open(libc::AT_FDCWD, c"/proc/self/fd", flags) else {
         // Without /proc: the numbers that a program is likely to have.
@@ -67,7 +67,7 @@ mod tests {
     fn every_open_descriptor_is_visited() {
         let files: Vec<_> = (0..300).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
         let mut seen = Vec::new();
-        each_open(|fd| seen.push(fd));
+        each(|fd| seen.push(fd));
         assert!(files.iter().all(|file| seen.contains(&file.as_raw_fd())));
         assert!(seen.iter().all(|fd| *fd >= 0));
     }

@@ -1,0 +1,63 @@
+//! What is done when the library is loaded, and when the process forks and ends.
+//!
+//! Invariant: nothing lasting is made in the program: no thread, no signal handler, no descriptor.
+#![allow(unsafe_code)] // the load-time constructor, and fork handlers
+
+use crate::{covered, descriptors, exec, next, process, signals, stdio, supervisor, unseen};
+
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+static LOADED: extern "C" fn() = loaded;
+
+extern "C" fn loaded() {
+    if std::env::var_os("TIDEGATE_POOL").is_none() {
+        return;
+    }
+    next::resolve();
+    // SAFETY: a function that lives as long as the process.
+    unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    let Some(attached) = process::attach().filter(|_| descriptors::make().is_ok()) else {
+        process::refuse_log();
+        return suspend();
+    };
+    exec::remember();
+    process::find_file_limit();
+    signals::find_handlers();
+    process::use_log(attached);
+    supervisor::announce();
+    covered::note_standard();
+}
+
+/// Has the supervisor suspend logging for this process, which has given the log up.
+fn suspend() {
+    supervisor::suspend(process::number(), Some(process::cause()));
+}
+
+/// In the child: it is another process to the supervisor.
+pub(crate) extern "C" fn forked() {
+    let had_own_descriptors = process::become_child();
+    match process::log() {
+        Some(log) => log.forget_pages(),
+        None if process::has_given_up() => return suspend(),
+        None => {}
+    }
+    if had_own_descriptors {
+        // What is noted is about those of the parent's other threads.
+        descriptors::each(0, u32::MAX, |fd, _| {
+            descriptors::clear(fd);
+        });
+    }
+    // Both processes can write now, and each will give its own pins back.
+    unseen::take_again();
+    supervisor::announce();
+}
+
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
+static UNLOADED: extern "C" fn() = unloaded;
+
+/// The process ends. What the C library still has to write for standard output goes first.
+extern "C" fn unloaded() {
+    stdio::flush_standard();
+    unseen::release();
+}
