@@ -66,9 +66,9 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     /// Run a program whose syncs cost an append to a log
     Run(RunArgs),
-    /// Bring the files up to date with what a killed `run` or a power cut left in a log pool
+    /// Bring files, or the backing, up to date with what a kill or a power cut left in a pool
     Recover(RecoverArgs),
-    /// Write everything that a log pool holds to the files' disks, and wait for it
+    /// Write what only a pool holds to the files' disks or to the backing, and wait for it
     Flush(FlushArgs),
     /// Show what a pool is and what the server or the supervisor that has it open counted
     Stat(StatArgs),
@@ -362,9 +362,9 @@ pub(crate) struct RunArgs {
   tidegate recover /mnt/pmem/app.pool
   tidegate recover /mnt/pmem/app.pool --discard
 
-`tidegate run` does the same before it starts the program.")]
+`tidegate run` and `tidegate serve` do the same before they start.")]
 pub(crate) struct RecoverArgs {
-    /// The log pool's file or devdax device
+    /// The log or cache pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
     /// Throw the log away: writes that only it has are lost

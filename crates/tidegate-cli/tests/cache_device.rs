@@ -10,7 +10,7 @@ mod support;
 use rustix::process::Signal;
 
 use behind::{Scene, kill, read, write};
-use support::ok;
+use support::{ok, run};
 
 fn command(name: &str, scene: &Scene) {
     ok([name.as_ref(), scene.pool().as_os_str()]);
@@ -41,6 +41,25 @@ fn a_write_is_in_the_cache_after_a_kill_and_in_the_backing_after_a_flush() {
     let banner = server.banner.join("\n");
     assert!(banner.contains("20 pages, 0 of them dirty"), "clean pages stay: {banner}");
     assert!(server.stop(Signal::TERM).0.success());
+}
+
+#[test]
+fn recover_writes_to_the_backing_what_a_killed_server_left() {
+    let scene = Scene::new("cache");
+    let recover = |option: &[&str]| {
+        let output = run([&["recover", scene.pool().to_str().unwrap()], option].concat());
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let server = scene.serve("disk", &[]);
+    write(&mut scene.client(), 5, 9);
+    let (status, error) = recover(&[]);
+    assert!(status == Some(1) && error.contains("tidegate flush"), "{error}");
+    kill(server);
+    let (status, error) = recover(&["--discard"]);
+    assert!(status == Some(1) && error.contains("--discard is for logs"), "{error}");
+    assert_eq!(scene.in_file("disk", 5), 0);
+    assert_eq!(recover(&[]), (Some(0), String::new()));
+    assert_eq!(scene.in_file("disk", 5), 9);
 }
 
 #[test]

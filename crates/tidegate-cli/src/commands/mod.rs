@@ -2,6 +2,7 @@
 
 pub(crate) mod backings;
 mod bench;
+mod cache_pool;
 mod check;
 mod create;
 mod flush;

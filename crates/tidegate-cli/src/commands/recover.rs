@@ -1,4 +1,5 @@
-//! `tidegate recover`: restores files from a log that no process uses any more.
+//! `tidegate recover`: restores files from a log that no process uses any more, and the backing of
+//! a cache that no server has open.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,6 +17,7 @@ use tidegate_run::{
     processes_that_map,
 };
 
+use super::cache_pool;
 use crate::args::RecoverArgs;
 use crate::output::{Terminal, line};
 
@@ -24,6 +26,10 @@ use crate::output::{Terminal, line};
 /// # Errors
 /// There is no such pool, it is in use, or something cannot be restored.
 pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
+    if cache_pool::is_at(&args.pool) {
+        cache_pool::recover(args)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let pool = existing_log(&args.pool)?;
     let paths = PoolPaths::of_pool(&pool)?;
     let lock = paths.lock()?;

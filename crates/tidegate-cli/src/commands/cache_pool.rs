@@ -1,0 +1,70 @@
+//! What `tidegate flush` and `tidegate recover` do with a cache pool: its dirty pages go to its
+//! backing, whose name the pool knows.
+
+use std::fs::File;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use tidegate::cache::{self, CacheHeader};
+use tidegate::pmem::{Region, RegionOptions};
+use tidegate::pool::{Glance, glance};
+
+use super::recover::destage;
+use crate::args::RecoverArgs;
+use crate::control::{Answer, set_at, stat_of};
+use crate::output::line;
+
+/// A cache pool is at `path`, also where a server has it open.
+pub(super) fn is_at(path: &Path) -> bool {
+    let found = File::open(path).and_then(|file| glance(&file));
+    found.is_ok_and(|found| found == Glance::Tidegate(Some(cache::CODE)))
+}
+
+/// Has the server of the cache pool at `pool` clean it, or does so where there is none.
+///
+/// # Errors
+/// The backing cannot be opened, or fails.
+pub(super) fn flush(pool: &Path) -> Result<()> {
+    let Answer::Of(stat) = stat_of(pool)? else { return clean(pool) };
+    let shown = pool.display();
+    let mode = stat.settings.iter().find(|setting| setting.key == "mode");
+    let mode = &mode.with_context(|| format!("{shown}: its server has no mode"))?.value;
+    set_at(pool, vec![("mode".into(), format!("{mode}+flush"))])?;
+    Ok(line(format_args!("{shown}: the backing has all pages"))?)
+}
+
+/// Cleans a cache pool whose server was killed.
+///
+/// # Errors
+/// It has a server; an option is for logs only; the backing cannot be opened, or fails.
+pub(super) fn recover(args: &RecoverArgs) -> Result<()> {
+    let (pool, shown) = (&args.pool, args.pool.display());
+    let options = [("--discard", args.discard), ("--replay", args.replay)];
+    let salvage = [("--salvage", args.salvage)];
+    if let Some((option, _)) = options.into_iter().chain(salvage).find(|(_, is_given)| *is_given) {
+        bail!(
+            "{shown} holds a cache pool, and {option} is for logs; `tidegate create --force` throws \
+             its dirty pages away"
+        );
+    }
+    if matches!(stat_of(pool)?, Answer::Of(_)) {
+        bail!(
+            "{shown} is being served, and needs no recovery; `tidegate flush` writes its dirty \
+             pages to the backing"
+        );
+    }
+    clean(pool)
+}
+
+fn clean(pool: &Path) -> Result<()> {
+    let shown = pool.display();
+    let binding = {
+        let region = Region::open(pool, &RegionOptions::default())?;
+        CacheHeader::read(&region)?.binding
+    };
+    let Some(binding) = binding else {
+        return Ok(line(format_args!("{shown}: the cache was never used"))?);
+    };
+    destage(pool, &binding.name)?;
+    Ok(line(format_args!("{shown}: the backing {} has all pages", binding.name))?)
+}
