@@ -9,6 +9,7 @@ mod commands;
 mod control;
 mod output;
 mod pool;
+mod signals;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `tidegate serve`: opens a pool, offers it over NBD, and drains it on SIGTERM or SIGINT.
+//! `tidegate serve`: opens a pool, offers it over NBD, and drains it when a signal stops it.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -6,9 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use anyhow::Result;
 use tidegate::device::BlockDevice;
 use tidegate::device::delay::Delays;
 use tidegate::size::Size;
@@ -20,7 +18,7 @@ use tidegate_serve::nbd::{
 use crate::args::{LimitArgs, ServeArgs, TlsArgs, TlsWhen};
 use crate::control;
 use crate::output::{field, line, print_lines};
-use crate::pool;
+use crate::{pool, signals};
 
 /// Runs the command until a signal ends it.
 ///
@@ -30,7 +28,7 @@ use crate::pool;
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let tls = tls(&args.tls)?;
     // Caught before the first client can connect: no signal is lost, and none kills the process.
-    let signals = Signals::new([SIGTERM, SIGINT]).context("cannot catch signals")?;
+    let signals = signals::catch()?;
     let stack = Arc::new(open(args)?);
     let secure = tls.is_some();
     let server = bind(args, stack.top(), tls)?;
@@ -40,10 +38,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     print_lines(&stack.description().lines())?;
     announce(args, &server.addresses(), secure)?;
     let started = Instant::now();
-    let served = run_until_signal(server, &stop, signals);
+    let served = signals.during(&stop, || server.run(&stop));
     // Nothing is changed any more that the tiers still hold data for.
     drop(control);
-    let closed = served.and(stack.drain().map_err(Into::into));
+    let closed = served.map_err(Into::into).and(stack.drain().map_err(anyhow::Error::from));
     summarize(&statistics.snapshot(), started.elapsed())?;
     print_lines(&stack.tier_lines())?;
     closed?;
@@ -81,20 +79,6 @@ fn bind(args: &ServeArgs, device: Arc<dyn BlockDevice>, tls: Option<Tls>) -> Res
         None => builder,
     };
     Ok(builder.bind(&args.nbd)?)
-}
-
-fn run_until_signal(server: Server, stop: &StopHandle, mut signals: Signals) -> Result<()> {
-    let waiting = signals.handle();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            if signals.forever().next().is_some() {
-                stop.stop();
-            }
-        });
-        let outcome = server.run(stop);
-        waiting.close();
-        Ok(outcome?)
-    })
 }
 
 fn limits(args: &LimitArgs) -> Limits {

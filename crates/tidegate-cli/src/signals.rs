@@ -1,0 +1,92 @@
+//! What signals do to a server: none of them ends it before its tiers are drained.
+//!
+//! A signal that by default ends a process either stops the server in good order or is ignored, and
+//! both are said in one line. Left as they are: those that a fault of the process itself raises,
+//! and those that end or stop a process whatever it does.
+
+use std::io::Write;
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{
+    SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
+    SIGXCPU, SIGXFSZ,
+};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::signal_name;
+use tidegate_serve::nbd::StopHandle;
+
+/// The power is about to fail. The library for signals does not know it.
+const SIGPWR: i32 = rustix::process::Signal::POWER.as_raw();
+const STOPPING: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPWR, SIGXCPU];
+const IGNORED: [i32; 7] = [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGXFSZ];
+/// Those that have numbers only, but for the two that the C library uses.
+const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
+
+/// The signals of this process, caught from now on.
+pub(crate) struct Caught(Signals);
+
+/// Catches the signals, but for those that whoever started the process has it ignore, as `nohup`
+/// does.
+///
+/// # Errors
+/// The system refuses.
+pub(crate) fn catch() -> Result<Caught> {
+    let ignored = ignored_from_the_start();
+    let wanted = STOPPING.into_iter().chain(IGNORED).chain(REAL_TIME);
+    let caught = wanted.filter(|signal| ignored & 1 << (signal - 1) == 0);
+    Ok(Caught(Signals::new(caught).context("cannot catch signals")?))
+}
+
+/// A bit for each signal, the lowest for signal 1.
+fn ignored_from_the_start() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+impl Caught {
+    /// Runs `serve`, and lets signals stop it by `stop` meanwhile. Signals that come later do
+    /// nothing.
+    pub(crate) fn during<R>(self, stop: &StopHandle, serve: impl FnOnce() -> R) -> R {
+        let Self(mut signals) = self;
+        let handle = signals.handle();
+        std::thread::scope(|scope| {
+            scope.spawn(move || handle_each(&mut signals, stop));
+            let served = serve();
+            handle.close();
+            served
+        })
+    }
+}
+
+fn handle_each(signals: &mut Signals, stop: &StopHandle) {
+    for signal in signals.forever() {
+        let stops = STOPPING.contains(&signal);
+        let does = if stops { "stopping" } else { "ignored" };
+        // A line that cannot be written is lost, and the server goes on.
+        let _ = writeln!(std::io::stderr(), "tidegate: {}: {does}", name_of(signal));
+        if stops {
+            stop.stop();
+        }
+    }
+}
+
+fn name_of(signal: i32) -> String {
+    match signal_name(signal) {
+        Some(name) => name.to_owned(),
+        None if signal == SIGPWR => "SIGPWR".to_owned(),
+        None => format!("signal {signal}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_ignores_from_the_start_is_seen() {
+        // The runtime has this one ignored.
+        assert_ne!(ignored_from_the_start() & 1 << (signal_hook::consts::SIGPIPE - 1), 0);
+        assert_eq!(ignored_from_the_start() & 1 << (SIGTERM - 1), 0);
+    }
+}

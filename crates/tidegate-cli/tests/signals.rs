@@ -1,0 +1,116 @@
+//! No signal costs what SIGTERM keeps: it stops the server in good order, or is ignored.
+
+#[path = "support/nbd.rs"]
+mod nbd;
+mod support;
+
+use std::fs::{File, read_to_string};
+use std::process::Command;
+
+use rustix::process::{Signal, kill_process};
+use tempfile::TempDir;
+
+use nbd::Client;
+use support::{Server, ok, scratch, succeed, tidegate, tool};
+
+const BLOCK_BYTES: usize = 4096;
+const BLOCKS: usize = 200;
+
+/// A BTT behind a DRAM tier, which loses what it holds when its process is killed.
+struct Scene(TempDir);
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self(scratch());
+        ok(["create", &scene.path("pool"), "--engine=btt", "--size=32M"]);
+        scene
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Serves by `command`, which is to have the arguments of `tidegate`.
+    fn serve_by(&self, mut command: Command) -> Server {
+        command.args(["serve", &self.path("pool"), "--dram=lru:4M", "--nbd"]);
+        command.arg(format!("unix:{}", self.path("socket")));
+        Server::spawn(command.stderr(File::create(self.path("errors")).unwrap()))
+    }
+
+    fn serve(&self) -> Server {
+        self.serve_by(tidegate())
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(self.path("socket").as_ref()).unwrap()
+    }
+
+    fn write_all(&self, byte: u8) {
+        let mut client = self.client();
+        for lba in 0..BLOCKS {
+            client.send_write(0, (lba * BLOCK_BYTES) as u64, &[byte; BLOCK_BYTES]).unwrap();
+            assert_eq!(client.receive().unwrap(), (0, 0));
+        }
+    }
+
+    /// A new server has all blocks.
+    fn expect_all(&self, byte: u8) {
+        let server = self.serve();
+        let mut client = self.client();
+        for lba in 0..BLOCKS {
+            let block = client.read((lba * BLOCK_BYTES) as u64, BLOCK_BYTES).unwrap();
+            assert!(block.iter().all(|found| *found == byte), "block {lba}");
+        }
+        drop(client);
+        assert!(server.stop(Signal::TERM).0.success());
+    }
+}
+
+#[test]
+fn signals_that_end_a_process_stop_the_server_in_good_order() {
+    let signals = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::POWER];
+    for (byte, signal) in (1..).zip(signals) {
+        let scene = Scene::new();
+        let server = scene.serve();
+        scene.write_all(byte);
+        let (status, said) = server.stop(signal);
+        assert!(status.success() && said.contains("stopped"), "{signal:?}: {status} {said}");
+        let errors = read_to_string(scene.path("errors")).unwrap();
+        assert!(
+            errors.starts_with("tidegate: SIG") && errors.ends_with(": stopping\n"),
+            "{errors}"
+        );
+        scene.expect_all(byte);
+    }
+}
+
+#[test]
+fn signals_that_mean_nothing_are_ignored_with_a_line() {
+    let scene = Scene::new();
+    let server = scene.serve();
+    scene.write_all(1);
+    for signal in ["USR1", "USR2", "ALRM", "VTALRM", "PROF", "IO", "XFSZ", "35", "64"] {
+        let pid = server.pid().as_raw_nonzero().to_string();
+        succeed(tool("kill", "procps").args([&format!("-{signal}"), &pid]));
+    }
+    scene.write_all(2);
+    assert!(server.stop(Signal::TERM).0.success());
+    let errors = read_to_string(scene.path("errors")).unwrap();
+    let named = ["SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGXFSZ"];
+    for name in named.into_iter().chain(["signal 35", "signal 64"]) {
+        assert!(errors.contains(&format!("tidegate: {name}: ignored\n")), "{name}: {errors}");
+    }
+    scene.expect_all(2);
+}
+
+#[test]
+fn a_hangup_does_not_stop_a_server_under_nohup() {
+    let scene = Scene::new();
+    let mut command = tool("nohup", "coreutils");
+    command.arg(tidegate().get_program());
+    let server = scene.serve_by(command);
+    kill_process(server.pid(), Signal::HUP).unwrap();
+    scene.write_all(3);
+    assert!(server.stop(Signal::TERM).0.success());
+    scene.expect_all(3);
+}
