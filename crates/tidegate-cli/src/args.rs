@@ -304,9 +304,13 @@ pub(crate) enum TlsWhen {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
-    /// Most connections at once
+    /// Most connections at once; at the limit a new client takes the place of a silent one
     #[arg(long, value_name = "N")]
     pub(crate) max_connections: Option<NonZeroUsize>,
+    /// Most memory for the requests of all clients: bytes, or with K, M, G or T; at least 64M, and
+    /// a quarter of what this machine or control group has unless given
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) request_memory: Option<Size>,
 }
 
 /// Arguments of `tidegate run`.

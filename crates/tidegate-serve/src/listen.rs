@@ -1,18 +1,22 @@
 //! Addresses, and the sockets that listen at them.
 //!
-//! Invariants: a unix socket can be connected to only by its owner (mode 0600) from its first
-//! moment on; the file of a dead server is replaced, that of a live one is not; only our own file
-//! is removed.
+//! Invariants:
+//! 1. A unix socket can be connected to only by its owner (mode 0600) from its first moment on.
+//! 2. The file of a dead server is replaced, that of a live one is not; only our own is removed.
+//! 3. A server holds the lock of a file beside its socket from before it looks who listens there
+//!    until it listens itself: of servers that start at the same time one gets the path.
 
 use std::fmt;
+use std::fs::File;
 use std::net::{TcpListener, ToSocketAddrs};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::Mode;
+use rustix::fs::{FlockOperation, Mode, flock};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::ServeError;
@@ -88,9 +92,10 @@ impl Listener {
     }
 
     fn bind_unix(path: &Path) -> Result<Self, ServeError> {
-        let failed = |error: rustix::io::Errno| {
+        let failed = |error: Errno| {
             ServeError::io(&format!("cannot listen at unix:{}", path.display()), error)
         };
+        let _claim = Claim::of(path)?;
         remove_dead_socket(path)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
@@ -100,7 +105,8 @@ impl Listener {
         rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         let file = SocketFile::at(path);
         rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
-        Ok(Self { socket, address: ListenAddress::Unix(path.to_owned()), file })
+        let address = ListenAddress::Unix(path.to_owned());
+        Ok(Self { socket, address, file })
     }
 
     fn bind_tcp(host: &str, port: u16) -> Result<Self, ServeError> {
@@ -148,6 +154,55 @@ impl Drop for Listener {
     }
 }
 
+/// The right to begin to listen at a path: the lock of `PATH.lock`, a file that is there meanwhile.
+struct Claim {
+    path: PathBuf,
+    _locked: File,
+}
+
+impl Claim {
+    /// # Errors
+    /// [`ServeError::InUse`]: another server has it; [`ServeError::Io`].
+    fn of(socket: &Path) -> Result<Self, ServeError> {
+        let mut name = socket.as_os_str().to_owned();
+        name.push(".lock");
+        let path = PathBuf::from(name);
+        let failed = |error: std::io::Error| {
+            ServeError::io(&format!("cannot lock {}", path.display()), error)
+        };
+        loop {
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false).mode(0o600);
+            let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+            let locked = options.custom_flags(flags).open(&path).map_err(failed)?;
+            match flock(&locked, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) => return Err(in_use(socket)),
+                Err(error) => return Err(failed(error.into())),
+                Ok(()) => {}
+            }
+            // Its last holder may have removed the file since it was opened.
+            let (ours, there) = (locked.metadata().map_err(failed)?, path.symlink_metadata());
+            if there.is_ok_and(|it| (it.dev(), it.ino()) == (ours.dev(), ours.ino())) {
+                return Ok(Self { path, _locked: locked });
+            }
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Still locked: who opened it before finds, once it has the lock, that it is not there.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn in_use(socket: &Path) -> ServeError {
+    ServeError::InUse(format!(
+        "cannot listen at unix:{}: another server listens there; stop it or choose another path",
+        socket.display()
+    ))
+}
+
 /// The file of our unix socket.
 struct SocketFile {
     path: PathBuf,
@@ -187,14 +242,14 @@ fn remove_dead_socket(path: &Path) -> Result<(), ServeError> {
             };
             std::fs::remove_file(path).map_err(failed)
         }
-        _ => Err(ServeError::InUse(format!(
-            "cannot listen at unix:{path_name}: another server listens there; stop it or choose another path"
-        ))),
+        _ => Err(in_use(path)),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[test]
@@ -228,6 +283,30 @@ mod tests {
         std::fs::write(&path, "precious").expect("write");
         let refused = Listener::bind(&address).err().expect("refuses a file");
         assert!(refused.to_string().contains("no socket"), "{refused}");
+    }
+
+    #[test]
+    fn of_servers_that_start_at_one_unused_socket_one_wins() {
+        const SERVERS: usize = 8;
+        let dir = tempfile::tempdir().expect("tempdir");
+        for round in 0..50 {
+            let path = dir.path().join(round.to_string());
+            drop(std::os::unix::net::UnixListener::bind(&path).expect("dead socket"));
+            let (address, start) = (ListenAddress::Unix(path.clone()), Barrier::new(SERVERS));
+            let bind = || {
+                start.wait();
+                Listener::bind(&address)
+            };
+            let bound: Vec<_> = std::thread::scope(|scope| {
+                let servers: Vec<_> = (0..SERVERS).map(|_| scope.spawn(bind)).collect();
+                servers.into_iter().map(|server| server.join().expect("no panic")).collect()
+            });
+            let refused = bound.iter().filter(|it| matches!(it, Err(ServeError::InUse(_)))).count();
+            assert_eq!(refused, SERVERS - 1);
+            UnixStream::connect(&path).expect("the one that won listens");
+            drop(bound);
+            assert_eq!(std::fs::read_dir(dir.path()).expect("readable").count(), 0);
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::ServeError;
+use crate::budget::Wakes;
 
 /// An event that another thread can wait for with `poll`.
 pub(crate) struct Wake(OwnedFd);
@@ -46,6 +47,12 @@ pub(crate) struct Mailbox<T> {
     mail: Mutex<Vec<T>>,
     has_mail: AtomicBool,
     wake: Wake,
+}
+
+impl<T: Send> Wakes for Mailbox<T> {
+    fn wake(&self) {
+        self.wake.wake();
+    }
 }
 
 impl<T> Mailbox<T> {

@@ -84,7 +84,10 @@ fn bind(args: &ServeArgs, device: Arc<dyn BlockDevice>, tls: Option<Tls>) -> Res
 fn limits(args: &LimitArgs) -> Limits {
     let default = Limits::default();
     let connections = args.max_connections.map_or(default.connections, NonZeroUsize::get);
-    Limits { connections, ..default }
+    let memory_bytes = args.request_memory.map(|size| usize::try_from(size.bytes));
+    let memory_bytes =
+        memory_bytes.map_or(default.memory_bytes, |bytes| bytes.unwrap_or(usize::MAX));
+    Limits { connections, memory_bytes, ..default }
 }
 
 fn tls(args: &TlsArgs) -> Result<Option<Tls>> {

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-use tidegate::device::IoBuffer;
+use tidegate::device::{BUFFER_EXTRA_BYTES, IoBuffer};
 
 /// Received bytes not used up yet.
 pub(super) struct Input {
@@ -49,7 +49,7 @@ impl Input {
     }
 }
 
-/// The most bytes of free payloads that a connection keeps.
+/// The most bytes of free payloads that a connection keeps, where memory is plenty.
 const POOL_BYTES: usize = 2 << 20;
 
 /// Payloads of finished requests, kept for the next.
@@ -57,9 +57,15 @@ const POOL_BYTES: usize = 2 << 20;
 pub(super) struct PayloadPool {
     free: Vec<IoBuffer>,
     free_bytes: usize,
+    most_bytes: usize,
 }
 
 impl PayloadPool {
+    /// A pool that keeps up to `most_bytes`.
+    pub(super) fn new(most_bytes: usize) -> Self {
+        Self { most_bytes: most_bytes.min(POOL_BYTES), ..Self::default() }
+    }
+
     /// A payload of `len` bytes with any content.
     pub(super) fn take(&mut self, len: usize) -> IoBuffer {
         match self.free.iter().rposition(|payload| payload.capacity_bytes() >= len) {
@@ -75,7 +81,7 @@ impl PayloadPool {
 
     /// Takes a payload back.
     pub(super) fn put(&mut self, payload: IoBuffer) {
-        if self.free_bytes + payload.memory_bytes() <= POOL_BYTES {
+        if self.free_bytes + payload.memory_bytes() <= self.most_bytes {
             self.free_bytes += payload.memory_bytes();
             self.free.push(payload);
         }
@@ -134,9 +140,9 @@ impl Output {
         self.end - self.start
     }
 
-    /// Bytes waiting in owned messages.
+    /// Memory of owned messages, in bytes.
     pub(super) fn owned_bytes(&self) -> usize {
-        self.placed_bytes
+        self.placed_bytes + self.placed.len() * BUFFER_EXTRA_BYTES
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -258,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_pool_gives_back_what_fits_and_keeps_little() {
-        let mut pool = PayloadPool::default();
+        let mut pool = PayloadPool::new(usize::MAX);
         let payload = pool.take(4096);
         let address = payload.data().as_ptr();
         pool.put(payload);

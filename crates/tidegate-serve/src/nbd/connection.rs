@@ -20,11 +20,13 @@ use rustls::ServerConnection;
 
 use super::buffer::{Input, Output, PayloadPool};
 use super::handshake::{Handshake, Negotiated, Step};
+use super::member::Member;
 use super::protocol::greeting;
 use super::service::Service;
-use super::session::{INPUT_BYTES, Mail, OUTPUT_BYTES, Progress, Session};
+use super::session::{INPUT_BYTES, OUTPUT_BYTES, Progress, Session};
 use super::tls::{Tls, TlsMode};
 use super::transport::Transport;
+use crate::budget::{Lease, Wakes};
 
 /// How long to look for the next request before sleeping: about what two wake-ups of an idle CPU
 /// take.
@@ -60,12 +62,15 @@ pub(super) struct Connection<'a> {
     service: &'a Service,
     id: u64,
     transport: Transport,
-    mailbox: Arc<Mail>,
+    member: &'a Member,
     input: Input,
     output: Output,
     phase: Phase,
     /// The handshake must be over by then; when stopping, everything.
     deadline: Option<Instant>,
+    /// Since when the client has taken no answer, or sent no data where no answer waits; none where
+    /// it has done so since the last wait.
+    still_since: Option<Instant>,
     /// Nothing more is received: the server stops.
     stopping: bool,
     /// Nothing more is handled: only what waits is sent.
@@ -76,7 +81,7 @@ pub(super) struct Connection<'a> {
 
 impl<'a> Connection<'a> {
     /// Connection `id`, of a client on the nonblocking `socket`.
-    pub(super) fn new(service: &'a Service, id: u64, socket: OwnedFd, mailbox: Arc<Mail>) -> Self {
+    pub(super) fn new(service: &'a Service, id: u64, socket: OwnedFd, member: &'a Member) -> Self {
         let mode = service.tls.as_ref().map_or(TlsMode::Off, Tls::mode);
         let exports = Arc::clone(&service.exports);
         let handshake = Handshake::new(exports, service.limits.max_request_bytes, mode);
@@ -84,11 +89,12 @@ impl<'a> Connection<'a> {
             service,
             id,
             transport: Transport::new(socket),
-            mailbox,
+            member,
             input: Input::new(INPUT_BYTES),
             output: Output::new(OUTPUT_BYTES),
             phase: Phase::Handshake(Box::new(handshake)),
             deadline: Instant::now().checked_add(service.limits.handshake_timeout),
+            still_since: None,
             stopping: false,
             closing: false,
             spins: false,
@@ -113,6 +119,10 @@ impl<'a> Connection<'a> {
     fn run(&mut self) -> Result<(), Fault> {
         loop {
             self.notice_stop()?;
+            if self.member.is_evicted() && self.is_idle() {
+                let what = "gave its place up: it was silent, and another client came";
+                return Err(Fault::Broken(what.into()));
+            }
             let collected = self.collect();
             let progress = self.advance()?;
             let wants_input = matches!(progress, Progress::NeedInput) && !self.closing;
@@ -216,8 +226,10 @@ impl<'a> Connection<'a> {
 
     fn start_transmission(&mut self, negotiated: &Negotiated) {
         self.deadline = self.deadline.filter(|_| self.stopping);
-        let (limits, mailbox) = (&self.service.limits, Arc::clone(&self.mailbox));
-        let session = Session::new(negotiated, limits, self.id, mailbox);
+        let (limits, mailbox) = (&self.service.limits, Arc::clone(&self.member.mailbox));
+        let client = Arc::clone(&mailbox) as Arc<dyn Wakes>;
+        let lease = Lease::new(Arc::clone(&self.service.budget), client);
+        let session = Session::new(negotiated, limits, self.id, mailbox, lease);
         self.phase = Phase::Transmission(Box::new(session));
     }
 
@@ -265,6 +277,9 @@ impl<'a> Connection<'a> {
         if let Phase::Transmission(session) = &mut self.phase {
             session.payload_received(to_payload);
         }
+        if self.output.is_empty() {
+            self.still_since = None;
+        }
         self.input.received(received - to_payload);
         Ok(true)
     }
@@ -274,6 +289,7 @@ impl<'a> Connection<'a> {
         if let (false, Phase::Transmission(session)) = (self.output.is_empty(), &mut self.phase) {
             // Before the replies leave: a client that has its reply finds it counted.
             self.service.counters.add(session.tally());
+            self.member.note_work();
         }
         let mut any = false;
         let mut no_pool = PayloadPool::default();
@@ -283,6 +299,7 @@ impl<'a> Connection<'a> {
             match self.transport.send(&pieces[..count]) {
                 Ok(sent) => {
                     any = true;
+                    self.still_since = None;
                     let pool = match &mut self.phase {
                         Phase::Transmission(session) => session.pool(),
                         Phase::Handshake(_) => &mut no_pool,
@@ -292,6 +309,9 @@ impl<'a> Connection<'a> {
                 Err(error) if is_transient(&error) => break,
                 Err(error) => return Err(error.into()),
             }
+        }
+        if let (true, Phase::Transmission(session)) = (any, &mut self.phase) {
+            session.settle(&self.output);
         }
         Ok(any)
     }
@@ -313,36 +333,77 @@ impl<'a> Connection<'a> {
     /// Waits for the socket, for the mailbox, or for the deadline, which is an error.
     fn wait(&mut self, wants_input: bool) -> Result<(), Fault> {
         let wants_output = !self.output.is_empty() || !self.transport.flush()?;
+        let now = Instant::now();
+        let timeout = self.time_left(now, wants_output)?;
         let mut events = PollFlags::empty();
         events.set(PollFlags::IN, wants_input);
         events.set(PollFlags::OUT, wants_output);
-        let mut fds =
-            [PollFd::new(self.mailbox.wake(), PollFlags::IN), PollFd::new(&self.transport, events)];
+        let mut fds = [
+            PollFd::new(self.member.mailbox.wake(), PollFlags::IN),
+            PollFd::new(&self.transport, events),
+        ];
         // A socket without events would still report that the client hung up, again and again.
         let watched = if events.is_empty() { 1 } else { 2 };
-        let timeout = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        if timeout == Some(Duration::ZERO) {
-            return Err(Fault::Broken(self.lateness()));
+        if wants_input && !wants_output && self.is_idle() {
+            self.member.note_idle(now);
         }
-        let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
-        let start = Instant::now();
         let polled = poll(&mut fds[..watched], timeout.as_ref());
-        self.spins = start.elapsed() < SPIN;
+        self.member.note_busy();
+        self.spins = now.elapsed() < SPIN;
         match polled {
             Err(rustix::io::Errno::INTR) | Ok(_) => {}
             Err(error) => return Err(Fault::Broken(format!("poll: {error}"))),
         }
         if !fds[0].revents().is_empty() {
-            self.mailbox.wake().reset();
+            self.member.mailbox.wake().reset();
         }
         Ok(())
+    }
+
+    /// How long to wait at most.
+    fn time_left(&mut self, now: Instant, wants_output: bool) -> Result<Option<Timespec>, Fault> {
+        let stalled = self.stall_deadline(now, wants_output);
+        let left = |at: Instant| at.saturating_duration_since(now);
+        let deadline = self.deadline.into_iter().chain(stalled).min().map(left);
+        if deadline == Some(Duration::ZERO) {
+            return Err(Fault::Broken(self.lateness()));
+        }
+        // Whether others wait for the memory of one that stalls is looked at again soon.
+        let look = stalled.map(|_| self.service.limits.stall_timeout_under_pressure);
+        let timeout = deadline.into_iter().chain(look).min();
+        Ok(timeout.and_then(|left| Timespec::try_from(left).ok()))
+    }
+
+    /// When the client counts as stalled, if it has answers to take or the data of a write to send.
+    fn stall_deadline(&mut self, now: Instant, wants_output: bool) -> Option<Instant> {
+        let is_receiving =
+            matches!(&self.phase, Phase::Transmission(session) if session.is_receiving());
+        if !wants_output && !is_receiving {
+            self.still_since = None;
+            return None;
+        }
+        let still_since = *self.still_since.get_or_insert(now);
+        still_since.checked_add(self.stall_timeout())
+    }
+
+    fn stall_timeout(&self) -> Duration {
+        let limits = &self.service.limits;
+        match &self.phase {
+            Phase::Transmission(session) if session.holds_wanted_memory() => {
+                limits.stall_timeout_under_pressure.min(limits.stall_timeout)
+            }
+            _ => limits.stall_timeout,
+        }
     }
 
     fn lateness(&self) -> String {
         match (&self.phase, self.stopping) {
             (_, true) => "did not read its replies while the server stopped".into(),
             (Phase::Handshake(_), _) => "did not finish the handshake in time".into(),
-            (Phase::Transmission(_), _) => "took too long".into(),
+            (Phase::Transmission(_), _) => {
+                let limit = self.stall_timeout();
+                format!("took no answer, and sent no data of a write, for {limit:?}")
+            }
         }
     }
 
@@ -352,9 +413,9 @@ impl<'a> Connection<'a> {
         while !session.is_idle() {
             let mut dropped = Output::new(0);
             if !session.collect(&mut dropped) {
-                let mut fds = [PollFd::new(self.mailbox.wake(), PollFlags::IN)];
+                let mut fds = [PollFd::new(self.member.mailbox.wake(), PollFlags::IN)];
                 let _ = poll(&mut fds, None);
-                self.mailbox.wake().reset();
+                self.member.mailbox.wake().reset();
             }
         }
     }

@@ -20,6 +20,7 @@ use super::protocol::{
 };
 use super::session::{INPUT_BYTES, Mail, OUTPUT_BYTES, Progress, Session};
 use super::tls::TlsMode;
+use crate::budget::{Budget, Lease, Wakes};
 
 const DEVICE_BYTES: usize = 256 << 10;
 
@@ -155,7 +156,8 @@ pub fn transmission(mut data: &[u8]) {
 fn transmit(negotiated: &Negotiated, mut data: &[u8]) {
     let Ok(mailbox) = Mail::new().map(Arc::new) else { return };
     let limits = Limits { in_flight_bytes: 1 << 20, in_flight_requests: 4, ..Limits::default() };
-    let mut session = Session::new(negotiated, &limits, 0, mailbox);
+    let lease = Lease::new(Arc::new(Budget::new(1 << 20)), Arc::clone(&mailbox) as Arc<dyn Wakes>);
+    let mut session = Session::new(negotiated, &limits, 0, mailbox, lease);
     let (mut input, mut output) = (Input::new(INPUT_BYTES), Output::new(OUTPUT_BYTES));
     let mut sent = Vec::new();
     let mut progress = Progress::NeedInput;

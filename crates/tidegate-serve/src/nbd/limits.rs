@@ -1,14 +1,22 @@
 //! What clients may make a server hold.
 
+use std::path::Path;
 use std::time::Duration;
 
 use super::{Export, ServeError};
 
+/// The least memory for requests, in bytes: one of the largest must be possible.
+pub const MEMORY_BYTES_MIN: usize = 64 << 20;
+
 /// How much clients may ask for.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Connections at a time; more are closed at once.
+    /// Connections at a time. At the limit a new one takes the place of one that is silent or
+    /// idle; where there is none it is closed at once.
     pub connections: usize,
+    /// Memory for the requests of all connections together, in bytes: at least
+    /// [`MEMORY_BYTES_MIN`]. Beside it each connection has buffers of at most 0.7 MB.
+    pub memory_bytes: usize,
     /// Data of one read or write, in bytes: at least a block, at most 32 MiB, a power of two.
     pub max_request_bytes: u32,
     /// Data of one connection's requests that may wait in memory, in bytes; one request is always
@@ -18,6 +26,15 @@ pub struct Limits {
     pub in_flight_requests: usize,
     /// Time that a client has for its handshake.
     pub handshake_timeout: Duration,
+    /// Time in which a client must take some of its answers, or send some of the data of a write
+    /// that it has begun.
+    pub stall_timeout: Duration,
+    /// The same for a client that holds memory for which others wait.
+    pub stall_timeout_under_pressure: Duration,
+    /// At the limit of connections: time after which one without any request gives its place up.
+    pub silent_timeout: Duration,
+    /// At the limit of connections: time without a request after which any gives its place up.
+    pub idle_timeout: Duration,
     /// Time that clients have for reading their last replies when the server stops.
     pub stop_grace: Duration,
 }
@@ -26,16 +43,56 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 256,
+            memory_bytes: default_memory_bytes(),
             max_request_bytes: 32 << 20,
             in_flight_bytes: 64 << 20,
             in_flight_requests: 256,
             handshake_timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(30),
+            stall_timeout_under_pressure: Duration::from_secs(2),
+            silent_timeout: Duration::from_secs(2),
+            idle_timeout: Duration::from_secs(60),
             stop_grace: Duration::from_secs(5),
         }
     }
 }
 
+/// A quarter of the memory that this process may have.
+fn default_memory_bytes() -> usize {
+    let machine = field_of("/proc/meminfo", "MemTotal:").map(|kib| kib.saturating_mul(1024));
+    let allowed = machine.into_iter().chain(control_group_bytes()).min();
+    allowed.map_or(0, |bytes| bytes / 4).max(MEMORY_BYTES_MIN)
+}
+
+/// The limit of this process's control group and of those that it is in; none where none is set.
+fn control_group_bytes() -> Option<usize> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let limit = |group: &Path| {
+        let file = Path::new("/sys/fs/cgroup").join(group).join("memory.max");
+        std::fs::read_to_string(file).ok()?.trim().parse().ok()
+    };
+    Path::new(group).ancestors().filter_map(limit).min()
+}
+
+/// The number behind `name` in a file of the kernel's.
+fn field_of(file: &str, name: &str) -> Option<usize> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
 impl Limits {
+    /// What the leases of all connections may hold.
+    pub(super) fn leased_bytes(&self) -> usize {
+        self.memory_bytes - self.memory_bytes / 4
+    }
+
+    /// What a connection may keep of finished requests: a quarter of the memory for all together.
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.memory_bytes / 4 / self.connections.max(1)
+    }
+
     /// Checks the limits against `exports`.
     ///
     /// # Errors
@@ -43,6 +100,12 @@ impl Limits {
     pub(super) fn check(&self, exports: &[Export]) -> Result<(), ServeError> {
         let most = self.max_request_bytes;
         let block_bytes = exports.iter().map(|it| it.geometry().block_bytes).max().unwrap_or(0);
+        if self.memory_bytes < MEMORY_BYTES_MIN {
+            return Err(ServeError::Limit(format!(
+                "memory of {} bytes for all requests: expected at least {MEMORY_BYTES_MIN}",
+                self.memory_bytes
+            )));
+        }
         if most.is_power_of_two() && most <= 32 << 20 && most >= block_bytes {
             return Ok(());
         }

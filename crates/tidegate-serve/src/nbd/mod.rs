@@ -20,6 +20,7 @@ mod export;
 pub mod fuzzing;
 mod handshake;
 mod limits;
+mod member;
 mod protocol;
 mod server;
 mod service;
@@ -30,6 +31,6 @@ mod transport;
 
 pub use crate::{ListenAddress, LogSink, ServeError, Statistics, StatisticsSource, StopHandle};
 pub use export::Export;
-pub use limits::Limits;
+pub use limits::{Limits, MEMORY_BYTES_MIN};
 pub use server::{Server, ServerBuilder};
 pub use tls::{Tls, TlsMode};

@@ -1,6 +1,7 @@
 //! The server: listens, gives each client a thread, and stops in good order.
 //!
-//! Invariants: there are never more connections than [`Limits::connections`]; [`Server::run`]
+//! Invariants: there are never more connections than [`Limits::connections`], but for those that are
+//! giving their places up; [`Server::run`]
 //! returns only when every connection has ended and every accepted request has finished.
 //!
 //! Entry points: [`ServerBuilder`], [`Server::run`], [`StopHandle`].
@@ -9,6 +10,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -18,11 +20,13 @@ use rustix::time::Timespec;
 
 use super::connection::{Connection, Fault};
 use super::export::Exports;
+use super::member::Member;
 use super::service::Service;
 use super::session::Mail;
 use super::{
     Export, Limits, ListenAddress, LogSink, ServeError, StatisticsSource, StopHandle, Tls,
 };
+use crate::budget::Budget;
 use crate::listen::Listener;
 use crate::log::Log;
 
@@ -30,7 +34,7 @@ use crate::log::Log;
 struct Shared {
     service: Service,
     log: Log,
-    live: Mutex<HashMap<u64, Arc<Mail>>>,
+    live: Mutex<HashMap<u64, Arc<Member>>>,
     one_ended: Condvar,
 }
 
@@ -88,6 +92,7 @@ impl ServerBuilder {
         let listeners = addresses.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
         let sink = self.log.unwrap_or_else(|| Arc::new(to_standard_error));
         let service = Service {
+            budget: Arc::new(Budget::new(self.limits.leased_bytes())),
             exports,
             limits: self.limits,
             tls: self.tls,
@@ -189,15 +194,15 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> bool {
 
 fn start_connection(shared: &Arc<Shared>, socket: OwnedFd, peer: String) -> Result<(), ServeError> {
     let limit = shared.service.limits.connections;
-    if shared.live.lock().len() >= limit {
+    if !shared.has_place() {
         shared.service.counters.connections_refused.fetch_add(1, Ordering::Relaxed);
         shared.log.line(&format!("nbd: {peer}: refused, there are {limit} connections already"));
         return Ok(());
     }
-    let entry = Registration::new(shared, Arc::new(Mail::new()?));
+    let entry = Registration::new(shared, Arc::new(Member::new(Arc::new(Mail::new()?))));
     let serve = move || {
-        let (shared, mailbox) = (&entry.shared, Arc::clone(&entry.mailbox));
-        let mut connection = Connection::new(&shared.service, entry.id, socket, mailbox);
+        let shared = &entry.shared;
+        let mut connection = Connection::new(&shared.service, entry.id, socket, &entry.member);
         if let Err(Fault::Broken(what)) = connection.serve() {
             shared.service.counters.client_faults.fetch_add(1, Ordering::Relaxed);
             shared.log.line(&format!("nbd: {peer}: connection {} closed: {what}", entry.id));
@@ -212,17 +217,17 @@ fn start_connection(shared: &Arc<Shared>, socket: OwnedFd, peer: String) -> Resu
 /// A connection's entry among those of the server, removed when dropped.
 struct Registration {
     shared: Arc<Shared>,
-    mailbox: Arc<Mail>,
+    member: Arc<Member>,
     id: u64,
 }
 
 impl Registration {
-    fn new(shared: &Arc<Shared>, mailbox: Arc<Mail>) -> Self {
+    fn new(shared: &Arc<Shared>, member: Arc<Member>) -> Self {
         let counters = &shared.service.counters;
         let id = counters.connections.fetch_add(1, Ordering::Relaxed);
         counters.connections_open.fetch_add(1, Ordering::Relaxed);
-        shared.live.lock().insert(id, Arc::clone(&mailbox));
-        Self { shared: Arc::clone(shared), mailbox, id }
+        shared.live.lock().insert(id, Arc::clone(&member));
+        Self { shared: Arc::clone(shared), member, id }
     }
 }
 
@@ -235,12 +240,24 @@ impl Drop for Registration {
 }
 
 impl Shared {
+    /// Whether one more connection may be taken. At the limit one that is silent or idle gives its
+    /// place up; it is gone in a moment.
+    fn has_place(&self) -> bool {
+        let (live, limits, now) = (self.live.lock(), &self.service.limits, Instant::now());
+        if live.values().filter(|member| !member.is_evicted()).count() < limits.connections {
+            return true;
+        }
+        let overdue = live.values().filter_map(|it| Some((it.overdue(now, limits)?, it)));
+        let longest = overdue.max_by_key(|(overdue, _)| *overdue);
+        longest.inspect(|(_, member)| member.evict()).is_some()
+    }
+
     /// Tells all connections to stop, and waits until they have.
     fn stop_connections(&self) {
         self.service.stopping.store(true, Ordering::Release);
         let mut live = self.live.lock();
-        for mailbox in live.values() {
-            mailbox.wake().wake();
+        for member in live.values() {
+            member.mailbox.wake().wake();
         }
         while !live.is_empty() {
             self.one_ended.wait(&mut live);

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::export::Exports;
 use super::{Limits, Tls};
+use crate::budget::Budget;
 use crate::statistics::Counters;
 
 /// What a connection needs of its server.
@@ -13,6 +14,8 @@ pub(super) struct Service {
     pub(super) limits: Limits,
     pub(super) tls: Option<Tls>,
     pub(super) counters: Arc<Counters>,
+    /// Memory for requests.
+    pub(super) budget: Arc<Budget>,
     /// The server takes no more requests.
     pub(super) stopping: AtomicBool,
 }

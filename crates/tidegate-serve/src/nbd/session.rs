@@ -16,7 +16,8 @@
 use std::sync::Arc;
 
 use tidegate::device::{
-    Context, DeviceError, IoBuffer, Operation, OwnedOperation, Result, WriteFlags,
+    BUFFER_EXTRA_BYTES, Context, DeviceError, IoBuffer, Operation, OwnedOperation, Result,
+    WriteFlags,
 };
 
 use super::Limits;
@@ -29,6 +30,7 @@ use super::protocol::{
 use super::transmission::{
     Action, Command, Control, Refusal, Rules, check, errno_of, fit, kind_of, operation_of,
 };
+use crate::budget::Lease;
 use crate::mailbox::Mailbox;
 use crate::queue::{DeviceQueue, Done, Then};
 use crate::statistics::Tally;
@@ -67,6 +69,19 @@ struct Incoming {
     received: usize,
 }
 
+/// A request that is not done. It is answered once its data has been read and dropped: a client
+/// that is still sending does not expect an answer.
+struct Refused {
+    cookie: u64,
+    refusal: Refusal,
+    skip_bytes: u32,
+}
+
+/// Memory for a request's data, in bytes.
+fn memory_of(data_bytes: usize) -> usize {
+    if data_bytes == 0 { 0 } else { data_bytes + BUFFER_EXTRA_BYTES }
+}
+
 /// Where a connection finds its complete requests.
 pub(super) type Mail = Mailbox<Done<Command>>;
 
@@ -77,8 +92,12 @@ pub(super) struct Session {
     queue: DeviceQueue<Command>,
     done: Vec<Done<Command>>,
     incoming: Option<Incoming>,
-    skip_bytes: u32,
+    refused: Option<Refused>,
+    /// Memory of payloads that are received, or at the device.
     payload_bytes: usize,
+    lease: Lease,
+    /// The next request waits for memory of the server.
+    wants_memory: bool,
     pool: PayloadPool,
     scratch: Vec<u8>,
     tally: Tally,
@@ -92,6 +111,7 @@ impl Session {
         limits: &Limits,
         id: u64,
         mailbox: Arc<Mail>,
+        lease: Lease,
     ) -> Self {
         let device = Arc::clone(negotiated.export.device());
         // Locality is all that the queue chooses: numbers of connections may come again.
@@ -102,9 +122,11 @@ impl Session {
             queue: DeviceQueue::new(device, Context { queue, class: 0 }, mailbox),
             done: Vec::new(),
             incoming: None,
-            skip_bytes: 0,
+            refused: None,
             payload_bytes: 0,
-            pool: PayloadPool::default(),
+            lease,
+            wants_memory: false,
+            pool: PayloadPool::new(limits.kept_bytes()),
             scratch: Vec::new(),
             tally: Tally::default(),
         }
@@ -142,11 +164,17 @@ impl Session {
 
     /// Handles what was received, as far as possible.
     pub(super) fn run(&mut self, input: &mut Input, output: &mut Output) -> Progress {
-        loop {
+        let progress = loop {
+            self.wants_memory = false;
             if let Some(progress) = self.step(input, output) {
-                return progress;
+                break progress;
             }
+        };
+        if !self.wants_memory {
+            // What waited for memory has been done without, or waits for something else.
+            self.lease.stop_waiting();
         }
+        progress
     }
 
     /// Handles one request, or says why not.
@@ -159,24 +187,17 @@ impl Session {
         if self.incoming.is_some() {
             return self.finish_incoming(input, output);
         }
-        if self.skip_bytes > 0 {
-            return self.skip(input);
+        if let Some(refused) = self.refused.take() {
+            return self.finish_refused(refused, input, output);
         }
         match Request::parse(input.unread()) {
             Ok(None) => Some(Progress::NeedInput),
             Err(magic) => Some(Progress::Fault(format!("request with the wrong magic {magic:#x}"))),
             Ok(Some(request)) => match check(&request, &self.rules) {
                 Ok(command) => self.start(&command, input, output),
-                Err(refusal) => self.refuse(&request, refusal, input, output),
+                Err(refusal) => self.refuse(&request, refusal, input),
             },
         }
-    }
-
-    fn skip(&mut self, input: &mut Input) -> Option<Progress> {
-        let skipped = input.unread().len().min(self.skip_bytes as usize);
-        input.consume(skipped);
-        self.skip_bytes -= u32::try_from(skipped).unwrap_or(self.skip_bytes);
-        (self.skip_bytes > 0).then_some(Progress::NeedInput)
     }
 
     fn refuse(
@@ -184,16 +205,33 @@ impl Session {
         request: &Request,
         refusal: Refusal,
         input: &mut Input,
-        output: &mut Output,
     ) -> Option<Progress> {
         let skip_bytes = request.payload_bytes();
         if skip_bytes > MAX_SKIP_BYTES {
             return Some(Progress::Fault(format!("a write of {skip_bytes} bytes")));
         }
         input.consume(REQUEST_BYTES);
-        self.skip_bytes = skip_bytes;
         self.tally.failed(kind_of(request.command));
-        self.push_error(output, request.cookie, refusal.error, refusal.message, None);
+        self.refused = Some(Refused { cookie: request.cookie, refusal, skip_bytes });
+        None
+    }
+
+    /// Drops data of a refused request; answers when that was all.
+    fn finish_refused(
+        &mut self,
+        mut refused: Refused,
+        input: &mut Input,
+        output: &mut Output,
+    ) -> Option<Progress> {
+        let skipped = input.unread().len().min(refused.skip_bytes as usize);
+        input.consume(skipped);
+        refused.skip_bytes -= u32::try_from(skipped).unwrap_or(refused.skip_bytes);
+        if refused.skip_bytes > 0 {
+            self.refused = Some(refused);
+            return Some(Progress::NeedInput);
+        }
+        let Refusal { error, message } = refused.refusal;
+        self.push_error(output, refused.cookie, error, message, None);
         None
     }
 
@@ -320,7 +358,7 @@ impl Session {
             return Some(Progress::Blocked);
         }
         input.consume(REQUEST_BYTES);
-        self.payload_bytes += len;
+        self.payload_bytes += memory_of(len);
         self.incoming =
             Some(Incoming { command: *command, flags, payload: self.pool.take(len), received: 0 });
         None
@@ -339,7 +377,7 @@ impl Session {
             return Some(Progress::NeedInput);
         }
         if let Some(Incoming { command, flags, payload, .. }) = self.incoming.take() {
-            self.payload_bytes -= command.data_bytes();
+            self.payload_bytes -= memory_of(command.data_bytes());
             self.write_payload(&command, flags, payload, output);
         }
         None
@@ -363,14 +401,33 @@ impl Session {
     }
 
     /// One more request with `len` bytes may start. One always may: the longest must be possible.
-    fn may_start(&self, len: usize, output: &Output) -> bool {
+    fn may_start(&mut self, len: usize, output: &Output) -> bool {
         let waiting = self.payload_bytes + output.owned_bytes();
         let fits = waiting == 0 || waiting + len <= self.limits.in_flight_bytes;
-        fits && self.queue.in_flight() < self.limits.in_flight_requests
+        if !fits || self.queue.in_flight() >= self.limits.in_flight_requests {
+            return false;
+        }
+        self.wants_memory = !self.lease.grow(memory_of(len));
+        !self.wants_memory
+    }
+
+    /// Gives back the memory that no request and no reply in `output` needs any more.
+    pub(super) fn settle(&mut self, output: &Output) {
+        self.lease.shrink_to(self.payload_bytes + output.owned_bytes());
+    }
+
+    /// Other clients wait for memory that this one holds.
+    pub(super) fn holds_wanted_memory(&self) -> bool {
+        self.lease.is_wanted()
+    }
+
+    /// The client has begun to send the data of a write that takes memory.
+    pub(super) fn is_receiving(&self) -> bool {
+        self.incoming.is_some()
     }
 
     fn submit(&mut self, command: &Command, operation: OwnedOperation, then: Then) {
-        self.payload_bytes += command.data_bytes();
+        self.payload_bytes += memory_of(command.data_bytes());
         self.queue.start(*command, operation, then);
     }
 
@@ -383,12 +440,13 @@ impl Session {
             self.finish(done, output);
         }
         self.done = complete;
+        self.settle(output);
         any
     }
 
     fn finish(&mut self, done: Done<Command>, output: &mut Output) {
         let Done { tag: command, result, operation } = done;
-        self.payload_bytes -= command.data_bytes();
+        self.payload_bytes -= memory_of(command.data_bytes());
         match (operation, result) {
             (OwnedOperation::Read { buffer, .. }, Ok(())) => {
                 self.push_read(&command, buffer, output);

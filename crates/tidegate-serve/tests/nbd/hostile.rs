@@ -11,6 +11,8 @@ use crate::client::*;
 use crate::devices::Probe;
 use crate::harness::TestServer;
 
+const NEVER: Duration = Duration::from_secs(3600);
+
 /// Memory of this process that is resident, in bytes.
 fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("/proc/self/status");
@@ -103,8 +105,8 @@ fn writes_of_hostile_lengths_are_drained_or_end_the_connection() {
     }
     let mut client = Client::simple(&server.path());
     client.request(WRITE, 0, 1, 0, 64 << 20);
-    assert_eq!(client.simple_reply(), (EOVERFLOW, 1));
     client.send(&vec![0; 64 << 20]);
+    assert_eq!(client.simple_reply(), (EOVERFLOW, 1));
     expect_unharmed(&mut client);
 }
 
@@ -154,9 +156,24 @@ fn a_client_that_reads_no_replies_is_held_back() {
     });
 }
 
+/// A client that connects until it is let in.
+fn accepted(server: &TestServer) -> Client {
+    loop {
+        let mut client = Client::connect_silently(&server.path());
+        let mut first = [0];
+        if matches!(std::io::Read::read(&mut client.stream, &mut first), Ok(1)) {
+            client.read(17);
+            client.send(&3_u32.to_be_bytes());
+            client.go("");
+            return client;
+        }
+    }
+}
+
 #[test]
 fn connections_beyond_the_limit_are_refused_and_places_are_given_back() {
-    let server = TestServer::limited(Limits { connections: 8, ..Limits::default() });
+    let limits = Limits { connections: 8, silent_timeout: NEVER, ..Limits::default() };
+    let server = TestServer::limited(limits);
     let mut clients: Vec<_> = (0..8).map(|_| Client::simple(&server.path())).collect();
     for _ in 0..10_000 {
         Client::connect_silently(&server.path()).expect_closed();
@@ -168,17 +185,80 @@ fn connections_beyond_the_limit_are_refused_and_places_are_given_back() {
     leaving.request(DISC, 0, 1, 0, 0);
     leaving.expect_closed();
     // The connection is counted until a moment after its socket is closed.
-    let mut next = loop {
-        let mut client = Client::connect_silently(&server.path());
-        let mut first = [0];
-        if matches!(std::io::Read::read(&mut client.stream, &mut first), Ok(1)) {
-            break client;
-        }
-    };
-    next.read(17);
-    next.send(&3_u32.to_be_bytes());
-    next.go("");
+    let mut next = accepted(&server);
     expect_unharmed(&mut next);
+}
+
+#[test]
+fn silent_connections_make_way_for_those_that_work() {
+    let (connections, silent_timeout) = (8, Duration::ZERO);
+    let limits = Limits { connections, silent_timeout, idle_timeout: NEVER, ..Limits::default() };
+    let server = TestServer::limited(limits);
+    let mut working = Client::simple(&server.path());
+    expect_unharmed(&mut working);
+    let silent: Vec<_> = (0..7).map(|_| Client::connect(&server.path())).collect();
+    let mut clients: Vec<_> = (0..7).map(|_| accepted(&server)).collect();
+    clients.iter_mut().for_each(expect_unharmed);
+    for mut client in silent {
+        client.expect_closed();
+    }
+    Client::connect_silently(&server.path()).expect_closed();
+    clients.iter_mut().for_each(expect_unharmed);
+    expect_unharmed(&mut working);
+    assert!(server.log.lock().iter().any(|line| line.contains("gave its place up")));
+}
+
+#[test]
+fn at_the_limit_idle_connections_make_way_too() {
+    let (silent_timeout, idle_timeout) = (Duration::ZERO, Duration::ZERO);
+    let limits = Limits { connections: 1, silent_timeout, idle_timeout, ..Limits::default() };
+    let server = TestServer::limited(limits);
+    let mut idle = Client::simple(&server.path());
+    expect_unharmed(&mut idle);
+    expect_unharmed(&mut accepted(&server));
+    idle.expect_closed();
+}
+
+#[test]
+fn all_clients_together_get_no_more_memory_than_there_is() {
+    alone("hostile::all_clients_together_get_no_more_memory_than_there_is", || {
+        let stall_timeout_under_pressure = Duration::from_millis(100);
+        let limits =
+            Limits { memory_bytes: 64 << 20, stall_timeout_under_pressure, ..Limits::default() };
+        let server = TestServer::limited(limits);
+        let before = resident_bytes();
+        // Reads of whose answers no byte is taken: 6.4 GB of them.
+        let flood = request_bytes(READ, 0, 1, 0, 32 << 20);
+        let flooding: Vec<_> = (0..50)
+            .map(|_| {
+                let mut client = Client::simple(&server.path());
+                client.send(&flood.repeat(4));
+                client
+            })
+            .collect();
+        let mut neighbour = Client::simple(&server.path());
+        // What needs no memory is served at once; the rest when those that stall have been closed.
+        expect_unharmed(&mut neighbour);
+        assert_eq!(neighbour.read_simple(0, 32 << 20).len(), 32 << 20);
+        let taken = resident_bytes().saturating_sub(before);
+        // The requests, the buffers of the connections, what the neighbour has, and the device.
+        let most = (64 << 20) + 51 * 700_000 + (32 << 20) + (64 << 20);
+        assert!(taken < most, "{taken} bytes were taken");
+        assert!(server.log.lock().iter().any(|line| line.contains("took no answer")));
+        drop(flooding);
+    });
+}
+
+#[test]
+fn a_write_whose_data_does_not_come_is_given_up() {
+    let stall_timeout = Duration::from_secs(1);
+    let server = TestServer::limited(Limits { stall_timeout, ..Limits::default() });
+    let mut client = Client::simple(&server.path());
+    client.request(WRITE, 0, 1, 0, 1 << 20);
+    client.send(&vec![1; 300_000]);
+    client.expect_closed();
+    // One that says nothing at all owes nothing.
+    expect_unharmed(&mut Client::simple(&server.path()));
 }
 
 #[test]

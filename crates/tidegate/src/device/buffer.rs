@@ -11,6 +11,9 @@ pub const BUFFER_ALIGN_BYTES: usize = 4096;
 /// The longest header before a buffer's data.
 pub const BUFFER_HEADER_BYTES: usize = 64;
 
+/// Memory that a buffer takes beyond its data, in bytes.
+pub const BUFFER_EXTRA_BYTES: usize = BUFFER_HEADER_BYTES + BUFFER_ALIGN_BYTES;
+
 /// An owned, aligned buffer for the data of one request.
 pub struct IoBuffer {
     storage: Vec<u8>,
@@ -22,7 +25,7 @@ pub struct IoBuffer {
 impl IoBuffer {
     /// A buffer of `len` zero bytes. Its pages become resident as bytes are stored in them.
     pub fn new(len: usize) -> Self {
-        let storage = vec![0; len + BUFFER_HEADER_BYTES + BUFFER_ALIGN_BYTES];
+        let storage = vec![0; len + BUFFER_EXTRA_BYTES];
         let address = storage.as_ptr().addr();
         let data = (address + BUFFER_HEADER_BYTES).next_multiple_of(BUFFER_ALIGN_BYTES) - address;
         Self { storage, header: data, data, len }

@@ -77,7 +77,7 @@ mod wake;
 use std::sync::Arc;
 
 pub use asynchronous::{AsyncRequest, OwnedOperation};
-pub use buffer::{BUFFER_ALIGN_BYTES, BUFFER_HEADER_BYTES, IoBuffer};
+pub use buffer::{BUFFER_ALIGN_BYTES, BUFFER_EXTRA_BYTES, BUFFER_HEADER_BYTES, IoBuffer};
 pub use error::{DeviceError, DeviceErrorKind};
 pub use request::{Attempt, Context, Op, Operation, Request};
 
