@@ -25,8 +25,7 @@ const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 /// The signals of this process, caught from now on.
 pub(crate) struct Caught(Signals);
 
-/// Catches the signals, but for those that whoever started the process has it ignore, as `nohup`
-/// does.
+/// Catches the signals, but for those that were ignored when the process started, as under `nohup`.
 ///
 /// # Errors
 /// The system refuses.

@@ -5,8 +5,8 @@
 //! - [`control`]: statistics and settings of a server, for its owner.
 //!
 //! What front ends share: `queue` (a client's requests at a device), `mailbox` (how a completion
-//! reaches a client's thread), `budget` (memory of all clients), `listen` (addresses and sockets), `log` (lines about clients, at a
-//! bounded rate), `statistics` and `stop`.
+//! reaches a client's thread), `budget` (memory of all clients), `listen` (addresses and sockets),
+//! `log` (lines about clients, at a bounded rate), `statistics` and `stop`.
 
 mod budget;
 pub mod control;

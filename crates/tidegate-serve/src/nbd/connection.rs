@@ -311,7 +311,7 @@ impl<'a> Connection<'a> {
             }
         }
         if let (true, Phase::Transmission(session)) = (any, &mut self.phase) {
-            session.settle(&self.output);
+            session.give_memory_back(&self.output);
         }
         Ok(any)
     }

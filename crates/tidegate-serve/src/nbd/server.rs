@@ -1,8 +1,8 @@
 //! The server: listens, gives each client a thread, and stops in good order.
 //!
-//! Invariants: there are never more connections than [`Limits::connections`], but for those that are
-//! giving their places up; [`Server::run`]
-//! returns only when every connection has ended and every accepted request has finished.
+//! Invariants: there are never more connections than [`Limits::connections`], but for those that
+//! are giving their places up; [`Server::run`] returns only when every connection has ended and
+//! every accepted request has finished.
 //!
 //! Entry points: [`ServerBuilder`], [`Server::run`], [`StopHandle`].
 

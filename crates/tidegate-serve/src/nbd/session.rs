@@ -412,7 +412,7 @@ impl Session {
     }
 
     /// Gives back the memory that no request and no reply in `output` needs any more.
-    pub(super) fn settle(&mut self, output: &Output) {
+    pub(super) fn give_memory_back(&mut self, output: &Output) {
         self.lease.shrink_to(self.payload_bytes + output.owned_bytes());
     }
 
@@ -440,7 +440,7 @@ impl Session {
             self.finish(done, output);
         }
         self.done = complete;
-        self.settle(output);
+        self.give_memory_back(output);
         any
     }
 
