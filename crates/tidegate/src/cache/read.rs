@@ -107,8 +107,21 @@ impl Core {
             if is_whole {
                 return Ok(true);
             }
-            self.damaged_page(&found)?;
-            return Ok(false);
+            if let Some(found) = self.still_damaged(&found, buf)? {
+                self.damaged_page(&found)?;
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Looks again at `found`, whose data and header did not agree, with the page's lock: its
+    /// holder may have voided the header of a page that leaves the cache.
+    fn still_damaged(&self, found: &Found, buf: &mut [u8]) -> Result<Option<Found>> {
+        let _lock = self.lock_pages(std::iter::once(found.page));
+        let is_same = |now: &Found| now.slot == found.slot && now.version == found.version;
+        match self.find(found.page).filter(is_same) {
+            Some(now) if !self.copy_out(&now, buf)? => Ok(Some(now)),
+            _ => Ok(None),
         }
     }
 
