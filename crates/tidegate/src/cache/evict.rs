@@ -12,6 +12,9 @@ use crate::pmem::PmemError;
 
 /// Most pages that leave the cache at once.
 const BATCH_PAGES: usize = 64;
+/// Of a small shard one page in so many leaves at once, so that it does not lose pages in use.
+const BATCH_ONE_IN: usize = 50;
+const BATCH_PAGES_LEAST: usize = 4;
 /// Most pages that are cleaned to make free slots.
 const CLEAN_PAGES: usize = 512;
 
@@ -37,7 +40,12 @@ impl Core {
     /// Evicts the clean ones of the coldest pages of shard `number`.
     pub(super) fn evict_clean(&self, number: usize) -> Result<usize> {
         let mut coldest = Vec::new();
-        self.shards.lock(number).victims(BATCH_PAGES, &mut coldest);
+        {
+            let mut shard = self.shards.lock(number);
+            let most =
+                (shard.slot_count() as usize / BATCH_ONE_IN).clamp(BATCH_PAGES_LEAST, BATCH_PAGES);
+            shard.victims(most, &mut coldest);
+        }
         coldest.retain(|found| !found.dirty);
         self.evict(&coldest)
     }

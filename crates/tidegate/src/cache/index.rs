@@ -1,4 +1,5 @@
-//! What is in which slot, in DRAM: 32 bytes a slot.
+//! What is in which slot, in DRAM: 32 bytes a slot, 16 for what it holds, 6 of the table, and at most
+//! 10 of the replacement policy.
 //!
 //! Pages and slots are divided among shards, by the hash of the page and by the number of the slot:
 //! a page lives in slots of its own shard. A shard is behind one lock, under which nothing waits
@@ -18,8 +19,7 @@
 //! 2. Versions of a shard only grow, also across opens.
 
 use super::layout::PAGES_MAX;
-use super::policy::Replacement;
-use super::policy::lru::Lru;
+use super::policy::{Replacement, ReplacementEntry};
 use super::table::{Table, hash};
 
 /// The slot is live.
@@ -106,7 +106,12 @@ pub(super) fn shard_of(page: u64, shards: u32) -> usize {
 
 impl Shard {
     /// Shard `number` of `shards`, of which all have `slots` slots together: all free.
-    pub(super) fn new(number: u32, shards: u32, slots: u32) -> Self {
+    pub(super) fn new(
+        number: u32,
+        shards: u32,
+        slots: u32,
+        replacement: &ReplacementEntry,
+    ) -> Self {
         let own = (slots - number).div_ceil(shards);
         let next = |slot: u32| if slot == 0 { NONE } else { u64::from(slot) - 1 };
         let free = |slot| Slot { word: 0, version: next(slot) };
@@ -115,7 +120,7 @@ impl Shard {
             shards,
             slots: (0..own).map(free).collect(),
             table: Table::new(own),
-            order: Box::new(Lru::new(own)),
+            order: (replacement.create)(own),
             first_free: u64::from(own).checked_sub(1).unwrap_or(NONE),
             free: own,
             dead: Vec::new(),
@@ -224,9 +229,9 @@ impl Shard {
             Some(old) => {
                 self.held.push(page);
                 self.forget_usage(old);
-                self.order.moved(old, own);
+                self.order.moved(old, own, page);
             }
-            None => self.order.insert(own),
+            None => self.order.insert(own, page),
         }
         old
     }
@@ -289,7 +294,7 @@ impl Shard {
         let slots = &self.slots;
         let own = self.table.remove(found.page, |own| slots[own as usize].page());
         if let Some(own) = own {
-            self.order.remove(own);
+            self.order.remove(own, found.page);
             self.forget_usage(own);
             self.slot(own).word &= !LIVE;
         }
@@ -360,13 +365,13 @@ impl Shard {
             | flag(!found.verified, UNVERIFIED);
         let own = self.own(found.slot);
         self.place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
-        self.order.insert(own);
+        self.order.insert(own, found.page);
         known
     }
 
     /// At opening, when all headers were seen: all slots that hold no page are free, versions go on
-    /// behind `newest`, and pages are in the order of their versions.
-    pub(super) fn recovered(&mut self, newest: u64) {
+    /// behind `newest`, and `replacement` orders pages, the oldest version first.
+    pub(super) fn recovered(&mut self, newest: u64, replacement: &ReplacementEntry) {
         self.next_version = newest + 1;
         (self.first_free, self.free) = (NONE, 0);
         for own in (0..self.slot_count()).rev() {
@@ -377,8 +382,28 @@ impl Shard {
         let is_live = |own: &u32| self.slots[*own as usize].is(LIVE);
         let mut live: Vec<u32> = (0..self.slot_count()).filter(is_live).collect();
         live.sort_unstable_by_key(|own| self.slots[*own as usize].version);
-        for own in live {
-            self.order.touch(own, false);
+        self.order_by(replacement, &live);
+    }
+
+    /// Has `replacement` order the pages from now on. It begins with the order in which they would
+    /// have been evicted.
+    pub(super) fn set_replacement(&mut self, replacement: &ReplacementEntry) {
+        let mut order = Vec::new();
+        self.order.victims(usize::MAX, &mut order);
+        self.order_by(replacement, &order);
+    }
+
+    /// Has `replacement` order the pages in the slots `order`, the first to be evicted first.
+    fn order_by(&mut self, replacement: &ReplacementEntry, order: &[u32]) {
+        self.order = (replacement.create)(self.slot_count());
+        for own in order {
+            self.order.insert(*own, self.slots[*own as usize].page());
         }
+    }
+
+    /// Bytes of memory but for those of the replacement policy.
+    #[cfg(all(test, not(feature = "loom")))]
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.slots) + self.table.bytes()
     }
 }

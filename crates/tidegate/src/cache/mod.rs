@@ -22,11 +22,13 @@
 //! slots, `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots,
 //! `clean` dirty pages to the backing, `bypass` writes around the cache; `background` when that is
 //! done; `recover` opening; `index` and `table` what is where, `lane`, `traffic`; `layout` and
-//! `header` the bytes, [`check`] their verification; `policy/` the order of eviction.
+//! `header` the bytes, [`check`] their verification; `policy/` the decisions, and `choices` which of
+//! them users made.
 
 mod background;
 mod bypass;
 pub mod check;
+mod choices;
 mod clean;
 mod engine;
 mod error;
@@ -38,6 +40,8 @@ mod lane;
 pub mod layout;
 pub mod mode;
 pub mod policy;
+#[cfg(all(test, not(feature = "loom")))]
+mod policy_tests;
 mod read;
 mod recover;
 mod store;
@@ -68,6 +72,7 @@ use crate::tier::ledger::Ledger;
 use crate::tier::set_locks::{SetLock, SetLocks};
 use crate::tier::version_locks::{VersionGuard, VersionLocks};
 use background::Background;
+use choices::Choices;
 use clean::Scratch;
 use fill::Fills;
 use index::{Found, Shard, Usage, shard_of};
@@ -142,6 +147,7 @@ struct Core {
     /// A [`Mode`] by its code.
     mode: AtomicU32,
     clean_from_pct: AtomicU32,
+    choices: Mutex<Choices>,
     /// Slots of a shard that are kept free for writers.
     reserve: u32,
     /// Pages whose data did not match their checksums.

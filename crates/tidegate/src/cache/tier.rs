@@ -113,7 +113,6 @@ impl Counters {
     }
 }
 
-const CLEAN_FROM: &str = "clean-from-pct";
 const MODE: &str = "mode";
 /// Behind a mode: all dirty pages are cleaned before the setting returns.
 const FLUSH_SUFFIX: &str = "+flush";
@@ -142,17 +141,6 @@ impl CacheDevice {
             self.clean_all()
                 .map_err(|error| wrong(format!("a backing that takes the dirty pages: {error}")))?;
         }
-        Ok(())
-    }
-
-    fn set_clean_from(&self, value: &str) -> std::result::Result<(), SettingError> {
-        let pct = value.parse().ok().filter(|pct| (0..=100).contains(pct));
-        let Some(pct) = pct else {
-            let (key, value) = (CLEAN_FROM.into(), value.to_owned());
-            return Err(SettingError::Value { key, value, expected: "0 to 100".into() });
-        };
-        self.core.clean_from_pct.store(pct, Ordering::Relaxed);
-        self.core.waker.wake_another();
         Ok(())
     }
 }
@@ -186,28 +174,16 @@ impl Tier for CacheDevice {
     }
 
     fn settings(&self) -> Vec<Setting> {
-        let setting = |key: &str, value: String, help: &str| Setting {
-            key: key.into(),
-            value,
-            help: help.into(),
-            fixed: None,
-        };
-        let clean_from_pct = self.core.clean_from_pct.load(Ordering::Relaxed);
-        vec![
-            setting(MODE, self.mode().to_string(), MODES),
-            setting(
-                CLEAN_FROM,
-                clean_from_pct.to_string(),
-                "which part of the cache may be dirty before it is cleaned, in percent: 0 to 100",
-            ),
-        ]
+        let (key, value) = (MODE.into(), self.mode().to_string());
+        let mut settings = vec![Setting { key, value, help: MODES.into(), fixed: None }];
+        settings.extend(self.core.choices.lock().list());
+        settings
     }
 
     fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
         match key {
             MODE => self.set_mode_text(value),
-            CLEAN_FROM => self.set_clean_from(value),
-            _ => Err(SettingError::of(key, &self.settings())),
+            _ => self.core.choose(key, value),
         }
     }
 
