@@ -3,9 +3,11 @@
 //!
 //! The header has a line `KEY=VALUE` for each setting that is not at its default.
 
+use super::cleaner::Cleaner;
 use super::error::CacheError;
 use super::header::CacheHeader;
 use super::layout::SETTINGS_BYTES_MAX;
+use super::policy::cleaning::{CLEANING_NAMES, CLEANINGS, CleaningEntry, Part};
 use super::policy::settings::{Kind, Settings, Spec, Unit};
 use super::policy::{REPLACEMENT_NAMES, REPLACEMENTS, ReplacementEntry};
 use super::{CacheDeviceOptions, Core};
@@ -13,7 +15,8 @@ use crate::sync::Ordering;
 use crate::tier::{Setting, SettingError};
 
 const EVICTION: usize = 0;
-const CLEAN_FROM: usize = 1;
+const CLEANING: usize = 1;
+const CLEANING_RATE: usize = 2;
 
 /// The engine's own settings.
 const SPECS: &[Spec] = &[
@@ -24,10 +27,16 @@ const SPECS: &[Spec] = &[
         help: "which pages a full cache gives up first",
     },
     Spec {
-        key: "clean-from-pct",
-        kind: Kind::Number(Unit::Percent, 0, 100),
-        default: 50,
-        help: "which part of the cache may be dirty before it is cleaned",
+        key: "cleaning",
+        kind: Kind::Choice(&CLEANING_NAMES),
+        default: 0,
+        help: "which dirty pages are written to the backing ahead of need",
+    },
+    Spec {
+        key: "cleaning-rate",
+        kind: Kind::Number(Unit::Bytes, 0, 1 << 40),
+        default: 0,
+        help: "most bytes that are cleaned in a second ahead of need, or 0 for no limit",
     },
 ];
 
@@ -35,11 +44,14 @@ const SPECS: &[Spec] = &[
 #[derive(Debug, Clone)]
 pub(super) struct Choices {
     own: Settings,
+    /// In the order of [`CLEANINGS`].
+    cleanings: [Settings; CLEANINGS.len()],
 }
 
 impl Choices {
     fn new() -> Self {
-        Self { own: Settings::new(SPECS) }
+        let cleanings = std::array::from_fn(|at| Settings::new(CLEANINGS[at].specs));
+        Self { own: Settings::new(SPECS), cleanings }
     }
 
     /// Those of the pool with `header`.
@@ -68,7 +80,7 @@ impl Choices {
 
     /// The lines that [`parse`](Self::parse) reads.
     pub(super) fn text(&self) -> String {
-        let changed = self.tables().into_iter().flat_map(Settings::changed);
+        let changed = self.tables().flat_map(Settings::changed);
         changed.map(|(key, value)| format!("{key}={value}\n")).collect::<Vec<_>>().concat()
     }
 
@@ -79,16 +91,16 @@ impl Choices {
         }
     }
 
-    fn tables(&self) -> [&Settings; 1] {
-        [&self.own]
+    fn tables(&self) -> impl Iterator<Item = &Settings> {
+        std::iter::once(&self.own).chain(&self.cleanings)
     }
 
-    fn tables_mut(&mut self) -> [&mut Settings; 1] {
-        [&mut self.own]
+    fn tables_mut(&mut self) -> impl Iterator<Item = &mut Settings> {
+        std::iter::once(&mut self.own).chain(&mut self.cleanings)
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), SettingError> {
-        if let Some(table) = self.tables_mut().into_iter().find(|table| table.has(key)) {
+        if let Some(table) = self.tables_mut().find(|table| table.has(key)) {
             return table.set(key, value);
         }
         Err(SettingError::of(key, &self.list()))
@@ -96,7 +108,7 @@ impl Choices {
 
     /// All settings, as a tier shows them.
     pub(super) fn list(&self) -> Vec<Setting> {
-        self.tables().into_iter().flat_map(Settings::list).collect()
+        self.tables().flat_map(Settings::list).collect()
     }
 
     /// The policy of eviction.
@@ -105,9 +117,11 @@ impl Choices {
         REPLACEMENTS.get(at).unwrap_or(&REPLACEMENTS[0])
     }
 
-    /// The part of the cache that may be dirty, in percent.
-    pub(super) fn clean_from_pct(&self) -> u32 {
-        u32::try_from(self.own.get(CLEAN_FROM)).unwrap_or_default()
+    /// The policy of cleaning and its settings.
+    fn cleaning(&self) -> (&'static CleaningEntry, &Settings) {
+        let at = usize::try_from(self.own.get(CLEANING)).unwrap_or_default();
+        let at = at.min(CLEANINGS.len() - 1);
+        (&CLEANINGS[at], &self.cleanings[at])
     }
 }
 
@@ -151,7 +165,27 @@ impl Core {
                 self.shards.lock(number).set_replacement(now.replacement());
             }
         }
-        self.clean_from_pct.store(now.clean_from_pct(), Ordering::Relaxed);
+        if before.own.get(CLEANING) != now.own.get(CLEANING) {
+            self.begin_cleaning(now);
+        } else if before.cleaning().1 != now.cleaning().1 {
+            for number in 0..self.shards.count() {
+                self.shards.lock(number).set_cleaning_settings(now.cleaning().1);
+            }
+        }
+        self.pace.set_rate(now.own.get(CLEANING_RATE));
         self.waker.wake_another();
+    }
+
+    /// Has the policy of `choices` clean from now on.
+    pub(super) fn begin_cleaning(&self, choices: &Choices) {
+        let (entry, settings) = choices.cleaning();
+        self.pace.hears.store(entry.hears, Ordering::Relaxed);
+        self.pace.set_rate(choices.own.get(CLEANING_RATE));
+        let parts = u32::try_from(self.shards.count()).unwrap_or(1);
+        for number in 0..self.shards.count() {
+            let mut shard = self.shards.lock(number);
+            let part = Part { slots: shard.slot_count(), pages: self.geometry.blocks, parts };
+            shard.set_cleaner(Cleaner::new(entry, part, settings));
+        }
     }
 }

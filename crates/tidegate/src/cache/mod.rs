@@ -30,6 +30,7 @@ mod bypass;
 pub mod check;
 mod choices;
 mod clean;
+mod cleaner;
 mod engine;
 mod error;
 mod evict;
@@ -74,6 +75,7 @@ use crate::tier::version_locks::{VersionGuard, VersionLocks};
 use background::Background;
 use choices::Choices;
 use clean::Scratch;
+use cleaner::Pace;
 use fill::Fills;
 use index::{Found, Shard, Usage, shard_of};
 use lane::Lanes;
@@ -90,7 +92,7 @@ const LOCKS_LOG2: u32 = 14;
 pub struct CacheDeviceOptions {
     /// No thread: requests that find no free slot make some.
     pub no_thread: bool,
-    /// Clean from this many percent of dirty slots on; 50 unless set.
+    /// In place of the pool's setting `clean-from-pct`.
     pub clean_from_pct: Option<u32>,
     /// Keep this many slots of a shard free; one in a hundred unless set.
     pub keep_free: Option<u32>,
@@ -146,7 +148,7 @@ struct Core {
     written: Mutex<Vec<Found>>,
     /// A [`Mode`] by its code.
     mode: AtomicU32,
-    clean_from_pct: AtomicU32,
+    pace: Pace,
     choices: Mutex<Choices>,
     /// Slots of a shard that are kept free for writers.
     reserve: u32,
@@ -287,6 +289,7 @@ impl Core {
 
     fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.geometry.check_write(offset, len)?;
+        self.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, len);
         if len == 0 {
             return Ok(());
@@ -308,12 +311,14 @@ impl BlockDevice for CacheDevice {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.core.geometry.check(offset, buf.len() as u64)?;
+        self.core.pace.note_request();
         let _running = self.core.requests.begin(RequestKind::Read, buf.len() as u64);
         self.core.mode().behaviour().read(&self.core, offset / PAGE_BYTES, buf)
     }
 
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.core.geometry.check_write(offset, data.len() as u64)?;
+        self.core.pace.note_request();
         let _running = self.core.requests.begin(RequestKind::Write, data.len() as u64);
         if data.is_empty() {
             return Ok(());
@@ -352,6 +357,7 @@ impl BlockDevice for CacheDevice {
     /// Writes into free slots, reads of pages that are cached, and flushes that end here.
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
         let core = &self.core;
+        core.pace.note_request();
         let behaviour = core.mode().behaviour();
         match operation {
             Operation::Read { offset, buf: [] } => Attempt::Done(core.geometry.check(*offset, 0)),

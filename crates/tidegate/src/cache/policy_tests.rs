@@ -5,9 +5,13 @@ use std::sync::Arc;
 use super::check::check;
 use super::index::Shard;
 use super::policy::{REPLACEMENTS, ReplacementEntry};
-use super::tests::{NO_THREAD, binding, memory, open, pool, read, work, write};
+use super::tests::{NO_THREAD, PAGES, binding, memory, open, pool, read, work, write};
 use super::*;
+use crate::device::fault::{Effect, Fault, Rule, When};
+use crate::device::memory::MemoryDevice;
+use crate::device::{DeviceErrorKind, Op};
 use crate::tier::Tier;
+use crate::tier::clock::advance;
 
 fn setting(device: &CacheDevice, key: &str) -> String {
     device.settings().into_iter().find(|it| it.key == key).unwrap().value
@@ -94,4 +98,141 @@ fn a_setting_that_is_not_known_is_refused_until_it_is_repaired() {
     let device = open(&region, &backing);
     assert_eq!((read(&device, 3), setting(&device, "eviction").as_str()), (7, "lru"));
     work(&device);
+}
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+fn dirty(device: &CacheDevice) -> u64 {
+    device.core.usage().dirty
+}
+
+/// A device with `settings` and `slots` slots.
+fn device_with(slots: u64, settings: &[(&str, &str)]) -> CacheDevice {
+    let device = open(&pool(slots), &memory());
+    for (key, value) in settings {
+        device.set(key, value).unwrap();
+    }
+    device
+}
+
+#[test]
+fn watermark_cleans_while_more_than_its_part_is_dirty() {
+    let device = device_with(100, &[("clean-from-pct", "20")]);
+    (0..20).for_each(|page| write(&device, page, 1));
+    work(&device);
+    assert_eq!(dirty(&device), 20);
+    write(&device, 20, 1);
+    work(&device);
+    assert_eq!(dirty(&device), 0);
+}
+
+#[test]
+fn alru_cleans_what_is_stale_when_clients_rest() {
+    let settings = [
+        ("cleaning", "alru"),
+        ("alru.wake-up-s", "1"),
+        ("alru.staleness-time-s", "10"),
+        ("alru.activity-threshold-ms", "3000"),
+    ];
+    let device = device_with(100, &settings);
+    let dirty_after = |seconds: u64| {
+        (0..seconds).for_each(|_| {
+            advance(SECOND_NS);
+            work(&device);
+        });
+        dirty(&device)
+    };
+    write(&device, 1, 1);
+    assert_eq!(dirty_after(9), 1, "not stale yet");
+    write(&device, 2, 1);
+    assert_eq!(dirty_after(2), 2, "clients do not rest");
+    assert_eq!(dirty_after(2), 1, "page 2 is not stale");
+    assert_eq!(dirty_after(9), 0);
+}
+
+#[test]
+fn a_policy_hears_of_pages_that_were_dirty_before_it_was_chosen() {
+    for cleaning in ["alru", "acp"] {
+        let device = device_with(100, &[("alru.staleness-time-s", "1")]);
+        (0..30).for_each(|page| write(&device, page, 1));
+        device.set("cleaning", cleaning).unwrap();
+        for _ in 0..8 {
+            advance(20 * SECOND_NS);
+            work(&device);
+        }
+        assert_eq!(dirty(&device), 0, "{cleaning}");
+    }
+}
+
+#[test]
+fn acp_cleans_neighbours_of_all_shards_together() {
+    const RUN: u64 = 512;
+    let memory = Arc::new(MemoryDevice::new(4096, 8192).unwrap());
+    let fault = Arc::new(Fault::new(memory, 1));
+    let binding = Binding { pages: 8192, ..binding() };
+    let device =
+        CacheDevice::open(pool(4300), Arc::clone(&fault) as _, binding, NO_THREAD).unwrap();
+    assert!(device.core.shards.count() > 1);
+    device.set("cleaning", "acp").unwrap();
+    (0..RUN).for_each(|page| write(&device, 1000 + page, 1));
+    // A MiB is 256 pages; a batch may end within the run.
+    fault.add(Rule::new(&[Op::Write], When::From(7), Effect::Fail(DeviceErrorKind::Io)));
+    for _ in 0..8 {
+        advance(SECOND_NS);
+        work(&device);
+    }
+    assert_eq!(dirty(&device), 0);
+}
+
+#[test]
+fn with_nop_writers_that_find_no_slot_get_one() {
+    for no_thread in [true, false] {
+        let backing = memory();
+        let options = CacheDeviceOptions { no_thread, ..CacheDeviceOptions::default() };
+        let device = CacheDevice::open(pool(40), backing.clone(), binding(), options).unwrap();
+        device.set("cleaning", "nop").unwrap();
+        (0..30).for_each(|page| write(&device, page, 1));
+        assert_eq!(dirty(&device), 30, "nothing is cleaned ahead of need");
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let device = &device;
+                scope.spawn(move || {
+                    (0..300).for_each(|round| write(device, (thread * 300 + round * 7) % PAGES, 2));
+                });
+            }
+        });
+        (0..PAGES).for_each(|page| assert!(read(&device, page) <= 2));
+        assert!(dirty(&device) >= 20, "{}", dirty(&device));
+        device.shutdown().unwrap();
+        (0..PAGES).for_each(|page| assert_eq!(read(&device, page), read(&*backing, page)));
+    }
+}
+
+#[test]
+fn a_rate_limits_cleaning_ahead_of_need_and_no_writer() {
+    let device = device_with(40, &[("clean-from-pct", "0"), ("cleaning-rate", "80K")]);
+    (0..20).for_each(|page| write(&device, page, 1));
+    work(&device);
+    assert_eq!(dirty(&device), 0, "the first batch is free");
+    (0..10).for_each(|page| write(&device, page, 1));
+    work(&device);
+    assert_eq!(dirty(&device), 10, "20 pages are the bytes of a second");
+    advance(SECOND_NS);
+    work(&device);
+    assert_eq!(dirty(&device), 0);
+    (0..PAGES).for_each(|page| write(&device, page, 3));
+    (0..PAGES).for_each(|page| assert_eq!(read(&device, page), 3));
+}
+
+#[test]
+fn cleaning_that_waits_for_its_time_is_no_rest_from_other_work() {
+    let options = CacheDeviceOptions::default();
+    let device = CacheDevice::open(pool(100), memory(), binding(), options).unwrap();
+    device.set("cleaning", "alru").unwrap();
+    device.core.waker.await_all_idle();
+    for page in 0..20 {
+        read(&device, page);
+        device.core.waker.await_all_idle();
+        assert!(device.core.find(page).is_some(), "page {page} is kept");
+    }
 }

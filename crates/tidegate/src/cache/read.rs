@@ -36,7 +36,9 @@ impl Core {
                 continue;
             }
             let part = &mut buf[at..at + run.len() * PAGE];
+            let foreground = self.pace.foreground();
             self.backing.read(page * PAGE_BYTES, part)?;
+            drop(foreground);
             // A page that was written meanwhile is read again, with all behind it.
             let is_last = |missing: &Missing| self.locks.unchanged(missing.page, missing.version);
             let stood = run.iter().take_while(|missing| is_last(missing)).count();

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::choices::Choices;
+use super::cleaner::Pace;
 use super::error::CacheError;
 use super::header::{Binding, CacheHeader};
 use super::index::{Found, Shard, shard_of};
@@ -169,6 +170,7 @@ pub(super) fn open(
     }
     header.restore(&region)?;
     let core = core_of(region, backing, geometry, header, recovery, choices, options);
+    core.begin_cleaning(&core.choices.lock());
     // What an earlier process wrote around the cache may wait for a flush. Where this one fails,
     // the next flush tries again, and nothing is kept of what is read before.
     let _ = core.flush_backing();
@@ -202,7 +204,7 @@ fn core_of(
         cleaning: Mutex::default(),
         fills: super::Fills::default(),
         written: Mutex::default(),
-        clean_from_pct: AtomicU32::new(choices.clean_from_pct()),
+        pace: Pace::new(!options.no_thread),
         choices: Mutex::new(choices),
         damaged: AtomicU64::new(0),
         requests: Requests::default(),

@@ -475,8 +475,19 @@ enum Step {
 }
 
 /// Settings that change what is done and when, and never what is read.
-const SETTINGS: &[(&str, &str)] =
-    &[("eviction", "s3fifo"), ("eviction", "lru"), ("eviction", "lrw"), ("eviction", "sieve")];
+const SETTINGS: &[(&str, &str)] = &[
+    ("eviction", "s3fifo"),
+    ("eviction", "lru"),
+    ("eviction", "lrw"),
+    ("eviction", "sieve"),
+    ("cleaning", "watermark"),
+    ("cleaning", "alru"),
+    ("cleaning", "acp"),
+    ("cleaning", "nop"),
+    ("alru.wake-up-s", "0"),
+    ("acp.wake-up-ms", "0"),
+    ("clean-from-pct", "10"),
+];
 
 fn steps(modes: &'static [Mode]) -> impl Strategy<Value = Vec<Step>> {
     let run = || (0..PAGES).prop_flat_map(|first| (Just(first), 1..=(PAGES - first).min(12)));
