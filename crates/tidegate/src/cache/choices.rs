@@ -3,11 +3,14 @@
 //!
 //! The header has a line `KEY=VALUE` for each setting that is not at its default.
 
+use super::admission::Admission;
 use super::cleaner::Cleaner;
 use super::error::CacheError;
 use super::header::CacheHeader;
 use super::layout::SETTINGS_BYTES_MAX;
 use super::policy::cleaning::{CLEANING_NAMES, CLEANINGS, CleaningEntry, Part};
+use super::policy::cutoff;
+use super::policy::promotion::{PROMOTION_NAMES, PROMOTIONS, PromotionEntry};
 use super::policy::settings::{Kind, Settings, Spec, Unit};
 use super::policy::{REPLACEMENT_NAMES, REPLACEMENTS, ReplacementEntry};
 use super::{CacheDeviceOptions, Core};
@@ -17,6 +20,7 @@ use crate::tier::{Setting, SettingError};
 const EVICTION: usize = 0;
 const CLEANING: usize = 1;
 const CLEANING_RATE: usize = 2;
+const PROMOTION: usize = 3;
 
 /// The engine's own settings.
 const SPECS: &[Spec] = &[
@@ -38,6 +42,12 @@ const SPECS: &[Spec] = &[
         default: 0,
         help: "most bytes that are cleaned in a second ahead of need, or 0 for no limit",
     },
+    Spec {
+        key: "promotion",
+        kind: Kind::Choice(&PROMOTION_NAMES),
+        default: 0,
+        help: "which pages that miss are cached",
+    },
 ];
 
 /// The settings with their present values.
@@ -46,12 +56,17 @@ pub(super) struct Choices {
     own: Settings,
     /// In the order of [`CLEANINGS`].
     cleanings: [Settings; CLEANINGS.len()],
+    /// In the order of [`PROMOTIONS`].
+    promotions: [Settings; PROMOTIONS.len()],
+    cutoff: Settings,
 }
 
 impl Choices {
     fn new() -> Self {
         let cleanings = std::array::from_fn(|at| Settings::new(CLEANINGS[at].specs));
-        Self { own: Settings::new(SPECS), cleanings }
+        let promotions = std::array::from_fn(|at| Settings::new(PROMOTIONS[at].specs));
+        let cutoff = Settings::new(cutoff::SPECS);
+        Self { own: Settings::new(SPECS), cleanings, promotions, cutoff }
     }
 
     /// Those of the pool with `header`.
@@ -92,11 +107,13 @@ impl Choices {
     }
 
     fn tables(&self) -> impl Iterator<Item = &Settings> {
-        std::iter::once(&self.own).chain(&self.cleanings)
+        let Self { own, cleanings, promotions, cutoff } = self;
+        [own, cutoff].into_iter().chain(cleanings).chain(promotions)
     }
 
     fn tables_mut(&mut self) -> impl Iterator<Item = &mut Settings> {
-        std::iter::once(&mut self.own).chain(&mut self.cleanings)
+        let Self { own, cleanings, promotions, cutoff } = self;
+        [own, cutoff].into_iter().chain(cleanings).chain(promotions)
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), SettingError> {
@@ -115,6 +132,19 @@ impl Choices {
     pub(super) fn replacement(&self) -> &'static ReplacementEntry {
         let at = usize::try_from(self.own.get(EVICTION)).unwrap_or_default();
         REPLACEMENTS.get(at).unwrap_or(&REPLACEMENTS[0])
+    }
+
+    /// The policy of promotion and its settings.
+    fn promotion(&self) -> (&'static PromotionEntry, &Settings) {
+        let at = usize::try_from(self.own.get(PROMOTION)).unwrap_or_default();
+        let at = at.min(PROMOTIONS.len() - 1);
+        (&PROMOTIONS[at], &self.promotions[at])
+    }
+
+    /// The policies of admission for a cache of `slots` slots.
+    pub(super) fn admission(&self, slots: u32) -> Admission {
+        let (promotion, settings) = self.promotion();
+        Admission::new(promotion, settings, &self.cutoff, slots)
     }
 
     /// The policy of cleaning and its settings.
@@ -173,7 +203,20 @@ impl Core {
             }
         }
         self.pace.set_rate(now.own.get(CLEANING_RATE));
+        self.apply_admission(before, now);
         self.waker.wake_another();
+    }
+
+    fn apply_admission(&self, before: &Choices, now: &Choices) {
+        let (entry, settings) = now.promotion();
+        if before.own.get(PROMOTION) != now.own.get(PROMOTION) {
+            self.admission.set_promotion(entry, settings, self.places.slots());
+        } else if before.promotion().1 != settings {
+            self.admission.set_promotion_settings(settings);
+        }
+        if before.cutoff != now.cutoff {
+            self.admission.set_cutoff_settings(&now.cutoff);
+        }
     }
 
     /// Has the policy of `choices` clean from now on.

@@ -11,12 +11,17 @@ use crate::device::Result;
 use crate::pmem::PmemError;
 
 /// Most pages that leave the cache at once.
-const BATCH_PAGES: usize = 64;
+const BATCH_PAGES: u32 = 64;
 /// Of a small shard one page in so many leaves at once, so that it does not lose pages in use.
-const BATCH_ONE_IN: usize = 50;
-const BATCH_PAGES_LEAST: usize = 4;
+const BATCH_ONE_IN: u32 = 50;
+const BATCH_PAGES_LEAST: u32 = 4;
 /// Most pages that are cleaned to make free slots.
 const CLEAN_PAGES: usize = 512;
+
+/// Most pages of a shard of `slots` slots that leave the cache at once.
+pub(super) fn batch_pages(slots: u32) -> u32 {
+    (slots / BATCH_ONE_IN).clamp(BATCH_PAGES_LEAST, BATCH_PAGES)
+}
 
 impl Core {
     /// Makes free slots in shard `number`, and cleans the coldest pages where all of them are
@@ -42,9 +47,8 @@ impl Core {
         let mut coldest = Vec::new();
         {
             let mut shard = self.shards.lock(number);
-            let most =
-                (shard.slot_count() as usize / BATCH_ONE_IN).clamp(BATCH_PAGES_LEAST, BATCH_PAGES);
-            shard.victims(most, &mut coldest);
+            let most = batch_pages(shard.slot_count());
+            shard.victims(most as usize, &mut coldest);
         }
         coldest.retain(|found| !found.dirty);
         self.evict(&coldest)

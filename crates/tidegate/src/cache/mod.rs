@@ -18,13 +18,14 @@
 //! - its bucket in `traffic` says which writes to the backing are under way;
 //! - the lock of its shard guards the index, and nothing waits under it.
 //!
-//! Map: [`CacheDevice`] the requests; `mode/` what each mode does with them; `store` pages into
-//! slots, `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots,
-//! `clean` dirty pages to the backing, `bypass` writes around the cache; `background` when that is
-//! done; `recover` opening; `index` and `table` what is where, `lane`, `traffic`; `layout` and
-//! `header` the bytes, [`check`] their verification; `policy/` the decisions, and `choices` which of
-//! them users made.
+//! Map: [`CacheDevice`] the requests; `admission` which of them are cached; `mode/` what each mode
+//! does with them; `store` pages into slots, `read` out of slots or the backing, `fill` keeping what
+//! was read, `evict` free slots, `clean` dirty pages to the backing, `cleaner` which of them and
+//! when, `bypass` writes around the cache; `background` when that is done; `recover` opening;
+//! `index` and `table` what is where, `lane`, `traffic`; `layout` and `header` the bytes, [`check`]
+//! their verification; `policy/` the decisions, and `choices` which of them users made.
 
+mod admission;
 mod background;
 mod bypass;
 pub mod check;
@@ -72,6 +73,7 @@ use crate::tier::background::{Waker, Work, Workers};
 use crate::tier::ledger::Ledger;
 use crate::tier::set_locks::{SetLock, SetLocks};
 use crate::tier::version_locks::{VersionGuard, VersionLocks};
+use admission::Admission;
 use background::Background;
 use choices::Choices;
 use clean::Scratch;
@@ -149,6 +151,7 @@ struct Core {
     /// A [`Mode`] by its code.
     mode: AtomicU32,
     pace: Pace,
+    admission: Admission,
     choices: Mutex<Choices>,
     /// Slots of a shard that are kept free for writers.
     reserve: u32,
@@ -323,7 +326,8 @@ impl BlockDevice for CacheDevice {
         if data.is_empty() {
             return Ok(());
         }
-        self.core.mode().behaviour().write(&self.core, offset / PAGE_BYTES, data, flags.fua)
+        let behaviour = self.core.mode().behaviour();
+        self.core.write_admitted(behaviour, offset / PAGE_BYTES, data, flags.fua)
     }
 
     /// Reports what failed on the way to the backing since the last report. Passes the flush on
@@ -362,10 +366,10 @@ impl BlockDevice for CacheDevice {
         match operation {
             Operation::Read { offset, buf: [] } => Attempt::Done(core.geometry.check(*offset, 0)),
             Operation::Read { offset, buf } if behaviour.reads_hits() => {
-                core.attempt_read(*offset, buf)
+                core.attempt_noted_read(*offset, buf)
             }
             Operation::Write { offset, data, .. } if behaviour.writes_back() => {
-                core.attempt_write(*offset, data)
+                core.attempt_admitted_write(*offset, data)
             }
             Operation::Flush if !core.traffic.needs_flush() && core.written.lock().is_empty() => {
                 Attempt::Done(self.flush())

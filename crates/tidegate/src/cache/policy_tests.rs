@@ -202,7 +202,6 @@ fn with_nop_writers_that_find_no_slot_get_one() {
             }
         });
         (0..PAGES).for_each(|page| assert!(read(&device, page) <= 2));
-        assert!(dirty(&device) >= 20, "{}", dirty(&device));
         device.shutdown().unwrap();
         (0..PAGES).for_each(|page| assert_eq!(read(&device, page), read(&*backing, page)));
     }
@@ -235,4 +234,121 @@ fn cleaning_that_waits_for_its_time_is_no_rest_from_other_work() {
         device.core.waker.await_all_idle();
         assert!(device.core.find(page).is_some(), "page {page} is kept");
     }
+}
+
+/// Pages that the backing has with `byte`.
+fn below(backing: &MemoryDevice, byte: u8) -> Vec<u64> {
+    (0..PAGES).filter(|page| read(backing, *page) == byte).collect()
+}
+
+#[test]
+fn a_long_stream_of_writes_goes_around_the_cache_in_every_mode_that_caches_writes() {
+    for mode in [Mode::WriteBack, Mode::WriteThrough, Mode::WriteOnly] {
+        let backing = memory();
+        let device = open(&pool(300), &backing);
+        device.set_mode(mode).unwrap();
+        write(&device, 8, 1);
+        for (key, value) in [("cutoff", "always"), ("cutoff.threshold", "16K")] {
+            device.set(key, value).unwrap();
+        }
+        (0..12).for_each(|page| write(&device, page, 2));
+        (0..12).for_each(|page| assert_eq!(read(&device, page), 2, "{mode}"));
+        // The fourth reaches the threshold; page 8 is a hit.
+        assert_eq!(cached(&device, 0..PAGES), [0, 1, 2, 8], "{mode}");
+        if mode != Mode::WriteThrough {
+            assert_eq!(below(&backing, 2), [3, 4, 5, 6, 7, 9, 10, 11], "{mode}");
+        }
+        assert!(device.core.traffic.needs_flush());
+        device.flush().unwrap();
+        assert!(!device.core.traffic.needs_flush());
+        write(&device, 50, 2);
+        assert!(device.core.find(50).is_some(), "another stream");
+    }
+}
+
+#[test]
+fn a_write_that_is_cut_off_is_divided_by_what_is_cached() {
+    let backing = memory();
+    let device = open(&pool(300), &backing);
+    for page in [3, 4, 7] {
+        write(&device, page, 1);
+    }
+    for (key, value) in [("cutoff", "always"), ("cutoff.threshold", "16K")] {
+        device.set(key, value).unwrap();
+    }
+    write(&device, 0, 2);
+    device.write(PAGE_BYTES, &vec![2; 9 * 4096], WriteFlags::default()).unwrap();
+    (0..10).for_each(|page| assert_eq!(read(&device, page), 2));
+    assert_eq!(cached(&device, 0..PAGES), [0, 3, 4, 7]);
+    assert_eq!(below(&backing, 2), [1, 2, 5, 6, 8, 9]);
+}
+
+#[test]
+fn a_long_stream_of_reads_is_not_kept_and_its_hits_are_served() {
+    let backing = memory();
+    backing.write(0, &vec![5; 64 * 4096], WriteFlags::default()).unwrap();
+    let device = open(&pool(300), &backing);
+    for (key, value) in [("cutoff", "always"), ("cutoff.threshold", "16K")] {
+        device.set(key, value).unwrap();
+    }
+    write(&device, 8, 6);
+    (0..12).for_each(|page| {
+        assert_eq!(read(&device, page), if page == 8 { 6 } else { 5 });
+        work(&device);
+    });
+    assert_eq!(cached(&device, 0..PAGES), [0, 1, 2, 8]);
+}
+
+#[test]
+fn full_cuts_streams_off_only_while_the_cache_is_full() {
+    let device = open(&pool(60), &memory());
+    for (key, value) in [("cutoff", "full"), ("cutoff.threshold", "8K")] {
+        device.set(key, value).unwrap();
+    }
+    (0..50).for_each(|page| write(&device, page, 1));
+    assert_eq!(cached(&device, 0..50).len(), 50);
+    (50..100).for_each(|page| write(&device, page, 1));
+    let found = cached(&device, 50..100).len();
+    assert!((4..8).contains(&found), "{found} pages of the stream are cached");
+}
+
+#[test]
+fn nhit_caches_a_page_at_its_third_miss_by_reads_and_writes() {
+    let backing = memory();
+    let device = open(&pool(300), &backing);
+    for (key, value) in [("promotion", "nhit"), ("nhit.trigger-pct", "0")] {
+        device.set(key, value).unwrap();
+    }
+    for (round, byte) in (1..=3).zip(1..) {
+        write(&device, 5, byte);
+        assert_eq!(read(&*backing, 5), byte.min(2), "write {round}");
+        assert_eq!(device.core.find(5).is_some(), round == 3);
+    }
+    device.flush().unwrap();
+    for round in 1..=3 {
+        read(&device, 6);
+        work(&device);
+        assert_eq!(device.core.find(6).is_some(), round == 3, "read {round}");
+    }
+}
+
+#[test]
+fn an_attempt_that_is_handed_back_is_counted_once() {
+    let device = open(&pool(300), &memory());
+    for (key, value) in [("promotion", "nhit"), ("nhit.trigger-pct", "0")] {
+        device.set(key, value).unwrap();
+    }
+    for round in 1..=3 {
+        let data = [round; 4096];
+        let flags = WriteFlags::default();
+        let mut operation = Operation::Write { offset: 0, data: &data, flags };
+        let attempt = device.attempt(&mut operation, Context::default());
+        assert!(matches!(attempt, Attempt::WouldBlock));
+        write(&device, 0, round);
+        assert_eq!(device.core.find(0).is_some(), round == 3, "write {round}");
+    }
+    let flags = WriteFlags::default();
+    let mut operation = Operation::Write { offset: 0, data: &[9; 4096], flags };
+    let attempt = device.attempt(&mut operation, Context::default());
+    assert!(matches!(attempt, Attempt::Done(Ok(()))), "a hit");
 }

@@ -21,6 +21,8 @@ struct Missing {
 impl Core {
     /// Reads pages from `first` on. What the backing had is kept afterwards where `promotes`.
     pub(super) fn read_pages(&self, first: u64, buf: &mut [u8], promotes: bool) -> Result<()> {
+        let pages = first..first + (buf.len() / PAGE) as u64;
+        let promotes = promotes && self.admits(&pages, false);
         let (mut at, mut hits) = (0, 0);
         while at < buf.len() {
             let page = first + (at / PAGE) as u64;

@@ -487,6 +487,12 @@ const SETTINGS: &[(&str, &str)] = &[
     ("alru.wake-up-s", "0"),
     ("acp.wake-up-ms", "0"),
     ("clean-from-pct", "10"),
+    ("promotion", "always"),
+    ("promotion", "nhit"),
+    ("nhit.trigger-pct", "0"),
+    ("cutoff", "never"),
+    ("cutoff", "always"),
+    ("cutoff.threshold", "16K"),
 ];
 
 fn steps(modes: &'static [Mode]) -> impl Strategy<Value = Vec<Step>> {

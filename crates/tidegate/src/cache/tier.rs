@@ -51,9 +51,11 @@ pub(super) enum Counter {
     CoreWrites,
     Evictions,
     FullWaits,
+    CutOff,
+    NotPromoted,
 }
 
-const COUNTERS: usize = Counter::FullWaits as usize + 1;
+const COUNTERS: usize = Counter::NotPromoted as usize + 1;
 
 const METRICS: [Metric; COUNTERS] = [
     Metric::counter("cache_read_hits", Unit::Count, "Reads of which all pages were cached"),
@@ -70,6 +72,8 @@ const METRICS: [Metric; COUNTERS] = [
     Metric::counter("cache_core_writes", Unit::Count, "Pages written to the backing"),
     Metric::counter("cache_evictions", Unit::Count, "Clean pages that made place for others"),
     Metric::counter("cache_full_waits", Unit::Count, "Waits of a write for a free slot"),
+    Metric::counter("cache_cut_off", Unit::Count, "Requests of long streams that were not cached"),
+    Metric::counter("cache_not_promoted", Unit::Count, "Requests that promotion did not cache"),
 ];
 
 /// The counters of one cache.
