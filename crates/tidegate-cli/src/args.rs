@@ -412,8 +412,9 @@ pub(crate) struct StatArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tidegate set /mnt/pmem/log clean-from-pct=25
+  tidegate set /mnt/pmem/cache eviction=lru mode=wt
 
-`tidegate stat` lists the settings. They live as long as the server.")]
+`tidegate stat` lists the settings. A cache pool keeps them; others forget them with the server.")]
 pub(crate) struct SetArgs {
     /// The served pool, or the control socket of its server
     #[arg(value_name = "POOL|SOCKET")]

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use super::Core;
-use super::index::Usage;
 use crate::device::Result;
-use crate::sync::Ordering;
 use crate::tier::background::{Step, Work};
+use crate::tier::clock::now_ns;
 
 /// After a failure: when to try again, unless a writer waits for a free slot before.
 const RETRY_NS: u64 = 1_000_000_000;
@@ -21,7 +20,10 @@ impl Work for Background {
         let core = &*self.0;
         let done = core.step();
         match done {
-            Ok(Progress::Idle) => Step::IDLE,
+            Ok(Progress::Idle) => match core.next_cleaning_ns() {
+                Some(wake_at_ns) => Step::Doze { wake_at_ns },
+                None => Step::IDLE,
+            },
             Ok(Progress::Some) => Step::Again,
             Ok(Progress::Blocked) => Step::rest(MOMENT_NS),
             Err(_) => {
@@ -60,38 +62,37 @@ impl Core {
             self.store_fills()?;
             return Ok(Progress::Some);
         }
-        let Some((number, need)) = self.next_need() else { return Ok(Progress::Idle) };
+        let Some((number, need)) = self.next_need(now_ns()) else { return Ok(Progress::Idle) };
         let Some(mut scratch) = self.cleaning.try_lock() else {
             // A request cleans.
             return Ok(Progress::Blocked);
         };
         let done = match need {
             Need::FreeSlots => self.reclaim(number, &mut scratch)? > 0,
-            Need::Cleaning => self.clean_next(number, &mut scratch)?,
+            Need::Cleaning => self.clean_by_policy(number, &mut scratch)?,
         };
         Ok(if done { Progress::Some } else { Progress::Blocked })
     }
 
     fn has_work(&self) -> bool {
-        self.fills.are_waiting() || self.next_need().is_some()
+        self.fills.are_waiting() || self.next_need(now_ns()).is_some()
     }
 
     /// A shard that needs work, one without free slots first.
-    fn next_need(&self) -> Option<(usize, Need)> {
-        let needs = (0..self.shards.count()).filter_map(|it| Some((it, self.need_of(it)?)));
+    fn next_need(&self, now_ns: u64) -> Option<(usize, Need)> {
+        let may_clean = self.pace.is_free(now_ns);
+        let need_of = |it| Some((it, self.need_of(it, may_clean.then_some(now_ns))?));
+        let needs = (0..self.shards.count()).filter_map(need_of);
         needs.min_by_key(|(_, need)| *need)
     }
 
-    fn need_of(&self, number: usize) -> Option<Need> {
-        let pct = self.clean_from_pct.load(Ordering::Relaxed);
-        let reserve = self.reserve;
+    /// What shard `number` needs; cleaning at `now_ns`, where that may begin.
+    fn need_of(&self, number: usize, now_ns: Option<u64>) -> Option<Need> {
         let shard = self.shards.lock(number);
-        if shard.available() < reserve {
+        if shard.available() < self.reserve {
             return Some(Need::FreeSlots);
         }
-        let Usage { dirty, .. } = shard.usage();
-        let is_dirty = dirty * 100 > u64::from(shard.slot_count()) * u64::from(pct);
-        is_dirty.then_some(Need::Cleaning)
+        now_ns.filter(|now_ns| shard.wants_cleaning(*now_ns)).map(|_| Need::Cleaning)
     }
 
     /// After a change of `page`: wakes the worker, which sleeps only where nothing is to do.
@@ -99,9 +100,15 @@ impl Core {
     /// No wake-up is lost: the change was made under the lock of its shard, or of the queue of
     /// fills, and the worker looks under the same locks after it said that it sleeps.
     pub(super) fn wake_where_due(&self, page: u64) {
-        let is_due = || self.fills.are_waiting() || self.need_of(self.shard_of(page)).is_some();
+        let is_due = || self.fills.are_waiting() || self.needs_worker(self.shard_of(page));
         if self.waker.needs_call() && is_due() {
             self.waker.wake();
         }
+    }
+
+    /// Shard `number` needs a worker that sleeps: one that waits for a time wakes by itself.
+    fn needs_worker(&self, number: usize) -> bool {
+        let may_clean = self.pace.free_at_ns() == 0;
+        self.need_of(number, may_clean.then_some(0)).is_some()
     }
 }

@@ -88,6 +88,7 @@ impl Core {
         fua: bool,
     ) -> Result<()> {
         let (offset, len) = (pages.start * PAGE_BYTES, (pages.end - pages.start) * PAGE_BYTES);
+        let _foreground = self.pace.foreground();
         let written = match content {
             Content::Data(data) => self.backing.write(offset, data, WriteFlags { fua }),
             Content::Zeroes => {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
+use super::choices::Choices;
 use super::error::CacheError;
 use super::header::CacheHeader;
 use super::layout::{Decoded, PAGE_BYTES, SlotHeader};
@@ -96,6 +97,9 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
                 found.page * PAGE_BYTES
             )),
         }
+    }
+    for setting in Choices::parse(&header.settings).1 {
+        report.fault(format!("this program does not know the setting `{setting}`"));
     }
     if !header.is_whole || !header.superblock_is_whole {
         report.fault("one copy of the superblock or of the cache header is damaged".into());

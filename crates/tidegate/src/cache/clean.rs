@@ -28,8 +28,6 @@ const REQUEST_BYTES_MAX: usize = 1 << 20;
 #[derive(Default)]
 pub(super) struct Scratch {
     data: Vec<u8>,
-    /// By shard: the slot from which on dirty pages are looked for.
-    hands: Vec<u32>,
 }
 
 /// Neighbours that one request writes.
@@ -97,21 +95,6 @@ impl Core {
             }
             self.region.relax();
         }
-    }
-
-    /// Cleans the next dirty pages of shard `number` in the order of slots. False: none was
-    /// cleaned.
-    pub(super) fn clean_next(&self, number: usize, scratch: &mut Scratch) -> Result<bool> {
-        scratch.hands.resize(self.shards.count(), 0);
-        let mut dirty = Vec::new();
-        for from in [scratch.hands[number], 0] {
-            let next = self.shards.lock(number).dirty_from(from, BATCH_PAGES, &mut dirty);
-            scratch.hands[number] = next;
-            if !dirty.is_empty() {
-                break;
-            }
-        }
-        Ok(self.clean(dirty, scratch)? > 0)
     }
 
     /// Writes those of `pages` that are still dirty to the backing, and flushes it. Passes over

@@ -1,11 +1,13 @@
 //! The engine `cache` as the registry sees it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
 
 use super::check::{check, summary};
+use super::choices::Choices;
 use super::header::POOL_BYTES_MIN;
 use super::layout::PAGE_BYTES;
 use super::{
@@ -14,8 +16,8 @@ use super::{
 use crate::pmem::Region;
 use crate::size::Size;
 use crate::tier::{
-    Backing, Checked, Description, Engine, EngineCode, EngineError, Opened, Opening, OptionSpec,
-    Options, Plan, Progress, counted, line,
+    Backing, Checked, Description, Engine, EngineCode, EngineError, Line, Opened, Opening,
+    OptionSpec, Options, Plan, Progress, counted, line,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -66,13 +68,14 @@ impl Engine for CacheEngine {
                 "uuid": uuid,
                 "mode": header.mode.name(),
                 "slots": header.places.slots(),
+                "settings": settings_of(&header),
                 "backing": header.binding,
                 "used_slots": found.used_slots,
                 "dirty_slots": found.dirty_slots,
                 "free_slots": found.free_slots,
                 "unfinished_slots": found.unfinished_slots,
             }),
-            lines: vec![line("uuid", uuid), line("cache", used), line("mode", header.mode)],
+            lines: lines_of(&header, used),
         })
     }
 
@@ -110,14 +113,12 @@ impl Engine for CacheEngine {
         _progress: &mut dyn FnMut(Progress),
     ) -> Result<Checked> {
         let mut report = check(&region).map_err(EngineError::pool)?;
-        let mut lines = report.findings.clone();
-        let mut header = CacheHeader::read(&region).map_err(EngineError::pool)?;
-        if repair && !(header.is_whole && header.superblock_is_whole) {
-            header.restore(&region).map_err(EngineError::pool)?;
+        let repaired = if repair { repair_headers(&region)? } else { Vec::new() };
+        if !repaired.is_empty() {
             report = check(&region).map_err(EngineError::pool)?;
-            lines.clone_from(&report.findings);
-            lines.push("restored the headers from their other copies".into());
         }
+        let mut lines = report.findings.clone();
+        lines.extend(repaired);
         lines.push(format!(
             "{}, {} of them dirty; {} unfinished, which recovery frees",
             counted(report.used_slots, "used slot"),
@@ -146,6 +147,37 @@ impl Plan for CachePlan {
     fn create(&self, region: &Region) -> Result<()> {
         create(region, &CacheOptions::default()).map(drop).map_err(EngineError::pool)
     }
+}
+
+/// What the header keeps, by key.
+fn settings_of(header: &CacheHeader) -> BTreeMap<&str, &str> {
+    header.settings.lines().filter_map(|line| line.split_once('=')).collect()
+}
+
+fn lines_of(header: &CacheHeader, used: String) -> Vec<Line> {
+    let mut lines =
+        vec![line("uuid", header.superblock.uuid), line("cache", used), line("mode", header.mode)];
+    if !header.settings.is_empty() {
+        lines.push(line("settings", header.settings.trim_end().replace('\n', ", ")));
+    }
+    lines
+}
+
+/// Restores damaged copies of headers, and drops settings that are not known. Returns what was done.
+pub(super) fn repair_headers(region: &Region) -> Result<Vec<String>> {
+    let mut header = CacheHeader::read(region).map_err(EngineError::pool)?;
+    let mut done = Vec::new();
+    if !(header.is_whole && header.superblock_is_whole) {
+        header.restore(region).map_err(EngineError::pool)?;
+        done.push("restored the headers from their other copies".into());
+    }
+    let (choices, unknown) = Choices::parse(&header.settings);
+    if !unknown.is_empty() {
+        header.settings = choices.text();
+        header.write(region).map_err(EngineError::pool)?;
+        done.push(format!("dropped the settings {}", unknown.join(", ")));
+    }
+    Ok(done)
 }
 
 fn open_device(region: Arc<Region>, backing: Backing, force: bool) -> Result<CacheDevice> {

@@ -35,6 +35,14 @@ pub enum CacheError {
         /// Slots that the pool's size allows, or that a pool has at least.
         expected: u64,
     },
+    /// The pool keeps a setting that this program does not know.
+    #[error(
+        "the cache header keeps the setting `{setting}`, which this program does not know: use the Tidegate that made it, or `tidegate check --repair` to drop it"
+    )]
+    Setting {
+        /// The line of the setting.
+        setting: String,
+    },
     /// The backing failed, or is not suitable.
     #[error(transparent)]
     Backing(#[from] DeviceError),

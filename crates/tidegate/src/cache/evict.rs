@@ -11,9 +11,17 @@ use crate::device::Result;
 use crate::pmem::PmemError;
 
 /// Most pages that leave the cache at once.
-const BATCH_PAGES: usize = 64;
+const BATCH_PAGES: u32 = 64;
+/// Of a small shard one page in so many leaves at once, so that it does not lose pages in use.
+const BATCH_ONE_IN: u32 = 50;
+const BATCH_PAGES_LEAST: u32 = 4;
 /// Most pages that are cleaned to make free slots.
 const CLEAN_PAGES: usize = 512;
+
+/// Most pages of a shard of `slots` slots that leave the cache at once.
+pub(super) fn batch_pages(slots: u32) -> u32 {
+    (slots / BATCH_ONE_IN).clamp(BATCH_PAGES_LEAST, BATCH_PAGES)
+}
 
 impl Core {
     /// Makes free slots in shard `number`, and cleans the coldest pages where all of them are
@@ -37,7 +45,11 @@ impl Core {
     /// Evicts the clean ones of the coldest pages of shard `number`.
     pub(super) fn evict_clean(&self, number: usize) -> Result<usize> {
         let mut coldest = Vec::new();
-        self.shards.lock(number).victims(BATCH_PAGES, &mut coldest);
+        {
+            let mut shard = self.shards.lock(number);
+            let most = batch_pages(shard.slot_count());
+            shard.victims(most as usize, &mut coldest);
+        }
         coldest.retain(|found| !found.dirty);
         self.evict(&coldest)
     }

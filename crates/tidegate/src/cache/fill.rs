@@ -72,7 +72,10 @@ impl Core {
         if fills.is_empty() {
             return Ok(());
         }
-        self.store_clean(&fills)
+        self.store_clean(&fills)?;
+        let pages = fills.iter().map(|fill| fill.page);
+        self.note_cached(pages.filter(|page| self.find(*page).is_some()));
+        Ok(())
     }
 
     /// What was read is still the page's content, and the backing will not lose it. With the page's

@@ -12,7 +12,7 @@ use super::CODE;
 use super::error::CacheError;
 use super::layout::{
     CHUNK_HEAD_BYTES, CHUNKS_OFFSET, CacheHeaderBytes, HeaderFault, NAME_BYTES_MAX, PAGE_BYTES,
-    Places,
+    Places, SETTINGS_BYTES_MAX,
 };
 use super::mode::Mode;
 use crate::pmem::{PmemError, Region};
@@ -67,6 +67,8 @@ pub struct CacheHeader {
     pub salt: u64,
     /// How writes and reads are treated.
     pub mode: Mode,
+    /// The settings that are not at their defaults, a line `KEY=VALUE` each.
+    pub settings: String,
     /// The backing; none before the first use.
     pub binding: Option<Binding>,
     /// Where the slots are.
@@ -104,6 +106,7 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
         superblock,
         salt,
         mode,
+        settings: String::new(),
         binding: None,
         places,
         shards: (places.slots() / SHARD_SLOTS).clamp(1, SHARDS_MAX),
@@ -164,6 +167,7 @@ impl CacheHeader {
             shards,
             salt: bytes.salt.get(),
             mode: Mode::of_code(bytes.mode.get()).ok_or(CacheError::HeaderDamaged)?,
+            settings: settings_of(bytes),
             binding: binding_of(bytes),
             places,
             sequence: bytes.sequence.get(),
@@ -209,6 +213,9 @@ impl CacheHeader {
         bytes.salt = U64::new(self.salt);
         bytes.slots = U64::new(self.places.slots().into());
         bytes.shards = U32::new(self.shards);
+        let settings = self.settings.as_bytes();
+        let len = settings.len().min(SETTINGS_BYTES_MAX);
+        bytes.settings[..len].copy_from_slice(&settings[..len]);
         if let Some(binding) = &self.binding {
             let name = binding.name.as_bytes();
             let len = name.len().min(NAME_BYTES_MAX);
@@ -220,6 +227,11 @@ impl CacheHeader {
         bytes.seal();
         bytes
     }
+}
+
+fn settings_of(bytes: &CacheHeaderBytes) -> String {
+    let text = bytes.settings.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
 }
 
 fn binding_of(bytes: &CacheHeaderBytes) -> Option<Binding> {

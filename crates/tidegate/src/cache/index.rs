@@ -1,4 +1,5 @@
-//! What is in which slot, in DRAM: 32 bytes a slot.
+//! What is in which slot, in DRAM: 32 bytes a slot, 16 for what it holds, 6 of the table, and at most
+//! 10 of the replacement policy.
 //!
 //! Pages and slots are divided among shards, by the hash of the page and by the number of the slot:
 //! a page lives in slots of its own shard. A shard is behind one lock, under which nothing waits
@@ -17,9 +18,10 @@
 //!    headers.
 //! 2. Versions of a shard only grow, also across opens.
 
+use super::cleaner::Cleaner;
 use super::layout::PAGES_MAX;
-use super::policy::Replacement;
-use super::policy::lru::Lru;
+use super::policy::cleaning::{DirtySlots, Load};
+use super::policy::{Replacement, ReplacementEntry};
 use super::table::{Table, hash};
 
 /// The slot is live.
@@ -88,6 +90,7 @@ pub(super) struct Shard {
     slots: Box<[Slot]>,
     table: Table,
     order: Box<dyn Replacement>,
+    cleaner: Cleaner,
     first_free: u64,
     free: u32,
     /// Dead slots, by their numbers in the shard.
@@ -106,7 +109,12 @@ pub(super) fn shard_of(page: u64, shards: u32) -> usize {
 
 impl Shard {
     /// Shard `number` of `shards`, of which all have `slots` slots together: all free.
-    pub(super) fn new(number: u32, shards: u32, slots: u32) -> Self {
+    pub(super) fn new(
+        number: u32,
+        shards: u32,
+        slots: u32,
+        replacement: &ReplacementEntry,
+    ) -> Self {
         let own = (slots - number).div_ceil(shards);
         let next = |slot: u32| if slot == 0 { NONE } else { u64::from(slot) - 1 };
         let free = |slot| Slot { word: 0, version: next(slot) };
@@ -115,7 +123,8 @@ impl Shard {
             shards,
             slots: (0..own).map(free).collect(),
             table: Table::new(own),
-            order: Box::new(Lru::new(own)),
+            order: (replacement.create)(own),
+            cleaner: Cleaner::none(),
             first_free: u64::from(own).checked_sub(1).unwrap_or(NONE),
             free: own,
             dead: Vec::new(),
@@ -224,9 +233,9 @@ impl Shard {
             Some(old) => {
                 self.held.push(page);
                 self.forget_usage(old);
-                self.order.moved(old, own);
+                self.order.moved(old, own, page);
             }
-            None => self.order.insert(own),
+            None => self.order.insert(own, page),
         }
         old
     }
@@ -237,13 +246,20 @@ impl Shard {
         let old = self.table.insert(slot.page(), own, |own| slots[own as usize].page());
         *self.slot(own) = slot;
         self.usage.live += 1;
-        self.usage.dirty += u64::from(slot.is(DIRTY));
+        if slot.is(DIRTY) {
+            self.usage.dirty += 1;
+            self.cleaner.dirtied(own, slot.page());
+        }
         old
     }
 
     fn forget_usage(&mut self, own: u32) {
         self.usage.live -= 1;
-        self.usage.dirty -= u64::from(self.slots[own as usize].is(DIRTY));
+        let slot = self.slots[own as usize];
+        if slot.is(DIRTY) {
+            self.usage.dirty -= 1;
+            self.cleaner.cleaned(own, slot.page());
+        }
     }
 
     /// `own`, which [`publish`](Self::publish) returned, is dead: no reader of its page uses it.
@@ -289,7 +305,7 @@ impl Shard {
         let slots = &self.slots;
         let own = self.table.remove(found.page, |own| slots[own as usize].page());
         if let Some(own) = own {
-            self.order.remove(own);
+            self.order.remove(own, found.page);
             self.forget_usage(own);
             self.slot(own).word &= !LIVE;
         }
@@ -310,6 +326,7 @@ impl Shard {
         if stands && self.slots[own as usize].is(DIRTY) {
             self.slot(own).word &= !DIRTY;
             self.usage.dirty -= 1;
+            self.cleaner.cleaned(own, found.page);
         }
         stands
     }
@@ -332,14 +349,64 @@ impl Shard {
     /// Adds up to `n` dirty pages to `out`, from the slot with the number `from` in this shard on,
     /// and returns where to go on.
     pub(super) fn dirty_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
-        let mut own = from;
-        while own < self.slot_count() && out.len() < n {
-            if self.slots[own as usize].word & (LIVE | DIRTY) == LIVE | DIRTY {
-                out.push(self.found(own));
-            }
-            own += 1;
+        let mut slots = Vec::new();
+        let next = self.dirty_slots().from(from, n, &mut slots);
+        out.extend(slots.into_iter().map(|own| self.found(own)));
+        next
+    }
+
+    fn dirty_slots(&self) -> Dirty<'_> {
+        let Self { number, shards, slots, table, .. } = self;
+        Dirty { number: *number, shards: *shards, slots, table }
+    }
+
+    /// Adds the pages that the policy of cleaning names to `out`. Returns after how many
+    /// nanoseconds to ask it again.
+    pub(super) fn next_to_clean(
+        &mut self,
+        now_ns: u64,
+        last_request_ns: u64,
+        out: &mut Vec<Found>,
+    ) -> u64 {
+        let (dirty_slots, slots) = (self.usage.dirty, self.slot_count().into());
+        let load = Load { now_ns, last_request_ns, dirty_slots, slots };
+        let Self { number, shards, slots, table, cleaner, .. } = self;
+        let dirty = Dirty { number: *number, shards: *shards, slots, table };
+        let mut named = Vec::new();
+        let rest_ns = cleaner.next(&load, &dirty, &mut named);
+        out.extend(named.into_iter().map(|own| self.found(own)));
+        rest_ns
+    }
+
+    /// `found` could not be cleaned, if it is still dirty.
+    pub(super) fn put_off(&mut self, found: &Found) {
+        let own = self.own(found.slot);
+        if self.stands(found) && self.slots[own as usize].is(DIRTY) {
+            self.cleaner.put_off(own);
         }
-        own
+    }
+
+    /// Has `cleaner` clean the shard from now on; it hears of the dirty pages, the oldest version
+    /// first.
+    pub(super) fn set_cleaner(&mut self, cleaner: Cleaner) {
+        self.cleaner = cleaner;
+        if !self.cleaner.entry.hears {
+            return;
+        }
+        let mut dirty = Vec::new();
+        self.dirty_slots().from(0, usize::MAX, &mut dirty);
+        dirty.sort_unstable_by_key(|own| self.slots[*own as usize].version);
+        for own in dirty {
+            self.cleaner.dirtied(own, self.slots[own as usize].page());
+        }
+    }
+
+    pub(super) fn cleaner(&self) -> &Cleaner {
+        &self.cleaner
+    }
+
+    pub(super) fn cleaner_mut(&mut self) -> &mut Cleaner {
+        &mut self.cleaner
     }
 
     /// At opening: `slot` holds a header of `page`. Returns the version that it replaces, or
@@ -360,13 +427,13 @@ impl Shard {
             | flag(!found.verified, UNVERIFIED);
         let own = self.own(found.slot);
         self.place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
-        self.order.insert(own);
+        self.order.insert(own, found.page);
         known
     }
 
     /// At opening, when all headers were seen: all slots that hold no page are free, versions go on
-    /// behind `newest`, and pages are in the order of their versions.
-    pub(super) fn recovered(&mut self, newest: u64) {
+    /// behind `newest`, and `replacement` orders pages, the oldest version first.
+    pub(super) fn recovered(&mut self, newest: u64, replacement: &ReplacementEntry) {
         self.next_version = newest + 1;
         (self.first_free, self.free) = (NONE, 0);
         for own in (0..self.slot_count()).rev() {
@@ -377,8 +444,65 @@ impl Shard {
         let is_live = |own: &u32| self.slots[*own as usize].is(LIVE);
         let mut live: Vec<u32> = (0..self.slot_count()).filter(is_live).collect();
         live.sort_unstable_by_key(|own| self.slots[*own as usize].version);
-        for own in live {
-            self.order.touch(own, false);
+        self.order_by(replacement, &live);
+    }
+
+    /// Has `replacement` order the pages from now on. It begins with the order in which they would
+    /// have been evicted.
+    pub(super) fn set_replacement(&mut self, replacement: &ReplacementEntry) {
+        let mut order = Vec::new();
+        self.order.victims(usize::MAX, &mut order);
+        self.order_by(replacement, &order);
+    }
+
+    /// Has `replacement` order the pages in the slots `order`, the first to be evicted first.
+    fn order_by(&mut self, replacement: &ReplacementEntry, order: &[u32]) {
+        self.order = (replacement.create)(self.slot_count());
+        for own in order {
+            self.order.insert(*own, self.slots[*own as usize].page());
         }
+    }
+
+    /// Bytes of memory but for those of the replacement policy.
+    #[cfg(all(test, not(feature = "loom")))]
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.slots) + self.table.bytes()
+    }
+}
+
+/// The dirty slots of a shard, by their numbers in it.
+struct Dirty<'a> {
+    number: u32,
+    shards: u32,
+    slots: &'a [Slot],
+    table: &'a Table,
+}
+
+impl Dirty<'_> {
+    fn is_dirty(&self, own: u32) -> bool {
+        self.slots[own as usize].word & (LIVE | DIRTY) == LIVE | DIRTY
+    }
+}
+
+impl DirtySlots for Dirty<'_> {
+    fn of_page(&self, page: u64) -> Option<u32> {
+        if shard_of(page, self.shards) != self.number as usize {
+            return None;
+        }
+        let own = self.table.find(page, |own| self.slots[own as usize].page())?;
+        self.is_dirty(own).then_some(own)
+    }
+
+    fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32 {
+        let end = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+        let most = out.len().saturating_add(n);
+        let mut own = from;
+        while own < end && out.len() < most {
+            if self.is_dirty(own) {
+                out.push(own);
+            }
+            own += 1;
+        }
+        own
     }
 }

@@ -35,6 +35,8 @@ const BATCH_BITS: u32 = 48;
 const FLAG_ZERO: u64 = 1;
 /// Bytes of the backing's name that a cache header keeps.
 pub(super) const NAME_BYTES_MAX: usize = 512;
+/// Bytes of settings that a cache header keeps.
+pub(super) const SETTINGS_BYTES_MAX: usize = 3064;
 const MAGIC: [u8; 8] = *b"TGCACHE\0";
 const VERSION: u32 = 1;
 
@@ -245,7 +247,9 @@ pub(super) struct CacheHeaderBytes {
     pub(super) backing_name_bytes: U32,
     pub(super) shards: U32,
     pub(super) backing_name: [u8; NAME_BYTES_MAX],
-    reserved_end: [u8; 3504],
+    reserved: [u8; 440],
+    /// Text, up to its first zero.
+    pub(super) settings: [u8; SETTINGS_BYTES_MAX],
     checksum: U64,
 }
 
@@ -261,6 +265,7 @@ const _: () = {
     assert!(offset_of!(CacheHeaderBytes, backing_name_bytes) == 64);
     assert!(offset_of!(CacheHeaderBytes, shards) == 68);
     assert!(offset_of!(CacheHeaderBytes, backing_name) == 72);
+    assert!(offset_of!(CacheHeaderBytes, settings) == 1024);
     assert!(offset_of!(CacheHeaderBytes, checksum) == 4088);
 };
 

@@ -18,16 +18,20 @@
 //! - its bucket in `traffic` says which writes to the backing are under way;
 //! - the lock of its shard guards the index, and nothing waits under it.
 //!
-//! Map: [`CacheDevice`] the requests; `mode/` what each mode does with them; `store` pages into
-//! slots, `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots,
-//! `clean` dirty pages to the backing, `bypass` writes around the cache; `background` when that is
-//! done; `recover` opening; `index` and `table` what is where, `lane`, `traffic`; `layout` and
-//! `header` the bytes, [`check`] their verification; `policy/` the order of eviction.
+//! Map: [`CacheDevice`] the requests; `admission` which of them are cached; `mode/` what each mode
+//! does with them; `store` pages into slots, `read` out of slots or the backing, `fill` keeping what
+//! was read, `evict` free slots, `clean` dirty pages to the backing, `cleaner` which of them and
+//! when, `bypass` writes around the cache; `background` when that is done; `recover` opening;
+//! `index` and `table` what is where, `lane`, `traffic`; `layout` and `header` the bytes, [`check`]
+//! their verification; `policy/` the decisions, and `choices` which of them users made.
 
+mod admission;
 mod background;
 mod bypass;
 pub mod check;
+mod choices;
 mod clean;
+mod cleaner;
 mod engine;
 mod error;
 mod evict;
@@ -38,6 +42,8 @@ mod lane;
 pub mod layout;
 pub mod mode;
 pub mod policy;
+#[cfg(all(test, not(feature = "loom")))]
+mod policy_tests;
 mod read;
 mod recover;
 mod store;
@@ -67,8 +73,11 @@ use crate::tier::background::{Waker, Work, Workers};
 use crate::tier::ledger::Ledger;
 use crate::tier::set_locks::{SetLock, SetLocks};
 use crate::tier::version_locks::{VersionGuard, VersionLocks};
+use admission::Admission;
 use background::Background;
+use choices::Choices;
 use clean::Scratch;
+use cleaner::Pace;
 use fill::Fills;
 use index::{Found, Shard, Usage, shard_of};
 use lane::Lanes;
@@ -85,7 +94,7 @@ const LOCKS_LOG2: u32 = 14;
 pub struct CacheDeviceOptions {
     /// No thread: requests that find no free slot make some.
     pub no_thread: bool,
-    /// Clean from this many percent of dirty slots on; 50 unless set.
+    /// In place of the pool's setting `clean-from-pct`.
     pub clean_from_pct: Option<u32>,
     /// Keep this many slots of a shard free; one in a hundred unless set.
     pub keep_free: Option<u32>,
@@ -141,7 +150,9 @@ struct Core {
     written: Mutex<Vec<Found>>,
     /// A [`Mode`] by its code.
     mode: AtomicU32,
-    clean_from_pct: AtomicU32,
+    pace: Pace,
+    admission: Admission,
+    choices: Mutex<Choices>,
     /// Slots of a shard that are kept free for writers.
     reserve: u32,
     /// Pages whose data did not match their checksums.
@@ -281,6 +292,7 @@ impl Core {
 
     fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.geometry.check_write(offset, len)?;
+        self.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, len);
         if len == 0 {
             return Ok(());
@@ -302,17 +314,20 @@ impl BlockDevice for CacheDevice {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.core.geometry.check(offset, buf.len() as u64)?;
+        self.core.pace.note_request();
         let _running = self.core.requests.begin(RequestKind::Read, buf.len() as u64);
         self.core.mode().behaviour().read(&self.core, offset / PAGE_BYTES, buf)
     }
 
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.core.geometry.check_write(offset, data.len() as u64)?;
+        self.core.pace.note_request();
         let _running = self.core.requests.begin(RequestKind::Write, data.len() as u64);
         if data.is_empty() {
             return Ok(());
         }
-        self.core.mode().behaviour().write(&self.core, offset / PAGE_BYTES, data, flags.fua)
+        let behaviour = self.core.mode().behaviour();
+        self.core.write_admitted(behaviour, offset / PAGE_BYTES, data, flags.fua)
     }
 
     /// Reports what failed on the way to the backing since the last report. Passes the flush on
@@ -346,14 +361,15 @@ impl BlockDevice for CacheDevice {
     /// Writes into free slots, reads of pages that are cached, and flushes that end here.
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
         let core = &self.core;
+        core.pace.note_request();
         let behaviour = core.mode().behaviour();
         match operation {
             Operation::Read { offset, buf: [] } => Attempt::Done(core.geometry.check(*offset, 0)),
             Operation::Read { offset, buf } if behaviour.reads_hits() => {
-                core.attempt_read(*offset, buf)
+                core.attempt_noted_read(*offset, buf)
             }
             Operation::Write { offset, data, .. } if behaviour.writes_back() => {
-                core.attempt_write(*offset, data)
+                core.attempt_admitted_write(*offset, data)
             }
             Operation::Flush if !core.traffic.needs_flush() && core.written.lock().is_empty() => {
                 Attempt::Done(self.flush())

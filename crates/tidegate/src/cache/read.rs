@@ -21,6 +21,8 @@ struct Missing {
 impl Core {
     /// Reads pages from `first` on. What the backing had is kept afterwards where `promotes`.
     pub(super) fn read_pages(&self, first: u64, buf: &mut [u8], promotes: bool) -> Result<()> {
+        let pages = first..first + (buf.len() / PAGE) as u64;
+        let promotes = promotes && self.admits(&pages, false);
         let (mut at, mut hits) = (0, 0);
         while at < buf.len() {
             let page = first + (at / PAGE) as u64;
@@ -36,7 +38,9 @@ impl Core {
                 continue;
             }
             let part = &mut buf[at..at + run.len() * PAGE];
+            let foreground = self.pace.foreground();
             self.backing.read(page * PAGE_BYTES, part)?;
+            drop(foreground);
             // A page that was written meanwhile is read again, with all behind it.
             let is_last = |missing: &Missing| self.locks.unchanged(missing.page, missing.version);
             let stood = run.iter().take_while(|missing| is_last(missing)).count();
@@ -107,8 +111,21 @@ impl Core {
             if is_whole {
                 return Ok(true);
             }
-            self.damaged_page(&found)?;
-            return Ok(false);
+            if let Some(found) = self.still_damaged(&found, buf)? {
+                self.damaged_page(&found)?;
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Looks again at `found`, whose data and header did not agree, with the page's lock: its
+    /// holder may have voided the header of a page that leaves the cache.
+    fn still_damaged(&self, found: &Found, buf: &mut [u8]) -> Result<Option<Found>> {
+        let _lock = self.lock_pages(std::iter::once(found.page));
+        let is_same = |now: &Found| now.slot == found.slot && now.version == found.version;
+        match self.find(found.page).filter(is_same) {
+            Some(now) if !self.copy_out(&now, buf)? => Ok(Some(now)),
+            _ => Ok(None),
         }
     }
 

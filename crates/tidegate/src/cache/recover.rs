@@ -15,11 +15,14 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::choices::Choices;
+use super::cleaner::Pace;
 use super::error::CacheError;
 use super::header::{Binding, CacheHeader};
 use super::index::{Found, Shard, shard_of};
 use super::lane::{LANES, Lanes};
 use super::layout::{Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, data_check};
+use super::policy::ReplacementEntry;
 use super::traffic::Traffic;
 use super::{CacheDeviceOptions, Core, LOCKS_LOG2, tier};
 use crate::device::{BlockDevice, Geometry};
@@ -35,7 +38,6 @@ type Result<T> = std::result::Result<T, CacheError>;
 
 /// Headers that are read at once.
 const HEADERS_AT_ONCE: u32 = 64;
-const CLEAN_FROM_PCT: u32 = 50;
 /// One slot in so many is kept free.
 const FREE_ONE_IN: u32 = 100;
 
@@ -154,17 +156,21 @@ pub(super) fn open(
 ) -> Result<(Core, Recovered)> {
     let mut header = CacheHeader::read(&region)?;
     let geometry = geometry_over(&*backing)?;
-    let mut recovery = Recovery::scan(&region, &header)?;
+    let mut choices = Choices::of(&header)?;
+    choices.override_by(&options);
+    let replacement = choices.replacement();
+    let mut recovery = Recovery::scan(&region, &header, replacement)?;
     recovery.check_batches(&region, &header)?;
     recovery.forget_other_backing(&header, &binding, options.adopt_foreign)?;
     recovery.check_fit(geometry.blocks)?;
-    let found = recovery.finish(&region, &header)?;
+    let found = recovery.finish(&region, &header, replacement)?;
     if header.binding.as_ref() != Some(&binding) {
         header.binding = Some(binding);
         header.is_whole = false;
     }
     header.restore(&region)?;
-    let core = core_of(region, backing, geometry, header, recovery, options);
+    let core = core_of(region, backing, geometry, header, recovery, choices, options);
+    core.begin_cleaning(&core.choices.lock());
     // What an earlier process wrote around the cache may wait for a flush. Where this one fails,
     // the next flush tries again, and nothing is kept of what is read before.
     let _ = core.flush_backing();
@@ -177,6 +183,7 @@ fn core_of(
     geometry: Geometry,
     header: CacheHeader,
     recovery: Recovery,
+    choices: Choices,
     options: CacheDeviceOptions,
 ) -> Core {
     let shard_slots = header.places.slots() / header.shards;
@@ -186,7 +193,6 @@ fn core_of(
         salt: header.salt,
         places: header.places,
         mode: AtomicU32::new(header.mode.code()),
-        header: Mutex::new(header),
         backing,
         geometry,
         lanes: Lanes::new(&recovery.newest.numbers()),
@@ -197,7 +203,10 @@ fn core_of(
         cleaning: Mutex::default(),
         fills: super::Fills::default(),
         written: Mutex::default(),
-        clean_from_pct: AtomicU32::new(options.clean_from_pct.unwrap_or(CLEAN_FROM_PCT)),
+        pace: Pace::new(!options.no_thread),
+        admission: choices.admission(header.places.slots()),
+        choices: Mutex::new(choices),
+        header: Mutex::new(header),
         damaged: AtomicU64::new(0),
         requests: Requests::default(),
         counters: tier::Counters::default(),
@@ -225,11 +234,12 @@ fn geometry_over(backing: &dyn BlockDevice) -> Result<Geometry> {
 }
 
 impl Recovery {
-    fn scan(region: &Region, header: &CacheHeader) -> Result<Self> {
+    fn scan(region: &Region, header: &CacheHeader, replacement: &ReplacementEntry) -> Result<Self> {
         let slots = header.places.slots();
         let shards = header.shards;
+        let shard = |number| Shard::new(number, shards, slots, replacement);
         let mut recovery = Self {
-            shards: (0..shards).map(|number| Shard::new(number, shards, slots)).collect(),
+            shards: (0..shards).map(shard).collect(),
             newest: Newest::default(),
             newest_version: 0,
             older: Vec::new(),
@@ -357,7 +367,12 @@ impl Recovery {
     }
 
     /// Makes durable what counts, and then voids what does not.
-    fn finish(&mut self, region: &Region, header: &CacheHeader) -> Result<Recovered> {
+    fn finish(
+        &mut self,
+        region: &Region,
+        header: &CacheHeader,
+        replacement: &ReplacementEntry,
+    ) -> Result<Recovered> {
         self.voided
             .iter()
             .try_for_each(|slot| region.write_back(header.places.header(*slot), HEADER_BYTES))?;
@@ -369,7 +384,7 @@ impl Recovery {
         void_all(region, header, &self.void)?;
         let older = older.len() as u64;
         let newest_version = self.newest_version;
-        self.shards.iter_mut().for_each(|shard| shard.recovered(newest_version));
+        self.shards.iter_mut().for_each(|shard| shard.recovered(newest_version, replacement));
         let usage = self.shards.iter().map(Shard::usage);
         let (pages, dirty_pages) =
             usage.fold((0, 0), |(pages, dirty), it| (pages + it.live, dirty + it.dirty));

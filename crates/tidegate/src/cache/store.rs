@@ -107,7 +107,8 @@ impl Core {
         let kept = fills.iter().filter(|fill| self.may_keep(fill));
         let entries: Vec<_> =
             kept.map(|fill| Entry { page: fill.page, data: Some(&fill.data) }).collect();
-        let members = self.take_slots(&entries, self.reserve);
+        // One below the reserve, so that the worker evicts for the next ones.
+        let members = self.take_slots(&entries, self.reserve.saturating_sub(1));
         self.commit(&members, false, locks)
     }
 

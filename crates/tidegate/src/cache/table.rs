@@ -1,18 +1,24 @@
-//! From a page to the slot that holds its newest version, in DRAM: 8 bytes a slot.
+//! From a page to the slot that holds its newest version, in DRAM: 6 bytes a slot.
 //!
-//! A hash table with linear probing that is half full at most. It holds slots only; which page a
-//! slot holds is asked of the caller.
+//! A hash table with linear probing that is two thirds full at most. A cell holds a slot and, in the
+//! bits that a slot's number leaves, a tag of its page: a cell of another page is seldom taken for
+//! the page's own, and so costs no look at its slot. Which page a slot holds is asked of the
+//! caller.
 
 /// Slots by page.
 pub(super) struct Table {
-    /// A slot plus one; 0: none.
+    /// A slot plus one, and a tag above it; 0: none.
     cells: Box<[u32]>,
+    /// Bits of a cell that are the tag's.
+    tag_bits: u32,
 }
 
 impl Table {
-    /// For `slots` slots.
+    /// For `slots` slots, fewer than 2^31.
     pub(super) fn new(slots: u32) -> Self {
-        Self { cells: vec![0; (2 * slots as usize).max(2)].into() }
+        let cells = (slots as usize + slots as usize / 2).max(slots as usize + 1);
+        let slot_bits = u32::MAX.checked_shr(slots.leading_zeros()).unwrap_or(0);
+        Self { cells: vec![0; cells].into(), tag_bits: !slot_bits }
     }
 
     /// The slot of `page`.
@@ -28,7 +34,7 @@ impl Table {
         page_of: impl Fn(u32) -> u64,
     ) -> Option<u32> {
         let (cell, old) = self.probe(page, page_of);
-        self.cells[cell] = slot + 1;
+        self.cells[cell] = self.tag(hash(page)) | (slot + 1);
         old
     }
 
@@ -39,16 +45,16 @@ impl Table {
         let mut cell = hole;
         loop {
             cell = self.next(cell);
-            let Some(other) = self.cells[cell].checked_sub(1) else { break };
+            let Some(other) = self.slot_in(cell) else { break };
             // It moves into the hole unless its own first cell lies behind the hole.
-            let home = self.home(page_of(other));
+            let home = self.home(hash(page_of(other)));
             let stays = if hole <= cell {
                 hole < home && home <= cell
             } else {
                 hole < home || home <= cell
             };
             if !stays {
-                self.cells[hole] = other + 1;
+                self.cells[hole] = self.cells[cell];
                 hole = cell;
             }
         }
@@ -56,11 +62,18 @@ impl Table {
         slot
     }
 
+    /// Bytes of memory.
+    #[cfg(all(test, not(feature = "loom")))]
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.cells)
+    }
+
     /// The cell of `page`, or the free one where it would go; and its slot.
     fn probe(&self, page: u64, page_of: impl Fn(u32) -> u64) -> (usize, Option<u32>) {
-        let mut cell = self.home(page);
-        while let Some(slot) = self.cells[cell].checked_sub(1) {
-            if page_of(slot) == page {
+        let hash = hash(page);
+        let (mut cell, tag) = (self.home(hash), self.tag(hash));
+        while let Some(slot) = self.slot_in(cell) {
+            if self.cells[cell] & self.tag_bits == tag && page_of(slot) == page {
                 return (cell, Some(slot));
             }
             cell = self.next(cell);
@@ -68,9 +81,20 @@ impl Table {
         (cell, None)
     }
 
-    fn home(&self, page: u64) -> usize {
-        let spread = u128::from(hash(page)) * self.cells.len() as u128;
+    fn slot_in(&self, cell: usize) -> Option<u32> {
+        (self.cells[cell] & !self.tag_bits).checked_sub(1)
+    }
+
+    fn home(&self, hash: u64) -> usize {
+        let spread = u128::from(hash) * self.cells.len() as u128;
         usize::try_from(spread >> 64).unwrap_or_default()
+    }
+
+    /// The tag of a page with this hash: of bits in the middle, for the upper ones are the first
+    /// cell's, and the lower ones the shard's.
+    fn tag(&self, hash: u64) -> u32 {
+        let bits = u32::try_from(hash >> 24 & u64::from(u32::MAX)).unwrap_or_default();
+        bits << self.tag_bits.trailing_zeros() & self.tag_bits
     }
 
     fn next(&self, cell: usize) -> usize {

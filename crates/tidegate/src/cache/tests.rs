@@ -16,8 +16,8 @@ use crate::pmem::Counters as Stores;
 use crate::tier::Tier;
 use crate::tier::background::Step as Progress;
 
-const PAGES: u64 = 128;
-const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
+pub(super) const PAGES: u64 = 128;
+pub(super) const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
     no_thread: true,
     clean_from_pct: None,
     keep_free: None,
@@ -25,7 +25,7 @@ const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
 };
 
 /// A pool of `slots` slots.
-fn pool(slots: u64) -> Arc<Region> {
+pub(super) fn pool(slots: u64) -> Arc<Region> {
     let header_pages = slots.div_ceil(64);
     let region = Region::anonymous((5 + 4 + header_pages + slots) * 4096).unwrap();
     let header = create(&region, &CacheOptions::default()).unwrap();
@@ -33,23 +33,23 @@ fn pool(slots: u64) -> Arc<Region> {
     Arc::new(region)
 }
 
-fn memory() -> Arc<MemoryDevice> {
+pub(super) fn memory() -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new(4096, PAGES).unwrap())
 }
 
-fn binding() -> Binding {
+pub(super) fn binding() -> Binding {
     Binding { identity: 1, name: "memory".into(), pages: PAGES }
 }
 
-fn open(region: &Arc<Region>, backing: &Arc<impl BlockDevice + 'static>) -> CacheDevice {
+pub(super) fn open(region: &Arc<Region>, backing: &Arc<impl BlockDevice + 'static>) -> CacheDevice {
     CacheDevice::open(Arc::clone(region), Arc::clone(backing) as _, binding(), NO_THREAD).unwrap()
 }
 
-fn write(device: &CacheDevice, page: u64, byte: u8) {
+pub(super) fn write(device: &CacheDevice, page: u64, byte: u8) {
     device.write(page * PAGE_BYTES, &[byte; 4096], WriteFlags::default()).unwrap();
 }
 
-fn read(device: &dyn BlockDevice, page: u64) -> u8 {
+pub(super) fn read(device: &dyn BlockDevice, page: u64) -> u8 {
     let mut data = [0; 4096];
     device.read(page * PAGE_BYTES, &mut data).unwrap();
     assert!(data.iter().all(|byte| *byte == data[0]), "page {page} is torn");
@@ -57,7 +57,7 @@ fn read(device: &dyn BlockDevice, page: u64) -> u8 {
 }
 
 /// Background steps until nothing is to do.
-fn work(device: &CacheDevice) {
+pub(super) fn work(device: &CacheDevice) {
     let mut background = device.background();
     while background.step() == Progress::Again {}
 }
@@ -468,10 +468,32 @@ enum Step {
     Background,
     Clean,
     SetMode(Mode),
+    Set(&'static str, &'static str),
     Reopen,
     Heal,
     Break,
 }
+
+/// Settings that change what is done and when, and never what is read.
+const SETTINGS: &[(&str, &str)] = &[
+    ("eviction", "s3fifo"),
+    ("eviction", "lru"),
+    ("eviction", "lrw"),
+    ("eviction", "sieve"),
+    ("cleaning", "watermark"),
+    ("cleaning", "alru"),
+    ("cleaning", "acp"),
+    ("cleaning", "nop"),
+    ("alru.wake-up-s", "0"),
+    ("acp.wake-up-ms", "0"),
+    ("clean-from-pct", "10"),
+    ("promotion", "always"),
+    ("promotion", "nhit"),
+    ("nhit.trigger-pct", "0"),
+    ("cutoff", "never"),
+    ("cutoff", "always"),
+    ("cutoff.threshold", "16K"),
+];
 
 fn steps(modes: &'static [Mode]) -> impl Strategy<Value = Vec<Step>> {
     let run = || (0..PAGES).prop_flat_map(|first| (Just(first), 1..=(PAGES - first).min(12)));
@@ -485,6 +507,7 @@ fn steps(modes: &'static [Mode]) -> impl Strategy<Value = Vec<Step>> {
         4 => Just(Step::Background),
         1 => Just(Step::Clean),
         2 => prop::sample::select(modes).prop_map(Step::SetMode),
+        1 => prop::sample::select(SETTINGS).prop_map(|(key, value)| Step::Set(key, value)),
         2 => Just(Step::Reopen),
         1 => Just(Step::Heal),
         1 => Just(Step::Break),
@@ -541,6 +564,7 @@ impl Scene {
             }
             Step::Clean => drop(device.clean_all()),
             Step::SetMode(mode) => device.set_mode(mode).unwrap(),
+            Step::Set(key, value) => device.set(key, value).unwrap(),
             Step::Reopen => self.device = open(&self.region, &self.fault),
             Step::Heal => self.fault.heal(),
             Step::Break => {

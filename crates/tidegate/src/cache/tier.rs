@@ -51,9 +51,11 @@ pub(super) enum Counter {
     CoreWrites,
     Evictions,
     FullWaits,
+    CutOff,
+    NotPromoted,
 }
 
-const COUNTERS: usize = Counter::FullWaits as usize + 1;
+const COUNTERS: usize = Counter::NotPromoted as usize + 1;
 
 const METRICS: [Metric; COUNTERS] = [
     Metric::counter("cache_read_hits", Unit::Count, "Reads of which all pages were cached"),
@@ -70,6 +72,8 @@ const METRICS: [Metric; COUNTERS] = [
     Metric::counter("cache_core_writes", Unit::Count, "Pages written to the backing"),
     Metric::counter("cache_evictions", Unit::Count, "Clean pages that made place for others"),
     Metric::counter("cache_full_waits", Unit::Count, "Waits of a write for a free slot"),
+    Metric::counter("cache_cut_off", Unit::Count, "Requests of long streams that were not cached"),
+    Metric::counter("cache_not_promoted", Unit::Count, "Requests that promotion did not cache"),
 ];
 
 /// The counters of one cache.
@@ -113,7 +117,6 @@ impl Counters {
     }
 }
 
-const CLEAN_FROM: &str = "clean-from-pct";
 const MODE: &str = "mode";
 /// Behind a mode: all dirty pages are cleaned before the setting returns.
 const FLUSH_SUFFIX: &str = "+flush";
@@ -142,17 +145,6 @@ impl CacheDevice {
             self.clean_all()
                 .map_err(|error| wrong(format!("a backing that takes the dirty pages: {error}")))?;
         }
-        Ok(())
-    }
-
-    fn set_clean_from(&self, value: &str) -> std::result::Result<(), SettingError> {
-        let pct = value.parse().ok().filter(|pct| (0..=100).contains(pct));
-        let Some(pct) = pct else {
-            let (key, value) = (CLEAN_FROM.into(), value.to_owned());
-            return Err(SettingError::Value { key, value, expected: "0 to 100".into() });
-        };
-        self.core.clean_from_pct.store(pct, Ordering::Relaxed);
-        self.core.waker.wake_another();
         Ok(())
     }
 }
@@ -186,28 +178,16 @@ impl Tier for CacheDevice {
     }
 
     fn settings(&self) -> Vec<Setting> {
-        let setting = |key: &str, value: String, help: &str| Setting {
-            key: key.into(),
-            value,
-            help: help.into(),
-            fixed: None,
-        };
-        let clean_from_pct = self.core.clean_from_pct.load(Ordering::Relaxed);
-        vec![
-            setting(MODE, self.mode().to_string(), MODES),
-            setting(
-                CLEAN_FROM,
-                clean_from_pct.to_string(),
-                "which part of the cache may be dirty before it is cleaned, in percent: 0 to 100",
-            ),
-        ]
+        let (key, value) = (MODE.into(), self.mode().to_string());
+        let mut settings = vec![Setting { key, value, help: MODES.into(), fixed: None }];
+        settings.extend(self.core.choices.lock().list());
+        settings
     }
 
     fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
         match key {
             MODE => self.set_mode_text(value),
-            CLEAN_FROM => self.set_clean_from(value),
-            _ => Err(SettingError::of(key, &self.settings())),
+            _ => self.core.choose(key, value),
         }
     }
 

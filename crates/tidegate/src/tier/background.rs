@@ -1,9 +1,11 @@
 //! Background work of a tier, in steps: threads run them in production, a simulator's scheduler in
 //! tests.
 //!
-//! A worker is awake, idle (asleep until it is woken) or resting (asleep until a time). Invariants:
+//! A worker is awake, idle (asleep until it is woken, or until a time at most) or resting (asleep
+//! until a time). Invariants:
 //!
-//! 1. An idle worker sleeps without a timeout: a tier without work costs no CPU.
+//! 1. An idle worker sleeps without a timeout, unless it dozes until work that it knows of: a tier
+//!    without work costs no CPU.
 //! 2. No wake-up is lost. A caller makes work visible and then looks at `call`. A worker that turns
 //!    idle sets `call` and then looks for work. So at least one of the two sees the other, provided
 //!    that the tier orders the caller's store before its load of `call`; the tier says how.
@@ -32,6 +34,11 @@ pub enum Step {
     Sleep {
         /// When the worker wakes by itself; None where it has nothing to do before it is woken.
         wake_at_ns: Option<u64>,
+    },
+    /// Sleeps until it is woken, by work too, and no longer than to `wake_at_ns`.
+    Doze {
+        /// When it wakes by itself.
+        wake_at_ns: u64,
     },
     /// Ends.
     Stop,
@@ -159,11 +166,11 @@ impl Waker {
     fn sleep(&self, alarms: u64, wake_at_ns: Option<u64>, work: &impl Work) {
         match wake_at_ns {
             Some(wake_at_ns) => self.sleep_until(alarms, wake_at_ns),
-            None => self.sleep_idle(work),
+            None => self.sleep_idle(work, None),
         }
     }
 
-    fn sleep_idle(&self, work: &impl Work) {
+    fn sleep_idle(&self, work: &impl Work, wake_at_ns: Option<u64>) {
         let mut gate = self.gate.lock();
         gate.awake -= 1;
         gate.idle += 1;
@@ -173,7 +180,14 @@ impl Waker {
             gate.woken += 1;
         }
         while gate.woken == 0 && self.is_running() {
-            self.idle.wait(&mut gate);
+            let Some(wake_at_ns) = wake_at_ns else {
+                self.idle.wait(&mut gate);
+                continue;
+            };
+            let left = Duration::from_nanos(wake_at_ns.saturating_sub(now_ns()));
+            if self.idle.wait_for(&mut gate, left).timed_out() {
+                break;
+            }
         }
         gate.woken = gate.woken.saturating_sub(1);
         gate.idle -= 1;
@@ -300,6 +314,7 @@ fn run(mut work: impl Work, waker: &Waker) {
         match work.step() {
             Step::Again => {}
             Step::Sleep { wake_at_ns } => waker.sleep(alarms, wake_at_ns, &work),
+            Step::Doze { wake_at_ns } => waker.sleep_idle(&work, Some(wake_at_ns)),
             Step::Stop => return,
         }
     }
@@ -382,6 +397,21 @@ mod tests {
         office.workers.stop();
         assert!(!office.waker.is_running());
         assert_eq!(office.workers.count(), 0);
+    }
+
+    #[test]
+    fn a_dozing_worker_is_woken_by_work_and_by_its_time() {
+        let office = office(1, Step::Doze { wake_at_ns: DAY_NS });
+        for round in 0..50 {
+            office.waker.await_all_idle();
+            office.send(round);
+            assert_eq!(office.delivered.recv().unwrap(), round);
+        }
+        let waker = Waker::new(1);
+        let (inbox, outbox) = (Arc::default(), channel().0);
+        // Else this would not return.
+        waker.sleep_idle(&Courier { inbox, outbox, when_empty: Step::IDLE }, Some(now_ns() + 1));
+        assert_eq!(waker.awake(), 1);
     }
 
     #[test]

@@ -14,7 +14,21 @@ pub(crate) fn now_ns() -> u64 {
         reason = "phases, costs and rests are measured in real time"
     )]
     let now = Instant::now();
-    nanoseconds(now.duration_since(*START.get_or_init(|| now)))
+    let now_ns = nanoseconds(now.duration_since(*START.get_or_init(|| now)));
+    #[cfg(all(test, not(feature = "loom")))]
+    let now_ns = now_ns + AHEAD_NS.get();
+    now_ns
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+thread_local! {
+    static AHEAD_NS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Lets `ns` pass on the clock of the calling thread.
+#[cfg(all(test, not(feature = "loom")))]
+pub(crate) fn advance(ns: u64) {
+    AHEAD_NS.set(AHEAD_NS.get() + ns);
 }
 
 /// Nanoseconds that the calling thread has spent on a CPU.

@@ -61,6 +61,11 @@ pub(super) trait Behaviour {
         true
     }
 
+    /// Writes that miss are cached.
+    fn caches_writes(&self) -> bool {
+        self.writes_back()
+    }
+
     /// A write needs the cache alone.
     fn writes_back(&self) -> bool {
         false

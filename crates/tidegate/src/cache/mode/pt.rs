@@ -19,6 +19,7 @@ impl Behaviour for PassThrough {
     fn read(&self, core: &Core, first: u64, buf: &mut [u8]) -> Result<()> {
         core.clean_pages(&pages_in(first, buf))?;
         core.counters.add(Counter::PassThroughReads, 1);
+        let _foreground = core.pace.foreground();
         core.backing.read(first * PAGE_BYTES, buf)
     }
 

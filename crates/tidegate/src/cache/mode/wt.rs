@@ -26,6 +26,10 @@ impl Behaviour for WriteThrough {
         Ok(())
     }
 
+    fn caches_writes(&self) -> bool {
+        true
+    }
+
     fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {
         if pages.end - pages.start <= Mode::ZERO_PAGES_MAX {
             return core.write_through(pages, Content::Zeroes);

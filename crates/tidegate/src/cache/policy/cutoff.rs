@@ -21,17 +21,18 @@ const THRESHOLD: usize = 1;
 const PROMOTION: usize = 2;
 const PROMOTE_ON_THRESHOLD: usize = 3;
 
-/// Positions of the choices of `cutoff.policy`.
-const FULL: u64 = 0;
-const NEVER: u64 = 2;
+/// Positions of the choices of `cutoff`.
+const NEVER: u64 = 0;
+const FULL: u64 = 1;
 
-/// The settings; ranges and defaults are those of Open CAS.
+/// The settings; ranges and defaults are those of Open CAS, whose default of `cutoff` is `full`: what
+/// is written around a cache is durable only when the backing is flushed.
 pub const SPECS: &[Spec] = &[
     Spec {
-        key: "cutoff.policy",
-        kind: Kind::Choice(&["full", "always", "never"]),
-        default: FULL,
-        help: "when long streams go around the cache: while it is full, always or never",
+        key: "cutoff",
+        kind: Kind::Choice(&["never", "full", "always"]),
+        default: NEVER,
+        help: "when long streams go around the cache: never, while it is full, or always",
     },
     Spec {
         key: "cutoff.threshold",
@@ -155,6 +156,11 @@ impl Cutoff {
         Self { settings: Settings::new(SPECS) }
     }
 
+    /// It looks at no request.
+    pub fn is_off(&self) -> bool {
+        self.settings.get(POLICY) == NEVER
+    }
+
     /// Records `request`, which came by the queue of `queue`, and tells whether it goes around the
     /// cache.
     ///
@@ -168,8 +174,7 @@ impl Cutoff {
         queue: &mut Streams,
         shared: impl FnOnce() -> G,
     ) -> bool {
-        let policy = self.settings.get(POLICY);
-        if policy == NEVER {
+        if self.is_off() {
             return false;
         }
         let bytes = if let Some((stream, length)) = queue.continued(request) {
@@ -184,7 +189,7 @@ impl Cutoff {
             queue.add(request, Length { bytes: request.len_bytes, requests: 1 });
             return false;
         };
-        bytes >= self.settings.get(THRESHOLD) && (is_full || policy != FULL)
+        bytes >= self.settings.get(THRESHOLD) && (is_full || self.settings.get(POLICY) != FULL)
     }
 
     fn is_promoted(&self, length: Length) -> bool {
@@ -221,6 +226,7 @@ mod tests {
     impl Fixture {
         fn new(settings: &[(&str, &str)]) -> Self {
             let mut cutoff = Cutoff::new();
+            cutoff.settings.set("cutoff", "full").unwrap();
             for (key, value) in settings {
                 cutoff.settings.set(key, value).unwrap();
             }
@@ -255,8 +261,7 @@ mod tests {
             ("always", false, true),
             ("never", true, false),
         ] {
-            let mut fixture =
-                Fixture::new(&[("cutoff.policy", policy), ("cutoff.threshold", "128K")]);
+            let mut fixture = Fixture::new(&[("cutoff", policy), ("cutoff.threshold", "128K")]);
             fixture.is_full = is_full;
             fixture.write(0, 0, BLOCK);
             assert_eq!(fixture.write(0, BLOCK, BLOCK), expected, "{policy}, full: {is_full}");

@@ -17,7 +17,7 @@ impl Lru {
 }
 
 impl Replacement for Lru {
-    fn insert(&mut self, slot: u32) {
+    fn insert(&mut self, slot: u32, _page: u64) {
         if self.links.is_listed(slot) {
             return self.touch(slot, true);
         }
@@ -30,7 +30,7 @@ impl Replacement for Lru {
         }
     }
 
-    fn remove(&mut self, slot: u32) {
+    fn remove(&mut self, slot: u32, _page: u64) {
         if self.links.is_listed(slot) {
             self.used.remove(&mut self.links, slot);
         }

@@ -14,8 +14,8 @@ impl Lrw {
 }
 
 impl Replacement for Lrw {
-    fn insert(&mut self, slot: u32) {
-        self.0.insert(slot);
+    fn insert(&mut self, slot: u32, page: u64) {
+        self.0.insert(slot, page);
     }
 
     fn touch(&mut self, slot: u32, write: bool) {
@@ -24,8 +24,8 @@ impl Replacement for Lrw {
         }
     }
 
-    fn remove(&mut self, slot: u32) {
-        self.0.remove(slot);
+    fn remove(&mut self, slot: u32, page: u64) {
+        self.0.remove(slot, page);
     }
 
     fn victims(&mut self, n: usize, out: &mut Vec<u32>) {

@@ -35,23 +35,23 @@ pub const MAX_SLOTS: u32 = list::MAX_SLOTS;
 /// every sequence of calls: to insert a slot twice is to use it, to touch or remove a slot that is
 /// not there does nothing.
 pub trait Replacement: Send {
-    /// Adds `slot`, which holds a page from now on.
-    fn insert(&mut self, slot: u32);
+    /// Adds `slot`, which holds `page` from now on.
+    fn insert(&mut self, slot: u32, page: u64);
 
     /// Records a use of `slot`, by a write or by a read.
     fn touch(&mut self, slot: u32, write: bool);
 
-    /// Removes `slot`: its page was evicted or discarded.
-    fn remove(&mut self, slot: u32);
+    /// Removes `slot`: `page`, which it held, was evicted or discarded.
+    fn remove(&mut self, slot: u32, page: u64);
 
-    /// Records that a write of the page in `from` put it into `to`, which held nothing.
+    /// Records that a write of `page`, which was in `from`, put it into `to`, which held nothing.
     ///
     /// The page keeps what the policy knows of its uses. To remove and insert it instead would
     /// make it a new page, which costs the policies that count uses their advantage over LRU
     /// (docs/policies.md).
-    fn moved(&mut self, from: u32, to: u32) {
-        self.remove(from);
-        self.insert(to);
+    fn moved(&mut self, from: u32, to: u32, page: u64) {
+        self.remove(from, page);
+        self.insert(to, page);
     }
 
     /// Appends up to `n` slots to `out`, the next one to evict first, none of them twice.
@@ -62,10 +62,6 @@ pub trait Replacement: Send {
     fn victims(&mut self, n: usize, out: &mut Vec<u32>);
 }
 
-/// Tells the page that a slot holds. Policies ask in [`Replacement::insert`] and
-/// [`Replacement::remove`] only, for the slot of the call.
-pub type PageOf = Box<dyn Fn(u32) -> u64 + Send>;
-
 /// A replacement policy that users can choose.
 pub struct ReplacementEntry {
     /// The name on the command line.
@@ -75,36 +71,46 @@ pub struct ReplacementEntry {
     /// Bytes of memory for a slot, rounded up.
     pub slot_bytes: usize,
     /// Makes the policy for a number of slots, at most [`MAX_SLOTS`].
-    pub create: fn(u32, PageOf) -> Box<dyn Replacement>,
+    pub create: fn(u32) -> Box<dyn Replacement>,
 }
 
-/// All replacement policies.
+/// All replacement policies, the default first.
 pub static REPLACEMENTS: [ReplacementEntry; 4] = [
+    ReplacementEntry {
+        name: "s3fifo",
+        about: "keeps new pages in a small queue until they are used again",
+        slot_bytes: 10,
+        create: |slots| Box::new(s3fifo::S3Fifo::new(slots)),
+    },
     ReplacementEntry {
         name: "lru",
         about: "evicts what was used least recently",
         slot_bytes: 8,
-        create: |slots, _| Box::new(lru::Lru::new(slots)),
+        create: |slots| Box::new(lru::Lru::new(slots)),
     },
     ReplacementEntry {
         name: "lrw",
         about: "evicts what was written least recently; reads do not count (AFCM)",
         slot_bytes: 8,
-        create: |slots, _| Box::new(lrw::Lrw::new(slots)),
+        create: |slots| Box::new(lrw::Lrw::new(slots)),
     },
     ReplacementEntry {
         name: "sieve",
         about: "evicts in the order of insertion, and passes over what was used since the last time",
         slot_bytes: 8,
-        create: |slots, _| Box::new(sieve::Sieve::new(slots)),
-    },
-    ReplacementEntry {
-        name: "s3fifo",
-        about: "keeps new pages in a small queue until they are used again",
-        slot_bytes: 12,
-        create: |slots, page_of| Box::new(s3fifo::S3Fifo::new(slots, page_of)),
+        create: |slots| Box::new(sieve::Sieve::new(slots)),
     },
 ];
+
+/// The names of [`REPLACEMENTS`].
+pub static REPLACEMENT_NAMES: [&str; REPLACEMENTS.len()] = {
+    let (mut names, mut at) = ([""; REPLACEMENTS.len()], 0);
+    while at < names.len() {
+        names[at] = REPLACEMENTS[at].name;
+        at += 1;
+    }
+    names
+};
 
 /// The replacement policy called `name`.
 pub fn replacement(name: &str) -> Option<&'static ReplacementEntry> {

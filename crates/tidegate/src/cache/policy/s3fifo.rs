@@ -8,8 +8,8 @@
 //! - Otherwise the main queue does. A slot that was used goes around once more, with its count
 //!   lower by one; another is a victim.
 
-use super::recent::RecentPages;
-use super::{PageOf, Replacement};
+use super::Replacement;
+use super::recent::{RecentPages, Seen};
 use crate::tier::list::{Links, List};
 
 /// The bits of a mark that count uses.
@@ -19,7 +19,7 @@ const MAIN: u32 = 4;
 /// The mark of a slot that the last call of `victims` appended.
 const VICTIM: u32 = 8;
 
-/// The queues; 12 bytes a slot, of which 4 remember pages that left.
+/// The queues; 10 bytes a slot, of which 2 remember pages that left.
 pub struct S3Fifo {
     links: Links,
     small: List,
@@ -27,14 +27,12 @@ pub struct S3Fifo {
     /// Slots that the last call of `victims` appended and that were not removed since.
     victims: List,
     small_target: u32,
-    left: RecentPages,
-    page_of: PageOf,
+    left: RecentPages<Seen>,
 }
 
 impl S3Fifo {
-    /// The policy of `slots` slots, at most [`MAX_SLOTS`](super::MAX_SLOTS), whose pages `page_of`
-    /// tells.
-    pub fn new(slots: u32, page_of: PageOf) -> Self {
+    /// The policy of `slots` slots, at most [`MAX_SLOTS`](super::MAX_SLOTS).
+    pub fn new(slots: u32) -> Self {
         let small_target = (slots / 10).max(1);
         Self {
             links: Links::new(slots),
@@ -43,7 +41,6 @@ impl S3Fifo {
             victims: List::EMPTY,
             small_target,
             left: RecentPages::new(u64::from(slots - slots / 10)),
-            page_of,
         }
     }
 
@@ -101,11 +98,11 @@ impl S3Fifo {
 }
 
 impl Replacement for S3Fifo {
-    fn insert(&mut self, slot: u32) {
+    fn insert(&mut self, slot: u32, page: u64) {
         if self.links.is_listed(slot) {
             return self.touch(slot, true);
         }
-        let is_back = self.left.forget((self.page_of)(slot));
+        let is_back = self.left.forget(page);
         self.push(slot, if is_back { MAIN } else { 0 });
     }
 
@@ -117,16 +114,16 @@ impl Replacement for S3Fifo {
         }
     }
 
-    fn remove(&mut self, slot: u32) {
+    fn remove(&mut self, slot: u32, page: u64) {
         if self.links.is_listed(slot) && self.take(slot) & (VICTIM | MAIN) == VICTIM {
-            self.left.remember((self.page_of)(slot));
+            self.left.remember(page);
         }
     }
 
-    fn moved(&mut self, from: u32, to: u32) {
-        self.remove(to);
+    fn moved(&mut self, from: u32, to: u32, page: u64) {
+        self.remove(to, page);
         if !self.links.is_listed(from) {
-            return self.insert(to);
+            return self.insert(to, page);
         }
         let (list, links) = self.list(self.links.mark(from));
         list.replace(links, from, to);

@@ -111,6 +111,17 @@ impl Settings {
         self.values[at]
     }
 
+    /// Whether there is a setting `key`.
+    pub fn has(&self, key: &str) -> bool {
+        self.specs.iter().any(|spec| spec.key == key)
+    }
+
+    /// The settings that are not at their defaults, with their values.
+    pub fn changed(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let changed = self.specs.iter().zip(&self.values).filter(|(spec, it)| spec.default != **it);
+        changed.map(|(spec, value)| (spec.key, spec.kind.show(*value)))
+    }
+
     /// The settings, as a tier shows them.
     pub fn list(&self) -> Vec<Setting> {
         let shown = |(spec, &value): (&Spec, &u64)| Setting {
@@ -175,6 +186,7 @@ mod tests {
     fn what_is_listed_can_be_set_and_says_its_range() {
         let mut settings = Settings::new(SPECS);
         settings.set("size", "4097").unwrap();
+        assert_eq!(settings.changed().collect::<Vec<_>>(), [("size", "4097".to_owned())]);
         let list = settings.list();
         for Setting { key, value, .. } in &list {
             settings.set(key, value).unwrap();

@@ -37,7 +37,7 @@ impl Sieve {
 }
 
 impl Replacement for Sieve {
-    fn insert(&mut self, slot: u32) {
+    fn insert(&mut self, slot: u32, _page: u64) {
         if self.links.is_listed(slot) {
             return self.touch(slot, true);
         }
@@ -51,7 +51,7 @@ impl Replacement for Sieve {
         }
     }
 
-    fn remove(&mut self, slot: u32) {
+    fn remove(&mut self, slot: u32, _page: u64) {
         if !self.links.is_listed(slot) {
             return;
         }
@@ -61,10 +61,10 @@ impl Replacement for Sieve {
         self.inserted.remove(&mut self.links, slot);
     }
 
-    fn moved(&mut self, from: u32, to: u32) {
-        self.remove(to);
+    fn moved(&mut self, from: u32, to: u32, page: u64) {
+        self.remove(to, page);
         if !self.links.is_listed(from) {
-            return self.insert(to);
+            return self.insert(to, page);
         }
         if self.hand == Some(from) {
             self.hand = Some(to);

@@ -5,7 +5,7 @@
 //! of dirty pages: none, up to 10 %, ... up to 100 %. The chunk that was longest in the fullest
 //! bucket is cleaned from its first page to its last one, a batch at a time.
 
-use super::{Cleaning, Load, MILLISECOND_NS};
+use super::{Cleaning, DirtySlots, Load, MILLISECOND_NS};
 use crate::cache::policy::settings::{Kind, Settings, Spec, Unit};
 use crate::tier::list::{Links, List};
 
@@ -30,8 +30,8 @@ pub const SPECS: &[Spec] = &[
 
 /// Pages of a chunk: 100 MiB, as in Open CAS.
 const CHUNK_PAGES: u64 = (100 << 20) / 4096;
-/// Most chunks, 12 bytes each; over a backing above 100 TiB they are larger.
-const MAX_CHUNKS: u64 = 1 << 20;
+/// Most chunks, 12 bytes each; over a backing above 25 TiB they are larger.
+const MAX_CHUNKS: u64 = 1 << 18;
 /// Buckets of chunks, as in Open CAS.
 const BUCKETS: usize = 11;
 /// Rest while nothing is dirty, as in Open CAS.
@@ -117,12 +117,7 @@ impl Cleaning for Acp {
         self.count(page, |dirty| dirty.saturating_sub(1));
     }
 
-    fn next(
-        &mut self,
-        _load: &Load,
-        dirty_slot: &mut dyn FnMut(u64) -> Option<u32>,
-        out: &mut Vec<u32>,
-    ) -> u64 {
+    fn next(&mut self, _load: &Load, dirty: &dyn DirtySlots, out: &mut Vec<u32>) -> u64 {
         let Some(Cleaned { chunk, next_page }) = self.cleaned.or_else(|| self.choose()) else {
             return BACKOFF_NS;
         };
@@ -130,7 +125,7 @@ impl Cleaning for Acp {
         let mut left = self.settings.get(MAX_BUFFERS);
         let mut page = next_page;
         while page < end && left > 0 {
-            if let Some(slot) = dirty_slot(page) {
+            if let Some(slot) = dirty.of_page(page) {
                 out.push(slot);
                 left -= 1;
             }
@@ -154,12 +149,14 @@ impl Cleaning for Acp {
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
+    use std::cell::Cell;
     use std::collections::BTreeMap;
 
     use proptest::collection::vec;
     use proptest::prelude::any;
     use proptest::{prop_assert, prop_assert_eq, proptest};
 
+    use super::super::ByPage;
     use super::*;
 
     const LOAD: Load = Load { now_ns: 0, last_request_ns: 0, dirty_slots: 0, slots: 0 };
@@ -187,7 +184,7 @@ mod tests {
         fn clean(&mut self) -> (Vec<u64>, u64) {
             let mut slots = Vec::new();
             let rest_ns =
-                self.acp.next(&LOAD, &mut |page| self.dirty.get(&page).copied(), &mut slots);
+                self.acp.next(&LOAD, &ByPage(|page| self.dirty.get(&page).copied()), &mut slots);
             let page_of = |slot| self.dirty.iter().find(|it| *it.1 == slot).map(|it| *it.0);
             let pages: Vec<_> = slots.into_iter().filter_map(page_of).collect();
             for page in &pages {
@@ -219,16 +216,13 @@ mod tests {
         (0..3).for_each(|chunk| acp.dirtied(0, chunk * CHUNK_PAGES, 0));
         let mut turns = Vec::new();
         for _ in 0..6 {
-            let mut asked = Vec::new();
-            acp.next(
-                &LOAD,
-                &mut |page| {
-                    asked.push(page);
-                    None
-                },
-                &mut Vec::new(),
-            );
-            turns.push(asked[0] / CHUNK_PAGES);
+            let asked = Cell::new(None);
+            let ask = |page| {
+                asked.set(asked.get().or(Some(page)));
+                None
+            };
+            acp.next(&LOAD, &ByPage(ask), &mut Vec::new());
+            turns.push(asked.get().unwrap() / CHUNK_PAGES);
         }
         assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
     }
@@ -244,9 +238,9 @@ mod tests {
     #[test]
     fn the_largest_backing_takes_bounded_memory() {
         let mut acp = Acp::new(1 << 48);
-        assert_eq!(acp.dirty.len(), 1 << 20);
+        assert_eq!(acp.dirty.len(), 1 << 18);
         acp.dirtied(0, u64::MAX, 0);
-        assert_eq!(acp.dirty[(1 << 20) - 1], 1);
+        assert_eq!(acp.dirty[(1 << 18) - 1], 1);
     }
 
     proptest! {
@@ -283,7 +277,7 @@ mod tests {
             for (page, is_dirty) in calls {
                 if is_dirty { acp.dirtied(0, page, 0) } else { acp.cleaned(0, page) }
             }
-            acp.next(&LOAD, &mut |_| None, &mut Vec::new());
+            acp.next(&LOAD, &ByPage(|_| None), &mut Vec::new());
         }
     }
 }

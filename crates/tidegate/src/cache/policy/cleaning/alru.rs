@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Cleaning, Load, MILLISECOND_NS, SECOND_NS};
+use super::{Cleaning, DirtySlots, Load, MILLISECOND_NS, SECOND_NS};
 use crate::cache::policy::settings::{Kind, Settings, Spec, Unit};
 use crate::tier::list::{Links, List};
 
@@ -80,6 +80,7 @@ pub struct Alru {
     last_write_ns: u64,
     /// The dirty ratio was above its threshold and is not yet below it by the inertia.
     is_over_ratio: bool,
+    parts: u32,
 }
 
 /// All slots up to this one, and this one, were last written at `written_ns` or before.
@@ -89,9 +90,9 @@ struct Checkpoint {
 }
 
 impl Alru {
-    /// The policy of a cache of `slots` slots, at most
-    /// [`MAX_SLOTS`](crate::cache::policy::MAX_SLOTS).
-    pub fn new(slots: u32) -> Self {
+    /// The policy of `slots` slots, at most [`MAX_SLOTS`](crate::cache::policy::MAX_SLOTS), of a
+    /// cache of `parts` parts, which divide the inertia among them.
+    pub fn new(slots: u32, parts: u32) -> Self {
         Self {
             settings: Settings::new(SPECS),
             links: Links::new(slots),
@@ -99,6 +100,7 @@ impl Alru {
             checkpoints: VecDeque::new(),
             last_write_ns: 0,
             is_over_ratio: false,
+            parts: parts.max(1),
         }
     }
 
@@ -181,7 +183,7 @@ impl Alru {
 
     fn update_ratio(&mut self, load: &Load) {
         let threshold = u128::from(load.slots) * u128::from(self.settings.get(DIRTY_RATIO)) / 100;
-        let inertia = u128::from(self.settings.get(INERTIA) / SLOT_BYTES);
+        let inertia = u128::from(self.settings.get(INERTIA) / SLOT_BYTES / u64::from(self.parts));
         let dirty = u128::from(load.dirty_slots);
         if dirty > threshold {
             self.is_over_ratio = true;
@@ -212,12 +214,7 @@ impl Cleaning for Alru {
         }
     }
 
-    fn next(
-        &mut self,
-        load: &Load,
-        _dirty_slot: &mut dyn FnMut(u64) -> Option<u32>,
-        out: &mut Vec<u32>,
-    ) -> u64 {
+    fn next(&mut self, load: &Load, _dirty: &dyn DirtySlots, out: &mut Vec<u32>) -> u64 {
         let rest_ns = self.settings.get(WAKE_UP) * SECOND_NS;
         let Some(last) = self.last_due(load) else { return rest_ns };
         let mut left = self.settings.get(MAX_BUFFERS);
@@ -251,13 +248,14 @@ mod tests {
     use proptest::prelude::{Just, Strategy, any, prop_oneof};
     use proptest::{prop_assert, proptest};
 
+    use super::super::ByPage;
     use super::*;
 
     const SECONDS: [u64; 4] = [0, 130 * SECOND_NS, 140 * SECOND_NS, 300 * SECOND_NS];
 
     fn next(alru: &mut Alru, load: Load) -> (Vec<u32>, u64) {
         let mut out = Vec::new();
-        let rest_ns = alru.next(&load, &mut |_| None, &mut out);
+        let rest_ns = alru.next(&load, &ByPage(|_| None), &mut out);
         (out, rest_ns)
     }
 
@@ -267,7 +265,7 @@ mod tests {
 
     #[test]
     fn stale_slots_are_cleaned_oldest_first_when_idle() {
-        let mut alru = Alru::new(10);
+        let mut alru = Alru::new(10, 1);
         for (slot, now_ns) in [(7, SECONDS[0]), (2, SECOND_NS), (5, SECONDS[1])] {
             alru.dirtied(slot, 0, now_ns);
         }
@@ -284,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_full_batch_is_followed_by_the_next_at_once() {
-        let mut alru = Alru::new(300);
+        let mut alru = Alru::new(300, 1);
         (0..250).for_each(|slot| alru.dirtied(slot, 0, 0));
         let mut batches = Vec::new();
         loop {
@@ -302,7 +300,7 @@ mod tests {
 
     #[test]
     fn above_the_dirty_ratio_all_is_cleaned_until_the_inertia_is_reached() {
-        let mut alru = Alru::new(10);
+        let mut alru = Alru::new(10, 1);
         for (key, value) in
             [("alru.dirty-ratio-threshold-pct", "50"), ("alru.dirty-ratio-inertia", "400K")]
         {
@@ -344,7 +342,7 @@ mod tests {
         /// for a sixteenth of the staleness time, and few checkpoints.
         #[test]
         fn the_stale_are_found_in_order_and_in_time(calls in calls(), is_seen_often: bool) {
-            let (mut alru, mut model) = (Alru::new(20), VecDeque::<(u32, u64)>::new());
+            let (mut alru, mut model) = (Alru::new(20, 1), VecDeque::<(u32, u64)>::new());
             let mut now_ns = 0;
             for call in calls {
                 match call {
@@ -381,7 +379,7 @@ mod tests {
 
         #[test]
         fn no_sequence_of_times_panics(times in vec((0..4_u32, any::<u64>()), 0..50)) {
-            let mut alru = Alru::new(4);
+            let mut alru = Alru::new(4, 1);
             for (slot, now_ns) in times {
                 alru.dirtied(slot, 0, now_ns);
                 next(&mut alru, Load { now_ns, last_request_ns: now_ns / 2, dirty_slots: now_ns, slots: u64::MAX });

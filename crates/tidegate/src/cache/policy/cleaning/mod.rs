@@ -3,12 +3,15 @@
 //! A policy hears of each slot that becomes dirty and of each that is dirty no more. A cleaner asks
 //! it for slots with [`Cleaning::next`], cleans them, and asks again after the time that it was
 //! told. Slots whose cleaning failed are [put off](Cleaning::rewritten), so that others come first.
+//!
+//! A cache may have parts, each with a policy of its own.
 
 pub mod acp;
 pub mod alru;
 pub mod nop;
+pub mod watermark;
 
-use super::settings::Settings;
+use super::settings::{Settings, Spec};
 
 /// Nanoseconds of a second.
 const SECOND_NS: u64 = 1_000_000_000;
@@ -32,14 +35,14 @@ pub trait Cleaning: Send {
 
     /// Appends the slots to clean next to `out`, and returns after how many nanoseconds to ask
     /// again, counted from when these are clean: 0 for at once, [`NEVER_NS`] for never.
-    ///
-    /// `dirty_slot` tells the slot of a page that is dirty.
-    fn next(
-        &mut self,
-        load: &Load,
-        dirty_slot: &mut dyn FnMut(u64) -> Option<u32>,
-        out: &mut Vec<u32>,
-    ) -> u64;
+    fn next(&mut self, load: &Load, dirty: &dyn DirtySlots, out: &mut Vec<u32>) -> u64;
+
+    /// Whether to ask at once, whatever time [`next`](Self::next) told, with `dirty_slots` of
+    /// `slots` slots dirty.
+    fn is_due(&self, dirty_slots: u64, slots: u64) -> bool {
+        let _ = (dirty_slots, slots);
+        false
+    }
 
     /// The settings.
     fn settings(&self) -> &Settings;
@@ -48,7 +51,27 @@ pub trait Cleaning: Send {
     fn settings_mut(&mut self) -> &mut Settings;
 }
 
-/// What a cache is doing.
+/// The slots that are dirty.
+pub trait DirtySlots {
+    /// The slot of `page`, where that is dirty.
+    fn of_page(&self, page: u64) -> Option<u32>;
+
+    /// Appends up to `n` of them to `out`, from slot number `from` on, and returns where to go on.
+    fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32;
+}
+
+/// A part of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Its slots.
+    pub slots: u32,
+    /// Pages of the backing.
+    pub pages: u64,
+    /// Number of parts of the cache.
+    pub parts: u32,
+}
+
+/// What a part of a cache is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
     /// The time.
@@ -67,30 +90,78 @@ pub struct CleaningEntry {
     pub name: &'static str,
     /// What it cleans, in a few words.
     pub about: &'static str,
-    /// Makes the policy for a cache of a number of slots, over a backing of a number of pages.
-    pub create: fn(u32, u64) -> Box<dyn Cleaning>,
+    /// It is told of slots that become dirty, are written again and are cleaned.
+    pub hears: bool,
+    /// Dirty neighbours of a page are cleaned with it.
+    pub joins: bool,
+    /// Its settings.
+    pub specs: &'static [Spec],
+    /// Makes the policy for a part of a cache.
+    pub create: fn(Part) -> Box<dyn Cleaning>,
 }
 
 /// All cleaning policies, the default first.
-pub static CLEANINGS: [CleaningEntry; 3] = [
+pub static CLEANINGS: [CleaningEntry; 4] = [
+    CleaningEntry {
+        name: "watermark",
+        about: "cleans without rest while more than a part of the cache is dirty",
+        hears: false,
+        joins: false,
+        specs: watermark::SPECS,
+        create: |_| Box::new(watermark::Watermark::new()),
+    },
     CleaningEntry {
         name: "alru",
-        about: "cleans what was not written for a while, when clients rest",
-        create: |slots, _| Box::new(alru::Alru::new(slots)),
+        about: "cleans what was not written for a while, when clients rest (Open CAS's default)",
+        hears: true,
+        joins: false,
+        specs: alru::SPECS,
+        create: |part| Box::new(alru::Alru::new(part.slots, part.parts)),
     },
     CleaningEntry {
         name: "acp",
-        about: "cleans without rest, the part of the backing with most dirty pages first",
-        create: |_, pages| Box::new(acp::Acp::new(pages)),
+        about: "cleans all the time, the part of the backing with most dirty pages first",
+        hears: true,
+        joins: true,
+        specs: acp::SPECS,
+        create: |part| Box::new(acp::Acp::new(part.pages)),
     },
     CleaningEntry {
         name: "nop",
         about: "cleans nothing before it is evicted or flushed",
-        create: |_, _| Box::new(nop::Nop::new()),
+        hears: false,
+        joins: false,
+        specs: &[],
+        create: |_| Box::new(nop::Nop::new()),
     },
 ];
+
+/// The names of [`CLEANINGS`].
+pub static CLEANING_NAMES: [&str; CLEANINGS.len()] = {
+    let (mut names, mut at) = ([""; CLEANINGS.len()], 0);
+    while at < names.len() {
+        names[at] = CLEANINGS[at].name;
+        at += 1;
+    }
+    names
+};
 
 /// The cleaning policy called `name`.
 pub fn cleaning(name: &str) -> Option<&'static CleaningEntry> {
     CLEANINGS.iter().find(|entry| entry.name == name)
+}
+
+/// Dirty slots by page, for tests of policies.
+#[cfg(all(test, not(feature = "loom")))]
+struct ByPage<F>(F);
+
+#[cfg(all(test, not(feature = "loom")))]
+impl<F: Fn(u64) -> Option<u32>> DirtySlots for ByPage<F> {
+    fn of_page(&self, page: u64) -> Option<u32> {
+        (self.0)(page)
+    }
+
+    fn from(&self, from: u32, _n: usize, _out: &mut Vec<u32>) -> u32 {
+        from
+    }
 }

@@ -1,6 +1,6 @@
 //! `nop`: slots are cleaned when they are evicted or flushed, and never before.
 
-use super::{Cleaning, Load, NEVER_NS};
+use super::{Cleaning, DirtySlots, Load, NEVER_NS};
 use crate::cache::policy::settings::Settings;
 
 /// The policy; it has no settings.
@@ -28,12 +28,7 @@ impl Cleaning for Nop {
 
     fn cleaned(&mut self, _slot: u32, _page: u64) {}
 
-    fn next(
-        &mut self,
-        _load: &Load,
-        _dirty_slot: &mut dyn FnMut(u64) -> Option<u32>,
-        _out: &mut Vec<u32>,
-    ) -> u64 {
+    fn next(&mut self, _load: &Load, _dirty: &dyn DirtySlots, _out: &mut Vec<u32>) -> u64 {
         NEVER_NS
     }
 

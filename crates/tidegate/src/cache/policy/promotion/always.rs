@@ -29,6 +29,10 @@ impl Promotion for Always {
         true
     }
 
+    fn admits_all(&self) -> bool {
+        true
+    }
+
     fn cached(&mut self, _page: u64) {}
 
     fn settings(&self) -> &Settings {

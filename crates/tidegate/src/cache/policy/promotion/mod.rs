@@ -6,13 +6,18 @@ pub mod always;
 pub mod nhit;
 
 use super::Occupancy;
-use super::settings::Settings;
+use super::settings::{Settings, Spec};
 
 /// Decides which requests that miss have their pages cached.
 pub trait Promotion: Send {
     /// Whether the pages of a request that misses at least one of them are cached.
     /// `is_partly_cached`: at least one other is cached already.
     fn admits(&mut self, pages: Range<u64>, is_partly_cached: bool, occupancy: Occupancy) -> bool;
+
+    /// It admits every request.
+    fn admits_all(&self) -> bool {
+        false
+    }
 
     /// Records that `page` was cached.
     fn cached(&mut self, page: u64);
@@ -30,6 +35,8 @@ pub struct PromotionEntry {
     pub name: &'static str,
     /// What it caches, in a few words.
     pub about: &'static str,
+    /// Its settings.
+    pub specs: &'static [Spec],
     /// Makes the policy for a cache of a number of slots.
     pub create: fn(u32) -> Box<dyn Promotion>,
 }
@@ -39,14 +46,26 @@ pub static PROMOTIONS: [PromotionEntry; 2] = [
     PromotionEntry {
         name: "always",
         about: "caches every page that misses",
+        specs: &[],
         create: |_| Box::new(always::Always::new()),
     },
     PromotionEntry {
         name: "nhit",
         about: "caches a page that missed several times, once the cache is nearly full",
+        specs: nhit::SPECS,
         create: |slots| Box::new(nhit::Nhit::new(slots)),
     },
 ];
+
+/// The names of [`PROMOTIONS`].
+pub static PROMOTION_NAMES: [&str; PROMOTIONS.len()] = {
+    let (mut names, mut at) = ([""; PROMOTIONS.len()], 0);
+    while at < names.len() {
+        names[at] = PROMOTIONS[at].name;
+        at += 1;
+    }
+    names
+};
 
 /// The promotion policy called `name`.
 pub fn promotion(name: &str) -> Option<&'static PromotionEntry> {

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::Promotion;
 use crate::cache::policy::Occupancy;
-use crate::cache::policy::recent::{MAX_COUNT, RecentPages};
+use crate::cache::policy::recent::{Counted, MAX_COUNT, RecentPages};
 use crate::cache::policy::settings::{Kind, Settings, Spec, Unit};
 
 const THRESHOLD: usize = 0;
@@ -42,7 +42,7 @@ const PAGES_PER_SLOT: u64 = 2;
 /// The policy and its counts.
 pub struct Nhit {
     settings: Settings,
-    misses: RecentPages,
+    misses: RecentPages<Counted>,
 }
 
 impl Nhit {

@@ -1,0 +1,223 @@
+//! Which requests that miss are cached: those that are no part of a long stream, and whose pages
+//! the promotion policy wants. All others go around the cache; what is cached is always served by
+//! it.
+//!
+//! A decision counts a request in streams and misses, so it is made once: a request that an attempt
+//! hands back was not counted.
+
+use std::ops::Range;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::bypass::Content;
+use super::evict::batch_pages;
+use super::layout::{PAGE, PAGE_BYTES};
+use super::mode::Behaviour;
+use super::policy::cutoff::{Cutoff, Streams};
+use super::policy::promotion::{Promotion, PromotionEntry};
+use super::policy::settings::Settings;
+use super::policy::{Occupancy, Request};
+use super::tier::Counter;
+use super::{Core, pages_of};
+use crate::device::{Attempt, Result};
+use crate::sync::{AtomicBool, Ordering};
+
+/// The policies of promotion and of long streams.
+pub(super) struct Admission {
+    /// All that misses is cached: no request is looked at.
+    is_open: AtomicBool,
+    deciding: Mutex<Deciding>,
+}
+
+struct Deciding {
+    promotion: Box<dyn Promotion>,
+    cutoff: Cutoff,
+    /// Requests of all clients form streams together: the queue by which one came is not known.
+    streams: Streams,
+    long_streams: Streams,
+}
+
+impl Deciding {
+    fn is_cut_off(&mut self, request: &Request, is_full: bool) -> bool {
+        let Self { cutoff, streams, long_streams, .. } = self;
+        cutoff.is_cut_off(request, is_full, streams, || long_streams)
+    }
+}
+
+impl Admission {
+    /// With the policies that [`set`](Self::set) gives it.
+    pub(super) fn new(
+        promotion: &PromotionEntry,
+        settings: &Settings,
+        cutoff: &Settings,
+        slots: u32,
+    ) -> Self {
+        let deciding = Deciding {
+            promotion: promotion_of(promotion, settings, slots),
+            cutoff: Cutoff { settings: cutoff.clone() },
+            streams: Streams::of_queue(),
+            long_streams: Streams::shared(),
+        };
+        let is_open = is_open(&deciding);
+        Self { is_open: AtomicBool::new(is_open), deciding: Mutex::new(deciding) }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Deciding)) {
+        let mut deciding = self.deciding.lock();
+        change(&mut deciding);
+        self.is_open.store(is_open(&deciding), Ordering::Relaxed);
+    }
+
+    /// Begins anew with another policy of promotion.
+    pub(super) fn set_promotion(&self, entry: &PromotionEntry, settings: &Settings, slots: u32) {
+        self.change(|it| it.promotion = promotion_of(entry, settings, slots));
+    }
+
+    pub(super) fn set_promotion_settings(&self, settings: &Settings) {
+        self.change(|it| it.promotion.settings_mut().clone_from(settings));
+    }
+
+    pub(super) fn set_cutoff_settings(&self, settings: &Settings) {
+        self.change(|it| it.cutoff.settings.clone_from(settings));
+    }
+
+    /// The policies, where they look at requests.
+    fn deciding(&self) -> Option<MutexGuard<'_, Deciding>> {
+        (!self.is_open.load(Ordering::Relaxed)).then(|| self.deciding.lock())
+    }
+}
+
+fn promotion_of(entry: &PromotionEntry, settings: &Settings, slots: u32) -> Box<dyn Promotion> {
+    let mut promotion = (entry.create)(slots);
+    promotion.settings_mut().clone_from(settings);
+    promotion
+}
+
+fn is_open(deciding: &Deciding) -> bool {
+    deciding.promotion.admits_all() && deciding.cutoff.is_off()
+}
+
+impl Core {
+    /// Requests are looked at before they are admitted.
+    pub(super) fn is_choosy(&self) -> bool {
+        !self.admission.is_open.load(Ordering::Relaxed)
+    }
+
+    /// A request for `pages` that are all cached went by.
+    pub(super) fn note_hit(&self, pages: &Range<u64>, is_write: bool) {
+        if let Some(mut deciding) = self.admission.deciding() {
+            deciding.is_cut_off(&request_of(pages, is_write), false);
+        }
+    }
+
+    /// Whether what a request for `pages` misses is cached.
+    pub(super) fn admits(&self, pages: &Range<u64>, is_write: bool) -> bool {
+        if !self.is_choosy() || pages.is_empty() {
+            return true;
+        }
+        let missing = pages.clone().filter(|page| self.find(*page).is_none()).count() as u64;
+        let (occupancy, is_full) = self.occupancy_about(pages.start);
+        let Some(mut deciding) = self.admission.deciding() else { return true };
+        let is_cut_off = deciding.is_cut_off(&request_of(pages, is_write), is_full);
+        if missing == 0 {
+            return true;
+        }
+        if is_cut_off {
+            self.counters.add(Counter::CutOff, 1);
+            return false;
+        }
+        let is_partly_cached = missing < pages.end - pages.start;
+        let admits = deciding.promotion.admits(pages.clone(), is_partly_cached, occupancy);
+        if !admits {
+            self.counters.add(Counter::NotPromoted, 1);
+        }
+        admits
+    }
+
+    /// `pages` were cached.
+    pub(super) fn note_cached(&self, pages: impl Iterator<Item = u64>) {
+        if let Some(mut deciding) = self.admission.deciding() {
+            pages.for_each(|page| deciding.promotion.cached(page));
+        }
+    }
+
+    /// How full the cache is, by the shard of `page`, for pages are spread evenly; and whether it
+    /// has no more free slots than eviction keeps.
+    fn occupancy_about(&self, page: u64) -> (Occupancy, bool) {
+        let shard = self.shard(page);
+        let (slots, free) = (shard.slot_count(), shard.available());
+        let used_slots = slots.saturating_sub(free).into();
+        let is_full = free <= self.reserve + batch_pages(slots);
+        (Occupancy { used_slots, slots: slots.into() }, is_full)
+    }
+
+    /// [`attempt`](crate::device::BlockDevice::attempt) of a write: one that misses a page has to
+    /// be admitted first.
+    pub(super) fn attempt_admitted_write(&self, offset: u64, data: &[u8]) -> Attempt {
+        if !self.is_choosy() || self.geometry.check_write(offset, data.len() as u64).is_err() {
+            return self.attempt_write(offset, data);
+        }
+        let pages = pages_of(offset, data.len() as u64);
+        if !self.has_all(&pages) {
+            return Attempt::WouldBlock;
+        }
+        let done = self.attempt_write(offset, data);
+        if matches!(done, Attempt::Done(Ok(()))) {
+            self.note_hit(&pages, true);
+        }
+        done
+    }
+
+    /// [`attempt`](crate::device::BlockDevice::attempt) of a read: of cached pages alone.
+    pub(super) fn attempt_noted_read(&self, offset: u64, buf: &mut [u8]) -> Attempt {
+        let done = self.attempt_read(offset, buf);
+        if matches!(done, Attempt::Done(Ok(()))) {
+            self.note_hit(&pages_of(offset, buf.len() as u64), false);
+        }
+        done
+    }
+
+    /// Writes `data` from page `first` on as `behaviour` does, but for what is not admitted: pages
+    /// that are not cached are written around the cache then.
+    pub(super) fn write_admitted(
+        &self,
+        behaviour: &dyn Behaviour,
+        first: u64,
+        data: &[u8],
+        fua: bool,
+    ) -> Result<()> {
+        let pages = first..first + (data.len() / PAGE) as u64;
+        if !behaviour.caches_writes() || !self.is_choosy() {
+            return behaviour.write(self, first, data, fua);
+        }
+        if self.admits(&pages, true) {
+            behaviour.write(self, first, data, fua)?;
+            self.note_cached(pages);
+            return Ok(());
+        }
+        let mut from = pages.start;
+        while from < pages.end {
+            let is_cached = self.find(from).is_some();
+            let is_alike = |page: &u64| self.find(*page).is_some() == is_cached;
+            let run = from..(from + 1..pages.end).find(|page| !is_alike(page)).unwrap_or(pages.end);
+            let at = |page| usize::try_from((page - first) * PAGE_BYTES).unwrap_or(usize::MAX);
+            let part = &data[at(run.start)..at(run.end)];
+            if is_cached {
+                behaviour.write(self, from, part, fua)?;
+            } else {
+                self.bypass(&run, Content::Data(part), fua)?;
+            }
+            from = run.end;
+        }
+        Ok(())
+    }
+}
+
+fn request_of(pages: &Range<u64>, is_write: bool) -> Request {
+    Request {
+        queue: 0,
+        offset_bytes: pages.start * PAGE_BYTES,
+        len_bytes: (pages.end - pages.start) * PAGE_BYTES,
+        is_write,
+    }
+}

@@ -1,0 +1,234 @@
+//! What users choose of the policies, in one table that the cache header keeps: the settings of the
+//! engine, and of every policy, also while another one is in use.
+//!
+//! The header has a line `KEY=VALUE` for each setting that is not at its default.
+
+use super::admission::Admission;
+use super::cleaner::Cleaner;
+use super::error::CacheError;
+use super::header::CacheHeader;
+use super::layout::SETTINGS_BYTES_MAX;
+use super::policy::cleaning::{CLEANING_NAMES, CLEANINGS, CleaningEntry, Part};
+use super::policy::cutoff;
+use super::policy::promotion::{PROMOTION_NAMES, PROMOTIONS, PromotionEntry};
+use super::policy::settings::{Kind, Settings, Spec, Unit};
+use super::policy::{REPLACEMENT_NAMES, REPLACEMENTS, ReplacementEntry};
+use super::{CacheDeviceOptions, Core};
+use crate::sync::Ordering;
+use crate::tier::{Setting, SettingError};
+
+const EVICTION: usize = 0;
+const CLEANING: usize = 1;
+const CLEANING_RATE: usize = 2;
+const PROMOTION: usize = 3;
+
+/// The engine's own settings.
+const SPECS: &[Spec] = &[
+    Spec {
+        key: "eviction",
+        kind: Kind::Choice(&REPLACEMENT_NAMES),
+        default: 0,
+        help: "which pages a full cache gives up first",
+    },
+    Spec {
+        key: "cleaning",
+        kind: Kind::Choice(&CLEANING_NAMES),
+        default: 0,
+        help: "which dirty pages are written to the backing ahead of need",
+    },
+    Spec {
+        key: "cleaning-rate",
+        kind: Kind::Number(Unit::Bytes, 0, 1 << 40),
+        default: 0,
+        help: "most bytes that are cleaned in a second ahead of need, or 0 for no limit",
+    },
+    Spec {
+        key: "promotion",
+        kind: Kind::Choice(&PROMOTION_NAMES),
+        default: 0,
+        help: "which pages that miss are cached",
+    },
+];
+
+/// The settings with their present values.
+#[derive(Debug, Clone)]
+pub(super) struct Choices {
+    own: Settings,
+    /// In the order of [`CLEANINGS`].
+    cleanings: [Settings; CLEANINGS.len()],
+    /// In the order of [`PROMOTIONS`].
+    promotions: [Settings; PROMOTIONS.len()],
+    cutoff: Settings,
+}
+
+impl Choices {
+    fn new() -> Self {
+        let cleanings = std::array::from_fn(|at| Settings::new(CLEANINGS[at].specs));
+        let promotions = std::array::from_fn(|at| Settings::new(PROMOTIONS[at].specs));
+        let cutoff = Settings::new(cutoff::SPECS);
+        Self { own: Settings::new(SPECS), cleanings, promotions, cutoff }
+    }
+
+    /// Those of the pool with `header`.
+    ///
+    /// # Errors
+    /// [`CacheError::Setting`]: the header has one that this program does not know.
+    pub(super) fn of(header: &CacheHeader) -> Result<Self, CacheError> {
+        let (choices, unknown) = Self::parse(&header.settings);
+        match unknown.into_iter().next() {
+            Some(setting) => Err(CacheError::Setting { setting }),
+            None => Ok(choices),
+        }
+    }
+
+    /// Reads lines `KEY=VALUE`; also returns those that cannot be used.
+    pub(super) fn parse(text: &str) -> (Self, Vec<String>) {
+        let (mut choices, mut unknown) = (Self::new(), Vec::new());
+        for line in text.lines() {
+            let setting = line.split_once('=');
+            if setting.is_none_or(|(key, value)| choices.set(key, value).is_err()) {
+                unknown.push(line.to_owned());
+            }
+        }
+        (choices, unknown)
+    }
+
+    /// The lines that [`parse`](Self::parse) reads.
+    pub(super) fn text(&self) -> String {
+        let changed = self.tables().flat_map(Settings::changed);
+        changed.map(|(key, value)| format!("{key}={value}\n")).collect::<Vec<_>>().concat()
+    }
+
+    /// What `options` say, which is kept only with another change.
+    pub(super) fn override_by(&mut self, options: &CacheDeviceOptions) {
+        if let Some(pct) = options.clean_from_pct {
+            let _ = self.set("clean-from-pct", &pct.min(100).to_string());
+        }
+    }
+
+    fn tables(&self) -> impl Iterator<Item = &Settings> {
+        let Self { own, cleanings, promotions, cutoff } = self;
+        [own, cutoff].into_iter().chain(cleanings).chain(promotions)
+    }
+
+    fn tables_mut(&mut self) -> impl Iterator<Item = &mut Settings> {
+        let Self { own, cleanings, promotions, cutoff } = self;
+        [own, cutoff].into_iter().chain(cleanings).chain(promotions)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), SettingError> {
+        if let Some(table) = self.tables_mut().find(|table| table.has(key)) {
+            return table.set(key, value);
+        }
+        Err(SettingError::of(key, &self.list()))
+    }
+
+    /// All settings, as a tier shows them.
+    pub(super) fn list(&self) -> Vec<Setting> {
+        self.tables().flat_map(Settings::list).collect()
+    }
+
+    /// The policy of eviction.
+    pub(super) fn replacement(&self) -> &'static ReplacementEntry {
+        let at = usize::try_from(self.own.get(EVICTION)).unwrap_or_default();
+        REPLACEMENTS.get(at).unwrap_or(&REPLACEMENTS[0])
+    }
+
+    /// The policy of promotion and its settings.
+    fn promotion(&self) -> (&'static PromotionEntry, &Settings) {
+        let at = usize::try_from(self.own.get(PROMOTION)).unwrap_or_default();
+        let at = at.min(PROMOTIONS.len() - 1);
+        (&PROMOTIONS[at], &self.promotions[at])
+    }
+
+    /// The policies of admission for a cache of `slots` slots.
+    pub(super) fn admission(&self, slots: u32) -> Admission {
+        let (promotion, settings) = self.promotion();
+        Admission::new(promotion, settings, &self.cutoff, slots)
+    }
+
+    /// The policy of cleaning and its settings.
+    fn cleaning(&self) -> (&'static CleaningEntry, &Settings) {
+        let at = usize::try_from(self.own.get(CLEANING)).unwrap_or_default();
+        let at = at.min(CLEANINGS.len() - 1);
+        (&CLEANINGS[at], &self.cleanings[at])
+    }
+}
+
+impl Core {
+    /// Changes setting `key` to `value`, in the header too.
+    ///
+    /// # Errors
+    /// [`SettingError`]; nothing has changed then.
+    pub(super) fn choose(&self, key: &str, value: &str) -> Result<(), SettingError> {
+        let mut choices = self.choices.lock();
+        let mut changed = choices.clone();
+        changed.set(key, value)?;
+        self.keep(&changed).map_err(|expected| {
+            let (key, value) = (key.to_owned(), value.to_owned());
+            SettingError::Value { key, value, expected }
+        })?;
+        let before = std::mem::replace(&mut *choices, changed);
+        self.apply(&before, &choices);
+        Ok(())
+    }
+
+    /// Writes `choices` to the header; the error says what is wanted.
+    fn keep(&self, choices: &Choices) -> Result<(), String> {
+        let text = choices.text();
+        if text.len() > SETTINGS_BYTES_MAX {
+            let most = SETTINGS_BYTES_MAX;
+            return Err(format!("at most {most} bytes of settings, these are {}", text.len()));
+        }
+        let mut header = self.header.lock();
+        let before = std::mem::replace(&mut header.settings, text);
+        header.write(&self.region).map_err(|error| {
+            header.settings = before;
+            format!("memory that works: {error}")
+        })
+    }
+
+    fn apply(&self, before: &Choices, now: &Choices) {
+        if before.own.get(EVICTION) != now.own.get(EVICTION) {
+            // One shard at a time: requests wait for one list of pages at most.
+            for number in 0..self.shards.count() {
+                self.shards.lock(number).set_replacement(now.replacement());
+            }
+        }
+        if before.own.get(CLEANING) != now.own.get(CLEANING) {
+            self.begin_cleaning(now);
+        } else if before.cleaning().1 != now.cleaning().1 {
+            for number in 0..self.shards.count() {
+                self.shards.lock(number).set_cleaning_settings(now.cleaning().1);
+            }
+        }
+        self.pace.set_rate(now.own.get(CLEANING_RATE));
+        self.apply_admission(before, now);
+        self.waker.wake_another();
+    }
+
+    fn apply_admission(&self, before: &Choices, now: &Choices) {
+        let (entry, settings) = now.promotion();
+        if before.own.get(PROMOTION) != now.own.get(PROMOTION) {
+            self.admission.set_promotion(entry, settings, self.places.slots());
+        } else if before.promotion().1 != settings {
+            self.admission.set_promotion_settings(settings);
+        }
+        if before.cutoff != now.cutoff {
+            self.admission.set_cutoff_settings(&now.cutoff);
+        }
+    }
+
+    /// Has the policy of `choices` clean from now on.
+    pub(super) fn begin_cleaning(&self, choices: &Choices) {
+        let (entry, settings) = choices.cleaning();
+        self.pace.hears.store(entry.hears, Ordering::Relaxed);
+        self.pace.set_rate(choices.own.get(CLEANING_RATE));
+        let parts = u32::try_from(self.shards.count()).unwrap_or(1);
+        for number in 0..self.shards.count() {
+            let mut shard = self.shards.lock(number);
+            let part = Part { slots: shard.slot_count(), pages: self.geometry.blocks, parts };
+            shard.set_cleaner(Cleaner::new(entry, part, settings));
+        }
+    }
+}
