@@ -5,7 +5,8 @@
 help:
 	@echo "make install PREFIX=/usr/local   release binaries, stripped, their debug information beside them"
 	@echo "make demo    ext4 on a Tidegate BTT over NBD, killed with -9 in the middle of writes, recovered;"
-	@echo "             SQLite plain and under tidegate run, killed and recovered"
+	@echo "             SQLite plain and under tidegate run, killed and recovered; a slow disk behind a cache,"
+	@echo "             killed and whole"
 	@echo "make test    format, lints, docs and every test, with a short run of each fuzz target"
 	@echo "make bench   the tables of docs/benchmarks.md, measured here, with the peers beside them"
 	@echo "make bench-programs   RocksDB, YCSB and fio on ext4 over NBD, with and without DRAM tiers (needs root)"

@@ -135,9 +135,14 @@ fn a_wrong_or_missing_export_is_refused_with_the_reason() {
 #[test]
 fn help_lists_the_backings() {
     let text = ok(["help", "backings"]);
-    for word in
-        ["file:PATH", "nbd://HOST", "nbd+unix:///EXPORT?socket=PATH", "null:SIZE", "identity"]
-    {
+    for word in [
+        "file:PATH",
+        "nbd://HOST",
+        "nbd+unix:///EXPORT?socket=PATH",
+        "null:SIZE",
+        "delay:TIME,URL",
+        "identity",
+    ] {
         assert!(text.contains(word), "{word}: {text}");
     }
     assert_eq!(ok(["backings"]).trim_end(), text.trim_end());

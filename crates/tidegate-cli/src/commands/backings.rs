@@ -21,7 +21,8 @@ pub(crate) fn help() -> String {
     }
     text.push_str(
         "\nA pool remembers the identity of its backing, and refuses another one.\n\
-         TIME is a number with ms, s or m: how long a request may wait for a server.\n",
+         TIME is a number with us, ms, s or m: with timeout= how long a request may wait for a\n\
+         server, with delay: how long it takes at least.\n",
     );
     text
 }

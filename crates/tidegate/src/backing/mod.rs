@@ -2,10 +2,12 @@
 //!
 //! - `file`: `file:PATH`, `file:///PATH` or a plain path: a file or a block device;
 //! - `nbd` and `nbd+unix`: an export of an NBD server;
-//! - `null`: `null:SIZE`: a device that keeps nothing, for measurements.
+//! - `null`: `null:SIZE`: a device that keeps nothing, for measurements;
+//! - `delay`: `delay:TIME,URL`: another backing, made slow.
 //!
 //! A new scheme is a file here with a [`Scheme`], and a line of [`SCHEMES`].
 
+mod delay;
 mod file;
 mod nbd;
 mod null;
@@ -14,13 +16,19 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::device::{BlockDevice, DeviceError};
 use crate::pool::Glance;
 
 /// All schemes.
-pub static SCHEMES: &[&dyn Scheme] =
-    &[&file::FileScheme, &nbd::NbdScheme::Tcp, &nbd::NbdScheme::Unix, &null::NullScheme];
+pub static SCHEMES: &[&dyn Scheme] = &[
+    &file::FileScheme,
+    &nbd::NbdScheme::Tcp,
+    &nbd::NbdScheme::Unix,
+    &null::NullScheme,
+    &delay::DelayScheme,
+];
 
 /// How one kind of backing is named and opened.
 pub trait Scheme: Sync {
@@ -137,24 +145,30 @@ impl BackingUrl {
     }
 }
 
-impl FromStr for BackingUrl {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+impl BackingUrl {
+    /// The backing that `text` names, or what is wrong with it.
+    fn named(text: &str) -> Result<Self, String> {
         let of_scheme = SCHEMES.iter().find_map(|scheme| {
             let rest = text.strip_prefix(scheme.name())?.strip_prefix(':')?;
             Some((*scheme, rest))
         });
-        let all = SCHEMES.iter().map(|it| it.syntax()).collect::<Vec<_>>().join(", ");
         let (scheme, rest) = match of_scheme {
             Some(found) => found,
             None if text.contains("://") => {
-                return Err(format!("`{text}` is no backing of this release; expected {all}"));
+                return Err(format!("`{text}` is no backing of this release"));
             }
             None => (&file::FileScheme as &dyn Scheme, text),
         };
-        let kept = scheme.parse(rest).map_err(|wrong| format!("{wrong}; expected {all}"))?;
-        Ok(Self { scheme, rest: kept })
+        Ok(Self { scheme, rest: scheme.parse(rest)? })
+    }
+}
+
+impl FromStr for BackingUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = || SCHEMES.iter().map(|it| it.syntax()).collect::<Vec<_>>().join(", ");
+        Self::named(text).map_err(|wrong| format!("{wrong}; expected {}", all()))
     }
 }
 
@@ -170,6 +184,20 @@ impl fmt::Debug for BackingUrl {
     }
 }
 
+/// `500us`, `20ms`, `30s` or `2m`.
+fn parse_time(text: &str) -> Option<Duration> {
+    let unit = text.find(|letter: char| !letter.is_ascii_digit())?;
+    let (number, unit) = text.split_at(unit);
+    let unit_us = match unit {
+        "us" => 1,
+        "ms" => 1000,
+        "s" => 1_000_000,
+        "m" => 60_000_000,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(unit_us).map(Duration::from_micros)
+}
+
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
@@ -183,6 +211,7 @@ mod tests {
         assert_eq!(shown("x").unwrap(), "file:x");
         assert_eq!(shown("a:b").unwrap(), "file:a:b");
         assert_eq!(shown("null:16M").unwrap(), "null:16M");
+        assert_eq!(shown("delay:20ms,/a b").unwrap(), "delay:20ms,/a b");
         for text in ["", "file:", "file://host/x", "nbds://host/", "nbd:", "null:", "null:lots"] {
             let error = shown(text).unwrap_err();
             for scheme in SCHEMES {

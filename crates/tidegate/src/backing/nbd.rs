@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{BackingError, OpenBacking, Scheme};
+use super::{BackingError, OpenBacking, Scheme, parse_time};
 use crate::device::BlockDevice;
 use crate::device::nbd::{NbdAddress, NbdDevice, NbdExport, NbdOptions};
 use crate::log::identity;
@@ -130,19 +130,9 @@ fn parse_host(text: &str) -> Result<NbdAddress, String> {
     if host.is_empty() { Err(bad()) } else { Ok(NbdAddress::Tcp { host, port }) }
 }
 
-/// `500ms`, `30s` or `2m`.
+/// How long a request may take.
 fn parse_timeout(text: &str) -> Result<Duration, String> {
-    let unit = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit);
-    let unit_ms = match unit {
-        "ms" => Some(1),
-        "s" => Some(1000),
-        "m" => Some(60_000),
-        _ => None,
-    };
-    let ms = number.parse::<u64>().ok().zip(unit_ms);
-    ms.and_then(|(number, unit_ms)| number.checked_mul(unit_ms))
-        .map(Duration::from_millis)
+    parse_time(text)
         .filter(|time| TIMEOUT_RANGE.contains(time))
         .ok_or_else(|| format!("the timeout `{text}` is no time from 100ms to 60m, such as 30s"))
 }

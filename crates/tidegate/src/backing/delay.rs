@@ -1,0 +1,105 @@
+//! `delay:TIME,URL`: another backing, made slow.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{BackingError, BackingUrl, OpenBacking, Scheme, parse_time};
+use crate::device::delay::{Delay, Delays};
+
+/// The longest delay.
+const TIME_MAX: Duration = Duration::from_secs(60);
+
+/// `delay:TIME,URL`.
+pub(super) struct DelayScheme;
+
+impl DelayScheme {
+    /// The delay of a request, and the backing that is delayed.
+    fn parts(rest: &str) -> Result<(Duration, BackingUrl), String> {
+        let (time, url) =
+            rest.split_once(',').ok_or_else(|| format!("`delay:{rest}` has no `,URL`"))?;
+        let delay = parse_time(time)
+            .filter(|delay| *delay <= TIME_MAX)
+            .ok_or_else(|| format!("the delay `{time}` is no time up to 60s, such as 20ms"))?;
+        // One is enough, and the nesting of a URL has a bound.
+        if url.starts_with("delay:") {
+            return Err(format!("`delay:{rest}` delays a delay: name one with the sum"));
+        }
+        Ok((delay, BackingUrl::named(url)?))
+    }
+}
+
+impl Scheme for DelayScheme {
+    fn name(&self) -> &'static str {
+        "delay"
+    }
+
+    fn syntax(&self) -> &'static str {
+        "delay:TIME,URL"
+    }
+
+    fn about(&self) -> &'static str {
+        "another backing, whose requests take at least TIME: for tests and demonstrations"
+    }
+
+    fn example(&self) -> &'static str {
+        "delay:20ms,file:/srv/disk.img"
+    }
+
+    fn identified_by(&self) -> &'static str {
+        "that of the backing behind the comma"
+    }
+
+    fn parse(&self, rest: &str) -> Result<String, String> {
+        Self::parts(rest).map(|_| rest.to_owned())
+    }
+
+    fn open(&self, rest: &str, pool: &Path) -> Result<OpenBacking, BackingError> {
+        let unfit = |reason| BackingError::Unfit { url: format!("delay:{rest}"), reason };
+        let (delay, url) = Self::parts(rest).map_err(unfit)?;
+        let delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+        let delays =
+            Delays { read_ns: delay_ns, write_ns: delay_ns, flush_ns: delay_ns, byte_ps: 0 };
+        let backing = url.open(pool)?;
+        Ok(OpenBacking { device: Arc::new(Delay::new(backing.device, delays)), ..backing })
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::device::WriteFlags;
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "what is tested is the time that passes")]
+    fn a_delayed_backing_is_the_same_backing_and_slow() {
+        let open = |url: &str| {
+            let url: BackingUrl = url.parse().unwrap();
+            url.open(Path::new("/nowhere")).unwrap()
+        };
+        let (plain, delayed) = (open("null:1M"), open("delay:3ms,null:1M"));
+        assert_eq!(delayed.identity, plain.identity);
+        assert_eq!(delayed.name, plain.name, "a pool finds it again without the delay");
+        assert_eq!(delayed.device.geometry(), plain.device.geometry());
+        let begun = Instant::now();
+        delayed.device.write(0, &[1; 4096], WriteFlags::default()).unwrap();
+        assert!(begun.elapsed() >= Duration::from_millis(3));
+    }
+
+    #[test]
+    fn wrong_delays_are_refused() {
+        for url in [
+            "delay:",
+            "delay:20ms",
+            "delay:,null:1M",
+            "delay:20,null:1M",
+            "delay:61s,null:1M",
+            "delay:20ms,null:",
+            "delay:1ms,delay:1ms,null:1M",
+        ] {
+            assert!(url.parse::<BackingUrl>().is_err(), "{url}");
+        }
+    }
+}
