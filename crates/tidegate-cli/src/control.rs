@@ -137,7 +137,7 @@ pub(crate) enum Answer<T> {
 /// # Errors
 /// It does not answer, or refuses.
 pub(crate) fn stat_at(socket: &Path) -> Result<Answer<Stat>> {
-    Ok(match request(socket, &Request::Stat)? {
+    Ok(match request(socket, socket, &Request::Stat)? {
         Answer::Of(Reply::Stat { stat }) => Answer::Of(*stat),
         Answer::Of(_) => bail!("{}: the server gave an answer of another kind", socket.display()),
         Answer::Nobody => Answer::Nobody,
@@ -161,10 +161,10 @@ pub(crate) fn set_at(target: &Path, settings: Vec<(String, String)>) -> Result<(
     let is_socket = is_socket(target);
     let socket = if is_socket { target.to_owned() } else { socket_of(target)? };
     let shown = target.display();
-    match request(&socket, &Request::Set { settings })? {
+    match request(target, &socket, &Request::Set { settings })? {
         Answer::Of(_) => Ok(()),
         Answer::Nobody => bail!(
-            "{shown} is not served: settings live as long as the server; start `tidegate serve` first"
+            "{shown} is not served: settings are a server's; start `tidegate serve` first"
         ),
         Answer::Supervisor => {
             bail!("{shown} is the socket of a supervisor of `tidegate run`, which has no settings")
@@ -178,10 +178,11 @@ pub(crate) fn is_socket(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.file_type().is_socket())
 }
 
-fn request(socket: &Path, request: &Request) -> Result<Answer<Reply>> {
+/// Sends a request to the server at `socket`, which errors call `named`.
+fn request(named: &Path, socket: &Path, request: &Request) -> Result<Answer<Reply>> {
     let asked = ask(socket, request);
     match asked.with_context(|| format!("the server at {} does not answer", socket.display()))? {
-        Asked::Reply(Reply::Failed { message }) => bail!("{}: {message}", socket.display()),
+        Asked::Reply(Reply::Failed { message }) => bail!("{}: {message}", named.display()),
         Asked::Reply(reply) => Ok(Answer::Of(reply)),
         Asked::Nobody => Ok(Answer::Nobody),
         Asked::Other => Ok(Answer::Supervisor),
