@@ -6,6 +6,7 @@
 use super::admission::Admission;
 use super::cleaner::Cleaner;
 use super::error::CacheError;
+use super::fallback::Fallback;
 use super::header::CacheHeader;
 use super::layout::SETTINGS_BYTES_MAX;
 use super::policy::cleaning::{CLEANING_NAMES, CLEANINGS, CleaningEntry, Part};
@@ -21,6 +22,7 @@ const EVICTION: usize = 0;
 const CLEANING: usize = 1;
 const CLEANING_RATE: usize = 2;
 const PROMOTION: usize = 3;
+const FALLBACK: usize = 4;
 
 /// The engine's own settings.
 const SPECS: &[Spec] = &[
@@ -47,6 +49,12 @@ const SPECS: &[Spec] = &[
         kind: Kind::Choice(&PROMOTION_NAMES),
         default: 0,
         help: "which pages that miss are cached",
+    },
+    Spec {
+        key: "pt-error-threshold",
+        kind: Kind::Number(Unit::Count, 0, 1_000_000),
+        default: 0,
+        help: "errors of the memory from which on all passes through, or 0 for no number",
     },
 ];
 
@@ -141,6 +149,13 @@ impl Choices {
         (&PROMOTIONS[at], &self.promotions[at])
     }
 
+    /// The state of errors so far: none.
+    pub(super) fn fallback(&self) -> Fallback {
+        let fallback = Fallback::default();
+        fallback.set_threshold(self.own.get(FALLBACK));
+        fallback
+    }
+
     /// The policies of admission for a cache of `slots` slots.
     pub(super) fn admission(&self, slots: u32) -> Admission {
         let (promotion, settings) = self.promotion();
@@ -170,6 +185,10 @@ impl Core {
         })?;
         let before = std::mem::replace(&mut *choices, changed);
         self.apply(&before, &choices);
+        if key == SPECS[FALLBACK].key {
+            // Also where it did not change: this is how users begin anew.
+            self.fallback.set_threshold(choices.own.get(FALLBACK));
+        }
         Ok(())
     }
 

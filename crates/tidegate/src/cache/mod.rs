@@ -21,7 +21,7 @@
 //! Map: [`CacheDevice`] the requests; `admission` which of them are cached; `mode/` what each mode
 //! does with them; `store` pages into slots, `read` out of slots or the backing, `fill` keeping what
 //! was read, `evict` free slots, `clean` dirty pages to the backing, `cleaner` which of them and
-//! when, `bypass` writes around the cache; `background` when that is done; `recover` opening;
+//! when, `bypass` writes around the cache; `fallback` when all do; `background`; `recover` opening;
 //! `index` and `table` what is where, `lane`, `traffic`; `layout` and `header` the bytes, [`check`]
 //! their verification; `policy/` the decisions, and `choices` which of them users made.
 
@@ -35,6 +35,7 @@ mod cleaner;
 mod engine;
 mod error;
 mod evict;
+mod fallback;
 mod fill;
 mod header;
 mod index;
@@ -78,6 +79,7 @@ use background::Background;
 use choices::Choices;
 use clean::Scratch;
 use cleaner::Pace;
+use fallback::Fallback;
 use fill::Fills;
 use index::{Found, Shard, Usage, shard_of};
 use lane::Lanes;
@@ -152,6 +154,7 @@ struct Core {
     mode: AtomicU32,
     pace: Pace,
     admission: Admission,
+    fallback: Fallback,
     choices: Mutex<Choices>,
     /// Slots of a shard that are kept free for writers.
     reserve: u32,
@@ -297,7 +300,7 @@ impl Core {
         if len == 0 {
             return Ok(());
         }
-        self.mode().behaviour().zero(self, &pages_of(offset, len), fua)
+        self.behaviour().zero(self, &pages_of(offset, len), fua)
     }
 }
 
@@ -316,7 +319,7 @@ impl BlockDevice for CacheDevice {
         self.core.geometry.check(offset, buf.len() as u64)?;
         self.core.pace.note_request();
         let _running = self.core.requests.begin(RequestKind::Read, buf.len() as u64);
-        self.core.mode().behaviour().read(&self.core, offset / PAGE_BYTES, buf)
+        self.core.behaviour().read(&self.core, offset / PAGE_BYTES, buf)
     }
 
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
@@ -326,7 +329,7 @@ impl BlockDevice for CacheDevice {
         if data.is_empty() {
             return Ok(());
         }
-        let behaviour = self.core.mode().behaviour();
+        let behaviour = self.core.behaviour();
         self.core.write_admitted(behaviour, offset / PAGE_BYTES, data, flags.fua)
     }
 
@@ -362,7 +365,7 @@ impl BlockDevice for CacheDevice {
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
         let core = &self.core;
         core.pace.note_request();
-        let behaviour = core.mode().behaviour();
+        let behaviour = core.behaviour();
         match operation {
             Operation::Read { offset, buf: [] } => Attempt::Done(core.geometry.check(*offset, 0)),
             Operation::Read { offset, buf } if behaviour.reads_hits() => {

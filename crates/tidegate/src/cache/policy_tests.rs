@@ -352,3 +352,56 @@ fn an_attempt_that_is_handed_back_is_counted_once() {
     let attempt = device.attempt(&mut operation, Context::default());
     assert!(matches!(attempt, Attempt::Done(Ok(()))), "a hit");
 }
+
+/// Spoils the data of `page` in `region`, and opens it again.
+fn with_damage(region: &Arc<Region>, backing: &Arc<MemoryDevice>, pages: [u64; 2]) -> CacheDevice {
+    let device = open(region, backing);
+    let slots = pages.map(|page| device.core.find(page).unwrap().slot);
+    drop(device);
+    for slot in slots {
+        let at = CacheHeader::read(region).unwrap().places.data(slot);
+        region.write(at + 100, &[0xFF]).unwrap();
+    }
+    open(region, backing)
+}
+
+#[test]
+fn too_many_errors_have_all_pass_through_and_dirty_damage_stays_an_error() {
+    let (region, backing) = (pool(40), memory());
+    let device = open(&region, &backing);
+    device.set("pt-error-threshold", "2").unwrap();
+    write(&device, 1, 1);
+    device.clean_all().unwrap();
+    (2..6).for_each(|page| write(&device, page, 2));
+    drop(device);
+    let device = with_damage(&region, &backing, [1, 2]);
+    let error_of = |page: u64| device.read(page * PAGE_BYTES, &mut [0; 4096]).unwrap_err().kind();
+    assert_eq!(read(&device, 1), 1, "the first error, which the backing answers");
+    write(&device, 10, 3);
+    assert_eq!(read(&*backing, 10), 0);
+    assert_eq!(error_of(2), DeviceErrorKind::Corrupt, "the second");
+    write(&device, 11, 3);
+    assert_eq!((read(&*backing, 11), device.core.find(11)), (3, None));
+    assert_eq!((read(&device, 10), read(&*backing, 10)), (3, 3), "what is dirty is cleaned first");
+    assert_eq!((read(&device, 5), error_of(2)), (2, DeviceErrorKind::Corrupt));
+    assert!(device.state().lines.iter().any(|line| line.1.starts_with("pt, in place of wb")));
+    let mut operation = Operation::Read { offset: 5 * PAGE_BYTES, buf: &mut [0; 4096] };
+    assert!(matches!(device.attempt(&mut operation, Context::default()), Attempt::WouldBlock));
+    device.set("pt-error-threshold", "2").unwrap();
+    write(&device, 12, 4);
+    assert_eq!(read(&*backing, 12), 0, "it counts from 0 again");
+}
+
+#[test]
+fn without_a_threshold_no_number_of_errors_changes_the_mode() {
+    let (region, backing) = (pool(40), memory());
+    let device = open(&region, &backing);
+    (1..3).for_each(|page| write(&device, page, 1));
+    drop(device);
+    let device = with_damage(&region, &backing, [1, 2]);
+    for _ in 0..20 {
+        device.read(PAGE_BYTES, &mut [0; 4096]).unwrap_err();
+    }
+    write(&device, 3, 1);
+    assert!(device.core.find(3).is_some());
+}

@@ -103,7 +103,7 @@ impl Core {
                 shard.touch(&found);
                 found
             };
-            let is_whole = self.copy_out(&found, buf)?;
+            let is_whole = self.copy_out(&found, buf).inspect_err(|_| self.fallback.count())?;
             if !self.locks.unchanged(page, version) {
                 self.region.relax();
                 continue;
@@ -158,6 +158,7 @@ impl Core {
     /// It was dirty: the backing's bytes are older ones.
     fn damaged_page(&self, found: &Found) -> Result<()> {
         self.damaged.fetch_add(1, Ordering::Relaxed);
+        self.fallback.count();
         if found.dirty {
             return Err(damaged(found));
         }

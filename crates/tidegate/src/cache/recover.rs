@@ -204,6 +204,7 @@ fn core_of(
         fills: super::Fills::default(),
         written: Mutex::default(),
         pace: Pace::new(!options.no_thread),
+        fallback: choices.fallback(),
         admission: choices.admission(header.places.slots()),
         choices: Mutex::new(choices),
         header: Mutex::new(header),

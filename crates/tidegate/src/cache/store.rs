@@ -133,6 +133,7 @@ impl Core {
             return Ok(());
         }
         if let Err(error) = self.make_durable(members, dirty) {
+            self.fallback.count();
             // Nobody knows which of the headers are on the medium.
             for Entry { page, .. } in members.iter().map(|it| it.entry) {
                 self.shard(page).hold(page);

@@ -34,6 +34,12 @@ const CACHE_ERRORS: Metric = Metric::counter(
     "Pages whose data did not match their checksums",
 );
 
+const FALLBACK: Metric = Metric::gauge(
+    "cache_fallback_pass_through",
+    Unit::Count,
+    "1 while all passes through after errors of the memory",
+);
+
 /// What is counted; the order is that of [`METRICS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Counter {
@@ -124,6 +130,14 @@ const FLUSH_SUFFIX: &str = "+flush";
 const MODES: &str = "wb, wt, wa, wi, wo or pt, and +flush behind it to clean all dirty pages";
 
 impl Core {
+    fn mode_in_words(&self) -> String {
+        if self.fallback.is_reached() {
+            let mode = self.mode();
+            return format!("pt, in place of {mode}: pt-error-threshold was reached");
+        }
+        self.mode().to_string()
+    }
+
     fn bytes_of(pages: u64) -> u64 {
         pages * PAGE_BYTES
     }
@@ -160,9 +174,10 @@ impl Tier for CacheDevice {
             level: Level::Pmem,
             name: "cache".into(),
             pending_bytes: Core::bytes_of(dirty),
-            lines: vec![line("cache", used), line("mode", self.mode())],
+            lines: vec![line("cache", used), line("mode", self.core.mode_in_words())],
             details: json!({
                 "mode": self.mode().name(),
+                "passes_through_after_errors": self.core.fallback.is_reached(),
                 "size_bytes": Core::bytes_of(slots),
                 "occupancy_bytes": Core::bytes_of(live),
                 "dirty_bytes": Core::bytes_of(dirty),
@@ -200,6 +215,7 @@ impl Tier for CacheDevice {
         collector.add(&DIRTY, Core::bytes_of(dirty));
         collector.add(&CORE_ERRORS, self.core.ledger.failures());
         collector.add(&CACHE_ERRORS, self.core.damaged.load(Ordering::Relaxed));
+        collector.add(&FALLBACK, u64::from(self.core.fallback.is_reached()));
         self.core.counters.collect(collector);
         self.core.requests.collect(collector);
         memory::collect(&self.core.region, collector);
