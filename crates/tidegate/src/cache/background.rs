@@ -89,8 +89,8 @@ impl Core {
         if shard.available() < reserve {
             return Some(Need::FreeSlots);
         }
-        let Usage { dirty, .. } = shard.usage();
-        let is_dirty = dirty * 100 > u64::from(shard.slot_count()) * u64::from(pct);
+        let Usage { dirty, waiting, .. } = shard.usage();
+        let is_dirty = (dirty - waiting) * 100 > u64::from(shard.slot_count()) * u64::from(pct);
         is_dirty.then_some(Need::Cleaning)
     }
 
@@ -99,7 +99,12 @@ impl Core {
     /// No wake-up is lost: the change was made under the lock of its shard, or of the queue of
     /// fills, and the worker looks under the same locks after it said that it sleeps.
     pub(super) fn wake_where_due(&self, page: u64) {
-        let is_due = || self.fills.are_waiting() || self.need_of(self.shard_of(page)).is_some();
+        self.wake_for_shard(self.shard_of(page));
+    }
+
+    /// After a change in shard `number`: likewise.
+    pub(super) fn wake_for_shard(&self, number: usize) {
+        let is_due = || self.fills.are_waiting() || self.need_of(number).is_some();
         if self.waker.needs_call() && is_due() {
             self.waker.wake();
         }

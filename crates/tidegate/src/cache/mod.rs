@@ -20,8 +20,8 @@
 //!
 //! Map: [`CacheDevice`] the requests; `mode/` what each mode does with them; `store` pages into
 //! slots, `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots,
-//! `clean` dirty pages to the backing, `bypass` writes around the cache; `background` when that is
-//! done; `recover` opening; `index` and `table` what is where, `lane`, `traffic`; `layout` and
+//! `clean` dirty pages to the backing, `bypass` writes around the cache; `group` atomic flush;
+//! `background` when that is done; `recover` opening; `index` and `table` what is where, `lane`, `traffic`; `layout` and
 //! `header` the bytes, [`check`] their verification; `policy/` the order of eviction.
 
 mod background;
@@ -32,6 +32,9 @@ mod engine;
 mod error;
 mod evict;
 mod fill;
+mod group;
+#[cfg(all(test, not(feature = "loom")))]
+mod group_tests;
 mod header;
 mod index;
 mod lane;
@@ -70,6 +73,7 @@ use crate::tier::version_locks::{VersionGuard, VersionLocks};
 use background::Background;
 use clean::Scratch;
 use fill::Fills;
+use group::Groups;
 use index::{Found, Shard, Usage, shard_of};
 use lane::Lanes;
 use layout::PAGE_BYTES;
@@ -79,6 +83,9 @@ use traffic::Traffic;
 
 /// Number of words of page locks, as a power of two.
 const LOCKS_LOG2: u32 = 14;
+
+/// A flush of more pages than this is left to a thread that may wait.
+const FLUSHED_AT_ONCE_MAX: u64 = 4096;
 
 /// How a [`CacheDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]
@@ -92,6 +99,10 @@ pub struct CacheDeviceOptions {
     /// Write the dirty pages of another backing to this one: it is that backing by another name, or
     /// a copy.
     pub adopt_foreign: bool,
+    /// After a crash the pages are as they were at a flush, but for FUA writes: what one flush
+    /// covers is there as a whole or not at all. Writes are durable at the next flush, and the mode
+    /// is `wb` or `wo`.
+    pub atomic_flush: bool,
 }
 
 /// A block device over a cache and a backing device.
@@ -127,12 +138,16 @@ struct Core {
     region: Arc<Region>,
     header: Mutex<CacheHeader>,
     salt: u64,
+    /// Where the engine's first byte lies in the region.
+    data_offset: u64,
     places: layout::Places,
     backing: Arc<dyn BlockDevice>,
     geometry: Geometry,
     shards: SetLocks<Shard>,
     locks: VersionLocks,
     lanes: Lanes,
+    /// With atomic flush.
+    groups: Option<Groups>,
     traffic: Traffic,
     ledger: Ledger,
     cleaning: Mutex<Scratch>,
@@ -191,8 +206,11 @@ impl CacheDevice {
     /// stay dirty until they are cleaned; every mode takes care of them.
     ///
     /// # Errors
-    /// The memory failed.
+    /// The memory failed, or the mode does not go with atomic flush.
     pub fn set_mode(&self, mode: Mode) -> std::result::Result<(), CacheError> {
+        if self.core.groups.is_some() && !mode.writes_back() {
+            return Err(CacheError::NotAtomic { mode });
+        }
         let mut header = self.core.header.lock();
         header.mode = mode;
         header.write(&self.core.region)?;
@@ -200,7 +218,8 @@ impl CacheDevice {
         Ok(())
     }
 
-    /// Writes all dirty pages to the backing and flushes it, while requests go on.
+    /// Writes all dirty pages to the backing and flushes it, while requests go on. With atomic flush
+    /// those that no flush covered yet stay.
     ///
     /// # Errors
     /// The backing failed; another call tries again.
@@ -208,12 +227,13 @@ impl CacheDevice {
         self.core.clean_all()
     }
 
-    /// Writes all dirty pages to the backing, and stops the thread.
+    /// Writes all dirty pages to the backing, as after a flush, and stops the thread.
     ///
     /// # Errors
     /// As for [`clean_all`](Self::clean_all).
     pub fn shutdown(&self) -> Result<()> {
         self.stop_thread();
+        self.core.commit_groups()?;
         self.core.clean_all()
     }
 
@@ -226,7 +246,7 @@ impl CacheDevice {
 
 impl Drop for CacheDevice {
     fn drop(&mut self) {
-        // The data in the cache is durable.
+        // The data in the cache is durable; with atomic flush, what a flush covered.
         self.stop_thread();
     }
 }
@@ -262,6 +282,8 @@ impl Core {
         all.fold(Usage::default(), |sum, one| Usage {
             live: sum.live + one.live,
             dirty: sum.dirty + one.dirty,
+            waiting: sum.waiting + one.waiting,
+            retained: sum.retained + one.retained,
         })
     }
 
@@ -315,10 +337,12 @@ impl BlockDevice for CacheDevice {
         self.core.mode().behaviour().write(&self.core, offset / PAGE_BYTES, data, flags.fua)
     }
 
-    /// Reports what failed on the way to the backing since the last report. Passes the flush on
-    /// where writes reached the backing that it has not flushed.
+    /// Commits the writes before it, with atomic flush. Reports what failed on the way to the
+    /// backing since the last report. Passes the flush on where writes reached the backing that it
+    /// has not flushed.
     fn flush(&self) -> Result<()> {
         drop(self.core.requests.begin(RequestKind::Flush, 0));
+        self.core.commit_groups()?;
         if self.core.traffic.needs_flush() || !self.core.written.lock().is_empty() {
             self.core.flush_backing()?;
         }
@@ -326,7 +350,12 @@ impl BlockDevice for CacheDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.core.write_zeroes(offset, len, false)
+        if self.core.groups.is_none() {
+            return self.core.write_zeroes(offset, len, false);
+        }
+        self.core.geometry.check_write(offset, len)?;
+        let _running = self.core.requests.begin(RequestKind::Zero, len);
+        self.core.zero_cached(pages_of(offset, len))
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
@@ -352,9 +381,10 @@ impl BlockDevice for CacheDevice {
             Operation::Read { offset, buf } if behaviour.reads_hits() => {
                 core.attempt_read(*offset, buf)
             }
-            Operation::Write { offset, data, .. } if behaviour.writes_back() => {
-                core.attempt_write(*offset, data)
+            Operation::Write { offset, data, flags } if behaviour.writes_back() => {
+                core.attempt_write(*offset, data, flags.fua)
             }
+            Operation::Flush if core.usage().waiting > FLUSHED_AT_ONCE_MAX => Attempt::WouldBlock,
             Operation::Flush if !core.traffic.needs_flush() && core.written.lock().is_empty() => {
                 Attempt::Done(self.flush())
             }

@@ -16,28 +16,29 @@ use crate::pmem::Counters as Stores;
 use crate::tier::Tier;
 use crate::tier::background::Step as Progress;
 
-const PAGES: u64 = 128;
-const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
+pub(super) const PAGES: u64 = 128;
+pub(super) const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
     no_thread: true,
     clean_from_pct: None,
     keep_free: None,
     adopt_foreign: false,
+    atomic_flush: false,
 };
 
 /// A pool of `slots` slots.
-fn pool(slots: u64) -> Arc<Region> {
+pub(super) fn pool(slots: u64) -> Arc<Region> {
     let header_pages = slots.div_ceil(64);
-    let region = Region::anonymous((5 + 4 + header_pages + slots) * 4096).unwrap();
+    let region = Region::anonymous((6 + 4 + header_pages + slots) * 4096).unwrap();
     let header = create(&region, &CacheOptions::default()).unwrap();
     assert_eq!(u64::from(header.places.slots()), slots);
     Arc::new(region)
 }
 
-fn memory() -> Arc<MemoryDevice> {
+pub(super) fn memory() -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new(4096, PAGES).unwrap())
 }
 
-fn binding() -> Binding {
+pub(super) fn binding() -> Binding {
     Binding { identity: 1, name: "memory".into(), pages: PAGES }
 }
 
@@ -45,11 +46,11 @@ fn open(region: &Arc<Region>, backing: &Arc<impl BlockDevice + 'static>) -> Cach
     CacheDevice::open(Arc::clone(region), Arc::clone(backing) as _, binding(), NO_THREAD).unwrap()
 }
 
-fn write(device: &CacheDevice, page: u64, byte: u8) {
+pub(super) fn write(device: &CacheDevice, page: u64, byte: u8) {
     device.write(page * PAGE_BYTES, &[byte; 4096], WriteFlags::default()).unwrap();
 }
 
-fn read(device: &dyn BlockDevice, page: u64) -> u8 {
+pub(super) fn read(device: &dyn BlockDevice, page: u64) -> u8 {
     let mut data = [0; 4096];
     device.read(page * PAGE_BYTES, &mut data).unwrap();
     assert!(data.iter().all(|byte| *byte == data[0]), "page {page} is torn");
@@ -57,12 +58,12 @@ fn read(device: &dyn BlockDevice, page: u64) -> u8 {
 }
 
 /// Background steps until nothing is to do.
-fn work(device: &CacheDevice) {
+pub(super) fn work(device: &CacheDevice) {
     let mut background = device.background();
     while background.step() == Progress::Again {}
 }
 
-fn cost(device: &CacheDevice, act: impl FnOnce(&CacheDevice)) -> Stores {
+pub(super) fn cost(device: &CacheDevice, act: impl FnOnce(&CacheDevice)) -> Stores {
     let before = device.core.region.counters();
     act(device);
     device.core.region.counters() - before
@@ -153,7 +154,8 @@ fn pages_that_are_cached_are_there_after_a_crash_without_the_backing() {
     drop(device);
     fault.add(Rule::new(&[Op::Read], When::Always, Effect::Fail(DeviceErrorKind::Io)));
     let device = open(&region, &fault);
-    let expected = Recovered { pages: 40, dirty_pages: 20, unfinished: 0, older: 10 };
+    let expected =
+        Recovered { pages: 40, dirty_pages: 20, unfinished: 0, older: 10, uncommitted: 0 };
     let found = device.recovered();
     // Older versions are as many as were not written over.
     assert_eq!(Recovered { older: 10, ..found }, expected);
@@ -170,7 +172,7 @@ fn what_is_read_is_kept_after_the_answer() {
     let first = cost(&device, |it| assert_eq!(read(it, 3), 5));
     assert_eq!(first, Stores::default(), "nothing is stored before the answer");
     work(&device);
-    assert_eq!(device.core.usage(), Usage { live: 1, dirty: 0 });
+    assert_eq!(device.core.usage(), Usage { live: 1, ..Usage::default() });
     fault.add(Rule::new(&[Op::Read], When::Always, Effect::Fail(DeviceErrorKind::Io)));
     assert_eq!(read(&device, 3), 5);
     device.read(4 * PAGE_BYTES, &mut [0; 4096]).unwrap_err();
@@ -182,7 +184,10 @@ fn what_is_read_is_not_kept_where_it_was_written_meanwhile_or_may_be_lost() {
     read(&device, 3);
     write(&device, 3, 9);
     work(&device);
-    assert_eq!((read(&device, 3), device.core.usage()), (9, Usage { live: 1, dirty: 1 }));
+    assert_eq!(
+        (read(&device, 3), device.core.usage()),
+        (9, Usage { live: 1, dirty: 1, ..Usage::default() })
+    );
     device.set_mode(Mode::WriteInvalidate).unwrap();
     write(&device, 4, 1);
     read(&device, 4);
