@@ -163,9 +163,9 @@ pub(crate) fn set_at(target: &Path, settings: Vec<(String, String)>) -> Result<(
     let shown = target.display();
     match request(target, &socket, &Request::Set { settings })? {
         Answer::Of(_) => Ok(()),
-        Answer::Nobody => bail!(
-            "{shown} is not served: settings are a server's; start `tidegate serve` first"
-        ),
+        Answer::Nobody => {
+            bail!("{shown} is not served: settings are a server's; start `tidegate serve` first")
+        }
         Answer::Supervisor => {
             bail!("{shown} is the socket of a supervisor of `tidegate run`, which has no settings")
         }

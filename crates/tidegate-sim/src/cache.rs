@@ -21,8 +21,9 @@ use crate::log::{copy, text};
 use crate::subject::{Alive, Subject};
 
 const BLOCK_BYTES: u64 = 4096;
-/// Three pages of superblocks, two of cache headers, four of a chunk's head, one of slot headers.
-const FIXED_BYTES: u64 = 10 * 4096;
+/// Three pages of superblocks, two of cache headers, one of commit words, four of a chunk's head,
+/// one of slot headers.
+const FIXED_BYTES: u64 = 11 * 4096;
 /// Background steps after which the mode changes.
 const STEPS_OF_A_MODE: usize = 3;
 

@@ -201,7 +201,9 @@ fn opened(dram: TierSpec) -> Stack {
     let region = Arc::new(created(&[]));
     let path = region.name().to_owned();
     let (backing, force, delays) = (None, false, None);
-    WITH_TOY.open(StackOptions { region, path, backing, force, dram, delays }).unwrap()
+    WITH_TOY
+        .open(StackOptions { region, path, backing, force, atomic_flush: false, dram, delays })
+        .unwrap()
 }
 
 #[test]
@@ -293,7 +295,9 @@ fn a_backing_is_refused_where_none_is_needed() {
     let region = Arc::new(created(&[]));
     let (path, backing) = (region.name().to_owned(), Some("null:1M".parse().unwrap()));
     let (force, delays) = (false, None);
-    let options = StackOptions { region, path, backing, force, dram: NO_DRAM, delays };
+    let atomic_flush = false;
+    let options =
+        StackOptions { region, path, backing, force, atomic_flush, dram: NO_DRAM, delays };
     let error = WITH_TOY.open(options).err().unwrap();
     assert!(matches!(error, StackError::NoBackingNeeded { engine: "toy", .. }), "{error}");
 }
@@ -307,7 +311,16 @@ fn the_backing_of_a_log_is_kept_in_the_header_of_its_pool() {
     let open = |backing: &str| {
         let (region, path) = (Arc::clone(&region), region.name().to_owned());
         let (backing, force, delays) = (Some(backing.parse().unwrap()), false, None);
-        REGISTRY.open(StackOptions { region, path, backing, force, dram: NO_DRAM, delays })
+        let atomic_flush = false;
+        REGISTRY.open(StackOptions {
+            region,
+            path,
+            backing,
+            force,
+            atomic_flush,
+            dram: NO_DRAM,
+            delays,
+        })
     };
     let kept = || Superblock::read(&region).unwrap().superblock.backing;
     assert_eq!(kept(), None);

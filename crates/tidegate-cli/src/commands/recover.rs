@@ -78,6 +78,7 @@ pub(crate) fn destage(pool: &Path, backing: &str) -> Result<()> {
         path: pool.to_path_buf(),
         backing: Some(url),
         force: false,
+        atomic_flush: false,
         dram: TierSpec { policy: Policy::None, bytes: 0 },
         delays: None,
     })?;

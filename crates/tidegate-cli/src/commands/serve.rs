@@ -56,6 +56,7 @@ fn open(args: &ServeArgs) -> Result<Stack> {
         path: args.pool.clone(),
         backing: args.backing.clone(),
         force: args.force,
+        atomic_flush: args.atomic_flush,
         dram: args.dram,
         delays: args.delay_us.map(delays),
     })?;

@@ -154,15 +154,15 @@ impl Core {
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a write: one that misses a page has to
     /// be admitted first.
-    pub(super) fn attempt_admitted_write(&self, offset: u64, data: &[u8]) -> Attempt {
+    pub(super) fn attempt_admitted_write(&self, offset: u64, data: &[u8], fua: bool) -> Attempt {
         if !self.is_choosy() || self.geometry.check_write(offset, data.len() as u64).is_err() {
-            return self.attempt_write(offset, data);
+            return self.attempt_write(offset, data, fua);
         }
         let pages = pages_of(offset, data.len() as u64);
         if !self.has_all(&pages) {
             return Attempt::WouldBlock;
         }
-        let done = self.attempt_write(offset, data);
+        let done = self.attempt_write(offset, data, fua);
         if matches!(done, Attempt::Done(Ok(()))) {
             self.note_hit(&pages, true);
         }

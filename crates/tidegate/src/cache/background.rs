@@ -100,7 +100,12 @@ impl Core {
     /// No wake-up is lost: the change was made under the lock of its shard, or of the queue of
     /// fills, and the worker looks under the same locks after it said that it sleeps.
     pub(super) fn wake_where_due(&self, page: u64) {
-        let is_due = || self.fills.are_waiting() || self.needs_worker(self.shard_of(page));
+        self.wake_for_shard(self.shard_of(page));
+    }
+
+    /// After a change in shard `number`: likewise.
+    pub(super) fn wake_for_shard(&self, number: usize) {
+        let is_due = || self.fills.are_waiting() || self.needs_worker(number);
         if self.waker.needs_call() && is_due() {
             self.waker.wake();
         }

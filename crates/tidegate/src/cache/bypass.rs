@@ -37,8 +37,12 @@ impl Content<'_> {
 }
 
 impl Core {
-    /// Writes `content` for `pages` to the backing, and removes them from the cache.
+    /// Writes `content` for `pages` to the backing, and removes them from the cache. With atomic
+    /// flush it writes them into the cache: the backing never has a part of a group.
     pub(super) fn bypass(&self, pages: &Range<u64>, content: Content<'_>, fua: bool) -> Result<()> {
+        if self.groups.is_some() {
+            return self.write_back(pages, content, fua, &mut |_| ());
+        }
         let mut first = pages.start;
         while first < pages.end {
             let piece = first..pages.end.min(first + PIECE_PAGES);
@@ -109,11 +113,7 @@ impl Core {
     /// clean after the next flush of the backing.
     pub(super) fn write_through(&self, pages: &Range<u64>, content: Content<'_>) -> Result<()> {
         let mut stored: Vec<Found> = Vec::new();
-        let note = &mut |found| stored.push(found);
-        match content {
-            Content::Data(data) => self.write_pages(pages.start, data, note)?,
-            Content::Zeroes => self.zero_pages(pages.clone(), note)?,
-        }
+        self.write_back(pages, content, false, &mut |found| stored.push(found))?;
         let buckets = Traffic::buckets(pages.clone());
         let passages: Vec<Passage> = buckets.into_iter().map(|it| self.traffic.begin(it)).collect();
         let written = self.write_standing(pages, content, stored);
@@ -123,6 +123,20 @@ impl Core {
             self.written.lock().extend(written);
         }
         Ok(())
+    }
+
+    /// Writes `content` to the slots of `pages`.
+    fn write_back(
+        &self,
+        pages: &Range<u64>,
+        content: Content<'_>,
+        fua: bool,
+        note: &mut dyn FnMut(Found),
+    ) -> Result<()> {
+        match content {
+            Content::Data(data) => self.write_pages(pages.start, data, fua, note),
+            Content::Zeroes => self.zero_pages(pages.clone(), fua, note),
+        }
     }
 
     /// Writes those of `stored` to the backing that are still the newest versions: a later write
@@ -148,21 +162,27 @@ impl Core {
     }
 
     /// Zeroes for many pages: those that are cached in their slots, all others in the backing.
-    pub(super) fn zero_many(&self, pages: &Range<u64>) -> Result<()> {
+    pub(super) fn zero_many(&self, pages: &Range<u64>, fua: bool) -> Result<()> {
         let mut first = pages.start;
         while first < pages.end {
             let piece = first..pages.end.min(first + PIECE_PAGES);
             let missing = self.missing_runs(&piece);
             // By the same look: a page that enters or leaves the cache meanwhile is made zero too.
             let cached = piece.clone().filter(|page| !missing.iter().any(|run| run.contains(page)));
-            self.zero_pages(cached, &mut |_| ())?;
+            self.zero_pages(cached, fua, &mut |_| ())?;
             for run in &missing {
-                self.bypass(run, Content::Zeroes, false)?;
+                self.bypass(run, Content::Zeroes, fua)?;
             }
             first = piece.end;
         }
-        // Durable before it is acknowledged, as all writes of these modes.
-        self.flush_backing()
+        // Durable before it is acknowledged, as all writes of these modes without atomic flush.
+        if self.groups.is_some() { Ok(()) } else { self.flush_backing() }
+    }
+
+    /// Discard with atomic flush: pages that are cached are zeroes, all others stay as they are.
+    pub(super) fn zero_cached(&self, pages: Range<u64>) -> Result<()> {
+        let cached: Vec<u64> = pages.filter(|page| self.find(*page).is_some()).collect();
+        self.zero_pages(cached.into_iter(), false, &mut |_| ())
     }
 
     /// The runs of `pages` that the cache does not have.

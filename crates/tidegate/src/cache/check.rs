@@ -25,6 +25,10 @@ pub struct Report {
     pub free_slots: u64,
     /// Headers and data of writes that never finished: recovery frees their slots.
     pub unfinished_slots: u64,
+    /// Slots of writes that no flush committed: recovery frees them.
+    pub uncommitted_slots: u64,
+    /// The last group of writes that a flush committed; 0 without atomic flush.
+    pub committed_group: u64,
     /// Number of faults.
     pub faults: u64,
     /// The first of them, a line each.
@@ -32,6 +36,10 @@ pub struct Report {
 }
 
 impl Report {
+    fn of(committed_group: u64) -> Self {
+        Self { committed_group, ..Self::default() }
+    }
+
     fn fault(&mut self, finding: String) {
         self.faults += 1;
         if self.findings.len() < FINDINGS_MAX {
@@ -45,7 +53,7 @@ impl Report {
 /// # Errors
 /// The pool's headers are damaged, or the memory failed.
 pub fn summary(region: &Region, header: &CacheHeader) -> Result<Report, CacheError> {
-    let mut report = Report::default();
+    let mut report = Report::of(header.committed_group(region)?);
     Scan::new(region, header).each(|scanned| count(&mut report, &scanned.decoded))?;
     Ok(report)
 }
@@ -56,6 +64,7 @@ fn count(report: &mut Report, decoded: &Decoded) {
         Decoded::Bad => report.unfinished_slots += 1,
         Decoded::Header(header) => {
             report.used_slots += 1;
+            report.uncommitted_slots += u64::from(header.group > report.committed_group);
             report.dirty_slots += u64::from(header.dirty);
         }
     }
@@ -69,7 +78,7 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
     let header = CacheHeader::read(region)?;
     let scan = Scan::new(region, &header);
     let (mut report, mut newest, mut versions) =
-        (Report::default(), Newest::default(), BTreeSet::new());
+        (Report::of(header.committed_group(region)?), Newest::default(), BTreeSet::new());
     let mut slots: Vec<(u32, SlotHeader)> = Vec::new();
     scan.each(|scanned| {
         count(&mut report, &scanned.decoded);

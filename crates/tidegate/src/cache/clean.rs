@@ -8,12 +8,12 @@ use std::ops::Range;
 
 use parking_lot::MutexGuard;
 
+use super::Core;
 use super::index::Found;
 use super::layout::{PAGE, PAGE_BYTES, VERDICT_OFFSET, clean_verdict};
 use super::read::damaged;
 use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
-use super::{Core, SetLock, Shard};
 use crate::device::{
     DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
 };
@@ -62,7 +62,8 @@ impl Core {
         }
     }
 
-    /// Writes all dirty pages to the backing, and flushes it; damaged ones stay.
+    /// Writes all dirty pages to the backing, and flushes it. Damaged ones stay, and those that wait
+    /// for a commit: the backing never has a part of a group.
     pub(super) fn clean_all(&self) -> Result<()> {
         let mut done = Ok(());
         for number in 0..self.shards.count() {
@@ -85,11 +86,12 @@ impl Core {
         done
     }
 
-    /// Cleans `pages`, those that other writes to the backing keep busy too.
+    /// Cleans `pages`, those that other writes to the backing keep busy too, but not those that
+    /// wait for a commit.
     pub(super) fn clean_until_done(&self, mut pages: Vec<Found>) -> Result<()> {
         loop {
             self.clean(pages.clone(), &mut self.lock_cleaning())?;
-            pages.retain(|found| self.shard(found.page).find_dirty(found));
+            pages.retain(|found| self.shard(found.page).can_be_cleaned(found));
             if pages.is_empty() {
                 return Ok(());
             }
@@ -141,7 +143,7 @@ impl Core {
     }
 
     /// Copies `pages`, which are in order, out of their slots, neighbours next to each other, and
-    /// drops those that are not dirty any more, or damaged: the error of the last of these.
+    /// drops those that are not to be cleaned any more, or damaged: the error of the last of these.
     fn load(
         &self,
         pages: &mut Vec<Found>,
@@ -154,7 +156,7 @@ impl Core {
             let bytes = filled..filled + PAGE;
             let is_whole = self.copy_out(&found, &mut scratch.data[bytes.clone()])?;
             // After the copy: until then the slot was this version's.
-            if !self.shard(found.page).find_dirty(&found) {
+            if !self.shard(found.page).can_be_cleaned(&found) {
                 continue;
             }
             if !is_whole {
@@ -208,13 +210,6 @@ impl Core {
             self.region.fence()?;
         }
         Ok(())
-    }
-}
-
-impl SetLock<'_, Shard> {
-    /// `found` is the newest version of its page, and dirty.
-    fn find_dirty(&self, found: &Found) -> bool {
-        self.stands(found) && self.find(found.page).is_some_and(|now| now.dirty)
     }
 }
 

@@ -6,7 +6,7 @@
 //! took: so these have at least half of the backing's time. Neither holds where writers need free
 //! slots.
 
-use super::index::{Found, Shard};
+use super::index::{Found, Shard, Usage};
 use super::layout::PAGE_BYTES;
 use super::policy::cleaning::nop::Nop;
 use super::policy::cleaning::{CLEANINGS, Cleaning, CleaningEntry, DirtySlots, Load, Part};
@@ -71,8 +71,9 @@ impl Cleaner {
 impl Shard {
     /// The policy is to be asked at `now_ns`.
     pub(super) fn wants_cleaning(&self, now_ns: u64) -> bool {
-        let (cleaner, dirty) = (self.cleaner(), self.usage().dirty);
-        cleaner.ask_at_ns <= now_ns || cleaner.policy.is_due(dirty, self.slot_count().into())
+        let (cleaner, Usage { dirty, waiting, .. }) = (self.cleaner(), self.usage());
+        let slots = self.slot_count().into();
+        cleaner.ask_at_ns <= now_ns || cleaner.policy.is_due(dirty - waiting, slots)
     }
 
     /// Gives the policy other settings, and has it asked at once.

@@ -74,6 +74,8 @@ impl Engine for CacheEngine {
                 "dirty_slots": found.dirty_slots,
                 "free_slots": found.free_slots,
                 "unfinished_slots": found.unfinished_slots,
+                "uncommitted_slots": found.uncommitted_slots,
+                "groups_committed": found.committed_group,
             }),
             lines: lines_of(&header, used),
         })
@@ -83,8 +85,12 @@ impl Engine for CacheEngine {
         true
     }
 
+    fn has_atomic_flush(&self) -> bool {
+        true
+    }
+
     fn open(&self, opening: Opening) -> Result<Opened> {
-        let Opening { region, backing, force } = opening;
+        let Opening { region, backing, force, atomic_flush } = opening;
         let Some(backing) = backing else {
             let refusal = "a cache pool holds pages of another device: name it by --backing";
             return Err(EngineError::Refused(refusal.into()));
@@ -94,13 +100,14 @@ impl Engine for CacheEngine {
                 "a cache pool cannot be served --read-only: its backing may lack what it holds";
             return Err(EngineError::Refused(refusal.into()));
         }
-        let device = open_device(region, backing, force)?;
+        let device = open_device(region, backing, force, atomic_flush)?;
         let found = device.recovered();
         let recovered = format!(
-            "{}, {} of them dirty; {} unfinished",
+            "{}, {} of them dirty; {} unfinished, {} not flushed",
             counted(found.pages, "page"),
             found.dirty_pages,
-            found.unfinished
+            found.unfinished,
+            found.uncommitted
         );
         Ok(Opened { tier: Arc::new(device), recovered })
     }
@@ -120,10 +127,11 @@ impl Engine for CacheEngine {
         let mut lines = report.findings.clone();
         lines.extend(repaired);
         lines.push(format!(
-            "{}, {} of them dirty; {} unfinished, which recovery frees",
+            "{}, {} of them dirty; {} unfinished and {} not flushed, which recovery frees",
             counted(report.used_slots, "used slot"),
             report.dirty_slots,
-            report.unfinished_slots
+            report.unfinished_slots,
+            report.uncommitted_slots
         ));
         Ok(Checked { faults: report.faults, report: json!(report), lines })
     }
@@ -180,7 +188,12 @@ pub(super) fn repair_headers(region: &Region) -> Result<Vec<String>> {
     Ok(done)
 }
 
-fn open_device(region: Arc<Region>, backing: Backing, force: bool) -> Result<CacheDevice> {
+fn open_device(
+    region: Arc<Region>,
+    backing: Backing,
+    force: bool,
+    atomic_flush: bool,
+) -> Result<CacheDevice> {
     let Backing { device, identity, name, holds } = backing;
     let name = String::from_utf8_lossy(&name).into_owned();
     let header = CacheHeader::read(&region).map_err(EngineError::pool)?;
@@ -194,7 +207,8 @@ fn open_device(region: Arc<Region>, backing: Backing, force: bool) -> Result<Cac
     }
     let pages = device.geometry().size_bytes() / PAGE_BYTES;
     let binding = Binding { identity, name, pages };
-    let options = CacheDeviceOptions { adopt_foreign: force, ..CacheDeviceOptions::default() };
+    let options =
+        CacheDeviceOptions { adopt_foreign: force, atomic_flush, ..CacheDeviceOptions::default() };
     CacheDevice::open(region, device, binding, options).map_err(refused)
 }
 
@@ -203,6 +217,10 @@ fn refused(error: CacheError) -> EngineError {
         CacheError::OtherBacking { .. } => {
             EngineError::Refused(format!("{error}; --force writes the dirty pages to this one"))
         }
+        CacheError::NotAtomic { mode } => EngineError::Refused(format!(
+            "--atomic-flush needs the mode wb or wo, and the pool has {mode}: serve it without \
+             --atomic-flush and with --mode wb once"
+        )),
         error => EngineError::pool(error),
     }
 }

@@ -1,5 +1,6 @@
 //! What can keep a pool from being opened as a cache.
 
+use super::mode::Mode;
 use crate::device::DeviceError;
 use crate::pmem::PmemError;
 use crate::pool::PoolError;
@@ -79,6 +80,22 @@ pub enum CacheError {
     Misplaced {
         /// The slot.
         slot: u32,
+    },
+    /// The commit words of atomic flush are damaged.
+    #[error(
+        "the commit words of the cache hold {found:x?}, which no flush wrote: which writes the last flush covered is lost, restore the pool from a backup"
+    )]
+    CommitWords {
+        /// What was found.
+        found: [[u64; 2]; 2],
+    },
+    /// The mode does not go with atomic flush.
+    #[error(
+        "atomic flush needs the mode wb or wo, found {mode}: the backing would get a part of what a flush covers; set the mode without atomic flush first"
+    )]
+    NotAtomic {
+        /// The mode.
+        mode: Mode,
     },
     /// A thread was refused.
     #[error("the cache's thread cannot be started")]

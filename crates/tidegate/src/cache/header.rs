@@ -11,8 +11,8 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::CODE;
 use super::error::CacheError;
 use super::layout::{
-    CHUNK_HEAD_BYTES, CHUNKS_OFFSET, CacheHeaderBytes, HeaderFault, NAME_BYTES_MAX, PAGE_BYTES,
-    Places, SETTINGS_BYTES_MAX,
+    CHUNK_HEAD_BYTES, CHUNKS_OFFSET, COMMIT_BYTES, CacheHeaderBytes, HeaderFault, NAME_BYTES_MAX,
+    PAGE_BYTES, Places, SETTINGS_BYTES_MAX, commit_offset, committed_group,
 };
 use super::mode::Mode;
 use crate::pmem::{PmemError, Region};
@@ -26,7 +26,7 @@ const SHARDS_MAX: u32 = 16;
 /// The fewest slots of a pool.
 pub(super) const SLOTS_MIN: u32 = 4;
 
-/// Three pages of superblocks, the cache headers, and a chunk of the fewest slots: its head and a
+/// Three pages of superblocks, the cache headers, the commit words, and a chunk of the fewest slots: its head and a
 /// page of slot headers.
 pub(super) const POOL_BYTES_MIN: u64 =
     3 * PAGE_BYTES + CHUNKS_OFFSET + CHUNK_HEAD_BYTES + (1 + SLOTS_MIN as u64) * PAGE_BYTES;
@@ -96,6 +96,8 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
         return Err(PoolError::TooSmall { found_bytes, least_bytes }.into());
     }
     pool::erase(region)?;
+    // Commit words of zeroes say that nothing was committed.
+    region.zero_streaming(superblock.data_offset + commit_offset(0), PAGE_BYTES)?;
     // Headers of zeroes are free slots, fenced before the superblock says that they are headers.
     for slot in (0..places.slots()).step_by(super::layout::CHUNK_SLOTS as usize) {
         let start = places.header(slot) - CHUNK_HEAD_BYTES;
@@ -175,6 +177,21 @@ impl CacheHeader {
             is_whole,
             superblock_is_whole: found.is_whole(),
         })
+    }
+
+    /// The last group that is committed; 0: none. All members of it and of those before count.
+    ///
+    /// # Errors
+    /// [`CacheError::CommitWords`]: they are damaged.
+    pub fn committed_group(&self, region: &Region) -> Result<u64> {
+        let read = |group| -> Result<[u64; 2]> {
+            let mut bytes = [0; COMMIT_BYTES];
+            region.read(self.superblock.data_offset + commit_offset(group), &mut bytes)?;
+            let word: [U64; 2] = zerocopy::transmute!(bytes);
+            Ok(word.map(U64::get))
+        };
+        let found = [read(0)?, read(1)?];
+        committed_group(self.salt, found).ok_or(CacheError::CommitWords { found })
     }
 
     /// Writes the superblock and this header anew where a copy of them is damaged.

@@ -10,13 +10,16 @@
 //! - *dead*: it holds an older version of a page whose newer version is durable. Its header stays
 //!   and is written over without being voided before. Dead slots are taken first, so they are few;
 //! - *taken*: a writer fills it;
-//! - *live*: it holds the newest version of its page.
+//! - *live*: it holds the newest version of its page;
+//! - *retained*: it holds the version that counts until a group is committed, and is dead then.
 //!
 //! Invariants:
 //! 1. A page that is *held* is not removed: it has a dead slot that is not in the list of dead
 //!    slots yet, or that a writer is writing over. So who removes a page finds all its older
 //!    headers.
-//! 2. Versions of a shard only grow, also across opens.
+//! 2. A page with a member of a group that is not yet committed *waits* for it. It is not cleaned,
+//!    and so not removed: all of its retained slots are dead by then.
+//! 3. Versions of a shard only grow, also across opens.
 
 use super::cleaner::Cleaner;
 use super::layout::PAGES_MAX;
@@ -32,6 +35,12 @@ const DIRTY: u64 = 2;
 const ZERO: u64 = 4;
 /// The data was not compared with its checksum since the pool was opened.
 const UNVERIFIED: u64 = 8;
+/// The slot holds a member of a group that is not yet committed: the newest one that the page waits
+/// for.
+const MEMBER: u64 = 1 << 13;
+/// The page has a member in the even group, or in the odd one, that is not yet committed.
+const WAITS: [u64; 2] = [1 << 14, 1 << 15];
+const WAITS_ANY: u64 = WAITS[0] | WAITS[1];
 const PAGE_SHIFT: u32 = 16;
 const NONE: u64 = u64::MAX;
 
@@ -76,11 +85,42 @@ pub(super) struct Taken {
     pub(super) dead_page: Option<u64>,
 }
 
+/// What a slot was filled with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stored {
+    /// The backing does not have it.
+    pub(super) dirty: bool,
+    /// The page reads as zeroes.
+    pub(super) zero: bool,
+    /// The group that it is a member of; 0: none.
+    pub(super) group: u64,
+}
+
+/// The slot that held a page's version before.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Replaced {
+    own: u32,
+    /// It counts until a group is committed.
+    pub(super) is_retained: bool,
+}
+
 /// Slots by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     pub(super) live: u64,
     pub(super) dirty: u64,
+    /// Pages that wait for the commit of a group; all of them are dirty.
+    pub(super) waiting: u64,
+    pub(super) retained: u64,
+}
+
+/// A group of writes that is not yet committed.
+#[derive(Default)]
+struct OpenGroup {
+    /// Its pages.
+    pages: Vec<u64>,
+    /// The slots that its members replaced, by their numbers in the shard.
+    retained: Vec<u32>,
 }
 
 /// The pages and slots of one shard.
@@ -97,6 +137,8 @@ pub(super) struct Shard {
     dead: Vec<u32>,
     /// Pages that are held, as often as they are.
     held: Vec<u64>,
+    /// The groups that are not yet committed, by their parity.
+    groups: [OpenGroup; 2],
     next_version: u64,
     usage: Usage,
 }
@@ -105,6 +147,10 @@ pub(super) struct Shard {
 pub(super) fn shard_of(page: u64, shards: u32) -> usize {
     // Other bits than the table's, which takes the upper ones.
     usize::try_from((hash(page) & u64::from(u32::MAX)) % u64::from(shards)).unwrap_or_default()
+}
+
+fn parity(group: u64) -> usize {
+    usize::from(!group.is_multiple_of(2))
 }
 
 impl Shard {
@@ -129,6 +175,7 @@ impl Shard {
             free: own,
             dead: Vec::new(),
             held: Vec::new(),
+            groups: Default::default(),
             next_version: 1,
             usage: Usage::default(),
         }
@@ -215,29 +262,88 @@ impl Shard {
         Some(own)
     }
 
-    /// A taken slot is durable, and holds `page` from now on. Returns the slot that is to die:
-    /// until [`retire`](Self::retire) its page is held.
-    pub(super) fn publish(
-        &mut self,
-        page: u64,
-        taken: &Taken,
-        dirty: bool,
-        zero: bool,
-    ) -> Option<u32> {
-        self.release(taken.dead_page);
+    /// A taken slot is durable, and holds `page` from now on. Returns the slot before. Unless that
+    /// is retained it is to die: until [`retire`](Self::retire) its page is held.
+    pub(super) fn publish(&mut self, page: u64, taken: &Taken, stored: Stored) -> Option<Replaced> {
+        self.drop_hold(taken.dead_page);
         let own = self.own(taken.slot);
+        let Stored { dirty, zero, group } = stored;
         let (dirty_flag, zero_flag) = (if dirty { DIRTY } else { 0 }, if zero { ZERO } else { 0 });
         let word = page << PAGE_SHIFT | LIVE | dirty_flag | zero_flag;
         let old = self.place(own, Slot { word, version: taken.version });
         match old {
             Some(old) => {
-                self.held.push(page);
                 self.forget_usage(old);
                 self.order.moved(old, own, page);
             }
             None => self.order.insert(own, page),
         }
-        old
+        let is_retained = self.join_group(own, old, group);
+        let own = old?;
+        if !is_retained {
+            self.held.push(page);
+        }
+        Some(Replaced { own, is_retained })
+    }
+
+    /// The version in slot `own` replaces that in `old`, as a member of `group` unless 0. True:
+    /// `old` is retained until the commit.
+    fn join_group(&mut self, own: u32, old: Option<u32>, group: u64) -> bool {
+        let before = old.map_or(0, |old| self.slots[old as usize].word);
+        self.slot(own).word |= before & WAITS_ANY;
+        if group == 0 {
+            return false;
+        }
+        let (parity, page) = (parity(group), self.slot(own).page());
+        if before & WAITS_ANY == 0 {
+            self.usage.waiting += 1;
+        }
+        if before & WAITS[parity] == 0 {
+            self.groups[parity].pages.push(page);
+        }
+        self.slot(own).word |= WAITS[parity] | MEMBER;
+        let is_same_group = before & MEMBER != 0 && before & WAITS[parity] != 0;
+        let Some(old) = old.filter(|_| !is_same_group) else { return false };
+        self.slot(old).word &= !LIVE;
+        self.groups[parity].retained.push(old);
+        self.usage.retained += 1;
+        true
+    }
+
+    /// `group` is committed: up to `n` of the slots that its members replaced are dead, and when all
+    /// are, up to `n` of its pages stop to wait for it. False: these were the last.
+    pub(super) fn release(&mut self, group: u64, n: usize) -> bool {
+        let parity = parity(group);
+        let retained = &mut self.groups[parity].retained;
+        let dead = retained.split_off(retained.len().saturating_sub(n));
+        self.usage.retained -= dead.len() as u64;
+        self.dead.extend(dead);
+        if !self.groups[parity].retained.is_empty() {
+            return true;
+        }
+        // Not before: a page that waits no longer may leave the cache, which finds dead slots only.
+        let pages = &mut self.groups[parity].pages;
+        let released = pages.split_off(pages.len().saturating_sub(n));
+        for page in released {
+            self.stop_waiting(page, parity);
+        }
+        !self.groups[parity].pages.is_empty()
+    }
+
+    fn stop_waiting(&mut self, page: u64, parity: usize) {
+        let Some(own) = self.own_of(page) else { return };
+        let slot = self.slot(own);
+        slot.word &= !WAITS[parity];
+        if slot.word & WAITS_ANY == 0 {
+            slot.word &= !MEMBER;
+            self.usage.waiting -= 1;
+        }
+    }
+
+    /// Groups that are not yet committed hold so many slots that writers may find none.
+    pub(super) fn is_pinned(&self) -> bool {
+        let pinned = self.usage.waiting + self.usage.retained;
+        pinned * 8 >= u64::from(self.slot_count()) * 7
     }
 
     /// Makes `own` the slot of the page in `slot`; returns the page's slot before.
@@ -263,15 +369,16 @@ impl Shard {
     }
 
     /// `own`, which [`publish`](Self::publish) returned, is dead: no reader of its page uses it.
-    pub(super) fn retire(&mut self, own: u32) {
+    pub(super) fn retire(&mut self, replaced: Replaced) {
+        let Replaced { own, .. } = replaced;
         let slot = self.slot(own);
         slot.word &= !LIVE;
         let page = slot.page();
         self.dead.push(own);
-        self.release(Some(page));
+        self.drop_hold(Some(page));
     }
 
-    fn release(&mut self, page: Option<u64>) {
+    fn drop_hold(&mut self, page: Option<u64>) {
         let at = page.and_then(|page| self.held.iter().position(|held| *held == page));
         if let Some(at) = at {
             self.held.swap_remove(at);
@@ -331,6 +438,12 @@ impl Shard {
         stands
     }
 
+    /// `found` is the newest version of its page, dirty, and waits for no commit.
+    pub(super) fn can_be_cleaned(&self, found: &Found) -> bool {
+        let word = self.slots[self.own(found.slot) as usize].word;
+        self.stands(found) && word & (DIRTY | WAITS_ANY) == DIRTY
+    }
+
     /// The data of `found` is as its checksum says.
     pub(super) fn verified(&mut self, found: &Found) {
         if self.stands(found) {
@@ -346,8 +459,8 @@ impl Shard {
         out.extend(slots.into_iter().map(|own| self.found(own)));
     }
 
-    /// Adds up to `n` dirty pages to `out`, from the slot with the number `from` in this shard on,
-    /// and returns where to go on.
+    /// Adds up to `n` dirty pages that can be cleaned to `out`, from the slot with the number `from`
+    /// in this shard on, and returns where to go on.
     pub(super) fn dirty_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
         let mut slots = Vec::new();
         let next = self.dirty_slots().from(from, n, &mut slots);
@@ -368,7 +481,8 @@ impl Shard {
         last_request_ns: u64,
         out: &mut Vec<Found>,
     ) -> u64 {
-        let (dirty_slots, slots) = (self.usage.dirty, self.slot_count().into());
+        let Usage { dirty, waiting, .. } = self.usage;
+        let (dirty_slots, slots) = (dirty - waiting, self.slot_count().into());
         let load = Load { now_ns, last_request_ns, dirty_slots, slots };
         let Self { number, shards, slots, table, cleaner, .. } = self;
         let dirty = Dirty { number: *number, shards: *shards, slots, table };
@@ -393,8 +507,11 @@ impl Shard {
         if !self.cleaner.entry.hears {
             return;
         }
-        let mut dirty = Vec::new();
-        self.dirty_slots().from(0, usize::MAX, &mut dirty);
+        let is_dirty = |own: &u32| {
+            let slot = self.slots[*own as usize];
+            slot.is(LIVE) && slot.is(DIRTY)
+        };
+        let mut dirty: Vec<u32> = (0..self.slot_count()).filter(is_dirty).collect();
         dirty.sort_unstable_by_key(|own| self.slots[*own as usize].version);
         for own in dirty {
             self.cleaner.dirtied(own, self.slots[own as usize].page());
@@ -479,8 +596,9 @@ struct Dirty<'a> {
 }
 
 impl Dirty<'_> {
+    /// It is dirty, and can be cleaned.
     fn is_dirty(&self, own: u32) -> bool {
-        self.slots[own as usize].word & (LIVE | DIRTY) == LIVE | DIRTY
+        self.slots[own as usize].word & (LIVE | DIRTY | WAITS_ANY) == LIVE | DIRTY
     }
 }
 

@@ -26,13 +26,23 @@ const CHUNK_HEAD_PAGES: u64 = 4;
 /// The same in bytes: what lies before the headers of a chunk.
 pub(super) const CHUNK_HEAD_BYTES: u64 = CHUNK_HEAD_PAGES * PAGE_BYTES;
 const HEADERS_A_PAGE: u64 = PAGE_BYTES / HEADER_BYTES;
-/// Where the chunks start, counted from the engine's first byte: behind both cache headers.
-pub(super) const CHUNKS_OFFSET: u64 = 2 * PAGE_BYTES;
+/// Where the page of commit words starts, counted from the engine's first byte: behind both cache
+/// headers.
+const COMMIT_OFFSET: u64 = 2 * PAGE_BYTES;
+/// Where the chunks start, counted likewise.
+pub(super) const CHUNKS_OFFSET: u64 = COMMIT_OFFSET + PAGE_BYTES;
+/// Size of a commit word in bytes.
+pub(super) const COMMIT_BYTES: usize = 16;
 /// Pages have numbers below this: the upper bits of the field are for the number of a backing.
 pub(super) const PAGES_MAX: u64 = 1 << 48;
 const BATCH_BITS: u32 = 48;
 /// The slot reads as zeroes, whatever its data is.
 const FLAG_ZERO: u64 = 1;
+/// The group is in the bits above the flags.
+const GROUP_SHIFT: u32 = 8;
+const FLAGS: u64 = (1 << GROUP_SHIFT) - 1;
+/// Groups have numbers below this.
+pub(super) const GROUPS_MAX: u64 = 1 << (64 - GROUP_SHIFT);
 /// Bytes of the backing's name that a cache header keeps.
 pub(super) const NAME_BYTES_MAX: usize = 512;
 /// Bytes of settings that a cache header keeps.
@@ -134,6 +144,8 @@ pub struct SlotHeader {
     pub lane: u16,
     /// Which of the lane's batches, below 2^48.
     pub batch: u64,
+    /// The group that must be committed before the header counts, below 2^56; 0: none.
+    pub group: u64,
     /// The page reads as zeroes; the slot's data means nothing.
     pub zero: bool,
     /// The backing does not have these bytes yet.
@@ -159,13 +171,14 @@ pub enum Decoded {
 impl SlotHeader {
     /// The bytes of this header for `slot` of the pool with `salt`.
     pub fn encode(&self, salt: u64, slot: u32) -> [u8; HEADER] {
+        let flags = if self.zero { FLAG_ZERO } else { 0 };
         let mut bytes = HeaderBytes {
             check: U32::ZERO,
             data_check: U32::new(self.data_check),
             page: U64::new(self.page),
             version: U64::new(self.version),
             lane_batch: U64::new(u64::from(self.lane) << BATCH_BITS | self.batch),
-            flags_group: U64::new(if self.zero { FLAG_ZERO } else { 0 }),
+            flags_group: U64::new(flags | self.group << GROUP_SHIFT),
             valid: U64::new(u64::MAX),
             dirty: U64::new(if self.dirty { u64::MAX } else { 0 }),
             verdict: U64::ZERO,
@@ -183,7 +196,7 @@ impl SlotHeader {
         let (page, flags) = (bytes.page.get(), bytes.flags_group.get());
         let is_whole = bytes.check.get() == header_check(&bytes, salt, slot);
         let is_known = page < PAGES_MAX
-            && flags & !FLAG_ZERO == 0
+            && flags & FLAGS & !FLAG_ZERO == 0
             && bytes.valid.get() == u64::MAX
             && [0, u64::MAX].contains(&bytes.dirty.get());
         if !is_whole || !is_known {
@@ -197,6 +210,7 @@ impl SlotHeader {
             version,
             lane: u16::try_from(bytes.lane_batch.get() >> BATCH_BITS).unwrap_or(u16::MAX),
             batch: bytes.lane_batch.get() & ((1 << BATCH_BITS) - 1),
+            group: flags >> GROUP_SHIFT,
             zero: flags & FLAG_ZERO != 0,
             dirty: !is_clean,
             data_check: bytes.data_check.get(),
@@ -220,6 +234,39 @@ pub fn clean_verdict(salt: u64, slot: u32, version: u64) -> u64 {
     covered[16..20].copy_from_slice(&slot.to_le_bytes());
     covered[20..].copy_from_slice(&version.to_le_bytes());
     checksum(CrcAlgorithm::Crc64Nvme, &covered).max(1)
+}
+
+/// Where the commit word of `group` lies, counted from the engine's first byte: each of the two
+/// words has a cache line, and groups take them in turn.
+pub(super) fn commit_offset(group: u64) -> u64 {
+    COMMIT_OFFSET + group % 2 * HEADER_BYTES
+}
+
+/// The commit word that says that all groups to `group` are committed: the number, and a checksum
+/// of it. Before the first commit both words are zeroes, which is group 0.
+pub(super) fn commit_word(salt: u64, group: u64) -> [u64; 2] {
+    let mut covered = *b"COMMIT..salt....group...";
+    covered[8..16].copy_from_slice(&salt.to_le_bytes());
+    covered[16..].copy_from_slice(&group.to_le_bytes());
+    let sum = checksum(CrcAlgorithm::Crc64Nvme, &covered).max(1);
+    [group, if group == 0 { 0 } else { sum }]
+}
+
+/// The last group that `words`, even groups' first, say is committed. None: they are damaged.
+///
+/// Only the word of the group after that can be cut off: each half of it is then that of this
+/// group, or of the one two before. Anything else is damage, and may be a commit that is lost.
+pub(super) fn committed_group(salt: u64, words: [[u64; 2]; 2]) -> Option<u64> {
+    let is_whole = |(place, word): &(u64, [u64; 2])| {
+        let group = word[0];
+        group % 2 == *place && group < GROUPS_MAX && *word == commit_word(salt, group)
+    };
+    let group = (0..).zip(words).filter(is_whole).map(|(_, word)| word[0]).max()?;
+    let other = words[usize::from(group.is_multiple_of(2))];
+    let before = commit_word(salt, group.saturating_sub(1));
+    let after = commit_word(salt, group + 1);
+    let is_cut_off = (0..2).all(|half| [before[half], after[half]].contains(&other[half]));
+    is_cut_off.then_some(group)
 }
 
 /// CRC-32C of a slot's data.
@@ -317,9 +364,10 @@ mod tests {
 
     fn headers() -> impl Strategy<Value = SlotHeader> {
         let numbers = (0..PAGES_MAX, any::<u64>(), any::<u16>(), 0_u64..1 << 48, any::<u32>());
-        (numbers, any::<bool>(), any::<bool>()).prop_map(|(numbers, zero, dirty)| {
+        let rest = (0..GROUPS_MAX, any::<bool>(), any::<bool>());
+        (numbers, rest).prop_map(|(numbers, (group, zero, dirty))| {
             let (page, version, lane, batch, data_check) = numbers;
-            SlotHeader { page, version, lane, batch, zero, dirty, data_check }
+            SlotHeader { page, version, lane, batch, group, zero, dirty, data_check }
         })
     }
 
@@ -396,6 +444,47 @@ mod tests {
                 prop_assert_eq!(places.data(CHUNK_SLOTS - 1) + PAGE_BYTES, next_chunk);
             }
         }
+    }
+
+    /// The words after the commits of groups to `group`.
+    fn words_at(salt: u64, group: u64) -> [[u64; 2]; 2] {
+        let mut words = [[0; 2]; 2];
+        for group in group.saturating_sub(1)..=group {
+            words[usize::from(!group.is_multiple_of(2))] = commit_word(salt, group);
+        }
+        words
+    }
+
+    #[test]
+    fn a_commit_that_is_cut_off_is_the_group_before_or_that_group() {
+        for group in 0..6 {
+            let (old, new) = (words_at(7, group), words_at(7, group + 1));
+            for halves in 0..4 {
+                let mut cut = old;
+                let place = usize::from(group.is_multiple_of(2));
+                (0..2).filter(|half| halves & 1 << half != 0).for_each(|half| {
+                    cut[place][half] = new[place][half];
+                });
+                let expected = if halves == 3 { group + 1 } else { group };
+                assert_eq!(committed_group(7, cut), Some(expected), "{group} {halves}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_damaged_commit_word_is_told_from_one_that_is_cut_off() {
+        for (group, place, half, bit) in
+            (0..6).flat_map(|group| (0..256).map(move |it| (group, it / 128, it / 64 % 2, it % 64)))
+        {
+            let mut words = words_at(7, group);
+            words[place][half] ^= 1 << bit;
+            let found = committed_group(7, words);
+            // A flip may make a number that of the commit before or after in the same place.
+            let is_number_of_another =
+                half == 0 && words[place][0].abs_diff(words_at(7, group)[place][0]) <= 2;
+            assert!(found.is_none() || is_number_of_another, "{group} {words:x?}");
+        }
+        assert_eq!(committed_group(8, words_at(7, 4)), None, "those of another pool");
     }
 
     #[test]

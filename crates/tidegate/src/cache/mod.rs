@@ -37,6 +37,9 @@ mod error;
 mod evict;
 mod fallback;
 mod fill;
+mod group;
+#[cfg(all(test, not(feature = "loom")))]
+mod group_tests;
 mod header;
 mod index;
 mod lane;
@@ -81,6 +84,7 @@ use clean::Scratch;
 use cleaner::Pace;
 use fallback::Fallback;
 use fill::Fills;
+use group::Groups;
 use index::{Found, Shard, Usage, shard_of};
 use lane::Lanes;
 use layout::PAGE_BYTES;
@@ -90,6 +94,9 @@ use traffic::Traffic;
 
 /// Number of words of page locks, as a power of two.
 const LOCKS_LOG2: u32 = 14;
+
+/// A flush of more pages than this is left to a thread that may wait.
+const FLUSHED_AT_ONCE_MAX: u64 = 4096;
 
 /// How a [`CacheDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]
@@ -103,6 +110,10 @@ pub struct CacheDeviceOptions {
     /// Write the dirty pages of another backing to this one: it is that backing by another name, or
     /// a copy.
     pub adopt_foreign: bool,
+    /// After a crash the pages are as they were at a flush, but for FUA writes: what one flush
+    /// covers is there as a whole or not at all. Writes are durable at the next flush, and the mode
+    /// is `wb` or `wo`.
+    pub atomic_flush: bool,
 }
 
 /// A block device over a cache and a backing device.
@@ -138,12 +149,16 @@ struct Core {
     region: Arc<Region>,
     header: Mutex<CacheHeader>,
     salt: u64,
+    /// Where the engine's first byte lies in the region.
+    data_offset: u64,
     places: layout::Places,
     backing: Arc<dyn BlockDevice>,
     geometry: Geometry,
     shards: SetLocks<Shard>,
     locks: VersionLocks,
     lanes: Lanes,
+    /// With atomic flush.
+    groups: Option<Groups>,
     traffic: Traffic,
     ledger: Ledger,
     cleaning: Mutex<Scratch>,
@@ -205,8 +220,11 @@ impl CacheDevice {
     /// stay dirty until they are cleaned; every mode takes care of them.
     ///
     /// # Errors
-    /// The memory failed.
+    /// The memory failed, or the mode does not go with atomic flush.
     pub fn set_mode(&self, mode: Mode) -> std::result::Result<(), CacheError> {
+        if self.core.groups.is_some() && !mode.writes_back() {
+            return Err(CacheError::NotAtomic { mode });
+        }
         let mut header = self.core.header.lock();
         header.mode = mode;
         header.write(&self.core.region)?;
@@ -214,7 +232,8 @@ impl CacheDevice {
         Ok(())
     }
 
-    /// Writes all dirty pages to the backing and flushes it, while requests go on.
+    /// Writes all dirty pages to the backing and flushes it, while requests go on. With atomic flush
+    /// those that no flush covered yet stay.
     ///
     /// # Errors
     /// The backing failed; another call tries again.
@@ -222,12 +241,13 @@ impl CacheDevice {
         self.core.clean_all()
     }
 
-    /// Writes all dirty pages to the backing, and stops the thread.
+    /// Writes all dirty pages to the backing, as after a flush, and stops the thread.
     ///
     /// # Errors
     /// As for [`clean_all`](Self::clean_all).
     pub fn shutdown(&self) -> Result<()> {
         self.stop_thread();
+        self.core.commit_groups()?;
         self.core.clean_all()
     }
 
@@ -240,7 +260,7 @@ impl CacheDevice {
 
 impl Drop for CacheDevice {
     fn drop(&mut self) {
-        // The data in the cache is durable.
+        // The data in the cache is durable; with atomic flush, what a flush covered.
         self.stop_thread();
     }
 }
@@ -276,6 +296,8 @@ impl Core {
         all.fold(Usage::default(), |sum, one| Usage {
             live: sum.live + one.live,
             dirty: sum.dirty + one.dirty,
+            waiting: sum.waiting + one.waiting,
+            retained: sum.retained + one.retained,
         })
     }
 
@@ -333,10 +355,12 @@ impl BlockDevice for CacheDevice {
         self.core.write_admitted(behaviour, offset / PAGE_BYTES, data, flags.fua)
     }
 
-    /// Reports what failed on the way to the backing since the last report. Passes the flush on
-    /// where writes reached the backing that it has not flushed.
+    /// Commits the writes before it, with atomic flush. Reports what failed on the way to the
+    /// backing since the last report. Passes the flush on where writes reached the backing that it
+    /// has not flushed.
     fn flush(&self) -> Result<()> {
         drop(self.core.requests.begin(RequestKind::Flush, 0));
+        self.core.commit_groups()?;
         if self.core.traffic.needs_flush() || !self.core.written.lock().is_empty() {
             self.core.flush_backing()?;
         }
@@ -344,7 +368,12 @@ impl BlockDevice for CacheDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.core.write_zeroes(offset, len, false)
+        if self.core.groups.is_none() {
+            return self.core.write_zeroes(offset, len, false);
+        }
+        self.core.geometry.check_write(offset, len)?;
+        let _running = self.core.requests.begin(RequestKind::Zero, len);
+        self.core.zero_cached(pages_of(offset, len))
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
@@ -371,9 +400,10 @@ impl BlockDevice for CacheDevice {
             Operation::Read { offset, buf } if behaviour.reads_hits() => {
                 core.attempt_noted_read(*offset, buf)
             }
-            Operation::Write { offset, data, .. } if behaviour.writes_back() => {
-                core.attempt_admitted_write(*offset, data)
+            Operation::Write { offset, data, flags } if behaviour.writes_back() => {
+                core.attempt_admitted_write(*offset, data, flags.fua)
             }
+            Operation::Flush if core.usage().waiting > FLUSHED_AT_ONCE_MAX => Attempt::WouldBlock,
             Operation::Flush if !core.traffic.needs_flush() && core.written.lock().is_empty() => {
                 Attempt::Done(self.flush())
             }

@@ -7,7 +7,8 @@
 //! 3. What counts of the newest batches is written back and fenced: a process that was killed may
 //!    have left it in the CPU's caches, and older versions go next. So may it have left the words
 //!    that voided headers.
-//! 4. Older versions of a page, unfinished headers and unfinished data are voided, and fenced.
+//! 4. Older versions of a page, unfinished headers, unfinished data, and members of groups that no
+//!    flush committed are voided, and fenced.
 //!
 //! A crash in between leaves what this finds again: steps 3 and 4 change nothing that counts.
 
@@ -18,10 +19,13 @@ use parking_lot::Mutex;
 use super::choices::Choices;
 use super::cleaner::Pace;
 use super::error::CacheError;
+use super::group::Groups;
 use super::header::{Binding, CacheHeader};
 use super::index::{Found, Shard, shard_of};
 use super::lane::{LANES, Lanes};
-use super::layout::{Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, data_check};
+use super::layout::{
+    Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, commit_offset, data_check,
+};
 use super::policy::ReplacementEntry;
 use super::traffic::Traffic;
 use super::{CacheDeviceOptions, Core, LOCKS_LOG2, tier};
@@ -52,6 +56,8 @@ pub struct Recovered {
     pub unfinished: u64,
     /// Older versions of pages that were left.
     pub older: u64,
+    /// Pages that were written with atomic flush after the last flush: none of them counts.
+    pub uncommitted: u64,
 }
 
 /// The slots of a pool, as one pass over its headers finds them.
@@ -136,6 +142,9 @@ struct Recovery {
     shards: Vec<Shard>,
     newest: Newest,
     newest_version: u64,
+    /// The last group of which the members count.
+    committed_group: u64,
+    uncommitted: u64,
     /// Slots that hold an older version of a page.
     older: Vec<Found>,
     /// Slots whose headers are to be voided.
@@ -155,7 +164,10 @@ pub(super) fn open(
     options: CacheDeviceOptions,
 ) -> Result<(Core, Recovered)> {
     let mut header = CacheHeader::read(&region)?;
-    let geometry = geometry_over(&*backing)?;
+    if options.atomic_flush && !header.mode.writes_back() {
+        return Err(CacheError::NotAtomic { mode: header.mode });
+    }
+    let geometry = geometry_over(&*backing, options.atomic_flush)?;
     let mut choices = Choices::of(&header)?;
     choices.override_by(&options);
     let replacement = choices.replacement();
@@ -191,6 +203,8 @@ fn core_of(
     Core {
         reserve,
         salt: header.salt,
+        data_offset: header.superblock.data_offset,
+        groups: options.atomic_flush.then(|| Groups::new(recovery.committed_group)),
         places: header.places,
         mode: AtomicU32::new(header.mode.code()),
         backing,
@@ -216,7 +230,7 @@ fn core_of(
     }
 }
 
-fn geometry_over(backing: &dyn BlockDevice) -> Result<Geometry> {
+fn geometry_over(backing: &dyn BlockDevice, atomic_flush: bool) -> Result<Geometry> {
     let below = backing.geometry();
     let bytes = below.size_bytes();
     if !bytes.is_multiple_of(PAGE_BYTES) {
@@ -228,8 +242,9 @@ fn geometry_over(backing: &dyn BlockDevice) -> Result<Geometry> {
         preferred_bytes: below.preferred_bytes.max(4096),
         read_only: below.read_only,
         atomic_block: true,
-        // Of the modes that write around the cache.
-        volatile_cache: below.volatile_cache,
+        // With atomic flush a crash takes writes back; modes that write around the cache leave them
+        // in the backing's own.
+        volatile_cache: atomic_flush || below.volatile_cache,
         fast_zero: true,
     })
 }
@@ -243,6 +258,8 @@ impl Recovery {
             shards: (0..shards).map(shard).collect(),
             newest: Newest::default(),
             newest_version: 0,
+            committed_group: header.committed_group(region)?,
+            uncommitted: 0,
             older: Vec::new(),
             void: Vec::new(),
             voided: Vec::new(),
@@ -265,6 +282,11 @@ impl Recovery {
             Decoded::Header(header) => {
                 self.newest.see(slot, &header);
                 self.newest_version = self.newest_version.max(header.version);
+                if header.group > self.committed_group {
+                    self.uncommitted += 1;
+                    self.void.push(slot);
+                    return;
+                }
                 self.add(found_in(slot, &header));
             }
         }
@@ -295,7 +317,9 @@ impl Recovery {
     /// Looks at the data of the newest batches, and makes what counts of them durable.
     fn check_batches(&mut self, region: &Region, header: &CacheHeader) -> Result<()> {
         let scan = Scan::new(region, header);
-        let members: Vec<_> = self.newest.members().copied().collect();
+        // A member of a group was fenced before the group's commit, and counts only after it.
+        let members = self.newest.members().filter(|(_, found)| found.group == 0);
+        let members: Vec<_> = members.copied().collect();
         for (slot, found) in members {
             if scan.is_whole(slot, &found)? {
                 if !found.zero {
@@ -377,6 +401,9 @@ impl Recovery {
         self.voided
             .iter()
             .try_for_each(|slot| region.write_back(header.places.header(*slot), HEADER_BYTES))?;
+        // A commit counts by now, and so is durable before the versions go that it replaced.
+        let commit_words = header.superblock.data_offset + commit_offset(0);
+        region.write_back(commit_words, PAGE_BYTES)?;
         // Newer versions are durable before older ones go: invariant 3 of the cache.
         region.fence()?;
         let older: Vec<u32> = self.older.iter().map(|it| it.slot).collect();
@@ -389,7 +416,8 @@ impl Recovery {
         let usage = self.shards.iter().map(Shard::usage);
         let (pages, dirty_pages) =
             usage.fold((0, 0), |(pages, dirty), it| (pages + it.live, dirty + it.dirty));
-        Ok(Recovered { pages, dirty_pages, unfinished: self.unfinished, older })
+        let (unfinished, uncommitted) = (self.unfinished, self.uncommitted);
+        Ok(Recovered { pages, dirty_pages, unfinished, older, uncommitted })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-use super::index::{Found, Taken};
+use super::index::{Found, Stored, Taken};
 use super::layout::{PAGE, PAGE_BYTES, SlotHeader, data_check};
 use super::{Core, fill};
 use crate::device::{Attempt, Result};
@@ -18,6 +18,15 @@ pub(super) struct Entry<'a> {
     pub(super) page: u64,
     /// Its bytes; none for zeroes.
     pub(super) data: Option<&'a [u8]>,
+}
+
+/// What all pages of a batch are.
+#[derive(Clone, Copy)]
+struct Kind {
+    /// The backing does not have them.
+    dirty: bool,
+    /// The group that they are members of; 0: none.
+    group: u64,
 }
 
 /// An entry with its slot.
@@ -39,28 +48,36 @@ impl Member<'_> {
 type Note<'a> = &'a mut dyn FnMut(Found);
 
 impl Core {
-    /// Stores `data` as the pages from `first` on, dirty. Durable on return.
-    pub(super) fn write_pages(&self, first: u64, data: &[u8], note: Note<'_>) -> Result<()> {
+    /// Stores `data` as the pages from `first` on, dirty. Durable on return, or with atomic flush and
+    /// unless `fua`, when its group is committed.
+    pub(super) fn write_pages(
+        &self,
+        first: u64,
+        data: &[u8],
+        fua: bool,
+        note: Note<'_>,
+    ) -> Result<()> {
         let pages = (first..).zip(data.chunks(PAGE));
         let entries: Vec<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
-        self.store_all(&entries, note)
+        self.store_all(&entries, fua, note)
     }
 
-    /// Makes pages zero, dirty. Durable on return.
+    /// Makes pages zero, dirty. Durable as for [`write_pages`](Self::write_pages).
     pub(super) fn zero_pages(
         &self,
         pages: impl Iterator<Item = u64>,
+        fua: bool,
         note: Note<'_>,
     ) -> Result<()> {
         let entries: Vec<_> = pages.map(|page| Entry { page, data: None }).collect();
-        self.store_all(&entries, note)
+        self.store_all(&entries, fua, note)
     }
 
     /// Stores all `entries`, and waits for free slots where there are none.
-    fn store_all(&self, mut entries: &[Entry<'_>], note: Note<'_>) -> Result<()> {
+    fn store_all(&self, mut entries: &[Entry<'_>], fua: bool, note: Note<'_>) -> Result<()> {
         while let Some(first) = entries.first() {
             let batch = &entries[..entries.len().min(BATCH_PAGES_MAX)];
-            match self.store_dirty(batch, note)? {
+            match self.store_dirty(batch, fua, note)? {
                 0 => self.wait_for_slot(self.shard_of(first.page))?,
                 stored => entries = &entries[stored..],
             }
@@ -69,7 +86,7 @@ impl Core {
     }
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a write: done where there are slots.
-    pub(super) fn attempt_write(&self, offset: u64, data: &[u8]) -> Attempt {
+    pub(super) fn attempt_write(&self, offset: u64, data: &[u8], fua: bool) -> Attempt {
         if let Err(error) = self.geometry.check_write(offset, data.len() as u64) {
             return Attempt::Done(Err(error));
         }
@@ -79,7 +96,7 @@ impl Core {
         let pages = (offset / PAGE_BYTES..).zip(data.chunks(PAGE));
         let entries: Vec<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
         let running = self.requests.begin(RequestKind::Write, data.len() as u64);
-        match self.store_dirty(&entries, &mut |_| ()) {
+        match self.store_dirty(&entries, fua, &mut |_| ()) {
             Ok(stored) if stored == entries.len() => Attempt::Done(Ok(())),
             Ok(_) => {
                 running.hand_back();
@@ -90,15 +107,19 @@ impl Core {
     }
 
     /// Stores a batch of as many of `entries` as there are slots for, from the first on.
-    fn store_dirty(&self, entries: &[Entry<'_>], note: Note<'_>) -> Result<usize> {
+    fn store_dirty(&self, entries: &[Entry<'_>], fua: bool, note: Note<'_>) -> Result<usize> {
         let locks = self.lock_pages(entries.iter().map(|entry| entry.page));
+        // With the locks: invariant 4 of groups.
+        let membership = self.join_group(fua);
+        let group = membership.as_ref().map_or(0, |it| it.group);
         let members = self.take_slots(entries, 0);
-        let stored = members.len();
-        self.commit(&members, true, locks)?;
+        self.store(&members, Kind { dirty: true, group }, locks)?;
+        drop(membership);
         for it in &members {
             note(it.found());
         }
-        Ok(stored)
+        self.bound_group(members.iter().map(|it| it.entry.page))?;
+        Ok(members.len())
     }
 
     /// Stores those of `fills` that may still be kept, clean, in slots that nobody waits for.
@@ -109,7 +130,7 @@ impl Core {
             kept.map(|fill| Entry { page: fill.page, data: Some(&fill.data) }).collect();
         // One below the reserve, so that the worker evicts for the next ones.
         let members = self.take_slots(&entries, self.reserve.saturating_sub(1));
-        self.commit(&members, false, locks)
+        self.store(&members, Kind { dirty: false, group: 0 }, locks)
     }
 
     /// Takes a slot for each of `entries`, as long as a shard has more than `reserve`.
@@ -123,16 +144,16 @@ impl Core {
     }
 
     /// Makes a batch durable, then visible; `locks` are those of its pages.
-    fn commit(
+    fn store(
         &self,
         members: &[Member<'_>],
-        dirty: bool,
+        kind: Kind,
         locks: Vec<VersionGuard<'_>>,
     ) -> Result<()> {
         if members.is_empty() {
             return Ok(());
         }
-        if let Err(error) = self.make_durable(members, dirty) {
+        if let Err(error) = self.make_durable(members, kind) {
             self.fallback.count();
             // Nobody knows which of the headers are on the medium.
             for Entry { page, .. } in members.iter().map(|it| it.entry) {
@@ -142,17 +163,19 @@ impl Core {
         }
         let publish = |it: &Member<'_>| {
             let Entry { page, data } = it.entry;
-            let old = self.shard(page).publish(page, &it.taken, dirty, data.is_none())?;
+            let Kind { dirty, group } = kind;
+            let stored = Stored { dirty, zero: data.is_none(), group };
+            let old = self.shard(page).publish(page, &it.taken, stored)?;
             Some((page, old))
         };
         let replaced: Vec<_> = members.iter().filter_map(publish).collect();
         // A reader that copied from a slot that is replaced finds the lock's version changed, and
         // only then may the slot be written over.
         drop(locks);
-        if dirty {
+        if kind.dirty {
             self.counters.count_write(replaced.len() as u64, members.len() as u64);
         }
-        for (page, old) in replaced {
+        for (page, old) in replaced.into_iter().filter(|(_, old)| !old.is_retained) {
             let mut shard = self.shard(page);
             shard.retire(old);
             // A dead slot can be taken: the worker sees no need to free one, so a writer that waits
@@ -174,7 +197,7 @@ impl Core {
     fn make_durable(
         &self,
         members: &[Member<'_>],
-        dirty: bool,
+        kind: Kind,
     ) -> std::result::Result<(), crate::pmem::PmemError> {
         let lane = self.lanes.take(&self.region);
         let store = |it: &Member<'_>| {
@@ -183,8 +206,9 @@ impl Core {
                 version: it.taken.version,
                 lane: lane.number,
                 batch: lane.batch,
+                group: kind.group,
                 zero: it.entry.data.is_none(),
-                dirty,
+                dirty: kind.dirty,
                 data_check: 0,
             };
             if let Some(data) = it.entry.data {

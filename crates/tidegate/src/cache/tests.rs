@@ -22,12 +22,13 @@ pub(super) const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
     clean_from_pct: None,
     keep_free: None,
     adopt_foreign: false,
+    atomic_flush: false,
 };
 
 /// A pool of `slots` slots.
 pub(super) fn pool(slots: u64) -> Arc<Region> {
     let header_pages = slots.div_ceil(64);
-    let region = Region::anonymous((5 + 4 + header_pages + slots) * 4096).unwrap();
+    let region = Region::anonymous((6 + 4 + header_pages + slots) * 4096).unwrap();
     let header = create(&region, &CacheOptions::default()).unwrap();
     assert_eq!(u64::from(header.places.slots()), slots);
     Arc::new(region)
@@ -62,7 +63,7 @@ pub(super) fn work(device: &CacheDevice) {
     while background.step() == Progress::Again {}
 }
 
-fn cost(device: &CacheDevice, act: impl FnOnce(&CacheDevice)) -> Stores {
+pub(super) fn cost(device: &CacheDevice, act: impl FnOnce(&CacheDevice)) -> Stores {
     let before = device.core.region.counters();
     act(device);
     device.core.region.counters() - before
@@ -153,7 +154,8 @@ fn pages_that_are_cached_are_there_after_a_crash_without_the_backing() {
     drop(device);
     fault.add(Rule::new(&[Op::Read], When::Always, Effect::Fail(DeviceErrorKind::Io)));
     let device = open(&region, &fault);
-    let expected = Recovered { pages: 40, dirty_pages: 20, unfinished: 0, older: 10 };
+    let expected =
+        Recovered { pages: 40, dirty_pages: 20, unfinished: 0, older: 10, uncommitted: 0 };
     let found = device.recovered();
     // Older versions are as many as were not written over.
     assert_eq!(Recovered { older: 10, ..found }, expected);
@@ -170,7 +172,7 @@ fn what_is_read_is_kept_after_the_answer() {
     let first = cost(&device, |it| assert_eq!(read(it, 3), 5));
     assert_eq!(first, Stores::default(), "nothing is stored before the answer");
     work(&device);
-    assert_eq!(device.core.usage(), Usage { live: 1, dirty: 0 });
+    assert_eq!(device.core.usage(), Usage { live: 1, ..Usage::default() });
     fault.add(Rule::new(&[Op::Read], When::Always, Effect::Fail(DeviceErrorKind::Io)));
     assert_eq!(read(&device, 3), 5);
     device.read(4 * PAGE_BYTES, &mut [0; 4096]).unwrap_err();
@@ -182,7 +184,10 @@ fn what_is_read_is_not_kept_where_it_was_written_meanwhile_or_may_be_lost() {
     read(&device, 3);
     write(&device, 3, 9);
     work(&device);
-    assert_eq!((read(&device, 3), device.core.usage()), (9, Usage { live: 1, dirty: 1 }));
+    assert_eq!(
+        (read(&device, 3), device.core.usage()),
+        (9, Usage { live: 1, dirty: 1, ..Usage::default() })
+    );
     device.set_mode(Mode::WriteInvalidate).unwrap();
     write(&device, 4, 1);
     read(&device, 4);

@@ -8,12 +8,12 @@ use serde_json::json;
 use super::index::Usage;
 use super::layout::PAGE_BYTES;
 use super::mode::Mode;
-use super::{CacheDevice, Core};
+use super::{CacheDevice, CacheError, Core};
 use crate::device::Result;
 use crate::size::Size;
 use crate::stats::{Collector, Metric, Unit};
 use crate::sync::{AtomicU64, Ordering};
-use crate::tier::{Level, Setting, SettingError, State, Tier, line, memory};
+use crate::tier::{Level, Line, Setting, SettingError, State, Tier, line, memory};
 
 const OCCUPANCY: Metric =
     Metric::gauge("cache_occupancy_bytes", Unit::Bytes, "Bytes of the pages in the cache");
@@ -23,6 +23,11 @@ const CLEAN: Metric =
     Metric::gauge("cache_clean_bytes", Unit::Bytes, "Bytes of the pages that the backing has too");
 const DIRTY: Metric =
     Metric::gauge("cache_dirty_bytes", Unit::Bytes, "Bytes of the pages that the backing lacks");
+const WAITING: Metric = Metric::gauge(
+    "cache_uncommitted_bytes",
+    Unit::Bytes,
+    "Bytes of the pages that wait for a flush, which commits all of them or none",
+);
 const CORE_ERRORS: Metric = Metric::counter(
     "cache_core_write_errors",
     Unit::Count,
@@ -59,9 +64,11 @@ pub(super) enum Counter {
     FullWaits,
     CutOff,
     NotPromoted,
+    GroupCommits,
+    EarlyGroupCommits,
 }
 
-const COUNTERS: usize = Counter::NotPromoted as usize + 1;
+const COUNTERS: usize = Counter::EarlyGroupCommits as usize + 1;
 
 const METRICS: [Metric; COUNTERS] = [
     Metric::counter("cache_read_hits", Unit::Count, "Reads of which all pages were cached"),
@@ -80,6 +87,12 @@ const METRICS: [Metric; COUNTERS] = [
     Metric::counter("cache_full_waits", Unit::Count, "Waits of a write for a free slot"),
     Metric::counter("cache_cut_off", Unit::Count, "Requests of long streams that were not cached"),
     Metric::counter("cache_not_promoted", Unit::Count, "Requests that promotion did not cache"),
+    Metric::counter("cache_groups_committed", Unit::Count, "Groups of writes that were committed"),
+    Metric::counter(
+        "cache_groups_committed_early",
+        Unit::Count,
+        "Groups that filled the cache, and were committed before a flush",
+    ),
 ];
 
 /// The counters of one cache.
@@ -89,6 +102,10 @@ pub(super) struct Counters([CachePadded<AtomicU64>; COUNTERS]);
 impl Counters {
     pub(super) fn add(&self, counter: Counter, count: u64) {
         self.0[counter as usize].fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self, counter: Counter) -> u64 {
+        self.0[counter as usize].load(Ordering::Relaxed)
     }
 
     /// A read found `hits` of its `pages` cached.
@@ -141,6 +158,16 @@ impl Core {
     fn bytes_of(pages: u64) -> u64 {
         pages * PAGE_BYTES
     }
+
+    /// What there is to say of atomic flush, where it is on.
+    fn atomic_flush_line(&self, waiting: u64) -> Option<Line> {
+        self.groups.as_ref()?;
+        let groups = self.counters.get(Counter::GroupCommits);
+        let early = self.counters.get(Counter::EarlyGroupCommits);
+        let open = Size { bytes: Self::bytes_of(waiting) };
+        let said = format!("{groups} groups committed, {early} of them early; {open} uncommitted");
+        Some(line("atomic flush", said))
+    }
 }
 
 impl CacheDevice {
@@ -154,7 +181,10 @@ impl CacheDevice {
             None => (value, false),
         };
         let mode: Mode = name.parse().map_err(|()| wrong(MODES.into()))?;
-        self.set_mode(mode).map_err(|error| wrong(format!("memory that works: {error}")))?;
+        self.set_mode(mode).map_err(|error| match error {
+            CacheError::NotAtomic { .. } => wrong("wb or wo with --atomic-flush".into()),
+            error => wrong(format!("memory that works: {error}")),
+        })?;
         if flushes {
             self.clean_all()
                 .map_err(|error| wrong(format!("a backing that takes the dirty pages: {error}")))?;
@@ -165,7 +195,7 @@ impl CacheDevice {
 
 impl Tier for CacheDevice {
     fn state(&self) -> State {
-        let Usage { live, dirty } = self.core.usage();
+        let Usage { live, dirty, waiting, .. } = self.core.usage();
         let slots = u64::from(self.core.places.slots());
         let size = |pages| Size { bytes: Core::bytes_of(pages) };
         let used = format!("{} of {} in use, {} dirty", size(live), size(slots), size(dirty));
@@ -174,13 +204,18 @@ impl Tier for CacheDevice {
             level: Level::Pmem,
             name: "cache".into(),
             pending_bytes: Core::bytes_of(dirty),
-            lines: vec![line("cache", used), line("mode", self.core.mode_in_words())],
+            lines: [line("cache", used), line("mode", self.core.mode_in_words())]
+                .into_iter()
+                .chain(self.core.atomic_flush_line(waiting))
+                .collect(),
             details: json!({
                 "mode": self.mode().name(),
                 "passes_through_after_errors": self.core.fallback.is_reached(),
                 "size_bytes": Core::bytes_of(slots),
                 "occupancy_bytes": Core::bytes_of(live),
                 "dirty_bytes": Core::bytes_of(dirty),
+                "atomic_flush": self.core.groups.is_some(),
+                "uncommitted_bytes": Core::bytes_of(waiting),
                 "backing": binding.map(|binding| binding.name),
                 "core_write_errors": self.core.ledger.failures(),
                 "cache_read_errors": self.core.damaged.load(Ordering::Relaxed),
@@ -207,12 +242,13 @@ impl Tier for CacheDevice {
     }
 
     fn metrics(&self, collector: &mut Collector) {
-        let Usage { live, dirty } = self.core.usage();
+        let Usage { live, dirty, waiting, .. } = self.core.usage();
         let slots = u64::from(self.core.places.slots());
         collector.add(&OCCUPANCY, Core::bytes_of(live));
         collector.add(&FREE, Core::bytes_of(slots - live));
         collector.add(&CLEAN, Core::bytes_of(live - dirty));
         collector.add(&DIRTY, Core::bytes_of(dirty));
+        collector.add(&WAITING, Core::bytes_of(waiting));
         collector.add(&CORE_ERRORS, self.core.ledger.failures());
         collector.add(&CACHE_ERRORS, self.core.damaged.load(Ordering::Relaxed));
         collector.add(&FALLBACK, u64::from(self.core.fallback.is_reached()));

@@ -68,7 +68,7 @@ impl Engine for LogEngine {
     }
 
     fn open(&self, opening: Opening) -> Result<Opened> {
-        let Opening { region, backing, force } = opening;
+        let Opening { region, backing, force, .. } = opening;
         let Some(backing) = backing else {
             let refusal = "a log pool holds no blocks of its own: name the device behind it by --backing, or use it \
                            for `tidegate run`";

@@ -73,6 +73,19 @@ pub enum StackError {
         /// Its engine.
         engine: &'static str,
     },
+    /// The engine does not make flushes atomic.
+    #[error("{pool} is a {engine} pool, --atomic-flush needs a cache pool: leave it out")]
+    NoAtomicFlush {
+        /// The pool.
+        pool: String,
+        /// Its engine.
+        engine: &'static str,
+    },
+    /// A DRAM tier was asked for before a pool with atomic flush.
+    #[error(
+        "--atomic-flush and --dram exclude each other: a DRAM tier writes back in its own order, leave one of them out"
+    )]
+    NotBelowDram,
     /// The backing cannot be used.
     #[error(transparent)]
     Backing(#[from] BackingError),

@@ -143,7 +143,12 @@ impl Registry {
         let mut description =
             PoolDescription::new(engine, region, engine.describe(region).map_err(failed)?);
         if dram.policy != Policy::None {
-            let opening = Opening { region: Arc::clone(region), backing: None, force: false };
+            let opening = Opening {
+                region: Arc::clone(region),
+                backing: None,
+                force: false,
+                atomic_flush: false,
+            };
             let geometry = engine.open(opening).map_err(failed)?.tier.geometry();
             let summary = dram::describe(dram.policy, dram.bytes, geometry);
             let failed = |source| StackError::Dram { spec: dram, source };

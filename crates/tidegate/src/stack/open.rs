@@ -33,6 +33,8 @@ pub struct StackOptions {
     pub backing: Option<BackingUrl>,
     /// Use the backing also where that may not be meant.
     pub force: bool,
+    /// What one flush covers is durable as a whole or not at all.
+    pub atomic_flush: bool,
     /// The DRAM tier before the pool.
     pub dram: TierSpec,
     /// Delays each request to the pool: for tests and demonstrations.
@@ -79,8 +81,12 @@ impl Registry {
     /// There is no pool, it is damaged, it lacks a backing or has one that does not do, or there is
     /// no such DRAM tier.
     pub fn open(&self, options: StackOptions) -> Result<Stack> {
-        let StackOptions { region, path, backing: url, force, dram, delays } = options;
+        let StackOptions { region, path, backing: url, force, atomic_flush, dram, delays } =
+            options;
         let engine = self.identify(&region)?;
+        if atomic_flush {
+            expect_atomic_flush(engine, dram, &region)?;
+        }
         if url.is_some() && !engine.needs_backing() {
             return Err(StackError::NoBackingNeeded { pool: name(&region), engine: engine.name() });
         }
@@ -90,7 +96,8 @@ impl Registry {
         let guard = backing.as_mut().and_then(|backing| backing.guard.take());
         let identity = backing.as_ref().map(identity_of);
         let backing = backing.map(|backing| self.known(backing));
-        let opened = engine.open(Opening { region: Arc::clone(&region), backing, force });
+        let opened =
+            engine.open(Opening { region: Arc::clone(&region), backing, force, atomic_flush });
         let opened = opened.map_err(failed)?;
         if let Some(identity) = identity {
             remember(&region, &identity)?;
@@ -117,6 +124,16 @@ impl Registry {
     fn known(&self, backing: OpenBacking) -> Backing {
         let OpenBacking { device, identity, name, holds, .. } = backing;
         Backing { device, identity, name, holds: holds.map(|found| self.words(found)) }
+    }
+}
+
+fn expect_atomic_flush(engine: &dyn Engine, dram: TierSpec, region: &Region) -> Result<()> {
+    if !engine.has_atomic_flush() {
+        return Err(StackError::NoAtomicFlush { pool: name(region), engine: engine.name() });
+    }
+    match dram.policy {
+        Policy::None => Ok(()),
+        _ => Err(StackError::NotBelowDram),
     }
 }
 

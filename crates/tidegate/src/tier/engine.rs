@@ -64,6 +64,11 @@ pub trait Engine: Sync {
         false
     }
 
+    /// The engine can make what one flush covers durable as a whole or not at all.
+    fn has_atomic_flush(&self) -> bool {
+        false
+    }
+
     /// Opens the pool as a tier, and so recovers it. A read-only region is not changed.
     ///
     /// # Errors
@@ -198,6 +203,9 @@ pub struct Opening {
     /// Use the backing also where that may not be meant: another one's data is pending, or the
     /// backing holds a pool.
     pub force: bool,
+    /// What one flush covers is durable as a whole or not at all; only where the engine
+    /// [has that](Engine::has_atomic_flush).
+    pub atomic_flush: bool,
 }
 
 /// A pool that was opened.

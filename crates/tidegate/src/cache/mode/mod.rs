@@ -95,6 +95,11 @@ impl Mode {
         }
     }
 
+    /// All writes go into the cache, and to the backing later: what atomic flush needs.
+    pub fn writes_back(self) -> bool {
+        self.behaviour().writes_back()
+    }
+
     /// The number in the cache header.
     pub(super) fn code(self) -> u32 {
         self as u32

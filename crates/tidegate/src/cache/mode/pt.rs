@@ -17,6 +17,10 @@ impl Behaviour for PassThrough {
     }
 
     fn read(&self, core: &Core, first: u64, buf: &mut [u8]) -> Result<()> {
+        if core.groups.is_some() {
+            // Pages that wait for a commit are not in the backing.
+            return core.read_pages(first, buf, false);
+        }
         core.clean_pages(&pages_in(first, buf))?;
         core.counters.add(Counter::PassThroughReads, 1);
         let _foreground = core.pace.foreground();

@@ -9,15 +9,15 @@ use crate::device::Result;
 pub(super) struct WriteBack;
 
 impl Behaviour for WriteBack {
-    fn write(&self, core: &Core, first: u64, data: &[u8], _fua: bool) -> Result<()> {
-        core.write_pages(first, data, &mut |_| ())
+    fn write(&self, core: &Core, first: u64, data: &[u8], fua: bool) -> Result<()> {
+        core.write_pages(first, data, fua, &mut |_| ())
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, _fua: bool) -> Result<()> {
+    fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {
         if pages.end - pages.start <= Mode::ZERO_PAGES_MAX {
-            core.zero_pages(pages.clone(), &mut |_| ())
+            core.zero_pages(pages.clone(), fua, &mut |_| ())
         } else {
-            core.zero_many(pages)
+            core.zero_many(pages, fua)
         }
     }
 
