@@ -111,3 +111,40 @@ fn a_wrong_or_missing_backing_is_refused() {
     assert!(server.stop(Signal::TERM).0.success());
     assert_eq!((scene.in_file("other", 3), scene.in_file("disk", 3)), (7, 0));
 }
+
+#[test]
+fn settings_are_kept_by_the_pool() {
+    let scene = Scene::new("cache");
+    let server = scene.serve("disk", &[]);
+    let pool = scene.pool();
+    let pool = pool.to_str().unwrap();
+    ok(["set", pool, "eviction=lru", "cleaning=acp", "acp.wake-up-ms=20", "cutoff=full"]);
+    let output = run(["set", pool, "acp.wake-up-ms=11000"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("expected 0 to 10000 milliseconds"), "{error}");
+    write(&mut scene.client(), 1, 1);
+    kill(server);
+    let info = ok(["info", pool]);
+    let expected = "eviction=lru, cleaning=acp, cutoff=full, acp.wake-up-ms=20";
+    assert!(info.contains(expected), "{info}");
+    let server = scene.serve("disk", &[]);
+    let stat = ok(["stat", pool]);
+    assert!(stat.contains("acp"), "{stat}");
+    assert_eq!(read(&mut scene.client(), 1), 1);
+    kill(server);
+}
+
+#[test]
+fn a_backing_has_one_server_at_a_time() {
+    let scene = Scene::new("cache");
+    let server = scene.serve("disk", &[]);
+    let (second, socket) = (scene.path("second"), scene.path("second-socket"));
+    let second = second.to_str().unwrap();
+    ok(["create", second, "--engine=cache", "--size=8M"]);
+    let nbd = format!("--nbd=unix:{}", socket.display());
+    let output = run(["serve", second, &nbd, &scene.backing("disk")]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("disk") && error.contains("in use"), "{error}");
+    kill(server);
+}

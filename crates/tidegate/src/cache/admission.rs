@@ -199,8 +199,9 @@ impl Core {
         let mut from = pages.start;
         while from < pages.end {
             let is_cached = self.find(from).is_some();
-            let is_alike = |page: &u64| self.find(*page).is_some() == is_cached;
-            let run = from..(from + 1..pages.end).find(|page| !is_alike(page)).unwrap_or(pages.end);
+            let continues = |page: &u64| self.find(*page).is_some() == is_cached;
+            let run =
+                from..(from + 1..pages.end).find(|page| !continues(page)).unwrap_or(pages.end);
             let at = |page| usize::try_from((page - first) * PAGE_BYTES).unwrap_or(usize::MAX);
             let part = &data[at(run.start)..at(run.end)];
             if is_cached {

@@ -192,7 +192,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes `choices` to the header; the error says what is wanted.
+    /// Writes `choices` to the header; the error says what was expected.
     fn keep(&self, choices: &Choices) -> Result<(), String> {
         let text = choices.text();
         if text.len() > SETTINGS_BYTES_MAX {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use proptest::prelude::*;
+
 use super::check::check;
 use super::index::Shard;
 use super::policy::{REPLACEMENTS, ReplacementEntry};
@@ -404,4 +406,55 @@ fn without_a_threshold_no_number_of_errors_changes_the_mode() {
     }
     write(&device, 3, 1);
     assert!(device.core.find(3).is_some());
+}
+
+/// Every policy that can be chosen, while requests go on.
+#[test]
+fn policies_change_beside_requests() {
+    let backing = memory();
+    let options = CacheDeviceOptions { clean_from_pct: Some(20), ..CacheDeviceOptions::default() };
+    let device = CacheDevice::open(pool(40), backing.clone(), binding(), options).unwrap();
+    let all = device.settings().into_iter().filter_map(|it| {
+        let words = it.help.split_once("one of ")?.1.split_once(';')?.0.to_owned();
+        Some(words.split(", ").map(|word| (it.key.clone(), word.to_owned())).collect::<Vec<_>>())
+    });
+    let all: Vec<_> = all.flatten().collect();
+    assert!(all.len() >= 4 + 4 + 2 + 3, "{all:?}");
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let device = &device;
+            scope.spawn(move || {
+                for round in 0..1500_u64 {
+                    let (page, byte) = (thread + 2 * (round * 31 % 60), round % 251);
+                    let byte = u8::try_from(byte).unwrap();
+                    write(device, page, byte);
+                    assert_eq!(read(device, page), byte, "page {page}");
+                }
+            });
+        }
+        scope.spawn(|| {
+            for (key, value) in all.iter().cycle().take(20 * all.len()) {
+                device.set(key, value).unwrap();
+            }
+        });
+    });
+    device.shutdown().unwrap();
+    (0..PAGES).for_each(|page| assert_eq!(read(&device, page), read(&*backing, page)));
+}
+
+proptest! {
+    /// P7: any text is settings, and what is known of it is kept.
+    #[test]
+    fn any_text_in_the_header_is_parsed(
+        text in ".{0,200}",
+        known in prop::collection::vec(0_usize..40, 0..6),
+    ) {
+        let all = Choices::parse("").0.list();
+        let known = known.into_iter().filter_map(|at| all.get(at));
+        let known: Vec<_> = known.map(|it| format!("{}={}\n", it.key, it.value)).collect();
+        let (choices, _) = Choices::parse(&format!("{text}\n{}", known.concat()));
+        let (again, unknown) = Choices::parse(&choices.text());
+        prop_assert!(unknown.is_empty(), "{unknown:?}");
+        prop_assert_eq!(again.list(), choices.list());
+    }
 }
