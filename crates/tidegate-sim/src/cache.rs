@@ -4,6 +4,9 @@
 //! is told is stored, and durable with its next flush, of any thread: before that a crash leaves
 //! any part of it.
 //!
+//! With atomic flush the promise is judged where no group can fill the cache: a group that does is
+//! committed early.
+//!
 //! There is no thread: a write that finds no free slot makes some, beside writes of other threads
 //! and, where asked for, background work that the scheduler runs.
 
@@ -21,13 +24,14 @@ use crate::log::{copy, text};
 use crate::subject::{Alive, Subject};
 
 const BLOCK_BYTES: u64 = 4096;
-/// Three pages of superblocks, two of cache headers, one of commit words, four of a chunk's head,
-/// one of slot headers.
-const FIXED_BYTES: u64 = 11 * 4096;
+/// Three pages of superblocks, two of cache headers, one of commit words, four of a chunk's head.
+const FIXED_BYTES: u64 = 10 * 4096;
+/// Headers of slots in a page.
+const HEADERS_A_PAGE: u64 = 64;
 /// Background steps after which the mode changes.
 const STEPS_OF_A_MODE: usize = 3;
 
-/// What is wrong with the cache or its backing.
+/// What is wrong with the backing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheFault {
     /// Nothing.
@@ -45,12 +49,13 @@ pub struct CacheSubject {
     modes: &'static [Mode],
     background: usize,
     keep_free: Option<u32>,
+    atomic_flush: bool,
 }
 
 impl CacheSubject {
     /// A device of `blocks` blocks of 4096 bytes before which `slots` slots lie.
     pub fn new(blocks: u64, slots: u64, modes: &'static [Mode], fault: CacheFault) -> Self {
-        Self { blocks, slots, fault, modes, background: 0, keep_free: None }
+        Self { blocks, slots, fault, modes, background: 0, keep_free: None, atomic_flush: false }
     }
 
     /// A device whose background work the scheduler runs beside requests.
@@ -65,8 +70,14 @@ impl CacheSubject {
         Self { keep_free: Some(slots), ..self }
     }
 
+    /// A device with atomic flush.
+    #[must_use]
+    pub fn with_atomic_flush(self) -> Self {
+        Self { atomic_flush: true, ..self }
+    }
+
     fn pool_bytes(&self) -> u64 {
-        FIXED_BYTES + BLOCK_BYTES * self.slots
+        FIXED_BYTES + BLOCK_BYTES * (self.slots.div_ceil(HEADERS_A_PAGE) + self.slots)
     }
 
     /// Acknowledged writes are durable in every mode.
@@ -87,6 +98,7 @@ impl CacheSubject {
             no_thread: true,
             clean_from_pct: Some(40),
             keep_free: self.keep_free,
+            atomic_flush: self.atomic_flush,
             ..CacheDeviceOptions::default()
         };
         CacheDevice::open(Arc::clone(region), backing, self.binding(), options).map_err(text)
@@ -128,6 +140,17 @@ impl Subject for CacheSubject {
 
     fn background_threads(&self) -> usize {
         self.background
+    }
+
+    fn atomic_flush(&self) -> bool {
+        // Three versions of each block fit into the part of the slots that groups may hold.
+        self.atomic_flush && 3 * self.blocks * 8 < 7 * self.slots
+    }
+
+    fn tears(&self) -> bool {
+        // These write to the backing, which is no cache and tears.
+        let around = [Mode::WriteAround, Mode::WriteInvalidate, Mode::PassThrough];
+        self.modes.iter().any(|mode| around.contains(mode))
     }
 
     fn check(&self, region: &Region) -> Result<(), String> {

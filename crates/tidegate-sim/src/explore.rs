@@ -11,7 +11,7 @@
 //! Entry points: [`Explorer::exhaustive`], [`Explorer::sampled`], [`Explorer::lifetime`];
 //! [`seeded`] for many seeds.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ use crate::context;
 use crate::history::{Call, History, Mix, Plan, Step, payload, perform, stamp_of};
 use crate::judge::{Judge, Ordinals, Promise, Verdict};
 use crate::medium::{Choice, CrashSet, Granule, Medium, MediumModel, StoreOrder};
-use crate::model::Stamp;
+use crate::model::{Stamp, TORN, World};
 use crate::mutations::{Mutant, Mutation};
 use crate::random::{Random, mix, seeds};
 use crate::scheduler::{Body, Exhaustive, Sampled, Scheduler, Strategy, Stuck, Workers};
@@ -336,7 +336,12 @@ impl<'a> Explorer<'a> {
         }
         let calls = lock(&calls).clone();
         check_reads(&calls)?;
-        Ok(Execution { trace: recorder.take(), history: History { calls, volatile_cache } })
+        Ok(Execution { trace: recorder.take(), history: self.history(calls, volatile_cache) })
+    }
+
+    fn history(&self, calls: Vec<Call>, volatile_cache: bool) -> History {
+        let (atomic_flush, tears) = (self.subject.atomic_flush(), self.subject.tears());
+        History { calls, volatile_cache, atomic_flush, tears }
     }
 
     /// A fresh region that holds the pool, watched by `recorder` through the mutation.
@@ -436,9 +441,7 @@ impl<'a> Explorer<'a> {
         position: usize,
         random: &mut Random,
     ) -> Result<(), Failure> {
-        let stamps = (0..).zip(&self.pool.stamps);
-        let allowed: Vec<_> =
-            stamps.map(|(lba, &stamp)| run.history.after_crash(lba, stamp, position)).collect();
+        let allowed = run.history.worlds(&self.pool.stamps, position);
         let set = medium.crash();
         let Effort { exhaustive_images, sampled_images, .. } = self.effort;
         let small = set.count().is_some_and(|count| count <= exhaustive_images);
@@ -464,7 +467,7 @@ impl<'a> Explorer<'a> {
         &mut self,
         set: &CrashSet<'_>,
         choice: &Choice,
-        allowed: &[BTreeSet<Stamp>],
+        allowed: &[World],
         volatile_cache: bool,
     ) -> Result<(), Verdict> {
         let hash = set.hash(choice);
@@ -525,8 +528,8 @@ fn stuck(verdict: Verdict, schedule: &str) -> Failure {
     broken(verdict.promise, verdict.what, schedule.to_owned())
 }
 
-fn requirement_hash(allowed: &[BTreeSet<Stamp>]) -> u64 {
-    let stamps = allowed.iter().flat_map(|set| set.iter().copied().chain([Stamp::MAX]));
+fn requirement_hash(allowed: &[World]) -> u64 {
+    let stamps = allowed.iter().flatten().flat_map(|set| set.iter().copied().chain([Stamp::MAX]));
     stamps.fold(0, |hash, stamp| mix(hash ^ u64::from(stamp)))
 }
 
@@ -559,8 +562,6 @@ pub fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Failu
     }
     println!("{name}: {total} in {:?}", start.elapsed());
 }
-
-const TORN: Stamp = Stamp::MAX;
 
 /// A thread of an execution.
 struct Actor {

@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 
 use tidegate::device::{BlockDevice, DeviceError, WriteFlags, ZeroFlags};
 
-use crate::model::{Effect, Interval, Stamp, outcomes};
+use crate::cuts;
+use crate::model::{Effect, Interval, Stamp, TORN, World, outcomes};
 use crate::random::Random;
 
 /// One operation of a history.
@@ -133,7 +134,7 @@ impl Op {
         }
     }
 
-    fn effect_on(self, block: u64, read: Option<Stamp>) -> Option<Effect> {
+    pub(crate) fn effect_on(self, block: u64, read: Option<Stamp>) -> Option<Effect> {
         match self {
             Op::Write { lba, blocks, stamp, .. } if (lba..lba + blocks).contains(&block) => {
                 Some(Effect::Write(stamp))
@@ -149,7 +150,7 @@ impl Op {
         matches!(self, Op::Discard { lba } | Op::WriteZeroes { lba, .. } if lba == block)
     }
 
-    fn durable_by_itself(self) -> bool {
+    pub(crate) fn durable_by_itself(self) -> bool {
         matches!(self, Op::Write { fua: true, .. })
     }
 }
@@ -161,9 +162,22 @@ pub struct History {
     pub calls: Vec<Call>,
     /// Acknowledged writes wait in volatile memory until the next flush.
     pub volatile_cache: bool,
+    /// A crash takes all writes back that no flush covered, but FUA writes.
+    pub atomic_flush: bool,
+    /// A crash may tear the blocks that no flush covered.
+    pub tears: bool,
 }
 
 impl History {
+    /// What the blocks, which held `initial` at first, may hold after a crash at `position`.
+    pub fn worlds(&self, initial: &[Stamp], position: usize) -> Vec<World> {
+        if self.atomic_flush {
+            return cuts::worlds(self, initial, position);
+        }
+        let block = |(lba, stamp): (u64, &Stamp)| self.after_crash(lba, *stamp, position);
+        vec![(0..).zip(initial).map(block).collect()]
+    }
+
     /// What block `lba`, which held `initial` at first, may hold after a crash at `position`.
     ///
     /// What a read returned survives, too, for devices whose writes are durable when they become
@@ -175,7 +189,16 @@ impl History {
             let binding = !matches!(call.op, Op::Read { .. }) || !zeroed;
             binding && self.survives(call, position)
         };
-        outcomes(initial, &self.intervals(lba, required, position))
+        let mut stamps = outcomes(initial, &self.intervals(lba, required, position));
+        if self.tears && self.calls.iter().any(|call| self.may_tear(call, lba, position)) {
+            stamps.insert(TORN);
+        }
+        stamps
+    }
+
+    fn may_tear(&self, call: &Call, lba: u64, position: usize) -> bool {
+        let writes = !matches!(call.op.effect_on(lba, call.read), None | Some(Effect::Read(_)));
+        writes && call.begin < position && !self.survives(call, position)
     }
 
     /// What a read of block `lba` may return after all calls; empty where the reads made cannot be
@@ -283,7 +306,7 @@ mod tests {
 
     #[test]
     fn durable_writes_survive_from_their_acknowledgement_on() {
-        let history = History { calls: vec![write(5, 0, 4)], volatile_cache: false };
+        let history = History { calls: vec![write(5, 0, 4)], ..History::default() };
         assert_eq!(history.after_crash(0, 1, 4), [1, 5].into());
         assert_eq!(history.after_crash(0, 1, 5), [5].into());
         assert_eq!(history.after_crash(1, 1, 5), [1].into(), "another block");
@@ -292,7 +315,8 @@ mod tests {
     #[test]
     fn cached_writes_survive_from_the_next_flush_on() {
         let flush = Call { op: Op::Flush, ..write(0, 5, 8) };
-        let history = History { calls: vec![write(5, 0, 4), flush], volatile_cache: true };
+        let calls = vec![write(5, 0, 4), flush];
+        let history = History { calls, volatile_cache: true, ..History::default() };
         assert_eq!(history.after_crash(0, 1, 8), [1, 5].into());
         assert_eq!(history.after_crash(0, 1, 9), [5].into());
     }

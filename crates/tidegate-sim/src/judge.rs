@@ -17,7 +17,7 @@ use tidegate::pmem::{Observer, Region};
 use crate::context;
 use crate::history::{payload, stamp_of};
 use crate::medium::{Choice, Granule, Medium, MediumModel, StoreOrder};
-use crate::model::Stamp;
+use crate::model::{Stamp, TORN, World};
 use crate::subject::Subject;
 use crate::trace::{Action, Recorder, Trace};
 
@@ -74,7 +74,8 @@ impl Verdict {
     }
 }
 
-type Allowed<'a> = &'a [BTreeSet<Stamp>];
+/// The blocks are as one of these has them.
+type Allowed<'a> = &'a [World];
 
 /// Watches nothing; gives engines the thread number that makes them choose each lane in turn.
 #[derive(Default)]
@@ -126,7 +127,7 @@ impl<'a> Judge<'a> {
         self.buffer = buffer;
     }
 
-    /// Judges `image`, in which each block may hold the stamps `allowed`.
+    /// Judges `image`, whose blocks are as one of the worlds `allowed` has them.
     pub(crate) fn judge(
         &self,
         image: &[u8],
@@ -151,6 +152,9 @@ impl<'a> Judge<'a> {
         let device = self.open()?;
         let stamps = read_all(device.as_ref())?;
         drop(device);
+        if let Some(lba) = stamps.iter().position(|stamp| *stamp == TORN) {
+            return Err(torn(lba));
+        }
         let mut image = vec![0; image.len()];
         self.scratch.read(0, &mut image).map_err(Verdict::outside)?;
         Ok((image, stamps))
@@ -176,9 +180,7 @@ impl<'a> Judge<'a> {
         let device = self.open()?;
         let stamps = read_all(device.as_ref())?;
         drop(device);
-        for (lba, (stamp, allowed)) in stamps.iter().zip(allowed).enumerate() {
-            compare(lba, *stamp, allowed, lost)?;
-        }
+        compare(&stamps, allowed, lost)?;
         self.check_structure()?;
         Ok(stamps)
     }
@@ -193,11 +195,8 @@ impl<'a> Judge<'a> {
             let mut copy = image.to_vec();
             let refused = |what| Verdict::recovery(format!("{} says: {what}", peer.name));
             let content = (peer.read)(&mut copy).map_err(refused)?;
-            let blocks = content.chunks_exact(content.len() / allowed.len());
-            for (lba, (block, allowed)) in blocks.zip(allowed).enumerate() {
-                let verdict = whole(lba, block).and_then(|s| compare(lba, s, allowed, lost));
-                verdict.map_err(|verdict| verdict.during(peer.name))?;
-            }
+            let stamps = stamps_of(&content, content.len() / allowed[0].len());
+            compare(&stamps, allowed, lost).map_err(|verdict| verdict.during(peer.name))?;
         }
         Ok(())
     }
@@ -297,26 +296,37 @@ fn read_all(device: &dyn BlockDevice) -> Result<Vec<Stamp>, Verdict> {
     device
         .read(0, &mut data)
         .map_err(|e| Verdict::recovery(format!("a read after recovery failed: {e}")))?;
-    let blocks = data.chunks_exact(geometry.block_bytes as usize).enumerate();
-    blocks.map(|(lba, block)| whole(lba, block)).collect()
+    Ok(stamps_of(&data, geometry.block_bytes as usize))
 }
 
-fn whole(lba: usize, block: &[u8]) -> Result<Stamp, Verdict> {
-    stamp_of(lba as u64, block).ok_or_else(|| Verdict {
-        promise: Promise::P2Atomic,
-        what: format!("block {lba} is torn, or another block's: it begins {:02x?}", &block[..16]),
-    })
+/// The stamps of blocks; [`TORN`] for one that is torn, or another block's.
+fn stamps_of(content: &[u8], block_bytes: usize) -> Vec<Stamp> {
+    let blocks = (0..).zip(content.chunks_exact(block_bytes));
+    blocks.map(|(lba, block)| stamp_of(lba, block).unwrap_or(TORN)).collect()
 }
 
-fn compare(
-    lba: usize,
-    stamp: Stamp,
-    allowed: &BTreeSet<Stamp>,
-    lost: Promise,
-) -> Result<(), Verdict> {
-    if allowed.contains(&stamp) {
+fn torn(lba: usize) -> Verdict {
+    let what = format!("block {lba} is torn, or another block's");
+    Verdict { promise: Promise::P2Atomic, what }
+}
+
+fn compare(stamps: &[Stamp], allowed: Allowed<'_>, lost: Promise) -> Result<(), Verdict> {
+    let fits = |world: &World| stamps.iter().zip(world).all(|(stamp, set)| set.contains(stamp));
+    if allowed.iter().any(fits) {
         return Ok(());
     }
-    let what = format!("block {lba} holds stamp {stamp}, the history allows {allowed:?}");
-    Err(Verdict { promise: lost, what })
+    for (lba, stamp) in stamps.iter().enumerate() {
+        let of_block: BTreeSet<Stamp> =
+            allowed.iter().flat_map(|world| world[lba].iter().copied()).collect();
+        if of_block.contains(stamp) {
+            continue;
+        }
+        if *stamp == TORN {
+            return Err(torn(lba));
+        }
+        let what = format!("block {lba} holds stamp {stamp}, the history allows {of_block:?}");
+        return Err(Verdict { promise: lost, what });
+    }
+    let what = format!("the blocks hold {stamps:?}, which no flush left");
+    Err(Verdict { promise: Promise::P2Atomic, what })
 }

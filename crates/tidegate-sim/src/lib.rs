@@ -18,6 +18,7 @@
 
 pub mod cache;
 mod context;
+mod cuts;
 pub mod explore;
 mod files;
 pub mod history;

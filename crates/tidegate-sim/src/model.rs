@@ -15,6 +15,12 @@ use std::collections::{BTreeSet, HashSet};
 /// What a block holds: 0 is zeroes, other numbers the stamps of writes.
 pub type Stamp = u32;
 
+/// In place of a stamp: the block was not written as a whole.
+pub const TORN: Stamp = Stamp::MAX;
+
+/// What each block may hold, whatever the others hold.
+pub type World = Vec<BTreeSet<Stamp>>;
+
 /// What an operation does to its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {

@@ -1,5 +1,5 @@
-//! Planted bugs: an observer that leaves out or spoils what the write of the BTT, or of the log,
-//! does.
+//! Planted bugs: an observer that leaves out or spoils what the write of the BTT, of the log, or of
+//! the cache does.
 //!
 //! The engine itself is untouched. What is withheld from the simulator never becomes durable in its
 //! model, exactly as if the engine had left it out. A test for each mutation asserts that the
@@ -8,6 +8,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tidegate::cache::CacheHeader;
+use tidegate::cache::layout::{Decoded, PAGE_BYTES, SlotHeader};
 use tidegate::log::layout::LIMIT_OFFSET;
 use tidegate::pmem::{Observer, Region};
 use tidegate::pool::Superblock;
@@ -42,6 +44,17 @@ pub enum Mutation {
     MergeVoids,
     /// Leave out the write-back of void headers of a cache.
     DropVoidWriteBack,
+    /// Void the version that a page of a cache has when its successor is stored, not fenced.
+    DeadBeforeFence,
+    /// Void the version that a member of a group replaces when the member is fenced, not committed.
+    DeadBeforeCommit,
+    /// Leave out the fences of a group's members: the commit word's is the first after them.
+    EarlyCommit,
+    /// Write each member of a group to the backing before the group is committed.
+    CleanBeforeCommit,
+    /// Store members of groups as pages of none, so that each commits by itself: the `TCoW` of AFCM
+    /// as printed.
+    CommitAlone,
 }
 
 /// What a thread's present operation did so far.
@@ -56,6 +69,12 @@ struct Progress {
     void: Option<u64>,
     /// A fence held back until it is known whether the next store voids a header.
     held_void_fence: bool,
+    /// The operation stored members of a group.
+    has_members: bool,
+    /// The bytes of the last page that was stored.
+    page: Vec<u8>,
+    /// Headers that are void after the next fence.
+    voids: Vec<u64>,
 }
 
 /// An observer that spoils what it passes on.
@@ -64,12 +83,13 @@ pub struct Mutant {
     layout: Option<Layout>,
     /// Where the log's limit lies.
     limit: Option<u64>,
+    slots: Option<Slots>,
     inner: Arc<dyn Observer>,
     progress: Mutex<HashMap<usize, Progress>>,
 }
 
 impl Mutant {
-    /// Plants `mutation` between a BTT, or a log, in a region that starts as `image` and `inner`.
+    /// Plants `mutation` between an engine in a region that starts as `image` and `inner`.
     ///
     /// # Errors
     /// Where the image is not what the mutation is about.
@@ -78,19 +98,23 @@ impl Mutant {
         image: &[u8],
         inner: Arc<dyn Observer>,
     ) -> Result<Self, Verdict> {
-        let (layout, limit) = match mutation {
-            Mutation::DropLimitWriteBack => (None, Some(limit_offset(image)?)),
-            Mutation::DropFence(_) | Mutation::MergeVoids | Mutation::DropVoidWriteBack => {
-                (None, None)
-            }
-            _ => (Some(Layout::find(image).map_err(Verdict::outside)?), None),
-        };
-        Ok(Self { mutation, layout, limit, inner, progress: Mutex::default() })
+        let (mut layout, mut limit, mut slots) = (None, None, None);
+        match mutation {
+            Mutation::DropLimitWriteBack => limit = Some(limit_offset(image)?),
+            Mutation::DropFence(_) | Mutation::MergeVoids | Mutation::DropVoidWriteBack => {}
+            Mutation::DeadBeforeFence
+            | Mutation::DeadBeforeCommit
+            | Mutation::EarlyCommit
+            | Mutation::CleanBeforeCommit
+            | Mutation::CommitAlone => slots = Some(Slots::find(image)?),
+            _ => layout = Some(Layout::find(image).map_err(Verdict::outside)?),
+        }
+        Ok(Self { mutation, layout, limit, slots, inner, progress: Mutex::default() })
     }
 
-    /// Calls `ask` with the progress of the caller's operation; false outside operations.
-    fn ask(&self, ask: impl FnOnce(&mut Progress) -> bool) -> bool {
-        let Some(thread) = context::simulated() else { return false };
+    /// Calls `ask` with the progress of the caller's operation; the default outside operations.
+    fn ask<T: Default>(&self, ask: impl FnOnce(&mut Progress) -> T) -> T {
+        let Some(thread) = context::simulated() else { return T::default() };
         let mut all = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let progress = all.entry(thread).or_default();
         if progress.operation != context::operation() {
@@ -135,6 +159,7 @@ impl Mutant {
         progress.fences += 1;
         match self.mutation {
             Mutation::DropFence(number) => progress.fences == number + 1,
+            Mutation::EarlyCommit => progress.has_members,
             Mutation::EarlySequence if progress.fences == 1 => {
                 progress.held_fence = true;
                 true
@@ -148,15 +173,120 @@ impl Mutant {
     }
 }
 
-fn limit_offset(image: &[u8]) -> Result<u64, Verdict> {
+fn region_of(image: &[u8]) -> Result<Region, Verdict> {
     let region = Region::anonymous(image.len() as u64).map_err(Verdict::outside)?;
     region.write(0, image).map_err(Verdict::outside)?;
+    Ok(region)
+}
+
+fn limit_offset(image: &[u8]) -> Result<u64, Verdict> {
+    let region = region_of(image)?;
     let found = Superblock::read(&region).map_err(Verdict::outside)?;
     Ok(found.superblock.data_offset + LIMIT_OFFSET)
 }
 
+/// The slots of a cache, and what was stored to them.
+struct Slots {
+    header: CacheHeader,
+    /// Where the backing begins: behind the pool.
+    backing_offset: u64,
+    /// By page: headers of versions that are not known to be void, and their groups.
+    versions: Mutex<HashMap<u64, Vec<(u64, u64)>>>,
+}
+
+impl Slots {
+    fn find(image: &[u8]) -> Result<Self, Verdict> {
+        let region = region_of(image)?;
+        let header = CacheHeader::read(&region).map_err(Verdict::outside)?;
+        let backing_pages = header.binding.as_ref().map_or(0, |binding| binding.pages);
+        let backing_offset = image.len() as u64 - backing_pages * PAGE_BYTES;
+        let slots = Self { header, backing_offset, versions: Mutex::default() };
+        for slot in 0..slots.header.places.slots() {
+            let offset = slots.header.places.header(slot);
+            let mut bytes = [0; 64];
+            region.read(offset, &mut bytes).map_err(Verdict::outside)?;
+            if let Some((_, header)) = slots.decode(offset, &bytes) {
+                slots.replace(&header, offset);
+            }
+        }
+        Ok(slots)
+    }
+
+    /// The slot and the header that `data` at `offset` is.
+    fn decode(&self, offset: u64, data: &[u8]) -> Option<(u32, SlotHeader)> {
+        let bytes: &[u8; 64] = data.try_into().ok()?;
+        let places = self.header.places;
+        let slot = (0..places.slots()).find(|slot| places.header(*slot) == offset)?;
+        match SlotHeader::decode(bytes, self.header.salt, slot) {
+            Decoded::Header(header) => Some((slot, header)),
+            _ => None,
+        }
+    }
+
+    /// `header` is stored at `offset`. Returns the headers of the page that it replaces, but for
+    /// those of its own group.
+    fn replace(&self, header: &SlotHeader, offset: u64) -> Vec<u64> {
+        let mut all = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
+        for versions in all.values_mut() {
+            versions.retain(|(other, _)| *other != offset);
+        }
+        let versions = all.entry(header.page).or_default();
+        let is_replaced = |group: u64| header.group == 0 || group != header.group;
+        let replaced = versions.extract_if(.., |(_, group)| is_replaced(*group));
+        let replaced = replaced.map(|(offset, _)| offset).collect();
+        versions.push((offset, header.group));
+        replaced
+    }
+}
+
+impl Mutant {
+    /// A slot's header is stored at `offset`.
+    fn store_header(&self, slots: &Slots, slot: u32, header: &SlotHeader, offset: u64) {
+        let is_member = header.group > 0;
+        let alone = is_member && self.mutation == Mutation::CommitAlone;
+        let group = if alone { 0 } else { header.group };
+        let bytes = SlotHeader { group, ..*header }.encode(slots.header.salt, slot);
+        self.inner.store(offset, &bytes, true);
+        let replaced = slots.replace(header, offset);
+        match self.mutation {
+            Mutation::DeadBeforeFence => self.void(&replaced),
+            Mutation::DeadBeforeCommit if is_member => {
+                self.ask(|progress| progress.voids.extend(replaced));
+            }
+            Mutation::EarlyCommit if is_member => {
+                self.ask(|progress| progress.has_members = true);
+            }
+            Mutation::CleanBeforeCommit if is_member && !header.zero => {
+                self.clean(slots, header.page);
+            }
+            _ => {}
+        }
+    }
+
+    fn void(&self, headers: &[u64]) {
+        for offset in headers {
+            self.inner.store(*offset, &[0; 8], true);
+        }
+    }
+
+    /// The backing gets the page that the caller stored last.
+    fn clean(&self, slots: &Slots, page: u64) {
+        let data = self.ask(|progress| progress.page.clone());
+        self.inner.store(slots.backing_offset + page * PAGE_BYTES, &data, true);
+        self.inner.fence();
+    }
+}
+
 impl Observer for Mutant {
     fn store(&self, offset: u64, data: &[u8], non_temporal: bool) {
+        if let Some(slots) = self.slots.as_ref().filter(|_| context::simulated().is_some()) {
+            if let Some((slot, header)) = slots.decode(offset, data) {
+                return self.store_header(slots, slot, &header, offset);
+            }
+            if data.len() as u64 == PAGE_BYTES {
+                self.ask(|progress| progress.page = data.into());
+            }
+        }
         let is_void = data == [0; 8];
         let late = self.ask(|progress| {
             progress.void = is_void.then_some(offset);
@@ -183,6 +313,7 @@ impl Observer for Mutant {
         if !self.ask(|progress| self.drops_fence(progress)) {
             self.inner.fence();
         }
+        self.void(&self.ask(|progress| std::mem::take(&mut progress.voids)));
     }
 
     fn load(&self, offset: u64, len: u64) {

@@ -38,6 +38,16 @@ pub trait Subject: Sync {
         0
     }
 
+    /// A crash takes all writes back that no flush covered, but FUA writes.
+    fn atomic_flush(&self) -> bool {
+        false
+    }
+
+    /// A crash may tear blocks that no flush covered.
+    fn tears(&self) -> bool {
+        false
+    }
+
     /// Looks for faults of structure in a region that was recovered.
     ///
     /// # Errors

@@ -38,6 +38,8 @@ const LBAS: &[u64] = &[0, 1, 2, 3, 5];
 const SLOTS: u64 = 4;
 
 const WB: &[Mode] = &[Mode::WriteBack];
+const ATOMIC: &[Mode] = &[Mode::WriteBack, Mode::WriteOnly];
+const WI: &[Mode] = &[Mode::WriteInvalidate];
 const WT: &[Mode] = &[Mode::WriteThrough];
 const DURABLE: &[Mode] = &[Mode::WriteBack, Mode::WriteThrough, Mode::WriteOnly];
 
@@ -55,6 +57,29 @@ fn one_writer(count: u32) -> Plan {
 fn rewriter() -> Plan {
     let lbas = [0, 0, 1, 1, 2, 2, 5, 6, 0, 0, 1, 5];
     vec![lbas.into_iter().zip(101..).map(|(lba, stamp)| write(lba, stamp)).collect()]
+}
+
+/// Slots for three versions of each block: no group fills the cache.
+const AMPLE_SLOTS: u64 = 28;
+
+fn flush() -> Step {
+    Step { op: Op::Flush, ordinal: 0 }
+}
+
+fn fua(lba: u64, stamp: u32) -> Step {
+    Step { op: Op::Write { lba, blocks: 1, stamp, fua: true }, ordinal: 0 }
+}
+
+fn atomic(slots: u64) -> CacheSubject {
+    CacheSubject::new(BLOCKS, slots, ATOMIC, CacheFault::None).with_atomic_flush()
+}
+
+/// Groups of several pages, with pages that are in more than one group, and FUA writes among them.
+fn groups() -> Plan {
+    let first = [write(0, 101), write(1, 102), write(3, 103), flush()];
+    let second = [write(0, 104), write(3, 105), write(0, 106), fua(1, 107), flush()];
+    let third = [fua(0, 108), write(0, 109), write(5, 110)];
+    vec![[&first[..], &second, &third].concat()]
 }
 
 fn full_pool(subject: &CacheSubject) -> Pool {
@@ -158,6 +183,100 @@ fn p1_p2_p3_modes_in_turn_sampled() {
 }
 
 #[test]
+fn p3_p4_modes_that_write_around_sampled() {
+    for mode in [&[Mode::WriteAround][..], WI, &[Mode::PassThrough], &Mode::ALL] {
+        seeded("p3_p4_modes_that_write_around_sampled", 8, |seed| {
+            let subject = CacheSubject::new(BLOCKS, SLOTS, mode, CacheFault::None);
+            random_history(&subject.with_background(), TWO_WRITERS, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p2_a_flush_is_atomic_all_subsets() {
+    atomic_exhaustive("p2_a_flush_is_atomic_all_subsets", &groups(), 0);
+}
+
+#[test]
+fn p2_a_writer_beside_a_flush() {
+    let plan = vec![vec![write(0, 101), write(1, 102)], vec![flush()]];
+    atomic_exhaustive("p2_a_writer_beside_a_flush", &plan, 1);
+}
+
+#[test]
+fn p2_two_flushes_at_once() {
+    let plan = vec![vec![write(0, 101), flush(), write(1, 102)], vec![write(1, 103), flush()]];
+    atomic_exhaustive("p2_two_flushes_at_once", &plan, 1);
+}
+
+/// Few images of each of many moments.
+const CUTS: Effort = Effort { exhaustive_images: 4, sampled_images: 3, deep_one_in: 512, ..SAMPLE };
+
+/// A client writes 64 random blocks, flushes, and does that again: all of them or none, wherever it
+/// is cut.
+#[test]
+fn p2_sixty_four_random_blocks_and_a_flush_cut_a_thousand_times() {
+    let name = "p2_sixty_four_random_blocks_and_a_flush_cut_a_thousand_times";
+    seeded(name, 2, |seed| {
+        let subject = CacheSubject::new(96, 336, ATOMIC, CacheFault::None).with_atomic_flush();
+        let mut random = Random::new(seed);
+        let mut blocks: Vec<u64> = (0..96).collect();
+        let mut plan = Vec::new();
+        for first_stamp in [1001, 2001] {
+            for chosen in 0..64 {
+                blocks.swap(chosen, chosen + random.below(96 - chosen));
+            }
+            let chosen = blocks[..64].iter().zip(first_stamp..);
+            plan.extend(chosen.map(|(block, stamp)| write(*block, stamp)));
+            plan.push(flush());
+        }
+        let pool = Pool::prepare(&subject, &blocks).unwrap();
+        let mut explorer = Explorer::new(&subject, pool, 1, CUTS).unwrap();
+        explorer.sampled(&vec![plan], seed).map(|()| explorer.stats())
+    });
+}
+
+fn atomic_exhaustive(name: &str, plan: &Plan, preemptions: usize) {
+    let start = Instant::now();
+    match exhaustive_with(&atomic(AMPLE_SLOTS), plan, preemptions, None) {
+        Ok(stats) => println!("{name}: {stats} in {:?}", start.elapsed()),
+        Err(failure) => panic!("replay: cargo test -p tidegate-sim --test cache {name}\n{failure}"),
+    }
+}
+
+/// Flushes among writes, zeroes and discards.
+const FLUSHERS: Mix = Mix { ops: 8, reads_pct: 10, others_pct: 18, ..TWO_WRITERS };
+
+#[test]
+fn p2_p3_flushes_beside_writers_sampled() {
+    seeded("p2_p3_flushes_beside_writers_sampled", 12, |seed| {
+        let mixture = Mix { threads: 3, ops: 5, ..FLUSHERS };
+        random_history(&atomic(AMPLE_SLOTS), mixture, seed, None)
+    });
+}
+
+#[test]
+fn p2_p3_flushes_beside_cleaning_and_eviction_sampled() {
+    seeded("p2_p3_flushes_beside_cleaning_and_eviction_sampled", 16, |seed| {
+        atomic_history(seed, None)
+    });
+}
+
+/// Pages are cleaned and evicted as soon as they may be.
+fn atomic_history(seed: u64, mutation: Option<Mutation>) -> Result<Stats, Failure> {
+    let slots = u32::try_from(AMPLE_SLOTS).unwrap();
+    let subject = atomic(AMPLE_SLOTS).with_background().keeping_free(slots);
+    random_history(&subject, FLUSHERS, seed, mutation)
+}
+
+#[test]
+fn p3_p4_groups_that_fill_the_cache_sampled() {
+    seeded("p3_p4_groups_that_fill_the_cache_sampled", 12, |seed| {
+        random_history(&atomic(SLOTS).with_background(), FLUSHERS, seed, None)
+    });
+}
+
+#[test]
 fn p1_p2_p3_eviction_of_pages_that_are_written_again_sampled() {
     let name = "p1_p2_p3_eviction_of_pages_that_are_written_again_sampled";
     seeded(name, 12, |seed| evicting(seed, None));
@@ -242,4 +361,68 @@ fn p1_where_pages_are_clean_before_the_backing_is_flushed() {
 #[test]
 fn p1_where_pages_that_are_written_through_are_clean_at_once() {
     assert_ne!(caught(WT, CacheFault::NoBackingFlush, None), Promise::Progress);
+}
+
+#[test]
+fn p1_where_a_slot_is_dead_before_the_fence_of_its_successor() {
+    let found = caught(WB, CacheFault::None, Some(Mutation::DeadBeforeFence));
+    assert_eq!(found, Promise::P1Durable);
+}
+
+#[test]
+fn p4_where_the_only_durable_copy_is_given_up_before_the_backing_is_flushed() {
+    let subject = CacheSubject::new(BLOCKS, SLOTS, WI, CacheFault::NoBackingFlush);
+    let broken = (0..8).find_map(|seed| random_history(&subject, TWO_WRITERS, seed, None).err());
+    let failure = broken.expect("it went unnoticed");
+    println!("{failure}");
+    assert!(matches!(failure.verdict.promise, Promise::P4Flush | Promise::P2Atomic), "{failure}");
+}
+
+/// The budget of the planted bugs of atomic flush, first failure first.
+fn hunt_groups(mutation: Option<Mutation>) -> Result<Stats, Failure> {
+    let mut total = exhaustive_with(&atomic(AMPLE_SLOTS), &groups(), 0, mutation)?;
+    for seed in 0..6 {
+        total += atomic_history(seed, mutation)?;
+    }
+    Ok(total)
+}
+
+fn caught_in_groups(mutation: Mutation) -> Promise {
+    match hunt_groups(Some(mutation)) {
+        Ok(stats) => panic!("{mutation:?} went unnoticed: {stats}"),
+        Err(failure) => {
+            println!("{mutation:?}\n{failure}");
+            failure.verdict.promise
+        }
+    }
+}
+
+#[test]
+fn without_a_bug_the_budget_of_atomic_flush_finds_nothing() {
+    match hunt_groups(None) {
+        Ok(stats) => println!("control: {stats}"),
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+#[test]
+fn p2_where_the_commit_word_comes_before_the_fences_of_its_members() {
+    assert_ne!(caught_in_groups(Mutation::EarlyCommit), Promise::Progress);
+}
+
+#[test]
+fn p4_where_a_slot_is_dead_before_the_commit_of_its_successor() {
+    assert_eq!(caught_in_groups(Mutation::DeadBeforeCommit), Promise::P4Flush);
+}
+
+#[test]
+fn p2_where_a_member_is_cleaned_before_its_commit() {
+    let found = caught_in_groups(Mutation::CleanBeforeCommit);
+    assert!(matches!(found, Promise::P2Atomic | Promise::P4Flush), "{found:?}");
+}
+
+#[test]
+fn p2_where_each_page_of_a_group_commits_by_itself() {
+    let found = caught_in_groups(Mutation::CommitAlone);
+    assert!(matches!(found, Promise::P2Atomic | Promise::P4Flush), "{found:?}");
 }
