@@ -251,8 +251,9 @@ pub(crate) struct ServeArgs {
     /// (write-invalidate), wo (write-only) or pt (pass-through); the one it had last unless given
     #[arg(long, value_name = "MODE")]
     pub(crate) mode: Option<String>,
-    /// With a cache pool in mode wb or wo: after a crash the export is as it was at a flush, so that
-    /// what one flush covers is there as a whole or not at all. Writes are durable at the next flush
+    /// With a cache pool in mode wb or wo: after a crash the export is as it was at a flush, so
+    /// that what one flush covers is there as a whole or not at all. Writes are durable at the next
+    /// flush
     #[arg(long)]
     pub(crate) atomic_flush: bool,
     /// Destage what the pool holds for another backing to this one: for a copy, or a disk that

@@ -45,8 +45,8 @@ impl Deciding {
 }
 
 impl Admission {
-    /// With `promotion` and its `settings`, and the settings of the `cutoff`, for a cache of `slots`
-    /// slots.
+    /// With `promotion` and its `settings`, and the settings of the `cutoff`, for a cache of
+    /// `slots` slots.
     pub(super) fn new(
         promotion: &PromotionEntry,
         settings: &Settings,

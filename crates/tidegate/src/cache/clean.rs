@@ -62,8 +62,8 @@ impl Core {
         }
     }
 
-    /// Writes all dirty pages to the backing, and flushes it. Damaged ones stay, and those that wait
-    /// for a commit: the backing never has a part of a group.
+    /// Writes all dirty pages to the backing, and flushes it. Damaged ones stay, and those that
+    /// wait for a commit: the backing never has a part of a group.
     pub(super) fn clean_all(&self) -> Result<()> {
         let mut done = Ok(());
         for number in 0..self.shards.count() {

@@ -1,5 +1,5 @@
-//! Cleaning ahead of need: each shard has a policy that says which of its dirty pages are written to
-//! the backing, and when.
+//! Cleaning ahead of need: each shard has a policy that says which of its dirty pages are written
+//! to the backing, and when.
 //!
 //! It yields to requests in two ways. There is a limit of bytes a second, where users set one. And
 //! after a batch beside which requests were at the backing too, it rests for as long as the batch

@@ -171,7 +171,8 @@ fn lines_of(header: &CacheHeader, used: String) -> Vec<Line> {
     lines
 }
 
-/// Restores damaged copies of headers, and drops settings that are not known. Returns what was done.
+/// Restores damaged copies of headers, and drops settings that are not known. Returns what was
+/// done.
 pub(super) fn repair_headers(region: &Region) -> Result<Vec<String>> {
     let mut header = CacheHeader::read(region).map_err(EngineError::pool)?;
     let mut done = Vec::new();

@@ -1,4 +1,5 @@
-//! Atomic flush: the writes between two flushes are a group, of which a crash leaves all or nothing.
+//! Atomic flush: the writes between two flushes are a group, of which a crash leaves all or
+//! nothing.
 //!
 //! Invariants:
 //! 1. A group is committed by its commit word, which is stored after all members are fenced.

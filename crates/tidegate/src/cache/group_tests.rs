@@ -1,5 +1,5 @@
-//! Atomic flush: what a crash leaves of a group, what a flush costs, and what is refused. A crash is
-//! a device that is dropped: what it stored stays, and no flush follows.
+//! Atomic flush: what a crash leaves of a group, what a flush costs, and what is refused. A crash
+//! is a device that is dropped: what it stored stays, and no flush follows.
 
 use std::sync::Arc;
 
@@ -265,8 +265,8 @@ fn a_page_waits_until_all_slots_that_its_group_replaced_are_dead() {
 }
 
 /// A writer numbers its pages in order, round by round, beside flushes of another thread. After a
-/// crash the pages are as they were at one moment: a part of a round from the first page on, and the
-/// round before it.
+/// crash the pages are as they were at one moment: a part of a round from the first page on, and
+/// the round before it.
 #[test]
 fn a_crash_beside_writers_and_flushes_leaves_one_moment() {
     for attempt in 0..20 {

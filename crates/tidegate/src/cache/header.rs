@@ -26,8 +26,8 @@ const SHARDS_MAX: u32 = 16;
 /// The fewest slots of a pool.
 pub(super) const SLOTS_MIN: u32 = 4;
 
-/// Three pages of superblocks, the cache headers, the commit words, and a chunk of the fewest slots: its head and a
-/// page of slot headers.
+/// Three pages of superblocks, the cache headers, the commit words, and a chunk of the fewest
+/// slots: its head and a page of slot headers.
 pub(super) const POOL_BYTES_MIN: u64 =
     3 * PAGE_BYTES + CHUNKS_OFFSET + CHUNK_HEAD_BYTES + (1 + SLOTS_MIN as u64) * PAGE_BYTES;
 

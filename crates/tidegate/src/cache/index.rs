@@ -1,5 +1,5 @@
-//! What is in which slot, in DRAM: 32 bytes a slot, 16 for what it holds, 6 of the table, and at most
-//! 10 of the replacement policy.
+//! What is in which slot, in DRAM: 32 bytes a slot, 16 for what it holds, 6 of the table, and at
+//! most 10 of the replacement policy.
 //!
 //! Pages and slots are divided among shards, by the hash of the page and by the number of the slot:
 //! a page lives in slots of its own shard. A shard is behind one lock, under which nothing waits
@@ -310,8 +310,8 @@ impl Shard {
         true
     }
 
-    /// `group` is committed: up to `n` of the slots that its members replaced are dead, and when all
-    /// are, up to `n` of its pages stop to wait for it. False: these were the last.
+    /// `group` is committed: up to `n` of the slots that its members replaced are dead, and when
+    /// all are, up to `n` of its pages stop to wait for it. False: these were the last.
     pub(super) fn release(&mut self, group: u64, n: usize) -> bool {
         let parity = parity(group);
         let retained = &mut self.groups[parity].retained;
@@ -459,8 +459,8 @@ impl Shard {
         out.extend(slots.into_iter().map(|own| self.found(own)));
     }
 
-    /// Adds up to `n` dirty pages that can be cleaned to `out`, from the slot with the number `from`
-    /// in this shard on, and returns where to go on.
+    /// Adds up to `n` dirty pages that can be cleaned to `out`, from the slot with the number
+    /// `from` in this shard on, and returns where to go on.
     pub(super) fn dirty_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
         let mut slots = Vec::new();
         let next = self.dirty_slots().from(from, n, &mut slots);

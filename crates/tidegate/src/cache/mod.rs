@@ -19,11 +19,12 @@
 //! - the lock of its shard guards the index, and nothing waits under it.
 //!
 //! Map: [`CacheDevice`] the requests; `admission` which of them are cached; `mode/` what each mode
-//! does with them; `store` pages into slots, `read` out of slots or the backing, `fill` keeping what
-//! was read, `evict` free slots, `clean` dirty pages to the backing, `cleaner` which of them and
-//! when, `bypass` writes around the cache; `fallback` when all do; `background`; `recover` opening;
-//! `index` and `table` what is where, `lane`, `traffic`; `layout` and `header` the bytes, [`check`]
-//! their verification; `policy/` the decisions, and `choices` which of them users made.
+//! does with them; `store` pages into slots, `read` out of slots or the backing, `fill` keeping
+//! what was read, `evict` free slots, `clean` dirty pages to the backing, `cleaner` which of them
+//! and when, `bypass` writes around the cache, `fallback` when all do; `group` atomic flush;
+//! `background`; `recover` opening; `index` and `table` what is where, `lane`, `traffic`; `layout`
+//! and `header` the bytes, [`check`] their verification; `policy/` the decisions, and `choices`
+//! which of them users made.
 
 mod admission;
 mod background;
@@ -232,8 +233,8 @@ impl CacheDevice {
         Ok(())
     }
 
-    /// Writes all dirty pages to the backing and flushes it, while requests go on. With atomic flush
-    /// those that no flush covered yet stay.
+    /// Writes all dirty pages to the backing and flushes it, while requests go on. With atomic
+    /// flush those that no flush covered yet stay.
     ///
     /// # Errors
     /// The backing failed; another call tries again.

@@ -48,8 +48,8 @@ impl Member<'_> {
 type Note<'a> = &'a mut dyn FnMut(Found);
 
 impl Core {
-    /// Stores `data` as the pages from `first` on, dirty. Durable on return, or with atomic flush and
-    /// unless `fua`, when its group is committed.
+    /// Stores `data` as the pages from `first` on, dirty. Durable on return, or with atomic flush
+    /// and unless `fua`, when its group is committed.
     pub(super) fn write_pages(
         &self,
         first: u64,

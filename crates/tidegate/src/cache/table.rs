@@ -1,8 +1,8 @@
 //! From a page to the slot that holds its newest version, in DRAM: 6 bytes a slot.
 //!
-//! A hash table with linear probing that is two thirds full at most. A cell holds a slot and, in the
-//! bits that a slot's number leaves, a tag of its page: a cell of another page is seldom taken for
-//! the page's own, and so costs no look at its slot. Which page a slot holds is asked of the
+//! A hash table with linear probing that is two thirds full at most. A cell holds a slot and, in
+//! the bits that a slot's number leaves, a tag of its page: a cell of another page is seldom taken
+//! for the page's own, and so costs no look at its slot. Which page a slot holds is asked of the
 //! caller.
 
 /// Slots by page.

@@ -25,8 +25,8 @@ const PROMOTE_ON_THRESHOLD: usize = 3;
 const NEVER: u64 = 0;
 const FULL: u64 = 1;
 
-/// The settings; ranges and defaults are those of Open CAS, whose default of `cutoff` is `full`: what
-/// is written around a cache is durable only when the backing is flushed.
+/// The settings; ranges and defaults are those of Open CAS, whose default of `cutoff` is `full`:
+/// what is written around a cache is durable only when the backing is flushed.
 pub const SPECS: &[Spec] = &[
     Spec {
         key: "cutoff",

@@ -1,6 +1,6 @@
-//! `watermark`: slots are cleaned without rest while more than a part of them is dirty, in the order
-//! of slots. Below that nothing is: a page that is written again soon is not written to the backing
-//! each time, and the clean part takes a burst of writes.
+//! `watermark`: slots are cleaned without rest while more than a part of them is dirty, in the
+//! order of slots. Below that nothing is: a page that is written again soon is not written to the
+//! backing each time, and the clean part takes a burst of writes.
 
 use super::{Cleaning, DirtySlots, Load, NEVER_NS};
 use crate::cache::policy::settings::{Kind, Settings, Spec, Unit};
