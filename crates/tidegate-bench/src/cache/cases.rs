@@ -126,7 +126,10 @@ impl Behind {
             Self::Null => null(bytes),
             Self::Memory => {
                 let blocks = bytes / u64::from(PAGE_BYTES);
-                Ok(Arc::new(MemoryDevice::new(PAGE_BYTES, blocks).map_err(failed)?))
+                let device = MemoryDevice::new(PAGE_BYTES, blocks).map_err(failed)?;
+                let all = writes(Pattern::Sequential, bytes, Stop::Requests(0));
+                all.fill(&device).map_err(failed)?;
+                Ok(Arc::new(device))
             }
             Self::Delay => slow(bytes, SLOW),
         }

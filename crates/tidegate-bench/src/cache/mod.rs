@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. What is compared takes turns, repetition by repetition.
 //! 2. Each measurement of a cache begins with a pool that was just made, in memory that was touched
-//!    before. A device is dropped after it: nothing of one run is cleaned while another is measured.
+//!    before. The device is dropped after it, so that nothing is cleaned while another is measured.
 //! 3. A device that stands for the backing alone is as durable as the cache: each write is forced.
 //!
 //! Map: `bed` devices and turns; `cases` misses, hits and evictions; `study` the matrix of "When
