@@ -7,6 +7,7 @@ use clap::Subcommand;
 
 use crate::block;
 use crate::block_args::BlockArgs;
+use crate::cache::CacheArgs;
 use crate::error::Result;
 use crate::log::LogArgs;
 use crate::log::io::IoArgs;
@@ -31,7 +32,9 @@ pub enum Command {
     Nbd(NbdArgs),
     /// The log in this process, and programs under `tidegate run` beside the same programs without
     Log(LogArgs),
-    /// Opening a BTT after a crash: time and memory
+    /// The cache: misses, hits and evictions, the matrix of the Open CAS study, slow backings
+    Cache(CacheArgs),
+    /// Opening a BTT or a cache after a crash: time and memory
     Open(OpenArgs),
     /// Databases and fio on ext4 over NBD, with and without DRAM tiers (needs root)
     Programs(ProgramsArgs),
@@ -57,6 +60,7 @@ impl Command {
             Self::Block(args) => measured(&args.output, || block_report(args)),
             Self::Nbd(args) => measured(&args.output, || nbd_report(args)),
             Self::Log(args) => measured(&args.output, || log_report(args)),
+            Self::Cache(args) => measured(&args.output, || cache_report(args)),
             Self::Open(args) => measured(&args.output, || open_report(args)),
             Self::Programs(args) => {
                 measured(&args.output, || Ok(Report::of(args.machine(), args.measure()?)))
@@ -92,6 +96,11 @@ fn log_report(args: &LogArgs) -> Result<Report> {
     args.check()?;
     let (series, log) = args.measure(&mut Progress::new(args.planned()))?;
     Ok(Report { log, ..Report::of(args.machine(), series) })
+}
+
+fn cache_report(args: &CacheArgs) -> Result<Report> {
+    let (series, cache) = args.measure(&mut Progress::new(args.planned()))?;
+    Ok(Report { cache, ..Report::of(args.machine(), series) })
 }
 
 fn open_report(args: &OpenArgs) -> Result<Report> {
@@ -151,7 +160,7 @@ mod tests {
             ("x block --size 12Q", "12Q"),
             ("x block --size 0", "more than 0"),
             ("x nbd --policies peer:ceph", "peer:ceph"),
-            ("x cache", "cache"),
+            ("x cache --only fast", "evict"),
             ("x log --policies fast", "known are plain, run"),
             ("x log --parts fast", "postgres"),
         ] {

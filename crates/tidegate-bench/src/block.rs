@@ -15,7 +15,7 @@ use std::time::Duration;
 use tidegate::btt::{Btt, BttError, BttOptions};
 use tidegate::device::{BlockDevice, DeviceError};
 use tidegate::dram::{self, DramTier, Phases};
-use tidegate::pmem::{Domain, Region, RegionOptions};
+use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions};
 use tidegate::raw::{self, RawDevice, RawOptions};
 
 use crate::block_args::BlockArgs;
@@ -85,12 +85,7 @@ impl Subject {
     }
 
     fn traffic(&self) -> Option<Traffic> {
-        let counters = self.region.as_ref()?.counters();
-        Some(Traffic {
-            data_bytes: counters.bytes_streamed,
-            metadata_bytes: counters.lines_written_back * 64,
-            fences: counters.fences,
-        })
+        self.region.as_deref().map(Traffic::of)
     }
 
     /// What requests go to.
@@ -347,14 +342,15 @@ fn open(policy: Policy, args: &BlockArgs, subjects: &mut Vec<Subject>) -> Result
 
 fn open_copy(args: &BlockArgs, fences: u8) -> Result<Subject> {
     let words = args.common.size / u64::from(args.block_size) * 8;
-    let region = unnamed_region(args, args.common.size + words)?;
+    let region = unnamed_region(&args.common.dir, &args.common.media, args.common.size + words)?;
     let device = BareCopy::new(Arc::clone(&region), args.block_size, fences == 2);
     let subject = Subject::new(Policy::Copy, Arc::new(device), Some(region));
     Ok(Subject { case: Case::Copy { fences }, ..subject })
 }
 
 fn open_raw(args: &BlockArgs) -> Result<Subject> {
-    let region = unnamed_region(args, pool_bytes(args.common.size))?;
+    let bytes = pool_bytes(args.common.size);
+    let region = unnamed_region(&args.common.dir, &args.common.media, bytes)?;
     let failed = |error: tidegate::pool::PoolError| BenchError::Device {
         policy: "raw".to_owned(),
         source: error.into(),
@@ -366,19 +362,23 @@ fn open_raw(args: &BlockArgs) -> Result<Subject> {
 }
 
 fn open_btt(policy: Policy, args: &BlockArgs) -> Result<Subject> {
-    let region = unnamed_region(args, pool_bytes(args.common.size))?;
-    let options = BttOptions { lba_bytes: args.block_size.min(4096), ..BttOptions::default() };
-    let failed = |source: BttError| BenchError::Device {
-        policy: policy.name().to_owned(),
-        source: source.into(),
-    };
-    tidegate::btt::create(&region, &options).map_err(failed)?;
-    let device = Btt::open(Arc::clone(&region)).map_err(failed)?;
+    let bytes = pool_bytes(args.common.size);
+    let region = unnamed_region(&args.common.dir, &args.common.media, bytes)?;
+    let device = new_btt(&region, args.block_size.min(4096))?;
     Ok(Subject::new(policy, Arc::new(device), Some(region)))
 }
 
+/// Makes a BTT with blocks of `lba_bytes` in `region`, and opens it.
+pub(crate) fn new_btt(region: &Arc<Region>, lba_bytes: u32) -> Result<Btt> {
+    let options = BttOptions { lba_bytes, ..BttOptions::default() };
+    let failed =
+        |source: BttError| BenchError::Device { policy: "btt".to_owned(), source: source.into() };
+    tidegate::btt::create(region, &options).map_err(failed)?;
+    Btt::open(Arc::clone(region)).map_err(failed)
+}
+
 fn open_libpmemblk(args: &BlockArgs) -> Result<Subject> {
-    let dir = scratch(args)?;
+    let dir = scratch(&args.common.dir)?;
     let path = dir.path().join("libpmemblk");
     let device = PmemBlk::create(&path, pool_bytes(args.common.size), args.block_size)?;
     Ok(Subject::new(Policy::Libpmemblk, Arc::new(device), None))
@@ -390,21 +390,19 @@ pub(crate) fn pool_bytes(size_bytes: u64) -> u64 {
     size_bytes + size_bytes / 64 + (16 << 20)
 }
 
-/// A region on a file that has no name any more.
-fn unnamed_region(args: &BlockArgs, bytes: u64) -> Result<Arc<Region>> {
-    let dir = scratch(args)?;
-    let media = args.common.media.clone();
+/// A region on a file in `dir` that has no name any more.
+pub(crate) fn unnamed_region(dir: &Path, media: &MediaModel, bytes: u64) -> Result<Arc<Region>> {
+    let dir = scratch(dir)?;
     let options = RegionOptions {
         domain: Some(Domain::Adr),
         create_bytes: Some(bytes),
-        media,
+        media: media.clone(),
         ..RegionOptions::default()
     };
     Ok(Arc::new(Region::open(&dir.path().join("pool"), &options)?))
 }
 
-fn scratch(args: &BlockArgs) -> Result<tempfile::TempDir> {
-    let dir = &args.common.dir;
+pub(crate) fn scratch(dir: &Path) -> Result<tempfile::TempDir> {
     tempfile::Builder::new()
         .prefix("tidegate-bench-")
         .tempdir_in(dir)

@@ -44,8 +44,8 @@ fn content(name: &str, report: &Report) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::Amount;
     use crate::machine::Machine;
+    use crate::measure::{Amount, Key, Op};
     use crate::report::tests::report;
 
     const PAGE: &str = "# P\n<!-- table: block-write -->\nold\n<!-- end -->\n\n<!-- table: open -->\nkept\n<!-- end -->\nlast\n";
@@ -104,7 +104,7 @@ mod tests {
         }
         let (policy, values) = ("run".to_owned(), vec![1.0]);
         report.log.machine = Some(Machine { repetitions: 77, ..report.machine.clone() });
-        report.log.amounts.push(Amount { measure: "a number", policy, unit: "ms", values });
+        report.log.amounts.0.push(Amount { measure: "a number", policy, unit: "ms", values });
         let names: Vec<_> = report.tables().into_iter().map(|table| table.name).collect();
         assert_eq!(names.len(), cases.len() + 2, "with the numbers and the targets: {names:?}");
         let updated = update(page, &report).unwrap();
@@ -112,6 +112,39 @@ mod tests {
             assert!(updated.contains(&table.markdown()), "{} has no place on the page", table.name);
         }
         assert!(updated.contains("<!-- table: machine-run -->\n```text\na CPU"), "{updated}");
+        assert_eq!(updated.matches("77 runs").count(), 1, "other machines stay: {updated}");
+    }
+
+    #[test]
+    fn the_page_of_benchmarks_takes_every_table_of_caches() {
+        let page = include_str!("../../../docs/benchmarks.md");
+        let mut report = report();
+        let one = report.series[0].clone();
+        let [read, write] = [Op::Read, Op::Write];
+        let mut cases = vec![
+            ("miss".to_owned(), write, 4096),
+            ("cache-nbd-random".to_owned(), write, 4096),
+            ("cache-nbd-random".to_owned(), read, 4096),
+            ("cache-full-file".to_owned(), write, 4096),
+            ("cache-fill-90pct-file".to_owned(), write, 4096),
+            ("cache-read-miss".to_owned(), read, 4096),
+            ("cache-open".to_owned(), read, 4 << 30),
+        ];
+        let sizes = [4 << 10, 16 << 10, 64 << 10, 512 << 10, 1 << 20];
+        cases.extend(sizes.map(|bytes| ("study-50pct-1st".to_owned(), write, bytes)));
+        report.series = cases.iter().map(|_| one.clone()).collect();
+        for (series, (case, op, block_bytes)) in report.series.iter_mut().zip(cases) {
+            let policy = "cache".to_owned();
+            series.key = Key { policy, case, op, block_bytes, ..series.key.clone() };
+        }
+        report.cache.amounts.add("a number", "%", "cache", 1.0);
+        report.cache.machine = Some(Machine { repetitions: 77, ..report.machine.clone() });
+        let names: Vec<_> = report.tables().into_iter().map(|table| table.name).collect();
+        assert_eq!(names.len(), 5 + 10, "{names:?}");
+        let updated = update(page, &report).unwrap();
+        for table in report.tables() {
+            assert!(updated.contains(&table.markdown()), "{} has no place on the page", table.name);
+        }
         assert_eq!(updated.matches("77 runs").count(), 1, "other machines stay: {updated}");
     }
 

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
+use tidegate::cache::CacheError;
 use tidegate::device::DeviceError;
 use tidegate::pmem::PmemError;
 
@@ -36,6 +37,9 @@ pub enum BenchError {
     /// The persistent memory under a device could not be had.
     #[error(transparent)]
     Pmem(#[from] PmemError),
+    /// A cache could not be made or opened.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// Another program did not do what was asked.
     #[error("{program}: {found}")]
     Program {

@@ -1,5 +1,5 @@
-//! The figures of the Caiti paper: each a table of policies by one varied parameter, and a plot of
-//! the same numbers.
+//! Figures: each a table of policies by one varied parameter, and a plot of the same numbers. Those
+//! of the Caiti paper are here, those of the Open CAS study in [`cache::study`](crate::cache).
 
 use crate::measure::{Key, Op, Sample, Series, Spread};
 use crate::plan::{
@@ -16,8 +16,12 @@ pub(crate) struct Figure {
     pub(crate) title: &'static str,
     /// What varies from column to column.
     pub(crate) axis: &'static str,
+    /// Whose numbers, in order.
+    pub(crate) policies: Vec<&'static str>,
     pub(crate) columns: Vec<Column>,
-    value: fn(&Sample) -> f64,
+    pub(crate) value: fn(&Sample) -> f64,
+    /// What the value is multiplied by.
+    pub(crate) scale: f64,
     pub(crate) style: Style,
 }
 
@@ -44,16 +48,24 @@ pub(crate) struct Column {
     op: Op,
     threads: usize,
     iodepth: u32,
+    /// Size of a request, where that varies.
+    block_bytes: Option<u64>,
 }
 
 impl Column {
-    fn new(label: String, case: String, op: Op, threads: usize, iodepth: u32) -> Self {
-        Self { label, case, op, threads, iodepth }
+    pub(crate) fn new(label: String, case: String, op: Op, threads: usize, iodepth: u32) -> Self {
+        Self { label, case, op, threads, iodepth, block_bytes: None }
+    }
+
+    /// The column of requests of this size.
+    pub(crate) fn of_blocks(self, block_bytes: u64) -> Self {
+        Self { block_bytes: Some(block_bytes), ..self }
     }
 
     fn is(&self, key: &Key) -> bool {
         (key.op, key.threads, key.iodepth) == (self.op, self.threads, self.iodepth)
             && key.case == self.case
+            && self.block_bytes.is_none_or(|bytes| bytes == key.block_bytes)
     }
 }
 
@@ -72,7 +84,7 @@ impl Line {
 impl Figure {
     /// The lines of all policies that have a number.
     pub(crate) fn lines(&self, series: &[Series]) -> Vec<Line> {
-        let lines = Policy::ALL.into_iter().map(|policy| self.line(policy.name(), series));
+        let lines = self.policies.iter().map(|policy| self.line(policy, series));
         lines.filter(|line| line.values.iter().any(Option::is_some)).collect()
     }
 
@@ -97,7 +109,7 @@ impl Figure {
             let mut matching = series.iter();
             let found =
                 matching.find(|series| series.key.policy == policy && column.is(&series.key));
-            found.map(|series| series.spread(self.value))
+            found.map(|series| series.spread(|sample| (self.value)(sample) * self.scale))
         };
         let values = self.columns.iter().map(value).collect();
         Line { policy: policy.to_owned(), values }
@@ -153,7 +165,7 @@ fn thousands_per_s(sample: &Sample) -> f64 {
     sample.ops_per_s / 1e3
 }
 
-/// All figures but those over time and of the breakdown.
+/// All figures of the Caiti paper but those over time and of the breakdown.
 pub(crate) fn figures() -> Vec<Figure> {
     let main = || overrun_case(MATRIX_CACHES[0]);
     let depths = || {
@@ -212,7 +224,8 @@ fn figure(
     columns: Vec<Column>,
     value: fn(&Sample) -> f64,
 ) -> Figure {
-    Figure { name, title, axis, columns, value, style: Style::Lines }
+    let policies = Policy::ALL.map(Policy::name).into();
+    Figure { name, title, axis, policies, columns, value, scale: 1.0, style: Style::Lines }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use plotters::prelude::*;
 
+use crate::cache::{is_cache, study};
 use crate::log;
 use crate::measure::{Key, Series};
 use crate::plots;
@@ -37,6 +38,7 @@ pub(crate) fn page(report: &Report) -> String {
                 @for table in report.tables() { (table.html()) }
                 @if !report.tiers.paper {
                     h2 { "Plots" }
+                    (plots::of_figures(&study::figures(), report))
                     @for group in groups(&report.series) { (plots_of(&group)) }
                 }
             }
@@ -45,10 +47,10 @@ pub(crate) fn page(report: &Report) -> String {
     markup.into_string()
 }
 
-/// Series measured under the same conditions, in order.
+/// Series measured under the same conditions, in order, but those with figures of their own.
 fn groups(series: &[Series]) -> Vec<Vec<&Series>> {
     let mut groups: Vec<Vec<&Series>> = Vec::new();
-    for series in series {
+    for series in series.iter().filter(|series| !study::is_study(&series.key)) {
         match groups.iter_mut().find(|group| conditions(&group[0].key) == conditions(&series.key)) {
             Some(group) => group.push(series),
             None => groups.push(vec![series]),
@@ -59,7 +61,7 @@ fn groups(series: &[Series]) -> Vec<Vec<&Series>> {
 
 fn conditions(key: &Key) -> String {
     let outside = ["nbd", log::LOG_PREFIX, log::RUN_PREFIX];
-    let named = outside.iter().any(|prefix| key.case.starts_with(prefix));
+    let named = is_cache(key) || outside.iter().any(|prefix| key.case.starts_with(prefix));
     let place = if named { &key.case } else { "in process" };
     let (op, threads, depth) = (key.op.name(), key.threads, key.iodepth);
     format!("{place}: {op} of {} bytes, {threads} threads, depth {depth}", key.block_bytes)
@@ -76,7 +78,7 @@ fn plots_of(group: &[&Series]) -> Markup {
 }
 
 fn label(key: &Key) -> String {
-    if key.policy == "copy" { key.case.clone() } else { key.policy.clone() }
+    if key.policy == "copy" && !is_cache(key) { key.case.clone() } else { key.policy.clone() }
 }
 
 fn bars(text: &mut String, title: &str, group: &[&Series]) -> Drawn {

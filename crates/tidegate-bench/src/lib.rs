@@ -8,10 +8,11 @@
 //!   of tiers besides latencies;
 //! - [`nbd`]: servers over unix sockets, driven by fio and nbdcopy;
 //! - [`open`]: opening after a crash;
+//! - [`cache`]: the cache before slower devices;
 //! - [`log`]: the log in this process, and programs under `tidegate run`;
 //! - [`programs`]: databases and fio on a file system over NBD;
 //! - [`measure`], [`targets`], [`report`], [`table`], [`docs`], `publish`: medians, ratios,
-//!   verdicts, and where they go; `figures` and `plots` are those of the Caiti paper.
+//!   verdicts, and where they go; `figures` and `plots` are those of the papers.
 //!
 //! Entry points: [`args::Command`] for `tidegate bench`, [`suite::SuiteArgs`] for `make bench`.
 
@@ -23,6 +24,7 @@
 pub mod args;
 pub mod block;
 pub mod block_args;
+pub mod cache;
 mod child;
 pub mod common;
 pub mod docs;

@@ -7,7 +7,9 @@
 //!    smallest and the largest.
 
 use serde::{Deserialize, Serialize};
+use tidegate::pmem::Region;
 
+use crate::table::Table;
 use crate::workload::Latencies;
 
 /// Kind of request measured.
@@ -62,6 +64,16 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// What has been stored in `region` so far.
+    pub fn of(region: &Region) -> Self {
+        let counters = region.counters();
+        Self {
+            data_bytes: counters.bytes_streamed,
+            metadata_bytes: counters.lines_written_back * 64,
+            fences: counters.fences,
+        }
+    }
+
     /// What was stored between `before` and this.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
@@ -287,6 +299,60 @@ impl Collector {
     /// All series.
     pub fn into_series(self) -> Vec<Series> {
         self.series
+    }
+}
+
+/// A number that is no latency, with what it was in each repetition.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Amount {
+    /// What was measured.
+    pub measure: &'static str,
+    /// Of what.
+    pub policy: String,
+    /// Its unit.
+    pub unit: &'static str,
+    /// One for each repetition; never empty.
+    pub values: Vec<f64>,
+}
+
+/// Amounts, in order of first appearance.
+#[derive(Debug, Clone, Default)]
+pub struct Amounts(pub Vec<Amount>);
+
+impl Amounts {
+    /// Adds a repetition of `measure`, in `unit`, of `policy`.
+    pub fn add(&mut self, measure: &'static str, unit: &'static str, policy: &str, value: f64) {
+        let same = |amount: &&mut Amount| amount.measure == measure && amount.policy == policy;
+        if let Some(amount) = self.0.iter_mut().find(same) {
+            amount.values.push(value);
+        } else {
+            let (policy, values) = (policy.to_owned(), vec![value]);
+            self.0.push(Amount { measure, policy, unit, values });
+        }
+    }
+
+    /// The spread of `measure` of `policy`, where it was measured.
+    pub fn find(&self, measure: &str, policy: &str) -> Option<Spread> {
+        let same = |amount: &&Amount| amount.measure == measure && amount.policy == policy;
+        Spread::of(self.0.iter().find(same)?.values.iter().copied())
+    }
+
+    /// A table of all.
+    pub fn table(&self, name: &'static str, title: &str) -> Table {
+        let mut table = Table::new(name, title, &["what", "policy", "unit", "median", "min-max"]);
+        for Amount { measure, policy, unit, values } in &self.0 {
+            let Some(Spread { median, min, max }) = Spread::of(values.iter().copied()) else {
+                continue;
+            };
+            table.push(vec![
+                (*measure).to_owned(),
+                policy.clone(),
+                (*unit).to_owned(),
+                format!("{median:.2}"),
+                format!("{min:.2}-{max:.2}"),
+            ]);
+        }
+        table
     }
 }
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use tempfile::TempDir;
 use tidegate::btt::{BttError, BttOptions};
+use tidegate::cache::{self, CacheOptions};
 use tidegate::pmem::{Domain, Region, RegionOptions};
 
 use crate::block::pool_bytes;
@@ -41,6 +42,8 @@ const BLOCK_BYTES: u64 = 4096;
 pub enum Policy {
     /// `tidegate serve` on a BTT.
     Btt,
+    /// `tidegate serve` on a cache of twice the size, before a device that keeps nothing.
+    Cache,
     /// nbdkit's memory plugin.
     NbdkitMemory,
     /// nbdkit's file plugin on a file beside the pool.
@@ -53,6 +56,7 @@ impl Policy {
     fn name(self) -> &'static str {
         match self {
             Self::Btt => "btt",
+            Self::Cache => "cache",
             Self::NbdkitMemory => "peer:nbdkit-memory",
             Self::NbdkitFile => "peer:nbdkit-file",
             Self::QemuNbd => "peer:qemu-nbd",
@@ -64,7 +68,7 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let all = [Self::Btt, Self::NbdkitMemory, Self::NbdkitFile, Self::QemuNbd];
+        let all = [Self::Btt, Self::Cache, Self::NbdkitMemory, Self::NbdkitFile, Self::QemuNbd];
         let known = all.map(Self::name).join(", ");
         let found = all.into_iter().find(|policy| policy.name() == text);
         found.ok_or_else(|| format!("server {text} is not known; known are {known}"))
@@ -74,7 +78,8 @@ impl FromStr for Policy {
 /// Arguments of `bench nbd`.
 #[derive(Debug, Clone, Args)]
 pub struct NbdArgs {
-    /// Servers to compare: btt, peer:nbdkit-memory, peer:nbdkit-file, peer:qemu-nbd
+    /// Servers to compare: btt, cache (all of it fits), peer:nbdkit-memory, peer:nbdkit-file,
+    /// peer:qemu-nbd
     #[arg(
         long,
         value_name = "A,B,..",
@@ -88,8 +93,8 @@ pub struct NbdArgs {
     /// Requests in flight of each job, one case for each number
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,32")]
     pub iodepth: Vec<u32>,
-    /// Command that serves the BTT; {pool} and {socket} stand for the paths [default: the tidegate
-    /// beside this program]
+    /// Command that serves the BTT or the cache; {pool} and {socket} stand for the paths [default:
+    /// the tidegate beside this program]
     #[arg(long, value_name = "COMMAND")]
     pub server: Option<String>,
     /// What all measurements share.
@@ -118,9 +123,14 @@ struct Group {
 /// Time that [`measure`] should take.
 pub fn planned(args: &NbdArgs) -> Duration {
     let servers = u32::try_from(args.policies.len()).unwrap_or(u32::MAX);
+    planned_hits(args) + copy_cost(args) * 2 * args.common.repetitions * servers
+}
+
+/// Time that [`hits`] should take.
+pub(crate) fn planned_hits(args: &NbdArgs) -> Duration {
+    let servers = u32::try_from(args.policies.len()).unwrap_or(u32::MAX);
     let runs = u32::try_from(groups(args).len()).unwrap_or(u32::MAX);
-    let copies = copy_cost(args) * (1 + 2 * args.common.repetitions);
-    (copies + step_cost(args) * runs * args.common.repetitions) * servers
+    (copy_cost(args) + step_cost(args) * runs * args.common.repetitions) * servers
 }
 
 fn step_cost(args: &NbdArgs) -> Duration {
@@ -137,6 +147,19 @@ fn copy_cost(args: &NbdArgs) -> Duration {
 /// # Errors
 /// [`BenchError::Missing`] where a program is not installed, and what the programs report.
 pub fn measure(args: &NbdArgs, progress: &mut Progress) -> Result<Vec<Series>> {
+    run(args, progress, true)
+}
+
+/// Measures random requests only.
+///
+/// # Errors
+/// As for [`measure`].
+pub(crate) fn hits(args: &NbdArgs, progress: &mut Progress) -> Result<Vec<Series>> {
+    run(args, progress, false)
+}
+
+/// Measures all servers that `args` name: copies where they are wanted, then random requests.
+fn run(args: &NbdArgs, progress: &mut Progress, copies: bool) -> Result<Vec<Series>> {
     args.common.check()?;
     find_programs(args)?;
     if args.threads.contains(&0) || args.iodepth.contains(&0) {
@@ -148,7 +171,10 @@ pub fn measure(args: &NbdArgs, progress: &mut Progress) -> Result<Vec<Series>> {
     let servers: Vec<_> =
         args.policies.iter().map(|&policy| bench.start(policy)).collect::<Result<_>>()?;
     let mut collector = Collector::default();
-    bench.copies(&servers, progress, &mut collector)?;
+    bench.fill(&servers, progress)?;
+    if copies {
+        bench.copies(&servers, progress, &mut collector)?;
+    }
     bench.random(&servers, progress, &mut collector)?;
     Ok(collector.into_series())
 }
@@ -163,7 +189,9 @@ pub fn find_programs(args: &NbdArgs) -> Result<()> {
     find_program("nbdcopy", "libnbd-bin")?;
     for policy in &args.policies {
         match policy {
-            Policy::Btt => drop(server_command(args, Path::new("pool"), Path::new("socket"))?),
+            Policy::Btt | Policy::Cache => {
+                drop(server_command(args, Path::new("pool"), Path::new("socket"), "")?);
+            }
             Policy::NbdkitMemory | Policy::NbdkitFile => drop(find_program("nbdkit", "nbdkit")?),
             Policy::QemuNbd => drop(find_program("qemu-nbd", "qemu-utils")?),
         }
@@ -189,7 +217,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// nbdcopy in and out: once in that does not count, then repetition by repetition.
+    /// nbdcopy in and out, repetition by repetition.
     fn copies(
         &self,
         servers: &[Server],
@@ -197,10 +225,6 @@ impl Bench<'_> {
         into: &mut Collector,
     ) -> Result<()> {
         let cost = copy_cost(self.args);
-        for server in servers {
-            progress.step(&format!("{}: fill", server.policy.name()), cost);
-            self.copy(server, COPY_IN)?;
-        }
         for repetition in 1..=self.args.common.repetitions {
             for (case, op) in [(COPY_IN, Op::Write), (COPY_OUT, Op::Read)] {
                 for server in servers {
@@ -216,6 +240,15 @@ impl Bench<'_> {
                     into.add(key, Sample::single(elapsed_s));
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// nbdcopy in, once, which does not count.
+    fn fill(&self, servers: &[Server], progress: &mut Progress) -> Result<()> {
+        for server in servers {
+            progress.step(&format!("{}: fill", server.policy.name()), copy_cost(self.args));
+            self.copy(server, COPY_IN)?;
         }
         Ok(())
     }
@@ -272,6 +305,7 @@ impl Bench<'_> {
         let socket = self.dir.path().join(format!("{name}.sock"));
         let process = match policy {
             Policy::Btt => self.start_btt(&socket)?,
+            Policy::Cache => self.start_cache(&socket)?,
             Policy::NbdkitMemory | Policy::NbdkitFile => self.start_nbdkit(policy, &socket)?,
             Policy::QemuNbd => self.start_qemu_nbd(&socket)?,
         };
@@ -282,7 +316,19 @@ impl Bench<'_> {
     fn start_btt(&self, socket: &Path) -> Result<Child> {
         let pool = self.dir.path().join("btt.pool");
         create_pool(&pool, pool_bytes(self.args.common.size))?;
-        let (program, args) = server_command(self.args, &pool, socket)?;
+        self.start_tidegate(&pool, socket, "")
+    }
+
+    /// Everything fits, and nothing has to be cleaned.
+    fn start_cache(&self, socket: &Path) -> Result<Child> {
+        let pool = self.dir.path().join("cache.pool");
+        let size = self.args.common.size;
+        create_cache(&pool, pool_bytes(2 * size + size / 8))?;
+        self.start_tidegate(&pool, socket, &format!(" --backing null:{size} --mode wb"))
+    }
+
+    fn start_tidegate(&self, pool: &Path, socket: &Path, more: &str) -> Result<Child> {
+        let (program, args) = server_command(self.args, pool, socket, more)?;
         let child = Child::start(&program, &args)?;
         child.wait_for_line("ready")?;
         Ok(child)
@@ -335,14 +381,19 @@ fn start_peer(program: &Path, args: &[String], socket: &Path) -> Result<Child> {
     Ok(child)
 }
 
-/// The command that serves the BTT.
-fn server_command(args: &NbdArgs, pool: &Path, socket: &Path) -> Result<(PathBuf, Vec<String>)> {
+/// The command that serves a pool, with the options `more` for its engine.
+fn server_command(
+    args: &NbdArgs,
+    pool: &Path,
+    socket: &Path,
+    more: &str,
+) -> Result<(PathBuf, Vec<String>)> {
     if let Some(template) = &args.server {
-        return fill_in(template, pool, socket);
+        return fill_in(&format!("{template}{more}"), pool, socket);
     }
     let program = this_server()?;
     let media = &args.common.media;
-    let args = format!("serve {{pool}} --nbd unix:{{socket}} --media {media}");
+    let args = format!("serve {{pool}} --nbd unix:{{socket}} --media {media}{more}");
     Ok((program, words(&args, pool, socket).collect()))
 }
 
@@ -379,14 +430,26 @@ fn fill_in(template: &str, pool: &Path, socket: &Path) -> Result<(PathBuf, Vec<S
     Ok((program, words.collect()))
 }
 
-/// Creates a pool with a BTT in it.
-pub(crate) fn create_pool(path: &Path, bytes: u64) -> Result<()> {
+/// A new file of `bytes`, mapped.
+fn create_region(path: &Path, bytes: u64) -> Result<Region> {
     let options = RegionOptions {
         domain: Some(Domain::Adr),
         create_bytes: Some(bytes),
         ..RegionOptions::default()
     };
-    let region = Region::open(path, &options)?;
+    Ok(Region::open(path, &options)?)
+}
+
+/// Creates a pool with a cache in it.
+pub(crate) fn create_cache(path: &Path, bytes: u64) -> Result<()> {
+    let region = create_region(path, bytes)?;
+    cache::create(&region, &CacheOptions::default())?;
+    Ok(())
+}
+
+/// Creates a pool with a BTT in it.
+pub(crate) fn create_pool(path: &Path, bytes: u64) -> Result<()> {
+    let region = create_region(path, bytes)?;
     let failed =
         |source: BttError| BenchError::Device { policy: "btt".to_owned(), source: source.into() };
     tidegate::btt::create(&region, &BttOptions::default()).map_err(failed)?;

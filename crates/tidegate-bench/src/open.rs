@@ -1,4 +1,4 @@
-//! Opening a BTT after a crash: time and memory.
+//! Opening a pool after a crash: time and memory.
 //!
 //! Each repetition is a real crash: a program of our own writes at random offsets until it is
 //! killed with SIGKILL, then another opens the pool and reports how long that took and its peak
@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
-use tidegate::btt::{Btt, BttError};
-use tidegate::device::{BlockDevice, WriteFlags};
+use tidegate::btt::Btt;
+use tidegate::cache::{Binding, CacheDevice, CacheDeviceOptions};
+use tidegate::device::null::NullDevice;
+use tidegate::device::{BlockDevice, DeviceError, WriteFlags};
 use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions};
 use tidegate::size::parse_bytes;
 
@@ -19,13 +21,15 @@ use crate::child::Child;
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
 use crate::measure::{Key, Op, Sample, Series};
-use crate::nbd::create_pool;
+use crate::nbd::{create_cache, create_pool};
 use crate::output::OutputArgs;
 use crate::pattern::{Pattern, Picker};
 use crate::progress::Progress;
 
 /// Case of an opening.
 pub(crate) const CASE: &str = "open-after-crash";
+/// Size of a page of a cache.
+const PAGE_BYTES: u32 = 4096;
 
 /// What cannot be said in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -34,9 +38,21 @@ pub struct Opening {
     pub peak_memory_bytes: u64,
 }
 
+/// The engine of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Engine {
+    /// The block translation table.
+    Btt,
+    /// The cache, before a device that keeps nothing; all of it is used before the first crash.
+    Cache,
+}
+
 /// What to open.
 #[derive(Debug, Clone, Args)]
 pub struct OpenArgs {
+    /// What the pool holds
+    #[arg(long, value_enum, default_value = "btt")]
+    pub engine: Engine,
     /// Directory of the pool
     #[arg(long, default_value = "/dev/shm")]
     pub dir: PathBuf,
@@ -57,7 +73,14 @@ pub struct OpenArgs {
 impl OpenArgs {
     /// Time that [`measure`](Self::measure) should take.
     pub fn planned(&self) -> Duration {
-        self.step_cost() * self.repetitions
+        self.step_cost() * self.repetitions + self.fill_cost()
+    }
+
+    fn fill_cost(&self) -> Duration {
+        match self.engine {
+            Engine::Btt => Duration::ZERO,
+            Engine::Cache => Duration::from_nanos(self.size),
+        }
     }
 
     /// What the measurement runs on.
@@ -80,13 +103,13 @@ impl OpenArgs {
         let dir = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(&self.dir);
         let dir = dir.map_err(BenchError::os("create a directory in", &self.dir))?;
         let pool = dir.path().join("pool");
-        create_pool(&pool, self.size)?;
+        self.engine.create(&pool, self.size)?;
         let mut samples = Vec::new();
         let mut peak_memory_bytes = 0;
         for repetition in 1..=self.repetitions {
             progress.step(&format!("crash and open, run {repetition}"), self.step_cost());
             self.crash(&pool, repetition)?;
-            let (elapsed_s, peak) = open_in_child(&pool)?;
+            let (elapsed_s, peak) = open_in_child(self.engine, &pool)?;
             samples.push(Sample::single(elapsed_s));
             peak_memory_bytes = peak.max(peak_memory_bytes);
         }
@@ -94,20 +117,21 @@ impl OpenArgs {
     }
 
     fn key(&self) -> Key {
-        let (policy, case) = ("btt".to_owned(), CASE.to_owned());
+        let (policy, case) = (self.engine.name(), CASE.to_owned());
         Key { policy, case, op: Op::Read, threads: 1, iodepth: 1, block_bytes: self.size }
     }
 
     fn crash(&self, pool: &Path, seed: u32) -> Result<()> {
         let numbers = [self.writes.to_string(), seed.to_string()];
-        let args = [&["write-child".to_owned(), pool.display().to_string()], &numbers[..]].concat();
+        let named = ["write-child".to_owned(), self.engine.name(), pool.display().to_string()];
+        let args = [&named, &numbers[..]].concat();
         // Dropping the child kills it, still writing.
         Child::start(&this_program()?, &args)?.wait_for_line("written").map(drop)
     }
 }
 
-fn open_in_child(pool: &Path) -> Result<(f64, u64)> {
-    let args = ["open-child".to_owned(), pool.display().to_string()];
+fn open_in_child(engine: Engine, pool: &Path) -> Result<(f64, u64)> {
+    let args = ["open-child".to_owned(), engine.name(), pool.display().to_string()];
     let program = this_program()?;
     let line = Child::start(&program, &args)?.wait_for_line("opened")?;
     let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
@@ -128,6 +152,8 @@ pub enum ChildCommand {
     /// Write at random offsets, say so after a number of writes, and go on until killed
     #[command(hide = true)]
     WriteChild {
+        /// Its engine.
+        engine: Engine,
         /// The pool.
         pool: PathBuf,
         /// Writes before saying so.
@@ -138,6 +164,8 @@ pub enum ChildCommand {
     /// Open a pool, print nanoseconds and peak memory in bytes
     #[command(hide = true)]
     OpenChild {
+        /// Its engine.
+        engine: Engine,
         /// The pool.
         pool: PathBuf,
     },
@@ -150,28 +178,66 @@ impl ChildCommand {
     /// What the pool reports.
     pub fn run(&self) -> Result<()> {
         match self {
-            Self::WriteChild { pool, writes, seed } => write_until_killed(pool, *writes, *seed),
-            Self::OpenChild { pool } => open_and_tell(pool),
+            Self::WriteChild { engine, pool, writes, seed } => {
+                write_until_killed(*engine, pool, *writes, *seed)
+            }
+            Self::OpenChild { engine, pool } => open_and_tell(*engine, pool),
         }
     }
 }
 
-fn open(pool: &Path) -> Result<Btt> {
-    let options = RegionOptions { domain: Some(Domain::Adr), ..RegionOptions::default() };
-    let failed =
-        |source: BttError| BenchError::Device { policy: "btt".to_owned(), source: source.into() };
-    Btt::open(Arc::new(Region::open(pool, &options)?)).map_err(failed)
+impl Engine {
+    fn name(self) -> String {
+        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+    }
+
+    fn failed(self) -> impl Fn(DeviceError) -> BenchError {
+        move |source| BenchError::Device { policy: self.name(), source }
+    }
+
+    fn create(self, pool: &Path, bytes: u64) -> Result<()> {
+        match self {
+            Self::Btt => create_pool(pool, bytes),
+            Self::Cache => create_cache(pool, bytes),
+        }
+    }
+
+    fn open(self, pool: &Path) -> Result<Box<dyn BlockDevice>> {
+        let options = RegionOptions { domain: Some(Domain::Adr), ..RegionOptions::default() };
+        let region = Arc::new(Region::open(pool, &options)?);
+        match self {
+            Self::Btt => {
+                let device = Btt::open(region).map_err(|error| self.failed()(error.into()))?;
+                Ok(Box::new(device))
+            }
+            Self::Cache => self.open_cache(region),
+        }
+    }
+
+    /// Opens a cache before a device as large as its pool: its slots are a little fewer.
+    fn open_cache(self, region: Arc<Region>) -> Result<Box<dyn BlockDevice>> {
+        let pages = region.len_bytes() / u64::from(PAGE_BYTES);
+        let backing = NullDevice::new(PAGE_BYTES, pages).map_err(self.failed())?;
+        let binding = Binding { identity: 1, name: "null".to_owned(), pages };
+        let options = CacheDeviceOptions::default();
+        Ok(Box::new(CacheDevice::open(region, Arc::new(backing), binding, options)?))
+    }
 }
 
-fn write_until_killed(pool: &Path, writes: u64, seed: u64) -> Result<()> {
-    let device = open(pool)?;
+fn write_until_killed(engine: Engine, pool: &Path, writes: u64, seed: u64) -> Result<()> {
+    let device = engine.open(pool)?;
     let geometry = device.geometry();
-    let mut picker = Picker::new(Pattern::Uniform, geometry.blocks, seed, 0, 1);
     let data = vec![0x5a; geometry.block_bytes as usize];
+    let write = |block: u64| {
+        let offset = block * u64::from(geometry.block_bytes);
+        device.write(offset, &data, WriteFlags::default()).map_err(engine.failed())
+    };
+    if engine == Engine::Cache && seed == 1 {
+        (0..geometry.blocks).try_for_each(write)?;
+    }
+    let mut picker = Picker::new(Pattern::Uniform, geometry.blocks, seed, 0, 1);
     for written in 1u64.. {
-        let offset = picker.next_block() * u64::from(geometry.block_bytes);
-        let result = device.write(offset, &data, WriteFlags::default());
-        result.map_err(|source| BenchError::Device { policy: "btt".to_owned(), source })?;
+        write(picker.next_block())?;
         if written == writes {
             println!("written");
         }
@@ -179,9 +245,9 @@ fn write_until_killed(pool: &Path, writes: u64, seed: u64) -> Result<()> {
     Ok(())
 }
 
-fn open_and_tell(pool: &Path) -> Result<()> {
+fn open_and_tell(engine: Engine, pool: &Path) -> Result<()> {
     let begun = Instant::now();
-    let device = open(pool)?;
+    let device = engine.open(pool)?;
     let elapsed_ns = begun.elapsed().as_nanos();
     println!("opened {elapsed_ns} {}", peak_memory_bytes()?);
     drop(device);

@@ -18,6 +18,12 @@ pub enum Pattern {
     },
     /// One after the other, each thread in its own part of the working set, around and around.
     Sequential,
+    /// Every block once before any comes again, in scattered order; each thread begins in its own
+    /// part of that order.
+    Scattered {
+        /// Blocks of that order to pass over.
+        skipped: u64,
+    },
 }
 
 impl FromStr for Pattern {
@@ -43,6 +49,7 @@ impl fmt::Display for Pattern {
             Self::Uniform => f.write_str("uniform"),
             Self::Zipf { theta } => write!(f, "zipf-{theta}"),
             Self::Sequential => f.write_str("sequential"),
+            Self::Scattered { .. } => f.write_str("scattered"),
         }
     }
 }
@@ -95,6 +102,7 @@ enum Kind {
     Uniform,
     Zipf { zipf: Zipf, stride: u64 },
     Sequential { next: u64 },
+    Scattered { next: u64, stride: u64 },
 }
 
 impl Picker {
@@ -106,6 +114,10 @@ impl Picker {
                 Kind::Zipf { zipf: Zipf::new(blocks, theta), stride: scatter_stride(blocks) }
             }
             Pattern::Sequential => Kind::Sequential { next: blocks / threads * thread },
+            Pattern::Scattered { skipped } => Kind::Scattered {
+                next: sum_below(skipped % blocks, blocks / threads * thread, blocks),
+                stride: scatter_stride(blocks),
+            },
         };
         Self { rng: Rng::new(seed, thread), blocks, kind }
     }
@@ -115,9 +127,11 @@ impl Picker {
         match &mut self.kind {
             Kind::Uniform => self.rng.below(self.blocks),
             Kind::Zipf { zipf, stride } => {
-                let rank = zipf.sample(&mut self.rng) - 1;
-                let scattered = u128::from(rank) * u128::from(*stride) % u128::from(self.blocks);
-                u64::try_from(scattered).unwrap_or(0)
+                scattered(zipf.sample(&mut self.rng) - 1, *stride, self.blocks)
+            }
+            Kind::Scattered { next, stride } => {
+                let rank = std::mem::replace(next, (*next + 1) % self.blocks);
+                scattered(rank, *stride, self.blocks)
             }
             Kind::Sequential { next } => {
                 let block = *next;
@@ -135,6 +149,17 @@ impl Picker {
             _ => self.rng.below(100) < u64::from(percent),
         }
     }
+}
+
+/// The sum of two numbers below `bound`, modulo `bound`, at any size.
+fn sum_below(one: u64, other: u64, bound: u64) -> u64 {
+    one.checked_sub(bound - other).unwrap_or_else(|| one + other)
+}
+
+/// The block of `rank`, below `blocks`, in the order that `stride` makes.
+fn scattered(rank: u64, stride: u64, blocks: u64) -> u64 {
+    let block = u128::from(rank) * u128::from(stride) % u128::from(blocks);
+    u64::try_from(block).unwrap_or(0)
 }
 
 /// A stride near the golden section of `blocks` that shares no factor with it: multiplying by it
@@ -238,6 +263,20 @@ mod tests {
     }
 
     #[test]
+    fn scattered_threads_share_an_order_in_which_every_block_comes_once() {
+        let scattered =
+            |skipped, thread, count| take(Pattern::Scattered { skipped }, 100, 7, thread, count);
+        let order = scattered(0, 0, 100);
+        assert_eq!(order[50..], scattered(0, 1, 50), "the second of two threads");
+        assert_eq!(order[10..20], scattered(10, 0, 10));
+        let mut blocks = order.clone();
+        blocks.sort_unstable();
+        assert_eq!(blocks, (0..100).collect::<Vec<_>>());
+        assert_ne!(order, blocks);
+        assert_eq!(scattered(99, 0, 2), [order[99], order[0]]);
+    }
+
+    #[test]
     fn zipf_frequencies_follow_the_exponent() {
         const SAMPLES: u32 = 200_000;
         for theta in [0.5, 0.99, 1.0, 1.3] {
@@ -270,7 +309,8 @@ mod tests {
     proptest! {
         #[test]
         fn every_pattern_stays_inside_any_working_set(blocks in 1u64.., seed: u64, theta in 0.01f64..9.0) {
-            for pattern in [Pattern::Uniform, Pattern::Zipf { theta }, Pattern::Sequential] {
+            let scattered = Pattern::Scattered { skipped: seed };
+            for pattern in [Pattern::Uniform, Pattern::Zipf { theta }, Pattern::Sequential, scattered] {
                 prop_assert!(take(pattern, blocks, seed, 1, 20).iter().all(|&block| block < blocks));
             }
         }

@@ -17,16 +17,10 @@ const LEGEND_WIDTH: u32 = 125;
 
 /// All plots of `report` that have data.
 pub(crate) fn paper(report: &Report) -> Markup {
-    let figures = figures();
     let breakdowns: Vec<&Breakdown> =
         report.tiers.breakdowns.iter().filter(|breakdown| breakdown.shown).collect();
     html! {
-        div class="plots" {
-            @for figure in &figures {
-                @let (title, lines) = figure.plotted(&report.series);
-                @if !lines.is_empty() { (svg(|text| curves(text, &title, figure, &lines))) }
-            }
-        }
+        (of_figures(&figures(), report))
         @for group in breakdowns.chunk_by(|one, other| one.place.case == other.place.case) {
             div class="plots" { (svg(|text| stacks(text, group))) }
         }
@@ -34,6 +28,18 @@ pub(crate) fn paper(report: &Report) -> Markup {
         p { "Of each half millisecond the slowest write (dark) and the mean (light)." }
         div class="plots" {
             @for row in &report.tiers.timelines { (svg(|text| timeline(text, row, top_us(report)))) }
+        }
+    }
+}
+
+/// A plot of each of `figures` that has data.
+pub(crate) fn of_figures(figures: &[Figure], report: &Report) -> Markup {
+    html! {
+        div class="plots" {
+            @for figure in figures {
+                @let (title, lines) = figure.plotted(&report.series);
+                @if !lines.is_empty() { (svg(|text| curves(text, &title, figure, &lines))) }
+            }
         }
     }
 }

@@ -4,16 +4,17 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::cache::{CacheReport, is_cache};
 use crate::figures::figures;
-use crate::log::{Amount, LogReport};
+use crate::log::LogReport;
 use crate::machine::Machine;
-use crate::measure::{Key, Op, Row, Sample, Series, Spread};
+use crate::measure::{Amount, Key, Op, Row, Sample, Series, Spread};
 use crate::open::{self, Opening};
 use crate::table::Table;
 use crate::targets::{Verdict, verdicts};
 use crate::tiers::{Breakdown, IdleRow, PhaseRow, TierReport};
 use crate::timeline::TimelineRow;
-use crate::{log, programs, tier_targets};
+use crate::{cache, log, programs, tier_targets};
 
 /// Everything that a run found.
 #[derive(Debug, Clone)]
@@ -28,6 +29,8 @@ pub struct Report {
     pub tiers: TierReport,
     /// What was found about the log.
     pub log: LogReport,
+    /// What was found about the cache.
+    pub cache: CacheReport,
 }
 
 /// The JSON object.
@@ -45,8 +48,8 @@ struct Json<'a> {
     timelines: &'a [TimelineRow],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     idle: &'a [IdleRow],
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    amounts: &'a [Amount],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    amounts: Vec<&'a Amount>,
 }
 
 /// Throughput of each repetition, from which medians and ratios can be checked.
@@ -68,11 +71,11 @@ impl Report {
     /// A report of measurements and nothing else.
     pub(crate) fn of(machine: Machine, series: Vec<Series>) -> Self {
         let (tiers, log) = (TierReport::default(), LogReport::default());
-        Self { machine, series, open: None, tiers, log }
+        Self { machine, series, open: None, tiers, log, cache: CacheReport::default() }
     }
 
     /// One JSON object with `machine`, `rows`, `repetitions` and `targets`; for DRAM tiers
-    /// `phases`, `timelines`, `idle`; for programs under `tidegate run` `amounts`.
+    /// `phases`, `timelines`, `idle`; for programs under `tidegate run` and caches `amounts`.
     ///
     /// # Panics
     /// Never: the object is made of strings and numbers.
@@ -86,7 +89,7 @@ impl Report {
             phases: self.tiers.breakdowns.iter().flat_map(Breakdown::rows).collect(),
             timelines: &self.tiers.timelines,
             idle: &self.tiers.idle,
-            amounts: &self.log.amounts,
+            amounts: self.log.amounts.0.iter().chain(&self.cache.amounts.0).collect(),
         };
         serde_json::to_string_pretty(&object).expect("strings and numbers are JSON") + "\n"
     }
@@ -94,8 +97,13 @@ impl Report {
     /// Whether the targets that this run measured are met.
     pub fn verdicts(&self) -> Vec<Verdict> {
         let mut found = self.device_verdicts();
+        found.extend(self.cache_verdicts());
         found.extend(self.run_verdicts());
         found
+    }
+
+    fn cache_verdicts(&self) -> Vec<Verdict> {
+        cache::verdicts(&self.series, &self.cache)
     }
 
     fn device_verdicts(&self) -> Vec<Verdict> {
@@ -114,6 +122,7 @@ impl Report {
         let mut tables = if self.tiers.paper { self.figure_tables() } else { self.case_tables() };
         tables.extend([self.tiers.breakdown_table(), self.tiers.idle_table()]);
         tables.push(target_table("targets", "Targets", self.device_verdicts()));
+        tables.extend(self.cache_tables());
         tables.extend(self.run_tables());
         tables
             .into_iter()
@@ -130,7 +139,7 @@ impl Report {
         let peer = "peer:libpmemblk";
         let has_peer = self.series.iter().any(|series| series.key.policy == peer);
         let baseline = if has_peer { peer } else { "btt" };
-        let elsewhere = |key: &Key| is_nbd(key) || is_program(key) || is_log(key);
+        let elsewhere = |key: &Key| is_nbd(key) || is_program(key) || is_log(key) || is_cache(key);
         let in_process = |key: &Key| !elsewhere(key) && key.case != open::CASE;
         let block = |op| move |key: &Key| key.op == op && in_process(key);
         let nbd = |op| move |key: &Key| key.op == op && is_nbd(key) && !is_single(key);
@@ -185,13 +194,18 @@ impl Report {
     pub(crate) fn machine_at(&self, place: &str) -> Option<&Machine> {
         let has = |wanted: fn(&Key) -> bool| self.series.iter().any(|series| wanted(&series.key));
         let measured = match place {
-            "machine" => has(|key| !is_program(key) && !is_log(key)),
+            "machine" => has(|key| !is_program(key) && !is_log(key) && !is_cache(key)),
+            "machine-cache" => has(is_cache),
             "machine-programs" => has(is_program),
             "machine-run" => has(is_log),
             _ => false,
         };
-        let of_log = self.log.machine.as_ref().filter(|_| place == "machine-run");
-        measured.then(|| of_log.unwrap_or(&self.machine))
+        let own = match place {
+            "machine-run" => self.log.machine.as_ref(),
+            "machine-cache" => self.cache.machine.as_ref(),
+            _ => None,
+        };
+        measured.then(|| own.unwrap_or(&self.machine))
     }
 
     fn matching(&self, wanted: impl Fn(&Key) -> bool) -> Vec<&Series> {
@@ -213,6 +227,28 @@ impl Report {
             ]);
         }
         table
+    }
+
+    /// Of caches.
+    fn cache_tables(&self) -> Vec<Table> {
+        let of = |prefix: &'static str| self.matching(move |key| key.case.starts_with(prefix));
+        let table = |name, title, prefix, base| latencies(name, title, &of(prefix), base);
+        let nbd = |op| self.matching(move |key| key.case.starts_with("cache-nbd") && key.op == op);
+        let mut tables = vec![cache::tables::cases(&self.series)];
+        let figures = cache::study::figures();
+        tables.extend(figures.iter().map(|figure| figure.table(&self.series)));
+        tables.extend([
+            cache::study::table(&self.series),
+            latencies("cache-nbd-write", "Write hits over NBD, fio", &nbd(Op::Write), "btt"),
+            latencies("cache-nbd-read", "Read hits over NBD, fio", &nbd(Op::Read), "btt"),
+            table("cache-full", "A full cache", "cache-full", cache::BACKING),
+            table("cache-fill", "A cache until it is dirty to 90 %", "cache-fill", "cache-null"),
+            table("cache-read", "Reads that miss", "cache-read", cache::BACKING),
+            times("cache-open", "Opening a cache after a crash", &of("cache-open"), "btt"),
+            self.cache.amounts.table("cache-amounts", "Caches: other numbers"),
+            target_table("cache-targets", "Cache: targets", self.cache_verdicts()),
+        ]);
+        tables
     }
 
     /// Of the log, and of programs under `tidegate run`.
@@ -272,7 +308,7 @@ fn is_log(key: &Key) -> bool {
 
 /// A case as tables have it.
 fn shown(case: &str) -> &str {
-    let prefixes = [programs::CASE_PREFIX, log::RUN_PREFIX];
+    let prefixes = [programs::CASE_PREFIX, log::RUN_PREFIX, "cache-"];
     prefixes.iter().find_map(|prefix| case.strip_prefix(prefix)).unwrap_or(case)
 }
 
@@ -431,6 +467,7 @@ pub(crate) mod tests {
             open: None,
             tiers: TierReport::default(),
             log: LogReport::default(),
+            cache: CacheReport::default(),
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Parser;
 
 use crate::block_args::BlockArgs;
+use crate::cache::CacheArgs;
 use crate::error::Result;
 use crate::log::LogArgs;
 use crate::nbd::NbdArgs;
@@ -35,19 +36,21 @@ struct Line<A: clap::Args> {
     args: A,
 }
 
-/// Command lines of `bench block`, `bench nbd`, `open` and `bench log`.
-const FULL: [&str; 4] = [
+/// Command lines of `bench block`, `bench nbd`, `open`, `bench log` and `bench cache`.
+const FULL: [&str; 5] = [
     "--threads 1,2 --seconds 1 --repetitions 7",
     "--seconds 1.5 --repetitions 3",
     "--writes 200000 --repetitions 5",
     "--repetitions 3",
+    "--repetitions 5",
 ];
 /// The command lines of a run of two minutes.
-const QUICK: [&str; 4] = [
+const QUICK: [&str; 5] = [
     "--threads 1,2 --seconds 0.3 --repetitions 3",
     "--seconds 0.4 --repetitions 1",
     "--writes 20000 --repetitions 2",
     "--quick",
+    "--size 64M --open-size 512M --seconds 0.1 --repetitions 2",
 ];
 
 fn line<A: clap::Args>(words: &str) -> A {
@@ -60,18 +63,21 @@ struct Plan {
     nbd: NbdArgs,
     open: OpenArgs,
     log: LogArgs,
+    cache: CacheArgs,
 }
 
 impl Plan {
     fn new(quick: bool) -> Self {
-        let [block, nbd, open, log] = if quick { QUICK } else { FULL };
-        Self { block: line(block), nbd: line(nbd), open: line(open), log: line(log) }
+        let [block, nbd, open, log, cache] = if quick { QUICK } else { FULL };
+        let (block, nbd, open) = (line(block), line(nbd), line(open));
+        Self { block, nbd, open, log: line(log), cache: line(cache) }
     }
 
     fn run(&self) -> Result<Report> {
         nbd::find_programs(&self.nbd)?;
         let machine = self.block.common.machine();
         self.log.check()?;
+        self.cache.check()?;
         let mut progress = Progress::new(self.planned());
         let (mut series, tiers) = block::measure(&self.block, &mut progress)?;
         series.extend(nbd::measure(&self.nbd, &mut progress)?);
@@ -79,12 +85,14 @@ impl Plan {
         series.push(opened);
         let (of_log, log) = self.log.measure(&mut progress)?;
         series.extend(of_log);
-        Ok(Report { machine, series, open: Some(opening), tiers, log })
+        let (of_cache, cache) = self.cache.measure(&mut progress)?;
+        series.extend(of_cache);
+        Ok(Report { machine, series, open: Some(opening), tiers, log, cache })
     }
 
     fn planned(&self) -> Duration {
         let devices = block::planned(&self.block) + nbd::planned(&self.nbd);
-        devices + self.open.planned() + self.log.planned()
+        devices + self.open.planned() + self.log.planned() + self.cache.planned()
     }
 }
 

@@ -163,6 +163,61 @@ impl Drop for Ext4 {
     }
 }
 
+#[test]
+fn caches_are_measured_beside_the_floor_a_btt_and_the_backing_alone() {
+    build_tidegate();
+    let page_dir = tempfile::tempdir().unwrap();
+    let page = page_dir.path().join("page.md");
+    let tables = ["machine-cache", "cache-cases", "study-4k", "cache-full", "cache-targets"];
+    let markers = tables.map(|table| format!("<!-- table: {table} -->\n<!-- end -->\n"));
+    std::fs::write(&page, markers.concat()).unwrap();
+    let report = page_dir.path().join("report");
+    let found = rows_of(&format!(
+        "cache --size 16M --open-size 16M --seconds 0.02 --repetitions 1 --report {} --update-docs {}",
+        report.display(),
+        page.display()
+    ));
+    let rows = found["rows"].as_array().unwrap();
+    for (case, policies) in [
+        ("miss", "copy btt cache"),
+        ("hit", "copy btt cache"),
+        ("evict", "copy btt cache"),
+        ("miss-memory", "backing cache"),
+        ("evict-delay", "backing cache"),
+        ("study-125pct-2nd", "btt backing cache"),
+        ("cache-nbd-random", "btt cache"),
+        ("cache-fill-90pct-disk", "cache-null cache"),
+        ("cache-full-file", "cache backing backing-512"),
+        ("cache-read-miss", "backing cache"),
+        ("cache-open", "cache"),
+    ] {
+        let first = rows.iter().find(|row| row["case"] == case).unwrap_or_else(|| panic!("{case}"));
+        let is_identical = |row: &&Value| {
+            let keys = ["case", "op", "threads", "iodepth", "block_bytes"];
+            keys.iter().all(|key| row[key] == first[key])
+        };
+        let measured: Vec<_> =
+            rows.iter().filter(is_identical).map(|row| row["policy"].as_str().unwrap()).collect();
+        assert_eq!(measured, policies.split(' ').collect::<Vec<_>>(), "{case}");
+    }
+    for row in rows {
+        assert!(row["ops_per_s"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let miss = rows.iter().find(|row| row["case"] == "miss" && row["policy"] == "cache").unwrap();
+    let stored = ["pmem_data_bytes", "pmem_metadata_bytes"].map(|key| miss[key].as_u64().unwrap());
+    let writes = 16 * 256 * 45 / 100;
+    assert_eq!(stored.iter().sum::<u64>(), writes * (4096 + 64), "a page and its header");
+    let hits = found["amounts"].as_array().unwrap().iter().filter(|it| it["unit"] == "%");
+    assert_eq!(hits.count(), 2, "measured and simulated: {found}");
+    let page = std::fs::read_to_string(page).unwrap();
+    for table in tables {
+        let empty = format!("<!-- table: {table} -->\n<!-- end -->");
+        assert!(page.contains(table) && !page.contains(&empty), "{table} is empty: {page}");
+    }
+    let html = std::fs::read_to_string(report.join("index.html")).unwrap();
+    assert!(html.contains("Writes of 4 KiB, MB/s") && !html.contains("No plot"));
+}
+
 const LOG_TABLES: [&str; 9] = [
     "machine-run",
     "log-append",
@@ -230,6 +285,8 @@ fn wrong_usage_is_status_2_and_says_what_is_known() {
     assert!(stderr_of("block --media optane", 2).contains("libpmemblk"));
     assert!(stderr_of("log --policies fast", 2).contains("run"));
     assert!(stderr_of("log --files /dev/shm", 2).contains("tmpfs"));
+    assert!(stderr_of("cache --only miss --size 1M", 2).contains("16M"));
+    assert!(stderr_of("cache --only full --files /dev/shm", 2).contains("tmpfs"));
     assert!(stderr_of("open --repetitions 0", 2).contains("--repetitions"));
     assert!(stderr_of("programs --policies raw", 2).contains("raw"));
     assert!(stderr_of("programs --data 1G --size 2G", 2).contains("--data"));

@@ -13,11 +13,11 @@ use tidegate::log::{
     AppendError, CONTROL_BYTES, Definition, FileHandle, FileKey, FileRef, Log, LogError,
     LogOptions, LogPool,
 };
-use tidegate::pmem::{Domain, Region, RegionOptions, SharedMemory};
+use tidegate::pmem::{Region, SharedMemory};
 
-use super::bed::directory;
 use super::io::ThreadNumbers;
 use super::{Bench, LogArgs, Part};
+use crate::block::unnamed_region;
 use crate::error::{BenchError, Result};
 use crate::measure::{Key, Op, Sample, Traffic};
 use crate::pattern::Pattern;
@@ -40,7 +40,8 @@ const FILE_BYTES: u64 = 1 << 30;
 
 /// Measures the floor and the log.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
-    let (bare, log) = (region(bench.args)?, region(bench.args)?);
+    let region = || unnamed_region(&bench.args.dir, &bench.args.media, REGION_BYTES);
+    let (bare, log) = (region()?, region()?);
     let floor = AppendOnly(BareAppend::new(Arc::clone(&bare)));
     let appends = AppendOnly(LogAppend::new(Arc::clone(&log))?);
     let subjects: [Subject<'_>; 2] = [("copy", &floor, &bare), ("log", &appends, &log)];
@@ -55,14 +56,9 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
             };
             bench.in_turns(Part::Append, &subjects, name, |bench, (policy, device, region)| {
                 let stop = Stop::After(Duration::from_secs_f64(bench.args.seconds));
-                let before = region.counters();
+                let before = Traffic::of(region);
                 let outcome = run(bench.args, device, block_bytes, threads, stop)?;
-                let spent = region.counters() - before;
-                let traffic = Traffic {
-                    data_bytes: spent.bytes_streamed,
-                    metadata_bytes: spent.lines_written_back * 64,
-                    fences: spent.fences,
-                };
+                let traffic = Traffic::of(region).since(before);
                 let elapsed_s = outcome.elapsed.as_secs_f64();
                 let sample = Sample::new(&outcome.write, elapsed_s, Some(traffic));
                 bench.add(key_of(bench.args, policy, threads, block_bytes), sample);
@@ -109,18 +105,6 @@ fn run(
         seed: 1,
     };
     workload.run(device).map_err(|source| BenchError::Device { policy: "log".to_owned(), source })
-}
-
-/// A region on a file that has no name any more.
-fn region(args: &LogArgs) -> Result<Arc<Region>> {
-    let dir = directory(&args.dir)?;
-    let options = RegionOptions {
-        domain: Some(Domain::Adr),
-        create_bytes: Some(REGION_BYTES),
-        media: args.media.clone(),
-        ..RegionOptions::default()
-    };
-    Ok(Arc::new(Region::open(&dir.path().join("pool"), &options)?))
 }
 
 /// What takes appends, and is durable when it returns.

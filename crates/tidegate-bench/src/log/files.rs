@@ -203,7 +203,7 @@ pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
 pub(super) fn full_case(pattern: Pattern) -> &'static str {
     match pattern {
         Pattern::Sequential => "run-full-sequential",
-        Pattern::Uniform | Pattern::Zipf { .. } => "run-full-random",
+        Pattern::Uniform | Pattern::Zipf { .. } | Pattern::Scattered { .. } => "run-full-random",
     }
 }
 

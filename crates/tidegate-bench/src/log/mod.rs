@@ -28,12 +28,11 @@ use std::time::Duration;
 
 use clap::builder::ArgPredicate;
 use clap::{Args, ValueEnum};
-use serde::Serialize;
 use tidegate::pmem::MediaModel;
 
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
-use crate::measure::{Collector, Key, Sample, Series, Spread};
+use crate::measure::{Amounts, Collector, Key, Sample, Series, Spread};
 use crate::output::OutputArgs;
 use crate::progress::Progress;
 use crate::table::Table;
@@ -248,26 +247,13 @@ struct Plan {
     cost: Duration,
 }
 
-/// A number that is no latency, with what it was in each repetition.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Amount {
-    /// What was measured.
-    pub measure: &'static str,
-    /// Of what.
-    pub policy: String,
-    /// Its unit.
-    pub unit: &'static str,
-    /// One for each repetition; never empty.
-    pub values: Vec<f64>,
-}
-
 /// What a run found about the log besides latencies; empty where it was not measured.
 #[derive(Debug, Clone, Default)]
 pub struct LogReport {
     /// What it was measured on, for how long, where that was asked.
     pub machine: Option<Machine>,
     /// The numbers.
-    pub amounts: Vec<Amount>,
+    pub amounts: Amounts,
     /// Parts that could not be measured to their end.
     pub failures: Vec<Failure>,
 }
@@ -287,22 +273,11 @@ fn name_of(part: Part) -> String {
 
 impl LogReport {
     fn add(&mut self, measure: Measure, policy: &str, value: f64) {
-        let same =
-            |amount: &&mut Amount| amount.measure == measure.name() && amount.policy == policy;
-        match self.amounts.iter_mut().find(same) {
-            Some(amount) => amount.values.push(value),
-            None => self.amounts.push(Amount {
-                measure: measure.name(),
-                policy: policy.to_owned(),
-                unit: measure.unit(),
-                values: vec![value],
-            }),
-        }
+        self.amounts.add(measure.name(), measure.unit(), policy, value);
     }
 
     fn find(&self, measure: Measure, policy: &str) -> Option<Spread> {
-        let same = |amount: &&Amount| amount.measure == measure.name() && amount.policy == policy;
-        Spread::of(self.amounts.iter().find(same)?.values.iter().copied())
+        self.amounts.find(measure.name(), policy)
     }
 
     /// All parts were measured.
@@ -316,21 +291,7 @@ impl LogReport {
 
     /// The table of these numbers.
     pub(crate) fn table(&self) -> Table {
-        let headers = ["what", "policy", "unit", "median", "min-max"];
-        let mut table = Table::new("run-amounts", "Programs under run: other numbers", &headers);
-        for Amount { measure, policy, unit, values } in &self.amounts {
-            let Some(Spread { median, min, max }) = Spread::of(values.iter().copied()) else {
-                continue;
-            };
-            table.push(vec![
-                (*measure).to_owned(),
-                policy.clone(),
-                (*unit).to_owned(),
-                format!("{median:.2}"),
-                format!("{min:.2}-{max:.2}"),
-            ]);
-        }
-        table
+        self.amounts.table("run-amounts", "Programs under run: other numbers")
     }
 }
 

@@ -22,7 +22,7 @@ struct Found<'a> {
 }
 
 /// One number for a target, and of which case it is.
-type Number = (f64, String);
+pub(crate) type Number = (f64, String);
 
 /// The verdicts on all targets that this run measured.
 pub(crate) fn verdicts(series: &[Series], log: &LogReport) -> Vec<Verdict> {
@@ -36,7 +36,7 @@ pub(crate) fn verdicts(series: &[Series], log: &LogReport) -> Vec<Verdict> {
 }
 
 /// The verdict on the worst of several numbers, if there is one.
-fn worst(
+pub(crate) fn worst(
     target: &str,
     bound: Bound,
     numbers: impl IntoIterator<Item = Option<Number>>,

@@ -11,6 +11,9 @@ use crate::tier::clock::now_ns;
 const RETRY_NS: u64 = 1_000_000_000;
 /// When to look again at pages that other writes keep busy.
 const MOMENT_NS: u64 = 1_000_000;
+/// When to look again for pages to keep, after some were kept. Reads that miss come one after the
+/// other, and to wake an idle worker costs a reader some microseconds each time.
+const FILL_REST_NS: u64 = 250_000;
 
 /// The worker of a cache.
 pub(super) struct Background(pub(super) Arc<Core>);
@@ -25,6 +28,8 @@ impl Work for Background {
                 None => Step::IDLE,
             },
             Ok(Progress::Some) => Step::Again,
+            Ok(Progress::Filled) if core.has_work() => Step::Again,
+            Ok(Progress::Filled) => Step::rest(FILL_REST_NS),
             Ok(Progress::Blocked) => Step::rest(MOMENT_NS),
             Err(_) => {
                 // Writers that wait look at the ledger.
@@ -52,6 +57,8 @@ enum Progress {
     Idle,
     /// Something was done.
     Some,
+    /// Pages that were read are kept, and more are likely.
+    Filled,
     /// There is work, and other threads are at it.
     Blocked,
 }
@@ -60,7 +67,7 @@ impl Core {
     fn step(&self) -> Result<Progress> {
         if self.fills.are_waiting() {
             self.store_fills()?;
-            return Ok(Progress::Some);
+            return Ok(Progress::Filled);
         }
         let Some((number, need)) = self.next_need(now_ns()) else { return Ok(Progress::Idle) };
         let Some(mut scratch) = self.cleaning.try_lock() else {

@@ -12,6 +12,8 @@ use crate::tier::version_locks::Version;
 
 /// Most pages that wait; more are not kept.
 const WAITING_MAX: usize = 256;
+/// Pages at which the rest of the worker ends.
+const WAITING_MANY: usize = WAITING_MAX / 4;
 /// Most pages that are stored with one fence.
 const BATCH_PAGES: usize = 64;
 
@@ -34,13 +36,14 @@ pub(super) struct Fills {
 }
 
 impl Fills {
-    /// Adds a page, unless too many wait.
-    pub(super) fn offer(&self, fill: impl FnOnce() -> Fill) {
+    /// Adds a page, unless too many wait. True: many wait now, and a worker must not rest.
+    pub(super) fn offer(&self, fill: impl FnOnce() -> Fill) -> bool {
         let mut queue = self.queue.lock();
         if queue.len() < WAITING_MAX {
             queue.push_back(fill());
             self.publish(&queue);
         }
+        queue.len() == WAITING_MANY
     }
 
     /// Pages wait.

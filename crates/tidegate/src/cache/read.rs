@@ -56,7 +56,9 @@ impl Core {
     fn offer_fills<'a>(&self, read: impl Iterator<Item = (&'a Missing, &'a [u8])>) {
         for (missing, data) in read {
             let Missing { page, version, seen } = *missing;
-            self.fills.offer(|| fill::Fill { page, version, seen, data: data.into() });
+            if self.fills.offer(|| fill::Fill { page, version, seen, data: data.into() }) {
+                self.waker.wake_resting();
+            }
             self.wake_where_due(page);
         }
     }

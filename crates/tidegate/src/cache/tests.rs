@@ -179,6 +179,20 @@ fn what_is_read_is_kept_after_the_answer() {
 }
 
 #[test]
+fn a_worker_that_kept_pages_rests_so_that_the_next_misses_wake_none() {
+    let (region, backing) = (pool(1024), memory());
+    let device = open(&region, &backing);
+    device.core.flush_backing().unwrap();
+    let mut background = device.background();
+    let rests = |step| matches!(step, Progress::Sleep { wake_at_ns: Some(_) });
+    (0..PAGES).for_each(|page| assert_eq!(read(&device, page), 0));
+    assert_eq!(background.step(), Progress::Again, "more than a batch waits");
+    assert!(rests(background.step()), "all are kept");
+    assert_eq!(device.core.usage().live, PAGES);
+    assert_eq!(background.step(), Progress::IDLE, "none missed meanwhile");
+}
+
+#[test]
 fn what_is_read_is_not_kept_where_it_was_written_meanwhile_or_may_be_lost() {
     let device = open(&pool(64), &memory());
     read(&device, 3);

@@ -1,0 +1,217 @@
+//! What is measured and how: devices, and turns of a workload on them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate::btt::Btt;
+use tidegate::cache::{self, Binding, CacheDevice, CacheDeviceOptions, CacheOptions};
+use tidegate::device::delay::{Delay, Delays};
+use tidegate::device::null::NullDevice;
+use tidegate::device::{BlockDevice, DeviceError, Geometry, WriteFlags, ZeroFlags};
+use tidegate::pmem::Region;
+
+use super::{Bench, CacheArgs};
+use crate::block::{new_btt, pool_bytes, unnamed_region};
+use crate::error::{BenchError, Result};
+use crate::floor::BareCopy;
+use crate::measure::{Key, Op, Sample, Traffic};
+use crate::pattern::Pattern;
+use crate::workload::{Outcome, Stop, Workload};
+
+type Answer = std::result::Result<(), DeviceError>;
+
+/// Size of a page.
+pub(super) const PAGE_BYTES: u32 = 4096;
+
+/// A device under test.
+#[derive(Clone)]
+pub(super) struct Subject {
+    pub(super) policy: &'static str,
+    pub(super) device: Arc<dyn BlockDevice>,
+    /// The memory of the device, where its counters can be seen.
+    region: Option<Arc<Region>>,
+}
+
+impl Subject {
+    /// A device without memory whose counters can be seen.
+    pub(super) fn plain(policy: &'static str, device: Arc<dyn BlockDevice>) -> Self {
+        Self { policy, device, region: None }
+    }
+
+    pub(super) fn failed(&self) -> impl FnOnce(DeviceError) -> BenchError + use<> {
+        let policy = self.policy.to_owned();
+        move |source| BenchError::Device { policy, source }
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        self.region.as_deref().map(Traffic::of)
+    }
+
+    /// Runs `workload` and discards what it measured.
+    pub(super) fn prepare(&self, workload: &Workload) -> Result<()> {
+        workload.run(&*self.device).map(drop).map_err(self.failed())
+    }
+}
+
+/// The memory of caches, one at a time.
+pub(super) struct Pool {
+    region: Arc<Region>,
+}
+
+impl Pool {
+    /// Memory for a cache of about `bytes`, touched.
+    pub(super) fn new(args: &CacheArgs, bytes: u64) -> Result<Self> {
+        let region = unnamed_region(&args.dir, &args.media, pool_bytes(bytes))?;
+        region.zero_streaming(0, region.len_bytes())?;
+        Ok(Self { region })
+    }
+
+    /// An empty cache before `backing`, as users get it.
+    pub(super) fn cache(&self, backing: Arc<dyn BlockDevice>) -> Result<Arc<CacheDevice>> {
+        cache::create(&self.region, &CacheOptions::default())?;
+        let pages = backing.geometry().size_bytes() / u64::from(PAGE_BYTES);
+        let binding = Binding { identity: 1, name: "bench".to_owned(), pages };
+        let options = CacheDeviceOptions::default();
+        let region = Arc::clone(&self.region);
+        Ok(Arc::new(CacheDevice::open(region, backing, binding, options)?))
+    }
+
+    /// As a subject.
+    pub(super) fn subject(
+        &self,
+        policy: &'static str,
+        backing: Arc<dyn BlockDevice>,
+    ) -> Result<Subject> {
+        let region = Some(Arc::clone(&self.region));
+        Ok(Subject { policy, device: self.cache(backing)?, region })
+    }
+}
+
+/// A BTT of `bytes`, every block written once.
+pub(super) fn btt(args: &CacheArgs, bytes: u64) -> Result<Subject> {
+    let region = unnamed_region(&args.dir, &args.media, pool_bytes(bytes))?;
+    let device: Btt = new_btt(&region, PAGE_BYTES)?;
+    filled(Subject { policy: "btt", device: Arc::new(device), region: Some(region) }, bytes)
+}
+
+/// A bare copy with two fences, every block written once.
+pub(super) fn copy(args: &CacheArgs, bytes: u64) -> Result<Subject> {
+    let region = unnamed_region(&args.dir, &args.media, pool_bytes(bytes))?;
+    let device = BareCopy::new(Arc::clone(&region), PAGE_BYTES, true);
+    filled(Subject { policy: "copy", device: Arc::new(device), region: Some(region) }, bytes)
+}
+
+fn filled(subject: Subject, bytes: u64) -> Result<Subject> {
+    writes(Pattern::Sequential, bytes, Stop::Requests(0))
+        .fill(&*subject.device)
+        .map_err(subject.failed())?;
+    Ok(subject)
+}
+
+/// A device of `bytes` that keeps nothing.
+pub(super) fn null(bytes: u64) -> Result<Arc<dyn BlockDevice>> {
+    let failed = |source| BenchError::Device { policy: "null".to_owned(), source };
+    let blocks = bytes / u64::from(PAGE_BYTES);
+    Ok(Arc::new(NullDevice::new(PAGE_BYTES, blocks).map_err(failed)?))
+}
+
+/// The same, as slow as `delays`.
+pub(super) fn slow(bytes: u64, delays: Delays) -> Result<Arc<dyn BlockDevice>> {
+    Ok(Arc::new(Delay::new(null(bytes)?, delays)))
+}
+
+/// Writes of a page by one thread.
+pub(super) fn writes(pattern: Pattern, working_set_bytes: u64, stop: Stop) -> Workload {
+    Workload {
+        pattern,
+        read_pct: 0,
+        block_bytes: PAGE_BYTES,
+        working_set_bytes,
+        threads: 1,
+        iodepth: 1,
+        stop,
+        flush_every: 0,
+        think: Duration::ZERO,
+        bursts: None,
+        tick: Duration::ZERO,
+        seed: 1,
+    }
+}
+
+impl Bench<'_> {
+    /// How long a run takes that has no number of requests.
+    pub(super) fn run_time(&self) -> Stop {
+        Stop::After(Duration::from_secs_f64(self.args.seconds))
+    }
+
+    /// Runs `workload` on `subject`, and collects what it measured under `case`.
+    pub(super) fn turn(
+        &mut self,
+        case: &str,
+        subject: &Subject,
+        workload: &Workload,
+    ) -> Result<()> {
+        let before = subject.traffic();
+        let outcome = workload.run(&*subject.device).map_err(subject.failed())?;
+        let traffic = subject.traffic().zip(before).map(|(after, before)| after.since(before));
+        self.collect(case, subject.policy, workload, &outcome, traffic);
+        Ok(())
+    }
+
+    fn collect(
+        &mut self,
+        case: &str,
+        policy: &str,
+        workload: &Workload,
+        outcome: &Outcome,
+        traffic: Option<Traffic>,
+    ) {
+        let kinds = [(Op::Write, &outcome.write), (Op::Read, &outcome.read)];
+        for (op, latencies) in kinds.into_iter().filter(|(_, latencies)| !latencies.is_empty()) {
+            let key = Key {
+                policy: policy.to_owned(),
+                case: case.to_owned(),
+                op,
+                threads: workload.threads,
+                iodepth: workload.iodepth,
+                block_bytes: u64::from(workload.block_bytes),
+            };
+            let elapsed_s = outcome.elapsed.as_secs_f64();
+            self.collector.add(key, Sample::new(latencies, elapsed_s, traffic));
+        }
+    }
+}
+
+/// A device whose every write is durable when it is answered.
+pub(super) struct Forced(pub(super) Arc<dyn BlockDevice>);
+
+impl BlockDevice for Forced {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Answer {
+        self.0.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> Answer {
+        self.0.write(offset, data, WriteFlags { fua: true })
+    }
+
+    fn flush(&self) -> Answer {
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Answer {
+        self.0.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Answer {
+        self.0.write_zeroes(offset, len, ZeroFlags { fua: true, ..flags })
+    }
+}
+
+/// The backing by itself, each write forced.
+pub(super) fn alone(backing: Arc<dyn BlockDevice>) -> Subject {
+    Subject::plain(super::BACKING, Arc::new(Forced(backing)))
+}

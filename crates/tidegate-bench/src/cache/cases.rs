@@ -1,0 +1,215 @@
+//! Random writes of 4 KiB that miss, that hit, and that evict, in mode wb.
+
+use std::sync::Arc;
+
+use tidegate::device::BlockDevice;
+use tidegate::device::delay::Delays;
+use tidegate::device::memory::MemoryDevice;
+
+use super::bed::{PAGE_BYTES, Pool, Subject, alone, btt, copy, null, slow, writes};
+use super::{Bench, CACHE, Part};
+use crate::error::{BenchError, Result};
+use crate::pattern::Pattern;
+use crate::workload::{Stop, Workload};
+
+/// What happens to a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Its page is not cached, and slots are free.
+    Miss,
+    /// Its page is cached, and dirty.
+    Hit,
+    /// Its page is not cached, and all slots are used.
+    Evict,
+}
+
+/// What a cache stands before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Behind {
+    /// A device that keeps nothing.
+    Null,
+    /// Memory.
+    Memory,
+    /// A device of 20 µs a request.
+    Delay,
+}
+
+/// Size of the backing, in sizes of the cache.
+const BACKING_SIZES: u64 = 4;
+/// Share of the cache that misses and hits use: cleaning begins at half of it.
+const USED_PCT: u64 = 45;
+/// A device of 20 µs a request.
+pub(super) const SLOW: Delays =
+    Delays { read_ns: 20_000, write_ns: 20_000, flush_ns: 20_000, byte_ps: 0 };
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::Miss, Self::Hit, Self::Evict];
+
+    /// The case in rows, before a device that keeps nothing.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Miss => "miss",
+            Self::Hit => "hit",
+            Self::Evict => "evict",
+        }
+    }
+
+    /// The kind of which `case` is one.
+    pub(crate) fn of(case: &str) -> Option<Self> {
+        let first = case.split('-').next();
+        Self::ALL.into_iter().find(|kind| Some(kind.name()) == first)
+    }
+
+    fn part(self) -> Part {
+        match self {
+            Self::Miss => Part::Miss,
+            Self::Hit => Part::Hit,
+            Self::Evict => Part::Evict,
+        }
+    }
+
+    /// What a cache of `size` bytes is given before it is measured.
+    fn before(self, size: u64) -> Option<Workload> {
+        let pages = size / u64::from(PAGE_BYTES);
+        match self {
+            Self::Miss => None,
+            Self::Hit => {
+                let used = pages * USED_PCT / 100;
+                Some(writes(Pattern::Sequential, size * USED_PCT / 100, Stop::Requests(used)))
+            }
+            Self::Evict => {
+                let pattern = Pattern::Scattered { skipped: 0 };
+                let overrun = Stop::Requests(overrun_pages(pages));
+                Some(writes(pattern, size * BACKING_SIZES, overrun))
+            }
+        }
+    }
+
+    /// What is measured on a cache of `size` bytes by `threads`.
+    fn measured(self, size: u64, threads: usize, run_time: Stop) -> Workload {
+        let pages = size / u64::from(PAGE_BYTES);
+        let (skipped, whole) = (0, size * BACKING_SIZES);
+        let workload = match self {
+            Self::Miss => {
+                let each = Stop::Requests(pages * USED_PCT / 100 / threads as u64);
+                writes(Pattern::Scattered { skipped }, whole, each)
+            }
+            Self::Hit => writes(Pattern::Uniform, size * USED_PCT / 100, run_time),
+            Self::Evict => {
+                let skipped = overrun_pages(pages);
+                writes(Pattern::Scattered { skipped }, whole, run_time)
+            }
+        };
+        Workload { threads, ..workload }
+    }
+}
+
+/// Pages after which a cache of `pages` is full.
+fn overrun_pages(pages: u64) -> u64 {
+    pages * 9 / 8
+}
+
+impl Behind {
+    const ALL: [Self; 3] = [Self::Null, Self::Memory, Self::Delay];
+
+    fn case(self, kind: Kind) -> String {
+        match self {
+            Self::Null => kind.name().to_owned(),
+            Self::Memory => format!("{}-memory", kind.name()),
+            Self::Delay => format!("{}-delay", kind.name()),
+        }
+    }
+
+    fn device(self, bytes: u64) -> Result<Arc<dyn BlockDevice>> {
+        let failed = |source| BenchError::Device { policy: "memory".to_owned(), source };
+        match self {
+            Self::Null => null(bytes),
+            Self::Memory => {
+                let blocks = bytes / u64::from(PAGE_BYTES);
+                let device = MemoryDevice::new(PAGE_BYTES, blocks).map_err(failed)?;
+                let all = writes(Pattern::Sequential, bytes, Stop::Requests(0));
+                all.fill(&device).map_err(failed)?;
+                Ok(Arc::new(device))
+            }
+            Self::Delay => slow(bytes, SLOW),
+        }
+    }
+}
+
+/// Measures writes of `kind` before each backing.
+pub(super) fn measure(bench: &mut Bench<'_>, kind: Kind) -> Result<()> {
+    let size = bench.args.size;
+    let pool = Pool::new(bench.args, size)?;
+    for behind in Behind::ALL {
+        let backing = behind.device(size * BACKING_SIZES)?;
+        // The floor and the BTT have no backing, and a device that keeps nothing has no speed.
+        let peers = match behind {
+            Behind::Null => vec![copy(bench.args, size)?, btt(bench.args, size)?],
+            _ => vec![alone(Arc::clone(&backing))],
+        };
+        let case = behind.case(kind);
+        for threads in bench.args.threads.clone() {
+            let run = Run { kind, case: &case, threads, pool: &pool, backing: &backing };
+            run.all(bench, &peers)?;
+        }
+    }
+    Ok(())
+}
+
+/// One case with a number of threads.
+struct Run<'a> {
+    kind: Kind,
+    case: &'a str,
+    threads: usize,
+    pool: &'a Pool,
+    backing: &'a Arc<dyn BlockDevice>,
+}
+
+impl Run<'_> {
+    fn all(&self, bench: &mut Bench<'_>, peers: &[Subject]) -> Result<()> {
+        let (case, threads) = (self.case, self.threads);
+        for repetition in 1..=bench.args.repetitions {
+            let steps = 7 * bench.args.threads.len();
+            for peer in peers {
+                let what = format!("{} {case}, {threads} threads, run {repetition}", peer.policy);
+                bench.step(self.kind.part(), steps, &what);
+                bench.turn(case, peer, &self.workload(bench, peer))?;
+            }
+            let what = format!("{CACHE} {case}, {threads} threads, run {repetition}");
+            bench.step(self.kind.part(), steps, &what);
+            let cache = self.pool.subject(CACHE, Arc::clone(self.backing))?;
+            if let Some(before) = self.kind.before(bench.args.size) {
+                cache.prepare(&before)?;
+            }
+            bench.turn(case, &cache, &self.workload(bench, &cache))?;
+        }
+        Ok(())
+    }
+
+    /// What is measured, within the bounds of `subject`.
+    fn workload(&self, bench: &Bench<'_>, subject: &Subject) -> Workload {
+        let workload = self.kind.measured(bench.args.size, self.threads, bench.run_time());
+        let device_bytes = match subject.policy {
+            "copy" | "btt" => bench.args.size,
+            _ => workload.working_set_bytes,
+        };
+        let working_set_bytes = workload.working_set_bytes.min(device_bytes);
+        Workload { working_set_bytes, ..workload }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_told_by_their_names() {
+        for kind in Kind::ALL {
+            for behind in Behind::ALL {
+                assert_eq!(Kind::of(&behind.case(kind)), Some(kind));
+            }
+        }
+        assert_eq!(Kind::of("read-miss"), None);
+        assert_eq!(Kind::of("missing"), None);
+    }
+}

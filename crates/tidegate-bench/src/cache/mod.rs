@@ -1,0 +1,264 @@
+//! The cache: `bench cache`.
+//!
+//! Invariants:
+//! 1. What is compared takes turns, repetition by repetition.
+//! 2. Each measurement of a cache begins with a pool that was just made, in memory that was touched
+//!    before. The device is dropped after it, so that nothing is cleaned while another is measured.
+//! 3. A device that stands for the backing alone is as durable as the cache: each write is forced.
+//!
+//! Map: `bed` devices and turns; `cases` misses, hits and evictions; `study` the matrix of "When
+//! Caching Systems Meet Emerging Storage Devices" (`HotStorage` 2023); `behind` slow backings;
+//! `zipf` the hit ratio; `served` hits over NBD; `opening` after a crash; `targets`, `tables`.
+
+mod bed;
+mod behind;
+mod cases;
+mod opening;
+mod served;
+pub(crate) mod study;
+pub(crate) mod tables;
+mod targets;
+mod zipf;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use tidegate::pmem::MediaModel;
+use tidegate::size::parse_bytes;
+
+use crate::error::{BenchError, Result};
+use crate::machine::{Machine, is_tmpfs};
+use crate::measure::{Amounts, Collector, Key, Series};
+use crate::output::OutputArgs;
+use crate::progress::Progress;
+pub(crate) use targets::verdicts;
+
+/// The policy of the engine in rows.
+pub(crate) const CACHE: &str = "cache";
+/// The policy of the backing alone in rows.
+pub(crate) const BACKING: &str = "backing";
+/// What the names of all cases begin with, but of misses, hits and evictions.
+const PREFIXES: [&str; 2] = ["cache-", study::PREFIX];
+
+/// Whether `key` is of a measurement of this module.
+pub(crate) fn is_cache(key: &Key) -> bool {
+    let named = PREFIXES.iter().any(|prefix| key.case.starts_with(prefix));
+    named || cases::Kind::of(&key.case).is_some()
+}
+
+/// What can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Writes that miss.
+    Miss,
+    /// Writes of pages that are cached.
+    Hit,
+    /// Writes into a full cache.
+    Evict,
+    /// The matrix of the Open CAS study.
+    Study,
+    /// Hits over NBD.
+    Nbd,
+    /// A full cache before a file and before a slow device.
+    Full,
+    /// Reads that miss.
+    Read,
+    /// The hit ratio of reads by popularity.
+    Zipf,
+    /// Opening after a crash.
+    Open,
+}
+
+/// Arguments of `bench cache`.
+#[derive(Debug, Clone, Args)]
+pub struct CacheArgs {
+    /// What to measure [default: everything]
+    #[arg(long, value_name = "CASE,..", value_delimiter = ',', value_enum)]
+    pub only: Vec<Part>,
+    /// Medium that the memory stands for: dram, optane, cxl, with ,KEY=NUMBER for other numbers
+    #[arg(long, value_name = "MODEL", default_value = "dram")]
+    pub media: MediaModel,
+    /// Threads that write, one case for each number
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2")]
+    pub threads: Vec<usize>,
+    /// Seconds of a run that has no number of requests
+    #[arg(long, value_name = "S", default_value_t = 0.2)]
+    pub seconds: f64,
+    /// Runs of each case, policies taking turns
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub repetitions: u32,
+    /// Size of the cache; the study's is a quarter of it
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_bytes)]
+    pub size: u64,
+    /// Size of the pool that is opened after a crash, all of it used
+    #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = parse_bytes)]
+    pub open_size: u64,
+    /// Directory of the pools: a tmpfs, or a file system on persistent memory
+    #[arg(long, default_value = "/dev/shm")]
+    pub dir: PathBuf,
+    /// Directory of the file behind a full cache: on a disk
+    #[arg(long, default_value = "/var/tmp")]
+    pub files: PathBuf,
+    /// Where results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// The smallest cache that is measured, so that a quarter of it has slots for a large write.
+const SIZE_MIN_BYTES: u64 = 16 << 20;
+
+impl CacheArgs {
+    /// What the measurement runs on.
+    pub(crate) fn machine(&self) -> Machine {
+        Machine::of(&self.dir, &self.media, self.seconds, self.repetitions)
+    }
+
+    /// Time that [`measure`](Self::measure) should take.
+    pub fn planned(&self) -> Duration {
+        self.parts().into_iter().map(|part| self.planned_for(part)).sum()
+    }
+
+    /// Whether all is there that [`measure`](Self::measure) will need, and the request makes sense.
+    ///
+    /// # Errors
+    /// [`BenchError::Usage`], [`BenchError::Missing`].
+    pub fn check(&self) -> Result<()> {
+        let usage = |message: String| Err(BenchError::Usage(message));
+        if !(self.seconds > 0.0 && self.seconds < 3600.0) {
+            return usage("--seconds: expected more than 0 and less than an hour".to_owned());
+        }
+        if self.repetitions == 0 || self.threads.contains(&0) {
+            return usage("--repetitions and --threads: expected at least 1".to_owned());
+        }
+        if self.size < SIZE_MIN_BYTES || self.open_size < SIZE_MIN_BYTES {
+            return usage("--size and --open-size: expected at least 16M".to_owned());
+        }
+        let parts = self.parts();
+        if parts.contains(&Part::Full) && is_tmpfs(&self.files) {
+            let dir = self.files.display();
+            return usage(format!("--files {dir}: is a tmpfs; name a directory on a disk"));
+        }
+        if parts.contains(&Part::Nbd) { served::find_programs(self) } else { Ok(()) }
+    }
+
+    /// Measures all parts that are asked for.
+    ///
+    /// # Errors
+    /// As for [`check`](Self::check), and those of the devices.
+    pub fn measure(&self, progress: &mut Progress) -> Result<(Vec<Series>, CacheReport)> {
+        self.check()?;
+        let (collector, found) = (Collector::default(), CacheReport::of(self.machine()));
+        let mut bench = Bench { args: self, progress, collector, found };
+        for part in self.parts() {
+            bench.measure(part)?;
+        }
+        Ok((bench.collector.into_series(), bench.found))
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        if self.only.is_empty() { Part::value_variants().to_vec() } else { self.only.clone() }
+    }
+
+    fn planned_for(&self, part: Part) -> Duration {
+        // Pages of the cache, each written a few times in a repetition.
+        let pages = Duration::from_nanos(self.size / 4096 * 1000);
+        let runs = |count: f64| Duration::from_secs_f64(self.seconds * count);
+        let threads = u32::try_from(self.threads.len()).unwrap_or(u32::MAX);
+        let each = match part {
+            Part::Miss => pages * 4 * threads,
+            Part::Hit | Part::Evict => (pages * 4 + runs(7.0)) * threads,
+            Part::Study => pages * 120,
+            Part::Nbd => return served::planned(self),
+            Part::Full => pages * 40 + runs(6.0 * behind::LONGER),
+            Part::Read => runs(2.0),
+            Part::Zipf => pages * 40,
+            Part::Open => return opening::planned(self),
+        };
+        each * self.repetitions
+    }
+}
+
+/// What a run found about caches besides latencies; empty where it was not measured.
+#[derive(Debug, Clone, Default)]
+pub struct CacheReport {
+    /// What it was measured on, for how long.
+    pub machine: Option<Machine>,
+    /// Numbers that are no latencies.
+    pub amounts: Amounts,
+}
+
+impl CacheReport {
+    fn of(machine: Machine) -> Self {
+        Self { machine: Some(machine), amounts: Amounts::default() }
+    }
+}
+
+/// A run through the parts.
+struct Bench<'a> {
+    args: &'a CacheArgs,
+    progress: &'a mut Progress,
+    collector: Collector,
+    found: CacheReport,
+}
+
+impl Bench<'_> {
+    fn measure(&mut self, part: Part) -> Result<()> {
+        match part {
+            Part::Miss => cases::measure(self, cases::Kind::Miss),
+            Part::Hit => cases::measure(self, cases::Kind::Hit),
+            Part::Evict => cases::measure(self, cases::Kind::Evict),
+            Part::Study => study::measure(self),
+            Part::Nbd => served::measure(self),
+            Part::Full => behind::full(self),
+            Part::Read => behind::reads(self),
+            Part::Zipf => zipf::measure(self),
+            Part::Open => opening::measure(self),
+        }
+    }
+
+    /// Says what runs now; `steps` are those of a repetition of `part`.
+    fn step(&mut self, part: Part, steps: usize, what: &str) {
+        let steps = u32::try_from(steps).unwrap_or(u32::MAX).saturating_mul(self.args.repetitions);
+        self.progress.step(what, self.args.planned_for(part) / steps.max(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: CacheArgs,
+    }
+
+    fn args(line: &str) -> CacheArgs {
+        Line::try_parse_from(std::iter::once("x").chain(line.split_whitespace())).unwrap().args
+    }
+
+    #[test]
+    fn the_whole_takes_less_than_two_minutes() {
+        let planned = args("").planned();
+        assert!(planned < Duration::from_secs(120), "{planned:?}");
+    }
+
+    #[test]
+    fn cases_can_be_chosen() {
+        assert_eq!(args("--only miss,evict").parts(), [Part::Miss, Part::Evict]);
+        assert_eq!(args("").parts().len(), Part::value_variants().len());
+    }
+
+    #[test]
+    fn numbers_that_measure_nothing_are_refused() {
+        for line in
+            ["--seconds 0", "--repetitions 0", "--threads 0", "--size 1M", "--files /dev/shm"]
+        {
+            let wrong = args(&format!("--only full {line}")).check();
+            assert!(wrong.is_err_and(|error| error.is_usage()), "{line}");
+        }
+    }
+}

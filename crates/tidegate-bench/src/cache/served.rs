@@ -1,0 +1,54 @@
+//! Hits over NBD: `tidegate serve` of a cache beside that of a BTT.
+
+use std::time::Duration;
+
+use super::{Bench, CacheArgs};
+use crate::common::CommonArgs;
+use crate::error::Result;
+use crate::measure::{Key, Series};
+use crate::nbd::{self, NbdArgs, Policy};
+use crate::output::OutputArgs;
+
+/// What the names of the cases begin with.
+pub(super) const PREFIX: &str = "cache-";
+/// Seconds that fio runs, at least: it starts and stops in half of one.
+const SECONDS_MIN: f64 = 0.4;
+
+/// The options of `bench nbd` for this part.
+fn options(args: &CacheArgs) -> NbdArgs {
+    NbdArgs {
+        policies: vec![Policy::Btt, Policy::Cache],
+        threads: vec![1],
+        iodepth: vec![1, 32],
+        server: None,
+        common: CommonArgs {
+            media: args.media.clone(),
+            seconds: Some(args.seconds.max(SECONDS_MIN)),
+            repetitions: args.repetitions,
+            size: args.size,
+            dir: args.dir.clone(),
+        },
+        output: OutputArgs::default(),
+    }
+}
+
+/// Time that [`measure`] should take.
+pub(super) fn planned(args: &CacheArgs) -> Duration {
+    nbd::planned_hits(&options(args))
+}
+
+/// Whether all programs are there.
+pub(super) fn find_programs(args: &CacheArgs) -> Result<()> {
+    nbd::find_programs(&options(args))
+}
+
+/// Measures random writes and reads of pages that are cached.
+pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
+    for Series { key, samples } in nbd::hits(&options(bench.args), bench.progress)? {
+        for sample in samples {
+            let key = Key { case: format!("{PREFIX}{}", key.case), ..key.clone() };
+            bench.collector.add(key, sample);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! The matrix of Lin et al., "When Caching Systems Meet Emerging Storage Devices: A Case Study"
+//! (`HotStorage` 2023): a file of a size below or above that of the cache is written twice, in
+//! order, by writes of one size.
+//!
+//! The study's cache has 4 GiB and lines of 4, 16 and 64 KiB, and its cleaner was off. Ours has one
+//! line size, pages of 4 KiB, and cleans as it does for users.
+
+use std::sync::Arc;
+
+use tidegate::device::BlockDevice;
+use tidegate::device::delay::Delays;
+
+use super::bed::{Pool, Subject, alone, btt, slow, writes};
+use super::{Bench, CACHE, Part};
+use crate::error::Result;
+use crate::figures::{Column, Figure, Style};
+use crate::measure::{Key, Op, Sample, Series, Traffic};
+use crate::pattern::Pattern;
+use crate::plan::size_name;
+use crate::table::Table;
+use crate::workload::{Stop, Workload};
+
+/// What the names of the cases begin with.
+pub(super) const PREFIX: &str = "study-";
+
+/// Sizes of a write.
+pub(super) const WRITES_BYTES: [u32; 5] = [4 << 10, 16 << 10, 64 << 10, 512 << 10, 1 << 20];
+/// Sizes of the file, as shares of the cache.
+pub(super) const FILES_PCT: [u64; 4] = [50, 75, 125, 150];
+/// The share of `--size` that the cache of the study has.
+const SHARE: u64 = 4;
+/// A disk that loses nothing that it acknowledged: 20 µs a request, 1.4 GB/s.
+pub(super) const DISK: Delays =
+    Delays { read_ns: 20_000, write_ns: 20_000, flush_ns: 0, byte_ps: 714 };
+
+/// Whether `key` is of a cell of the matrix.
+pub(crate) fn is_study(key: &Key) -> bool {
+    key.case.starts_with(PREFIX)
+}
+
+/// Once over the file, or once more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    First,
+    Second,
+}
+
+impl Access {
+    pub(super) const ALL: [Self; 2] = [Self::First, Self::Second];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::First => "1st",
+            Self::Second => "2nd",
+        }
+    }
+}
+
+/// The case of an access to a file of `file_pct` percent of the cache.
+pub(super) fn case(file_pct: u64, access: Access) -> String {
+    format!("{PREFIX}{file_pct}pct-{}", access.name())
+}
+
+/// Measures the matrix.
+pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
+    let size = bench.args.size / SHARE;
+    let pool = Pool::new(bench.args, size)?;
+    let largest = size * 2;
+    let backing = slow(largest, DISK)?;
+    let peers = [btt(bench.args, largest)?, alone(Arc::clone(&backing))];
+    for block_bytes in WRITES_BYTES {
+        for file_pct in FILES_PCT {
+            let file_bytes = size * file_pct / 100;
+            let requests = Stop::Requests(file_bytes / u64::from(block_bytes));
+            let workload = writes(Pattern::Sequential, file_bytes, requests);
+            let file = File { file_pct, workload: Workload { block_bytes, ..workload } };
+            file.all(bench, &pool, &backing, &peers)?;
+        }
+    }
+    Ok(())
+}
+
+/// One file, written by writes of one size.
+struct File {
+    file_pct: u64,
+    workload: Workload,
+}
+
+impl File {
+    fn all(
+        &self,
+        bench: &mut Bench<'_>,
+        pool: &Pool,
+        backing: &Arc<dyn BlockDevice>,
+        peers: &[Subject],
+    ) -> Result<()> {
+        for repetition in 1..=bench.args.repetitions {
+            for peer in peers {
+                self.twice(bench, peer, repetition)?;
+            }
+            let cache = pool.subject(CACHE, Arc::clone(backing))?;
+            self.twice(bench, &cache, repetition)?;
+        }
+        Ok(())
+    }
+
+    fn twice(&self, bench: &mut Bench<'_>, subject: &Subject, repetition: u32) -> Result<()> {
+        let steps = WRITES_BYTES.len() * FILES_PCT.len() * 3;
+        let size = size_name(u64::from(self.workload.block_bytes));
+        let (policy, pct) = (subject.policy, self.file_pct);
+        let what = format!("{policy} file of {pct} %, writes of {size}, run {repetition}");
+        bench.step(Part::Study, steps, &what);
+        for access in Access::ALL {
+            bench.turn(&case(self.file_pct, access), subject, &self.workload)?;
+        }
+        Ok(())
+    }
+}
+
+/// The curves: for each size of a write the speed by file and access.
+pub(crate) fn figures() -> Vec<Figure> {
+    const NAMES: [&str; 5] = ["study-4k", "study-16k", "study-64k", "study-512k", "study-1m"];
+    const TITLES: [&str; 5] = [
+        "Writes of 4 KiB, MB/s",
+        "Writes of 16 KiB, MB/s",
+        "Writes of 64 KiB, MB/s",
+        "Writes of 512 KiB, MB/s",
+        "Writes of 1 MiB, MB/s",
+    ];
+    let figure = |((name, title), block_bytes): ((&'static str, &'static str), u32)| {
+        let block_bytes = u64::from(block_bytes);
+        let column = |(access, file_pct): (Access, u64)| {
+            let label = format!("{file_pct} % {}", access.name());
+            Column::new(label, case(file_pct, access), Op::Write, 1, 1).of_blocks(block_bytes)
+        };
+        let all = Access::ALL.into_iter().flat_map(|it| FILES_PCT.map(|pct| (it, pct)));
+        Figure {
+            name,
+            title,
+            axis: "size of the file in percent of the cache, and access",
+            policies: vec![CACHE, "btt", super::BACKING],
+            columns: all.map(column).collect(),
+            value: |sample: &Sample| sample.ops_per_s,
+            scale: block_bytes as f64 / 1e6,
+            style: Style::Lines,
+        }
+    };
+    NAMES.into_iter().zip(TITLES).zip(WRITES_BYTES).map(figure).collect()
+}
+
+/// What the study says of Open CAS where a write is one line, by sizes of 4, 16 and 64 KiB.
+const OPEN_CAS: &str = "Open CAS, in the study";
+/// By how much the first access is slower than the second, below the capacity, in percent: an
+/// Optane before a PM9A3 (3.3.1).
+const GAP_PCT: [f64; 3] = [40.0, 25.0, 14.0];
+/// Bytes of metadata of a miss: a block of 4 KiB (3.3.1).
+const MISS_METADATA_BYTES: f64 = 4096.0;
+/// Of a miss that evicts: two of them (3.3.2).
+const EVICT_METADATA_BYTES: f64 = 8192.0;
+
+/// Our figures beside those that the study prints.
+pub(crate) fn table(series: &[Series]) -> Table {
+    let headers = ["what", "of", "4 KiB", "16 KiB", "64 KiB"];
+    let mut table = Table::new("study-paper", "Beside the figures of the study", &headers);
+    let sizes = [WRITES_BYTES[0], WRITES_BYTES[1], WRITES_BYTES[2]].map(u64::from);
+    let cell = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.2}"));
+    let mut push = |what: &str, ours: [Option<f64>; 3], theirs: [f64; 3]| {
+        if ours.iter().all(Option::is_none) {
+            return;
+        }
+        for (of, values) in [(CACHE, ours), (OPEN_CAS, theirs.map(Some))] {
+            let cells = [what.to_owned(), of.to_owned()].into_iter().chain(values.map(cell));
+            table.push(cells.collect());
+        }
+    };
+    let (below, above) = (FILES_PCT[0], FILES_PCT[2]);
+    let amplified = |bytes: f64| sizes.map(|size| 1.0 + bytes / size as f64);
+    let gaps = sizes.map(|size| gap_pct(series, below, size));
+    push("1st access slower than the 2nd, file of 50 %, in %", gaps, GAP_PCT);
+    let missed = sizes.map(|size| amplification(series, &case(below, Access::First), size));
+    push("bytes to the memory a byte, 1st access, 50 %", missed, amplified(MISS_METADATA_BYTES));
+    let hit = sizes.map(|size| amplification(series, &case(below, Access::Second), size));
+    push("bytes to the memory a byte, 2nd access, 50 %", hit, [1.0; 3]);
+    let evicted = sizes.map(|size| amplification(series, &case(above, Access::Second), size));
+    push("bytes to the memory a byte, 2nd access, 125 %", evicted, amplified(EVICT_METADATA_BYTES));
+    table
+}
+
+/// The series of `policy` in `case` with writes of `block_bytes`.
+pub(super) fn find<'a>(
+    series: &'a [Series],
+    policy: &str,
+    case: &str,
+    block_bytes: u64,
+) -> Option<&'a Series> {
+    series.iter().find(|it| {
+        let key = &it.key;
+        (key.policy.as_str(), key.case.as_str(), key.block_bytes) == (policy, case, block_bytes)
+    })
+}
+
+fn gap_pct(series: &[Series], file_pct: u64, block_bytes: u64) -> Option<f64> {
+    let of = |access| find(series, CACHE, &case(file_pct, access), block_bytes);
+    let ratio = of(Access::First)?.ratio(of(Access::Second)?, |sample| sample.ops_per_s)?;
+    Some((1.0 - ratio.median) * 100.0)
+}
+
+fn amplification(series: &[Series], case: &str, block_bytes: u64) -> Option<f64> {
+    let all = |traffic: &Traffic| traffic.data_bytes + traffic.metadata_bytes;
+    let found = find(series, CACHE, case, block_bytes)?;
+    found.traffic_per_op(all).map(|bytes| bytes / block_bytes as f64)
+}
