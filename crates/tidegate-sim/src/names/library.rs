@@ -8,6 +8,7 @@
 //! - B2: a change of names of a covered file is recorded before it is made, if nothing is pending.
 //! - B3: any other change that touches a file with names in the log first makes it leave.
 //! - B4: the creation of a regular file holds up a sync of a directory only.
+//! - B5: a sync behind a recorded change of names is answered only if nothing is pending.
 
 use std::collections::BTreeMap;
 

@@ -7,13 +7,14 @@
 //! recovery runs, interrupted at random, and what it leaves must be a state that the twin could
 //! have left. The rules are in docs/decisions/run-logs-what-was-synced.md.
 //!
-//! - [`kernel`]: names, a page cache, a journal;
-//! - [`library`]: which syncs the log answers, and its records;
-//! - [`recovery`]: what is made of the records;
-//! - [`judge`]: which states are allowed.
+//! - `kernel.rs`: names, a page cache, a journal;
+//! - `library.rs`: which syncs the log answers, and its records;
+//! - `recovery.rs`: what is made of the records;
+//! - `judge.rs`: which states are allowed.
 //!
-//! Left to the model of bytes and sizes ([`run`](crate::run)): growth, marks, torn records. Left
-//! to paper: concurrency, inode numbers that are used again, directories that are moved.
+//! Left to the model of bytes and sizes ([`run`](crate::run)): ranges, sizes, torn records. Left to
+//! paper: concurrency, inode numbers that are used again, directories that are moved, and outsiders
+//! that remove one of two names or take a name that the log knows.
 
 mod judge;
 mod kernel;
