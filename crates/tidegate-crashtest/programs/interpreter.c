@@ -163,6 +163,10 @@ static off_t size_of(int fd)
 }
 
 static int do_create(void) { return open_as(path(0), O_RDWR | O_CREAT | O_EXCL) < 0 ? -1 : 0; }
+static int do_new(void)
+{
+    return write_at(open_as(path(0), O_RDWR | O_CREAT | O_EXCL), 0, value(1));
+}
 static int do_write(void) { await_tick(); return write_at(existing(path(0)), value(1), value(2)); }
 
 static int do_append(void)
@@ -461,7 +465,8 @@ static int do_writeback(void)
 }
 
 static const struct { const char *name; int arguments, is_sync; int (*run)(void); } operations[] = {
-    { "create", 1, 0, do_create }, { "write", 3, 0, do_write }, { "append", 2, 0, do_append },
+    { "create", 1, 0, do_create }, { "new", 2, 0, do_new },
+    { "write", 3, 0, do_write }, { "append", 2, 0, do_append },
     { "truncate", 2, 0, do_truncate }, { "truncate-open", 2, 0, do_truncate_open },
     { "fallocate", 4, 0, do_fallocate }, { "link", 2, 0, do_link }, { "symlink", 2, 0, do_symlink },
     { "unlink", 1, 0, do_unlink }, { "rename", 2, 0, do_rename }, { "exchange", 2, 0, do_exchange },

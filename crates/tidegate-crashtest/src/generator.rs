@@ -145,6 +145,7 @@ impl Subject<'_> {
 fn add_creations(free: Option<&String>, operations: &mut Vec<Operation>) {
     let Some(path) = free else { return };
     operations.push(Operation::Create { path: path.clone() });
+    operations.push(Operation::New { path: path.clone(), length: 5000 });
     operations.push(Operation::Stdio { path: path.clone(), length: 3000 });
     for synced in [false, true] {
         operations.push(Operation::Tmpfile { path: path.clone(), length: 5000, synced });
@@ -198,6 +199,7 @@ fn syncs(model: &Model, operation: &Operation) -> Vec<Option<Sync>> {
 fn concerned(operation: &Operation) -> (Option<&str>, Vec<&str>) {
     match operation {
         Operation::Create { path }
+        | Operation::New { path, .. }
         | Operation::Tmpfile { path, .. }
         | Operation::Stdio { path, .. }
         | Operation::Write { path, .. }
@@ -348,7 +350,7 @@ mod tests {
                 _ => None,
             })
             .collect();
-        assert_eq!(names.len(), 34, "{names:?}");
+        assert_eq!(names.len(), 35, "{names:?}");
         let variants: Vec<Sequence> = all.iter().flat_map(with_outside).collect();
         let texts: BTreeSet<String> = variants.iter().map(ToString::to_string).collect();
         println!("{} of length 1, {} with actions from outside", all.len(), variants.len());

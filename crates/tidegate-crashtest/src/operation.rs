@@ -98,6 +98,8 @@ impl FallocateMode {
 pub enum Operation {
     /// `open(O_CREAT | O_EXCL)`.
     Create { path: String },
+    /// `open(O_CREAT | O_EXCL)`, then a write.
+    New { path: String, length: u64 },
     /// Writes into an existing file, also behind its end.
     Write { by: WriteBy, path: String, offset: u64, length: u64 },
     /// Writes at the end.
@@ -138,6 +140,7 @@ impl fmt::Display for Operation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Create { path } => write!(out, "create {path}"),
+            Self::New { path, length } => write!(out, "new {path} {length}"),
             Self::Write { by, path, offset, length } => {
                 write!(out, "{} {path} {offset} {length}", by.name())
             }
@@ -212,6 +215,7 @@ impl Operation {
         }
         Ok(match name {
             "create" => Self::Create { path: path(1)? },
+            "new" => Self::New { path: path(1)?, length: number(2)? },
             "append" => Self::Append { path: path(1)?, length: number(2)? },
             "stdio" => Self::Stdio { path: path(1)?, length: number(2)? },
             "truncate" => Self::Truncate { path: path(1)?, size: number(2)? },

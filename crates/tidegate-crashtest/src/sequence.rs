@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_sequence_survives_its_text_form() {
-        let text = "hold\ncreate d0/B\nfork write d0/B 0 100\nfallocate d0/A punch 1 2\nfsync .\n\
+        let text = "hold\ncreate d0/B\nnew d1/A 10\nfork write d0/B 0 100\nfallocate d0/A punch 1 2\nfsync .\n\
                     outside writeback d0/A\ntmpfile d1/A 10 fsync\nuring-rename d0/A d1/B\nsync\n\
                     chmod d0/B 640\nsplice d0/A d0/B\nstatic write d0/A 5 6\noutside commit\n";
         let sequence: Sequence = text.parse().unwrap();

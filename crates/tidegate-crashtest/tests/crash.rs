@@ -127,3 +127,23 @@ fn what_was_once_worse_under_run_is_not() {
         assert_none(&report);
     }
 }
+
+/// What deliveries of mail, editors, package managers and `SQLite` do with new files.
+#[test]
+fn new_files_and_their_names_are_as_plain_file_systems_leave_them() {
+    let sequences = [
+        "new d0/B 5000; fsync .; link d0/B d1/A; unlink d0/B; fsync d1",
+        "hold; new d0/B 5000; fsync .; rename d0/B d0/A; fsync d0",
+        "new d0/B 5000; chmod d0/B 600; fsync d0/B; rename d0/B d0/A; new d0/B 100; fsync .",
+        "hold; fsync d0/A; new d0/B 5000; fsync d0/B; fsync d0; write d0/A 4096 4096; \
+         fdatasync d0/A; unlink d0/B; fsync d0",
+        "new d0/B 5000; mkdir d2; fsync d0/B; rename d0/B d2/A; fsync d2",
+        "new d0/B 5000; new d1/A 5000; fsync d0/B; rename d0/B d1/A; fsync d1",
+    ];
+    for kind in [Kind::Ext4, Kind::Xfs] {
+        for runner in [Runner::Plain, run()] {
+            let tests = sequences.map(|text| at_every_step(text.parse().expect("it is valid")));
+            assert_none(&test(kind, runner, None, tests.to_vec()));
+        }
+    }
+}

@@ -183,3 +183,23 @@ fn a_file_that_was_never_synced_is_unordered_under_run() {
     let model = Model::behind(Kind::Ext4, &synced).unwrap();
     assert!(!model.judge(&without, true).is_allowed());
 }
+
+#[test]
+fn a_new_file_is_where_its_sync_and_its_rename_left_it() {
+    let whole = bytes(1, 0, 5000);
+    let mut delivered = initial();
+    delivered.insert("d0/B".into(), file(whole.clone()));
+    let replaced = with_a(whole);
+    allowed("new d0/B 5000; fsync .", &delivered);
+    forbidden("new d0/B 5000; fsync .", &initial());
+    let sequence = "new d0/B 5000; fsync .; rename d0/B d0/A";
+    allowed(sequence, &delivered);
+    allowed(sequence, &replaced);
+    forbidden(sequence, &with_a(Vec::new()));
+    let synced = format!("{sequence}; fsync d0");
+    allowed(&synced, &replaced);
+    forbidden(&synced, &delivered);
+    let unlinked = "new d0/B 5000; fsync .; unlink d0/B; fsync d0";
+    allowed(unlinked, &initial());
+    forbidden(unlinked, &delivered);
+}

@@ -14,6 +14,7 @@
 //! - [`kernel`]: the recovery of other implementations, as a second judge;
 //! - [`mutations`]: planted bugs that the simulator must find;
 //! - [`subject`], [`log`], [`cache`], [`run`], [`toy`]: what can be tested;
+//! - [`names`]: the model of a part of `tidegate run` that is not built;
 //! - seeds come from [`random`].
 
 pub mod cache;
@@ -28,6 +29,7 @@ pub mod log;
 pub mod medium;
 pub mod model;
 pub mod mutations;
+pub mod names;
 pub mod random;
 pub mod run;
 pub mod scheduler;

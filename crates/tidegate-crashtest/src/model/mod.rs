@@ -285,6 +285,10 @@ impl Model {
     fn operate(&mut self, operation: &Operation) -> Result<()> {
         match operation {
             Operation::Create { path } => self.last = Some(self.create_file(path)?),
+            Operation::New { path, length } => {
+                let id = self.create_file(path)?;
+                self.append(id, *length);
+            }
             Operation::Write { by, path, offset, length } => {
                 self.write_by(*by, path, *offset, *length)?;
             }

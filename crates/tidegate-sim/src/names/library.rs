@@ -1,0 +1,401 @@
+//! What the preload library and the supervisor do: which syncs and changes of names the log
+//! answers, and what its records say.
+//!
+//! A file's *story* is all that the log has of it. Rules (the numbers are those of
+//! docs/decisions/run-logs-what-was-synced.md, stage B):
+//! - B1: a new file is admitted by a record, if nothing else is pending and its names never
+//!   changed.
+//! - B2: a change of names of a covered file is recorded before it is made, if nothing is pending.
+//! - B3: any other change that touches a file with names in the log first makes it leave.
+//! - B4: the creation of a regular file holds up a sync of a directory only.
+//! - B5: a sync behind a recorded change of names is answered only if nothing is pending.
+
+use std::collections::BTreeMap;
+
+use super::kernel::{Inode, Kernel, Slot};
+use super::{NamesFault, directory_of};
+
+/// A change of names among covered files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NameChange {
+    Link { to: Slot },
+    Unlink { from: Slot },
+    Rename { from: Slot, to: Slot, replaced: Option<Inode> },
+}
+
+impl NameChange {
+    /// How many names the file has after the change, if it has so many before.
+    fn links_after(self, links: usize) -> usize {
+        match self {
+            Self::Link { .. } => links + 1,
+            Self::Unlink { .. } => links - 1,
+            Self::Rename { .. } => links,
+        }
+    }
+}
+
+/// What the log has of a file's admission.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Made {
+    pub(super) slot: Slot,
+    pub(super) mode: usize,
+    pub(super) version: usize,
+    /// When the slot's directory was changed last, as far as the program could see.
+    pub(super) directory_changed_at: usize,
+}
+
+/// A record.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Record {
+    /// All of a file, which can be made again from it.
+    Make { inode: Inode, made: Made },
+    /// The file was made durable by a real sync; the log answers for it from now on.
+    Cover { inode: Inode },
+    /// Bytes of a covered file; the first ones make it grow.
+    Write { inode: Inode, version: usize, grows: bool },
+    /// What grew before is promised.
+    Mark { inode: Inode },
+    /// A change of the names of a covered file, and how many names it has after that.
+    Name { inode: Inode, change: NameChange, links: usize },
+    /// All of the file was made durable; what the log has of it counts no more.
+    Leave { inode: Inode },
+}
+
+/// What the library knows of a file.
+#[allow(clippy::struct_excessive_bools, reason = "each is about something else")]
+#[derive(Debug, Clone, Copy, Default)]
+struct Known {
+    is_covered: bool,
+    /// The tree created it at this slot, and since then its names were not changed.
+    created_at: Option<Slot>,
+    /// The log has changes of its names, or its creation.
+    has_names: bool,
+    is_written: bool,
+    /// A record has changed its names since its last sync, which would commit that.
+    was_named: bool,
+    /// It grew, and neither a mark nor a real sync came since.
+    has_grown: bool,
+    /// Its names or attributes were changed, and no record says so.
+    has_own_change: bool,
+    /// Number of the journal's changes when it was changed last, as far as that was seen.
+    last_change: usize,
+}
+
+/// A change of names or attributes that no record has.
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    change: usize,
+    /// The file whose next sync makes it durable, if there is one.
+    owner: Option<Inode>,
+}
+
+/// How a program calls for a change of names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Called {
+    /// By a call that can be recorded.
+    Simply,
+    /// By one that cannot, as an exchange.
+    Otherwise,
+}
+
+#[derive(Debug)]
+pub(super) struct Library {
+    pub(super) log: Vec<Record>,
+    /// The kernel at the time of each record of the last step, which a power cut may interrupt.
+    pub(super) at_records: Option<Vec<Kernel>>,
+    files: BTreeMap<Inode, Known>,
+    pending: Vec<Pending>,
+    /// Creations of files that were not synced since.
+    creations: Vec<Pending>,
+    /// Number of the journal's changes that are known to be on the disk.
+    committed: usize,
+    fault: NamesFault,
+}
+
+impl Library {
+    pub(super) fn new(fault: NamesFault) -> Self {
+        Self {
+            log: Vec::new(),
+            at_records: None,
+            files: BTreeMap::new(),
+            pending: Vec::new(),
+            creations: Vec::new(),
+            committed: 0,
+            fault,
+        }
+    }
+
+    fn append(&mut self, kernel: &Kernel, record: Record) {
+        if let Some(at_records) = &mut self.at_records {
+            at_records.push(kernel.clone());
+        }
+        self.log.push(record);
+    }
+
+    fn known(&mut self, inode: Inode) -> &mut Known {
+        self.files.entry(inode).or_default()
+    }
+
+    /// Something is pending that a sync of `except` alone would not make durable.
+    fn is_pending(&self, except: Option<Inode>) -> bool {
+        self.pending.iter().any(|pending| {
+            pending.change > self.committed && (except.is_none() || pending.owner != except)
+        })
+    }
+
+    /// Notes a change of names or attributes that was just made and not recorded.
+    fn note_plain(&mut self, kernel: &Kernel, owner: Option<Inode>) {
+        let change = kernel.changes();
+        self.pending.push(Pending { change, owner });
+        if let Some(inode) = owner {
+            let known = self.known(inode);
+            known.has_own_change = true;
+            known.last_change = change;
+        }
+    }
+
+    pub(super) fn created(&mut self, kernel: &Kernel, inode: Inode, slot: Slot, is_seen: bool) {
+        let change = kernel.changes();
+        if is_seen {
+            self.known(inode).created_at = Some(slot);
+            self.known(inode).last_change = change;
+            self.creations.push(Pending { change, owner: Some(inode) });
+        } else {
+            self.note_plain(kernel, Some(inode));
+        }
+    }
+
+    pub(super) fn other_changed(&mut self, kernel: &Kernel) {
+        self.note_plain(kernel, None);
+    }
+
+    /// To be called before the kernel's write.
+    pub(super) fn write(&mut self, kernel: &Kernel, inode: Inode, version: usize) {
+        let (change, grows) = (kernel.changes(), kernel.version(inode) == 0);
+        let known = self.known(inode);
+        known.is_written = true;
+        if known.is_covered {
+            known.last_change = change;
+            known.has_grown |= grows;
+            self.append(kernel, Record::Write { inode, version, grows });
+        }
+    }
+
+    pub(super) fn set_mode(&mut self, both: &mut Both, inode: Inode, mode: usize) {
+        self.touch(both, inode);
+        both.each(|kernel| kernel.set_mode(inode, mode));
+        self.note_plain(&both.kernel, Some(inode));
+    }
+
+    /// Makes a change of names, recorded or not.
+    pub(super) fn change_names(
+        &mut self,
+        both: &mut Both,
+        inode: Inode,
+        (change, called): (NameChange, Called),
+    ) {
+        let replaced = match change {
+            NameChange::Rename { replaced, .. } => replaced,
+            _ => None,
+        };
+        let is_recorded =
+            called == Called::Simply && self.may_record(&both.kernel, inode, replaced);
+        if is_recorded {
+            // With its new name the file system may have allocated what it grew by.
+            self.mark(&both.kernel, inode);
+            let links = change.links_after(both.kernel.present().links(inode));
+            self.append(&both.kernel, Record::Name { inode, change, links });
+            self.known(inode).has_names = true;
+        } else {
+            [Some(inode), replaced].into_iter().flatten().for_each(|inode| self.touch(both, inode));
+        }
+        both.each(|kernel| match change {
+            NameChange::Link { to } => kernel.link(inode, to),
+            NameChange::Unlink { from } => kernel.unlink(from),
+            NameChange::Rename { from, to, .. } => kernel.rename(inode, from, to),
+        });
+        if is_recorded {
+            self.known(inode).last_change = both.kernel.changes();
+            self.known(inode).was_named = true;
+        } else {
+            self.known(inode).created_at = None;
+            self.note_plain(&both.kernel, Some(inode));
+            if let Some(replaced) = replaced {
+                self.known(replaced).created_at = None;
+                self.known(replaced).has_own_change = true;
+                self.known(replaced).last_change = both.kernel.changes();
+            }
+        }
+        for inode in [Some(inode), replaced].into_iter().flatten() {
+            if both.kernel.present().links(inode) == 0 {
+                self.files.remove(&inode);
+            }
+        }
+    }
+
+    fn mark(&mut self, kernel: &Kernel, inode: Inode) {
+        if std::mem::take(&mut self.known(inode).has_grown) {
+            self.append(kernel, Record::Mark { inode });
+        }
+    }
+
+    /// Rule B2.
+    fn may_record(&mut self, kernel: &Kernel, inode: Inode, replaced: Option<Inode>) -> bool {
+        let (fault, known) = (self.fault, *self.known(inode));
+        let is_whole = known.is_covered || fault == NamesFault::NameOfPlainFile;
+        let is_quiet = !self.is_pending(None) || fault == NamesFault::NameWhilePending;
+        // What is replaced ends here, and never comes back.
+        let ends = |other| kernel.present().links(other) == 1 || fault == NamesFault::ReplacedLives;
+        is_whole && is_quiet && !known.has_own_change && replaced.is_none_or(ends)
+    }
+
+    /// Rule B3: an unrecorded change is about to touch the file.
+    fn touch(&mut self, both: &mut Both, inode: Inode) {
+        if self.known(inode).has_names && self.fault != NamesFault::TouchedWithoutLeave {
+            self.leave(both, inode);
+        }
+    }
+
+    fn leave(&mut self, both: &mut Both, inode: Inode) {
+        self.sync_really(both, inode);
+        self.append(&both.kernel, Record::Leave { inode });
+        let last_change = self.known(inode).last_change;
+        self.files.insert(inode, Known { last_change, ..Known::default() });
+    }
+
+    /// A real sync that the program may not have asked for: without Tidegate the same may happen
+    /// from outside.
+    fn sync_really(&mut self, both: &mut Both, inode: Inode) {
+        both.sync_from_outside(inode);
+        self.note_synced(both, inode);
+    }
+
+    /// A real sync of the file has returned: its last change, and all earlier ones, are durable.
+    fn note_synced(&mut self, both: &Both, inode: Inode) {
+        let last_change = self.known(inode).last_change;
+        self.committed = self.committed.max(last_change);
+        self.known(inode).has_own_change = false;
+        self.known(inode).is_written = false;
+        self.known(inode).was_named = false;
+        if self.known(inode).is_covered {
+            self.mark(&both.kernel, inode);
+        }
+    }
+
+    /// A sync of a file; `covers` says whether a real one covers it.
+    pub(super) fn sync(&mut self, both: &mut Both, inode: Inode, data_only: bool, covers: bool) {
+        let known = *self.known(inode);
+        if !known.is_covered {
+            if self.may_make(&both.kernel, inode) {
+                self.make(&both.kernel, inode, data_only);
+            } else {
+                self.sync_plain(both, inode, covers);
+            }
+            return;
+        }
+        let is_changed = if data_only { known.has_grown } else { known.is_written };
+        let commits = is_changed || known.was_named;
+        if known.has_own_change || commits && self.is_pending(None) {
+            self.sync_really(both, inode);
+        } else if commits {
+            self.mark(&both.kernel, inode);
+            // `fdatasync` may commit nothing for a new name: the inode is still changed then.
+            if is_changed || !data_only {
+                self.known(inode).is_written = false;
+                self.known(inode).was_named = false;
+            }
+        }
+    }
+
+    fn sync_plain(&mut self, both: &mut Both, inode: Inode, covers: bool) {
+        self.sync_really(both, inode);
+        self.known(inode).created_at = None;
+        if covers {
+            self.known(inode).is_covered = true;
+            self.append(&both.kernel, Record::Cover { inode });
+        }
+    }
+
+    /// Rule B1.
+    fn may_make(&mut self, kernel: &Kernel, inode: Inode) -> bool {
+        let is_quiet = !self.is_pending(Some(inode)) || self.fault == NamesFault::MadeWhilePending;
+        let keeps_name = |slot| kernel.present().names.get(&slot) == Some(&inode);
+        let created_at = self.known(inode).created_at;
+        let created_at = match self.fault {
+            NamesFault::MadeAfterRename => kernel.present().slots_of(inode).next(),
+            _ => created_at.filter(|slot| keeps_name(*slot)),
+        };
+        is_quiet && created_at.is_some() && kernel.present().links(inode) == 1
+    }
+
+    fn make(&mut self, kernel: &Kernel, inode: Inode, data_only: bool) {
+        let tree = kernel.present();
+        let Some(slot) = tree.slots_of(inode).next() else { return };
+        let made = Made {
+            slot,
+            mode: tree.modes[&inode],
+            version: kernel.version(inode),
+            directory_changed_at: tree.changed_at[directory_of(slot)],
+        };
+        self.append(kernel, Record::Make { inode, made });
+        self.pending.retain(|pending| pending.owner != Some(inode));
+        self.creations.retain(|pending| pending.owner != Some(inode));
+        let last_change = self.known(inode).last_change;
+        let known = Known {
+            is_covered: true,
+            has_names: true,
+            // `fdatasync` may have committed nothing: `fsync` would.
+            is_written: data_only,
+            last_change,
+            ..Known::default()
+        };
+        self.files.insert(inode, known);
+    }
+
+    /// Whether the log answers a sync of a directory: rule B4.
+    pub(super) fn answers_directory(&self) -> bool {
+        let is_created = self.creations.iter().any(|pending| pending.change > self.committed);
+        !self.is_pending(None)
+            && (!is_created || self.fault == NamesFault::DirectoryIgnoresCreation)
+    }
+
+    /// The supervisor makes all files durable, commits, and retires records up to `until`.
+    pub(super) fn clean(&mut self, both: &mut Both, until: usize) {
+        let covered = self.files.iter().filter(|(_, known)| known.is_covered);
+        let covered: Vec<Inode> = covered.map(|(inode, _)| *inode).collect();
+        for inode in covered {
+            if self.fault == NamesFault::RetiredWithoutCommit {
+                both.kernel.write_back(inode);
+            } else {
+                both.sync_from_outside(inode);
+            }
+        }
+        if self.fault != NamesFault::RetiredWithoutCommit {
+            both.each(Kernel::commit);
+            self.committed = both.kernel.changes();
+        }
+        self.log.drain(..until);
+    }
+}
+
+/// The kernel beside the log, and the *twin*: the same without Tidegate.
+#[derive(Debug, Clone)]
+pub(super) struct Both {
+    pub(super) kernel: Kernel,
+    pub(super) twin: Kernel,
+}
+
+impl Both {
+    pub(super) fn each(&mut self, call: impl Fn(&mut Kernel)) {
+        call(&mut self.kernel);
+        call(&mut self.twin);
+    }
+
+    fn sync_from_outside(&mut self, inode: Inode) {
+        let commits = self.kernel.sync(inode, false);
+        self.twin.write_back(inode);
+        if commits {
+            self.twin.commit();
+        }
+    }
+}
