@@ -183,6 +183,8 @@ fn a_worker_that_kept_pages_rests_so_that_the_next_misses_wake_none() {
     let (region, backing) = (pool(1024), memory());
     let device = open(&region, &backing);
     device.core.flush_backing().unwrap();
+    // The policies of cleaning are asked once.
+    work(&device);
     let mut background = device.background();
     let rests = |step| matches!(step, Progress::Sleep { wake_at_ns: Some(_) });
     (0..PAGES).for_each(|page| assert_eq!(read(&device, page), 0));
