@@ -12,6 +12,7 @@
 //!
 //! A crash in between leaves what this finds again: steps 3 and 4 change nothing that counts.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -42,6 +43,8 @@ type Result<T> = std::result::Result<T, CacheError>;
 
 /// Headers that are read at once.
 const HEADERS_AT_ONCE: u32 = 64;
+/// Most threads that read headers.
+const THREADS_MAX: usize = 4;
 /// One slot in so many is kept free.
 const FREE_ONE_IN: u32 = 100;
 
@@ -78,15 +81,21 @@ impl<'a> Scan<'a> {
     }
 
     /// Shows every slot to `see`.
-    pub(super) fn each(&self, mut see: impl FnMut(Scanned)) -> Result<()> {
-        let places = self.header.places;
+    pub(super) fn each(&self, see: impl FnMut(Scanned)) -> Result<()> {
+        self.each_of(0, 1, see)
+    }
+
+    /// Shows the slots of shard `part`, and of each `step`th one behind it, to `see`.
+    fn each_of(&self, part: usize, step: usize, mut see: impl FnMut(Scanned)) -> Result<()> {
+        let (places, shards) = (self.header.places, self.header.shards);
+        let is_own = |slot: u32| (slot % shards) as usize % step == part;
         let mut bytes = [0; HEADERS_AT_ONCE as usize * HEADER];
         for first in (0..places.slots()).step_by(HEADERS_AT_ONCE as usize) {
             let count = HEADERS_AT_ONCE.min(places.slots() - first);
             let bytes = &mut bytes[..count as usize * HEADER];
             self.region.read(places.header(first), bytes)?;
             let (headers, _) = bytes.as_chunks();
-            for (slot, header) in (first..).zip(headers) {
+            for (slot, header) in (first..).zip(headers).filter(|(slot, _)| is_own(*slot)) {
                 see(Scanned { slot, decoded: SlotHeader::decode(header, self.header.salt, slot) });
             }
         }
@@ -126,6 +135,12 @@ impl Newest {
         }
     }
 
+    fn add_all(&mut self, other: Self) {
+        for (_, members) in other.batches {
+            members.iter().for_each(|(slot, header)| self.see(*slot, header));
+        }
+    }
+
     pub(super) fn members(&self) -> impl Iterator<Item = &(u32, SlotHeader)> {
         self.batches.iter().flat_map(|(_, members)| members)
     }
@@ -137,11 +152,14 @@ impl Newest {
     }
 }
 
-/// The state of a recovery.
+/// The state of a recovery: of the whole pool, or of what one thread has read of it.
+#[derive(Default)]
 struct Recovery {
-    shards: Vec<Shard>,
+    shards: Shards,
     newest: Newest,
     newest_version: u64,
+    /// The last page of which there is a header.
+    last_page: u64,
     /// The last group of which the members count.
     committed_group: u64,
     uncommitted: u64,
@@ -154,6 +172,20 @@ struct Recovery {
     unfinished: u64,
     /// A slot with a page of another shard.
     misplaced: Option<u32>,
+}
+
+/// Each `step`th one of the `count` shards of a pool.
+#[derive(Default)]
+struct Shards {
+    of: Vec<Shard>,
+    count: u32,
+    step: usize,
+}
+
+impl Shards {
+    fn of_page(&mut self, page: u64) -> &mut Shard {
+        &mut self.of[shard_of(page, self.count) / self.step]
+    }
 }
 
 /// Opens the cache in `region` over `backing`.
@@ -171,11 +203,12 @@ pub(super) fn open(
     let mut choices = Choices::of(&header)?;
     choices.override_by(&options);
     let replacement = choices.replacement();
-    let mut recovery = Recovery::scan(&region, &header, replacement)?;
+    let threads = if options.no_thread { 1 } else { threads() };
+    let mut recovery = Recovery::scan(&region, &header, replacement, threads)?;
     recovery.check_batches(&region, &header)?;
     recovery.forget_other_backing(&header, &binding, options.adopt_foreign)?;
     recovery.check_fit(geometry.blocks)?;
-    let found = recovery.finish(&region, &header, replacement)?;
+    let found = recovery.finish(&region, &header, replacement, threads)?;
     if header.binding.as_ref() != Some(&binding) {
         header.binding = Some(binding);
         header.is_whole = false;
@@ -187,6 +220,11 @@ pub(super) fn open(
     // the next flush tries again, and nothing is kept of what is read before.
     let _ = core.flush_backing();
     Ok((core, found))
+}
+
+/// Threads that read headers: more of them wait for the memory.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cpus| cpus.get().min(THREADS_MAX))
 }
 
 fn core_of(
@@ -210,7 +248,7 @@ fn core_of(
         backing,
         geometry,
         lanes: Lanes::new(&recovery.newest.numbers()),
-        shards: SetLocks::new(recovery.shards.into_iter(), None),
+        shards: SetLocks::new(recovery.shards.of.into_iter(), None),
         locks: VersionLocks::new(LOCKS_LOG2),
         traffic: Traffic::new(),
         ledger: Ledger::new("the cache"),
@@ -250,27 +288,57 @@ fn geometry_over(backing: &dyn BlockDevice, atomic_flush: bool) -> Result<Geomet
 }
 
 impl Recovery {
-    fn scan(region: &Region, header: &CacheHeader, replacement: &ReplacementEntry) -> Result<Self> {
-        let slots = header.places.slots();
-        let shards = header.shards;
-        let shard = |number| Shard::new(number, shards, slots, replacement);
-        let mut recovery = Self {
-            shards: (0..shards).map(shard).collect(),
-            newest: Newest::default(),
-            newest_version: 0,
-            committed_group: header.committed_group(region)?,
-            uncommitted: 0,
-            older: Vec::new(),
-            void: Vec::new(),
-            voided: Vec::new(),
-            unfinished: 0,
-            misplaced: None,
+    /// Reads all headers by `threads` threads. Each has shards of its own, and so slots of its own.
+    fn scan(
+        region: &Region,
+        header: &CacheHeader,
+        replacement: &ReplacementEntry,
+        threads: usize,
+    ) -> Result<Self> {
+        let (slots, count) = (header.places.slots(), header.shards);
+        let committed_group = header.committed_group(region)?;
+        let step = threads.clamp(1, count as usize);
+        let read = |part: usize| {
+            let numbers = (0..count).skip(part).step_by(step);
+            let of = numbers.map(|number| Shard::new(number, count, slots, replacement)).collect();
+            let shards = Shards { of, count, step };
+            let mut recovery = Self { shards, committed_group, ..Self::default() };
+            Scan::new(region, header).each_of(part, step, |scanned| recovery.see(&scanned))?;
+            match recovery.misplaced {
+                Some(slot) => Err(CacheError::Misplaced { slot }),
+                None => Ok(recovery),
+            }
         };
-        Scan::new(region, header).each(|scanned| recovery.see(&scanned))?;
-        match recovery.misplaced {
-            Some(slot) => Err(CacheError::Misplaced { slot }),
-            None => Ok(recovery),
+        let parts: Result<Vec<Self>> = std::thread::scope(|scope| {
+            let read = &read;
+            let others: Vec<_> = (1..step).map(|part| scope.spawn(move || read(part))).collect();
+            let first = read(0);
+            let others =
+                others.into_iter().map(|it| it.join().unwrap_or_else(|it| resume_unwind(it)));
+            std::iter::once(first).chain(others).collect()
+        });
+        Ok(Self::of_parts(parts?, count))
+    }
+
+    fn of_parts(parts: Vec<Self>, count: u32) -> Self {
+        let mut whole = Self::default();
+        let mut shards = Vec::new();
+        for part in parts {
+            whole.newest.add_all(part.newest);
+            whole.newest_version = whole.newest_version.max(part.newest_version);
+            whole.last_page = whole.last_page.max(part.last_page);
+            whole.committed_group = part.committed_group;
+            whole.uncommitted += part.uncommitted;
+            whole.older.extend(part.older);
+            whole.void.extend(part.void);
+            whole.voided.extend(part.voided);
+            whole.unfinished += part.unfinished;
+            shards.push(part.shards.of.into_iter());
         }
+        let step = shards.len();
+        let of = (0..count as usize).filter_map(|number| shards[number % step].next()).collect();
+        whole.shards = Shards { of, count, step: 1 };
+        whole
     }
 
     fn see(&mut self, scanned: &Scanned) {
@@ -282,6 +350,7 @@ impl Recovery {
             Decoded::Header(header) => {
                 self.newest.see(slot, &header);
                 self.newest_version = self.newest_version.max(header.version);
+                self.last_page = self.last_page.max(header.page);
                 if header.group > self.committed_group {
                     self.uncommitted += 1;
                     self.void.push(slot);
@@ -299,13 +368,12 @@ impl Recovery {
     }
 
     fn shard(&mut self, page: u64) -> &mut Shard {
-        let shards = u32::try_from(self.shards.len()).unwrap_or(1);
-        &mut self.shards[shard_of(page, shards)]
+        self.shards.of_page(page)
     }
 
     fn add(&mut self, found: Found) {
-        let shards = u32::try_from(self.shards.len()).unwrap_or(1);
-        if shard_of(found.page, shards) != found.slot as usize % self.shards.len() {
+        let count = self.shards.count;
+        if shard_of(found.page, count) != (found.slot % count) as usize {
             self.misplaced = Some(found.slot);
             return;
         }
@@ -359,11 +427,11 @@ impl Recovery {
         else {
             return Ok(());
         };
-        let dirty = self.shards.iter().map(|shard| shard.usage().dirty).sum();
+        let dirty = self.shards.of.iter().map(|shard| shard.usage().dirty).sum();
         if dirty > 0 && !adopts {
             return Err(CacheError::OtherBacking { name: other.name.clone(), dirty });
         }
-        for shard in &mut self.shards {
+        for shard in &mut self.shards.of {
             let mut pages = Vec::new();
             shard.victims(shard.slot_count() as usize, &mut pages);
             for found in pages.iter().filter(|found| !found.dirty) {
@@ -376,7 +444,10 @@ impl Recovery {
 
     /// Pages behind the end of a backing that became smaller.
     fn check_fit(&mut self, pages: u64) -> Result<()> {
-        for shard in &mut self.shards {
+        if self.last_page < pages {
+            return Ok(());
+        }
+        for shard in &mut self.shards.of {
             let mut all = Vec::new();
             shard.victims(shard.slot_count() as usize, &mut all);
             for found in all.iter().filter(|found| found.page >= pages) {
@@ -397,6 +468,7 @@ impl Recovery {
         region: &Region,
         header: &CacheHeader,
         replacement: &ReplacementEntry,
+        threads: usize,
     ) -> Result<Recovered> {
         self.voided
             .iter()
@@ -412,8 +484,18 @@ impl Recovery {
         void_all(region, header, &self.void)?;
         let older = older.len() as u64;
         let newest_version = self.newest_version;
-        self.shards.iter_mut().for_each(|shard| shard.recovered(newest_version, replacement));
-        let usage = self.shards.iter().map(Shard::usage);
+        let shards = &mut self.shards.of;
+        let at_once = shards.len().div_ceil(threads).max(1);
+        std::thread::scope(|scope| {
+            let mut parts = shards.chunks_mut(at_once);
+            let recovered = |part: &mut [Shard]| {
+                part.iter_mut().for_each(|shard| shard.recovered(newest_version, replacement));
+            };
+            let first = parts.next();
+            parts.for_each(|part| drop(scope.spawn(move || recovered(part))));
+            first.into_iter().for_each(recovered);
+        });
+        let usage = self.shards.of.iter().map(Shard::usage);
         let (pages, dirty_pages) =
             usage.fold((0, 0), |(pages, dirty), it| (pages + it.live, dirty + it.dirty));
         let (unfinished, uncommitted) = (self.unfinished, self.uncommitted);

@@ -163,6 +163,27 @@ fn pages_that_are_cached_are_there_after_a_crash_without_the_backing() {
     assert_eq!(check(&region).unwrap().findings, Vec::<String>::new());
 }
 
+/// Without a background one thread opens, else one for each CPU.
+#[test]
+fn threads_find_what_one_finds() {
+    let (region, backing) = (pool(3000), memory());
+    let device = open(&region, &backing);
+    for round in 0..3 {
+        (0..PAGES).step_by(round + 1).for_each(|page| write(&device, page, 10 + round as u8));
+    }
+    drop(device);
+    let by_one = open(&region, &backing).recovered();
+    let options = CacheDeviceOptions::default();
+    let device = CacheDevice::open(region, backing, binding(), options).unwrap();
+    // The first one has voided the older versions.
+    assert_eq!(device.recovered(), Recovered { older: 0, ..by_one });
+    assert_eq!(by_one.pages, PAGES);
+    for page in 0..PAGES {
+        let round = (0..3).rfind(|round| page % (round + 1) == 0).unwrap();
+        assert_eq!(u64::from(read(&device, page)), 10 + round);
+    }
+}
+
 #[test]
 fn what_is_read_is_kept_after_the_answer() {
     let backing = memory();
