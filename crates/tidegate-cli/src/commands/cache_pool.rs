@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use tidegate::cache::{self, CacheHeader};
 use tidegate::pmem::{Region, RegionOptions};
 use tidegate::pool::{Glance, glance};
+use tidegate::size::Size;
 
 use super::recover::destage;
 use crate::args::RecoverArgs;
@@ -30,7 +31,16 @@ pub(super) fn flush(pool: &Path) -> Result<()> {
     let mode = stat.settings.iter().find(|setting| setting.key == "mode");
     let mode = &mode.with_context(|| format!("{shown}: its server has no mode"))?.value;
     set_at(pool, vec![("mode".into(), format!("{mode}+flush"))])?;
-    Ok(line(format_args!("{shown}: the backing has all pages"))?)
+    let Answer::Of(stat) = stat_of(pool)? else { return Ok(()) };
+    let left_bytes: u64 = stat.tiers.iter().map(|tier| tier.pending_bytes).sum();
+    Ok(match left_bytes {
+        0 => line(format_args!("{shown}: the backing has all pages"))?,
+        bytes => line(format_args!(
+            "{shown}: the backing has all pages but {}, written since, or with --atomic-flush \
+             and flushed by no client",
+            Size { bytes }
+        ))?,
+    })
 }
 
 /// Cleans a cache pool whose server was killed.
