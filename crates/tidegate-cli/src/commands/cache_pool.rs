@@ -33,14 +33,14 @@ pub(super) fn flush(pool: &Path) -> Result<()> {
     set_at(pool, vec![("mode".into(), format!("{mode}+flush"))])?;
     let Answer::Of(stat) = stat_of(pool)? else { return Ok(()) };
     let left_bytes: u64 = stat.tiers.iter().map(|tier| tier.pending_bytes).sum();
-    Ok(match left_bytes {
-        0 => line(format_args!("{shown}: the backing has all pages"))?,
-        bytes => line(format_args!(
-            "{shown}: the backing has all pages but {}, written since, or with --atomic-flush \
-             and flushed by no client",
-            Size { bytes }
-        ))?,
-    })
+    if left_bytes == 0 {
+        return Ok(line(format_args!("{shown}: the backing has all pages"))?);
+    }
+    Ok(line(format_args!(
+        "{shown}: the backing has all pages but {}, written since, or with --atomic-flush and \
+         flushed by no client",
+        Size { bytes: left_bytes }
+    ))?)
 }
 
 /// Cleans a cache pool whose server was killed.

@@ -137,7 +137,9 @@ impl Newest {
 
     fn add_all(&mut self, other: Self) {
         for (_, members) in other.batches {
-            members.iter().for_each(|(slot, header)| self.see(*slot, header));
+            for (slot, header) in &members {
+                self.see(*slot, header);
+            }
         }
     }
 
@@ -485,15 +487,18 @@ impl Recovery {
         let older = older.len() as u64;
         let newest_version = self.newest_version;
         let shards = &mut self.shards.of;
-        let at_once = shards.len().div_ceil(threads).max(1);
+        let at_once = shards.len().div_ceil(threads);
         std::thread::scope(|scope| {
-            let mut parts = shards.chunks_mut(at_once);
             let recovered = |part: &mut [Shard]| {
-                part.iter_mut().for_each(|shard| shard.recovered(newest_version, replacement));
+                for shard in part {
+                    shard.recovered(newest_version, replacement);
+                }
             };
-            let first = parts.next();
-            parts.for_each(|part| drop(scope.spawn(move || recovered(part))));
-            first.into_iter().for_each(recovered);
+            let (first, others) = shards.split_at_mut(at_once);
+            for part in others.chunks_mut(at_once) {
+                scope.spawn(move || recovered(part));
+            }
+            recovered(first);
         });
         let usage = self.shards.of.iter().map(Shard::usage);
         let (pages, dirty_pages) =
