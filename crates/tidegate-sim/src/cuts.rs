@@ -30,8 +30,19 @@ struct Prefix {
 /// Writes of each thread that no crash spares by themselves.
 type Writes<'a> = [Vec<&'a Call>; MAX_THREADS];
 
+impl History {
+    /// What the blocks, which held `initial` at first, may hold after a crash at `position`.
+    pub fn worlds(&self, initial: &[Stamp], position: usize) -> Vec<World> {
+        if self.atomic_flush {
+            return worlds(self, initial, position);
+        }
+        let block = |(lba, stamp): (u64, &Stamp)| self.after_crash(lba, *stamp, position);
+        vec![(0..).zip(initial).map(block).collect()]
+    }
+}
+
 /// The worlds after a crash at `position`, each once.
-pub(crate) fn worlds(history: &History, initial: &[Stamp], position: usize) -> Vec<World> {
+fn worlds(history: &History, initial: &[Stamp], position: usize) -> Vec<World> {
     let begun: Vec<&Call> = history.calls.iter().filter(|call| call.begin < position).collect();
     let of_thread = |thread| {
         let of_group = |call: &&&Call| call.thread == thread && is_of_group(call.op);

@@ -8,8 +8,7 @@ use std::collections::BTreeSet;
 
 use tidegate::device::{BlockDevice, DeviceError, WriteFlags, ZeroFlags};
 
-use crate::cuts;
-use crate::model::{Effect, Interval, Stamp, TORN, World, outcomes};
+use crate::model::{Effect, Interval, Stamp, TORN, outcomes};
 use crate::random::Random;
 
 /// One operation of a history.
@@ -169,15 +168,6 @@ pub struct History {
 }
 
 impl History {
-    /// What the blocks, which held `initial` at first, may hold after a crash at `position`.
-    pub fn worlds(&self, initial: &[Stamp], position: usize) -> Vec<World> {
-        if self.atomic_flush {
-            return cuts::worlds(self, initial, position);
-        }
-        let block = |(lba, stamp): (u64, &Stamp)| self.after_crash(lba, *stamp, position);
-        vec![(0..).zip(initial).map(block).collect()]
-    }
-
     /// What block `lba`, which held `initial` at first, may hold after a crash at `position`.
     ///
     /// What a read returned survives, too, for devices whose writes are durable when they become

@@ -10,7 +10,7 @@ use tidegate::pmem::{Region, RegionOptions};
 use tidegate::pool::{Glance, glance};
 use tidegate::size::Size;
 
-use super::recover::destage;
+use super::destage::destage;
 use crate::args::RecoverArgs;
 use crate::control::{Answer, set_at, stat_of};
 use crate::output::line;

@@ -5,6 +5,7 @@ mod bench;
 mod cache_pool;
 mod check;
 mod create;
+mod destage;
 mod flush;
 mod info;
 mod recover;

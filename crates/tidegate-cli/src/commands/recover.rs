@@ -5,19 +5,18 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
-use tidegate::dram::{Policy, TierSpec};
+use anyhow::{Context, Result, bail};
 use tidegate::log::LogPool;
 use tidegate::log::device::Binding;
 use tidegate::log::recover::plan_pool;
 use tidegate::pmem::{Region, RegionOptions};
-use tidegate::stack::{REGISTRY, StackOptions};
 use tidegate_run::{
     PoolPaths, RecoverOptions, Request, Session, SessionOptions, ask, existing_log,
     processes_that_map,
 };
 
 use super::cache_pool;
+use super::destage::destage;
 use crate::args::RecoverArgs;
 use crate::output::{Terminal, line};
 
@@ -63,26 +62,6 @@ fn pending_backing(pool: &Path) -> Result<Option<String>> {
     let region = Arc::new(Region::open(pool, &options)?);
     let (plan, _) = plan_pool(&LogPool::open(region)?)?;
     Ok(plan.device().map(|path| String::from_utf8_lossy(Binding::name_of(path)).into_owned()))
-}
-
-/// Writes what the pool has of the device `backing` to it.
-///
-/// # Errors
-/// The backing cannot be opened, or fails.
-pub(crate) fn destage(pool: &Path, backing: &str) -> Result<()> {
-    let shown = pool.display();
-    let url = backing.parse().map_err(|error| anyhow!("{shown}: {error}"))?;
-    let region = Arc::new(Region::open(pool, &RegionOptions::default())?);
-    let stack = REGISTRY.open(StackOptions {
-        region,
-        path: pool.to_path_buf(),
-        backing: Some(url),
-        force: false,
-        atomic_flush: false,
-        dram: TierSpec { policy: Policy::None, bytes: 0 },
-        delays: None,
-    })?;
-    Ok(stack.drain()?)
 }
 
 /// Has a supervisor restore in the files what the log has, and says what it did.

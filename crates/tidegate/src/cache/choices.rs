@@ -218,7 +218,7 @@ impl Core {
             self.begin_cleaning(now);
         } else if before.cleaning().1 != now.cleaning().1 {
             for number in 0..self.shards.count() {
-                self.shards.lock(number).set_cleaning_settings(now.cleaning().1);
+                self.shards.lock(number).cleaner_mut().set_settings(now.cleaning().1);
             }
         }
         self.pace.set_rate(now.own.get(CLEANING_RATE));

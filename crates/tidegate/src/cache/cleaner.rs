@@ -1,31 +1,16 @@
-//! Cleaning ahead of need: each shard has a policy that says which of its dirty pages are written
-//! to the backing, and when.
-//!
-//! It yields to requests in two ways. There is a limit of bytes a second, where users set one. And
-//! after a batch beside which requests were at the backing too, it rests for as long as the batch
-//! took: so these have at least half of the backing's time. Neither holds where writers need free
-//! slots.
+//! The policy by which a shard is cleaned ahead of need.
 
-use super::index::{Found, Shard, Usage};
-use super::layout::PAGE_BYTES;
 use super::policy::cleaning::nop::Nop;
 use super::policy::cleaning::{CLEANINGS, Cleaning, CleaningEntry, DirtySlots, Load, Part};
 use super::policy::settings::Settings;
-use super::{Core, Scratch};
-use crate::device::Result;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::tier::clock::now_ns;
-
-/// Most pages of a batch to which neighbours are added.
-const JOINED_PAGES_MAX: usize = 512;
-const SECOND_NS: u128 = 1_000_000_000;
 
 /// The policy of a shard.
 pub(super) struct Cleaner {
     pub(super) entry: &'static CleaningEntry,
     policy: Box<dyn Cleaning>,
     /// When to ask it again.
-    ask_at_ns: u64,
+    pub(super) ask_at_ns: u64,
 }
 
 impl Cleaner {
@@ -63,189 +48,18 @@ impl Cleaner {
         }
     }
 
-    pub(super) fn next(&mut self, load: &Load, dirty: &dyn DirtySlots, out: &mut Vec<u32>) -> u64 {
-        self.policy.next(load, dirty, out)
-    }
-}
-
-impl Shard {
-    /// The policy is to be asked at `now_ns`.
-    pub(super) fn wants_cleaning(&self, now_ns: u64) -> bool {
-        let (cleaner, Usage { dirty, waiting, .. }) = (self.cleaner(), self.usage());
-        let slots = self.slot_count().into();
-        cleaner.ask_at_ns <= now_ns || cleaner.policy.is_due(dirty - waiting, slots)
+    /// The policy is to be asked at `now_ns`, with `dirty` of `slots` slots dirty.
+    pub(super) fn is_due(&self, now_ns: u64, dirty: u64, slots: u64) -> bool {
+        self.ask_at_ns <= now_ns || self.policy.is_due(dirty, slots)
     }
 
     /// Gives the policy other settings, and has it asked at once.
-    pub(super) fn set_cleaning_settings(&mut self, settings: &Settings) {
-        let cleaner = self.cleaner_mut();
-        cleaner.policy.settings_mut().clone_from(settings);
-        cleaner.ask_at_ns = 0;
-    }
-}
-
-/// How fast the cache is cleaned ahead of need.
-pub(super) struct Pace {
-    /// Most bytes a second; 0: no limit.
-    rate_bytes: AtomicU64,
-    /// Requests of clients at the backing.
-    foreground: AtomicU32,
-    /// Cleaning yields to them.
-    yields: bool,
-    /// When the next batch may begin; 0: at once.
-    free_at_ns: AtomicU64,
-    /// The policy wants to know of requests.
-    pub(super) hears: AtomicBool,
-    last_request_ns: AtomicU64,
-}
-
-/// A request of a client at the backing; dropping it ends it.
-pub(super) struct Foreground<'a>(&'a AtomicU32);
-
-impl Drop for Foreground<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Pace {
-    /// Without a limit.
-    pub(super) fn new(yields: bool) -> Self {
-        Self {
-            rate_bytes: AtomicU64::new(0),
-            foreground: AtomicU32::new(0),
-            yields,
-            free_at_ns: AtomicU64::new(0),
-            hears: AtomicBool::new(false),
-            last_request_ns: AtomicU64::new(0),
-        }
+    pub(super) fn set_settings(&mut self, settings: &Settings) {
+        self.policy.settings_mut().clone_from(settings);
+        self.ask_at_ns = 0;
     }
 
-    pub(super) fn set_rate(&self, bytes: u64) {
-        self.rate_bytes.store(bytes, Ordering::Relaxed);
-        self.free_at_ns.store(0, Ordering::Relaxed);
-    }
-
-    /// A request of a client goes to the backing.
-    pub(super) fn foreground(&self) -> Foreground<'_> {
-        self.foreground.fetch_add(1, Ordering::Relaxed);
-        Foreground(&self.foreground)
-    }
-
-    fn is_busy(&self) -> bool {
-        self.yields && self.foreground.load(Ordering::Relaxed) > 0
-    }
-
-    /// A request of a client came.
-    pub(super) fn note_request(&self) {
-        if self.hears.load(Ordering::Relaxed) {
-            self.last_request_ns.store(now_ns(), Ordering::Relaxed);
-        }
-    }
-
-    /// When the next batch may begin; 0: at once.
-    pub(super) fn free_at_ns(&self) -> u64 {
-        self.free_at_ns.load(Ordering::Relaxed)
-    }
-
-    /// A batch may begin at `now_ns`.
-    pub(super) fn is_free(&self, now_ns: u64) -> bool {
-        if self.free_at_ns() > now_ns {
-            return false;
-        }
-        self.free_at_ns.store(0, Ordering::Relaxed);
-        true
-    }
-
-    /// A batch of `bytes` took the time from `began_ns` to `now_ns`.
-    fn batch_ended(&self, bytes: u64, began_ns: u64, now_ns: u64, is_busy: bool) {
-        let rate_bytes = self.rate_bytes.load(Ordering::Relaxed);
-        let at_rate = (u128::from(bytes) * SECOND_NS).checked_div(rate_bytes.into());
-        let at_rate_ns = u64::try_from(at_rate.unwrap_or(0)).unwrap_or(u64::MAX);
-        let yielding_ns = if is_busy { 2 * now_ns.saturating_sub(began_ns) } else { 0 };
-        let free_at_ns = began_ns.saturating_add(at_rate_ns.max(yielding_ns));
-        let free_at_ns = if free_at_ns > now_ns { free_at_ns } else { 0 };
-        self.free_at_ns.store(free_at_ns, Ordering::Relaxed);
-    }
-}
-
-impl Core {
-    /// Cleans what the policy of shard `number` says. False: it named pages, and none was cleaned.
-    pub(super) fn clean_by_policy(&self, number: usize, scratch: &mut Scratch) -> Result<bool> {
-        let (began_ns, is_busy) = (now_ns(), self.pace.is_busy());
-        let last_request_ns = self.pace.last_request_ns.load(Ordering::Relaxed);
-        let mut pages = Vec::new();
-        let mut shard = self.shards.lock(number);
-        let rest_ns = shard.next_to_clean(began_ns, last_request_ns, &mut pages);
-        let joins = shard.cleaner().entry.joins;
-        drop(shard);
-        if joins {
-            self.add_neighbours(&mut pages);
-        }
-        let cleaned = self.clean(pages.clone(), scratch);
-        if cleaned.as_ref().is_ok_and(|cleaned| *cleaned < pages.len()) || cleaned.is_err() {
-            // So that others come first.
-            for found in &pages {
-                self.shard(found.page).put_off(found);
-            }
-        }
-        let now = now_ns();
-        self.shards.lock(number).cleaner_mut().ask_at_ns = now.saturating_add(rest_ns);
-        let cleaned = cleaned?;
-        let bytes = cleaned as u64 * PAGE_BYTES;
-        self.pace.batch_ended(bytes, began_ns, now, is_busy || self.pace.is_busy());
-        Ok(cleaned > 0 || pages.is_empty())
-    }
-
-    /// Adds the dirty pages behind each of `pages`, which are in other shards: the backing takes
-    /// neighbours as one request.
-    fn add_neighbours(&self, pages: &mut Vec<Found>) {
-        pages.sort_unstable_by_key(|found| found.page);
-        for found in std::mem::take(pages) {
-            if pages.last().is_some_and(|last| last.page >= found.page) {
-                continue;
-            }
-            pages.push(found);
-            let dirty = |page| self.find(page).filter(|found| found.dirty);
-            let left = JOINED_PAGES_MAX.saturating_sub(pages.len());
-            pages.extend((found.page + 1..).map_while(dirty).take(left));
-        }
-    }
-
-    /// When a policy is to be asked next; none where no time will come.
-    pub(super) fn next_cleaning_ns(&self) -> Option<u64> {
-        let asks = (0..self.shards.count()).map(|it| {
-            let shard = self.shards.lock(it);
-            if shard.wants_cleaning(0) { 0 } else { shard.cleaner().ask_at_ns }
-        });
-        let first_ns = asks.min()?.max(self.pace.free_at_ns());
-        (first_ns < u64::MAX).then_some(first_ns)
-    }
-}
-
-#[cfg(all(test, not(feature = "loom")))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_beside_requests_at_the_backing_is_followed_by_as_long_a_rest() {
-        let pace = Pace::new(true);
-        assert!(!pace.is_busy());
-        let request = pace.foreground();
-        pace.batch_ended(4096, 1000, 1300, pace.is_busy());
-        assert_eq!([1599, 1600].map(|now_ns| pace.is_free(now_ns)), [false, true]);
-        drop(request);
-        pace.batch_ended(4096, 1000, 1300, pace.is_busy());
-        assert_eq!(pace.free_at_ns(), 0);
-    }
-
-    #[test]
-    fn a_rate_counts_from_the_begin_of_a_batch() {
-        let pace = Pace::new(true);
-        pace.set_rate(4096);
-        pace.batch_ended(2048, 1000, 1300, false);
-        assert_eq!(pace.free_at_ns(), 500_001_000);
-        pace.batch_ended(0, 1000, 1300, false);
-        assert_eq!(pace.free_at_ns(), 0);
+    pub(super) fn next(&mut self, load: &Load, dirty: &dyn DirtySlots, out: &mut Vec<u32>) -> u64 {
+        self.policy.next(load, dirty, out)
     }
 }

@@ -518,6 +518,12 @@ impl Shard {
         }
     }
 
+    /// The policy is to be asked at `now_ns`.
+    pub(super) fn wants_cleaning(&self, now_ns: u64) -> bool {
+        let Usage { dirty, waiting, .. } = self.usage;
+        self.cleaner.is_due(now_ns, dirty - waiting, self.slot_count().into())
+    }
+
     pub(super) fn cleaner(&self) -> &Cleaner {
         &self.cleaner
     }

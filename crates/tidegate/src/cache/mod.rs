@@ -20,11 +20,11 @@
 //!
 //! Map: [`CacheDevice`] the requests; `admission` which of them are cached; `mode/` what each mode
 //! does with them; `store` pages into slots, `read` out of slots or the backing, `fill` keeping
-//! what was read, `evict` free slots, `clean` dirty pages to the backing, `cleaner` which of them
-//! and when, `bypass` writes around the cache, `fallback` when all do; `group` atomic flush;
-//! `background`; `recover` opening; `index` and `table` what is where, `lane`, `traffic`; `layout`
-//! and `header` the bytes, [`check`] their verification; `policy/` the decisions, and `choices`
-//! which of them users made.
+//! what was read, `evict` free slots, `clean` dirty pages to the backing, `cleaner` and `pace`
+//! which of them and when, `bypass` writes around the cache, `fallback` when all do; `group` atomic
+//! flush; `background`; `recover` opening; `index` and `table` what is where, `lane`, `traffic`;
+//! `layout` and `header` the bytes, [`check`] their verification; `policy/` the decisions, and
+//! `choices` which of them users made.
 
 mod admission;
 mod background;
@@ -46,6 +46,7 @@ mod index;
 mod lane;
 pub mod layout;
 pub mod mode;
+mod pace;
 pub mod policy;
 #[cfg(all(test, not(feature = "loom")))]
 mod policy_tests;
@@ -82,7 +83,6 @@ use admission::Admission;
 use background::Background;
 use choices::Choices;
 use clean::Scratch;
-use cleaner::Pace;
 use fallback::Fallback;
 use fill::Fills;
 use group::Groups;
@@ -90,6 +90,7 @@ use index::{Found, Shard, Usage, shard_of};
 use lane::Lanes;
 use layout::PAGE_BYTES;
 use mode::Mode;
+use pace::Pace;
 use tier::Counters;
 use traffic::Traffic;
 

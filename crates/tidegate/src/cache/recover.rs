@@ -18,7 +18,6 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::choices::Choices;
-use super::cleaner::Pace;
 use super::error::CacheError;
 use super::group::Groups;
 use super::header::{Binding, CacheHeader};
@@ -27,6 +26,7 @@ use super::lane::{LANES, Lanes};
 use super::layout::{
     Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, commit_offset, data_check,
 };
+use super::pace::Pace;
 use super::policy::ReplacementEntry;
 use super::traffic::Traffic;
 use super::{CacheDeviceOptions, Core, LOCKS_LOG2, tier};

@@ -1,0 +1,29 @@
+//! What `tidegate flush` and `tidegate recover` do with a pool that holds data of a device.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow};
+use tidegate::dram::{Policy, TierSpec};
+use tidegate::pmem::{Region, RegionOptions};
+use tidegate::stack::{REGISTRY, StackOptions};
+
+/// Writes what the pool has of the device `backing` to it.
+///
+/// # Errors
+/// The backing cannot be opened, or fails.
+pub(super) fn destage(pool: &Path, backing: &str) -> Result<()> {
+    let shown = pool.display();
+    let url = backing.parse().map_err(|error| anyhow!("{shown}: {error}"))?;
+    let region = Arc::new(Region::open(pool, &RegionOptions::default())?);
+    let stack = REGISTRY.open(StackOptions {
+        region,
+        path: pool.to_path_buf(),
+        backing: Some(url),
+        force: false,
+        atomic_flush: false,
+        dram: TierSpec { policy: Policy::None, bytes: 0 },
+        delays: None,
+    })?;
+    Ok(stack.drain()?)
+}
