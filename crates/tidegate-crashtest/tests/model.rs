@@ -173,6 +173,23 @@ fn misordered_or_forbidden(sequence: &str, state: &State) {
 }
 
 #[test]
+fn an_fdatasync_under_run_may_commit_what_a_later_fsync_would_have() {
+    let (written, kept) = ("write d0/A 1000 3000; fdatasync .", overwritten(1, 1000, 3000));
+    let judge = |more: &str, is_under_run: bool| {
+        let sequence: Sequence = format!("{written}; {more}").parse().unwrap();
+        let model = Model::new(Kind::Ext4);
+        let model = if is_under_run { model.under_run() } else { model };
+        model.after(&sequence).unwrap().judge(&with_a(kept.clone()), is_under_run)
+    };
+    let later = "chmod d1/B 600; fsync d0/A";
+    assert!(matches!(judge(later, false), Verdict::Misordered(_)));
+    assert_eq!(judge(later, true), Verdict::Allowed);
+    for durable in ["chmod d1/B 600; fsync d1/B", "chmod d1/B 600; append d0/A 10; fsync d0/A"] {
+        assert!(!judge(durable, true).is_allowed(), "{durable}");
+    }
+}
+
+#[test]
 fn a_file_that_was_never_synced_is_unordered_under_run() {
     let sequence: Sequence = "create d0/B; append d0/A 3000; fsync .".parse().unwrap();
     let model = Model::behind(Kind::Ext4, &sequence).unwrap();

@@ -327,9 +327,12 @@ impl Machine {
 
     fn judge(&mut self, sequence: &Sequence, cut: &Cut) -> Result<Option<Violation>> {
         let steps = sequence.steps[..cut.step].to_vec();
-        let model = Model::behind(self.kind, &Sequence { hold: sequence.hold, steps })?;
+        let is_plain = self.runner == Runner::Plain;
+        let model = Model::new(self.kind);
+        let model = if is_plain { model } else { model.under_run() };
+        let model = model.after(&Sequence { hold: sequence.hold, steps })?;
         let what = match self.recover(cut)? {
-            Ok(state) => model.judge(&state, self.runner != Runner::Plain),
+            Ok(state) => model.judge(&state, !is_plain),
             Err(failure) => Verdict::Forbidden(failure),
         };
         Ok((!what.is_allowed()).then_some(Violation { step: cut.step, what }))

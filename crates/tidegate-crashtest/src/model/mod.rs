@@ -21,7 +21,8 @@
 //! allocates, so that the next sync finds an inode that changed.
 //!
 //! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a
-//! file that was created and never synced is unordered ([`Model::is_optional`]).
+//! file that was created and never synced is unordered ([`Model::is_optional`]), and an `fdatasync`
+//! may be made as an `fsync` ([`Model::under_run`]).
 
 pub mod history;
 pub mod tree;
@@ -133,6 +134,7 @@ pub struct Model {
     last: Option<Id>,
     /// Number of steps so far.
     step: u64,
+    is_under_run: bool,
 }
 
 /// Initial size of `d0/A` in bytes: two blocks and a half.
@@ -164,7 +166,7 @@ impl Model {
             inodes.insert(id, Inode { history, ..Inode::default() });
         }
         let (trees, bounds) = (vec![tree], Bounds::default());
-        Self { kind, trees, inodes, bounds, last: None, step: 0 }
+        Self { kind, trees, inodes, bounds, last: None, step: 0, is_under_run: false }
     }
 
     /// The model behind all steps of `sequence`.
@@ -172,9 +174,24 @@ impl Model {
     /// # Errors
     /// A step would fail.
     pub fn behind(kind: Kind, sequence: &Sequence) -> Result<Self> {
-        let mut model = Self::new(kind);
-        sequence.steps.iter().try_for_each(|step| model.apply(step))?;
-        Ok(model)
+        Self::new(kind).after(sequence)
+    }
+
+    /// The same for a program under `tidegate run`. To cover a file, an `fdatasync` is made as an
+    /// `fsync`: that is a commit which the kernel could have made at that moment by itself, and a
+    /// later `fsync` of that file has nothing to commit then.
+    #[must_use]
+    pub fn under_run(self) -> Self {
+        Self { is_under_run: true, ..self }
+    }
+
+    /// The model behind more steps.
+    ///
+    /// # Errors
+    /// A step would fail.
+    pub fn after(mut self, sequence: &Sequence) -> Result<Self> {
+        sequence.steps.iter().try_for_each(|step| self.apply(step))?;
+        Ok(self)
     }
 
     /// What a program sees now.
@@ -579,6 +596,9 @@ impl Model {
     fn sync_inode(&mut self, id: Id, data_only: bool) {
         self.inode(id).history.iter_mut().for_each(History::sync);
         self.commit_for(id, data_only);
+        if data_only && self.is_under_run {
+            self.perhaps_commit();
+        }
         self.inode(id).dirty.unallocated = Certainty::No;
     }
 
@@ -602,12 +622,16 @@ impl Model {
         self.bounds.here = self.bounds.here.max(own);
         match certainty.max(dirty.data).max(dirty.unallocated) {
             Certainty::No => {}
-            Certainty::Perhaps => self.inodes.values_mut().for_each(|inode| inode.dirty.weaken()),
+            Certainty::Perhaps => self.perhaps_commit(),
             Certainty::Surely => {
                 self.bounds.here = changes;
                 self.clean();
             }
         }
+    }
+
+    fn perhaps_commit(&mut self) {
+        self.inodes.values_mut().for_each(|inode| inode.dirty.weaken());
     }
 
     fn commit_changes(&mut self) {
