@@ -77,6 +77,10 @@ impl Queue {
         }
     }
 
+    fn has_another(&self, client: &Arc<dyn Wakes>) -> bool {
+        self.0.iter().any(|waiting| !Arc::ptr_eq(waiting, client))
+    }
+
     fn leave(&mut self, client: &Arc<dyn Wakes>) {
         self.0.retain(|waiting| !Arc::ptr_eq(waiting, client));
     }
@@ -136,10 +140,13 @@ impl Lease {
         }
     }
 
-    /// It holds memory, and others wait for some.
+    /// It holds memory, and other clients wait for some.
     pub(crate) fn is_wanted(&self) -> bool {
+        if self.bytes == 0 {
+            return false;
+        }
         let state = self.budget.0.lock();
-        self.bytes > 0 && !(state.small.0.is_empty() && state.large.0.is_empty())
+        [&state.small, &state.large].into_iter().any(|queue| queue.has_another(&self.client))
     }
 }
 
@@ -207,6 +214,16 @@ mod tests {
         small.remove(0);
         assert_eq!(wakes(&small[15].0), 1);
         assert!(small[15].1.grow(1 << 20));
+    }
+
+    #[test]
+    fn who_waits_for_more_does_not_want_its_own_memory() {
+        let budget = Arc::new(Budget::new(64 << 20));
+        let (_, mut greedy) = lease(&budget);
+        assert!(greedy.grow(40 << 20) && !greedy.grow(40 << 20));
+        assert!(!greedy.is_wanted(), "nobody else is there");
+        let (_, mut other) = lease(&budget);
+        assert!(!other.grow(30 << 20) && greedy.is_wanted());
     }
 
     #[test]

@@ -250,6 +250,21 @@ fn all_clients_together_get_no_more_memory_than_there_is() {
 }
 
 #[test]
+fn memory_that_was_used_can_be_used_again() {
+    let server = TestServer::limited(Limits { memory_bytes: 64 << 20, ..Limits::default() });
+    let mut client = Client::simple(&server.path());
+    let large = vec![7; 32 << 20];
+    for _ in 0..3 {
+        client.write(0, &large);
+        assert!(client.read_simple(0, 32 << 20) == large);
+    }
+    // Small requests have memory of their own, which is used up too where none comes back.
+    for _ in 0..200 {
+        client.write(0, &large[..1 << 20]);
+    }
+}
+
+#[test]
 fn a_write_whose_data_does_not_come_is_given_up() {
     let stall_timeout = Duration::from_secs(1);
     let server = TestServer::limited(Limits { stall_timeout, ..Limits::default() });
