@@ -18,7 +18,7 @@ use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 
 use super::Core;
-use super::layout::{commit_offset, commit_word};
+use super::layout::{commit_offset, commit_word, parity};
 use super::tier::Counter;
 use crate::device::Result;
 use crate::pmem::PmemError;
@@ -27,6 +27,8 @@ use crate::sync::{AtomicU64, Ordering};
 /// One write more: a word counts those so far in its upper half, those under way in its lower.
 const JOIN: u64 = 1 << 32 | 1;
 const UNDER_WAY: u64 = (1 << 32) - 1;
+/// A commit of more pages than this is left to a thread that may wait.
+const COMMITTED_AT_ONCE_MAX: u64 = 4096;
 /// Pages that leave a group under one lock of their shard.
 const RELEASED_AT_ONCE: usize = 256;
 
@@ -70,7 +72,7 @@ impl Groups {
     }
 
     fn writes(&self, group: u64) -> &AtomicU64 {
-        &self.writes[usize::from(!group.is_multiple_of(2))]
+        &self.writes[parity(group)]
     }
 
     /// A write joins the open group, with the locks of its pages.
@@ -117,6 +119,12 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// A commit now would take longer than a thread may that must not wait.
+    pub(super) fn commits_many(&self) -> bool {
+        // Without groups nothing waits: no shard needs to be looked at for each flush.
+        self.groups.is_some() && self.usage().waiting > COMMITTED_AT_ONCE_MAX
     }
 
     /// Closes `group` and commits it.

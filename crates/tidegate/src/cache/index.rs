@@ -22,7 +22,7 @@
 //! 3. Versions of a shard only grow, also across opens.
 
 use super::cleaner::Cleaner;
-use super::layout::PAGES_MAX;
+use super::layout::{PAGES_MAX, parity};
 use super::policy::cleaning::{DirtySlots, Load};
 use super::policy::{Replacement, ReplacementEntry};
 use super::table::{Table, hash};
@@ -60,6 +60,16 @@ impl Slot {
 
     fn is(self, flag: u64) -> bool {
         self.word & flag != 0
+    }
+
+    /// It holds the newest version of its page, which is dirty.
+    fn is_dirty(self) -> bool {
+        self.is(LIVE) && self.is(DIRTY)
+    }
+
+    /// The same, and the page waits for no commit.
+    fn can_be_cleaned(self) -> bool {
+        self.is_dirty() && !self.is(WAITS_ANY)
     }
 }
 
@@ -114,6 +124,13 @@ pub(super) struct Usage {
     pub(super) retained: u64,
 }
 
+impl Usage {
+    /// Dirty slots that can be cleaned.
+    fn cleanable(self) -> u64 {
+        self.dirty - self.waiting
+    }
+}
+
 /// A group of writes that is not yet committed.
 #[derive(Default)]
 struct OpenGroup {
@@ -147,10 +164,6 @@ pub(super) struct Shard {
 pub(super) fn shard_of(page: u64, shards: u32) -> usize {
     // Other bits than the table's, which takes the upper ones.
     usize::try_from((hash(page) & u64::from(u32::MAX)) % u64::from(shards)).unwrap_or_default()
-}
-
-fn parity(group: u64) -> usize {
-    usize::from(!group.is_multiple_of(2))
 }
 
 impl Shard {
@@ -440,8 +453,7 @@ impl Shard {
 
     /// `found` is the newest version of its page, dirty, and waits for no commit.
     pub(super) fn can_be_cleaned(&self, found: &Found) -> bool {
-        let word = self.slots[self.own(found.slot) as usize].word;
-        self.stands(found) && word & (DIRTY | WAITS_ANY) == DIRTY
+        self.stands(found) && self.slots[self.own(found.slot) as usize].can_be_cleaned()
     }
 
     /// The data of `found` is as its checksum says.
@@ -481,8 +493,7 @@ impl Shard {
         last_request_ns: u64,
         out: &mut Vec<Found>,
     ) -> u64 {
-        let Usage { dirty, waiting, .. } = self.usage;
-        let (dirty_slots, slots) = (dirty - waiting, self.slot_count().into());
+        let (dirty_slots, slots) = (self.usage.cleanable(), self.slot_count().into());
         let load = Load { now_ns, last_request_ns, dirty_slots, slots };
         let Self { number, shards, slots, table, cleaner, .. } = self;
         let dirty = Dirty { number: *number, shards: *shards, slots, table };
@@ -507,10 +518,7 @@ impl Shard {
         if !self.cleaner.entry.hears {
             return;
         }
-        let is_dirty = |own: &u32| {
-            let slot = self.slots[*own as usize];
-            slot.is(LIVE) && slot.is(DIRTY)
-        };
+        let is_dirty = |own: &u32| self.slots[*own as usize].is_dirty();
         let mut dirty: Vec<u32> = (0..self.slot_count()).filter(is_dirty).collect();
         dirty.sort_unstable_by_key(|own| self.slots[*own as usize].version);
         for own in dirty {
@@ -520,8 +528,7 @@ impl Shard {
 
     /// The policy is to be asked at `now_ns`.
     pub(super) fn wants_cleaning(&self, now_ns: u64) -> bool {
-        let Usage { dirty, waiting, .. } = self.usage;
-        self.cleaner.is_due(now_ns, dirty - waiting, self.slot_count().into())
+        self.cleaner.is_due(now_ns, self.usage.cleanable(), self.slot_count().into())
     }
 
     pub(super) fn cleaner(&self) -> &Cleaner {
@@ -593,19 +600,12 @@ impl Shard {
     }
 }
 
-/// The dirty slots of a shard, by their numbers in it.
+/// The slots of a shard that can be cleaned, by their numbers in it.
 struct Dirty<'a> {
     number: u32,
     shards: u32,
     slots: &'a [Slot],
     table: &'a Table,
-}
-
-impl Dirty<'_> {
-    /// It is dirty, and can be cleaned.
-    fn is_dirty(&self, own: u32) -> bool {
-        self.slots[own as usize].word & (LIVE | DIRTY | WAITS_ANY) == LIVE | DIRTY
-    }
 }
 
 impl DirtySlots for Dirty<'_> {
@@ -614,7 +614,7 @@ impl DirtySlots for Dirty<'_> {
             return None;
         }
         let own = self.table.find(page, |own| self.slots[own as usize].page())?;
-        self.is_dirty(own).then_some(own)
+        self.slots[own as usize].can_be_cleaned().then_some(own)
     }
 
     fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32 {
@@ -622,7 +622,7 @@ impl DirtySlots for Dirty<'_> {
         let most = out.len().saturating_add(n);
         let mut own = from;
         while own < end && out.len() < most {
-            if self.is_dirty(own) {
+            if self.slots[own as usize].can_be_cleaned() {
                 out.push(own);
             }
             own += 1;

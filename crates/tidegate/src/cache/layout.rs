@@ -236,10 +236,15 @@ pub fn clean_verdict(salt: u64, slot: u32, version: u64) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, &covered).max(1)
 }
 
+/// Which of the two commit words a group has: groups take them in turn.
+pub(super) fn parity(group: u64) -> usize {
+    usize::from(!group.is_multiple_of(2))
+}
+
 /// Where the commit word of `group` lies, counted from the engine's first byte: each of the two
 /// words has a cache line, and groups take them in turn.
 pub(super) fn commit_offset(group: u64) -> u64 {
-    COMMIT_OFFSET + group % 2 * HEADER_BYTES
+    COMMIT_OFFSET + parity(group) as u64 * HEADER_BYTES
 }
 
 /// The commit word that says that all groups to `group` are committed: the number, and a checksum
@@ -257,12 +262,12 @@ pub(super) fn commit_word(salt: u64, group: u64) -> [u64; 2] {
 /// Only the word of the group after that can be cut off: each half of it is then that of this
 /// group, or of the one two before. Anything else is damage, and may be a commit that is lost.
 pub(super) fn committed_group(salt: u64, words: [[u64; 2]; 2]) -> Option<u64> {
-    let is_whole = |(place, word): &(u64, [u64; 2])| {
+    let is_whole = |(place, word): &(usize, [u64; 2])| {
         let group = word[0];
-        group % 2 == *place && group < GROUPS_MAX && *word == commit_word(salt, group)
+        parity(group) == *place && group < GROUPS_MAX && *word == commit_word(salt, group)
     };
     let group = (0..).zip(words).filter(is_whole).map(|(_, word)| word[0]).max()?;
-    let other = words[usize::from(group.is_multiple_of(2))];
+    let other = words[1 - parity(group)];
     let before = commit_word(salt, group.saturating_sub(1));
     let after = commit_word(salt, group + 1);
     let is_cut_off = (0..2).all(|half| [before[half], after[half]].contains(&other[half]));
@@ -450,7 +455,7 @@ mod tests {
     fn words_at(salt: u64, group: u64) -> [[u64; 2]; 2] {
         let mut words = [[0; 2]; 2];
         for group in group.saturating_sub(1)..=group {
-            words[usize::from(!group.is_multiple_of(2))] = commit_word(salt, group);
+            words[parity(group)] = commit_word(salt, group);
         }
         words
     }

@@ -97,9 +97,6 @@ use traffic::Traffic;
 /// Number of words of page locks, as a power of two.
 const LOCKS_LOG2: u32 = 14;
 
-/// A flush of more pages than this is left to a thread that may wait.
-const FLUSHED_AT_ONCE_MAX: u64 = 4096;
-
 /// How a [`CacheDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CacheDeviceOptions {
@@ -405,7 +402,7 @@ impl BlockDevice for CacheDevice {
             Operation::Write { offset, data, flags } if behaviour.writes_back() => {
                 core.attempt_admitted_write(*offset, data, flags.fua)
             }
-            Operation::Flush if core.usage().waiting > FLUSHED_AT_ONCE_MAX => Attempt::WouldBlock,
+            Operation::Flush if core.commits_many() => Attempt::WouldBlock,
             Operation::Flush if !core.traffic.needs_flush() && core.written.lock().is_empty() => {
                 Attempt::Done(self.flush())
             }

@@ -525,3 +525,34 @@ fn found_in(slot: u32, header: &SlotHeader) -> Found {
     let SlotHeader { page, version, dirty, zero, .. } = *header;
     Found { page, slot, version, dirty, zero, verified: false }
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::super::policy::REPLACEMENTS;
+    use super::super::tests::{PAGES, SHARDED, memory, open, pool, write};
+    use super::*;
+
+    #[test]
+    fn any_number_of_threads_finds_the_same() {
+        let (region, backing) = (pool(SHARDED), memory());
+        let device = open(&region, &backing);
+        for (step, byte) in [(1, 10), (2, 11), (3, 12)] {
+            (0..PAGES).step_by(step).for_each(|page| write(&device, page, byte));
+        }
+        drop(device);
+        let header = CacheHeader::read(&region).unwrap();
+        let found_by = |threads| {
+            let mut found = Recovery::scan(&region, &header, &REPLACEMENTS[0], threads).unwrap();
+            let pages: Vec<_> = (0..PAGES).map(|page| found.shard(page).find(page)).collect();
+            let mut older: Vec<_> = found.older.iter().map(|it| it.slot).collect();
+            older.sort_unstable();
+            let (newest, version) = (found.newest.numbers(), found.newest_version);
+            (pages, older, newest, version, found.last_page)
+        };
+        let by_one = found_by(1);
+        assert!(by_one.0.iter().all(Option::is_some) && !by_one.1.is_empty());
+        for threads in 2..=header.shards as usize + 1 {
+            assert!(found_by(threads) == by_one, "{threads} threads");
+        }
+    }
+}

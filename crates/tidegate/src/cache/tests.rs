@@ -17,6 +17,8 @@ use crate::tier::Tier;
 use crate::tier::background::Step as Progress;
 
 pub(super) const PAGES: u64 = 128;
+/// Slots of a pool with several shards.
+pub(super) const SHARDED: u64 = 5 * 2048;
 pub(super) const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
     no_thread: true,
     clean_from_pct: None,
@@ -166,8 +168,9 @@ fn pages_that_are_cached_are_there_after_a_crash_without_the_backing() {
 /// Without a background one thread opens, else one for each CPU.
 #[test]
 fn threads_find_what_one_finds() {
-    let (region, backing) = (pool(3000), memory());
+    let (region, backing) = (pool(SHARDED), memory());
     let device = open(&region, &backing);
+    assert!(device.core.shards.count() > 2, "each thread has shards of its own");
     for (step, byte) in [(1, 10), (2, 11), (3, 12)] {
         (0..PAGES).step_by(step).for_each(|page| write(&device, page, byte));
     }
