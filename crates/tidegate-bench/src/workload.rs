@@ -129,6 +129,29 @@ pub fn clock_overhead_ns() -> f64 {
 }
 
 impl Workload {
+    /// Writes of one thread, one at a time, without flushes and rests.
+    pub(crate) fn writes(
+        pattern: Pattern,
+        block_bytes: u32,
+        working_set_bytes: u64,
+        stop: Stop,
+    ) -> Self {
+        Self {
+            pattern,
+            read_pct: 0,
+            block_bytes,
+            working_set_bytes,
+            threads: 1,
+            iodepth: 1,
+            stop,
+            flush_every: 0,
+            think: Duration::ZERO,
+            bursts: None,
+            tick: Duration::ZERO,
+            seed: 1,
+        }
+    }
+
     /// Runs the workload on `device`.
     ///
     /// # Errors

@@ -122,20 +122,7 @@ pub(super) fn slow(bytes: u64, delays: Delays) -> Result<Arc<dyn BlockDevice>> {
 
 /// Writes of a page by one thread.
 pub(super) fn writes(pattern: Pattern, working_set_bytes: u64, stop: Stop) -> Workload {
-    Workload {
-        pattern,
-        read_pct: 0,
-        block_bytes: PAGE_BYTES,
-        working_set_bytes,
-        threads: 1,
-        iodepth: 1,
-        stop,
-        flush_every: 0,
-        think: Duration::ZERO,
-        bursts: None,
-        tick: Duration::ZERO,
-        seed: 1,
-    }
+    Workload::writes(pattern, PAGE_BYTES, working_set_bytes, stop)
 }
 
 impl Bench<'_> {

@@ -39,8 +39,7 @@ const BACKING_SIZES: u64 = 4;
 /// Share of the cache that misses and hits use: cleaning begins at half of it.
 const USED_PCT: u64 = 45;
 /// A device of 20 µs a request.
-pub(super) const SLOW: Delays =
-    Delays { read_ns: 20_000, write_ns: 20_000, flush_ns: 20_000, byte_ps: 0 };
+pub(super) const SLOW: Delays = Delays::of_each(20_000);
 
 impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Miss, Self::Hit, Self::Evict];

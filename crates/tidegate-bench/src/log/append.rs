@@ -90,20 +90,8 @@ fn run(
     threads: usize,
     stop: Stop,
 ) -> Result<Outcome> {
-    let workload = Workload {
-        pattern: Pattern::Uniform,
-        read_pct: 0,
-        block_bytes,
-        working_set_bytes: FILE_BYTES,
-        threads,
-        iodepth: args.iodepth,
-        stop,
-        flush_every: 0,
-        think: Duration::ZERO,
-        bursts: None,
-        tick: Duration::ZERO,
-        seed: 1,
-    };
+    let writes = Workload::writes(Pattern::Uniform, block_bytes, FILE_BYTES, stop);
+    let workload = Workload { threads, iodepth: args.iodepth, ..writes };
     workload.run(device).map_err(|source| BenchError::Device { policy: "log".to_owned(), source })
 }
 

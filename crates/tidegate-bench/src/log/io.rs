@@ -15,7 +15,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use tidegate::device::{
@@ -148,20 +148,10 @@ impl IoArgs {
     }
 
     fn workload(&self, seed: u64) -> Workload {
-        Workload {
-            pattern: self.pattern,
-            read_pct: if self.kind.op() == Op::Read { 100 } else { 0 },
-            block_bytes: self.block_size,
-            working_set_bytes: self.size,
-            threads: self.threads,
-            iodepth: 1,
-            stop: Stop::Requests(self.requests),
-            flush_every: 0,
-            think: Duration::ZERO,
-            bursts: None,
-            tick: Duration::ZERO,
-            seed,
-        }
+        let stop = Stop::Requests(self.requests);
+        let writes = Workload::writes(self.pattern, self.block_size, self.size, stop);
+        let read_pct = if self.kind.op() == Op::Read { 100 } else { 0 };
+        Workload { read_pct, threads: self.threads, seed, ..writes }
     }
 }
 

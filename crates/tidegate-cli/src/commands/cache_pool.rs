@@ -49,9 +49,9 @@ pub(super) fn flush(pool: &Path) -> Result<()> {
 /// It has a server; an option is for logs only; the backing cannot be opened, or fails.
 pub(super) fn recover(args: &RecoverArgs) -> Result<()> {
     let (pool, shown) = (&args.pool, args.pool.display());
-    let options = [("--discard", args.discard), ("--replay", args.replay)];
-    let salvage = [("--salvage", args.salvage)];
-    if let Some((option, _)) = options.into_iter().chain(salvage).find(|(_, is_given)| *is_given) {
+    let options =
+        [("--discard", args.discard), ("--replay", args.replay), ("--salvage", args.salvage)];
+    if let Some((option, _)) = options.into_iter().find(|(_, is_given)| *is_given) {
         bail!(
             "{shown} holds a cache pool, and {option} is for logs; `tidegate create --force` throws \
              its dirty pages away"

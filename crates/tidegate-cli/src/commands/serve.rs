@@ -58,18 +58,13 @@ fn open(args: &ServeArgs) -> Result<Stack> {
         force: args.force,
         atomic_flush: args.atomic_flush,
         dram: args.dram,
-        delays: args.delay_us.map(delays),
+        delays: args.delay_us.map(|us| Delays::of_each(us.saturating_mul(1000))),
     })?;
     if let Some(mode) = &args.mode {
         // Before the first client.
         stack.set("mode", mode)?;
     }
     Ok(stack)
-}
-
-fn delays(delay_us: u64) -> Delays {
-    let delay_ns = delay_us.saturating_mul(1000);
-    Delays { read_ns: delay_ns, write_ns: delay_ns, flush_ns: delay_ns, byte_ps: 0 }
 }
 
 fn bind(args: &ServeArgs, device: Arc<dyn BlockDevice>, tls: Option<Tls>) -> Result<Server> {

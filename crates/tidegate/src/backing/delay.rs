@@ -57,9 +57,7 @@ impl Scheme for DelayScheme {
     fn open(&self, rest: &str, pool: &Path) -> Result<OpenBacking, BackingError> {
         let unfit = |reason| BackingError::Unfit { url: format!("delay:{rest}"), reason };
         let (delay, url) = Self::parts(rest).map_err(unfit)?;
-        let delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
-        let delays =
-            Delays { read_ns: delay_ns, write_ns: delay_ns, flush_ns: delay_ns, byte_ps: 0 };
+        let delays = Delays::of_each(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
         let backing = url.open(pool)?;
         Ok(OpenBacking { device: Arc::new(Delay::new(backing.device, delays)), ..backing })
     }

@@ -31,6 +31,11 @@ pub struct Delays {
 }
 
 impl Delays {
+    /// The same for each read, write and flush, and nothing for their bytes.
+    pub const fn of_each(request_ns: u64) -> Self {
+        Self { read_ns: request_ns, write_ns: request_ns, flush_ns: request_ns, byte_ps: 0 }
+    }
+
     /// What `operation` takes.
     pub fn of(&self, operation: &Operation<'_>) -> Duration {
         let forced = |fua: bool| if fua { self.flush_ns } else { 0 };
