@@ -8,6 +8,8 @@ import random
 import signal
 
 DIGEST_BYTES = 32
+# A disk writes each sector whole.
+SECTOR_BYTES = 512
 
 
 def record(seed, number, size):
@@ -104,18 +106,29 @@ class Slots:
 
     @staticmethod
     def verify(path, seed, last):
+        """The write that was not acknowledged may be torn between sectors, as without Tidegate."""
         with open(path, "rb") as file:
             found = file.read()
-        newest = {}
-        for number in range(1, last + 1):
-            newest[Slots.place(seed, number)] = number
-        for slot, number in newest.items():
-            start = slot * Slots.SLOT_BYTES
-            wanted = [number] + ([last + 1] if Slots.place(seed, last + 1) == slot else [])
-            versions = [record(seed, n, size_of(seed, n, Slots.SLOT_BYTES - 200)) for n in wanted]
-            if not any(found[start : start + len(data)] == data for data in versions):
-                return f"LOST: slot {slot} should hold record {number}, starts with {found[start:start + 40]}"
+        acknowledged = Slots.image(seed, last)
+        begun = Slots.image(seed, last + 1)
+        if len(found) < len(acknowledged):
+            return f"LOST: {len(found)} bytes of {len(acknowledged)}"
+        for at in range(0, len(found), SECTOR_BYTES):
+            sector = found[at : at + SECTOR_BYTES]
+            if not any(image[at : at + len(sector)] == sector for image in (acknowledged, begun)):
+                return f"LOST: at {at} of slot {at // Slots.SLOT_BYTES}: {sector[:40]}"
         return None
+
+    @staticmethod
+    def image(seed, last):
+        """The file after `last` writes."""
+        image = bytearray()
+        for number in range(1, last + 1):
+            start = Slots.place(seed, number) * Slots.SLOT_BYTES
+            data = record(seed, number, size_of(seed, number, Slots.SLOT_BYTES - 200))
+            image.extend(bytes(max(0, start + len(data) - len(image))))
+            image[start : start + len(data)] = data
+        return image
 
 
 class Versions:
