@@ -1,11 +1,16 @@
 //! The program as a user runs it: exit status, output and files. Needs what `scripts/install-deps
 //! bench` installs.
 
+#[path = "../../tidegate-cli/tests/support/built.rs"]
+mod built;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use assert_cmd::Command;
 use serde_json::Value;
+
+use built::build_tidegate;
 
 fn bench(words: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-bench"));
@@ -118,16 +123,6 @@ fn an_opening_after_a_crash_is_timed() {
     let found = rows_of("open --size 64M --writes 1000 --repetitions 2");
     assert_eq!(found["rows"][0]["case"], "open-after-crash");
     assert!(found["open"]["peak_memory_bytes"].as_u64().unwrap() > 0);
-}
-
-/// Builds what `bench log` runs beside this program: `tidegate` and the library that it preloads.
-fn build_tidegate() {
-    let _turn = turn();
-    let mut cargo = std::process::Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--locked", "-p", "tidegate-cli", "-p", "tidegate-preload"]);
-    cargo.args((!cfg!(debug_assertions)).then_some("--release"));
-    let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
-    assert!(status.success(), "tidegate is not built");
 }
 
 /// An ext4 of its own in memory: `run` covers no file without a journal, as the machine's may be.

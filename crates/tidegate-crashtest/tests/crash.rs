@@ -1,8 +1,10 @@
 //! Real power cuts: the model against plain ext4 and XFS, and `tidegate run` against the model.
 //! Needs root.
 
+#[path = "../../tidegate-cli/tests/support/built.rs"]
+mod built;
+
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use tidegate_crashtest::campaign::{Report, Setup, Test};
 use tidegate_crashtest::generator;
@@ -16,17 +18,7 @@ const WORKERS: usize = 2;
 /// `tidegate` and its preload library, built beside this harness.
 fn tidegate() -> PathBuf {
     let harness = Path::new(env!("CARGO_BIN_EXE_tidegate-crashtest"));
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--locked", "-p", "tidegate-cli", "-p", "tidegate-preload"]);
-    build.args((!cfg!(debug_assertions)).then_some("--release"));
-    // What cargo tells this test of its package would make build scripts run again.
-    let told = std::env::vars().map(|(name, _)| name);
-    for name in
-        told.filter(|name| ["CARGO_PKG", "CARGO_MANIFEST"].iter().any(|own| name.starts_with(own)))
-    {
-        build.env_remove(name);
-    }
-    assert!(build.status().expect("cargo starts").success(), "tidegate is not built");
+    built::build_tidegate();
     harness.with_file_name("tidegate")
 }
 

@@ -4,6 +4,9 @@
 //! counts as growth.
 #![allow(unsafe_code)] // calls of the C library that the standard library does not make
 
+#[path = "../../tidegate-cli/tests/support/built.rs"]
+mod built;
+
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::Write;
@@ -113,11 +116,7 @@ impl World {
 /// The library, which cargo builds for no test that does not link it.
 fn library() -> PathBuf {
     static BUILT: Once = Once::new();
-    BUILT.call_once(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--package", "tidegate-preload"]);
-        assert!(cargo.status().unwrap().success());
-    });
+    BUILT.call_once(built::build_tidegate);
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(2).unwrap().join("libtidegate_preload.so")
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part of this module")]
 
 pub mod abandoned;
+pub mod built;
 pub mod file_system;
 pub mod once;
 pub mod random;
@@ -48,12 +49,7 @@ pub fn tidegate() -> Command {
 pub fn preload_library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        once::once_per_run("preload", || {
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--quiet", "--locked", "-p", "tidegate-preload"]);
-            cargo.args((!cfg!(debug_assertions)).then_some("--release"));
-            succeed(cargo.current_dir(env!("CARGO_MANIFEST_DIR")));
-        });
+        once::once_per_run("preload", built::build_tidegate);
         Path::new(env!("CARGO_BIN_EXE_tidegate")).with_file_name("libtidegate_preload.so")
     })
 }
