@@ -7,7 +7,8 @@ use anyhow::{Context, Result, bail};
 use tidegate::stack::{Stack, Stat};
 use tidegate::stats::{Collector, Metric, Unit};
 use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask};
-use tidegate_serve::nbd::{Statistics, StatisticsSource};
+use tidegate_serve::metrics::MetricsServer;
+use tidegate_serve::nbd::{ListenAddress, Statistics, StatisticsSource};
 
 use crate::output::say;
 use tidegate_run::PoolPaths;
@@ -74,20 +75,35 @@ pub(crate) fn listen(
     Ok(servers)
 }
 
+/// Shows the metrics of `stack` at `address` until the server is dropped.
+///
+/// # Errors
+/// Nothing can listen there.
+pub(crate) fn show_metrics(
+    address: &ListenAddress,
+    stack: &Arc<Stack>,
+    statistics: &StatisticsSource,
+) -> Result<MetricsServer> {
+    let (stack, statistics) = (Arc::clone(stack), statistics.clone());
+    Ok(MetricsServer::start(address, move || stat(&stack, &statistics).metrics)?)
+}
+
 fn answer(request: &Request, stack: &Stack, statistics: &StatisticsSource) -> Reply {
     match request {
-        Request::Stat => {
-            let front_end = |collector: &mut Collector| {
-                collector.labelled("level", "front_end", |collector| {
-                    collector.labelled("tier", "nbd", |collector| {
-                        collect(&statistics.snapshot(), collector);
-                    });
-                });
-            };
-            Reply::Stat { stat: Box::new(stack.stat(front_end)) }
-        }
+        Request::Stat => Reply::Stat { stat: Box::new(stat(stack, statistics)) },
         Request::Set { settings } => set(stack, settings),
     }
+}
+
+/// What the stack is, and what it and the front end counted.
+fn stat(stack: &Stack, statistics: &StatisticsSource) -> Stat {
+    stack.stat(|collector| {
+        collector.labelled("level", "front_end", |collector| {
+            collector.labelled("tier", "nbd", |collector| {
+                collect(&statistics.snapshot(), collector);
+            });
+        });
+    })
 }
 
 fn set(stack: &Stack, settings: &[(String, String)]) -> Reply {

@@ -7,34 +7,26 @@
 //! Invariants:
 //! 1. Only the server's own user and root are answered: the socket has mode 0600, and the kernel
 //!    says whose the client is.
-//! 2. A client makes the server hold at most [`REQUEST_BYTES_MAX`] bytes, for at most [`TIMEOUT`];
-//!    one is served at a time, on a thread of its own that sleeps while nobody asks.
+//! 2. A client makes the server hold at most [`REQUEST_BYTES_MAX`] bytes, for as long as a
+//!    conversation may take.
 //! 3. Whatever bytes a client sends, it gets a reply or the end of its connection.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use serde::{Deserialize, Serialize};
 use tidegate::stack::Stat;
 
 use crate::listen::Listener;
-use crate::{ListenAddress, ServeError, StopHandle};
+use crate::serial::{Peer, SerialServer};
+use crate::{ListenAddress, ServeError};
 
 /// Most bytes of a request.
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// Most bytes of a reply that a client takes.
 const REPLY_BYTES_MAX: usize = 64 << 20;
-/// How long a request, or a reply, may take on its way.
-pub const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a server that cannot accept a connection waits before it tries again: the system is out
-/// of descriptors.
-const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-
 /// What a client asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
@@ -82,8 +74,8 @@ pub fn parse(line: &[u8]) -> Result<Request, String> {
 
 /// A thread that answers clients until this is dropped.
 pub struct ControlServer {
-    stop: StopHandle,
-    thread: Option<JoinHandle<()>>,
+    /// Dropped with this.
+    _server: SerialServer,
 }
 
 impl ControlServer {
@@ -97,54 +89,12 @@ impl ControlServer {
     ) -> Result<Self, ServeError> {
         let listeners = paths.iter().map(|path| Listener::bind(&ListenAddress::Unix(path.clone())));
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
-        let stop = StopHandle::new()?;
-        let stopped = stop.clone();
-        let run = move || serve(&listeners, &stopped, &answer);
-        let thread = std::thread::Builder::new().name("control".into()).spawn(run);
-        let thread = thread.map_err(|error| ServeError::io("cannot start a thread", error))?;
-        Ok(Self { stop, thread: Some(thread) })
+        let converse = move |client| converse(client, &answer);
+        Ok(Self { _server: SerialServer::start("control", listeners, converse)? })
     }
 }
 
-impl Drop for ControlServer {
-    fn drop(&mut self) {
-        self.stop.stop();
-        if let Some(thread) = self.thread.take() {
-            // A panic of it was printed when it happened.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn serve(listeners: &[Listener], stop: &StopHandle, answer: &dyn Fn(Request) -> Reply) {
-    loop {
-        let mut ready = vec![PollFd::new(stop, PollFlags::IN)];
-        ready.extend(listeners.iter().map(|it| PollFd::new(it, PollFlags::IN)));
-        let polled = poll(&mut ready, None);
-        let is_ready: Vec<_> = ready.iter().map(|it| !it.revents().is_empty()).collect();
-        if is_ready[0] {
-            return;
-        }
-        if polled.is_err() {
-            continue;
-        }
-        let asked = listeners.iter().zip(&is_ready[1..]).filter(|(_, is_ready)| **is_ready);
-        for (listener, _) in asked {
-            match listener.accept() {
-                // A client that breaks off does not concern the others.
-                Ok((socket, _)) => drop(converse(socket.into(), answer)),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNABORTED) => {}
-                Err(_) => {
-                    let mut stopped = [PollFd::new(stop, PollFlags::IN)];
-                    let _ = poll(&mut stopped, Some(&ACCEPT_PAUSE));
-                }
-            }
-        }
-    }
-}
-
-fn converse(mut client: UnixStream, answer: &dyn Fn(Request) -> Reply) -> io::Result<()> {
-    client.set_nonblocking(false)?;
+fn converse(mut client: Peer, answer: &dyn Fn(Request) -> Reply) -> io::Result<()> {
     let reply = match is_owner(&client) {
         Ok(true) => match read_line(&mut client, REQUEST_BYTES_MAX) {
             Ok(line) => parse(&line).map_or_else(Reply::failed, answer),
@@ -154,62 +104,22 @@ fn converse(mut client: UnixStream, answer: &dyn Fn(Request) -> Reply) -> io::Re
     };
     let mut line = serde_json::to_vec(&reply)?;
     line.push(b'\n');
-    write_all(&mut client, &line)
+    client.write_all(&line)
 }
 
 /// The client is of the server's user, or root.
-fn is_owner(client: &UnixStream) -> io::Result<bool> {
+fn is_owner(client: &Peer) -> io::Result<bool> {
     let user = rustix::net::sockopt::socket_peercred(client.as_fd())?.uid;
     Ok(user == rustix::process::geteuid() || user.is_root())
 }
 
-/// Reads up to the end of a line or of the connection: at most `most` bytes, for at most
-/// [`TIMEOUT`].
-fn read_line(peer: &mut UnixStream, most: usize) -> io::Result<Vec<u8>> {
-    let deadline = Instant::now() + TIMEOUT;
-    let (mut line, mut part) = (Vec::new(), [0; 4096]);
-    loop {
-        peer.set_read_timeout(Some(time_left(deadline)?))?;
-        let read = match peer.read(&mut part) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            read => read.map_err(timed_out)?,
-        };
-        let bytes = &part[..read];
-        let end = bytes.iter().position(|byte| *byte == b'\n');
-        line.extend_from_slice(&bytes[..end.unwrap_or(read)]);
-        if line.len() > most {
-            let message = format!("it has more than {most} bytes");
-            return Err(io::Error::new(ErrorKind::InvalidData, message));
-        }
-        if end.is_some() || read == 0 {
-            return Ok(line);
-        }
+/// Reads up to the end of a line or of the connection: at most `most` bytes.
+fn read_line(peer: &mut Peer, most: usize) -> io::Result<Vec<u8>> {
+    let mut line = peer.read_until(most, |bytes| bytes.contains(&b'\n'))?;
+    if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
+        line.truncate(end);
     }
-}
-
-fn write_all(peer: &mut UnixStream, mut bytes: &[u8]) -> io::Result<()> {
-    let deadline = Instant::now() + TIMEOUT;
-    while !bytes.is_empty() {
-        peer.set_write_timeout(Some(time_left(deadline)?))?;
-        match peer.write(bytes) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            written => bytes = &bytes[written.map_err(timed_out)?..],
-        }
-    }
-    Ok(())
-}
-
-fn time_left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(timed_out(ErrorKind::WouldBlock.into())) } else { Ok(left) }
-}
-
-/// A socket whose timeout passes says that it would block.
-fn timed_out(error: io::Error) -> io::Error {
-    match error.kind() {
-        ErrorKind::WouldBlock => io::Error::new(ErrorKind::TimedOut, "it takes too long"),
-        _ => error,
-    }
+    Ok(line)
 }
 
 /// What became of a question.
@@ -228,13 +138,15 @@ pub enum Asked {
 /// # Errors
 /// The connection broke off, or the answer makes no sense.
 pub fn ask(path: &Path, request: &Request) -> io::Result<Asked> {
-    let mut server = match UnixStream::connect(path) {
+    let server = match UnixStream::connect(path) {
         Ok(server) => server,
         Err(error) => return not_connected(error),
     };
+    server.set_nonblocking(true)?;
+    let mut server = Peer::new(server.into());
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
-    write_all(&mut server, &line)?;
+    server.write_all(&line)?;
     let reply = read_line(&mut server, REPLY_BYTES_MAX)?;
     Ok(Asked::Reply(serde_json::from_slice(&reply)?))
 }
@@ -250,6 +162,7 @@ fn not_connected(error: io::Error) -> io::Result<Asked> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::os::unix::fs::PermissionsExt;
 
     use proptest::prelude::*;

@@ -2,11 +2,13 @@
 //! [`tidegate::device::BlockDevice`], and holds no policy of its own.
 //!
 //! - [`nbd`]: the Network Block Device protocol over unix and TCP sockets;
-//! - [`control`]: statistics and settings of a server, for its owner.
+//! - [`control`]: statistics and settings of a server, for its owner;
+//! - [`metrics`]: the page that Prometheus reads.
 //!
 //! What front ends share: `queue` (a client's requests at a device), `mailbox` (how a completion
 //! reaches a client's thread), `budget` (memory of all clients), `listen` (addresses and sockets),
-//! `log` (lines about clients, at a bounded rate), `statistics` and `stop`.
+//! `serial` (servers of one client at a time), `log` (lines about clients, at a bounded rate),
+//! `statistics` and `stop`.
 
 mod budget;
 pub mod control;
@@ -14,8 +16,10 @@ mod error;
 mod listen;
 mod log;
 mod mailbox;
+pub mod metrics;
 pub mod nbd;
 mod queue;
+mod serial;
 mod statistics;
 mod stop;
 

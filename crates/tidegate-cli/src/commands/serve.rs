@@ -11,6 +11,7 @@ use tidegate::device::BlockDevice;
 use tidegate::device::delay::Delays;
 use tidegate::size::Size;
 use tidegate::stack::{REGISTRY, Stack, StackOptions};
+use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{
     Export, Limits, ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls, TlsMode,
 };
@@ -35,12 +36,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let statistics = server.statistics();
     let stop = StopHandle::new()?;
     let control = control::listen(&args.pool, args.control.as_deref(), &stack, &statistics)?;
+    let show = |address| control::show_metrics(address, &stack, &statistics);
+    let metrics = args.metrics.as_ref().map(show).transpose()?;
     print_lines(&stack.description().lines())?;
-    announce(args, &server.addresses(), secure)?;
+    announce(args, &server.addresses(), metrics.as_ref(), secure)?;
     let started = Instant::now();
     let served = signals.during(&stop, || server.run(&stop));
     // Nothing is changed any more that the tiers still hold data for.
-    drop(control);
+    drop((control, metrics));
     let closed = served.map_err(Into::into).and(stack.drain().map_err(anyhow::Error::from));
     summarize(&statistics.snapshot(), started.elapsed())?;
     print_lines(&stack.tier_lines())?;
@@ -96,9 +99,17 @@ fn tls(args: &TlsArgs) -> Result<Option<Tls>> {
 }
 
 /// Prints how the server is reached; `ready` is the last line.
-fn announce(args: &ServeArgs, addresses: &[ListenAddress], secure: bool) -> io::Result<()> {
+fn announce(
+    args: &ServeArgs,
+    addresses: &[ListenAddress],
+    metrics: Option<&MetricsServer>,
+    secure: bool,
+) -> io::Result<()> {
     if let Some(socket) = &args.control {
         field("control", format_args!("unix:{}", socket.display()))?;
+    }
+    if let Some(metrics) = metrics {
+        field("metrics", metrics.address())?;
     }
     for address in addresses {
         field("listening", address)?;

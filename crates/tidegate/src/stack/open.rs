@@ -18,7 +18,7 @@ use crate::device::delay::{Delay, Delays};
 use crate::dram::{self, Policy, TierSpec};
 use crate::pmem::Region;
 use crate::pool::{BackingIdentity, Superblock};
-use crate::stats::{Collector, Reading};
+use crate::stats::{Collector, Metric, Reading, Unit};
 use crate::tier::{
     Backing, Engine, Level, Line, Opening, Setting, SettingError, State, Tier, line,
 };
@@ -40,6 +40,12 @@ pub struct StackOptions {
     /// Delays each request to the pool: for tests and demonstrations.
     pub delays: Option<Delays>,
 }
+
+const PENDING_BYTES: Metric = Metric::gauge(
+    "pending_bytes",
+    Unit::Bytes,
+    "Bytes that only this tier holds and has still to write below",
+);
 
 /// An open pool, ready to be served.
 pub struct Stack {
@@ -234,7 +240,10 @@ impl Stack {
         for tier in &self.tiers {
             let state = tier.state();
             collector.labelled("level", state.level.name(), |collector| {
-                collector.labelled("tier", state.name, |collector| tier.metrics(collector));
+                collector.labelled("tier", state.name, |collector| {
+                    collector.add(&PENDING_BYTES, state.pending_bytes);
+                    tier.metrics(collector);
+                });
             });
         }
     }

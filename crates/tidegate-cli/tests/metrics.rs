@@ -1,0 +1,139 @@
+//! The page that Prometheus reads: by a parser of others, and with all that the alert rules and the
+//! dashboard name.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use support::{Server, ok, run, scratch};
+
+/// Prints what the reference implementation in Python finds in a page: name, type, samples.
+const PARSER: &str = "import sys
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
+for family in parse(sys.stdin.read()):
+    assert family.documentation, family.name
+    for sample in family.samples:
+        print(sample.name, family.type, family.unit or '-', float(sample.value))";
+
+struct Scene {
+    dir: TempDir,
+    server: Server,
+}
+
+impl Scene {
+    fn serving(engine: &str, args: &[&str]) -> Self {
+        let dir = scratch();
+        let pool = dir.path().join("pool");
+        let disk = dir.path().join("disk");
+        std::fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+        let engine = format!("--engine={engine}");
+        ok(["create", pool.to_str().unwrap(), &engine, "--size=32M"]);
+        let backing = format!("--backing=file:{}", disk.display());
+        let has_backing = !engine.ends_with("btt");
+        let mut all = vec!["--metrics=tcp:127.0.0.1:0"];
+        all.extend(has_backing.then_some(backing.as_str()));
+        all.extend(args);
+        let server = Server::start(&pool, &dir.path().join("socket"), &all);
+        Self { dir, server }
+    }
+
+    /// Where the page is, as the server says.
+    fn address(&self) -> &str {
+        let line = self.server.banner.iter().find(|line| line.starts_with("metrics")).unwrap();
+        line.split_once("tcp:").unwrap().1
+    }
+
+    fn page(&self) -> String {
+        let mut client = TcpStream::connect(self.address()).unwrap();
+        client.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+        let mut response = String::new();
+        client.read_to_string(&mut response).unwrap();
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+        response.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
+    fn stop(self) {
+        let (status, _) = self.server.stop(Signal::TERM);
+        assert!(status.success());
+        drop(self.dir);
+    }
+}
+
+/// The samples of `page`, as another parser reads them.
+fn parsed(page: &str) -> String {
+    // Debian's own, which has the package.
+    let mut python = Command::new("/usr/bin/python3");
+    python.args(["-c", PARSER]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut python = python.spawn().unwrap();
+    python.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+    let output = python.wait_with_output().unwrap();
+    assert!(output.status.success(), "python3-prometheus-client refuses it: {page}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn another_parser_reads_the_page() {
+    let scene = Scene::serving("cache", &["--dram=transit:4M"]);
+    let mut client = TcpStream::connect(scene.address()).unwrap();
+    // One that says nothing keeps nobody out.
+    client.write_all(b"GET").unwrap();
+    drop(client);
+    let samples = parsed(&scene.page());
+    for line in [
+        "tidegate_connections_open gauge - 0.0",
+        "tidegate_read_bytes_total counter bytes 0.0",
+        "tidegate_write_seconds_count histogram seconds 0.0",
+        "tidegate_pending_bytes gauge bytes 0.0",
+    ] {
+        assert!(samples.lines().any(|it| it == line), "{line}: {samples}");
+    }
+    scene.stop();
+}
+
+/// The metrics that `text` names, as samples.
+fn named_in(text: &str) -> BTreeSet<String> {
+    let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words = text.split(|c: char| !is_of_name(c));
+    words.filter(|word| word.starts_with("tidegate_")).map(str::to_owned).collect()
+}
+
+#[test]
+fn alert_rules_and_dashboard_name_metrics_that_there_are() {
+    let mut shown = BTreeSet::new();
+    for (engine, args) in [("cache", ["--dram=transit:4M"]), ("log", ["--dram=none"])] {
+        let scene = Scene::serving(engine, &args);
+        shown.extend(named_in(&scene.page()));
+        scene.stop();
+    }
+    let monitoring = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/monitoring");
+    for name in ["alerts.yml", "grafana-dashboard.json"] {
+        let text = std::fs::read_to_string(monitoring.join(name)).unwrap();
+        let named = named_in(&text);
+        assert!(named.len() >= 7, "{name}: {named:?}");
+        let missing: Vec<_> = named.difference(&shown).collect();
+        assert!(missing.is_empty(), "{name} names {missing:?}, which no page has");
+    }
+    let dashboard = std::fs::read(monitoring.join("grafana-dashboard.json")).unwrap();
+    serde_json::from_slice::<serde_json::Value>(&dashboard).unwrap();
+}
+
+#[test]
+fn an_address_that_is_taken_is_refused_before_clients_are_served() {
+    let scene = Scene::serving("btt", &[]);
+    let taken = format!("--metrics=tcp:{}", scene.address());
+    let other = scene.dir.path().join("other");
+    ok(["create", other.to_str().unwrap(), "--engine=btt", "--size=32M"]);
+    let socket = format!("--nbd=unix:{}", scene.dir.path().join("second").display());
+    let output = run(["serve", other.to_str().unwrap(), &socket, &taken]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("tcp:127.0.0.1") && error.contains("in use"), "{error}");
+    scene.stop();
+}

@@ -1,0 +1,183 @@
+//! The page of metrics that Prometheus reads by HTTP.
+//!
+//! Invariants:
+//! 1. Whatever bytes a client sends, it gets a response or the end of its connection, and makes the
+//!    server hold at most [`REQUEST_BYTES_MAX`] bytes.
+//! 2. The page shows numbers and the names of tiers: no data, no paths, nothing that can be set.
+//!    Anybody who reaches the address can read it.
+
+mod page;
+
+use std::io::{self, Write};
+
+use tidegate::stats::Reading;
+
+use crate::listen::Listener;
+use crate::serial::{Peer, SerialServer};
+use crate::{ListenAddress, ServeError};
+
+/// Most bytes of a request.
+pub const REQUEST_BYTES_MAX: usize = 16 << 10;
+const HEADERS_MAX: usize = 64;
+/// Where the page is.
+pub const PATH: &str = "/metrics";
+const PAGE_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const TEXT_TYPE: &str = "text/plain; charset=utf-8";
+
+/// A thread that shows the page until this is dropped.
+pub struct MetricsServer {
+    address: ListenAddress,
+    /// Dropped with this.
+    _server: SerialServer,
+}
+
+impl MetricsServer {
+    /// Listens at `address` and shows what `readings` returns to each client.
+    ///
+    /// # Errors
+    /// Something listens there already, or the system refuses.
+    pub fn start(
+        address: &ListenAddress,
+        readings: impl Fn() -> Vec<Reading> + Send + 'static,
+    ) -> Result<Self, ServeError> {
+        let listener = Listener::bind(address)?;
+        let address = listener.address().clone();
+        let converse = move |client| converse(client, &readings);
+        let server = SerialServer::start("metrics", vec![listener], converse)?;
+        Ok(Self { address, _server: server })
+    }
+
+    /// Where it listens; the port is the one that the system chose.
+    pub fn address(&self) -> &ListenAddress {
+        &self.address
+    }
+}
+
+fn converse(mut client: Peer, readings: &dyn Fn() -> Vec<Reading>) -> io::Result<()> {
+    let request = client.read_until(REQUEST_BYTES_MAX, |bytes| bytes.ends_with(b"\r\n\r\n"))?;
+    client.write_all(&response(&request, readings))
+}
+
+/// The response to `request`.
+fn response(request: &[u8], readings: &dyn Fn() -> Vec<Reading>) -> Vec<u8> {
+    let (status, content_type, body) = match parse(request) {
+        Ok(Asked { is_head, path: PATH }) => {
+            let page = page::page(readings());
+            return with_header("200 OK", PAGE_TYPE, &page, is_head);
+        }
+        Ok(_) => ("404 Not Found", TEXT_TYPE, format!("the metrics are at {PATH}\n")),
+        Err(refused) => (refused, TEXT_TYPE, format!("{refused}\n")),
+    };
+    with_header(status, content_type, &body, false)
+}
+
+fn with_header(status: &str, content_type: &str, body: &str, is_head: bool) -> Vec<u8> {
+    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+    let body_bytes = body.len();
+    let body = if is_head { "" } else { body };
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {body_bytes}\r\n\
+         {allow}Connection: close\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
+
+#[derive(Debug, PartialEq)]
+struct Asked<'a> {
+    /// The header of the response is enough.
+    is_head: bool,
+    /// Without the query.
+    path: &'a str,
+}
+
+/// What a request asks for.
+///
+/// # Errors
+/// The status of the refusal.
+fn parse(request: &[u8]) -> Result<Asked<'_>, &'static str> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut parsed = httparse::Request::new(&mut headers);
+    let complete = parsed.parse(request).map_err(|error| match error {
+        httparse::Error::TooManyHeaders => "431 Request Header Fields Too Large",
+        _ => "400 Bad Request",
+    })?;
+    let (true, Some(method), Some(target)) = (complete.is_complete(), parsed.method, parsed.path)
+    else {
+        return Err("400 Bad Request");
+    };
+    let is_head = match method {
+        "GET" => false,
+        "HEAD" => true,
+        _ => return Err("405 Method Not Allowed"),
+    };
+    Ok(Asked { is_head, path: target.split('?').next().unwrap_or(target) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use proptest::prelude::*;
+    use tidegate::stats::{Collector, Metric, Unit};
+
+    use super::*;
+
+    const READS: Metric = Metric::counter("reads", Unit::Count, "Reads answered");
+
+    fn readings() -> Vec<Reading> {
+        let mut collector = Collector::default();
+        collector.add(&READS, 3);
+        collector.finish()
+    }
+
+    fn answer(server: &MetricsServer, request: &str) -> String {
+        let ListenAddress::Tcp { host, port } = server.address() else { panic!("it is TCP") };
+        let mut client = TcpStream::connect((host.as_str(), *port)).expect("it listens");
+        client.write_all(request.as_bytes()).expect("it takes the request");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).expect("it answers");
+        answer
+    }
+
+    #[test]
+    fn the_page_is_at_its_path_and_nowhere_else() {
+        let address = "tcp:127.0.0.1:0".parse().expect("an address");
+        let server = MetricsServer::start(&address, readings).expect("it starts");
+        let get = |path| answer(&server, &format!("GET {path} HTTP/1.1\r\nHost: it\r\n\r\n"));
+        let page = get("/metrics?debug=1");
+        assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
+        assert!(page.contains("\ntidegate_reads_total 3\n") && page.ends_with("# EOF\n"), "{page}");
+        let head = answer(&server, "HEAD /metrics HTTP/1.0\r\n\r\n");
+        assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
+        assert!(get("/").starts_with("HTTP/1.1 404"));
+        let post = answer(&server, "POST /metrics HTTP/1.1\r\n\r\n");
+        assert!(post.starts_with("HTTP/1.1 405") && post.contains("Allow: GET, HEAD\r\n"));
+        assert!(answer(&server, "anything\r\n\r\n").starts_with("HTTP/1.1 400"));
+    }
+
+    #[test]
+    fn a_client_that_sends_too_much_is_dropped_and_the_next_one_answered() {
+        let address = "tcp:127.0.0.1:0".parse().expect("an address");
+        let server = MetricsServer::start(&address, readings).expect("it starts");
+        let ListenAddress::Tcp { host, port } = server.address() else { panic!("it is TCP") };
+        let mut client = TcpStream::connect((host.as_str(), *port)).expect("it listens");
+        // The server closes before it has read everything.
+        let _ = client.write_all(&vec![b'x'; 16 * REQUEST_BYTES_MAX]);
+        let mut rest = Vec::new();
+        let _ = client.read_to_end(&mut rest);
+        assert!(rest.is_empty());
+        assert!(answer(&server, "GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_have_a_response(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut request = b"GET /".to_vec();
+            request.extend(bytes);
+            request.extend(b" HTTP/1.1\r\n\r\n");
+            let response = response(&request, &readings);
+            prop_assert!(response.starts_with(b"HTTP/1.1 "));
+        }
+    }
+}
