@@ -313,7 +313,7 @@ pub(crate) enum TlsWhen {
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
     /// Most connections at once; at the limit a new client takes the place of a silent one
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(crate) max_connections: Option<NonZeroUsize>,
     /// Most memory for the requests of all clients: bytes, or with K, M, G or T; at least 64M, and
     /// a quarter of what this machine or control group has unless given
@@ -435,6 +435,11 @@ pub(crate) struct SetArgs {
 fn parse_setting(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
     if key.is_empty() { Err("expected KEY=VALUE".into()) } else { Ok((key.into(), value.into())) }
+}
+
+fn parse_count(text: &str) -> Result<NonZeroUsize, String> {
+    let count = text.parse::<usize>().ok().and_then(NonZeroUsize::new);
+    count.ok_or_else(|| "a whole number from 1 on is expected".into())
 }
 
 fn parse_unix(text: &str) -> Result<PathBuf, String> {

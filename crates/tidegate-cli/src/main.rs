@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             // With standard error closed, the exit status tells.
-            let _ = writeln!(std::io::stderr(), "{}", usage_line(&error));
+            let _ = writeln!(std::io::stderr(), "{}", output::printable(&usage_line(&error)));
             ExitCode::from(WRONG_USAGE)
         }
     }

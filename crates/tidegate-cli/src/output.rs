@@ -27,16 +27,24 @@ struct OutputError(#[source] io::Error);
 /// # Errors
 /// Standard output is full.
 pub(crate) fn line(line: impl std::fmt::Display) -> io::Result<()> {
-    match writeln!(io::stdout(), "{line}") {
+    match writeln!(io::stdout(), "{}", printable(&line.to_string())) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         printed => printed.map_err(|error| io::Error::new(error.kind(), OutputError(error))),
     }
 }
 
+/// `text` without what a terminal obeys: control characters are escaped, but for ends of lines.
+/// Names of files may have them.
+pub(crate) fn printable(text: &str) -> String {
+    let shown = |c: char| !c.is_control() || c == '\n';
+    let escape = |c: char| if shown(c) { c.to_string() } else { c.escape_default().to_string() };
+    text.chars().map(escape).collect()
+}
+
 /// Prints `message` on standard error as a line of this program's. A closed standard error is no
 /// failure.
 pub(crate) fn say(message: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "tidegate: {message}");
+    let _ = writeln!(io::stderr(), "tidegate: {}", printable(&message.to_string()));
 }
 
 /// Prints one JSON object on standard output.

@@ -229,12 +229,6 @@ fn wrong_usage_is_status_2_and_one_line() {
     }
 }
 
-#[test]
-fn a_server_without_connections_is_refused() {
-    let args = ["serve", "p", "--nbd", "unix:x", "--max-connections", "0"];
-    says(&fails(2, &args), &["--max-connections", "zero"]);
-}
-
 /// A directory with this build's `tidegate` in it and nothing beside it.
 fn tidegate_alone() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

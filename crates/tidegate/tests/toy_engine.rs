@@ -213,7 +213,16 @@ fn opened(dram: TierSpec) -> Stack {
     let path = region.name().to_owned();
     let (backing, force, delays) = (None, false, None);
     WITH_TOY
-        .open(StackOptions { region, path, backing, force, atomic_flush: false, dram, delays })
+        .open(StackOptions {
+            region,
+            path,
+            backing,
+            force,
+            atomic_flush: false,
+            dram,
+            delays,
+            notices: None,
+        })
         .unwrap()
 }
 
@@ -320,8 +329,16 @@ fn a_backing_is_refused_where_none_is_needed() {
     let (path, backing) = (region.name().to_owned(), Some("null:1M".parse().unwrap()));
     let (force, delays) = (false, None);
     let atomic_flush = false;
-    let options =
-        StackOptions { region, path, backing, force, atomic_flush, dram: NO_DRAM, delays };
+    let options = StackOptions {
+        region,
+        path,
+        backing,
+        force,
+        atomic_flush,
+        dram: NO_DRAM,
+        delays,
+        notices: None,
+    };
     let error = WITH_TOY.open(options).err().unwrap();
     assert!(matches!(error, StackError::NoBackingNeeded { engine: "toy", .. }), "{error}");
 }
@@ -344,6 +361,7 @@ fn the_backing_of_a_log_is_kept_in_the_header_of_its_pool() {
             atomic_flush,
             dram: NO_DRAM,
             delays,
+            notices: None,
         })
     };
     let kept = || Superblock::read(&region).unwrap().superblock.backing;

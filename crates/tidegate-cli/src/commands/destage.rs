@@ -24,6 +24,7 @@ pub(super) fn destage(pool: &Path, backing: &str) -> Result<()> {
         atomic_flush: false,
         dram: TierSpec { policy: Policy::None, bytes: 0 },
         delays: None,
+        notices: None,
     })?;
     Ok(stack.drain()?)
 }

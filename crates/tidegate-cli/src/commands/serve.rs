@@ -1,7 +1,9 @@
 //! `tidegate serve`: opens a pool, offers it over NBD, and drains it when a signal stops it.
 
 use std::io;
+use std::net::IpAddr;
 use std::num::NonZeroUsize;
+use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tidegate::device::BlockDevice;
 use tidegate::device::delay::Delays;
+use tidegate::device::watch::{Notices, Watch};
 use tidegate::size::Size;
 use tidegate::stack::{REGISTRY, Stack, StackOptions};
 use tidegate_serve::metrics::MetricsServer;
@@ -18,7 +21,7 @@ use tidegate_serve::nbd::{
 
 use crate::args::{LimitArgs, ServeArgs, TlsArgs, TlsWhen};
 use crate::control;
-use crate::output::{field, line, print_lines};
+use crate::output::{UsageError, field, line, print_lines, say};
 use crate::{pool, signals};
 
 /// Runs the command until a signal ends it.
@@ -27,6 +30,7 @@ use crate::{pool, signals};
 /// The pool or the DRAM tier cannot be opened, an address cannot be listened at, or a tier cannot
 /// be drained.
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
+    check_addresses(&args.nbd)?;
     let tls = tls(&args.tls)?;
     // Caught before the first client can connect: no signal is lost, and none kills the process.
     let signals = signals::catch()?;
@@ -62,6 +66,7 @@ fn open(args: &ServeArgs) -> Result<Stack> {
         atomic_flush: args.atomic_flush,
         dram: args.dram,
         delays: args.delay_us.map(|us| Delays::of_each(us.saturating_mul(1000))),
+        notices: Some(notices()),
     })?;
     if let Some(mode) = &args.mode {
         // Before the first client.
@@ -70,7 +75,22 @@ fn open(args: &ServeArgs) -> Result<Stack> {
     Ok(stack)
 }
 
+/// # Errors
+/// An address is given twice.
+fn check_addresses(addresses: &[ListenAddress]) -> Result<()> {
+    let twice =
+        addresses.iter().enumerate().find(|(at, address)| addresses[..*at].contains(address));
+    match twice {
+        Some((_, address)) => {
+            Err(UsageError(format!("--nbd {address} is given twice; give each address once"))
+                .into())
+        }
+        None => Ok(()),
+    }
+}
+
 fn bind(args: &ServeArgs, device: Arc<dyn BlockDevice>, tls: Option<Tls>) -> Result<Server> {
+    let device = Arc::new(Watch::new(device, "export", notices()));
     let export = Export::new(args.export.clone(), device).read_only(args.read_only);
     let builder = ServerBuilder::new().export(export).limits(limits(&args.limits));
     let builder = match tls {
@@ -78,6 +98,11 @@ fn bind(args: &ServeArgs, device: Arc<dyn BlockDevice>, tls: Option<Tls>) -> Res
         None => builder,
     };
     Ok(builder.bind(&args.nbd)?)
+}
+
+/// Failures are lines on standard error when they begin, not only in what they are an answer to.
+fn notices() -> Notices {
+    Arc::new(|line| say(line))
 }
 
 fn limits(args: &LimitArgs) -> Limits {
@@ -95,7 +120,12 @@ fn tls(args: &TlsArgs) -> Result<Option<Tls>> {
         Some(TlsWhen::Require) | None => TlsMode::Required,
         Some(TlsWhen::Allow) => TlsMode::Optional,
     };
-    Ok(Some(Tls::from_files(mode, certificate, key, args.tls_ca.as_deref())?))
+    let tls = Tls::from_files(mode, certificate, key, args.tls_ca.as_deref())?;
+    let others = key.metadata().map_or(0, |found| found.mode() & 0o006);
+    if others != 0 {
+        say(format_args!("all users of this machine can read {}; chmod o-rw it", key.display()));
+    }
+    Ok(Some(tls))
 }
 
 /// Prints how the server is reached; `ready` is the last line.
@@ -112,10 +142,26 @@ fn announce(
         field("metrics", metrics.address())?;
     }
     for address in addresses {
+        if !secure && is_everywhere(address) {
+            say(format_args!(
+                "{address} is open to the network: each client that reaches it can read and write \
+                 the export; listen at 127.0.0.1, or demand TLS certificates (--tls-ca)"
+            ));
+        }
         field("listening", address)?;
         field("try", format_args!("nbdinfo '{}'", uri(address, &args.export, secure)))?;
     }
     line("ready")
+}
+
+/// It is on all networks of the machine.
+fn is_everywhere(address: &ListenAddress) -> bool {
+    match address {
+        ListenAddress::Unix(_) => false,
+        ListenAddress::Tcp { host, .. } => {
+            host.parse().is_ok_and(|address: IpAddr| address.is_unspecified())
+        }
+    }
 }
 
 /// The address as NBD clients write it.

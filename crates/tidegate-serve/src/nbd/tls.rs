@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
-use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::ServeError;
@@ -43,7 +43,10 @@ impl Tls {
         client_authority: Option<&Path>,
     ) -> Result<Self, ServeError> {
         let chain = certificates(certificate)?;
-        let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| tls_error(key, &error))?;
+        let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
+            pem::Error::NoItemsFound => tls_error(key, &"it holds no private key in PEM form"),
+            error => tls_error(key, &error),
+        })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -73,7 +76,11 @@ impl Tls {
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ServeError> {
     let found = CertificateDer::pem_file_iter(path).map_err(|error| tls_error(path, &error))?;
-    found.collect::<Result<_, _>>().map_err(|error| tls_error(path, &error))
+    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(|error| tls_error(path, &error))?;
+    if found.is_empty() {
+        return Err(tls_error(path, &"it holds no certificate in PEM form"));
+    }
+    Ok(found)
 }
 
 fn roots(path: &Path) -> Result<RootCertStore, ServeError> {

@@ -122,6 +122,7 @@ impl From<PmemError> for DeviceError {
             PmemError::Poisoned { .. }
             | PmemError::WritebackFailed { .. }
             | PmemError::Busy { .. }
+            | PmemError::DanglingLink { .. }
             | PmemError::Empty { .. }
             | PmemError::NotMappable { .. }
             | PmemError::Os { .. } => DeviceErrorKind::Io,

@@ -13,7 +13,7 @@
 //!
 //! Devices: [`memory`] and [`null`](mod@null) in memory, [`file`](mod@file) over a file or a block
 //! device, [`nbd`] over a server's export. Layers, each a device over another: [`fault`] fails on
-//! purpose, [`delay`] is slow on purpose.
+//! purpose, [`delay`] is slow on purpose, [`watch`] says when the device below fails.
 //!
 //! A server asks for a request in two steps, as the fast path of Open CAS does
 //! (ocf `src/engine/engine_fast.c`): [`BlockDevice::attempt`] runs it on the server's thread if it
@@ -73,6 +73,7 @@ mod pool;
 mod request;
 mod timer;
 mod wake;
+pub mod watch;
 
 use std::sync::Arc;
 

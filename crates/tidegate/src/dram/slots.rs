@@ -8,7 +8,7 @@
 //! slot from being read while they change. Lock order: a policy's own locks first, a slot's last.
 
 use crate::device::{DeviceError, DeviceErrorKind, Result};
-use crate::pmem::{self, Buffers, ReadBuffer};
+use crate::pmem::{self, Buffers, PmemError, ReadBuffer};
 use crate::tier::list::MAX_SLOTS;
 
 /// Bytes of lock beside the data of a slot.
@@ -29,7 +29,8 @@ impl Slots {
     /// [`DeviceErrorKind::Unsupported`]: no slot, or more than can be numbered. Or the memory
     /// cannot be had.
     pub(super) fn new(bytes: u64, block_bytes: u32) -> Result<Self> {
-        Ok(Self { buffers: Buffers::new(count(bytes, block_bytes)?, block_bytes)? })
+        let buffers = Buffers::new(count(bytes, block_bytes)?, block_bytes);
+        Ok(Self { buffers: buffers.map_err(no_memory)? })
     }
 
     /// As many slots as [`new`](Self::new) makes; memory is taken only for what is written.
@@ -37,7 +38,8 @@ impl Slots {
     /// # Errors
     /// As for [`new`](Self::new).
     pub(super) fn reserve(bytes: u64, block_bytes: u32) -> Result<Self> {
-        Ok(Self { buffers: Buffers::reserve(count(bytes, block_bytes)?, block_bytes)? })
+        let buffers = Buffers::reserve(count(bytes, block_bytes)?, block_bytes);
+        Ok(Self { buffers: buffers.map_err(no_memory)? })
     }
 
     /// Number of slots.
@@ -54,6 +56,11 @@ impl Slots {
     pub(super) fn lock(&self, slot: u32) -> ReadBuffer<'_> {
         self.buffers.read(slot)
     }
+}
+
+fn no_memory(source: PmemError) -> DeviceError {
+    let context = "so much memory cannot be had; choose a smaller size";
+    DeviceError::with_source(DeviceErrorKind::NoSpace, context, source)
 }
 
 /// How many slots of `block_bytes` `bytes` hold.

@@ -64,6 +64,16 @@ pub enum PmemError {
         /// The pool file.
         path: PathBuf,
     },
+    /// A symbolic link points to what is not there.
+    #[error(
+        "{path} is a link to {target}, which is not there; make what it points to, or remove the link"
+    )]
+    DanglingLink {
+        /// The link.
+        path: PathBuf,
+        /// Where it points to.
+        target: PathBuf,
+    },
     /// The file has no bytes to map.
     #[error("{path} holds 0 bytes: a pool is expected, create one first")]
     Empty {

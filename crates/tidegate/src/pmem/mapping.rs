@@ -95,7 +95,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps what is at `path`; a file so that it can grow to `limit_bytes`.
     pub(super) fn open(path: &Path, read_only: bool, limit_bytes: u64) -> Result<Self> {
-        let metadata = std::fs::metadata(path).map_err(os("open", path))?;
+        let metadata = std::fs::metadata(path).map_err(not_there("open", path))?;
         let file_type = metadata.file_type();
         if !file_type.is_file() && !file_type.is_char_device() {
             return Err(not_mappable(path, file_type));
@@ -362,6 +362,16 @@ fn os(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PmemError 
     move |source| PmemError::Os { action, path, source }
 }
 
+/// As [`os`]; says so where the file is missing only behind a symbolic link.
+fn not_there(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PmemError {
+    move |source| match std::fs::read_link(path) {
+        Ok(target) if !path.exists() => {
+            PmemError::DanglingLink { path: path.to_path_buf(), target }
+        }
+        _ => os(action, path)(source),
+    }
+}
+
 fn not_mappable(path: &Path, file_type: std::fs::FileType) -> PmemError {
     let found = match file_type {
         kind if kind.is_dir() => "a directory",
@@ -393,7 +403,7 @@ fn create_file(path: &Path, len_bytes: u64) -> Result<File> {
     }
     let mut open = File::options();
     let open = open.read(true).write(true).create_new(true).mode(0o600);
-    open.open(path).map_err(os("create", path))
+    open.open(path).map_err(not_there("create", path))
 }
 
 /// Allocates space, by writing to each block where the file system cannot do better.

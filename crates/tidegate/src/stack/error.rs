@@ -89,8 +89,8 @@ pub enum StackError {
     /// The backing cannot be used.
     #[error(transparent)]
     Backing(#[from] BackingError),
-    /// There is no such DRAM tier before the pool.
-    #[error("there is no DRAM tier {spec}")]
+    /// The DRAM tier before the pool cannot be made.
+    #[error("the DRAM tier {spec} cannot be made")]
     Dram {
         /// The tier asked for.
         spec: TierSpec,

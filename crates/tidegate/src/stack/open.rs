@@ -15,6 +15,7 @@ use super::{PoolDescription, Registry, Result, StackError, name};
 use crate::backing::{BackingUrl, OpenBacking};
 use crate::device::BlockDevice;
 use crate::device::delay::{Delay, Delays};
+use crate::device::watch::{Notices, Watch};
 use crate::dram::{self, Policy, TierSpec};
 use crate::pmem::Region;
 use crate::pool::{BackingIdentity, Superblock};
@@ -39,6 +40,8 @@ pub struct StackOptions {
     pub dram: TierSpec,
     /// Delays each request to the pool: for tests and demonstrations.
     pub delays: Option<Delays>,
+    /// Who is told when the backing begins to fail, and when it works again.
+    pub notices: Option<Notices>,
 }
 
 const PENDING_BYTES: Metric = Metric::gauge(
@@ -87,7 +90,7 @@ impl Registry {
     /// There is no pool, it is damaged, it lacks a backing or has one that does not do, or there is
     /// no such DRAM tier.
     pub fn open(&self, options: StackOptions) -> Result<Stack> {
-        let StackOptions { region, path, backing: url, force, atomic_flush, dram, delays } =
+        let StackOptions { region, path, backing: url, force, atomic_flush, dram, delays, notices } =
             options;
         let engine = self.identify(&region)?;
         if atomic_flush {
@@ -101,7 +104,7 @@ impl Registry {
         let mut backing = url.as_ref().map(|url| url.open(&path)).transpose()?;
         let guard = backing.as_mut().and_then(|backing| backing.guard.take());
         let identity = backing.as_ref().map(identity_of);
-        let backing = backing.map(|backing| self.known(backing));
+        let backing = backing.map(|backing| self.known(backing, notices));
         let opened =
             engine.open(Opening { region: Arc::clone(&region), backing, force, atomic_flush });
         let opened = opened.map_err(failed)?;
@@ -127,8 +130,12 @@ impl Registry {
     }
 
     /// The backing as engines see it.
-    fn known(&self, backing: OpenBacking) -> Backing {
+    fn known(&self, backing: OpenBacking, notices: Option<Notices>) -> Backing {
         let OpenBacking { device, identity, name, holds, .. } = backing;
+        let device = match notices {
+            Some(notices) => Arc::new(Watch::new(device, "backing", notices)),
+            None => device,
+        };
         Backing { device, identity, name, holds: holds.map(|found| self.words(found)) }
     }
 }

@@ -1,0 +1,179 @@
+//! What is said of wrong arguments, of what is unsafe, and of what goes wrong while serving.
+
+mod support;
+
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use support::{Server, ok, run, scratch, tidegate, tool};
+
+/// A directory with a pool.
+fn with_pool() -> TempDir {
+    let dir = scratch();
+    ok(["create", &text(&dir, "pool"), "--engine=btt", "--size=32M"]);
+    dir
+}
+
+fn text(dir: &TempDir, name: &str) -> String {
+    dir.path().join(name).to_str().unwrap().to_owned()
+}
+
+/// The one line with which `serve` of the pool in `dir` is refused.
+fn refusal(dir: &TempDir, status: i32, args: &[&str]) -> String {
+    let pool = text(dir, "pool");
+    let mut all = vec!["serve", pool.as_str()];
+    all.extend(args);
+    let output = run(&all);
+    one_line(&output, status)
+}
+
+fn one_line(output: &Output, status: i32) -> String {
+    let error = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(status), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    error
+}
+
+#[test]
+fn wrong_arguments_of_serve_say_what_is_expected() {
+    let dir = with_pool();
+    let nbd = format!("--nbd=unix:{}", text(&dir, "socket"));
+    let error = refusal(&dir, 2, &[&nbd, &nbd]);
+    assert!(error.contains("is given twice"), "{error}");
+    let error = refusal(&dir, 2, &[&nbd, "--max-connections=0"]);
+    assert!(error.contains("a whole number from 1 on is expected"), "{error}");
+    let error = refusal(&dir, 1, &[&nbd, "--dram=transit:2T"]);
+    assert!(error.contains("transit:2T cannot be made: so much memory cannot be had"), "{error}");
+    let (junk, none) = (text(&dir, "junk"), text(&dir, "none"));
+    std::fs::write(&junk, [0x93; 100]).unwrap();
+    let error = refusal(&dir, 1, &[&nbd, "--tls-cert", &junk, "--tls-key", &junk]);
+    assert!(error.contains("junk: it holds no certificate in PEM form"), "{error}");
+    let error = refusal(&dir, 1, &[&nbd, "--tls-cert", &none, "--tls-key", &junk]);
+    assert!(error.contains("none") && error.contains("No such file"), "{error}");
+}
+
+#[test]
+fn a_link_to_nothing_is_called_so() {
+    let dir = scratch();
+    let link = text(&dir, "link");
+    symlink("nowhere", &link).unwrap();
+    for args in [vec!["info", &link], vec!["create", &link, "--engine=btt", "--size=32M"]] {
+        let error = one_line(&run(&args), 1);
+        assert!(error.contains("link is a link to nowhere, which is not there"), "{error}");
+    }
+}
+
+/// A terminal obeys what it is sent, also where that is the name of a file.
+#[test]
+fn control_characters_in_names_are_escaped() {
+    let dir = scratch();
+    let name = text(&dir, "a\u{1b}[31mb");
+    let error = one_line(&run(["info", &name]), 1);
+    assert!(error.contains("a\\u{1b}[31mb"), "{error}");
+    ok(["create", &name, "--engine=btt", "--size=32M"]);
+    let shown = ok(["info", &name]);
+    assert!(shown.contains("a\\u{1b}[31mb") && !shown.contains('\u{1b}'), "{shown}");
+    let json: serde_json::Value = serde_json::from_str(&ok(["info", &name, "--json"])).unwrap();
+    assert_eq!(json["pool"], name.as_str());
+}
+
+/// What a server in `dir` prints on standard error until it is ready and stopped.
+fn warnings(dir: &TempDir, args: &[&str]) -> String {
+    let mut command = tidegate();
+    let log = std::fs::File::create(text(dir, "stderr")).unwrap();
+    command.arg("serve").arg(text(dir, "pool")).args(args).stderr(log);
+    let (status, _) = Server::spawn(&mut command).stop(Signal::TERM);
+    assert!(status.success());
+    std::fs::read_to_string(text(dir, "stderr")).unwrap()
+}
+
+#[test]
+fn an_export_that_the_network_can_write_is_warned_of() {
+    let dir = with_pool();
+    let said = warnings(&dir, &["--nbd=tcp:0.0.0.0:0"]);
+    assert!(said.contains("is open to the network") && said.contains("--tls-ca"), "{said}");
+    let said = warnings(&dir, &["--nbd=tcp:127.0.0.1:0"]);
+    assert!(!said.contains("network"), "{said}");
+}
+
+#[test]
+fn a_key_that_others_can_read_is_warned_of() {
+    let dir = with_pool();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (text(&dir, "cert.pem"), text(&dir, "key.pem"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let args = ["--nbd=tcp:127.0.0.1:0", "--tls-cert", &certificate, "--tls-key", &key];
+    for (mode, is_warned) in [(0o644, true), (0o640, false)] {
+        std::fs::set_permissions(&key, PermissionsExt::from_mode(mode)).unwrap();
+        let said = warnings(&dir, &args);
+        assert_eq!(said.contains("all users of this machine can read"), is_warned, "{said}");
+    }
+}
+
+/// A tmpfs of its own, unmounted in the end.
+struct SmallDisk(TempDir);
+
+impl SmallDisk {
+    fn mounted() -> Self {
+        let dir = scratch();
+        let mount = tool("mount", "mount")
+            .args(["-t", "tmpfs", "-o", "size=24M", "small"])
+            .arg(dir.path())
+            .status();
+        assert!(mount.unwrap().success(), "the tests of disks that are full need root");
+        Self(dir)
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+    }
+}
+
+/// Fills what is left at `path`.
+fn fill(path: &Path) {
+    let mut file = std::fs::File::create(path).unwrap();
+    while file.write_all(&[1; 4096]).is_ok() {}
+}
+
+/// A backing that is full is told once when it begins, and the server lives.
+#[test]
+fn a_backing_that_gets_full_is_told_when_it_happens() {
+    let small = SmallDisk::mounted();
+    let dir = scratch();
+    let backing = small.path("disk");
+    std::fs::File::create(&backing).unwrap().set_len(64 << 20).unwrap();
+    fill(&small.path("rest"));
+    ok(["create", &text(&dir, "pool"), "--engine=log", "--size=16M"]);
+    let log = std::fs::File::create(text(&dir, "stderr")).unwrap();
+    let mut command = tidegate();
+    command.arg("serve").arg(text(&dir, "pool")).stderr(log);
+    command.arg(format!("--nbd=unix:{}", text(&dir, "socket")));
+    command.arg(format!("--backing=file:{}", backing.display()));
+    let server = Server::spawn(&mut command);
+    // More than the log has space for.
+    let uri = format!("nbd+unix:///?socket={}", text(&dir, "socket"));
+    std::fs::write(text(&dir, "image"), vec![7; 40 << 20]).unwrap();
+    let copied = tool("nbdcopy", "libnbd-bin").args([text(&dir, "image"), uri]).output().unwrap();
+    assert!(!copied.status.success(), "the backing takes it all");
+    std::fs::remove_file(small.path("rest")).unwrap();
+    let said = || std::fs::read_to_string(text(&dir, "stderr")).unwrap();
+    let before = said();
+    let (status, _) = server.stop(Signal::TERM);
+    assert!(status.success(), "there is space again: {}", said());
+    let fails = |line: &&str| line.starts_with("tidegate: backing: writes fail: ");
+    let first = before.lines().find(fails).unwrap_or_else(|| panic!("nothing is said: {before}"));
+    assert!(first.contains("disk") && first.contains("No space left"), "{first}");
+    assert_eq!(said().lines().filter(fails).count(), 1, "{}", said());
+}

@@ -1,0 +1,251 @@
+//! A layer that says when requests to the device below begin to fail, when they still do, and when
+//! they work again: a line each time, not one a request.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "how long failures last decides what is said, no more"
+)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::{
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
+    Op, Operation, Request, Result,
+};
+
+/// Takes a line for the operator, without its end.
+pub type Notices = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Failures are over with the first success so long after the last one.
+const QUIET: Duration = Duration::from_secs(5);
+/// While requests fail, a line comes so often.
+const REPEAT: Duration = Duration::from_secs(60);
+
+/// A device whose failures are told.
+pub struct Watch {
+    inner: Arc<dyn BlockDevice>,
+    name: &'static str,
+    notices: Notices,
+    reads: Spell,
+    writes: Spell,
+    flushes: Spell,
+}
+
+impl Watch {
+    /// Tells `notices` of failures of `inner`, which lines call `name`.
+    pub fn new(inner: Arc<dyn BlockDevice>, name: &'static str, notices: Notices) -> Self {
+        let [reads, writes, flushes] = Default::default();
+        Self { inner, name, notices, reads, writes, flushes }
+    }
+
+    fn run(&self, mut operation: Operation<'_>) -> Result<()> {
+        let op = Op::of(&operation);
+        let result = operation.run_on(&*self.inner);
+        self.note(op, &result);
+        result
+    }
+
+    /// A request has ended.
+    fn note(&self, op: Op, result: &Result<()>) {
+        let (spell, requests) = match op {
+            Op::Read | Op::Status => (&self.reads, "reads"),
+            Op::Write | Op::Discard | Op::WriteZeroes => (&self.writes, "writes"),
+            Op::Flush => (&self.flushes, "flushes"),
+        };
+        let name = self.name;
+        match result {
+            Ok(()) if !spell.is_on.load(Ordering::Relaxed) => {}
+            Ok(()) => {
+                if let Some(ended) = spell.succeeded(Instant::now()) {
+                    (self.notices)(&format!("{name}: {requests} work again, after {ended}"));
+                }
+            }
+            Err(error) if is_of_the_device(error) => match spell.failed(Instant::now()) {
+                Some(Said::Begins) => {
+                    (self.notices)(&format!("{name}: {requests} fail: {}", error.with_causes()));
+                }
+                Some(Said::GoesOn(so_far)) => {
+                    let last = error.with_causes();
+                    (self.notices)(&format!("{name}: {requests} still fail, {so_far}: {last}"));
+                }
+                None => {}
+            },
+            Err(_) => {}
+        }
+    }
+}
+
+/// Not one of a request that asks for what there is not.
+fn is_of_the_device(error: &DeviceError) -> bool {
+    use DeviceErrorKind::{Corrupt, Io, NoSpace};
+    matches!(error.kind(), Io | NoSpace | Corrupt)
+}
+
+/// A time in which requests of one kind fail.
+#[derive(Default)]
+struct Spell {
+    /// So that a success costs no lock.
+    is_on: AtomicBool,
+    failures: Mutex<Option<Failures>>,
+}
+
+#[derive(Clone, Copy)]
+struct Failures {
+    count: u64,
+    first: Instant,
+    last: Instant,
+    said: Instant,
+}
+
+impl fmt::Display for Failures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.last.duration_since(self.first).as_secs();
+        write!(f, "{} failures in {seconds} s", self.count)
+    }
+}
+
+/// What a failure gives to say.
+enum Said {
+    Begins,
+    GoesOn(Failures),
+}
+
+impl Spell {
+    fn failed(&self, now: Instant) -> Option<Said> {
+        let mut failures = self.failures.lock();
+        let Some(known) = failures.as_mut() else {
+            *failures = Some(Failures { count: 1, first: now, last: now, said: now });
+            self.is_on.store(true, Ordering::Relaxed);
+            return Some(Said::Begins);
+        };
+        known.count += 1;
+        known.last = now;
+        if now.duration_since(known.said) < REPEAT {
+            return None;
+        }
+        known.said = now;
+        Some(Said::GoesOn(*known))
+    }
+
+    /// The failures that are over.
+    fn succeeded(&self, now: Instant) -> Option<Failures> {
+        let mut failures = self.failures.lock();
+        let ended = failures.filter(|known| now.duration_since(known.last) >= QUIET)?;
+        *failures = None;
+        self.is_on.store(false, Ordering::Relaxed);
+        Some(ended)
+    }
+}
+
+impl BlockDevice for Watch {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    operations_through_run!();
+
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        self.inner.status(offset, len, most)
+    }
+
+    fn submit(&self, batch: &mut [Request<'_>]) {
+        self.inner.submit(batch);
+        for request in batch {
+            if let Some(result) = request.result() {
+                self.note(Op::of(request.operation()), result);
+            }
+        }
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
+        let attempt = self.inner.attempt(operation, context);
+        if let Attempt::Done(result) = &attempt {
+            self.note(Op::of(operation), result);
+        }
+        attempt
+    }
+
+    fn start(self: Arc<Self>, mut request: AsyncRequest) {
+        let op = Op::of(&request.operation());
+        let watch = Arc::clone(&self);
+        let below = request.forward(move |request, result| {
+            watch.note(op, &result);
+            request.complete(result);
+        });
+        below.start_on(&self.inner);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::WriteFlags;
+    use crate::device::conformance::{self, Promises};
+    use crate::device::fault::{Effect, Fault, Rule, When};
+    use crate::device::memory::MemoryDevice;
+
+    fn memory() -> Arc<MemoryDevice> {
+        Arc::new(MemoryDevice::new(4096, 2048).unwrap())
+    }
+
+    fn said() -> (Notices, Arc<Mutex<Vec<String>>>) {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&lines);
+        (Arc::new(move |line: &str| sink.lock().push(line.to_owned())), lines)
+    }
+
+    #[test]
+    fn it_conforms_and_says_nothing_of_requests_that_are_wrong() {
+        let (notices, lines) = said();
+        let device: Arc<dyn BlockDevice> = Arc::new(Watch::new(memory(), "disk", notices));
+        let promises = Promises { whole_blocks: true, ..Promises::default() };
+        conformance::check(&*device, promises);
+        conformance::check_started(&device, promises);
+        assert!(lines.lock().is_empty(), "{:?}", lines.lock());
+    }
+
+    #[test]
+    fn failures_are_told_when_they_begin_on_every_path() {
+        let (notices, lines) = said();
+        let fault = Arc::new(Fault::new(memory(), 1));
+        fault.add(Rule::new(&[], When::Always, Effect::Fail(DeviceErrorKind::NoSpace)));
+        let device: Arc<dyn BlockDevice> = Arc::new(Watch::new(fault, "backing", notices));
+        for _ in 0..3 {
+            device.write(0, &[1; 4096], WriteFlags::default()).unwrap_err();
+        }
+        device.flush().unwrap_err();
+        let mut block = [0; 4096];
+        let mut batch = [Request::new(Operation::Read { offset: 0, buf: &mut block })];
+        device.submit(&mut batch);
+        let lines = lines.lock();
+        let begins: Vec<_> = lines.iter().map(|line| line.split(": injected").next()).collect();
+        assert_eq!(
+            begins,
+            [
+                Some("backing: writes fail"),
+                Some("backing: flushes fail"),
+                Some("backing: reads fail")
+            ]
+        );
+    }
+
+    #[test]
+    fn a_spell_is_told_again_after_a_while_and_ends_when_it_is_quiet() {
+        let (spell, start) = (Spell::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert!(matches!(spell.failed(start), Some(Said::Begins)));
+        assert!(spell.failed(after(1)).is_none() && spell.succeeded(after(2)).is_none());
+        let Some(Said::GoesOn(so_far)) = spell.failed(after(61)) else { panic!("it goes on") };
+        assert_eq!(so_far.to_string(), "3 failures in 61 s");
+        assert!(spell.failed(after(62)).is_none() && spell.succeeded(after(66)).is_none());
+        let ended = spell.succeeded(after(67)).expect("it is quiet");
+        assert_eq!(ended.to_string(), "4 failures in 62 s");
+        assert!(!spell.is_on.load(Ordering::Relaxed));
+        assert!(matches!(spell.failed(after(68)), Some(Said::Begins)));
+    }
+}
