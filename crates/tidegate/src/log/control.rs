@@ -18,7 +18,7 @@ use super::error::LogError;
 use crate::pmem::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
 use crate::sync::{AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL4");
+const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL5");
 const MAGIC_AT: u64 = 0;
 const POOL_AT: u64 = 8;
 const HEAD_AT: u64 = 64;
@@ -57,6 +57,8 @@ const SLOTS_AT: u64 = 128 << 10;
 pub(super) const FILE_SYSTEMS_AT: u64 = 32 << 10;
 /// Plain writes in flight.
 pub(super) const LANES_AT: u64 = 1 << 20;
+/// The kinds of the last changes of each file system.
+pub(super) const KINDS_AT: u64 = 0x18_0000;
 /// Who keeps which file unlogged.
 pub(super) const KEEPERS_AT: u64 = 192 << 10;
 pub(super) const BUCKETS_AT: u64 = 256 << 10;

@@ -48,7 +48,7 @@ pub use control::{CONTROL_BYTES, Control, FILES_MAX, SLOTS};
 pub use copy::{can_write_in_place, copy_to_file, write_in_place};
 pub use engine::{CODE, LogEngine};
 pub use error::{AppendError, LockError, LogError};
-pub use file_systems::FileSystemRef;
+pub use file_systems::{ChangeNumbers, FileSystemRef};
 pub use lanes::{InFlight, PlainCall};
 pub use owner::{after_fork, current_process, process_of, thread_of};
 pub use pool::{CLOSED, HeaderFault, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, create};
