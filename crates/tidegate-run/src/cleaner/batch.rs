@@ -97,7 +97,7 @@ impl Worker {
     /// Makes what is due durable. Meanwhile files are kept that programs want to be, and space is
     /// allocated: a program does not wait for a disk for these.
     fn sync(&mut self, due: &Due) -> Synced {
-        if due.files.is_empty() {
+        if due.is_empty() {
             return Synced::default();
         }
         let is_over = AtomicBool::new(false);

@@ -37,6 +37,11 @@ const KEPT_AT: u64 = 720;
 const WANT_KEPT_AT: u64 = 724;
 /// Not zero: the story of some file has begun since the log is in use.
 const STORIES_AT: u64 = 728;
+/// When the first record of names was appended that is not on its way to be retired, in nanoseconds
+/// of the monotonic clock; 0: there is none.
+const NAMED_NS_AT: u64 = 736;
+/// A half word: the supervisor is asked to hold a descriptor of some file system.
+const WANT_HELD_AT: u64 = 744;
 /// The position up to which a caller waits for the log to be retired.
 const WANTED_AT: u64 = 640;
 /// Half words that processes wait on: free space in the log, work for the cleaner.
@@ -102,7 +107,9 @@ pub(super) struct Start {
 impl Control {
     /// Makes control memory out of zero bytes.
     pub(super) fn init(memory: SharedMemory, start: Start) -> Self {
-        for lock in [SUPERVISOR_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT] {
+        let names_locks = super::file_systems::names_locks();
+        for lock in [SUPERVISOR_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT].into_iter().chain(names_locks)
+        {
             memory.init_lock(lock);
         }
         memory.word(HEAD_AT).store(start.head, Ordering::Relaxed);
@@ -175,6 +182,16 @@ impl Control {
     /// Not zero: a file waits for the supervisor to hold a descriptor of it.
     pub(super) fn want_kept(&self) -> &std::sync::atomic::AtomicU32 {
         self.memory.half(WANT_KEPT_AT)
+    }
+
+    /// See [`Log::names_since_ns`](super::Log::names_since_ns).
+    pub(super) fn named_ns(&self) -> &AtomicU64 {
+        self.memory.word(NAMED_NS_AT)
+    }
+
+    /// Not zero: a descriptor of a file system is wanted.
+    pub(super) fn want_held(&self) -> &std::sync::atomic::AtomicU32 {
+        self.memory.half(WANT_HELD_AT)
     }
 
     /// The supervisor holds a descriptor of one more file: wakes those that wait for one.

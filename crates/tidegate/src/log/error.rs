@@ -26,7 +26,7 @@ pub enum LogError {
     },
     /// The log is of a format that this build does not know.
     #[error(
-        "the log has format {found}, this release of tidegate reads TIDELOG3: recover the pool by the \
+        "the log has format {found}, this release of tidegate reads TIDELOG4 and TIDELOG3: recover the pool by the \
          release that made it, then create it anew"
     )]
     Format {
@@ -104,6 +104,9 @@ pub enum AppendError {
     /// The record is larger than a quarter of the log.
     #[error("the record is too large for the log")]
     TooLarge,
+    /// The record says what no file can have, or more than a record holds.
+    #[error("the record makes no sense")]
+    Unsound,
     /// The memory failed.
     #[error("the memory of the log failed")]
     Memory,

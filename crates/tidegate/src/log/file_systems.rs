@@ -22,7 +22,9 @@ use super::Log;
 use super::control::{Control, ENTRIES_AT, FILE_SYSTEMS_AT, KINDS_AT, STATS_AT};
 use crate::sync::{AtomicU64, Ordering};
 
-const ENTRY_BYTES: u64 = 64;
+const ENTRY_BYTES: u64 = 192;
+/// Where the lock of the names is in an entry.
+const NAMES_LOCK_AT: u64 = 128;
 /// File systems whose files may be covered at once; the files of others stay plain.
 const FILE_SYSTEMS: u64 = 64;
 /// Numbers of changes whose kind is known, of each file system: the last ones.
@@ -79,7 +81,12 @@ impl FileSystemRef {
     }
 }
 
-struct Words<'a> {
+/// The locks of the names of all file systems.
+pub(super) fn names_locks() -> impl Iterator<Item = u64> {
+    (0..FILE_SYSTEMS).map(|number| FILE_SYSTEMS_AT + number * ENTRY_BYTES + NAMES_LOCK_AT)
+}
+
+pub(super) struct Words<'a> {
     /// 0: free. Another value never changes.
     id: &'a AtomicU64,
     commits_in_order: &'a AtomicU64,
@@ -87,9 +94,17 @@ struct Words<'a> {
     committed: &'a AtomicU64,
     /// Not zero: a sync commits its own file only, so that nothing ever has to be waited for.
     commits_alone: &'a AtomicU64,
+    /// Not zero: the supervisor holds a descriptor of the file system.
+    pub(super) held: &'a AtomicU64,
+    /// The file by which the supervisor is to find the file system, 0: it is not asked.
+    pub(super) wanted_by: &'a AtomicU64,
+    /// Not zero: a holder of the names' lock was killed, and its record was not seen to.
+    pub(super) orphaned: &'a AtomicU64,
+    /// The lock of the names.
+    pub(super) names_lock_at: u64,
 }
 
-fn words(control: &Control, number: u64) -> Words<'_> {
+pub(super) fn words(control: &Control, number: u64) -> Words<'_> {
     let at = FILE_SYSTEMS_AT + number % FILE_SYSTEMS * ENTRY_BYTES;
     let word = |offset| control.memory().word(at + offset);
     Words {
@@ -98,6 +113,10 @@ fn words(control: &Control, number: u64) -> Words<'_> {
         changes: word(16),
         committed: word(24),
         commits_alone: word(32),
+        held: word(56),
+        wanted_by: word(64),
+        orphaned: word(72),
+        names_lock_at: at + NAMES_LOCK_AT,
     }
 }
 

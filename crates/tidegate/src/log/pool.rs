@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::engine::CODE;
 use super::error::LogError;
 use super::layout::{
-    LIMIT_OFFSET, LIMIT_STEP_BYTES, LogHeaderBytes, MAGIC, RECORD_ALIGN_BYTES, RING_OFFSET,
+    FORMER_MAGIC, LIMIT_OFFSET, LIMIT_STEP_BYTES, LogHeaderBytes, MAGIC, RECORD_ALIGN_BYTES, RING_OFFSET,
     RecordHeaderBytes, SECOND_HEADER_OFFSET, SESSION_OFFSET, SessionBytes, TAIL_OFFSET,
 };
 use super::record::{Header, payload_checksum};
@@ -206,6 +206,27 @@ impl LogPool {
         Ok(self.region.persist(to, size_of::<LogHeaderBytes>() as u64)?)
     }
 
+    /// Says that the log may have records of names from now on, which releases that know only the
+    /// former format must not read.
+    ///
+    /// # Errors
+    /// [`LogError::Pmem`].
+    pub(super) fn raise_format(&self) -> Result<()> {
+        let [first, second] = self.header_offsets();
+        // The second copy first: a reader takes it only where the first one is damaged, and a crash
+        // in between leaves a whole one of either format.
+        for at in [second, first] {
+            let Ok(mut header) = read_header(&self.region, at)? else { continue };
+            if header.magic == FORMER_MAGIC {
+                header.magic = MAGIC;
+                header.checksum = U64::new(header_checksum(&header));
+                self.region.write(at, header.as_bytes())?;
+                self.region.persist(at, size_of::<LogHeaderBytes>() as u64)?;
+            }
+        }
+        Ok(())
+    }
+
     fn header_offsets(&self) -> [u64; 2] {
         [0, SECOND_HEADER_OFFSET].map(|offset| self.superblock.data_offset + offset)
     }
@@ -388,7 +409,7 @@ fn read_header(region: &Region, at: u64) -> Result<Copy> {
     let (found, expected) = (header.checksum.get(), header_checksum(&header));
     Ok(match header.magic {
         _ if found != expected => Err(LogError::Header { found, expected }),
-        MAGIC => Ok(header),
+        MAGIC | FORMER_MAGIC => Ok(header),
         _ => Err(LogError::Format { found: header.magic.escape_ascii().to_string() }),
     })
 }

@@ -197,7 +197,11 @@ impl Planner {
                 self.voided.insert(header.aux);
                 self.story(header.file).torn.retain(|torn| *torn != header.aux);
             }
-            RecordKind::Zero => self.findings.add(Finding::Payload { position: header.position }),
+            RecordKind::Zero
+            | RecordKind::Make
+            | RecordKind::Name
+            | RecordKind::Decided
+            | RecordKind::Done => self.findings.add(Finding::Payload { position: header.position }),
         }
     }
 
