@@ -386,6 +386,11 @@ pub(crate) fn wall_clock_ns() -> u64 {
     clock_ns(ClockId::RealtimeCoarse)
 }
 
+/// How far the clock of times of files is ahead of one that nobody sets, in nanoseconds.
+pub(crate) fn clock_ahead_ns() -> u64 {
+    clock_ns(ClockId::Realtime).saturating_sub(clock_ns(ClockId::Boottime))
+}
+
 fn clock_ns(clock: ClockId) -> u64 {
     let now = rustix::time::clock_gettime(clock);
     let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));

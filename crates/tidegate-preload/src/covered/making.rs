@@ -101,6 +101,7 @@ impl Open {
             && !process::writes_unseen()
             && !process::in_vfork_child()
             && !self.log.is_suspended()
+            && self.log.note_clock(raw::clock_ahead_ns())
             && files::is_wanted(self.fd);
         let identified = files::identify(self.log, self.fd).filter(|_| may_be)?;
         self.log.commits_in_order(identified.file_system.reference).then_some(identified)
@@ -169,7 +170,7 @@ impl Open {
         let mut extended = Extended::new();
         extended.read(self.fd)?;
         let make = self.look(parent, &content, extended.bytes())?;
-        if !self.is_quiet(new, file_system) {
+        if guard.has_own_changes() || !self.is_quiet(new, file_system) {
             return None;
         }
         let data_only = wanted == Sync::Data;

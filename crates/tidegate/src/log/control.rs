@@ -42,6 +42,8 @@ const STORIES_AT: u64 = 728;
 const NAMED_NS_AT: u64 = 736;
 /// A half word: the supervisor is asked to hold a descriptor of some file system.
 const WANT_HELD_AT: u64 = 744;
+/// The most that the clock of times of files was ahead of one that nobody sets, in nanoseconds.
+const CLOCK_AHEAD_NS_AT: u64 = 752;
 /// The position up to which a caller waits for the log to be retired.
 const WANTED_AT: u64 = 640;
 /// Half words that processes wait on: free space in the log, work for the cleaner.
@@ -187,6 +189,11 @@ impl Control {
     /// See [`Log::names_since_ns`](super::Log::names_since_ns).
     pub(super) fn named_ns(&self) -> &AtomicU64 {
         self.memory.word(NAMED_NS_AT)
+    }
+
+    /// See [`Log::note_clock`](super::Log::note_clock).
+    pub(super) fn clock_ahead_ns(&self) -> &AtomicU64 {
+        self.memory.word(CLOCK_AHEAD_NS_AT)
     }
 
     /// Not zero: a descriptor of a file system is wanted.

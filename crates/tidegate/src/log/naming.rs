@@ -38,7 +38,18 @@ pub struct NamesGuard<'a> {
     _locked: Locked<'a>,
 }
 
+/// How much a clock that nobody has set seems to go back: a tick of the coarse one.
+const TICK_NS: u64 = 20_000_000;
+
 impl Log {
+    /// Notes how far the clock of times of files is ahead of one that nobody sets, in nanoseconds.
+    /// False: it was set back since the log is in use. The parent of a new file may then have been
+    /// changed later, by that clock, than it is now.
+    pub fn note_clock(&self, ahead_ns: u64) -> bool {
+        let most_ns = self.control.clock_ahead_ns().fetch_max(ahead_ns, Ordering::SeqCst);
+        ahead_ns.saturating_add(TICK_NS) >= most_ns
+    }
+
     fn names_of(&self, file_system: FileSystemRef) -> Words<'_> {
         words(&self.control, file_system.to_number().into())
     }
@@ -221,6 +232,11 @@ impl FileGuard<'_> {
     /// that, `fdatasync` perhaps too.
     pub fn was_named(&self) -> bool {
         self.has(flag::NAMED)
+    }
+
+    /// Where the last record ends that has the file's creation or a change of its names.
+    pub fn named_until(&self) -> u64 {
+        self.entry().names_end().load(Ordering::SeqCst)
     }
 
     /// A sync has answered for the file's names: a real one, or one of the log while nothing was
