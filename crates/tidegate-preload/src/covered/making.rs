@@ -18,6 +18,7 @@
 #![allow(unsafe_code)] // mapped memory
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Make};
 
@@ -34,6 +35,9 @@ use crate::{file_systems, page, process, raw, record_locks};
 
 /// The largest file that a record makes.
 const MADE_BYTES_MAX: u64 = 128 << 10;
+
+/// How long the supervisor is not asked again for what it did not do in time.
+const PAUSE_NS: u64 = 1_000_000_000;
 
 /// A story that has begun, of a file that is to be made by a record.
 struct Story<'d> {
@@ -73,26 +77,33 @@ impl Open {
     #[cold]
     pub(super) fn sync_new(&self, new: &NewFile, wanted: Sync) -> isize {
         new_files::forget(self.known.device, self.known.inode);
-        let Some(identified) = self.makeable() else {
-            return self.sync_for(Counter::SyncsNewRefused, wanted);
-        };
+        let Some(identified) = self.makeable() else { return self.sync_old(wanted) };
         let file_system = identified.file_system.reference;
-        let is_quiet = self.is_quiet(new, file_system);
-        if is_quiet && self.make(new, &identified, wanted).is_some() {
+        // Once the supervisor holds the file system, nothing is pending that came before.
+        let may_be_quiet = self.is_quiet(new, file_system) || !self.log.is_held(file_system);
+        if may_be_quiet && self.make(new, &identified, wanted).is_some() {
             self.log.stats().add(Counter::SyncsMade, 1);
+            self.log.stats().add(Counter::SyncsSkipped, 1);
             return 0;
         }
-        let cause = if is_quiet { Counter::SyncsNewRefused } else { Counter::SyncsNewPending };
-        // All of it: it commits what was pending.
-        let result = self.sync_for(cause, Sync::All);
+        let result = self.sync_unmade(self.is_quiet(new, file_system));
         if result == 0 {
             self.note_committed(new, file_system);
             if self.is_quiet(new, file_system) {
-                // The file is on the disk: without the record it is plain.
+                // The file is on the disk: without the record it may be plain.
                 let _ = self.make(new, &identified, Sync::All);
             }
         }
         result
+    }
+
+    /// Makes the sync that no record answers: always as `fsync`, which commits what was pending.
+    fn sync_unmade(&self, is_quiet: bool) -> isize {
+        if self.may_be_admitted() {
+            return self.admit(Sync::All);
+        }
+        let cause = if is_quiet { Counter::SyncsNewRefused } else { Counter::SyncsNewPending };
+        self.sync_for(cause, Sync::All)
     }
 
     /// The file's identity, if it may be made by a record at all.
@@ -104,7 +115,9 @@ impl Open {
             && self.log.note_clock(raw::clock_ahead_ns())
             && files::is_wanted(self.fd);
         let identified = files::identify(self.log, self.fd).filter(|_| may_be)?;
-        self.log.commits_in_order(identified.file_system.reference).then_some(identified)
+        let file_system = identified.file_system.reference;
+        let may_be = self.log.commits_in_order(file_system) && !self.log.is_refused(file_system);
+        may_be.then_some(identified)
     }
 
     /// Nothing is pending that a sync of the file would commit beside the file itself.
@@ -157,11 +170,7 @@ impl Open {
     ) -> Option<()> {
         let (device, inode) = (self.known.device, self.known.inode);
         let file_system = story.entry.file_system;
-        if !self.log.is_held(file_system) {
-            self.log.want_held(file_system, story.entry.file);
-        }
-        let is_ready = self.log.wait_for_plain(device, inode, LOCK_TIMEOUT)
-            && self.log.wait_for_held(file_system, LOCK_TIMEOUT);
+        let is_ready = self.log.wait_for_plain(device, inode, LOCK_TIMEOUT) && self.hold(story);
         let _signals = SignalsBlocked::new();
         let _holding = Holding::new().filter(|_| is_ready)?;
         let names = self.log.lock_names(file_system).ok().filter(|names| names.may_record())?;
@@ -183,6 +192,25 @@ impl Open {
         new.numbers(file_system).for_each(|number| self.log.take_off(file_system, number));
         drop(names);
         Some(())
+    }
+
+    /// Has the supervisor hold the file system, if it does not yet; whether it does. It is not asked
+    /// again at once where it took too long.
+    fn hold(&self, story: &Story<'_>) -> bool {
+        static NOT_BEFORE_NS: AtomicU64 = AtomicU64::new(0);
+        let file_system = story.entry.file_system;
+        if self.log.is_held(file_system) {
+            return true;
+        }
+        if raw::now_ns() < NOT_BEFORE_NS.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.log.want_held(file_system, story.entry.file);
+        let is_held = self.log.wait_for_held(file_system, LOCK_TIMEOUT);
+        if !is_held {
+            NOT_BEFORE_NS.store(raw::now_ns() + PAUSE_NS, Ordering::Relaxed);
+        }
+        is_held
     }
 
     /// What a record says of the locked file, of which `content` was read; none where it does not

@@ -157,9 +157,14 @@ impl Open {
 
     /// Syncs a plain file, which may be covered from then on.
     fn sync_plain(&self, wanted: Sync) -> isize {
-        if let Some(new) = self.new_file() {
-            return self.sync_new(&new, wanted);
+        match self.new_file() {
+            Some(new) => self.sync_new(&new, wanted),
+            None => self.sync_old(wanted),
         }
+    }
+
+    /// Syncs a plain file that this process has not made, or synced before.
+    pub(super) fn sync_old(&self, wanted: Sync) -> isize {
         if self.may_be_admitted() { self.admit(wanted) } else { self.sync_unadmitted(wanted) }
     }
 

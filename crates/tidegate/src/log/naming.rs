@@ -38,6 +38,10 @@ pub struct NamesGuard<'a> {
     _locked: Locked<'a>,
 }
 
+/// The supervisor holds a descriptor of a file system.
+const HELD: u64 = 1;
+/// It cannot.
+const REFUSED: u64 = 2;
 /// How much a clock that nobody has set seems to go back: a tick of the coarse one.
 const TICK_NS: u64 = 20_000_000;
 
@@ -95,20 +99,34 @@ impl Log {
 
     /// The supervisor holds a descriptor of the file system from now on.
     pub fn note_held(&self, file_system: FileSystemRef) {
-        self.names_of(file_system).held.store(1, Ordering::SeqCst);
+        self.names_of(file_system).held.store(HELD, Ordering::SeqCst);
         self.control.announce_kept();
+    }
+
+    /// The supervisor cannot hold the file system, or cannot find its files by their handles: it is
+    /// not asked any more.
+    pub fn refuse_held(&self, file_system: FileSystemRef) {
+        self.names_of(file_system).held.store(REFUSED, Ordering::SeqCst);
+        self.control.announce_kept();
+    }
+
+    /// The supervisor [cannot hold](Self::refuse_held) the file system.
+    pub fn is_refused(&self, file_system: FileSystemRef) -> bool {
+        self.names_of(file_system).held.load(Ordering::SeqCst) == REFUSED
     }
 
     /// The supervisor holds a descriptor of the file system, and can find its files by their
     /// handles.
     pub fn is_held(&self, file_system: FileSystemRef) -> bool {
-        self.names_of(file_system).held.load(Ordering::SeqCst) != 0
+        self.names_of(file_system).held.load(Ordering::SeqCst) == HELD
     }
 
     /// Waits until the supervisor holds a descriptor of the file system; whether it does after
     /// `timeout`.
     pub fn wait_for_held(&self, file_system: FileSystemRef, timeout: Duration) -> bool {
-        self.wait_for_supervisor(timeout, || self.is_held(file_system))
+        let held = self.names_of(file_system).held;
+        self.wait_for_supervisor(timeout, || held.load(Ordering::SeqCst) != 0)
+            && self.is_held(file_system)
     }
 
     /// When the first record of names was appended since
