@@ -15,6 +15,7 @@ mod backlog;
 mod cause;
 mod cleaner;
 mod kept;
+mod held;
 mod kernel;
 mod launcher;
 mod locate;

@@ -17,6 +17,7 @@ use tidegate::log::recover::{finish_writing, start_writing};
 use tidegate::log::{AppendError, LockError};
 
 use super::backlog::{Backlog, Due, Known};
+use super::held::HeldFileSystems;
 use super::kept::KeptFiles;
 use super::locate::{self, Located};
 use super::ranges::Ranges;
@@ -57,6 +58,8 @@ pub(crate) struct Synced {
 pub(crate) struct Writeback<'a> {
     /// Those with a descriptor.
     pub(crate) kept: &'a KeptFiles,
+    /// File systems that are synced as a whole, behind all files.
+    pub(crate) held: &'a HeldFileSystems,
     /// All that the log defines.
     pub(crate) backlog: &'a Backlog,
 }
@@ -83,7 +86,11 @@ impl Writeback<'_> {
             synced.calls += 1;
             let outcome = match self.kept.get(*id) {
                 Some(kept) => sync_ranges(&kept.file, ranges),
-                None => self.backlog.file(*id).map_or_else(sync_everything, sync_not_kept),
+                None => match self.backlog.file(*id) {
+                    Some(known) if self.held.has(&known.file_system) => Ok(()),
+                    Some(known) => sync_not_kept(known),
+                    None => sync_everything(),
+                },
             };
             if let Err(error) = outcome {
                 let path = self.kept.path(*id).map(PathBuf::from);
@@ -128,7 +135,7 @@ fn sync_everything() -> io::Result<()> {
 
 /// What a sync told of the disk. Its number is that of a write that failed, out of memory for one,
 /// and is told once: it never passes for one that says nothing of the disk.
-fn of_disk(error: impl Into<io::Error>) -> io::Error {
+pub(crate) fn of_disk(error: impl Into<io::Error>) -> io::Error {
     io::Error::other(error.into())
 }
 
@@ -148,7 +155,8 @@ mod tests {
         kept.keep_wanted(&trial.log);
         std::fs::remove_file(trial.path("two")).unwrap();
         let backlog = trial.backlog();
-        let synced = Writeback { kept: &kept, backlog: &backlog }.sync(&backlog.due());
+        let held = HeldFileSystems::default();
+        let synced = Writeback { kept: &kept, held: &held, backlog: &backlog }.sync(&backlog.due());
         assert!(synced.failures.is_empty(), "{synced:?}");
         assert_eq!(synced.calls, 2);
     }

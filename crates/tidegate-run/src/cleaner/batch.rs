@@ -12,9 +12,9 @@ use tidegate::log::{Counter, RecordKind};
 
 use super::super::backlog::Due;
 use super::super::policy::Situation;
-use super::super::writeback::{Synced, Writeback};
+use super::super::writeback::{Failure, Synced, Writeback, of_disk};
 use super::handle::Event;
-use super::{Step, Worker};
+use super::{Step, Worker, monotonic_ns};
 
 /// How long a batch may take while a writer waits for free space.
 const BATCH: Duration = Duration::from_millis(40);
@@ -33,7 +33,8 @@ impl Worker {
     /// Has the kernel start to write about so many bytes that will not be written again soon.
     pub(super) fn start_writing(&mut self, dirty_bytes: u64) {
         let due = self.backlog.worth_starting(dirty_bytes);
-        Writeback { kept: &self.kept, backlog: &self.backlog }.start(&due);
+        let (kept, held) = (&self.kept, &self.held);
+        Writeback { kept, held, backlog: &self.backlog }.start(&due);
     }
 
     fn scan(&mut self, until: u64) {
@@ -63,19 +64,23 @@ impl Worker {
 
     /// Makes a batch of records durable in their files and frees the log up to where that holds.
     pub(super) fn retire(&mut self, situation: &Situation) -> Step {
+        let names_since_ns = self.log.take_names_since();
         let safe = self.look();
         let (goal, due) = self.choose(situation, safe);
         let dirty_bytes = due.dirty_bytes();
         let failures = self.rewrite(self.log.take_dropped());
         if !failures.is_empty() {
+            self.put_back(names_since_ns);
             return self.failed(&failures);
         }
         let started = Instant::now();
         let synced = self.sync(&due);
         self.count(Counter::CleanerSyncs, synced.calls);
         self.count(Counter::CleanerSyncNs, nanoseconds(started.elapsed()));
-        if !synced.failures.is_empty() {
-            return self.failed(&synced.failures);
+        let failures = if synced.failures.is_empty() { self.sync_held() } else { synced.failures };
+        if !failures.is_empty() {
+            self.put_back(names_since_ns);
+            return self.failed(&failures);
         }
         (self.failed_attempts, self.failure_told) = (0, false);
         self.log.stats().raise(Counter::HighWaterBytes, situation.used_bytes);
@@ -84,6 +89,11 @@ impl Worker {
             self.is_blocked = false;
             self.speed.measured(dirty_bytes, started.elapsed());
             self.counts.written_back(dirty_bytes, self.backlog.files_seen());
+        }
+        if goal < self.log.head() {
+            // Some of them may be behind the goal. Not as old as they are: the disk would have no
+            // rest while records of names come all the time.
+            self.put_back(names_since_ns.map(|_| monotonic_ns()));
         }
         self.answer_waiters();
         if is_retired || self.log.head() == self.log.tail() {
@@ -94,6 +104,25 @@ impl Worker {
         Step::Sleep { wake_at: u64::MAX, timeout: Some(PAUSE_FOR_WRITER) }
     }
 
+    /// Makes the file systems durable whose names the log may have: the journal is committed after
+    /// the kernel has done all that is about to be retired.
+    fn sync_held(&self) -> Vec<Failure> {
+        match self.held.sync(&self.log) {
+            Ok(calls) => {
+                self.count(Counter::CleanerSyncs, calls);
+                Vec::new()
+            }
+            Err((path, error)) => vec![Failure { file: None, path, error: of_disk(error) }],
+        }
+    }
+
+    /// Records of names were not retired.
+    fn put_back(&self, names_since_ns: Option<u64>) {
+        if let Some(since_ns) = names_since_ns {
+            self.log.names_remain(since_ns);
+        }
+    }
+
     /// Makes what is due durable. Meanwhile files are kept that programs want to be, and space is
     /// allocated: a program does not wait for a disk for these.
     fn sync(&mut self, due: &Due) -> Synced {
@@ -101,7 +130,8 @@ impl Worker {
             return Synced::default();
         }
         let is_over = AtomicBool::new(false);
-        let (log, writeback) = (&self.log, Writeback { kept: &self.kept, backlog: &self.backlog });
+        let (kept, held) = (&self.kept, &self.held);
+        let (log, writeback) = (&self.log, Writeback { kept, held, backlog: &self.backlog });
         let mut opened = Vec::new();
         let synced = std::thread::scope(|scope| {
             let syncing = scope.spawn(|| {

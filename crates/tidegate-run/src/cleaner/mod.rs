@@ -27,6 +27,7 @@ pub(crate) use handle::{Cleaner, Event};
 
 use super::allocator::Allocator;
 use super::backlog::Backlog;
+use super::held::HeldFileSystems;
 use super::kept::KeptFiles;
 use super::policy::{Action, DiskSpeed, Policy, Situation};
 use super::stats::CleanerCounts;
@@ -37,6 +38,10 @@ use reap::Unrepaired;
 /// A log without an append for so long is retired. It is looked at this often while it is in use,
 /// so it is clean at most twice as long after its last append.
 const QUIET: Duration = Duration::from_millis(2500);
+
+/// Records of names are retired once the first of them is this old: an outsider's changes of the
+/// same names may be lost until then.
+const NAMES_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// A request that waits for the log to be retired up to a position.
 struct Waiter {
@@ -57,6 +62,7 @@ struct Worker {
     policy: Policy,
     backlog: Backlog,
     kept: KeptFiles,
+    held: HeldFileSystems,
     waiters: Vec<Waiter>,
     /// What dead processes left and cannot be repaired yet: tried again.
     unrepaired: Unrepaired,
@@ -103,6 +109,7 @@ impl Worker {
             backlog: Backlog::new(log.tail(), policy.segment_bytes),
             policy,
             kept: KeptFiles::default(),
+            held: HeldFileSystems::default(),
             waiters: Vec::new(),
             unrepaired: Unrepaired::default(),
             failed_attempts: 0,
@@ -134,6 +141,7 @@ impl Worker {
 
     fn step(&mut self) -> Step {
         self.kept.keep_wanted(&self.log);
+        self.held.hold_wanted(&self.log);
         if !self.take_jobs() {
             return Step::Stop;
         }
@@ -158,6 +166,7 @@ impl Worker {
             Action::Nothing => {
                 if situation.is_idle {
                     self.kept.release_all(&self.log);
+                    self.held.release_all(&self.log);
                 }
                 self.sleep()
             }
@@ -197,10 +206,18 @@ impl Worker {
         Situation {
             used_bytes: head - tail,
             dirty_bytes: self.backlog.dirty_bytes(),
-            is_wanted: self.log.wanted() > tail || !self.waiters.is_empty(),
+            is_wanted: self.log.wanted() > tail
+                || !self.waiters.is_empty()
+                || self.names_left() == Some(Duration::ZERO),
             is_blocked: self.is_blocked,
             is_idle: self.quiet_since.1.elapsed() >= QUIET,
         }
+    }
+
+    /// How long records of names may still stay in the log; none: it has none.
+    fn names_left(&self) -> Option<Duration> {
+        let age_ns = monotonic_ns().saturating_sub(self.log.names_since_ns()?);
+        Some(NAMES_AGE_MAX.saturating_sub(Duration::from_nanos(age_ns)))
     }
 
     fn count(&self, counter: Counter, number: u64) {
@@ -213,6 +230,7 @@ impl Worker {
         let tail = self.log.tail();
         if self.waiters.iter().any(|waiter| waiter.until <= tail && !waiter.has_released) {
             self.kept.release_all(&self.log);
+            self.held.release_all(&self.log);
         }
         let head = self.log.head();
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.until <= tail) {
@@ -229,14 +247,21 @@ impl Worker {
 
     fn sleep(&mut self) -> Step {
         let (head, tail) = (self.log.head(), self.log.tail());
-        let is_in_use = head > tail || !self.kept.is_empty();
+        let is_in_use = head > tail || !self.kept.is_empty() || !self.held.is_empty();
         let timeout = match (self.unrepaired.is_empty(), is_in_use) {
             (false, _) => Some(PAUSE_LEAST),
-            (true, true) => Some(QUIET),
+            (true, true) => Some(self.names_left().map_or(QUIET, |left| left.min(QUIET))),
             (true, false) => None,
         };
         let wake_at = self.policy.wake_at(tail, head, self.backlog.scanned());
         let wake_at = wake_at.min(self.allocator.wake_at(&self.log).unwrap_or(u64::MAX));
         Step::Sleep { wake_at, timeout }
     }
+}
+
+/// What [`Log::names_since_ns`] counts.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    seconds.unwrap_or(0) * 1_000_000_000 + rest.unwrap_or(0)
 }
