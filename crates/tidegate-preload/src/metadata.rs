@@ -28,7 +28,9 @@ use tidegate::log::{FileRef, Log, PlainCall};
 use crate::close::appeared;
 use crate::covered::{Gone, leave_gone};
 use crate::descriptors::{self, Kind};
+use crate::files::{self, Identified};
 use crate::new_files::{self, Numbers};
+use crate::path::Opened;
 use crate::process::Holding;
 use crate::readable::text;
 use crate::{plain, process, raw};
@@ -110,7 +112,23 @@ impl Named {
     fn logged(self, log: &Log) -> Option<FileRef> {
         let (device, inode) = self.numbers()?;
         let _holding = Holding::new().filter(|_| log.may_have(device, inode))?;
-        log.logged_with(device, inode)
+        let file = log.logged_with(device, inode)?;
+        // A file that was removed may have had the same numbers.
+        match self.identity(log) {
+            Some(identified) => log.find(&identified.key).ok()?.filter(|file| log.must_log(*file)),
+            None => Some(file),
+        }
+    }
+
+    fn identity(self, log: &Log) -> Option<Identified> {
+        match self {
+            Self::Descriptor(fd) => files::identify(log, fd),
+            Self::Path(directory, path, flags) => {
+                let flags = if flags & libc::AT_SYMLINK_NOFOLLOW == 0 { 0 } else { libc::O_NOFOLLOW };
+                let opened = Opened::path(directory, text(path)?, flags).ok()?;
+                files::identify(log, opened.number())
+            }
+        }
     }
 
     /// The file leaves the log, if the log has names of it.

@@ -53,10 +53,11 @@ impl NewFile {
         self.changes().iter().flatten().filter_map(move |numbers| numbers.of(file_system))
     }
 
-    /// The count of changes of the file system before the last change of the file; none where the
-    /// log did not know the file system then.
+    /// The count of changes of the file system before the file was made; none where the log did not
+    /// know the file system then. Not before its last change: a change of attributes may leave them
+    /// as they are.
     pub(crate) fn journaled(&self, file_system: FileSystemRef) -> Option<u64> {
-        let [before, _] = self.changes().last()?;
+        let [before, _] = self.changes().first()?;
         before.of(file_system)
     }
 

@@ -11,7 +11,7 @@
 //! 2. The story begins before the file is read, as at any admission: writes since then are logged,
 //!    and wait for the record.
 //! 3. Where the record cannot answer, the real sync does. It commits what was pending before the
-//!    file's last change, so that the record is tried once more behind it: not to answer, but
+//!    file was made, so that the record is tried once more behind it: not to answer, but
 //!    since the names of a file that the log has cost no sync.
 //!
 //! Entry points: [`Open::new_file`], [`Open::sync_new`]; [`answers_directory`].
@@ -126,7 +126,7 @@ impl Open {
         !self.log.is_pending_beside(file_system, is_own)
     }
 
-    /// A real sync has committed the file's last change, and all that was pending before it.
+    /// A real sync has committed the file's creation, and all that was pending before it.
     fn note_committed(&self, new: &NewFile, file_system: FileSystemRef) {
         if let Some(journaled) = new.journaled(file_system) {
             self.log.committed(file_system, journaled);

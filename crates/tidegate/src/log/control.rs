@@ -44,6 +44,8 @@ const NAMED_NS_AT: u64 = 736;
 const WANT_HELD_AT: u64 = 744;
 /// The most that the clock of times of files was ahead of one that nobody sets, in nanoseconds.
 const CLOCK_AHEAD_NS_AT: u64 = 752;
+/// The lanes that were ever used, from the first on.
+const LANES_USED_AT: u64 = 760;
 /// The position up to which a caller waits for the log to be retired.
 const WANTED_AT: u64 = 640;
 /// Half words that processes wait on: free space in the log, work for the cleaner.
@@ -189,6 +191,11 @@ impl Control {
     /// See [`Log::names_since_ns`](super::Log::names_since_ns).
     pub(super) fn named_ns(&self) -> &AtomicU64 {
         self.memory.word(NAMED_NS_AT)
+    }
+
+    /// The number of the last lane that was ever used, plus 1.
+    pub(super) fn lanes_used(&self) -> &AtomicU64 {
+        self.memory.word(LANES_USED_AT)
     }
 
     /// See [`Log::note_clock`](super::Log::note_clock).
