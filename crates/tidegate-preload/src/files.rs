@@ -123,7 +123,11 @@ impl Identified {
 
 /// What tells the open file from all others of all times; none where its file system does not say.
 pub(crate) fn identify(log: &Log, fd: c_int) -> Option<Identified> {
-    let seen = Seen::of(fd).ok()?;
+    identify_seen(log, fd, &Seen::of(fd).ok()?)
+}
+
+/// As [`identify`], for a file that was `seen`.
+pub(crate) fn identify_seen(log: &Log, fd: c_int, seen: &Seen) -> Option<Identified> {
     let file_system = file_systems::identity(log, fd, seen.mount, seen.stat.st_dev)?;
     Some(Identified::new(file_system, handle_of(fd)?, &seen.stat))
 }
@@ -161,7 +165,16 @@ pub(crate) fn handle_at(directory: c_int, path: &CStr, flags: c_int) -> Option<F
 /// none.
 #[cold]
 pub(crate) fn entry(log: &Log, fd: c_int, known: Known) -> Option<Entry> {
-    let identified = identify(log, fd)?;
+    entry_of(log, fd, known, &identify(log, fd)?)
+}
+
+/// As [`entry`], for a file that was identified.
+pub(crate) fn entry_of(
+    log: &Log,
+    fd: c_int,
+    known: Known,
+    identified: &Identified,
+) -> Option<Entry> {
     let _holding = Holding::new()?;
     let file = log.entry_for(&identified.key).ok()?;
     let entry = Entry { file, file_system: identified.file_system.reference };

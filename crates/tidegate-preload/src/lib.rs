@@ -88,6 +88,7 @@ mod readable;
 mod real;
 mod record_locks;
 mod rights;
+mod shared;
 mod signals;
 mod size;
 mod stdio;

@@ -9,9 +9,7 @@
 //!    file, and ends with it: programs that never sync pay for no look at the file.
 //!
 //! Entry points: [`note`], [`own_change`], [`find`], [`forget`], [`closed`].
-#![allow(unsafe_code)] // shared statics
 
-use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -19,6 +17,7 @@ use tidegate::log::{ChangeNumbers, FileSystemRef};
 
 use crate::files::Seen;
 use crate::raw;
+use crate::shared::Shared;
 
 /// A change has a number from before its call, and one from after it.
 pub(crate) type Numbers = [ChangeNumbers; 2];
@@ -75,37 +74,14 @@ impl NewFile {
     }
 }
 
-struct Place {
-    is_busy: AtomicBool,
-    note: UnsafeCell<Option<NewFile>>,
-}
-
-// SAFETY: a note is used by none but the thread that has set its flag.
-unsafe impl Sync for Place {}
-
-static PLACES: [Place; NOTES] = [const {
-    Place { is_busy: AtomicBool::new(false), note: UnsafeCell::new(None) }
-}; NOTES];
+static PLACES: [Shared<NewFile>; NOTES] = [const { Shared::new() }; NOTES];
 /// Notes that were ever made.
 static MADE: AtomicU64 = AtomicU64::new(0);
 /// This process has synced a file.
 static SYNCS: AtomicBool = AtomicBool::new(false);
 
-impl Place {
-    /// Runs `use_it` with the note; nothing where another thread has it.
-    fn with<R>(&self, use_it: impl FnOnce(&mut Option<NewFile>) -> R) -> Option<R> {
-        if self.is_busy.swap(true, Ordering::Acquire) {
-            return None;
-        }
-        // SAFETY: nobody else has set the flag.
-        let result = use_it(unsafe { &mut *self.note.get() });
-        self.is_busy.store(false, Ordering::Release);
-        Some(result)
-    }
-}
-
 /// The notes that were ever made.
-fn places() -> impl Iterator<Item = &'static Place> {
+fn places() -> impl Iterator<Item = &'static Shared<NewFile>> {
     let made = usize::try_from(MADE.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
     PLACES.iter().take(made)
 }
@@ -151,7 +127,7 @@ fn with_note<R>(
     is_it: impl Fn(&NewFile) -> bool,
     use_it: impl FnOnce(&mut Option<NewFile>) -> R,
 ) -> Option<R> {
-    let is_there = |place: &&Place| {
+    let is_there = |place: &&Shared<NewFile>| {
         place.with(|note| note.as_ref().is_some_and(&is_it)).unwrap_or(false)
     };
     let place = places().find(is_there)?;
@@ -207,5 +183,71 @@ pub(crate) fn forget(device: u64, inode: u64) {
 pub(crate) fn closed(fd: c_int) {
     if has_some() {
         with_note(|new| new.fd == fd, |note| *note = None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::testing::World;
+
+    /// The numbers of one change.
+    fn change(world: &World) -> Numbers {
+        [(); 2].map(|()| world.log.note_change_everywhere())
+    }
+
+    /// A change of the file's attributes. Whether it is known by its numbers depends on whether some
+    /// test has synced a file.
+    fn changed(fd: c_int, of_file: (u64, u64), world: &World) {
+        let numbers = change(world);
+        if !own_change(of_file, numbers) {
+            own_change_of(fd, numbers);
+        }
+    }
+
+    #[test]
+    fn a_file_is_new_until_it_is_forgotten() {
+        let world = World::new();
+        let file_system = world.log.file_system(77, true).unwrap();
+        let first = world.log.changes(file_system);
+        let file = File::create_new(world.path("file")).unwrap();
+        let (fd, seen) = (file.as_raw_fd(), Seen::of(file.as_raw_fd()).unwrap());
+        let of_file = (seen.stat.st_dev, seen.stat.st_ino);
+        note(fd, change(&world));
+        changed(fd, of_file, &world);
+        let new = find(fd, &seen).unwrap();
+        assert_eq!(new.journaled(file_system), Some(first));
+        assert!(own_change(of_file, change(&world)), "it is known by its numbers now");
+        let new = find(fd, &seen).unwrap();
+        assert!(new.numbers(file_system).eq(first..first + 6));
+        forget(of_file.0, of_file.1);
+        assert!(find(fd, &seen).is_none() && !own_change(of_file, change(&world)));
+    }
+
+    #[test]
+    fn a_file_with_more_changes_than_are_kept_is_not_new() {
+        let world = World::new();
+        let file = File::create_new(world.path("file")).unwrap();
+        let (fd, seen) = (file.as_raw_fd(), Seen::of(file.as_raw_fd()).unwrap());
+        note(fd, change(&world));
+        for _ in 1..CHANGES {
+            changed(fd, (seen.stat.st_dev, seen.stat.st_ino), &world);
+        }
+        assert!(find(fd, &seen).is_some());
+        assert!(own_change((seen.stat.st_dev, seen.stat.st_ino), change(&world)));
+        assert!(find(fd, &seen).is_none());
+    }
+
+    #[test]
+    fn another_file_behind_the_same_descriptor_is_not_new() {
+        let world = World::new();
+        let file = File::create_new(world.path("file")).unwrap();
+        let (fd, mut seen) = (file.as_raw_fd(), Seen::of(file.as_raw_fd()).unwrap());
+        note(fd, change(&world));
+        seen.created_ns -= 2 * CALL_NS_MAX;
+        assert!(find(fd, &seen).is_none());
     }
 }

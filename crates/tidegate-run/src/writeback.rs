@@ -83,15 +83,13 @@ impl Writeback<'_> {
         // All of it is on its way before the first one is waited for.
         self.start(due);
         for (id, ranges) in &due.files {
-            synced.calls += 1;
-            let outcome = match self.kept.get(*id) {
-                Some(kept) => sync_ranges(&kept.file, ranges),
-                None => match self.backlog.file(*id) {
-                    Some(known) if self.held.has(&known.file_system) => Ok(()),
-                    Some(known) => sync_not_kept(known),
-                    None => sync_everything(),
-                },
+            let outcome = match (self.kept.get(*id), self.backlog.file(*id)) {
+                (Some(kept), _) => sync_ranges(&kept.file, ranges),
+                (None, Some(known)) if self.held.has(&known.file_system) => continue,
+                (None, Some(known)) => sync_not_kept(known),
+                (None, None) => sync_everything(),
             };
+            synced.calls += 1;
             if let Err(error) = outcome {
                 let path = self.kept.path(*id).map(PathBuf::from);
                 let path = path.or_else(|| Some(self.backlog.file(*id)?.path.clone()));

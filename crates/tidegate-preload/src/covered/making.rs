@@ -15,7 +15,6 @@
 //!    since the names of a file that the log has cost no sync.
 //!
 //! Entry points: [`Open::new_file`], [`Open::sync_new`]; [`answers_directory`].
-#![allow(unsafe_code)] // mapped memory
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,15 +22,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Make};
 
 use super::{LOCK_TIMEOUT, Locked, Open, Sync};
-use crate::descriptors::{DIRECT, Entry, PINNED, READ_ONLY};
+use crate::descriptors::{DIRECT, Entry, PINNED};
 use crate::extended::Extended;
 use crate::files::{self, Identified, Seen};
 use crate::new_files::{self, NewFile};
+use crate::page::{Mapped, PAGE_BYTES, Page};
 use crate::parents::{Parent, timestamp};
 use crate::path::{self, LINK_BYTES, Opened, PathBuffer};
 use crate::process::Holding;
+use crate::raw::Errno;
 use crate::signals::SignalsBlocked;
-use crate::{file_systems, page, process, raw, record_locks};
+use crate::{file_systems, process, raw, record_locks};
 
 /// The largest file that a record makes.
 const MADE_BYTES_MAX: u64 = 128 << 10;
@@ -66,18 +67,19 @@ pub(crate) fn answers_directory(fd: c_int) -> bool {
 }
 
 impl Open {
-    /// What is known of the file, if this process has made it and has not synced it since.
-    pub(super) fn new_file(&self) -> Option<NewFile> {
+    /// What is known of the file, if this process has made it and has not synced it since; and what
+    /// the kernel says of it.
+    pub(super) fn new_file(&self) -> Option<(NewFile, Seen)> {
         new_files::note_sync();
         let seen = Seen::of(self.fd).ok().filter(|_| new_files::has_some())?;
-        new_files::find(self.fd, &seen)
+        new_files::find(self.fd, &seen).map(|new| (new, seen))
     }
 
     /// Makes the first sync of a file that this process has made.
     #[cold]
-    pub(super) fn sync_new(&self, new: &NewFile, wanted: Sync) -> isize {
+    pub(super) fn sync_new(&self, (new, seen): &(NewFile, Seen), wanted: Sync) -> isize {
         new_files::forget(self.known.device, self.known.inode);
-        let Some(identified) = self.makeable() else { return self.sync_old(wanted) };
+        let Some(identified) = self.makeable(seen) else { return self.sync_old(wanted) };
         let file_system = identified.file_system.reference;
         // Once the supervisor holds the file system, nothing is pending that came before.
         let may_be_quiet = self.is_quiet(new, file_system) || !self.log.is_held(file_system);
@@ -107,14 +109,15 @@ impl Open {
     }
 
     /// The file's identity, if it may be made by a record at all.
-    fn makeable(&self) -> Option<Identified> {
-        let may_be = !self.known.has(PINNED | DIRECT)
+    fn makeable(&self, seen: &Seen) -> Option<Identified> {
+        let may_be = seen.size() <= MADE_BYTES_MAX
+            && !self.known.has(PINNED | DIRECT)
             && !process::writes_unseen()
             && !process::in_vfork_child()
             && !self.log.is_suspended()
             && self.log.note_clock(raw::clock_ahead_ns())
             && files::is_wanted(self.fd);
-        let identified = files::identify(self.log, self.fd).filter(|_| may_be)?;
+        let identified = may_be.then(|| files::identify_seen(self.log, self.fd, seen))??;
         let file_system = identified.file_system.reference;
         let may_be = self.log.commits_in_order(file_system) && !self.log.is_refused(file_system);
         may_be.then_some(identified)
@@ -136,12 +139,9 @@ impl Open {
 
     /// Covers the file by a record of all of it. None: it is plain as before.
     fn make(&self, new: &NewFile, identified: &Identified, wanted: Sync) -> Option<()> {
-        let parent = Parent::of_descriptor(self.fd)?;
         let mut path = PathBuffer::new();
-        if path::of_descriptor(self.fd, &mut path).is_err() {
-            // It is only a hint.
-            path.clear();
-        }
+        path::of_descriptor(self.fd, &mut path).ok()?;
+        let parent = Parent::of_path(libc::AT_FDCWD, path.as_c_str())?;
         let story = self.begin_new(identified, &path)?;
         let made = self.make_story(new, &story, &parent, wanted);
         if made.is_none() {
@@ -151,13 +151,15 @@ impl Open {
     }
 
     fn begin_new<'d>(&self, identified: &Identified, path: &'d PathBuffer) -> Option<Story<'d>> {
-        let entry = self.entry()?;
+        let new_entry = || files::entry_of(self.log, self.fd, self.known, identified);
+        let entry = self.known.entry().or_else(new_entry)?;
         let guard = self.lock(entry).ok()?;
         if guard.is_pinned() || guard.is_logged() {
             return None;
         }
         let (definition, unlogged) = (identified.definition(path), guard.unlogged());
-        guard.begin_story(&definition, Seen::of(self.fd).ok()?.size()).ok()?;
+        // The record says how long it is.
+        guard.begin_story(&definition, 0).ok()?;
         Some(Story { entry, definition, number: guard.story(), unlogged })
     }
 
@@ -175,10 +177,11 @@ impl Open {
         let _holding = Holding::new().filter(|_| is_ready)?;
         let names = self.log.lock_names(file_system).ok().filter(|names| names.may_record())?;
         let guard = self.lock(story.entry).ok().filter(|guard| is_of(guard, story))?;
-        let content = self.read()?;
+        let seen = Seen::of(self.fd).ok().filter(|seen| seen.size() <= MADE_BYTES_MAX)?;
+        let content = self.read(seen.size())?;
         let mut extended = Extended::new();
         extended.read(self.fd)?;
-        let make = self.look(parent, &content, extended.bytes())?;
+        let make = self.look(&seen, parent, extended.bytes())?;
         if guard.has_own_changes() || !self.is_quiet(new, file_system) {
             return None;
         }
@@ -213,19 +216,18 @@ impl Open {
         is_held
     }
 
-    /// What a record says of the locked file, of which `content` was read; none where it does not
-    /// have the one name that `parent` has of it, or more than a record says.
+    /// What a record says of the locked file that was `seen`; none where it does not have the one
+    /// name that `parent` has of it, or more than a record says.
     fn look<'a>(
         &self,
+        seen: &Seen,
         parent: &'a Parent,
-        content: &Content,
         extended: &'a [u8],
     ) -> Option<Make<'a>> {
         /// Compressed, immutable, appended to only, encrypted, authenticated, mapped directly.
         const SPECIAL: u64 = 0x4 | 0x10 | 0x20 | 0x800 | 0x10_0000 | 0x20_0000;
         /// It has extended attributes.
         const HAS_ATTRIBUTES: u32 = 0x8000_0000;
-        let seen = Seen::of(self.fd).ok()?;
         let stat = &seen.stat;
         let flags = raw::file_flags(self.fd).ok()?;
         let is_ordinary = seen.attributes & SPECIAL == 0
@@ -233,10 +235,9 @@ impl Open {
             && (flags.extent_bytes, flags.cow_extent_bytes) == (0, 0);
         let child = parent.child()?;
         let has_the_name = stat.st_nlink == 1
-            && (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino)
-            && seen.size() == content.bytes().len() as u64;
-        // Behind the creation, and before the record.
-        let directory = parent.seen().filter(|_| is_ordinary && has_the_name)?.stat;
+            && (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino);
+        // It was opened behind the creation, and before the record.
+        let directory = &parent.seen.stat;
         let attributes = Attributes {
             mode: stat.st_mode & 0o7777,
             owner: stat.st_uid,
@@ -246,21 +247,19 @@ impl Open {
             extended,
         };
         let parent_changed = timestamp(directory.st_ctime, directory.st_ctime_nsec);
-        Some(Make { at: parent.at(), parent_changed, attributes })
+        let is_said = is_ordinary && has_the_name;
+        is_said.then(|| Make { at: parent.at(), parent_changed, attributes })
     }
 
-    /// Reads all of the file; none where that would take a record lock of the program away, or the
-    /// file is too large.
-    fn read(&self) -> Option<Content> {
-        let size = Seen::of(self.fd).ok()?.size();
-        if size > MADE_BYTES_MAX {
-            return None;
-        }
-        let mut content = Content::of(usize::try_from(size).ok()?)?;
-        let is_readable = raw::status_flags(self.fd).ok()? & libc::O_ACCMODE == libc::O_RDWR
-            || self.known.has(READ_ONLY);
-        if is_readable {
-            return content.fill(self.fd).then_some(content);
+    /// Reads all of the file, of so many bytes; none where that would take a record lock of the
+    /// program away.
+    fn read(&self, bytes: u64) -> Option<Content> {
+        let mut content = Content::of(usize::try_from(bytes).ok()?)?;
+        match content.fill(self.fd) {
+            Ok(()) => return Some(content),
+            // It is open for writing only.
+            Err(libc::EBADF) => {}
+            Err(_) => return None,
         }
         if record_locks::may_have(self.known.device, self.known.inode) {
             return None;
@@ -269,7 +268,7 @@ impl Open {
         let flags = libc::O_RDONLY | libc::O_NOATIME | libc::O_NONBLOCK | libc::O_NOCTTY;
         let link = path::proc_link(self.fd, &mut link);
         let opened = Opened::open(libc::AT_FDCWD, link, flags).ok()?;
-        content.fill(opened.number()).then_some(content)
+        content.fill(opened.number()).ok().map(|()| content)
     }
 
     /// Ends the story, which was not covered.
@@ -286,42 +285,57 @@ fn is_of(guard: &Locked, story: &Story<'_>) -> bool {
     guard.is_logged() && guard.story() == story.number
 }
 
-/// Memory for all of a file, which is neither the heap nor the stack.
+/// All of a file, in memory that is neither the heap nor the stack.
 struct Content {
-    at: *mut u8,
+    memory: Memory,
     len_bytes: usize,
+}
+
+enum Memory {
+    Page(Page),
+    Mapped(Mapped),
 }
 
 impl Content {
     fn of(len_bytes: usize) -> Option<Self> {
         // One byte more: a file that is longer by now is seen.
-        page::map(len_bytes + 1).map(|at| Self { at, len_bytes })
+        let memory = if len_bytes < PAGE_BYTES {
+            Memory::Page(Page::take())
+        } else {
+            Memory::Mapped(Mapped::new(len_bytes + 1)?)
+        };
+        Some(Self { memory, len_bytes })
     }
 
-    /// Reads the file of `fd`; false: it does not have this length.
-    fn fill(&mut self, fd: c_int) -> bool {
-        // SAFETY: so many bytes were mapped, and nobody else uses them.
-        let space = unsafe { std::slice::from_raw_parts_mut(self.at, self.len_bytes + 1) };
+    /// Reads the file of `fd`, which must have this length.
+    fn fill(&mut self, fd: c_int) -> Result<(), Errno> {
+        let wanted = self.len_bytes + 1;
+        let memory = match &mut self.memory {
+            Memory::Page(page) => page.bytes_mut(),
+            Memory::Mapped(mapped) => mapped.bytes_mut(),
+        };
+        let space = memory.get_mut(..wanted).ok_or(libc::ENOMEM)?;
         let mut done = 0;
         while let Some(rest) = space.get_mut(done..).filter(|rest| !rest.is_empty()) {
             match raw::pread(fd, rest, done as u64) {
-                Ok(0) => break,
-                Ok(bytes) => done += bytes,
+                Ok(bytes) => {
+                    done += bytes;
+                    if bytes == 0 || done == wanted - 1 {
+                        break;
+                    }
+                }
                 Err(libc::EINTR) => {}
-                Err(_) => return false,
+                Err(errno) => return Err(errno),
             }
         }
-        done == self.len_bytes
+        if done == wanted - 1 { Ok(()) } else { Err(libc::ESTALE) }
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: so many bytes were mapped, and nobody changes them while they are borrowed.
-        unsafe { std::slice::from_raw_parts(self.at, self.len_bytes) }
-    }
-}
-
-impl Drop for Content {
-    fn drop(&mut self) {
-        page::unmap(self.at, self.len_bytes + 1);
+        let memory = match &self.memory {
+            Memory::Page(page) => page.bytes(),
+            Memory::Mapped(mapped) => mapped.bytes(),
+        };
+        memory.get(..self.len_bytes).unwrap_or_default()
     }
 }

@@ -114,7 +114,7 @@ impl<'p> Change<'p> {
             Some((directory, path)) => Some(Parent::of_path(directory, path)?),
             None => None,
         };
-        let mount = from.seen()?.mount;
+        let mount = from.seen.mount;
         let file_system = file_systems::identity(log, from.directory(), mount, stat.st_dev)?;
         let identified = Identified::new(file_system, from.handle_of_child()?, stat);
         let file = log.find(&identified.key).ok()??;
@@ -170,7 +170,7 @@ impl<'p> Change<'p> {
 
     /// What has the new name, if anything has; none where the change cannot be recorded for that.
     fn replaced(&self, to: &Parent, stat: &libc::stat) -> Option<Option<Replaced>> {
-        if to.seen()?.stat.st_dev != stat.st_dev {
+        if to.seen.stat.st_dev != stat.st_dev {
             return None;
         }
         let Some(found) = to.child() else { return Some(None) };

@@ -29,6 +29,8 @@ const NAMES_LOCK_AT: u64 = 128;
 const FILE_SYSTEMS: u64 = 64;
 /// Numbers of changes whose kind is known, of each file system: the last ones.
 const KINDS: u64 = 1024;
+/// Numbers that are looked at each time though nothing waits for them any more.
+const LOOKS: u64 = 16;
 /// File systems whose numbers a [`ChangeNumbers`] has.
 const TRACKED: usize = 4;
 
@@ -230,14 +232,22 @@ impl Log {
         if committed >= changes || words.commits_alone.load(Ordering::SeqCst) != 0 {
             return false;
         }
-        let waits_for = |number: u64| {
+        if changes - committed > KINDS {
+            return true;
+        }
+        let kind_of = |number: u64| {
             let word = kind_word(&self.control, file_system.0.into(), number);
             let word = word.load(Ordering::SeqCst);
             // Of another number: nothing is said of this one.
-            let kind = if word >> 2 == number { word & 3 } else { 0 };
-            kind != TAKEN_OFF && waits(number, kind)
+            if word >> 2 == number { word & 3 } else { 0 }
         };
-        changes - committed > KINDS || (committed..changes).any(waits_for)
+        let is_left = |number: &u64| kind_of(*number) != TAKEN_OFF;
+        let first = (committed..changes).find(is_left).unwrap_or(changes);
+        if first > committed + LOOKS {
+            // Not looked at again.
+            words.committed.fetch_max(first, Ordering::SeqCst);
+        }
+        (first..changes).filter(is_left).any(|number| waits(number, kind_of(number)))
     }
 
     /// A sync that commits one change of the file system commits all earlier ones.
