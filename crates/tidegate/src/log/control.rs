@@ -183,7 +183,7 @@ impl Control {
         self.memory.half(WANT_KEPT_AT)
     }
 
-    /// See [`Log::names_since_ns`](super::Log::names_since_ns).
+    /// See [`Log::names_age`](super::Log::names_age).
     pub(super) fn named_ns(&self) -> &AtomicU64 {
         self.memory.word(NAMED_NS_AT)
     }
