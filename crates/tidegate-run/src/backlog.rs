@@ -167,6 +167,15 @@ impl Backlog {
         self.known.get(&id)
     }
 
+    /// The files on a file system, with their ids.
+    pub(crate) fn files_on<'a>(
+        &'a self,
+        file_system: &'a FileSystemId,
+    ) -> impl Iterator<Item = (u64, &'a Known)> {
+        let known = self.known.iter().filter(|(_, known)| known.file_system == *file_system);
+        known.map(|(id, known)| (*id, known))
+    }
+
     /// Adds a record; `payload` is that of a definition.
     pub(crate) fn add(&mut self, header: &Header, payload: &[u8]) {
         match header.kind {

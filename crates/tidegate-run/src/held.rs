@@ -1,126 +1,156 @@
-//! One descriptor of each file system whose names the log has, held by the supervisor.
+//! Descriptors of file systems whose names are in the log, held by the supervisor.
 //!
-//! Files that a record can make again are not kept one by one: their delivery would cost less than
-//! the descriptor. They become durable with their whole file system, and a failed write-back of one
-//! of them concerns them all.
+//! Files that the log can make again are not kept one by one: that would cost more than the syncs
+//! that it saves. Their records are retired by a sync of the whole file system, whose errors the
+//! kernel tells each description that was open before, once. They concern all files of it.
 //!
-//! Invariants:
-//! 1. A file system is said to be held only while its descriptor is open, which was opened before
-//!    the first of its names was recorded: it hears of each failed write-back since.
-//! 2. It is held only if its files can be found by their handles, as recovery has to find them.
-//! 3. It is let go under the lock of its names, and only while the log is empty.
+//! Invariant: a file system is said to be held only while a descriptor of it is open here. It is
+//! let go under the lock of its names, and only while the log is empty.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 use tidegate::durable;
-use tidegate::log::recover::LocalFiles;
+use tidegate::log::recover::{file_system_id, handle_of, open_by_handle};
 use tidegate::log::{Definition, FileRef, FileSystemId, FileSystemRef, Log};
 
 use super::backlog::Known;
 use super::locate;
 
-/// A file system that the supervisor holds.
+/// A file system that the supervisor has open.
 #[derive(Debug)]
 struct Held {
     reference: FileSystemRef,
-    id: FileSystemId,
-    /// A directory on it, open for reading.
+    /// Some directory of it.
     directory: File,
-    /// A path on it, for people.
-    path: PathBuf,
 }
 
 /// The file systems that are held.
 #[derive(Debug, Default)]
-pub(crate) struct HeldFileSystems(Vec<Held>);
-
-impl Held {
-    /// Opens the file system of an entry, and makes durable what was changed on it before.
-    fn open(log: &Log, reference: FileSystemRef, entry: FileRef) -> io::Result<Self> {
-        let payload = log.definition_of(entry).ok_or(io::ErrorKind::NotFound)?;
-        let definition = Definition::decode(&payload).ok_or(io::ErrorKind::InvalidData)?;
-        let known = Known::of(&definition, 0);
-        let directory = locate::directory_on(known.device, &known.path);
-        let directory = directory.ok_or(io::ErrorKind::NotFound)?;
-        let on = (&known.file_system, known.device);
-        LocalFiles::new()?.find(on, &known.handle, OFlags::RDONLY | OFlags::NONBLOCK)?;
-        let held = Self { reference, id: known.file_system, directory, path: known.path };
-        held.sync(log)?;
-        Ok(held)
-    }
-
-    fn sync(&self, log: &Log) -> io::Result<()> {
-        let seen = log.changes(self.reference);
-        durable::syncfs(&self.directory)?;
-        log.synced_whole(self.reference, seen);
-        Ok(())
-    }
+pub(crate) struct HeldFileSystems {
+    held: HashMap<FileSystemId, Held>,
 }
 
 impl HeldFileSystems {
-    /// Holds the file systems that programs want to be held.
+    /// Opens the file systems that programs want to be held. No names are recorded of one that
+    /// cannot be had, or whose files this user may not open by their handles: recovery could not.
     pub(crate) fn hold_wanted(&mut self, log: &Log) {
-        for (reference, entry) in log.take_wanted_held() {
-            if !self.0.iter().any(|held| held.reference == reference) {
-                match Held::open(log, reference, entry) {
-                    Ok(held) => self.0.push(held),
-                    Err(error) => {
-                        // Else the program asks again.
-                        if Errno::from_io_error(&error) == Some(Errno::PERM) {
-                            log.refuse_held(reference);
-                        }
-                        continue;
-                    }
-                }
+        for (reference, file) in log.take_wanted_held() {
+            // The program waits for a moment only, and makes a real sync where this fails.
+            if let Ok((id, directory)) = open(log, file) {
+                self.held.entry(id).or_insert(Held { reference, directory });
+                log.note_held(reference);
             }
-            log.note_held(reference);
         }
     }
 
-    /// Makes all held file systems durable: how many these are.
-    ///
-    /// # Errors
-    /// A path on the one that fails, and why.
-    pub(crate) fn sync(&self, log: &Log) -> Result<u64, (PathBuf, io::Error)> {
-        for held in &self.0 {
-            held.sync(log).map_err(|error| (held.path.clone(), error))?;
+    /// None is held that a supervisor held which died: programs ask again.
+    pub(crate) fn take_over(log: &Log) {
+        for reference in log.file_systems().filter(|reference| log.is_held(*reference)) {
+            if let Ok(names) = log.lock_names(reference) {
+                names.let_go();
+            }
         }
-        Ok(self.0.len() as u64)
     }
 
     /// The file system with this id is held.
-    pub(crate) fn has(&self, id: &FileSystemId) -> bool {
-        self.0.iter().any(|held| held.id == *id)
+    pub(crate) fn holds(&self, id: &FileSystemId) -> bool {
+        self.held.contains_key(id)
     }
 
     /// No file system is held.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.held.is_empty()
     }
 
-    /// Ends the stories of files that a record can make again, of which the log has nothing, and
-    /// lets go of all file systems, if the log is empty.
+    /// Makes all of the file system durable, and what was pending in it; none, where it is not
+    /// held.
+    pub(crate) fn sync(&self, log: &Log, id: &FileSystemId) -> Option<io::Result<()>> {
+        let held = self.held.get(id)?;
+        let seen = log.changes(held.reference);
+        let synced = durable::syncfs(&held.directory).map_err(io::Error::from);
+        if synced.is_ok() {
+            log.synced_whole(held.reference, seen);
+        }
+        Some(synced)
+    }
+
+    /// Ends the stories of files that are not kept and of which the log has nothing; lets all file
+    /// systems go once the log is empty.
     pub(crate) fn release_all(&mut self, log: &Log) {
-        for entry in log.made_files() {
-            let Ok(guard) = log.lock_within(entry, Duration::ZERO) else { continue };
-            let has_some = guard.has_live_changes() || guard.has_names() || guard.owner_died();
-            if !has_some {
-                // Without space for its end the story goes on.
+        for file in log.made_files().into_iter().filter(|file| !log.is_kept(*file)) {
+            let Ok(guard) = log.lock_within(file, Duration::ZERO) else { continue };
+            if !guard.has_live_changes() && !guard.has_names() && !guard.owner_died() {
+                // Without space for its end it goes on, and is ended later.
                 let _ = guard.end_story();
             }
         }
-        self.0.retain(|held| {
-            let Ok(names) = log.lock_names(held.reference) else { return true };
-            let is_empty = log.head() == log.tail();
-            if is_empty {
-                names.let_go();
-            }
-            !is_empty
-        });
+        self.held.retain(|_, held| !Self::is_let_go(log, held));
+    }
+
+    fn is_let_go(log: &Log, held: &Held) -> bool {
+        let names = log.lock_names_within(held.reference, Duration::ZERO);
+        let is_free = names.as_ref().is_ok_and(|_| log.head() == log.tail());
+        if let (Ok(names), true) = (names, is_free) {
+            names.let_go();
+        }
+        is_free
+    }
+}
+
+/// A directory of the file system of an entry's file, and its id.
+fn open(log: &Log, file: FileRef) -> io::Result<(FileSystemId, File)> {
+    let payload = log.definition_of(file).ok_or(io::ErrorKind::NotFound)?;
+    let definition = Definition::decode(&payload).ok_or(io::ErrorKind::InvalidData)?;
+    let known = Known::of(&definition, 0);
+    let directory = locate::directory_on(known.device, &known.path);
+    let directory = directory.ok_or(io::ErrorKind::NotFound)?;
+    if file_system_id(&directory)? != known.file_system {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // As recovery will have to.
+    open_by_handle(&directory, &handle_of(&directory)?, OFlags::PATH | OFlags::DIRECTORY)?;
+    Ok((known.file_system, directory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::Trial;
+    use super::*;
+
+    #[test]
+    fn a_file_system_is_held_until_the_log_is_empty() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"");
+        let Ok(id) = file_system_id(&file) else { return };
+        let reference = trial.log.file_system(1, true).unwrap();
+        trial.begin_story_on(&file, "file", id);
+        let entry = trial.lock(&file).file();
+        let mut held = HeldFileSystems::default();
+        trial.log.want_held(reference, entry);
+        held.hold_wanted(&trial.log);
+        if !held.holds(&id) {
+            return;
+        }
+        assert!(trial.log.is_held(reference) && trial.log.is_pending(reference));
+        held.sync(&trial.log, &id).unwrap().unwrap();
+        assert!(!trial.log.is_pending(reference), "all of it was made durable");
+        held.release_all(&trial.log);
+        assert!(trial.log.is_held(reference), "the log is not empty");
+        trial.log.retire_to(trial.log.safe_position()).unwrap();
+        held.release_all(&trial.log);
+        assert!(!trial.log.is_held(reference) && held.is_empty());
+    }
+
+    #[test]
+    fn what_a_dead_supervisor_held_is_asked_for_again() {
+        let trial = Trial::new();
+        let reference = trial.log.file_system(1, true).unwrap();
+        trial.log.note_held(reference);
+        HeldFileSystems::take_over(&trial.log);
+        assert!(!trial.log.is_held(reference));
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use tidegate::log::recover::identity_of;
 use tidegate::log::{
-    CONTROL_BYTES, Definition, FileGuard, FileHandle, FileKey, Log, LogOptions, LogPool,
-    RecordKind, Ticket,
+    CONTROL_BYTES, Definition, FileGuard, FileHandle, FileKey, FileSystemId, Log, LogOptions,
+    LogPool, RecordKind, Ticket,
 };
 use tidegate::pmem::{Region, RegionOptions, SharedMemory};
 
@@ -59,6 +59,13 @@ impl Trial {
             let size = file.metadata().unwrap().len();
             guard.begin_story(&definition(file, &path), size).unwrap();
         }
+    }
+
+    /// As [`begin_story`](Self::begin_story), with the file system that the file is said to be on.
+    pub(super) fn begin_story_on(&self, file: &File, name: &str, file_system: FileSystemId) {
+        let (guard, path) = (self.lock(file), self.path(name));
+        let definition = Definition { file_system, ..definition(file, &path) };
+        guard.begin_story(&definition, 0).unwrap();
     }
 
     /// Does `operation` in the log alone, on a file that is defined at `name`.

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! 1. The tail moves to a position only after a sync without failures of all files that the records
-//!    before it change, begun when the kernel had made all these changes.
+//!    before it change, and after that of all file systems of which they have names, begun when the
+//!    kernel had made all these changes.
 //! 2. While a writer waits for free space a batch is as small as what the disk takes in [`BATCH`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +13,9 @@ use tidegate::log::{Counter, RecordKind};
 
 use super::super::backlog::Due;
 use super::super::policy::Situation;
-use super::super::writeback::{Failure, Synced, Writeback, of_disk};
+use super::super::writeback::{Synced, Writeback};
 use super::handle::Event;
-use super::{Step, Worker, monotonic_ns};
+use super::{Step, Worker};
 
 /// How long a batch may take while a writer waits for free space.
 const BATCH: Duration = Duration::from_millis(40);
@@ -33,8 +34,11 @@ impl Worker {
     /// Has the kernel start to write about so many bytes that will not be written again soon.
     pub(super) fn start_writing(&mut self, dirty_bytes: u64) {
         let due = self.backlog.worth_starting(dirty_bytes);
-        let (kept, held) = (&self.kept, &self.held);
-        Writeback { kept, held, backlog: &self.backlog }.start(&due);
+        self.writeback().start(&due);
+    }
+
+    fn writeback(&self) -> Writeback<'_> {
+        Writeback { log: &self.log, kept: &self.kept, held: &self.held, backlog: &self.backlog }
     }
 
     fn scan(&mut self, until: u64) {
@@ -64,23 +68,28 @@ impl Worker {
 
     /// Makes a batch of records durable in their files and frees the log up to where that holds.
     pub(super) fn retire(&mut self, situation: &Situation) -> Step {
-        let names_since_ns = self.log.take_names_since();
+        let (names_since, head) = (self.log.take_names_since(), self.log.head());
+        let step = self.retire_batch(situation);
+        if let Some(since_ns) = names_since.filter(|_| self.log.tail() < head) {
+            self.log.names_remain(since_ns);
+        }
+        step
+    }
+
+    fn retire_batch(&mut self, situation: &Situation) -> Step {
         let safe = self.look();
         let (goal, due) = self.choose(situation, safe);
         let dirty_bytes = due.dirty_bytes();
         let failures = self.rewrite(self.log.take_dropped());
         if !failures.is_empty() {
-            self.put_back(names_since_ns);
             return self.failed(&failures);
         }
         let started = Instant::now();
         let synced = self.sync(&due);
         self.count(Counter::CleanerSyncs, synced.calls);
         self.count(Counter::CleanerSyncNs, nanoseconds(started.elapsed()));
-        let failures = if synced.failures.is_empty() { self.sync_held() } else { synced.failures };
-        if !failures.is_empty() {
-            self.put_back(names_since_ns);
-            return self.failed(&failures);
+        if !synced.failures.is_empty() {
+            return self.failed(&synced.failures);
         }
         (self.failed_attempts, self.failure_told) = (0, false);
         self.log.stats().raise(Counter::HighWaterBytes, situation.used_bytes);
@@ -89,11 +98,6 @@ impl Worker {
             self.is_blocked = false;
             self.speed.measured(dirty_bytes, started.elapsed());
             self.counts.written_back(dirty_bytes, self.backlog.files_seen());
-        }
-        if goal < self.log.head() {
-            // Some of them may be behind the goal. Not as old as they are: the disk would have no
-            // rest while records of names come all the time.
-            self.put_back(names_since_ns.map(|_| monotonic_ns()));
         }
         self.answer_waiters();
         if is_retired || self.log.head() == self.log.tail() {
@@ -104,25 +108,6 @@ impl Worker {
         Step::Sleep { wake_at: u64::MAX, timeout: Some(PAUSE_FOR_WRITER) }
     }
 
-    /// Makes the file systems durable whose names the log may have: the journal is committed after
-    /// the kernel has done all that is about to be retired.
-    fn sync_held(&self) -> Vec<Failure> {
-        match self.held.sync(&self.log) {
-            Ok(calls) => {
-                self.count(Counter::CleanerSyncs, calls);
-                Vec::new()
-            }
-            Err((path, error)) => vec![Failure { file: None, path, error: of_disk(error) }],
-        }
-    }
-
-    /// Records of names were not retired.
-    fn put_back(&self, names_since_ns: Option<u64>) {
-        if let Some(since_ns) = names_since_ns {
-            self.log.names_remain(since_ns);
-        }
-    }
-
     /// Makes what is due durable. Meanwhile files are kept that programs want to be, and space is
     /// allocated: a program does not wait for a disk for these.
     fn sync(&mut self, due: &Due) -> Synced {
@@ -130,8 +115,8 @@ impl Worker {
             return Synced::default();
         }
         let is_over = AtomicBool::new(false);
-        let (kept, held) = (&self.kept, &self.held);
-        let (log, writeback) = (&self.log, Writeback { kept, held, backlog: &self.backlog });
+        let (log, kept, held, backlog) = (&self.log, &self.kept, &self.held, &self.backlog);
+        let writeback = Writeback { log, kept, held, backlog };
         let mut opened = Vec::new();
         let synced = std::thread::scope(|scope| {
             let syncing = scope.spawn(|| {

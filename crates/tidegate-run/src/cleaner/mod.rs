@@ -39,9 +39,9 @@ use reap::Unrepaired;
 /// so it is clean at most twice as long after its last append.
 const QUIET: Duration = Duration::from_millis(2500);
 
-/// Records of names are retired once the first of them is this old: an outsider's changes of the
-/// same names may be lost until then.
-const NAMES_AGE_MAX: Duration = Duration::from_secs(1);
+/// How old a record of names becomes before it is retired with all others: within a second of its
+/// append, if the disk takes half of that.
+const NAMES_AGE: Duration = Duration::from_millis(500);
 
 /// A request that waits for the log to be retired up to a position.
 struct Waiter {
@@ -124,6 +124,7 @@ impl Worker {
     /// Keeps the files of a supervisor that died.
     fn take_over(&mut self) {
         self.look();
+        HeldFileSystems::take_over(&self.log);
         self.kept.take_over(&self.log, &self.backlog);
     }
 
@@ -165,8 +166,7 @@ impl Worker {
             }
             Action::Nothing => {
                 if situation.is_idle {
-                    self.kept.release_all(&self.log);
-                    self.held.release_all(&self.log);
+                    self.release_all();
                 }
                 self.sleep()
             }
@@ -206,18 +206,17 @@ impl Worker {
         Situation {
             used_bytes: head - tail,
             dirty_bytes: self.backlog.dirty_bytes(),
-            is_wanted: self.log.wanted() > tail
-                || !self.waiters.is_empty()
-                || self.names_left() == Some(Duration::ZERO),
+            is_wanted: self.log.wanted() > tail || !self.waiters.is_empty(),
             is_blocked: self.is_blocked,
             is_idle: self.quiet_since.1.elapsed() >= QUIET,
+            has_old_names: self.log.names_age().is_some_and(|age| age >= NAMES_AGE),
         }
     }
 
-    /// How long records of names may still stay in the log; none: it has none.
-    fn names_left(&self) -> Option<Duration> {
-        let age_ns = monotonic_ns().saturating_sub(self.log.names_since_ns()?);
-        Some(NAMES_AGE_MAX.saturating_sub(Duration::from_nanos(age_ns)))
+    /// Closes all that is held of files and file systems of which the log has nothing.
+    fn release_all(&mut self) {
+        self.kept.release_all(&self.log);
+        self.held.release_all(&self.log);
     }
 
     fn count(&self, counter: Counter, number: u64) {
@@ -229,8 +228,7 @@ impl Worker {
     fn answer_waiters(&mut self) {
         let tail = self.log.tail();
         if self.waiters.iter().any(|waiter| waiter.until <= tail && !waiter.has_released) {
-            self.kept.release_all(&self.log);
-            self.held.release_all(&self.log);
+            self.release_all();
         }
         let head = self.log.head();
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.until <= tail) {
@@ -250,18 +248,13 @@ impl Worker {
         let is_in_use = head > tail || !self.kept.is_empty() || !self.held.is_empty();
         let timeout = match (self.unrepaired.is_empty(), is_in_use) {
             (false, _) => Some(PAUSE_LEAST),
-            (true, true) => Some(self.names_left().map_or(QUIET, |left| left.min(QUIET))),
+            (true, true) => Some(QUIET),
             (true, false) => None,
         };
+        let until_old = self.log.names_age().map(|age| NAMES_AGE.saturating_sub(age));
+        let timeout = timeout.into_iter().chain(until_old).min();
         let wake_at = self.policy.wake_at(tail, head, self.backlog.scanned());
         let wake_at = wake_at.min(self.allocator.wake_at(&self.log).unwrap_or(u64::MAX));
         Step::Sleep { wake_at, timeout }
     }
-}
-
-/// What [`Log::names_since_ns`] counts.
-fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
-    seconds.unwrap_or(0) * 1_000_000_000 + rest.unwrap_or(0)
 }

@@ -112,7 +112,8 @@ impl Control {
     /// Makes control memory out of zero bytes.
     pub(super) fn init(memory: SharedMemory, start: Start) -> Self {
         let names_locks = super::file_systems::names_locks();
-        for lock in [SUPERVISOR_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT].into_iter().chain(names_locks)
+        for lock in
+            [SUPERVISOR_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT].into_iter().chain(names_locks)
         {
             memory.init_lock(lock);
         }
@@ -188,7 +189,7 @@ impl Control {
         self.memory.half(WANT_KEPT_AT)
     }
 
-    /// See [`Log::names_since_ns`](super::Log::names_since_ns).
+    /// See [`Log::names_age`](super::Log::names_age).
     pub(super) fn named_ns(&self) -> &AtomicU64 {
         self.memory.word(NAMED_NS_AT)
     }

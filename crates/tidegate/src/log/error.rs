@@ -62,6 +62,9 @@ pub enum LogError {
         /// The least.
         least_bytes: u64,
     },
+    /// There is no space left for what recovery notes.
+    #[error("the log has no space left for the notes of its recovery")]
+    NoteSpace,
     /// The control memory is not of this pool, or of another version.
     #[error(
         "the control memory does not belong to this pool: stop all that uses the pool, and remove it"

@@ -7,9 +7,7 @@ use std::io::IoSlice;
 use zerocopy::little_endian::{I32, I64, U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::layout::{
-    EXTENDED_BYTES_MAX, HANDLE_BYTES_MAX, MakeBytes, NAME_BYTES_MAX, NameBytes,
-};
+use super::layout::{EXTENDED_BYTES_MAX, HANDLE_BYTES_MAX, MakeBytes, NAME_BYTES_MAX, NameBytes};
 use super::pool::LogPool;
 use super::record::{FileHandle, Header};
 use crate::pmem::PmemError;

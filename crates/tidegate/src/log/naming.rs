@@ -63,8 +63,20 @@ impl Log {
     /// # Errors
     /// [`LockError`]; the change is then made without a record.
     pub fn lock_names(&self, file_system: FileSystemRef) -> Result<NamesGuard<'_>, LockError> {
+        self.lock_names_within(file_system, TIMEOUT)
+    }
+
+    /// As [`lock_names`](Self::lock_names), for callers that wait less.
+    ///
+    /// # Errors
+    /// As for [`lock_names`](Self::lock_names).
+    pub fn lock_names_within(
+        &self,
+        file_system: FileSystemRef,
+        timeout: Duration,
+    ) -> Result<NamesGuard<'_>, LockError> {
         let words = self.names_of(file_system);
-        let locked = self.control.memory().lock(words.names_lock_at, TIMEOUT);
+        let locked = self.control.memory().lock(words.names_lock_at, timeout);
         let locked = locked.map_err(|failure| match failure {
             LockFailure::TimedOut => LockError::Busy,
             LockFailure::Reentered => LockError::Reentered,
@@ -121,6 +133,11 @@ impl Log {
         self.names_of(file_system).held.load(Ordering::SeqCst) == HELD
     }
 
+    /// A holder of the lock of the names was killed, as its next owner has found.
+    pub fn has_orphaned_names(&self, file_system: FileSystemRef) -> bool {
+        self.names_of(file_system).orphaned.load(Ordering::SeqCst) != 0
+    }
+
     /// Waits until the supervisor holds a descriptor of the file system; whether it does after
     /// `timeout`.
     pub fn wait_for_held(&self, file_system: FileSystemRef, timeout: Duration) -> bool {
@@ -129,13 +146,15 @@ impl Log {
             && self.is_held(file_system)
     }
 
-    /// When the first record of names was appended since
-    /// [`take_names_since`](Self::take_names_since), in nanoseconds of the monotonic clock.
-    pub fn names_since_ns(&self) -> Option<u64> {
-        Some(self.control.named_ns().load(Ordering::SeqCst)).filter(|since_ns| *since_ns != 0)
+    /// How long ago the first record of names was appended since
+    /// [`take_names_since`](Self::take_names_since).
+    pub fn names_age(&self) -> Option<Duration> {
+        let since_ns = self.control.named_ns().load(Ordering::SeqCst);
+        (since_ns != 0).then(|| Duration::from_nanos(now_ns().saturating_sub(since_ns)))
     }
 
-    /// As [`names_since_ns`](Self::names_since_ns), for the records that are about to be retired.
+    /// When that was, in nanoseconds of the monotonic clock; the records since then are about to be
+    /// retired.
     pub fn take_names_since(&self) -> Option<u64> {
         Some(self.control.named_ns().swap(0, Ordering::SeqCst)).filter(|since_ns| *since_ns != 0)
     }
@@ -181,7 +200,7 @@ impl NamesGuard<'_> {
 
     /// A former holder was killed, and [`repaired`](Self::repaired) was not called since.
     pub fn is_orphaned(&self) -> bool {
-        self.log.names_of(self.file_system).orphaned.load(Ordering::SeqCst) != 0
+        self.log.has_orphaned_names(self.file_system)
     }
 
     /// No operation on names is left that a holder was killed in.
@@ -398,11 +417,11 @@ mod tests {
     #[test]
     fn the_cleaner_is_told_of_the_first_record_of_a_batch() {
         let log = log();
-        assert_eq!(log.names_since_ns(), None);
+        assert_eq!(log.names_age(), None);
         made(&log, false);
         let since_ns = log.take_names_since().unwrap();
-        assert_eq!(log.names_since_ns(), None);
+        assert_eq!(log.names_age(), None);
         log.names_remain(since_ns);
-        assert_eq!(log.names_since_ns(), Some(since_ns));
+        assert!(log.names_age().is_some());
     }
 }

@@ -45,7 +45,7 @@ pub enum RecordKind {
     /// says.
     Name = 13,
     /// What recovery has decided to do with names, before it does that: the payload has a part of
-    /// it, which begins at bit `offset`.
+    /// it, which begins at byte `offset`.
     Decided = 14,
     /// Recovery has done what it decided.
     Done = 15,

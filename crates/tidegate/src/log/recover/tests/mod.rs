@@ -19,5 +19,6 @@ pub(super) fn file_of(operations: &[Operation], marked: u64) -> FilePlan {
         steps: steps.map(|(position, &operation)| Step { position, operation }).collect(),
         marked_until: marked,
         damaged: None,
+        made: None,
     }
 }
