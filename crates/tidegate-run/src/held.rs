@@ -83,7 +83,7 @@ impl HeldFileSystems {
     pub(crate) fn release_all(&mut self, log: &Log) {
         for file in log.made_files().into_iter().filter(|file| !log.is_kept(*file)) {
             let Ok(guard) = log.lock_within(file, Duration::ZERO) else { continue };
-            if !guard.has_live_changes() && !guard.has_names() && !guard.owner_died() {
+            if !guard.has_live_changes() && !guard.owner_died() {
                 // Without space for its end it goes on, and is ended later.
                 let _ = guard.end_story();
             }
