@@ -42,6 +42,10 @@ const STORIES_AT: u64 = 728;
 const NAMED_NS_AT: u64 = 736;
 /// A half word: the supervisor is asked to hold a descriptor of some file system.
 const WANT_HELD_AT: u64 = 744;
+/// The most that the clock of times of files was ahead of one that nobody sets, in nanoseconds.
+const CLOCK_AHEAD_NS_AT: u64 = 752;
+/// The lanes that were ever used, from the first on.
+const LANES_USED_AT: u64 = 760;
 /// The position up to which a caller waits for the log to be retired.
 const WANTED_AT: u64 = 640;
 /// Half words that processes wait on: free space in the log, work for the cleaner.
@@ -62,6 +66,8 @@ const SLOTS_AT: u64 = 128 << 10;
 pub(super) const FILE_SYSTEMS_AT: u64 = 32 << 10;
 /// Plain writes in flight.
 pub(super) const LANES_AT: u64 = 1 << 20;
+/// The kinds of the last changes of each file system.
+pub(super) const KINDS_AT: u64 = 0x18_0000;
 /// Who keeps which file unlogged.
 pub(super) const KEEPERS_AT: u64 = 192 << 10;
 pub(super) const BUCKETS_AT: u64 = 256 << 10;
@@ -186,6 +192,16 @@ impl Control {
     /// See [`Log::names_age`](super::Log::names_age).
     pub(super) fn named_ns(&self) -> &AtomicU64 {
         self.memory.word(NAMED_NS_AT)
+    }
+
+    /// The number of the last lane that was ever used, plus 1.
+    pub(super) fn lanes_used(&self) -> &AtomicU64 {
+        self.memory.word(LANES_USED_AT)
+    }
+
+    /// See [`Log::note_clock`](super::Log::note_clock).
+    pub(super) fn clock_ahead_ns(&self) -> &AtomicU64 {
+        self.memory.word(CLOCK_AHEAD_NS_AT)
     }
 
     /// Not zero: a descriptor of a file system is wanted.

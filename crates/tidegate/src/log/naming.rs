@@ -38,7 +38,22 @@ pub struct NamesGuard<'a> {
     _locked: Locked<'a>,
 }
 
+/// The supervisor holds a descriptor of a file system.
+const HELD: u64 = 1;
+/// It cannot.
+const REFUSED: u64 = 2;
+/// How much a clock that nobody has set seems to go back: a tick of the coarse one.
+const TICK_NS: u64 = 20_000_000;
+
 impl Log {
+    /// Notes how far the clock of times of files is ahead of one that nobody sets, in nanoseconds.
+    /// False: it was set back since the log is in use. The parent of a new file may then have been
+    /// changed later, by that clock, than it is now.
+    pub fn note_clock(&self, ahead_ns: u64) -> bool {
+        let most_ns = self.control.clock_ahead_ns().fetch_max(ahead_ns, Ordering::SeqCst);
+        ahead_ns.saturating_add(TICK_NS) >= most_ns
+    }
+
     fn names_of(&self, file_system: FileSystemRef) -> Words<'_> {
         words(&self.control, file_system.to_number().into())
     }
@@ -96,14 +111,26 @@ impl Log {
 
     /// The supervisor holds a descriptor of the file system from now on.
     pub fn note_held(&self, file_system: FileSystemRef) {
-        self.names_of(file_system).held.store(1, Ordering::SeqCst);
+        self.names_of(file_system).held.store(HELD, Ordering::SeqCst);
         self.control.announce_kept();
+    }
+
+    /// The supervisor cannot hold the file system, or cannot find its files by their handles: it is
+    /// not asked any more.
+    pub fn refuse_held(&self, file_system: FileSystemRef) {
+        self.names_of(file_system).held.store(REFUSED, Ordering::SeqCst);
+        self.control.announce_kept();
+    }
+
+    /// The supervisor [cannot hold](Self::refuse_held) the file system.
+    pub fn is_refused(&self, file_system: FileSystemRef) -> bool {
+        self.names_of(file_system).held.load(Ordering::SeqCst) == REFUSED
     }
 
     /// The supervisor holds a descriptor of the file system, and can find its files by their
     /// handles.
     pub fn is_held(&self, file_system: FileSystemRef) -> bool {
-        self.names_of(file_system).held.load(Ordering::SeqCst) != 0
+        self.names_of(file_system).held.load(Ordering::SeqCst) == HELD
     }
 
     /// A holder of the lock of the names was killed, as its next owner has found.
@@ -114,7 +141,9 @@ impl Log {
     /// Waits until the supervisor holds a descriptor of the file system; whether it does after
     /// `timeout`.
     pub fn wait_for_held(&self, file_system: FileSystemRef, timeout: Duration) -> bool {
-        self.wait_for_supervisor(timeout, || self.is_held(file_system))
+        let held = self.names_of(file_system).held;
+        self.wait_for_supervisor(timeout, || held.load(Ordering::SeqCst) != 0)
+            && self.is_held(file_system)
     }
 
     /// How long ago the first record of names was appended since
@@ -240,6 +269,11 @@ impl FileGuard<'_> {
     /// that, `fdatasync` perhaps too.
     pub fn was_named(&self) -> bool {
         self.has(flag::NAMED)
+    }
+
+    /// Where the last record ends that has the file's creation or a change of its names.
+    pub fn named_until(&self) -> u64 {
+        self.entry().names_end().load(Ordering::SeqCst)
     }
 
     /// A sync has answered for the file's names: a real one, or one of the log while nothing was

@@ -447,6 +447,12 @@ impl FileGuard<'_> {
         self.entry().journaled_changes().load(Ordering::Relaxed)
     }
 
+    /// Notes that a change of the file is in the journal, and what the count of changes in the file
+    /// system was before it.
+    pub fn note_journaled(&self, changes: u64) {
+        self.entry().journaled_changes().fetch_max(changes, Ordering::SeqCst);
+    }
+
     /// Bytes that were logged of the file since its last sync.
     pub fn unsynced_bytes(&self) -> u64 {
         self.entry().unsynced_bytes().load(Ordering::Relaxed)
