@@ -124,7 +124,8 @@ impl Named {
         match self {
             Self::Descriptor(fd) => files::identify(log, fd),
             Self::Path(directory, path, flags) => {
-                let flags = if flags & libc::AT_SYMLINK_NOFOLLOW == 0 { 0 } else { libc::O_NOFOLLOW };
+                let flags =
+                    if flags & libc::AT_SYMLINK_NOFOLLOW == 0 { 0 } else { libc::O_NOFOLLOW };
                 let opened = Opened::path(directory, text(path)?, flags).ok()?;
                 files::identify(log, opened.number())
             }
@@ -137,7 +138,9 @@ impl Named {
             && let Some((device, inode)) = self.numbers()
         {
             let path = match self {
-                Self::Path(directory, path, flags) => text(path).map(|path| (directory, path, flags)),
+                Self::Path(directory, path, flags) => {
+                    text(path).map(|path| (directory, path, flags))
+                }
                 Self::Descriptor(_) => None,
             };
             leave_gone(log, file, &Gone { device, inode, path });

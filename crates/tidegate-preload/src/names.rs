@@ -11,9 +11,9 @@ use std::ptr;
 
 use libc::{FILE, sockaddr, socklen_t};
 
+use crate::covered::Changed;
 use crate::metadata::{Named, counted_of};
 use crate::raw::{self, words};
-use crate::covered::Changed;
 use crate::readable::{is_readable, text};
 use crate::{covered, metadata, next};
 

@@ -13,6 +13,7 @@ use std::io;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use tidegate::durable;
 use tidegate::log::recover::{file_system_id, handle_of, open_by_handle};
 use tidegate::log::{Definition, FileRef, FileSystemId, FileSystemRef, Log};
@@ -35,16 +36,26 @@ pub(crate) struct HeldFileSystems {
 }
 
 impl HeldFileSystems {
-    /// Opens the file systems that programs want to be held. No names are recorded of one that
-    /// cannot be had, or whose files this user may not open by their handles: recovery could not.
+    /// Opens the file systems that programs want to be held, and makes durable what was changed
+    /// there before. No names are recorded of one whose files this user may not open by their
+    /// handles: recovery could not.
     pub(crate) fn hold_wanted(&mut self, log: &Log) {
         for (reference, file) in log.take_wanted_held() {
-            // The program waits for a moment only, and makes a real sync where this fails.
-            if let Ok((id, directory)) = open(log, file) {
-                self.held.entry(id).or_insert(Held { reference, directory });
-                log.note_held(reference);
+            match self.hold(log, reference, file) {
+                Ok(()) => log.note_held(reference),
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {
+                    log.refuse_held(reference);
+                }
+                // The program waits for a moment only, makes a real sync, and asks again.
+                Err(_) => {}
             }
         }
+    }
+
+    fn hold(&mut self, log: &Log, reference: FileSystemRef, file: FileRef) -> io::Result<()> {
+        let (id, directory) = open(log, file)?;
+        self.held.entry(id).or_insert(Held { reference, directory });
+        self.sync(log, &id).unwrap_or(Ok(()))
     }
 
     /// None is held that a supervisor held which died: programs ask again.
@@ -83,7 +94,7 @@ impl HeldFileSystems {
     pub(crate) fn release_all(&mut self, log: &Log) {
         for file in log.made_files().into_iter().filter(|file| !log.is_kept(*file)) {
             let Ok(guard) = log.lock_within(file, Duration::ZERO) else { continue };
-            if !guard.has_live_changes() && !guard.has_names() && !guard.owner_died() {
+            if !guard.has_live_changes() && !guard.owner_died() {
                 // Without space for its end it goes on, and is ended later.
                 let _ = guard.end_story();
             }
@@ -135,7 +146,8 @@ mod tests {
         if !held.holds(&id) {
             return;
         }
-        assert!(trial.log.is_held(reference) && trial.log.is_pending(reference));
+        assert!(trial.log.is_held(reference) && !trial.log.is_pending(reference));
+        trial.log.note_change(reference);
         held.sync(&trial.log, &id).unwrap().unwrap();
         assert!(!trial.log.is_pending(reference), "all of it was made durable");
         held.release_all(&trial.log);

@@ -20,9 +20,9 @@ use tidegate::log::{AppendError, Counter, FileGuard, FileRef, LockError, Log, Pl
 
 use super::{Locked, Open, SPACE_TIMEOUT, TRIES};
 use crate::descriptors::{self, Entry, Known, PINNED};
+use crate::path::Opened;
 use crate::process::Holding;
 use crate::signals::SignalsBlocked;
-use crate::path::Opened;
 use crate::{metadata, plain, raw, record_locks};
 
 /// How long a lock is waited for to pin a file, each of [`TRIES`] times.

@@ -218,12 +218,7 @@ impl Open {
 
     /// What a record says of the locked file that was `seen`; none where it does not have the one
     /// name that `parent` has of it, or more than a record says.
-    fn look<'a>(
-        &self,
-        seen: &Seen,
-        parent: &'a Parent,
-        extended: &'a [u8],
-    ) -> Option<Make<'a>> {
+    fn look<'a>(&self, seen: &Seen, parent: &'a Parent, extended: &'a [u8]) -> Option<Make<'a>> {
         /// Compressed, immutable, appended to only, encrypted, authenticated, mapped directly.
         const SPECIAL: u64 = 0x4 | 0x10 | 0x20 | 0x800 | 0x10_0000 | 0x20_0000;
         /// It has extended attributes.
@@ -234,8 +229,8 @@ impl Open {
             && (flags.flags & !HAS_ATTRIBUTES, flags.project) == (0, 0)
             && (flags.extent_bytes, flags.cow_extent_bytes) == (0, 0);
         let child = parent.child()?;
-        let has_the_name = stat.st_nlink == 1
-            && (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino);
+        let has_the_name =
+            stat.st_nlink == 1 && (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino);
         // It was opened behind the creation, and before the record.
         let directory = &parent.seen.stat;
         let attributes = Attributes {

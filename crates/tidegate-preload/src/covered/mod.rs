@@ -31,7 +31,7 @@ use tidegate::log::{AppendError, FileGuard, FileSystemRef, LockError, Log};
 pub(crate) use descriptor::{find_out, is_to_be_pinned, note, note_standard};
 pub(crate) use leave::{Gone, leave_closed, leave_gone, leave_numbers};
 pub(crate) use making::answers_directory;
-pub(crate) use naming::{change_name, Changed};
+pub(crate) use naming::{Changed, change_name};
 pub(crate) use place::Place;
 pub(crate) use sync::Sync;
 pub(crate) use write::Request;

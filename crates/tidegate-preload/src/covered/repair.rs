@@ -40,7 +40,9 @@ fn complete(log: &Log, fd: c_int, guard: &FileGuard<'_>, interrupted: &Interrupt
         | RecordKind::Void
         | RecordKind::Make => return,
         RecordKind::Name => return leave(fd, guard),
-        RecordKind::Zero | RecordKind::Decided | RecordKind::Done => Err(io::ErrorKind::Unsupported.into()),
+        RecordKind::Zero | RecordKind::Decided | RecordKind::Done => {
+            Err(io::ErrorKind::Unsupported.into())
+        }
     };
     if completed.is_err() {
         // Part of it may have been done: the next sync is real.

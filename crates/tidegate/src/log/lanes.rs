@@ -116,7 +116,8 @@ impl Log {
         }
         let own = owner();
         // The first free one: who begins a story looks at all up to the last one ever used.
-        let is_free = |number: &u64| lane(&self.control, *number).owner.load(Ordering::Relaxed) == 0;
+        let is_free =
+            |number: &u64| lane(&self.control, *number).owner.load(Ordering::Relaxed) == 0;
         let free = (0..LANES).find(|number| is_free(number) && self.take_lane(*number, 0, own));
         let taken = free.or_else(|| {
             (0..LANES).find(|number| {

@@ -440,7 +440,12 @@ impl<F: FileSystem> Context<'_, F> {
 
     /// Whether the file is there.
     fn look(&self, file: &FilePlan) -> Result<bool, Failure> {
-        let Some(opened) = self.files.open(file)? else { return Ok(false) };
+        let Some(opened) = self.files.open(file)? else {
+            // It may be one that was to be made again.
+            let lost = file.damaged.filter(|_| file.has_lost_make);
+            let damaged = |position| Failure::Damaged { path: file.name(), position };
+            return lost.map_or(Ok(false), |position| Err(damaged(position)));
+        };
         let state = self.files.state(&opened);
         let state = state.map_err(|error| Failure::io(file, "look at the file", error))?;
         if self.options.booted_ns.is_some_and(|booted_ns| state.changed_ns > booted_ns) {

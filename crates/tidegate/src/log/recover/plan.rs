@@ -67,6 +67,8 @@ pub struct FilePlan {
     pub damaged: Option<u64>,
     /// What the file has beside names and content, where the log has all of it.
     pub made: Option<MadeFile>,
+    /// The log has had all of the file, and the record of that is damaged.
+    pub has_lost_make: bool,
 }
 
 impl FilePlan {
@@ -151,6 +153,8 @@ struct Story {
     is_superseded: bool,
     steps: Vec<Step>,
     names: Vec<(u64, NameStep)>,
+    /// The record that covers the story is not whole.
+    broken_make: Option<u64>,
     marked_until: u64,
     /// Records that are not whole, which nothing of the story has followed so far.
     torn: Vec<u64>,
@@ -163,6 +167,7 @@ impl Story {
         self.is_covered = false;
         self.steps.clear();
         self.names.clear();
+        self.broken_make = None;
         self.marked_until = 0;
         self.torn.clear();
         self.damaged = None;
@@ -170,16 +175,22 @@ impl Story {
 
     /// A whole record follows.
     fn goes_on(&mut self) {
+        self.is_covered |= self.broken_make.is_some();
         self.damaged = self.damaged.or(self.torn.first().copied());
         self.torn.clear();
     }
 
     /// A later record is not whole.
-    fn note_broken(&mut self, position: u64, payload: Payload<'_>) {
+    fn note_broken(&mut self, header: &Header, payload: Payload<'_>) {
+        let position = header.position;
+        if header.kind == RecordKind::Make {
+            self.broken_make = Some(position);
+        }
         if payload == Payload::Torn {
             self.torn.push(position);
         } else {
             self.damaged = self.damaged.or(Some(position));
+            self.is_covered |= self.broken_make.is_some();
         }
     }
 }
@@ -205,7 +216,7 @@ impl Planner {
     /// Takes the next record.
     pub fn add(&mut self, header: &Header, payload: Payload<'_>) {
         let Payload::Whole(payload) = payload else {
-            return self.story(header.file).note_broken(header.position, payload);
+            return self.story(header.file).note_broken(header, payload);
         };
         match header.kind {
             RecordKind::Define => self.define(header, payload),
@@ -293,6 +304,7 @@ impl Planner {
         story.goes_on();
         story.is_covered = true;
         story.marked_until = story.marked_until.max(position);
+        story.broken_make = None;
         story.steps.clear();
         for operation in [Operation::SetSize(len), write] {
             story.steps.push(Step { position, operation });
@@ -324,6 +336,7 @@ impl Planner {
             if !story.is_covered || story.is_superseded {
                 continue;
             }
+            let has_lost_make = story.broken_make.is_some() && story.damaged.is_some();
             let Story { identity, paths, steps, names, marked_until, damaged, .. } = story;
             let made = names.iter().rev().find_map(|(_, step)| step.made().cloned());
             let file = NamedFile { file_system, device, handle };
@@ -343,6 +356,7 @@ impl Planner {
                 marked_until,
                 damaged,
                 made,
+                has_lost_make,
             });
         }
         named.sort_unstable_by_key(|(position, ..)| *position);
