@@ -147,6 +147,8 @@ mod tests {
     use std::fs::File;
     use std::io::IoSlice;
 
+    use tidegate::log::{FileHandle, NameAt, NameChange, NameRecord};
+
     use super::super::trial::Trial;
     use super::*;
 
@@ -203,6 +205,33 @@ mod tests {
         assert_eq!((repaired(&trial), voided(&trial)), ((0, vec![]), 2));
         assert_eq!(trial.log.in_the_middle().count(), 0);
         assert_eq!(trial.log.safe_position(), trial.log.head());
+    }
+
+    #[test]
+    fn a_file_whose_names_its_process_was_changing_leaves_the_log() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"");
+        trial.make(&file, "file", b"content");
+        let to = NameAt { parent: FileHandle::new(1, &[1; 8]).unwrap(), name: b"to" };
+        let names = trial.log.file_system(1, true).unwrap();
+        std::thread::scope(|scope| {
+            let dying = scope.spawn(|| {
+                std::mem::forget(trial.log.lock_names(names).unwrap());
+                let guard = trial.lock(&file);
+                let mut ticket = guard.begin().unwrap();
+                ticket.name(&NameRecord { change: NameChange::Link { to }, links: 2 }).unwrap();
+                std::mem::forget(ticket);
+                std::mem::forget(guard);
+            });
+            dying.join().unwrap();
+        });
+        assert!(trial.log.lock_names(names).unwrap().is_orphaned());
+        assert_eq!(repaired(&trial), (0, vec![]));
+        assert!(!trial.lock(&file).is_logged() && !trial.lock(&file).has_names());
+        let records = trial.log.records(trial.log.tail(), trial.log.head());
+        assert_eq!(records.last().unwrap().kind, RecordKind::End);
+        release_names(&trial.log, false);
+        assert!(!trial.log.lock_names(names).unwrap().is_orphaned());
     }
 
     #[test]

@@ -179,3 +179,44 @@ impl Worker {
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::trial::Trial;
+    use super::super::NAMES_AGE;
+    use super::super::failure::tests::worker;
+    use super::*;
+
+    #[test]
+    fn names_are_retired_half_a_second_after_the_first_of_them() {
+        let trial = Trial::new();
+        let (mut worker, _events) = worker(&trial);
+        let file = trial.file("file", b"content");
+        trial.make(&file, "file", b"content");
+        let Step::Sleep { timeout, .. } = worker.step() else { panic!("names are young") };
+        assert!(timeout.is_some_and(|timeout| timeout <= NAMES_AGE), "{timeout:?}");
+        assert!(trial.lock(&file).has_names());
+        // As if the first had been appended when the machine was started.
+        trial.log.names_remain(1);
+        worker.step();
+        assert_eq!((trial.log.tail(), trial.log.names_age()), (trial.log.head(), None));
+        assert!(!trial.lock(&file).has_names() && trial.lock(&file).is_covered());
+    }
+
+    #[test]
+    fn names_in_the_middle_are_retired_later() {
+        let trial = Trial::new();
+        let (mut worker, _events) = worker(&trial);
+        let (file, other) = (trial.file("file", b""), trial.file("other", b""));
+        trial.begin_story(&other, "other");
+        let guard = trial.lock(&other);
+        let ticket = guard.begin().unwrap();
+        trial.make(&file, "file", b"");
+        trial.log.names_remain(1);
+        worker.step();
+        assert!(trial.lock(&file).has_names() && trial.log.names_age().is_some());
+        drop(ticket);
+        worker.step();
+        assert!(!trial.lock(&file).has_names() && trial.log.names_age().is_none());
+    }
+}

@@ -251,7 +251,8 @@ impl Worker {
             (true, true) => Some(QUIET),
             (true, false) => None,
         };
-        let until_old = self.log.names_age().map(|age| NAMES_AGE.saturating_sub(age));
+        let names_age = self.log.names_age().filter(|_| head > tail);
+        let until_old = names_age.map(|age| NAMES_AGE.saturating_sub(age));
         let timeout = timeout.into_iter().chain(until_old).min();
         let wake_at = self.policy.wake_at(tail, head, self.backlog.scanned());
         let wake_at = wake_at.min(self.allocator.wake_at(&self.log).unwrap_or(u64::MAX));

@@ -387,6 +387,9 @@ impl<File> Naming<'_, File> {
         let reserved = self.notes.reserved_name(identity);
         let doing = |error| failed(place, "make a name")(error);
         let own = self.system.identity_at(&home, &reserved).map_err(doing)?;
+        if own.is_none() {
+            return Err(doing(io::Error::other("its reserved name is not there")));
+        }
         let found = self.system.identity_at(&directory, &place.name).map_err(doing)?;
         done.set += 1;
         if found == own {

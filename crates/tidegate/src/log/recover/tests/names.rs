@@ -44,7 +44,6 @@ struct Bed {
 #[derive(Clone, Copy)]
 struct Logged {
     entry: FileRef,
-    handle: FileHandle,
 }
 
 impl Bed {
@@ -126,7 +125,7 @@ impl Bed {
         let unlogged = guard.unlogged();
         let content = content.as_bytes();
         assert_eq!(guard.make((&make, content), &definition, unlogged, false), Ok(true));
-        Logged { entry, handle }
+        Logged { entry }
     }
 
     /// Records a change of names that the kernel may have made or not.
