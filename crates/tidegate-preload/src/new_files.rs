@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidegate::log::{ChangeNumbers, FileSystemRef};
 
 use crate::files::Seen;
-use crate::raw;
 use crate::shared::Shared;
+use crate::{process, raw};
 
 /// A change has a number from before its call, and one from after it.
 pub(crate) type Numbers = [ChangeNumbers; 2];
@@ -158,7 +158,8 @@ fn add(note: &mut Option<NewFile>, numbers: Numbers) {
 
 /// The note of the open file that was `seen`, if this process has made it.
 pub(crate) fn find(fd: c_int, seen: &Seen) -> Option<NewFile> {
-    if !has_some() {
+    // Descriptors of a thread that has its own mean other files.
+    if !has_some() || process::is_apart() {
         return None;
     }
     let (device, inode) = (seen.stat.st_dev, seen.stat.st_ino);

@@ -175,7 +175,8 @@ impl Open {
         let is_ready = self.log.wait_for_plain(device, inode, LOCK_TIMEOUT) && self.hold(story);
         let _signals = SignalsBlocked::new();
         let _holding = Holding::new().filter(|_| is_ready)?;
-        let names = self.log.lock_names(file_system).ok().filter(|names| names.may_record())?;
+        let names = self.log.lock_names_within(file_system, LOCK_TIMEOUT);
+        let names = names.ok().filter(|names| names.may_record())?;
         let guard = self.lock(story.entry).ok().filter(|guard| is_of(guard, story))?;
         let seen = Seen::of(self.fd).ok().filter(|seen| seen.size() <= MADE_BYTES_MAX)?;
         let content = self.read(seen.size())?;

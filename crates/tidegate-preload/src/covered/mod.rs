@@ -8,7 +8,8 @@
 //!    the file's story ends before it is changed.
 //!
 //! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`Open::truncate`] (`truncate`),
-//! [`Open::sync`] (`sync`), [`Open::pin`], [`Open::unseen`] (`leave`).
+//! [`Open::sync`] (`sync`, `admission`, `making`), [`change_name`] (`naming`), [`Open::pin`],
+//! [`Open::unseen`] (`leave`).
 
 mod admission;
 mod descriptor;

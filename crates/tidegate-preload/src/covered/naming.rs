@@ -122,7 +122,8 @@ impl<'p> Change<'p> {
     }
 
     fn run(&self) -> Option<isize> {
-        let names = self.log.lock_names(self.identified.file_system.reference).ok()?;
+        let file_system = self.identified.file_system.reference;
+        let names = self.log.lock_names_within(file_system, LOCK_TIMEOUT).ok()?;
         let guard = self.log.lock_within(self.file, LOCK_TIMEOUT).ok()?;
         let stat = self.from.child().filter(|stat| self.may_be_recorded(&names, &guard, stat))?;
         let replaced = match &self.to {
@@ -135,7 +136,7 @@ impl<'p> Change<'p> {
         let links = self.asked.links_after(u32::try_from(stat.st_nlink).ok()?);
         let handle = replaced.as_ref().map(|replaced| replaced.handle);
         let record = NameRecord { change: self.in_record(handle)?, links };
-        let changes = self.log.changes(self.identified.file_system.reference);
+        let changes = self.log.changes(file_system);
         let (ticket, position) = self.record(&guard, &record)?;
         let result = self.call();
         if result < 0 {
