@@ -139,6 +139,7 @@ impl Subject<'_> {
         operations.push(Operation::Unlink { path: path() });
         operations.push(Operation::SetXattr { path: path() });
         operations.push(Operation::Chmod { path: path(), mode: 0o600 });
+        operations.push(Operation::Utime { path: path() });
     }
 }
 
@@ -218,6 +219,7 @@ fn concerned(operation: &Operation) -> (Option<&str>, Vec<&str>) {
         | Operation::TruncateOpen { path, .. }
         | Operation::Fallocate { path, .. }
         | Operation::SetXattr { path }
+        | Operation::Utime { path }
         | Operation::Chmod { path, .. } => (Some(path), Vec::new()),
     }
 }
@@ -284,27 +286,41 @@ pub fn with_outside(sequence: &Sequence) -> Vec<Sequence> {
     variants
 }
 
-/// A sequence of `length` operations that `seed` determines.
+/// What programs do with new files: deliver them, replace others by them, remove them again.
+const OF_NEW_FILES: [&str; 14] = [
+    "new", "create", "append", "write", "chmod", "utime", "setxattr", "link", "rename", "unlink",
+    "mkdir", "exchange", "truncate", "dup",
+];
+
+/// A sequence of `length` operations that `seed` determines. Every other one is about new files and
+/// their names.
 pub fn sample(length: usize, seed: u64) -> Sequence {
     let mut random = Random::new(seed ^ (length as u64) << 56);
     let mut model = Model::new(Kind::Ext4);
     let mut sequence = Sequence { hold: random.one_in(2), steps: Vec::new() };
-    if sequence.hold && random.one_in(2) {
-        // From here on `run` has the file in its log.
-        let first = Step::Sync(Sync::File("d0/A".into()));
+    let is_of_new_files = random.one_in(2);
+    // From there on `run` has files in its log.
+    let firsts = [
+        is_of_new_files.then_some(Step::Prepare),
+        (sequence.hold && random.one_in(2)).then(|| Step::Sync(Sync::File("d0/A".into()))),
+    ];
+    for first in firsts.into_iter().flatten() {
         if model.apply(&first).is_ok() {
             sequence.steps.push(first);
         }
     }
     while sequence.operation_count() < length {
-        let Some(operation) = pick_operation(&model, &mut random) else { break };
+        let Some(operation) = pick_operation(&model, is_of_new_files, &mut random) else { break };
         let mut added = vec![Step::Operation(operation.clone())];
         let mut changed = model.clone();
         if changed.apply(&added[0]).is_err() {
             break;
         }
         add_outside(&changed, &operation, &mut random, &mut added);
-        let choices = syncs(&changed, &operation);
+        let mut choices = syncs(&changed, &operation);
+        if is_of_new_files && random.one_in(2) {
+            choices.retain(Option::is_some);
+        }
         added.extend(random.pick(&choices).cloned().flatten().map(Step::Sync));
         add_outside(&changed, &operation, &mut random, &mut added);
         for step in &added {
@@ -323,11 +339,18 @@ fn add_outside(model: &Model, operation: &Operation, random: &mut Random, added:
     }
 }
 
-/// Operations are picked by name first, so that each kind is as frequent.
-fn pick_operation(model: &Model, random: &mut Random) -> Option<Operation> {
+/// Operations are picked by name first, so that each kind is as frequent; but that new files are
+/// made more often where it is about them.
+fn pick_operation(model: &Model, of_new_files: bool, random: &mut Random) -> Option<Operation> {
     let mut by_name: BTreeMap<String, Vec<Operation>> = BTreeMap::new();
     for operation in operations(model, false) {
         by_name.entry(operation.name()).or_default().push(operation);
+    }
+    if of_new_files {
+        by_name.retain(|name, _| OF_NEW_FILES.contains(&name.as_str()));
+        if random.one_in(4) {
+            by_name.retain(|name, _| name == "new");
+        }
     }
     let names: Vec<Vec<Operation>> = by_name.into_values().collect();
     random.pick(&names).and_then(|choices| random.pick(choices)).cloned()
@@ -350,7 +373,7 @@ mod tests {
                 _ => None,
             })
             .collect();
-        assert_eq!(names.len(), 35, "{names:?}");
+        assert_eq!(names.len(), 36, "{names:?}");
         let variants: Vec<Sequence> = all.iter().flat_map(with_outside).collect();
         let texts: BTreeSet<String> = variants.iter().map(ToString::to_string).collect();
         println!("{} of length 1, {} with actions from outside", all.len(), variants.len());

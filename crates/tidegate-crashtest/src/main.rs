@@ -65,7 +65,8 @@ struct On {
     /// One more option for `tidegate run`
     #[arg(long, allow_hyphen_values = true)]
     run_option: Vec<String>,
-    /// Plant a mistake, which must be found: dropped-syncs or lost-records
+    /// Plant a mistake, which must be found: dropped-syncs, lost-records, missed-renames or
+    /// missed-directories
     #[arg(long, value_parser = parse_fault)]
     fault: Option<Fault>,
     /// Number of machines that work at once
@@ -100,7 +101,8 @@ struct Choice {
 
 fn parse_fault(text: &str) -> Result<Fault, String> {
     let fault = Fault::ALL.iter().find(|(_, name)| *name == text).map(|(fault, _)| *fault);
-    fault.ok_or_else(|| "dropped-syncs or lost-records is expected".into())
+    let names = Fault::ALL.map(|(_, name)| name).join(", ");
+    fault.ok_or_else(|| format!("one of {names} is expected"))
 }
 
 fn parse_part(text: &str) -> Result<(usize, usize), String> {

@@ -38,12 +38,16 @@ pub enum Step {
     Sync(Sync),
     /// Another program acts.
     Outside(Outside),
+    /// The program makes a file that is no part of the test, and syncs it: from here on `run` may
+    /// have new files in its log. The first step, if it is one.
+    Prepare,
 }
 
 impl fmt::Display for Step {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Operation(operation) => operation.fmt(out),
+            Self::Prepare => write!(out, "prepare"),
             Self::Sync(Sync::File(path)) => write!(out, "fsync {path}"),
             Self::Sync(Sync::Data(path)) => write!(out, "fdatasync {path}"),
             Self::Sync(Sync::All) => write!(out, "sync"),
@@ -64,6 +68,7 @@ impl FromStr for Step {
             ["fdatasync", path] => Self::Sync(Sync::Data((*path).to_owned())),
             ["sync"] => Self::Sync(Sync::All),
             ["msync"] => Self::Sync(Sync::Mapping),
+            ["prepare"] => Self::Prepare,
             ["outside", "commit"] => Self::Outside(Outside::Commit),
             ["outside", "writeback", path] => Self::Outside(Outside::WriteBack((*path).to_owned())),
             _ => Self::Operation(Operation::parse(line)?),
@@ -123,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_sequence_survives_its_text_form() {
-        let text = "hold\ncreate d0/B\nnew d1/A 10\nfork write d0/B 0 100\nfallocate d0/A punch 1 2\nfsync .\n\
+        let text = "hold\nprepare\nutime d0/A\ncreate d0/B\nnew d1/A 10\nfork write d0/B 0 100\nfallocate d0/A punch 1 2\nfsync .\n\
                     outside writeback d0/A\ntmpfile d1/A 10 fsync\nuring-rename d0/A d1/B\nsync\n\
                     chmod d0/B 640\nsplice d0/A d0/B\nstatic write d0/A 5 6\noutside commit\n";
         let sequence: Sequence = text.parse().unwrap();

@@ -104,6 +104,20 @@ fn planted_mistakes_are_found() {
     }
 }
 
+/// Calls that `run` does not see, though it answers for what they changed.
+#[test]
+fn changes_of_names_that_are_not_seen_are_found() {
+    let sequences = [
+        (Fault::MissedRenames, "prepare; new d0/B 5000; fsync .; rename d0/B d0/A; fsync d0"),
+        (Fault::MissedDirectories, "prepare; mkdir d2; new d0/B 5000; fsync ."),
+    ];
+    for (fault, text) in sequences {
+        let sequence: Sequence = text.parse().expect("it is valid");
+        let report = test(Kind::Ext4, run(), Some(fault), vec![at_every_step(sequence)]);
+        assert!(!report.violations.is_empty(), "{fault:?} is not found");
+    }
+}
+
 /// Each was a finding against the first design of `run`.
 #[test]
 fn what_was_once_worse_under_run_is_not() {
@@ -131,6 +145,12 @@ fn new_files_and_their_names_are_as_plain_file_systems_leave_them() {
          fdatasync d0/A; unlink d0/B; fsync d0",
         "new d0/B 5000; mkdir d2; fsync d0/B; rename d0/B d2/A; fsync d2",
         "new d0/B 5000; new d1/A 5000; fsync d0/B; rename d0/B d1/A; fsync d1",
+        "prepare; new d0/B 5000; fsync .; link d0/B d1/A; unlink d0/B; fsync d1",
+        "hold; prepare; new d0/B 5000; fsync .; rename d0/B d0/A; fsync d0; append d0/A 100; fsync .",
+        "prepare; new d0/B 5000; chmod d0/B 600; utime d0/B; fsync d0/B; rename d0/B d0/A; fsync d0",
+        "prepare; new d0/B 5000; fsync .; chmod d0/B 600; rename d0/B d1/A; fsync d1",
+        "hold; prepare; fsync d0/A; new d0/B 5000; fdatasync d0/B; fsync d0; write d0/A 4096 4096; \
+         fdatasync d0/A; unlink d0/B; fsync d0",
     ];
     for kind in [Kind::Ext4, Kind::Xfs] {
         for runner in [Runner::Plain, run()] {

@@ -1,14 +1,14 @@
 //! Hooks: owner, mode, times and extended attributes of files.
 //!
 //! Invariant: they are the kernel's. A change of them is counted as pending, and makes the next
-//! sync of a covered file real.
+//! sync of a covered file real. A file whose names the log has leaves it before.
 #![allow(unsafe_code)] // C's functions
 
 use std::ffi::{c_char, c_int, c_void};
 
 use libc::{gid_t, mode_t, size_t, timespec, timeval, uid_t, utimbuf};
 
-use crate::metadata::{Named, counted_of};
+use crate::metadata::{Named, counted_attributes};
 use crate::{next, raw};
 
 macro_rules! hooks {
@@ -17,7 +17,7 @@ macro_rules! hooks {
         pub(crate) unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
             let Some(function) = next::$name.get() else { return raw::failed_int(libc::ENOSYS) };
             // SAFETY: the C library's function of this type, with what the program passed.
-            counted_of([$named], || unsafe { function($($argument),*) })
+            counted_attributes($named, || unsafe { function($($argument),*) })
         }
     )*};
 }

@@ -10,11 +10,12 @@ use crate::covered::{self, Open};
 use crate::descriptors::{self, Kind, Known, PINNED};
 use crate::raw::{self, words};
 use crate::synonyms::synonyms;
-use crate::{next, process, unseen};
+use crate::{new_files, next, process, record_locks, unseen};
 
 /// The descriptor will mean nothing, or something else: forgets what is known of it.
 #[inline]
 pub(crate) fn forget(fd: c_int) {
+    new_files::closed(fd);
     let known = descriptors::clear(fd);
     if known.has(PINNED) {
         released(fd, known);
@@ -165,8 +166,10 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
     command: c_int,
     argument: usize,
 ) -> c_int {
-    if command == libc::F_SETFL {
-        set_flags(fd, low_half(argument));
+    match command {
+        libc::F_SETFL => set_flags(fd, low_half(argument)),
+        libc::F_SETLK | libc::F_SETLKW => record_locks::note(fd),
+        _ => {}
     }
     let result = if let Some(fcntl64) = next::fcntl64.resolved() {
         // SAFETY: the same function; an argument that is not given is not looked at.

@@ -246,6 +246,16 @@ pub(crate) fn each(first: u32, last: u32, mut visit: impl FnMut(c_int, Known)) {
     }
 }
 
+/// A descriptor that is noted for the file with these numbers.
+pub(crate) fn find(device: u64, inode: u64) -> Option<c_int> {
+    let mut found = None;
+    each(0, u32::MAX, |fd, known| {
+        let is_it = known.kind == Kind::File && (known.device, known.inode) == (device, inode);
+        found = if is_it { Some(fd) } else { found };
+    });
+    found
+}
+
 /// Whether the C library has a stream for writing on this descriptor from the start.
 #[inline]
 pub(crate) fn is_standard(fd: c_int) -> bool {

@@ -9,7 +9,7 @@
 //! Entry points: [`examine`] for a descriptor; [`entry`] and [`identify`] for the log.
 #![allow(unsafe_code)] // a system call that no crate has
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 
 use tidegate::log::{self, Definition, FileHandle, FileKey, Log};
 
@@ -97,6 +97,13 @@ pub(crate) struct Identified {
 }
 
 impl Identified {
+    /// The file with this handle and these numbers.
+    pub(crate) fn new(file_system: Identity, handle: FileHandle, stat: &libc::stat) -> Self {
+        let identity = log::identity(&file_system.id, handle.kind(), handle.bytes());
+        let key = FileKey { device: stat.st_dev, inode: stat.st_ino, identity };
+        Self { key, file_system, handle }
+    }
+
     /// What the log is told of the file, whose path may be empty.
     pub(crate) fn definition<'p>(&self, path: &'p PathBuffer) -> Definition<'p> {
         let FileKey { device, inode, identity } = self.key;
@@ -116,12 +123,13 @@ impl Identified {
 
 /// What tells the open file from all others of all times; none where its file system does not say.
 pub(crate) fn identify(log: &Log, fd: c_int) -> Option<Identified> {
-    let seen = Seen::of(fd).ok()?;
-    let (device, inode) = (seen.stat.st_dev, seen.stat.st_ino);
-    let file_system = file_systems::identity(log, fd, seen.mount, device)?;
-    let handle = handle_of(fd)?;
-    let identity = log::identity(&file_system.id, handle.kind(), handle.bytes());
-    Some(Identified { key: FileKey { device, inode, identity }, file_system, handle })
+    identify_seen(log, fd, &Seen::of(fd).ok()?)
+}
+
+/// As [`identify`], for a file that was `seen`.
+pub(crate) fn identify_seen(log: &Log, fd: c_int, seen: &Seen) -> Option<Identified> {
+    let file_system = file_systems::identity(log, fd, seen.mount, seen.stat.st_dev)?;
+    Some(Identified::new(file_system, handle_of(fd)?, &seen.stat))
 }
 
 /// Bytes of the largest handle.
@@ -136,11 +144,16 @@ struct Handle {
 }
 
 fn handle_of(fd: c_int) -> Option<FileHandle> {
+    handle_at(fd, c"", libc::AT_EMPTY_PATH)
+}
+
+/// The handle of a path in a directory; `flags` as for `name_to_handle_at`.
+pub(crate) fn handle_at(directory: c_int, path: &CStr, flags: c_int) -> Option<FileHandle> {
     let mut handle =
         Handle { len_bytes: u32::from(HANDLE_BYTES), kind: 0, bytes: [0; HANDLE_BYTES as usize] };
     let mut mount = 0_i32;
     let (at, mount) = (&raw mut handle, &raw mut mount);
-    let arguments = raw::words![fd, c"".as_ptr(), at, mount, libc::AT_EMPTY_PATH];
+    let arguments = raw::words![directory, path.as_ptr(), at, mount, flags];
     // SAFETY: a terminated path, and memory for a handle of the size that is given and for a
     // number.
     raw::checked(unsafe { raw::call(libc::SYS_name_to_handle_at, arguments) }).ok()?;
@@ -152,7 +165,16 @@ fn handle_of(fd: c_int) -> Option<FileHandle> {
 /// none.
 #[cold]
 pub(crate) fn entry(log: &Log, fd: c_int, known: Known) -> Option<Entry> {
-    let identified = identify(log, fd)?;
+    entry_of(log, fd, known, &identify(log, fd)?)
+}
+
+/// As [`entry`], for a file that was identified.
+pub(crate) fn entry_of(
+    log: &Log,
+    fd: c_int,
+    known: Known,
+    identified: &Identified,
+) -> Option<Entry> {
     let _holding = Holding::new()?;
     let file = log.entry_for(&identified.key).ok()?;
     let entry = Entry { file, file_system: identified.file_system.reference };

@@ -14,6 +14,9 @@
 //! 3. Changes of names, attributes and sizes are the kernel's. They are counted, before and after
 //!    the call: a sync that would commit them to the journal is answered only while none is
 //!    pending.
+//! 4. While none is pending, one record of all of a new file answers its first sync, and links,
+//!    renames and removals of files that the log has are recorded before they are made. Any other
+//!    change of names or attributes makes such a file leave before.
 //!
 //! # What makes a file leave
 //! - A stream for writing is open on it (`fopen`, `fdopen`, `freopen`), or it is standard output or
@@ -44,13 +47,15 @@
 //!   `printf`, `mapping`, `transfer`, `aio`, `message`, `exec`, `syscall`, `fork`, `vfork`,
 //!   `rights`, `limits`;
 //! - what they do: `plain` (a call in its lane), `metadata` (a counted one), `covered` (admission,
-//!   writes, truncations, syncs, leaving), `unseen` (files pinned to the kernel path), `lifecycle`
+//!   new files, names, writes, truncations, syncs, leaving), `unseen` (files pinned to the kernel path), `lifecycle`
 //!   (the library is loaded, the process forks and ends);
-//! - what they know: `files` (which file), `file_systems`, `extents`, `descriptors` (what is noted
+//! - what they know: `files` (which file), `new_files`, `parents` (names and their directories),
+//!   `extended` (attributes), `file_systems`, `extents`, `record_locks`, `descriptors` (what is noted
 //!   of each), `proc_fd`, `kept` (files that are pinned), `real` (why syncs are real), `glob` (what
 //!   the user wants), `process`, `supervisor`;
 //! - underneath: `raw` (system calls), `next` (the C library's functions), `synonyms`, `path`,
-//!   `page`, `readable` (the program's pointers), `cancel`, `signals`.
+//!   `page`, `shared` (values without a lock), `readable` (the program's pointers), `cancel`,
+//!   `signals`.
 #![cfg_attr(test, allow(dead_code))]
 
 mod aio;
@@ -60,6 +65,7 @@ mod close;
 mod covered;
 mod descriptors;
 mod exec;
+mod extended;
 mod extents;
 mod file_systems;
 mod files;
@@ -72,9 +78,11 @@ mod mapping;
 mod message;
 mod metadata;
 mod names;
+mod new_files;
 mod next;
 mod open;
 mod page;
+mod parents;
 mod path;
 mod plain;
 mod printf;
@@ -83,7 +91,9 @@ mod process;
 mod raw;
 mod readable;
 mod real;
+mod record_locks;
 mod rights;
+mod shared;
 mod signals;
 mod size;
 mod stdio;

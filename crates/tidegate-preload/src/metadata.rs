@@ -12,26 +12,73 @@
 //! All file systems that the log knows are counted: to find out which one a path is on would cost
 //! more than a real sync that was not needed, now and then.
 //!
-//! Entry points: [`counted`]; [`counted_of`] for changes of named files.
+//! 4. A file whose names the log has leaves it before a change of its names or attributes that no
+//!    record has.
+//!
+//! All file systems that the log knows are counted: to find out which one a path is on would cost
+//! more than a real sync that was not needed, now and then.
+//!
+//! Entry points: [`counted`]; [`counted_of`] for changes of named files, [`counted_attributes`] for
+//! those that a record of a new file has; [`creating`].
 
 use std::ffi::{c_char, c_int};
 
 use tidegate::log::{FileRef, Log, PlainCall};
 
+use crate::close::appeared;
+use crate::covered::{Gone, leave_gone};
 use crate::descriptors::{self, Kind};
+use crate::files::{self, Identified};
+use crate::new_files::{self, Numbers};
+use crate::path::Opened;
 use crate::process::Holding;
 use crate::readable::text;
 use crate::{plain, process, raw};
 
 /// Runs a call that changes names, attributes or sizes.
 pub(crate) fn counted<R>(call: impl FnOnce() -> R) -> R {
+    match process::log() {
+        Some(log) => with_numbers(log, call).0,
+        None => call(),
+    }
+}
+
+/// As [`counted`], and with which numbers.
+fn with_numbers<R>(log: &'static Log, call: impl FnOnce() -> R) -> (R, Numbers) {
+    let in_flight = plain::in_lane(log, PlainCall::Metadata);
+    let before = log.note_change_everywhere();
+    let result = call();
+    let numbers = [before, log.note_change_everywhere()];
+    drop(in_flight);
+    (result, numbers)
+}
+
+/// Runs a call that makes a regular file and opens it, or fails: the descriptor, which is noted, or
+/// a negative number.
+pub(crate) fn creating(call: impl FnOnce() -> c_int) -> c_int {
     let Some(log) = process::log() else { return call() };
     let in_flight = plain::in_lane(log, PlainCall::Metadata);
-    log.note_change_everywhere();
-    let result = call();
-    log.note_change_everywhere();
+    let before = log.note_creation_everywhere();
+    let fd = call();
+    let numbers = [before, log.note_creation_everywhere()];
     drop(in_flight);
-    result
+    if fd < 0 {
+        take_off_all(log, numbers);
+        return fd;
+    }
+    appeared(fd);
+    if !process::is_apart() {
+        new_files::note(fd, numbers);
+    }
+    fd
+}
+
+/// Nothing was made: nothing waits for it.
+fn take_off_all(log: &Log, numbers: Numbers) {
+    for file_system in log.file_systems() {
+        let numbers = numbers.iter().filter_map(|numbers| numbers.of(file_system));
+        numbers.for_each(|number| log.take_off(file_system, number));
+    }
 }
 
 /// What a call names a file by.
@@ -65,7 +112,39 @@ impl Named {
     fn logged(self, log: &Log) -> Option<FileRef> {
         let (device, inode) = self.numbers()?;
         let _holding = Holding::new().filter(|_| log.may_have(device, inode))?;
-        log.logged_with(device, inode)
+        let file = log.logged_with(device, inode)?;
+        // A file that was removed may have had the same numbers.
+        match self.identity(log) {
+            Some(identified) => log.find(&identified.key).ok()?.filter(|file| log.must_log(*file)),
+            None => Some(file),
+        }
+    }
+
+    fn identity(self, log: &Log) -> Option<Identified> {
+        match self {
+            Self::Descriptor(fd) => files::identify(log, fd),
+            Self::Path(directory, path, flags) => {
+                let flags =
+                    if flags & libc::AT_SYMLINK_NOFOLLOW == 0 { 0 } else { libc::O_NOFOLLOW };
+                let opened = Opened::path(directory, text(path)?, flags).ok()?;
+                files::identify(log, opened.number())
+            }
+        }
+    }
+
+    /// The file leaves the log, if the log has names of it.
+    fn leave(self, log: &'static Log, file: FileRef) {
+        if log.has_names(file)
+            && let Some((device, inode)) = self.numbers()
+        {
+            let path = match self {
+                Self::Path(directory, path, flags) => {
+                    text(path).map(|path| (directory, path, flags))
+                }
+                Self::Descriptor(_) => None,
+            };
+            leave_gone(log, file, &Gone { device, inode, path });
+        }
     }
 
     fn numbers(self) -> Option<(u64, u64)> {
@@ -85,16 +164,56 @@ impl Named {
 
 /// Runs a call that changes names or attributes of the files that it names so.
 pub(crate) fn counted_of<R, const N: usize>(names: [Named; N], call: impl FnOnce() -> R) -> R {
-    let Some(log) = process::log().filter(|log| log.has_stories()) else { return counted(call) };
+    match process::log() {
+        Some(log) => of_named(log, names, call).0,
+        None => call(),
+    }
+}
+
+/// As [`counted_of`], and with which numbers.
+fn of_named<R, const N: usize>(
+    log: &'static Log,
+    names: [Named; N],
+    call: impl FnOnce() -> R,
+) -> (R, Numbers) {
+    if !log.has_stories() {
+        return with_numbers(log, call);
+    }
     let errno = raw::errno();
     let before = names.map(|name| name.logged(log));
-    before.into_iter().flatten().for_each(|file| log.note_own_change(file));
+    for (name, file) in names.into_iter().zip(before) {
+        if let Some(file) = file {
+            name.leave(log, file);
+            log.note_own_change(file);
+        }
+    }
     raw::set_errno(errno);
-    let result = counted(call);
+    let result = with_numbers(log, call);
     for (name, before) in names.into_iter().zip(before) {
         if let Some(file) = before.or_else(|| name.logged(log)) {
             log.note_own_change(file);
         }
     }
+    result
+}
+
+/// As [`counted_of`], for attributes of one file: those of a new one will be in the record that
+/// makes it.
+pub(crate) fn counted_attributes<R>(name: Named, call: impl FnOnce() -> R) -> R {
+    let Some(log) = process::log().filter(|_| new_files::has_some()) else {
+        return counted_of([name], call);
+    };
+    let errno = raw::errno();
+    let before = name.numbers();
+    raw::set_errno(errno);
+    let (result, numbers) = of_named(log, [name], call);
+    let errno = raw::errno();
+    // The path may lead to another file by now.
+    let of_file = before.filter(|before| name.numbers() == Some(*before));
+    let is_noted = of_file.is_some_and(|of_file| new_files::own_change(of_file, numbers));
+    if let (false, Named::Descriptor(fd)) = (is_noted, name) {
+        new_files::own_change_of(fd, numbers);
+    }
+    raw::set_errno(errno);
     result
 }

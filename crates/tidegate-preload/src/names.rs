@@ -1,19 +1,21 @@
 //! Hooks: the C functions that change names.
 //!
-//! Each makes the system call that the C library's function makes, so that errors are the kernel's;
-//! and is counted as pending: no record has names.
+//! Each makes the system call that the C library's function makes, so that errors are the kernel's.
+//! Of a file that the log has, links, renames and removals are recorded if they can be
+//! ([`covered::change_name`](crate::covered::change_name)). All other changes are counted as pending.
 #![allow(unsafe_code)] // C's functions
 #![allow(clippy::missing_safety_doc)] // as in the manual of each
 
-use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
 
 use libc::{FILE, sockaddr, socklen_t};
 
+use crate::covered::Changed;
 use crate::metadata::{Named, counted_of};
 use crate::raw::{self, words};
-use crate::readable::is_readable;
-use crate::{metadata, next};
+use crate::readable::{is_readable, text};
+use crate::{covered, metadata, next};
 
 /// A system call with arguments of the program.
 fn call(number: c_long, arguments: [usize; 6]) -> isize {
@@ -30,12 +32,30 @@ fn make_name(number: c_long, arguments: [usize; 6]) -> c_int {
     result(metadata::counted(|| call(number, arguments)))
 }
 
+/// A path of the program, if it can be read.
+fn path<'p>((directory, path): (c_int, *const c_char)) -> Option<(c_int, &'p CStr)> {
+    Some((directory, text(path)?))
+}
+
+fn recorded(changed: Option<Changed<'_>>) -> Option<isize> {
+    changed.and_then(covered::change_name)
+}
+
 fn remove_name(directory: c_int, at: *const c_char, flags: c_int) -> isize {
+    let unlink = path((directory, at)).filter(|_| flags == 0).map(|from| Changed::Unlink { from });
+    if let Some(result) = recorded(unlink) {
+        return result;
+    }
     let named = [Named::entry(directory, at)];
     counted_of(named, || call(libc::SYS_unlinkat, words![directory, at, flags]))
 }
 
 fn change_name(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_uint) -> c_int {
+    let paths = path(from).zip(path(to)).filter(|_| flags & !libc::RENAME_NOREPLACE == 0);
+    let rename = paths.map(|(from, to)| Changed::Rename { from, to, flags });
+    if let Some(done) = recorded(rename) {
+        return result(done);
+    }
     // As the C library does: where `renameat2` is forbidden, the older call may not be.
     let number = if flags == 0 { libc::SYS_renameat } else { libc::SYS_renameat2 };
     let named = [Named::entry(from.0, from.1), Named::entry(to.0, to.1)];
@@ -43,6 +63,10 @@ fn change_name(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: 
 }
 
 fn add_name(old: (c_int, *const c_char), new: (c_int, *const c_char), flags: c_int) -> c_int {
+    let paths = path(old).zip(path(new)).filter(|_| flags == 0);
+    if let Some(done) = recorded(paths.map(|(from, to)| Changed::Link { from, to })) {
+        return result(done);
+    }
     let follows = flags & libc::AT_SYMLINK_FOLLOW != 0;
     let flags_of_old = if follows { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
     let named = [Named::at(old.0, old.1, flags_of_old)];

@@ -112,6 +112,8 @@ functions! {
     fdatasync: fn(c_int) -> c_int;
     syncfs: fn(c_int) -> c_int;
     fcntl64: fn(c_int, c_int, usize) -> c_int;
+    lockf: fn(c_int, c_int, off_t) -> c_int;
+    lockf64: fn(c_int, c_int, off_t) -> c_int;
     sendfile64: fn(c_int, c_int, *mut off_t, size_t) -> ssize_t;
     copy_file_range: fn(c_int, *mut off_t, c_int, *mut off_t, size_t, c_uint) -> ssize_t;
     splice: fn(c_int, *mut off_t, c_int, *mut off_t, size_t, c_uint) -> ssize_t;

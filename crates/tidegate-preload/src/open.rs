@@ -1,7 +1,8 @@
 //! Hooks: opening files.
 //!
 //! Invariants:
-//! 1. A file that is made is counted as pending, before and after it is made.
+//! 1. A file that is made is counted as pending, before and after it is made; as a new file where
+//!    the kernel says that it was not there before.
 //! 2. A file is never emptied by the open, where that writes: `O_TRUNC` is taken away and done
 //!    after it, as a truncation of what was opened. Which file the path leads to is known then, and
 //!    whether it is covered.
@@ -57,23 +58,18 @@ impl Request<'_> {
 
     fn run(&self) -> c_int {
         if self.is_plain() || process::log().is_none() {
-            let fd = self.by_library();
-            if fd >= 0 {
-                appeared(fd);
-            }
-            return fd;
+            return shown(self.by_library());
         }
         let before = self.look();
         let given = self.flags & if self.empties() { !libc::O_TRUNC } else { !0 };
         let request = Self { flags: given, ..*self };
         let fd = match before {
-            Before::There => request.existing(),
+            Before::There => shown(request.existing()),
             Before::Missing => request.make(),
         };
         if fd < 0 {
             return fd;
         }
-        appeared(fd);
         if self.empties() { emptied(fd, given, before == Before::Missing) } else { fd }
     }
 
@@ -117,8 +113,22 @@ impl Request<'_> {
     /// Makes a file, unless another process was faster.
     fn make(&self) -> c_int {
         cancel::point();
-        metadata::counted(|| self.by_kernel())
+        // Only so it is known that the file is new.
+        let exclusive = Self { flags: self.flags | libc::O_EXCL, ..*self };
+        let fd = metadata::creating(|| exclusive.by_kernel());
+        if fd >= 0 || self.flags & libc::O_EXCL != 0 {
+            return fd;
+        }
+        shown(metadata::counted(|| self.by_kernel()))
     }
+}
+
+/// Notes that a descriptor is there, if it is one.
+fn shown(fd: c_int) -> c_int {
+    if fd >= 0 {
+        appeared(fd);
+    }
+    fd
 }
 
 /// Does what `O_TRUNC` does to the file of `fd`, which was opened with these status flags; nothing
@@ -282,12 +292,8 @@ pub(crate) unsafe extern "C-unwind" fn open_by_handle_at(
 /// As for `mkostemps`.
 unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_int) -> c_int {
     let Some(mkostemps64) = next::mkostemps64.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: as promised to this function.
-    let fd = metadata::counted(|| unsafe { mkostemps64(template, suffix_bytes, flags) });
-    if fd >= 0 {
-        appeared(fd);
-    }
-    fd
+    // SAFETY: as promised to this function, which makes the file or fails.
+    metadata::creating(|| unsafe { mkostemps64(template, suffix_bytes, flags) })
 }
 
 synonyms! {

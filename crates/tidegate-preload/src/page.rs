@@ -84,6 +84,35 @@ impl Drop for Page {
     }
 }
 
+/// More memory than a page, for the length of a call.
+pub(crate) struct Mapped {
+    at: *mut u8,
+    len_bytes: usize,
+}
+
+impl Mapped {
+    /// So many zero bytes; none where there is no memory.
+    pub(crate) fn new(len_bytes: usize) -> Option<Self> {
+        map(len_bytes).map(|at| Self { at, len_bytes })
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: so many bytes, which nobody else uses.
+        unsafe { std::slice::from_raw_parts(self.at, self.len_bytes) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: so many bytes, which nobody else uses.
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.len_bytes) }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        unmap(self.at, self.len_bytes);
+    }
+}
+
 /// Maps zeroed memory.
 pub(crate) fn map(len_bytes: usize) -> Option<*mut u8> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;

@@ -212,13 +212,15 @@ pub(crate) fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
 /// What the kernel says of an open file, by one call.
 #[derive(Clone, Copy)]
 pub(crate) struct Seen {
-    /// As of [`fstat`]; of the times none is there.
+    /// As of [`fstat`], without blocks.
     pub(crate) stat: libc::stat,
     /// The mount that it was opened through, 0 where the kernel has no number for it that is never
     /// given out again.
     pub(crate) mount: u64,
     /// When it was created, in nanoseconds since 1970; 0 where the file system does not say.
     pub(crate) created_ns: u64,
+    /// `STATX_ATTR_`.
+    pub(crate) attributes: u64,
 }
 
 /// All that is asked of an open file at once.
@@ -241,7 +243,14 @@ pub(crate) fn statx(fd: c_int) -> Result<Seen, Errno> {
     let mount = if found.stx_mask & MOUNT == 0 { 0 } else { found.stx_mnt_id };
     let (seconds, rest) = (u64::try_from(found.stx_btime.tv_sec), found.stx_btime.tv_nsec);
     let created_ns = seconds.unwrap_or(0) * NS_PER_S + u64::from(rest);
-    Ok(Seen { stat, mount, created_ns })
+    (stat.st_ctime, stat.st_ctime_nsec) = of_time(&found.stx_ctime);
+    (stat.st_mtime, stat.st_mtime_nsec) = of_time(&found.stx_mtime);
+    (stat.st_atime, stat.st_atime_nsec) = of_time(&found.stx_atime);
+    Ok(Seen { stat, mount, created_ns, attributes: found.stx_attributes })
+}
+
+fn of_time(time: &libc::statx_timestamp) -> (i64, i64) {
+    (time.tv_sec, time.tv_nsec.into())
 }
 
 /// What the kernel says of a path's file; `flags` as for `fstatat`.
@@ -276,6 +285,61 @@ pub(crate) fn read(fd: c_int, buffer: &mut [u8]) -> Result<usize, Errno> {
     let (at, space) = (buffer.as_mut_ptr(), buffer.len());
     // SAFETY: memory for the answer.
     checked(unsafe { call(libc::SYS_read, words![fd, at, space]) })
+}
+
+/// Reads into `buffer` from byte `at` of the file: the number of bytes.
+pub(crate) fn pread(fd: c_int, buffer: &mut [u8], at: u64) -> Result<usize, Errno> {
+    let (to, space) = (buffer.as_mut_ptr(), buffer.len());
+    // SAFETY: memory for the answer.
+    checked(unsafe { call(libc::SYS_pread64, words![fd, to, space, at]) })
+}
+
+/// The names of a file's extended attributes, each with a NUL behind it: how many bytes.
+pub(crate) fn flistxattr(fd: c_int, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let (to, space) = (buffer.as_mut_ptr(), buffer.len());
+    // SAFETY: memory for the answer.
+    checked(unsafe { call(libc::SYS_flistxattr, words![fd, to, space]) })
+}
+
+/// The value of an extended attribute: how many bytes.
+pub(crate) fn fgetxattr(fd: c_int, name: &CStr, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let (to, space) = (buffer.as_mut_ptr(), buffer.len());
+    // SAFETY: a terminated name, and memory for the answer.
+    checked(unsafe { call(libc::SYS_fgetxattr, words![fd, name.as_ptr(), to, space]) })
+}
+
+/// Asks the driver or the file system of an open file for `T`, which is numbers only.
+fn ask<T>(fd: c_int, request: u32) -> Result<T, Errno> {
+    let mut answer = MaybeUninit::<T>::zeroed();
+    // SAFETY: memory for the answer, whose size the request has.
+    checked(unsafe { call(libc::SYS_ioctl, words![fd, request, answer.as_mut_ptr()]) })?;
+    // SAFETY: zeroed, then filled; any bits are valid numbers.
+    Ok(unsafe { answer.assume_init() })
+}
+
+/// `struct fsxattr`.
+#[repr(C)]
+pub(crate) struct FileFlags {
+    /// `FS_XFLAG_`.
+    pub(crate) flags: u32,
+    pub(crate) extent_bytes: u32,
+    extents: u32,
+    pub(crate) project: u32,
+    pub(crate) cow_extent_bytes: u32,
+    reserved: [u8; 8],
+}
+
+/// What a file system has of a file beside what `stat` says.
+pub(crate) fn file_flags(fd: c_int) -> Result<FileFlags, Errno> {
+    const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
+    ask(fd, FS_IOC_FSGETXATTR)
+}
+
+/// `FS_*_FL` of a file or directory.
+pub(crate) fn inode_flags(fd: c_int) -> Result<u32, Errno> {
+    // The kernel writes an `int`, whatever the size that the request has.
+    const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
+    ask::<u64>(fd, FS_IOC_GETFLAGS).map(|flags| u32::try_from(flags & 0xffff_ffff).unwrap_or(!0))
 }
 
 /// The text of a symbolic link, as much as `buffer` holds.
@@ -320,6 +384,11 @@ pub(crate) fn now_ns() -> u64 {
 /// Nanoseconds since 1970, as the file systems count them.
 pub(crate) fn wall_clock_ns() -> u64 {
     clock_ns(ClockId::RealtimeCoarse)
+}
+
+/// How far the clock of times of files is ahead of one that nobody sets, in nanoseconds.
+pub(crate) fn clock_ahead_ns() -> u64 {
+    clock_ns(ClockId::Realtime).saturating_sub(clock_ns(ClockId::Boottime))
 }
 
 fn clock_ns(clock: ClockId) -> u64 {

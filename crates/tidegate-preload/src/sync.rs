@@ -7,7 +7,7 @@
 
 use std::ffi::c_int;
 
-use crate::covered::{Open, Sync};
+use crate::covered::{self, Open, Sync};
 use crate::files::Seen;
 use crate::raw::{self, words};
 use crate::{cancel, file_systems, next, process, real};
@@ -22,6 +22,10 @@ fn synced(
     if let Some(open) = Open::of(fd) {
         cancel::point();
         return raw::returned_int(open.sync(wanted));
+    }
+    if covered::answers_directory(fd) {
+        cancel::point();
+        return 0;
     }
     let result = match function.resolved() {
         // SAFETY: the C library's function; no pointers.

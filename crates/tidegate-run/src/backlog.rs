@@ -8,7 +8,7 @@
 //!
 //! Nothing here touches a file: `writeback` makes the ranges durable.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -95,6 +95,9 @@ struct Part {
 pub(crate) struct Due {
     /// Ranges of files, by the files' ids. A file without ranges has changed its size only.
     pub(crate) files: HashMap<u64, Ranges>,
+    /// File systems whose journal has to be committed after that: names of them were recorded.
+    /// Zeroes: it is not known which.
+    pub(crate) file_systems: HashSet<FileSystemId>,
 }
 
 impl Due {
@@ -102,6 +105,12 @@ impl Due {
         for (id, part) in &segment.files {
             self.files.entry(*id).or_default().merge(&part.ranges);
         }
+        self.file_systems.extend(segment.file_systems.keys());
+    }
+
+    /// Nothing has to be done.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.file_systems.is_empty()
     }
 
     fn sorted(mut self) -> Self {
@@ -120,6 +129,8 @@ struct Segment {
     start: u64,
     end: u64,
     files: HashMap<u64, Part>,
+    /// File systems of which names were recorded, with the position of the last record.
+    file_systems: HashMap<FileSystemId, u64>,
     write_started: bool,
 }
 
@@ -156,6 +167,15 @@ impl Backlog {
         self.known.get(&id)
     }
 
+    /// The files on a file system, with their ids.
+    pub(crate) fn files_on<'a>(
+        &'a self,
+        file_system: &'a FileSystemId,
+    ) -> impl Iterator<Item = (u64, &'a Known)> {
+        let known = self.known.iter().filter(|(_, known)| known.file_system == *file_system);
+        known.map(|(id, known)| (*id, known))
+    }
+
     /// Adds a record; `payload` is that of a definition.
     pub(crate) fn add(&mut self, header: &Header, payload: &[u8]) {
         match header.kind {
@@ -169,7 +189,13 @@ impl Backlog {
             RecordKind::End => self.segments.iter_mut().for_each(|segment| {
                 segment.files.remove(&header.file);
             }),
-            RecordKind::Void | RecordKind::Mark => {}
+            RecordKind::Make => {
+                // The content is less than the payload by some hundred bytes.
+                self.change(header, 0, u64::from(header.payload_bytes));
+                self.name(header);
+            }
+            RecordKind::Name => self.name(header),
+            RecordKind::Void | RecordKind::Mark | RecordKind::Decided | RecordKind::Done => {}
         }
         // The record is part of a segment, whatever it says.
         self.segment(header.position);
@@ -188,6 +214,13 @@ impl Backlog {
         let Some(definition) = Definition::decode(payload) else { return };
         self.files_seen += u64::from(header.file == header.position);
         self.known.insert(header.file, Known::of(&definition, header.position));
+    }
+
+    /// Names of the file's file system were recorded.
+    fn name(&mut self, header: &Header) {
+        let file_system = self.known.get(&header.file).map(|known| known.file_system);
+        let file_systems = &mut self.segment(header.position).file_systems;
+        file_systems.insert(file_system.unwrap_or_default(), header.position);
     }
 
     fn change(&mut self, header: &Header, offset: u64, len: u64) {
@@ -212,7 +245,8 @@ impl Backlog {
         let is_open = |last: &Segment| position.saturating_sub(last.start) < segment_bytes;
         if !self.segments.back().is_some_and(is_open) {
             let (start, end, write_started) = (position, position, false);
-            self.segments.push_back(Segment { start, end, files: HashMap::new(), write_started });
+            let (files, file_systems) = (HashMap::new(), HashMap::new());
+            self.segments.push_back(Segment { start, end, files, file_systems, write_started });
         }
         let last = self.segments.len() - 1;
         &mut self.segments[last]
@@ -283,6 +317,7 @@ impl Backlog {
         }
         for segment in self.segments.iter_mut().take_while(|segment| segment.start < position) {
             segment.files.retain(|_, part| part.last >= position);
+            segment.file_systems.retain(|_, last| *last >= position);
         }
         self.known.retain(|_, known| known.defined_at >= position);
         self.scanned = self.scanned.max(position);

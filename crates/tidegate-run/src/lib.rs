@@ -14,6 +14,7 @@ mod allocator;
 mod backlog;
 mod cause;
 mod cleaner;
+mod held;
 mod kept;
 mod kernel;
 mod launcher;

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::FlockOperation;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use tidegate::log::recover::{
-    ApplyOptions, LocalFiles, Outcome, Progress, Recovered, plan_pool, recover_pool,
+    ApplyOptions, LocalFiles, NamesDone, Outcome, Progress, Recovered, plan_pool, recover_pool,
 };
 use tidegate::log::{CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, NO_BOOT, Scanner};
 use tidegate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
@@ -282,7 +282,24 @@ fn describe(outcome: &Outcome) -> String {
         0 => String::new(),
         number => format!(", {number} were removed before"),
     };
-    format!("{written} written to {} files{gone}{odd}", outcome.files_written)
+    let names = describe_names(&outcome.names);
+    format!("{written} written to {} files{gone}{names}{odd}", outcome.files_written)
+}
+
+/// What recovery did to names, if it did something.
+fn describe_names(names: &NamesDone) -> String {
+    let counts = [
+        (names.made, "files made again"),
+        (names.set, "names set"),
+        (names.removed, "names removed"),
+    ];
+    let counts = counts.into_iter().filter(|(number, _)| *number > 0);
+    let mut text: String = counts.map(|(number, what)| format!(", {number} {what}")).collect();
+    if let Some(first) = names.taken.first() {
+        let number = names.taken.len();
+        text += &format!("; {number} names were taken by other files since, {first} for one");
+    }
+    text
 }
 
 /// Throws away what the log of the pool at `path` has, after `tell` was told what that is; whether

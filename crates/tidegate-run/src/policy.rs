@@ -28,6 +28,8 @@ pub(super) struct Situation {
     pub(super) is_blocked: bool,
     /// No append for a while.
     pub(super) is_idle: bool,
+    /// Names were recorded a while ago.
+    pub(super) has_old_names: bool,
 }
 
 /// What to do about it.
@@ -58,10 +60,11 @@ impl Policy {
 
     /// What to do now.
     pub(super) fn decide(&self, situation: &Situation) -> Action {
-        let &Situation { used_bytes, dirty_bytes, is_wanted, is_blocked, is_idle } = situation;
+        let &Situation { used_bytes, dirty_bytes, is_wanted, is_blocked, .. } = situation;
+        let is_due = is_blocked || situation.is_idle || situation.has_old_names;
         let is_stream = dirty_bytes >= self.start_bytes();
         let is_full = used_bytes >= self.full_bytes(dirty_bytes);
-        if is_wanted || used_bytes > 0 && (is_blocked || is_idle || is_full || is_stream) {
+        if is_wanted || used_bytes > 0 && (is_due || is_full || is_stream) {
             Action::Sync
         } else if used_bytes >= self.start_bytes() {
             Action::Start
@@ -77,7 +80,7 @@ impl Policy {
         let &Situation { used_bytes, dirty_bytes, is_wanted, is_blocked, .. } = situation;
         let is_hot = dirty_bytes.saturating_mul(2) <= used_bytes;
         let free_bytes = self.ring_bytes.saturating_sub(used_bytes);
-        let is_limited = !is_wanted && (is_blocked || !is_hot);
+        let is_limited = !is_wanted && !situation.has_old_names && (is_blocked || !is_hot);
         is_limited.then(|| disk_bytes + free_bytes / WRITERS_TO_DISK)
     }
 
@@ -153,6 +156,7 @@ mod tests {
         is_wanted: false,
         is_blocked: false,
         is_idle: false,
+        has_old_names: false,
     };
 
     fn decide(used_mib: u64, dirty_mib: u64) -> Action {
@@ -223,6 +227,15 @@ mod tests {
         let idle = |used_bytes| Situation { used_bytes, is_idle: true, ..EMPTY };
         assert_eq!(policy.decide(&idle(64)), Action::Sync);
         assert_eq!(policy.decide(&idle(0)), Action::Nothing);
+    }
+
+    #[test]
+    fn names_are_retired_soon_and_all_of_them() {
+        let policy = Policy::new(64 * MIB);
+        let (used_bytes, dirty_bytes) = (MIB, MIB);
+        let named = Situation { used_bytes, dirty_bytes, has_old_names: true, ..EMPTY };
+        assert_eq!(policy.decide(&named), Action::Sync);
+        assert_eq!(policy.batch_bytes(&named, 4096), None);
     }
 
     #[test]

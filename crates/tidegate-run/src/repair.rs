@@ -3,7 +3,8 @@
 //! The record of a change that its process was killed in is voided, and the file is marked: what
 //! the kernel has done of the change is in no record, so the next sync of the file is a real one.
 //! No process was told that the change was made, so both outcomes are right, but what a later
-//! reader saw must outlive that reader's sync.
+//! reader saw must outlive that reader's sync. A file whose names its process was changing leaves
+//! the log instead: whether the kernel has changed them would have to be looked up.
 //!
 //! Invariant: a record is voided under its file's lock, which the killed thread held: the file was
 //! not changed since.
@@ -13,7 +14,11 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
-use tidegate::log::{FileGuard, Interrupted, Log, RecordKind};
+use tidegate::durable;
+use tidegate::log::{Definition, FileGuard, Interrupted, Log, RecordKind};
+
+use super::backlog::Known;
+use super::locate;
 
 /// How it went with interrupted operations.
 #[derive(Debug, Default)]
@@ -59,7 +64,7 @@ fn repair_one(log: &Log, interrupted: &Interrupted, timeout: Duration) -> Option
     let guard = log.lock_within(file, timeout).ok()?;
     // Once more, under the lock: its holder in between may have repaired it.
     let still: Vec<_> = log.interrupted_on(&guard).filter(|it| it == interrupted).collect();
-    let outcome = still.iter().try_for_each(|it| void(&guard, it));
+    let outcome = still.iter().try_for_each(|it| void(log, &guard, it));
     for it in &still {
         log.complete(it);
     }
@@ -70,14 +75,56 @@ fn repair_one(log: &Log, interrupted: &Interrupted, timeout: Duration) -> Option
 }
 
 /// Takes back the record of an interrupted change.
-fn void(guard: &FileGuard<'_>, interrupted: &Interrupted) -> io::Result<()> {
+fn void(log: &Log, guard: &FileGuard<'_>, interrupted: &Interrupted) -> io::Result<()> {
     let Some(header) = &interrupted.header else { return Ok(()) };
-    if matches!(header.kind, RecordKind::Write | RecordKind::SetSize) {
-        guard.mark_unlogged(false);
-        let voided = guard.begin().and_then(|mut ticket| ticket.void(header.position));
-        voided.map_err(io::Error::other)?;
+    match header.kind {
+        RecordKind::Write | RecordKind::SetSize => {
+            guard.mark_unlogged(false);
+            let voided = guard.begin().and_then(|mut ticket| ticket.void(header.position));
+            voided.map(drop).map_err(io::Error::other)
+        }
+        RecordKind::Name => {
+            guard.mark_unlogged(false);
+            leave(log, guard)
+        }
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+/// Ends the story of a file whose names the kernel may have changed or not: once they are durable
+/// as they are, no record of them counts.
+fn leave(log: &Log, guard: &FileGuard<'_>) -> io::Result<()> {
+    let payload = log.definition_of(guard.file());
+    let definition = payload.as_deref().and_then(Definition::decode);
+    let directory = definition.and_then(|definition| {
+        let known = Known::of(&definition, 0);
+        locate::directory_on(known.device, &known.path)
+    });
+    match directory {
+        Some(directory) => durable::syncfs(&directory)?,
+        None => rustix::fs::sync(),
+    }
+    guard.end_story().map_err(io::Error::other)
+}
+
+/// Lets names be recorded again where a holder of their lock was killed, once no record of one is
+/// left that was killed. With `looks_at_all`
+/// also locks are taken that nobody has found orphaned yet.
+pub(crate) fn release_names(log: &Log, looks_at_all: bool) {
+    let is_killed = |it: &Interrupted| {
+        it.header.is_some_and(|header| header.kind == RecordKind::Name)
+            && has_ended(it.process, it.thread())
+    };
+    for file_system in log.file_systems() {
+        if !looks_at_all && !log.has_orphaned_names(file_system) {
+            continue;
+        }
+        // A living holder has found out by itself.
+        let Ok(names) = log.lock_names_within(file_system, Duration::ZERO) else { continue };
+        if names.is_orphaned() && !log.in_the_middle().any(|it| is_killed(&it)) {
+            names.repaired();
+        }
+    }
 }
 
 /// Whether a thread has ended, as far as this user may know.
@@ -99,6 +146,8 @@ fn has_ended(process: u32, thread: u32) -> bool {
 mod tests {
     use std::fs::File;
     use std::io::IoSlice;
+
+    use tidegate::log::{FileHandle, NameAt, NameChange, NameRecord};
 
     use super::super::trial::Trial;
     use super::*;
@@ -156,6 +205,33 @@ mod tests {
         assert_eq!((repaired(&trial), voided(&trial)), ((0, vec![]), 2));
         assert_eq!(trial.log.in_the_middle().count(), 0);
         assert_eq!(trial.log.safe_position(), trial.log.head());
+    }
+
+    #[test]
+    fn a_file_whose_names_its_process_was_changing_leaves_the_log() {
+        let trial = Trial::new();
+        let file = trial.file("file", b"");
+        trial.make(&file, "file", b"content");
+        let to = NameAt { parent: FileHandle::new(1, &[1; 8]).unwrap(), name: b"to" };
+        let names = trial.log.file_system(1, true).unwrap();
+        std::thread::scope(|scope| {
+            let dying = scope.spawn(|| {
+                std::mem::forget(trial.log.lock_names(names).unwrap());
+                let guard = trial.lock(&file);
+                let mut ticket = guard.begin().unwrap();
+                ticket.name(&NameRecord { change: NameChange::Link { to }, links: 2 }).unwrap();
+                std::mem::forget(ticket);
+                std::mem::forget(guard);
+            });
+            dying.join().unwrap();
+        });
+        assert!(trial.log.lock_names(names).unwrap().is_orphaned());
+        assert_eq!(repaired(&trial), (0, vec![]));
+        assert!(!trial.lock(&file).is_logged() && !trial.lock(&file).has_names());
+        let records = trial.log.records(trial.log.tail(), trial.log.head());
+        assert_eq!(records.last().unwrap().kind, RecordKind::End);
+        release_names(&trial.log, false);
+        assert!(!trial.log.lock_names(names).unwrap().is_orphaned());
     }
 
     #[test]

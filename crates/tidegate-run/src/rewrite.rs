@@ -32,13 +32,22 @@ pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> 
             newest.take(record.offset, u64::MAX);
             continue;
         }
-        let end = record.offset.saturating_add(record.payload_bytes.into());
-        for (start, end) in newest.take(record.offset, end) {
-            let position = record.data_position() + (start - record.offset);
+        let (data, len) = data_of(log, record)?;
+        for (start, end) in newest.take(record.offset, record.offset.saturating_add(len)) {
+            let position = data + (start - record.offset);
             copy_to_file(log.pool(), position, end - start, file.as_fd(), start, &mut buffer)?;
         }
     }
     Ok(())
+}
+
+/// Where in the log the data of a record is, and its length.
+fn data_of(log: &Log, record: &Header) -> io::Result<(u64, u64)> {
+    if record.kind != RecordKind::Make {
+        return Ok((record.data_position(), record.payload_bytes.into()));
+    }
+    let content = log.pool().content_of(record).map_err(io::Error::other)?;
+    content.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// The changes of the file with this id in its present story, without those that failed, in their
@@ -54,10 +63,17 @@ fn story_of(log: &Log, id: u64) -> io::Result<Vec<Header>> {
         match header.kind {
             RecordKind::Write | RecordKind::SetSize => changes.push(header),
             RecordKind::End => changes.clear(),
+            // It has all of the file.
+            RecordKind::Make => changes = vec![header],
             RecordKind::Void => {
                 voided.insert(header.aux);
             }
-            RecordKind::Zero | RecordKind::Define | RecordKind::Mark => {}
+            RecordKind::Zero
+            | RecordKind::Define
+            | RecordKind::Mark
+            | RecordKind::Name
+            | RecordKind::Decided
+            | RecordKind::Done => {}
         }
     }
     if records.unreadable_bytes() > 0 {

@@ -31,6 +31,10 @@ pub struct RealSyncs {
     pub refused: u64,
     /// The user's globs keep the file out of the log.
     pub excluded: u64,
+    /// Of new files, while names, attributes or sizes of others were pending.
+    pub new_pending: u64,
+    /// Of new files that no record could make again.
+    pub new_refused: u64,
     /// Of a directory.
     pub directories: u64,
     /// Writes that the kernel synced, by descriptors with `O_SYNC` or `O_DSYNC`. They are no calls
@@ -51,6 +55,8 @@ impl RealSyncs {
             (self.by_gain, "of files that cost more to log than to sync"),
             (self.refused, "of files that could not be logged"),
             (self.excluded, "of files that --include or --exclude keeps out"),
+            (self.new_pending, "of new files while other changes of names were pending"),
+            (self.new_refused, "of new files that no record can make again"),
             (self.directories, "of directories"),
             (self.synchronous, "of writes with O_SYNC or O_DSYNC"),
         ];
@@ -91,6 +97,10 @@ pub struct Statistics {
     pub fsync_saved_ns: u64,
     /// Syncs that the kernel did, by why it did them.
     pub real_syncs: RealSyncs,
+    /// New files that the log has whole, so that their first sync was skipped.
+    pub made: u64,
+    /// Changes of names that were recorded.
+    pub names_recorded: u64,
     /// Times that a file left the log, with a real sync.
     pub left: u64,
     /// Programs whose syncs are real ones, and why.
@@ -129,6 +139,10 @@ impl Statistics {
         let reasons = self.real_syncs.reasons();
         if !reasons.is_empty() {
             lines.push(("real fsyncs", reasons));
+        }
+        if self.made + self.names_recorded > 0 {
+            let (made, names) = (self.made, self.names_recorded);
+            lines.push(("new files", format!("{made} logged whole, {names} changes of names")));
         }
         if self.left > 0 {
             lines.push(("left", format!("{} times a file left the log, synced", self.left)));
@@ -258,9 +272,13 @@ impl Statistics {
                 by_gain: total(Counter::SyncsByGain),
                 refused: total(Counter::SyncsRefused),
                 excluded: total(Counter::SyncsExcluded),
+                new_pending: total(Counter::SyncsNewPending),
+                new_refused: total(Counter::SyncsNewRefused),
                 directories: total(Counter::SyncsOfDirectories),
                 synchronous: total(Counter::SyncsSynchronous),
             },
+            made: total(Counter::SyncsMade),
+            names_recorded: total(Counter::NamesRecorded),
             left: total(Counter::Leaves),
             plain: Vec::new(),
             stalls: total(Counter::FullWaits),

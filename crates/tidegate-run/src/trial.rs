@@ -9,8 +9,8 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use tidegate::log::recover::identity_of;
 use tidegate::log::{
-    CONTROL_BYTES, Definition, FileGuard, FileHandle, FileKey, Log, LogOptions, LogPool,
-    RecordKind, Ticket,
+    Attributes, CONTROL_BYTES, Definition, FileGuard, FileHandle, FileKey, FileSystemId, Log,
+    LogOptions, LogPool, RecordKind, Ticket, Timestamp,
 };
 use tidegate::pmem::{Region, RegionOptions, SharedMemory};
 
@@ -59,6 +59,32 @@ impl Trial {
             let size = file.metadata().unwrap().len();
             guard.begin_story(&definition(file, &path), size).unwrap();
         }
+    }
+
+    /// As [`begin_story`](Self::begin_story), with the file system that the file is said to be on.
+    pub(super) fn begin_story_on(&self, file: &File, name: &str, file_system: FileSystemId) {
+        let (guard, path) = (self.lock(file), self.path(name));
+        let definition = Definition { file_system, ..definition(file, &path) };
+        guard.begin_story(&definition, 0).unwrap();
+    }
+
+    /// Covers a new file by a record of all of it.
+    pub(super) fn make(&self, file: &File, name: &str, content: &[u8]) {
+        self.begin_story(file, name);
+        let (guard, path, time) = (self.lock(file), self.path(name), Timestamp::default());
+        let parent = FileHandle::new(1, &[1; 8]).unwrap();
+        let attributes = Attributes {
+            mode: 0o600,
+            owner: 0,
+            group: 0,
+            accessed: time,
+            modified: time,
+            extended: &[],
+        };
+        let at = NameAt { parent, name: name.as_bytes() };
+        let make = Make { at, parent_changed: time, attributes };
+        let made = guard.make((&make, content), &definition(file, &path), guard.unlogged(), false);
+        assert_eq!(made, Ok(true));
     }
 
     /// Does `operation` in the log alone, on a file that is defined at `name`.

@@ -1,22 +1,25 @@
 //! Makes ranges of files durable on their disks.
 //!
 //! A file is written in two steps: the disk takes its dirty ranges, then one sync commits what the
-//! file system needs to find them and empties the disk's cache.
+//! file system needs to find them and empties the disk's cache. Files that were made a moment ago,
+//! and names, are made durable with their whole file system, after all others.
 //!
 //! Invariant: where no failure is returned, all that the kernel had of the due ranges and sizes
 //! when the sync was called is durable, and each failed write-back since the file is kept was told
 //! here.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use tidegate::durable;
 use tidegate::log::recover::{finish_writing, start_writing};
-use tidegate::log::{AppendError, LockError};
+use tidegate::log::{AppendError, FileSystemId, LockError, Log};
 
 use super::backlog::{Backlog, Due, Known};
+use super::held::HeldFileSystems;
 use super::kept::KeptFiles;
 use super::locate::{self, Located};
 use super::ranges::Ranges;
@@ -55,8 +58,12 @@ pub(crate) struct Synced {
 
 /// The files that are synced.
 pub(crate) struct Writeback<'a> {
+    /// The log that they are in.
+    pub(crate) log: &'a Log,
     /// Those with a descriptor.
     pub(crate) kept: &'a KeptFiles,
+    /// File systems with a descriptor.
+    pub(crate) held: &'a HeldFileSystems,
     /// All that the log defines.
     pub(crate) backlog: &'a Backlog,
 }
@@ -79,23 +86,64 @@ impl Writeback<'_> {
         let mut synced = Synced::default();
         // All of it is on its way before the first one is waited for.
         self.start(due);
+        let mut file_systems = due.file_systems.clone();
         for (id, ranges) in &due.files {
-            synced.calls += 1;
-            let outcome = match self.kept.get(*id) {
-                Some(kept) => sync_ranges(&kept.file, ranges),
-                None => self.backlog.file(*id).map_or_else(sync_everything, sync_not_kept),
+            let known = self.backlog.file(*id);
+            let outcome = match (self.kept.get(*id), known) {
+                (Some(kept), _) => sync_ranges(&kept.file, ranges),
+                (None, Some(known)) if self.is_synced_whole(known, &due.file_systems) => {
+                    file_systems.insert(known.file_system);
+                    continue;
+                }
+                (None, Some(known)) => sync_not_kept(known),
+                (None, None) => sync_everything(),
             };
+            synced.calls += 1;
             if let Err(error) = outcome {
                 let path = self.kept.path(*id).map(PathBuf::from);
-                let path = path.or_else(|| Some(self.backlog.file(*id)?.path.clone()));
-                synced.failures.push(Failure {
-                    file: Some(*id),
-                    path: path.unwrap_or_default(),
-                    error,
-                });
+                let path = path.or_else(|| Some(known?.path.clone())).unwrap_or_default();
+                synced.failures.push(Failure { file: Some(*id), path, error });
+            }
+        }
+        for file_system in &file_systems {
+            synced.calls += 1;
+            if let Err(error) = self.sync_whole(file_system) {
+                synced.failures.extend(self.failures_of(file_system, &error));
             }
         }
         synced
+    }
+
+    /// The file, which is not kept, is made durable with its file system.
+    fn is_synced_whole(&self, known: &Known, due: &HashSet<FileSystemId>) -> bool {
+        self.held.holds(&known.file_system) || due.contains(&known.file_system)
+    }
+
+    /// Makes a whole file system durable, through the descriptor that hears of all its failures; or
+    /// through a new one, as after the death of another supervisor.
+    fn sync_whole(&self, file_system: &FileSystemId) -> io::Result<()> {
+        if let Some(synced) = self.held.sync(self.log, file_system) {
+            return synced.map_err(of_disk);
+        }
+        let mut known = self.backlog.files_on(file_system);
+        let directory =
+            known.find_map(|(_, known)| locate::directory_on(known.device, &known.path));
+        match directory {
+            Some(directory) => durable::syncfs(&directory).map_err(of_disk),
+            None => sync_everything(),
+        }
+    }
+
+    /// The failure of a whole file system concerns all files of it that are not kept.
+    fn failures_of(&self, file_system: &FileSystemId, error: &io::Error) -> Vec<Failure> {
+        let failure = |file, path: &Path| {
+            let error = of_disk(io::Error::new(error.kind(), error.to_string()));
+            Failure { file, path: path.to_path_buf(), error }
+        };
+        let files = self.backlog.files_on(file_system);
+        let files = files.filter(|(id, _)| self.kept.get(*id).is_none());
+        let files: Vec<_> = files.map(|(id, known)| failure(Some(id), &known.path)).collect();
+        if files.is_empty() { vec![failure(None, Path::new("a file system"))] } else { files }
     }
 }
 
@@ -148,7 +196,9 @@ mod tests {
         kept.keep_wanted(&trial.log);
         std::fs::remove_file(trial.path("two")).unwrap();
         let backlog = trial.backlog();
-        let synced = Writeback { kept: &kept, backlog: &backlog }.sync(&backlog.due());
+        let held = HeldFileSystems::default();
+        let writeback = Writeback { log: &trial.log, kept: &kept, held: &held, backlog: &backlog };
+        let synced = writeback.sync(&backlog.due());
         assert!(synced.failures.is_empty(), "{synced:?}");
         assert_eq!(synced.calls, 2);
     }

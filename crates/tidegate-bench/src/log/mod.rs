@@ -9,12 +9,13 @@
 //!
 //! Map: `append` the log in this process, `io` the load driver, `bed` where and how programs are
 //! started, `files` writes and reads by the driver, `watch` what is no latency, `nvcache` a peer,
-//! `recovery`, `sqlite`, `rocksdb`, `postgres`; `targets`.
+//! `names`, `recovery`, `sqlite`, `rocksdb`, `postgres`; `targets`.
 
 mod append;
 mod bed;
 mod files;
 pub mod io;
+mod names;
 mod nvcache;
 mod postgres;
 mod recovery;
@@ -61,6 +62,8 @@ pub enum Part {
     Hot,
     /// Recovery of a full log.
     Recovery,
+    /// New files, synced, linked, renamed.
+    Names,
     /// `SQLite`, each insert a transaction.
     Sqlite,
     /// `RocksDB`, each write synced.
@@ -165,7 +168,7 @@ impl LogArgs {
         if parts.contains(&Part::Hot) {
             bed::disk_bytes(&self.files)?;
         }
-        if parts.contains(&Part::Sqlite) {
+        if parts.contains(&Part::Sqlite) || parts.contains(&Part::Names) {
             sqlite::find_programs()?;
         }
         if parts.contains(&Part::Rocksdb) {
@@ -231,6 +234,7 @@ impl LogArgs {
             Part::Launch => plan(runners, Duration::from_secs(1)),
             Part::Hot => plan(runners.saturating_sub(1), counted(3.0)),
             Part::Recovery => plan(2, counted(5.0)),
+            Part::Names => plan(3 * (2 * runners), timed(0.3)),
             Part::Sqlite => plan(4 * (2 * runners), timed(0.3)),
             Part::Rocksdb => plan(runners + 1, counted(0.6)),
             Part::Postgres => plan(runners + 1, Duration::from_secs_f64(2.0 * self.seconds + 2.0)),
@@ -343,6 +347,7 @@ impl Bench<'_> {
             Part::Launch => watch::launch(self),
             Part::Hot => watch::hot_set(self),
             Part::Recovery => recovery::measure(self),
+            Part::Names => names::measure(self),
             Part::Sqlite => sqlite::measure(self),
             Part::Rocksdb => rocksdb::measure(self),
             Part::Postgres => postgres::measure(self),

@@ -21,6 +21,7 @@ mod findings;
 mod fio;
 mod fsx;
 mod identity;
+mod new_files;
 mod posix;
 mod postgres;
 mod power;

@@ -20,6 +20,8 @@ use crate::model::{DIRECTORIES, FILES, Found, Kind, Node, State};
 
 /// The file beside the tree that is synced from outside to make the journal commit.
 pub const OUTSIDE: &str = "outside";
+/// The file that [`Step::Prepare`](crate::sequence::Step::Prepare) makes.
+const PREPARED: &str = "prepared";
 /// How often a copy is tried while something still writes.
 const COPIES_MAX: usize = 200;
 /// How long a file system may be busy after its last user was killed.
@@ -161,6 +163,7 @@ impl Disk {
         let mut state = State::new();
         read_directory(&self.mount_point, "", &mut state)?;
         state.remove(OUTSIDE);
+        state.remove(PREPARED);
         state.remove("lost+found");
         Ok(state)
     }

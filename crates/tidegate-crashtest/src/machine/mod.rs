@@ -58,12 +58,29 @@ pub enum Fault {
     DroppedSyncs,
     /// The pool loses what was appended since the run began.
     LostRecords,
+    /// `run` sees no rename: what stands in front of it is taken out.
+    MissedRenames,
+    /// `run` sees no directory that is made: syncs are answered while that is pending.
+    MissedDirectories,
 }
 
 impl Fault {
     /// Every fault, with its name on the command line.
-    pub const ALL: [(Self, &str); 2] =
-        [(Self::DroppedSyncs, "dropped-syncs"), (Self::LostRecords, "lost-records")];
+    pub const ALL: [(Self, &str); 4] = [
+        (Self::DroppedSyncs, "dropped-syncs"),
+        (Self::LostRecords, "lost-records"),
+        (Self::MissedRenames, "missed-renames"),
+        (Self::MissedDirectories, "missed-directories"),
+    ];
+
+    /// The function of the C library that the program calls past `run`.
+    fn missed(self) -> Option<&'static str> {
+        match self {
+            Self::DroppedSyncs | Self::LostRecords => None,
+            Self::MissedRenames => Some("rename"),
+            Self::MissedDirectories => Some("mkdir"),
+        }
+    }
 }
 
 /// Behind which steps the power is cut.
@@ -269,6 +286,7 @@ impl Machine {
         command.arg(&self.interpreter.linked).args(hold.then_some("hold"));
         // Sequences are short: files are covered at a descriptor's first sync, not at its second.
         command.env("TIDEGATE_COVER_AFTER", "1");
+        command.envs(self.fault.and_then(Fault::missed).map(|name| ("CRASHTEST_MISSED", name)));
         command.current_dir(self.disk.mount_point()).stderr(File::create(self.dir.join("stderr"))?);
         Ok(command)
     }

@@ -34,7 +34,12 @@ impl Interpreter {
         let this =
             Self { dynamic: dir.join("interpreter"), linked: dir.join("interpreter-static") };
         succeed(Command::new("cc").args(["-O1", "-o"]).arg(&this.dynamic).arg(&source))?;
-        succeed(Command::new("cc").args(["-O1", "-static", "-o"]).arg(&this.linked).arg(&source))?;
+        succeed(
+            Command::new("cc")
+                .args(["-O1", "-static", "-DSTATIC", "-o"])
+                .arg(&this.linked)
+                .arg(&source),
+        )?;
         Ok(this)
     }
 }

@@ -226,6 +226,10 @@ impl Model {
                 Ok(())
             }
             Step::Outside(Outside::WriteBack(path)) => self.write_back(path),
+            Step::Prepare => {
+                ensure!(self.step == 1, "something was done before it was prepared");
+                Ok(())
+            }
         }
     }
 
@@ -380,6 +384,10 @@ impl Model {
             Operation::SetXattr { path } => {
                 let (id, value) = (self.regular(path)?, self.step.to_string());
                 self.change_attributes(id, |attributes| attributes.xattr = Some(value));
+            }
+            Operation::Utime { path } => {
+                let id = self.regular(path)?;
+                self.change_attributes(id, |_| ());
             }
             Operation::Chmod { path, mode } => {
                 let id = self.regular(path)?;

@@ -9,9 +9,10 @@
 //!
 //! Entry points: [`Open::leave`] under the lock, [`Open::without_lock`] where it cannot be had;
 //! [`Open::pin`], [`Open::keep`], [`Open::mark`] for files that may change at any time,
-//! [`Open::unseen`] for one change; [`leave_numbers`] and [`leave_closed`] where there is no
-//! descriptor.
+//! [`Open::unseen`] for one change; [`leave_numbers`], [`leave_closed`] and [`leave_gone`] where
+//! there is no descriptor.
 
+use std::ffi::{CStr, c_int};
 use std::time::Duration;
 
 use tidegate::durable;
@@ -19,9 +20,10 @@ use tidegate::log::{AppendError, Counter, FileGuard, FileRef, LockError, Log, Pl
 
 use super::{Locked, Open, SPACE_TIMEOUT, TRIES};
 use crate::descriptors::{self, Entry, Known, PINNED};
+use crate::path::Opened;
 use crate::process::Holding;
 use crate::signals::SignalsBlocked;
-use crate::{metadata, plain, raw};
+use crate::{metadata, plain, raw, record_locks};
 
 /// How long a lock is waited for to pin a file, each of [`TRIES`] times.
 const PIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -198,18 +200,77 @@ pub(crate) fn leave_numbers(log: &Log, device: u64, inode: u64, pins: bool) {
 
 /// Ends the story of a file of which there is no descriptor, and calls `then` under its lock.
 pub(crate) fn leave_closed<'l>(log: &'l Log, file: FileRef, then: impl FnOnce(&FileGuard<'l>)) {
+    // All of it, for the file must not be opened: closed again, it would take the program's record
+    // locks along. A write-back that fails is told to the descriptors that are open.
+    leave_made_durable(log, file, raw::sync, then);
+}
+
+fn leave_made_durable<'l>(
+    log: &'l Log,
+    file: FileRef,
+    make_durable: impl FnOnce(),
+    then: impl FnOnce(&FileGuard<'l>),
+) {
     let _signals = SignalsBlocked::new();
     let Some(_holding) = Holding::new() else { return };
     let Ok(guard) = log.lock_within(file, PIN_TIMEOUT) else {
-        raw::sync();
+        make_durable();
         ended(log, || log.end_without_lock(file));
         return;
     };
     if guard.is_logged() {
-        // All of it, for the file must not be opened: closed again, it would take the program's
-        // record locks along. A write-back that fails is told to the descriptors that are open.
-        raw::sync();
+        make_durable();
         ended(log, || guard.end_story());
     }
     then(&guard);
+}
+
+/// Ends the story of a locked file of which there is no descriptor.
+#[cold]
+pub(super) fn leave_locked(log: &Log, guard: &FileGuard<'_>) {
+    raw::sync();
+    ended(log, || guard.end_story());
+}
+
+/// A file whose names are about to change, or its attributes, in a way that no record says.
+pub(crate) struct Gone<'p> {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    /// A directory, a path in it that leads to the file, and the flags of `fstatat` for it.
+    pub(crate) path: Option<(c_int, &'p CStr, c_int)>,
+}
+
+/// Ends the story of such a file.
+pub(crate) fn leave_gone(log: &Log, file: FileRef, gone: &Gone<'_>) {
+    leave_made_durable(log, file, || gone.make_durable(), |_| ());
+}
+
+impl Gone<'_> {
+    /// By a descriptor that the program has, or one that no record lock depends on; or all files.
+    fn make_durable(&self) {
+        let is_it = |fd| {
+            let numbers = raw::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
+            numbers == Ok((self.device, self.inode))
+        };
+        // Looked at behind it: another thread may have closed the descriptor.
+        let by = |fd| durable::fsync(raw::borrowed(fd)).is_ok() && is_it(fd);
+        let is_durable = match descriptors::find(self.device, self.inode) {
+            Some(fd) => by(fd),
+            None => self.open().is_some_and(|opened| by(opened.number())),
+        };
+        if !is_durable {
+            raw::sync();
+        }
+    }
+
+    fn open(&self) -> Option<Opened> {
+        let (directory, path, flags) = self.path?;
+        if record_locks::may_have(self.device, self.inode) {
+            return None;
+        }
+        let follows = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+        let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let flags = if follows { flags } else { flags | libc::O_NOFOLLOW };
+        Opened::open(directory, path, flags).ok()
+    }
 }

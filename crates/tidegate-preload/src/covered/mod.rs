@@ -8,11 +8,14 @@
 //!    the file's story ends before it is changed.
 //!
 //! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`Open::truncate`] (`truncate`),
-//! [`Open::sync`] (`sync`), [`Open::pin`], [`Open::unseen`] (`leave`).
+//! [`Open::sync`] (`sync`, `admission`, `making`), [`change_name`] (`naming`), [`Open::pin`],
+//! [`Open::unseen`] (`leave`).
 
 mod admission;
 mod descriptor;
 mod leave;
+mod making;
+mod naming;
 mod place;
 mod real;
 mod repair;
@@ -27,7 +30,9 @@ use std::time::Duration;
 use tidegate::log::{AppendError, FileGuard, FileSystemRef, LockError, Log};
 
 pub(crate) use descriptor::{find_out, is_to_be_pinned, note, note_standard};
-pub(crate) use leave::{leave_closed, leave_numbers};
+pub(crate) use leave::{Gone, leave_closed, leave_gone, leave_numbers};
+pub(crate) use making::answers_directory;
+pub(crate) use naming::{Changed, change_name};
 pub(crate) use place::Place;
 pub(crate) use sync::Sync;
 pub(crate) use write::Request;

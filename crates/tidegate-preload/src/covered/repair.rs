@@ -9,6 +9,7 @@
 use std::ffi::c_int;
 use std::io;
 
+use tidegate::durable;
 use tidegate::log::{Change, FileGuard, Header, Interrupted, Log, RecordKind, copy_to_file};
 
 use crate::raw;
@@ -33,8 +34,15 @@ fn complete(log: &Log, fd: c_int, guard: &FileGuard<'_>, interrupted: &Interrupt
         RecordKind::Write => write_again(log, fd, &header),
         RecordKind::SetSize => resize_again(fd, &header),
         // These are done with their record.
-        RecordKind::Define | RecordKind::Mark | RecordKind::End | RecordKind::Void => return,
-        RecordKind::Zero => Err(io::ErrorKind::Unsupported.into()),
+        RecordKind::Define
+        | RecordKind::Mark
+        | RecordKind::End
+        | RecordKind::Void
+        | RecordKind::Make => return,
+        RecordKind::Name => return leave(fd, guard),
+        RecordKind::Zero | RecordKind::Decided | RecordKind::Done => {
+            Err(io::ErrorKind::Unsupported.into())
+        }
     };
     if completed.is_err() {
         // Part of it may have been done: the next sync is real.
@@ -48,6 +56,17 @@ fn complete(log: &Log, fd: c_int, guard: &FileGuard<'_>, interrupted: &Interrupt
     }
     let (bytes, grew) = (u64::from(header.payload_bytes), true);
     guard.note_change(Change { bytes, grew, journaled: None, size });
+}
+
+/// Whether the kernel has changed the file's names is not known: once they are durable as they are,
+/// no record of them counts.
+fn leave(fd: c_int, guard: &FileGuard<'_>) {
+    guard.mark_unlogged(false);
+    match durable::fsync(raw::borrowed(fd)) {
+        // Without space for its end the story goes on, and the next sync is real.
+        Ok(()) => drop(guard.end_story()),
+        Err(_) => guard.note_failure(),
+    }
 }
 
 fn write_again(log: &Log, fd: c_int, header: &Header) -> io::Result<()> {

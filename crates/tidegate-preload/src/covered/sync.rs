@@ -5,6 +5,8 @@
 //!    journal for it, or where nothing is pending in the file system: asked after the sync began. A
 //!    sync after the file's own names or attributes were changed is real: on XFS even `fdatasync`
 //!    commits those.
+//!    So is one after a recorded change of its names, which the kernel would commit, while something
+//!    else is pending.
 //! 2. A mark is appended after a real sync only if the file has not changed since before that sync.
 //! 3. No lock is held over a real sync: writers of the file would wait for the disk.
 
@@ -76,14 +78,22 @@ impl Open {
             Sync::Data => guard.has_grown(),
             Sync::All => guard.was_written(),
         };
-        if !is_needed {
+        if !is_needed && !guard.was_named() {
             self.log.note_sync_skipped(entry.file);
             return self.answered();
         }
-        if !self.log.is_pending(guard.file_system) && guard.mark(guard.size()).is_ok() {
+        if self.log.is_pending(guard.file_system) {
+            return self.sync_pending(entry, guard);
+        }
+        if !is_needed && wanted == Sync::Data {
+            // It may commit nothing for a new name: the next `fsync` still would.
             return self.answered();
         }
-        self.sync_pending(entry, guard)
+        if guard.mark(guard.size()).is_err() {
+            return self.sync_pending(entry, guard);
+        }
+        guard.names_synced();
+        self.answered()
     }
 
     /// How the file system has failed, if it has since then.
@@ -109,6 +119,7 @@ impl Open {
         let (story, change, size) = (guard.story(), guard.last_change(), guard.size());
         let own_changes = guard.own_changes();
         let (journaled_changes, file_system) = (guard.journaled_changes(), guard.file_system);
+        let named = guard.named_until();
         drop(guard);
         let result = self.sync_real(Sync::All);
         if result == 0 {
@@ -121,6 +132,9 @@ impl Open {
             return result;
         }
         guard.own_synced(own_changes);
+        if guard.named_until() == named {
+            guard.names_synced();
+        }
         if (guard.story(), guard.last_change()) == (story, change) && guard.is_logged() {
             // Without it the next sync is real.
             let _ = guard.mark(size);
@@ -143,6 +157,14 @@ impl Open {
 
     /// Syncs a plain file, which may be covered from then on.
     fn sync_plain(&self, wanted: Sync) -> isize {
+        match self.new_file() {
+            Some(new) => self.sync_new(&new, wanted),
+            None => self.sync_old(wanted),
+        }
+    }
+
+    /// Syncs a plain file that this process has not made, or synced before.
+    pub(super) fn sync_old(&self, wanted: Sync) -> isize {
         if self.may_be_admitted() { self.admit(wanted) } else { self.sync_unadmitted(wanted) }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! 1. The tail moves to a position only after a sync without failures of all files that the records
-//!    before it change, begun when the kernel had made all these changes.
+//!    before it change, and after that of all file systems of which they have names, begun when the
+//!    kernel had made all these changes.
 //! 2. While a writer waits for free space a batch is as small as what the disk takes in [`BATCH`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +34,11 @@ impl Worker {
     /// Has the kernel start to write about so many bytes that will not be written again soon.
     pub(super) fn start_writing(&mut self, dirty_bytes: u64) {
         let due = self.backlog.worth_starting(dirty_bytes);
-        Writeback { kept: &self.kept, backlog: &self.backlog }.start(&due);
+        self.writeback().start(&due);
+    }
+
+    fn writeback(&self) -> Writeback<'_> {
+        Writeback { log: &self.log, kept: &self.kept, held: &self.held, backlog: &self.backlog }
     }
 
     fn scan(&mut self, until: u64) {
@@ -63,6 +68,15 @@ impl Worker {
 
     /// Makes a batch of records durable in their files and frees the log up to where that holds.
     pub(super) fn retire(&mut self, situation: &Situation) -> Step {
+        let (names_since, head) = (self.log.take_names_since(), self.log.head());
+        let step = self.retire_batch(situation);
+        if let Some(since_ns) = names_since.filter(|_| self.log.tail() < head) {
+            self.log.names_remain(since_ns);
+        }
+        step
+    }
+
+    fn retire_batch(&mut self, situation: &Situation) -> Step {
         let safe = self.look();
         let (goal, due) = self.choose(situation, safe);
         let dirty_bytes = due.dirty_bytes();
@@ -97,11 +111,12 @@ impl Worker {
     /// Makes what is due durable. Meanwhile files are kept that programs want to be, and space is
     /// allocated: a program does not wait for a disk for these.
     fn sync(&mut self, due: &Due) -> Synced {
-        if due.files.is_empty() {
+        if due.is_empty() {
             return Synced::default();
         }
         let is_over = AtomicBool::new(false);
-        let (log, writeback) = (&self.log, Writeback { kept: &self.kept, backlog: &self.backlog });
+        let (log, kept, held, backlog) = (&self.log, &self.kept, &self.held, &self.backlog);
+        let writeback = Writeback { log, kept, held, backlog };
         let mut opened = Vec::new();
         let synced = std::thread::scope(|scope| {
             let syncing = scope.spawn(|| {
@@ -163,4 +178,45 @@ impl Worker {
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::trial::Trial;
+    use super::super::NAMES_AGE;
+    use super::super::failure::tests::worker;
+    use super::*;
+
+    #[test]
+    fn names_are_retired_half_a_second_after_the_first_of_them() {
+        let trial = Trial::new();
+        let (mut worker, _events) = worker(&trial);
+        let file = trial.file("file", b"content");
+        trial.make(&file, "file", b"content");
+        let Step::Sleep { timeout, .. } = worker.step() else { panic!("names are young") };
+        assert!(timeout.is_some_and(|timeout| timeout <= NAMES_AGE), "{timeout:?}");
+        assert!(trial.lock(&file).has_names());
+        // As if the first had been appended when the machine was started.
+        trial.log.names_remain(1);
+        worker.step();
+        assert_eq!((trial.log.tail(), trial.log.names_age()), (trial.log.head(), None));
+        assert!(!trial.lock(&file).has_names() && trial.lock(&file).is_covered());
+    }
+
+    #[test]
+    fn names_in_the_middle_are_retired_later() {
+        let trial = Trial::new();
+        let (mut worker, _events) = worker(&trial);
+        let (file, other) = (trial.file("file", b""), trial.file("other", b""));
+        trial.begin_story(&other, "other");
+        let guard = trial.lock(&other);
+        let ticket = guard.begin().unwrap();
+        trial.make(&file, "file", b"");
+        trial.log.names_remain(1);
+        worker.step();
+        assert!(trial.lock(&file).has_names() && trial.log.names_age().is_some());
+        drop(ticket);
+        worker.step();
+        assert!(!trial.lock(&file).has_names() && trial.log.names_age().is_none());
+    }
 }

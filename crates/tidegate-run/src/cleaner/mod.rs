@@ -27,6 +27,7 @@ pub(crate) use handle::{Cleaner, Event};
 
 use super::allocator::Allocator;
 use super::backlog::Backlog;
+use super::held::HeldFileSystems;
 use super::kept::KeptFiles;
 use super::policy::{Action, DiskSpeed, Policy, Situation};
 use super::stats::CleanerCounts;
@@ -37,6 +38,10 @@ use reap::Unrepaired;
 /// A log without an append for so long is retired. It is looked at this often while it is in use,
 /// so it is clean at most twice as long after its last append.
 const QUIET: Duration = Duration::from_millis(2500);
+
+/// How old a record of names becomes before it is retired with all others: within a second of its
+/// append, if the disk takes half of that.
+const NAMES_AGE: Duration = Duration::from_millis(500);
 
 /// A request that waits for the log to be retired up to a position.
 struct Waiter {
@@ -57,6 +62,7 @@ struct Worker {
     policy: Policy,
     backlog: Backlog,
     kept: KeptFiles,
+    held: HeldFileSystems,
     waiters: Vec<Waiter>,
     /// What dead processes left and cannot be repaired yet: tried again.
     unrepaired: Unrepaired,
@@ -103,6 +109,7 @@ impl Worker {
             backlog: Backlog::new(log.tail(), policy.segment_bytes),
             policy,
             kept: KeptFiles::default(),
+            held: HeldFileSystems::default(),
             waiters: Vec::new(),
             unrepaired: Unrepaired::default(),
             failed_attempts: 0,
@@ -117,6 +124,7 @@ impl Worker {
     /// Keeps the files of a supervisor that died.
     fn take_over(&mut self) {
         self.look();
+        HeldFileSystems::take_over(&self.log);
         self.kept.take_over(&self.log, &self.backlog);
     }
 
@@ -134,6 +142,7 @@ impl Worker {
 
     fn step(&mut self) -> Step {
         self.kept.keep_wanted(&self.log);
+        self.held.hold_wanted(&self.log);
         if !self.take_jobs() {
             return Step::Stop;
         }
@@ -157,7 +166,7 @@ impl Worker {
             }
             Action::Nothing => {
                 if situation.is_idle {
-                    self.kept.release_all(&self.log);
+                    self.release_all();
                 }
                 self.sleep()
             }
@@ -200,7 +209,14 @@ impl Worker {
             is_wanted: self.log.wanted() > tail || !self.waiters.is_empty(),
             is_blocked: self.is_blocked,
             is_idle: self.quiet_since.1.elapsed() >= QUIET,
+            has_old_names: self.log.names_age().is_some_and(|age| age >= NAMES_AGE),
         }
+    }
+
+    /// Closes all that is held of files and file systems of which the log has nothing.
+    fn release_all(&mut self) {
+        self.kept.release_all(&self.log);
+        self.held.release_all(&self.log);
     }
 
     fn count(&self, counter: Counter, number: u64) {
@@ -212,7 +228,7 @@ impl Worker {
     fn answer_waiters(&mut self) {
         let tail = self.log.tail();
         if self.waiters.iter().any(|waiter| waiter.until <= tail && !waiter.has_released) {
-            self.kept.release_all(&self.log);
+            self.release_all();
         }
         let head = self.log.head();
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.until <= tail) {
@@ -229,12 +245,15 @@ impl Worker {
 
     fn sleep(&mut self) -> Step {
         let (head, tail) = (self.log.head(), self.log.tail());
-        let is_in_use = head > tail || !self.kept.is_empty();
+        let is_in_use = head > tail || !self.kept.is_empty() || !self.held.is_empty();
         let timeout = match (self.unrepaired.is_empty(), is_in_use) {
             (false, _) => Some(PAUSE_LEAST),
             (true, true) => Some(QUIET),
             (true, false) => None,
         };
+        let names_age = self.log.names_age().filter(|_| head > tail);
+        let until_old = names_age.map(|age| NAMES_AGE.saturating_sub(age));
+        let timeout = timeout.into_iter().chain(until_old).min();
         let wake_at = self.policy.wake_at(tail, head, self.backlog.scanned());
         let wake_at = wake_at.min(self.allocator.wake_at(&self.log).unwrap_or(u64::MAX));
         Step::Sleep { wake_at, timeout }

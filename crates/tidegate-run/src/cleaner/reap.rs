@@ -44,6 +44,7 @@ impl Worker {
             ));
         }
         self.note(repaired);
+        repair::release_names(&self.log, true);
         self.unrepaired.pinned.extend(pinned.into_iter().map(|file| (process, file)));
     }
 
@@ -51,6 +52,7 @@ impl Worker {
     pub(super) fn repair_unrepaired(&mut self) {
         let Unrepaired { operations, mut pinned } = std::mem::take(&mut self.unrepaired);
         self.note(repair::repair(&self.log, operations, Duration::ZERO));
+        repair::release_names(&self.log, false);
         pinned
             .retain(|(process, file)| !self.log.stop_keeping_for(*process, *file, Duration::ZERO));
         self.unrepaired.pinned = pinned;

@@ -1,34 +1,26 @@
 //! Recovery of names: decided once, written into the pool, then carried out as often as it takes.
 //!
-//! Rules (numbers as in docs/decisions/run-logs-what-was-synced.md, stage B):
-//! - B6: what each name was in the log, and what the disk has at it, decides. What the log does not
-//!   know at a name stays there.
-//! - B7: a file is made again only if no commit has had it: its directory is as old as its record.
+//! The decisions (rules B6 and B7 of docs/decisions/run-logs-what-was-synced.md, stage B) are those
+//! of the product: [`NameStories::decide`]. Here is what it does with them:
 //! - B8: the decisions are durable before the first of them is carried out. Files are made whole,
 //!   under reserved names; all names are set before one of them is removed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+
+use tidegate::log::recover::{Decisions, DiskNames, NameFact, NameStories, Source};
 
 use super::kernel::{Inode, Kernel, Slot, Tree};
 use super::library::{Made, NameChange, Record};
 use super::{NamesFault, directory_of};
 use crate::random::Random;
 
-/// Where a file that is to have a name comes from.
-#[derive(Debug, Clone, Copy)]
-enum Source {
-    Disk,
-    Log(Made),
-}
-
 /// What recovery will do.
 #[derive(Debug, Clone, Default)]
 struct Plan {
-    /// Files that get names.
-    files: BTreeMap<Inode, Source>,
+    decisions: Decisions<Slot, Inode>,
+    made: BTreeMap<Inode, Made>,
     modes: BTreeMap<Inode, usize>,
     versions: BTreeMap<Inode, usize>,
-    names: BTreeMap<Slot, Option<Inode>>,
 }
 
 /// The pool: what of it outlives a power cut.
@@ -40,16 +32,6 @@ pub(super) struct Pool {
     is_done: bool,
 }
 
-/// What the log says of a name.
-#[derive(Debug, Default)]
-struct Name {
-    /// The files that it had in the course of the log.
-    files: BTreeSet<Inode>,
-    last: Option<Inode>,
-    /// A file was renamed away from it last.
-    was_renamed: Option<Inode>,
-}
-
 /// What the log says of all files.
 #[derive(Debug, Default)]
 struct Stories {
@@ -57,9 +39,47 @@ struct Stories {
     versions: BTreeMap<Inode, usize>,
     /// What files hold if their growth counts; a mark says so, or the disk.
     grown: BTreeMap<Inode, usize>,
-    /// How many names files have at the end of the log.
-    links: BTreeMap<Inode, usize>,
-    names: BTreeMap<Slot, Name>,
+    names: NameStories<Slot, Inode>,
+}
+
+/// What the disk has, as recovery asks for it.
+struct Disk<'a> {
+    tree: &'a Tree,
+    stories: &'a Stories,
+    fault: NamesFault,
+}
+
+impl DiskNames<Slot, Inode> for Disk<'_> {
+    fn at(&self, slot: &Slot) -> Option<Inode> {
+        let found = *self.tree.names.get(slot)?;
+        let names = &self.stories.names;
+        if self.fault != NamesFault::TakenNameReplaced || names.knows(slot, &found) {
+            return Some(found);
+        }
+        // It passes for one that the log knows there.
+        let is_former = |file: &Inode| names.knows(slot, file) && names.last_of(slot) != Some(file);
+        names.files().into_iter().copied().find(is_former)
+    }
+
+    fn links(&self, inode: &Inode) -> u64 {
+        self.tree.links(*inode) as u64
+    }
+
+    /// Rule B7.
+    fn is_unseen(&self, inode: &Inode) -> bool {
+        self.fault == NamesFault::MadeAgainAfterCommit
+            || self.stories.made.get(inode).is_some_and(|made| {
+                self.tree.changed_at[directory_of(made.slot)] <= made.directory_changed_at
+            })
+    }
+}
+
+fn fact_of(change: NameChange) -> NameFact<Slot, Inode> {
+    match change {
+        NameChange::Link { to } => NameFact::Linked(to),
+        NameChange::Unlink { from } => NameFact::Unlinked(from),
+        NameChange::Rename { from, to, replaced } => NameFact::Renamed { from, to, replaced },
+    }
 }
 
 impl Pool {
@@ -98,8 +118,7 @@ impl Stories {
             Record::Make { inode, made } => {
                 self.made.insert(inode, made);
                 self.versions.insert(inode, made.version);
-                self.links.insert(inode, 1);
-                self.set(made.slot, inode, Some(inode));
+                self.names.add(&inode, NameFact::Made(made.slot), 1);
             }
             Record::Write { inode, version, grows } => {
                 if !grows && !self.grown.contains_key(&inode) {
@@ -112,81 +131,23 @@ impl Stories {
                 self.versions.extend(self.grown.remove(&inode).map(|version| (inode, version)));
             }
             Record::Name { inode, change, links } => {
-                self.links.insert(inode, links);
-                self.add_name(inode, change, fault);
+                let is_unlink = matches!(change, NameChange::Unlink { .. });
+                if !is_unlink || fault != NamesFault::UnlinkIgnored {
+                    self.names.add(&inode, fact_of(change), links as u64);
+                }
             }
             Record::Cover { .. } | Record::Leave { .. } => {}
         }
     }
 
-    fn add_name(&mut self, inode: Inode, change: NameChange, fault: NamesFault) {
-        match change {
-            NameChange::Link { to } => self.set(to, inode, Some(inode)),
-            NameChange::Unlink { .. } if fault == NamesFault::UnlinkIgnored => {}
-            NameChange::Unlink { from } => self.set(from, inode, None),
-            NameChange::Rename { from, to, replaced } => {
-                self.set(from, inode, None);
-                self.names.entry(from).or_default().was_renamed = Some(inode);
-                if let Some(links) = replaced.and_then(|replaced| self.links.get_mut(&replaced)) {
-                    *links -= 1;
-                }
-                self.set(to, inode, Some(inode));
-                self.names.entry(to).or_default().files.extend(replaced);
-            }
-        }
-    }
-
-    fn set(&mut self, slot: Slot, inode: Inode, last: Option<Inode>) {
-        let name = self.names.entry(slot).or_default();
-        name.files.insert(inode);
-        name.last = last;
-        name.was_renamed = None;
-    }
-
-    /// An outsider has changed the file's names: those that the log does not know are more or fewer
-    /// than they were.
-    fn was_moved(&self, disk: &Tree, inode: Inode) -> bool {
-        let names = || self.names.iter().filter(|(_, name)| name.files.contains(&inode));
-        let last = names().filter(|(_, name)| name.last == Some(inode)).count();
-        let found = names().filter(|(slot, _)| disk.names.get(slot) == Some(&inode)).count();
-        let others = self.links.get(&inode).map(|links| links.saturating_sub(last));
-        others.is_some_and(|others| disk.links(inode) != others + found)
-    }
-
-    fn plan(&self, disk: &Tree, fault: NamesFault) -> Plan {
-        let mut plan = Plan::default();
-        for (slot, name) in &self.names {
-            let found = disk.names.get(slot).copied();
-            let is_known = found.is_none_or(|inode| name.files.contains(&inode));
-            let keeps = !is_known && fault != NamesFault::TakenNameReplaced;
-            let stays = name.was_renamed.is_some_and(|inode| self.was_moved(disk, inode));
-            if keeps || stays || found == name.last {
-                continue;
-            }
-            let Some(inode) = name.last else {
-                plan.names.insert(*slot, None);
-                continue;
-            };
-            if let Some(source) = self.source(disk, inode, fault) {
-                plan.names.insert(*slot, Some(inode));
-                plan.files.insert(inode, source);
-            }
-        }
-        self.plan_contents(disk, &mut plan);
+    fn plan(&self, tree: &Tree, fault: NamesFault) -> Plan {
+        let decisions = self.names.decide(&Disk { tree, stories: self, fault });
+        // As the product has them in its pool.
+        let bits = self.names.to_bits(&decisions);
+        let decisions = self.names.from_bits(&bits).unwrap_or_default();
+        let mut plan = Plan { decisions, made: self.made.clone(), ..Plan::default() };
+        self.plan_contents(tree, &mut plan);
         plan
-    }
-
-    /// Where the file comes from; nowhere, if it is not for recovery to give it names.
-    fn source(&self, disk: &Tree, inode: Inode, fault: NamesFault) -> Option<Source> {
-        if disk.links(inode) > 0 {
-            return (!self.was_moved(disk, inode)).then_some(Source::Disk);
-        }
-        // Rule B7.
-        let is_unseen = |made: &&Made| {
-            disk.changed_at[directory_of(made.slot)] <= made.directory_changed_at
-                || fault == NamesFault::MadeAgainAfterCommit
-        };
-        self.made.get(&inode).filter(is_unseen).map(|made| Source::Log(*made))
     }
 
     fn plan_contents(&self, disk: &Tree, plan: &mut Plan) {
@@ -194,7 +155,7 @@ impl Stories {
         for (inode, made) in self.made.iter().filter(|(inode, _)| exists(inode)) {
             plan.modes.insert(*inode, made.mode);
         }
-        let is_wanted = |inode: &Inode| exists(inode) || plan.files.contains_key(inode);
+        let is_wanted = |inode: &Inode| exists(inode) || plan.decisions.files.contains_key(inode);
         let versions = self.versions.iter().filter(|(inode, _)| is_wanted(inode));
         plan.versions = versions.map(|(inode, version)| (*inode, *version)).collect();
     }
@@ -239,7 +200,7 @@ impl Recovery<'_> {
             self.call(Kernel::commit)?;
             self.pool.is_done = true;
         }
-        for inode in plan.files.keys() {
+        for inode in plan.decisions.files.keys() {
             self.call(|kernel| kernel.release(*inode))?;
         }
         self.call(Kernel::commit)?;
@@ -248,11 +209,12 @@ impl Recovery<'_> {
     }
 
     fn reserve(&mut self, plan: &Plan) -> Result<(), PowerCut> {
-        for (inode, source) in &plan.files {
+        for (inode, source) in &plan.decisions.files {
             if self.kernel.present().reserved.contains_key(inode) {
                 continue;
             }
-            let Source::Log(made) = source else {
+            let made = plan.made.get(inode).filter(|_| *source == Source::Log);
+            let Some(made) = made else {
                 self.call(|kernel| kernel.reserve(*inode))?;
                 continue;
             };
@@ -277,7 +239,7 @@ impl Recovery<'_> {
         for (inode, mode) in &plan.modes {
             self.call(|kernel| kernel.set_mode(*inode, *mode))?;
         }
-        let exists = |inode: &Inode| !matches!(plan.files.get(inode), Some(Source::Log(_)));
+        let exists = |inode: &Inode| plan.decisions.files.get(inode) != Some(&Source::Log);
         for (inode, version) in plan.versions.iter().filter(|(inode, _)| exists(inode)) {
             self.call(|kernel| kernel.write(*inode, *version))?;
             self.call(|kernel| {
@@ -288,7 +250,7 @@ impl Recovery<'_> {
     }
 
     fn set_names(&mut self, plan: &Plan) -> Result<(), PowerCut> {
-        for (slot, inode) in &plan.names {
+        for (slot, inode) in &plan.decisions.names {
             let reserved = &self.kernel.present().reserved;
             match inode.map(|inode| reserved.get(&inode).copied()) {
                 Some(Some(inode)) => self.call(|kernel| kernel.link(inode, *slot))?,

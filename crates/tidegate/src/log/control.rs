@@ -18,7 +18,7 @@ use super::error::LogError;
 use crate::pmem::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
 use crate::sync::{AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL4");
+const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL5");
 const MAGIC_AT: u64 = 0;
 const POOL_AT: u64 = 8;
 const HEAD_AT: u64 = 64;
@@ -37,6 +37,15 @@ const KEPT_AT: u64 = 720;
 const WANT_KEPT_AT: u64 = 724;
 /// Not zero: the story of some file has begun since the log is in use.
 const STORIES_AT: u64 = 728;
+/// When the first record of names was appended that is not on its way to be retired, in nanoseconds
+/// of the monotonic clock; 0: there is none.
+const NAMED_NS_AT: u64 = 736;
+/// A half word: the supervisor is asked to hold a descriptor of some file system.
+const WANT_HELD_AT: u64 = 744;
+/// The most that the clock of times of files was ahead of one that nobody sets, in nanoseconds.
+const CLOCK_AHEAD_NS_AT: u64 = 752;
+/// The lanes that were ever used, from the first on.
+const LANES_USED_AT: u64 = 760;
 /// The position up to which a caller waits for the log to be retired.
 const WANTED_AT: u64 = 640;
 /// Half words that processes wait on: free space in the log, work for the cleaner.
@@ -57,6 +66,8 @@ const SLOTS_AT: u64 = 128 << 10;
 pub(super) const FILE_SYSTEMS_AT: u64 = 32 << 10;
 /// Plain writes in flight.
 pub(super) const LANES_AT: u64 = 1 << 20;
+/// The kinds of the last changes of each file system.
+pub(super) const KINDS_AT: u64 = 0x18_0000;
 /// Who keeps which file unlogged.
 pub(super) const KEEPERS_AT: u64 = 192 << 10;
 pub(super) const BUCKETS_AT: u64 = 256 << 10;
@@ -100,7 +111,10 @@ pub(super) struct Start {
 impl Control {
     /// Makes control memory out of zero bytes.
     pub(super) fn init(memory: SharedMemory, start: Start) -> Self {
-        for lock in [SUPERVISOR_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT] {
+        let names_locks = super::file_systems::names_locks();
+        for lock in
+            [SUPERVISOR_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT].into_iter().chain(names_locks)
+        {
             memory.init_lock(lock);
         }
         memory.word(HEAD_AT).store(start.head, Ordering::Relaxed);
@@ -173,6 +187,26 @@ impl Control {
     /// Not zero: a file waits for the supervisor to hold a descriptor of it.
     pub(super) fn want_kept(&self) -> &std::sync::atomic::AtomicU32 {
         self.memory.half(WANT_KEPT_AT)
+    }
+
+    /// See [`Log::names_age`](super::Log::names_age).
+    pub(super) fn named_ns(&self) -> &AtomicU64 {
+        self.memory.word(NAMED_NS_AT)
+    }
+
+    /// The number of the last lane that was ever used, plus 1.
+    pub(super) fn lanes_used(&self) -> &AtomicU64 {
+        self.memory.word(LANES_USED_AT)
+    }
+
+    /// See [`Log::note_clock`](super::Log::note_clock).
+    pub(super) fn clock_ahead_ns(&self) -> &AtomicU64 {
+        self.memory.word(CLOCK_AHEAD_NS_AT)
+    }
+
+    /// Not zero: a descriptor of a file system is wanted.
+    pub(super) fn want_held(&self) -> &std::sync::atomic::AtomicU32 {
+        self.memory.half(WANT_HELD_AT)
     }
 
     /// The supervisor holds a descriptor of one more file: wakes those that wait for one.

@@ -26,7 +26,7 @@ pub enum LogError {
     },
     /// The log is of a format that this build does not know.
     #[error(
-        "the log has format {found}, this release of tidegate reads TIDELOG3: recover the pool by the \
+        "the log has format {found}, this release of tidegate reads TIDELOG4 and TIDELOG3: recover the pool by the \
          release that made it, then create it anew"
     )]
     Format {
@@ -62,6 +62,9 @@ pub enum LogError {
         /// The least.
         least_bytes: u64,
     },
+    /// There is no space left for what recovery notes.
+    #[error("the log has no space left for the notes of its recovery")]
+    NoteSpace,
     /// The control memory is not of this pool, or of another version.
     #[error(
         "the control memory does not belong to this pool: stop all that uses the pool, and remove it"
@@ -104,6 +107,9 @@ pub enum AppendError {
     /// The record is larger than a quarter of the log.
     #[error("the record is too large for the log")]
     TooLarge,
+    /// The record says what no file can have, or more than a record holds.
+    #[error("the record makes no sense")]
+    Unsound,
     /// The memory failed.
     #[error("the memory of the log failed")]
     Memory,

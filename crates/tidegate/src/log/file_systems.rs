@@ -9,19 +9,63 @@
 //!    before the kernel makes it until a sync that began after it ended.
 //! 2. `committed` is given a count that was read before something was made that a successful sync
 //!    has made durable, and only for a file system that commits in order.
+//! 3. Each change has a number, the count before it. A number that is not committed stands for a
+//!    change of any kind, unless its word in the ring of kinds says that it is a creation, which
+//!    only syncs of directories wait for, or that nothing waits for it any more. A word has its
+//!    number beside the kind: one of another number says nothing.
 //!
-//! Entry points: [`Log::file_system`], [`Log::note_change`], [`Log::is_pending`],
+//! Entry points: [`Log::file_system`], [`Log::note_change`], [`Log::note_creation_everywhere`],
+//! [`Log::take_off`], [`Log::is_pending`], [`Log::is_pending_for_directories`],
 //! [`Log::committed`].
 
 use super::Log;
-use super::control::{Control, FILE_SYSTEMS_AT, STATS_AT};
+use super::control::{Control, ENTRIES_AT, FILE_SYSTEMS_AT, KINDS_AT, STATS_AT};
 use crate::sync::{AtomicU64, Ordering};
 
-const ENTRY_BYTES: u64 = 64;
+const ENTRY_BYTES: u64 = 192;
+/// Where the lock of the names is in an entry.
+const NAMES_LOCK_AT: u64 = 128;
 /// File systems whose files may be covered at once; the files of others stay plain.
 const FILE_SYSTEMS: u64 = 64;
+/// Numbers of changes whose kind is known, of each file system: the last ones.
+const KINDS: u64 = 1024;
+/// Numbers that are looked at each time though nothing waits for them any more.
+const LOOKS: u64 = 16;
+/// File systems whose numbers a [`ChangeNumbers`] has.
+const TRACKED: usize = 4;
+
+/// The change with the number made a regular file.
+const CREATION: u64 = 1;
+/// Nothing waits for the change with the number.
+const TAKEN_OFF: u64 = 2;
 
 const _: () = assert!(FILE_SYSTEMS_AT + FILE_SYSTEMS * ENTRY_BYTES <= STATS_AT - 64);
+const _: () = assert!(KINDS_AT + FILE_SYSTEMS * KINDS * 8 <= ENTRIES_AT);
+
+/// The numbers that one change has in the counts of the first file systems that the log knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ChangeNumbers {
+    numbers: [u64; TRACKED],
+    known: usize,
+}
+
+impl ChangeNumbers {
+    /// The number in a file system; none where the change was not counted there, or has no number
+    /// that is kept.
+    #[inline]
+    pub fn of(&self, file_system: FileSystemRef) -> Option<u64> {
+        let at = usize::try_from(file_system.0).ok()?;
+        self.numbers.get(..self.known)?.get(at).copied()
+    }
+
+    #[inline]
+    fn note(&mut self, number: u64) {
+        if let Some(place) = self.numbers.get_mut(self.known) {
+            *place = number;
+            self.known += 1;
+        }
+    }
+}
 
 /// A file system that the log knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +83,12 @@ impl FileSystemRef {
     }
 }
 
-struct Words<'a> {
+/// The locks of the names of all file systems.
+pub(super) fn names_locks() -> impl Iterator<Item = u64> {
+    (0..FILE_SYSTEMS).map(|number| FILE_SYSTEMS_AT + number * ENTRY_BYTES + NAMES_LOCK_AT)
+}
+
+pub(super) struct Words<'a> {
     /// 0: free. Another value never changes.
     id: &'a AtomicU64,
     commits_in_order: &'a AtomicU64,
@@ -47,9 +96,17 @@ struct Words<'a> {
     committed: &'a AtomicU64,
     /// Not zero: a sync commits its own file only, so that nothing ever has to be waited for.
     commits_alone: &'a AtomicU64,
+    /// Not zero: the supervisor holds a descriptor of the file system.
+    pub(super) held: &'a AtomicU64,
+    /// The file by which the supervisor is to find the file system, 0: it is not asked.
+    pub(super) wanted_by: &'a AtomicU64,
+    /// Not zero: a holder of the names' lock was killed, and its record was not seen to.
+    pub(super) orphaned: &'a AtomicU64,
+    /// The lock of the names.
+    pub(super) names_lock_at: u64,
 }
 
-fn words(control: &Control, number: u64) -> Words<'_> {
+pub(super) fn words(control: &Control, number: u64) -> Words<'_> {
     let at = FILE_SYSTEMS_AT + number % FILE_SYSTEMS * ENTRY_BYTES;
     let word = |offset| control.memory().word(at + offset);
     Words {
@@ -58,7 +115,17 @@ fn words(control: &Control, number: u64) -> Words<'_> {
         changes: word(16),
         committed: word(24),
         commits_alone: word(32),
+        held: word(56),
+        wanted_by: word(64),
+        orphaned: word(72),
+        names_lock_at: at + NAMES_LOCK_AT,
     }
+}
+
+/// The word of the change with this number, which has its kind if it has the number.
+fn kind_word(control: &Control, file_system: u64, number: u64) -> &AtomicU64 {
+    let at = file_system % FILE_SYSTEMS * KINDS + number % KINDS;
+    control.memory().word(KINDS_AT + at * 8)
 }
 
 impl Log {
@@ -91,14 +158,41 @@ impl Log {
 
     /// As [`note_change`](Self::note_change), for a change of which the file system is not known.
     #[inline]
-    pub fn note_change_everywhere(&self) {
-        for number in 0..FILE_SYSTEMS {
-            let words = words(&self.control, number);
+    pub fn note_change_everywhere(&self) -> ChangeNumbers {
+        self.count_everywhere(|_, _| ())
+    }
+
+    /// As [`note_change_everywhere`](Self::note_change_everywhere), for the creation of a regular
+    /// file: only syncs of directories wait for it.
+    #[inline]
+    pub fn note_creation_everywhere(&self) -> ChangeNumbers {
+        let set = |file_system, number| {
+            let word = kind_word(&self.control, file_system, number);
+            word.store(number << 2 | CREATION, Ordering::SeqCst);
+        };
+        self.count_everywhere(set)
+    }
+
+    #[inline]
+    fn count_everywhere(&self, set_kind: impl Fn(u64, u64)) -> ChangeNumbers {
+        let mut numbers = ChangeNumbers::default();
+        for file_system in 0..FILE_SYSTEMS {
+            let words = words(&self.control, file_system);
             if words.id.load(Ordering::Acquire) == 0 {
-                return;
+                break;
             }
-            words.changes.fetch_add(1, Ordering::SeqCst);
+            let number = words.changes.fetch_add(1, Ordering::SeqCst);
+            set_kind(file_system, number);
+            numbers.note(number);
         }
+        numbers
+    }
+
+    /// Nothing has to wait for the change with this number any more: it is on the disk, or a
+    /// durable record has it, or it was not made.
+    pub fn take_off(&self, file_system: FileSystemRef, number: u64) {
+        let word = kind_word(&self.control, file_system.0.into(), number);
+        word.store(number << 2 | TAKEN_OFF, Ordering::SeqCst);
     }
 
     /// The count of changes, for [`committed`](Self::committed).
@@ -107,12 +201,59 @@ impl Log {
         words(&self.control, file_system.0.into()).changes.load(Ordering::SeqCst)
     }
 
-    /// Some change may not be on the disk.
+    /// Some change may not be on the disk that a sync of a file has to wait for.
     #[inline]
     pub fn is_pending(&self, file_system: FileSystemRef) -> bool {
+        self.waits_for(file_system, |_, kind| kind != CREATION)
+    }
+
+    /// As [`is_pending`](Self::is_pending), but for the changes with numbers that `is_own` holds
+    /// for.
+    pub fn is_pending_beside(
+        &self,
+        file_system: FileSystemRef,
+        is_own: impl Fn(u64) -> bool,
+    ) -> bool {
+        self.waits_for(file_system, |number, kind| kind != CREATION && !is_own(number))
+    }
+
+    /// Some change may not be on the disk that a sync of a directory has to wait for.
+    pub fn is_pending_for_directories(&self, file_system: FileSystemRef) -> bool {
+        self.waits_for(file_system, |_, _| true)
+    }
+
+    /// Some change is not committed that nothing has taken off, and that `waits` holds for, given
+    /// its number and its kind.
+    #[inline]
+    fn waits_for(&self, file_system: FileSystemRef, waits: impl Fn(u64, u64) -> bool) -> bool {
         let words = words(&self.control, file_system.0.into());
-        words.changes.load(Ordering::SeqCst) != words.committed.load(Ordering::SeqCst)
-            && words.commits_alone.load(Ordering::SeqCst) == 0
+        let changes = words.changes.load(Ordering::SeqCst);
+        let committed = words.committed.load(Ordering::SeqCst);
+        if committed >= changes || words.commits_alone.load(Ordering::SeqCst) != 0 {
+            return false;
+        }
+        if changes - committed > KINDS {
+            return true;
+        }
+        let kind_of = |number: u64| {
+            let word = kind_word(&self.control, file_system.0.into(), number);
+            let word = word.load(Ordering::SeqCst);
+            // Of another number: nothing is said of this one.
+            if word >> 2 == number { word & 3 } else { 0 }
+        };
+        let is_left = |number: &u64| kind_of(*number) != TAKEN_OFF;
+        let first = (committed..changes).find(is_left).unwrap_or(changes);
+        if first > committed + LOOKS {
+            // Not looked at again.
+            words.committed.fetch_max(first, Ordering::SeqCst);
+        }
+        (first..changes).filter(is_left).any(|number| waits(number, kind_of(number)))
+    }
+
+    /// A sync that commits one change of the file system commits all earlier ones.
+    pub fn commits_in_order(&self, file_system: FileSystemRef) -> bool {
+        let words = words(&self.control, file_system.0.into());
+        words.commits_in_order.load(Ordering::Acquire) != 0
     }
 
     /// The file system has no journal: a sync of a file makes nothing else durable. So nothing is
@@ -216,6 +357,43 @@ mod tests {
         log.note_commits_alone(fs);
         log.note_change(fs);
         assert!(!log.is_pending(fs));
+    }
+
+    #[test]
+    fn creations_hold_up_directories_only_until_they_are_taken_off() {
+        let log = log();
+        let fs = log.file_system(5, true).unwrap();
+        log.committed(fs, log.changes(fs));
+        let waits = || (log.is_pending(fs), log.is_pending_for_directories(fs));
+        let [first, second] = [(); 2].map(|()| log.note_creation_everywhere().of(fs).unwrap());
+        assert_eq!(waits(), (false, true));
+        log.take_off(fs, first);
+        assert_eq!(waits(), (false, true));
+        log.take_off(fs, second);
+        assert_eq!(waits(), (false, false));
+        let change = log.note_change_everywhere().of(fs).unwrap();
+        assert_eq!(waits(), (true, true));
+        assert!(!log.is_pending_beside(fs, |number| number == change));
+        log.take_off(fs, change);
+        assert_eq!(waits(), (false, false));
+    }
+
+    #[test]
+    fn the_kind_of_an_old_change_says_nothing_of_a_new_one() {
+        let log = log();
+        let fs = log.file_system(5, true).unwrap();
+        for _ in 0..1024 {
+            log.note_creation_everywhere();
+        }
+        log.committed(fs, log.changes(fs));
+        log.note_change(fs);
+        assert!(log.is_pending(fs), "its word is of a creation");
+        log.committed(fs, log.changes(fs));
+        for _ in 0..1025 {
+            let number = log.note_creation_everywhere().of(fs).unwrap();
+            log.take_off(fs, number);
+        }
+        assert!(log.is_pending(fs), "more than are known");
     }
 
     #[test]

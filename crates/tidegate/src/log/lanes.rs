@@ -18,7 +18,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use super::Log;
-use super::control::{BUCKETS_AT, Control, ENTRIES_AT, LANES_AT};
+use super::control::{BUCKETS_AT, Control, KINDS_AT, LANES_AT};
 use super::owner::{owner, process_of, thread_of};
 use super::table;
 use crate::sync::{AtomicU64, Ordering, store_before_loads};
@@ -37,7 +37,7 @@ const ANY: u64 = 1 << 61;
 /// How long the beginning of a story sleeps between two looks at a lane that is in use.
 const PAUSE: Duration = Duration::from_micros(50);
 
-const _: () = assert!(BUCKETS_AT < LANES_AT && LANES_AT + LANES * LANE_BYTES <= ENTRIES_AT);
+const _: () = assert!(BUCKETS_AT < LANES_AT && LANES_AT + LANES * LANE_BYTES <= KINDS_AT);
 
 thread_local! {
     /// The thread's lane plus 1; 0: none yet.
@@ -115,11 +115,12 @@ impl Log {
             return;
         }
         let own = owner();
-        let first = own.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let numbers = || (0..LANES).map(|step| (first + step) % LANES);
-        let free = numbers().find(|number| self.take_lane(*number, 0, own));
+        // The first free one: who begins a story looks at all up to the last one ever used.
+        let is_free =
+            |number: &u64| lane(&self.control, *number).owner.load(Ordering::Relaxed) == 0;
+        let free = (0..LANES).find(|number| is_free(number) && self.take_lane(*number, 0, own));
         let taken = free.or_else(|| {
-            numbers().find(|number| {
+            (0..LANES).find(|number| {
                 let of = lane(&self.control, *number).owner.load(Ordering::Relaxed);
                 !is_alive(process_of(of), thread_of(of)) && self.take_lane(*number, of, own)
             })
@@ -130,6 +131,8 @@ impl Log {
     }
 
     fn take_lane(&self, number: u64, from: u64, own: u64) -> bool {
+        // Before the lane is used: see `wait_for_plain`.
+        self.control.lanes_used().fetch_max(number + 1, Ordering::SeqCst);
         let lane = lane(&self.control, number);
         let taken = lane.owner.compare_exchange(from, own, Ordering::SeqCst, Ordering::Relaxed);
         if taken.is_ok() && from != 0 {
@@ -167,7 +170,9 @@ impl Log {
         let said = table::bucket_number(device, inode) + 1;
         let until_ns = now_ns().saturating_add(nanoseconds(timeout));
         let own = self.own_lane().map(|lane| std::ptr::from_ref(lane.in_flight));
-        (0..LANES).all(|number| {
+        // A thread that takes a lane behind the last one notes that before it says what it writes:
+        // unseen here, it finds the entry.
+        (0..self.control.lanes_used().load(Ordering::SeqCst).min(LANES)).all(|number| {
             let lane = lane(&self.control, number);
             // The caller's own lane hides nothing, unless a handler interrupted a write: that never
             // ends.

@@ -13,7 +13,7 @@
 
 use std::mem::offset_of;
 
-use zerocopy::little_endian::{I32, U16, U32, U64};
+use zerocopy::little_endian::{I32, I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Where the second copy of the header lies.
@@ -31,11 +31,17 @@ pub const RECORD_ALIGN_BYTES: u64 = 64;
 /// The limit moves in steps of this, or less in a small ring, so that it costs a write in hundreds.
 pub const LIMIT_STEP_BYTES: u64 = 1 << 20;
 /// The first bytes of a header.
-pub const MAGIC: [u8; 8] = *b"TIDELOG3";
+pub const MAGIC: [u8; 8] = *b"TIDELOG4";
+/// Those of the format before, which has no record of names: all of it means the same in this one.
+pub const FORMER_MAGIC: [u8; 8] = *b"TIDELOG3";
 /// The longest path in a record, in bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
 /// The longest file handle, in bytes: `MAX_HANDLE_SZ` of the kernel.
 pub const HANDLE_BYTES_MAX: usize = 128;
+/// The longest name in a directory, in bytes: `NAME_MAX`.
+pub const NAME_BYTES_MAX: usize = 255;
+/// The most that all extended attributes of a file may have in a record, in bytes.
+pub const EXTENDED_BYTES_MAX: usize = 8192;
 
 /// What a log pool says of itself, once.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -126,7 +132,82 @@ pub const DEFINITION_COVERED: u16 = 1;
 /// count.
 pub const DEFINITION_STARTS: u16 = 2;
 
+/// The start of the payload of a record that can make a file again. Handle of the parent, name,
+/// extended attributes and content follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MakeBytes {
+    /// Seconds since 1970 of the parent's last change (`st_ctime`).
+    pub parent_changed_s: I64,
+    /// Seconds since 1970 of the last access.
+    pub accessed_s: I64,
+    /// Seconds since 1970 of the last modification.
+    pub modified_s: I64,
+    /// Nanoseconds of the parent's last change.
+    pub parent_changed_ns: U32,
+    /// Nanoseconds of the last access.
+    pub accessed_ns: U32,
+    /// Nanoseconds of the last modification.
+    pub modified_ns: U32,
+    /// Permission bits, with set-user-ID and the like.
+    pub mode: U32,
+    /// User.
+    pub owner: U32,
+    /// Group.
+    pub group: U32,
+    /// Type of the parent's handle.
+    pub parent_type: I32,
+    /// Bytes of the extended attributes, at most [`EXTENDED_BYTES_MAX`].
+    pub extended_bytes: U32,
+    /// Bytes of the parent's handle, at most [`HANDLE_BYTES_MAX`].
+    pub parent_bytes: U16,
+    /// Bytes of the name, at most [`NAME_BYTES_MAX`].
+    pub name_bytes: U16,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// The start of the payload of a record of a change of names. The handle of the former parent, the
+/// former name, the handle of the new parent, the new name, and the handle of the file that the
+/// change replaces follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NameBytes {
+    /// 1: link, 2: unlink, 3: rename.
+    pub change: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Names that the file has after the change.
+    pub links: U32,
+    /// Type of the former parent's handle.
+    pub from_type: I32,
+    /// Type of the new parent's handle.
+    pub to_type: I32,
+    /// Type of the replaced file's handle.
+    pub replaced_type: I32,
+    /// Bytes of the former parent's handle.
+    pub from_bytes: U16,
+    /// Bytes of the former name; 0: there is none.
+    pub from_name_bytes: U16,
+    /// Bytes of the new parent's handle.
+    pub to_bytes: U16,
+    /// Bytes of the new name; 0: there is none.
+    pub to_name_bytes: U16,
+    /// Bytes of the replaced file's handle; 0: nothing is replaced.
+    pub replaced_bytes: U16,
+    /// Zero.
+    pub reserved_too: U16,
+}
+
 const _: () = {
+    assert!(size_of::<MakeBytes>() == 64);
+    assert!(offset_of!(MakeBytes, parent_changed_ns) == 24);
+    assert!(offset_of!(MakeBytes, parent_type) == 48);
+    assert!(offset_of!(MakeBytes, name_bytes) == 58);
+    assert!(size_of::<NameBytes>() == 32);
+    assert!(offset_of!(NameBytes, from_type) == 8);
+    assert!(offset_of!(NameBytes, from_bytes) == 20);
+    assert!(offset_of!(NameBytes, replaced_bytes) == 28);
     assert!(size_of::<LogHeaderBytes>() == 64);
     assert!(offset_of!(LogHeaderBytes, checksum) == 8);
     assert!(offset_of!(LogHeaderBytes, salt) == 16);

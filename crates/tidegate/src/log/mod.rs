@@ -22,6 +22,8 @@ mod file_systems;
 mod keepers;
 mod lanes;
 pub mod layout;
+mod names;
+mod naming;
 mod owner;
 mod pool;
 mod record;
@@ -48,8 +50,12 @@ pub use control::{CONTROL_BYTES, Control, FILES_MAX, SLOTS};
 pub use copy::{can_write_in_place, copy_to_file, write_in_place};
 pub use engine::{CODE, LogEngine};
 pub use error::{AppendError, LockError, LogError};
-pub use file_systems::FileSystemRef;
+pub use file_systems::{ChangeNumbers, FileSystemRef};
 pub use lanes::{InFlight, PlainCall};
+pub use names::{
+    Attributes, Extended, Make, NameAt, NameChange, NameRecord, Timestamp, put_extended,
+};
+pub use naming::NamesGuard;
 pub use owner::{after_fork, current_process, process_of, thread_of};
 pub use pool::{CLOSED, HeaderFault, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, create};
 pub use record::{
@@ -87,6 +93,7 @@ impl Log {
         memory: SharedMemory,
         allocated_bytes: u64,
     ) -> Result<Self, LogError> {
+        pool.raise_format()?;
         let limit = pool.limit()?;
         // Who was killed while raising it may have stored it only: the tail must not be durable
         // before it.
@@ -116,6 +123,7 @@ impl Log {
         pool: LogPool,
         memory: SharedMemory,
     ) -> Result<Self, LogError> {
+        pool.raise_format()?;
         let (tail, limit) = (pool.tail()?, pool.limit()?);
         // What a killed process stored may be seen before it is durable; free space must not be
         // used again before the tail is.

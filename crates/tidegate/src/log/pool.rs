@@ -7,6 +7,7 @@
 //! 3. Positions never repeat: an opener that starts anew does so at the limit, which is beyond all
 //!    that was ever reserved.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, checksum};
@@ -17,10 +18,11 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::engine::CODE;
 use super::error::LogError;
 use super::layout::{
-    LIMIT_OFFSET, LIMIT_STEP_BYTES, LogHeaderBytes, MAGIC, RECORD_ALIGN_BYTES, RING_OFFSET,
-    RecordHeaderBytes, SECOND_HEADER_OFFSET, SESSION_OFFSET, SessionBytes, TAIL_OFFSET,
+    FORMER_MAGIC, LIMIT_OFFSET, LIMIT_STEP_BYTES, LogHeaderBytes, MAGIC, RECORD_ALIGN_BYTES,
+    RING_OFFSET, RecordHeaderBytes, SECOND_HEADER_OFFSET, SESSION_OFFSET, SessionBytes,
+    TAIL_OFFSET,
 };
-use super::record::{Header, payload_checksum};
+use super::record::{Header, RecordKind, payload_checksum, record_bytes};
 use crate::pmem::{PmemError, Region};
 use crate::pool::{self, Superblock};
 
@@ -206,6 +208,27 @@ impl LogPool {
         Ok(self.region.persist(to, size_of::<LogHeaderBytes>() as u64)?)
     }
 
+    /// Says that the log may have records of names from now on, which releases that know only the
+    /// former format must not read.
+    ///
+    /// # Errors
+    /// [`LogError::Pmem`].
+    pub(super) fn raise_format(&self) -> Result<()> {
+        let [first, second] = self.header_offsets();
+        // The second copy first: a reader takes it only where the first one is damaged, and a crash
+        // in between leaves a whole one of either format.
+        for at in [second, first] {
+            let Ok(mut header) = read_header(&self.region, at)? else { continue };
+            if header.magic == FORMER_MAGIC {
+                header.magic = MAGIC;
+                header.checksum = U64::new(header_checksum(&header));
+                self.region.write(at, header.as_bytes())?;
+                self.region.persist(at, size_of::<LogHeaderBytes>() as u64)?;
+            }
+        }
+        Ok(())
+    }
+
     fn header_offsets(&self) -> [u64; 2] {
         [0, SECOND_HEADER_OFFSET].map(|offset| self.superblock.data_offset + offset)
     }
@@ -350,6 +373,40 @@ impl LogPool {
         self.region.read(self.region_offset(header.position) + RECORD_ALIGN_BYTES + at, buf)
     }
 
+    /// Appends a record behind the limit of a log that no process uses: durable when this returns.
+    /// The part of the ring that records leave free is for this.
+    ///
+    /// # Errors
+    /// [`LogError::NoteSpace`]: there is no space left; [`LogError::Pmem`].
+    pub(super) fn append_note(&self, kind: RecordKind, offset: u64, payload: &[u8]) -> Result<()> {
+        let (tail, limit) = (self.tail()?, self.limit()?);
+        let payload_bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let bytes = record_bytes(payload_bytes.into());
+        let at = limit % self.ring_bytes;
+        let fits = at + bytes <= self.ring_bytes;
+        let position = if fits { limit } else { limit + self.ring_bytes - at };
+        if position + bytes - tail > self.ring_bytes {
+            return Err(LogError::NoteSpace);
+        }
+        let header = Header {
+            position,
+            kind,
+            file: 0,
+            offset,
+            len: 0,
+            aux: 0,
+            payload_bytes,
+            payload_checksum: payload_checksum(&[IoSlice::new(payload)]),
+            grows: false,
+        };
+        let to = self.region_offset(position);
+        self.region.allocate(to, bytes)?;
+        self.set_limit(position + bytes)?;
+        self.region.write(to + RECORD_ALIGN_BYTES, payload)?;
+        self.region.write(to, header.encode(self.salt).as_bytes())?;
+        Ok(self.persist_record(&header)?)
+    }
+
     /// Makes durable what is there of the record.
     ///
     /// # Errors
@@ -388,7 +445,7 @@ fn read_header(region: &Region, at: u64) -> Result<Copy> {
     let (found, expected) = (header.checksum.get(), header_checksum(&header));
     Ok(match header.magic {
         _ if found != expected => Err(LogError::Header { found, expected }),
-        MAGIC => Ok(header),
+        MAGIC | FORMER_MAGIC => Ok(header),
         _ => Err(LogError::Format { found: header.magic.escape_ascii().to_string() }),
     })
 }

@@ -38,6 +38,17 @@ pub enum RecordKind {
     /// A sync: all that the file became before this record is to outlive a crash, `offset` bytes
     /// long.
     Mark = 11,
+    /// A sync of a file that the program has made: the payload, a [`Make`](super::Make) and the
+    /// content, is all of the file at this place of its story. The story is covered.
+    Make = 12,
+    /// The names of a covered file change as the payload, a [`NameRecord`](super::NameRecord),
+    /// says.
+    Name = 13,
+    /// What recovery has decided to do with names, before it does that: the payload has a part of
+    /// it, which begins at byte `offset`.
+    Decided = 14,
+    /// Recovery has done what it decided.
+    Done = 15,
 }
 
 impl RecordKind {
@@ -50,6 +61,10 @@ impl RecordKind {
             8 => Self::End,
             9 => Self::Void,
             11 => Self::Mark,
+            12 => Self::Make,
+            13 => Self::Name,
+            14 => Self::Decided,
+            15 => Self::Done,
             _ => return None,
         })
     }
@@ -376,7 +391,7 @@ mod tests {
     fn kinds_have_the_codes_of_the_format_and_no_others() {
         let known = |code| RecordKind::from_code(code).map(|kind| kind as u16);
         for code in 0..=u16::MAX {
-            let expected = matches!(code, 1..=4 | 8 | 9 | 11).then_some(code);
+            let expected = matches!(code, 1..=4 | 8 | 9 | 11..=15).then_some(code);
             assert_eq!(known(code), expected);
         }
     }

@@ -66,6 +66,14 @@ pub enum Counter {
     SyncsOfDirectories = 24,
     /// Writes that the kernel synced, since their descriptors have `O_SYNC` or `O_DSYNC`.
     SyncsSynchronous = 25,
+    /// Syncs of new files that a record of all of the file has answered.
+    SyncsMade = 26,
+    /// Changes of names that were recorded.
+    NamesRecorded = 27,
+    /// Real syncs of new files while names, attributes or sizes of others were pending.
+    SyncsNewPending = 28,
+    /// Real syncs of new files that no record could make again.
+    SyncsNewRefused = 29,
 }
 
 const COUNTERS: u64 = 32;

@@ -207,11 +207,21 @@ impl Log {
 
     /// Waits until the supervisor holds a descriptor of the file; whether it does after `timeout`.
     pub fn wait_for_kept(&self, file: FileRef, timeout: Duration) -> bool {
+        self.wait_for_supervisor(timeout, || self.is_kept(file))
+    }
+
+    /// Waits until the supervisor has opened what `is_done` asks for; whether it has after
+    /// `timeout`.
+    pub(super) fn wait_for_supervisor(
+        &self,
+        timeout: Duration,
+        is_done: impl Fn() -> bool,
+    ) -> bool {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let until_ns = now_ns().saturating_add(timeout_ns);
         loop {
             let seen = self.control.kept();
-            if self.is_kept(file) {
+            if is_done() {
                 return true;
             }
             let left = Duration::from_nanos(until_ns.saturating_sub(now_ns()));
@@ -435,6 +445,12 @@ impl FileGuard<'_> {
     /// that is known to be in the journal.
     pub fn journaled_changes(&self) -> u64 {
         self.entry().journaled_changes().load(Ordering::Relaxed)
+    }
+
+    /// Notes that a change of the file is in the journal, and what the count of changes in the file
+    /// system was before it.
+    pub fn note_journaled(&self, changes: u64) {
+        self.entry().journaled_changes().fetch_max(changes, Ordering::SeqCst);
     }
 
     /// Bytes that were logged of the file since its last sync.

@@ -119,6 +119,8 @@ impl<'a> Entry<'a> {
         own_changes at 224;
         /// What `own_changes` was when a real sync that covered it began.
         own_synced at 232;
+        /// Where the last record ends that has the file's creation or a change of its names.
+        names_end at 240;
     }
 }
 
@@ -151,9 +153,15 @@ pub(super) mod flag {
     /// The file's names or attributes were changed since the story's last definition.
     pub(in crate::log) const RENAMED: u64 = 2048;
 
+    /// The story has changed the file's names since its last sync.
+    pub(in crate::log) const NAMED: u64 = 4096;
+    /// The story was covered by a record that can make the file again: the supervisor need not hold
+    /// a descriptor of the file.
+    pub(in crate::log) const MADE: u64 = 8192;
+
     /// What is true of one story only.
     pub(in crate::log) const OF_STORY: u64 =
-        COVERED | LOGGED | GREW | WRITTEN | DENSE | CUT | RENAMED;
+        COVERED | LOGGED | GREW | WRITTEN | DENSE | CUT | RENAMED | NAMED | MADE;
 }
 
 /// Entry `index`, which must be below [`FILES_MAX`].
@@ -267,7 +275,8 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     for word in [entry.size(), entry.story(), entry.own_changes(), entry.own_synced()] {
         word.store(0, Ordering::Relaxed);
     }
-    for word in [entry.changed_end(), entry.unsynced_bytes(), entry.retired_end()] {
+    let ends = [entry.changed_end(), entry.retired_end(), entry.names_end()];
+    for word in ends.into_iter().chain([entry.unsynced_bytes()]) {
         word.store(0, Ordering::Relaxed);
     }
     entry.device().store(key.device, Ordering::Relaxed);

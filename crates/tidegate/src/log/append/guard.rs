@@ -99,9 +99,10 @@ impl FileGuard<'_> {
             > self.log.control.tail().load(Ordering::SeqCst)
     }
 
-    /// The log has changes of the file's bytes or size that are not retired yet.
+    /// The log has changes of the file's bytes, size or names that are not retired yet.
     pub fn has_live_changes(&self) -> bool {
-        self.entry.changed_end().load(Ordering::Relaxed)
+        let changed_end = self.entry.changed_end().load(Ordering::Relaxed);
+        changed_end.max(self.entry.names_end().load(Ordering::Relaxed))
             > self.log.control.tail().load(Ordering::SeqCst)
     }
 

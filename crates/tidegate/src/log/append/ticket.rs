@@ -4,6 +4,7 @@ use std::io::IoSlice;
 
 use super::super::error::AppendError;
 use super::super::layout::RECORD_ALIGN_BYTES;
+use super::super::names::{Make, NameRecord};
 use super::super::record::{Definition, Header, RecordKind};
 use super::super::stats::Counter;
 use super::{Share, Ticket};
@@ -106,6 +107,7 @@ impl Ticket<'_> {
     pub(in crate::log) fn end(&mut self) -> Result<(), AppendError> {
         let position = self.about(RecordKind::End, &Numbers::default(), &[], Share::Reserve)?;
         self.entry.changed_end().store(0, Ordering::Relaxed);
+        self.entry.names_end().store(0, Ordering::SeqCst);
         self.entry.retired_end().store(position + RECORD_ALIGN_BYTES, Ordering::Relaxed);
         Ok(())
     }
@@ -117,6 +119,35 @@ impl Ticket<'_> {
     pub fn void(&mut self, position: u64) -> Result<u64, AppendError> {
         let numbers = Numbers { aux: position, ..Numbers::default() };
         self.about(RecordKind::Void, &numbers, &[], Share::Reserve)
+    }
+
+    /// Appends that the names of the file are about to change: the record's position. The names'
+    /// lock is held, and the ticket is kept until the kernel has made the change and
+    /// [`FileGuard::note_named`](super::FileGuard::note_named) was called, or the record was
+    /// [voided](Self::void).
+    ///
+    /// # Errors
+    /// [`AppendError`]; [`AppendError::Unsound`]: a name that no directory has.
+    pub fn name(&mut self, record: &NameRecord<'_>) -> Result<u64, AppendError> {
+        if !record.is_sound() {
+            return Err(AppendError::Unsound);
+        }
+        let numbers = Numbers::default();
+        record.with_parts(|parts| self.about(RecordKind::Name, &numbers, parts, Share::Data))
+    }
+
+    /// Appends all of the file, which is `content` and what `make` says: the record's position.
+    pub(in crate::log) fn make(
+        &mut self,
+        make: &Make<'_>,
+        content: &[u8],
+    ) -> Result<u64, AppendError> {
+        if !make.is_sound() {
+            return Err(AppendError::Unsound);
+        }
+        let fixed = make.encode();
+        let parts = make.parts(&fixed, content);
+        self.about(RecordKind::Make, &Numbers::default(), &parts, Share::Data)
     }
 
     fn about(
@@ -156,6 +187,10 @@ impl Ticket<'_> {
         self.entry.last_end().store(end, Ordering::Release);
         if matches!(kind, RecordKind::Write | RecordKind::Zero | RecordKind::SetSize) {
             self.entry.changed_end().store(end, Ordering::Relaxed);
+        }
+        if matches!(kind, RecordKind::Make | RecordKind::Name) {
+            self.entry.names_end().store(end, Ordering::SeqCst);
+            self.log.note_names();
         }
         Ok(header.position)
     }

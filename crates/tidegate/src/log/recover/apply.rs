@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. All files are looked at before one is touched. If one can't be recovered, none is touched:
 //!    a person who repairs the cause finds all files as the crash left them.
-//! 2. A file that was removed needs nothing; the log makes, renames and removes no file.
+//! 2. A file that was removed needs nothing, unless the log has records of its names.
 //! 3. A file is what its handle says, never what its path says.
 //! 4. What a former, interrupted run wrote is written and synced again: that it is visible does not
 //!    say that it is durable.
@@ -14,6 +14,8 @@ use std::io;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use super::carry_out::{NameSystem, NamesDone, Naming, Notes};
+use super::decide::{Decisions, Source};
 use super::extents::{Content, Extent};
 use super::finding::{Finding, Findings};
 use super::gather::gather;
@@ -76,6 +78,11 @@ pub trait FileSystem: Sync {
     /// # Errors
     /// As of the system.
     fn sync(&self, file: &Self::File) -> io::Result<()>;
+
+    /// Directories and names. None: the files have none that recovery could change.
+    fn names(&self) -> Option<&dyn NameSystem<Self::File>> {
+        None
+    }
 }
 
 /// What the system says of an open file.
@@ -212,6 +219,8 @@ pub struct Outcome {
     pub files_written: u64,
     /// Files that were removed before the crash, or by it.
     pub files_gone: u64,
+    /// What was done to names.
+    pub names: NamesDone,
     /// Bytes that were copied.
     pub written_bytes: u64,
     /// What could not be done.
@@ -246,6 +255,12 @@ struct Context<'a, F> {
     meter: Meter<'a>,
 }
 
+/// What is to be done to names.
+struct Decided<'a, File> {
+    naming: Naming<'a, File>,
+    decisions: Decisions<usize, u64>,
+}
+
 /// Counts copied bytes and tells the caller.
 struct Meter<'a> {
     done_bytes: Mutex<u64>,
@@ -275,16 +290,27 @@ pub fn apply<F: FileSystem>(
     progress: &(dyn Fn(Progress) + Sync),
     begin: &mut dyn FnMut() -> io::Result<()>,
 ) -> Outcome {
+    apply_noting((plan, unreadable_bytes), (data, None), files, options, progress, begin)
+}
+
+/// As [`apply`], with a place to note what recovery decides, without which no name is touched.
+pub(super) fn apply_noting<F: FileSystem>(
+    (plan, unreadable_bytes): (&Plan, u64),
+    (data, notes): (&dyn LogData, Option<&dyn Notes>),
+    files: &F,
+    options: ApplyOptions,
+    progress: &(dyn Fn(Progress) + Sync),
+    begin: &mut dyn FnMut() -> io::Result<()>,
+) -> Outcome {
     let total_bytes = plan.data_bytes();
     let meter = Meter { done_bytes: Mutex::new(0), total_bytes, tell: progress };
     let context = Context { data, files, options, meter };
     let mut outcome = Outcome { findings: plan.findings.clone(), ..Outcome::default() };
     let due = context.survey(plan, unreadable_bytes, &mut outcome);
+    let naming = context.naming(plan, notes, &mut outcome);
     if outcome.is_complete() {
-        match begin() {
-            Ok(()) => context.restore_all(&due, &mut outcome),
-            Err(error) => outcome.failures.push(Failure::Log(error)),
-        }
+        let restored = context.restore(plan, &due, naming.as_ref(), begin, &mut outcome);
+        outcome.failures.extend(restored.err());
     }
     outcome.written_bytes = *context.meter.done_bytes.lock();
     outcome
@@ -317,9 +343,109 @@ impl<F: FileSystem> Context<'_, F> {
         due
     }
 
+    /// What is to be done to names. Touches none.
+    fn naming<'a>(
+        &'a self,
+        plan: &'a Plan,
+        notes: Option<&'a dyn Notes>,
+        outcome: &mut Outcome,
+    ) -> Option<Decided<'a, F::File>> {
+        if plan.names().is_empty() || !outcome.is_complete() {
+            return None;
+        }
+        let Some((system, notes)) = self.files.names().zip(notes) else {
+            let error = io::Error::from(io::ErrorKind::Unsupported);
+            outcome.failures.push(Failure::Log(error));
+            return None;
+        };
+        let booted_ns = self.options.booted_ns.filter(|_| !self.options.salvage);
+        let naming = Naming { plan: plan.names(), system, notes, booted_ns };
+        match naming.decide() {
+            Ok((decisions, taken)) => {
+                self.find_damaged(plan, &decisions, outcome);
+                outcome.names.taken = taken;
+                Some(Decided { naming, decisions })
+            }
+            Err(failure) => {
+                outcome.failures.push(failure);
+                None
+            }
+        }
+    }
+
+    /// A file that is to be made again has a damaged record.
+    fn find_damaged(&self, plan: &Plan, decisions: &Decisions<usize, u64>, outcome: &mut Outcome) {
+        let is_made = |file: &&FilePlan| decisions.files.get(&file.identity) == Some(&Source::Log);
+        for file in plan.files.iter().filter(is_made) {
+            if let Some(position) = file.damaged {
+                let failure = Failure::Damaged { path: file.name(), position };
+                outcome.stops_at(failure, self.options);
+            }
+        }
+    }
+
+    /// Restores names and files; what a former recovery has done to names is not done again.
+    fn restore(
+        &self,
+        plan: &Plan,
+        due: &[&FilePlan],
+        decided: Option<&Decided<'_, F::File>>,
+        begin: &mut dyn FnMut() -> io::Result<()>,
+        outcome: &mut Outcome,
+    ) -> Result<(), Failure> {
+        if let Some(Decided { naming, decisions }) = decided {
+            naming.note(decisions)?;
+        }
+        begin().map_err(Failure::Log)?;
+        let unfinished = decided.filter(|decided| !decided.naming.is_done());
+        if let Some(Decided { naming, decisions }) = unfinished {
+            let made = naming
+                .reserve(decisions, &|identity, file| self.fill_made(plan, identity, file))?;
+            outcome.names.made = made;
+            outcome.files_gone = outcome.files_gone.saturating_sub(made);
+        }
+        self.restore_all(due, outcome);
+        if !outcome.is_complete() {
+            return Ok(());
+        }
+        if let Some(Decided { naming, decisions }) = unfinished {
+            naming.set_names(decisions, &mut outcome.names)?;
+        }
+        decided.map_or(Ok(()), |Decided { naming, decisions }| naming.release(decisions))
+    }
+
+    /// Makes a new file what the log says of the file with this identity, and durable.
+    fn fill_made(&self, plan: &Plan, identity: u64, opened: &F::File) -> Result<(), Failure> {
+        let Some(file) = plan.files.iter().find(|file| file.identity == identity) else {
+            return Err(Failure::Undefined { records: 1 });
+        };
+        let state = self.files.state(opened);
+        let state = state.map_err(|error| Failure::io(file, "look at the file", error))?;
+        let disk = Disk { block_bytes: state.block_bytes, ..Disk::default() };
+        let filled = self.fill(&replay(file, &disk), opened);
+        let filled = filled.and_then(|()| self.set_attributes(file, opened));
+        let synced = filled.and_then(|()| self.sync(opened));
+        synced.map_err(|(doing, error)| Failure::io(file, doing, error))
+    }
+
+    /// Sets the attributes of a file of which the log has all. What is written after that changes
+    /// its times.
+    fn set_attributes(&self, file: &FilePlan, opened: &F::File) -> Attempt {
+        let Some((made, system)) = file.made.as_ref().zip(self.files.names()) else {
+            return Ok(());
+        };
+        let set = system.set_attributes(opened, made, !file.is_changed_since_made());
+        set.map_err(|error| ("set the attributes", error))
+    }
+
     /// Whether the file is there.
     fn look(&self, file: &FilePlan) -> Result<bool, Failure> {
-        let Some(opened) = self.files.open(file)? else { return Ok(false) };
+        let Some(opened) = self.files.open(file)? else {
+            // It may be one that was to be made again.
+            let lost = file.damaged.filter(|_| file.has_lost_make);
+            let damaged = |position| Failure::Damaged { path: file.name(), position };
+            return lost.map_or(Ok(false), |position| Err(damaged(position)));
+        };
         let state = self.files.state(&opened);
         let state = state.map_err(|error| Failure::io(file, "look at the file", error))?;
         if self.options.booted_ns.is_some_and(|booted_ns| state.changed_ns > booted_ns) {
@@ -332,7 +458,7 @@ impl<F: FileSystem> Context<'_, F> {
     }
 
     fn restore_all(&self, due: &[&FilePlan], outcome: &mut Outcome) {
-        let restored = parallel::map(self.options.workers, due, |file| self.restore(file));
+        let restored = parallel::map(self.options.workers, due, |file| self.restore_one(file));
         for restored in restored {
             match restored {
                 Ok(true) => outcome.files_written += 1,
@@ -343,7 +469,7 @@ impl<F: FileSystem> Context<'_, F> {
     }
 
     /// Sets bytes and size of a file; false, where it is gone.
-    fn restore(&self, file: &FilePlan) -> Result<bool, Failure> {
+    fn restore_one(&self, file: &FilePlan) -> Result<bool, Failure> {
         let Some(opened) = self.files.open(file)? else { return Ok(false) };
         let restored = self.write_durably(file, &opened);
         restored.map(|()| true).map_err(|(doing, error)| Failure::io(file, doing, error))
@@ -356,6 +482,7 @@ impl<F: FileSystem> Context<'_, F> {
         let written = written.map_err(|error| ("tell which of its bytes were written", error))?;
         let target = replay(file, &Disk { size_bytes, written, block_bytes });
         self.fill(&target, opened)?;
+        self.set_attributes(file, opened)?;
         // A sync that fails may tell of what went wrong before, and leaves clean what the disk did
         // not take.
         self.sync(opened).or_else(|_| self.fill(&target, opened).and_then(|()| self.sync(opened)))

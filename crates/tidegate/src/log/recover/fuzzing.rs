@@ -6,14 +6,14 @@ use std::sync::Arc;
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
-use super::{Disk, plan_pool, replay};
+use super::{Disk, DiskNames, plan_pool, replay};
 use crate::log::record::{Header, payload_checksum};
 use crate::log::{LogOptions, LogPool, RecordKind, create};
 use crate::pmem::Region;
 
 const POOL_BYTES: u64 = 256 << 10;
 const SALT: u64 = 42;
-const KINDS: [RecordKind; 7] = [
+const KINDS: [RecordKind; 11] = [
     RecordKind::Write,
     RecordKind::Zero,
     RecordKind::SetSize,
@@ -21,6 +21,10 @@ const KINDS: [RecordKind; 7] = [
     RecordKind::End,
     RecordKind::Void,
     RecordKind::Mark,
+    RecordKind::Make,
+    RecordKind::Name,
+    RecordKind::Decided,
+    RecordKind::Done,
 ];
 
 /// Opens and plans a pool that holds `bytes` as they are.
@@ -100,6 +104,23 @@ fn number(byte: u8, start: u64) -> u64 {
     }
 }
 
+/// A disk that has no file.
+struct NoNames;
+
+impl DiskNames<usize, u64> for NoNames {
+    fn at(&self, _: &usize) -> Option<u64> {
+        None
+    }
+
+    fn links(&self, _: &u64) -> u64 {
+        0
+    }
+
+    fn is_unseen(&self, _: &u64) -> bool {
+        true
+    }
+}
+
 fn plan(region: &Arc<Region>) {
     let Ok(pool) = LogPool::open(Arc::clone(region)) else { return };
     let Ok((plan, _)) = plan_pool(&pool) else { return };
@@ -107,6 +128,11 @@ fn plan(region: &Arc<Region>) {
     let most = usize::try_from(pool.ring_bytes() / 64).unwrap_or(usize::MAX);
     let steps = plan.files().iter().map(|file| file.steps.len());
     assert!(plan.files().len() + steps.sum::<usize>() <= most, "the plan is larger than the log");
+    let names = plan.names();
+    assert!(names.places.len() <= 2 * most, "the plan has more names than the log");
+    let decisions = names.stories.decide(&NoNames);
+    let bits = names.stories.to_bits(&decisions);
+    assert_eq!(names.stories.from_bits(&bits), Some(decisions), "decisions are read as written");
     let written = [0..500, 700..1000].into_iter().collect();
     let disk = Disk { size_bytes: 1000, written, block_bytes: 64 };
     for file in plan.files() {

@@ -11,6 +11,7 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::apply::{Failure, FileState, FileSystem};
+use super::carry_out::NameSystem;
 use super::handle::{data_ranges, file_system_id, identity_of, open_by_handle, written_ranges};
 use super::plan::FilePlan;
 use super::ranges::Ranges;
@@ -174,6 +175,10 @@ impl FileSystem for LocalFiles {
 
     fn sync(&self, file: &File) -> io::Result<()> {
         Ok(crate::durable::fsync(file)?)
+    }
+
+    fn names(&self) -> Option<&dyn NameSystem<File>> {
+        Some(self)
     }
 }
 

@@ -5,22 +5,27 @@
 //! of it; it is pure, too. [`apply`] makes the files so, through a seam ([`FileSystem`]) that tests
 //! break at will.
 //!
-//! Only bytes and sizes of files that exist are restored. Names, attributes, and files that no sync
-//! has covered are what the kernel has left.
+//! Bytes and sizes of files are restored; names, and files that are not there, where the log has
+//! records of them: `named` has what these say, `decide` what is done, `carry_out` does it. All
+//! other names and attributes are what the kernel has left.
 //!
 //! A target says what must be, not what to do next, so that applying it twice, or again after a
 //! crash inside it, ends in the same files. The records stay in the log until the caller has seen
 //! an [`Outcome`] that is complete.
 
 mod apply;
+mod carry_out;
+mod decide;
 mod extents;
 mod finding;
 pub mod fuzzing;
 mod gather;
 mod handle;
 mod local;
+mod local_names;
 mod log_data;
 mod mapped;
+mod named;
 mod parallel;
 mod plan;
 mod ranges;
@@ -32,6 +37,8 @@ mod writing;
 mod tests;
 
 pub use apply::{ApplyOptions, Failure, FileState, FileSystem, Outcome, Progress, apply};
+pub use carry_out::{NameSystem, NamesDone, Notes};
+pub use decide::{Decisions, DiskNames, NameFact, NameStories, Source};
 pub use extents::{Content, Extent};
 pub use finding::{Finding, Findings};
 pub use handle::{
@@ -40,6 +47,7 @@ pub use handle::{
 pub use local::LocalFiles;
 pub use log_data::LogData;
 pub use mapped::{MappedExtent, MappedExtents};
+pub use named::{MadeFile, NamedFile, NamedPlan, Place};
 pub use plan::{FilePlan, Operation, Payload, Plan, Planner, Step};
 pub use ranges::Ranges;
 pub use replay::{Disk, Target, replay};

@@ -10,6 +10,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::finding::{Finding, Findings};
+use super::named::{MadeFile, NameStep, NamedFile, NamedPlan};
+use crate::log::names::{Make, NameRecord};
 use crate::log::{Definition, FileHandle, FileSystemId, Header, RecordKind};
 
 /// No file is longer.
@@ -63,9 +65,19 @@ pub struct FilePlan {
     pub marked_until: u64,
     /// The first record of the story that was acknowledged and is damaged.
     pub damaged: Option<u64>,
+    /// What the file has beside names and content, where the log has all of it.
+    pub made: Option<MadeFile>,
+    /// The log has had all of the file, and the record of that is damaged.
+    pub has_lost_make: bool,
 }
 
 impl FilePlan {
+    /// The file was changed after the record that has all of it.
+    pub(super) fn is_changed_since_made(&self) -> bool {
+        let first = self.steps.first().map(|step| step.position);
+        self.steps.iter().any(|step| Some(step.position) != first)
+    }
+
     /// The path to name the file by in messages.
     pub fn name(&self) -> String {
         let path = self.paths.last().filter(|path| !path.is_empty());
@@ -77,17 +89,23 @@ impl FilePlan {
 }
 
 /// What the log has of all files.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Plan {
     pub(super) files: Vec<FilePlan>,
     pub(super) undefined_records: u64,
     /// The name of the device that the records are of, where they are those of a log before a
     /// device.
     pub(super) device: Option<Vec<u8>>,
+    pub(super) names: NamedPlan,
     pub(super) findings: Findings,
 }
 
 impl Plan {
+    /// What the log says of names.
+    pub fn names(&self) -> &NamedPlan {
+        &self.names
+    }
+
     /// The name of the device that the records are of, where they are not those of files.
     pub fn device(&self) -> Option<&[u8]> {
         self.device.as_deref()
@@ -105,14 +123,18 @@ impl Plan {
 
     /// There is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.files.is_empty() && self.undefined_records == 0 && self.device.is_none()
+        self.files.is_empty()
+            && self.undefined_records == 0
+            && self.device.is_none()
+            && self.names.is_empty()
     }
 }
 
 /// How much of a record is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Payload<'a> {
-    /// All of it. The bytes are needed of a [`RecordKind::Define`] only.
+    /// All of it. The bytes are needed of a [`RecordKind::Define`], [`RecordKind::Name`] and
+    /// [`RecordKind::Decided`] only, and the first some thousand of a [`RecordKind::Make`].
     Whole(&'a [u8]),
     /// Not all: a crash cut it off, or it was damaged later.
     Torn,
@@ -130,6 +152,9 @@ struct Story {
     /// The file has a story under a newer id.
     is_superseded: bool,
     steps: Vec<Step>,
+    names: Vec<(u64, NameStep)>,
+    /// The record that covers the story is not whole.
+    broken_make: Option<u64>,
     marked_until: u64,
     /// Records that are not whole, which nothing of the story has followed so far.
     torn: Vec<u64>,
@@ -141,6 +166,8 @@ impl Story {
     fn drop_records(&mut self) {
         self.is_covered = false;
         self.steps.clear();
+        self.names.clear();
+        self.broken_make = None;
         self.marked_until = 0;
         self.torn.clear();
         self.damaged = None;
@@ -148,16 +175,22 @@ impl Story {
 
     /// A whole record follows.
     fn goes_on(&mut self) {
+        self.is_covered |= self.broken_make.is_some();
         self.damaged = self.damaged.or(self.torn.first().copied());
         self.torn.clear();
     }
 
     /// A later record is not whole.
-    fn note_broken(&mut self, position: u64, payload: Payload<'_>) {
+    fn note_broken(&mut self, header: &Header, payload: Payload<'_>) {
+        let position = header.position;
+        if header.kind == RecordKind::Make {
+            self.broken_make = Some(position);
+        }
         if payload == Payload::Torn {
             self.torn.push(position);
         } else {
             self.damaged = self.damaged.or(Some(position));
+            self.is_covered |= self.broken_make.is_some();
         }
     }
 }
@@ -170,6 +203,7 @@ pub struct Planner {
     newest: HashMap<u64, u64>,
     voided: HashSet<u64>,
     device: Option<Vec<u8>>,
+    names: NamedPlan,
     findings: Findings,
 }
 
@@ -182,7 +216,7 @@ impl Planner {
     /// Takes the next record.
     pub fn add(&mut self, header: &Header, payload: Payload<'_>) {
         let Payload::Whole(payload) = payload else {
-            return self.story(header.file).note_broken(header.position, payload);
+            return self.story(header.file).note_broken(header, payload);
         };
         match header.kind {
             RecordKind::Define => self.define(header, payload),
@@ -197,6 +231,10 @@ impl Planner {
                 self.voided.insert(header.aux);
                 self.story(header.file).torn.retain(|torn| *torn != header.aux);
             }
+            RecordKind::Make => self.make(header, payload),
+            RecordKind::Name => self.name(header, payload),
+            RecordKind::Decided => self.names.add_decided(header.offset, payload),
+            RecordKind::Done => self.names.is_done = true,
             RecordKind::Zero => self.findings.add(Finding::Payload { position: header.position }),
         }
     }
@@ -253,20 +291,60 @@ impl Planner {
         story.steps.push(Step { position, operation });
     }
 
+    /// All of the file is in the record: what came before it does not count.
+    fn make(&mut self, header: &Header, payload: &[u8]) {
+        let position = header.position;
+        let Some((make, content_at)) = Make::decode(payload) else {
+            return self.findings.add(Finding::Payload { position });
+        };
+        let (data, len) =
+            (header.data_position() + content_at, u64::from(header.payload_bytes) - content_at);
+        let write = Operation::Write { offset: 0, len, data, grows: false };
+        let story = self.story(header.file);
+        story.goes_on();
+        story.is_covered = true;
+        story.marked_until = story.marked_until.max(position);
+        story.broken_make = None;
+        story.steps.clear();
+        for operation in [Operation::SetSize(len), write] {
+            story.steps.push(Step { position, operation });
+        }
+        story.names.push((position, NameStep::of_make(&make)));
+    }
+
+    fn name(&mut self, header: &Header, payload: &[u8]) {
+        let position = header.position;
+        let Some(record) = NameRecord::decode(payload) else {
+            return self.findings.add(Finding::Payload { position });
+        };
+        let story = self.story(header.file);
+        story.goes_on();
+        story.names.push((position, NameStep::of_record(&record)));
+    }
+
     /// What all the records say.
     pub fn finish(self) -> Plan {
-        let mut plan = Plan { findings: self.findings, device: self.device, ..Plan::default() };
+        let (findings, device, names) = (self.findings, self.device, self.names);
+        let mut plan = Plan { findings, device, names, ..Plan::default() };
+        let mut named = Vec::new();
         for (id, mut story) in self.stories {
             story.steps.retain(|step| !self.voided.contains(&step.position));
             let Some((file_system, handle, device)) = story.defined else {
                 plan.undefined_records += story.steps.len() as u64;
                 continue;
             };
-            let has_some = !story.steps.is_empty() || story.damaged.is_some();
-            if !story.is_covered || story.is_superseded || !has_some {
+            if !story.is_covered || story.is_superseded {
                 continue;
             }
-            let Story { identity, paths, steps, marked_until, damaged, .. } = story;
+            let has_lost_make = story.broken_make.is_some() && story.damaged.is_some();
+            let Story { identity, paths, steps, names, marked_until, damaged, .. } = story;
+            let made = names.iter().rev().find_map(|(_, step)| step.made().cloned());
+            let file = NamedFile { file_system, device, handle };
+            let names = names.into_iter().filter(|(position, _)| !self.voided.contains(position));
+            named.extend(names.map(|(position, step)| (position, identity, file.clone(), step)));
+            if steps.is_empty() && damaged.is_none() {
+                continue;
+            }
             plan.files.push(FilePlan {
                 id,
                 identity,
@@ -277,7 +355,13 @@ impl Planner {
                 steps,
                 marked_until,
                 damaged,
+                made,
+                has_lost_make,
             });
+        }
+        named.sort_unstable_by_key(|(position, ..)| *position);
+        for (_, identity, file, step) in &named {
+            plan.names.add(*identity, file, step);
         }
         plan.files.sort_unstable_by_key(|file| file.id);
         plan

@@ -2,14 +2,22 @@
 
 use std::io;
 
-use super::apply::{ApplyOptions, FileSystem, Outcome, Progress, apply};
+use crc_fast::{CrcAlgorithm, checksum};
+
+use super::apply::{ApplyOptions, FileSystem, Outcome, Progress, apply_noting};
+use super::carry_out::Notes;
 use super::parallel;
 use super::plan::{Payload, Plan, Planner};
 use crate::log::layout::{DefinitionBytes, HANDLE_BYTES_MAX, PATH_BYTES_MAX};
+use crate::log::names::HEAD_BYTES_MAX;
 use crate::log::{Header, LogError, LogPool, NO_BOOT, RecordKind, Scanner};
 
-/// The longest payload that a plan needs: a definition's.
-const PLANNED_BYTES_MAX: usize = size_of::<DefinitionBytes>() + HANDLE_BYTES_MAX + PATH_BYTES_MAX;
+/// The most of a payload that a plan needs: of a file that can be made again.
+const PLANNED_BYTES_MAX: usize = HEAD_BYTES_MAX;
+const _: () = {
+    let definition = size_of::<DefinitionBytes>() + HANDLE_BYTES_MAX + PATH_BYTES_MAX;
+    assert!(definition <= PLANNED_BYTES_MAX);
+};
 /// Records whose payloads are checked in one go.
 const CHUNK: usize = 1024;
 /// Threads that check payloads at most.
@@ -22,6 +30,17 @@ pub struct Recovered {
     pub outcome: Outcome,
     /// Bytes of the log that could not be read.
     pub unreadable_bytes: u64,
+}
+
+impl Notes for LogPool {
+    fn note(&self, kind: RecordKind, offset: u64, payload: &[u8]) -> io::Result<()> {
+        self.append_note(kind, offset, payload).map_err(io::Error::other)
+    }
+
+    fn reserved_name(&self, identity: u64) -> Vec<u8> {
+        let salted = [self.salt().to_le_bytes(), identity.to_le_bytes()].concat();
+        format!(".tidegate-{:016x}", checksum(CrcAlgorithm::Crc64Nvme, &salted)).into_bytes()
+    }
 }
 
 /// Brings what a pool has into `files`; none, where there was nothing to do. Nobody else uses the
@@ -49,7 +68,9 @@ pub fn recover_pool<F: FileSystem>(
         return Err(LogError::OfDevice { backing: String::from_utf8_lossy(name).into_owned() });
     }
     let mut begin = || pool.set_session(NO_BOOT).map_err(io::Error::other);
-    let outcome = apply((&plan, unreadable_bytes), pool, files, options, progress, &mut begin);
+    let plan_of_pool = (&plan, unreadable_bytes);
+    let outcome =
+        apply_noting(plan_of_pool, (pool, Some(pool)), files, options, progress, &mut begin);
     Ok(Some(Recovered { outcome, unreadable_bytes }))
 }
 
@@ -90,9 +111,19 @@ fn payload_of<'a>(
         Some(false) => return Payload::Torn,
         Some(true) => {}
     }
-    // What is too long makes no sense: it stays empty, and is then ignored as such.
-    if header.kind == RecordKind::Define && header.payload_bytes as usize <= PLANNED_BYTES_MAX {
-        buf.resize(header.payload_bytes as usize, 0);
+    let payload_bytes = header.payload_bytes as usize;
+    let planned_bytes = match header.kind {
+        RecordKind::Make => payload_bytes.min(PLANNED_BYTES_MAX),
+        // What is too long makes no sense: it stays empty, and is then ignored as such.
+        RecordKind::Define | RecordKind::Name | RecordKind::Decided
+            if payload_bytes <= PLANNED_BYTES_MAX =>
+        {
+            payload_bytes
+        }
+        _ => 0,
+    };
+    if planned_bytes > 0 {
+        buf.resize(planned_bytes, 0);
         if pool.read_payload(header, 0, buf).is_err() {
             return Payload::Unreadable;
         }

@@ -1,5 +1,6 @@
 //! Recovery against models, on files in memory and on those of this machine.
 
+mod names;
 mod planning;
 mod pool;
 
@@ -19,5 +20,7 @@ pub(super) fn file_of(operations: &[Operation], marked: u64) -> FilePlan {
         steps: steps.map(|(position, &operation)| Step { position, operation }).collect(),
         marked_until: marked,
         damaged: None,
+        made: None,
+        has_lost_make: false,
     }
 }

@@ -1,0 +1,82 @@
+//! New files and their names: deliveries of mail, replaced files, installed packages.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use super::bed::{CC, Source, Way};
+use super::files::pool;
+use super::{Bench, Part, RUN_PREFIX};
+use crate::child::output_of;
+use crate::error::{BenchError, Result};
+use crate::measure::{Key, Op, Sample};
+use crate::programs::parse_sample;
+
+/// The driver.
+const DRIVER: Source =
+    Source { name: "names", text: include_str!("../../programs/names.c"), libraries: &[] };
+/// Patterns, and the bytes of each new file.
+const PATTERNS: [(&str, u64); 3] = [("mail", 3000), ("replace", 1000), ("package", 20_000)];
+
+/// Measures all patterns.
+pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
+    let driver = bench.bed.compile(CC, DRIVER)?;
+    bench.prepare_pool(pool(bench.args))?;
+    let ways = Way::all(&bench.args.policies, true);
+    for (pattern, block_bytes) in PATTERNS {
+        let name = |way: Way| format!("{} new files, {pattern}", way.policy());
+        bench.in_turns(Part::Names, &ways, name, |bench, way| {
+            let sample = run(bench, way, &driver, pattern)?;
+            let key = Key {
+                policy: way.policy(),
+                case: format!("{RUN_PREFIX}names-{pattern}"),
+                op: Op::Write,
+                threads: 1,
+                iodepth: 1,
+                block_bytes,
+            };
+            bench.add(key, sample);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn run(bench: &Bench<'_>, way: Way, driver: &Path, pattern: &str) -> Result<Sample> {
+    let directory = bench.bed.file("names");
+    let remove = || std::fs::remove_dir_all(&directory);
+    // One that is left behind makes the next run fail, which says so.
+    let _ = remove();
+    std::fs::create_dir(&directory).map_err(BenchError::os("make", &directory))?;
+    bench.bed.sync_disk()?;
+    let mut words: Vec<OsString> = vec![driver.into(), directory.clone().into()];
+    words.extend([pattern, if way.syncs { "full" } else { "off" }].map(OsString::from));
+    words.push(bench.args.seconds.to_string().into());
+    let output = output_of(bench.bed.command(way.runner, pool(bench.args), &words))?;
+    remove().map_err(BenchError::os("remove", &directory))?;
+    parse_sample(DRIVER.name, output.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::super::bed::compile;
+    use super::*;
+
+    #[test]
+    fn the_driver_does_every_pattern() {
+        let dir = tempfile::tempdir().unwrap();
+        let driver = compile(dir.path(), CC, DRIVER).unwrap();
+        for (pattern, _) in PATTERNS {
+            let directory = dir.path().join(pattern);
+            std::fs::create_dir(&directory).unwrap();
+            let mut command = Command::new(&driver);
+            let output = output_of({
+                command.arg(&directory).args([pattern, "off", "0.02"]);
+                command
+            });
+            let sample = parse_sample(DRIVER.name, output.unwrap().trim()).unwrap();
+            assert!(sample.ops > 0 && sample.p50_ns <= sample.max_ns, "{pattern}: {sample:?}");
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! New files: their first sync is answered by one record of all of the file, which recovery can
+//! make it again from.
+//!
+//! The rules are B1 and B4 of docs/decisions/run-logs-what-was-synced.md.
+//!
+//! Invariants:
+//! 1. A record answers the first sync of a file only if this process has made the file, it has the
+//!    one name under which it was made, all that it is fits the record, and nothing is pending in
+//!    its file system but creations and changes of its own attributes: asked once the file is
+//!    locked and all of it was read.
+//! 2. The story begins before the file is read, as at any admission: writes since then are logged,
+//!    and wait for the record.
+//! 3. Where the record cannot answer, the real sync does. It commits what was pending before the
+//!    file was made, so that the record is tried once more behind it: not to answer, but
+//!    since the names of a file that the log has cost no sync.
+//!
+//! Entry points: [`Open::new_file`], [`Open::sync_new`]; [`answers_directory`].
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Make};
+
+use super::{LOCK_TIMEOUT, Locked, Open, Sync};
+use crate::descriptors::{DIRECT, Entry, PINNED};
+use crate::extended::Extended;
+use crate::files::{self, Identified, Seen};
+use crate::new_files::{self, NewFile};
+use crate::page::{Mapped, PAGE_BYTES, Page};
+use crate::parents::{Parent, timestamp};
+use crate::path::{self, LINK_BYTES, Opened, PathBuffer};
+use crate::process::Holding;
+use crate::raw::Errno;
+use crate::signals::SignalsBlocked;
+use crate::{file_systems, process, raw, record_locks};
+
+/// The largest file that a record makes.
+const MADE_BYTES_MAX: u64 = 128 << 10;
+
+/// How long the supervisor is not asked again for what it did not do in time.
+const PAUSE_NS: u64 = 1_000_000_000;
+
+/// A story that has begun, of a file that is to be made by a record.
+struct Story<'d> {
+    entry: Entry,
+    definition: Definition<'d>,
+    number: u64,
+    unlogged: u64,
+}
+
+/// Whether the log answers a sync of the directory of `fd`: nothing is pending in its file system,
+/// and each file that was made is on the disk or in the log.
+pub(crate) fn answers_directory(fd: c_int) -> bool {
+    let Some(log) = process::log().filter(|log| log.has_stories() && !log.is_suspended()) else {
+        return false;
+    };
+    let Some(_holding) = Holding::new() else { return false };
+    let Some(seen) = Seen::of(fd).ok().filter(Seen::is_directory) else { return false };
+    let Some(file_system) = file_systems::known(seen.mount) else { return false };
+    let is_answered = log.is_held(file_system)
+        && log.commits_in_order(file_system)
+        && !log.is_pending_for_directories(file_system);
+    if is_answered {
+        log.stats().add(Counter::SyncsSkipped, 1);
+    }
+    is_answered
+}
+
+impl Open {
+    /// What is known of the file, if this process has made it and has not synced it since; and what
+    /// the kernel says of it.
+    pub(super) fn new_file(&self) -> Option<(NewFile, Seen)> {
+        new_files::note_sync();
+        let seen = Seen::of(self.fd).ok().filter(|_| new_files::has_some())?;
+        new_files::find(self.fd, &seen).map(|new| (new, seen))
+    }
+
+    /// Makes the first sync of a file that this process has made.
+    #[cold]
+    pub(super) fn sync_new(&self, (new, seen): &(NewFile, Seen), wanted: Sync) -> isize {
+        new_files::forget(self.known.device, self.known.inode);
+        let Some(identified) = self.makeable(seen) else { return self.sync_old(wanted) };
+        let file_system = identified.file_system.reference;
+        // Once the supervisor holds the file system, nothing is pending that came before.
+        let may_be_quiet = self.is_quiet(new, file_system) || !self.log.is_held(file_system);
+        if may_be_quiet && self.make(new, &identified, wanted).is_some() {
+            self.log.stats().add(Counter::SyncsMade, 1);
+            self.log.stats().add(Counter::SyncsSkipped, 1);
+            return 0;
+        }
+        let result = self.sync_unmade(self.is_quiet(new, file_system));
+        if result == 0 {
+            self.note_committed(new, file_system);
+            if self.is_quiet(new, file_system) {
+                // The file is on the disk: without the record it may be plain.
+                let _ = self.make(new, &identified, Sync::All);
+            }
+        }
+        result
+    }
+
+    /// Makes the sync that no record answers: always as `fsync`, which commits what was pending.
+    fn sync_unmade(&self, is_quiet: bool) -> isize {
+        if self.may_be_admitted() {
+            return self.admit(Sync::All);
+        }
+        let cause = if is_quiet { Counter::SyncsNewRefused } else { Counter::SyncsNewPending };
+        self.sync_for(cause, Sync::All)
+    }
+
+    /// The file's identity, if it may be made by a record at all.
+    fn makeable(&self, seen: &Seen) -> Option<Identified> {
+        let may_be = seen.size() <= MADE_BYTES_MAX
+            && !self.known.has(PINNED | DIRECT)
+            && !process::writes_unseen()
+            && !process::in_vfork_child()
+            && !self.log.is_suspended()
+            && self.log.note_clock(raw::clock_ahead_ns())
+            && files::is_wanted(self.fd);
+        let identified = may_be.then(|| files::identify_seen(self.log, self.fd, seen))??;
+        let file_system = identified.file_system.reference;
+        let may_be = self.log.commits_in_order(file_system) && !self.log.is_refused(file_system);
+        may_be.then_some(identified)
+    }
+
+    /// Nothing is pending that a sync of the file would commit beside the file itself.
+    fn is_quiet(&self, new: &NewFile, file_system: FileSystemRef) -> bool {
+        let is_own = |number| new.numbers(file_system).any(|own| own == number);
+        !self.log.is_pending_beside(file_system, is_own)
+    }
+
+    /// A real sync has committed the file's creation, and all that was pending before it.
+    fn note_committed(&self, new: &NewFile, file_system: FileSystemRef) {
+        if let Some(journaled) = new.journaled(file_system) {
+            self.log.committed(file_system, journaled);
+        }
+        new.numbers(file_system).for_each(|number| self.log.take_off(file_system, number));
+    }
+
+    /// Covers the file by a record of all of it. None: it is plain as before.
+    fn make(&self, new: &NewFile, identified: &Identified, wanted: Sync) -> Option<()> {
+        let mut path = PathBuffer::new();
+        path::of_descriptor(self.fd, &mut path).ok()?;
+        let parent = Parent::of_path(libc::AT_FDCWD, path.as_c_str())?;
+        let story = self.begin_new(identified, &path)?;
+        let made = self.make_story(new, &story, &parent, wanted);
+        if made.is_none() {
+            self.give_up_new(&story);
+        }
+        made
+    }
+
+    fn begin_new<'d>(&self, identified: &Identified, path: &'d PathBuffer) -> Option<Story<'d>> {
+        let new_entry = || files::entry_of(self.log, self.fd, self.known, identified);
+        let entry = self.known.entry().or_else(new_entry)?;
+        let guard = self.lock(entry).ok()?;
+        if guard.is_pinned() || guard.is_logged() {
+            return None;
+        }
+        let (definition, unlogged) = (identified.definition(path), guard.unlogged());
+        // The record says how long it is.
+        guard.begin_story(&definition, 0).ok()?;
+        Some(Story { entry, definition, number: guard.story(), unlogged })
+    }
+
+    fn make_story(
+        &self,
+        new: &NewFile,
+        story: &Story<'_>,
+        parent: &Parent,
+        wanted: Sync,
+    ) -> Option<()> {
+        let (device, inode) = (self.known.device, self.known.inode);
+        let file_system = story.entry.file_system;
+        let is_ready = self.log.wait_for_plain(device, inode, LOCK_TIMEOUT) && self.hold(story);
+        let _signals = SignalsBlocked::new();
+        let _holding = Holding::new().filter(|_| is_ready)?;
+        let names = self.log.lock_names_within(file_system, LOCK_TIMEOUT);
+        let names = names.ok().filter(|names| names.may_record())?;
+        let guard = self.lock(story.entry).ok().filter(|guard| is_of(guard, story))?;
+        let seen = Seen::of(self.fd).ok().filter(|seen| seen.size() <= MADE_BYTES_MAX)?;
+        let content = self.read(seen.size())?;
+        let mut extended = Extended::new();
+        extended.read(self.fd)?;
+        let make = self.look(&seen, parent, extended.bytes())?;
+        if guard.has_own_changes() || !self.is_quiet(new, file_system) {
+            return None;
+        }
+        let data_only = wanted == Sync::Data;
+        let made = (&make, content.bytes());
+        let is_made = guard.make(made, &story.definition, story.unlogged, data_only);
+        is_made.ok().filter(|is_made| *is_made)?;
+        if let Some(journaled) = new.journaled(file_system) {
+            guard.note_journaled(journaled);
+        }
+        new.numbers(file_system).for_each(|number| self.log.take_off(file_system, number));
+        drop(names);
+        Some(())
+    }
+
+    /// Has the supervisor hold the file system, if it does not yet; whether it does. It is not asked
+    /// again at once where it took too long.
+    fn hold(&self, story: &Story<'_>) -> bool {
+        static NOT_BEFORE_NS: AtomicU64 = AtomicU64::new(0);
+        let file_system = story.entry.file_system;
+        if self.log.is_held(file_system) {
+            return true;
+        }
+        if raw::now_ns() < NOT_BEFORE_NS.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.log.want_held(file_system, story.entry.file);
+        let is_held = self.log.wait_for_held(file_system, LOCK_TIMEOUT);
+        if !is_held {
+            NOT_BEFORE_NS.store(raw::now_ns() + PAUSE_NS, Ordering::Relaxed);
+        }
+        is_held
+    }
+
+    /// What a record says of the locked file that was `seen`; none where it does not have the one
+    /// name that `parent` has of it, or more than a record says.
+    fn look<'a>(&self, seen: &Seen, parent: &'a Parent, extended: &'a [u8]) -> Option<Make<'a>> {
+        /// Compressed, immutable, appended to only, encrypted, authenticated, mapped directly.
+        const SPECIAL: u64 = 0x4 | 0x10 | 0x20 | 0x800 | 0x10_0000 | 0x20_0000;
+        /// It has extended attributes.
+        const HAS_ATTRIBUTES: u32 = 0x8000_0000;
+        let stat = &seen.stat;
+        let flags = raw::file_flags(self.fd).ok()?;
+        let is_ordinary = seen.attributes & SPECIAL == 0
+            && (flags.flags & !HAS_ATTRIBUTES, flags.project) == (0, 0)
+            && (flags.extent_bytes, flags.cow_extent_bytes) == (0, 0);
+        let child = parent.child()?;
+        let has_the_name =
+            stat.st_nlink == 1 && (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino);
+        // It was opened behind the creation, and before the record.
+        let directory = &parent.seen.stat;
+        let attributes = Attributes {
+            mode: stat.st_mode & 0o7777,
+            owner: stat.st_uid,
+            group: stat.st_gid,
+            accessed: timestamp(stat.st_atime, stat.st_atime_nsec),
+            modified: timestamp(stat.st_mtime, stat.st_mtime_nsec),
+            extended,
+        };
+        let parent_changed = timestamp(directory.st_ctime, directory.st_ctime_nsec);
+        let is_said = is_ordinary && has_the_name;
+        is_said.then(|| Make { at: parent.at(), parent_changed, attributes })
+    }
+
+    /// Reads all of the file, of so many bytes; none where that would take a record lock of the
+    /// program away.
+    fn read(&self, bytes: u64) -> Option<Content> {
+        let mut content = Content::of(usize::try_from(bytes).ok()?)?;
+        match content.fill(self.fd) {
+            Ok(()) => return Some(content),
+            // It is open for writing only.
+            Err(libc::EBADF) => {}
+            Err(_) => return None,
+        }
+        if record_locks::may_have(self.known.device, self.known.inode) {
+            return None;
+        }
+        let mut link = [0; LINK_BYTES];
+        let flags = libc::O_RDONLY | libc::O_NOATIME | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let link = path::proc_link(self.fd, &mut link);
+        let opened = Opened::open(libc::AT_FDCWD, link, flags).ok()?;
+        content.fill(opened.number()).ok().map(|()| content)
+    }
+
+    /// Ends the story, which was not covered.
+    fn give_up_new(&self, story: &Story<'_>) {
+        let guard = self.lock(story.entry).ok().filter(|guard| is_of(guard, story));
+        if guard.is_some_and(|guard| guard.end_story().is_err()) {
+            // Recovery ignores the story; here it goes on until the next sync begins another one.
+            self.log.mark_unlogged(story.entry.file);
+        }
+    }
+}
+
+fn is_of(guard: &Locked, story: &Story<'_>) -> bool {
+    guard.is_logged() && guard.story() == story.number
+}
+
+/// All of a file, in memory that is neither the heap nor the stack.
+struct Content {
+    memory: Memory,
+    len_bytes: usize,
+}
+
+enum Memory {
+    Page(Page),
+    Mapped(Mapped),
+}
+
+impl Content {
+    fn of(len_bytes: usize) -> Option<Self> {
+        // One byte more: a file that is longer by now is seen.
+        let memory = if len_bytes < PAGE_BYTES {
+            Memory::Page(Page::take())
+        } else {
+            Memory::Mapped(Mapped::new(len_bytes + 1)?)
+        };
+        Some(Self { memory, len_bytes })
+    }
+
+    /// Reads the file of `fd`, which must have this length.
+    fn fill(&mut self, fd: c_int) -> Result<(), Errno> {
+        let wanted = self.len_bytes + 1;
+        let memory = match &mut self.memory {
+            Memory::Page(page) => page.bytes_mut(),
+            Memory::Mapped(mapped) => mapped.bytes_mut(),
+        };
+        let space = memory.get_mut(..wanted).ok_or(libc::ENOMEM)?;
+        let mut done = 0;
+        while let Some(rest) = space.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match raw::pread(fd, rest, done as u64) {
+                Ok(bytes) => {
+                    done += bytes;
+                    if bytes == 0 || done == wanted - 1 {
+                        break;
+                    }
+                }
+                Err(libc::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        if done == wanted - 1 { Ok(()) } else { Err(libc::ESTALE) }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        let memory = match &self.memory {
+            Memory::Page(page) => page.bytes(),
+            Memory::Mapped(mapped) => mapped.bytes(),
+        };
+        memory.get(..self.len_bytes).unwrap_or_default()
+    }
+}

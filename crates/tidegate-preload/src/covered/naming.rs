@@ -1,0 +1,240 @@
+//! Changes of the names of covered files: recorded before they are made.
+//!
+//! The rules are B2 and B5 of docs/decisions/run-logs-what-was-synced.md.
+//!
+//! Invariants:
+//! 1. A change is recorded only while nothing is pending in the file system, under the lock of its
+//!    names and that of the file. The kernel makes it by the same open directories that the record
+//!    names, before the locks are given back.
+//! 2. A change that fails voids its record. Of a process that is killed in between, the supervisor
+//!    makes the file leave.
+//! 3. What a rename replaces has no other name: it ends here. It may be a plain file.
+//!
+//! Entry point: [`change_name`].
+#![allow(unsafe_code)] // system calls
+
+use std::ffi::{CStr, c_int, c_uint};
+
+use tidegate::log::{
+    Counter, FileGuard, FileHandle, FileRef, Log, NameChange, NameRecord, NamesGuard, Ticket,
+};
+
+use super::LOCK_TIMEOUT;
+use super::leave::leave_locked;
+use crate::file_systems;
+use crate::files::Identified;
+use crate::parents::Parent;
+use crate::path::PathBuffer;
+use crate::process::{self, Holding};
+use crate::raw::{self, words};
+use crate::signals::SignalsBlocked;
+
+/// A directory, and a path in it.
+pub(crate) type Path<'p> = (c_int, &'p CStr);
+
+/// A change of names that a program asks for.
+#[derive(Clone, Copy)]
+pub(crate) enum Changed<'p> {
+    Link { from: Path<'p>, to: Path<'p> },
+    Unlink { from: Path<'p> },
+    Rename { from: Path<'p>, to: Path<'p>, flags: c_uint },
+}
+
+impl<'p> Changed<'p> {
+    fn from(&self) -> Path<'p> {
+        match *self {
+            Self::Link { from, .. } | Self::Unlink { from } | Self::Rename { from, .. } => from,
+        }
+    }
+
+    fn to(&self) -> Option<Path<'p>> {
+        match *self {
+            Self::Link { to, .. } | Self::Rename { to, .. } => Some(to),
+            Self::Unlink { .. } => None,
+        }
+    }
+
+    /// Names that a file with so many has after it.
+    fn links_after(&self, links: u32) -> u32 {
+        match self {
+            Self::Link { .. } => links.saturating_add(1),
+            Self::Unlink { .. } => links.saturating_sub(1),
+            Self::Rename { .. } => links,
+        }
+    }
+}
+
+/// A file that loses its last name to another one.
+struct Replaced {
+    handle: FileHandle,
+    /// Its entry, if it has one.
+    file: Option<FileRef>,
+}
+
+/// A change with all that its record says.
+struct Change<'p> {
+    log: &'static Log,
+    asked: Changed<'p>,
+    file: FileRef,
+    identified: Identified,
+    from: Parent,
+    to: Option<Parent>,
+}
+
+/// Makes a change of names with a record of it: the kernel's result. None: it is to be made without
+/// one, nothing was done.
+pub(crate) fn change_name(asked: Changed<'_>) -> Option<isize> {
+    let log = process::log().filter(|log| log.has_stories() && !log.is_suspended())?;
+    if process::is_apart() {
+        return None;
+    }
+    let (directory, path) = asked.from();
+    let stat = raw::fstatat(directory, path, libc::AT_SYMLINK_NOFOLLOW).ok()?;
+    if !is_file(&stat) || !log.may_have(stat.st_dev, stat.st_ino) {
+        return None;
+    }
+    let _signals = SignalsBlocked::new();
+    let _holding = Holding::new()?;
+    Change::find(log, asked, &stat)?.run()
+}
+
+fn is_file(stat: &libc::stat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFREG
+}
+
+fn is_same(one: &libc::stat, other: &libc::stat) -> bool {
+    (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+}
+
+impl<'p> Change<'p> {
+    fn find(log: &'static Log, asked: Changed<'p>, stat: &libc::stat) -> Option<Self> {
+        let (directory, path) = asked.from();
+        let from = Parent::of_path(directory, path)?;
+        let to = match asked.to() {
+            Some((directory, path)) => Some(Parent::of_path(directory, path)?),
+            None => None,
+        };
+        let mount = from.seen.mount;
+        let file_system = file_systems::identity(log, from.directory(), mount, stat.st_dev)?;
+        let identified = Identified::new(file_system, from.handle_of_child()?, stat);
+        let file = log.find(&identified.key).ok()??;
+        Some(Self { log, asked, file, identified, from, to })
+    }
+
+    fn run(&self) -> Option<isize> {
+        let file_system = self.identified.file_system.reference;
+        let names = self.log.lock_names_within(file_system, LOCK_TIMEOUT).ok()?;
+        let guard = self.log.lock_within(self.file, LOCK_TIMEOUT).ok()?;
+        let stat = self.from.child().filter(|stat| self.may_be_recorded(&names, &guard, stat))?;
+        let replaced = match &self.to {
+            Some(to) => self.replaced(to, &stat)?,
+            None => None,
+        };
+        if guard.has_grown() {
+            guard.mark(guard.size()).ok()?;
+        }
+        let links = self.asked.links_after(u32::try_from(stat.st_nlink).ok()?);
+        let handle = replaced.as_ref().map(|replaced| replaced.handle);
+        let record = NameRecord { change: self.in_record(handle)?, links };
+        let changes = self.log.changes(file_system);
+        let (ticket, position) = self.record(&guard, &record)?;
+        let result = self.call();
+        if result < 0 {
+            self.void(&guard, ticket, position);
+            return Some(result);
+        }
+        guard.note_named(changes);
+        if let Some(file) = replaced.and_then(|replaced| replaced.file) {
+            self.log.note_own_change(file);
+        }
+        self.log.stats().add(Counter::NamesRecorded, 1);
+        Some(result)
+    }
+
+    fn may_be_recorded(
+        &self,
+        names: &NamesGuard<'_>,
+        guard: &FileGuard<'_>,
+        stat: &libc::stat,
+    ) -> bool {
+        let file_system = self.identified.file_system.reference;
+        let key = &self.identified.key;
+        (stat.st_dev, stat.st_ino) == (key.device, key.inode)
+            && names.may_record()
+            && self.log.commits_in_order(file_system)
+            && !guard.owner_died()
+            && guard.is_logged()
+            && guard.is_covered()
+            && !guard.has_own_changes()
+            && !self.log.is_pending(file_system)
+    }
+
+    /// What has the new name, if anything has; none where the change cannot be recorded for that.
+    fn replaced(&self, to: &Parent, stat: &libc::stat) -> Option<Option<Replaced>> {
+        if to.seen.stat.st_dev != stat.st_dev {
+            return None;
+        }
+        let Some(found) = to.child() else { return Some(None) };
+        let replaces = matches!(self.asked, Changed::Rename { flags: 0, .. });
+        let ends = is_file(&found) && found.st_nlink == 1 && found.st_dev == stat.st_dev;
+        if !replaces || !ends || is_same(&found, stat) {
+            return None;
+        }
+        let handle = to.handle_of_child()?;
+        let identified = Identified::new(self.identified.file_system, handle, &found);
+        Some(Some(Replaced { handle, file: self.log.find(&identified.key).ok()? }))
+    }
+
+    fn in_record(&self, replaced: Option<FileHandle>) -> Option<NameChange<'_>> {
+        let (from, to) = (self.from.at(), self.to.as_ref().map(Parent::at));
+        Some(match self.asked {
+            Changed::Link { .. } => NameChange::Link { to: to? },
+            Changed::Unlink { .. } => NameChange::Unlink { from },
+            Changed::Rename { .. } => NameChange::Rename { from, to: to?, replaced },
+        })
+    }
+
+    fn record<'g>(
+        &self,
+        guard: &'g FileGuard<'_>,
+        record: &NameRecord<'_>,
+    ) -> Option<(Ticket<'g>, u64)> {
+        let mut ticket = guard.begin().ok()?;
+        if ticket.needs_define() {
+            // The path is only a hint.
+            let path = PathBuffer::new();
+            guard.define_again(&mut ticket, &self.identified.definition(&path)).ok()?;
+        }
+        let position = ticket.name(record).ok()?;
+        Some((ticket, position))
+    }
+
+    /// The change itself.
+    fn call(&self) -> isize {
+        let from = (self.from.directory(), self.from.name().as_ptr());
+        let to = self.to.as_ref().map(|to| (to.directory(), to.name().as_ptr()));
+        let (number, arguments) = match (self.asked, to) {
+            (Changed::Link { .. }, Some(to)) => {
+                (libc::SYS_linkat, words![from.0, from.1, to.0, to.1, 0])
+            }
+            (Changed::Rename { flags: 0, .. }, Some(to)) => {
+                (libc::SYS_renameat, words![from.0, from.1, to.0, to.1])
+            }
+            (Changed::Rename { flags, .. }, Some(to)) => {
+                (libc::SYS_renameat2, words![from.0, from.1, to.0, to.1, flags])
+            }
+            _ => (libc::SYS_unlinkat, words![from.0, from.1, 0]),
+        };
+        // SAFETY: descriptors of our own and terminated names.
+        unsafe { raw::call(number, arguments) }
+    }
+
+    /// The kernel has refused the change.
+    fn void(&self, guard: &FileGuard<'_>, mut ticket: Ticket<'_>, position: u64) {
+        let is_voided = ticket.void(position).is_ok();
+        drop(ticket);
+        if !is_voided {
+            leave_locked(self.log, guard);
+        }
+    }
+}

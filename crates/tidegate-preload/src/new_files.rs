@@ -1,0 +1,254 @@
+//! Regular files that this process has made, until one of their syncs was answered or made.
+//!
+//! Invariants:
+//! 1. A note says which numbers the creation of the file and the changes of its attributes have in
+//!    the log's count of changes. What is not noted counts as another file's change: its sync is
+//!    real. So a note may be lost at any time: its place is taken, it is in use by another thread,
+//!    or by the one that a signal handler has interrupted.
+//! 2. Until the process has synced a file, a note is found by the descriptor only that made the
+//!    file, and ends with it: programs that never sync pay for no look at the file.
+//!
+//! Entry points: [`note`], [`own_change`], [`find`], [`forget`], [`closed`].
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tidegate::log::{ChangeNumbers, FileSystemRef};
+
+use crate::files::Seen;
+use crate::shared::Shared;
+use crate::{process, raw};
+
+/// A change has a number from before its call, and one from after it.
+pub(crate) type Numbers = [ChangeNumbers; 2];
+
+/// Files that are known at once.
+const NOTES: usize = 64;
+/// How long the call that makes a file may take.
+const CALL_NS_MAX: u64 = 100_000_000;
+/// Changes of a file that are known: its creation, and some of its attributes.
+const CHANGES: usize = 8;
+
+/// A file that this process has made.
+#[derive(Clone, Copy)]
+pub(crate) struct NewFile {
+    /// The descriptor that made it; -1: it is known by the numbers.
+    fd: c_int,
+    device: u64,
+    inode: u64,
+    /// Nanoseconds since 1970; until the file is identified, when it was noted.
+    created_ns: u64,
+    changes: [Numbers; CHANGES],
+    count: usize,
+}
+
+impl NewFile {
+    fn changes(&self) -> &[Numbers] {
+        self.changes.get(..self.count).unwrap_or_default()
+    }
+
+    /// The numbers of the file's own changes in the count of its file system.
+    pub(crate) fn numbers(&self, file_system: FileSystemRef) -> impl Iterator<Item = u64> {
+        self.changes().iter().flatten().filter_map(move |numbers| numbers.of(file_system))
+    }
+
+    /// The count of changes of the file system before the file was made; none where the log did not
+    /// know the file system then. Not before its last change: a change of attributes may leave them
+    /// as they are.
+    pub(crate) fn journaled(&self, file_system: FileSystemRef) -> Option<u64> {
+        let [before, _] = self.changes().first()?;
+        before.of(file_system)
+    }
+
+    fn is(&self, device: u64, inode: u64) -> bool {
+        self.fd < 0 && (self.device, self.inode) == (device, inode)
+    }
+
+    /// Notes which file it is; false: not the one that was made just before it was noted.
+    fn identify(&mut self, seen: &Seen) -> bool {
+        let is_it = self.created_ns.abs_diff(seen.created_ns) < CALL_NS_MAX;
+        self.fd = -1;
+        (self.device, self.inode) = (seen.stat.st_dev, seen.stat.st_ino);
+        self.created_ns = seen.created_ns;
+        is_it
+    }
+}
+
+static PLACES: [Shared<NewFile>; NOTES] = [const { Shared::new() }; NOTES];
+/// Notes that were ever made.
+static MADE: AtomicU64 = AtomicU64::new(0);
+/// This process has synced a file.
+static SYNCS: AtomicBool = AtomicBool::new(false);
+
+/// The notes that were ever made.
+fn places() -> impl Iterator<Item = &'static Shared<NewFile>> {
+    let made = usize::try_from(MADE.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+    PLACES.iter().take(made)
+}
+
+/// Some file is noted.
+#[inline]
+pub(crate) fn has_some() -> bool {
+    MADE.load(Ordering::Relaxed) != 0
+}
+
+/// Notes that this process syncs files.
+#[inline]
+pub(crate) fn note_sync() {
+    if !SYNCS.load(Ordering::Relaxed) {
+        SYNCS.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Notes that a regular file was made and opened as `fd`; its creation has these numbers.
+pub(crate) fn note(fd: c_int, numbers: Numbers) {
+    let mut new = NewFile {
+        fd,
+        device: 0,
+        inode: 0,
+        created_ns: raw::wall_clock_ns(),
+        changes: [[ChangeNumbers::default(); 2]; CHANGES],
+        count: 1,
+    };
+    new.changes[0] = numbers;
+    if SYNCS.load(Ordering::Relaxed) {
+        let is_it = Seen::of(fd).is_ok_and(|seen| seen.is_file() && new.identify(&seen));
+        if !is_it {
+            return;
+        }
+    }
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let place = usize::try_from(number % NOTES as u64).ok().and_then(|at| PLACES.get(at));
+    place.and_then(|place| place.with(|note| *note = Some(new)));
+}
+
+/// Changes the note of a file, if there is one; `None` afterwards: it is forgotten.
+fn with_note<R>(
+    is_it: impl Fn(&NewFile) -> bool,
+    use_it: impl FnOnce(&mut Option<NewFile>) -> R,
+) -> Option<R> {
+    let is_there = |place: &&Shared<NewFile>| {
+        place.with(|note| note.as_ref().is_some_and(&is_it)).unwrap_or(false)
+    };
+    let place = places().find(is_there)?;
+    place.with(|note| note.as_ref().is_some_and(&is_it).then(|| use_it(note)))?
+}
+
+/// The attributes of the file with this device and inode number were changed; the change has these
+/// `numbers`. Whether the file is noted.
+pub(crate) fn own_change((device, inode): (u64, u64), numbers: Numbers) -> bool {
+    with_note(|new| new.is(device, inode), |note| add(note, numbers)).is_some()
+}
+
+/// As [`own_change`], for the file of a descriptor.
+pub(crate) fn own_change_of(fd: c_int, numbers: Numbers) {
+    with_note(|new| new.fd == fd, |note| add(note, numbers));
+}
+
+fn add(note: &mut Option<NewFile>, numbers: Numbers) {
+    let Some(new) = note else { return };
+    match new.changes.get_mut(new.count) {
+        Some(place) => {
+            *place = numbers;
+            new.count += 1;
+        }
+        None => *note = None,
+    }
+}
+
+/// The note of the open file that was `seen`, if this process has made it.
+pub(crate) fn find(fd: c_int, seen: &Seen) -> Option<NewFile> {
+    // Descriptors of a thread that has its own mean other files.
+    if !has_some() || process::is_apart() {
+        return None;
+    }
+    let (device, inode) = (seen.stat.st_dev, seen.stat.st_ino);
+    let is_it = |new: &NewFile| new.fd == fd || new.is(device, inode);
+    let found = with_note(is_it, |note| {
+        if note.as_mut().is_some_and(|new| new.fd == fd && !new.identify(seen)) {
+            *note = None;
+        }
+        *note
+    });
+    // The number of a file that is gone may be another one's by now.
+    found?.filter(|new| new.created_ns == seen.created_ns)
+}
+
+/// The file with these numbers is no new one any more.
+pub(crate) fn forget(device: u64, inode: u64) {
+    with_note(|new| new.is(device, inode), |note| *note = None);
+}
+
+/// A descriptor is about to be closed: what was noted with it only is found no more.
+#[inline]
+pub(crate) fn closed(fd: c_int) {
+    if has_some() {
+        with_note(|new| new.fd == fd, |note| *note = None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::testing::World;
+
+    /// The numbers of one change.
+    fn change(world: &World) -> Numbers {
+        [(); 2].map(|()| world.log.note_change_everywhere())
+    }
+
+    /// A change of the file's attributes. Whether it is known by its numbers depends on whether some
+    /// test has synced a file.
+    fn changed(fd: c_int, of_file: (u64, u64), world: &World) {
+        let numbers = change(world);
+        if !own_change(of_file, numbers) {
+            own_change_of(fd, numbers);
+        }
+    }
+
+    #[test]
+    fn a_file_is_new_until_it_is_forgotten() {
+        let world = World::new();
+        let file_system = world.log.file_system(77, true).unwrap();
+        let first = world.log.changes(file_system);
+        let file = File::create_new(world.path("file")).unwrap();
+        let (fd, seen) = (file.as_raw_fd(), Seen::of(file.as_raw_fd()).unwrap());
+        let of_file = (seen.stat.st_dev, seen.stat.st_ino);
+        note(fd, change(&world));
+        changed(fd, of_file, &world);
+        let new = find(fd, &seen).unwrap();
+        assert_eq!(new.journaled(file_system), Some(first));
+        assert!(own_change(of_file, change(&world)), "it is known by its numbers now");
+        let new = find(fd, &seen).unwrap();
+        assert!(new.numbers(file_system).eq(first..first + 6));
+        forget(of_file.0, of_file.1);
+        assert!(find(fd, &seen).is_none() && !own_change(of_file, change(&world)));
+    }
+
+    #[test]
+    fn a_file_with_more_changes_than_are_kept_is_not_new() {
+        let world = World::new();
+        let file = File::create_new(world.path("file")).unwrap();
+        let (fd, seen) = (file.as_raw_fd(), Seen::of(file.as_raw_fd()).unwrap());
+        note(fd, change(&world));
+        for _ in 1..CHANGES {
+            changed(fd, (seen.stat.st_dev, seen.stat.st_ino), &world);
+        }
+        assert!(find(fd, &seen).is_some());
+        assert!(own_change((seen.stat.st_dev, seen.stat.st_ino), change(&world)));
+        assert!(find(fd, &seen).is_none());
+    }
+
+    #[test]
+    fn another_file_behind_the_same_descriptor_is_not_new() {
+        let world = World::new();
+        let file = File::create_new(world.path("file")).unwrap();
+        let (fd, mut seen) = (file.as_raw_fd(), Seen::of(file.as_raw_fd()).unwrap());
+        note(fd, change(&world));
+        seen.created_ns -= 2 * CALL_NS_MAX;
+        assert!(find(fd, &seen).is_none());
+    }
+}

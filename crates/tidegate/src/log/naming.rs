@@ -1,0 +1,427 @@
+//! Files that the log can make again, and their names: the lock of the names of a file system, the
+//! descriptor by which the supervisor hears of its failures, what a file's story has of names.
+//!
+//! Invariants (B2, B8 and B9 of docs/decisions/run-logs-what-was-synced.md):
+//! 1. A [`RecordKind::Make`] or [`RecordKind::Name`] is appended under the lock of the names of its
+//!    file system, while [`NamesGuard::may_record`] holds. A Name's lock is held until the kernel
+//!    has made the change: the order of these records is the order in which the names changed.
+//! 2. The supervisor lets go of a file system under that lock, and only while the log has no record
+//!    of its names.
+//! 3. A holder of the lock that was killed leaves it *orphaned*. No names are recorded until the
+//!    supervisor has made the file that it was about leave the log.
+//! 4. A file *has names in the log* while the log has a Make or a Name of its story. Any change of
+//!    its names or attributes that is not recorded makes it leave first.
+//!
+//! Locks are taken in this order: names, file.
+//!
+//! [`RecordKind::Make`]: super::RecordKind::Make
+//! [`RecordKind::Name`]: super::RecordKind::Name
+
+use std::time::Duration;
+
+use super::Log;
+use super::append::FileGuard;
+use super::control::TIMEOUT;
+use super::error::{AppendError, LockError};
+use super::file_systems::{FileSystemRef, Words, words};
+use super::names::Make;
+use super::record::Definition;
+use super::table::{self, FileRef, flag};
+use crate::pmem::{LockFailure, Locked};
+use crate::sync::Ordering;
+use crate::tier::clock::now_ns;
+
+/// The lock of the names of a file system.
+pub struct NamesGuard<'a> {
+    log: &'a Log,
+    file_system: FileSystemRef,
+    _locked: Locked<'a>,
+}
+
+/// The supervisor holds a descriptor of a file system.
+const HELD: u64 = 1;
+/// It cannot.
+const REFUSED: u64 = 2;
+/// How much a clock that nobody has set seems to go back: a tick of the coarse one.
+const TICK_NS: u64 = 20_000_000;
+
+impl Log {
+    /// Notes how far the clock of times of files is ahead of one that nobody sets, in nanoseconds.
+    /// False: it was set back since the log is in use. The parent of a new file may then have been
+    /// changed later, by that clock, than it is now.
+    pub fn note_clock(&self, ahead_ns: u64) -> bool {
+        let most_ns = self.control.clock_ahead_ns().fetch_max(ahead_ns, Ordering::SeqCst);
+        ahead_ns.saturating_add(TICK_NS) >= most_ns
+    }
+
+    fn names_of(&self, file_system: FileSystemRef) -> Words<'_> {
+        words(&self.control, file_system.to_number().into())
+    }
+
+    /// Locks the names of a file system. Waits a second at most.
+    ///
+    /// # Errors
+    /// [`LockError`]; the change is then made without a record.
+    pub fn lock_names(&self, file_system: FileSystemRef) -> Result<NamesGuard<'_>, LockError> {
+        self.lock_names_within(file_system, TIMEOUT)
+    }
+
+    /// As [`lock_names`](Self::lock_names), for callers that wait less.
+    ///
+    /// # Errors
+    /// As for [`lock_names`](Self::lock_names).
+    pub fn lock_names_within(
+        &self,
+        file_system: FileSystemRef,
+        timeout: Duration,
+    ) -> Result<NamesGuard<'_>, LockError> {
+        let words = self.names_of(file_system);
+        let locked = self.control.memory().lock(words.names_lock_at, timeout);
+        let locked = locked.map_err(|failure| match failure {
+            LockFailure::TimedOut => LockError::Busy,
+            LockFailure::Reentered => LockError::Reentered,
+            LockFailure::Damaged => LockError::Stale,
+        })?;
+        if locked.owner_died() {
+            words.orphaned.store(1, Ordering::SeqCst);
+        }
+        Ok(NamesGuard { log: self, file_system, _locked: locked })
+    }
+
+    /// Asks the supervisor to hold a descriptor of the file system of `file`, whose story has
+    /// begun.
+    pub fn want_held(&self, file_system: FileSystemRef, file: FileRef) {
+        self.names_of(file_system).wanted_by.store(file.to_word(), Ordering::SeqCst);
+        self.control.want_held().store(1, std::sync::atomic::Ordering::SeqCst);
+        self.wake_cleaner();
+    }
+
+    /// The file systems for which [`want_held`](Self::want_held) was called, and a file on each;
+    /// each is handed out once.
+    pub fn take_wanted_held(&self) -> Vec<(FileSystemRef, FileRef)> {
+        if self.control.want_held().swap(0, std::sync::atomic::Ordering::SeqCst) == 0 {
+            return Vec::new();
+        }
+        let wanted = self.file_systems().filter_map(|file_system| {
+            let word = self.names_of(file_system).wanted_by.swap(0, Ordering::SeqCst);
+            (word != 0).then(|| (file_system, FileRef::from_word(word)))
+        });
+        wanted.collect()
+    }
+
+    /// The supervisor holds a descriptor of the file system from now on.
+    pub fn note_held(&self, file_system: FileSystemRef) {
+        self.names_of(file_system).held.store(HELD, Ordering::SeqCst);
+        self.control.announce_kept();
+    }
+
+    /// The supervisor cannot hold the file system, or cannot find its files by their handles: it is
+    /// not asked any more.
+    pub fn refuse_held(&self, file_system: FileSystemRef) {
+        self.names_of(file_system).held.store(REFUSED, Ordering::SeqCst);
+        self.control.announce_kept();
+    }
+
+    /// The supervisor [cannot hold](Self::refuse_held) the file system.
+    pub fn is_refused(&self, file_system: FileSystemRef) -> bool {
+        self.names_of(file_system).held.load(Ordering::SeqCst) == REFUSED
+    }
+
+    /// The supervisor holds a descriptor of the file system, and can find its files by their
+    /// handles.
+    pub fn is_held(&self, file_system: FileSystemRef) -> bool {
+        self.names_of(file_system).held.load(Ordering::SeqCst) == HELD
+    }
+
+    /// A holder of the lock of the names was killed, as its next owner has found.
+    pub fn has_orphaned_names(&self, file_system: FileSystemRef) -> bool {
+        self.names_of(file_system).orphaned.load(Ordering::SeqCst) != 0
+    }
+
+    /// Waits until the supervisor holds a descriptor of the file system; whether it does after
+    /// `timeout`.
+    pub fn wait_for_held(&self, file_system: FileSystemRef, timeout: Duration) -> bool {
+        let held = self.names_of(file_system).held;
+        self.wait_for_supervisor(timeout, || held.load(Ordering::SeqCst) != 0)
+            && self.is_held(file_system)
+    }
+
+    /// How long ago the first record of names was appended since
+    /// [`take_names_since`](Self::take_names_since).
+    pub fn names_age(&self) -> Option<Duration> {
+        let since_ns = self.control.named_ns().load(Ordering::SeqCst);
+        (since_ns != 0).then(|| Duration::from_nanos(now_ns().saturating_sub(since_ns)))
+    }
+
+    /// When that was, in nanoseconds of the monotonic clock; the records since then are about to be
+    /// retired.
+    pub fn take_names_since(&self) -> Option<u64> {
+        Some(self.control.named_ns().swap(0, Ordering::SeqCst)).filter(|since_ns| *since_ns != 0)
+    }
+
+    /// Records of names since `since_ns` were not retired.
+    pub fn names_remain(&self, since_ns: u64) {
+        self.control.named_ns().store(since_ns, Ordering::SeqCst);
+    }
+
+    /// A record of names was appended: the cleaner is woken for the first one of a batch.
+    pub(super) fn note_names(&self) {
+        let named_ns = self.control.named_ns();
+        if named_ns.load(Ordering::SeqCst) == 0 {
+            named_ns.store(now_ns().max(1), Ordering::SeqCst);
+            self.wake_cleaner();
+        }
+    }
+
+    /// The log has the file's creation, or changes of its names, that are not retired.
+    pub fn has_names(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        let has_some = entry.flags().load(Ordering::SeqCst) & flag::LOGGED != 0
+            && entry.names_end().load(Ordering::SeqCst)
+                > self.control.tail().load(Ordering::SeqCst);
+        has_some && self.is_current(file)
+    }
+
+    /// The files that were covered by a record that can make them again, and whose story goes on.
+    pub fn made_files(&self) -> Vec<FileRef> {
+        let wanted = flag::MADE | flag::LOGGED;
+        let made = table::all(&self.control)
+            .filter(|(_, entry)| entry.flags().load(Ordering::SeqCst) & wanted == wanted);
+        made.map(|(file, _)| file).collect()
+    }
+}
+
+impl NamesGuard<'_> {
+    /// Names of the file system may be recorded now: the supervisor holds it, no holder of the lock
+    /// was killed, and no process runs that cannot be watched.
+    pub fn may_record(&self) -> bool {
+        self.log.is_held(self.file_system) && !self.is_orphaned() && !self.log.is_suspended()
+    }
+
+    /// A former holder was killed, and [`repaired`](Self::repaired) was not called since.
+    pub fn is_orphaned(&self) -> bool {
+        self.log.has_orphaned_names(self.file_system)
+    }
+
+    /// No operation on names is left that a holder was killed in.
+    pub fn repaired(&self) {
+        self.log.names_of(self.file_system).orphaned.store(0, Ordering::SeqCst);
+    }
+
+    /// The supervisor is about to close its descriptor of the file system.
+    pub fn let_go(&self) {
+        self.log.names_of(self.file_system).held.store(0, Ordering::SeqCst);
+    }
+}
+
+impl FileGuard<'_> {
+    /// Covers a file whose story has [begun](Self::begin_story) by a record of all of it. The
+    /// names' lock is held, and nothing of the file was changed since `make` and `content` were
+    /// looked at, which was after the file was locked and no plain write of it was in flight.
+    /// `unlogged` is [what it was](Self::unlogged) when the story began. With `data_only` the
+    /// record answers an `fdatasync`. False: the file was changed past the log.
+    ///
+    /// # Errors
+    /// [`AppendError`]: the file is not covered.
+    pub fn make(
+        &self,
+        (make, content): (&Make<'_>, &[u8]),
+        definition: &Definition<'_>,
+        unlogged: u64,
+        data_only: bool,
+    ) -> Result<bool, AppendError> {
+        let entry = self.entry();
+        let is_undisturbed = self.is_logged()
+            && self.unlogged() == unlogged
+            && !self.is_pinned()
+            && !self.log().is_suspended();
+        if !is_undisturbed {
+            return Ok(false);
+        }
+        let mut ticket = self.begin()?;
+        if ticket.needs_define() {
+            self.define_again(&mut ticket, definition)?;
+        }
+        ticket.make(make, content)?;
+        let (size, end) = (content.len() as u64, entry.names_end().load(Ordering::Relaxed));
+        entry.changed_end().store(end, Ordering::Relaxed);
+        entry.marked_at().store(end, Ordering::Relaxed);
+        entry.durable_size().store(size, Ordering::Relaxed);
+        entry.size().store(size, Ordering::Relaxed);
+        entry.unsynced_bytes().store(0, Ordering::Relaxed);
+        entry.synced().fetch_max(unlogged, Ordering::SeqCst);
+        self.clear(flag::GREW | flag::WRITTEN | flag::NAMED);
+        // The kernel may have committed nothing for an `fdatasync`: an `fsync` still would. And the
+        // disk may have any size that the file ever had.
+        let changed = if data_only { flag::WRITTEN } else { 0 };
+        self.set(flag::COVERED | flag::DENSE | flag::CUT | flag::MADE | changed);
+        Ok(true)
+    }
+
+    /// The kernel has made a change of the file's names that was recorded. `journaled` is what the
+    /// count of changes in the file system was before it did.
+    pub fn note_named(&self, journaled: u64) {
+        self.entry().journaled_changes().fetch_max(journaled, Ordering::SeqCst);
+        self.set(flag::NAMED | flag::RENAMED);
+    }
+
+    /// A recorded change of the file's names came after its last sync: the next one would commit
+    /// that, `fdatasync` perhaps too.
+    pub fn was_named(&self) -> bool {
+        self.has(flag::NAMED)
+    }
+
+    /// Where the last record ends that has the file's creation or a change of its names.
+    pub fn named_until(&self) -> u64 {
+        self.entry().names_end().load(Ordering::SeqCst)
+    }
+
+    /// A sync has answered for the file's names: a real one, or one of the log while nothing was
+    /// pending.
+    pub fn names_synced(&self) {
+        self.clear(flag::NAMED);
+    }
+
+    /// The log has the file's creation, or changes of its names, that are not retired: a change of
+    /// its names or attributes that is not recorded makes it leave first.
+    pub fn has_names(&self) -> bool {
+        self.log().has_names(self.file())
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::super::names::{Attributes, NameAt, NameChange, NameRecord, Timestamp};
+    use super::super::record::FileHandle;
+    use super::super::tests::{definition, key, log};
+    use super::super::{RecordKind, Scanner};
+    use super::*;
+
+    fn at(name: &[u8]) -> NameAt<'_> {
+        NameAt { parent: FileHandle::new(1, &[1; 8]).unwrap(), name }
+    }
+
+    fn make() -> Make<'static> {
+        let time = Timestamp::default();
+        let attributes = Attributes {
+            mode: 0o644,
+            owner: 0,
+            group: 0,
+            accessed: time,
+            modified: time,
+            extended: b"",
+        };
+        Make { at: at(b"file"), parent_changed: time, attributes }
+    }
+
+    fn made(log: &Log, data_only: bool) -> FileRef {
+        let file = log.entry_for(&key(1)).unwrap();
+        let guard = log.lock(file).unwrap();
+        guard.begin_story(&definition(1), 3).unwrap();
+        let unlogged = guard.unlogged();
+        assert_eq!(guard.make((&make(), b"abc"), &definition(1), unlogged, data_only), Ok(true));
+        file
+    }
+
+    #[test]
+    fn a_record_of_all_of_a_file_covers_it() {
+        let log = log();
+        let file = made(&log, false);
+        assert!(log.is_covered(file) && log.has_names(file) && log.made_files() == [file]);
+        let guard = log.lock(file).unwrap();
+        assert!(!guard.was_written() && !guard.has_grown() && !guard.grows(3) && guard.grows(4));
+        assert!(guard.has_live_changes());
+        log.retire_to(log.safe_position()).unwrap();
+        assert!(!guard.has_names() && guard.is_covered(), "what was retired is on the disk");
+        guard.end_story().unwrap();
+        assert_eq!(log.made_files(), []);
+    }
+
+    #[test]
+    fn a_record_that_answers_fdatasync_leaves_the_inode_changed() {
+        let log = log();
+        let file = made(&log, true);
+        let guard = log.lock(file).unwrap();
+        assert!(guard.was_written() && !guard.has_grown());
+    }
+
+    #[test]
+    fn a_file_that_was_changed_past_the_log_is_not_made() {
+        let log = log();
+        let file = log.entry_for(&key(1)).unwrap();
+        let guard = log.lock(file).unwrap();
+        let make = make();
+        assert_eq!(guard.make((&make, b""), &definition(1), 0, false), Ok(false), "no story");
+        guard.begin_story(&definition(1), 0).unwrap();
+        let unlogged = guard.unlogged();
+        guard.mark_unlogged(false);
+        assert_eq!(guard.make((&make, b""), &definition(1), unlogged, false), Ok(false));
+        let unsound = Make { at: at(b"a/b"), ..make };
+        let result = guard.make((&unsound, b""), &definition(1), guard.unlogged(), false);
+        assert_eq!(result, Err(AppendError::Unsound));
+        assert!(!log.has_names(file));
+    }
+
+    #[test]
+    fn a_change_of_names_is_owed_to_the_next_sync() {
+        let log = log();
+        let file = made(&log, false);
+        let guard = log.lock(file).unwrap();
+        let mut ticket = guard.begin().unwrap();
+        let change = NameChange::Rename { from: at(b"file"), to: at(b"other"), replaced: None };
+        let position = ticket.name(&NameRecord { change, links: 1 }).unwrap();
+        guard.note_named(7);
+        drop(ticket);
+        assert!(guard.was_named() && guard.journaled_changes() == 7);
+        let last = Scanner::new(log.pool(), log.tail(), log.head()).last().unwrap();
+        assert_eq!((last.kind, last.position), (RecordKind::Name, position));
+        guard.names_synced();
+        assert!(!guard.was_named() && guard.has_names());
+        guard.end_story().unwrap();
+        assert!(!guard.has_names());
+    }
+
+    #[test]
+    fn names_are_recorded_only_while_the_supervisor_holds_the_file_system() {
+        let log = log();
+        let fs = log.file_system(5, true).unwrap();
+        let file = log.entry_for(&key(1)).unwrap();
+        assert!(!log.lock_names(fs).unwrap().may_record() && log.take_wanted_held().is_empty());
+        log.want_held(fs, file);
+        assert_eq!(log.take_wanted_held(), [(fs, file)]);
+        assert!(log.take_wanted_held().is_empty());
+        log.note_held(fs);
+        assert!(log.wait_for_held(fs, Duration::ZERO) && log.lock_names(fs).unwrap().may_record());
+        log.suspend();
+        assert!(!log.lock_names(fs).unwrap().may_record());
+        log.resume_logging();
+        log.lock_names(fs).unwrap().let_go();
+        assert!(!log.is_held(fs));
+    }
+
+    #[test]
+    fn a_holder_that_was_killed_leaves_the_names_to_the_supervisor() {
+        let log = log();
+        let fs = log.file_system(5, true).unwrap();
+        log.note_held(fs);
+        std::thread::scope(|scope| {
+            scope.spawn(|| std::mem::forget(log.lock_names(fs).unwrap())).join().unwrap();
+        });
+        assert!(!log.lock_names(fs).unwrap().may_record());
+        let names = log.lock_names(fs).unwrap();
+        assert!(names.is_orphaned(), "until it was seen to");
+        names.repaired();
+        assert!(names.may_record());
+    }
+
+    #[test]
+    fn the_cleaner_is_told_of_the_first_record_of_a_batch() {
+        let log = log();
+        assert_eq!(log.names_age(), None);
+        made(&log, false);
+        let since_ns = log.take_names_since().unwrap();
+        assert_eq!(log.names_age(), None);
+        log.names_remain(since_ns);
+        assert!(log.names_age().is_some());
+    }
+}

@@ -1,0 +1,374 @@
+//! What recovery does to names: decided from what the log says of them and what the disk has. Pure,
+//! and blind to what names and files are: `tidegate-sim` plays a million histories over this code.
+//!
+//! The rules (numbers as in docs/decisions/run-logs-what-was-synced.md, stage B):
+//! - B6: a name at which the disk has a file that it had in the log, or nothing, becomes what it
+//!   was last. Anything else stays. A file that has more or fewer names on the disk than the log
+//!   explains was moved from outside: it gets no names, and what a rename took away stays.
+//! - B7: a file that the disk does not have is made again only if it has a name at the end of the
+//!   log, the log has all of it, and no commit can have had it.
+//! - A file that the log leaves a name is never left without one: where all its names would go
+//!   since its last one is taken, they stay.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a record says of names: `S` is a name in a directory, `F` a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NameFact<S, F> {
+    /// The log has all of the file, which has this only name.
+    Made(S),
+    /// The file got a name.
+    Linked(S),
+    /// The file lost a name.
+    Unlinked(S),
+    /// The file got the name `to` for `from`, where `replaced` was.
+    Renamed {
+        /// The former name.
+        from: S,
+        /// The new name.
+        to: S,
+        /// What had the new name, and no other one.
+        replaced: Option<F>,
+    },
+}
+
+/// What the disk has.
+pub trait DiskNames<S, F> {
+    /// The file at a name.
+    fn at(&self, name: &S) -> Option<F>;
+
+    /// How many names a file has.
+    fn links(&self, file: &F) -> u64;
+
+    /// No commit can have had the file, of which the log has all: its directory is not newer.
+    fn is_unseen(&self, file: &F) -> bool;
+}
+
+/// Where a file that gets names comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The disk has it.
+    Disk,
+    /// It is made again.
+    Log,
+}
+
+/// What recovery will do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decisions<S, F> {
+    /// What each of these names becomes.
+    pub names: BTreeMap<S, Option<F>>,
+    /// The files that get names.
+    pub files: BTreeMap<F, Source>,
+}
+
+/// What the log says of a name.
+#[derive(Debug)]
+struct Name<F> {
+    /// The files that it had in the course of the log.
+    files: BTreeSet<F>,
+    last: Option<F>,
+    /// The file that was renamed away from it last.
+    renamed: Option<F>,
+}
+
+/// What the log says of names, in the order of its records.
+#[derive(Debug)]
+pub struct NameStories<S, F> {
+    names: BTreeMap<S, Name<F>>,
+    /// How many names files have at the end of the log.
+    links: BTreeMap<F, u64>,
+    /// The files that the log can make again, and the name of each when it was made.
+    made: BTreeMap<F, S>,
+}
+
+impl<S, F> Default for Decisions<S, F> {
+    fn default() -> Self {
+        Self { names: BTreeMap::new(), files: BTreeMap::new() }
+    }
+}
+
+impl<S, F> Default for NameStories<S, F> {
+    fn default() -> Self {
+        Self { names: BTreeMap::new(), links: BTreeMap::new(), made: BTreeMap::new() }
+    }
+}
+
+impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
+    /// Takes the next record: it is about `file`, which has `links` names after it.
+    pub fn add(&mut self, file: &F, fact: NameFact<S, F>, links: u64) {
+        self.links.insert(file.clone(), links);
+        match fact {
+            NameFact::Made(at) => {
+                self.made.insert(file.clone(), at.clone());
+                self.set(at, file, true);
+            }
+            NameFact::Linked(to) => _ = self.set(to, file, true),
+            NameFact::Unlinked(from) => _ = self.set(from, file, false),
+            NameFact::Renamed { from, to, replaced } => {
+                self.set(from, file, false).renamed = Some(file.clone());
+                let name = self.set(to, file, true);
+                name.files.extend(replaced.clone());
+                if let Some(links) = replaced.and_then(|file| self.links.get_mut(&file)) {
+                    *links = links.saturating_sub(1);
+                }
+            }
+        }
+    }
+
+    fn set(&mut self, at: S, file: &F, has_it: bool) -> &mut Name<F> {
+        let unknown = || Name { files: BTreeSet::new(), last: None, renamed: None };
+        let name = self.names.entry(at).or_insert_with(unknown);
+        name.files.insert(file.clone());
+        name.last = has_it.then(|| file.clone());
+        name.renamed = None;
+        name
+    }
+
+    /// All names that the log knows.
+    pub fn names(&self) -> impl Iterator<Item = &S> {
+        self.names.keys()
+    }
+
+    /// All files that the log knows at some name.
+    pub fn files(&self) -> BTreeSet<&F> {
+        self.names.values().flat_map(|name| &name.files).collect()
+    }
+
+    /// The log has had the file at the name.
+    pub fn knows(&self, at: &S, file: &F) -> bool {
+        self.names.get(at).is_some_and(|name| name.files.contains(file))
+    }
+
+    /// The file that has the name at the end of the log.
+    pub fn last_of(&self, at: &S) -> Option<&F> {
+        self.names.get(at)?.last.as_ref()
+    }
+
+    /// The name that a file was made with, if the log can make it again.
+    pub fn made_at(&self, file: &F) -> Option<&S> {
+        self.made.get(file)
+    }
+
+    /// The names that a file has at the end of the log, of those that the log knows.
+    pub fn last_names<'a>(&'a self, file: &'a F) -> impl Iterator<Item = &'a S> {
+        let names = self.names.iter().filter(move |(_, name)| name.last.as_ref() == Some(file));
+        names.map(|(at, _)| at)
+    }
+
+    /// A process outside has changed the file's names: those that the log does not know are more or
+    /// fewer than they were.
+    fn was_moved(&self, disk: &impl DiskNames<S, F>, file: &F) -> bool {
+        let names = || self.names.iter().filter(|(_, name)| name.files.contains(file));
+        let last = names().filter(|(_, name)| name.last.as_ref() == Some(file)).count() as u64;
+        let found = names().filter(|(at, _)| disk.at(at).as_ref() == Some(file)).count() as u64;
+        let others = self.links.get(file).map(|links| links.saturating_sub(last));
+        others.is_some_and(|others| disk.links(file) != others + found)
+    }
+
+    /// What is to be done.
+    pub fn decide(&self, disk: &impl DiskNames<S, F>) -> Decisions<S, F> {
+        let mut names = BTreeMap::new();
+        for (at, name) in &self.names {
+            let found = disk.at(at);
+            let is_known = found.as_ref().is_none_or(|file| name.files.contains(file));
+            let stays = name.renamed.as_ref().is_some_and(|file| self.was_moved(disk, file));
+            if !is_known || stays || found == name.last {
+                continue;
+            }
+            if name.last.as_ref().is_none_or(|file| self.source(disk, file).is_some()) {
+                names.insert(at.clone(), name.last.clone());
+            }
+        }
+        self.keep_names(disk, &mut names);
+        let files = names.values().flatten();
+        let files = files.filter_map(|file| Some((file.clone(), self.source(disk, file)?)));
+        Decisions { files: files.collect(), names }
+    }
+
+    /// Where the file comes from; nowhere, if it is not for recovery to give it names.
+    fn source(&self, disk: &impl DiskNames<S, F>, file: &F) -> Option<Source> {
+        if disk.links(file) > 0 {
+            return (!self.was_moved(disk, file)).then_some(Source::Disk);
+        }
+        (self.made.contains_key(file) && disk.is_unseen(file)).then_some(Source::Log)
+    }
+
+    /// Leaves alone what would take the last name of a file that the log leaves one.
+    fn keep_names(&self, disk: &impl DiskNames<S, F>, names: &mut BTreeMap<S, Option<F>>) {
+        let lasting: BTreeSet<&F> =
+            self.names.values().filter_map(|name| name.last.as_ref()).collect();
+        loop {
+            let mut lost: BTreeMap<F, u64> = BTreeMap::new();
+            for at in names.keys() {
+                if let Some(file) = disk.at(at) {
+                    *lost.entry(file).or_default() += 1;
+                }
+            }
+            let gets_one = |file: &F| names.values().flatten().any(|gets| gets == file);
+            lost.retain(|file, lost| {
+                lasting.contains(file) && disk.links(file) <= *lost && !gets_one(file)
+            });
+            if lost.is_empty() {
+                return;
+            }
+            names.retain(|at, _| disk.at(at).is_none_or(|file| !lost.contains_key(&file)));
+        }
+    }
+
+    /// How many bits decisions have.
+    pub fn bits(&self) -> usize {
+        self.names.len() + self.made.len()
+    }
+
+    /// Decisions as bits: one for each name, in their order, whether it is changed, and one for
+    /// each file that the log can make, whether it is made.
+    pub fn to_bits(&self, decisions: &Decisions<S, F>) -> Vec<bool> {
+        let names = self.names.keys().map(|at| decisions.names.contains_key(at));
+        let made = self.made.keys();
+        let made = made.map(|file| decisions.files.get(file) == Some(&Source::Log));
+        names.chain(made).collect()
+    }
+
+    /// The decisions that [`to_bits`](Self::to_bits) gave these bits of; none, where the log does
+    /// not say the same any more.
+    pub fn from_bits(&self, bits: &[bool]) -> Option<Decisions<S, F>> {
+        let (of_names, of_made) = bits.split_at_checked(self.names.len())?;
+        if of_made.len() != self.made.len() {
+            return None;
+        }
+        let changed = self.names.iter().zip(of_names).filter(|(_, is_changed)| **is_changed);
+        let names: BTreeMap<S, Option<F>> =
+            changed.map(|((at, name), _)| (at.clone(), name.last.clone())).collect();
+        let made = self.made.keys().zip(of_made).filter(|(_, is_made)| **is_made);
+        let made: BTreeSet<&F> = made.map(|(file, _)| file).collect();
+        let source = |file| if made.contains(file) { Source::Log } else { Source::Disk };
+        let files = names.values().flatten().map(|file| (file.clone(), source(file)));
+        Some(Decisions { files: files.collect(), names })
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    type Stories = NameStories<&'static str, u64>;
+
+    #[derive(Default)]
+    struct Disk {
+        names: Vec<(&'static str, u64)>,
+        /// Names that the log does not know.
+        others: Vec<u64>,
+        is_seen: bool,
+    }
+
+    impl DiskNames<&'static str, u64> for Disk {
+        fn at(&self, name: &&'static str) -> Option<u64> {
+            self.names.iter().find(|(at, _)| at == name).map(|(_, file)| *file)
+        }
+
+        fn links(&self, file: &u64) -> u64 {
+            let known = self.names.iter().map(|(_, other)| other);
+            known.chain(&self.others).filter(|other| *other == file).count() as u64
+        }
+
+        fn is_unseen(&self, _: &u64) -> bool {
+            !self.is_seen
+        }
+    }
+
+    /// File 1 is made at `tmp` and renamed to `new`, over file 2.
+    fn replaced() -> Stories {
+        let mut stories = Stories::default();
+        stories.add(&1, NameFact::Made("tmp"), 1);
+        let renamed = NameFact::Renamed { from: "tmp", to: "new", replaced: Some(2) };
+        stories.add(&1, renamed, 1);
+        stories
+    }
+
+    type Found = (Vec<(&'static str, Option<u64>)>, Vec<(u64, Source)>);
+
+    fn decided(stories: &Stories, disk: &Disk) -> Found {
+        let decisions = stories.decide(disk);
+        assert_eq!(stories.from_bits(&stories.to_bits(&decisions)), Some(decisions.clone()));
+        (decisions.names.into_iter().collect(), decisions.files.into_iter().collect())
+    }
+
+    fn on(names: &[(&'static str, u64)]) -> Disk {
+        Disk { names: names.to_vec(), ..Disk::default() }
+    }
+
+    #[test]
+    fn a_file_at_a_name_that_the_log_knows_gets_its_last_names() {
+        let expected = (vec![("new", Some(1)), ("tmp", None)], vec![(1, Source::Disk)]);
+        assert_eq!(decided(&replaced(), &on(&[("tmp", 1), ("new", 2)])), expected);
+        assert_eq!(decided(&replaced(), &on(&[("new", 1)])), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_made_again_unless_its_directory_is_newer() {
+        let expected = (vec![("new", Some(1))], vec![(1, Source::Log)]);
+        assert_eq!(decided(&replaced(), &on(&[("new", 2)])), expected);
+        assert_eq!(decided(&replaced(), &on(&[])), expected);
+        let seen = Disk { is_seen: true, ..on(&[("new", 2)]) };
+        assert_eq!(decided(&replaced(), &seen), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_file_with_names_that_the_log_does_not_explain_is_left_alone() {
+        let moved = Disk { others: vec![1], ..on(&[("new", 2)]) };
+        assert_eq!(decided(&replaced(), &moved), (vec![], vec![]));
+        let linked = Disk { others: vec![1], ..on(&[("tmp", 1), ("new", 2)]) };
+        assert_eq!(decided(&replaced(), &linked), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_recorded_unlink_is_done_even_so() {
+        let mut stories = Stories::default();
+        stories.add(&1, NameFact::Linked("cur"), 2);
+        stories.add(&1, NameFact::Unlinked("tmp"), 1);
+        let disk = Disk { others: vec![1], ..on(&[("tmp", 1), ("cur", 1)]) };
+        assert_eq!(decided(&stories, &disk), (vec![("tmp", None)], vec![]));
+    }
+
+    #[test]
+    fn a_file_that_the_log_ends_without_is_not_made() {
+        let mut stories = replaced();
+        stories.add(&1, NameFact::Unlinked("new"), 0);
+        assert_eq!(decided(&stories, &on(&[])), (vec![], vec![]));
+        assert_eq!(decided(&stories, &on(&[("new", 1)])), (vec![("new", None)], vec![]));
+        assert_eq!(decided(&stories, &on(&[("tmp", 1)])), (vec![("tmp", None)], vec![]));
+    }
+
+    #[test]
+    fn what_the_log_does_not_know_at_a_name_stays_and_so_does_the_file() {
+        let taken = on(&[("tmp", 1), ("new", 9)]);
+        assert_eq!(decided(&replaced(), &taken), (vec![], vec![]));
+        assert_eq!(decided(&replaced(), &on(&[("new", 9)])), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_file_keeps_its_name_where_a_kept_one_would_take_it() {
+        let mut stories = replaced();
+        let renamed = NameFact::Renamed { from: "third", to: "tmp", replaced: None };
+        stories.add(&3, renamed, 1);
+        let taken = on(&[("tmp", 1), ("new", 9), ("third", 3)]);
+        assert_eq!(decided(&stories, &taken), (vec![], vec![]));
+    }
+
+    #[test]
+    fn names_that_were_retired_are_counted() {
+        let mut stories = Stories::default();
+        stories.add(&1, NameFact::Linked("two"), 2);
+        let disk = Disk { others: vec![1], ..on(&[]) };
+        let expected = (vec![("two", Some(1))], vec![(1, Source::Disk)]);
+        assert_eq!(decided(&stories, &disk), expected);
+    }
+
+    #[test]
+    fn bits_of_another_log_are_refused() {
+        let stories = replaced();
+        assert_eq!(stories.from_bits(&[true; 2]), None);
+        assert_eq!(stories.from_bits(&[true; 4]), None);
+    }
+}

@@ -1,0 +1,180 @@
+//! What the log says of names, as recovery needs it: from the records of covered stories to the
+//! names and files that [`NameStories`] decides on.
+
+use std::collections::BTreeMap;
+
+use super::decide::{NameFact, NameStories};
+use crate::log::names::{Make, NameAt, NameChange, NameRecord, Timestamp};
+use crate::log::{FileHandle, FileSystemId, identity};
+
+/// A name in a directory of some file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The file system.
+    pub file_system: FileSystemId,
+    /// Its number when the record was written.
+    pub device: u64,
+    /// Handle of the directory.
+    pub parent: FileHandle,
+    /// The name in it.
+    pub name: Vec<u8>,
+}
+
+/// A file whose names the log has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedFile {
+    /// The file system.
+    pub file_system: FileSystemId,
+    /// Its number when the file was defined.
+    pub device: u64,
+    /// The file's handle there.
+    pub handle: FileHandle,
+}
+
+/// What a file that the log can make again has beside names and content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MadeFile {
+    /// Permission bits, with set-user-ID and the like.
+    pub mode: u32,
+    /// User.
+    pub owner: u32,
+    /// Group.
+    pub group: u32,
+    /// Last access and last modification.
+    pub times: (Timestamp, Timestamp),
+    /// Extended attributes: see [`Extended`](crate::log::Extended).
+    pub extended: Vec<u8>,
+    /// When its directory was last changed.
+    pub parent_changed: Timestamp,
+}
+
+/// A record of names, with the handles and names in it copied out.
+#[derive(Debug, Clone)]
+pub(super) enum NameStep {
+    Made { at: (FileHandle, Vec<u8>), made: MadeFile },
+    Changed { change: OwnedChange, links: u32 },
+}
+
+/// [`NameChange`] with bytes of its own.
+#[derive(Debug, Clone)]
+pub(super) struct OwnedChange {
+    from: Option<(FileHandle, Vec<u8>)>,
+    to: Option<(FileHandle, Vec<u8>)>,
+    replaced: Option<FileHandle>,
+}
+
+fn owned(at: &NameAt<'_>) -> (FileHandle, Vec<u8>) {
+    (at.parent, at.name.to_vec())
+}
+
+impl NameStep {
+    pub(super) fn of_make(make: &Make<'_>) -> Self {
+        let attributes = make.attributes;
+        let made = MadeFile {
+            mode: attributes.mode,
+            owner: attributes.owner,
+            group: attributes.group,
+            times: (attributes.accessed, attributes.modified),
+            extended: attributes.extended.to_vec(),
+            parent_changed: make.parent_changed,
+        };
+        Self::Made { at: owned(&make.at), made }
+    }
+
+    /// What the file has, if the log has all of it.
+    pub(super) fn made(&self) -> Option<&MadeFile> {
+        match self {
+            Self::Made { made, .. } => Some(made),
+            Self::Changed { .. } => None,
+        }
+    }
+
+    pub(super) fn of_record(record: &NameRecord<'_>) -> Self {
+        let (from, to, replaced) = match &record.change {
+            NameChange::Link { to } => (None, Some(owned(to)), None),
+            NameChange::Unlink { from } => (Some(owned(from)), None, None),
+            NameChange::Rename { from, to, replaced } => {
+                (Some(owned(from)), Some(owned(to)), *replaced)
+            }
+        };
+        let change = OwnedChange { from, to, replaced };
+        Self::Changed { change, links: record.links }
+    }
+}
+
+/// What the log says of names. Names are numbered, in the order in which the log has them first;
+/// files go by their identities.
+#[derive(Debug, Default)]
+pub struct NamedPlan {
+    /// The names.
+    pub places: Vec<Place>,
+    /// The files.
+    pub files: BTreeMap<u64, NamedFile>,
+    /// Those that the log can make again.
+    pub made: BTreeMap<u64, MadeFile>,
+    /// What happened.
+    pub stories: NameStories<usize, u64>,
+    /// What a former recovery has decided.
+    pub(super) decided: Vec<u8>,
+    /// A former recovery has done it.
+    pub(super) is_done: bool,
+    numbers: BTreeMap<(FileSystemId, i32, Vec<u8>, Vec<u8>), usize>,
+}
+
+impl NamedPlan {
+    /// The log has no names.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Adds a record about the file with this identity, in the order of the log.
+    pub(super) fn add(&mut self, identity: u64, file: &NamedFile, step: &NameStep) {
+        self.files.entry(identity).or_insert_with(|| file.clone());
+        let (fact, links) = match step {
+            NameStep::Made { at, made } => {
+                self.made.insert(identity, made.clone());
+                (NameFact::Made(self.number(file, at)), 1)
+            }
+            NameStep::Changed { change, links } => (self.fact(file, change), u64::from(*links)),
+        };
+        self.stories.add(&identity, fact, links);
+    }
+
+    fn fact(&mut self, file: &NamedFile, change: &OwnedChange) -> NameFact<usize, u64> {
+        let mut number = |at: &Option<_>| at.as_ref().map(|at| self.number(file, at));
+        match (number(&change.from), number(&change.to)) {
+            (Some(from), Some(to)) => {
+                let of =
+                    |handle: FileHandle| identity(&file.file_system, handle.kind(), handle.bytes());
+                NameFact::Renamed { from, to, replaced: change.replaced.map(of) }
+            }
+            (Some(from), None) => NameFact::Unlinked(from),
+            (None, to) => NameFact::Linked(to.unwrap_or_default()),
+        }
+    }
+
+    fn number(&mut self, file: &NamedFile, (parent, name): &(FileHandle, Vec<u8>)) -> usize {
+        let key = (file.file_system, parent.kind(), parent.bytes().to_vec(), name.clone());
+        *self.numbers.entry(key).or_insert_with(|| {
+            self.places.push(Place {
+                file_system: file.file_system,
+                device: file.device,
+                parent: *parent,
+                name: name.clone(),
+            });
+            self.places.len() - 1
+        })
+    }
+
+    /// Takes a part of what a former recovery has decided, which begins at byte `offset`.
+    pub(super) fn add_decided(&mut self, offset: u64, part: &[u8]) {
+        self.is_done = false;
+        if offset == 0 {
+            self.decided.clear();
+        }
+        // A part is missing: no recovery has acted upon this.
+        if offset == self.decided.len() as u64 {
+            self.decided.extend_from_slice(part);
+        }
+    }
+}

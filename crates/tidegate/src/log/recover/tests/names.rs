@@ -1,0 +1,535 @@
+//! Names and files that are made again, on the files of this machine: for each state of the disk
+//! what docs/decisions/run-logs-what-was-synced.md says, and recovery that is interrupted anywhere.
+//!
+//! The disk is what each test leaves of it, the log what it says. Where this machine's temporary
+//! folder is on no file system that recovery finds files on by handle, or for want of the right to,
+//! nothing can be shown: the tests then say so.
+
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::super::apply::apply_noting;
+use crate::log::recover::{
+    ApplyOptions, Failure, FilePlan, FileState, FileSystem, LocalFiles, MadeFile, NameSystem,
+    NamedFile, Outcome, Place, Ranges, file_system_id, handle_of, identity_of, open_by_handle,
+    plan_pool, recover_pool,
+};
+use crate::log::{
+    Attributes, CONTROL_BYTES, Definition, FileHandle, FileKey, FileRef, Log, LogOptions, LogPool,
+    Make, NameAt, NameChange, NameRecord, Timestamp, create, put_extended,
+};
+use crate::pmem::{Region, SharedMemory};
+
+const OPTIONS: ApplyOptions = ApplyOptions { workers: 2, booted_ns: None, salvage: false };
+/// Later than any directory of a test was changed: no commit can have had the file.
+const UNSEEN: Timestamp = Timestamp { s: 1 << 40, ns: 0 };
+/// Earlier than that.
+const SEEN: Timestamp = Timestamp { s: 1, ns: 0 };
+const MODIFIED: Timestamp = Timestamp { s: 1_000_000, ns: 5 };
+
+struct Bed {
+    folder: tempfile::TempDir,
+    region: Arc<Region>,
+    log: Log,
+    inodes: Cell<u64>,
+}
+
+/// A file that the log has.
+#[derive(Clone, Copy)]
+struct Logged {
+    entry: FileRef,
+}
+
+impl Bed {
+    /// None: files cannot be found by their handles here.
+    fn new() -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = File::open(folder.path()).unwrap();
+        let files = LocalFiles::new().unwrap();
+        let place = Place {
+            file_system: file_system_id(&directory).ok()?,
+            device: directory.metadata().unwrap().dev(),
+            parent: handle_of(&directory).ok()?,
+            name: b"any".to_vec(),
+        };
+        let flags = rustix::fs::OFlags::PATH;
+        let can = open_by_handle(&directory, &place.parent, flags).is_ok()
+            && files.directory(&place).is_ok();
+        if !can {
+            println!("skipped: no handles here, or no right to open them");
+            return None;
+        }
+        let region = Arc::new(Region::anonymous(8 << 20).unwrap());
+        create(&region, &LogOptions::default()).unwrap();
+        let pool = LogPool::open(Arc::clone(&region)).unwrap();
+        let control = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
+        let ring_bytes = pool.ring_bytes();
+        let log = Log::start(pool, control, ring_bytes).unwrap();
+        Some(Self { folder, region, log, inodes: Cell::new(1) })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn parent(&self, name: &str) -> FileHandle {
+        handle_of(File::open(self.path(name).parent().unwrap()).unwrap()).unwrap()
+    }
+
+    fn at<'a>(&self, name: &'a str) -> NameAt<'a> {
+        let last = Path::new(name).file_name().unwrap();
+        NameAt { parent: self.parent(name), name: last.as_bytes() }
+    }
+
+    /// An empty file at `name`, of which the log has all: `content` and attributes.
+    fn made(&self, name: &str, content: &str, parent_changed: Timestamp) -> Logged {
+        fs::write(self.path(name), b"").unwrap();
+        let file = File::open(self.path(name)).unwrap();
+        let (identity, handle) = (identity_of(&file).unwrap(), handle_of(&file).unwrap());
+        let stat = file.metadata().unwrap();
+        let path = self.path(name);
+        let definition = Definition {
+            identity,
+            file_system: file_system_id(&file).unwrap(),
+            handle,
+            covered: false,
+            starts: true,
+            size_bytes: 0,
+            device: stat.dev(),
+            inode: stat.ino(),
+            path: path.as_os_str().as_bytes(),
+        };
+        // Numbers that are given out again are no matter here.
+        let inode = self.inodes.replace(self.inodes.get() + 1);
+        let key = FileKey { device: stat.dev(), inode, identity };
+        let entry = self.log.entry_for(&key).unwrap();
+        let guard = self.log.lock(entry).unwrap();
+        guard.begin_story(&definition, 0).unwrap();
+        let mut extended = [0; 64];
+        let used = put_extended(b"user.tidegate", b"value", &mut extended).unwrap();
+        let attributes = Attributes {
+            mode: 0o640,
+            owner: stat.uid(),
+            group: stat.gid(),
+            accessed: SEEN,
+            modified: MODIFIED,
+            extended: &extended[..used],
+        };
+        let make = Make { at: self.at(name), parent_changed, attributes };
+        let unlogged = guard.unlogged();
+        let content = content.as_bytes();
+        assert_eq!(guard.make((&make, content), &definition, unlogged, false), Ok(true));
+        Logged { entry }
+    }
+
+    /// Records a change of names that the kernel may have made or not.
+    fn record(&self, file: Logged, change: NameChange<'_>, links: u32) {
+        let guard = self.log.lock(file.entry).unwrap();
+        guard.begin().unwrap().name(&NameRecord { change, links }).unwrap();
+    }
+
+    fn rename(&self, file: Logged, from: &str, to: &str, replaced: Option<FileHandle>) {
+        let (from, to) = (self.at(from), self.at(to));
+        self.record(file, NameChange::Rename { from, to, replaced }, 1);
+    }
+
+    /// As the disk is if no commit had the file.
+    fn lose(&self, name: &str) {
+        fs::remove_file(self.path(name)).unwrap();
+    }
+
+    fn pool(&self) -> LogPool {
+        LogPool::open(Arc::clone(&self.region)).unwrap()
+    }
+
+    fn recover_with(&self, options: ApplyOptions) -> Outcome {
+        let files = LocalFiles::new().unwrap();
+        recover_pool(&self.pool(), &files, options, &|_| ()).unwrap().unwrap().outcome
+    }
+
+    /// Recovers, and again: the same.
+    fn recover(&self) -> Outcome {
+        let first = self.recover_with(OPTIONS);
+        assert!(first.is_complete(), "{:?}", first.failures);
+        let names = self.names();
+        let second = self.recover_with(OPTIONS);
+        assert!(second.is_complete(), "{:?}", second.failures);
+        assert_eq!(self.names(), names, "a second recovery changes nothing");
+        first
+    }
+
+    /// All names with their contents.
+    fn names(&self) -> Vec<(String, String)> {
+        let entries = fs::read_dir(self.folder.path()).unwrap().map(Result::unwrap);
+        let files = entries.filter(|entry| entry.file_type().unwrap().is_file());
+        let mut names: Vec<_> = files
+            .map(|entry| {
+                let content = fs::read_to_string(entry.path()).unwrap();
+                (entry.file_name().into_string().unwrap(), content)
+            })
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn assert_names(&self, expected: &[(&str, &str)]) {
+        let found = self.names();
+        let found: Vec<_> =
+            found.iter().map(|(name, content)| (name.as_str(), content.as_str())).collect();
+        assert_eq!(found, expected);
+    }
+}
+
+macro_rules! bed_or_return {
+    () => {
+        match Bed::new() {
+            Some(bed) => bed,
+            None => return,
+        }
+    };
+}
+
+#[test]
+fn a_file_at_a_name_that_the_log_knows_gets_bytes_attributes_and_its_last_names() {
+    let bed = bed_or_return!();
+    let file = bed.made("tmp", "content", UNSEEN);
+    bed.rename(file, "tmp", "new", None);
+    let outcome = bed.recover();
+    bed.assert_names(&[("new", "content")]);
+    let found = fs::metadata(bed.path("new")).unwrap();
+    assert_eq!(found.mode() & 0o7777, 0o640);
+    assert_eq!((found.mtime(), found.mtime_nsec()), (MODIFIED.s, i64::from(MODIFIED.ns)));
+    assert_eq!((outcome.names.made, outcome.names.set, outcome.names.removed), (0, 1, 1));
+}
+
+#[test]
+fn what_was_written_after_the_record_is_there_too() {
+    let bed = bed_or_return!();
+    let file = bed.made("tmp", "content", UNSEEN);
+    let guard = bed.log.lock(file.entry).unwrap();
+    guard.begin().unwrap().write(2, &[io::IoSlice::new(b"NT")], false).unwrap();
+    drop(guard);
+    bed.recover();
+    bed.assert_names(&[("tmp", "coNTent")]);
+    bed.lose("tmp");
+    // Decided: it is not made a second time.
+    assert!(bed.recover_with(OPTIONS).is_complete());
+    bed.assert_names(&[]);
+}
+
+#[test]
+fn a_file_with_names_that_the_log_does_not_explain_gets_its_bytes_only() {
+    let bed = bed_or_return!();
+    let file = bed.made("tmp", "content", UNSEEN);
+    bed.rename(file, "tmp", "new", None);
+    fs::rename(bed.path("tmp"), bed.path("elsewhere")).unwrap();
+    bed.recover();
+    bed.assert_names(&[("elsewhere", "content")]);
+}
+
+#[test]
+fn a_file_that_is_not_there_is_made_again_with_all_that_it_had() {
+    let bed = bed_or_return!();
+    let file = bed.made("tmp", "content", UNSEEN);
+    bed.rename(file, "tmp", "new", None);
+    bed.lose("tmp");
+    // Another one may have its inode number now.
+    fs::write(bed.path("other"), b"other").unwrap();
+    let outcome = bed.recover();
+    bed.assert_names(&[("new", "content"), ("other", "other")]);
+    let found = fs::metadata(bed.path("new")).unwrap();
+    assert_eq!((found.mode() & 0o7777, found.nlink()), (0o640, 1));
+    assert_eq!((found.mtime(), found.mtime_nsec()), (MODIFIED.s, i64::from(MODIFIED.ns)));
+    assert_eq!((found.atime(), found.uid()), (SEEN.s, rustix::process::getuid().as_raw()));
+    let mut value = [0; 16];
+    let len = rustix::fs::getxattr(bed.path("new"), "user.tidegate", &mut value[..]).unwrap();
+    assert_eq!(&value[..len], b"value");
+    assert_eq!((outcome.names.made, outcome.files_gone), (1, 0));
+}
+
+#[test]
+fn a_file_whose_directory_was_changed_later_was_removed_from_outside() {
+    let bed = bed_or_return!();
+    bed.made("file", "content", SEEN);
+    bed.lose("file");
+    let outcome = bed.recover();
+    bed.assert_names(&[]);
+    assert_eq!((outcome.names.made, outcome.files_gone), (0, 1));
+}
+
+#[test]
+fn a_directory_that_was_changed_since_the_boot_stops_recovery() {
+    let bed = bed_or_return!();
+    bed.made("file", "content", SEEN);
+    bed.lose("file");
+    let options = ApplyOptions { booted_ns: Some(1 << 40), ..OPTIONS };
+    let outcome = bed.recover_with(options);
+    assert!(matches!(outcome.failures[..], [Failure::Changed { .. }]), "{:?}", outcome.failures);
+    let salvaged = bed.recover_with(ApplyOptions { salvage: true, ..options });
+    assert!(salvaged.is_complete(), "{:?}", salvaged.failures);
+    bed.assert_names(&[]);
+}
+
+#[test]
+fn a_file_that_was_unlinked_is_not_made_and_loses_its_name() {
+    let bed = bed_or_return!();
+    for is_there in [true, false] {
+        let file = bed.made("file", "content", UNSEEN);
+        bed.record(file, NameChange::Unlink { from: bed.at("file") }, 0);
+        if !is_there {
+            bed.lose("file");
+        }
+        bed.recover();
+        bed.assert_names(&[]);
+    }
+}
+
+#[test]
+fn a_file_that_the_log_replaces_is_replaced_whatever_the_disk_has() {
+    for is_made in [false, true] {
+        let bed = bed_or_return!();
+        fs::write(bed.path("old"), b"old").unwrap();
+        let old = handle_of(File::open(bed.path("old")).unwrap()).unwrap();
+        let file = bed.made("tmp", "content", UNSEEN);
+        bed.rename(file, "tmp", "old", Some(old));
+        if is_made {
+            bed.lose("tmp");
+        }
+        bed.recover();
+        bed.assert_names(&[("old", "content")]);
+    }
+}
+
+#[test]
+fn a_file_that_the_log_does_not_know_keeps_its_name() {
+    let bed = bed_or_return!();
+    let file = bed.made("tmp", "content", UNSEEN);
+    bed.rename(file, "tmp", "new", None);
+    fs::write(bed.path("new"), b"foreign").unwrap();
+    let outcome = bed.recover();
+    bed.assert_names(&[("new", "foreign"), ("tmp", "content")]);
+    assert_eq!(outcome.names.taken, ["new"]);
+}
+
+#[test]
+fn a_name_without_its_directory_is_none() {
+    let bed = bed_or_return!();
+    fs::create_dir(bed.path("gone")).unwrap();
+    bed.made("gone/file", "content", UNSEEN);
+    fs::remove_dir_all(bed.path("gone")).unwrap();
+    bed.recover();
+    bed.assert_names(&[]);
+}
+
+#[test]
+fn a_directory_that_is_elsewhere_is_found() {
+    let bed = bed_or_return!();
+    fs::create_dir(bed.path("one")).unwrap();
+    bed.made("one/file", "content", UNSEEN);
+    bed.lose("one/file");
+    fs::rename(bed.path("one"), bed.path("two")).unwrap();
+    bed.recover();
+    assert_eq!(fs::read(bed.path("two/file")).unwrap(), b"content");
+}
+
+#[test]
+fn a_second_name_is_set_and_the_first_is_removed() {
+    let bed = bed_or_return!();
+    let file = bed.made("tmp", "content", UNSEEN);
+    bed.record(file, NameChange::Link { to: bed.at("new") }, 2);
+    bed.record(file, NameChange::Unlink { from: bed.at("tmp") }, 1);
+    bed.lose("tmp");
+    bed.recover();
+    bed.assert_names(&[("new", "content")]);
+}
+
+#[test]
+fn a_record_that_was_voided_or_has_left_does_not_count() {
+    let bed = bed_or_return!();
+    let voided = bed.made("voided", "content", UNSEEN);
+    let guard = bed.log.lock(voided.entry).unwrap();
+    let mut ticket = guard.begin().unwrap();
+    let change = NameChange::Unlink { from: bed.at("voided") };
+    let position = ticket.name(&NameRecord { change, links: 0 }).unwrap();
+    ticket.void(position).unwrap();
+    drop(ticket);
+    drop(guard);
+    let left = bed.made("left", "content", UNSEEN);
+    bed.rename(left, "left", "right", None);
+    bed.log.lock(left.entry).unwrap().end_story().unwrap();
+    bed.recover();
+    bed.assert_names(&[("left", ""), ("voided", "content")]);
+}
+
+/// Files whose calls end after some number of them, as at the next power cut.
+struct Interrupted {
+    files: LocalFiles,
+    calls_left: AtomicUsize,
+}
+
+impl Interrupted {
+    fn call<R>(&self, call: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
+        let left = self.calls_left.load(Ordering::Relaxed);
+        let left = left.checked_sub(1).ok_or(io::ErrorKind::Interrupted)?;
+        self.calls_left.store(left, Ordering::Relaxed);
+        call()
+    }
+}
+
+impl FileSystem for Interrupted {
+    type File = File;
+
+    fn open(&self, file: &FilePlan) -> Result<Option<File>, Failure> {
+        self.files.open(file)
+    }
+
+    fn state(&self, file: &File) -> io::Result<FileState> {
+        self.files.state(file)
+    }
+
+    fn written(&self, file: &File, size_bytes: u64) -> io::Result<Ranges> {
+        self.files.written(file, size_bytes)
+    }
+
+    fn set_size(&self, file: &File, size_bytes: u64) -> io::Result<()> {
+        self.call(|| self.files.set_size(file, size_bytes))
+    }
+
+    fn write(&self, file: &File, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.call(|| file.write_all_at(data, offset))
+    }
+
+    fn zero(&self, file: &File, offset: u64, len: u64) -> io::Result<()> {
+        self.call(|| self.files.zero(file, offset, len))
+    }
+
+    fn start_sync(&self, _: &File, _: u64, _: u64) {}
+
+    fn sync(&self, _: &File) -> io::Result<()> {
+        self.call(|| Ok(()))
+    }
+
+    fn names(&self) -> Option<&dyn NameSystem<File>> {
+        Some(self)
+    }
+}
+
+impl NameSystem<File> for Interrupted {
+    fn directory(&self, place: &Place) -> io::Result<Option<File>> {
+        self.files.directory(place)
+    }
+
+    fn file(&self, file: &NamedFile) -> io::Result<Option<File>> {
+        self.files.file(file)
+    }
+
+    fn identity_at(&self, directory: &File, name: &[u8]) -> io::Result<Option<u64>> {
+        self.files.identity_at(directory, name)
+    }
+
+    fn links(&self, file: &File) -> io::Result<u64> {
+        self.files.links(file)
+    }
+
+    fn changed(&self, directory: &File) -> io::Result<Timestamp> {
+        self.files.changed(directory)
+    }
+
+    fn make(&self, directory: &File) -> io::Result<File> {
+        self.call(|| self.files.make(directory))
+    }
+
+    fn set_attributes(&self, file: &File, made: &MadeFile, with_times: bool) -> io::Result<()> {
+        self.call(|| self.files.set_attributes(file, made, with_times))
+    }
+
+    fn link(&self, file: &File, directory: &File, name: &[u8]) -> io::Result<()> {
+        self.call(|| self.files.link(file, directory, name))
+    }
+
+    fn rename(&self, directory: &File, from: &[u8], to: &[u8]) -> io::Result<()> {
+        self.call(|| self.files.rename(directory, from, to))
+    }
+
+    fn open_at(&self, directory: &File, name: &[u8]) -> io::Result<File> {
+        self.files.open_at(directory, name)
+    }
+
+    fn unlink(&self, directory: &File, name: &[u8]) -> io::Result<()> {
+        self.call(|| self.files.unlink(directory, name))
+    }
+
+    fn commit(&self, _: &File) -> io::Result<()> {
+        self.call(|| Ok(()))
+    }
+}
+
+/// Two files that change places with a third name, one of them lost, one that replaces another, one
+/// unlinked.
+fn mixed(bed: &Bed) {
+    let (one, two) = (bed.made("one", "1", UNSEEN), bed.made("two", "2", UNSEEN));
+    bed.rename(one, "one", "three", None);
+    bed.rename(two, "two", "one", None);
+    bed.rename(one, "three", "two", None);
+    fs::write(bed.path("old"), b"old").unwrap();
+    let old = handle_of(File::open(bed.path("old")).unwrap()).unwrap();
+    let four = bed.made("four", "4", UNSEEN);
+    bed.rename(four, "four", "old", Some(old));
+    let five = bed.made("five", "5", UNSEEN);
+    bed.record(five, NameChange::Unlink { from: bed.at("five") }, 0);
+    bed.lose("two");
+}
+
+#[test]
+fn a_recovery_that_was_interrupted_anywhere_is_completed_by_the_next() {
+    let expected = [("old", "4"), ("one", "2"), ("two", "1")];
+    for calls in 0.. {
+        let bed = bed_or_return!();
+        mixed(&bed);
+        let (files, calls_left) = (LocalFiles::new().unwrap(), AtomicUsize::new(calls));
+        let files = Interrupted { files, calls_left };
+        let pool = bed.pool();
+        let is_whole = {
+            let (plan, unreadable_bytes) = plan_pool(&pool).unwrap();
+            let begin = &mut || Ok(());
+            let plan = (&plan, unreadable_bytes);
+            apply_noting(plan, (&pool, Some(&pool)), &files, OPTIONS, &|_| (), begin).is_complete()
+        };
+        for name in ["one", "two", "three"] {
+            let found = fs::read_to_string(bed.path(name));
+            let is_half = found.is_ok_and(|content| content.is_empty() && name == "two");
+            assert!(!is_half, "after {calls} calls a file is seen that is half made");
+        }
+        let outcome = bed.recover_with(OPTIONS);
+        assert!(outcome.is_complete(), "after {calls} calls: {:?}", outcome.failures);
+        bed.assert_names(&expected);
+        let permissions = fs::metadata(bed.path("one")).unwrap().permissions();
+        assert_eq!(permissions.mode() & 0o7777, 0o640, "after {calls} calls");
+        if is_whole {
+            assert!(calls > 20, "it has more calls than that");
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_to_be_made_again_is_not_made_of_a_damaged_record() {
+    let bed = bed_or_return!();
+    let file = bed.made("tmp", "content", UNSEEN);
+    bed.rename(file, "tmp", "new", None);
+    bed.lose("tmp");
+    let pool = bed.pool();
+    let mut records = bed.log.records(bed.log.tail(), bed.log.head());
+    let made = records.find(|it| it.kind == crate::log::RecordKind::Make).unwrap();
+    let (content, _) = pool.content_of(&made).unwrap().unwrap();
+    bed.region.write(pool.region_offset(content), b"#").unwrap();
+    let outcome = bed.recover_with(OPTIONS);
+    bed.assert_names(&[]);
+    assert!(matches!(outcome.failures[..], [Failure::Damaged { .. }]), "{:?}", outcome.failures);
+}
