@@ -83,7 +83,7 @@ impl Registry {
     pub fn open(&self, options: StackOptions) -> Result<Stack> {
         let StackOptions { region, path, backing: url, force, atomic_flush, dram, delays } =
             options;
-        let engine = self.identify(&region)?;
+        let engine = self.identify_to_open(&region)?;
         if atomic_flush {
             expect_atomic_flush(engine, dram, &region)?;
         }
