@@ -257,8 +257,9 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) atomic_flush: bool,
     /// Destage what the pool holds for another backing to this one: for a copy, or a disk that
-    /// changed its name. Also use a backing that holds a pool, which is lost
-    #[arg(long, requires = "backing")]
+    /// changed its name. Also use a backing that holds a pool, which is lost. Without a backing:
+    /// write to a pool also where `check` finds that one write may destroy another block
+    #[arg(long)]
     pub(crate) force: bool,
     /// Refuse writes
     #[arg(long)]

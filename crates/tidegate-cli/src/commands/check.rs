@@ -1,5 +1,5 @@
-//! `tidegate check`: every fault of a pool, a line each; `--repair` restores what the format's
-//! redundancy allows.
+//! `tidegate check`: every fault of a pool, a line each; `--repair` restores what the pool itself
+//! proves.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -57,8 +57,6 @@ fn verdict(faults: u64, args: &CheckArgs) -> String {
     if args.repair {
         format!("{pool}: {faults} that cannot be repaired; copy off what can still be read")
     } else {
-        format!(
-            "{pool}: {faults}; `tidegate check --repair` restores damaged headers from their second copy"
-        )
+        format!("{pool}: {faults}; `tidegate check --repair` restores what the pool itself proves")
     }
 }

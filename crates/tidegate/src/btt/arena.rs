@@ -1,6 +1,7 @@
 //! One arena at run time: its parts, the read of a block, zeroing. The write is in `write`.
 
 use super::BttError;
+use super::bitmap::Bitmap;
 use super::flog::Flog;
 use super::lane::Lanes;
 use super::layout::{MAP_ENTRY_BYTES, MapEntry, MapState};
@@ -42,6 +43,8 @@ pub(super) struct Arena {
     /// Map changes that recovery found but could not store in a read-only region: (lba, block), by
     /// lba.
     pub(super) overlay: Vec<(u32, u32)>,
+    /// Blocks with several owners: nothing says whose bytes they hold.
+    pub(super) suspects: Option<Bitmap>,
 }
 
 impl Arena {
@@ -83,6 +86,9 @@ impl Arena {
                 Ok(())
             }
             MapState::Error => Err(BttError::BlockLost { lba }),
+            MapState::Normal if self.is_suspect(block) => {
+                Err(BttError::BlockDisputed { lba, block })
+            }
             MapState::Normal => {
                 let offset = self.block_offset(block);
                 region.read(offset, data)?;
@@ -151,6 +157,10 @@ impl Arena {
             return Ok((MapEntry::normal(block), block));
         }
         self.map.load_block(region, lba)
+    }
+
+    fn is_suspect(&self, block: u32) -> bool {
+        self.suspects.as_ref().is_some_and(|suspects| suspects.get(block))
     }
 
     /// Where block `block` starts in the region, in bytes.

@@ -1,29 +1,26 @@
 //! Checking a BTT: every fault of the format that can be found, told one by one.
 //!
 //! The check reads only. Writes that a crash cut off are taken as completed, as recovery would;
-//! they are counted, not faults. [`repair`] restores an info block from its other copy: the one
-//! redundancy that the format has.
+//! they are counted, not faults. [`repair`](super::repair()) restores what can be proved.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use zerocopy::IntoBytes;
-
 use super::BttError;
-use super::flog::{Flog, FlogFault, Newest};
 use super::info::{FoundArena, probe, read_info};
 use super::layout::{
-    ARENA_BYTES_MIN, FLAG_ERROR, Info, MapEntry, MapState, PAGE_BYTES, Version, arena_sizes,
-    strip_flags,
+    ARENA_BYTES_MIN, FLAG_ERROR, FLOG_GROUP_BYTES, Info, MAP_ENTRY_BYTES, MapState, PAGE_BYTES,
+    Version, arena_sizes, data_bytes,
 };
-use super::map::Map;
-use super::recover::{EntryFault, Unfinished, map_of, unfinished};
+use super::survey::{Items, LaneState, MapSurvey, NAMED_MAX, Remedy, Survey, Unfinished};
 use crate::pmem::{PmemError, Region};
 
 /// Findings kept in a report; the rest are only counted.
-const FINDINGS_MAX: usize = 1000;
+const FINDINGS_MAX: usize = NAMED_MAX;
 /// Map entries between two progress reports.
 const PROGRESS_LBAS: u32 = 1 << 16;
+/// Owners of a block that a finding names.
+const OWNERS_MAX: usize = 16;
 
 /// A fault found.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -61,6 +58,31 @@ pub enum Finding {
         lane: u32,
         /// What is wrong.
         reason: String,
+        /// What repair can do, and what nothing proves.
+        remedy: String,
+    },
+    /// A map entry says never written, and yet names a block.
+    MapOdd {
+        /// Number of the arena, from 0.
+        arena: usize,
+        /// The lba in its arena.
+        lba: u32,
+    },
+    /// An lba is marked as lost to a media error.
+    LbaLost {
+        /// Number of the arena, from 0.
+        arena: usize,
+        /// The lba in its arena.
+        lba: u32,
+    },
+    /// Bytes that nothing uses are not zero.
+    PaddingUsed {
+        /// Number of the arena, from 0.
+        arena: usize,
+        /// What lies before them: map or flog.
+        part: &'static str,
+        /// Where they begin in the pool.
+        offset_bytes: u64,
     },
     /// A map entry points outside the arena.
     MapOutOfRange {
@@ -71,13 +93,13 @@ pub enum Finding {
         /// The block that its entry names.
         block: u32,
     },
-    /// A block belongs to several owners: lbas, or lanes as their free block.
+    /// A block belongs to several lbas.
     BlockShared {
         /// Number of the arena, from 0.
         arena: usize,
         /// The block.
         block: u32,
-        /// Its owners, such as "lba 5" or "lane 3".
+        /// Its owners, such as "lba 5", 16 of them at most.
         owners: Vec<String>,
     },
     /// A block belongs to neither a map entry nor a lane.
@@ -114,9 +136,23 @@ impl fmt::Display for Finding {
                 write!(f, "arena {arena}: the two info blocks differ")
             }
             Self::ArenaFailed { arena } => write!(f, "arena {arena}: marked as failed, read-only"),
-            Self::FlogDamaged { arena, lane, reason } => {
-                write!(f, "arena {arena}: flog of lane {lane}: {reason}")
+            Self::FlogDamaged { arena, lane, reason, remedy } => {
+                write!(f, "arena {arena}: flog of lane {lane}: {reason}; {remedy}")
             }
+            Self::MapOdd { arena, lba } => {
+                write!(
+                    f,
+                    "arena {arena}: map entry of lba {lba} names a block, but says never written"
+                )
+            }
+            Self::LbaLost { arena, lba } => write!(
+                f,
+                "arena {arena}: lba {lba} is marked as lost to a media error: reads fail until it is written"
+            ),
+            Self::PaddingUsed { arena, part, offset_bytes } => write!(
+                f,
+                "arena {arena}: bytes behind the {part} at offset {offset_bytes} are not zero; nothing uses them"
+            ),
             Self::MapOutOfRange { arena, lba, block } => {
                 write!(
                     f,
@@ -147,12 +183,21 @@ pub struct Report {
     pub written_blocks: u64,
     /// Blocks that were discarded or never written and read as zeroes.
     pub zero_blocks: u64,
+    /// Blocks that read as zeroes while their former bytes are there: discarded, or the bit of
+    /// their map entry that says so changed, which nothing tells apart.
+    pub dropped_blocks: u64,
     /// Blocks marked as lost to media errors.
     pub error_blocks: u64,
     /// Writes that a crash cut off and that opening the pool will complete.
     pub unfinished_writes: u64,
     /// Info blocks that repair restored.
     pub repaired_info_blocks: u64,
+    /// Lanes whose flog entries repair restored.
+    pub repaired_lanes: u64,
+    /// Map entries that repair restored.
+    pub repaired_map_entries: u64,
+    /// What repair could not prove, in words.
+    pub unproven: Vec<String>,
 }
 
 impl Report {
@@ -190,37 +235,11 @@ pub fn check(region: &Region, progress: &mut dyn FnMut(Progress)) -> Result<Repo
     let mut done = 0;
     for (number, found) in arenas.iter().enumerate() {
         let mut tick = |lba| progress(Progress { done: done + u64::from(lba), total });
-        ArenaCheck { region, number, found, map: map_of(found), report: &mut report }
-            .run(&mut tick);
+        ArenaCheck { region, number, found, report: &mut report }.run(&mut tick)?;
         done += u64::from(found.info.external_nlba.get());
     }
     progress(Progress { done, total });
     report.arenas = arenas.len();
-    Ok(report)
-}
-
-/// Restores each damaged or differing info block from the arena's other copy, then checks again.
-///
-/// The first copy wins where both are whole but differ, as it is the one that is read.
-///
-/// # Errors
-/// As for [`check`], and [`BttError::Pmem`] where the memory cannot be written.
-pub fn repair(region: &Region, progress: &mut dyn FnMut(Progress)) -> Result<Report, BttError> {
-    let (_, arenas) = find_arenas(region, &mut Report::default())?;
-    let mut repaired = 0;
-    for found in &arenas {
-        // Second copy first: at every moment at least one copy is whole, since the other is not
-        // touched.
-        for offset in [found.base + found.info.info2off.get(), found.base] {
-            if read_info(region, offset).ok().as_ref() != Some(&found.info) {
-                region.write_streaming(offset, found.info.as_bytes())?;
-                region.fence()?;
-                repaired += 1;
-            }
-        }
-    }
-    let mut report = check(region, progress)?;
-    report.repaired_info_blocks = repaired;
     Ok(report)
 }
 
@@ -230,7 +249,7 @@ pub(super) fn is_traceable(region: &Region) -> bool {
 }
 
 /// Walks the arenas by whichever info block of each is whole.
-fn find_arenas(
+pub(super) fn find_arenas(
     region: &Region,
     report: &mut Report,
 ) -> Result<(Version, Vec<FoundArena>), BttError> {
@@ -348,201 +367,168 @@ struct ArenaCheck<'a> {
     region: &'a Region,
     number: usize,
     found: &'a FoundArena,
-    map: Map,
     report: &'a mut Report,
 }
 
 impl ArenaCheck<'_> {
-    fn run(&mut self, tick: &mut dyn FnMut(u32)) {
+    fn run(&mut self, tick: &mut dyn FnMut(u32)) -> Result<Survey, BttError> {
         let arena = self.number;
         if self.found.info.flags.get() & FLAG_ERROR != 0 {
             self.report.add(Finding::ArenaFailed { arena });
         }
-        let lanes = self.read_lanes();
-        let mut owners = Owners::new(self.map.blocks);
-        let pending: BTreeMap<u32, u32> = lanes
-            .iter()
-            .filter_map(|lane| lane.unfinished.map(|write| (write.lba, write.new_block)))
-            .collect();
-        for lane in &lanes {
-            owners.add(lane.free_block);
-        }
-        self.walk_map(&pending, tick, &mut |_, block| owners.add(block));
-        self.report_owners(&owners, &lanes, &pending);
-    }
-
-    /// The lanes whose flog makes sense.
-    fn read_lanes(&mut self) -> Vec<CheckedLane> {
-        let (arena, info) = (self.number, &self.found.info);
-        let flog =
-            match Flog::open(self.region, self.found.base + info.logoff.get(), info.nfree.get()) {
-                Ok(flog) => flog,
-                Err(fault) => {
-                    self.report_flog(fault);
-                    return Vec::new();
-                }
-            };
-        let mut lanes = Vec::new();
-        for lane in 0..flog.lanes {
-            match flog.newest(self.region, lane) {
-                Ok(newest) => match self.check_lane(lane, &newest) {
-                    Ok(checked) => lanes.push(checked),
-                    Err(reason) => self.report.add(Finding::FlogDamaged { arena, lane, reason }),
-                },
-                Err(fault) => self.report_flog(fault),
-            }
-        }
-        lanes
-    }
-
-    fn check_lane(&mut self, lane: u32, newest: &Newest) -> Result<CheckedLane, String> {
-        let lbas = self.found.info.external_nlba.get();
-        let unfinished = unfinished(self.region, &self.map, lbas, &newest.entry).or_else(
-            |fault| match fault {
-                EntryFault::Damaged(reason) => Err(reason),
-                // A map entry out of range or unreadable is reported by the walk over the map.
-                EntryFault::Btt(_) => Ok(None),
-            },
-        )?;
-        self.report.unfinished_writes += u64::from(unfinished.is_some());
-        Ok(CheckedLane { lane, free_block: strip_flags(newest.entry.old_map.get()), unfinished })
-    }
-
-    fn report_flog(&mut self, fault: FlogFault) {
-        let arena = self.number;
-        self.report.add(match fault {
-            FlogFault::Damaged { lane, reason } => Finding::FlogDamaged { arena, lane, reason },
-            FlogFault::Pmem(error) => {
-                Finding::Unreadable { arena, reason: format!("flog: {error}") }
-            }
-        });
-    }
-
-    /// Calls `own` for each map entry in range, as it will be after recovery, and reports the rest.
-    fn walk_map(
-        &mut self,
-        pending: &BTreeMap<u32, u32>,
-        tick: &mut dyn FnMut(u32),
-        own: &mut dyn FnMut(u32, u32),
-    ) {
-        let arena = self.number;
-        for lba in 0..self.found.info.external_nlba.get() {
+        let data = Data { region: self.region, found: self.found };
+        let report = &mut *self.report;
+        let survey = Survey::new(self.region, self.found, |lba, entry| {
             if lba.is_multiple_of(PROGRESS_LBAS) {
                 tick(lba);
             }
-            match load_completed(self.region, &self.map, pending, lba) {
-                Ok(entry) => {
-                    self.count(entry.state());
-                    match entry.block(lba) {
-                        block if block < self.map.blocks => own(lba, block),
-                        block => self.report.add(Finding::MapOutOfRange { arena, lba, block }),
-                    }
+            let dropped = entry.state() == MapState::Zero && !data.is_zero(entry.block(lba));
+            report.dropped_blocks += u64::from(dropped);
+        })?;
+        self.report_map(&survey.map);
+        self.report_lanes(&survey);
+        self.report_owners(&survey);
+        self.report_padding()?;
+        Ok(survey)
+    }
+
+    fn report_map(&mut self, map: &MapSurvey) {
+        let arena = self.number;
+        self.report.written_blocks += map.written;
+        self.report.zero_blocks += map.zero;
+        self.report.error_blocks += map.lost.count;
+        self.add_all(&map.wild, |&(lba, block)| Finding::MapOutOfRange { arena, lba, block });
+        self.add_all(&map.unreadable, |(lba, error)| Finding::Unreadable {
+            arena,
+            reason: format!("map entry of lba {lba}: {error}"),
+        });
+        self.add_all(&map.odd, |&lba| Finding::MapOdd { arena, lba });
+        self.add_all(&map.lost, |&lba| Finding::LbaLost { arena, lba });
+    }
+
+    fn report_lanes(&mut self, survey: &Survey) {
+        let arena = self.number;
+        for (lane, state) in (0..).zip(&survey.lanes) {
+            match state {
+                LaneState::Sound(claim) => {
+                    self.report.unfinished_writes += u64::from(claim.unfinished.is_some());
                 }
-                Err(error) => {
-                    self.report.add(Finding::Unreadable {
-                        arena,
-                        reason: format!("map entry of lba {lba}: {error}"),
-                    });
-                }
+                LaneState::Damaged { reason, remedy } => self.report.add(Finding::FlogDamaged {
+                    arena,
+                    lane,
+                    reason: reason.clone(),
+                    remedy: remedy_words(remedy),
+                }),
             }
         }
     }
 
-    fn count(&mut self, state: MapState) {
-        match state {
-            MapState::Normal => self.report.written_blocks += 1,
-            MapState::Unwritten | MapState::Zero => self.report.zero_blocks += 1,
-            MapState::Error => self.report.error_blocks += 1,
-        }
-    }
-
-    fn report_owners(
-        &mut self,
-        owners: &Owners,
-        lanes: &[CheckedLane],
-        pending: &BTreeMap<u32, u32>,
-    ) {
+    fn report_owners(&mut self, survey: &Survey) {
         let arena = self.number;
-        for block in (0..self.map.blocks).filter(|&block| !owners.once.get(block)) {
+        let mended: Vec<u32> = survey.lanes.iter().filter_map(LaneState::mended_block).collect();
+        for &block in survey.ownerless.first.iter().filter(|block| !mended.contains(block)) {
             self.report.add(Finding::BlockLost { arena, block });
         }
-        if owners.shared.is_empty() {
-            return;
-        }
-        let mut names: BTreeMap<u32, Vec<String>> =
-            owners.shared.iter().map(|&block| (block, Vec::new())).collect();
-        for lane in lanes {
-            if let Some(names) = names.get_mut(&lane.free_block) {
-                names.push(format!("lane {}", lane.lane));
-            }
-        }
-        for lba in 0..self.found.info.external_nlba.get() {
-            if let Ok(entry) = load_completed(self.region, &self.map, pending, lba)
-                && let Some(names) = names.get_mut(&entry.block(lba))
+        self.report.faults += survey.ownerless.count - survey.ownerless.first.len() as u64;
+        let Some(blocks) = &survey.map.shared else { return };
+        let mut names: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        let lbas = self.found.info.external_nlba.get();
+        self.found.map().for_each(self.region, lbas, |lba, entry| {
+            if let Some(block) =
+                entry.ok().map(|entry| entry.block(lba)).filter(|&it| blocks.get(it))
             {
-                names.push(format!("lba {lba}"));
+                name(&mut names, block, format!("lba {lba}"));
             }
-        }
+        });
         for (block, owners) in names {
             self.report.add(Finding::BlockShared { arena, block, owners });
         }
     }
-}
 
-/// The map entry of `lba` as it will be after recovery.
-fn load_completed(
-    region: &Region,
-    map: &Map,
-    pending: &BTreeMap<u32, u32>,
-    lba: u32,
-) -> Result<MapEntry, PmemError> {
-    match pending.get(&lba) {
-        Some(&block) => Ok(MapEntry::normal(block)),
-        None => map.load(region, lba),
+    /// What lies behind the last entries of map and flog is zero, and read by nobody.
+    fn report_padding(&mut self) -> Result<(), BttError> {
+        let info = &self.found.info;
+        let map_end = info.mapoff.get() + u64::from(info.external_nlba.get()) * MAP_ENTRY_BYTES;
+        let flog_end = info.logoff.get() + u64::from(info.nfree.get()) * FLOG_GROUP_BYTES;
+        for (part, start, end) in
+            [("map", map_end, info.logoff.get()), ("flog", flog_end, info.info2off.get())]
+        {
+            // Others may leave more there than what rounding asks for, and use it.
+            let mut rest = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX).min(4096)];
+            let offset_bytes = self.found.base + start;
+            match self.region.read(offset_bytes, &mut rest) {
+                Ok(()) if rest.iter().all(|&byte| byte == 0) => {}
+                Ok(()) => {
+                    self.report.add(Finding::PaddingUsed { arena: self.number, part, offset_bytes })
+                }
+                Err(error @ PmemError::Poisoned { .. }) => self.report.add(Finding::Unreadable {
+                    arena: self.number,
+                    reason: format!("behind the {part}: {error}"),
+                }),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn add_all<T>(&mut self, items: &Items<T>, finding: impl Fn(&T) -> Finding) {
+        items.first.iter().for_each(|item| self.report.add(finding(item)));
+        self.report.faults += items.count - items.first.len() as u64;
     }
 }
 
-/// A lane as the check found it.
-struct CheckedLane {
-    lane: u32,
-    free_block: u32,
-    unfinished: Option<Unfinished>,
-}
-
-/// Which blocks have an owner, and which more than one.
-struct Owners {
-    once: Bitmap,
-    shared: Vec<u32>,
-}
-
-impl Owners {
-    fn new(blocks: u32) -> Self {
-        Self { once: Bitmap::new(blocks), shared: Vec::new() }
-    }
-
-    fn add(&mut self, block: u32) {
-        if self.once.set(block) && self.shared.len() < FINDINGS_MAX {
-            self.shared.push(block);
+fn name(names: &mut BTreeMap<u32, Vec<String>>, block: u32, owner: String) {
+    // Of very many owners the first ones do.
+    let count = names.len();
+    if count < FINDINGS_MAX || names.contains_key(&block) {
+        let owners = names.entry(block).or_default();
+        if owners.len() < OWNERS_MAX {
+            owners.push(owner);
         }
     }
 }
 
-struct Bitmap(Vec<u64>);
-
-impl Bitmap {
-    fn new(bits: u32) -> Self {
-        Self(vec![0; bits.div_ceil(64) as usize])
+fn remedy_words(remedy: &Remedy) -> String {
+    match remedy {
+        Remedy::Proven(_, claim) => match claim.unfinished {
+            None => "one bit changed, as the map proves; its last write is complete".into(),
+            Some(Unfinished { lba, .. }) => {
+                format!(
+                    "one bit changed, as the map proves; its write of lba {lba} is to be completed"
+                )
+            }
+        },
+        Remedy::Free(block) => format!(
+            "block {block} is the one that it has, as the map proves; whether its last write before a power cut is \
+             complete cannot be proved"
+        ),
+        Remedy::None => "what it was cannot be proved".into(),
     }
+}
 
-    /// Sets bit `bit` and says whether it was set before.
-    fn set(&mut self, bit: u32) -> bool {
-        let (word, mask) = (&mut self.0[bit as usize / 64], 1 << (bit % 64));
-        let before = *word & mask != 0;
-        *word |= mask;
-        before
-    }
+/// The data blocks of an arena.
+struct Data<'a> {
+    region: &'a Region,
+    found: &'a FoundArena,
+}
 
-    fn get(&self, bit: u32) -> bool {
-        self.0[bit as usize / 64] & 1 << (bit % 64) != 0
+impl Data<'_> {
+    /// A block that is there and has no byte but zeroes.
+    fn is_zero(&self, block: u32) -> bool {
+        let info = &self.found.info;
+        let block_bytes = u64::from(info.internal_lbasize.get());
+        let offset = self.found.base + info.dataoff.get() + u64::from(block) * block_bytes;
+        let mut bytes = [0; 64];
+        let mut is_zero = true;
+        for at in (0..data_bytes(info.external_lbasize.get()).into()).step_by(bytes.len()) {
+            is_zero = self.region.read(offset + at, &mut bytes).is_err()
+                || bytes.iter().all(|&byte| byte == 0);
+            if !is_zero {
+                break;
+            }
+        }
+        // To release is to use less memory; nothing depends on it.
+        let _ = self.region.release(offset, block_bytes);
+        is_zero
     }
 }

@@ -4,9 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::arena::Arena;
+use super::check::{Report, find_arenas};
+use super::flog::Flog;
 use super::info::{FoundArena, discover};
 use super::layout::{FLAG_ERROR, FlogSlots, Version};
-use super::recover::{Recovered, open_arena};
+use super::recover::open_arena;
 use super::{BttError, layout};
 use crate::device::{
     Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
@@ -64,6 +66,9 @@ pub struct Summary {
     pub recovered_lanes: u32,
     /// The arenas.
     pub arenas: Vec<ArenaSummary>,
+    /// What is wrong, in words; nothing where the BTT is whole.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub damage: Vec<String>,
 }
 
 /// What an arena is.
@@ -86,25 +91,40 @@ pub struct ArenaSummary {
 }
 
 impl Btt {
-    /// Opens the BTT in `region` and completes the writes that a crash cut off. Reads the flog, not
-    /// the map, so the time does not grow with the size. A read-only region is not changed: what is
-    /// to be completed is kept in memory.
+    /// Opens the BTT in `region` and completes the writes that a crash cut off. Reads map and flog
+    /// once, 4 bytes a block, to see that each block has one owner. A read-only region is not
+    /// changed: what is to be completed is kept in memory; and it is opened as far as it can be
+    /// read, which [`Summary::damage`] tells.
     ///
     /// # Errors
     /// [`BttError`]: nothing found, damage, or the memory failed.
     pub fn open(region: Arc<Region>) -> std::result::Result<Self, BttError> {
-        let (version, found) = discover(&region)?;
+        Self::open_as(region, false)
+    }
+
+    /// The same for a BTT whose damage makes writes dangerous: a block may be written over where it
+    /// has two owners, and read as that of the wrong one.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open), but not [`BttError::Unwritable`].
+    pub fn open_forced(region: Arc<Region>) -> std::result::Result<Self, BttError> {
+        Self::open_as(region, true)
+    }
+
+    fn open_as(region: Arc<Region>, force: bool) -> std::result::Result<Self, BttError> {
+        let (version, found, mut damage) = find(&region)?;
         let mut arenas = Vec::new();
         let mut completed_lanes = Vec::new();
         for (number, found) in found.iter().enumerate() {
-            let Recovered { arena, completed_lanes: completed } =
-                open_arena(&region, number, found)?;
-            arenas.push(arena);
-            completed_lanes.push(completed);
+            let recovered = open_arena(&region, number, found, force)?;
+            arenas.push(recovered.arena);
+            completed_lanes.push(recovered.completed_lanes);
+            damage.extend(recovered.damage);
         }
         let slots: Vec<_> = arenas.iter().map(|arena| arena.flog.slots).collect();
         let summary = Summary {
             recovered_lanes: completed_lanes.iter().sum(),
+            damage,
             ..describe(version, &found, &slots)
         };
         let read_only = region.read_only() || summary.arenas.iter().any(|arena| arena.failed);
@@ -115,20 +135,17 @@ impl Btt {
     /// What the BTT in `region` is, without opening it.
     ///
     /// # Errors
-    /// As for [`open`](Self::open), less those of its flog.
+    /// As for [`open`](Self::open), less those of its map and flog.
     pub fn summarize(region: &Region) -> std::result::Result<Summary, BttError> {
-        let (version, found) = discover(region)?;
+        let (version, found, damage) = find(region)?;
         let slots = found
             .iter()
-            .enumerate()
-            .map(|(number, found)| {
+            .map(|found| {
                 let base = found.base + found.info.logoff.get();
-                super::flog::Flog::open(region, base, found.info.nfree.get())
-                    .map(|flog| flog.slots)
-                    .map_err(|fault| super::recover::flog_error(number, fault))
+                Ok(Flog::open(region, base, found.info.nfree.get())?.slots)
             })
-            .collect::<std::result::Result<Vec<_>, _>>()?;
-        Ok(describe(version, &found, &slots))
+            .collect::<std::result::Result<Vec<_>, BttError>>()?;
+        Ok(Summary { damage, ..describe(version, &found, &slots) })
     }
 
     /// What this BTT is.
@@ -323,6 +340,20 @@ impl BlockDevice for Btt {
     }
 }
 
+/// The arenas of `region`, and what is wrong with their info blocks. For reading, an arena is found
+/// by either copy of its info block, and those before a lost one are better than none.
+fn find(region: &Region) -> std::result::Result<(Version, Vec<FoundArena>, Vec<String>), BttError> {
+    match discover(region) {
+        Ok((version, arenas)) => Ok((version, arenas, Vec::new())),
+        Err(error) if !region.read_only() => Err(error),
+        Err(error) => {
+            let mut report = Report::default();
+            let (version, arenas) = find_arenas(region, &mut report).map_err(|_| error)?;
+            Ok((version, arenas, report.findings.iter().map(ToString::to_string).collect()))
+        }
+    }
+}
+
 fn geometry(summary: &Summary, read_only: bool) -> Geometry {
     Geometry {
         block_bytes: summary.block_bytes,
@@ -353,6 +384,7 @@ fn describe(version: Version, found: &[FoundArena], slots: &[FlogSlots]) -> Summ
         blocks: arenas.iter().map(|arena| u64::from(arena.lbas)).sum(),
         recovered_lanes: 0,
         arenas,
+        damage: Vec::new(),
     }
 }
 

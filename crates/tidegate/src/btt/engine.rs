@@ -89,7 +89,8 @@ impl Engine for BttEngine {
     }
 
     fn open(&self, opening: Opening) -> std::result::Result<Opened, EngineError> {
-        let btt = Btt::open(opening.region).map_err(EngineError::pool)?;
+        let open = if opening.force { Btt::open_forced } else { Btt::open };
+        let btt = open(opening.region).map_err(EngineError::pool)?;
         let recovered = counted(btt.summary().recovered_lanes.into(), "unfinished write");
         Ok(Opened { tier: Arc::new(btt), recovered })
     }
@@ -102,7 +103,7 @@ impl Engine for BttEngine {
     ) -> std::result::Result<Checked, EngineError> {
         let mut show = |Step { done, total }| progress(Progress { done, total });
         let report = if repair {
-            check::repair(&region, &mut show)
+            super::repair(&region, &mut show)
         } else {
             check::check(&region, &mut show)
         };
@@ -150,6 +151,7 @@ fn lines(btt: &Summary) -> Vec<Line> {
         let offset = arena.offset_bytes;
         line("failed", format_args!("arena {number} at offset {offset}: it is read-only"))
     }));
+    lines.extend(btt.damage.iter().map(|damage| line("damaged", damage)));
     lines
 }
 
@@ -159,8 +161,22 @@ fn report_lines(report: &Report) -> Vec<String> {
     if more > 0 {
         lines.push(format!("and {more} more"));
     }
-    if report.repaired_info_blocks > 0 {
-        lines.push(format!("restored info blocks: {}", report.repaired_info_blocks));
+    for (what, count) in [
+        ("info blocks", report.repaired_info_blocks),
+        ("flog entries of lanes", report.repaired_lanes),
+        ("map entries", report.repaired_map_entries),
+    ] {
+        if count > 0 {
+            lines.push(format!("restored {what}: {count}"));
+        }
+    }
+    lines.extend(report.unproven.iter().map(|what| format!("not proved: {what}")));
+    if report.dropped_blocks > 0 {
+        lines.push(format!(
+            "{} of the zero blocks were discarded while their bytes stayed, or bit 30 of their map entries changed: \
+             nothing tells which",
+            report.dropped_blocks
+        ));
     }
     lines.push(format!(
         "{} blocks written, {} zero, {} lost to media errors; {} unfinished writes that opening completes",

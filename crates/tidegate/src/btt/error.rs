@@ -35,17 +35,29 @@ pub enum BttError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A flog entry makes no sense.
+    /// A write to an arena could destroy blocks of others: its map or flog is damaged.
     #[error(
-        "BTT arena {arena}, lane {lane}: the flog is damaged: {reason}; `tidegate check` tells the extent"
+        "BTT arena {arena}: {first} ({faults} faults in all), so a write to one block may destroy another: \
+         `tidegate check --repair` mends what can be proved; or copy the data off with \
+         `tidegate serve --read-only` to a new pool; --force writes all the same"
     )]
-    FlogDamaged {
+    Unwritable {
         /// Number of the arena, from 0.
         arena: usize,
-        /// Number of the lane, from 0.
-        lane: u32,
-        /// What is wrong with it.
-        reason: String,
+        /// Number of faults.
+        faults: u64,
+        /// The first one.
+        first: String,
+    },
+    /// A block has several owners.
+    #[error(
+        "block {lba} cannot be told from another: the map or the flog is damaged where it says who has block {block} of the arena; --force reads it all the same"
+    )]
+    BlockDisputed {
+        /// The lba in its arena.
+        lba: u32,
+        /// The block in its arena.
+        block: u32,
     },
     /// A map entry points outside the arena.
     #[error(
@@ -88,7 +100,8 @@ impl From<BttError> for DeviceError {
             BttError::NotFound
             | BttError::InfoDamaged { .. }
             | BttError::InfoLost { .. }
-            | BttError::FlogDamaged { .. }
+            | BttError::Unwritable { .. }
+            | BttError::BlockDisputed { .. }
             | BttError::MapDamaged { .. } => DeviceErrorKind::Corrupt,
         };
         Self::new(kind, error.to_string())

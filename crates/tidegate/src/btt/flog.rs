@@ -17,7 +17,7 @@ pub(super) struct Flog {
 }
 
 /// The four slots of a lane.
-type Group = [FlogSlot; 4];
+pub(super) type Group = [FlogSlot; 4];
 
 /// A lane's newest entry, and which of its two slots holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,55 +26,28 @@ pub(super) struct Newest {
     pub(super) entry: FlogSlot,
 }
 
-/// Why a flog cannot be used.
-#[derive(Debug)]
-pub(super) enum FlogFault {
-    /// The memory failed.
-    Pmem(PmemError),
-    /// The entries of `lane` contradict the format.
-    Damaged { lane: u32, reason: String },
-}
-
-impl From<PmemError> for FlogFault {
-    fn from(error: PmemError) -> Self {
-        Self::Pmem(error)
-    }
-}
-
 impl Flog {
-    /// Opens the flog at `base`, finding out which slots hold entries.
-    pub(super) fn open(region: &Region, base: u64, lanes: u32) -> Result<Self, FlogFault> {
-        let mut flog = Self { base, lanes, slots: FlogSlots::ZeroOne };
-        let mut found: Option<FlogSlots> = None;
+    /// The flog at `base`. Which slots hold entries is what most lanes say.
+    ///
+    /// # Errors
+    /// The range is outside the region. Lanes that cannot be read are left out.
+    pub(super) fn open(region: &Region, base: u64, lanes: u32) -> Result<Self, PmemError> {
+        let flog = Self { base, lanes, slots: FlogSlots::ZeroOne };
+        let (mut zero_one, mut zero_two) = (0, 0);
         for lane in 0..lanes {
-            let Some(slots) = used_slots(&flog.group(region, lane)?, lane)? else { continue };
-            if *found.get_or_insert(slots) != slots {
-                let reason =
-                    "its entries are padded differently from the lanes' before it".to_string();
-                return Err(FlogFault::Damaged { lane, reason });
+            match flog.group(region, lane) {
+                Ok([_, first, second, _]) => {
+                    zero_one += u32::from(!first.is_padding());
+                    zero_two += u32::from(!second.is_padding());
+                }
+                Err(PmemError::Poisoned { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
         // Lanes that were never used look the same under both schemes, and then count as the newer
         // one.
-        flog.slots = found.unwrap_or_default();
-        Ok(flog)
-    }
-
-    /// The newest entry of `lane`.
-    pub(super) fn newest(&self, region: &Region, lane: u32) -> Result<Newest, FlogFault> {
-        let group = self.group(region, lane)?;
-        let entries = match self.slots {
-            FlogSlots::ZeroOne => [group[0], group[1]],
-            FlogSlots::ZeroTwo => [group[0], group[2]],
-        };
-        let (first, second) = (entries[0].seq.get(), entries[1].seq.get());
-        let which = newer(first, second).ok_or_else(|| {
-            let reason = format!(
-                "its sequence numbers are {first} and {second}, which cannot follow each other"
-            );
-            FlogFault::Damaged { lane, reason }
-        })?;
-        Ok(Newest { which, entry: entries[which] })
+        let slots = if zero_two > zero_one { FlogSlots::ZeroTwo } else { FlogSlots::ZeroOne };
+        Ok(Self { slots, ..flog })
     }
 
     /// Stores the first half (lba, old map entry) of the slot that the lane's next entry goes to.
@@ -107,32 +80,59 @@ impl Flog {
 
     /// Writes the group of `lane` back, whichever of its slots was stored.
     pub(super) fn write_back(&self, region: &Region, lane: u32) -> Result<(), PmemError> {
-        region.write_back(self.base + u64::from(lane) * FLOG_GROUP_BYTES, FLOG_GROUP_BYTES)
+        region.write_back(self.group_offset(lane), FLOG_GROUP_BYTES)
     }
 
     fn slot_offset(&self, lane: u32, which: usize) -> u64 {
-        self.base + u64::from(lane) * FLOG_GROUP_BYTES + self.slots.offset(which)
+        self.group_offset(lane) + self.slots.offset(which)
     }
 
-    fn group(&self, region: &Region, lane: u32) -> Result<Group, PmemError> {
+    /// Replaces all of a lane's slots; durable on return.
+    pub(super) fn replace(
+        &self,
+        region: &Region,
+        lane: u32,
+        group: &Group,
+    ) -> Result<(), PmemError> {
+        region.write_streaming(self.group_offset(lane), group.as_bytes())?;
+        region.fence()
+    }
+
+    /// The slots of `lane` as they are.
+    pub(super) fn group(&self, region: &Region, lane: u32) -> Result<Group, PmemError> {
         let mut group = Group::new_zeroed();
-        region.read(self.base + u64::from(lane) * FLOG_GROUP_BYTES, group.as_mut_bytes())?;
+        region.read(self.group_offset(lane), group.as_mut_bytes())?;
         Ok(group)
+    }
+
+    fn group_offset(&self, lane: u32) -> u64 {
+        self.base + u64::from(lane) * FLOG_GROUP_BYTES
     }
 }
 
-/// The scheme that a lane's slots follow; None where the lane was never used and both fit.
-fn used_slots(group: &Group, lane: u32) -> Result<Option<FlogSlots>, FlogFault> {
-    match group.map(|slot| !slot.is_padding()) {
-        [true, false, false, false] => Ok(None),
-        [true, true, false, false] => Ok(Some(FlogSlots::ZeroOne)),
-        [true, false, true, false] => Ok(Some(FlogSlots::ZeroTwo)),
-        used => {
-            let used: Vec<_> = (0..4).filter(|&slot| used[slot]).collect();
-            let reason = format!("slots {used:?} hold entries, expected 0 and 1, or 0 and 2");
-            Err(FlogFault::Damaged { lane, reason })
-        }
+/// The newest entry of a lane's slots.
+///
+/// # Errors
+/// What in them contradicts the format.
+pub(super) fn newest_of(group: &Group, slots: FlogSlots) -> Result<Newest, String> {
+    let (used, padding) = match slots {
+        FlogSlots::ZeroOne => ([0, 1], [2, 3]),
+        FlogSlots::ZeroTwo => ([0, 2], [1, 3]),
+    };
+    if let Some(slot) = padding.into_iter().find(|&slot| !group[slot].is_padding()) {
+        let [first, second] = used;
+        return Err(format!("slot {slot} is not zero, expected entries in {first} and {second}"));
     }
+    let entries = used.map(|slot| group[slot]);
+    // A write that was cut off may have left its first half in a slot that was never used.
+    if entries.iter().any(|entry| entry.seq.get() == 0 && entry.new_map.get() != 0) {
+        return Err("an entry has the sequence number 0, expected 1 to 3".into());
+    }
+    let [first, second] = entries.map(|entry| entry.seq.get());
+    let which = newer(first, second).ok_or_else(|| {
+        format!("its sequence numbers are {first} and {second}, which cannot follow each other")
+    })?;
+    Ok(Newest { which, entry: entries[which] })
 }
 
 /// Which of two sequence numbers is the newer one; None where they contradict each other. Zero is a
@@ -164,14 +164,20 @@ mod tests {
     }
 
     #[test]
-    fn padding_schemes_are_told_apart() {
-        let used = FlogSlot::new(0, 1, 1, 1);
+    fn slots_that_contradict_the_format_are_told() {
+        let (used, next) = (FlogSlot::new(0, 1, 1, 1), FlogSlot::new(0, 1, 2, 2));
         let none = FlogSlot::default();
-        assert_eq!(used_slots(&[used, none, none, none], 0).unwrap(), None);
-        assert_eq!(used_slots(&[used, used, none, none], 0).unwrap(), Some(FlogSlots::ZeroOne));
-        assert_eq!(used_slots(&[used, none, used, none], 0).unwrap(), Some(FlogSlots::ZeroTwo));
-        for wrong in [[none; 4], [none, used, none, none], [used; 4], [used, none, none, used]] {
-            assert!(used_slots(&wrong, 3).is_err());
+        let which = |group, slots| newest_of(&group, slots).map(|newest| newest.which).ok();
+        assert_eq!(which([used, none, none, none], FlogSlots::ZeroOne), Some(0));
+        assert_eq!(which([used, next, none, none], FlogSlots::ZeroOne), Some(1));
+        assert_eq!(which([used, none, next, none], FlogSlots::ZeroTwo), Some(1));
+        for wrong in [[none; 4], [used, none, next, none], [used, next, none, next]] {
+            assert_eq!(which(wrong, FlogSlots::ZeroOne), None);
         }
+        // A first half that a crash left; and a sequence number that became 0.
+        let torn = FlogSlot::new(5, 6, 0, 0);
+        assert_eq!(which([used, torn, none, none], FlogSlots::ZeroOne), Some(0));
+        let lost = FlogSlot::new(5, 6, 7, 0);
+        assert_eq!(which([used, lost, none, none], FlogSlots::ZeroOne), None);
     }
 }

@@ -70,7 +70,7 @@ fn repair_checksum(region: &Region, base: u64) -> Result<(), PmemError> {
 fn exercise(region: &Arc<Region>) {
     let _ = check::check(region, &mut |_| ());
     let _ = use_device(region);
-    let _ = check::repair(region, &mut |_| ());
+    let _ = super::repair(region, &mut |_| ());
     let _ = use_device(region);
 }
 

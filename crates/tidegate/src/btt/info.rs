@@ -4,6 +4,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::BttError;
 use super::layout::{Info, PAGE_BYTES, SIGNATURE, Version};
+use super::map::Map;
 use crate::pmem::{PmemError, Region};
 
 /// An arena found on the medium: where it starts and what its info block says.
@@ -11,6 +12,13 @@ use crate::pmem::{PmemError, Region};
 pub(super) struct FoundArena {
     pub(super) base: u64,
     pub(super) info: Info,
+}
+
+impl FoundArena {
+    /// Its map.
+    pub(super) fn map(&self) -> Map {
+        Map { base: self.base + self.info.mapoff.get(), blocks: self.info.internal_nlba.get() }
+    }
 }
 
 /// Reads the info block at `offset` as it is.

@@ -46,6 +46,13 @@ impl Lane {
         )
     }
 
+    /// A lane that no writer takes: what its block is cannot be told.
+    pub(super) fn unusable(number: u32) -> Self {
+        let lane = Self::new(number, 0, 0, 1);
+        lane.failed.store(true, Ordering::Relaxed);
+        lane
+    }
+
     fn new(number: u32, free_block: u32, which: u32, seq: u32) -> Self {
         Self {
             number,

@@ -328,6 +328,11 @@ impl MapEntry {
         Self(block & Self::BLOCK | Self::ERROR)
     }
 
+    /// The entry with its flags and another block.
+    pub(super) fn with_block(self, block: u32) -> Self {
+        Self(self.0 & !Self::BLOCK | block)
+    }
+
     pub(super) fn state(self) -> MapState {
         match (self.0 & Self::ZERO != 0, self.0 & Self::ERROR != 0) {
             (false, false) => MapState::Unwritten,

@@ -6,6 +6,11 @@ use super::BttError;
 use super::layout::{MAP_ENTRY_BYTES, MapEntry};
 use crate::pmem::{PmemError, Region};
 
+/// Entries that are read at once.
+const CHUNK_ENTRIES: u32 = 16 << 10;
+/// Entries that are read before their pages are released: 2 MiB, a huge page.
+const RELEASE_ENTRIES: u32 = 512 << 10;
+
 /// The map of one arena.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Map {
@@ -24,6 +29,36 @@ impl Map {
     /// The entry of `lba`, as it is.
     pub(super) fn load(&self, region: &Region, lba: u32) -> Result<MapEntry, PmemError> {
         region.load_u32(self.entry_offset(lba)).map(MapEntry)
+    }
+
+    /// Shows the entries of the `lbas` lbas to `see`, in order. The memory that takes does not grow
+    /// with the map. An entry that is changed meanwhile is shown as it was or as it is.
+    pub(super) fn for_each(
+        &self,
+        region: &Region,
+        lbas: u32,
+        mut see: impl FnMut(u32, Result<MapEntry, PmemError>),
+    ) {
+        let mut chunk = vec![[0; MAP_ENTRY_BYTES as usize]; CHUNK_ENTRIES.min(lbas) as usize];
+        for first in (0..lbas).step_by(CHUNK_ENTRIES as usize) {
+            let count = CHUNK_ENTRIES.min(lbas - first);
+            let entries = &mut chunk[..count as usize];
+            match region.read(self.entry_offset(first), entries.as_flattened_mut()) {
+                Ok(()) => (first..)
+                    .zip(&*entries)
+                    .for_each(|(lba, &entry)| see(lba, Ok(MapEntry(u32::from_le_bytes(entry))))),
+                Err(_) => {
+                    (first..first + count).for_each(|lba| see(lba, self.load(region, lba)));
+                }
+            }
+            let end = first + count;
+            if end == lbas || end.is_multiple_of(RELEASE_ENTRIES) {
+                let start = (end - 1) / RELEASE_ENTRIES * RELEASE_ENTRIES;
+                let len = u64::from(end - start) * MAP_ENTRY_BYTES;
+                // To release is to use less memory; nothing depends on it.
+                let _ = region.release(self.entry_offset(start), len);
+            }
+        }
     }
 
     /// The entry of `lba` and the block it points at.

@@ -16,15 +16,18 @@
 //!    finished or will notice and read again.
 //!
 //! Entry points: [`create`], [`probe`], [`Btt::open`] (recovers), [`check`](check::check) and
-//! [`repair`](check::repair). The path of a write: [`Btt`]'s `write` → `Arena::write_blocks`
+//! [`repair()`]. The path of a write: [`Btt`]'s `write` → `Arena::write_blocks`
 //! (`write.rs`, where the ordering argument stands beside the stores) → `Lane` and `Flog`.
 
 mod arena;
+mod bitmap;
 pub mod check;
 mod create;
 mod device;
 mod engine;
 mod error;
+#[cfg(all(test, not(feature = "loom")))]
+mod flip_tests;
 mod flog;
 #[cfg(any(test, feature = "test-support"))]
 #[doc(hidden)]
@@ -36,6 +39,8 @@ mod layout;
 mod loom_tests;
 mod map;
 mod recover;
+mod repair;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -46,3 +51,4 @@ pub use engine::BttEngine;
 pub use error::BttError;
 pub use info::probe;
 pub use layout::{FlogSlots, LBA_SIZES, Version};
+pub use repair::repair;

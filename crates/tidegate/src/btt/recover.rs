@@ -2,69 +2,62 @@
 //!
 //! Idempotent: completing a map entry twice stores the same value, and the flog is only read. A
 //! crash inside leaves some entries completed and the rest for the next recovery.
+//!
+//! Before anything is changed the whole map and flog are looked at ([`Survey`]): in an arena where
+//! a block has two owners, a write to one destroys the other. Such an arena is opened for reading,
+//! which needs no flog, or where the caller insists.
 
 use super::BttError;
 use super::arena::Arena;
-use super::flog::{Flog, FlogFault};
+use super::flog::Flog;
 use super::info::FoundArena;
 use super::lane::{Lane, Lanes};
-use super::layout::{FlogSlot, MapEntry, strip_flags};
+use super::layout::{FlogSlot, MapEntry};
 use super::map::Map;
+use super::survey::{Claim, LaneState, Remedy, Survey, Unfinished};
 use crate::pmem::Region;
 use crate::tier::version_locks::VersionLocks;
 
 /// Locks of an arena, as a power of two: enough that two lbas in flight seldom share one (32 KiB).
 const LOCKS_LOG2: u32 = 12;
 
-/// A map change that a lane's newest flog entry describes and that the map does not have yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Unfinished {
-    pub(super) lba: u32,
-    pub(super) new_block: u32,
-}
-
 /// What recovery found in one arena.
 pub(super) struct Recovered {
     pub(super) arena: Arena,
     pub(super) completed_lanes: u32,
+    /// What is wrong with the arena, in words; nothing in a whole one.
+    pub(super) damage: Vec<String>,
 }
 
-/// The geometry of `found`, with its map.
-pub(super) fn map_of(found: &FoundArena) -> Map {
-    Map { base: found.base + found.info.mapoff.get(), blocks: found.info.internal_nlba.get() }
-}
-
-/// Opens the arena and completes what was cut off.
+/// Opens the arena and completes what was cut off. With `force` an arena is opened for writing also
+/// where that may destroy blocks, and blocks of several owners are read.
 pub(super) fn open_arena(
     region: &Region,
     number: usize,
     found: &FoundArena,
+    force: bool,
 ) -> Result<Recovered, BttError> {
-    let fault = |fault| flog_error(number, fault);
-    let info = &found.info;
-    let map = map_of(found);
-    let flog =
-        Flog::open(region, found.base + info.logoff.get(), info.nfree.get()).map_err(fault)?;
-    let mut lanes = Vec::with_capacity(flog.lanes as usize);
-    let mut overlay = Vec::new();
-    for lane in 0..flog.lanes {
-        let newest = flog.newest(region, lane).map_err(fault)?;
-        if let Some(unfinished) = unfinished(region, &map, info.external_nlba.get(), &newest.entry)
-            .map_err(|reason| reason.into_error(number, lane))?
-        {
-            overlay.push((unfinished.lba, unfinished.new_block));
-        }
-        if !region.read_only() {
-            write_back_seen(region, &flog, lane, &map, info.external_nlba.get(), &newest.entry)?;
-        }
-        lanes.push(Lane::after(lane, &newest));
+    let survey = Survey::new(region, found, |_, _| ())?;
+    let writable = !region.read_only();
+    if let Some((first, faults)) = survey.obstacle().filter(|_| writable && !force) {
+        return Err(BttError::Unwritable { arena: number, faults, first });
     }
+    let info = &found.info;
+    let map = found.map();
+    let mut overlay: Vec<_> = survey
+        .lanes
+        .iter()
+        .filter_map(|lane| known(lane, writable)?.unfinished)
+        .map(|Unfinished { lba, new_block }| (lba, new_block))
+        .collect();
     overlay.sort_unstable();
     let completed_lanes = u32::try_from(overlay.len()).expect("at most one entry a lane");
-    if !region.read_only() {
-        region.fence()?;
+    if writable {
+        write_back_seen(region, &survey, &map, info.external_nlba.get())?;
         complete(region, &map, &std::mem::take(&mut overlay))?;
     }
+    let damage = damage_of(number, &survey);
+    let lanes = (0..).zip(&survey.lanes).map(|(lane, state)| open_lane(lane, state)).collect();
     let arena = Arena {
         number,
         lbas: info.external_nlba.get(),
@@ -72,12 +65,47 @@ pub(super) fn open_arena(
         block_bytes: info.internal_lbasize.get().into(),
         metadata_bytes: metadata_bytes(info.external_lbasize.get()),
         map,
-        flog,
+        flog: survey.flog,
         lanes: Lanes::new(lanes),
         lba_locks: VersionLocks::new(LOCKS_LOG2),
         overlay,
+        suspects: if force { None } else { survey.suspects() },
     };
-    Ok(Recovered { arena, completed_lanes })
+    Ok(Recovered { arena, completed_lanes, damage })
+}
+
+/// What is known of a lane's last write. A lane that is to be mended first is not used for writing.
+fn known(lane: &LaneState, writable: bool) -> Option<&Claim> {
+    match lane {
+        LaneState::Sound(claim) => Some(claim),
+        LaneState::Damaged { remedy: Remedy::Proven(_, claim), .. } if !writable => Some(claim),
+        LaneState::Damaged { .. } => None,
+    }
+}
+
+fn open_lane(number: u32, state: &LaneState) -> Lane {
+    match state {
+        LaneState::Sound(claim) => Lane::after(number, &claim.newest),
+        LaneState::Damaged { .. } => Lane::unusable(number),
+    }
+}
+
+/// What readers should know of an arena that is served all the same.
+fn damage_of(arena: usize, survey: &Survey) -> Vec<String> {
+    let Some((first, faults)) = survey.obstacle() else { return Vec::new() };
+    let mut damage = vec![format!(
+        "arena {arena}: {first}; {faults} faults in all, `tidegate check` names them"
+    )];
+    let unknown = |lane: &&LaneState| {
+        matches!(lane, LaneState::Damaged { remedy: Remedy::Free(_) | Remedy::None, .. })
+    };
+    let unknown = survey.lanes.iter().filter(unknown).count();
+    if unknown > 0 {
+        damage.push(format!(
+            "arena {arena}: the last writes of {unknown} lanes before a power cut may be missing"
+        ));
+    }
+    damage
 }
 
 /// Bytes of metadata behind the data of an lba of `lba_bytes`.
@@ -85,10 +113,19 @@ fn metadata_bytes(lba_bytes: u32) -> usize {
     (lba_bytes - super::layout::data_bytes(lba_bytes)) as usize
 }
 
-/// Writes back what recovery builds on. After a power cut it is durable already; after a mere kill
-/// of the process the newest flog entry and the map entry of its write may be in the cache only,
-/// and neither a completed map entry nor the lane's next write may become durable before them.
-fn write_back_seen(
+/// Writes back what recovery builds on, and fences. After a power cut it is durable already; after
+/// a mere kill of the process the newest flog entry and the map entry of its write may be in the
+/// cache only, and neither a completed map entry nor the lane's next write may become durable
+/// before them.
+fn write_back_seen(region: &Region, survey: &Survey, map: &Map, lbas: u32) -> Result<(), BttError> {
+    for (lane, state) in (0..).zip(&survey.lanes) {
+        let LaneState::Sound(claim) = state else { continue };
+        write_back_lane(region, &survey.flog, lane, map, lbas, &claim.newest.entry)?;
+    }
+    Ok(region.fence()?)
+}
+
+fn write_back_lane(
     region: &Region,
     flog: &Flog,
     lane: u32,
@@ -112,57 +149,4 @@ fn complete(region: &Region, map: &Map, missing: &[(u32, u32)]) -> Result<(), Bt
     }
     region.fence()?;
     Ok(())
-}
-
-/// Why a flog entry cannot be followed.
-pub(super) enum EntryFault {
-    /// It contradicts the arena's bounds.
-    Damaged(String),
-    /// The map it points at cannot be read.
-    Btt(BttError),
-}
-
-impl EntryFault {
-    fn into_error(self, arena: usize, lane: u32) -> BttError {
-        match self {
-            Self::Damaged(reason) => BttError::FlogDamaged { arena, lane, reason },
-            Self::Btt(error) => error,
-        }
-    }
-}
-
-/// What `entry`, a lane's newest, leaves to do: the map still points at the old block.
-///
-/// The numbers are compared without their flag bits, which libpmemblk keeps in its flog and the
-/// kernel does not.
-pub(super) fn unfinished(
-    region: &Region,
-    map: &Map,
-    lbas: u32,
-    entry: &FlogSlot,
-) -> Result<Option<Unfinished>, EntryFault> {
-    let (lba, old_block) = (entry.lba.get(), strip_flags(entry.old_map.get()));
-    let new_block = strip_flags(entry.new_map.get());
-    if old_block == new_block && old_block < map.blocks {
-        // A lane that was never used; the kernel numbers its entry by lane, whether or not that is
-        // an lba.
-        return Ok(None);
-    }
-    if lba >= lbas || old_block >= map.blocks || new_block >= map.blocks {
-        let blocks = map.blocks;
-        return Err(EntryFault::Damaged(format!(
-            "its newest entry moves lba {lba} from block {old_block} to {new_block}, \
-             but the arena has {lbas} lbas and {blocks} blocks"
-        )));
-    }
-    let (_, block) = map.load_block(region, lba).map_err(EntryFault::Btt)?;
-    Ok((block == old_block).then_some(Unfinished { lba, new_block }))
-}
-
-/// A flog fault as an error of arena `arena`.
-pub(super) fn flog_error(arena: usize, fault: FlogFault) -> BttError {
-    match fault {
-        FlogFault::Pmem(error) => error.into(),
-        FlogFault::Damaged { lane, reason } => BttError::FlogDamaged { arena, lane, reason },
-    }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
-use super::check::{Finding, check, repair};
+use super::check::{Finding, check};
 use super::create::create_arenas;
+use super::flog::newest_of;
 use super::info::read_info;
 use super::layout::{ArenaPlan, FlogSlot, LANES, MapEntry};
 use super::*;
@@ -313,7 +314,8 @@ fn check_names_shared_lost_and_wild_blocks_and_bad_flogs() {
         lba: 2,
         block: 0x3FFF_FFFF
     }));
-    let opened = Btt::open(wild).unwrap();
+    assert!(matches!(Btt::open(wild.clone()), Err(BttError::Unwritable { faults: 1, .. })));
+    let opened = Btt::open_forced(wild).unwrap();
     assert_eq!(opened.read(2 * 512, &mut [0; 512]).unwrap_err().kind(), DeviceErrorKind::Corrupt);
     let zeroed_lane = copy_of(&region);
     zeroed_lane.zero_streaming(flog + 5 * 64, 64).unwrap();
@@ -322,7 +324,10 @@ fn check_names_shared_lost_and_wild_blocks_and_bad_flogs() {
             .iter()
             .any(|finding| matches!(finding, Finding::FlogDamaged { lane: 5, .. }))
     );
-    assert!(matches!(Btt::open(zeroed_lane), Err(BttError::FlogDamaged { arena: 0, lane: 5, .. })));
+    assert!(matches!(Btt::open(zeroed_lane.clone()), Err(BttError::Unwritable { faults: 1, .. })));
+    let repaired = repair(&zeroed_lane, &mut |_| ()).unwrap();
+    assert_eq!((repaired.repaired_lanes, repaired.unproven.len(), repaired.faults), (1, 1, 0));
+    write(&Btt::open(zeroed_lane).unwrap(), 0, 2);
 }
 
 #[test]
@@ -335,7 +340,7 @@ fn p6_an_unfinished_write_is_completed_and_a_read_only_open_changes_nothing() {
     let map_3 = 4096 + arena.mapoff.get() + 12;
     let flog = super::flog::Flog::open(&region, 4096 + arena.logoff.get(), 8).unwrap();
     let newest: FlogSlot = (0..8)
-        .map(|lane| flog.newest(&region, lane).unwrap().entry)
+        .map(|lane| newest_of(&flog.group(&region, lane).unwrap(), flog.slots).unwrap().entry)
         .find(|entry| entry.lba.get() == 3 && entry.old_map != entry.new_map)
         .unwrap();
     // As libpmemblk leaves it: flag bits in the flog; and the map as it was before the write.
@@ -447,4 +452,34 @@ fn check_reports_an_arena_whose_copies_are_both_gone() {
     region.zero_streaming(4096 + plans[0].info2_offset, 4096).unwrap();
     flip(&region, 4096 + 50, 1);
     assert!(matches!(check(&region, &mut |_| ()), Err(BttError::InfoLost { arena: 0, .. })));
+}
+
+/// Resident bytes of the mapping of the file at `path`, in this process.
+fn resident_bytes(path: &std::path::Path) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let own = maps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
+    let size = own.filter_map(|line| line.strip_prefix("Rss:")).next().unwrap();
+    size.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// What a check keeps of the map is a bit a block: pages that were read are let go of. So 512 GiB,
+/// with a map of 512 MiB, take 16 MiB.
+#[test]
+fn a_check_keeps_no_more_than_a_part_of_the_map_in_memory() {
+    const MAP_BYTES: u64 = 16 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let options = crate::pmem::RegionOptions {
+        create_bytes: Some(MAP_BYTES / 4 * 4096),
+        domain: Some(crate::pmem::Domain::Volatile),
+        sparse: true,
+        ..Default::default()
+    };
+    create(&Region::open(&path, &options).unwrap(), &self::options(4096)).unwrap();
+    let read_only = crate::pmem::RegionOptions { read_only: true, ..Default::default() };
+    let region = Region::open(&path, &read_only).unwrap();
+    let mut most_bytes = 0;
+    let report = check(&region, &mut |_| most_bytes = most_bytes.max(resident_bytes(&path)));
+    assert!(report.unwrap().clean());
+    assert!(most_bytes > 0 && most_bytes < MAP_BYTES / 3, "{most_bytes} bytes are resident");
 }

@@ -33,6 +33,9 @@ pub struct Report {
     pub faults: u64,
     /// The first of them, a line each.
     pub findings: Vec<String>,
+    /// Slots in whose headers one bit changed.
+    #[serde(skip)]
+    pub(super) changed_slots: Vec<u32>,
 }
 
 impl Report {
@@ -80,8 +83,12 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
     let (mut report, mut newest, mut versions) =
         (Report::of(header.committed_group(region)?), Newest::default(), BTreeSet::new());
     let mut slots: Vec<(u32, SlotHeader)> = Vec::new();
+    let mut bad = Vec::new();
     scan.each(|scanned| {
         count(&mut report, &scanned.decoded);
+        if scanned.decoded == Decoded::Bad {
+            bad.push(scanned.slot);
+        }
         if let Decoded::Header(found) = scanned.decoded {
             newest.see(scanned.slot, &found);
             slots.push((scanned.slot, found));
@@ -95,6 +102,7 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
             }
         }
     })?;
+    report_changed(&scan, &newest, &bad, &mut report)?;
     let newest: BTreeSet<u32> = newest.members().map(|(slot, _)| *slot).collect();
     for (slot, found) in slots {
         match (scan.is_whole(slot, &found)?, newest.contains(&slot)) {
@@ -114,4 +122,51 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
         report.fault("one copy of the superblock or of the cache header is damaged".into());
     }
     Ok(report)
+}
+
+/// Tells headers of which one bit changed from those of writes that never finished: a later batch
+/// of the lane, or data that is whole, shows that the write was finished.
+fn report_changed(
+    scan: &Scan<'_>,
+    newest: &Newest,
+    bad: &[u32],
+    report: &mut Report,
+) -> Result<(), CacheError> {
+    for &slot in bad {
+        let what = match scan.changed(slot)? {
+            Some((_, Decoded::Header(found)))
+                if found.group <= report.committed_group
+                    && (newest.is_newer_than(&found) || scan.is_whole(slot, &found)?) =>
+            {
+                let kind = if found.dirty { "dirty" } else { "clean" };
+                format!("the {kind} page at offset {}", found.page * PAGE_BYTES)
+            }
+            Some((bit, Decoded::Free { .. })) if bit < 64 => "no page".to_owned(),
+            _ => continue,
+        };
+        report.unfinished_slots -= 1;
+        report.fault(format!(
+            "slot {slot}: one bit of its header changed, which was that of {what}; opening the pool frees the slot"
+        ));
+        report.changed_slots.push(slot);
+    }
+    Ok(())
+}
+
+/// Changes back the one bit of each header that [`check`] found to be changed; the number of them.
+///
+/// # Errors
+/// The memory failed.
+pub(super) fn repair_changed(region: &Region, slots: &[u32]) -> Result<usize, CacheError> {
+    let header = CacheHeader::read(region)?;
+    let scan = Scan::new(region, &header);
+    let mut repaired = 0;
+    for &slot in slots {
+        let Some((bit, _)) = scan.changed(slot)? else { continue };
+        let at = header.places.header(slot) + bit as u64 / 64 * 8;
+        region.store_u64(at, region.load_u64(at)? ^ 1 << (bit % 64))?;
+        region.persist(at, 8)?;
+        repaired += 1;
+    }
+    Ok(repaired)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::check::{check, summary};
+use super::check::{check, repair_changed, summary};
 use super::choices::Choices;
 use super::header::POOL_BYTES_MIN;
 use super::layout::PAGE_BYTES;
@@ -120,7 +120,11 @@ impl Engine for CacheEngine {
         _progress: &mut dyn FnMut(Progress),
     ) -> Result<Checked> {
         let mut report = check(&region).map_err(EngineError::pool)?;
-        let repaired = if repair { repair_headers(&region)? } else { Vec::new() };
+        let mut repaired = if repair { repair_headers(&region)? } else { Vec::new() };
+        if repair && !report.changed_slots.is_empty() {
+            let slots = repair_changed(&region, &report.changed_slots);
+            repaired.push(format!("restored slot headers: {}", slots.map_err(EngineError::pool)?));
+        }
         if !repaired.is_empty() {
             report = check(&region).map_err(EngineError::pool)?;
         }

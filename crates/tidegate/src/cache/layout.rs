@@ -187,6 +187,20 @@ impl SlotHeader {
         zerocopy::transmute!(bytes)
     }
 
+    /// What `bytes`, which are [`Decoded::Bad`], say with one bit changed, and that bit.
+    pub(super) fn decode_changed(
+        bytes: &[u8; HEADER],
+        salt: u64,
+        slot: u32,
+    ) -> Option<(usize, Decoded)> {
+        (0..HEADER * 8).find_map(|bit| {
+            let mut changed = *bytes;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            let decoded = Self::decode(&changed, salt, slot);
+            (decoded != Decoded::Bad).then_some((bit, decoded))
+        })
+    }
+
     /// Reads the header of `slot` of the pool with `salt`.
     pub fn decode(bytes: &[u8; HEADER], salt: u64, slot: u32) -> Decoded {
         let bytes: HeaderBytes = zerocopy::transmute!(*bytes);

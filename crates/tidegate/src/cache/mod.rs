@@ -38,6 +38,8 @@ mod error;
 mod evict;
 mod fallback;
 mod fill;
+#[cfg(all(test, not(feature = "loom")))]
+mod flip_tests;
 mod group;
 #[cfg(all(test, not(feature = "loom")))]
 mod group_tests;

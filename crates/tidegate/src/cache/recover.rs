@@ -102,6 +102,13 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
+    /// What the header of `slot`, which is none, says with one bit changed, and that bit.
+    pub(super) fn changed(&self, slot: u32) -> Result<Option<(usize, Decoded)>> {
+        let mut bytes = [0; HEADER];
+        self.region.read(self.header.places.header(slot), &mut bytes)?;
+        Ok(SlotHeader::decode_changed(&bytes, self.header.salt, slot))
+    }
+
     /// The data of `slot` is what its header says.
     pub(super) fn is_whole(&self, slot: u32, found: &SlotHeader) -> Result<bool> {
         if found.zero {
@@ -145,6 +152,11 @@ impl Newest {
 
     pub(super) fn members(&self) -> impl Iterator<Item = &(u32, SlotHeader)> {
         self.batches.iter().flat_map(|(_, members)| members)
+    }
+
+    /// A batch of the same lane as `header` came after it.
+    pub(super) fn is_newer_than(&self, header: &SlotHeader) -> bool {
+        self.batches.get(usize::from(header.lane)).is_some_and(|(batch, _)| *batch > header.batch)
     }
 
     /// The numbers of the batches, of at least [`LANES`] lanes.

@@ -33,6 +33,15 @@ pub enum LogError {
         /// The log's magic, printable.
         found: String,
     },
+    /// Both copies of the tail or of the limit are damaged.
+    #[error(
+        "the log's {field} is damaged in both copies: `tidegate check --repair` finds it by the records, where \
+         they prove it"
+    )]
+    Position {
+        /// Tail or limit.
+        field: &'static str,
+    },
     /// A number on the medium makes no sense.
     #[error("the log's {field} is {found}, expected {expected}")]
     Inconsistent {

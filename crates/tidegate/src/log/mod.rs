@@ -19,6 +19,8 @@ pub mod device;
 mod engine;
 mod error;
 mod file_systems;
+#[cfg(all(test, not(feature = "loom")))]
+mod flip_tests;
 mod keepers;
 mod lanes;
 pub mod layout;
@@ -26,6 +28,7 @@ mod names;
 mod naming;
 mod owner;
 mod pool;
+mod positions;
 mod record;
 pub mod recover;
 mod scan;

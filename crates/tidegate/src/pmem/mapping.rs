@@ -304,6 +304,21 @@ impl Mapping {
         }
     }
 
+    /// Takes the pages of `len` bytes at `offset` out of this process's page tables. They stay what
+    /// they are in the file, and the next access finds them there. Best effort.
+    ///
+    /// Nothing to do for anonymous memory, which has its bytes nowhere else.
+    pub(super) fn release(&self, offset: u64, len: u64) {
+        if self.kind == Kind::Anonymous {
+            return;
+        }
+        let (start, end) = (offset - offset % self.page_bytes, offset + len);
+        let len = (end - end % self.page_bytes).saturating_sub(start);
+        let advice = rustix::mm::Advice::LinuxDontNeed;
+        // SAFETY: pages of this shared mapping of a file, whose bytes stay what they are.
+        let _ = unsafe { rustix::mm::madvise(self.at(start).cast(), to_usize(len), advice) };
+    }
+
     /// Puts private zero bytes in the place of the memory: the process has it no more.
     pub(super) fn abandon(&self) -> io::Result<()> {
         let (_, len, _) = self.pages();

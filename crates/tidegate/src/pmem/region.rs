@@ -181,6 +181,17 @@ impl Region {
         self.mapping.abandon()
     }
 
+    /// Lets go of the pages of `len` bytes at `offset` that were read once and will not be needed
+    /// soon: they count no more as memory of this process. Their bytes stay, and can be read again.
+    ///
+    /// # Errors
+    /// [`PmemError::OutOfRange`].
+    pub fn release(&self, offset: u64, len: u64) -> Result<()> {
+        self.at(offset, len)?;
+        self.mapping.release(offset, len);
+        Ok(())
+    }
+
     /// Size of the region in bytes.
     #[inline]
     pub fn len_bytes(&self) -> u64 {

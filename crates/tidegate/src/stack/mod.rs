@@ -107,6 +107,20 @@ impl Registry {
         self.of_code(code).ok_or_else(unknown)
     }
 
+    /// As [`identify`](Self::identify), also for a pool of which only a part of its headers tells.
+    fn trace(&self, region: &Region) -> Result<&'static dyn Engine> {
+        let traced = || self.engines.iter().copied().find(|engine| engine.is_traceable(region));
+        match self.identify(region) {
+            Err(error @ StackError::NoPool { .. }) => traced().ok_or(error),
+            identified => identified,
+        }
+    }
+
+    /// The engine of a pool that is to be opened: for reading, any trace of one will do.
+    fn identify_to_open(&self, region: &Region) -> Result<&'static dyn Engine> {
+        if region.read_only() { self.trace(region) } else { self.identify(region) }
+    }
+
     fn of_code(&self, code: EngineCode) -> Option<&'static dyn Engine> {
         self.engines.iter().copied().find(|engine| engine.code() == Some(code))
     }
@@ -122,11 +136,7 @@ impl Registry {
         repair: bool,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(&'static dyn Engine, Checked)> {
-        let trace = || self.engines.iter().copied().find(|engine| engine.is_traceable(&region));
-        let engine = match self.identify(&region) {
-            Err(error @ StackError::NoPool { .. }) => trace().ok_or(error)?,
-            identified => identified?,
-        };
+        let engine = self.trace(&region)?;
         let pool = name(&region);
         let checked = engine.check(region, repair, progress);
         Ok((engine, checked.map_err(|source| StackError::Engine { pool, source })?))
@@ -138,7 +148,7 @@ impl Registry {
     /// # Errors
     /// There is no pool, its header is damaged, or there is no such DRAM tier.
     pub fn describe(&self, region: &Arc<Region>, dram: TierSpec) -> Result<PoolDescription> {
-        let engine = self.identify(region)?;
+        let engine = self.identify_to_open(region)?;
         let failed = |source| StackError::Engine { pool: name(region), source };
         let mut description =
             PoolDescription::new(engine, region, engine.describe(region).map_err(failed)?);

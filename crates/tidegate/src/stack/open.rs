@@ -92,7 +92,7 @@ impl Registry {
     pub fn open(&self, options: StackOptions) -> Result<Stack> {
         let StackOptions { region, path, backing: url, force, atomic_flush, dram, delays, notices } =
             options;
-        let engine = self.identify(&region)?;
+        let engine = self.identify_to_open(&region)?;
         if atomic_flush {
             expect_atomic_flush(engine, dram, &region)?;
         }

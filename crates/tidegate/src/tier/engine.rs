@@ -201,7 +201,7 @@ pub struct Opening {
     /// The device behind the pool, where one is named.
     pub backing: Option<Backing>,
     /// Use the backing also where that may not be meant: another one's data is pending, or the
-    /// backing holds a pool.
+    /// backing holds a pool. Write to a pool also where its damage makes that dangerous.
     pub force: bool,
     /// What one flush covers is durable as a whole or not at all; only where the engine
     /// [has that](Engine::has_atomic_flush).

@@ -1,0 +1,282 @@
+//! One flipped bit, anywhere in the metadata: never wrong data in silence, and all that can be read
+//! is read.
+//!
+//! The format has no checksum in map and flog, so a few bits are beyond this, and these tests know
+//! them by name:
+//! - of a map entry, those whose change makes another valid entry with its own block: bit 30 tells
+//!   data from a discarded block;
+//! - of a flog, the lower two bits of the sequence numbers of a lane whose last two writes were of
+//!   one lba, or whose last write a crash kept out of the map: with another number the lane looks as
+//!   before its last write. The writes here never do the former.
+
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use super::check::{Report, check};
+use super::flog::{Flog, newest_of};
+use super::info::read_info;
+use super::layout::{MapEntry, MapState};
+use super::*;
+use crate::device::{BlockDevice, WriteFlags};
+use crate::pmem::{Region, RegionOptions};
+
+const POOL_BYTES: u64 = 256 << 10;
+const LANES: u32 = 8;
+const BLOCK_BYTES: usize = 4096;
+
+/// A pool in a file: written there, and mapped for reading.
+struct Pool {
+    file: std::fs::File,
+    read_only: Arc<Region>,
+    bytes: Vec<u8>,
+    /// What each block holds.
+    blocks: Vec<u8>,
+    map: std::ops::Range<usize>,
+    flog: std::ops::Range<usize>,
+    info: [std::ops::Range<usize>; 2],
+    /// The slots of the lane whose last write is not in the map.
+    unfinished: std::ops::Range<usize>,
+    _dir: tempfile::TempDir,
+}
+
+fn region_of(bytes: &[u8]) -> Arc<Region> {
+    let region = Region::anonymous(bytes.len() as u64).unwrap();
+    region.write(0, bytes).unwrap();
+    Arc::new(region)
+}
+
+fn bytes_of(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(region.len_bytes()).unwrap()];
+    region.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+impl Pool {
+    /// Blocks are written in groups, so in all lanes, and some discarded. `unfinished` leaves the
+    /// map as before the last write of one.
+    fn new(unfinished: bool) -> Self {
+        let region = Arc::new(Region::anonymous(POOL_BYTES).unwrap());
+        create(&region, &BttOptions { lanes: LANES, ..BttOptions::default() }).unwrap();
+        let btt = Btt::open(region.clone()).unwrap();
+        let count = usize::try_from(btt.geometry().blocks).unwrap();
+        let mut blocks = vec![0; count];
+        for (round, start) in [0, 8, 16, 3, 11, 20, 1].into_iter().enumerate() {
+            let data: Vec<u8> =
+                (0..8).flat_map(|at| [byte(round, start + at); BLOCK_BYTES]).collect();
+            btt.write((start * BLOCK_BYTES) as u64, &data, WriteFlags::default()).unwrap();
+            (start..start + 8).for_each(|block| blocks[block] = byte(round, block));
+        }
+        btt.discard(5 * 4096, 2 * 4096).unwrap();
+        blocks[5..7].fill(0);
+        let info = read_info(&region, 4096).unwrap();
+        let map = 4096 + info.mapoff.get();
+        let flog = 4096 + info.logoff.get();
+        let mut unfinished_lane = None;
+        if unfinished {
+            let before = MapEntry(region.load_u32(map + 2 * 4).unwrap());
+            btt.write(2 * 4096, &[77; BLOCK_BYTES], WriteFlags::default()).unwrap();
+            blocks[2] = 77;
+            region.store_u32(map + 2 * 4, before.0).unwrap();
+            let slots = Flog::open(&region, flog, LANES).unwrap();
+            unfinished_lane = (0..LANES).find(|&lane| {
+                let group = slots.group(&region, lane).unwrap();
+                let newest = newest_of(&group, slots.slots).unwrap().entry;
+                newest.lba.get() == 2 && newest.old_map.get() == before.block(2)
+            });
+            assert!(unfinished_lane.is_some());
+        }
+        let at = |offset: u64, len: usize| {
+            let offset = usize::try_from(offset).unwrap();
+            offset..offset + len
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pool");
+        std::fs::write(&path, bytes_of(&region)).unwrap();
+        let options = RegionOptions { read_only: true, ..RegionOptions::default() };
+        Self {
+            bytes: bytes_of(&region),
+            blocks,
+            map: at(map, count * 4),
+            flog: at(flog, LANES as usize * 64),
+            unfinished: unfinished_lane.map_or(0..0, |lane| at(flog + u64::from(lane) * 64, 64)),
+            info: [at(4096, 4096), at(4096 + info.info2off.get(), 4096)],
+            read_only: Arc::new(Region::open(&path, &options).unwrap()),
+            file: std::fs::File::options().write(true).open(&path).unwrap(),
+            _dir: dir,
+        }
+    }
+
+    /// The pool with bit `bit` of byte `at` flipped, in the file too; what `see` says of it.
+    fn with_flip<T>(&mut self, at: usize, bit: u32, see: impl FnOnce(&Self) -> T) -> T {
+        self.flip(at, bit);
+        let seen = see(self);
+        self.flip(at, bit);
+        seen
+    }
+
+    fn flip(&mut self, at: usize, bit: u32) {
+        self.bytes[at] ^= 1 << bit;
+        self.file.write_all_at(&self.bytes[at..=at], at as u64).unwrap();
+    }
+
+    fn check(&self) -> Report {
+        check(&self.read_only, &mut |_| ()).unwrap()
+    }
+
+    /// A pool that is opened for writing is right, and stays so under writes in all lanes.
+    fn assert_right_for_writing(&self, bytes: &[u8], flip: &str) {
+        let region = region_of(bytes);
+        let btt = match Btt::open(region.clone()) {
+            Ok(btt) => btt,
+            Err(
+                BttError::Unwritable { .. } | BttError::InfoDamaged { .. } | BttError::NotFound,
+            ) => {
+                return;
+            }
+            Err(error) => panic!("{flip}: {error}"),
+        };
+        assert_eq!(read_all(&btt, &self.blocks).1, 0, "{flip}");
+        for start in [24, 16, 32] {
+            btt.write(start * 4096, &[9; 8 * BLOCK_BYTES], WriteFlags::default()).unwrap();
+        }
+        assert_eq!(read_all(&btt, &self.blocks[..16]).1, 0, "{flip}: after writes");
+    }
+
+    /// The flip makes of a valid pool another one that is as good.
+    fn is_beyond_the_format(&self, at: usize, bit: u32) -> bool {
+        if self.unfinished.contains(&at) && bit < 2 {
+            return (at - self.unfinished.start) % 16 == 12;
+        }
+        if !self.map.contains(&at) {
+            return false;
+        }
+        let start = at - (at - self.map.start) % 4;
+        let entry = MapEntry(u32::from_le_bytes(self.bytes[start..start + 4].try_into().unwrap()));
+        let changed = MapEntry(entry.0 ^ 1 << ((at - start) * 8 + bit as usize));
+        let lba = u32::try_from((start - self.map.start) / 4).unwrap();
+        matches!(
+            (entry.state(), changed.state()),
+            (MapState::Normal, MapState::Zero) | (MapState::Zero, MapState::Normal)
+        ) || (entry.block(lba) == changed.block(lba)
+            && entry.state() == MapState::Unwritten
+            && changed.state() == MapState::Zero)
+    }
+
+    /// Each bit of `bytes`, `step` apart.
+    fn bits(bytes: &std::ops::Range<usize>, step: usize) -> Vec<(usize, u32)> {
+        let bits = (bytes.start * 8..bytes.end * 8).step_by(step);
+        bits.map(|bit| (bit / 8, u32::try_from(bit % 8).unwrap())).collect()
+    }
+}
+
+/// Reads the first blocks of `btt`: the number of those that fail, and of those that are not what
+/// `blocks` says.
+fn read_all(btt: &Btt, blocks: &[u8]) -> (usize, usize) {
+    let (mut failed, mut wrong) = (0, 0);
+    let mut data = vec![0; BLOCK_BYTES];
+    for (block, &byte) in blocks.iter().enumerate() {
+        match btt.read((block * BLOCK_BYTES) as u64, &mut data) {
+            Ok(()) => wrong += usize::from(data.iter().any(|&found| found != byte)),
+            Err(_) => failed += 1,
+        }
+    }
+    (failed, wrong)
+}
+
+fn byte(round: usize, block: usize) -> u8 {
+    u8::try_from(1 + (round * 31 + block * 7) % 250).unwrap()
+}
+
+/// What a flip may do: the most blocks that cannot be read any more.
+fn assert_served(pool: &mut Pool, (at, bit): (usize, u32), failed_max: usize) {
+    if pool.is_beyond_the_format(at, bit) {
+        return;
+    }
+    let flip = format!("bit {bit} of byte {at}");
+    pool.with_flip(at, bit, |pool| {
+        let btt =
+            Btt::open(pool.read_only.clone()).unwrap_or_else(|error| panic!("{flip}: {error}"));
+        let (failed, wrong) = read_all(&btt, &pool.blocks);
+        assert!(wrong == 0 && failed <= failed_max, "{flip}: {wrong} wrong, {failed} failed");
+        if failed > 0 {
+            assert!(pool.check().faults > 0, "{flip}");
+        }
+        pool.assert_right_for_writing(&pool.bytes, &flip);
+        let repaired = region_of(&pool.bytes);
+        let report = repair(&repaired, &mut |_| ()).unwrap();
+        assert_eq!(report.faults, check(&repaired, &mut |_| ()).unwrap().faults, "{flip}");
+        pool.assert_right_for_writing(&bytes_of(&repaired), &format!("{flip}, repaired"));
+    });
+}
+
+#[test]
+fn a_flipped_bit_of_the_flog_costs_at_most_two_blocks_and_never_lies() {
+    for (unfinished, step) in [(false, 3), (true, 1)] {
+        let mut pool = Pool::new(unfinished);
+        for flip in Pool::bits(&pool.flog.clone(), step) {
+            assert_served(&mut pool, flip, 2);
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_the_map_costs_at_most_two_blocks_and_never_lies() {
+    for (unfinished, step) in [(false, 3), (true, 1)] {
+        let mut pool = Pool::new(unfinished);
+        for flip in Pool::bits(&pool.map.clone(), step) {
+            assert_served(&mut pool, flip, 2);
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_an_info_block_costs_nothing() {
+    let mut pool = Pool::new(true);
+    for copy in pool.info.clone() {
+        // All of the fields, some of the zeroes.
+        let fields = copy.start..copy.start + 128;
+        let rest = fields.end..copy.end;
+        let flips = [Pool::bits(&fields, 3), Pool::bits(&rest, 1009)].concat();
+        for flip in flips {
+            assert_served(&mut pool, flip, 0);
+        }
+    }
+}
+
+/// Of map, flog and info blocks: the check finds the bit, or it makes no difference.
+#[test]
+fn check_finds_random_flips_that_matter() {
+    let count = std::env::var("TIDEGATE_FLIPS").ok().and_then(|it| it.parse().ok()).unwrap_or(2000);
+    let mut pool = Pool::new(false);
+    let whole = pool.check();
+    assert_eq!(whole.findings, []);
+    let ranges = [pool.map.clone(), pool.flog.clone(), pool.info[0].clone(), pool.info[1].clone()];
+    for n in 0..count {
+        let range = &ranges[n % ranges.len()];
+        let random = scrambled(n as u64);
+        let at = range.start + usize::try_from(random >> 8).unwrap() % range.len();
+        let bit = u32::try_from(random % 8).unwrap();
+        let (map, beyond) = (pool.map.contains(&at), pool.is_beyond_the_format(at, bit));
+        let in_flog = pool.flog.contains(&at);
+        pool.with_flip(at, bit, |pool| {
+            let found = pool.check();
+            if map && beyond {
+                // Counted, since nothing tells them apart.
+                let counts = |it: &Report| (it.written_blocks, it.zero_blocks, it.dropped_blocks);
+                let entry_is_first = at - pool.map.start < 4;
+                assert!(counts(&found) != counts(&whole) || entry_is_first, "bit {bit} of {at}");
+            } else if found.faults == 0 {
+                assert!(in_flog, "bit {bit} of byte {at} is not found");
+                pool.assert_right_for_writing(&pool.bytes, "a flip without a finding");
+            }
+        });
+    }
+}
+
+/// The finalizer of `SplitMix64`: numbers that look random, the same in each run.
+fn scrambled(n: u64) -> u64 {
+    let n = (n + 13).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let n = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let n = (n ^ n >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    n ^ n >> 31
+}

@@ -1,0 +1,96 @@
+//! Repair: an info block from its other copy, and of flog and map what the other one proves.
+
+use zerocopy::IntoBytes;
+
+use super::BttError;
+use super::check::{Progress, Report, check, find_arenas};
+use super::info::{FoundArena, read_info};
+use super::layout::MapEntry;
+use super::survey::{LaneState, Remedy, Survey, unused_group};
+use crate::pmem::Region;
+
+/// Restores what can be proved, then checks again. The report counts what was restored and says
+/// what was not proved.
+///
+/// - Each damaged or differing info block, from the arena's other copy. The first one wins where
+///   both are whole but differ, as it is the one that is read.
+/// - A lane's flog entries, where the map leaves no other answer.
+/// - A map entry that points outside the arena, where one block is left without an owner.
+///
+/// # Errors
+/// As for [`check`], and [`BttError::Pmem`] where the memory cannot be written.
+pub fn repair(region: &Region, progress: &mut dyn FnMut(Progress)) -> Result<Report, BttError> {
+    let (_, arenas) = find_arenas(region, &mut Report::default())?;
+    let mut done = Report::default();
+    for (number, found) in arenas.iter().enumerate() {
+        repair_info(region, found, &mut done)?;
+        repair_lanes(region, number, found, &mut done)?;
+        repair_map(region, found, &mut done)?;
+    }
+    let Report { repaired_info_blocks, repaired_lanes, repaired_map_entries, unproven, .. } = done;
+    let report = check(region, progress)?;
+    Ok(Report { repaired_info_blocks, repaired_lanes, repaired_map_entries, unproven, ..report })
+}
+
+/// Second copy first: at every moment at least one copy is whole, since the other is not touched.
+fn repair_info(region: &Region, found: &FoundArena, done: &mut Report) -> Result<(), BttError> {
+    for offset in [found.base + found.info.info2off.get(), found.base] {
+        if read_info(region, offset).ok().as_ref() != Some(&found.info) {
+            region.write_streaming(offset, found.info.as_bytes())?;
+            region.fence()?;
+            done.repaired_info_blocks += 1;
+        }
+    }
+    Ok(())
+}
+
+fn repair_lanes(
+    region: &Region,
+    arena: usize,
+    found: &FoundArena,
+    done: &mut Report,
+) -> Result<(), BttError> {
+    let survey = Survey::new(region, found, |_, _| ())?;
+    for (lane, state) in (0..).zip(&survey.lanes) {
+        let LaneState::Damaged { remedy, .. } = state else { continue };
+        let group = match remedy {
+            Remedy::Proven(group, _) => **group,
+            Remedy::Free(block) => {
+                done.unproven.push(format!(
+                    "arena {arena}: whether the last write of lane {lane} before a power cut was complete: \
+                     one block may be one write old"
+                ));
+                unused_group(survey.flog.slots, lane % found.info.external_nlba.get(), *block)
+            }
+            Remedy::None => {
+                done.unproven.push(format!("arena {arena}: what lane {lane} held"));
+                continue;
+            }
+        };
+        survey.flog.replace(region, lane, &group)?;
+        done.repaired_lanes += 1;
+    }
+    Ok(())
+}
+
+/// An entry that points outside gets the one block that is left; one that says never written, and
+/// names a block, loses that. Both only where all else is right.
+fn repair_map(region: &Region, found: &FoundArena, done: &mut Report) -> Result<(), BttError> {
+    let Survey { map, lanes, ownerless, .. } = Survey::new(region, found, |_, _| ())?;
+    let lanes_are_sound = lanes.iter().all(|lane| matches!(lane, LaneState::Sound(_)));
+    if map.shared.is_some() || map.unreadable.count > 0 || !lanes_are_sound {
+        return Ok(());
+    }
+    let table = found.map();
+    let mut restored = Vec::new();
+    if let ([(lba, _)], [block]) = (&map.wild.first[..], &ownerless.first[..]) {
+        restored.push((*lba, table.load(region, *lba)?.with_block(*block)));
+    }
+    restored.extend(map.odd.first.iter().map(|&lba| (lba, MapEntry(0))));
+    for (lba, entry) in restored {
+        table.store(region, lba, entry)?;
+        table.write_back(region, lba)?;
+        done.repaired_map_entries += 1;
+    }
+    Ok(region.fence()?)
+}

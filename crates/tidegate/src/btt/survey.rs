@@ -1,0 +1,489 @@
+//! What the map and the flog of an arena say together: which block belongs to whom.
+//!
+//! Neither has a checksum. But each block has exactly one owner, an lba or a lane that has it free,
+//! so a wrong number in either leaves a block with two owners and another with none, or points
+//! outside the arena. What is wrong is found so; what it was before can be told where exactly one
+//! answer agrees with all the rest ([`Remedy`]).
+//!
+//! A survey changes nothing. Its memory is a bit a block: 16 MiB for the largest arena.
+
+use super::bitmap::Bitmap;
+use super::flog::{Flog, Group, Newest, newest_of};
+use super::info::FoundArena;
+use super::layout::{FlogSlot, FlogSlots, MapEntry, MapState, strip_flags};
+use super::map::Map;
+use crate::pmem::{PmemError, Region};
+
+/// Items of one kind that a survey names; the rest are counted.
+pub(super) const NAMED_MAX: usize = 1000;
+/// Bits of a lane's slots.
+const GROUP_BITS: usize = 512;
+
+/// The first [`NAMED_MAX`] items of a kind, and how many there are.
+pub(super) struct Items<T> {
+    pub(super) first: Vec<T>,
+    pub(super) count: u64,
+}
+
+impl<T> Items<T> {
+    fn new() -> Self {
+        Self { first: Vec::new(), count: 0 }
+    }
+
+    fn push(&mut self, item: T) {
+        self.count += 1;
+        if self.first.len() < NAMED_MAX {
+            self.first.push(item);
+        }
+    }
+}
+
+/// What a map says of its arena.
+pub(super) struct MapSurvey {
+    /// Blocks that belong to an lba.
+    pub(super) owned: Bitmap,
+    /// Blocks that belong to several lbas.
+    pub(super) shared: Option<Bitmap>,
+    /// Lbas whose entries point outside the arena, and where.
+    pub(super) wild: Items<(u32, u32)>,
+    /// Lbas whose entries cannot be read, and why.
+    pub(super) unreadable: Items<(u32, PmemError)>,
+    /// Never-written lbas whose entries name a block.
+    pub(super) odd: Items<u32>,
+    /// Lbas that are marked as lost to the memory.
+    pub(super) lost: Items<u32>,
+    /// Lbas that hold data.
+    pub(super) written: u64,
+    /// Lbas that read as zeroes.
+    pub(super) zero: u64,
+}
+
+impl MapSurvey {
+    fn new(blocks: u32) -> Self {
+        Self {
+            owned: Bitmap::new(blocks),
+            shared: None,
+            wild: Items::new(),
+            unreadable: Items::new(),
+            odd: Items::new(),
+            lost: Items::new(),
+            written: 0,
+            zero: 0,
+        }
+    }
+
+    fn add(&mut self, map: &Map, lba: u32, entry: MapEntry) {
+        match entry.state() {
+            MapState::Normal => self.written += 1,
+            MapState::Error => self.lost.push(lba),
+            MapState::Zero => self.zero += 1,
+            MapState::Unwritten => {
+                self.zero += 1;
+                if entry != MapEntry(0) {
+                    self.odd.push(lba);
+                }
+            }
+        }
+        let block = entry.block(lba);
+        if block >= map.blocks {
+            self.wild.push((lba, block));
+        } else if self.owned.set(block) {
+            self.shared.get_or_insert_with(|| Bitmap::new(map.blocks)).set(block);
+        }
+    }
+
+    /// Each entry can be read, points into the arena, and has its block for itself.
+    pub(super) fn is_sound(&self) -> bool {
+        self.shared.is_none() && self.wild.count == 0 && self.unreadable.count == 0
+    }
+}
+
+/// A map change that a lane's newest flog entry describes and that the map does not have yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Unfinished {
+    pub(super) lba: u32,
+    pub(super) new_block: u32,
+}
+
+/// What a lane's slots say, in agreement with the map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) newest: Newest,
+    pub(super) unfinished: Option<Unfinished>,
+    /// The block that the lane has and no lba: its free one, or that of its unfinished write.
+    block: u32,
+}
+
+/// A lane as it was found.
+pub(super) enum LaneState {
+    /// Its slots make sense, beside the map too.
+    Sound(Claim),
+    /// They do not.
+    Damaged {
+        /// Why.
+        reason: String,
+        /// What can be done.
+        remedy: Remedy,
+    },
+}
+
+impl LaneState {
+    /// The block that a remedy gives to a damaged lane.
+    pub(super) fn mended_block(&self) -> Option<u32> {
+        match self {
+            Self::Damaged { remedy: Remedy::Proven(_, claim), .. } => Some(claim.block),
+            Self::Damaged { remedy: Remedy::Free(block), .. } => Some(*block),
+            Self::Sound(_) | Self::Damaged { remedy: Remedy::None, .. } => None,
+        }
+    }
+}
+
+/// What can be done for a damaged lane.
+pub(super) enum Remedy {
+    /// One bit changed: with any other state of that bit, slots and map do not agree.
+    Proven(Box<Group>, Claim),
+    /// All that is certain is which block the lane has; not what its last write was.
+    Free(u32),
+    /// Nothing is certain.
+    None,
+}
+
+/// What an arena's map and flog say together.
+pub(super) struct Survey {
+    pub(super) flog: Flog,
+    pub(super) map: MapSurvey,
+    /// By number.
+    pub(super) lanes: Vec<LaneState>,
+    /// Number of blocks.
+    blocks: u32,
+    /// Blocks without an owner. No more than [`NAMED_MAX`] of them are named.
+    pub(super) ownerless: Items<u32>,
+    /// Blocks of which nothing says whether they are an lba's or a lane's.
+    pub(super) disputed: Vec<u32>,
+}
+
+impl Survey {
+    /// Looks at the whole map and flog of `found`; shows each map entry that can be read to
+    /// `visit`.
+    ///
+    /// # Errors
+    /// The region is shorter than the arena.
+    pub(super) fn new(
+        region: &Region,
+        found: &FoundArena,
+        mut visit: impl FnMut(u32, MapEntry),
+    ) -> Result<Self, PmemError> {
+        let (info, table) = (&found.info, found.map());
+        let flog = Flog::open(region, found.base + info.logoff.get(), info.nfree.get())?;
+        let mut map = MapSurvey::new(table.blocks);
+        table.for_each(region, info.external_nlba.get(), |lba, entry| match entry {
+            Ok(entry) => {
+                map.add(&table, lba, entry);
+                visit(lba, entry);
+            }
+            Err(error) => map.unreadable.push((lba, error)),
+        });
+        let lbas = info.external_nlba.get();
+        let look = Look { region, flog, table, lbas, map };
+        Ok(look.at_lanes())
+    }
+
+    /// The first reason why a write here might destroy another block, and how many there are.
+    pub(super) fn obstacle(&self) -> Option<(String, u64)> {
+        let lanes = (0..).zip(&self.lanes).filter_map(|(number, lane)| match lane {
+            LaneState::Sound(_) => None,
+            LaneState::Damaged { reason, .. } => Some(format!("flog of lane {number}: {reason}")),
+        });
+        let wild = self.map.wild.first.iter().map(|(lba, block)| {
+            format!("the map entry of lba {lba} points at block {block}, outside the arena")
+        });
+        let shared = self.map.shared.iter().map(|_| "lbas share blocks".to_owned());
+        let mut reasons = wild.chain(shared).chain(lanes);
+        let first = reasons.next()?;
+        Some((first, 1 + reasons.count() as u64))
+    }
+
+    /// Blocks of which an lba may read what is not its own.
+    pub(super) fn suspects(self) -> Option<Bitmap> {
+        if self.disputed.is_empty() {
+            return self.map.shared;
+        }
+        let mut suspects = self.map.shared.unwrap_or_else(|| Bitmap::new(self.blocks));
+        self.disputed.iter().for_each(|&block| {
+            suspects.set(block);
+        });
+        Some(suspects)
+    }
+}
+
+/// A survey on its way.
+struct Look<'a> {
+    region: &'a Region,
+    flog: Flog,
+    table: Map,
+    lbas: u32,
+    map: MapSurvey,
+}
+
+/// What the slots of a lane may have been.
+type Outcome = (Group, Claim);
+
+/// A lane whose slots do not agree with the format, the map or another lane.
+struct Suspect {
+    lane: usize,
+    group: Option<Group>,
+    reason: String,
+    /// What the slots claim, where they suit the format.
+    claim: Option<Claim>,
+}
+
+impl Look<'_> {
+    fn at_lanes(self) -> Survey {
+        let mut held = Bitmap::new(self.table.blocks);
+        let (claims, suspects) = self.judge(&mut held);
+        let ownerless = self.ownerless(&held);
+        let mut lanes: Vec<_> =
+            claims.into_iter().map(|claim| claim.map(LaneState::Sound)).collect();
+        let mut disputed = Vec::new();
+        let remedies = self.remedies(&suspects, ownerless.first.clone(), &mut disputed);
+        for (suspect, remedy) in suspects.into_iter().zip(remedies) {
+            lanes[suspect.lane] = Some(match remedy {
+                // It was another lane that changed.
+                Remedy::Proven(group, claim) if suspect.group == Some(*group) => {
+                    LaneState::Sound(claim)
+                }
+                remedy => LaneState::Damaged { reason: suspect.reason, remedy },
+            });
+        }
+        let lanes = lanes.into_iter().flatten().collect();
+        let blocks = self.table.blocks;
+        Survey { flog: self.flog, map: self.map, lanes, blocks, ownerless, disputed }
+    }
+
+    /// What each lane says that neither the map nor another lane denies, and the other lanes; adds
+    /// the blocks of the former to `held`.
+    fn judge(&self, held: &mut Bitmap) -> (Vec<Option<Claim>>, Vec<Suspect>) {
+        let mut seen = Bitmap::new(self.table.blocks);
+        let mut twice = Bitmap::new(self.table.blocks);
+        let read: Vec<_> = (0..self.flog.lanes)
+            .map(|lane| {
+                let group = self.flog.group(self.region, lane).map_err(|error| error.to_string());
+                let claim = group.as_ref().map_err(Clone::clone).and_then(|it| self.claim(it));
+                if let Some(block) = claim.as_ref().ok().map(|claim| claim.block)
+                    && seen.set(block)
+                {
+                    twice.set(block);
+                }
+                (group, claim)
+            })
+            .collect();
+        let (mut claims, mut suspects) = (Vec::new(), Vec::new());
+        for (lane, (group, claim)) in read.into_iter().enumerate() {
+            let (reason, claim) = match claim {
+                Err(reason) => (reason, None),
+                Ok(claim) if self.map.owned.get(claim.block) => {
+                    (format!("its block {} is an lba's by the map", claim.block), Some(claim))
+                }
+                Ok(claim) if twice.get(claim.block) => {
+                    (format!("its block {} is another lane's too", claim.block), Some(claim))
+                }
+                Ok(claim) => {
+                    held.set(claim.block);
+                    claims.push(Some(claim));
+                    continue;
+                }
+            };
+            claims.push(None);
+            suspects.push(Suspect { lane, group: group.ok(), reason, claim });
+        }
+        (claims, suspects)
+    }
+
+    /// What a lane's slots say by themselves.
+    fn claim(&self, group: &Group) -> Result<Claim, String> {
+        let newest = newest_of(group, self.flog.slots)?;
+        let unfinished = self.unfinished(&newest.entry)?;
+        let block = match unfinished {
+            Some(write) => write.new_block,
+            None => strip_flags(newest.entry.old_map.get()),
+        };
+        Ok(Claim { newest, unfinished, block })
+    }
+
+    /// What `entry`, a lane's newest, leaves to do: the map still points at the old block.
+    ///
+    /// The numbers are compared without their flag bits, which libpmemblk keeps in its flog and the
+    /// kernel does not.
+    fn unfinished(&self, entry: &FlogSlot) -> Result<Option<Unfinished>, String> {
+        let (lba, old_block) = (entry.lba.get(), strip_flags(entry.old_map.get()));
+        let new_block = strip_flags(entry.new_map.get());
+        let (lbas, blocks) = (self.lbas, self.table.blocks);
+        if old_block == new_block && old_block < blocks {
+            // A lane that was never used; the kernel numbers its entry by lane, whether or not that
+            // is an lba.
+            return Ok(None);
+        }
+        if lba >= lbas || old_block >= blocks || new_block >= blocks {
+            return Err(format!(
+                "its newest entry moves lba {lba} from block {old_block} to {new_block}, \
+                 but the arena has {lbas} lbas and {blocks} blocks"
+            ));
+        }
+        let current = self.table.load(self.region, lba);
+        let current =
+            current.map_err(|error| format!("the map entry of its lba {lba}: {error}"))?;
+        Ok((current.block(lba) == old_block).then_some(Unfinished { lba, new_block }))
+    }
+
+    /// The blocks that neither an lba nor a lane of `held` has.
+    fn ownerless(&self, held: &Bitmap) -> Items<u32> {
+        let mut blocks = Items::new();
+        (0..self.table.blocks)
+            .filter(|&block| !self.map.owned.get(block) && !held.get(block))
+            .for_each(|block| blocks.push(block));
+        blocks
+    }
+
+    /// The remedy of each suspect, with the blocks that are `left`; adds to `disputed`.
+    ///
+    /// What the map proves it proves only where it is sound itself. The blocks of lanes whose slots
+    /// say nothing any more are interchangeable: each of them is free.
+    fn remedies(
+        &self,
+        suspects: &[Suspect],
+        mut left: Vec<u32>,
+        disputed: &mut Vec<u32>,
+    ) -> Vec<Remedy> {
+        let outcomes: Vec<_> = suspects.iter().map(|it| self.outcomes(it, &left)).collect();
+        let contested: Vec<_> = suspects.iter().map(|it| self.contested(it, &left)).collect();
+        let mut found: Vec<Option<Outcome>> = vec![None; suspects.len()];
+        if self.map.is_sound() && left.len() == suspects.len() {
+            let open = |index: usize| contested[index].is_none();
+            prove_all(&mut found, &outcomes, open, &mut left);
+        }
+        // Where one of the blocks that are left may be an lba's, none is free for certain.
+        let open = || (0..suspects.len()).filter(|&index| found[index].is_none());
+        let uncertain = open().any(|index| {
+            let unfinished = outcomes[index].iter().any(|(_, claim)| claim.unfinished.is_some());
+            contested[index].is_some() || unfinished
+        });
+        if uncertain || !self.map.is_sound() {
+            left.clear();
+        }
+        for index in open() {
+            disputed.extend(contested[index]);
+            disputed.extend(self.stale_blocks(&suspects[index], &outcomes[index]));
+        }
+        let remedy = |outcome: Option<Outcome>| match outcome {
+            Some((group, claim)) => Remedy::Proven(Box::new(group), claim),
+            None => left.pop().map_or(Remedy::None, Remedy::Free),
+        };
+        found.into_iter().map(remedy).collect()
+    }
+
+    /// The block that `suspect` claims and an lba has, where one bit of the lba's map entry may have
+    /// changed as well as one of the lane's: it would be one of those that are `left` then. An lba
+    /// that was never written has its block whatever its entry says.
+    fn contested(&self, suspect: &Suspect, left: &[u32]) -> Option<u32> {
+        let taken = suspect.claim?.block;
+        if !self.map.owned.get(taken) {
+            return None;
+        }
+        let near = left.iter().any(|block| (block ^ taken).is_power_of_two());
+        let by_number = taken < self.lbas
+            && self.table.load(self.region, taken).is_ok_and(|entry| entry == MapEntry(0));
+        (near && !by_number).then_some(taken)
+    }
+
+    /// What the slots of `suspect` may have been: as they are, or with one bit changed, if that
+    /// suits the format, the map and the blocks that are `left`.
+    fn outcomes(&self, suspect: &Suspect, left: &[u32]) -> Vec<Outcome> {
+        let Some(group) = suspect.group else { return Vec::new() };
+        let changed = (0..GROUP_BITS).map(|bit| with_bit_flipped(&group, bit));
+        std::iter::once(group)
+            .chain(changed)
+            .filter_map(|group| {
+                let claim = self.claim(&group).ok()?;
+                left.contains(&claim.block).then_some((group, claim))
+            })
+            .collect()
+    }
+
+    /// The blocks that the map has for lbas whose last write may be one that `suspect` has not
+    /// completed.
+    fn stale_blocks(&self, suspect: &Suspect, outcomes: &[Outcome]) -> Vec<u32> {
+        let claims = outcomes.iter().map(|(_, claim)| claim).chain(&suspect.claim);
+        let lbas = claims.filter_map(|claim| Some(claim.unfinished?.lba));
+        lbas.filter_map(|lba| Some(self.table.load(self.region, lba).ok()?.block(lba))).collect()
+    }
+}
+
+/// Finds the outcomes of the suspects that are `open`, as far as they follow from each other: takes
+/// their blocks from those that are `left`.
+fn prove_all(
+    found: &mut [Option<Outcome>],
+    outcomes: &[Vec<Outcome>],
+    open: impl Fn(usize) -> bool,
+    left: &mut Vec<u32>,
+) {
+    while let Some((index, outcome)) = (0..found.len())
+        .filter(|&index| found[index].is_none() && open(index))
+        .find_map(|index| Some((index, only_outcome(&outcomes[index], left)?)))
+    {
+        left.retain(|&block| block != outcome.1.block);
+        found[index] = Some(outcome);
+    }
+}
+
+/// The one outcome with a block that is `left`, if there is only one, or only one in which the
+/// newest write went to the block that the write before it had freed.
+fn only_outcome(outcomes: &[Outcome], left: &[u32]) -> Option<Outcome> {
+    let only = |outcomes: &[&Outcome]| {
+        let first = outcomes.first()?;
+        outcomes.iter().all(|other| same_outcome(&other.1, &first.1)).then_some(**first)
+    };
+    let possible: Vec<_> =
+        outcomes.iter().filter(|(_, claim)| left.contains(&claim.block)).collect();
+    let chained: Vec<_> = possible
+        .iter()
+        .copied()
+        .filter(|(group, claim)| follows_other_slot(group, claim))
+        .collect();
+    only(&possible).or_else(|| only(&chained))
+}
+
+/// The newest entry's write went to the block that the lane's other entry had freed.
+fn follows_other_slot(group: &Group, claim: &Claim) -> bool {
+    let newest = &claim.newest.entry;
+    let used = group.iter().filter(|slot| slot.seq.get() != 0);
+    let mut others = used.filter(|slot| *slot != newest);
+    others.all(|slot| strip_flags(slot.old_map.get()) == strip_flags(newest.new_map.get()))
+}
+
+fn same_outcome(one: &Claim, other: &Claim) -> bool {
+    one.block == other.block && one.unfinished == other.unfinished
+}
+
+fn with_bit_flipped(group: &Group, bit: usize) -> Group {
+    let mut group = *group;
+    let slot = &mut group[bit / 128];
+    let field = match bit / 32 % 4 {
+        0 => &mut slot.lba,
+        1 => &mut slot.old_map,
+        2 => &mut slot.new_map,
+        _ => &mut slot.seq,
+    };
+    field.set(field.get() ^ 1 << (bit % 32));
+    group
+}
+
+/// The slots of a lane that has `block` free and knows of no write.
+pub(super) fn unused_group(slots: FlogSlots, lba: u32, block: u32) -> Group {
+    let mut group = Group::default();
+    group[0] = FlogSlot::new(lba, block, block, 1);
+    if slots == FlogSlots::ZeroTwo {
+        // Which slots are in use is recognized by the second entry.
+        group[2] = FlogSlot::new(lba, block, block, 2);
+    }
+    group
+}
