@@ -294,12 +294,12 @@ fn describe_names(names: &NamesDone) -> String {
         (names.removed, "names removed"),
     ];
     let counts = counts.into_iter().filter(|(number, _)| *number > 0);
-    let mut text: String = counts.map(|(number, what)| format!(", {number} {what}")).collect();
-    if let Some(first) = names.taken.first() {
+    let counts = counts.map(|(number, what)| format!(", {number} {what}"));
+    let taken = names.taken.first().map(|first| {
         let number = names.taken.len();
-        text += &format!("; {number} names were taken by other files since, {first} for one");
-    }
-    text
+        format!("; {number} names were taken by other files since, {first} for one")
+    });
+    counts.chain(taken).collect::<Vec<_>>().concat()
 }
 
 /// Throws away what the log of the pool at `path` has, after `tell` was told what that is; whether

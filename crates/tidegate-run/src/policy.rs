@@ -16,6 +16,7 @@ const SEGMENT_BYTES_MOST: u64 = 16 << 20;
 const WRITERS_TO_DISK: u64 = 10;
 
 /// What the cleaner finds when it looks.
+#[allow(clippy::struct_excessive_bools, reason = "each is about something else")]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Situation {
     /// Bytes of the log from tail to head.

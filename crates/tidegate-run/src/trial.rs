@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tidegate::log::recover::identity_of;
 use tidegate::log::{
     Attributes, CONTROL_BYTES, Definition, FileGuard, FileHandle, FileKey, FileSystemId, Log,
-    LogOptions, LogPool, RecordKind, Ticket, Timestamp,
+    LogOptions, LogPool, Make, NameAt, RecordKind, Ticket, Timestamp,
 };
 use tidegate::pmem::{Region, RegionOptions, SharedMemory};
 

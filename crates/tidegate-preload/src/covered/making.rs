@@ -19,7 +19,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Make};
+use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Make, NamesGuard};
 
 use super::{LOCK_TIMEOUT, Locked, Open, Sync};
 use crate::descriptors::{DIRECT, Entry, PINNED};
@@ -176,7 +176,7 @@ impl Open {
         let _signals = SignalsBlocked::new();
         let _holding = Holding::new().filter(|_| is_ready)?;
         let names = self.log.lock_names_within(file_system, LOCK_TIMEOUT);
-        let names = names.ok().filter(|names| names.may_record())?;
+        let names = names.ok().filter(NamesGuard::may_record)?;
         let guard = self.lock(story.entry).ok().filter(|guard| is_of(guard, story))?;
         let seen = Seen::of(self.fd).ok().filter(|seen| seen.size() <= MADE_BYTES_MAX)?;
         let content = self.read(seen.size())?;

@@ -64,9 +64,10 @@ impl<'p> Changed<'p> {
     }
 }
 
-/// A file that loses its last name to another one.
+/// A file that loses its last name to another one; or none.
+#[derive(Default)]
 struct Replaced {
-    handle: FileHandle,
+    handle: Option<FileHandle>,
     /// Its entry, if it has one.
     file: Option<FileRef>,
 }
@@ -128,14 +129,13 @@ impl<'p> Change<'p> {
         let stat = self.from.child().filter(|stat| self.may_be_recorded(&names, &guard, stat))?;
         let replaced = match &self.to {
             Some(to) => self.replaced(to, &stat)?,
-            None => None,
+            None => Replaced::default(),
         };
         if guard.has_grown() {
             guard.mark(guard.size()).ok()?;
         }
         let links = self.asked.links_after(u32::try_from(stat.st_nlink).ok()?);
-        let handle = replaced.as_ref().map(|replaced| replaced.handle);
-        let record = NameRecord { change: self.in_record(handle)?, links };
+        let record = NameRecord { change: self.in_record(replaced.handle)?, links };
         let changes = self.log.changes(file_system);
         let (ticket, position) = self.record(&guard, &record)?;
         let result = self.call();
@@ -144,7 +144,7 @@ impl<'p> Change<'p> {
             return Some(result);
         }
         guard.note_named(changes);
-        if let Some(file) = replaced.and_then(|replaced| replaced.file) {
+        if let Some(file) = replaced.file {
             self.log.note_own_change(file);
         }
         self.log.stats().add(Counter::NamesRecorded, 1);
@@ -170,11 +170,11 @@ impl<'p> Change<'p> {
     }
 
     /// What has the new name, if anything has; none where the change cannot be recorded for that.
-    fn replaced(&self, to: &Parent, stat: &libc::stat) -> Option<Option<Replaced>> {
+    fn replaced(&self, to: &Parent, stat: &libc::stat) -> Option<Replaced> {
         if to.seen.stat.st_dev != stat.st_dev {
             return None;
         }
-        let Some(found) = to.child() else { return Some(None) };
+        let Some(found) = to.child() else { return Some(Replaced::default()) };
         let replaces = matches!(self.asked, Changed::Rename { flags: 0, .. });
         let ends = is_file(&found) && found.st_nlink == 1 && found.st_dev == stat.st_dev;
         if !replaces || !ends || is_same(&found, stat) {
@@ -182,7 +182,7 @@ impl<'p> Change<'p> {
         }
         let handle = to.handle_of_child()?;
         let identified = Identified::new(self.identified.file_system, handle, &found);
-        Some(Some(Replaced { handle, file: self.log.find(&identified.key).ok()? }))
+        Some(Replaced { handle: Some(handle), file: self.log.find(&identified.key).ok()? })
     }
 
     fn in_record(&self, replaced: Option<FileHandle>) -> Option<NameChange<'_>> {

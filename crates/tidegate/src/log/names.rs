@@ -89,10 +89,7 @@ pub struct Make<'a> {
     pub attributes: Attributes<'a>,
 }
 
-fn narrow<T: TryFrom<usize>>(len: usize) -> T
-where
-    T: Default,
-{
+fn narrow<T: TryFrom<usize> + Default>(len: usize) -> T {
     T::try_from(len).unwrap_or_default()
 }
 
@@ -214,6 +211,7 @@ impl<'a> Iterator for Extended<'a> {
 }
 
 /// A change of the names of a file.
+#[expect(clippy::large_enum_variant, reason = "one at a time, where no memory is to be allocated")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NameChange<'a> {
     /// It gets one more.

@@ -29,7 +29,6 @@ use super::record::Definition;
 use super::table::{self, FileRef, flag};
 use crate::pmem::{LockFailure, Locked};
 use crate::sync::Ordering;
-use crate::tier::clock::now_ns;
 
 /// The lock of the names of a file system.
 pub struct NamesGuard<'a> {
@@ -150,7 +149,7 @@ impl Log {
     /// [`take_names_since`](Self::take_names_since).
     pub fn names_age(&self) -> Option<Duration> {
         let since_ns = self.control.named_ns().load(Ordering::SeqCst);
-        (since_ns != 0).then(|| Duration::from_nanos(now_ns().saturating_sub(since_ns)))
+        (since_ns != 0).then(|| Duration::from_nanos(monotonic_ns().saturating_sub(since_ns)))
     }
 
     /// When that was, in nanoseconds of the monotonic clock; the records since then are about to be
@@ -168,7 +167,7 @@ impl Log {
     pub(super) fn note_names(&self) {
         let named_ns = self.control.named_ns();
         if named_ns.load(Ordering::SeqCst) == 0 {
-            named_ns.store(now_ns().max(1), Ordering::SeqCst);
+            named_ns.store(monotonic_ns().max(1), Ordering::SeqCst);
             self.wake_cleaner();
         }
     }
@@ -189,6 +188,13 @@ impl Log {
             .filter(|(_, entry)| entry.flags().load(Ordering::SeqCst) & wanted == wanted);
         made.map(|(file, _)| file).collect()
     }
+}
+
+/// Nanoseconds of a clock that all processes of the machine have in common.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now = Duration::try_from(now).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl NamesGuard<'_> {

@@ -51,8 +51,8 @@ pub struct MadeFile {
 /// A record of names, with the handles and names in it copied out.
 #[derive(Debug, Clone)]
 pub(super) enum NameStep {
-    Made { at: (FileHandle, Vec<u8>), made: MadeFile },
-    Changed { change: OwnedChange, links: u32 },
+    Made(Box<((FileHandle, Vec<u8>), MadeFile)>),
+    Changed(Box<OwnedChange>),
 }
 
 /// [`NameChange`] with bytes of its own.
@@ -61,6 +61,7 @@ pub(super) struct OwnedChange {
     from: Option<(FileHandle, Vec<u8>)>,
     to: Option<(FileHandle, Vec<u8>)>,
     replaced: Option<FileHandle>,
+    links: u32,
 }
 
 fn owned(at: &NameAt<'_>) -> (FileHandle, Vec<u8>) {
@@ -78,14 +79,14 @@ impl NameStep {
             extended: attributes.extended.to_vec(),
             parent_changed: make.parent_changed,
         };
-        Self::Made { at: owned(&make.at), made }
+        Self::Made(Box::new((owned(&make.at), made)))
     }
 
     /// What the file has, if the log has all of it.
     pub(super) fn made(&self) -> Option<&MadeFile> {
         match self {
-            Self::Made { made, .. } => Some(made),
-            Self::Changed { .. } => None,
+            Self::Made(made) => Some(&made.1),
+            Self::Changed(_) => None,
         }
     }
 
@@ -97,8 +98,7 @@ impl NameStep {
                 (Some(owned(from)), Some(owned(to)), *replaced)
             }
         };
-        let change = OwnedChange { from, to, replaced };
-        Self::Changed { change, links: record.links }
+        Self::Changed(Box::new(OwnedChange { from, to, replaced, links: record.links }))
     }
 }
 
@@ -131,11 +131,11 @@ impl NamedPlan {
     pub(super) fn add(&mut self, identity: u64, file: &NamedFile, step: &NameStep) {
         self.files.entry(identity).or_insert_with(|| file.clone());
         let (fact, links) = match step {
-            NameStep::Made { at, made } => {
-                self.made.insert(identity, made.clone());
-                (NameFact::Made(self.number(file, at)), 1)
+            NameStep::Made(made) => {
+                self.made.insert(identity, made.1.clone());
+                (NameFact::Made(self.number(file, &made.0)), 1)
             }
-            NameStep::Changed { change, links } => (self.fact(file, change), u64::from(*links)),
+            NameStep::Changed(change) => (self.fact(file, change), u64::from(change.links)),
         };
         self.stories.add(&identity, fact, links);
     }

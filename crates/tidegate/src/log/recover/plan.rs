@@ -327,8 +327,8 @@ impl Planner {
 
     /// What all the records say.
     pub fn finish(self) -> Plan {
-        let (findings, device, names) = (self.findings, self.device, self.names);
-        let mut plan = Plan { findings, device, names, ..Plan::default() };
+        let (device, names, findings) = (self.device, self.names, self.findings);
+        let mut plan = Plan { device, names, findings, ..Plan::default() };
         let mut named = Vec::new();
         for (id, mut story) in self.stories {
             story.steps.retain(|step| !self.voided.contains(&step.position));

@@ -129,14 +129,14 @@ impl Bed {
     }
 
     /// Records a change of names that the kernel may have made or not.
-    fn record(&self, file: Logged, change: NameChange<'_>, links: u32) {
+    fn record(&self, file: Logged, change: &NameChange<'_>, links: u32) {
         let guard = self.log.lock(file.entry).unwrap();
-        guard.begin().unwrap().name(&NameRecord { change, links }).unwrap();
+        guard.begin().unwrap().name(&NameRecord { change: *change, links }).unwrap();
     }
 
     fn rename(&self, file: Logged, from: &str, to: &str, replaced: Option<FileHandle>) {
         let (from, to) = (self.at(from), self.at(to));
-        self.record(file, NameChange::Rename { from, to, replaced }, 1);
+        self.record(file, &NameChange::Rename { from, to, replaced }, 1);
     }
 
     /// As the disk is if no commit had the file.
@@ -281,7 +281,7 @@ fn a_file_that_was_unlinked_is_not_made_and_loses_its_name() {
     let bed = bed_or_return!();
     for is_there in [true, false] {
         let file = bed.made("file", "content", UNSEEN);
-        bed.record(file, NameChange::Unlink { from: bed.at("file") }, 0);
+        bed.record(file, &NameChange::Unlink { from: bed.at("file") }, 0);
         if !is_there {
             bed.lose("file");
         }
@@ -342,8 +342,8 @@ fn a_directory_that_is_elsewhere_is_found() {
 fn a_second_name_is_set_and_the_first_is_removed() {
     let bed = bed_or_return!();
     let file = bed.made("tmp", "content", UNSEEN);
-    bed.record(file, NameChange::Link { to: bed.at("new") }, 2);
-    bed.record(file, NameChange::Unlink { from: bed.at("tmp") }, 1);
+    bed.record(file, &NameChange::Link { to: bed.at("new") }, 2);
+    bed.record(file, &NameChange::Unlink { from: bed.at("tmp") }, 1);
     bed.lose("tmp");
     bed.recover();
     bed.assert_names(&[("new", "content")]);
@@ -482,7 +482,7 @@ fn mixed(bed: &Bed) {
     let four = bed.made("four", "4", UNSEEN);
     bed.rename(four, "four", "old", Some(old));
     let five = bed.made("five", "5", UNSEEN);
-    bed.record(five, NameChange::Unlink { from: bed.at("five") }, 0);
+    bed.record(five, &NameChange::Unlink { from: bed.at("five") }, 0);
     bed.lose("two");
 }
 
