@@ -281,8 +281,8 @@ fn check_records(pool: &LogPool, repair: bool, mut findings: Vec<String>) -> Res
     }
     findings.extend(scanner.changed().iter().map(|header| {
         format!(
-            "the record at position {}, of {} bytes at offset {} of file {}, is damaged: one bit of it changed, \
-             what was there before would come back",
+            "the record at position {}, of {} bytes at offset {} of file {}, differs by one bit from its checksum: it \
+             was changed, or never finished; without it an older version comes back",
             header.position, header.payload_bytes, header.offset, header.file
         )
     }));

@@ -23,7 +23,7 @@ use super::layout::{
     SessionBytes, TAIL_OFFSET, position_of, position_word,
 };
 use super::record::{
-    Header, PayloadDigest, RecordKind, changed_bit, payload_checksum, record_bytes,
+    Header, PayloadDigest, RecordKind, is_of_one_bit, payload_checksum, record_bytes,
 };
 use crate::pmem::{PmemError, Region};
 use crate::pool::{self, Superblock};
@@ -162,7 +162,7 @@ impl LogPool {
             Err(error) => read_header(&region, base + SECOND_HEADER_OFFSET)?.map_err(|_| error)?,
         };
         let (ring_bytes, salt) = (header.ring_bytes.get(), header.salt.get());
-        let pool = Self { ring_bytes, salt, region, superblock };
+        let pool = Self { region, superblock, ring_bytes, salt };
         let fits = ring_bytes == self::ring_bytes(&superblock);
         require(fits, "ring size", ring_bytes, "all of the pool behind the log's header")?;
         Ok(pool)
@@ -492,17 +492,13 @@ impl LogPool {
         Ok(self.payload_checksum_of(header)? == header.payload_checksum)
     }
 
-    /// The bit of the payload that changed after it was written, where its checksum says that it is
-    /// one bit: see [`changed_bit`].
+    /// Whether the payload differs by one bit from its checksum.
     ///
     /// # Errors
     /// [`PmemError`].
-    pub(super) fn changed_bit(
-        &self,
-        header: &Header,
-    ) -> std::result::Result<Option<u64>, PmemError> {
+    pub(super) fn is_one_bit_off(&self, header: &Header) -> std::result::Result<bool, PmemError> {
         let difference = self.payload_checksum_of(header)? ^ header.payload_checksum;
-        Ok(changed_bit(difference, header.payload_bytes))
+        Ok(is_of_one_bit(difference, header.payload_bytes))
     }
 
     fn payload_checksum_of(&self, header: &Header) -> std::result::Result<u32, PmemError> {

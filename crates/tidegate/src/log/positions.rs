@@ -91,7 +91,7 @@ impl LogPool {
                 PositionFault::Copy { field: "tail", .. } => self.set_tail(self.tail()?)?,
                 PositionFault::Copy { field: "limit", .. } => self.set_limit(self.limit()?)?,
                 PositionFault::Copy { .. } => {
-                    self.set_session(self.session()?.unwrap_or_default())?
+                    self.set_session(self.session()?.unwrap_or_default())?;
                 }
                 PositionFault::Both { field: "tail", proved: Some(position) } => {
                     self.set_tail(position)?;

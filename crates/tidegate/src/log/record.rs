@@ -107,20 +107,15 @@ const POSITION_BITS: usize = offset_of!(RecordHeaderBytes, position) * 8;
 /// The polynomial of CRC-32C, its lowest power in the highest bit.
 const CRC_32C: u32 = 0x82F6_3B78;
 
-/// The bit of a payload of `payload_bytes` bytes that changed, where one did: counted from the last
-/// one, byte by byte from the end, the highest bit of each first. `difference` is that of the
-/// checksum found and the right one.
-///
-/// Of what a crash cut off, one in (2^32 / bits) looks like this.
-pub(super) fn changed_bit(difference: u32, payload_bytes: u32) -> Option<u64> {
+/// Whether one changed bit in a payload of `payload_bytes` bytes makes this `difference` between its
+/// checksum and the right one. Of random differences, one in (2^32 / bits) is such.
+pub(super) fn is_of_one_bit(difference: u32, payload_bytes: u32) -> bool {
     let mut of_bit = CRC_32C;
-    for bit in 0..u64::from(payload_bytes) * 8 {
-        if of_bit == difference {
-            return Some(bit);
-        }
+    (0..u64::from(payload_bytes) * 8).any(|_| {
+        let is_it = of_bit == difference;
         of_bit = of_bit >> 1 ^ if of_bit & 1 == 1 { CRC_32C } else { 0 };
-    }
-    None
+        is_it
+    })
 }
 
 /// The checksum of a header that has the pool's salt in its place.

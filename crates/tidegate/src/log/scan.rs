@@ -65,8 +65,8 @@ impl<'a> Scanner<'a> {
         self.torn
     }
 
-    /// Those of the torn ones whose payload was whole once, as far as its checksum tells: one bit of
-    /// it has changed.
+    /// Those of the torn ones whose payload differs by one bit from its checksum: it was changed, or
+    /// a crash cut it off and what had been there before differs by this bit.
     pub fn changed(&self) -> &[Header] {
         &self.changed
     }
@@ -92,7 +92,7 @@ impl<'a> Scanner<'a> {
             return Ok(Some(header));
         }
         self.torn += 1;
-        if self.pool.changed_bit(&header)?.is_some() {
+        if self.pool.is_one_bit_off(&header)? {
             self.changed.push(header);
         }
         Ok(None)

@@ -53,19 +53,6 @@ pub enum LogDeviceError {
         /// Bytes that cannot be read.
         bytes: u64,
     },
-    /// A record was changed after it was written.
-    #[error(
-        "the record at position {position} of the log, of {len} bytes at offset {offset} of the backing, is damaged: \
-         one bit of it changed. What was there before would come back; --force goes on without the record"
-    )]
-    Changed {
-        /// The record.
-        position: u64,
-        /// First byte of the backing that it is about.
-        offset: u64,
-        /// Bytes that it holds.
-        len: u32,
-    },
     /// The log did not take the definition of the device.
     #[error("the log cannot say which backing it is for")]
     Define(#[source] AppendError),

@@ -116,10 +116,6 @@ fn find(pool: &LogPool, binding: &Binding, geometry: Geometry, adopt: bool) -> R
     if scanner.unreadable_bytes() > 0 {
         return Err(LogDeviceError::Unreadable { bytes: scanner.unreadable_bytes() });
     }
-    if let Some(header) = scanner.changed().first().filter(|_| !adopt) {
-        let (position, offset, len) = (header.position, header.offset, header.payload_bytes);
-        return Err(LogDeviceError::Changed { position, offset, len });
-    }
     let defined = definitions(pool, &headers)?;
     let data = headers.iter().filter(|header| header.kind != RecordKind::Define);
     let adopted = data.clone().next().filter(|_| adopt).and_then(|first| defined.get(&first.file));

@@ -5,8 +5,7 @@
 //!    what lies before it, as an end does; so does a story of the same file under another id.
 //! 2. Records of one file are appended under its lock, one after the other, each durable before the
 //!    next one begins. So a record that is not whole, and that a later whole one of its story
-//!    follows, was acknowledged: it is damaged. So is one in which one bit has changed since it was
-//!    whole. Another one that nothing follows was cut off by the crash.
+//!    follows, was acknowledged: it is damaged. One that nothing follows was cut off by the crash.
 
 use std::collections::{HashMap, HashSet};
 
@@ -139,8 +138,6 @@ pub enum Payload<'a> {
     Whole(&'a [u8]),
     /// Not all: a crash cut it off, or it was damaged later.
     Torn,
-    /// All of it was there, and one bit of it has changed.
-    Changed,
     /// The memory failed there.
     Unreadable,
 }

@@ -106,17 +106,11 @@ fn payload_of<'a>(
     buf: &'a mut Vec<u8>,
 ) -> Payload<'a> {
     buf.clear();
-    let changed = match is_whole {
+    match is_whole {
         None => return Payload::Unreadable,
-        Some(true) => None,
-        Some(false) => match pool.changed_bit(header) {
-            Err(_) => return Payload::Unreadable,
-            Ok(None) => return Payload::Torn,
-            // What a definition says of its file is checked by its own checksum too.
-            Ok(Some(bit)) if header.kind == RecordKind::Define => Some(bit),
-            Ok(Some(_)) => return Payload::Changed,
-        },
-    };
+        Some(false) => return Payload::Torn,
+        Some(true) => {}
+    }
     let payload_bytes = header.payload_bytes as usize;
     let planned_bytes = match header.kind {
         RecordKind::Make => payload_bytes.min(PLANNED_BYTES_MAX),
@@ -134,16 +128,5 @@ fn payload_of<'a>(
             return Payload::Unreadable;
         }
     }
-    if let Some(bit) = changed {
-        change_back(buf, bit);
-    }
     Payload::Whole(buf)
-}
-
-/// Changes a bit of a payload back; `bit` counts as [`LogPool::changed_bit`] does.
-fn change_back(payload: &mut [u8], bit: u64) {
-    let byte = usize::try_from(bit / 8).ok().and_then(|back| payload.iter_mut().nth_back(back));
-    if let Some(byte) = byte {
-        *byte ^= 0x80 >> (bit % 8);
-    }
 }
