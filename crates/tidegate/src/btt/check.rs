@@ -459,7 +459,8 @@ impl ArenaCheck<'_> {
             match self.region.read(offset_bytes, &mut rest) {
                 Ok(()) if rest.iter().all(|&byte| byte == 0) => {}
                 Ok(()) => {
-                    self.report.add(Finding::PaddingUsed { arena: self.number, part, offset_bytes })
+                    let arena = self.number;
+                    self.report.add(Finding::PaddingUsed { arena, part, offset_bytes });
                 }
                 Err(error @ PmemError::Poisoned { .. }) => self.report.add(Finding::Unreadable {
                     arena: self.number,

@@ -136,8 +136,9 @@ impl Pool {
             Err(error) => panic!("{flip}: {error}"),
         };
         assert_eq!(read_all(&btt, &self.blocks).1, 0, "{flip}");
+        let data = vec![9; 8 * BLOCK_BYTES];
         for start in [24, 16, 32] {
-            btt.write(start * 4096, &[9; 8 * BLOCK_BYTES], WriteFlags::default()).unwrap();
+            btt.write(start * 4096, &data, WriteFlags::default()).unwrap();
         }
         assert_eq!(read_all(&btt, &self.blocks[..16]).1, 0, "{flip}: after writes");
     }

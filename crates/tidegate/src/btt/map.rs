@@ -39,7 +39,7 @@ impl Map {
         lbas: u32,
         mut see: impl FnMut(u32, Result<MapEntry, PmemError>),
     ) {
-        let mut chunk = vec![[0; MAP_ENTRY_BYTES as usize]; CHUNK_ENTRIES.min(lbas) as usize];
+        let mut chunk = vec![[0; size_of::<u32>()]; CHUNK_ENTRIES.min(lbas) as usize];
         for first in (0..lbas).step_by(CHUNK_ENTRIES as usize) {
             let count = CHUNK_ENTRIES.min(lbas - first);
             let entries = &mut chunk[..count as usize];

@@ -457,8 +457,8 @@ fn check_reports_an_arena_whose_copies_are_both_gone() {
 /// Resident bytes of the mapping of the file at `path`, in this process.
 fn resident_bytes(path: &std::path::Path) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let own = maps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
-    let size = own.filter_map(|line| line.strip_prefix("Rss:")).next().unwrap();
+    let mut own = maps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
+    let size = own.find_map(|line| line.strip_prefix("Rss:")).unwrap();
     size.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
