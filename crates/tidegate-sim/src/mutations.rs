@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate::cache::CacheHeader;
 use tidegate::cache::layout::{Decoded, PAGE_BYTES, SlotHeader};
-use tidegate::log::layout::LIMIT_OFFSET;
+use tidegate::log::layout::{COPY_DISTANCE, LIMIT_OFFSET};
 use tidegate::pmem::{Observer, Region};
 use tidegate::pool::Superblock;
 
@@ -149,7 +149,9 @@ impl Mutant {
                 progress.flog_write_backs += 1;
                 progress.flog_write_backs == number + 1
             }
-            Mutation::DropLimitWriteBack => self.limit == Some(offset),
+            Mutation::DropLimitWriteBack => {
+                self.limit.is_some_and(|limit| [limit, limit + COPY_DISTANCE].contains(&offset))
+            }
             Mutation::DropVoidWriteBack => progress.void == Some(offset),
             _ => false,
         }

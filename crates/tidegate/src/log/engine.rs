@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
 use super::layout::RING_OFFSET;
+use super::positions::PositionFault;
 use super::recover::plan_pool;
 use super::{LogOptions, LogPool, RING_BYTES_MIN, Scanner, create};
 use crate::pmem::Region;
@@ -205,7 +206,7 @@ impl Summary {
 }
 
 /// What a check found; the keys are a contract with scripts.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Report {
     records: u64,
     /// Bytes of files that the records hold.
@@ -221,6 +222,10 @@ struct Report {
     repaired_superblocks: usize,
     /// Headers of the log that repair wrote anew.
     repaired_headers: usize,
+    /// Faults of tail, limit and session that repair mended.
+    repaired_positions: usize,
+    /// Headers of records that repair wrote anew.
+    repaired_records: usize,
 }
 
 fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
@@ -231,7 +236,7 @@ fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
         findings = found.repair(region).map_err(EngineError::pool)?;
     }
     let repaired_superblocks = before - findings.len();
-    let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
+    let pool = LogPool::open_damaged(Arc::clone(region)).map_err(EngineError::pool)?;
     let mut header = pool.header_fault().map_err(EngineError::pool)?;
     let repaired_headers = usize::from(repair && header.is_some());
     if repaired_headers > 0 {
@@ -239,16 +244,55 @@ fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
         header = pool.header_fault().map_err(EngineError::pool)?;
     }
     findings.extend(header.map(|fault| fault.to_string()));
-    let report = check_records(&pool, findings)?;
-    Ok(Report { repaired_superblocks, repaired_headers, ..report })
+    let mut repaired_positions = 0;
+    if repair {
+        repaired_positions = pool.restore_positions().map_err(EngineError::pool)?;
+    }
+    let faults = pool.position_faults().map_err(EngineError::pool)?;
+    let is_lost = faults.iter().any(|fault| matches!(fault, PositionFault::Both { .. }));
+    findings.extend(faults.iter().map(ToString::to_string));
+    let report = if is_lost {
+        Report { faults: findings.len() as u64, findings, ..Report::default() }
+    } else {
+        let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
+        check_records(&pool, repair, findings)?
+    };
+    Ok(Report { repaired_superblocks, repaired_headers, repaired_positions, ..report })
 }
 
-fn check_records(pool: &LogPool, mut findings: Vec<String>) -> Result<Report> {
+fn check_records(pool: &LogPool, repair: bool, mut findings: Vec<String>) -> Result<Report> {
     let (tail, limit) =
         pool.tail().and_then(|tail| Ok((tail, pool.limit()?))).map_err(EngineError::pool)?;
     let mut scanner = Scanner::new(pool, tail, limit);
-    let records = (&mut scanner).count() as u64;
+    let (mut records, mut repaired_records) = (0, 0);
+    for header in &mut scanner {
+        records += 1;
+        match pool.is_changed(&header).map_err(EngineError::pool)? {
+            false => {}
+            true if repair => {
+                pool.restore_record(&header).map_err(EngineError::pool)?;
+                repaired_records += 1;
+            }
+            true => findings.push(format!(
+                "one bit of the header of the record at position {} changed; it is read as it was",
+                header.position
+            )),
+        }
+    }
+    findings.extend(scanner.changed().iter().map(|header| {
+        format!(
+            "the record at position {}, of {} bytes at offset {} of file {}, differs by one bit from its checksum: it \
+             was changed, or never finished; without it an older version comes back",
+            header.position, header.payload_bytes, header.offset, header.file
+        )
+    }));
     let (plan, unreadable_bytes) = plan_pool(pool).map_err(EngineError::pool)?;
+    let is_told = |position| scanner.changed().iter().any(|it| it.position == position);
+    findings.extend(plan.files().iter().filter_map(|file| {
+        let position = file.damaged.filter(|position| !is_told(*position))?;
+        let name = file.name();
+        Some(format!("{name}: the record at position {position} was acknowledged and is damaged"))
+    }));
     let more = plan.findings().total() - plan.findings().kept().len() as u64;
     findings.extend(plan.findings().kept().iter().map(ToString::to_string));
     if unreadable_bytes > 0 {
@@ -258,12 +302,12 @@ fn check_records(pool: &LogPool, mut findings: Vec<String>) -> Result<Report> {
         records,
         data_bytes: plan.data_bytes(),
         files: plan.files().len() as u64,
-        torn_records: scanner.torn(),
+        torn_records: scanner.torn() - scanner.changed().len() as u64,
+        repaired_records,
         unreadable_bytes,
         faults: findings.len() as u64 + more,
         findings,
-        repaired_superblocks: 0,
-        repaired_headers: 0,
+        ..Report::default()
     })
 }
 
@@ -275,6 +319,12 @@ impl Report {
         }
         if self.repaired_headers > 0 {
             lines.push(format!("restored headers of the log: {}", self.repaired_headers));
+        }
+        if self.repaired_positions > 0 {
+            lines.push(format!("restored positions of the log: {}", self.repaired_positions));
+        }
+        if self.repaired_records > 0 {
+            lines.push(format!("restored headers of records: {}", self.repaired_records));
         }
         lines.push(format!(
             "{} about {} with {} of data; {} never finished, which recovery passes over",

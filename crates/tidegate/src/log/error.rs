@@ -26,12 +26,21 @@ pub enum LogError {
     },
     /// The log is of a format that this build does not know.
     #[error(
-        "the log has format {found}, this release of tidegate reads TIDELOG3: recover the pool by the \
+        "the log has format {found}, this release of tidegate reads TIDELOG4 and TIDELOG3: recover the pool by the \
          release that made it, then create it anew"
     )]
     Format {
         /// The log's magic, printable.
         found: String,
+    },
+    /// Both copies of the tail or of the limit are damaged.
+    #[error(
+        "the log's {field} is damaged in both copies: `tidegate check --repair` finds it by the records, where \
+         they prove it"
+    )]
+    Position {
+        /// Tail or limit.
+        field: &'static str,
     },
     /// A number on the medium makes no sense.
     #[error("the log's {field} is {found}, expected {expected}")]

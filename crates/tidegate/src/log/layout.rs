@@ -6,9 +6,10 @@
 //! |---|---|
 //! | 0 | [`LogHeaderBytes`], written once when the pool is made |
 //! | 4096 | its second copy |
-//! | 8192 | the tail: the position before which nothing counts any more, one word |
-//! | 8256 | the limit: no record ends after this position, one word |
+//! | 8192 | the tail: the position before which nothing counts any more, a [`position_word`] |
+//! | 8256 | the limit: no record ends after this position, a [`position_word`] |
 //! | 8320 | [`SessionBytes`] |
+//! | 12288, 12352, 12416 | the second copies of these three |
 //! | 16384 | the ring |
 
 use std::mem::offset_of;
@@ -24,6 +25,8 @@ pub const TAIL_OFFSET: u64 = 8192;
 pub const LIMIT_OFFSET: u64 = 8256;
 /// Where [`SessionBytes`] lie.
 pub const SESSION_OFFSET: u64 = 8320;
+/// How far behind tail, limit and session their second copies lie.
+pub const COPY_DISTANCE: u64 = 4096;
 /// Where the ring begins.
 pub const RING_OFFSET: u64 = 16384;
 /// A record starts at a multiple of this, and its header is as long.
@@ -31,11 +34,41 @@ pub const RECORD_ALIGN_BYTES: u64 = 64;
 /// The limit moves in steps of this, or less in a small ring, so that it costs a write in hundreds.
 pub const LIMIT_STEP_BYTES: u64 = 1 << 20;
 /// The first bytes of a header.
-pub const MAGIC: [u8; 8] = *b"TIDELOG3";
+pub const MAGIC: [u8; 8] = *b"TIDELOG4";
+/// Those of the format before, which has no record of names: all of it means the same in this one.
+pub const FORMER_MAGIC: [u8; 8] = *b"TIDELOG3";
 /// The longest path in a record, in bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
 /// The longest file handle, in bytes: `MAX_HANDLE_SZ` of the kernel.
 pub const HANDLE_BYTES_MAX: usize = 128;
+
+/// Set in each word that holds a position and its checksum; a word of the format before has neither
+/// bit 63 nor a checksum.
+const WORD_CHECKED: u64 = 1 << 63;
+/// Bits of a word that are the position: below 2^62, and a multiple of 64.
+const WORD_POSITION: u64 = (1 << 62) - RECORD_ALIGN_BYTES;
+
+/// A position as it lies on the medium: one word, which is stored whole or not at all, with a
+/// checksum of 7 bits where the position has none.
+pub fn position_word(position: u64) -> u64 {
+    let check = u64::from(position_check(position));
+    WORD_CHECKED | (check >> 6) << 62 | position & WORD_POSITION | check & 63
+}
+
+/// The position that a word holds; none where its checksum is wrong.
+pub fn position_of(word: u64) -> Option<u64> {
+    let position = word & WORD_POSITION;
+    let is_whole = word == position_word(position) || word == position;
+    (is_whole && position != 0).then_some(position)
+}
+
+/// CRC-7 (polynomial 9) of the position's 56 bits: tells any change of one or two bits.
+fn position_check(position: u64) -> u8 {
+    (6..62).rev().fold(0x7F, |check: u8, bit| {
+        let carry = (check >> 6) ^ u8::from(position & 1 << bit != 0);
+        (check << 1) & 0x7F ^ if carry & 1 == 1 { 0x09 } else { 0 }
+    })
+}
 
 /// What a log pool says of itself, once.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -149,3 +182,26 @@ const _: () = {
     assert!(offset_of!(DefinitionBytes, handle_bytes) == 52);
     assert!(offset_of!(DefinitionBytes, flags) == 54);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_position_survives_the_medium_and_no_change_of_one_or_two_bits_does() {
+        for position in [64, 1 << 20, (1 << 40) + 192, WORD_POSITION] {
+            let word = position_word(position);
+            assert_eq!(position_of(word), Some(position));
+            for one in 0..64 {
+                for other in 0..64 {
+                    let changed = word ^ 1 << one ^ if one == other { 0 } else { 1 << other };
+                    let found = position_of(changed);
+                    assert!(found.is_none() || found == Some(position), "bits {one} and {other}");
+                }
+            }
+        }
+        assert_eq!([position_of(0), position_of(u64::MAX)], [None, None]);
+        assert_eq!(position_of(65536), Some(65536), "a word of the former format");
+        assert_eq!(position_of(65536 + 8), None);
+    }
+}

@@ -19,11 +19,14 @@ pub mod device;
 mod engine;
 mod error;
 mod file_systems;
+#[cfg(all(test, not(feature = "loom")))]
+mod flip_tests;
 mod keepers;
 mod lanes;
 pub mod layout;
 mod owner;
 mod pool;
+mod positions;
 mod record;
 pub mod recover;
 mod scan;
@@ -87,6 +90,7 @@ impl Log {
         memory: SharedMemory,
         allocated_bytes: u64,
     ) -> Result<Self, LogError> {
+        pool.raise_format()?;
         let limit = pool.limit()?;
         // Who was killed while raising it may have stored it only: the tail must not be durable
         // before it.
@@ -116,6 +120,7 @@ impl Log {
         pool: LogPool,
         memory: SharedMemory,
     ) -> Result<Self, LogError> {
+        pool.raise_format()?;
         let (tail, limit) = (pool.tail()?, pool.limit()?);
         // What a killed process stored may be seen before it is durable; free space must not be
         // used again before the tail is.

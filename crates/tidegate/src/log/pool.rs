@@ -17,10 +17,11 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::engine::CODE;
 use super::error::LogError;
 use super::layout::{
-    LIMIT_OFFSET, LIMIT_STEP_BYTES, LogHeaderBytes, MAGIC, RECORD_ALIGN_BYTES, RING_OFFSET,
-    RecordHeaderBytes, SECOND_HEADER_OFFSET, SESSION_OFFSET, SessionBytes, TAIL_OFFSET,
+    COPY_DISTANCE, FORMER_MAGIC, LIMIT_OFFSET, LIMIT_STEP_BYTES, LogHeaderBytes, MAGIC,
+    RECORD_ALIGN_BYTES, RING_OFFSET, RecordHeaderBytes, SECOND_HEADER_OFFSET, SESSION_OFFSET,
+    SessionBytes, TAIL_OFFSET, position_of, position_word,
 };
-use super::record::{Header, payload_checksum};
+use super::record::{Header, PayloadDigest, is_of_one_bit};
 use crate::pmem::{PmemError, Region};
 use crate::pool::{self, Superblock};
 
@@ -72,8 +73,10 @@ pub fn create(region: &Region, options: &LogOptions) -> Result<Superblock> {
     region.write(base + SECOND_HEADER_OFFSET, header.as_bytes())?;
     // One lap ahead, so that no position is 0 and none of an older log in these bytes is met in the
     // first lap.
-    region.store_u64(base + TAIL_OFFSET, ring_bytes)?;
-    region.store_u64(base + LIMIT_OFFSET, ring_bytes)?;
+    for offset in [TAIL_OFFSET, LIMIT_OFFSET] {
+        region.store_u64(base + offset, position_word(ring_bytes))?;
+        region.store_u64(base + offset + COPY_DISTANCE, position_word(ring_bytes))?;
+    }
     region.write_back(base, RING_OFFSET)?;
     region.fence()?;
     // The superblock last: a crash before it leaves no pool, instead of a pool without a log.
@@ -133,6 +136,16 @@ impl LogPool {
     /// # Errors
     /// [`LogError`]: there is none, or it is damaged.
     pub fn open(region: Arc<Region>) -> Result<Self> {
+        let pool = Self::open_damaged(region)?;
+        pool.check()?;
+        Ok(pool)
+    }
+
+    /// The same for a pool whose tail and limit may make no sense.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub(super) fn open_damaged(region: Arc<Region>) -> Result<Self> {
         let superblock = Superblock::read(&region)?.superblock;
         superblock.expect_engine(CODE)?;
         let base = superblock.data_offset;
@@ -145,30 +158,25 @@ impl LogPool {
             Ok(header) => header,
             Err(error) => read_header(&region, base + SECOND_HEADER_OFFSET)?.map_err(|_| error)?,
         };
-        let pool = Self {
-            ring_bytes: header.ring_bytes.get(),
-            salt: header.salt.get(),
-            region,
-            superblock,
-        };
-        pool.check()?;
+        let (ring_bytes, salt) = (header.ring_bytes.get(), header.salt.get());
+        let pool = Self { region, superblock, ring_bytes, salt };
+        let fits = ring_bytes == self::ring_bytes(&superblock);
+        require(fits, "ring size", ring_bytes, "all of the pool behind the log's header")?;
         Ok(pool)
     }
 
-    /// Checks what no checksum can: that the numbers fit each other.
+    /// Checks what no checksum can: that tail and limit fit each other.
     fn check(&self) -> Result<()> {
-        let require = |holds, field, found, expected| {
-            if holds { Ok(()) } else { Err(LogError::Inconsistent { field, found, expected }) }
-        };
         let ring = self.ring_bytes;
-        let fits = ring == ring_bytes(&self.superblock);
-        require(fits, "ring size", ring, "all of the pool behind the log's header")?;
         let (tail, limit) = (self.tail()?, self.limit()?);
-        let sane = tail >= ring && tail < 1 << 62 && tail.is_multiple_of(RECORD_ALIGN_BYTES);
-        require(sane, "tail", tail, "a multiple of 64, from one lap on")?;
+        for (field, position) in [("tail", tail), ("limit", limit)] {
+            if position == 0 {
+                return Err(LogError::Position { field });
+            }
+        }
+        require(tail >= ring, "tail", tail, "a multiple of 64, from one lap on")?;
         let is_near = limit >= tail && limit - tail <= ring + self.limit_step_bytes();
-        let sane = is_near && limit.is_multiple_of(RECORD_ALIGN_BYTES);
-        require(sane, "limit", limit, "a multiple of 64 between the tail and one lap beyond it")
+        require(is_near, "limit", limit, "a multiple of 64 between the tail and one lap beyond it")
     }
 
     /// What is wrong with one of the two copies of the header; the other one is that by which the
@@ -206,6 +214,27 @@ impl LogPool {
         Ok(self.region.persist(to, size_of::<LogHeaderBytes>() as u64)?)
     }
 
+    /// Says that the log may have records of names from now on, which releases that know only the
+    /// former format must not read.
+    ///
+    /// # Errors
+    /// [`LogError::Pmem`].
+    pub(super) fn raise_format(&self) -> Result<()> {
+        let [first, second] = self.header_offsets();
+        // The second copy first: a reader takes it only where the first one is damaged, and a crash
+        // in between leaves a whole one of either format.
+        for at in [second, first] {
+            let Ok(mut header) = read_header(&self.region, at)? else { continue };
+            if header.magic == FORMER_MAGIC {
+                header.magic = MAGIC;
+                header.checksum = U64::new(header_checksum(&header));
+                self.region.write(at, header.as_bytes())?;
+                self.region.persist(at, size_of::<LogHeaderBytes>() as u64)?;
+            }
+        }
+        Ok(())
+    }
+
     fn header_offsets(&self) -> [u64; 2] {
         [0, SECOND_HEADER_OFFSET].map(|offset| self.superblock.data_offset + offset)
     }
@@ -238,20 +267,35 @@ impl LogPool {
         (self.ring_bytes / 4).min(1 << 30)
     }
 
-    /// The persistent tail.
+    /// The persistent tail: the lower one of two whole copies, since a crash may have come between
+    /// them; 0 where neither is whole, as in no pool that [`open`](Self::open) accepts.
     ///
     /// # Errors
     /// [`PmemError`].
     pub fn tail(&self) -> std::result::Result<u64, PmemError> {
-        self.region.load_u64(self.superblock.data_offset + TAIL_OFFSET)
+        Ok(self.position_copies(TAIL_OFFSET)?.into_iter().flatten().min().unwrap_or(0))
     }
 
-    /// The position that no record passes.
+    /// The position that no record passes: the higher one of two whole copies, and 0 as for
+    /// [`tail`](Self::tail).
     ///
     /// # Errors
     /// [`PmemError`].
     pub fn limit(&self) -> std::result::Result<u64, PmemError> {
-        self.region.load_u64(self.superblock.data_offset + LIMIT_OFFSET)
+        Ok(self.position_copies(LIMIT_OFFSET)?.into_iter().flatten().max().unwrap_or(0))
+    }
+
+    /// The copies of tail or limit that are whole. Memory that failed has none.
+    pub(super) fn position_copies(
+        &self,
+        offset: u64,
+    ) -> std::result::Result<[Option<u64>; 2], PmemError> {
+        let read = |offset| match self.region.load_u64(self.superblock.data_offset + offset) {
+            Ok(word) => Ok(position_of(word)),
+            Err(PmemError::Poisoned { .. }) => Ok(None),
+            Err(error) => Err(error),
+        };
+        Ok([read(offset)?, read(offset + COPY_DISTANCE)?])
     }
 
     /// Moves the persistent tail. All before `position` must be durable in the files.
@@ -270,12 +314,16 @@ impl LogPool {
         self.set_position(LIMIT_OFFSET, position)
     }
 
-    /// A word of eight bytes is stored whole or not at all, so this needs no second copy.
+    /// A word of eight bytes is stored whole or not at all, so both copies share a fence: after a
+    /// crash each is the old one or the new one, and either is right.
     fn set_position(&self, offset: u64, position: u64) -> std::result::Result<(), PmemError> {
         debug_assert!(position.is_multiple_of(RECORD_ALIGN_BYTES), "no record is at {position}");
         let at = self.superblock.data_offset + offset;
-        self.region.store_u64(at, position)?;
-        self.region.persist(at, 8)
+        for at in [at, at + COPY_DISTANCE] {
+            self.region.store_u64(at, position_word(position))?;
+            self.region.write_back(at, 8)?;
+        }
+        self.region.fence()
     }
 
     /// The boot in which the log was written last; none where it was closed, or that cannot be
@@ -284,10 +332,9 @@ impl LogPool {
     /// # Errors
     /// [`PmemError`].
     pub fn session(&self) -> std::result::Result<Option<[u8; 16]>, PmemError> {
-        let mut bytes = SessionBytes::default();
-        self.region.read(self.superblock.data_offset + SESSION_OFFSET, bytes.as_mut_bytes())?;
-        let whole = checksum(CrcAlgorithm::Crc64Nvme, &bytes.boot_id) == bytes.checksum.get();
-        Ok((whole && bytes.boot_id != [0; 16]).then_some(bytes.boot_id))
+        let [first, second] = self.session_copies()?;
+        let whole = [first, second].into_iter().find(is_whole_session);
+        Ok(whole.map(|bytes| bytes.boot_id).filter(|boot_id| *boot_id != CLOSED))
     }
 
     /// Notes the boot in which the log is written, [`NO_BOOT`] or [`CLOSED`].
@@ -298,8 +345,29 @@ impl LogPool {
         let checksum = U64::new(checksum(CrcAlgorithm::Crc64Nvme, &boot_id));
         let bytes = SessionBytes { boot_id, checksum };
         let at = self.superblock.data_offset + SESSION_OFFSET;
-        self.region.write(at, bytes.as_bytes())?;
-        self.region.persist(at, size_of::<SessionBytes>() as u64)
+        // One after the other: a crash tears one of them at most.
+        for at in [at, at + COPY_DISTANCE] {
+            self.region.write(at, bytes.as_bytes())?;
+            self.region.persist(at, size_of::<SessionBytes>() as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Whether tail or limit is one of the former format, which has no second copy.
+    pub(super) fn is_former(&self, offset: u64) -> std::result::Result<bool, PmemError> {
+        let at = self.superblock.data_offset + offset;
+        let (word, copy) = (self.region.load_u64(at)?, self.region.load_u64(at + COPY_DISTANCE)?);
+        Ok(copy == 0 && position_of(word) == Some(word))
+    }
+
+    /// Both copies of the session, as they are.
+    pub(super) fn session_copies(&self) -> std::result::Result<[SessionBytes; 2], PmemError> {
+        let read = |offset| {
+            let mut bytes = SessionBytes::default();
+            self.region.read(self.superblock.data_offset + offset, bytes.as_mut_bytes())?;
+            Ok(bytes)
+        };
+        Ok([read(SESSION_OFFSET)?, read(SESSION_OFFSET + COPY_DISTANCE)?])
     }
 
     /// Where in the region the byte at `position` lies.
@@ -311,20 +379,41 @@ impl LogPool {
         self.salt
     }
 
-    /// The header of the record at `position`, if there is one; its payload may be torn.
+    /// The header of the record at `position`, if there is one; its payload may be torn. One bit of
+    /// it may have changed on the medium: it is read as it was.
     ///
     /// # Errors
     /// [`PmemError`].
     pub fn read_header(&self, position: u64) -> std::result::Result<Option<Header>, PmemError> {
         let at = self.region_offset(position);
         // Most places that a scan looks at hold no record: one word tells.
-        if self.region.load_u64(at + 8)? != position {
+        if (self.region.load_u64(at + 8)? ^ position).count_ones() > 1 {
             return Ok(None);
         }
         let mut bytes = RecordHeaderBytes::new_zeroed();
         self.region.read(at, bytes.as_mut_bytes())?;
-        let header = Header::decode(&bytes, self.salt, position);
+        let header = Header::decode_mending(&bytes, self.salt, position);
         Ok(header.filter(|header| self.fits(header)))
+    }
+
+    /// Whether a bit of the header on the medium is not what it was.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub(super) fn is_changed(&self, header: &Header) -> std::result::Result<bool, PmemError> {
+        let mut bytes = RecordHeaderBytes::new_zeroed();
+        self.region.read(self.region_offset(header.position), bytes.as_mut_bytes())?;
+        Ok(bytes != header.encode(self.salt))
+    }
+
+    /// Writes the header as it was.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub(super) fn restore_record(&self, header: &Header) -> std::result::Result<(), PmemError> {
+        let at = self.region_offset(header.position);
+        self.region.write(at, header.encode(self.salt).as_bytes())?;
+        self.region.persist(at, RECORD_ALIGN_BYTES)
     }
 
     /// A record never passes the end of the ring.
@@ -363,19 +452,41 @@ impl LogPool {
     /// # Errors
     /// [`PmemError`].
     pub fn is_whole(&self, header: &Header) -> std::result::Result<bool, PmemError> {
-        let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
+        Ok(self.payload_checksum_of(header)? == header.payload_checksum)
+    }
+
+    /// Whether the payload differs by one bit from its checksum.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub(super) fn is_one_bit_off(&self, header: &Header) -> std::result::Result<bool, PmemError> {
+        let difference = self.payload_checksum_of(header)? ^ header.payload_checksum;
+        Ok(is_of_one_bit(difference, header.payload_bytes))
+    }
+
+    fn payload_checksum_of(&self, header: &Header) -> std::result::Result<u32, PmemError> {
+        let mut digest = PayloadDigest::default();
         let mut buf = [0; 4096];
         let mut at = 0;
         while at < u64::from(header.payload_bytes) {
             let step = (u64::from(header.payload_bytes) - at).min(buf.len() as u64);
             let part = &mut buf[..usize::try_from(step).unwrap_or(0)];
             self.read_payload(header, at, part)?;
-            digest.update(part);
+            digest.add(part);
             at += step;
         }
-        let found = if at == 0 { payload_checksum(&[]).into() } else { digest.finalize() };
-        Ok(found == u64::from(header.payload_checksum))
+        Ok(digest.finish())
     }
+}
+
+/// The session's checksum is right.
+pub(super) fn is_whole_session(bytes: &SessionBytes) -> bool {
+    checksum(CrcAlgorithm::Crc64Nvme, &bytes.boot_id) == bytes.checksum.get()
+}
+
+/// Refuses a number on the medium that makes no sense.
+fn require(holds: bool, field: &'static str, found: u64, expected: &'static str) -> Result<()> {
+    if holds { Ok(()) } else { Err(LogError::Inconsistent { field, found, expected }) }
 }
 
 type Copy = std::result::Result<LogHeaderBytes, LogError>;
@@ -388,7 +499,7 @@ fn read_header(region: &Region, at: u64) -> Result<Copy> {
     let (found, expected) = (header.checksum.get(), header_checksum(&header));
     Ok(match header.magic {
         _ if found != expected => Err(LogError::Header { found, expected }),
-        MAGIC => Ok(header),
+        MAGIC | FORMER_MAGIC => Ok(header),
         _ => Err(LogError::Format { found: header.magic.escape_ascii().to_string() }),
     })
 }

@@ -6,6 +6,7 @@
 //! become durable in any order, and nothing has to be stored after them.
 
 use std::io::IoSlice;
+use std::mem::offset_of;
 
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 use zerocopy::little_endian::{I32, U16, U32, U64};
@@ -86,6 +87,22 @@ pub struct Header {
 /// measured here, for each record.
 const CHECKED_BYTES: usize = 128;
 
+/// Bits of a header before those of its position.
+const POSITION_BITS: usize = offset_of!(RecordHeaderBytes, position) * 8;
+/// The polynomial of CRC-32C, its lowest power in the highest bit.
+const CRC_32C: u32 = 0x82F6_3B78;
+
+/// Whether one changed bit in a payload of `payload_bytes` bytes makes this `difference` between its
+/// checksum and the right one. Of random differences, one in (2^32 / bits) is such.
+pub(super) fn is_of_one_bit(difference: u32, payload_bytes: u32) -> bool {
+    let mut of_bit = CRC_32C;
+    (0..u64::from(payload_bytes) * 8).any(|_| {
+        let is_it = of_bit == difference;
+        of_bit = of_bit >> 1 ^ if of_bit & 1 == 1 { CRC_32C } else { 0 };
+        is_it
+    })
+}
+
 /// The checksum of a header that has the pool's salt in its place.
 fn header_checksum(salted: &RecordHeaderBytes) -> u64 {
     let mut checked = [0; CHECKED_BYTES];
@@ -133,6 +150,31 @@ impl Header {
             payload_checksum: bytes.payload_checksum.get(),
             grows: bytes.flags.get() & RECORD_GROWS != 0,
         })
+    }
+
+    /// As [`decode`](Self::decode), also where one bit of the header has changed: then only one
+    /// change makes its checksum right.
+    ///
+    /// A header that a crash cut off does not pass for such a one: all of its words but one would
+    /// have to be there, and that one to differ in one bit from what lay there before. And then the
+    /// record is what was being written, if its payload is whole, and may count.
+    pub(super) fn decode_mending(
+        bytes: &RecordHeaderBytes,
+        salt: u64,
+        position: u64,
+    ) -> Option<Self> {
+        let changed = |bit: usize| {
+            let mut bytes = *bytes;
+            bytes.as_mut_bytes()[bit / 8] ^= 1 << (bit % 8);
+            Self::decode(&bytes, salt, position)
+        };
+        let wrong_position = bytes.position.get() ^ position;
+        match wrong_position.count_ones() {
+            0 => Self::decode(bytes, salt, position)
+                .or_else(|| (0..size_of_val(bytes) * 8).find_map(changed)),
+            1 => changed(POSITION_BITS + wrong_position.trailing_zeros() as usize),
+            _ => None,
+        }
     }
 
     /// Position of the payload's first byte.

@@ -19,6 +19,7 @@ pub struct Scanner<'a> {
     lap_bytes: u64,
     check_payloads: bool,
     torn: u64,
+    changed: Vec<Header>,
     unreadable_bytes: u64,
 }
 
@@ -28,7 +29,16 @@ impl<'a> Scanner<'a> {
         let end = end.min(start.saturating_add(pool.ring_bytes()));
         let position = start.next_multiple_of(RECORD_ALIGN_BYTES);
         let lap_bytes = pool.ring_bytes();
-        Self { pool, position, end, lap_bytes, check_payloads: true, torn: 0, unreadable_bytes: 0 }
+        Self {
+            pool,
+            position,
+            end,
+            lap_bytes,
+            check_payloads: true,
+            torn: 0,
+            changed: Vec::new(),
+            unreadable_bytes: 0,
+        }
     }
 
     /// The same for records that are known to be whole, because their writers have finished them:
@@ -55,6 +65,12 @@ impl<'a> Scanner<'a> {
         self.torn
     }
 
+    /// Those of the torn ones whose payload differs by one bit from its checksum: it was changed, or
+    /// a crash cut it off and what had been there before differs by this bit.
+    pub fn changed(&self) -> &[Header] {
+        &self.changed
+    }
+
     /// Bytes so far that could not be read.
     pub fn unreadable_bytes(&self) -> u64 {
         self.unreadable_bytes
@@ -76,6 +92,9 @@ impl<'a> Scanner<'a> {
             return Ok(Some(header));
         }
         self.torn += 1;
+        if self.pool.is_one_bit_off(&header)? {
+            self.changed.push(header);
+        }
         Ok(None)
     }
 }

@@ -1,0 +1,198 @@
+//! Flipped bits of what the log says of itself: no number on the medium changes in silence.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use super::engine::LogEngine;
+use super::layout::{
+    COPY_DISTANCE, LIMIT_OFFSET, SECOND_HEADER_OFFSET, SESSION_OFFSET, TAIL_OFFSET, position_word,
+};
+use super::recover::{FilePlan, Operation, plan_pool};
+use super::tests::{definition, key, log};
+use super::*;
+use crate::pmem::Region;
+use crate::tier::{Checked, Engine};
+
+const POOL_BYTES: u64 = 256 << 10;
+
+fn pool_bytes() -> (Vec<u8>, u64) {
+    let region = Arc::new(Region::anonymous(POOL_BYTES).unwrap());
+    let base = create(&region, &LogOptions::default()).unwrap().data_offset;
+    let pool = LogPool::open(Arc::clone(&region)).unwrap();
+    pool.set_limit(pool.limit().unwrap() + 4096).unwrap();
+    pool.set_session([7; 16]).unwrap();
+    let mut bytes = vec![0; usize::try_from(POOL_BYTES).unwrap()];
+    region.read(0, &mut bytes).unwrap();
+    (bytes, base)
+}
+
+fn region_of(bytes: &[u8]) -> Region {
+    let region = Region::anonymous(bytes.len() as u64).unwrap();
+    region.write(0, bytes).unwrap();
+    region
+}
+
+/// What the pool says, if it is opened.
+fn said(bytes: &[u8]) -> Result<(u64, u64, Option<[u8; 16]>), LogError> {
+    let pool = LogPool::open(Arc::new(region_of(bytes)))?;
+    Ok((pool.tail()?, pool.limit()?, pool.session()?))
+}
+
+fn checked(region: Region, repair: bool) -> Checked {
+    LogEngine.check(region, repair, &mut |_| ()).unwrap()
+}
+
+#[test]
+fn each_flipped_bit_of_header_tail_limit_and_session_is_found_and_changes_nothing() {
+    let (mut bytes, base) = pool_bytes();
+    let whole = said(&bytes).unwrap();
+    assert_eq!(checked(region_of(&bytes), false).faults, 0);
+    let places = [(0, 64), (TAIL_OFFSET, 8), (LIMIT_OFFSET, 8), (SESSION_OFFSET, 24)];
+    for (offset, len) in places {
+        let copy = if offset == 0 { SECOND_HEADER_OFFSET } else { COPY_DISTANCE };
+        for bit in (0..len * 8).chain(copy * 8..(copy + len) * 8) {
+            let at = usize::try_from(base + offset + bit / 8).unwrap();
+            bytes[at] ^= 1 << (bit % 8);
+            assert_eq!(said(&bytes).unwrap(), whole, "bit {bit} at {offset}");
+            assert_eq!(checked(region_of(&bytes), false).faults, 1, "bit {bit} at {offset}");
+            assert_eq!(checked(region_of(&bytes), true).faults, 0, "bit {bit} at {offset}");
+            bytes[at] ^= 1 << (bit % 8);
+        }
+    }
+}
+
+#[test]
+fn a_position_that_is_lost_in_both_copies_is_found_again_where_that_is_proved() {
+    let (bytes, base) = pool_bytes();
+    let (tail, limit, _) = said(&bytes).unwrap();
+    let lose = |region: &Region, offset: u64| {
+        for copy in [0, COPY_DISTANCE] {
+            region.store_u64(base + offset + copy, 5).unwrap();
+        }
+    };
+    let ring_bytes = LogPool::open(Arc::new(region_of(&bytes))).unwrap().ring_bytes();
+    // No record is left, so the tail is the limit; and no record is more than a lap behind the tail.
+    for (offset, found) in
+        [(TAIL_OFFSET, (limit, limit)), (LIMIT_OFFSET, (tail, tail + ring_bytes))]
+    {
+        let region = region_of(&bytes);
+        lose(&region, offset);
+        let region = Arc::new(region);
+        assert!(matches!(LogPool::open(Arc::clone(&region)), Err(LogError::Position { .. })));
+        let pool = LogPool::open_damaged(Arc::clone(&region)).unwrap();
+        assert_eq!(pool.restore_positions().unwrap(), 1);
+        let pool = LogPool::open(region).unwrap();
+        assert_eq!((pool.tail().unwrap(), pool.limit().unwrap()), found);
+    }
+    let region = region_of(&bytes);
+    lose(&region, TAIL_OFFSET);
+    lose(&region, LIMIT_OFFSET);
+    assert_eq!(checked(region, true).faults, 2, "nothing proves either");
+}
+
+#[test]
+fn a_pool_of_the_former_format_is_raised_when_it_is_used() {
+    let (bytes, base) = pool_bytes();
+    let region = Arc::new(region_of(&bytes));
+    let (tail, limit, _) = said(&bytes).unwrap();
+    for (offset, position) in [(TAIL_OFFSET, tail), (LIMIT_OFFSET, limit)] {
+        region.store_u64(base + offset, position).unwrap();
+        region.store_u64(base + offset + COPY_DISTANCE, 0).unwrap();
+    }
+    let pool = LogPool::open(Arc::clone(&region)).unwrap();
+    assert_eq!((pool.tail().unwrap(), pool.limit().unwrap()), (tail, limit));
+    assert_eq!(pool.position_faults().unwrap(), []);
+    let ring_bytes = pool.ring_bytes();
+    let memory = crate::pmem::SharedMemory::anonymous(CONTROL_BYTES).unwrap();
+    Log::start(pool, memory, ring_bytes).unwrap();
+    for offset in [TAIL_OFFSET, LIMIT_OFFSET, TAIL_OFFSET + COPY_DISTANCE] {
+        assert_eq!(region.load_u64(base + offset).unwrap(), position_word(limit));
+    }
+}
+
+/// The finalizer of `SplitMix64`: numbers that look random, the same in each run.
+fn scrambled(n: u64) -> u64 {
+    let n = (n + 13).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let n = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let n = (n ^ n >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    n ^ n >> 31
+}
+
+fn flips() -> u64 {
+    std::env::var("TIDEGATE_FLIPS").ok().and_then(|it| it.parse().ok()).unwrap_or(2000)
+}
+
+/// A log of three covered files, as bytes, and the bytes of the pool that are records.
+fn records_of_files() -> (Vec<u8>, std::ops::Range<u64>) {
+    let log = log();
+    let start = log.head();
+    for inode in 1..=3 {
+        let guard = log.lock(log.entry_for(&key(inode)).unwrap()).unwrap();
+        guard.begin_story(&definition(inode), 1 << 20).unwrap();
+        let (unlogged, synced_from) = (guard.unlogged(), log.head());
+        let state = CoverState { unlogged, synced_from, size: 1 << 20, is_dense: true };
+        assert!(guard.cover(&state, &definition(inode)).unwrap());
+    }
+    for n in 0..30_usize {
+        let inode = n as u64 % 3 + 1;
+        let guard = log.lock(log.entry_for(&key(inode)).unwrap()).unwrap();
+        let data = vec![u8::try_from(n + 1).unwrap(); [100, 4096, 1000][n / 3 % 3]];
+        let mut ticket = guard.begin().unwrap();
+        ticket.write(n as u64 * 512, &[IoSlice::new(&data)], false).unwrap();
+    }
+    let pool = log.pool();
+    let mut bytes = vec![0; usize::try_from(pool.region().len_bytes()).unwrap()];
+    pool.region().read(0, &mut bytes).unwrap();
+    let start = pool.region_offset(start);
+    (bytes, start..start + log.head() - log.tail())
+}
+
+/// What recovery would write, and where.
+fn recovered(bytes: &[u8]) -> (Vec<FilePlan>, Vec<Vec<u8>>) {
+    let pool = LogPool::open(Arc::new(region_of(bytes))).unwrap();
+    let (plan, _) = plan_pool(&pool).unwrap();
+    let steps = plan.files().iter().flat_map(|file| &file.steps);
+    let data = steps.filter_map(|step| match step.operation {
+        Operation::Write { len, data, .. } => {
+            let mut bytes = vec![0; usize::try_from(len).unwrap()];
+            pool.region().read(pool.region_offset(data), &mut bytes).unwrap();
+            Some(bytes)
+        }
+        Operation::SetSize(_) => None,
+    });
+    let data = data.collect();
+    (plan.files().to_vec(), data)
+}
+
+#[test]
+fn a_flipped_bit_of_a_header_changes_nothing_and_one_of_data_is_named() {
+    let (mut bytes, records) = records_of_files();
+    let whole = recovered(&bytes);
+    assert_eq!((whole.0.len(), whole.1.len()), (3, 30));
+    let mut named = 0;
+    for n in 0..flips() {
+        let random = scrambled(n);
+        let at = records.start + (random >> 8) % (records.end - records.start);
+        let at = usize::try_from(at).unwrap();
+        bytes[at] ^= 1 << (random % 8);
+        let faults = checked(region_of(&bytes), false).faults;
+        assert!(faults > 0 || recovered(&bytes) == whole, "bit {} of byte {at}", random % 8);
+        named += u64::from(faults > 0);
+        bytes[at] ^= 1 << (random % 8);
+    }
+    assert!(named > flips() / 2, "most bits are those of headers and data");
+}
+
+#[test]
+fn each_flipped_bit_of_a_record_header_is_put_right() {
+    let (mut bytes, records) = records_of_files();
+    let whole = recovered(&bytes);
+    let first = usize::try_from(records.start).unwrap();
+    for bit in 0..64 * 8 {
+        bytes[first + bit / 8] ^= 1 << (bit % 8);
+        assert!(recovered(&bytes) == whole, "bit {bit}");
+        assert_eq!(checked(region_of(&bytes), false).faults, 1, "bit {bit}");
+        assert_eq!(checked(region_of(&bytes), true).faults, 0, "bit {bit}");
+        bytes[first + bit / 8] ^= 1 << (bit % 8);
+    }
+}
