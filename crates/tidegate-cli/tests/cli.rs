@@ -449,7 +449,8 @@ fn what_is_no_pool_is_refused_by_every_command() {
 fn damage_is_found_reported_and_repaired() {
     let (_dir, pool) = pool();
     file(&pool).write_all_at(&[0xff; 8], 4096 + 64).unwrap();
-    fails(1, &["info", &pool]);
+    says(&ok(["info", &pool]), &["damaged", "info block 1", "the other copy is whole"]);
+    says(&fails(1, &["serve", &pool, "--nbd", "unix:s"]), &["is damaged", "--repair"]);
     let output = run(["check", &pool, "--json"]);
     assert_eq!(output.status.code(), Some(1));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -465,6 +466,20 @@ fn damage_is_found_reported_and_repaired() {
     says(&ok(["check", &pool, "--repair"]), &["restored info blocks: 1", "no damage"]);
     assert_eq!(json(&["check", &pool, "--json"])["clean"], true);
     ok(["info", &pool]);
+}
+
+#[test]
+fn a_btt_whose_flog_is_damaged_is_repaired_before_it_is_served_for_writing() {
+    let (_dir, pool) = pool();
+    let mut flog = [0; 8];
+    file(&pool).read_exact_at(&mut flog, 4096 + 104).unwrap();
+    let lane_3 = 4096 + u64::from_le_bytes(flog) + 3 * 64;
+    file(&pool).write_all_at(&[0; 64], lane_3).unwrap();
+    let refused = fails(1, &["serve", &pool, "--nbd", "unix:s"]);
+    says(&refused, &["flog of lane 3", "check --repair", "--read-only", "--force"]);
+    let repaired = ok(["check", &pool, "--repair"]);
+    says(&repaired, &["restored flog entries of lanes: 1", "not proved", "no damage"]);
+    says(&ok(["check", &pool]), &["no damage"]);
 }
 
 #[test]
