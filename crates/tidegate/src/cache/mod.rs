@@ -64,6 +64,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 pub use engine::{CODE, CacheEngine};
 pub use error::CacheError;
@@ -97,6 +98,10 @@ use traffic::Traffic;
 
 /// Number of words of page locks, as a power of two.
 const LOCKS_LOG2: u32 = 14;
+
+/// What a request has one of for each page: on the stack where these are few, so that small
+/// requests allocate no memory.
+type Few<T> = SmallVec<[T; 4]>;
 
 /// How a [`CacheDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]
@@ -291,8 +296,8 @@ impl Core {
     }
 
     /// Locks `pages`, in the order in which all threads do.
-    fn lock_pages(&self, pages: impl Iterator<Item = u64>) -> Vec<VersionGuard<'_>> {
-        let mut pages: Vec<u64> = pages.collect();
+    fn lock_pages(&self, pages: impl Iterator<Item = u64>) -> Few<VersionGuard<'_>> {
+        let mut pages: Few<u64> = pages.collect();
         pages.sort_unstable_by_key(|page| self.locks.rank(*page));
         pages.dedup_by(|one, other| self.locks.same_bucket(*one, *other));
         pages.into_iter().map(|page| self.locks.lock(page, || self.region.relax())).collect()
