@@ -6,7 +6,7 @@
 
 use super::Core;
 use super::clean::Scratch;
-use super::index::Found;
+use super::index::{Found, Shard};
 use super::tier::Counter;
 use crate::device::Result;
 use crate::pmem::PmemError;
@@ -44,9 +44,29 @@ impl Core {
     /// batch: so writers in each of them get slots when it ends, and neighbours, which lie in
     /// different shards, are written together.
     fn reclaim_dirty(&self, scratch: &mut Scratch) -> Result<usize> {
+        let coldest = |shard: &mut Shard, share, out: &mut _| shard.victims(share, out);
+        match self.reclaim_batch(scratch, coldest)? {
+            // The coldest pages wait for a commit, which may need slots before it comes. A policy
+            // may offer the others only behind all of these.
+            0 => self.reclaim_batch(scratch, |shard, share, out| {
+                let mut all = Vec::new();
+                shard.victims(shard.slot_count() as usize, &mut all);
+                all.retain(|found| !found.dirty || shard.can_be_cleaned(found));
+                out.extend(all.into_iter().take(share));
+            }),
+            freed => Ok(freed),
+        }
+    }
+
+    /// The same for the pages that `victims` adds: as many as a shard's share.
+    fn reclaim_batch(
+        &self,
+        scratch: &mut Scratch,
+        victims: impl Fn(&mut Shard, usize, &mut Vec<Found>),
+    ) -> Result<usize> {
         let mut coldest = Vec::with_capacity(CLEAN_PAGES);
         for (number, share) in self.shares_of_batch() {
-            self.shards.lock(number).victims(share, &mut coldest);
+            victims(&mut self.shards.lock(number), share, &mut coldest);
         }
         let (dirty, clean): (Vec<_>, Vec<_>) = coldest.into_iter().partition(|found| found.dirty);
         let freed = self.evict(&clean)?;
