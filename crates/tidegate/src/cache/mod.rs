@@ -20,14 +20,15 @@
 //!
 //! Map: [`CacheDevice`] the requests; `admission` which of them are cached; `mode/` what each mode
 //! does with them; `store` pages into slots, `read` out of slots or the backing, `fill` keeping
-//! what was read, `evict` free slots, `clean` dirty pages to the backing, `cleaner` and `pace`
-//! which of them and when, `bypass` writes around the cache, `fallback` when all do; `group` atomic
-//! flush; `background`; `recover` opening; `index` and `table` what is where, `lane`, `traffic`;
-//! `layout` and `header` the bytes, [`check`] their verification; `policy/` the decisions, and
-//! `choices` which of them users made.
+//! what was read, `evict` free slots, `clean` dirty pages to the backing, `batches` how many of
+//! them at once, `cleaner` and `pace` which of them and when, `bypass` writes around the cache,
+//! `fallback` when all do; `group` atomic flush; `background`; `recover` opening; `index` and
+//! `table` what is where, `lane`, `traffic`; `layout` and `header` the bytes, [`check`] their
+//! verification; `policy/` the decisions, and `choices` which of them users made.
 
 mod admission;
 mod background;
+mod batches;
 mod bypass;
 pub mod check;
 mod choices;
@@ -65,6 +66,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 pub use engine::{CODE, CacheEngine};
 pub use error::CacheError;
@@ -83,8 +85,8 @@ use crate::tier::set_locks::{SetLock, SetLocks};
 use crate::tier::version_locks::{VersionGuard, VersionLocks};
 use admission::Admission;
 use background::Background;
+use batches::{BATCHES_MAX, Batches};
 use choices::Choices;
-use clean::Scratch;
 use fallback::Fallback;
 use fill::Fills;
 use group::Groups;
@@ -98,6 +100,10 @@ use traffic::Traffic;
 
 /// Number of words of page locks, as a power of two.
 const LOCKS_LOG2: u32 = 14;
+
+/// What a request has one of for each page: on the stack where these are few, so that small
+/// requests allocate no memory.
+type Few<T> = SmallVec<[T; 4]>;
 
 /// How a [`CacheDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]
@@ -115,6 +121,13 @@ pub struct CacheDeviceOptions {
     /// covers is there as a whole or not at all. Writes are durable at the next flush, and the mode
     /// is `wb` or `wo`.
     pub atomic_flush: bool,
+}
+
+impl CacheDeviceOptions {
+    /// Number of threads in the background: one for each batch.
+    fn workers(&self) -> u32 {
+        if self.no_thread { 0 } else { BATCHES_MAX }
+    }
 }
 
 /// A block device over a cache and a backing device.
@@ -162,7 +175,7 @@ struct Core {
     groups: Option<Groups>,
     traffic: Traffic,
     ledger: Ledger,
-    cleaning: Mutex<Scratch>,
+    batches: Batches,
     fills: Fills,
     /// Pages that the backing was given in mode wt, which the next flush of it makes clean.
     written: Mutex<Vec<Found>>,
@@ -195,7 +208,7 @@ impl CacheDevice {
     ) -> std::result::Result<Self, CacheError> {
         let (core, recovered) = recover::open(region, backing, binding, options)?;
         let core = Arc::new(core);
-        let background = (!options.no_thread).then(|| Background(Arc::clone(&core)));
+        let background = (0..options.workers()).map(|_| Background::new(Arc::clone(&core)));
         let workers = Workers::start("cache", Arc::clone(&core.waker), background)
             .map_err(CacheError::Thread)?;
         Ok(Self { core, workers, recovered })
@@ -204,7 +217,7 @@ impl CacheDevice {
     /// The background work, for a scheduler that runs it beside requests where the device has no
     /// thread.
     pub fn background(&self) -> impl Work + use<> {
-        Background(Arc::clone(&self.core))
+        Background::new(Arc::clone(&self.core))
     }
 
     /// What was found in the cache when it was opened.
@@ -242,19 +255,19 @@ impl CacheDevice {
         self.core.clean_all()
     }
 
-    /// Writes all dirty pages to the backing, as after a flush, and stops the thread.
+    /// Writes all dirty pages to the backing, as after a flush, and stops the threads.
     ///
     /// # Errors
     /// As for [`clean_all`](Self::clean_all).
     pub fn shutdown(&self) -> Result<()> {
-        self.stop_thread();
+        self.stop_threads();
         self.core.commit_groups()?;
         self.core.clean_all()
     }
 
-    fn stop_thread(&self) {
+    fn stop_threads(&self) {
         self.workers.stop();
-        // Writers that wait for the thread make free slots by themselves now.
+        // Writers that wait for a thread make free slots by themselves now.
         self.core.notify_all();
     }
 }
@@ -262,7 +275,7 @@ impl CacheDevice {
 impl Drop for CacheDevice {
     fn drop(&mut self) {
         // The data in the cache is durable; with atomic flush, what a flush covered.
-        self.stop_thread();
+        self.stop_threads();
     }
 }
 
@@ -285,8 +298,8 @@ impl Core {
     }
 
     /// Locks `pages`, in the order in which all threads do.
-    fn lock_pages(&self, pages: impl Iterator<Item = u64>) -> Vec<VersionGuard<'_>> {
-        let mut pages: Vec<u64> = pages.collect();
+    fn lock_pages(&self, pages: impl Iterator<Item = u64>) -> Few<VersionGuard<'_>> {
+        let mut pages: Few<u64> = pages.collect();
         pages.sort_unstable_by_key(|page| self.locks.rank(*page));
         pages.dedup_by(|one, other| self.locks.same_bucket(*one, *other));
         pages.into_iter().map(|page| self.locks.lock(page, || self.region.relax())).collect()

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::batches::Batches;
 use super::choices::Choices;
 use super::error::CacheError;
 use super::group::Groups;
@@ -266,7 +267,7 @@ fn core_of(
         locks: VersionLocks::new(LOCKS_LOG2),
         traffic: Traffic::new(),
         ledger: Ledger::new("the cache"),
-        cleaning: Mutex::default(),
+        batches: Batches::default(),
         fills: super::Fills::default(),
         written: Mutex::default(),
         pace: Pace::new(!options.no_thread),
@@ -277,7 +278,7 @@ fn core_of(
         damaged: AtomicU64::new(0),
         requests: Requests::default(),
         counters: tier::Counters::default(),
-        waker: Arc::new(Waker::new(u32::from(!options.no_thread))),
+        waker: Arc::new(Waker::new(options.workers())),
         region,
     }
 }

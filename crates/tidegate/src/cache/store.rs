@@ -4,7 +4,7 @@ use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
 use super::layout::{PAGE, PAGE_BYTES, SlotHeader, data_check};
-use super::{Core, fill};
+use super::{Core, Few, fill};
 use crate::device::{Attempt, Result};
 use crate::stats::RequestKind;
 use crate::tier::version_locks::VersionGuard;
@@ -58,7 +58,7 @@ impl Core {
         note: Note<'_>,
     ) -> Result<()> {
         let pages = (first..).zip(data.chunks(PAGE));
-        let entries: Vec<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
+        let entries: Few<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
         self.store_all(&entries, fua, note)
     }
 
@@ -94,7 +94,7 @@ impl Core {
             return Attempt::WouldBlock;
         }
         let pages = (offset / PAGE_BYTES..).zip(data.chunks(PAGE));
-        let entries: Vec<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
+        let entries: Few<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
         let running = self.requests.begin(RequestKind::Write, data.len() as u64);
         match self.store_dirty(&entries, fua, &mut |_| ()) {
             Ok(stored) if stored == entries.len() => Attempt::Done(Ok(())),
@@ -134,7 +134,7 @@ impl Core {
     }
 
     /// Takes a slot for each of `entries`, as long as a shard has more than `reserve`.
-    fn take_slots<'a>(&self, entries: &[Entry<'a>], reserve: u32) -> Vec<Member<'a>> {
+    fn take_slots<'a>(&self, entries: &[Entry<'a>], reserve: u32) -> Few<Member<'a>> {
         let take = |entry: &Entry<'a>| {
             let mut shard = self.shard(entry.page);
             let taken = (shard.available() > reserve).then(|| shard.take()).flatten()?;
@@ -148,7 +148,7 @@ impl Core {
         &self,
         members: &[Member<'_>],
         kind: Kind,
-        locks: Vec<VersionGuard<'_>>,
+        locks: Few<VersionGuard<'_>>,
     ) -> Result<()> {
         if members.is_empty() {
             return Ok(());
@@ -168,7 +168,7 @@ impl Core {
             let old = self.shard(page).publish(page, &it.taken, stored)?;
             Some((page, old))
         };
-        let replaced: Vec<_> = members.iter().filter_map(publish).collect();
+        let replaced: Few<_> = members.iter().filter_map(publish).collect();
         // A reader that copied from a slot that is replaced finds the lock's version changed, and
         // only then may the slot be written over.
         drop(locks);
