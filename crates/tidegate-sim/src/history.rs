@@ -163,6 +163,8 @@ pub struct History {
     pub volatile_cache: bool,
     /// A crash takes all writes back that no flush covered, but FUA writes.
     pub atomic_flush: bool,
+    /// A FUA write may cover the writes before it as a flush does.
+    pub fua_commits: bool,
     /// A crash may tear the blocks that no flush covered.
     pub tears: bool,
 }

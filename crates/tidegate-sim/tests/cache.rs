@@ -299,6 +299,75 @@ fn p6_kills_power_cuts_and_recoveries_in_turn() {
     });
 }
 
+/// Blocks of 512 bytes: three pages, of which the first two are written.
+const SMALL_BLOCKS: u64 = 24;
+const SMALL_LBAS: &[u64] = &[0, 1, 7, 8, 10];
+const PARTS: Mix = Mix { lbas: SMALL_LBAS, ..TWO_WRITERS };
+
+fn small(slots: u64, modes: &'static [Mode], backing_block_bytes: u32) -> CacheSubject {
+    let subject = CacheSubject::new(SMALL_BLOCKS, slots, modes, CacheFault::None);
+    subject.with_block_bytes(512, backing_block_bytes)
+}
+
+fn small_pool(subject: &CacheSubject) -> Pool {
+    Pool::prepare(subject, &[0, 1, 9, 17, 0]).unwrap()
+}
+
+fn small_history(
+    subject: &CacheSubject,
+    mixture: Mix,
+    seed: u64,
+    mutation: Option<Mutation>,
+) -> Result<Stats, Failure> {
+    let plan = mixture.plan(&mut Random::new(seed), &mut 1000);
+    let explorer = Explorer::new(subject, small_pool(subject), mixture.threads, SAMPLE).unwrap();
+    let mut explorer = explorer.with_mutation(mutation);
+    explorer.sampled(&plan, seed).map(|()| explorer.stats())
+}
+
+#[test]
+fn p1_p2_two_writers_of_parts_of_a_page() {
+    let subject = small(SLOTS, WB, 4096);
+    let plan = vec![vec![write(0, 101)], vec![write(2, 102)]];
+    let mut explorer = Explorer::new(&subject, small_pool(&subject), 2, ENUMERATE).unwrap();
+    match explorer.exhaustive(&plan, 1) {
+        Ok(()) => println!("{}", explorer.stats()),
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+#[test]
+fn p1_p2_p3_parts_of_pages_sampled() {
+    for (modes, backing) in [(WB, 4096), (DURABLE, 4096), (DURABLE, 512)] {
+        seeded("p1_p2_p3_parts_of_pages_sampled", 8, |seed| {
+            small_history(&small(SLOTS, modes, backing).with_background(), PARTS, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p3_p4_parts_in_modes_that_write_around_sampled() {
+    for backing in [512, 4096] {
+        seeded("p3_p4_parts_in_modes_that_write_around_sampled", 6, |seed| {
+            let subject = small(SLOTS, &Mode::ALL, backing).with_background();
+            small_history(&subject, PARTS, seed, None)
+        });
+    }
+}
+
+/// Slots for three versions of each of three pages.
+const AMPLE_SMALL_SLOTS: u64 = 12;
+
+#[test]
+fn p2_p3_flushes_beside_writers_of_parts_sampled() {
+    seeded("p2_p3_flushes_beside_writers_of_parts_sampled", 12, |seed| {
+        let slots = u32::try_from(AMPLE_SMALL_SLOTS).unwrap();
+        let subject = small(AMPLE_SMALL_SLOTS, ATOMIC, 4096).with_atomic_flush();
+        let subject = subject.with_background().keeping_free(slots);
+        small_history(&subject, Mix { lbas: SMALL_LBAS, ..FLUSHERS }, seed, None)
+    });
+}
+
 /// The budget of the planted bugs, first failure first.
 fn hunt(
     modes: &'static [Mode],

@@ -8,7 +8,7 @@ use super::cleaner::Cleaner;
 use super::error::CacheError;
 use super::fallback::Fallback;
 use super::header::CacheHeader;
-use super::layout::SETTINGS_BYTES_MAX;
+use super::layout::{PAGE_BYTES, SETTINGS_BYTES_MAX};
 use super::policy::cleaning::{CLEANING_NAMES, CLEANINGS, CleaningEntry, Part};
 use super::policy::cutoff;
 use super::policy::promotion::{PROMOTION_NAMES, PROMOTIONS, PromotionEntry};
@@ -246,7 +246,11 @@ impl Core {
         let parts = u32::try_from(self.shards.count()).unwrap_or(1);
         for number in 0..self.shards.count() {
             let mut shard = self.shards.lock(number);
-            let part = Part { slots: shard.slot_count(), pages: self.geometry.blocks, parts };
+            let part = Part {
+                slots: shard.slot_count(),
+                pages: self.geometry.size_bytes() / PAGE_BYTES,
+                parts,
+            };
             shard.set_cleaner(Cleaner::new(entry, part, settings));
         }
     }

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::pmem::Region;
 use crate::size::Size;
+use crate::tier::engine::{BLOCK_SIZE, block_bytes_of};
 use crate::tier::{
     Backing, Checked, Description, Engine, EngineCode, EngineError, Line, Opened, Opening,
     OptionSpec, Options, Plan, Progress, counted, line,
@@ -38,11 +39,12 @@ impl Engine for CacheEngine {
     }
 
     fn options(&self) -> &'static [OptionSpec] {
-        &[]
+        &[BLOCK_SIZE]
     }
 
-    fn plan(&self, _options: &Options) -> Result<Box<dyn Plan>> {
-        Ok(Box::new(CachePlan))
+    fn plan(&self, options: &Options) -> Result<Box<dyn Plan>> {
+        let block_bytes = block_bytes_of(options, &[512, 4096])?.unwrap_or(4096);
+        Ok(Box::new(CachePlan(CacheOptions { block_bytes, ..CacheOptions::default() })))
     }
 
     fn code(&self) -> Option<EngineCode> {
@@ -66,6 +68,7 @@ impl Engine for CacheEngine {
             blocks: None,
             header: json!({
                 "uuid": uuid,
+                "block_bytes": header.superblock.block_bytes,
                 "mode": header.mode.name(),
                 "slots": header.places.slots(),
                 "settings": settings_of(&header),
@@ -141,7 +144,7 @@ impl Engine for CacheEngine {
     }
 }
 
-struct CachePlan;
+struct CachePlan(CacheOptions);
 
 impl Plan for CachePlan {
     fn smallest_bytes(&self) -> u64 {
@@ -153,7 +156,7 @@ impl Plan for CachePlan {
     }
 
     fn create(&self, region: &Region) -> Result<()> {
-        create(region, &CacheOptions::default()).map(drop).map_err(EngineError::pool)
+        create(region, &self.0).map(drop).map_err(EngineError::pool)
     }
 }
 

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::check::check;
 use super::index::Stored;
+use super::layout::PAGE_BYTES;
 use super::policy::REPLACEMENTS;
 use super::tests::{NO_THREAD, PAGES, binding, cost, memory, pool, read, work, write};
 use super::tier::Counter;

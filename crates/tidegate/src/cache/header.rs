@@ -49,12 +49,14 @@ pub struct CacheOptions {
     pub uuid: Uuid,
     /// Keeps headers of older pools in the same bytes from counting.
     pub salt: u64,
+    /// Size of a block of the device in bytes: 512, 1024, 2048 or 4096.
+    pub block_bytes: u32,
 }
 
 impl Default for CacheOptions {
     fn default() -> Self {
         let (salt, _) = Uuid::new_v4().as_u64_pair();
-        Self { uuid: Uuid::new_v4(), salt }
+        Self { uuid: Uuid::new_v4(), salt, block_bytes: 4096 }
     }
 }
 
@@ -89,7 +91,7 @@ pub struct CacheHeader {
 /// # Errors
 /// [`CacheError::Pool`]: the region is too small, before anything changes, or failed.
 pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
-    let mut superblock = Superblock::plan(region, CODE, options.uuid, 4096)?;
+    let mut superblock = Superblock::plan(region, CODE, options.uuid, options.block_bytes)?;
     let places = places_of(&superblock);
     if places.slots() < SLOTS_MIN {
         let (found_bytes, least_bytes) = (region.len_bytes(), POOL_BYTES_MIN);

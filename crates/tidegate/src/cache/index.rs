@@ -353,6 +353,11 @@ impl Shard {
         }
     }
 
+    /// `page` has a member of a group that is not yet committed.
+    pub(super) fn waits(&self, page: u64) -> bool {
+        self.own_of(page).is_some_and(|own| self.slots[own as usize].is(WAITS_ANY))
+    }
+
     /// Groups that are not yet committed hold so many slots that writers may find none.
     pub(super) fn is_pinned(&self) -> bool {
         let pinned = self.usage.waiting + self.usage.retained;

@@ -201,7 +201,7 @@ pub(super) fn open(
     if options.atomic_flush && !header.mode.writes_back() {
         return Err(CacheError::NotAtomic { mode: header.mode });
     }
-    let geometry = geometry_over(&*backing, options.atomic_flush)?;
+    let geometry = geometry_over(&*backing, &header, options.atomic_flush)?;
     let mut choices = Choices::of(&header)?;
     choices.override_by(&options);
     let replacement = choices.replacement();
@@ -209,7 +209,7 @@ pub(super) fn open(
     let mut recovery = Recovery::scan(&region, &header, replacement, threads)?;
     recovery.check_batches(&region, &header)?;
     recovery.forget_other_backing(&header, &binding, options.adopt_foreign)?;
-    recovery.check_fit(geometry.blocks)?;
+    recovery.check_fit(geometry.size_bytes() / PAGE_BYTES)?;
     let found = recovery.finish(&region, &header, replacement, threads)?;
     if header.binding.as_ref() != Some(&binding) {
         header.binding = Some(binding);
@@ -270,15 +270,20 @@ fn core_of(
     }
 }
 
-fn geometry_over(backing: &dyn BlockDevice, atomic_flush: bool) -> Result<Geometry> {
+fn geometry_over(
+    backing: &dyn BlockDevice,
+    header: &CacheHeader,
+    atomic_flush: bool,
+) -> Result<Geometry> {
+    let block_bytes = header.superblock.block_bytes;
     let below = backing.geometry();
     let bytes = below.size_bytes();
     if !bytes.is_multiple_of(PAGE_BYTES) {
         return Err(CacheError::PartialPage { bytes });
     }
     Ok(Geometry {
-        block_bytes: 4096,
-        blocks: bytes / PAGE_BYTES,
+        block_bytes,
+        blocks: bytes / u64::from(block_bytes),
         preferred_bytes: below.preferred_bytes.max(4096),
         read_only: below.read_only,
         atomic_block: true,

@@ -1,9 +1,13 @@
-//! Pages into slots: copy on write, with one fence for a batch.
+//! Pages into slots: copy on write, with one fence for a batch. A part of a page is merged with the
+//! rest before ([`merge`](super::merge)).
 
 use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
-use super::layout::{PAGE, PAGE_BYTES, SlotHeader, data_check};
+use super::layout::{PAGE, SlotHeader, data_check};
+use super::merge::{Base, Merged};
+use super::span::parts;
+use super::tier::Counter;
 use super::{Core, fill};
 use crate::device::{Attempt, Result};
 use crate::stats::RequestKind;
@@ -12,12 +16,49 @@ use crate::tier::version_locks::VersionGuard;
 /// Most pages of a batch.
 const BATCH_PAGES_MAX: usize = 256;
 
-/// A page to be stored.
+/// A page to be stored, or a part of one.
 #[derive(Clone, Copy)]
 pub(super) struct Entry<'a> {
     pub(super) page: u64,
-    /// Its bytes; none for zeroes.
+    /// Where the bytes begin in the page.
+    pub(super) from: usize,
+    /// The bytes; none for a page of zeroes.
     pub(super) data: Option<&'a [u8]>,
+}
+
+impl<'a> Entry<'a> {
+    /// `page` with the bytes `data`, or zeroes.
+    fn whole(page: u64, data: Option<&'a [u8]>) -> Self {
+        Self { page, from: 0, data }
+    }
+
+    /// The pages of `data` at `offset`; the first and the last one may be parts.
+    fn all(offset: u64, data: &'a [u8]) -> Vec<Self> {
+        let of =
+            |it: super::span::Part| Self { page: it.page, from: it.from, data: Some(&data[it.at]) };
+        parts(offset, data.len()).map(of).collect()
+    }
+
+    pub(super) fn is_part(&self) -> bool {
+        self.data.is_some_and(|data| data.len() < PAGE)
+    }
+}
+
+/// Why a batch ended before all of its entries were stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lack {
+    /// The shard of this page has no slot.
+    Slot(u64),
+    /// The rest of this page is in the backing.
+    Base(u64),
+    /// A page of which a part is to be durable by itself waits for the commit of other parts.
+    Commit,
+}
+
+/// How much of a batch was stored.
+struct Batch {
+    stored: usize,
+    lack: Option<Lack>,
 }
 
 /// What all pages of a batch are.
@@ -29,9 +70,11 @@ struct Kind {
     group: u64,
 }
 
-/// An entry with its slot.
+/// A whole page with its slot.
 struct Member<'a> {
-    entry: Entry<'a>,
+    page: u64,
+    /// Its bytes; none for zeroes.
+    data: Option<&'a [u8]>,
     taken: Taken,
 }
 
@@ -39,7 +82,7 @@ impl Member<'_> {
     /// What was stored, as a dirty page.
     fn found(&self) -> Found {
         let Taken { slot, version, .. } = self.taken;
-        let (page, zero) = (self.entry.page, self.entry.data.is_none());
+        let (page, zero) = (self.page, self.data.is_none());
         Found { page, slot, version, dirty: true, zero, verified: true }
     }
 }
@@ -48,38 +91,44 @@ impl Member<'_> {
 type Note<'a> = &'a mut dyn FnMut(Found);
 
 impl Core {
-    /// Stores `data` as the pages from `first` on, dirty. Durable on return, or with atomic flush
-    /// and unless `fua`, when its group is committed.
-    pub(super) fn write_pages(
+    /// Stores `data` at `offset`, dirty. Durable on return, or with atomic flush and unless `fua`,
+    /// when its group is committed.
+    pub(super) fn write_bytes(
         &self,
-        first: u64,
+        offset: u64,
         data: &[u8],
         fua: bool,
         note: Note<'_>,
     ) -> Result<()> {
-        let pages = (first..).zip(data.chunks(PAGE));
-        let entries: Vec<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
-        self.store_all(&entries, fua, note)
+        self.store_all(&Entry::all(offset, data), fua, note)
     }
 
-    /// Makes pages zero, dirty. Durable as for [`write_pages`](Self::write_pages).
+    /// Makes pages zero, dirty. Durable as for [`write_bytes`](Self::write_bytes).
     pub(super) fn zero_pages(
         &self,
         pages: impl Iterator<Item = u64>,
         fua: bool,
         note: Note<'_>,
     ) -> Result<()> {
-        let entries: Vec<_> = pages.map(|page| Entry { page, data: None }).collect();
+        let entries: Vec<_> = pages.map(|page| Entry::whole(page, None)).collect();
         self.store_all(&entries, fua, note)
     }
 
-    /// Stores all `entries`, and waits for free slots where there are none.
+    /// Stores all `entries`, and waits for what they need.
     fn store_all(&self, mut entries: &[Entry<'_>], fua: bool, note: Note<'_>) -> Result<()> {
-        while let Some(first) = entries.first() {
+        let mut base = None;
+        while !entries.is_empty() {
             let batch = &entries[..entries.len().min(BATCH_PAGES_MAX)];
-            match self.store_dirty(batch, fua, note)? {
-                0 => self.wait_for_slot(self.shard_of(first.page))?,
-                stored => entries = &entries[stored..],
+            let Batch { stored, lack } = self.store_dirty(batch, base.as_ref(), fua, note)?;
+            entries = &entries[stored..];
+            match lack {
+                None => {}
+                Some(Lack::Slot(page)) => self.wait_for_slot(self.shard_of(page))?,
+                Some(Lack::Base(page)) => base = Some(self.read_base(page)?),
+                Some(Lack::Commit) => {
+                    self.counters.add(Counter::EarlyGroupCommits, 1);
+                    self.commit_groups()?;
+                }
             }
         }
         Ok(())
@@ -93,11 +142,10 @@ impl Core {
         if data.len() > BATCH_PAGES_MAX * PAGE {
             return Attempt::WouldBlock;
         }
-        let pages = (offset / PAGE_BYTES..).zip(data.chunks(PAGE));
-        let entries: Vec<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
+        let entries = Entry::all(offset, data);
         let running = self.requests.begin(RequestKind::Write, data.len() as u64);
-        match self.store_dirty(&entries, fua, &mut |_| ()) {
-            Ok(stored) if stored == entries.len() => Attempt::Done(Ok(())),
+        match self.store_dirty(&entries, None, fua, &mut |_| ()) {
+            Ok(Batch { lack: None, .. }) => Attempt::Done(Ok(())),
             Ok(_) => {
                 running.hand_back();
                 Attempt::WouldBlock
@@ -106,39 +154,67 @@ impl Core {
         }
     }
 
-    /// Stores a batch of as many of `entries` as there are slots for, from the first on.
-    fn store_dirty(&self, entries: &[Entry<'_>], fua: bool, note: Note<'_>) -> Result<usize> {
+    /// Stores a batch of as many of `entries` as nothing lacks for, from the first on.
+    fn store_dirty(
+        &self,
+        entries: &[Entry<'_>],
+        base: Option<&Base>,
+        fua: bool,
+        note: Note<'_>,
+    ) -> Result<Batch> {
         let locks = self.lock_pages(entries.iter().map(|entry| entry.page));
         // With the locks: invariant 4 of groups.
         let membership = self.join_group(fua);
         let group = membership.as_ref().map_or(0, |it| it.group);
-        let members = self.take_slots(entries, 0);
+        if self.needs_commit(entries, fua) {
+            return Ok(Batch { stored: 0, lack: Some(Lack::Commit) });
+        }
+        let merged = self.merge(entries, base)?;
+        let mergeable = &entries[..merged.lacks_base.unwrap_or(entries.len())];
+        let members = self.take_slots(mergeable, &merged, 0);
         self.store(&members, Kind { dirty: true, group }, locks)?;
         drop(membership);
         for it in &members {
             note(it.found());
         }
-        self.bound_group(members.iter().map(|it| it.entry.page))?;
-        Ok(members.len())
+        self.bound_group(members.iter().map(|it| it.page))?;
+        let stored = members.len();
+        let lack = entries.get(stored).map(|entry| match merged.lacks_base {
+            Some(at) if at == stored => Lack::Base(entry.page),
+            _ => Lack::Slot(entry.page),
+        });
+        Ok(Batch { stored, lack })
+    }
+
+    /// A part that is to be durable by itself would make other parts of its page durable that wait
+    /// for the commit of their group.
+    fn needs_commit(&self, entries: &[Entry<'_>], fua: bool) -> bool {
+        let waits = |entry: &Entry<'_>| entry.is_part() && self.shard(entry.page).waits(entry.page);
+        fua && self.groups.is_some() && entries.iter().any(waits)
     }
 
     /// Stores those of `fills` that may still be kept, clean, in slots that nobody waits for.
     pub(super) fn store_clean(&self, fills: &[fill::Fill]) -> Result<()> {
         let locks = self.lock_pages(fills.iter().map(|fill| fill.page));
         let kept = fills.iter().filter(|fill| self.may_keep(fill));
-        let entries: Vec<_> =
-            kept.map(|fill| Entry { page: fill.page, data: Some(&fill.data) }).collect();
+        let entries: Vec<_> = kept.map(|fill| Entry::whole(fill.page, Some(&fill.data))).collect();
         // One below the reserve, so that the worker evicts for the next ones.
-        let members = self.take_slots(&entries, self.reserve.saturating_sub(1));
+        let (merged, reserve) = (Merged::default(), self.reserve.saturating_sub(1));
+        let members = self.take_slots(&entries, &merged, reserve);
         self.store(&members, Kind { dirty: false, group: 0 }, locks)
     }
 
     /// Takes a slot for each of `entries`, as long as a shard has more than `reserve`.
-    fn take_slots<'a>(&self, entries: &[Entry<'a>], reserve: u32) -> Vec<Member<'a>> {
+    fn take_slots<'a>(
+        &self,
+        entries: &[Entry<'a>],
+        merged: &'a Merged,
+        reserve: u32,
+    ) -> Vec<Member<'a>> {
         let take = |entry: &Entry<'a>| {
             let mut shard = self.shard(entry.page);
             let taken = (shard.available() > reserve).then(|| shard.take()).flatten()?;
-            Some(Member { entry: *entry, taken })
+            Some(Member { page: entry.page, data: merged.data_of(entry), taken })
         };
         entries.iter().map_while(take).collect()
     }
@@ -156,13 +232,13 @@ impl Core {
         if let Err(error) = self.make_durable(members, kind) {
             self.fallback.count();
             // Nobody knows which of the headers are on the medium.
-            for Entry { page, .. } in members.iter().map(|it| it.entry) {
-                self.shard(page).hold(page);
+            for it in members {
+                self.shard(it.page).hold(it.page);
             }
             return Err(error.into());
         }
         let publish = |it: &Member<'_>| {
-            let Entry { page, data } = it.entry;
+            let Member { page, data, .. } = *it;
             let Kind { dirty, group } = kind;
             let stored = Stored { dirty, zero: data.is_none(), group };
             let old = self.shard(page).publish(page, &it.taken, stored)?;
@@ -184,7 +260,7 @@ impl Core {
         }
         // Pages of a batch lie in several shards.
         for it in members {
-            self.wake_where_due(it.entry.page);
+            self.wake_where_due(it.page);
         }
         Ok(())
     }
@@ -202,16 +278,16 @@ impl Core {
         let lane = self.lanes.take(&self.region);
         let store = |it: &Member<'_>| {
             let mut header = SlotHeader {
-                page: it.entry.page,
+                page: it.page,
                 version: it.taken.version,
                 lane: lane.number,
                 batch: lane.batch,
                 group: kind.group,
-                zero: it.entry.data.is_none(),
+                zero: it.data.is_none(),
                 dirty: kind.dirty,
                 data_check: 0,
             };
-            if let Some(data) = it.entry.data {
+            if let Some(data) = it.data {
                 // The client may change its memory meanwhile: what is checked is what is stored.
                 let see = |seen: &[u8]| header.data_check = data_check(seen);
                 let at = self.places.data(it.taken.slot);
