@@ -17,6 +17,7 @@ use tidegate::cache::mode::Mode;
 use tidegate::cache::{Binding, CacheDevice, CacheDeviceOptions, CacheOptions, create};
 use tidegate::device::{BlockDevice, Geometry, Result as DeviceResult, WriteFlags, ZeroFlags};
 use tidegate::pmem::Region;
+use tidegate::tier::Tier;
 use tidegate::tier::background::{Step, Work};
 use uuid::Uuid;
 
@@ -53,6 +54,8 @@ pub struct CacheSubject {
     background: usize,
     keep_free: Option<u32>,
     atomic_flush: bool,
+    /// The setting, where it is not the default.
+    granularity: Option<&'static str>,
 }
 
 impl CacheSubject {
@@ -68,6 +71,7 @@ impl CacheSubject {
             background: 0,
             keep_free: None,
             atomic_flush: false,
+            granularity: None,
         }
     }
 
@@ -94,6 +98,12 @@ impl CacheSubject {
     #[must_use]
     pub fn with_atomic_flush(self) -> Self {
         Self { atomic_flush: true, ..self }
+    }
+
+    /// A device with the setting `granularity`.
+    #[must_use]
+    pub fn with_granularity(self, granularity: &'static str) -> Self {
+        Self { granularity: Some(granularity), ..self }
     }
 
     fn backing_bytes(&self) -> u64 {
@@ -147,7 +157,12 @@ impl Subject for CacheSubject {
             return Err(format!("{} slots, expected {}", header.places.slots(), self.slots));
         }
         copy(&pool, &scratch)?;
-        self.open_device(&scratch)?.set_mode(self.modes[0]).map_err(text)?;
+        let device = self.open_device(&scratch)?;
+        device.set_mode(self.modes[0]).map_err(text)?;
+        if let Some(granularity) = self.granularity {
+            device.set("granularity", granularity).map_err(text)?;
+        }
+        drop(device);
         copy(&scratch, region)
     }
 

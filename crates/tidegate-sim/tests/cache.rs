@@ -338,9 +338,17 @@ fn p1_p2_two_writers_of_parts_of_a_page() {
 
 #[test]
 fn p1_p2_p3_parts_of_pages_sampled() {
-    for (modes, backing) in [(WB, 4096), (DURABLE, 4096), (DURABLE, 512)] {
-        seeded("p1_p2_p3_parts_of_pages_sampled", 8, |seed| {
-            small_history(&small(SLOTS, modes, backing).with_background(), PARTS, seed, None)
+    let cases = [
+        (WB, 4096, "record"),
+        (DURABLE, 4096, "record"),
+        (DURABLE, 512, "record"),
+        (WB, 4096, "page"),
+        (DURABLE, 512, "page"),
+    ];
+    for (modes, backing, granularity) in cases {
+        seeded("p1_p2_p3_parts_of_pages_sampled", 6, |seed| {
+            let subject = small(SLOTS, modes, backing).with_granularity(granularity);
+            small_history(&subject.with_background(), PARTS, seed, None)
         });
     }
 }
@@ -355,6 +363,16 @@ fn p3_p4_parts_in_modes_that_write_around_sampled() {
     }
 }
 
+#[test]
+fn p6_kills_power_cuts_and_recoveries_with_records_in_turn() {
+    let mixture = Mix { ops: 4, ..PARTS };
+    seeded("p6_kills_power_cuts_and_recoveries_with_records_in_turn", 8, |seed| {
+        let subject = small(SLOTS, DURABLE, 4096);
+        let mut explorer = Explorer::new(&subject, small_pool(&subject), 2, SAMPLE).unwrap();
+        explorer.lifetime(&mixture, 3, seed).map(|()| explorer.stats())
+    });
+}
+
 /// Slots for three versions of each of three pages.
 const AMPLE_SMALL_SLOTS: u64 = 12;
 
@@ -366,6 +384,70 @@ fn p2_p3_flushes_beside_writers_of_parts_sampled() {
         let subject = subject.with_background().keeping_free(slots);
         small_history(&subject, Mix { lbas: SMALL_LBAS, ..FLUSHERS }, seed, None)
     });
+}
+
+/// Records that become records of more blocks, and pages; with slots for all of them.
+fn growing_records() -> Plan {
+    let parts = [write(0, 101), write(2, 102), write(9, 103), write(1, 104), flush()];
+    let page = Step { op: Op::Write { lba: 0, blocks: 8, stamp: 105, fua: false }, ordinal: 0 };
+    vec![[&parts[..], &[page, write(17, 106)]].concat()]
+}
+
+/// The budget of the planted bugs of records, first failure first.
+fn hunt_records(fault: CacheFault, mutation: Option<Mutation>) -> Result<Stats, Failure> {
+    let subject = CacheSubject::new(SMALL_BLOCKS, 12, WB, fault).with_block_bytes(512, 4096);
+    let pool = Pool::prepare(&subject, &[]).unwrap();
+    let explorer = Explorer::new(&subject, pool, 1, ENUMERATE).unwrap();
+    let mut explorer = explorer.with_mutation(mutation);
+    explorer.exhaustive(&growing_records(), 0)?;
+    let mut total = explorer.stats();
+    let subject = CacheSubject::new(SMALL_BLOCKS, SLOTS, WB, fault).with_block_bytes(512, 4096);
+    let subject = subject.with_background();
+    for seed in 0..4 {
+        total += small_history(&subject, PARTS, seed, mutation)?;
+    }
+    Ok(total)
+}
+
+fn caught_in_records(fault: CacheFault, mutation: Option<Mutation>) -> Promise {
+    match hunt_records(fault, mutation) {
+        Ok(stats) => panic!("{fault:?} {mutation:?} went unnoticed: {stats}"),
+        Err(failure) => {
+            println!("{fault:?} {mutation:?}\n{failure}");
+            failure.verdict.promise
+        }
+    }
+}
+
+#[test]
+fn without_a_bug_the_budget_of_records_finds_nothing() {
+    match hunt_records(CacheFault::None, None) {
+        Ok(stats) => println!("control: {stats}"),
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+#[test]
+fn p1_where_a_line_is_lost_in_a_merge() {
+    let found = caught_in_records(CacheFault::None, Some(Mutation::LostLines));
+    assert_eq!(found, Promise::P1Durable);
+}
+
+#[test]
+fn p1_where_an_older_record_goes_over_a_newer_page() {
+    let found = caught_in_records(CacheFault::None, Some(Mutation::RecordOverPage));
+    assert!(matches!(found, Promise::P1Durable | Promise::P2Atomic), "{found:?}");
+}
+
+#[test]
+fn p1_where_a_record_is_dead_before_the_fence_of_its_successor() {
+    let found = caught_in_records(CacheFault::None, Some(Mutation::DeadBeforeFence));
+    assert_eq!(found, Promise::P1Durable);
+}
+
+#[test]
+fn p1_where_a_record_is_clean_before_the_backing_is_flushed() {
+    assert_ne!(caught_in_records(CacheFault::NoBackingFlush, None), Promise::Progress);
 }
 
 /// The budget of the planted bugs, first failure first.

@@ -140,7 +140,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes `content` for `bytes` to slots; zeroes are for whole pages.
+    /// Writes `content` for `bytes` to slots, and makes no records; zeroes are for whole pages.
     fn write_back(
         &self,
         bytes: &Range<u64>,
@@ -149,7 +149,7 @@ impl Core {
         note: &mut dyn FnMut(Found),
     ) -> Result<()> {
         match content {
-            Content::Data(data) => self.write_bytes(bytes.start, data, fua, note),
+            Content::Data(data) => self.write_whole_pages(bytes.start, data, fua, note),
             Content::Zeroes => self.zero_pages(pages_in(bytes), fua, note),
         }
     }

@@ -21,6 +21,8 @@ pub struct Report {
     pub used_slots: u64,
     /// Those of them whose bytes the backing may lack.
     pub dirty_slots: u64,
+    /// Slots that hold a record: some lines of a page, the rest of which is the backing's.
+    pub record_slots: u64,
     /// Slots that hold no page.
     pub free_slots: u64,
     /// Headers and data of writes that never finished: recovery frees their slots.
@@ -64,6 +66,7 @@ fn count(report: &mut Report, decoded: &Decoded) {
         Decoded::Bad => report.unfinished_slots += 1,
         Decoded::Header(header) => {
             report.used_slots += 1;
+            report.record_slots += u64::from(header.is_record());
             report.uncommitted_slots += u64::from(header.group > report.committed_group);
             report.dirty_slots += u64::from(header.dirty);
         }

@@ -71,10 +71,12 @@ impl Engine for CacheEngine {
                 "block_bytes": header.superblock.block_bytes,
                 "mode": header.mode.name(),
                 "slots": header.places.slots(),
+                "granularity": granularity_of(&header),
                 "settings": settings_of(&header),
                 "backing": header.binding,
                 "used_slots": found.used_slots,
                 "dirty_slots": found.dirty_slots,
+                "record_slots": found.record_slots,
                 "free_slots": found.free_slots,
                 "unfinished_slots": found.unfinished_slots,
                 "uncommitted_slots": found.uncommitted_slots,
@@ -160,14 +162,23 @@ impl Plan for CachePlan {
     }
 }
 
+/// The granularity, by its name.
+fn granularity_of(header: &CacheHeader) -> &'static str {
+    Choices::parse(&header.settings).0.granularity()
+}
+
 /// What the header keeps, by key.
 fn settings_of(header: &CacheHeader) -> BTreeMap<&str, &str> {
     header.settings.lines().filter_map(|line| line.split_once('=')).collect()
 }
 
 fn lines_of(header: &CacheHeader, used: String) -> Vec<Line> {
-    let mut lines =
-        vec![line("uuid", header.superblock.uuid), line("cache", used), line("mode", header.mode)];
+    let mut lines = vec![
+        line("uuid", header.superblock.uuid),
+        line("cache", used),
+        line("mode", header.mode),
+        line("granularity", granularity_of(header)),
+    ];
     if !header.settings.is_empty() {
         lines.push(line("settings", header.settings.trim_end().replace('\n', ", ")));
     }

@@ -35,6 +35,8 @@ const DIRTY: u64 = 2;
 const ZERO: u64 = 4;
 /// The data was not compared with its checksum since the pool was opened.
 const UNVERIFIED: u64 = 8;
+/// The slot holds a record: some lines of the page, the rest of which is the backing's.
+const RECORD: u64 = 1 << 12;
 /// The slot holds a member of a group that is not yet committed: the newest one that the page waits
 /// for.
 const MEMBER: u64 = 1 << 13;
@@ -75,6 +77,7 @@ impl Slot {
 
 /// Where the newest version of a page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)]
 pub(super) struct Found {
     pub(super) page: u64,
     /// The slot, numbered through all shards.
@@ -82,6 +85,8 @@ pub(super) struct Found {
     pub(super) version: u64,
     pub(super) dirty: bool,
     pub(super) zero: bool,
+    /// Some lines of the page are in the slot, the rest is the backing's.
+    pub(super) record: bool,
     pub(super) verified: bool,
 }
 
@@ -102,6 +107,8 @@ pub(super) struct Stored {
     pub(super) dirty: bool,
     /// The page reads as zeroes.
     pub(super) zero: bool,
+    /// Some lines of the page, the rest of which is the backing's.
+    pub(super) record: bool,
     /// The group that it is a member of; 0: none.
     pub(super) group: u64,
 }
@@ -122,6 +129,8 @@ pub(super) struct Usage {
     /// Pages that wait for the commit of a group; all of them are dirty.
     pub(super) waiting: u64,
     pub(super) retained: u64,
+    /// Live slots that hold records.
+    pub(super) records: u64,
 }
 
 impl Usage {
@@ -214,6 +223,7 @@ impl Shard {
             version: slot.version,
             dirty: slot.is(DIRTY),
             zero: slot.is(ZERO),
+            record: slot.is(RECORD),
             verified: !slot.is(UNVERIFIED),
         }
     }
@@ -280,9 +290,9 @@ impl Shard {
     pub(super) fn publish(&mut self, page: u64, taken: &Taken, stored: Stored) -> Option<Replaced> {
         self.drop_hold(taken.dead_page);
         let own = self.own(taken.slot);
-        let Stored { dirty, zero, group } = stored;
-        let (dirty_flag, zero_flag) = (if dirty { DIRTY } else { 0 }, if zero { ZERO } else { 0 });
-        let word = page << PAGE_SHIFT | LIVE | dirty_flag | zero_flag;
+        let Stored { dirty, zero, record, group } = stored;
+        let flags = flag(dirty, DIRTY) | flag(zero, ZERO) | flag(record, RECORD);
+        let word = page << PAGE_SHIFT | LIVE | flags;
         let old = self.place(own, Slot { word, version: taken.version });
         match old {
             Some(old) => {
@@ -370,6 +380,7 @@ impl Shard {
         let old = self.table.insert(slot.page(), own, |own| slots[own as usize].page());
         *self.slot(own) = slot;
         self.usage.live += 1;
+        self.usage.records += u64::from(slot.is(RECORD));
         if slot.is(DIRTY) {
             self.usage.dirty += 1;
             self.cleaner.dirtied(own, slot.page());
@@ -380,6 +391,7 @@ impl Shard {
     fn forget_usage(&mut self, own: u32) {
         self.usage.live -= 1;
         let slot = self.slots[own as usize];
+        self.usage.records -= u64::from(slot.is(RECORD));
         if slot.is(DIRTY) {
             self.usage.dirty -= 1;
             self.cleaner.cleaned(own, slot.page());
@@ -548,7 +560,6 @@ impl Shard {
     /// itself where a newer one is here.
     pub(super) fn recover(&mut self, found: Found) -> Option<Found> {
         debug_assert!(found.page < PAGES_MAX);
-        let flag = |is: bool, flag: u64| if is { flag } else { 0 };
         let known = self.find(found.page);
         if known.is_some_and(|known| known.version >= found.version) {
             return Some(found);
@@ -559,6 +570,7 @@ impl Shard {
         let flags = LIVE
             | flag(found.dirty, DIRTY)
             | flag(found.zero, ZERO)
+            | flag(found.record, RECORD)
             | flag(!found.verified, UNVERIFIED);
         let own = self.own(found.slot);
         self.place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
@@ -603,6 +615,11 @@ impl Shard {
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.slots) + self.table.bytes()
     }
+}
+
+/// `flag` where it is so.
+fn flag(is: bool, flag: u64) -> u64 {
+    if is { flag } else { 0 }
 }
 
 /// The slots of a shard that can be cleaned, by their numbers in it.

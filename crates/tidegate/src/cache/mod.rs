@@ -19,7 +19,8 @@
 //! - the lock of its shard guards the index, and nothing waits under it.
 //!
 //! Map: [`CacheDevice`] the requests; `admission` which of them are cached; `mode/` what each mode
-//! does with them; `span` their pages; `store` pages into slots, `merge` parts of pages, `read` out of slots or the backing, `fill` keeping
+//! does with them; `span` their pages; `store` pages into slots, `merge` and `record` parts of
+//! pages, `read` out of slots or the backing, `fill` keeping
 //! what was read, `evict` free slots, `clean` dirty pages to the backing, `cleaner` and `pace`
 //! which of them and when, `bypass` writes around the cache, `fallback` when all do; `group` atomic
 //! flush; `background`; `recover` opening; `index` and `table` what is where, `lane`, `traffic`;
@@ -54,6 +55,9 @@ pub mod policy;
 #[cfg(all(test, not(feature = "loom")))]
 mod policy_tests;
 mod read;
+mod record;
+#[cfg(all(test, not(feature = "loom")))]
+mod record_tests;
 mod recover;
 mod span;
 mod store;
@@ -77,7 +81,7 @@ use crate::device::{
 };
 use crate::pmem::Region;
 use crate::stats::{RequestKind, Requests};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::tier::background::{Waker, Work, Workers};
 use crate::tier::ledger::Ledger;
 use crate::tier::set_locks::{SetLock, SetLocks};
@@ -174,6 +178,8 @@ struct Core {
     admission: Admission,
     fallback: Fallback,
     choices: Mutex<Choices>,
+    /// The granularity is `record`.
+    makes_records: AtomicBool,
     /// Slots of a shard that are kept free for writers.
     reserve: u32,
     /// Pages whose data did not match their checksums.
@@ -301,6 +307,7 @@ impl Core {
             dirty: sum.dirty + one.dirty,
             waiting: sum.waiting + one.waiting,
             retained: sum.retained + one.retained,
+            records: sum.records + one.records,
         })
     }
 

@@ -14,7 +14,7 @@ use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{DeviceErrorKind, Op};
 use crate::pmem::Counters as Stores;
-use crate::tier::{Engine, EngineError};
+use crate::tier::{Engine, EngineError, Tier};
 
 const BLOCK: u64 = 512;
 const BLOCKS_A_PAGE: u64 = PAGE_BYTES / BLOCK;
@@ -45,9 +45,10 @@ pub(super) fn read_block(device: &dyn BlockDevice, block: u64) -> u8 {
 
 #[test]
 fn every_mode_conforms_with_small_blocks_over_small_and_large_ones() {
-    for below in [512, 4096] {
+    for (below, granularity) in [(512, "record"), (4096, "record"), (512, "page"), (4096, "page")] {
         for mode in Mode::ALL {
             let device = open_with(&pool_of(24, 512), &memory_of(below), NO_THREAD);
+            device.set("granularity", granularity).unwrap();
             assert_eq!(device.geometry().block_bytes, 512);
             device.set_mode(mode).unwrap();
             conformance::check(&device, Promises::default());
@@ -91,7 +92,7 @@ fn a_part_of_a_cached_page_is_a_new_page_with_one_fence() {
 fn a_request_over_parts_of_two_pages_and_a_whole_one_is_one_batch() {
     let device = device_over(&memory_of(4096));
     (0..3).for_each(|page| {
-        device.write(page * PAGE_BYTES, &[1; 4096], WriteFlags::default()).unwrap()
+        device.write(page * PAGE_BYTES, &[1; 4096], WriteFlags::default()).unwrap();
     });
     let data = [2; 512 + 4096 + 512];
     let found = cost(&device, |it| it.write(7 * BLOCK, &data, WriteFlags::default()).unwrap());
@@ -105,12 +106,13 @@ fn a_request_over_parts_of_two_pages_and_a_whole_one_is_one_batch() {
 #[test]
 fn the_rest_of_a_page_that_is_not_cached_is_the_backings() {
     for mode in Mode::ALL {
-        for below in [512, 4096] {
+        for (below, granularity) in [(512, "record"), (4096, "record"), (4096, "page")] {
             let backing = memory_of(below);
             backing.write(0, &[9; 8192], WriteFlags::default()).unwrap();
             let region = pool_of(64, 512);
             let device = open_with(&region, &backing, NO_THREAD);
             device.set_mode(mode).unwrap();
+            device.set("granularity", granularity).unwrap();
             write_block(&device, 3, 1, false);
             write_block(&device, 9, 2, true);
             let flags = ZeroFlags::default();
@@ -144,6 +146,7 @@ fn the_rest_of_a_page_that_is_not_cached_is_the_backings() {
 fn a_part_of_a_page_fails_where_the_rest_cannot_be_read() {
     let fault = Arc::new(Fault::new(memory_of(4096), 1));
     let device = open_with(&pool_of(64, 512), &fault, NO_THREAD);
+    device.set("granularity", "page").unwrap();
     fault.add(Rule::new(&[Op::Read], When::Always, Effect::Fail(DeviceErrorKind::Io)));
     device.write(0, &[1; 512], WriteFlags::default()).unwrap_err();
     device.write(4096, &[1; 4096], WriteFlags::default()).unwrap();

@@ -2,6 +2,7 @@
 
 use super::index::Found;
 use super::layout::{Decoded, HEADER, PAGE, PAGE_BYTES, SlotHeader, data_check};
+use super::record::Copied;
 use super::span::{Part, bytes_at, bytes_of, pages_of, parts};
 use super::{Core, fill};
 use crate::device::{Attempt, DeviceError, DeviceErrorKind, Result};
@@ -12,9 +13,11 @@ use crate::tier::version_locks::Version;
 /// Most pages that are read from the backing at once.
 const RUN_PAGES_MAX: usize = 256;
 
-/// A page that the cache did not have when it was looked for.
+/// A page that the cache did not have when it was looked for, or not all of it.
 struct Missing {
     page: u64,
+    /// The record that the cache has of it.
+    record: Option<Found>,
     version: Version,
     seen: super::traffic::Seen,
 }
@@ -60,12 +63,29 @@ impl Core {
         self.backing.read(first * PAGE_BYTES, buf)?;
         drop(foreground);
         // A page that was written meanwhile is read again, with all behind it.
-        let is_last = |missing: &&Missing| self.locks.unchanged(missing.page, missing.version);
-        let stood = run.iter().take_while(is_last).count();
+        let mut stood = 0;
+        for (missing, page) in run.iter().zip(buf.chunks_mut(PAGE)) {
+            let is_whole = self.put_record(missing, page)?;
+            if !is_whole || !self.locks.unchanged(missing.page, missing.version) {
+                break;
+            }
+            stood += 1;
+        }
         if promotes {
             self.offer_fills(run[..stood].iter().zip(buf.chunks(PAGE)));
         }
         Ok(stood)
+    }
+
+    /// Puts the record that the cache has of `missing` over `page`, the backing's bytes. False: it
+    /// is damaged, or another version's by now.
+    fn put_record(&self, missing: &Missing, page: &mut [u8]) -> Result<bool> {
+        let Some(found) = &missing.record else { return Ok(true) };
+        let record = self.copy_record(found)?;
+        if let Some(record) = &record {
+            record.put_into(page);
+        }
+        Ok(record.is_some())
     }
 
     /// Reads at `offset` from the backing, by whole pages where that has larger blocks.
@@ -83,7 +103,7 @@ impl Core {
 
     fn offer_fills<'a>(&self, read: impl Iterator<Item = (&'a Missing, &'a [u8])>) {
         for (missing, data) in read {
-            let Missing { page, version, seen } = *missing;
+            let Missing { page, version, seen, .. } = *missing;
             if self.fills.offer(|| fill::Fill { page, version, seen, data: data.into() }) {
                 self.waker.wake_resting();
             }
@@ -91,13 +111,15 @@ impl Core {
         }
     }
 
-    /// The neighbours from `first` on that the cache does not have, at most `most`.
+    /// The neighbours from `first` on that the cache does not have all of, at most `most`.
     fn missing_run(&self, first: u64, most: usize) -> Vec<Missing> {
         let pages = first..first + most.min(RUN_PAGES_MAX) as u64;
         let missing = |page| {
             // Before the look: a change after it is seen by the version.
             let (version, seen) = (self.locks.version(page), self.traffic.see(page));
-            self.find(page).is_none().then_some(Missing { page, version, seen })
+            let record = self.find(page);
+            let is_missing = record.is_none_or(|found| found.record);
+            is_missing.then_some(Missing { page, record, version, seen })
         };
         pages.map_while(missing).collect()
     }
@@ -124,7 +146,8 @@ impl Core {
         Attempt::Done(Ok(()))
     }
 
-    /// Reads `part` from the slot of its page. False: it has none.
+    /// Reads `part` from the slot of its page. False: it has none, or a record without all of the
+    /// part.
     fn read_hit(&self, part: &Part, buf: &mut [u8]) -> Result<bool> {
         let page = part.page;
         loop {
@@ -135,14 +158,16 @@ impl Core {
                 shard.touch(&found);
                 found
             };
-            let copied = self.copy_part(&found, part.from, buf);
-            let is_whole = copied.inspect_err(|_| self.fallback.count())?;
+            let copied = self.copy_part(&found, part, buf);
+            let copied = copied.inspect_err(|_| self.fallback.count())?;
             if !self.locks.unchanged(page, version) {
                 self.region.relax();
                 continue;
             }
-            if is_whole {
-                return Ok(true);
+            match copied {
+                Copied::Whole => return Ok(true),
+                Copied::Lacks => return Ok(false),
+                Copied::Damaged => {}
             }
             if let Some(found) = self.still_damaged(&found)? {
                 self.damaged_page(&found)?;
@@ -157,29 +182,41 @@ impl Core {
         let _lock = self.lock_pages(std::iter::once(found.page));
         let is_same = |now: &Found| now.slot == found.slot && now.version == found.version;
         match self.find(found.page).filter(is_same) {
-            Some(now) if !self.copy_out(&now, &mut [0; PAGE])? => Ok(Some(now)),
+            Some(now) if self.is_damaged(&now)? => Ok(Some(now)),
             _ => Ok(None),
         }
     }
 
-    /// Copies the bytes of `found` from byte `from` of the page on, as [`copy_out`](Self::copy_out)
-    /// does.
-    fn copy_part(&self, found: &Found, from: usize, buf: &mut [u8]) -> Result<bool> {
-        if found.zero || buf.len() == PAGE {
-            return self.copy_out(found, buf);
+    /// The data of `found`, whose page's lock the caller holds, is not what its checksum says.
+    fn is_damaged(&self, found: &Found) -> Result<bool> {
+        if found.record {
+            return Ok(self.copy_record(found)?.is_none());
         }
+        Ok(!self.copy_out(found, &mut [0; PAGE])?)
+    }
+
+    /// Copies `part` of the page of `found`.
+    fn copy_part(&self, found: &Found, part: &Part, buf: &mut [u8]) -> Result<Copied> {
+        let of = |is_whole| if is_whole { Copied::Whole } else { Copied::Damaged };
+        if found.record {
+            return self.copy_from_record(found, part, buf);
+        }
+        if found.zero || buf.len() == PAGE {
+            return self.copy_out(found, buf).map(of);
+        }
+        let from = part.from;
         if found.verified {
             self.region.read(self.places.data(found.slot) + from as u64, buf)?;
-            return Ok(true);
+            return Ok(Copied::Whole);
         }
         // The checksum is that of all of it.
         let mut page = [0; PAGE];
         let is_whole = self.copy_out(found, &mut page)?;
         buf.copy_from_slice(&page[from..from + buf.len()]);
-        Ok(is_whole)
+        Ok(of(is_whole))
     }
 
-    /// Copies the data of `found`. False: it is not what its checksum says, or it is another
+    /// Copies the data of `found`, a whole page. False: it is not what its checksum says, or it is another
     /// version's by now.
     pub(super) fn copy_out(&self, found: &Found, buf: &mut [u8]) -> Result<bool> {
         if found.zero {

@@ -24,7 +24,8 @@ use super::header::{Binding, CacheHeader};
 use super::index::{Found, Shard, shard_of};
 use super::lane::{LANES, Lanes};
 use super::layout::{
-    Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, commit_offset, data_check,
+    Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, VERSION, commit_offset,
+    data_check, stored_bytes,
 };
 use super::pace::Pace;
 use super::policy::ReplacementEntry;
@@ -33,7 +34,7 @@ use super::{CacheDeviceOptions, Core, LOCKS_LOG2, tier};
 use crate::device::{BlockDevice, Geometry};
 use crate::pmem::Region;
 use crate::stats::Requests;
-use crate::sync::{AtomicU32, AtomicU64};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64};
 use crate::tier::background::Waker;
 use crate::tier::ledger::Ledger;
 use crate::tier::set_locks::SetLocks;
@@ -107,9 +108,10 @@ impl<'a> Scan<'a> {
         if found.zero {
             return Ok(true);
         }
-        let mut data = [0; PAGE];
-        self.region.read(self.header.places.data(slot), &mut data)?;
-        Ok(data_check(&data) == found.data_check)
+        let mut page = [0; PAGE];
+        let data = &mut page[..stored_bytes(found.lines)];
+        self.region.read(self.header.places.data(slot), data)?;
+        Ok(data_check(data) == found.data_check)
     }
 }
 
@@ -211,6 +213,9 @@ pub(super) fn open(
     recovery.forget_other_backing(&header, &binding, options.adopt_foreign)?;
     recovery.check_fit(geometry.size_bytes() / PAGE_BYTES)?;
     let found = recovery.finish(&region, &header, replacement, threads)?;
+    if header.version < VERSION {
+        header.is_whole = false;
+    }
     if header.binding.as_ref() != Some(&binding) {
         header.binding = Some(binding);
         header.is_whole = false;
@@ -249,6 +254,7 @@ fn core_of(
         mode: AtomicU32::new(header.mode.code()),
         backing,
         geometry,
+        makes_records: AtomicBool::new(choices.makes_records()),
         lanes: Lanes::new(&recovery.newest.numbers()),
         shards: SetLocks::new(recovery.shards.of.into_iter(), None),
         locks: VersionLocks::new(LOCKS_LOG2),
@@ -398,7 +404,8 @@ impl Recovery {
         for (slot, found) in members {
             if scan.is_whole(slot, &found)? {
                 if !found.zero {
-                    region.write_back(header.places.data(slot), PAGE_BYTES)?;
+                    let len = stored_bytes(found.lines) as u64;
+                    region.write_back(header.places.data(slot), len)?;
                 }
                 region.write_back(header.places.header(slot), HEADER_BYTES)?;
             } else {
@@ -528,7 +535,8 @@ fn void_all(region: &Region, header: &CacheHeader, slots: &[u32]) -> Result<()> 
 
 fn found_in(slot: u32, header: &SlotHeader) -> Found {
     let SlotHeader { page, version, dirty, zero, .. } = *header;
-    Found { page, slot, version, dirty, zero, verified: false }
+    let record = header.is_record();
+    Found { page, slot, version, dirty, zero, record, verified: false }
 }
 
 #[cfg(all(test, not(feature = "loom")))]

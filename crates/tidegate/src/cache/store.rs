@@ -1,10 +1,10 @@
-//! Pages into slots: copy on write, with one fence for a batch. A part of a page is merged with the
-//! rest before ([`merge`](super::merge)).
+//! Pages into slots: copy on write, with one fence for a batch. A part of a page is merged with what
+//! there is of it before ([`merge`](super::merge)).
 
 use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
-use super::layout::{PAGE, SlotHeader, data_check};
+use super::layout::{ALL_LINES, PAGE, SlotHeader, data_check};
 use super::merge::{Base, Merged};
 use super::span::parts;
 use super::tier::Counter;
@@ -24,24 +24,39 @@ pub(super) struct Entry<'a> {
     pub(super) from: usize,
     /// The bytes; none for a page of zeroes.
     pub(super) data: Option<&'a [u8]>,
+    /// The backing does not have them.
+    dirty: bool,
 }
 
 impl<'a> Entry<'a> {
     /// `page` with the bytes `data`, or zeroes.
-    fn whole(page: u64, data: Option<&'a [u8]>) -> Self {
-        Self { page, from: 0, data }
+    fn whole(page: u64, data: Option<&'a [u8]>, dirty: bool) -> Self {
+        Self { page, from: 0, data, dirty }
     }
 
     /// The pages of `data` at `offset`; the first and the last one may be parts.
     fn all(offset: u64, data: &'a [u8]) -> Vec<Self> {
-        let of =
-            |it: super::span::Part| Self { page: it.page, from: it.from, data: Some(&data[it.at]) };
+        let of = |it: super::span::Part| Self {
+            page: it.page,
+            from: it.from,
+            data: Some(&data[it.at]),
+            dirty: true,
+        };
         parts(offset, data.len()).map(of).collect()
     }
 
     pub(super) fn is_part(&self) -> bool {
         self.data.is_some_and(|data| data.len() < PAGE)
     }
+}
+
+/// How a write is to be stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Demand {
+    /// Durable by itself, with atomic flush too.
+    pub(super) fua: bool,
+    /// No records: the slots hold whole pages afterwards.
+    pub(super) whole_pages: bool,
 }
 
 /// Why a batch ended before all of its entries were stored.
@@ -61,29 +76,24 @@ struct Batch {
     lack: Option<Lack>,
 }
 
-/// What all pages of a batch are.
-#[derive(Clone, Copy)]
-struct Kind {
-    /// The backing does not have them.
-    dirty: bool,
-    /// The group that they are members of; 0: none.
-    group: u64,
-}
-
-/// A whole page with its slot.
+/// A page, or a record of one, with its slot.
 struct Member<'a> {
     page: u64,
     /// Its bytes; none for zeroes.
     data: Option<&'a [u8]>,
+    /// Which lines of the page they are.
+    lines: u64,
+    dirty: bool,
     taken: Taken,
 }
 
 impl Member<'_> {
-    /// What was stored, as a dirty page.
+    /// What was stored.
     fn found(&self) -> Found {
         let Taken { slot, version, .. } = self.taken;
         let (page, zero) = (self.page, self.data.is_none());
-        Found { page, slot, version, dirty: true, zero, verified: true }
+        let record = self.lines != ALL_LINES;
+        Found { page, slot, version, dirty: self.dirty, zero, record, verified: true }
     }
 }
 
@@ -100,7 +110,19 @@ impl Core {
         fua: bool,
         note: Note<'_>,
     ) -> Result<()> {
-        self.store_all(&Entry::all(offset, data), fua, note)
+        let demand = Demand { fua, whole_pages: !self.makes_records() };
+        self.store_all(&Entry::all(offset, data), demand, note)
+    }
+
+    /// The same, and the slots hold whole pages afterwards.
+    pub(super) fn write_whole_pages(
+        &self,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+        note: Note<'_>,
+    ) -> Result<()> {
+        self.store_all(&Entry::all(offset, data), Demand { fua, whole_pages: true }, note)
     }
 
     /// Makes pages zero, dirty. Durable as for [`write_bytes`](Self::write_bytes).
@@ -110,16 +132,16 @@ impl Core {
         fua: bool,
         note: Note<'_>,
     ) -> Result<()> {
-        let entries: Vec<_> = pages.map(|page| Entry::whole(page, None)).collect();
-        self.store_all(&entries, fua, note)
+        let entries: Vec<_> = pages.map(|page| Entry::whole(page, None, true)).collect();
+        self.store_all(&entries, Demand { fua, whole_pages: true }, note)
     }
 
     /// Stores all `entries`, and waits for what they need.
-    fn store_all(&self, mut entries: &[Entry<'_>], fua: bool, note: Note<'_>) -> Result<()> {
+    fn store_all(&self, mut entries: &[Entry<'_>], demand: Demand, note: Note<'_>) -> Result<()> {
         let mut base = None;
         while !entries.is_empty() {
             let batch = &entries[..entries.len().min(BATCH_PAGES_MAX)];
-            let Batch { stored, lack } = self.store_dirty(batch, base.as_ref(), fua, note)?;
+            let Batch { stored, lack } = self.store_dirty(batch, base.as_ref(), demand, note)?;
             entries = &entries[stored..];
             match lack {
                 None => {}
@@ -144,7 +166,8 @@ impl Core {
         }
         let entries = Entry::all(offset, data);
         let running = self.requests.begin(RequestKind::Write, data.len() as u64);
-        match self.store_dirty(&entries, None, fua, &mut |_| ()) {
+        let demand = Demand { fua, whole_pages: !self.makes_records() };
+        match self.store_dirty(&entries, None, demand, &mut |_| ()) {
             Ok(Batch { lack: None, .. }) => Attempt::Done(Ok(())),
             Ok(_) => {
                 running.hand_back();
@@ -159,21 +182,24 @@ impl Core {
         &self,
         entries: &[Entry<'_>],
         base: Option<&Base>,
-        fua: bool,
+        demand: Demand,
         note: Note<'_>,
     ) -> Result<Batch> {
         let locks = self.lock_pages(entries.iter().map(|entry| entry.page));
         // With the locks: invariant 4 of groups.
-        let membership = self.join_group(fua);
+        let membership = self.join_group(demand.fua);
         let group = membership.as_ref().map_or(0, |it| it.group);
-        if self.needs_commit(entries, fua) {
+        if self.needs_commit(entries, demand.fua) {
             return Ok(Batch { stored: 0, lack: Some(Lack::Commit) });
         }
-        let merged = self.merge(entries, base)?;
+        let merged = self.merge(entries, base, demand)?;
         let mergeable = &entries[..merged.lacks_base.unwrap_or(entries.len())];
         let members = self.take_slots(mergeable, &merged, 0);
-        self.store(&members, Kind { dirty: true, group }, locks)?;
+        let replaced = self.store(&members, group, locks)?;
         drop(membership);
+        if !members.is_empty() {
+            self.counters.count_write(replaced as u64, members.len() as u64);
+        }
         for it in &members {
             note(it.found());
         }
@@ -193,15 +219,17 @@ impl Core {
         fua && self.groups.is_some() && entries.iter().any(waits)
     }
 
-    /// Stores those of `fills` that may still be kept, clean, in slots that nobody waits for.
+    /// Stores those of `fills` that may still be kept, in slots that nobody waits for: clean, but
+    /// for pages of which the cache has dirty records.
     pub(super) fn store_clean(&self, fills: &[fill::Fill]) -> Result<()> {
         let locks = self.lock_pages(fills.iter().map(|fill| fill.page));
-        let kept = fills.iter().filter(|fill| self.may_keep(fill));
-        let entries: Vec<_> = kept.map(|fill| Entry::whole(fill.page, Some(&fill.data))).collect();
+        let kept = fills.iter().filter_map(|fill| Some((fill, self.is_kept_dirty(fill)?)));
+        let entries: Vec<_> =
+            kept.map(|(fill, dirty)| Entry::whole(fill.page, Some(&fill.data), dirty)).collect();
         // One below the reserve, so that the worker evicts for the next ones.
         let (merged, reserve) = (Merged::default(), self.reserve.saturating_sub(1));
         let members = self.take_slots(&entries, &merged, reserve);
-        self.store(&members, Kind { dirty: false, group: 0 }, locks)
+        self.store(&members, 0, locks).map(drop)
     }
 
     /// Takes a slot for each of `entries`, as long as a shard has more than `reserve`.
@@ -214,22 +242,24 @@ impl Core {
         let take = |entry: &Entry<'a>| {
             let mut shard = self.shard(entry.page);
             let taken = (shard.available() > reserve).then(|| shard.take()).flatten()?;
-            Some(Member { page: entry.page, data: merged.data_of(entry), taken })
+            let (data, lines) = merged.data_of(entry);
+            Some(Member { page: entry.page, data, lines, dirty: entry.dirty, taken })
         };
         entries.iter().map_while(take).collect()
     }
 
-    /// Makes a batch durable, then visible; `locks` are those of its pages.
+    /// Makes a batch durable, then visible; `locks` are those of its pages, and `group` is that of
+    /// its members, or 0. Returns how many pages it replaced.
     fn store(
         &self,
         members: &[Member<'_>],
-        kind: Kind,
+        group: u64,
         locks: Vec<VersionGuard<'_>>,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         if members.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
-        if let Err(error) = self.make_durable(members, kind) {
+        if let Err(error) = self.make_durable(members, group) {
             self.fallback.count();
             // Nobody knows which of the headers are on the medium.
             for it in members {
@@ -238,9 +268,9 @@ impl Core {
             return Err(error.into());
         }
         let publish = |it: &Member<'_>| {
-            let Member { page, data, .. } = *it;
-            let Kind { dirty, group } = kind;
-            let stored = Stored { dirty, zero: data.is_none(), group };
+            let Member { page, data, lines, dirty, .. } = *it;
+            let record = lines != ALL_LINES;
+            let stored = Stored { dirty, zero: data.is_none(), record, group };
             let old = self.shard(page).publish(page, &it.taken, stored)?;
             Some((page, old))
         };
@@ -248,9 +278,7 @@ impl Core {
         // A reader that copied from a slot that is replaced finds the lock's version changed, and
         // only then may the slot be written over.
         drop(locks);
-        if kind.dirty {
-            self.counters.count_write(replaced.len() as u64, members.len() as u64);
-        }
+        let count = replaced.len();
         for (page, old) in replaced.into_iter().filter(|(_, old)| !old.is_retained) {
             let mut shard = self.shard(page);
             shard.retire(old);
@@ -262,7 +290,7 @@ impl Core {
         for it in members {
             self.wake_where_due(it.page);
         }
-        Ok(())
+        Ok(count)
     }
 
     /// Stores data and headers, and fences them.
@@ -273,7 +301,7 @@ impl Core {
     fn make_durable(
         &self,
         members: &[Member<'_>],
-        kind: Kind,
+        group: u64,
     ) -> std::result::Result<(), crate::pmem::PmemError> {
         let lane = self.lanes.take(&self.region);
         let store = |it: &Member<'_>| {
@@ -282,9 +310,10 @@ impl Core {
                 version: it.taken.version,
                 lane: lane.number,
                 batch: lane.batch,
-                group: kind.group,
+                group,
+                lines: it.lines,
                 zero: it.data.is_none(),
-                dirty: kind.dirty,
+                dirty: it.dirty,
                 data_check: 0,
             };
             if let Some(data) = it.data {

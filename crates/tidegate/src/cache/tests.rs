@@ -532,6 +532,8 @@ enum Step {
 
 /// Settings that change what is done and when, and never what is read.
 const SETTINGS: &[(&str, &str)] = &[
+    ("granularity", "page"),
+    ("granularity", "record"),
     ("eviction", "s3fifo"),
     ("eviction", "lru"),
     ("eviction", "lrw"),
