@@ -87,11 +87,22 @@ impl Core {
         }
     }
 
-    /// Cleans the dirty ones of `pages`.
+    /// Cleans the dirty ones of `pages`; not with atomic flush, which keeps some dirty. Each is clean, or not cached, at one moment: from then on
+    /// the backing has all that was written to it before the call.
+    ///
+    /// A version that is replaced while it waits is not written: the one that replaces it is still
+    /// dirty then, and has parts of the page that were written before.
     pub(super) fn clean_pages(&self, pages: &Range<u64>) -> Result<()> {
-        let dirty = |page| self.find(page).filter(|found| found.dirty);
-        let dirty: Vec<Found> = pages.clone().filter_map(dirty).collect();
-        if dirty.is_empty() { Ok(()) } else { self.clean_until_done(dirty) }
+        let mut pages: Vec<u64> = pages.clone().collect();
+        loop {
+            let dirty = |page: &u64| self.find(*page).filter(|found| found.dirty);
+            let dirty: Vec<Found> = pages.iter().filter_map(dirty).collect();
+            if dirty.is_empty() {
+                return Ok(());
+            }
+            pages = dirty.iter().map(|found| found.page).collect();
+            self.clean_until_done(dirty)?;
+        }
     }
 
     /// Writes to the backing; a flush is needed afterwards unless `fua`.
