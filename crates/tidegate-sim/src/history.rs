@@ -156,6 +156,7 @@ impl Op {
 
 /// The calls of an execution, and what the device promises about them.
 #[derive(Debug, Default)]
+#[allow(clippy::struct_excessive_bools)]
 pub struct History {
     /// The calls, of each thread in program order.
     pub calls: Vec<Call>,

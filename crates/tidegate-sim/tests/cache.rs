@@ -373,6 +373,53 @@ fn p6_kills_power_cuts_and_recoveries_with_records_in_turn() {
     });
 }
 
+/// Pages and parts of them, with reads that bring pages into the cache.
+const PAGES_AND_PARTS: Mix =
+    Mix { threads: 1, ops: 12, lbas: &[0, 8, 2], blocks_max: 8, reads_pct: 30, others_pct: 5 };
+/// So many that records may lie over pages.
+const SLOTS_WITH_BASES: u64 = 16;
+
+/// Pages with records over them, evicted as soon as they are clean.
+fn evicting_records(seed: u64, mutation: Option<Mutation>) -> Result<Stats, Failure> {
+    let slots = u32::try_from(SLOTS_WITH_BASES).unwrap();
+    let backing = if seed.is_multiple_of(2) { 512 } else { 4096 };
+    let subject = small(SLOTS_WITH_BASES, WB, backing).with_background().keeping_free(slots);
+    small_history(&subject, PAGES_AND_PARTS, seed, mutation)
+}
+
+#[test]
+fn p1_p2_p3_records_over_pages_that_are_evicted_sampled() {
+    seeded("p1_p2_p3_records_over_pages_that_are_evicted_sampled", 24, |seed| {
+        evicting_records(seed, None)
+    });
+}
+
+#[test]
+fn p1_p2_p3_records_over_pages_beside_a_second_writer_sampled() {
+    seeded("p1_p2_p3_records_over_pages_beside_a_second_writer_sampled", 12, |seed| {
+        let subject = small(SLOTS_WITH_BASES, DURABLE, 4096).with_background();
+        let mixture = Mix { threads: 2, ops: 6, ..PAGES_AND_PARTS };
+        small_history(&subject, mixture, seed, None)
+    });
+}
+
+#[test]
+fn p2_p3_flushes_beside_records_over_pages_sampled() {
+    seeded("p2_p3_flushes_beside_records_over_pages_sampled", 12, |seed| {
+        let subject = small(SLOTS_WITH_BASES, ATOMIC, 4096).with_atomic_flush();
+        let mixture = Mix { threads: 2, ops: 6, others_pct: 18, ..PAGES_AND_PARTS };
+        small_history(&subject.with_background(), mixture, seed, None)
+    });
+}
+
+#[test]
+fn p1_where_a_record_leaves_before_the_page_under_it() {
+    let broken = (0..60).find_map(|seed| evicting_records(seed, Some(Mutation::MergeVoids)).err());
+    let failure = broken.expect("it went unnoticed");
+    println!("{failure}");
+    assert!(matches!(failure.verdict.promise, Promise::P1Durable | Promise::P2Atomic), "{failure}");
+}
+
 /// Slots for three versions of each of three pages.
 const AMPLE_SMALL_SLOTS: u64 = 12;
 
@@ -390,12 +437,13 @@ fn p2_p3_flushes_beside_writers_of_parts_sampled() {
 fn growing_records() -> Plan {
     let parts = [write(0, 101), write(2, 102), write(9, 103), write(1, 104), flush()];
     let page = Step { op: Op::Write { lba: 0, blocks: 8, stamp: 105, fua: false }, ordinal: 0 };
-    vec![[&parts[..], &[page, write(17, 106)]].concat()]
+    vec![[&parts[..], &[page, write(3, 106), write(5, 107)]].concat()]
 }
 
 /// The budget of the planted bugs of records, first failure first.
 fn hunt_records(fault: CacheFault, mutation: Option<Mutation>) -> Result<Stats, Failure> {
-    let subject = CacheSubject::new(SMALL_BLOCKS, 12, WB, fault).with_block_bytes(512, 4096);
+    let subject = CacheSubject::new(SMALL_BLOCKS, SLOTS_WITH_BASES, WB, fault);
+    let subject = subject.with_block_bytes(512, 4096);
     let pool = Pool::prepare(&subject, &[]).unwrap();
     let explorer = Explorer::new(&subject, pool, 1, ENUMERATE).unwrap();
     let mut explorer = explorer.with_mutation(mutation);

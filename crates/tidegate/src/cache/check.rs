@@ -73,6 +73,22 @@ fn count(report: &mut Report, decoded: &Decoded) {
     }
 }
 
+/// The dirty records that are the newest versions of their pages and lack the pages over which they
+/// lie: slot, page, and version of the page.
+fn over_missing(
+    slots: &[(u32, SlotHeader)],
+    versions: &BTreeSet<(u64, u64)>,
+) -> Vec<(u32, u64, u64)> {
+    let is_newest = |it: &SlotHeader| {
+        versions.range((it.page, it.version.saturating_add(1))..(it.page + 1, 0)).next().is_none()
+    };
+    let lacks = |it: &SlotHeader| {
+        it.over > 0 && !versions.contains(&(it.page, it.over)) && it.dirty && is_newest(it)
+    };
+    let lacking = slots.iter().filter(|(_, header)| lacks(header));
+    lacking.map(|(slot, it)| (*slot, it.page, it.over)).collect()
+}
+
 /// Compares all data with its checksums, and the headers with each other.
 ///
 /// # Errors
@@ -98,6 +114,12 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
             }
         }
     })?;
+    for (slot, page, over) in over_missing(&slots, &versions) {
+        report.fault(format!(
+            "slot {slot}: version {over} of the page at offset {} is missing under a dirty record",
+            page * PAGE_BYTES
+        ));
+    }
     let newest: BTreeSet<u32> = newest.members().map(|(slot, _)| *slot).collect();
     for (slot, found) in slots {
         match (scan.is_whole(slot, &found)?, newest.contains(&slot)) {

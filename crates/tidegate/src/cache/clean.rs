@@ -190,7 +190,8 @@ impl Core {
     /// Reads the backing's bytes of those of `pages` of which the cache has records, in their order,
     /// where the backing cannot take the lines of a record by themselves.
     fn read_bases(&self, pages: &[Found], bases: &mut Vec<u8>) -> Result<()> {
-        let needs_base = |found: &&Found| found.record && !self.backing_takes_blocks();
+        let needs_base =
+            |found: &&Found| found.record && found.base.is_none() && !self.backing_takes_blocks();
         let records: Vec<&Found> = pages.iter().filter(needs_base).collect();
         bases.resize(records.len() * PAGE, 0);
         let read = |(found, buf): (&&Found, _)| {
@@ -217,13 +218,21 @@ impl Core {
         if !found.record {
             return Ok(self.copy_out(found, page)?.then_some(ALL_LINES));
         }
-        let base = if self.backing_takes_blocks() { None } else { bases.next() };
-        let Some(record) = self.copy_record(found)? else { return Ok(None) };
-        if let Some(base) = base {
-            page.copy_from_slice(base);
+        let takes_blocks = self.backing_takes_blocks();
+        let mut is_whole = !takes_blocks;
+        match found.under() {
+            Some(under) => {
+                if !self.copy_out(&under, page)? {
+                    return Ok(None);
+                }
+                is_whole |= under.dirty;
+            }
+            None if takes_blocks => {}
+            None => page.copy_from_slice(bases.next().unwrap_or_default()),
         }
+        let Some(record) = self.copy_record(found)? else { return Ok(None) };
         record.put_into(page);
-        Ok(Some(if base.is_some() { ALL_LINES } else { record.lines }))
+        Ok(Some(if is_whole { ALL_LINES } else { record.lines }))
     }
 
     fn write_runs(&self, runs: &[Run], data: &[u8]) -> Result<()> {
@@ -251,7 +260,7 @@ impl Core {
         if pages.is_empty() {
             return Ok(());
         }
-        let stands = |found: &&Found| self.shard(found.page).cleaned(found);
+        let stands = |found: &&Found| self.shard(found.page).stands(found);
         let standing: Vec<&Found> = pages.iter().filter(stands).collect();
         for found in &standing {
             let at = self.places.header(found.slot) + VERDICT_OFFSET;
@@ -261,6 +270,11 @@ impl Core {
         }
         if !standing.is_empty() {
             self.region.fence()?;
+        }
+        // Only now: the page under a record leaves the cache before the record, which must not be
+        // dirty on the medium then.
+        for found in standing {
+            self.shard(found.page).cleaned(found);
         }
         Ok(())
     }

@@ -92,7 +92,10 @@ impl Core {
             && self.traffic.may_fill(fill.page, fill.seen);
         let shard = self.shard(fill.page);
         match shard.find(fill.page).filter(|_| stands) {
-            Some(found) => (found.record && !shard.waits(fill.page)).then_some(found.dirty),
+            Some(found) => {
+                let is_kept = found.record && found.base.is_none() && !shard.waits(fill.page);
+                is_kept.then_some(found.dirty)
+            }
             None => stands.then_some(false),
         }
     }

@@ -119,7 +119,7 @@ struct HeaderBytes {
     lane_batch: U64,
     flags_group: U64,
     valid: U64,
-    dirty: U64,
+    dirty_or_over: U64,
     verdict: U64,
 }
 
@@ -132,7 +132,7 @@ const _: () = {
     assert!(offset_of!(HeaderBytes, lane_batch) == 24);
     assert!(offset_of!(HeaderBytes, flags_group) == 32);
     assert!(offset_of!(HeaderBytes, valid) == 40);
-    assert!(offset_of!(HeaderBytes, dirty) == 48);
+    assert!(offset_of!(HeaderBytes, dirty_or_over) == 48);
     assert!(offset_of!(HeaderBytes, verdict) as u64 == VERDICT_OFFSET);
 };
 
@@ -154,6 +154,8 @@ pub struct SlotHeader {
     pub group: u64,
     /// The lines of the page that the slot holds, a bit each: all, or those of a record.
     pub lines: u64,
+    /// Of a record: the version of the page over which it lies; 0: the backing's bytes.
+    pub over: u64,
     /// The page reads as zeroes; the slot's data means nothing.
     pub zero: bool,
     /// The backing does not have these bytes yet.
@@ -185,6 +187,7 @@ impl SlotHeader {
     /// The bytes of this header for `slot` of the pool with `salt`. A record is dirty.
     pub fn encode(&self, salt: u64, slot: u32) -> [u8; HEADER] {
         let flags = if self.zero { FLAG_ZERO } else { 0 };
+        let dirty = if self.dirty { ALL_LINES } else { 0 };
         let mut bytes = HeaderBytes {
             check: U32::ZERO,
             data_check: U32::new(self.data_check),
@@ -193,7 +196,7 @@ impl SlotHeader {
             lane_batch: U64::new(u64::from(self.lane) << BATCH_BITS | self.batch),
             flags_group: U64::new(flags | self.group << GROUP_SHIFT),
             valid: U64::new(self.lines),
-            dirty: U64::new(if self.dirty && !self.is_record() { ALL_LINES } else { 0 }),
+            dirty_or_over: U64::new(if self.is_record() { self.over } else { dirty }),
             verdict: U64::ZERO,
         };
         bytes.check = U32::new(header_check(&bytes, salt, slot));
@@ -213,12 +216,12 @@ impl SlotHeader {
         let is_known = page < PAGES_MAX
             && flags & FLAGS & !FLAG_ZERO == 0
             && !(is_record && (lines == 0 || flags & FLAG_ZERO != 0))
-            && (bytes.dirty.get() == 0 || bytes.dirty.get() == ALL_LINES && !is_record);
+            && (is_record || [0, ALL_LINES].contains(&bytes.dirty_or_over.get()));
         if !is_whole || !is_known {
             return Decoded::Bad;
         }
         let version = bytes.version.get();
-        let is_born_clean = bytes.dirty == U64::ZERO && !is_record;
+        let is_born_clean = bytes.dirty_or_over == U64::ZERO && !is_record;
         let is_clean = is_born_clean || bytes.verdict.get() == clean_verdict(salt, slot, version);
         Decoded::Header(Self {
             page,
@@ -227,6 +230,7 @@ impl SlotHeader {
             batch: bytes.lane_batch.get() & ((1 << BATCH_BITS) - 1),
             group: flags >> GROUP_SHIFT,
             lines,
+            over: if is_record { bytes.dirty_or_over.get() } else { 0 },
             zero: flags & FLAG_ZERO != 0,
             dirty: !is_clean,
             data_check: bytes.data_check.get(),
@@ -391,12 +395,13 @@ mod tests {
     fn headers() -> impl Strategy<Value = SlotHeader> {
         let numbers = (0..PAGES_MAX, any::<u64>(), any::<u16>(), 0_u64..1 << 48, any::<u32>());
         let lines = prop_oneof![Just(ALL_LINES), 1..ALL_LINES];
-        let rest = (0..GROUPS_MAX, any::<bool>(), any::<bool>(), lines);
-        (numbers, rest).prop_map(|(numbers, (group, zero, dirty, lines))| {
+        let rest = (0..GROUPS_MAX, any::<bool>(), any::<bool>(), lines, any::<u64>());
+        (numbers, rest).prop_map(|(numbers, (group, zero, dirty, lines, over))| {
             let (page, version, lane, batch, data_check) = numbers;
             let is_record = lines != ALL_LINES;
             let (zero, dirty) = (zero && !is_record, dirty || is_record);
-            SlotHeader { page, version, lane, batch, group, lines, zero, dirty, data_check }
+            let over = if is_record { over } else { 0 };
+            SlotHeader { page, version, lane, batch, group, lines, over, zero, dirty, data_check }
         })
     }
 

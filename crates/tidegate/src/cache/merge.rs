@@ -7,6 +7,7 @@
 //! read again.
 
 use super::Core;
+use super::index::Found;
 use super::layout::{ALL_LINES, PAGE, PAGE_BYTES};
 use super::read::damaged;
 use super::record::Record;
@@ -15,6 +16,9 @@ use super::traffic::Seen;
 use crate::device::Result;
 use crate::sync::Ordering;
 use crate::tier::version_locks::Version;
+
+/// Most lines of a record over a page that is cached: with more, a page costs less in the end.
+const LINES_OVER_PAGE_MAX: u32 = 31;
 
 /// A page as the backing has it.
 pub(super) struct Base {
@@ -26,28 +30,34 @@ pub(super) struct Base {
     data: Vec<u8>,
 }
 
-/// What parts became, by page.
+/// What is stored of an entry.
+pub(super) struct Content<'a> {
+    /// The bytes; none for zeroes.
+    pub(super) data: Option<&'a [u8]>,
+    /// Which lines of the page they are.
+    pub(super) lines: u64,
+    /// The version of the page over which a record lies; 0: the backing's bytes.
+    pub(super) over: u64,
+}
+
+/// What parts became, by page, and the versions over which they lie.
 #[derive(Default)]
 pub(super) struct Merged {
-    pages: Vec<(u64, Record)>,
+    pages: Vec<(u64, Record, u64)>,
     /// Position of the entry that the backing's bytes are needed for.
     pub(super) lacks_base: Option<usize>,
 }
 
 impl Merged {
-    /// The bytes of `entry` as they are stored, none for zeroes; and which lines they are.
-    pub(super) fn data_of<'a>(&'a self, entry: &Entry<'a>) -> (Option<&'a [u8]>, u64) {
-        let merged = self.pages.iter().find(|(page, _)| *page == entry.page);
-        let merged = merged.map(|(_, record)| (Some(&record.bytes[..]), record.lines));
-        merged.unwrap_or((entry.data, ALL_LINES))
+    /// What is stored of `entry`.
+    pub(super) fn data_of<'a>(&'a self, entry: &Entry<'a>) -> Content<'a> {
+        match self.pages.iter().find(|(page, ..)| *page == entry.page) {
+            Some((_, Record { lines, bytes }, over)) => {
+                Content { data: Some(bytes), lines: *lines, over: *over }
+            }
+            None => Content { data: entry.data, lines: ALL_LINES, over: 0 },
+        }
     }
-}
-
-/// What the cache has of a page.
-enum Cached {
-    Nothing,
-    Page(Vec<u8>),
-    Record(Record),
 }
 
 impl Core {
@@ -77,59 +87,68 @@ impl Core {
         for (at, entry) in parts {
             let base = base.filter(|base| self.still_holds(entry.page, base));
             let part = Record::of_part(entry.from, entry.data.unwrap_or_default());
-            let Some(whole) = self.merge_part(entry.page, &part, base, demand)? else {
+            let Some((whole, over)) = self.merge_part(entry.page, &part, base, demand)? else {
                 merged.lacks_base = Some(at);
                 break;
             };
-            merged.pages.push((entry.page, whole));
+            merged.pages.push((entry.page, whole, over));
         }
         Ok(merged)
     }
 
-    /// `part` and what there is of its page. None: the rest is only in the backing, and needed.
+    /// `part` and what there is of its page, and the version over which it lies. None: the rest is
+    /// only in the backing, and needed.
     fn merge_part(
         &self,
         page: u64,
         part: &Record,
         base: Option<&Base>,
         demand: Demand,
-    ) -> Result<Option<Record>> {
-        let (mut rest, record) = match self.cached(page)? {
-            Cached::Page(rest) => (rest, None),
-            Cached::Record(older) if demand.whole_pages => match base {
-                Some(base) => (base.data.clone(), Some(older)),
-                None => return Ok(None),
-            },
-            Cached::Record(older) => return Ok(Some(part.over(&older))),
-            Cached::Nothing => match base {
-                Some(base) => (base.data.clone(), None),
-                None => return Ok((!demand.whole_pages).then(|| part.clone())),
-            },
+    ) -> Result<Option<(Record, u64)>> {
+        let Some((found, older)) = self.find_sound(page)? else {
+            let whole = base.map(|base| part.on_page(base.data.clone()));
+            let alone = || (!demand.whole_pages).then(|| part.clone());
+            return Ok(whole.or_else(alone).map(|record| (record, 0)));
         };
-        if let Some(older) = record {
-            older.put_into(&mut rest);
+        let record = older.map_or_else(|| part.clone(), |older| part.over(&older));
+        let under = if found.record { found.under() } else { Some(found) };
+        let Some(under) = under else {
+            // The rest is the backing's.
+            let whole = base.map(|base| record.on_page(base.data.clone()));
+            return Ok(whole.or((!demand.whole_pages).then_some(record)).map(|it| (it, 0)));
+        };
+        let is_small = record.lines.count_ones() <= LINES_OVER_PAGE_MAX;
+        let may_lay_over = found.record || self.shard(page).may_lay_over();
+        if !demand.whole_pages && is_small && may_lay_over {
+            return Ok(Some((record, under.version)));
         }
-        part.put_into(&mut rest);
-        Ok(Some(Record { lines: ALL_LINES, bytes: rest }))
+        let mut rest = vec![0; PAGE];
+        if !self.copy_out(&under, &mut rest)? {
+            return Err(damaged(&found));
+        }
+        Ok(Some((record.on_page(rest), 0)))
     }
 
-    /// What the cache has of `page`, of which the caller holds the lock.
-    fn cached(&self, page: u64) -> Result<Cached> {
-        let Some(found) = self.find(page) else { return Ok(Cached::Nothing) };
-        let copy = || -> Result<Option<Cached>> {
-            if found.record {
-                return Ok(self.copy_record(&found)?.map(Cached::Record));
+    /// What the cache has of `page`, of which the caller holds the lock, and the record if it is
+    /// one. None: nothing, or what is clean and damaged, for the backing has what it had.
+    ///
+    /// # Errors
+    /// It is damaged and dirty.
+    fn find_sound(&self, page: u64) -> Result<Option<(Found, Option<Record>)>> {
+        let Some(found) = self.find(page) else { return Ok(None) };
+        let look = || -> Result<Option<Option<Record>>> {
+            if !found.record {
+                return Ok(self.is_sound(Some(&found))?.then_some(None));
             }
-            let mut data = vec![0; PAGE];
-            Ok(self.copy_out(&found, &mut data)?.then_some(Cached::Page(data)))
+            let is_sound = self.is_sound(found.under().as_ref())?;
+            Ok(self.copy_record(&found)?.filter(|_| is_sound).map(Some))
         };
-        if let Some(cached) = copy().inspect_err(|_| self.fallback.count())? {
-            return Ok(cached);
+        if let Some(record) = look().inspect_err(|_| self.fallback.count())? {
+            return Ok(Some((found, record)));
         }
         self.damaged.fetch_add(1, Ordering::Relaxed);
         self.fallback.count();
-        // The backing has what a clean one had.
-        if found.dirty { Err(damaged(&found)) } else { Ok(Cached::Nothing) }
+        if found.dirty { Err(damaged(&found)) } else { Ok(None) }
     }
 
     /// The backing has `page` as `base` says.

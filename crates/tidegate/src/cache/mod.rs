@@ -308,6 +308,7 @@ impl Core {
             waiting: sum.waiting + one.waiting,
             retained: sum.retained + one.retained,
             records: sum.records + one.records,
+            bases: sum.bases + one.bases,
         })
     }
 

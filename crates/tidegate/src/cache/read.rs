@@ -118,7 +118,7 @@ impl Core {
             // Before the look: a change after it is seen by the version.
             let (version, seen) = (self.locks.version(page), self.traffic.see(page));
             let record = self.find(page);
-            let is_missing = record.is_none_or(|found| found.record);
+            let is_missing = record.is_none_or(|found| found.record && found.base.is_none());
             is_missing.then_some(Missing { page, record, version, seen })
         };
         pages.map_while(missing).collect()
@@ -189,14 +189,22 @@ impl Core {
 
     /// The data of `found`, whose page's lock the caller holds, is not what its checksum says.
     fn is_damaged(&self, found: &Found) -> Result<bool> {
-        if found.record {
-            return Ok(self.copy_record(found)?.is_none());
+        if found.record && self.copy_record(found)?.is_none() {
+            return Ok(true);
         }
-        Ok(!self.copy_out(found, &mut [0; PAGE])?)
+        let page = if found.record { found.under() } else { Some(*found) };
+        Ok(!self.is_sound(page.as_ref())?)
+    }
+
+    /// The data of `page`, if there is one, is what its checksum says, as far as that is not known
+    /// already.
+    pub(super) fn is_sound(&self, page: Option<&Found>) -> Result<bool> {
+        let Some(page) = page.filter(|page| !page.verified) else { return Ok(true) };
+        self.copy_out(page, &mut [0; PAGE])
     }
 
     /// Copies `part` of the page of `found`.
-    fn copy_part(&self, found: &Found, part: &Part, buf: &mut [u8]) -> Result<Copied> {
+    pub(super) fn copy_part(&self, found: &Found, part: &Part, buf: &mut [u8]) -> Result<Copied> {
         let of = |is_whole| if is_whole { Copied::Whole } else { Copied::Damaged };
         if found.record {
             return self.copy_from_record(found, part, buf);

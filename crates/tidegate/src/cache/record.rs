@@ -2,7 +2,7 @@
 //!
 //! A record lies in a slot like a page, with a header like a page's, whose bitmap says which lines
 //! of 64 bytes there are; their bytes lie one behind the other from the slot's start on. All else
-//! of the page is the backing's.
+//! of the page is that of a page in another slot over which the record lies, or the backing's.
 
 use std::ops::Range;
 
@@ -46,6 +46,12 @@ impl Record {
             page[run].copy_from_slice(now);
             rest = later;
         }
+    }
+
+    /// All of the page that has `rest` but for these lines.
+    pub(super) fn on_page(&self, mut rest: Vec<u8>) -> Self {
+        self.put_into(&mut rest);
+        Self { lines: ALL_LINES, bytes: rest }
     }
 
     /// Copies `part` of the page to `buf`. False: not all of it is there.
@@ -99,6 +105,9 @@ impl Core {
     /// The record in the slot of `found`. None: its data is not what its checksum says, or it is
     /// another version's by now.
     pub(super) fn copy_record(&self, found: &Found) -> Result<Option<Record>> {
+        if found.base.is_some_and(|base| base.is_lost) {
+            return Ok(None);
+        }
         let mut header = [0; HEADER];
         self.region.read(self.places.header(found.slot), &mut header)?;
         let Decoded::Header(header) = SlotHeader::decode(&header, self.salt, found.slot) else {
@@ -120,11 +129,17 @@ impl Core {
         part: &Part,
         buf: &mut [u8],
     ) -> Result<Copied> {
-        Ok(match self.copy_record(found)? {
-            None => Copied::Damaged,
-            Some(record) if record.copy_part(part, buf) => Copied::Whole,
-            Some(_) => Copied::Lacks,
-        })
+        let Some(record) = self.copy_record(found)? else { return Ok(Copied::Damaged) };
+        if record.copy_part(part, buf) {
+            return Ok(Copied::Whole);
+        }
+        let Some(under) = found.under() else { return Ok(Copied::Lacks) };
+        let mut page = [0; PAGE];
+        let to = part.from..part.from + buf.len();
+        let copied = self.copy_part(&under, part, &mut page[to.clone()])?;
+        record.put_into(&mut page);
+        buf.copy_from_slice(&page[to]);
+        Ok(copied)
     }
 }
 

@@ -159,6 +159,137 @@ fn a_damaged_record_is_an_error_where_it_is_dirty_and_the_backings_bytes_where_i
     assert_eq!([7, 8, 15, 16].map(|block| read_block(&*fault, block)), [9, 5, 5, 3]);
 }
 
+fn pages_under_records(device: &CacheDevice) -> u64 {
+    device.core.usage().bases
+}
+
+fn write_page(device: &CacheDevice, page: u64, byte: u8) {
+    device.write(page * PAGE_BYTES, &[byte; 4096], WriteFlags::default()).unwrap();
+}
+
+fn first_bytes(device: &dyn BlockDevice, page: u64) -> Vec<u8> {
+    let mut data = [0; 4096];
+    device.read(page * PAGE_BYTES, &mut data).unwrap();
+    data.chunks(512).map(|block| block[0]).collect()
+}
+
+#[test]
+fn a_block_of_a_cached_page_costs_its_bytes_and_64_until_half_the_page_is_new() {
+    let (region, fault, device) = nines(4096);
+    fault.add(reads_fail());
+    write_page(&device, 0, 1);
+    let streamed = |block| cost(&device, |it| write_block(it, block, 2, false)).bytes_streamed;
+    assert_eq!([1, 3, 5].map(streamed), [64 + 512, 64 + 1024, 64 + 1536]);
+    assert_eq!((records(&device), pages_under_records(&device)), (1, 1));
+    assert_eq!(first_bytes(&device, 0), [1, 2, 1, 2, 1, 2, 1, 1]);
+    drop(device);
+    assert_eq!(check(&region).unwrap().findings, Vec::<String>::new());
+    let device = open_with(&region, &fault, NO_THREAD);
+    assert_eq!((records(&device), pages_under_records(&device)), (1, 1));
+    assert_eq!(first_bytes(&device, 0), [1, 2, 1, 2, 1, 2, 1, 1]);
+    let last = cost(&device, |it| write_block(it, 7, 3, false));
+    assert_eq!(last.bytes_streamed, 64 + 4096);
+    assert_eq!((records(&device), pages_under_records(&device)), (0, 0));
+    assert_eq!(first_bytes(&device, 0), [1, 2, 1, 2, 1, 2, 1, 3]);
+}
+
+#[test]
+fn a_page_with_a_record_is_cleaned_and_leaves_the_cache_as_a_whole() {
+    for (below, is_page_clean) in [(512, true), (512, false), (4096, true), (4096, false)] {
+        let (region, fault, device) = nines(below);
+        write_page(&device, 0, 1);
+        if is_page_clean {
+            device.clean_all().unwrap();
+        }
+        write_block(&device, 2, 2, false);
+        fault.add(reads_fail());
+        device.clean_all().unwrap();
+        fault.heal();
+        let expected = [1, 1, 2, 1, 1, 1, 1, 1];
+        assert_eq!(first_bytes(&*fault, 0), expected);
+        write_block(&device, 4, 3, false);
+        device.clean_all().unwrap();
+        let found = device.core.find(0).unwrap();
+        assert_eq!(device.core.remove_clean(&[found]).unwrap(), 1);
+        assert_eq!(device.core.usage(), Usage::default());
+        drop(device);
+        let device = open_with(&region, &fault, NO_THREAD);
+        assert_eq!((device.recovered().pages, device.recovered().unfinished), (0, 0));
+        assert_eq!(first_bytes(&device, 0), [1, 1, 2, 1, 3, 1, 1, 1]);
+    }
+}
+
+#[test]
+fn a_record_without_the_page_under_it_is_an_error_where_it_is_dirty() {
+    for is_clean in [false, true] {
+        let (region, fault, device) = nines(4096);
+        write_page(&device, 0, 1);
+        write_block(&device, 2, 2, false);
+        if is_clean {
+            device.clean_all().unwrap();
+        }
+        let base = device.core.find(0).unwrap().base.unwrap();
+        drop(device);
+        let places = CacheHeader::read(&region).unwrap().places;
+        region.write(places.header(base.slot) + 20, &[0xFF]).unwrap();
+        assert_eq!(check(&region).unwrap().faults, u64::from(!is_clean));
+        let device = open_with(&region, &fault, NO_THREAD);
+        if is_clean {
+            assert_eq!(first_bytes(&device, 0), [1, 1, 2, 1, 1, 1, 1, 1]);
+            continue;
+        }
+        for block in [0, 2] {
+            let error = device.read(block * 512, &mut [0; 512]).unwrap_err();
+            assert_eq!(error.kind(), DeviceErrorKind::Corrupt);
+        }
+        device.clean_all().unwrap_err();
+        write_page(&device, 0, 5);
+        device.clean_all().unwrap();
+        assert_eq!(first_bytes(&*fault, 0), [5; 8]);
+    }
+}
+
+#[test]
+fn few_pages_are_kept_under_records() {
+    let (_, _, device) = nines(4096);
+    (0..24).for_each(|page| write_page(&device, page, 1));
+    (0..24).for_each(|page| write_block(&device, page * 8 + 1, 2, false));
+    assert_eq!(pages_under_records(&device), 64 / 8);
+    (0..24).for_each(|page| assert_eq!(first_bytes(&device, page), [1, 2, 1, 1, 1, 1, 1, 1]));
+}
+
+#[test]
+fn a_crash_takes_a_record_back_that_no_flush_covered_and_leaves_the_page_under_it() {
+    let (region, fault, device) = nines(4096);
+    drop(device);
+    let atomic = CacheDeviceOptions { atomic_flush: true, ..NO_THREAD };
+    let reopen = |device| {
+        drop(device);
+        assert_eq!(check(&region).unwrap().findings, Vec::<String>::new());
+        open_with(&region, &fault, atomic)
+    };
+    let device = open_with(&region, &fault, atomic);
+    write_page(&device, 0, 1);
+    device.flush().unwrap();
+    write_block(&device, 1, 2, false);
+    let device = reopen(device);
+    assert_eq!(first_bytes(&device, 0), [1; 8]);
+    write_block(&device, 1, 2, false);
+    device.flush().unwrap();
+    write_block(&device, 2, 3, false);
+    write_page(&device, 0, 4);
+    assert_eq!(first_bytes(&device, 0), [4; 8]);
+    let device = reopen(device);
+    assert_eq!(first_bytes(&device, 0), [1, 2, 1, 1, 1, 1, 1, 1]);
+    write_page(&device, 0, 4);
+    write_block(&device, 3, 5, false);
+    device.flush().unwrap();
+    let device = reopen(device);
+    assert_eq!(first_bytes(&device, 0), [4, 4, 4, 5, 4, 4, 4, 4]);
+    device.shutdown().unwrap();
+    assert_eq!(first_bytes(&*fault, 0), [4, 4, 4, 5, 4, 4, 4, 4]);
+}
+
 #[test]
 fn the_granularity_is_kept_and_shown_and_changes_what_comes_from_now_on() {
     let (region, fault, device) = nines(4096);

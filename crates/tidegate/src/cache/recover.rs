@@ -12,6 +12,7 @@
 //!
 //! A crash in between leaves what this finds again: steps 3 and 4 change nothing that counts.
 
+use std::collections::HashMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
@@ -169,6 +170,8 @@ struct Recovery {
     uncommitted: u64,
     /// Slots that hold an older version of a page.
     older: Vec<Found>,
+    /// By the slot of a record: the version of the page over which it lies.
+    over: HashMap<u32, u64>,
     /// Slots whose headers are to be voided.
     void: Vec<u32>,
     /// Slots whose voided headers may not be durable yet.
@@ -343,6 +346,7 @@ impl Recovery {
             whole.committed_group = part.committed_group;
             whole.uncommitted += part.uncommitted;
             whole.older.extend(part.older);
+            whole.over.extend(part.over);
             whole.void.extend(part.void);
             whole.voided.extend(part.voided);
             whole.unfinished += part.unfinished;
@@ -368,6 +372,9 @@ impl Recovery {
                     self.uncommitted += 1;
                     self.void.push(slot);
                     return;
+                }
+                if header.over > 0 {
+                    self.over.insert(slot, header.over);
                 }
                 self.add(found_in(slot, &header));
             }
@@ -476,6 +483,36 @@ impl Recovery {
         Ok(())
     }
 
+    /// Finds the pages over which records lie among the older versions. Where one is gone the record
+    /// is of no use: a dirty one is kept as a damaged page, a clean one is in the backing.
+    fn find_bases(&mut self) {
+        let mut bases = HashMap::new();
+        let over = std::mem::take(&mut self.over);
+        if over.is_empty() {
+            return;
+        }
+        let is_record_with_base = |found: &Found| found.record && over.contains_key(&found.slot);
+        for shard in &self.shards.of {
+            shard.each_live(|found| {
+                if is_record_with_base(&found) {
+                    bases.insert((found.page, over[&found.slot]), (found, None));
+                }
+            });
+        }
+        self.older.retain(|older| {
+            let base = bases.get_mut(&(older.page, older.version)).filter(|_| !older.record);
+            base.map(|(_, under)| *under = Some(*older)).is_none()
+        });
+        for (found, under) in bases.into_values() {
+            if under.is_none() && !found.dirty {
+                self.shard(found.page).remove(&found);
+                self.void.push(found.slot);
+            } else {
+                self.shard(found.page).recover_base(&found, under.as_ref());
+            }
+        }
+    }
+
     /// Makes durable what counts, and then voids what does not.
     fn finish(
         &mut self,
@@ -492,6 +529,7 @@ impl Recovery {
         region.write_back(commit_words, PAGE_BYTES)?;
         // Newer versions are durable before older ones go: invariant 3 of the cache.
         region.fence()?;
+        self.find_bases();
         let older: Vec<u32> = self.older.iter().map(|it| it.slot).collect();
         // Older versions go before pages that leave the cache.
         void_all(region, header, &older)?;
@@ -535,8 +573,8 @@ fn void_all(region: &Region, header: &CacheHeader, slots: &[u32]) -> Result<()> 
 
 fn found_in(slot: u32, header: &SlotHeader) -> Found {
     let SlotHeader { page, version, dirty, zero, .. } = *header;
-    let record = header.is_record();
-    Found { page, slot, version, dirty, zero, record, verified: false }
+    let (record, base) = (header.is_record(), None);
+    Found { page, slot, version, dirty, zero, record, base, verified: false }
 }
 
 #[cfg(all(test, not(feature = "loom")))]

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
 use super::layout::{ALL_LINES, PAGE, SlotHeader, data_check};
-use super::merge::{Base, Merged};
+use super::merge::{Base, Content, Merged};
 use super::span::parts;
 use super::tier::Counter;
 use super::{Core, fill};
@@ -83,6 +83,8 @@ struct Member<'a> {
     data: Option<&'a [u8]>,
     /// Which lines of the page they are.
     lines: u64,
+    /// The version of the page over which a record lies; 0: the backing's bytes.
+    over: u64,
     dirty: bool,
     taken: Taken,
 }
@@ -93,7 +95,8 @@ impl Member<'_> {
         let Taken { slot, version, .. } = self.taken;
         let (page, zero) = (self.page, self.data.is_none());
         let record = self.lines != ALL_LINES;
-        Found { page, slot, version, dirty: self.dirty, zero, record, verified: true }
+        let base = None;
+        Found { page, slot, version, dirty: self.dirty, zero, record, base, verified: true }
     }
 }
 
@@ -242,8 +245,8 @@ impl Core {
         let take = |entry: &Entry<'a>| {
             let mut shard = self.shard(entry.page);
             let taken = (shard.available() > reserve).then(|| shard.take()).flatten()?;
-            let (data, lines) = merged.data_of(entry);
-            Some(Member { page: entry.page, data, lines, dirty: entry.dirty, taken })
+            let Content { data, lines, over } = merged.data_of(entry);
+            Some(Member { page: entry.page, data, lines, over, dirty: entry.dirty, taken })
         };
         entries.iter().map_while(take).collect()
     }
@@ -270,11 +273,12 @@ impl Core {
         let publish = |it: &Member<'_>| {
             let Member { page, data, lines, dirty, .. } = *it;
             let record = lines != ALL_LINES;
-            let stored = Stored { dirty, zero: data.is_none(), record, group };
-            let old = self.shard(page).publish(page, &it.taken, stored)?;
-            Some((page, old))
+            let over = it.over > 0;
+            let stored = Stored { dirty, zero: data.is_none(), record, over, group };
+            let old = self.shard(page).publish(page, &it.taken, stored);
+            old.map(|old| old.map(|old| (page, old)))
         };
-        let replaced: Vec<_> = members.iter().filter_map(publish).collect();
+        let replaced: Vec<_> = members.iter().flat_map(publish).flatten().collect();
         // A reader that copied from a slot that is replaced finds the lock's version changed, and
         // only then may the slot be written over.
         drop(locks);
@@ -312,6 +316,7 @@ impl Core {
                 batch: lane.batch,
                 group,
                 lines: it.lines,
+                over: it.over,
                 zero: it.data.is_none(),
                 dirty: it.dirty,
                 data_check: 0,
