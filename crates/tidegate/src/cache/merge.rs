@@ -11,7 +11,7 @@ use super::index::Found;
 use super::layout::{ALL_LINES, PAGE, PAGE_BYTES};
 use super::read::damaged;
 use super::record::Record;
-use super::store::{Demand, Entry};
+use super::span::{Part, parts};
 use super::traffic::Seen;
 use crate::device::Result;
 use crate::sync::Ordering;
@@ -19,6 +19,45 @@ use crate::tier::version_locks::Version;
 
 /// Most lines of a record over a page that is cached: with more, a page costs less in the end.
 const LINES_OVER_PAGE_MAX: u32 = 31;
+
+/// A page to be stored, or a part of one.
+#[derive(Clone, Copy)]
+pub(super) struct Entry<'a> {
+    pub(super) page: u64,
+    /// Where the bytes begin in the page.
+    pub(super) from: usize,
+    /// The bytes; none for a page of zeroes.
+    pub(super) data: Option<&'a [u8]>,
+    /// The backing does not have them.
+    pub(super) dirty: bool,
+}
+
+impl<'a> Entry<'a> {
+    /// `page` with the bytes `data`, or zeroes.
+    pub(super) fn whole(page: u64, data: Option<&'a [u8]>, dirty: bool) -> Self {
+        Self { page, from: 0, data, dirty }
+    }
+
+    /// The pages of `data` at `offset`; the first and the last one may be parts.
+    pub(super) fn all(offset: u64, data: &'a [u8]) -> Vec<Self> {
+        let of =
+            |it: Part| Self { page: it.page, from: it.from, data: Some(&data[it.at]), dirty: true };
+        parts(offset, data.len()).map(of).collect()
+    }
+
+    pub(super) fn is_part(&self) -> bool {
+        self.data.is_some_and(|data| data.len() < PAGE)
+    }
+}
+
+/// How a write is to be stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Demand {
+    /// Durable by itself, with atomic flush too.
+    pub(super) fua: bool,
+    /// No records: the slots hold whole pages afterwards.
+    pub(super) whole_pages: bool,
+}
 
 /// A page as the backing has it.
 pub(super) struct Base {

@@ -5,8 +5,7 @@ use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
 use super::layout::{ALL_LINES, PAGE, SlotHeader, data_check};
-use super::merge::{Base, Content, Merged};
-use super::span::parts;
+use super::merge::{Base, Content, Demand, Entry, Merged};
 use super::tier::Counter;
 use super::{Core, fill};
 use crate::device::{Attempt, Result};
@@ -15,49 +14,6 @@ use crate::tier::version_locks::VersionGuard;
 
 /// Most pages of a batch.
 const BATCH_PAGES_MAX: usize = 256;
-
-/// A page to be stored, or a part of one.
-#[derive(Clone, Copy)]
-pub(super) struct Entry<'a> {
-    pub(super) page: u64,
-    /// Where the bytes begin in the page.
-    pub(super) from: usize,
-    /// The bytes; none for a page of zeroes.
-    pub(super) data: Option<&'a [u8]>,
-    /// The backing does not have them.
-    dirty: bool,
-}
-
-impl<'a> Entry<'a> {
-    /// `page` with the bytes `data`, or zeroes.
-    fn whole(page: u64, data: Option<&'a [u8]>, dirty: bool) -> Self {
-        Self { page, from: 0, data, dirty }
-    }
-
-    /// The pages of `data` at `offset`; the first and the last one may be parts.
-    fn all(offset: u64, data: &'a [u8]) -> Vec<Self> {
-        let of = |it: super::span::Part| Self {
-            page: it.page,
-            from: it.from,
-            data: Some(&data[it.at]),
-            dirty: true,
-        };
-        parts(offset, data.len()).map(of).collect()
-    }
-
-    pub(super) fn is_part(&self) -> bool {
-        self.data.is_some_and(|data| data.len() < PAGE)
-    }
-}
-
-/// How a write is to be stored.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Demand {
-    /// Durable by itself, with atomic flush too.
-    pub(super) fua: bool,
-    /// No records: the slots hold whole pages afterwards.
-    pub(super) whole_pages: bool,
-}
 
 /// Why a batch ended before all of its entries were stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
