@@ -44,6 +44,36 @@ fn a_write_is_in_the_cache_after_a_kill_and_in_the_backing_after_a_flush() {
 }
 
 #[test]
+fn blocks_of_512_bytes_are_in_the_cache_after_a_kill_and_in_the_backing_after_a_flush() {
+    let scene = Scene::new("cache");
+    let pool = scene.pool();
+    let create = ["create", pool.to_str().unwrap(), "--engine=cache", "--size=8M", "--force"];
+    ok([&create[..], &["--block-size=512"]].concat());
+    assert!(ok(["info", pool.to_str().unwrap()]).contains("record"), "the granularity is shown");
+    let server = scene.serve("disk", &[]);
+    let mut client = scene.client();
+    let blocks = [(3, 7), (9, 8), (10, 9)];
+    for (block, byte) in blocks {
+        client.send_write(0, block * 512, &[byte; 512]).unwrap();
+        assert_eq!(client.receive().unwrap(), (0, 0));
+    }
+    kill(server);
+    let server = scene.serve("disk", &[]);
+    let mut client = scene.client();
+    let expected = |block| blocks.iter().find(|(at, _)| *at == block).map_or(0, |(_, byte)| *byte);
+    for block in 0..16 {
+        assert_eq!(client.read(block * 512, 512).unwrap(), [expected(block); 512]);
+    }
+    command("flush", &scene);
+    kill(server);
+    let file = std::fs::read(scene.path("disk")).unwrap();
+    for (block, bytes) in (0..16).zip(file.chunks(512)) {
+        assert_eq!(bytes, [expected(block); 512], "block {block}");
+    }
+    command("check", &scene);
+}
+
+#[test]
 fn recover_writes_to_the_backing_what_a_killed_server_left() {
     let scene = Scene::new("cache");
     let recover = |option: &[&str]| {

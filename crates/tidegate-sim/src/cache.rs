@@ -17,13 +17,14 @@ use tidegate::cache::mode::Mode;
 use tidegate::cache::{Binding, CacheDevice, CacheDeviceOptions, CacheOptions, create};
 use tidegate::device::{BlockDevice, Geometry, Result as DeviceResult, WriteFlags, ZeroFlags};
 use tidegate::pmem::Region;
+use tidegate::tier::Tier;
 use tidegate::tier::background::{Step, Work};
 use uuid::Uuid;
 
 use crate::log::{copy, text};
 use crate::subject::{Alive, Subject};
 
-const BLOCK_BYTES: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 /// Three pages of superblocks, two of cache headers, one of commit words, four of a chunk's head.
 const FIXED_BYTES: u64 = 10 * 4096;
 /// Headers of slots in a page.
@@ -43,6 +44,9 @@ pub enum CacheFault {
 /// The cache over a backing in the same region.
 pub struct CacheSubject {
     blocks: u64,
+    block_bytes: u32,
+    /// Those of the backing.
+    backing_block_bytes: u32,
     slots: u64,
     fault: CacheFault,
     /// The first is the pool's; the background goes through all of them in turn.
@@ -50,12 +54,32 @@ pub struct CacheSubject {
     background: usize,
     keep_free: Option<u32>,
     atomic_flush: bool,
+    /// The setting, where it is not the default.
+    granularity: Option<&'static str>,
 }
 
 impl CacheSubject {
     /// A device of `blocks` blocks of 4096 bytes before which `slots` slots lie.
     pub fn new(blocks: u64, slots: u64, modes: &'static [Mode], fault: CacheFault) -> Self {
-        Self { blocks, slots, fault, modes, background: 0, keep_free: None, atomic_flush: false }
+        Self {
+            blocks,
+            block_bytes: 4096,
+            backing_block_bytes: 4096,
+            slots,
+            fault,
+            modes,
+            background: 0,
+            keep_free: None,
+            atomic_flush: false,
+            granularity: None,
+        }
+    }
+
+    /// A device with blocks of `own` bytes, before a backing with blocks of `backing` bytes. There
+    /// are as many blocks as before; they are whole pages together.
+    #[must_use]
+    pub fn with_block_bytes(self, own: u32, backing: u32) -> Self {
+        Self { block_bytes: own, backing_block_bytes: backing, ..self }
     }
 
     /// A device whose background work the scheduler runs beside requests.
@@ -76,8 +100,18 @@ impl CacheSubject {
         Self { atomic_flush: true, ..self }
     }
 
+    /// A device with the setting `granularity`.
+    #[must_use]
+    pub fn with_granularity(self, granularity: &'static str) -> Self {
+        Self { granularity: Some(granularity), ..self }
+    }
+
+    fn backing_bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_bytes)
+    }
+
     fn pool_bytes(&self) -> u64 {
-        FIXED_BYTES + BLOCK_BYTES * (self.slots.div_ceil(HEADERS_A_PAGE) + self.slots)
+        FIXED_BYTES + PAGE_BYTES * (self.slots.div_ceil(HEADERS_A_PAGE) + self.slots)
     }
 
     /// Acknowledged writes are durable in every mode.
@@ -90,7 +124,8 @@ impl CacheSubject {
         let backing = Arc::new(Backing {
             region: Arc::clone(region),
             offset: self.pool_bytes(),
-            blocks: self.blocks,
+            bytes: self.backing_bytes(),
+            block_bytes: self.backing_block_bytes,
             volatile_cache: !self.is_durable(),
             flushes: self.fault != CacheFault::NoBackingFlush,
         });
@@ -105,7 +140,8 @@ impl CacheSubject {
     }
 
     fn binding(&self) -> Binding {
-        Binding { identity: 2, name: "simulated".into(), pages: self.blocks }
+        let pages = self.backing_bytes() / PAGE_BYTES;
+        Binding { identity: 2, name: "simulated".into(), pages }
     }
 }
 
@@ -114,13 +150,19 @@ impl Subject for CacheSubject {
         let scratch = Arc::new(Region::anonymous(self.region_bytes()).map_err(text)?);
         // The pool ends where the backing begins.
         let pool = Arc::new(Region::anonymous(self.pool_bytes()).map_err(text)?);
-        let options = CacheOptions { uuid: Uuid::from_u128(7), salt: 2 };
+        let options =
+            CacheOptions { uuid: Uuid::from_u128(7), salt: 2, block_bytes: self.block_bytes };
         let header = create(&pool, &options).map_err(text)?;
         if u64::from(header.places.slots()) != self.slots {
             return Err(format!("{} slots, expected {}", header.places.slots(), self.slots));
         }
         copy(&pool, &scratch)?;
-        self.open_device(&scratch)?.set_mode(self.modes[0]).map_err(text)?;
+        let device = self.open_device(&scratch)?;
+        device.set_mode(self.modes[0]).map_err(text)?;
+        if let Some(granularity) = self.granularity {
+            device.set("granularity", granularity).map_err(text)?;
+        }
+        drop(device);
         copy(&scratch, region)
     }
 
@@ -144,7 +186,12 @@ impl Subject for CacheSubject {
 
     fn atomic_flush(&self) -> bool {
         // Three versions of each block fit into the part of the slots that groups may hold.
-        self.atomic_flush && 3 * self.blocks * 8 < 7 * self.slots
+        let pages = self.backing_bytes() / PAGE_BYTES;
+        self.atomic_flush && 3 * pages * 8 < 7 * self.slots
+    }
+
+    fn fua_commits(&self) -> bool {
+        u64::from(self.block_bytes) < PAGE_BYTES
     }
 
     fn tears(&self) -> bool {
@@ -159,7 +206,7 @@ impl Subject for CacheSubject {
     }
 
     fn region_bytes(&self) -> u64 {
-        self.pool_bytes() + self.blocks * BLOCK_BYTES
+        self.pool_bytes() + self.backing_bytes()
     }
 
     fn rounds_after_recovery(&self) -> u32 {
@@ -195,7 +242,8 @@ impl<W: Work> Work for Background<W> {
 struct Backing {
     region: Arc<Region>,
     offset: u64,
-    blocks: u64,
+    bytes: u64,
+    block_bytes: u32,
     volatile_cache: bool,
     flushes: bool,
 }
@@ -203,8 +251,8 @@ struct Backing {
 impl BlockDevice for Backing {
     fn geometry(&self) -> Geometry {
         Geometry {
-            block_bytes: 4096,
-            blocks: self.blocks,
+            block_bytes: self.block_bytes,
+            blocks: self.bytes / u64::from(self.block_bytes),
             preferred_bytes: 4096,
             read_only: false,
             atomic_block: false,
@@ -226,7 +274,7 @@ impl BlockDevice for Backing {
         if !self.flushes {
             return Ok(());
         }
-        self.region.write_back(self.offset, self.blocks * BLOCK_BYTES)?;
+        self.region.write_back(self.offset, self.bytes)?;
         Ok(self.region.fence()?)
     }
 

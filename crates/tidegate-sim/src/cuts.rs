@@ -50,7 +50,7 @@ fn worlds(history: &History, initial: &[Stamp], position: usize) -> Vec<World> {
     };
     let writes: Writes<'_> = std::array::from_fn(of_thread);
     let mut worlds = BTreeSet::new();
-    for window in windows(&begun, position) {
+    for window in windows(&begun, history.fua_commits, position) {
         each_cut(&writes, window, &mut |cut| {
             let block = |(lba, stamp): (u64, &Stamp)| {
                 outcomes(*stamp, &intervals(&begun, &writes, cut, lba, window, position))
@@ -65,9 +65,12 @@ fn is_of_group(op: Op) -> bool {
     !op.durable_by_itself() && !matches!(op, Op::Read { .. } | Op::Flush)
 }
 
-fn windows(begun: &[&Call], position: usize) -> Vec<Window> {
-    let flushes = || begun.iter().filter(|call| call.op == Op::Flush);
-    let returned = flushes().filter(|flush| flush.acknowledged && flush.end < position);
+fn windows(begun: &[&Call], fua_commits: bool, position: usize) -> Vec<Window> {
+    let is_flush = |call: &&&Call| call.op == Op::Flush;
+    let commits = |call: &&&Call| is_flush(call) || fua_commits && call.op.durable_by_itself();
+    let flushes = || begun.iter().filter(commits);
+    let returned = begun.iter().filter(is_flush);
+    let returned = returned.filter(|flush| flush.acknowledged && flush.end < position);
     let Some(last) = returned.map(|flush| flush.begin).max() else {
         // Nothing may be committed.
         let of = |flush: &&Call| Window { from: flush.begin, to: flush.end.min(position) };

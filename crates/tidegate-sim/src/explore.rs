@@ -341,7 +341,8 @@ impl<'a> Explorer<'a> {
 
     fn history(&self, calls: Vec<Call>, volatile_cache: bool) -> History {
         let (atomic_flush, tears) = (self.subject.atomic_flush(), self.subject.tears());
-        History { calls, volatile_cache, atomic_flush, tears }
+        let fua_commits = self.subject.fua_commits();
+        History { calls, volatile_cache, atomic_flush, fua_commits, tears }
     }
 
     /// A fresh region that holds the pool, watched by `recorder` through the mutation.

@@ -156,6 +156,7 @@ impl Op {
 
 /// The calls of an execution, and what the device promises about them.
 #[derive(Debug, Default)]
+#[allow(clippy::struct_excessive_bools)]
 pub struct History {
     /// The calls, of each thread in program order.
     pub calls: Vec<Call>,
@@ -163,6 +164,8 @@ pub struct History {
     pub volatile_cache: bool,
     /// A crash takes all writes back that no flush covered, but FUA writes.
     pub atomic_flush: bool,
+    /// A FUA write may cover the writes before it as a flush does.
+    pub fua_commits: bool,
     /// A crash may tear the blocks that no flush covered.
     pub tears: bool,
 }

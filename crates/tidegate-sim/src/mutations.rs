@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate::cache::CacheHeader;
-use tidegate::cache::layout::{Decoded, PAGE_BYTES, SlotHeader};
+use tidegate::cache::layout::{ALL_LINES, Decoded, PAGE_BYTES, SlotHeader, data_check};
 use tidegate::log::layout::{COPY_DISTANCE, LIMIT_OFFSET};
 use tidegate::pmem::{Observer, Region};
 use tidegate::pool::Superblock;
@@ -52,10 +52,18 @@ pub enum Mutation {
     EarlyCommit,
     /// Write each member of a group to the backing before the group is committed.
     CleanBeforeCommit,
+    /// Leave the last block out of the bitmap of each record of several, and its bytes out of the
+    /// checksum: a line lost in a merge.
+    LostLines,
+    /// Let a record that a page replaces count as the page's successor.
+    RecordOverPage,
     /// Store members of groups as pages of none, so that each commits by itself: the `TCoW` of AFCM
     /// as printed.
     CommitAlone,
 }
+
+/// Lines of a block of 512 bytes.
+const BLOCK_LINES: u32 = 8;
 
 /// What a thread's present operation did so far.
 #[derive(Debug, Default)]
@@ -71,7 +79,7 @@ struct Progress {
     held_void_fence: bool,
     /// The operation stored members of a group.
     has_members: bool,
-    /// The bytes of the last page that was stored.
+    /// The bytes of the last page or record that was stored.
     page: Vec<u8>,
     /// Headers that are void after the next fence.
     voids: Vec<u64>,
@@ -106,6 +114,8 @@ impl Mutant {
             | Mutation::DeadBeforeCommit
             | Mutation::EarlyCommit
             | Mutation::CleanBeforeCommit
+            | Mutation::LostLines
+            | Mutation::RecordOverPage
             | Mutation::CommitAlone => slots = Some(Slots::find(image)?),
             _ => layout = Some(Layout::find(image).map_err(Verdict::outside)?),
         }
@@ -194,6 +204,8 @@ struct Slots {
     backing_offset: u64,
     /// By page: headers of versions that are not known to be void, and their groups.
     versions: Mutex<HashMap<u64, Vec<(u64, u64)>>>,
+    /// By page: the last record, its slot, and where its header lies.
+    records: Mutex<HashMap<u64, (SlotHeader, u32, u64)>>,
 }
 
 impl Slots {
@@ -202,7 +214,8 @@ impl Slots {
         let header = CacheHeader::read(&region).map_err(Verdict::outside)?;
         let backing_pages = header.binding.as_ref().map_or(0, |binding| binding.pages);
         let backing_offset = image.len() as u64 - backing_pages * PAGE_BYTES;
-        let slots = Self { header, backing_offset, versions: Mutex::default() };
+        let (versions, records) = (Mutex::default(), Mutex::default());
+        let slots = Self { header, backing_offset, versions, records };
         for slot in 0..slots.header.places.slots() {
             let offset = slots.header.places.header(slot);
             let mut bytes = [0; 64];
@@ -247,7 +260,9 @@ impl Mutant {
         let is_member = header.group > 0;
         let alone = is_member && self.mutation == Mutation::CommitAlone;
         let group = if alone { 0 } else { header.group };
-        let bytes = SlotHeader { group, ..*header }.encode(slots.header.salt, slot);
+        let (lines, data_check) = self.lines_of(header);
+        let bytes =
+            SlotHeader { group, lines, data_check, ..*header }.encode(slots.header.salt, slot);
         self.inner.store(offset, &bytes, true);
         let replaced = slots.replace(header, offset);
         match self.mutation {
@@ -258,10 +273,34 @@ impl Mutant {
             Mutation::EarlyCommit if is_member => {
                 self.ask(|progress| progress.has_members = true);
             }
+            Mutation::RecordOverPage => self.revive(slots, slot, header, offset),
             Mutation::CleanBeforeCommit if is_member && !header.zero => {
                 self.clean(slots, header.page);
             }
             _ => {}
+        }
+    }
+
+    /// The lines that `header` is stored with, and the checksum of their bytes.
+    fn lines_of(&self, header: &SlotHeader) -> (u64, u32) {
+        let lines = header.lines;
+        let kept = (0..BLOCK_LINES).fold(lines, |lines, _| lines & !(1 << lines.ilog2()));
+        if self.mutation != Mutation::LostLines || lines == ALL_LINES || kept == 0 {
+            return (lines, header.data_check);
+        }
+        let bytes = self.ask(|progress| progress.page.clone());
+        (kept, data_check(&bytes[..kept.count_ones() as usize * 64]))
+    }
+
+    /// Remembers a record; after a page that replaces one the record is stored again, as a later
+    /// version.
+    fn revive(&self, slots: &Slots, slot: u32, header: &SlotHeader, offset: u64) {
+        let mut records = slots.records.lock().unwrap_or_else(PoisonError::into_inner);
+        if header.lines != ALL_LINES {
+            records.insert(header.page, (*header, slot, offset));
+        } else if let Some((record, slot, offset)) = records.remove(&header.page) {
+            let revived = SlotHeader { version: header.version + 1, ..record };
+            self.inner.store(offset, &revived.encode(slots.header.salt, slot), true);
         }
     }
 
@@ -285,7 +324,7 @@ impl Observer for Mutant {
             if let Some((slot, header)) = slots.decode(offset, data) {
                 return self.store_header(slots, slot, &header, offset);
             }
-            if data.len() as u64 == PAGE_BYTES {
+            if data.len() > 64 {
                 self.ask(|progress| progress.page = data.into());
             }
         }

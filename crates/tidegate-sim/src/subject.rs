@@ -43,6 +43,11 @@ pub trait Subject: Sync {
         false
     }
 
+    /// A FUA write may cover the writes before it as a flush does.
+    fn fua_commits(&self) -> bool {
+        false
+    }
+
     /// A crash may tear blocks that no flush covered.
     fn tears(&self) -> bool {
         false

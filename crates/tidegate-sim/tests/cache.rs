@@ -299,6 +299,205 @@ fn p6_kills_power_cuts_and_recoveries_in_turn() {
     });
 }
 
+/// Blocks of 512 bytes: three pages, of which the first two are written.
+const SMALL_BLOCKS: u64 = 24;
+const SMALL_LBAS: &[u64] = &[0, 1, 7, 8, 10];
+const PARTS: Mix = Mix { lbas: SMALL_LBAS, ..TWO_WRITERS };
+
+fn small(slots: u64, modes: &'static [Mode], backing_block_bytes: u32) -> CacheSubject {
+    let subject = CacheSubject::new(SMALL_BLOCKS, slots, modes, CacheFault::None);
+    subject.with_block_bytes(512, backing_block_bytes)
+}
+
+fn small_pool(subject: &CacheSubject) -> Pool {
+    Pool::prepare(subject, &[0, 1, 9, 17, 0]).unwrap()
+}
+
+fn small_history(
+    subject: &CacheSubject,
+    mixture: Mix,
+    seed: u64,
+    mutation: Option<Mutation>,
+) -> Result<Stats, Failure> {
+    let plan = mixture.plan(&mut Random::new(seed), &mut 1000);
+    let explorer = Explorer::new(subject, small_pool(subject), mixture.threads, SAMPLE).unwrap();
+    let mut explorer = explorer.with_mutation(mutation);
+    explorer.sampled(&plan, seed).map(|()| explorer.stats())
+}
+
+#[test]
+fn p1_p2_two_writers_of_parts_of_a_page() {
+    let subject = small(SLOTS, WB, 4096);
+    let plan = vec![vec![write(0, 101)], vec![write(2, 102)]];
+    let mut explorer = Explorer::new(&subject, small_pool(&subject), 2, ENUMERATE).unwrap();
+    match explorer.exhaustive(&plan, 1) {
+        Ok(()) => println!("{}", explorer.stats()),
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+#[test]
+fn p1_p2_p3_parts_of_pages_sampled() {
+    let cases = [
+        (WB, 4096, "record"),
+        (DURABLE, 4096, "record"),
+        (DURABLE, 512, "record"),
+        (WB, 4096, "page"),
+        (DURABLE, 512, "page"),
+    ];
+    for (modes, backing, granularity) in cases {
+        seeded("p1_p2_p3_parts_of_pages_sampled", 6, |seed| {
+            let subject = small(SLOTS, modes, backing).with_granularity(granularity);
+            small_history(&subject.with_background(), PARTS, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p3_p4_parts_in_modes_that_write_around_sampled() {
+    for backing in [512, 4096] {
+        seeded("p3_p4_parts_in_modes_that_write_around_sampled", 6, |seed| {
+            let subject = small(SLOTS, &Mode::ALL, backing).with_background();
+            small_history(&subject, PARTS, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p6_kills_power_cuts_and_recoveries_with_records_in_turn() {
+    let mixture = Mix { ops: 4, ..PARTS };
+    seeded("p6_kills_power_cuts_and_recoveries_with_records_in_turn", 8, |seed| {
+        let subject = small(SLOTS, DURABLE, 4096);
+        let mut explorer = Explorer::new(&subject, small_pool(&subject), 2, SAMPLE).unwrap();
+        explorer.lifetime(&mixture, 3, seed).map(|()| explorer.stats())
+    });
+}
+
+/// Pages and parts of them, with reads that bring pages into the cache.
+const PAGES_AND_PARTS: Mix =
+    Mix { threads: 1, ops: 12, lbas: &[0, 8, 2], blocks_max: 8, reads_pct: 30, others_pct: 5 };
+/// So many that records may lie over pages.
+const SLOTS_WITH_BASES: u64 = 16;
+
+/// Pages with records over them, evicted as soon as they are clean.
+fn evicting_records(seed: u64, mutation: Option<Mutation>) -> Result<Stats, Failure> {
+    let slots = u32::try_from(SLOTS_WITH_BASES).unwrap();
+    let backing = if seed.is_multiple_of(2) { 512 } else { 4096 };
+    let subject = small(SLOTS_WITH_BASES, WB, backing).with_background().keeping_free(slots);
+    small_history(&subject, PAGES_AND_PARTS, seed, mutation)
+}
+
+#[test]
+fn p1_p2_p3_records_over_pages_that_are_evicted_sampled() {
+    seeded("p1_p2_p3_records_over_pages_that_are_evicted_sampled", 24, |seed| {
+        evicting_records(seed, None)
+    });
+}
+
+#[test]
+fn p1_p2_p3_records_over_pages_beside_a_second_writer_sampled() {
+    seeded("p1_p2_p3_records_over_pages_beside_a_second_writer_sampled", 12, |seed| {
+        let subject = small(SLOTS_WITH_BASES, DURABLE, 4096).with_background();
+        let mixture = Mix { threads: 2, ops: 6, ..PAGES_AND_PARTS };
+        small_history(&subject, mixture, seed, None)
+    });
+}
+
+#[test]
+fn p2_p3_flushes_beside_records_over_pages_sampled() {
+    seeded("p2_p3_flushes_beside_records_over_pages_sampled", 12, |seed| {
+        let subject = small(SLOTS_WITH_BASES, ATOMIC, 4096).with_atomic_flush();
+        let mixture = Mix { threads: 2, ops: 6, others_pct: 18, ..PAGES_AND_PARTS };
+        small_history(&subject.with_background(), mixture, seed, None)
+    });
+}
+
+#[test]
+fn p1_where_a_record_leaves_before_the_page_under_it() {
+    let broken = (0..60).find_map(|seed| evicting_records(seed, Some(Mutation::MergeVoids)).err());
+    let failure = broken.expect("it went unnoticed");
+    println!("{failure}");
+    assert!(matches!(failure.verdict.promise, Promise::P1Durable | Promise::P2Atomic), "{failure}");
+}
+
+/// Slots for three versions of each of three pages.
+const AMPLE_SMALL_SLOTS: u64 = 12;
+
+#[test]
+fn p2_p3_flushes_beside_writers_of_parts_sampled() {
+    seeded("p2_p3_flushes_beside_writers_of_parts_sampled", 12, |seed| {
+        let slots = u32::try_from(AMPLE_SMALL_SLOTS).unwrap();
+        let subject = small(AMPLE_SMALL_SLOTS, ATOMIC, 4096).with_atomic_flush();
+        let subject = subject.with_background().keeping_free(slots);
+        small_history(&subject, Mix { lbas: SMALL_LBAS, ..FLUSHERS }, seed, None)
+    });
+}
+
+/// Records that become records of more blocks, and pages; with slots for all of them.
+fn growing_records() -> Plan {
+    let parts = [write(0, 101), write(2, 102), write(9, 103), write(1, 104), flush()];
+    let page = Step { op: Op::Write { lba: 0, blocks: 8, stamp: 105, fua: false }, ordinal: 0 };
+    vec![[&parts[..], &[page, write(3, 106), write(5, 107)]].concat()]
+}
+
+/// The budget of the planted bugs of records, first failure first.
+fn hunt_records(fault: CacheFault, mutation: Option<Mutation>) -> Result<Stats, Failure> {
+    let subject = CacheSubject::new(SMALL_BLOCKS, SLOTS_WITH_BASES, WB, fault);
+    let subject = subject.with_block_bytes(512, 4096);
+    let pool = Pool::prepare(&subject, &[]).unwrap();
+    let explorer = Explorer::new(&subject, pool, 1, ENUMERATE).unwrap();
+    let mut explorer = explorer.with_mutation(mutation);
+    explorer.exhaustive(&growing_records(), 0)?;
+    let mut total = explorer.stats();
+    let subject = CacheSubject::new(SMALL_BLOCKS, SLOTS, WB, fault).with_block_bytes(512, 4096);
+    let subject = subject.with_background();
+    for seed in 0..4 {
+        total += small_history(&subject, PARTS, seed, mutation)?;
+    }
+    Ok(total)
+}
+
+fn caught_in_records(fault: CacheFault, mutation: Option<Mutation>) -> Promise {
+    match hunt_records(fault, mutation) {
+        Ok(stats) => panic!("{fault:?} {mutation:?} went unnoticed: {stats}"),
+        Err(failure) => {
+            println!("{fault:?} {mutation:?}\n{failure}");
+            failure.verdict.promise
+        }
+    }
+}
+
+#[test]
+fn without_a_bug_the_budget_of_records_finds_nothing() {
+    match hunt_records(CacheFault::None, None) {
+        Ok(stats) => println!("control: {stats}"),
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+#[test]
+fn p1_where_a_line_is_lost_in_a_merge() {
+    let found = caught_in_records(CacheFault::None, Some(Mutation::LostLines));
+    assert_eq!(found, Promise::P1Durable);
+}
+
+#[test]
+fn p1_where_an_older_record_goes_over_a_newer_page() {
+    let found = caught_in_records(CacheFault::None, Some(Mutation::RecordOverPage));
+    assert!(matches!(found, Promise::P1Durable | Promise::P2Atomic), "{found:?}");
+}
+
+#[test]
+fn p1_where_a_record_is_dead_before_the_fence_of_its_successor() {
+    let found = caught_in_records(CacheFault::None, Some(Mutation::DeadBeforeFence));
+    assert_eq!(found, Promise::P1Durable);
+}
+
+#[test]
+fn p1_where_a_record_is_clean_before_the_backing_is_flushed() {
+    assert_ne!(caught_in_records(CacheFault::NoBackingFlush, None), Promise::Progress);
+}
+
 /// The budget of the planted bugs, first failure first.
 fn hunt(
     modes: &'static [Mode],

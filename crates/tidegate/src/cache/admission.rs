@@ -9,16 +9,17 @@ use std::ops::Range;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::Core;
 use super::bypass::Content;
 use super::evict::batch_pages;
-use super::layout::{PAGE, PAGE_BYTES};
+use super::layout::PAGE_BYTES;
 use super::mode::Behaviour;
 use super::policy::cutoff::{Cutoff, Streams};
 use super::policy::promotion::{Promotion, PromotionEntry};
 use super::policy::settings::Settings;
 use super::policy::{Occupancy, Request};
+use super::span::{bytes_at, bytes_of, pages_in, pages_of};
 use super::tier::Counter;
-use super::{Core, pages_of};
 use crate::device::{Attempt, Result};
 use crate::sync::{AtomicBool, Ordering};
 
@@ -178,21 +179,22 @@ impl Core {
         done
     }
 
-    /// Writes `data` from page `first` on as `behaviour` does, but for what is not admitted: pages
+    /// Writes `data` at `offset` as `behaviour` does, but for what is not admitted: pages
     /// that are not cached are written around the cache then.
     pub(super) fn write_admitted(
         &self,
         behaviour: &dyn Behaviour,
-        first: u64,
+        offset: u64,
         data: &[u8],
         fua: bool,
     ) -> Result<()> {
-        let pages = first..first + (data.len() / PAGE) as u64;
+        let bytes = bytes_at(offset, data.len());
+        let pages = pages_in(&bytes);
         if !behaviour.caches_writes() || !self.is_choosy() {
-            return behaviour.write(self, first, data, fua);
+            return behaviour.write(self, offset, data, fua);
         }
         if self.admits(&pages, true) {
-            behaviour.write(self, first, data, fua)?;
+            behaviour.write(self, offset, data, fua)?;
             self.note_cached(pages);
             return Ok(());
         }
@@ -202,12 +204,12 @@ impl Core {
             let continues = |page: &u64| self.find(*page).is_some() == is_cached;
             let run =
                 from..(from + 1..pages.end).find(|page| !continues(page)).unwrap_or(pages.end);
-            let at = |page| usize::try_from((page - first) * PAGE_BYTES).unwrap_or(usize::MAX);
-            let part = &data[at(run.start)..at(run.end)];
-            if is_cached {
-                behaviour.write(self, from, part, fua)?;
-            } else {
-                self.bypass(&run, Content::Data(part), fua)?;
+            let of_run = bytes_of(&run);
+            let part = bytes.start.max(of_run.start)..bytes.end.min(of_run.end);
+            let content = Content::Data(data).part(&bytes, &part);
+            match content {
+                Content::Data(data) if is_cached => behaviour.write(self, part.start, data, fua)?,
+                content => self.bypass(&part, content, fua)?,
             }
             from = run.end;
         }

@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use super::index::Found;
-use super::layout::PAGE_BYTES;
+use super::layout::PAGE;
+use super::span::{bytes_of, is_whole, pages_in, pieces};
 use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
 use super::{Core, Mode};
@@ -26,9 +27,9 @@ pub(super) enum Content<'a> {
 }
 
 impl Content<'_> {
-    /// What is for `piece` of the pages from `first` on.
-    fn part(&self, first: u64, piece: &Range<u64>) -> Self {
-        let at = |page: u64| usize::try_from((page - first) * PAGE_BYTES).unwrap_or(usize::MAX);
+    /// What is for `piece` of `bytes`.
+    pub(super) fn part(&self, bytes: &Range<u64>, piece: &Range<u64>) -> Self {
+        let at = |byte: u64| usize::try_from(byte - bytes.start).unwrap_or(usize::MAX);
         match self {
             Self::Data(data) => Self::Data(&data[at(piece.start)..at(piece.end)]),
             Self::Zeroes => Self::Zeroes,
@@ -37,26 +38,35 @@ impl Content<'_> {
 }
 
 impl Core {
-    /// Writes `content` for `pages` to the backing, and removes them from the cache. With atomic
-    /// flush it writes them into the cache: the backing never has a part of a group.
-    pub(super) fn bypass(&self, pages: &Range<u64>, content: Content<'_>, fua: bool) -> Result<()> {
+    /// Writes `content` for `bytes` to the backing, and removes their pages from the cache. With
+    /// atomic flush it writes them into the cache: the backing never has a part of a group.
+    pub(super) fn bypass(&self, bytes: &Range<u64>, content: Content<'_>, fua: bool) -> Result<()> {
         if self.groups.is_some() {
-            return self.write_back(pages, content, fua, &mut |_| ());
+            return self.write_back(bytes, content, fua, &mut |_| ());
         }
-        let mut first = pages.start;
-        while first < pages.end {
-            let piece = first..pages.end.min(first + PIECE_PAGES);
-            let part = content.part(pages.start, &piece);
-            let passages = self.give_up(&piece)?;
+        for piece in pieces(bytes.clone(), PIECE_PAGES) {
+            let part = content.part(bytes, &piece);
+            if !self.backing_takes(&piece) {
+                // Two writes of parts of one block of the backing would take back each other's
+                // bytes there: the cache orders them.
+                self.write_through(&piece, part)?;
+                continue;
+            }
+            let passages = self.give_up(&pages_in(&piece))?;
             let written = self.write_below(&piece, part, fua);
             for passage in &passages {
                 self.traffic.end(passage);
             }
             written?;
             self.counters.add(Counter::PassThroughWrites, 1);
-            first = piece.end;
         }
         Ok(())
+    }
+
+    /// `bytes` are whole blocks of the backing.
+    pub(super) fn backing_takes(&self, bytes: &Range<u64>) -> bool {
+        let block = u64::from(self.backing.geometry().block_bytes);
+        bytes.start.is_multiple_of(block) && bytes.end.is_multiple_of(block)
     }
 
     /// Removes the copies of `pages`, and begins the write to the backing.
@@ -77,21 +87,32 @@ impl Core {
         }
     }
 
-    /// Cleans the dirty ones of `pages`.
+    /// Cleans the dirty ones of `pages`; not with atomic flush, which keeps some dirty. Each is clean, or not cached, at one moment: from then on
+    /// the backing has all that was written to it before the call.
+    ///
+    /// A version that is replaced while it waits is not written: the one that replaces it is still
+    /// dirty then, and has parts of the page that were written before.
     pub(super) fn clean_pages(&self, pages: &Range<u64>) -> Result<()> {
-        let dirty = |page| self.find(page).filter(|found| found.dirty);
-        let dirty: Vec<Found> = pages.clone().filter_map(dirty).collect();
-        if dirty.is_empty() { Ok(()) } else { self.clean_until_done(dirty) }
+        let mut pages: Vec<u64> = pages.clone().collect();
+        loop {
+            let dirty = |page: &u64| self.find(*page).filter(|found| found.dirty);
+            let dirty: Vec<Found> = pages.iter().filter_map(dirty).collect();
+            if dirty.is_empty() {
+                return Ok(());
+            }
+            pages = dirty.iter().map(|found| found.page).collect();
+            self.clean_until_done(dirty)?;
+        }
     }
 
     /// Writes to the backing; a flush is needed afterwards unless `fua`.
     pub(super) fn write_below(
         &self,
-        pages: &Range<u64>,
+        bytes: &Range<u64>,
         content: Content<'_>,
         fua: bool,
     ) -> Result<()> {
-        let (offset, len) = (pages.start * PAGE_BYTES, (pages.end - pages.start) * PAGE_BYTES);
+        let (offset, len, pages) = (bytes.start, bytes.end - bytes.start, pages_in(bytes));
         let _foreground = self.pace.foreground();
         let written = match content {
             Content::Data(data) => self.backing.write(offset, data, WriteFlags { fua }),
@@ -103,20 +124,25 @@ impl Core {
         self.counters.add(Counter::CoreWrites, pages.end - pages.start);
         // Also after a failure: a part may have been written. With FUA it is flushed, but a flush
         // says so to the fills too.
-        for bucket in Traffic::buckets(pages.clone()) {
+        for bucket in Traffic::buckets(pages) {
             self.traffic.bypassed(bucket);
         }
         written
     }
 
-    /// Writes `content` to the slots of `pages`, durably, and through to the backing. The pages are
+    /// Writes `content` for `bytes` to slots, durably, and through to the backing. The pages are
     /// clean after the next flush of the backing.
-    pub(super) fn write_through(&self, pages: &Range<u64>, content: Content<'_>) -> Result<()> {
+    pub(super) fn write_through(&self, bytes: &Range<u64>, content: Content<'_>) -> Result<()> {
+        let mut all = pieces(bytes.clone(), PIECE_PAGES);
+        all.try_for_each(|piece| self.write_piece_through(&piece, content.part(bytes, &piece)))
+    }
+
+    fn write_piece_through(&self, bytes: &Range<u64>, content: Content<'_>) -> Result<()> {
         let mut stored: Vec<Found> = Vec::new();
-        self.write_back(pages, content, false, &mut |found| stored.push(found))?;
-        let buckets = Traffic::buckets(pages.clone());
+        self.write_back(bytes, content, false, &mut |found| stored.push(found))?;
+        let buckets = Traffic::buckets(pages_in(bytes));
         let passages: Vec<Passage> = buckets.into_iter().map(|it| self.traffic.begin(it)).collect();
-        let written = self.write_standing(pages, content, stored);
+        let written = self.write_standing(bytes, content, stored);
         let overlapped = passages.iter().filter(|it| !self.traffic.end(it)).count();
         let written = written?;
         if overlapped == 0 {
@@ -125,38 +151,52 @@ impl Core {
         Ok(())
     }
 
-    /// Writes `content` to the slots of `pages`.
+    /// Writes `content` for `bytes` to slots, and makes no records; zeroes are for whole pages.
     fn write_back(
         &self,
-        pages: &Range<u64>,
+        bytes: &Range<u64>,
         content: Content<'_>,
         fua: bool,
         note: &mut dyn FnMut(Found),
     ) -> Result<()> {
         match content {
-            Content::Data(data) => self.write_pages(pages.start, data, fua, note),
-            Content::Zeroes => self.zero_pages(pages.clone(), fua, note),
+            Content::Data(data) => self.write_whole_pages(bytes.start, data, fua, note),
+            Content::Zeroes => self.zero_pages(pages_in(bytes), fua, note),
         }
     }
 
     /// Writes those of `stored` to the backing that are still the newest versions: a later write
-    /// has replaced any other, or it was cleaned and evicted. Returns what it wrote.
+    /// has replaced any other, or it was cleaned and evicted. Of a part of a page it writes all of
+    /// the page, as its slot has it. Returns what it wrote.
     fn write_standing(
         &self,
-        pages: &Range<u64>,
+        bytes: &Range<u64>,
         content: Content<'_>,
         stored: Vec<Found>,
     ) -> Result<Vec<Found>> {
         let count = stored.len();
         let stands = |found: &Found| self.shard(found.page).stands(found);
-        let standing: Vec<Found> = stored.into_iter().filter(stands).collect();
+        let mut standing: Vec<Found> = stored.into_iter().filter(stands).collect();
+        if !is_whole(bytes) {
+            let mut data = [0; PAGE];
+            // After the copy: until then the slot was this version's.
+            standing.retain(|found| {
+                let copied = self.copy_out(found, &mut data);
+                copied.is_ok_and(|is_whole| is_whole) && stands(found)
+            });
+            for found in &standing {
+                let page = bytes_of(&(found.page..found.page + 1));
+                self.write_below(&page, Content::Data(&data), false)?;
+            }
+            return Ok(standing);
+        }
         if standing.len() == count {
-            self.write_below(pages, content, false)?;
+            self.write_below(bytes, content, false)?;
             return Ok(standing);
         }
         for found in &standing {
-            let page = found.page..found.page + 1;
-            self.write_below(&page, content.part(pages.start, &page), false)?;
+            let page = bytes_of(&(found.page..found.page + 1));
+            self.write_below(&page, content.part(bytes, &page), false)?;
         }
         Ok(standing)
     }
@@ -171,7 +211,7 @@ impl Core {
             let cached = piece.clone().filter(|page| !missing.iter().any(|run| run.contains(page)));
             self.zero_pages(cached, fua, &mut |_| ())?;
             for run in &missing {
-                self.bypass(run, Content::Zeroes, fua)?;
+                self.bypass(&bytes_of(run), Content::Zeroes, fua)?;
             }
             first = piece.end;
         }

@@ -21,6 +21,8 @@ pub struct Report {
     pub used_slots: u64,
     /// Those of them whose bytes the backing may lack.
     pub dirty_slots: u64,
+    /// Slots that hold a record: some lines of a page, the rest of which is the backing's.
+    pub record_slots: u64,
     /// Slots that hold no page.
     pub free_slots: u64,
     /// Headers and data of writes that never finished: recovery frees their slots.
@@ -67,10 +69,27 @@ fn count(report: &mut Report, decoded: &Decoded) {
         Decoded::Bad => report.unfinished_slots += 1,
         Decoded::Header(header) => {
             report.used_slots += 1;
+            report.record_slots += u64::from(header.is_record());
             report.uncommitted_slots += u64::from(header.group > report.committed_group);
             report.dirty_slots += u64::from(header.dirty);
         }
     }
+}
+
+/// The dirty records that are the newest versions of their pages and lack the pages over which they
+/// lie: slot, page, and version of the page.
+fn over_missing(
+    slots: &[(u32, SlotHeader)],
+    versions: &BTreeSet<(u64, u64)>,
+) -> Vec<(u32, u64, u64)> {
+    let is_newest = |it: &SlotHeader| {
+        versions.range((it.page, it.version.saturating_add(1))..(it.page + 1, 0)).next().is_none()
+    };
+    let lacks = |it: &SlotHeader| {
+        it.over > 0 && !versions.contains(&(it.page, it.over)) && it.dirty && is_newest(it)
+    };
+    let lacking = slots.iter().filter(|(_, header)| lacks(header));
+    lacking.map(|(slot, it)| (*slot, it.page, it.over)).collect()
 }
 
 /// Compares all data with its checksums, and the headers with each other.
@@ -103,6 +122,12 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
         }
     })?;
     report_changed(&scan, &newest, &bad, &mut report)?;
+    for (slot, page, over) in over_missing(&slots, &versions) {
+        report.fault(format!(
+            "slot {slot}: version {over} of the page at offset {} is missing under a dirty record",
+            page * PAGE_BYTES
+        ));
+    }
     let newest: BTreeSet<u32> = newest.members().map(|(slot, _)| *slot).collect();
     for (slot, found) in slots {
         match (scan.is_whole(slot, &found)?, newest.contains(&slot)) {

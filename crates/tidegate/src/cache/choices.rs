@@ -8,7 +8,7 @@ use super::cleaner::Cleaner;
 use super::error::CacheError;
 use super::fallback::Fallback;
 use super::header::CacheHeader;
-use super::layout::SETTINGS_BYTES_MAX;
+use super::layout::{PAGE_BYTES, SETTINGS_BYTES_MAX};
 use super::policy::cleaning::{CLEANING_NAMES, CLEANINGS, CleaningEntry, Part};
 use super::policy::cutoff;
 use super::policy::promotion::{PROMOTION_NAMES, PROMOTIONS, PromotionEntry};
@@ -23,6 +23,11 @@ const CLEANING: usize = 1;
 const CLEANING_RATE: usize = 2;
 const PROMOTION: usize = 3;
 const FALLBACK: usize = 4;
+const GRANULARITY: usize = 5;
+
+/// What a write of a part of a page that is not cached stores: the page, or a record.
+const GRANULARITIES: [&str; 2] = ["page", "record"];
+const RECORD: u64 = 1;
 
 /// The engine's own settings.
 const SPECS: &[Spec] = &[
@@ -55,6 +60,12 @@ const SPECS: &[Spec] = &[
         kind: Kind::Number(Unit::Count, 0, 1_000_000),
         default: 0,
         help: "errors of the memory from which on all passes through, or 0 for no number",
+    },
+    Spec {
+        key: "granularity",
+        kind: Kind::Choice(&GRANULARITIES),
+        default: RECORD,
+        help: "what a write of a part of a page that is not cached stores",
     },
 ];
 
@@ -149,6 +160,16 @@ impl Choices {
         (&PROMOTIONS[at], &self.promotions[at])
     }
 
+    /// Writes of parts of pages become records.
+    pub(super) fn makes_records(&self) -> bool {
+        self.own.get(GRANULARITY) == RECORD
+    }
+
+    /// The granularity, by its name.
+    pub(super) fn granularity(&self) -> &'static str {
+        GRANULARITIES[usize::from(self.makes_records())]
+    }
+
     /// The state of errors so far: none.
     pub(super) fn fallback(&self) -> Fallback {
         let fallback = Fallback::default();
@@ -221,6 +242,7 @@ impl Core {
                 self.shards.lock(number).cleaner_mut().set_settings(now.cleaning().1);
             }
         }
+        self.makes_records.store(now.makes_records(), Ordering::Relaxed);
         self.pace.set_rate(now.own.get(CLEANING_RATE));
         self.apply_admission(before, now);
         self.waker.wake_another();
@@ -246,7 +268,11 @@ impl Core {
         let parts = u32::try_from(self.shards.count()).unwrap_or(1);
         for number in 0..self.shards.count() {
             let mut shard = self.shards.lock(number);
-            let part = Part { slots: shard.slot_count(), pages: self.geometry.blocks, parts };
+            let part = Part {
+                slots: shard.slot_count(),
+                pages: self.geometry.size_bytes() / PAGE_BYTES,
+                parts,
+            };
             shard.set_cleaner(Cleaner::new(entry, part, settings));
         }
     }

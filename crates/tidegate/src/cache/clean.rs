@@ -1,6 +1,11 @@
 //! Cleaning: dirty pages to the backing.
 //!
-//! A batch is sorted by page, copied out, written, and flushed once. Then each page that is still
+//! A batch is sorted by page, copied out, written, and flushed once. Of a page of which the cache
+//! has a record only the record's lines are written, where they are whole blocks of the backing;
+//! otherwise the backing's bytes of the page are read before, and the record is put over them. That
+//! takes no other write to the page back: none around the cache begins while the record is dirty,
+//! and one through the cache that overlaps leaves its page dirty.
+//! Then each page that is still
 //! the newest version gets its verdict. The verdict is a hint that spares the next open work: a
 //! crash before it is durable has the page written once more.
 
@@ -8,8 +13,9 @@ use std::ops::Range;
 
 use super::Core;
 use super::index::Found;
-use super::layout::{PAGE, PAGE_BYTES, VERDICT_OFFSET, clean_verdict};
+use super::layout::{ALL_LINES, PAGE, PAGE_BYTES, VERDICT_OFFSET, clean_verdict};
 use super::read::damaged;
+use super::record;
 use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
 use crate::device::{
@@ -26,14 +32,17 @@ const REQUEST_BYTES_MAX: usize = 1 << 20;
 #[derive(Default)]
 pub(super) struct Scratch {
     data: Vec<u8>,
+    /// Pages of the backing that records are put over.
+    bases: Vec<u8>,
 }
 
 /// Neighbours that one request writes.
 struct Run {
-    first: u64,
+    /// Where they begin on the backing.
+    offset: u64,
     /// Their bytes in the scratch; none for zeroes.
     bytes: Option<Range<usize>>,
-    pages: u64,
+    len: u64,
 }
 
 /// Writes to the backing under way; dropping them ends them.
@@ -141,33 +150,86 @@ impl Core {
         pages: &mut Vec<Found>,
         scratch: &mut Scratch,
     ) -> Result<(Vec<Run>, Option<DeviceError>)> {
+        self.read_bases(pages, &mut scratch.bases)?;
         scratch.data.resize(pages.len() * PAGE, 0);
+        let mut bases = scratch.bases.chunks(PAGE);
         let (mut runs, mut filled): (Vec<Run>, usize) = (Vec::new(), 0);
         let (mut kept, mut damage) = (Vec::with_capacity(pages.len()), None);
         for found in pages.drain(..) {
-            let bytes = filled..filled + PAGE;
-            let is_whole = self.copy_out(&found, &mut scratch.data[bytes.clone()])?;
+            let to = &mut scratch.data[filled..filled + PAGE];
+            let lines = self.load_page(&found, &mut bases, to)?;
             // After the copy: until then the slot was this version's.
             if !self.shard(found.page).can_be_cleaned(&found) {
                 continue;
             }
-            if !is_whole {
+            let Some(lines) = lines else {
                 self.damaged.fetch_add(1, Ordering::Relaxed);
                 damage = Some(damaged(&found));
                 continue;
+            };
+            for run in record::runs(lines) {
+                let offset = found.page * PAGE_BYTES + run.start as u64;
+                let bytes = filled + run.start..filled + run.end;
+                add_to_runs(&mut runs, offset, run.len() as u64, (!found.zero).then_some(bytes));
             }
-            let bytes = (!found.zero).then_some(bytes);
             filled += if found.zero { 0 } else { PAGE };
-            add_to_runs(&mut runs, found.page, bytes);
             kept.push(found);
         }
         *pages = kept;
         Ok((runs, damage))
     }
 
+    /// Reads the backing's bytes of those of `pages` of which the cache has records, in their order,
+    /// where the backing cannot take the lines of a record by themselves.
+    fn read_bases(&self, pages: &[Found], bases: &mut Vec<u8>) -> Result<()> {
+        let needs_base =
+            |found: &&Found| found.record && found.base.is_none() && !self.backing_takes_blocks();
+        let records: Vec<&Found> = pages.iter().filter(needs_base).collect();
+        bases.resize(records.len() * PAGE, 0);
+        let read = |(found, buf): (&&Found, _)| {
+            Request::new(Operation::Read { offset: found.page * PAGE_BYTES, buf })
+        };
+        let mut requests: Vec<_> = records.iter().zip(bases.chunks_mut(PAGE)).map(read).collect();
+        self.backing.submit(&mut requests);
+        requests.iter_mut().try_for_each(|request| request.take_result().unwrap_or(Ok(())))
+    }
+
+    /// A block of the device is whole blocks of the backing.
+    fn backing_takes_blocks(&self) -> bool {
+        self.geometry.block_bytes.is_multiple_of(self.backing.geometry().block_bytes)
+    }
+
+    /// Copies the page of `found` to `page`: which lines of it are for the backing. None: its data
+    /// is not what its checksum says, or it is another version's by now.
+    fn load_page<'a>(
+        &self,
+        found: &Found,
+        bases: &mut impl Iterator<Item = &'a [u8]>,
+        page: &mut [u8],
+    ) -> Result<Option<u64>> {
+        if !found.record {
+            return Ok(self.copy_out(found, page)?.then_some(ALL_LINES));
+        }
+        let takes_blocks = self.backing_takes_blocks();
+        let mut is_whole = !takes_blocks;
+        match found.under() {
+            Some(under) => {
+                if !self.copy_out(&under, page)? {
+                    return Ok(None);
+                }
+                is_whole |= under.dirty;
+            }
+            None if takes_blocks => {}
+            None => page.copy_from_slice(bases.next().unwrap_or_default()),
+        }
+        let Some(record) = self.copy_record(found)? else { return Ok(None) };
+        record.put_into(page);
+        Ok(Some(if is_whole { ALL_LINES } else { record.lines }))
+    }
+
     fn write_runs(&self, runs: &[Run], data: &[u8]) -> Result<()> {
         let request = |run: &Run| {
-            let (offset, len) = (run.first * PAGE_BYTES, run.pages * PAGE_BYTES);
+            let (offset, len) = (run.offset, run.len);
             let zeroes = ZeroFlags { may_unmap: true, ..ZeroFlags::default() };
             Request::new(match &run.bytes {
                 Some(bytes) => {
@@ -190,7 +252,7 @@ impl Core {
         if pages.is_empty() {
             return Ok(());
         }
-        let stands = |found: &&Found| self.shard(found.page).cleaned(found);
+        let stands = |found: &&Found| self.shard(found.page).stands(found);
         let standing: Vec<&Found> = pages.iter().filter(stands).collect();
         for found in &standing {
             let at = self.places.header(found.slot) + VERDICT_OFFSET;
@@ -201,21 +263,26 @@ impl Core {
         if !standing.is_empty() {
             self.region.fence()?;
         }
+        // Only now: the page under a record leaves the cache before the record, which must not be
+        // dirty on the medium then.
+        for found in standing {
+            self.shard(found.page).cleaned(found);
+        }
         Ok(())
     }
 }
 
-fn add_to_runs(runs: &mut Vec<Run>, page: u64, bytes: Option<Range<usize>>) {
+fn add_to_runs(runs: &mut Vec<Run>, offset: u64, len: u64, bytes: Option<Range<usize>>) {
     if let Some(run) = runs.last_mut()
-        && run.first + run.pages == page
+        && run.offset + run.len == offset
         && run.bytes.is_some() == bytes.is_some()
         && run.bytes.as_ref().is_none_or(|bytes| bytes.len() < REQUEST_BYTES_MAX)
     {
-        run.pages += 1;
+        run.len += len;
         if let (Some(all), Some(bytes)) = (&mut run.bytes, bytes) {
             all.end = bytes.end;
         }
         return;
     }
-    runs.push(Run { first: page, bytes, pages: 1 });
+    runs.push(Run { offset, bytes, len });
 }

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::pmem::Region;
 use crate::size::Size;
+use crate::tier::engine::{BLOCK_SIZE, block_bytes_of};
 use crate::tier::{
     Backing, Checked, Description, Engine, EngineCode, EngineError, Line, Opened, Opening,
     OptionSpec, Options, Plan, Progress, counted, line,
@@ -38,11 +39,12 @@ impl Engine for CacheEngine {
     }
 
     fn options(&self) -> &'static [OptionSpec] {
-        &[]
+        &[BLOCK_SIZE]
     }
 
-    fn plan(&self, _options: &Options) -> Result<Box<dyn Plan>> {
-        Ok(Box::new(CachePlan))
+    fn plan(&self, options: &Options) -> Result<Box<dyn Plan>> {
+        let block_bytes = block_bytes_of(options, &[512, 4096])?.unwrap_or(4096);
+        Ok(Box::new(CachePlan(CacheOptions { block_bytes, ..CacheOptions::default() })))
     }
 
     fn code(&self) -> Option<EngineCode> {
@@ -66,12 +68,15 @@ impl Engine for CacheEngine {
             blocks: None,
             header: json!({
                 "uuid": uuid,
+                "block_bytes": header.superblock.block_bytes,
                 "mode": header.mode.name(),
                 "slots": header.places.slots(),
+                "granularity": granularity_of(&header),
                 "settings": settings_of(&header),
                 "backing": header.binding,
                 "used_slots": found.used_slots,
                 "dirty_slots": found.dirty_slots,
+                "record_slots": found.record_slots,
                 "free_slots": found.free_slots,
                 "unfinished_slots": found.unfinished_slots,
                 "uncommitted_slots": found.uncommitted_slots,
@@ -145,7 +150,7 @@ impl Engine for CacheEngine {
     }
 }
 
-struct CachePlan;
+struct CachePlan(CacheOptions);
 
 impl Plan for CachePlan {
     fn smallest_bytes(&self) -> u64 {
@@ -157,8 +162,13 @@ impl Plan for CachePlan {
     }
 
     fn create(&self, region: &Region) -> Result<()> {
-        create(region, &CacheOptions::default()).map(drop).map_err(EngineError::pool)
+        create(region, &self.0).map(drop).map_err(EngineError::pool)
     }
+}
+
+/// The granularity, by its name.
+fn granularity_of(header: &CacheHeader) -> &'static str {
+    Choices::parse(&header.settings).0.granularity()
 }
 
 /// What the header keeps, by key.
@@ -167,8 +177,12 @@ fn settings_of(header: &CacheHeader) -> BTreeMap<&str, &str> {
 }
 
 fn lines_of(header: &CacheHeader, used: String) -> Vec<Line> {
-    let mut lines =
-        vec![line("uuid", header.superblock.uuid), line("cache", used), line("mode", header.mode)];
+    let mut lines = vec![
+        line("uuid", header.superblock.uuid),
+        line("cache", used),
+        line("mode", header.mode),
+        line("granularity", granularity_of(header)),
+    ];
     if !header.settings.is_empty() {
         lines.push(line("settings", header.settings.trim_end().replace('\n', ", ")));
     }

@@ -21,7 +21,9 @@ pub enum CacheError {
     )]
     HeaderDamaged,
     /// A later Tidegate wrote the cache header.
-    #[error("the cache header has version {found}, this program knows 1: use a later Tidegate")]
+    #[error(
+        "the cache header has version {found}, this program knows 1 and 2: use a later Tidegate"
+    )]
     UnknownVersion {
         /// Its version.
         found: u32,

@@ -123,7 +123,7 @@ impl Core {
             });
             let is_removable = is_clean && !shard.is_held(found.page);
             if is_removable {
-                shard.take_dead_of(found.page, &mut dead);
+                shard.take_older_of(found.page, &mut dead);
             }
             is_removable
         };

@@ -81,11 +81,22 @@ impl Core {
         Ok(())
     }
 
-    /// What was read is still the page's content, and the backing will not lose it. With the page's
-    /// lock.
-    pub(super) fn may_keep(&self, fill: &Fill) -> bool {
-        self.locks.unchanged(fill.page, fill.version)
-            && self.traffic.may_fill(fill.page, fill.seen)
-            && self.find(fill.page).is_none()
+    /// What was read is still the page's content, and the backing will not lose it: whether it is
+    /// kept as a dirty page. None: it is not kept. With the page's lock.
+    ///
+    /// A record that the cache has was put over what was read: the version says that it is still
+    /// the same one. It may become clean meanwhile; a page that is called dirty then is only
+    /// written once more.
+    pub(super) fn is_kept_dirty(&self, fill: &Fill) -> Option<bool> {
+        let stands = self.locks.unchanged(fill.page, fill.version)
+            && self.traffic.may_fill(fill.page, fill.seen);
+        let shard = self.shard(fill.page);
+        match shard.find(fill.page).filter(|_| stands) {
+            Some(found) => {
+                let is_kept = found.record && found.base.is_none() && !shard.waits(fill.page);
+                is_kept.then_some(found.dirty)
+            }
+            None => stands.then_some(false),
+        }
     }
 }

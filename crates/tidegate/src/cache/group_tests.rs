@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::check::check;
 use super::index::Stored;
+use super::layout::PAGE_BYTES;
 use super::policy::REPLACEMENTS;
 use super::tests::{NO_THREAD, PAGES, SHARDED, binding, cost, memory, pool, read, work, write};
 use super::tier::Counter;
@@ -258,8 +259,8 @@ fn a_page_waits_until_all_slots_that_its_group_replaced_are_dead() {
     let mut shard = Shard::new(0, 1, 16, &REPLACEMENTS[0]);
     let mut publish = |page, group| {
         let taken = shard.take().unwrap();
-        let stored = Stored { dirty: true, zero: false, group };
-        if let Some(old) = shard.publish(page, &taken, stored).filter(|old| !old.is_retained) {
+        let stored = Stored { dirty: true, zero: false, record: false, over: false, group };
+        if let Some(old) = shard.publish(page, &taken, stored)[0].filter(|old| !old.is_retained) {
             shard.retire(old);
         }
     };

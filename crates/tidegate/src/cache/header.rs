@@ -12,7 +12,7 @@ use super::CODE;
 use super::error::CacheError;
 use super::layout::{
     CHUNK_HEAD_BYTES, CHUNKS_OFFSET, COMMIT_BYTES, CacheHeaderBytes, HeaderFault, NAME_BYTES_MAX,
-    PAGE_BYTES, Places, SETTINGS_BYTES_MAX, commit_offset, committed_group,
+    PAGE_BYTES, Places, SETTINGS_BYTES_MAX, VERSION, commit_offset, committed_group,
 };
 use super::mode::Mode;
 use crate::pmem::{PmemError, Region};
@@ -49,12 +49,14 @@ pub struct CacheOptions {
     pub uuid: Uuid,
     /// Keeps headers of older pools in the same bytes from counting.
     pub salt: u64,
+    /// Size of a block of the device in bytes: 512, 1024, 2048 or 4096.
+    pub block_bytes: u32,
 }
 
 impl Default for CacheOptions {
     fn default() -> Self {
         let (salt, _) = Uuid::new_v4().as_u64_pair();
-        Self { uuid: Uuid::new_v4(), salt }
+        Self { uuid: Uuid::new_v4(), salt, block_bytes: 4096 }
     }
 }
 
@@ -76,6 +78,9 @@ pub struct CacheHeader {
     /// Number of shards: a page lies in a slot of its own one.
     pub shards: u32,
     sequence: u64,
+    /// The version of the header. One of an older program is to be written anew before a slot gets
+    /// what that program does not know.
+    pub(super) version: u32,
     /// The second copy is the one that counts.
     second_counts: bool,
     /// Both copies of this header are whole and agree.
@@ -89,7 +94,7 @@ pub struct CacheHeader {
 /// # Errors
 /// [`CacheError::Pool`]: the region is too small, before anything changes, or failed.
 pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
-    let mut superblock = Superblock::plan(region, CODE, options.uuid, 4096)?;
+    let mut superblock = Superblock::plan(region, CODE, options.uuid, options.block_bytes)?;
     let places = places_of(&superblock);
     if places.slots() < SLOTS_MIN {
         let (found_bytes, least_bytes) = (region.len_bytes(), POOL_BYTES_MIN);
@@ -113,6 +118,7 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
         places,
         shards: (places.slots() / SHARD_SLOTS).clamp(1, SHARDS_MAX),
         sequence: 0,
+        version: VERSION,
         second_counts: false,
         is_whole: true,
         superblock_is_whole: true,
@@ -173,6 +179,7 @@ impl CacheHeader {
             binding: binding_of(bytes),
             places,
             sequence: bytes.sequence.get(),
+            version: bytes.version.get(),
             second_counts,
             is_whole,
             superblock_is_whole: found.is_whole(),
@@ -219,7 +226,7 @@ impl CacheHeader {
             // This copy must be whole before the one that counted is touched.
             region.fence()?;
         }
-        (self.second_counts, self.is_whole) = (false, true);
+        (self.second_counts, self.is_whole, self.version) = (false, true, VERSION);
         Ok(())
     }
 

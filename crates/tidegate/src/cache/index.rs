@@ -21,6 +21,8 @@
 //!    and so not removed: all of its retained slots are dead by then.
 //! 3. Versions of a shard only grow, also across opens.
 
+use std::collections::HashMap;
+
 use super::cleaner::Cleaner;
 use super::layout::{PAGES_MAX, parity};
 use super::policy::cleaning::{DirtySlots, Load};
@@ -35,6 +37,12 @@ const DIRTY: u64 = 2;
 const ZERO: u64 = 4;
 /// The data was not compared with its checksum since the pool was opened.
 const UNVERIFIED: u64 = 8;
+/// The slot holds a record: some lines of the page, the rest of which is the backing's.
+const RECORD: u64 = 1 << 12;
+/// The slot holds the page over which the newest version of its page, a record, lies.
+const BASE: u64 = 1 << 11;
+/// The page over which the record lies is damaged.
+const LOST_BASE: u64 = 1 << 10;
 /// The slot holds a member of a group that is not yet committed: the newest one that the page waits
 /// for.
 const MEMBER: u64 = 1 << 13;
@@ -43,6 +51,8 @@ const WAITS: [u64; 2] = [1 << 14, 1 << 15];
 const WAITS_ANY: u64 = WAITS[0] | WAITS[1];
 const PAGE_SHIFT: u32 = 16;
 const NONE: u64 = u64::MAX;
+/// At most one slot in so many holds a page under a record.
+const BASES_ONE_IN: u64 = 8;
 
 /// A slot: 16 bytes.
 #[derive(Clone, Copy)]
@@ -75,6 +85,7 @@ impl Slot {
 
 /// Where the newest version of a page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)]
 pub(super) struct Found {
     pub(super) page: u64,
     /// The slot, numbered through all shards.
@@ -82,7 +93,34 @@ pub(super) struct Found {
     pub(super) version: u64,
     pub(super) dirty: bool,
     pub(super) zero: bool,
+    /// Some lines of the page are in the slot.
+    pub(super) record: bool,
+    /// The page over which a record lies; else its rest is the backing's.
+    pub(super) base: Option<Base>,
     pub(super) verified: bool,
+}
+
+/// The page over which a record lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)]
+pub(super) struct Base {
+    pub(super) slot: u32,
+    pub(super) version: u64,
+    /// The backing does not have it.
+    pub(super) dirty: bool,
+    zero: bool,
+    verified: bool,
+    /// It is not there any more.
+    pub(super) is_lost: bool,
+}
+
+impl Found {
+    /// The page over which the record lies.
+    pub(super) fn under(&self) -> Option<Self> {
+        let Base { slot, version, dirty, zero, verified, .. } = self.base?;
+        let (page, record, base) = (self.page, false, None);
+        Some(Self { page, slot, version, dirty, zero, record, base, verified })
+    }
 }
 
 /// A slot to be filled.
@@ -97,11 +135,16 @@ pub(super) struct Taken {
 
 /// What a slot was filled with.
 #[derive(Debug, Clone, Copy)]
+#[allow(clippy::struct_excessive_bools)]
 pub(super) struct Stored {
     /// The backing does not have it.
     pub(super) dirty: bool,
     /// The page reads as zeroes.
     pub(super) zero: bool,
+    /// Some lines of the page, the rest of which is the backing's.
+    pub(super) record: bool,
+    /// Of a record: it lies over the page that it replaces, or that the replaced record lay over.
+    pub(super) over: bool,
     /// The group that it is a member of; 0: none.
     pub(super) group: u64,
 }
@@ -122,6 +165,10 @@ pub(super) struct Usage {
     /// Pages that wait for the commit of a group; all of them are dirty.
     pub(super) waiting: u64,
     pub(super) retained: u64,
+    /// Live slots that hold records.
+    pub(super) records: u64,
+    /// Slots that hold pages over which records lie.
+    pub(super) bases: u64,
 }
 
 impl Usage {
@@ -156,6 +203,8 @@ pub(super) struct Shard {
     held: Vec<u64>,
     /// The groups that are not yet committed, by their parity.
     groups: [OpenGroup; 2],
+    /// By the slot of a record: the slot of the page over which it lies.
+    bases: HashMap<u32, u32>,
     next_version: u64,
     usage: Usage,
 }
@@ -189,6 +238,7 @@ impl Shard {
             dead: Vec::new(),
             held: Vec::new(),
             groups: Default::default(),
+            bases: HashMap::new(),
             next_version: 1,
             usage: Usage::default(),
         }
@@ -200,6 +250,12 @@ impl Shard {
 
     fn own(&self, slot: u32) -> u32 {
         slot / self.shards
+    }
+
+    /// Shows the newest version of each page to `see`.
+    pub(super) fn each_live(&self, mut see: impl FnMut(Found)) {
+        let live = (0..self.slot_count()).filter(|own| self.slots[*own as usize].is(LIVE));
+        live.for_each(|own| see(self.found(own)));
     }
 
     fn slot(&mut self, own: u32) -> &mut Slot {
@@ -214,8 +270,30 @@ impl Shard {
             version: slot.version,
             dirty: slot.is(DIRTY),
             zero: slot.is(ZERO),
+            record: slot.is(RECORD),
+            base: self.base_of(own),
             verified: !slot.is(UNVERIFIED),
         }
+    }
+
+    /// The page over which the record in slot `own` lies.
+    fn base_of(&self, own: u32) -> Option<Base> {
+        let record = self.slots[own as usize];
+        if !record.is(RECORD) {
+            return None;
+        }
+        // A lost one has no slot: the record's stands for it, and is not looked at.
+        let is_lost = record.is(LOST_BASE);
+        let base = if is_lost { own } else { *self.bases.get(&own)? };
+        let slot = self.slots[base as usize];
+        Some(Base {
+            slot: self.number_of(base),
+            version: slot.version,
+            dirty: slot.is(DIRTY),
+            zero: slot.is(ZERO),
+            verified: !slot.is(UNVERIFIED),
+            is_lost,
+        })
     }
 
     fn own_of(&self, page: u64) -> Option<u32> {
@@ -275,14 +353,22 @@ impl Shard {
         Some(own)
     }
 
-    /// A taken slot is durable, and holds `page` from now on. Returns the slot before. Unless that
-    /// is retained it is to die: until [`retire`](Self::retire) its page is held.
-    pub(super) fn publish(&mut self, page: u64, taken: &Taken, stored: Stored) -> Option<Replaced> {
+    /// A taken slot is durable, and holds `page` from now on. Returns the slots before: that of the
+    /// newest version, and that of the page over which it lay. Unless one is retained it is to die:
+    /// until [`retire`](Self::retire) its page is held.
+    ///
+    /// A page over which the new version lies is not replaced.
+    pub(super) fn publish(
+        &mut self,
+        page: u64,
+        taken: &Taken,
+        stored: Stored,
+    ) -> [Option<Replaced>; 2] {
         self.drop_hold(taken.dead_page);
         let own = self.own(taken.slot);
-        let Stored { dirty, zero, group } = stored;
-        let (dirty_flag, zero_flag) = (if dirty { DIRTY } else { 0 }, if zero { ZERO } else { 0 });
-        let word = page << PAGE_SHIFT | LIVE | dirty_flag | zero_flag;
+        let Stored { dirty, zero, record, over, group } = stored;
+        let flags = flag(dirty, DIRTY) | flag(zero, ZERO) | flag(record, RECORD);
+        let word = page << PAGE_SHIFT | LIVE | flags;
         let old = self.place(own, Slot { word, version: taken.version });
         match old {
             Some(old) => {
@@ -291,21 +377,86 @@ impl Shard {
             }
             None => self.order.insert(own, page),
         }
-        let is_retained = self.join_group(own, old, group);
-        let own = old?;
+        let Some(old) = old else {
+            self.join_group(own, None, group);
+            return [None; 2];
+        };
+        let under = self.bases.remove(&old);
+        if !over {
+            let replaced = self.replaced(own, old, group);
+            return [Some(replaced), under.map(|under| self.drop_base(page, under, group))];
+        }
+        self.lay_over(own, under.unwrap_or(old));
+        if under.is_some() {
+            return [Some(self.replaced(own, old, group)), None];
+        }
+        let before = self.slots[old as usize].word;
+        self.wait_for_group(own, before, group);
+        [None; 2]
+    }
+
+    /// Slot `own` replaces slot `old`.
+    fn replaced(&mut self, own: u32, old: u32, group: u64) -> Replaced {
+        let is_retained = self.join_group(own, Some(old), group);
         if !is_retained {
+            self.held.push(self.slots[own as usize].page());
+        }
+        Replaced { own: old, is_retained }
+    }
+
+    /// The record in slot `own` lies over the page in slot `under`.
+    fn lay_over(&mut self, own: u32, under: u32) {
+        let slot = self.slot(under);
+        self.usage.bases += u64::from(!slot.is(BASE));
+        self.slots[under as usize].word = self.slots[under as usize].word & !LIVE | BASE;
+        self.bases.insert(own, under);
+    }
+
+    /// No record lies over the page in slot `under` any more. It counts until `group` is committed,
+    /// unless 0.
+    fn drop_base(&mut self, page: u64, under: u32, group: u64) -> Replaced {
+        self.forget_base(under);
+        let is_retained = group > 0;
+        if is_retained {
+            self.groups[parity(group)].retained.push(under);
+            self.usage.retained += 1;
+        } else {
             self.held.push(page);
         }
-        Some(Replaced { own, is_retained })
+        Replaced { own: under, is_retained }
+    }
+
+    fn forget_base(&mut self, under: u32) {
+        self.slot(under).word &= !BASE;
+        self.usage.bases -= 1;
+    }
+
+    /// A page may be kept under a record: they take two slots, so there are few of them.
+    pub(super) fn may_lay_over(&self) -> bool {
+        self.usage.bases * BASES_ONE_IN < u64::from(self.slot_count())
     }
 
     /// The version in slot `own` replaces that in `old`, as a member of `group` unless 0. True:
     /// `old` is retained until the commit.
     fn join_group(&mut self, own: u32, old: Option<u32>, group: u64) -> bool {
         let before = old.map_or(0, |old| self.slots[old as usize].word);
+        self.wait_for_group(own, before, group);
+        let is_member = |parity: usize| before & MEMBER != 0 && before & WAITS[parity] != 0;
+        let Some(old) = old.filter(|_| group > 0 && !is_member(parity(group))) else {
+            return false;
+        };
+        self.slot(old).word &= !LIVE;
+        self.groups[parity(group)].retained.push(old);
+        self.usage.retained += 1;
+        true
+    }
+
+    /// The page of slot `own`, the version before of which has the flags `before`, waits for
+    /// `group` unless 0, and for what it waited for before.
+    fn wait_for_group(&mut self, own: u32, before: u64, group: u64) {
         self.slot(own).word |= before & WAITS_ANY;
         if group == 0 {
-            return false;
+            return;
         }
         let (parity, page) = (parity(group), self.slot(own).page());
         if before & WAITS_ANY == 0 {
@@ -315,12 +466,6 @@ impl Shard {
             self.groups[parity].pages.push(page);
         }
         self.slot(own).word |= WAITS[parity] | MEMBER;
-        let is_same_group = before & MEMBER != 0 && before & WAITS[parity] != 0;
-        let Some(old) = old.filter(|_| !is_same_group) else { return false };
-        self.slot(old).word &= !LIVE;
-        self.groups[parity].retained.push(old);
-        self.usage.retained += 1;
-        true
     }
 
     /// `group` is committed: up to `n` of the slots that its members replaced are dead, and when
@@ -353,9 +498,14 @@ impl Shard {
         }
     }
 
+    /// `page` has a member of a group that is not yet committed.
+    pub(super) fn waits(&self, page: u64) -> bool {
+        self.own_of(page).is_some_and(|own| self.slots[own as usize].is(WAITS_ANY))
+    }
+
     /// Groups that are not yet committed hold so many slots that writers may find none.
     pub(super) fn is_pinned(&self) -> bool {
-        let pinned = self.usage.waiting + self.usage.retained;
+        let pinned = self.usage.waiting + self.usage.retained + self.usage.bases;
         pinned * 8 >= u64::from(self.slot_count()) * 7
     }
 
@@ -365,6 +515,7 @@ impl Shard {
         let old = self.table.insert(slot.page(), own, |own| slots[own as usize].page());
         *self.slot(own) = slot;
         self.usage.live += 1;
+        self.usage.records += u64::from(slot.is(RECORD));
         if slot.is(DIRTY) {
             self.usage.dirty += 1;
             self.cleaner.dirtied(own, slot.page());
@@ -375,6 +526,7 @@ impl Shard {
     fn forget_usage(&mut self, own: u32) {
         self.usage.live -= 1;
         let slot = self.slots[own as usize];
+        self.usage.records -= u64::from(slot.is(RECORD));
         if slot.is(DIRTY) {
             self.usage.dirty -= 1;
             self.cleaner.cleaned(own, slot.page());
@@ -408,8 +560,13 @@ impl Shard {
         self.held.contains(&page)
     }
 
-    /// Takes all dead slots of `page` away, for the caller to void.
-    pub(super) fn take_dead_of(&mut self, page: u64, out: &mut Vec<u32>) {
+    /// Takes all older slots of `page` away, for the caller to void: dead ones, and that of the page
+    /// over which a record lies. The page is clean, so the backing has what is under the record.
+    pub(super) fn take_older_of(&mut self, page: u64, out: &mut Vec<u32>) {
+        if let Some(under) = self.own_of(page).and_then(|own| self.bases.remove(&own)) {
+            self.forget_base(under);
+            out.push(self.number_of(under));
+        }
         let (slots, number, shards) = (&self.slots, self.number, self.shards);
         self.dead.retain(|own| {
             let is_of_page = slots[*own as usize].page() == page;
@@ -439,16 +596,17 @@ impl Shard {
         self.free += 1;
     }
 
-    /// The backing has flushed the bytes of `found`. False: it is not the newest version any more.
-    pub(super) fn cleaned(&mut self, found: &Found) -> bool {
+    /// The backing has flushed the bytes of `found`, which may be replaced by now.
+    pub(super) fn cleaned(&mut self, found: &Found) {
         let own = self.own(found.slot);
-        let stands = self.stands(found);
-        if stands && self.slots[own as usize].is(DIRTY) {
+        if self.stands(found) && self.slots[own as usize].is(DIRTY) {
             self.slot(own).word &= !DIRTY;
+            if let Some(under) = self.bases.get(&own) {
+                self.slots[*under as usize].word &= !DIRTY;
+            }
             self.usage.dirty -= 1;
             self.cleaner.cleaned(own, found.page);
         }
-        stands
     }
 
     /// `found` is the newest version of its page, dirty, and waits for no commit.
@@ -543,7 +701,6 @@ impl Shard {
     /// itself where a newer one is here.
     pub(super) fn recover(&mut self, found: Found) -> Option<Found> {
         debug_assert!(found.page < PAGES_MAX);
-        let flag = |is: bool, flag: u64| if is { flag } else { 0 };
         let known = self.find(found.page);
         if known.is_some_and(|known| known.version >= found.version) {
             return Some(found);
@@ -554,11 +711,27 @@ impl Shard {
         let flags = LIVE
             | flag(found.dirty, DIRTY)
             | flag(found.zero, ZERO)
+            | flag(found.record, RECORD)
             | flag(!found.verified, UNVERIFIED);
         let own = self.own(found.slot);
         self.place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
         self.order.insert(own, found.page);
         known
+    }
+
+    /// At opening: the record in the slot of `found` lies over the page in slot `under`, or over one
+    /// that is damaged.
+    pub(super) fn recover_base(&mut self, found: &Found, under: Option<&Found>) {
+        let own = self.own(found.slot);
+        let Some(under) = under else {
+            self.slot(own).word |= LOST_BASE;
+            return;
+        };
+        let flags = flag(under.dirty, DIRTY) | flag(under.zero, ZERO) | UNVERIFIED;
+        let word = under.page << PAGE_SHIFT | flags;
+        let base = self.own(under.slot);
+        *self.slot(base) = Slot { word, version: under.version };
+        self.lay_over(own, base);
     }
 
     /// At opening, when all headers were seen: all slots that hold no page are free, versions go on
@@ -567,7 +740,7 @@ impl Shard {
         self.next_version = newest + 1;
         (self.first_free, self.free) = (NONE, 0);
         for own in (0..self.slot_count()).rev() {
-            if !self.slots[own as usize].is(LIVE) {
+            if !self.slots[own as usize].is(LIVE | BASE) {
                 self.free(self.number_of(own));
             }
         }
@@ -598,6 +771,11 @@ impl Shard {
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.slots) + self.table.bytes()
     }
+}
+
+/// `flag` where it is so.
+fn flag(is: bool, flag: u64) -> u64 {
+    if is { flag } else { 0 }
 }
 
 /// The slots of a shard that can be cleaned, by their numbers in it.

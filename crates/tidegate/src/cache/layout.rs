@@ -17,6 +17,10 @@ pub(super) const PAGE: usize = 4096;
 pub const HEADER_BYTES: u64 = HEADER as u64;
 /// [`HEADER_BYTES`] as the length of a buffer.
 pub(super) const HEADER: usize = 64;
+/// Bytes of a line: a bit of a header's bitmaps each.
+pub(super) const LINE: usize = 64;
+/// All lines of a page.
+pub const ALL_LINES: u64 = u64::MAX;
 /// Size of a chunk in bytes; the last one of a pool may be shorter.
 pub const CHUNK_BYTES: u64 = 64 << 20;
 /// Slots of a whole chunk.
@@ -48,7 +52,9 @@ pub(super) const NAME_BYTES_MAX: usize = 512;
 /// Bytes of settings that a cache header keeps.
 pub(super) const SETTINGS_BYTES_MAX: usize = 3064;
 const MAGIC: [u8; 8] = *b"TGCACHE\0";
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
+/// Had no records.
+const VERSION_BEFORE: u32 = 1;
 
 const _: () = {
     assert!((CHUNK_SLOTS as u64).is_multiple_of(HEADERS_A_PAGE));
@@ -113,7 +119,7 @@ struct HeaderBytes {
     lane_batch: U64,
     flags_group: U64,
     valid: U64,
-    dirty: U64,
+    dirty_or_over: U64,
     verdict: U64,
 }
 
@@ -126,7 +132,7 @@ const _: () = {
     assert!(offset_of!(HeaderBytes, lane_batch) == 24);
     assert!(offset_of!(HeaderBytes, flags_group) == 32);
     assert!(offset_of!(HeaderBytes, valid) == 40);
-    assert!(offset_of!(HeaderBytes, dirty) == 48);
+    assert!(offset_of!(HeaderBytes, dirty_or_over) == 48);
     assert!(offset_of!(HeaderBytes, verdict) as u64 == VERDICT_OFFSET);
 };
 
@@ -146,6 +152,10 @@ pub struct SlotHeader {
     pub batch: u64,
     /// The group that must be committed before the header counts, below 2^56; 0: none.
     pub group: u64,
+    /// The lines of the page that the slot holds, a bit each: all, or those of a record.
+    pub lines: u64,
+    /// Of a record: the version of the page over which it lies; 0: the backing's bytes.
+    pub over: u64,
     /// The page reads as zeroes; the slot's data means nothing.
     pub zero: bool,
     /// The backing does not have these bytes yet.
@@ -169,9 +179,15 @@ pub enum Decoded {
 }
 
 impl SlotHeader {
-    /// The bytes of this header for `slot` of the pool with `salt`.
+    /// The slot holds some lines of the page, written by a client.
+    pub fn is_record(&self) -> bool {
+        self.lines != ALL_LINES
+    }
+
+    /// The bytes of this header for `slot` of the pool with `salt`. A record is dirty.
     pub fn encode(&self, salt: u64, slot: u32) -> [u8; HEADER] {
         let flags = if self.zero { FLAG_ZERO } else { 0 };
+        let dirty = if self.dirty { ALL_LINES } else { 0 };
         let mut bytes = HeaderBytes {
             check: U32::ZERO,
             data_check: U32::new(self.data_check),
@@ -179,8 +195,8 @@ impl SlotHeader {
             version: U64::new(self.version),
             lane_batch: U64::new(u64::from(self.lane) << BATCH_BITS | self.batch),
             flags_group: U64::new(flags | self.group << GROUP_SHIFT),
-            valid: U64::new(u64::MAX),
-            dirty: U64::new(if self.dirty { u64::MAX } else { 0 }),
+            valid: U64::new(self.lines),
+            dirty_or_over: U64::new(if self.is_record() { self.over } else { dirty }),
             verdict: U64::ZERO,
         };
         bytes.check = U32::new(header_check(&bytes, salt, slot));
@@ -209,22 +225,26 @@ impl SlotHeader {
         }
         let (page, flags) = (bytes.page.get(), bytes.flags_group.get());
         let is_whole = bytes.check.get() == header_check(&bytes, salt, slot);
+        let lines = bytes.valid.get();
+        let is_record = lines != ALL_LINES;
         let is_known = page < PAGES_MAX
             && flags & FLAGS & !FLAG_ZERO == 0
-            && bytes.valid.get() == u64::MAX
-            && [0, u64::MAX].contains(&bytes.dirty.get());
+            && !(is_record && (lines == 0 || flags & FLAG_ZERO != 0))
+            && (is_record || [0, ALL_LINES].contains(&bytes.dirty_or_over.get()));
         if !is_whole || !is_known {
             return Decoded::Bad;
         }
         let version = bytes.version.get();
-        let is_clean =
-            bytes.dirty == U64::ZERO || bytes.verdict.get() == clean_verdict(salt, slot, version);
+        let is_born_clean = bytes.dirty_or_over == U64::ZERO && !is_record;
+        let is_clean = is_born_clean || bytes.verdict.get() == clean_verdict(salt, slot, version);
         Decoded::Header(Self {
             page,
             version,
             lane: u16::try_from(bytes.lane_batch.get() >> BATCH_BITS).unwrap_or(u16::MAX),
             batch: bytes.lane_batch.get() & ((1 << BATCH_BITS) - 1),
             group: flags >> GROUP_SHIFT,
+            lines,
+            over: if is_record { bytes.dirty_or_over.get() } else { 0 },
             zero: flags & FLAG_ZERO != 0,
             dirty: !is_clean,
             data_check: bytes.data_check.get(),
@@ -288,6 +308,11 @@ pub(super) fn committed_group(salt: u64, words: [[u64; 2]; 2]) -> Option<u64> {
     is_cut_off.then_some(group)
 }
 
+/// Bytes of the data of a slot that holds `lines`.
+pub(super) fn stored_bytes(lines: u64) -> usize {
+    lines.count_ones() as usize * LINE
+}
+
 /// CRC-32C of a slot's data.
 pub fn data_check(data: &[u8]) -> u32 {
     low(checksum(CrcAlgorithm::Crc32Iscsi, data))
@@ -302,7 +327,7 @@ fn low(sum: u64) -> u32 {
 #[repr(C)]
 pub(super) struct CacheHeaderBytes {
     magic: [u8; 8],
-    version: U32,
+    pub(super) version: U32,
     pub(super) mode: U32,
     pub(super) sequence: U64,
     pub(super) salt: U64,
@@ -363,7 +388,7 @@ impl CacheHeaderBytes {
             return Err(HeaderFault::Damaged);
         }
         match self.version.get() {
-            VERSION => Ok(()),
+            VERSION_BEFORE | VERSION => Ok(()),
             other => Err(HeaderFault::Version(other)),
         }
     }
@@ -383,10 +408,14 @@ mod tests {
 
     fn headers() -> impl Strategy<Value = SlotHeader> {
         let numbers = (0..PAGES_MAX, any::<u64>(), any::<u16>(), 0_u64..1 << 48, any::<u32>());
-        let rest = (0..GROUPS_MAX, any::<bool>(), any::<bool>());
-        (numbers, rest).prop_map(|(numbers, (group, zero, dirty))| {
+        let lines = prop_oneof![Just(ALL_LINES), 1..ALL_LINES];
+        let rest = (0..GROUPS_MAX, any::<bool>(), any::<bool>(), lines, any::<u64>());
+        (numbers, rest).prop_map(|(numbers, (group, zero, dirty, lines, over))| {
             let (page, version, lane, batch, data_check) = numbers;
-            SlotHeader { page, version, lane, batch, group, zero, dirty, data_check }
+            let is_record = lines != ALL_LINES;
+            let (zero, dirty) = (zero && !is_record, dirty || is_record);
+            let over = if is_record { over } else { 0 };
+            SlotHeader { page, version, lane, batch, group, lines, over, zero, dirty, data_check }
         })
     }
 

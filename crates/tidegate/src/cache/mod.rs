@@ -19,12 +19,13 @@
 //! - the lock of its shard guards the index, and nothing waits under it.
 //!
 //! Map: [`CacheDevice`] the requests; `admission` which of them are cached; `mode/` what each mode
-//! does with them; `store` pages into slots, `read` out of slots or the backing, `fill` keeping
-//! what was read, `evict` free slots, `clean` dirty pages to the backing, `batches` how many of
-//! them at once, `cleaner` and `pace` which of them and when, `bypass` writes around the cache,
-//! `fallback` when all do; `group` atomic flush; `background`; `recover` opening; `index` and
-//! `table` what is where, `lane`, `traffic`; `layout` and `header` the bytes, [`check`] their
-//! verification; `policy/` the decisions, and `choices` which of them users made.
+//! does with them; `span` their pages; `store` pages into slots, `merge` and `record` parts of
+//! pages, `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots,
+//! `clean` dirty pages to the backing, `batches` how many of them at once, `cleaner` and `pace`
+//! which of them and when, `bypass` writes around the cache, `fallback` when all do; `group` atomic
+//! flush; `background`; `recover` opening; `index` and `table` what is where, `lane`, `traffic`;
+//! `layout` and `header` the bytes, [`check`] their verification; `policy/` the decisions, and
+//! `choices` which of them users made.
 
 mod admission;
 mod background;
@@ -48,13 +49,20 @@ mod header;
 mod index;
 mod lane;
 pub mod layout;
+mod merge;
 pub mod mode;
 mod pace;
+#[cfg(all(test, not(feature = "loom")))]
+mod part_tests;
 pub mod policy;
 #[cfg(all(test, not(feature = "loom")))]
 mod policy_tests;
 mod read;
+mod record;
+#[cfg(all(test, not(feature = "loom")))]
+mod record_tests;
 mod recover;
+mod span;
 mod store;
 mod table;
 #[cfg(all(test, not(feature = "loom")))]
@@ -62,7 +70,6 @@ mod tests;
 mod tier;
 mod traffic;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -78,7 +85,7 @@ use crate::device::{
 };
 use crate::pmem::Region;
 use crate::stats::{RequestKind, Requests};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::tier::background::{Waker, Work, Workers};
 use crate::tier::ledger::Ledger;
 use crate::tier::set_locks::{SetLock, SetLocks};
@@ -92,9 +99,10 @@ use fill::Fills;
 use group::Groups;
 use index::{Found, Shard, Usage, shard_of};
 use lane::Lanes;
-use layout::PAGE_BYTES;
+use layout::PAGE;
 use mode::Mode;
 use pace::Pace;
+use span::{pages_of, pieces};
 use tier::Counters;
 use traffic::Traffic;
 
@@ -185,6 +193,8 @@ struct Core {
     admission: Admission,
     fallback: Fallback,
     choices: Mutex<Choices>,
+    /// The granularity is `record`.
+    makes_records: AtomicBool,
     /// Slots of a shard that are kept free for writers.
     reserve: u32,
     /// Pages whose data did not match their checksums.
@@ -312,6 +322,8 @@ impl Core {
             dirty: sum.dirty + one.dirty,
             waiting: sum.waiting + one.waiting,
             retained: sum.retained + one.retained,
+            records: sum.records + one.records,
+            bases: sum.bases + one.bases,
         })
     }
 
@@ -333,20 +345,49 @@ impl Core {
         self.geometry.check_write(offset, len)?;
         self.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, len);
-        if len == 0 {
-            return Ok(());
+        let behaviour = self.behaviour();
+        pieces(offset..offset + len, u64::MAX).try_for_each(|piece| {
+            if span::is_whole(&piece) {
+                return behaviour.zero(self, &span::pages_in(&piece), fua);
+            }
+            let len = usize::try_from(piece.end - piece.start).unwrap_or_default();
+            behaviour.write(self, piece.start, &[0; PAGE][..len], fua)
+        })
+    }
+
+    /// Makes the whole pages of `len` bytes at `offset` zero; with atomic flush only those that are
+    /// cached.
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check_write(offset, len)?;
+        self.pace.note_request();
+        let _running = self.requests.begin(RequestKind::Zero, len);
+        let mut whole = pieces(offset..offset + len, u64::MAX).filter(span::is_whole);
+        whole.try_for_each(|piece| match self.groups {
+            Some(_) => self.zero_cached(span::pages_in(&piece)),
+            None => self.behaviour().zero(self, &span::pages_in(&piece), false),
+        })
+    }
+
+    /// Where the cache has a page of the range dirty, all of it counts as data.
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        self.geometry.check(offset, len)?;
+        let pages = pages_of(offset, len);
+        if pages.clone().any(|page| self.find(page).is_some_and(|found| found.dirty)) {
+            return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
         }
-        self.behaviour().zero(self, &pages_of(offset, len), fua)
+        let bytes = span::bytes_of(&pages);
+        let found = self.backing.status(bytes.start, bytes.end - bytes.start, most)?;
+        let within = |it: Extent| {
+            let start = it.offset.max(offset);
+            let end = (it.offset + it.len).min(offset + len);
+            (start < end).then(|| Extent { offset: start, len: end - start, ..it })
+        };
+        Ok(found.into_iter().filter_map(within).collect())
     }
 }
 
-/// The numbers of the pages in `len` bytes at `offset`.
-fn pages_of(offset: u64, len: u64) -> Range<u64> {
-    offset / PAGE_BYTES..(offset + len) / PAGE_BYTES
-}
-
 impl BlockDevice for CacheDevice {
-    /// The size of the backing, in blocks of a page.
+    /// The size of the backing, in blocks of the pool's block size.
     fn geometry(&self) -> Geometry {
         self.core.geometry
     }
@@ -355,7 +396,7 @@ impl BlockDevice for CacheDevice {
         self.core.geometry.check(offset, buf.len() as u64)?;
         self.core.pace.note_request();
         let _running = self.core.requests.begin(RequestKind::Read, buf.len() as u64);
-        self.core.behaviour().read(&self.core, offset / PAGE_BYTES, buf)
+        self.core.behaviour().read(&self.core, offset, buf)
     }
 
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
@@ -366,7 +407,7 @@ impl BlockDevice for CacheDevice {
             return Ok(());
         }
         let behaviour = self.core.behaviour();
-        self.core.write_admitted(behaviour, offset / PAGE_BYTES, data, flags.fua)
+        self.core.write_admitted(behaviour, offset, data, flags.fua)
     }
 
     /// Commits the writes before it, with atomic flush. Reports what failed on the way to the
@@ -382,26 +423,15 @@ impl BlockDevice for CacheDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        if self.core.groups.is_none() {
-            return self.core.write_zeroes(offset, len, false);
-        }
-        self.core.geometry.check_write(offset, len)?;
-        let _running = self.core.requests.begin(RequestKind::Zero, len);
-        self.core.zero_cached(pages_of(offset, len))
+        self.core.discard(offset, len)
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.core.write_zeroes(offset, len, flags.fua)
     }
 
-    /// Where the cache has a page of the range, all of it counts as data.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        let core = &self.core;
-        core.geometry.check(offset, len)?;
-        if pages_of(offset, len).any(|page| core.find(page).is_some_and(|found| found.dirty)) {
-            return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
-        }
-        core.backing.status(offset, len, most)
+        self.core.status(offset, len, most)
     }
 
     /// Writes into free slots, reads of pages that are cached, and flushes that end here.

@@ -1,11 +1,13 @@
 //! The policies in the engine: each choice does what it says, online and after an open.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 
 use super::check::check;
 use super::index::Shard;
+use super::layout::PAGE_BYTES;
 use super::policy::{REPLACEMENTS, ReplacementEntry};
 use super::tests::{NO_THREAD, PAGES, binding, memory, open, pool, read, work, write};
 use super::*;

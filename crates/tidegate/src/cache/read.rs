@@ -2,6 +2,8 @@
 
 use super::index::Found;
 use super::layout::{Decoded, HEADER, PAGE, PAGE_BYTES, SlotHeader, data_check};
+use super::record::Copied;
+use super::span::{Part, bytes_at, bytes_of, pages_of, parts};
 use super::{Core, fill};
 use crate::device::{Attempt, DeviceError, DeviceErrorKind, Result};
 use crate::stats::RequestKind;
@@ -11,51 +13,97 @@ use crate::tier::version_locks::Version;
 /// Most pages that are read from the backing at once.
 const RUN_PAGES_MAX: usize = 256;
 
-/// A page that the cache did not have when it was looked for.
+/// A page that the cache did not have when it was looked for, or not all of it.
 struct Missing {
     page: u64,
+    /// The record that the cache has of it.
+    record: Option<Found>,
     version: Version,
     seen: super::traffic::Seen,
 }
 
 impl Core {
-    /// Reads pages from `first` on. What the backing had is kept afterwards where `promotes`.
-    pub(super) fn read_pages(&self, first: u64, buf: &mut [u8], promotes: bool) -> Result<()> {
-        let pages = first..first + (buf.len() / PAGE) as u64;
+    /// Reads at `offset`. What the backing had is kept afterwards where `promotes`.
+    pub(super) fn read_bytes(&self, offset: u64, buf: &mut [u8], promotes: bool) -> Result<()> {
+        let pages = pages_of(offset, buf.len() as u64);
         let promotes = promotes && self.admits(&pages, false);
         let (mut at, mut hits) = (0, 0);
-        while at < buf.len() {
-            let page = first + (at / PAGE) as u64;
-            if self.read_hit(page, &mut buf[at..at + PAGE])? {
+        while let Some(part) = parts(offset + at as u64, buf.len() - at).next() {
+            let rest = &mut buf[at..];
+            if self.read_hit(&part, &mut rest[part.at.clone()])? {
                 hits += 1;
-                at += PAGE;
-                continue;
+                at += part.at.len();
+            } else if part.is_whole() {
+                let most = rest.len() / PAGE;
+                at += self.read_missing(part.page, &mut rest[..most * PAGE], promotes)? * PAGE;
+            } else {
+                let mut page = [0; PAGE];
+                if self.read_missing(part.page, &mut page, promotes)? > 0 {
+                    let len = part.at.len();
+                    rest[part.at].copy_from_slice(&page[part.from..part.from + len]);
+                    at += len;
+                }
             }
-            let run = self.missing_run(page, (buf.len() - at) / PAGE);
-            if run.is_empty() {
-                // It came into the cache this moment.
-                self.region.relax();
-                continue;
-            }
-            let part = &mut buf[at..at + run.len() * PAGE];
-            let foreground = self.pace.foreground();
-            self.backing.read(page * PAGE_BYTES, part)?;
-            drop(foreground);
-            // A page that was written meanwhile is read again, with all behind it.
-            let is_last = |missing: &Missing| self.locks.unchanged(missing.page, missing.version);
-            let stood = run.iter().take_while(|missing| is_last(missing)).count();
-            if promotes {
-                self.offer_fills(run[..stood].iter().zip(part.chunks(PAGE)));
-            }
-            at += stood * PAGE;
         }
-        self.counters.count_read(hits, (buf.len() / PAGE) as u64);
+        self.counters.count_read(hits, pages.end - pages.start);
+        Ok(())
+    }
+
+    /// Reads neighbours from `first` on that the cache does not have from the backing, at most as
+    /// many as fit into `buf`. Returns how many: 0 where it has the first one by now.
+    fn read_missing(&self, first: u64, buf: &mut [u8], promotes: bool) -> Result<usize> {
+        let run = self.missing_run(first, buf.len() / PAGE);
+        if run.is_empty() {
+            // It came into the cache this moment.
+            self.region.relax();
+            return Ok(0);
+        }
+        let buf = &mut buf[..run.len() * PAGE];
+        let foreground = self.pace.foreground();
+        self.backing.read(first * PAGE_BYTES, buf)?;
+        drop(foreground);
+        // A page that was written meanwhile is read again, with all behind it.
+        let mut stood = 0;
+        for (missing, page) in run.iter().zip(buf.chunks_mut(PAGE)) {
+            let is_whole = self.put_record(missing, page)?;
+            if !is_whole || !self.locks.unchanged(missing.page, missing.version) {
+                break;
+            }
+            stood += 1;
+        }
+        if promotes {
+            self.offer_fills(run[..stood].iter().zip(buf.chunks(PAGE)));
+        }
+        Ok(stood)
+    }
+
+    /// Puts the record that the cache has of `missing` over `page`, the backing's bytes. False: it
+    /// is damaged, or another version's by now.
+    fn put_record(&self, missing: &Missing, page: &mut [u8]) -> Result<bool> {
+        let Some(found) = &missing.record else { return Ok(true) };
+        let record = self.copy_record(found)?;
+        if let Some(record) = &record {
+            record.put_into(page);
+        }
+        Ok(record.is_some())
+    }
+
+    /// Reads at `offset` from the backing, by whole pages where that has larger blocks.
+    pub(super) fn read_below(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        if self.backing_takes(&bytes_at(offset, buf.len())) {
+            return self.backing.read(offset, buf);
+        }
+        let bytes = bytes_of(&pages_of(offset, buf.len() as u64));
+        let mut pages = vec![0; usize::try_from(bytes.end - bytes.start).unwrap_or_default()];
+        self.backing.read(bytes.start, &mut pages)?;
+        let from = usize::try_from(offset - bytes.start).unwrap_or_default();
+        buf.copy_from_slice(&pages[from..from + buf.len()]);
         Ok(())
     }
 
     fn offer_fills<'a>(&self, read: impl Iterator<Item = (&'a Missing, &'a [u8])>) {
         for (missing, data) in read {
-            let Missing { page, version, seen } = *missing;
+            let Missing { page, version, seen, .. } = *missing;
             if self.fills.offer(|| fill::Fill { page, version, seen, data: data.into() }) {
                 self.waker.wake_resting();
             }
@@ -63,13 +111,15 @@ impl Core {
         }
     }
 
-    /// The neighbours from `first` on that the cache does not have, at most `most`.
+    /// The neighbours from `first` on that the cache does not have all of, at most `most`.
     fn missing_run(&self, first: u64, most: usize) -> Vec<Missing> {
         let pages = first..first + most.min(RUN_PAGES_MAX) as u64;
         let missing = |page| {
             // Before the look: a change after it is seen by the version.
             let (version, seen) = (self.locks.version(page), self.traffic.see(page));
-            self.find(page).is_none().then_some(Missing { page, version, seen })
+            let record = self.find(page);
+            let is_missing = record.is_none_or(|found| found.record && found.base.is_none());
+            is_missing.then_some(Missing { page, record, version, seen })
         };
         pages.map_while(missing).collect()
     }
@@ -80,8 +130,8 @@ impl Core {
             return Attempt::Done(Err(error));
         }
         let running = self.requests.begin(RequestKind::Read, buf.len() as u64);
-        for (page, part) in (offset / PAGE_BYTES..).zip(buf.chunks_mut(PAGE)) {
-            match self.read_hit(page, part) {
+        for part in parts(offset, buf.len()) {
+            match self.read_hit(&part, &mut buf[part.at.clone()]) {
                 Ok(true) => {}
                 Ok(false) => {
                     running.hand_back();
@@ -90,13 +140,16 @@ impl Core {
                 Err(error) => return Attempt::Done(Err(error)),
             }
         }
-        let pages = (buf.len() / PAGE) as u64;
+        let pages = pages_of(offset, buf.len() as u64);
+        let pages = pages.end - pages.start;
         self.counters.count_read(pages, pages);
         Attempt::Done(Ok(()))
     }
 
-    /// Reads `page` from its slot. False: it has none.
-    pub(super) fn read_hit(&self, page: u64, buf: &mut [u8]) -> Result<bool> {
+    /// Reads `part` from the slot of its page. False: it has none, or a record without all of the
+    /// part.
+    fn read_hit(&self, part: &Part, buf: &mut [u8]) -> Result<bool> {
+        let page = part.page;
         loop {
             let version = self.locks.version(page);
             let found = {
@@ -105,15 +158,18 @@ impl Core {
                 shard.touch(&found);
                 found
             };
-            let is_whole = self.copy_out(&found, buf).inspect_err(|_| self.fallback.count())?;
+            let copied = self.copy_part(&found, part, buf);
+            let copied = copied.inspect_err(|_| self.fallback.count())?;
             if !self.locks.unchanged(page, version) {
                 self.region.relax();
                 continue;
             }
-            if is_whole {
-                return Ok(true);
+            match copied {
+                Copied::Whole => return Ok(true),
+                Copied::Lacks => return Ok(false),
+                Copied::Damaged => {}
             }
-            if let Some(found) = self.still_damaged(&found, buf)? {
+            if let Some(found) = self.still_damaged(&found)? {
                 self.damaged_page(&found)?;
                 return Ok(false);
             }
@@ -122,16 +178,53 @@ impl Core {
 
     /// Looks again at `found`, whose data and header did not agree, with the page's lock: its
     /// holder may have voided the header of a page that leaves the cache.
-    fn still_damaged(&self, found: &Found, buf: &mut [u8]) -> Result<Option<Found>> {
+    fn still_damaged(&self, found: &Found) -> Result<Option<Found>> {
         let _lock = self.lock_pages(std::iter::once(found.page));
         let is_same = |now: &Found| now.slot == found.slot && now.version == found.version;
         match self.find(found.page).filter(is_same) {
-            Some(now) if !self.copy_out(&now, buf)? => Ok(Some(now)),
+            Some(now) if self.is_damaged(&now)? => Ok(Some(now)),
             _ => Ok(None),
         }
     }
 
-    /// Copies the data of `found`. False: it is not what its checksum says, or it is another
+    /// The data of `found`, whose page's lock the caller holds, is not what its checksum says.
+    fn is_damaged(&self, found: &Found) -> Result<bool> {
+        if found.record && self.copy_record(found)?.is_none() {
+            return Ok(true);
+        }
+        let page = if found.record { found.under() } else { Some(*found) };
+        Ok(!self.is_sound(page.as_ref())?)
+    }
+
+    /// The data of `page`, if there is one, is what its checksum says, as far as that is not known
+    /// already.
+    pub(super) fn is_sound(&self, page: Option<&Found>) -> Result<bool> {
+        let Some(page) = page.filter(|page| !page.verified) else { return Ok(true) };
+        self.copy_out(page, &mut [0; PAGE])
+    }
+
+    /// Copies `part` of the page of `found`.
+    pub(super) fn copy_part(&self, found: &Found, part: &Part, buf: &mut [u8]) -> Result<Copied> {
+        let of = |is_whole| if is_whole { Copied::Whole } else { Copied::Damaged };
+        if found.record {
+            return self.copy_from_record(found, part, buf);
+        }
+        if found.zero || buf.len() == PAGE {
+            return self.copy_out(found, buf).map(of);
+        }
+        let from = part.from;
+        if found.verified {
+            self.region.read(self.places.data(found.slot) + from as u64, buf)?;
+            return Ok(Copied::Whole);
+        }
+        // The checksum is that of all of it.
+        let mut page = [0; PAGE];
+        let is_whole = self.copy_out(found, &mut page)?;
+        buf.copy_from_slice(&page[from..from + buf.len()]);
+        Ok(of(is_whole))
+    }
+
+    /// Copies the data of `found`, a whole page. False: it is not what its checksum says, or it is another
     /// version's by now.
     pub(super) fn copy_out(&self, found: &Found, buf: &mut [u8]) -> Result<bool> {
         if found.zero {

@@ -12,6 +12,7 @@
 //!
 //! A crash in between leaves what this finds again: steps 3 and 4 change nothing that counts.
 
+use std::collections::HashMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
@@ -25,7 +26,8 @@ use super::header::{Binding, CacheHeader};
 use super::index::{Found, Shard, shard_of};
 use super::lane::{LANES, Lanes};
 use super::layout::{
-    Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, commit_offset, data_check,
+    Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, VERSION, commit_offset,
+    data_check, stored_bytes,
 };
 use super::pace::Pace;
 use super::policy::ReplacementEntry;
@@ -34,7 +36,7 @@ use super::{CacheDeviceOptions, Core, LOCKS_LOG2, tier};
 use crate::device::{BlockDevice, Geometry};
 use crate::pmem::Region;
 use crate::stats::Requests;
-use crate::sync::{AtomicU32, AtomicU64};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64};
 use crate::tier::background::Waker;
 use crate::tier::ledger::Ledger;
 use crate::tier::set_locks::SetLocks;
@@ -115,9 +117,10 @@ impl<'a> Scan<'a> {
         if found.zero {
             return Ok(true);
         }
-        let mut data = [0; PAGE];
-        self.region.read(self.header.places.data(slot), &mut data)?;
-        Ok(data_check(&data) == found.data_check)
+        let mut page = [0; PAGE];
+        let data = &mut page[..stored_bytes(found.lines)];
+        self.region.read(self.header.places.data(slot), data)?;
+        Ok(data_check(data) == found.data_check)
     }
 }
 
@@ -180,6 +183,8 @@ struct Recovery {
     uncommitted: u64,
     /// Slots that hold an older version of a page.
     older: Vec<Found>,
+    /// By the slot of a record: the version of the page over which it lies.
+    over: HashMap<u32, u64>,
     /// Slots whose headers are to be voided.
     void: Vec<u32>,
     /// Slots whose voided headers may not be durable yet.
@@ -214,7 +219,7 @@ pub(super) fn open(
     if options.atomic_flush && !header.mode.writes_back() {
         return Err(CacheError::NotAtomic { mode: header.mode });
     }
-    let geometry = geometry_over(&*backing, options.atomic_flush)?;
+    let geometry = geometry_over(&*backing, &header, options.atomic_flush)?;
     let mut choices = Choices::of(&header)?;
     choices.override_by(&options);
     let replacement = choices.replacement();
@@ -222,8 +227,11 @@ pub(super) fn open(
     let mut recovery = Recovery::scan(&region, &header, replacement, threads)?;
     recovery.check_batches(&region, &header)?;
     recovery.forget_other_backing(&header, &binding, options.adopt_foreign)?;
-    recovery.check_fit(geometry.blocks)?;
+    recovery.check_fit(geometry.size_bytes() / PAGE_BYTES)?;
     let found = recovery.finish(&region, &header, replacement, threads)?;
+    if header.version < VERSION {
+        header.is_whole = false;
+    }
     if header.binding.as_ref() != Some(&binding) {
         header.binding = Some(binding);
         header.is_whole = false;
@@ -262,6 +270,7 @@ fn core_of(
         mode: AtomicU32::new(header.mode.code()),
         backing,
         geometry,
+        makes_records: AtomicBool::new(choices.makes_records()),
         lanes: Lanes::new(&recovery.newest.numbers()),
         shards: SetLocks::new(recovery.shards.of.into_iter(), None),
         locks: VersionLocks::new(LOCKS_LOG2),
@@ -283,15 +292,20 @@ fn core_of(
     }
 }
 
-fn geometry_over(backing: &dyn BlockDevice, atomic_flush: bool) -> Result<Geometry> {
+fn geometry_over(
+    backing: &dyn BlockDevice,
+    header: &CacheHeader,
+    atomic_flush: bool,
+) -> Result<Geometry> {
+    let block_bytes = header.superblock.block_bytes;
     let below = backing.geometry();
     let bytes = below.size_bytes();
     if !bytes.is_multiple_of(PAGE_BYTES) {
         return Err(CacheError::PartialPage { bytes });
     }
     Ok(Geometry {
-        block_bytes: 4096,
-        blocks: bytes / PAGE_BYTES,
+        block_bytes,
+        blocks: bytes / u64::from(block_bytes),
         preferred_bytes: below.preferred_bytes.max(4096),
         read_only: below.read_only,
         atomic_block: true,
@@ -345,6 +359,7 @@ impl Recovery {
             whole.committed_group = part.committed_group;
             whole.uncommitted += part.uncommitted;
             whole.older.extend(part.older);
+            whole.over.extend(part.over);
             whole.void.extend(part.void);
             whole.voided.extend(part.voided);
             whole.unfinished += part.unfinished;
@@ -370,6 +385,9 @@ impl Recovery {
                     self.uncommitted += 1;
                     self.void.push(slot);
                     return;
+                }
+                if header.over > 0 {
+                    self.over.insert(slot, header.over);
                 }
                 self.add(found_in(slot, &header));
             }
@@ -406,7 +424,8 @@ impl Recovery {
         for (slot, found) in members {
             if scan.is_whole(slot, &found)? {
                 if !found.zero {
-                    region.write_back(header.places.data(slot), PAGE_BYTES)?;
+                    let len = stored_bytes(found.lines) as u64;
+                    region.write_back(header.places.data(slot), len)?;
                 }
                 region.write_back(header.places.header(slot), HEADER_BYTES)?;
             } else {
@@ -477,6 +496,36 @@ impl Recovery {
         Ok(())
     }
 
+    /// Finds the pages over which records lie among the older versions. Where one is gone the record
+    /// is of no use: a dirty one is kept as a damaged page, a clean one is in the backing.
+    fn find_bases(&mut self) {
+        let mut bases = HashMap::new();
+        let over = std::mem::take(&mut self.over);
+        if over.is_empty() {
+            return;
+        }
+        let is_record_with_base = |found: &Found| found.record && over.contains_key(&found.slot);
+        for shard in &self.shards.of {
+            shard.each_live(|found| {
+                if is_record_with_base(&found) {
+                    bases.insert((found.page, over[&found.slot]), (found, None));
+                }
+            });
+        }
+        self.older.retain(|older| {
+            let base = bases.get_mut(&(older.page, older.version)).filter(|_| !older.record);
+            base.map(|(_, under)| *under = Some(*older)).is_none()
+        });
+        for (found, under) in bases.into_values() {
+            if under.is_none() && !found.dirty {
+                self.shard(found.page).remove(&found);
+                self.void.push(found.slot);
+            } else {
+                self.shard(found.page).recover_base(&found, under.as_ref());
+            }
+        }
+    }
+
     /// Makes durable what counts, and then voids what does not.
     fn finish(
         &mut self,
@@ -493,6 +542,7 @@ impl Recovery {
         region.write_back(commit_words, PAGE_BYTES)?;
         // Newer versions are durable before older ones go: invariant 3 of the cache.
         region.fence()?;
+        self.find_bases();
         let older: Vec<u32> = self.older.iter().map(|it| it.slot).collect();
         // Older versions go before pages that leave the cache.
         void_all(region, header, &older)?;
@@ -536,7 +586,8 @@ fn void_all(region: &Region, header: &CacheHeader, slots: &[u32]) -> Result<()> 
 
 fn found_in(slot: u32, header: &SlotHeader) -> Found {
     let SlotHeader { page, version, dirty, zero, .. } = *header;
-    Found { page, slot, version, dirty, zero, verified: false }
+    let (record, base) = (header.is_record(), None);
+    Found { page, slot, version, dirty, zero, record, base, verified: false }
 }
 
 #[cfg(all(test, not(feature = "loom")))]

@@ -1,9 +1,12 @@
-//! Pages into slots: copy on write, with one fence for a batch.
+//! Pages into slots: copy on write, with one fence for a batch. A part of a page is merged with what
+//! there is of it before ([`merge`](super::merge)).
 
 use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
-use super::layout::{PAGE, PAGE_BYTES, SlotHeader, data_check};
+use super::layout::{ALL_LINES, PAGE, SlotHeader, data_check};
+use super::merge::{Base, Content, Demand, Entry, Merged};
+use super::tier::Counter;
 use super::{Core, Few, fill};
 use crate::device::{Attempt, Result};
 use crate::stats::RequestKind;
@@ -12,35 +15,44 @@ use crate::tier::version_locks::VersionGuard;
 /// Most pages of a batch.
 const BATCH_PAGES_MAX: usize = 256;
 
-/// A page to be stored.
-#[derive(Clone, Copy)]
-pub(super) struct Entry<'a> {
-    pub(super) page: u64,
-    /// Its bytes; none for zeroes.
-    pub(super) data: Option<&'a [u8]>,
+/// Why a batch ended before all of its entries were stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lack {
+    /// The shard of this page has no slot.
+    Slot(u64),
+    /// The rest of this page is in the backing.
+    Base(u64),
+    /// A page of which a part is to be durable by itself waits for the commit of other parts.
+    Commit,
 }
 
-/// What all pages of a batch are.
-#[derive(Clone, Copy)]
-struct Kind {
-    /// The backing does not have them.
-    dirty: bool,
-    /// The group that they are members of; 0: none.
-    group: u64,
+/// How much of a batch was stored.
+struct Batch {
+    stored: usize,
+    lack: Option<Lack>,
 }
 
-/// An entry with its slot.
+/// A page, or a record of one, with its slot.
 struct Member<'a> {
-    entry: Entry<'a>,
+    page: u64,
+    /// Its bytes; none for zeroes.
+    data: Option<&'a [u8]>,
+    /// Which lines of the page they are.
+    lines: u64,
+    /// The version of the page over which a record lies; 0: the backing's bytes.
+    over: u64,
+    dirty: bool,
     taken: Taken,
 }
 
 impl Member<'_> {
-    /// What was stored, as a dirty page.
+    /// What was stored.
     fn found(&self) -> Found {
         let Taken { slot, version, .. } = self.taken;
-        let (page, zero) = (self.entry.page, self.entry.data.is_none());
-        Found { page, slot, version, dirty: true, zero, verified: true }
+        let (page, zero) = (self.page, self.data.is_none());
+        let record = self.lines != ALL_LINES;
+        let base = None;
+        Found { page, slot, version, dirty: self.dirty, zero, record, base, verified: true }
     }
 }
 
@@ -48,38 +60,56 @@ impl Member<'_> {
 type Note<'a> = &'a mut dyn FnMut(Found);
 
 impl Core {
-    /// Stores `data` as the pages from `first` on, dirty. Durable on return, or with atomic flush
-    /// and unless `fua`, when its group is committed.
-    pub(super) fn write_pages(
+    /// Stores `data` at `offset`, dirty. Durable on return, or with atomic flush and unless `fua`,
+    /// when its group is committed.
+    pub(super) fn write_bytes(
         &self,
-        first: u64,
+        offset: u64,
         data: &[u8],
         fua: bool,
         note: Note<'_>,
     ) -> Result<()> {
-        let pages = (first..).zip(data.chunks(PAGE));
-        let entries: Few<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
-        self.store_all(&entries, fua, note)
+        let demand = Demand { fua, whole_pages: !self.makes_records() };
+        self.store_all(&Entry::all(offset, data), demand, note)
     }
 
-    /// Makes pages zero, dirty. Durable as for [`write_pages`](Self::write_pages).
+    /// The same, and the slots hold whole pages afterwards.
+    pub(super) fn write_whole_pages(
+        &self,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+        note: Note<'_>,
+    ) -> Result<()> {
+        self.store_all(&Entry::all(offset, data), Demand { fua, whole_pages: true }, note)
+    }
+
+    /// Makes pages zero, dirty. Durable as for [`write_bytes`](Self::write_bytes).
     pub(super) fn zero_pages(
         &self,
         pages: impl Iterator<Item = u64>,
         fua: bool,
         note: Note<'_>,
     ) -> Result<()> {
-        let entries: Vec<_> = pages.map(|page| Entry { page, data: None }).collect();
-        self.store_all(&entries, fua, note)
+        let entries: Vec<_> = pages.map(|page| Entry::whole(page, None, true)).collect();
+        self.store_all(&entries, Demand { fua, whole_pages: true }, note)
     }
 
-    /// Stores all `entries`, and waits for free slots where there are none.
-    fn store_all(&self, mut entries: &[Entry<'_>], fua: bool, note: Note<'_>) -> Result<()> {
-        while let Some(first) = entries.first() {
+    /// Stores all `entries`, and waits for what they need.
+    fn store_all(&self, mut entries: &[Entry<'_>], demand: Demand, note: Note<'_>) -> Result<()> {
+        let mut base = None;
+        while !entries.is_empty() {
             let batch = &entries[..entries.len().min(BATCH_PAGES_MAX)];
-            match self.store_dirty(batch, fua, note)? {
-                0 => self.wait_for_slot(self.shard_of(first.page))?,
-                stored => entries = &entries[stored..],
+            let Batch { stored, lack } = self.store_dirty(batch, base.as_ref(), demand, note)?;
+            entries = &entries[stored..];
+            match lack {
+                None => {}
+                Some(Lack::Slot(page)) => self.wait_for_slot(self.shard_of(page))?,
+                Some(Lack::Base(page)) => base = Some(self.read_base(page)?),
+                Some(Lack::Commit) => {
+                    self.counters.add(Counter::EarlyGroupCommits, 1);
+                    self.commit_groups()?;
+                }
             }
         }
         Ok(())
@@ -93,11 +123,11 @@ impl Core {
         if data.len() > BATCH_PAGES_MAX * PAGE {
             return Attempt::WouldBlock;
         }
-        let pages = (offset / PAGE_BYTES..).zip(data.chunks(PAGE));
-        let entries: Few<_> = pages.map(|(page, data)| Entry { page, data: Some(data) }).collect();
+        let entries = Entry::all(offset, data);
         let running = self.requests.begin(RequestKind::Write, data.len() as u64);
-        match self.store_dirty(&entries, fua, &mut |_| ()) {
-            Ok(stored) if stored == entries.len() => Attempt::Done(Ok(())),
+        let demand = Demand { fua, whole_pages: !self.makes_records() };
+        match self.store_dirty(&entries, None, demand, &mut |_| ()) {
+            Ok(Batch { lack: None, .. }) => Attempt::Done(Ok(())),
             Ok(_) => {
                 running.hand_back();
                 Attempt::WouldBlock
@@ -106,75 +136,109 @@ impl Core {
         }
     }
 
-    /// Stores a batch of as many of `entries` as there are slots for, from the first on.
-    fn store_dirty(&self, entries: &[Entry<'_>], fua: bool, note: Note<'_>) -> Result<usize> {
+    /// Stores a batch of as many of `entries` as nothing lacks for, from the first on.
+    fn store_dirty(
+        &self,
+        entries: &[Entry<'_>],
+        base: Option<&Base>,
+        demand: Demand,
+        note: Note<'_>,
+    ) -> Result<Batch> {
         let locks = self.lock_pages(entries.iter().map(|entry| entry.page));
         // With the locks: invariant 4 of groups.
-        let membership = self.join_group(fua);
+        let membership = self.join_group(demand.fua);
         let group = membership.as_ref().map_or(0, |it| it.group);
-        let members = self.take_slots(entries, 0);
-        self.store(&members, Kind { dirty: true, group }, locks)?;
+        if self.needs_commit(entries, demand.fua) {
+            return Ok(Batch { stored: 0, lack: Some(Lack::Commit) });
+        }
+        let merged = self.merge(entries, base, demand)?;
+        let mergeable = &entries[..merged.lacks_base.unwrap_or(entries.len())];
+        let members = self.take_slots(mergeable, &merged, 0);
+        let replaced = self.store(&members, group, locks)?;
         drop(membership);
+        if !members.is_empty() {
+            self.counters.count_write(replaced as u64, members.len() as u64);
+        }
         for it in &members {
             note(it.found());
         }
-        self.bound_group(members.iter().map(|it| it.entry.page))?;
-        Ok(members.len())
+        self.bound_group(members.iter().map(|it| it.page))?;
+        let stored = members.len();
+        let lack = entries.get(stored).map(|entry| match merged.lacks_base {
+            Some(at) if at == stored => Lack::Base(entry.page),
+            _ => Lack::Slot(entry.page),
+        });
+        Ok(Batch { stored, lack })
     }
 
-    /// Stores those of `fills` that may still be kept, clean, in slots that nobody waits for.
+    /// A part that is to be durable by itself would make other parts of its page durable that wait
+    /// for the commit of their group.
+    fn needs_commit(&self, entries: &[Entry<'_>], fua: bool) -> bool {
+        let waits = |entry: &Entry<'_>| entry.is_part() && self.shard(entry.page).waits(entry.page);
+        fua && self.groups.is_some() && entries.iter().any(waits)
+    }
+
+    /// Stores those of `fills` that may still be kept, in slots that nobody waits for: clean, but
+    /// for pages of which the cache has dirty records.
     pub(super) fn store_clean(&self, fills: &[fill::Fill]) -> Result<()> {
         let locks = self.lock_pages(fills.iter().map(|fill| fill.page));
-        let kept = fills.iter().filter(|fill| self.may_keep(fill));
+        let kept = fills.iter().filter_map(|fill| Some((fill, self.is_kept_dirty(fill)?)));
         let entries: Vec<_> =
-            kept.map(|fill| Entry { page: fill.page, data: Some(&fill.data) }).collect();
+            kept.map(|(fill, dirty)| Entry::whole(fill.page, Some(&fill.data), dirty)).collect();
         // One below the reserve, so that the worker evicts for the next ones.
-        let members = self.take_slots(&entries, self.reserve.saturating_sub(1));
-        self.store(&members, Kind { dirty: false, group: 0 }, locks)
+        let (merged, reserve) = (Merged::default(), self.reserve.saturating_sub(1));
+        let members = self.take_slots(&entries, &merged, reserve);
+        self.store(&members, 0, locks).map(drop)
     }
 
     /// Takes a slot for each of `entries`, as long as a shard has more than `reserve`.
-    fn take_slots<'a>(&self, entries: &[Entry<'a>], reserve: u32) -> Few<Member<'a>> {
+    fn take_slots<'a>(
+        &self,
+        entries: &[Entry<'a>],
+        merged: &'a Merged,
+        reserve: u32,
+    ) -> Few<Member<'a>> {
         let take = |entry: &Entry<'a>| {
             let mut shard = self.shard(entry.page);
             let taken = (shard.available() > reserve).then(|| shard.take()).flatten()?;
-            Some(Member { entry: *entry, taken })
+            let Content { data, lines, over } = merged.data_of(entry);
+            Some(Member { page: entry.page, data, lines, over, dirty: entry.dirty, taken })
         };
         entries.iter().map_while(take).collect()
     }
 
-    /// Makes a batch durable, then visible; `locks` are those of its pages.
+    /// Makes a batch durable, then visible; `locks` are those of its pages, and `group` is that of
+    /// its members, or 0. Returns how many pages it replaced.
     fn store(
         &self,
         members: &[Member<'_>],
-        kind: Kind,
+        group: u64,
         locks: Few<VersionGuard<'_>>,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         if members.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
-        if let Err(error) = self.make_durable(members, kind) {
+        if let Err(error) = self.make_durable(members, group) {
             self.fallback.count();
             // Nobody knows which of the headers are on the medium.
-            for Entry { page, .. } in members.iter().map(|it| it.entry) {
-                self.shard(page).hold(page);
+            for it in members {
+                self.shard(it.page).hold(it.page);
             }
             return Err(error.into());
         }
         let publish = |it: &Member<'_>| {
-            let Entry { page, data } = it.entry;
-            let Kind { dirty, group } = kind;
-            let stored = Stored { dirty, zero: data.is_none(), group };
-            let old = self.shard(page).publish(page, &it.taken, stored)?;
-            Some((page, old))
+            let Member { page, data, lines, dirty, .. } = *it;
+            let record = lines != ALL_LINES;
+            let over = it.over > 0;
+            let stored = Stored { dirty, zero: data.is_none(), record, over, group };
+            let old = self.shard(page).publish(page, &it.taken, stored);
+            old.map(|old| old.map(|old| (page, old)))
         };
-        let replaced: Few<_> = members.iter().filter_map(publish).collect();
+        let replaced: Few<_> = members.iter().flat_map(publish).flatten().collect();
         // A reader that copied from a slot that is replaced finds the lock's version changed, and
         // only then may the slot be written over.
         drop(locks);
-        if kind.dirty {
-            self.counters.count_write(replaced.len() as u64, members.len() as u64);
-        }
+        let count = replaced.len();
         for (page, old) in replaced.into_iter().filter(|(_, old)| !old.is_retained) {
             let mut shard = self.shard(page);
             shard.retire(old);
@@ -184,9 +248,9 @@ impl Core {
         }
         // Pages of a batch lie in several shards.
         for it in members {
-            self.wake_where_due(it.entry.page);
+            self.wake_where_due(it.page);
         }
-        Ok(())
+        Ok(count)
     }
 
     /// Stores data and headers, and fences them.
@@ -197,21 +261,23 @@ impl Core {
     fn make_durable(
         &self,
         members: &[Member<'_>],
-        kind: Kind,
+        group: u64,
     ) -> std::result::Result<(), crate::pmem::PmemError> {
         let lane = self.lanes.take(&self.region);
         let store = |it: &Member<'_>| {
             let mut header = SlotHeader {
-                page: it.entry.page,
+                page: it.page,
                 version: it.taken.version,
                 lane: lane.number,
                 batch: lane.batch,
-                group: kind.group,
-                zero: it.entry.data.is_none(),
-                dirty: kind.dirty,
+                group,
+                lines: it.lines,
+                over: it.over,
+                zero: it.data.is_none(),
+                dirty: it.dirty,
                 data_check: 0,
             };
-            if let Some(data) = it.entry.data {
+            if let Some(data) = it.data {
                 // The client may change its memory meanwhile: what is checked is what is stored.
                 let see = |seen: &[u8]| header.data_check = data_check(seen);
                 let at = self.places.data(it.taken.slot);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::check::check;
-use super::layout::{HEADER_BYTES, Places};
+use super::layout::{HEADER_BYTES, PAGE_BYTES, Places};
 use super::*;
 use crate::device::conformance::{self, Model, Promises};
 use crate::device::fault::{Effect, Fault, Rule, When};
@@ -29,15 +29,26 @@ pub(super) const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
 
 /// A pool of `slots` slots.
 pub(super) fn pool(slots: u64) -> Arc<Region> {
+    pool_of(slots, 4096)
+}
+
+/// A pool of `slots` slots for a device with blocks of `block_bytes`.
+pub(super) fn pool_of(slots: u64, block_bytes: u32) -> Arc<Region> {
     let header_pages = slots.div_ceil(64);
     let region = Region::anonymous((6 + 4 + header_pages + slots) * 4096).unwrap();
-    let header = create(&region, &CacheOptions::default()).unwrap();
+    let header = create(&region, &CacheOptions { block_bytes, ..Default::default() }).unwrap();
     assert_eq!(u64::from(header.places.slots()), slots);
     Arc::new(region)
 }
 
 pub(super) fn memory() -> Arc<MemoryDevice> {
-    Arc::new(MemoryDevice::new(4096, PAGES).unwrap())
+    memory_of(4096)
+}
+
+/// A backing with blocks of `block_bytes`.
+pub(super) fn memory_of(block_bytes: u32) -> Arc<MemoryDevice> {
+    let blocks = PAGES * PAGE_BYTES / u64::from(block_bytes);
+    Arc::new(MemoryDevice::new(block_bytes, blocks).unwrap())
 }
 
 pub(super) fn binding() -> Binding {
@@ -521,6 +532,8 @@ enum Step {
 
 /// Settings that change what is done and when, and never what is read.
 const SETTINGS: &[(&str, &str)] = &[
+    ("granularity", "page"),
+    ("granularity", "record"),
     ("eviction", "s3fifo"),
     ("eviction", "lru"),
     ("eviction", "lrw"),
@@ -560,8 +573,9 @@ fn steps(modes: &'static [Mode]) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// A device with all that a step may change.
+/// A device with all that a step may change. Steps count its blocks.
 struct Scene {
+    block_bytes: u64,
     region: Arc<Region>,
     fault: Arc<Fault>,
     device: CacheDevice,
@@ -569,37 +583,39 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(slots: u64, mode: Mode) -> Self {
-        let (region, fault) = (pool(slots), Arc::new(Fault::new(memory(), 7)));
+    /// With blocks of the size `blocks.0`, before a backing with blocks of the size `blocks.1`.
+    fn new(slots: u64, mode: Mode, blocks: (u32, u32)) -> Self {
+        let (region, fault) =
+            (pool_of(slots, blocks.0), Arc::new(Fault::new(memory_of(blocks.1), 7)));
         let device = open(&region, &fault);
         device.set_mode(mode).unwrap();
         let model = Model::of(&device);
-        Self { region, fault, device, model }
+        Self { block_bytes: blocks.0.into(), region, fault, device, model }
     }
 
     fn take(&mut self, step: &Step) {
-        let device = &self.device;
-        let bytes = |pages: u64| usize::try_from(pages * PAGE_BYTES).unwrap();
+        let (device, block) = (&self.device, self.block_bytes);
+        let bytes = |blocks: u64| usize::try_from(blocks * block).unwrap();
         match *step {
             Step::Write { first, count, seed, fua } => {
                 let mut data = vec![0; bytes(count)];
                 conformance::fill(&mut data, seed);
-                let result = device.write(first * PAGE_BYTES, &data, WriteFlags { fua });
-                self.model.wrote(first * PAGE_BYTES, &data, &result);
+                let result = device.write(first * block, &data, WriteFlags { fua });
+                self.model.wrote(first * block, &data, &result);
             }
             Step::Read { first, count } => {
                 let mut found = vec![0; bytes(count)];
-                if device.read(first * PAGE_BYTES, &mut found).is_ok() {
-                    self.model.read(first * PAGE_BYTES, &found);
+                if device.read(first * block, &mut found).is_ok() {
+                    self.model.read(first * block, &found);
                 }
             }
             Step::Zero { first, count } => {
-                let (offset, len) = (first * PAGE_BYTES, count * PAGE_BYTES);
+                let (offset, len) = (first * block, count * block);
                 let result = device.write_zeroes(offset, len, ZeroFlags::default());
                 self.model.wrote(offset, &vec![0; bytes(count)], &result);
             }
             Step::Discard { first, count } => {
-                let (offset, len) = (first * PAGE_BYTES, count * PAGE_BYTES);
+                let (offset, len) = (first * block, count * block);
                 let _ = device.discard(offset, len);
                 self.model.discarded(offset, len);
             }
@@ -626,7 +642,7 @@ impl Scene {
     /// All that was acknowledged is there, before and after the cache is emptied.
     fn finish(mut self) {
         self.fault.heal();
-        let all = Step::Read { first: 0, count: PAGES };
+        let all = Step::Read { first: 0, count: PAGES * PAGE_BYTES / self.block_bytes };
         self.take(&all);
         self.device.clean_all().unwrap();
         self.take(&all);
@@ -639,8 +655,8 @@ impl Scene {
     }
 }
 
-fn compare(slots: u64, mode: Mode, steps: &[Step]) {
-    let mut scene = Scene::new(slots, mode);
+fn compare(slots: u64, mode: Mode, blocks: (u32, u32), steps: &[Step]) {
+    let mut scene = Scene::new(slots, mode, blocks);
     for step in steps {
         scene.take(step);
     }
@@ -648,13 +664,13 @@ fn compare(slots: u64, mode: Mode, steps: &[Step]) {
 }
 
 macro_rules! models {
-    ($($name:ident: $mode:expr, $modes:expr;)*) => {
+    ($($name:ident: $mode:expr, $modes:expr, $blocks:expr;)*) => {
         proptest! {
             #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
             $(
                 #[test]
                 fn $name(slots in prop::sample::select(&[16, 40, 300][..]), steps in steps($modes)) {
-                    compare(slots, $mode, &steps);
+                    compare(slots, $mode, $blocks, &steps);
                 }
             )*
         }
@@ -662,13 +678,17 @@ macro_rules! models {
 }
 
 models! {
-    wb_is_a_map_of_blocks: Mode::WriteBack, &[Mode::WriteBack];
-    wt_is_a_map_of_blocks: Mode::WriteThrough, &[Mode::WriteThrough];
-    wa_is_a_map_of_blocks: Mode::WriteAround, &[Mode::WriteAround];
-    wi_is_a_map_of_blocks: Mode::WriteInvalidate, &[Mode::WriteInvalidate];
-    wo_is_a_map_of_blocks: Mode::WriteOnly, &[Mode::WriteOnly];
-    pt_is_a_map_of_blocks: Mode::PassThrough, &[Mode::PassThrough];
-    modes_in_turn_are_a_map_of_blocks: Mode::WriteBack, &Mode::ALL;
+    wb_is_a_map_of_blocks: Mode::WriteBack, &[Mode::WriteBack], (4096, 4096);
+    wt_is_a_map_of_blocks: Mode::WriteThrough, &[Mode::WriteThrough], (4096, 4096);
+    wa_is_a_map_of_blocks: Mode::WriteAround, &[Mode::WriteAround], (4096, 4096);
+    wi_is_a_map_of_blocks: Mode::WriteInvalidate, &[Mode::WriteInvalidate], (4096, 4096);
+    wo_is_a_map_of_blocks: Mode::WriteOnly, &[Mode::WriteOnly], (4096, 4096);
+    pt_is_a_map_of_blocks: Mode::PassThrough, &[Mode::PassThrough], (4096, 4096);
+    modes_in_turn_are_a_map_of_blocks: Mode::WriteBack, &Mode::ALL, (4096, 4096);
+    wb_is_a_map_of_small_blocks: Mode::WriteBack, &[Mode::WriteBack], (512, 4096);
+    wt_is_a_map_of_small_blocks: Mode::WriteThrough, &[Mode::WriteThrough], (512, 4096);
+    small_blocks_over_large_ones_are_a_map: Mode::WriteBack, &Mode::ALL, (512, 4096);
+    small_blocks_over_small_ones_are_a_map: Mode::WriteBack, &Mode::ALL, (512, 512);
 }
 
 /// Threads that write, read and clean at once, in a cache for few of their pages.

@@ -23,6 +23,11 @@ const CLEAN: Metric =
     Metric::gauge("cache_clean_bytes", Unit::Bytes, "Bytes of the pages that the backing has too");
 const DIRTY: Metric =
     Metric::gauge("cache_dirty_bytes", Unit::Bytes, "Bytes of the pages that the backing lacks");
+const RECORDS: Metric = Metric::gauge(
+    "cache_records",
+    Unit::Count,
+    "Slots that hold some lines of a page, the rest of which is the backing's",
+);
 const WAITING: Metric = Metric::gauge(
     "cache_uncommitted_bytes",
     Unit::Bytes,
@@ -195,7 +200,7 @@ impl CacheDevice {
 
 impl Tier for CacheDevice {
     fn state(&self) -> State {
-        let Usage { live, dirty, waiting, .. } = self.core.usage();
+        let Usage { live, dirty, waiting, records, .. } = self.core.usage();
         let slots = u64::from(self.core.places.slots());
         let size = |pages| Size { bytes: Core::bytes_of(pages) };
         let used = format!("{} of {} in use, {} dirty", size(live), size(slots), size(dirty));
@@ -210,6 +215,8 @@ impl Tier for CacheDevice {
                 .collect(),
             details: json!({
                 "mode": self.mode().name(),
+                "granularity": self.core.choices.lock().granularity(),
+                "records": records,
                 "passes_through_after_errors": self.core.fallback.is_reached(),
                 "size_bytes": Core::bytes_of(slots),
                 "occupancy_bytes": Core::bytes_of(live),
@@ -242,13 +249,14 @@ impl Tier for CacheDevice {
     }
 
     fn metrics(&self, collector: &mut Collector) {
-        let Usage { live, dirty, waiting, .. } = self.core.usage();
+        let Usage { live, dirty, waiting, records, .. } = self.core.usage();
         let slots = u64::from(self.core.places.slots());
         collector.add(&OCCUPANCY, Core::bytes_of(live));
         collector.add(&FREE, Core::bytes_of(slots - live));
         collector.add(&CLEAN, Core::bytes_of(live - dirty));
         collector.add(&DIRTY, Core::bytes_of(dirty));
         collector.add(&WAITING, Core::bytes_of(waiting));
+        collector.add(&RECORDS, records);
         collector.add(&CORE_ERRORS, self.core.ledger.failures());
         collector.add(&CACHE_ERRORS, self.core.damaged.load(Ordering::Relaxed));
         collector.add(&FALLBACK, u64::from(self.core.fallback.is_reached()));

@@ -98,7 +98,12 @@ impl Traffic {
     /// and the backing has flushed all before.
     pub(super) fn may_fill(&self, page: u64, seen: Seen) -> bool {
         let bypassed = self.bypassed[Self::bucket(page)].load(Ordering::SeqCst);
-        seen.is_quiet() && self.see(page) == seen && bypassed <= self.flushed.load(Ordering::SeqCst)
+        self.is_unchanged(page, seen) && bypassed <= self.flushed.load(Ordering::SeqCst)
+    }
+
+    /// No write of `page` to the backing was under way since `seen`.
+    pub(super) fn is_unchanged(&self, page: u64, seen: Seen) -> bool {
+        seen.is_quiet() && self.see(page) == seen
     }
 
     /// A write around the cache to a page of `bucket` reached the backing. Before its end.

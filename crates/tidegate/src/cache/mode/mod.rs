@@ -43,14 +43,14 @@ pub enum Mode {
     PassThrough,
 }
 
-/// What one mode does. Pages are whole and inside the device.
+/// What one mode does. Requests are whole blocks and inside the device.
 pub(super) trait Behaviour {
-    /// Writes `data` from page `first` on; with `fua` it is durable on return.
-    fn write(&self, core: &Core, first: u64, data: &[u8], fua: bool) -> Result<()>;
+    /// Writes `data` at `offset`; with `fua` it is durable on return.
+    fn write(&self, core: &Core, offset: u64, data: &[u8], fua: bool) -> Result<()>;
 
-    /// Reads from page `first` on.
-    fn read(&self, core: &Core, first: u64, buf: &mut [u8]) -> Result<()> {
-        core.read_pages(first, buf, true)
+    /// Reads at `offset`.
+    fn read(&self, core: &Core, offset: u64, buf: &mut [u8]) -> Result<()> {
+        core.read_bytes(offset, buf, true)
     }
 
     /// Makes `pages` read as zeroes; with `fua` that is durable on return.
@@ -134,9 +134,4 @@ impl FromStr for Mode {
     fn from_str(text: &str) -> std::result::Result<Self, ()> {
         Self::ALL.into_iter().find(|mode| mode.name() == text).ok_or(())
     }
-}
-
-/// The number of pages in a buffer of whole pages.
-fn pages_in(first: u64, data: &[u8]) -> Range<u64> {
-    first..first + (data.len() / super::layout::PAGE) as u64
 }

@@ -2,29 +2,29 @@
 
 use std::ops::Range;
 
+use super::Behaviour;
 use super::wi::WriteInvalidate;
-use super::{Behaviour, pages_in};
 use crate::cache::Core;
-use crate::cache::layout::PAGE_BYTES;
+use crate::cache::span::pages_of;
 use crate::cache::tier::Counter;
 use crate::device::Result;
 
 pub(super) struct PassThrough;
 
 impl Behaviour for PassThrough {
-    fn write(&self, core: &Core, first: u64, data: &[u8], fua: bool) -> Result<()> {
-        WriteInvalidate.write(core, first, data, fua)
+    fn write(&self, core: &Core, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        WriteInvalidate.write(core, offset, data, fua)
     }
 
-    fn read(&self, core: &Core, first: u64, buf: &mut [u8]) -> Result<()> {
+    fn read(&self, core: &Core, offset: u64, buf: &mut [u8]) -> Result<()> {
         if core.groups.is_some() {
             // Pages that wait for a commit are not in the backing.
-            return core.read_pages(first, buf, false);
+            return core.read_bytes(offset, buf, false);
         }
-        core.clean_pages(&pages_in(first, buf))?;
+        core.clean_pages(&pages_of(offset, buf.len() as u64))?;
         core.counters.add(Counter::PassThroughReads, 1);
         let _foreground = core.pace.foreground();
-        core.backing.read(first * PAGE_BYTES, buf)
+        core.read_below(offset, buf)
     }
 
     fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use super::Behaviour;
 use super::wi::WriteInvalidate;
 use super::wt::WriteThrough;
-use super::{Behaviour, pages_in};
 use crate::cache::Core;
+use crate::cache::span::pages_of;
 use crate::device::Result;
 
 pub(super) struct WriteAround;
@@ -15,8 +16,8 @@ fn of(core: &Core, pages: &Range<u64>) -> &'static dyn Behaviour {
 }
 
 impl Behaviour for WriteAround {
-    fn write(&self, core: &Core, first: u64, data: &[u8], fua: bool) -> Result<()> {
-        of(core, &pages_in(first, data)).write(core, first, data, fua)
+    fn write(&self, core: &Core, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        of(core, &pages_of(offset, data.len() as u64)).write(core, offset, data, fua)
     }
 
     fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {

@@ -9,8 +9,8 @@ use crate::device::Result;
 pub(super) struct WriteBack;
 
 impl Behaviour for WriteBack {
-    fn write(&self, core: &Core, first: u64, data: &[u8], fua: bool) -> Result<()> {
-        core.write_pages(first, data, fua, &mut |_| ())
+    fn write(&self, core: &Core, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        core.write_bytes(offset, data, fua, &mut |_| ())
     }
 
     fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {

@@ -10,12 +10,12 @@ use crate::device::Result;
 pub(super) struct WriteOnly;
 
 impl Behaviour for WriteOnly {
-    fn write(&self, core: &Core, first: u64, data: &[u8], fua: bool) -> Result<()> {
-        WriteBack.write(core, first, data, fua)
+    fn write(&self, core: &Core, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        WriteBack.write(core, offset, data, fua)
     }
 
-    fn read(&self, core: &Core, first: u64, buf: &mut [u8]) -> Result<()> {
-        core.read_pages(first, buf, false)
+    fn read(&self, core: &Core, offset: u64, buf: &mut [u8]) -> Result<()> {
+        core.read_bytes(offset, buf, false)
     }
 
     fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {

@@ -8,22 +8,15 @@ use std::ops::Range;
 use super::Behaviour;
 use super::wi::WriteInvalidate;
 use crate::cache::bypass::Content;
-use crate::cache::layout::PAGE;
+use crate::cache::span::{bytes_at, bytes_of};
 use crate::cache::{Core, Mode};
 use crate::device::Result;
 
 pub(super) struct WriteThrough;
 
-/// Pages that go through at once.
-const PIECE_PAGES: usize = 256;
-
 impl Behaviour for WriteThrough {
-    fn write(&self, core: &Core, first: u64, data: &[u8], _fua: bool) -> Result<()> {
-        for (number, piece) in data.chunks(PIECE_PAGES * PAGE).enumerate() {
-            let pages = super::pages_in(first + (number * PIECE_PAGES) as u64, piece);
-            core.write_through(&pages, Content::Data(piece))?;
-        }
-        Ok(())
+    fn write(&self, core: &Core, offset: u64, data: &[u8], _fua: bool) -> Result<()> {
+        core.write_through(&bytes_at(offset, data.len()), Content::Data(data))
     }
 
     fn caches_writes(&self) -> bool {
@@ -32,7 +25,7 @@ impl Behaviour for WriteThrough {
 
     fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {
         if pages.end - pages.start <= Mode::ZERO_PAGES_MAX {
-            return core.write_through(pages, Content::Zeroes);
+            return core.write_through(&bytes_of(pages), Content::Zeroes);
         }
         WriteInvalidate.zero(core, pages, fua)?;
         // Durable before it is acknowledged, as all writes of this mode.

@@ -1,0 +1,103 @@
+//! Requests are bytes, the cache has pages: which bytes are whole pages, and which are parts of
+//! one.
+
+use std::ops::Range;
+
+use super::layout::{PAGE, PAGE_BYTES};
+
+/// The bytes of a request that lie in one page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) page: u64,
+    /// The first of them in the page.
+    pub(super) from: usize,
+    /// Where they lie in the request's data.
+    pub(super) at: Range<usize>,
+}
+
+impl Part {
+    /// They are all of the page.
+    pub(super) fn is_whole(&self) -> bool {
+        self.at.len() == PAGE
+    }
+}
+
+/// The pages that hold `len` bytes at `offset`.
+pub(super) fn pages_of(offset: u64, len: u64) -> Range<u64> {
+    let first = offset / PAGE_BYTES;
+    if len == 0 { first..first } else { first..(offset + len).div_ceil(PAGE_BYTES) }
+}
+
+/// The pages that hold `bytes`.
+pub(super) fn pages_in(bytes: &Range<u64>) -> Range<u64> {
+    pages_of(bytes.start, bytes.end - bytes.start)
+}
+
+/// The bytes of `pages`.
+pub(super) fn bytes_of(pages: &Range<u64>) -> Range<u64> {
+    pages.start * PAGE_BYTES..pages.end * PAGE_BYTES
+}
+
+/// The bytes of the backing that `len` bytes of data at `offset` are for.
+pub(super) fn bytes_at(offset: u64, len: usize) -> Range<u64> {
+    offset..offset + len as u64
+}
+
+/// `bytes` are whole pages.
+pub(super) fn is_whole(bytes: &Range<u64>) -> bool {
+    bytes.start.is_multiple_of(PAGE_BYTES) && bytes.end.is_multiple_of(PAGE_BYTES)
+}
+
+/// `len` bytes at `offset`, page by page.
+pub(super) fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let byte = offset + at as u64;
+        let from = usize::try_from(byte % PAGE_BYTES).unwrap_or_default();
+        let end = len.min(at + PAGE - from);
+        let part = Part { page: byte / PAGE_BYTES, from, at: at..end };
+        at = end;
+        (!part.at.is_empty()).then_some(part)
+    })
+}
+
+/// `bytes` in pieces: each is up to `pages_max` whole pages, or a part of one page.
+pub(super) fn pieces(bytes: Range<u64>, pages_max: u64) -> impl Iterator<Item = Range<u64>> {
+    let Range { mut start, end } = bytes;
+    let whole_end = end - end % PAGE_BYTES;
+    std::iter::from_fn(move || {
+        let from = start;
+        start = if from.is_multiple_of(PAGE_BYTES) && from < whole_end {
+            whole_end.min(from.saturating_add(pages_max.saturating_mul(PAGE_BYTES)))
+        } else {
+            end.min((from / PAGE_BYTES + 1) * PAGE_BYTES)
+        };
+        (from < end).then_some(from..start)
+    })
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_whole_pages_or_lie_in_one() {
+        let of = |bytes, most| -> Vec<(u64, u64)> {
+            pieces(bytes, most).map(|it| (it.start, it.end)).collect()
+        };
+        assert_eq!(of(512..1024, 9), [(512, 1024)]);
+        assert_eq!(of(512..4608, 9), [(512, 4096), (4096, 4608)]);
+        assert_eq!(of(0..4608, 9), [(0, 4096), (4096, 4608)]);
+        assert_eq!(of(3584..20480, 2), [(3584, 4096), (4096, 12288), (12288, 20480)]);
+        assert_eq!(of(4096..16384, u64::MAX), [(4096, 16384)]);
+        assert_eq!(of(512..512, 1), []);
+    }
+
+    #[test]
+    fn parts_cover_a_request_page_by_page() {
+        let found: Vec<_> = parts(3584, 5120).map(|it| (it.page, it.from, it.at)).collect();
+        assert_eq!(found, [(0, 3584, 0..512), (1, 0, 512..4608), (2, 0, 4608..5120)]);
+        assert_eq!(parts(4096, 0).count(), 0);
+        assert_eq!((pages_of(3584, 5120), pages_of(512, 0)), (0..3, 0..0));
+    }
+}
