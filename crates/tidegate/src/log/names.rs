@@ -444,7 +444,9 @@ mod tests {
                 named(&NameRecord { change: changes()[3], links: 1 })
             };
             let len = bytes.len();
-            edits.iter().for_each(|(at, byte)| bytes[at.index(len)] = *byte);
+            for (at, byte) in edits {
+                bytes[at.index(len)] = byte;
+            }
             bytes.truncate(end.index(len + 1));
             if let Some((make, content_at)) = Make::decode(&bytes) {
                 prop_assert!(make.is_sound() && content_at <= bytes.len() as u64);
