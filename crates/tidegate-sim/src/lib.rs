@@ -14,7 +14,7 @@
 //! - [`kernel`]: the recovery of other implementations, as a second judge;
 //! - [`mutations`]: planted bugs that the simulator must find;
 //! - [`subject`], [`log`], [`cache`], [`run`], [`toy`]: what can be tested;
-//! - [`names`]: the model of a part of `tidegate run` that is not built;
+//! - [`names`]: new files and names under `tidegate run`, with the decisions of its recovery;
 //! - seeds come from [`random`].
 
 pub mod cache;

@@ -322,6 +322,10 @@ impl<'a> NameRecord<'a> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::Index;
+
     use super::*;
 
     fn handle(byte: u8) -> FileHandle {
@@ -425,5 +429,33 @@ mod tests {
         let mut code = named(&NameRecord { change: changes()[0], links: 1 });
         code[0] = 4;
         assert_eq!(NameRecord::decode(&code), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_a_record_that_makes_sense_or_none(
+            is_make in any::<bool>(),
+            edits in vec((any::<Index>(), any::<u8>()), 0..8),
+            end in any::<Index>(),
+        ) {
+            let mut bytes = if is_make {
+                payload(&made(&[1, 0, 1, 0, b'a', b'b']), b"content")
+            } else {
+                named(&NameRecord { change: changes()[3], links: 1 })
+            };
+            let len = bytes.len();
+            for (at, byte) in edits {
+                bytes[at.index(len)] = byte;
+            }
+            bytes.truncate(end.index(len + 1));
+            if let Some((make, content_at)) = Make::decode(&bytes) {
+                prop_assert!(make.is_sound() && content_at <= bytes.len() as u64);
+            }
+            if let Some(record) = NameRecord::decode(&bytes) {
+                prop_assert!(record.is_sound());
+                let again = named(&record);
+                prop_assert_eq!(NameRecord::decode(&again), Some(record));
+            }
+        }
     }
 }

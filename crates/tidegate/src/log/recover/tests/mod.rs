@@ -4,6 +4,10 @@ mod names;
 mod planning;
 mod pool;
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::fuzzing;
 use super::plan::{FilePlan, Operation, Step};
 use crate::log::FileHandle;
 
@@ -22,5 +26,12 @@ pub(super) fn file_of(operations: &[Operation], marked: u64) -> FilePlan {
         damaged: None,
         made: None,
         has_lost_make: false,
+    }
+}
+
+proptest! {
+    #[test]
+    fn p7_logs_of_any_records_give_plans_and_decisions(bytes in vec(any::<u8>(), 0..400)) {
+        fuzzing::patched_pool(&[&[255, 0][..], &bytes].concat());
     }
 }
