@@ -47,12 +47,12 @@
 //!   `printf`, `mapping`, `transfer`, `aio`, `message`, `exec`, `syscall`, `fork`, `vfork`,
 //!   `rights`, `limits`;
 //! - what they do: `plain` (a call in its lane), `metadata` (a counted one), `covered` (admission,
-//!   new files, names, writes, truncations, syncs, leaving), `unseen` (files pinned to the kernel path), `lifecycle`
-//!   (the library is loaded, the process forks and ends);
+//!   new files, names, writes, truncations, syncs, leaving), `unseen` (files pinned to the kernel
+//!   path), `lifecycle` (the library is loaded, the process forks and ends);
 //! - what they know: `files` (which file), `new_files`, `parents` (names and their directories),
-//!   `extended` (attributes), `file_systems`, `extents`, `record_locks`, `descriptors` (what is noted
-//!   of each), `proc_fd`, `kept` (files that are pinned), `real` (why syncs are real), `glob` (what
-//!   the user wants), `process`, `supervisor`;
+//!   `extended` (attributes), `file_systems`, `extents`, `record_locks`, `descriptors` (what is
+//!   noted of each), `proc_fd`, `kept` (files that are pinned), `real` (why syncs are real), `glob`
+//!   (what the user wants), `process`, `supervisor`;
 //! - underneath: `raw` (system calls), `next` (the C library's functions), `synonyms`, `path`,
 //!   `page`, `shared` (values without a lock), `readable` (the program's pointers), `cancel`,
 //!   `signals`.

@@ -2,7 +2,8 @@
 //!
 //! Each makes the system call that the C library's function makes, so that errors are the kernel's.
 //! Of a file that the log has, links, renames and removals are recorded if they can be
-//! ([`covered::change_name`](crate::covered::change_name)). All other changes are counted as pending.
+//! ([`covered::change_name`](crate::covered::change_name)). All other changes are counted as
+//! pending.
 #![allow(unsafe_code)] // C's functions
 #![allow(clippy::missing_safety_doc)] // as in the manual of each
 

@@ -200,8 +200,8 @@ mod tests {
         [(); 2].map(|()| world.log.note_change_everywhere())
     }
 
-    /// A change of the file's attributes. Whether it is known by its numbers depends on whether some
-    /// test has synced a file.
+    /// A change of the file's attributes. Whether it is known by its numbers depends on whether
+    /// some test has synced a file.
     fn changed(fd: c_int, of_file: (u64, u64), world: &World) {
         let numbers = change(world);
         if !own_change(of_file, numbers) {

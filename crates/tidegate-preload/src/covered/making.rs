@@ -198,8 +198,8 @@ impl Open {
         Some(())
     }
 
-    /// Has the supervisor hold the file system, if it does not yet; whether it does. It is not asked
-    /// again at once where it took too long.
+    /// Has the supervisor hold the file system, if it does not yet; whether it does. It is not
+    /// asked again at once where it took too long.
     fn hold(&self, story: &Story<'_>) -> bool {
         static NOT_BEFORE_NS: AtomicU64 = AtomicU64::new(0);
         let file_system = story.entry.file_system;

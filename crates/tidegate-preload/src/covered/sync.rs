@@ -4,9 +4,8 @@
 //! 1. The log answers a sync of a covered file only where the kernel would commit nothing of the
 //!    journal for it, or where nothing is pending in the file system: asked after the sync began. A
 //!    sync after the file's own names or attributes were changed is real: on XFS even `fdatasync`
-//!    commits those.
-//!    So is one after a recorded change of its names, which the kernel would commit, while something
-//!    else is pending.
+//!    commits those. So is one after a recorded change of its names, which the kernel would commit,
+//!    while something else is pending.
 //! 2. A mark is appended after a real sync only if the file has not changed since before that sync.
 //! 3. No lock is held over a real sync: writers of the file would wait for the disk.
 

@@ -425,8 +425,8 @@ impl ArenaCheck<'_> {
 
     fn report_owners(&mut self, survey: &Survey) {
         let arena = self.number;
-        let mended: Vec<u32> = survey.lanes.iter().filter_map(LaneState::mended_block).collect();
-        for &block in survey.ownerless.first.iter().filter(|block| !mended.contains(block)) {
+        let repaired: Vec<u32> = survey.lanes.iter().filter_map(LaneState::repaired_block).collect();
+        for &block in survey.ownerless.first.iter().filter(|block| !repaired.contains(block)) {
             self.report.add(Finding::BlockLost { arena, block });
         }
         self.report.faults += survey.ownerless.count - survey.ownerless.first.len() as u64;

@@ -38,7 +38,7 @@ pub enum BttError {
     /// A write to an arena could destroy blocks of others: its map or flog is damaged.
     #[error(
         "BTT arena {arena}: {first} ({faults} faults in all), so a write to one block may destroy another: \
-         `tidegate check --repair` mends what can be proved; or copy the data off with \
+         `tidegate check --repair` repairs what can be proved; or copy the data off with \
          `tidegate serve --read-only` to a new pool; --force writes all the same"
     )]
     Unwritable {

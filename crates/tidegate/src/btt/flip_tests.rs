@@ -6,8 +6,8 @@
 //! - of a map entry, those whose change makes another valid entry with its own block: bit 30 tells
 //!   data from a discarded block;
 //! - of a flog, the lower two bits of the sequence numbers of a lane whose last two writes were of
-//!   one lba, or whose last write a crash kept out of the map: with another number the lane looks as
-//!   before its last write. The writes here never do the former.
+//!   one lba, or whose last write a crash kept out of the map: with another number the lane looks
+//!   as before its last write. The writes here never do the former.
 
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;

@@ -74,7 +74,8 @@ pub(super) fn open_arena(
     Ok(Recovered { arena, completed_lanes, damage })
 }
 
-/// What is known of a lane's last write. A lane that is to be mended first is not used for writing.
+/// What is known of a lane's last write. A lane that is to be repaired first is not used for
+/// writing.
 fn known(lane: &LaneState, writable: bool) -> Option<&Claim> {
     match lane {
         LaneState::Sound(claim) => Some(claim),

@@ -129,7 +129,7 @@ pub(super) enum LaneState {
 
 impl LaneState {
     /// The block that a remedy gives to a damaged lane.
-    pub(super) fn mended_block(&self) -> Option<u32> {
+    pub(super) fn repaired_block(&self) -> Option<u32> {
         match self {
             Self::Damaged { remedy: Remedy::Proven(_, claim), .. } => Some(claim.block),
             Self::Damaged { remedy: Remedy::Free(block), .. } => Some(*block),
@@ -381,9 +381,9 @@ impl Look<'_> {
         found.into_iter().map(remedy).collect()
     }
 
-    /// The block that `suspect` claims and an lba has, where one bit of the lba's map entry may have
-    /// changed as well as one of the lane's: it would be one of those that are `left` then. An lba
-    /// that was never written has its block whatever its entry says.
+    /// The block that `suspect` claims and an lba has, where one bit of the lba's map entry may
+    /// have changed as well as one of the lane's: it would be one of those that are `left` then. An
+    /// lba that was never written has its block whatever its entry says.
     fn contested(&self, suspect: &Suspect, left: &[u32]) -> Option<u32> {
         let taken = suspect.claim?.block;
         if !self.map.owned.get(taken) {

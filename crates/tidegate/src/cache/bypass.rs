@@ -87,8 +87,9 @@ impl Core {
         }
     }
 
-    /// Cleans the dirty ones of `pages`; not with atomic flush, which keeps some dirty. Each is clean, or not cached, at one moment: from then on
-    /// the backing has all that was written to it before the call.
+    /// Cleans the dirty ones of `pages`; not with atomic flush, which keeps some dirty. Each is
+    /// clean, or not cached, at one moment: from then on the backing has all that was written to it
+    /// before the call.
     ///
     /// A version that is replaced while it waits is not written: the one that replaces it is still
     /// dirty then, and has parts of the page that were written before.

@@ -179,8 +179,8 @@ impl Core {
         Ok((runs, damage))
     }
 
-    /// Reads the backing's bytes of those of `pages` of which the cache has records, in their order,
-    /// where the backing cannot take the lines of a record by themselves.
+    /// Reads the backing's bytes of those of `pages` of which the cache has records, in their
+    /// order, where the backing cannot take the lines of a record by themselves.
     fn read_bases(&self, pages: &[Found], bases: &mut Vec<u8>) -> Result<()> {
         let needs_base =
             |found: &&Found| found.record && found.base.is_none() && !self.backing_takes_blocks();

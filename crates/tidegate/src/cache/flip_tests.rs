@@ -32,7 +32,7 @@ fn scrambled(n: u64) -> u64 {
 }
 
 #[test]
-fn check_finds_random_flips_that_matter_and_repair_mends_slot_headers() {
+fn check_finds_random_flips_that_matter_and_repair_restores_slot_headers() {
     let count = std::env::var("TIDEGATE_FLIPS").ok().and_then(|it| it.parse().ok()).unwrap_or(1000);
     let (region, backing) = (pool(SLOTS), memory());
     let device = open(&region, &backing);

@@ -560,8 +560,9 @@ impl Shard {
         self.held.contains(&page)
     }
 
-    /// Takes all older slots of `page` away, for the caller to void: dead ones, and that of the page
-    /// over which a record lies. The page is clean, so the backing has what is under the record.
+    /// Takes all older slots of `page` away, for the caller to void: dead ones, and that of the
+    /// page over which a record lies. The page is clean, so the backing has what is under the
+    /// record.
     pub(super) fn take_older_of(&mut self, page: u64, out: &mut Vec<u32>) {
         if let Some(under) = self.own_of(page).and_then(|own| self.bases.remove(&own)) {
             self.forget_base(under);
@@ -719,8 +720,8 @@ impl Shard {
         known
     }
 
-    /// At opening: the record in the slot of `found` lies over the page in slot `under`, or over one
-    /// that is damaged.
+    /// At opening: the record in the slot of `found` lies over the page in slot `under`, or over
+    /// one that is damaged.
     pub(super) fn recover_base(&mut self, found: &Found, under: Option<&Found>) {
         let own = self.own(found.slot);
         let Some(under) = under else {

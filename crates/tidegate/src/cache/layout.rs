@@ -235,8 +235,8 @@ impl SlotHeader {
             return Decoded::Bad;
         }
         let version = bytes.version.get();
-        let is_born_clean = bytes.dirty_or_over == U64::ZERO && !is_record;
-        let is_clean = is_born_clean || bytes.verdict.get() == clean_verdict(salt, slot, version);
+        let is_stored_clean = bytes.dirty_or_over == U64::ZERO && !is_record;
+        let is_clean = is_stored_clean || bytes.verdict.get() == clean_verdict(salt, slot, version);
         Decoded::Header(Self {
             page,
             version,

@@ -224,8 +224,8 @@ impl Core {
         Ok(of(is_whole))
     }
 
-    /// Copies the data of `found`, a whole page. False: it is not what its checksum says, or it is another
-    /// version's by now.
+    /// Copies the data of `found`, a whole page. False: it is not what its checksum says, or it is
+    /// another version's by now.
     pub(super) fn copy_out(&self, found: &Found, buf: &mut [u8]) -> Result<bool> {
         if found.zero {
             buf.fill(0);

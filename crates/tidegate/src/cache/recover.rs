@@ -496,8 +496,8 @@ impl Recovery {
         Ok(())
     }
 
-    /// Finds the pages over which records lie among the older versions. Where one is gone the record
-    /// is of no use: a dirty one is kept as a damaged page, a clean one is in the backing.
+    /// Finds the pages over which records lie among the older versions. Where one is gone the
+    /// record is of no use: a dirty one is kept as a damaged page, a clean one is in the backing.
     fn find_bases(&mut self) {
         let mut bases = HashMap::new();
         let over = std::mem::take(&mut self.over);

@@ -1,5 +1,5 @@
-//! Pages into slots: copy on write, with one fence for a batch. A part of a page is merged with what
-//! there is of it before ([`merge`](super::merge)).
+//! Pages into slots: copy on write, with one fence for a batch. A part of a page is merged with
+//! what there is of it before ([`merge`](super::merge)).
 
 use std::io::IoSlice;
 

@@ -222,7 +222,7 @@ struct Report {
     repaired_superblocks: usize,
     /// Headers of the log that repair wrote anew.
     repaired_headers: usize,
-    /// Faults of tail, limit and session that repair mended.
+    /// Faults of tail, limit and session that repair repaired.
     repaired_positions: usize,
     /// Headers of records that repair wrote anew.
     repaired_records: usize,

@@ -71,7 +71,8 @@ fn a_position_that_is_lost_in_both_copies_is_found_again_where_that_is_proved() 
         }
     };
     let ring_bytes = LogPool::open(Arc::new(region_of(&bytes))).unwrap().ring_bytes();
-    // No record is left, so the tail is the limit; and no record is more than a lap behind the tail.
+    // No record is left, so the tail is the limit; and no record is more than a lap behind the
+    // tail.
     for (offset, found) in
         [(TAIL_OFFSET, (limit, limit)), (LIMIT_OFFSET, (tail, tail + ring_bytes))]
     {

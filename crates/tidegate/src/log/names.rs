@@ -153,8 +153,9 @@ impl<'a> Make<'a> {
 }
 
 impl LogPool {
-    /// Where in the log the content of the file is that a [`RecordKind::Make`](super::RecordKind::Make) has, and its length;
-    /// none, where the record makes no sense.
+    /// Where in the log the content of the file is that a
+    /// [`RecordKind::Make`](super::RecordKind::Make) has, and its length; none, where the record
+    /// makes no sense.
     ///
     /// # Errors
     /// [`PmemError`].

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_names_is_owed_to_the_next_sync() {
+    fn a_change_of_names_waits_for_the_next_sync() {
         let log = log();
         let file = made(&log, false);
         let guard = log.lock(file).unwrap();

@@ -217,8 +217,8 @@ impl LogPool {
         Ok(self.region.persist(to, size_of::<LogHeaderBytes>() as u64)?)
     }
 
-    /// Says that the log may have records of names, and second copies of its positions, from now on,
-    /// which releases that know only the former format must not read.
+    /// Says that the log may have records of names, and second copies of its positions, from now
+    /// on, which releases that know only the former format must not read.
     ///
     /// # Errors
     /// [`LogError::Pmem`].
@@ -395,7 +395,7 @@ impl LogPool {
         }
         let mut bytes = RecordHeaderBytes::new_zeroed();
         self.region.read(at, bytes.as_mut_bytes())?;
-        let header = Header::decode_mending(&bytes, self.salt, position);
+        let header = Header::decode_repairing(&bytes, self.salt, position);
         Ok(header.filter(|header| self.fits(header)))
     }
 

@@ -1,5 +1,5 @@
 //! Damage of the log's tail, limit and session, of which the medium has two copies each: what is
-//! wrong, and what can be mended.
+//! wrong, and what can be repaired.
 //!
 //! Where both copies of a position are damaged the records tell, by their own positions. The limit
 //! is proved by the tail: no record was ever stored behind one lap. The tail is proved only where

@@ -107,8 +107,8 @@ const POSITION_BITS: usize = offset_of!(RecordHeaderBytes, position) * 8;
 /// The polynomial of CRC-32C, its lowest power in the highest bit.
 const CRC_32C: u32 = 0x82F6_3B78;
 
-/// Whether one changed bit in a payload of `payload_bytes` bytes makes this `difference` between its
-/// checksum and the right one. Of random differences, one in (2^32 / bits) is such.
+/// Whether one changed bit in a payload of `payload_bytes` bytes makes this `difference` between
+/// its checksum and the right one. Of random differences, one in (2^32 / bits) is such.
 pub(super) fn is_of_one_bit(difference: u32, payload_bytes: u32) -> bool {
     let mut of_bit = CRC_32C;
     (0..u64::from(payload_bytes) * 8).any(|_| {
@@ -173,7 +173,7 @@ impl Header {
     /// A header that a crash cut off does not pass for such a one: all of its words but one would
     /// have to be there, and that one to differ in one bit from what lay there before. And then the
     /// record is what was being written, if its payload is whole, and may count.
-    pub(super) fn decode_mending(
+    pub(super) fn decode_repairing(
         bytes: &RecordHeaderBytes,
         salt: u64,
         position: u64,

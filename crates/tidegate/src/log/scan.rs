@@ -65,8 +65,8 @@ impl<'a> Scanner<'a> {
         self.torn
     }
 
-    /// Those of the torn ones whose payload differs by one bit from its checksum: it was changed, or
-    /// a crash cut it off and what had been there before differs by this bit.
+    /// Those of the torn ones whose payload differs by one bit from its checksum: it was changed,
+    /// or a crash cut it off and what had been there before differs by this bit.
     pub fn changed(&self) -> &[Header] {
         &self.changed
     }
