@@ -15,55 +15,37 @@ const MOMENT_NS: u64 = 1_000_000;
 /// other, and to wake an idle worker costs a reader some microseconds each time.
 const FILL_REST_NS: u64 = 250_000;
 
-/// A worker of a cache.
-pub(super) struct Background {
-    core: Arc<Core>,
-    /// The last step left the times of cleaning to the worker of a batch that was under way.
-    awaits_batch: bool,
-}
-
-impl Background {
-    pub(super) fn new(core: Arc<Core>) -> Self {
-        Self { core, awaits_batch: false }
-    }
-
-    /// There was nothing to do: until when.
-    fn idle(&mut self) -> Step {
-        // Its thread looks for work afterwards, or wakes a worker.
-        self.awaits_batch = self.core.batches.under_way() > 0;
-        match self.core.next_cleaning_ns() {
-            Some(wake_at_ns) if !self.awaits_batch => Step::Doze { wake_at_ns },
-            _ => Step::IDLE,
-        }
-    }
-}
+/// The worker of a cache.
+pub(super) struct Background(pub(super) Arc<Core>);
 
 impl Work for Background {
     fn step(&mut self) -> Step {
-        self.awaits_batch = false;
-        let done = self.core.step();
+        let core = &*self.0;
+        let done = core.step();
         match done {
-            Ok(Progress::Idle) => self.idle(),
+            Ok(Progress::Idle) => match core.next_cleaning_ns() {
+                Some(wake_at_ns) => Step::Doze { wake_at_ns },
+                None => Step::IDLE,
+            },
             Ok(Progress::Some) => Step::Again,
-            Ok(Progress::Filled) if self.core.has_work() => Step::Again,
+            Ok(Progress::Filled) if core.has_work() => Step::Again,
             Ok(Progress::Filled) => Step::rest(FILL_REST_NS),
             Ok(Progress::Blocked) => Step::rest(MOMENT_NS),
             Err(_) => {
                 // Writers that wait look at the ledger.
-                self.core.notify_all();
+                core.notify_all();
                 Step::rest(RETRY_NS)
             }
         }
     }
 
     fn has_work(&self) -> bool {
-        let is_batch_over = self.awaits_batch && self.core.batches.under_way() == 0;
-        is_batch_over || self.core.has_work()
+        self.0.has_work()
     }
 }
 
-/// What the cache needs, the most urgent first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why a shard needs work, the most urgent first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Need {
     FreeSlots,
     Cleaning,
@@ -87,19 +69,14 @@ impl Core {
             self.store_fills()?;
             return Ok(Progress::Filled);
         }
-        let now_ns = now_ns();
-        let Some(need) = self.next_need(now_ns) else { return Ok(Progress::Idle) };
-        let Some(mut scratch) = self.batches.begin() else {
-            // Requests clean.
+        let Some((number, need)) = self.next_need(now_ns()) else { return Ok(Progress::Idle) };
+        let Some(mut scratch) = self.cleaning.try_lock() else {
+            // A request cleans.
             return Ok(Progress::Blocked);
         };
-        if self.next_need(now_ns) == Some(Need::FreeSlots) {
-            // For more than this batch can be.
-            self.waker.wake_another();
-        }
         let done = match need {
-            Need::FreeSlots => self.reclaim(&self.short_shards(), &mut scratch)? > 0,
-            Need::Cleaning => self.clean_by_policy(&mut scratch)?,
+            Need::FreeSlots => self.reclaim(number, &mut scratch)? > 0,
+            Need::Cleaning => self.clean_by_policy(number, &mut scratch)?,
         };
         Ok(if done { Progress::Some } else { Progress::Blocked })
     }
@@ -108,31 +85,21 @@ impl Core {
         self.fills.are_waiting() || self.next_need(now_ns()).is_some()
     }
 
-    fn next_need(&self, now_ns: u64) -> Option<Need> {
-        let shards = 0..self.shards.count();
-        if shards.clone().any(|it| self.is_short(it)) {
+    /// A shard that needs work, one without free slots first.
+    fn next_need(&self, now_ns: u64) -> Option<(usize, Need)> {
+        let may_clean = self.pace.is_free(now_ns);
+        let need_of = |it| Some((it, self.need_of(it, may_clean.then_some(now_ns))?));
+        let needs = (0..self.shards.count()).filter_map(need_of);
+        needs.min_by_key(|(_, need)| *need)
+    }
+
+    /// What shard `number` needs; cleaning at `now_ns`, where that may begin.
+    fn need_of(&self, number: usize, now_ns: Option<u64>) -> Option<Need> {
+        let shard = self.shards.lock(number);
+        if shard.available() < self.reserve {
             return Some(Need::FreeSlots);
         }
-        let may_clean = self.may_clean_ahead() && self.pace.is_free(now_ns);
-        let wants = |it| self.shards.lock(it).wants_cleaning(now_ns);
-        (may_clean && shards.clone().any(wants)).then_some(Need::Cleaning)
-    }
-
-    /// Shard `number` has so few slots that a batch is due. Another batch beside one that is under
-    /// way is due later: that one is to free slots too.
-    fn is_short(&self, number: usize) -> bool {
-        self.shards.lock(number).available() < self.reserve >> self.batches.under_way()
-    }
-
-    /// The shards that a batch is to free slots in, once it is due.
-    fn short_shards(&self) -> Vec<usize> {
-        let is_short = |it: &usize| self.shards.lock(*it).available() < self.reserve;
-        (0..self.shards.count()).filter(is_short).collect()
-    }
-
-    /// What is cleaned ahead of need is one batch, so that requests have the most of the backing.
-    fn may_clean_ahead(&self) -> bool {
-        self.batches.under_way() == 0
+        now_ns.filter(|now_ns| shard.wants_cleaning(*now_ns)).map(|_| Need::Cleaning)
     }
 
     /// After a change of `page`: wakes the worker, which sleeps only where nothing is to do.
@@ -153,7 +120,7 @@ impl Core {
 
     /// Shard `number` needs a worker that sleeps: one that waits for a time wakes by itself.
     fn needs_worker(&self, number: usize) -> bool {
-        let may_clean = self.may_clean_ahead() && self.pace.free_at_ns() == 0;
-        self.is_short(number) || may_clean && self.shards.lock(number).wants_cleaning(0)
+        let may_clean = self.pace.free_at_ns() == 0;
+        self.need_of(number, may_clean.then_some(0)).is_some()
     }
 }

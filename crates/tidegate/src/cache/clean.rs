@@ -11,6 +11,8 @@
 
 use std::ops::Range;
 
+use parking_lot::MutexGuard;
+
 use super::Core;
 use super::index::Found;
 use super::layout::{ALL_LINES, PAGE, PAGE_BYTES, VERDICT_OFFSET, clean_verdict};
@@ -60,6 +62,15 @@ impl Drop for Passages<'_> {
 }
 
 impl Core {
+    pub(super) fn lock_cleaning(&self) -> MutexGuard<'_, Scratch> {
+        loop {
+            match self.cleaning.try_lock() {
+                Some(scratch) => return scratch,
+                None => self.region.relax(),
+            }
+        }
+    }
+
     /// Writes all dirty pages to the backing, and flushes it. Damaged ones stay, and those that
     /// wait for a commit: the backing never has a part of a group.
     pub(super) fn clean_all(&self) -> Result<()> {
@@ -88,10 +99,7 @@ impl Core {
     /// wait for a commit.
     pub(super) fn clean_until_done(&self, mut pages: Vec<Found>) -> Result<()> {
         loop {
-            let cleaned = self.clean(pages.clone(), &mut self.begin_batch());
-            // A worker that waits for the end of a batch.
-            self.waker.wake_another();
-            cleaned?;
+            self.clean(pages.clone(), &mut self.lock_cleaning())?;
             pages.retain(|found| self.shard(found.page).can_be_cleaned(found));
             if pages.is_empty() {
                 return Ok(());

@@ -5,8 +5,7 @@
 //! cache).
 
 use super::Core;
-use super::clean::Scratch;
-use super::index::{Found, Shard};
+use super::index::Found;
 use super::tier::Counter;
 use crate::device::Result;
 use crate::pmem::PmemError;
@@ -25,69 +24,22 @@ pub(super) fn batch_pages(slots: u32) -> u32 {
 }
 
 impl Core {
-    /// Makes free slots in `shards`; where all of the coldest pages of one are dirty, a batch is
-    /// cleaned. Returns how many slots became free.
+    /// Makes free slots in shard `number`, and cleans the coldest pages where all of them are
+    /// dirty. Returns how many slots became free.
     ///
     /// # Errors
     /// The backing did not take the dirty pages, or the memory failed.
-    pub(super) fn reclaim(&self, shards: &[usize], scratch: &mut Scratch) -> Result<usize> {
-        let (mut freed, mut needs_batch) = (0, false);
-        for number in shards {
-            let evicted = self.evict_clean(*number)?;
-            needs_batch |= evicted == 0;
-            freed += evicted;
+    pub(super) fn reclaim(&self, number: usize, scratch: &mut super::Scratch) -> Result<usize> {
+        let freed = self.evict_clean(number)?;
+        if freed > 0 {
+            return Ok(freed);
         }
-        Ok(if needs_batch { freed + self.reclaim_dirty(scratch)? } else { freed })
-    }
-
-    /// Evicts the coldest pages of all shards that have few slots, the dirty ones cleaned in one
-    /// batch: so writers in each of them get slots when it ends, and neighbours, which lie in
-    /// different shards, are written together.
-    fn reclaim_dirty(&self, scratch: &mut Scratch) -> Result<usize> {
-        let coldest = |shard: &mut Shard, share, out: &mut _| shard.victims(share, out);
-        match self.reclaim_batch(scratch, coldest)? {
-            // The coldest pages wait for a commit, which may need slots before it comes. A policy
-            // may offer the others only behind all of these.
-            0 => self.reclaim_batch(scratch, |shard, share, out| {
-                let mut all = Vec::new();
-                shard.victims(shard.slot_count() as usize, &mut all);
-                all.retain(|found| !found.dirty || shard.can_be_cleaned(found));
-                out.extend(all.into_iter().take(share));
-            }),
-            freed => Ok(freed),
-        }
-    }
-
-    /// The same for the pages that `victims` adds: as many as a shard's share.
-    fn reclaim_batch(
-        &self,
-        scratch: &mut Scratch,
-        victims: impl Fn(&mut Shard, usize, &mut Vec<Found>),
-    ) -> Result<usize> {
-        let mut coldest = Vec::with_capacity(CLEAN_PAGES);
-        for (number, share) in self.shares_of_batch() {
-            victims(&mut self.shards.lock(number), share, &mut coldest);
-        }
-        let (dirty, clean): (Vec<_>, Vec<_>) = coldest.into_iter().partition(|found| found.dirty);
-        let freed = self.evict(&clean)?;
-        self.clean(dirty.clone(), scratch)?;
+        let mut coldest = Vec::new();
+        self.shards.lock(number).victims(CLEAN_PAGES, &mut coldest);
+        coldest.retain(|found| found.dirty);
+        self.clean(coldest.clone(), scratch)?;
         // These, for the policy offers them again only after all others.
-        Ok(freed + self.evict(&dirty)?)
-    }
-
-    /// How many slots a batch is to free in which shard, so that all have as many then.
-    fn shares_of_batch(&self) -> Vec<(usize, usize)> {
-        let available = |number| (number, self.shards.lock(number).available() as usize);
-        let mut shards: Vec<_> = (0..self.shards.count()).map(available).collect();
-        let slots: usize = shards.iter().map(|(_, available)| available).sum();
-        let level = (slots + CLEAN_PAGES) / shards.len();
-        shards.sort_unstable_by_key(|(_, available)| *available);
-        let mut left = CLEAN_PAGES;
-        for (_, slots) in &mut shards {
-            *slots = level.saturating_sub(*slots).min(left);
-            left -= *slots;
-        }
-        shards
+        self.evict(&coldest)
     }
 
     /// Evicts the clean ones of the coldest pages of shard `number`.
@@ -176,8 +128,8 @@ impl Core {
         }
         self.counters.add(Counter::FullWaits, 1);
         if !self.waker.is_running() {
-            let freed = match self.batches.begin() {
-                Some(mut scratch) => self.reclaim(&[number], &mut scratch)?,
+            let freed = match self.cleaning.try_lock() {
+                Some(mut scratch) => self.reclaim(number, &mut scratch)?,
                 None => 0,
             };
             if freed == 0 {
@@ -186,7 +138,7 @@ impl Core {
             }
             return Ok(());
         }
-        // Also threads that rest after a failure, and one beside a batch.
+        // Also a thread that rests after a failure.
         self.waker.wake_all();
         let mut shard = self.shards.lock(number);
         while shard.available() == 0

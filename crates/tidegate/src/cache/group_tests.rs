@@ -9,7 +9,7 @@ use super::check::check;
 use super::index::Stored;
 use super::layout::PAGE_BYTES;
 use super::policy::REPLACEMENTS;
-use super::tests::{NO_THREAD, PAGES, SHARDED, binding, cost, memory, pool, read, work, write};
+use super::tests::{NO_THREAD, PAGES, binding, cost, memory, pool, read, work, write};
 use super::tier::Counter;
 use super::*;
 use crate::device::memory::MemoryDevice;
@@ -152,21 +152,6 @@ fn a_group_that_fills_the_cache_is_committed_early_and_told() {
     device.flush().unwrap();
     let device = crash(device, &region, &backing);
     (0..PAGES).for_each(|page| assert_eq!(read(&device, page), 4));
-}
-
-#[test]
-fn a_group_takes_slots_of_pages_behind_its_own_in_the_order_of_eviction() {
-    let backing = Arc::new(MemoryDevice::new(4096, 14_000).unwrap());
-    let device = open(&pool(SHARDED), &backing);
-    for byte in 1..=3 {
-        // In no group, and used so often that the policy evicts new pages before them.
-        (0..9500).for_each(|page| device.write(page * PAGE_BYTES, &[byte; 4096], FUA).unwrap());
-    }
-    (10_000..14_000).for_each(|page| write(&device, page, 4));
-    assert_eq!(early_commits(&device), 0);
-    (10_000..14_000).for_each(|page| assert_eq!(read(&device, page), 4));
-    device.shutdown().unwrap();
-    (0..9500).for_each(|page| assert_eq!(read(&*backing, page), 3));
 }
 
 #[test]

@@ -21,7 +21,7 @@
 //! Map: [`CacheDevice`] the requests; `admission` which of them are cached; `mode/` what each mode
 //! does with them; `span` their pages; `store` pages into slots, `merge` and `record` parts of
 //! pages, `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots,
-//! `clean` dirty pages to the backing, `batches` how many of them at once, `cleaner` and `pace`
+//! `clean` dirty pages to the backing, `cleaner` and `pace`
 //! which of them and when, `bypass` writes around the cache, `fallback` when all do; `group` atomic
 //! flush; `background`; `recover` opening; `index` and `table` what is where, `lane`, `traffic`;
 //! `layout` and `header` the bytes, [`check`] their verification; `policy/` the decisions, and
@@ -29,7 +29,6 @@
 
 mod admission;
 mod background;
-mod batches;
 mod bypass;
 pub mod check;
 mod choices;
@@ -92,8 +91,8 @@ use crate::tier::set_locks::{SetLock, SetLocks};
 use crate::tier::version_locks::{VersionGuard, VersionLocks};
 use admission::Admission;
 use background::Background;
-use batches::{BATCHES_MAX, Batches};
 use choices::Choices;
+use clean::Scratch;
 use fallback::Fallback;
 use fill::Fills;
 use group::Groups;
@@ -129,13 +128,6 @@ pub struct CacheDeviceOptions {
     /// covers is there as a whole or not at all. Writes are durable at the next flush, and the mode
     /// is `wb` or `wo`.
     pub atomic_flush: bool,
-}
-
-impl CacheDeviceOptions {
-    /// Number of threads in the background: one for each batch.
-    fn workers(&self) -> u32 {
-        if self.no_thread { 0 } else { BATCHES_MAX }
-    }
 }
 
 /// A block device over a cache and a backing device.
@@ -183,7 +175,7 @@ struct Core {
     groups: Option<Groups>,
     traffic: Traffic,
     ledger: Ledger,
-    batches: Batches,
+    cleaning: Mutex<Scratch>,
     fills: Fills,
     /// Pages that the backing was given in mode wt, which the next flush of it makes clean.
     written: Mutex<Vec<Found>>,
@@ -218,7 +210,7 @@ impl CacheDevice {
     ) -> std::result::Result<Self, CacheError> {
         let (core, recovered) = recover::open(region, backing, binding, options)?;
         let core = Arc::new(core);
-        let background = (0..options.workers()).map(|_| Background::new(Arc::clone(&core)));
+        let background = (!options.no_thread).then(|| Background(Arc::clone(&core)));
         let workers = Workers::start("cache", Arc::clone(&core.waker), background)
             .map_err(CacheError::Thread)?;
         Ok(Self { core, workers, recovered })
@@ -227,7 +219,7 @@ impl CacheDevice {
     /// The background work, for a scheduler that runs it beside requests where the device has no
     /// thread.
     pub fn background(&self) -> impl Work + use<> {
-        Background::new(Arc::clone(&self.core))
+        Background(Arc::clone(&self.core))
     }
 
     /// What was found in the cache when it was opened.
@@ -265,19 +257,19 @@ impl CacheDevice {
         self.core.clean_all()
     }
 
-    /// Writes all dirty pages to the backing, as after a flush, and stops the threads.
+    /// Writes all dirty pages to the backing, as after a flush, and stops the thread.
     ///
     /// # Errors
     /// As for [`clean_all`](Self::clean_all).
     pub fn shutdown(&self) -> Result<()> {
-        self.stop_threads();
+        self.stop_thread();
         self.core.commit_groups()?;
         self.core.clean_all()
     }
 
-    fn stop_threads(&self) {
+    fn stop_thread(&self) {
         self.workers.stop();
-        // Writers that wait for a thread make free slots by themselves now.
+        // Writers that wait for the thread make free slots by themselves now.
         self.core.notify_all();
     }
 }
@@ -285,7 +277,7 @@ impl CacheDevice {
 impl Drop for CacheDevice {
     fn drop(&mut self) {
         // The data in the cache is durable; with atomic flush, what a flush covered.
-        self.stop_threads();
+        self.stop_thread();
     }
 }
 

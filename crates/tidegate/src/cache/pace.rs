@@ -6,16 +6,15 @@
 //! took: so these have at least half of the backing's time. Neither holds where writers need free
 //! slots.
 
-use super::Core;
-use super::clean::Scratch;
 use super::index::Found;
 use super::layout::PAGE_BYTES;
+use super::{Core, Scratch};
 use crate::device::Result;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::tier::clock::now_ns;
 
-/// Pages of a batch from which on no shard is asked for more, and no neighbours are added.
-const BATCH_PAGES: usize = 512;
+/// Most pages of a batch to which neighbours are added.
+const JOINED_PAGES_MAX: usize = 512;
 const SECOND_NS: u128 = 1_000_000_000;
 
 /// How fast the cache is cleaned ahead of need.
@@ -104,11 +103,18 @@ impl Pace {
 }
 
 impl Core {
-    /// Cleans a batch of what the policies of the shards say. False: they named pages, and none was
-    /// cleaned.
-    pub(super) fn clean_by_policy(&self, scratch: &mut Scratch) -> Result<bool> {
+    /// Cleans what the policy of shard `number` says. False: it named pages, and none was cleaned.
+    pub(super) fn clean_by_policy(&self, number: usize, scratch: &mut Scratch) -> Result<bool> {
         let (began_ns, is_busy) = (now_ns(), self.pace.is_busy());
-        let (pages, asked) = self.named_by_policy(began_ns);
+        let last_request_ns = self.pace.last_request_ns.load(Ordering::Relaxed);
+        let mut pages = Vec::new();
+        let mut shard = self.shards.lock(number);
+        let rest_ns = shard.next_to_clean(began_ns, last_request_ns, &mut pages);
+        let joins = shard.cleaner().entry.joins;
+        drop(shard);
+        if joins {
+            self.add_neighbours(&mut pages);
+        }
         let cleaned = self.clean(pages.clone(), scratch);
         if cleaned.as_ref().is_ok_and(|cleaned| *cleaned < pages.len()) || cleaned.is_err() {
             // So that others come first.
@@ -117,34 +123,11 @@ impl Core {
             }
         }
         let now = now_ns();
-        for (number, rest_ns) in asked {
-            self.shards.lock(number).cleaner_mut().ask_at_ns = now.saturating_add(rest_ns);
-        }
+        self.shards.lock(number).cleaner_mut().ask_at_ns = now.saturating_add(rest_ns);
         let cleaned = cleaned?;
         let bytes = cleaned as u64 * PAGE_BYTES;
         self.pace.batch_ended(bytes, began_ns, now, is_busy || self.pace.is_busy());
         Ok(cleaned > 0 || pages.is_empty())
-    }
-
-    /// The pages of a batch, and which shards named them, each with the time after which to ask it
-    /// again. The shard that was asked first is asked last the next time.
-    fn named_by_policy(&self, now_ns: u64) -> (Vec<Found>, Vec<(usize, u64)>) {
-        let last_request_ns = self.pace.last_request_ns.load(Ordering::Relaxed);
-        let (mut pages, mut asked, mut joins) = (Vec::new(), Vec::new(), false);
-        let mut shards: Vec<usize> = (0..self.shards.count()).collect();
-        shards.sort_by_key(|it| self.shards.lock(*it).cleaner().ask_at_ns);
-        for number in shards {
-            let mut shard = self.shards.lock(number);
-            if pages.len() < BATCH_PAGES && shard.wants_cleaning(now_ns) {
-                let rest_ns = shard.next_to_clean(now_ns, last_request_ns, &mut pages);
-                joins |= shard.cleaner().entry.joins;
-                asked.push((number, rest_ns));
-            }
-        }
-        if joins {
-            self.add_neighbours(&mut pages);
-        }
-        (pages, asked)
     }
 
     /// Adds the dirty pages behind each of `pages`, which are in other shards: the backing takes
@@ -157,7 +140,7 @@ impl Core {
             }
             pages.push(found);
             let dirty = |page| self.find(page).filter(|found| found.dirty);
-            let left = BATCH_PAGES.saturating_sub(pages.len());
+            let left = JOINED_PAGES_MAX.saturating_sub(pages.len());
             pages.extend((found.page + 1..).map_while(dirty).take(left));
         }
     }

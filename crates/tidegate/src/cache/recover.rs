@@ -18,7 +18,6 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::batches::Batches;
 use super::choices::Choices;
 use super::error::CacheError;
 use super::group::Groups;
@@ -276,7 +275,7 @@ fn core_of(
         locks: VersionLocks::new(LOCKS_LOG2),
         traffic: Traffic::new(),
         ledger: Ledger::new("the cache"),
-        batches: Batches::default(),
+        cleaning: Mutex::default(),
         fills: super::Fills::default(),
         written: Mutex::default(),
         pace: Pace::new(!options.no_thread),
@@ -287,7 +286,7 @@ fn core_of(
         damaged: AtomicU64::new(0),
         requests: Requests::default(),
         counters: tier::Counters::default(),
-        waker: Arc::new(Waker::new(options.workers())),
+        waker: Arc::new(Waker::new(u32::from(!options.no_thread))),
         region,
     }
 }

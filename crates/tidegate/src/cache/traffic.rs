@@ -10,8 +10,7 @@
 use super::table::hash;
 use crate::sync::{AtomicU64, Ordering};
 
-/// So many that the pages of two batches seldom share one.
-const BUCKETS: usize = 1 << 14;
+const BUCKETS: usize = 4096;
 /// One write more under way: a word counts those in its lower half, those so far in its upper.
 const BEGIN: u64 = 1 << 32 | 1;
 const UNDER_WAY: u64 = (1 << 32) - 1;

@@ -108,7 +108,7 @@ pub static CLEANINGS: [CleaningEntry; 4] = [
         hears: false,
         joins: false,
         specs: watermark::SPECS,
-        create: |part| Box::new(watermark::Watermark::new(part.parts)),
+        create: |_| Box::new(watermark::Watermark::new()),
     },
     CleaningEntry {
         name: "alru",

@@ -15,23 +15,26 @@ pub const SPECS: &[Spec] = &[Spec {
     help: "which part of the cache may be dirty before it is cleaned by `watermark`",
 }];
 
-/// Slots cleaned at a time, of all parts of a cache together.
-const SLOTS_AT_ONCE: u32 = 512;
+/// Slots cleaned at a time.
+const SLOTS_AT_ONCE: usize = 512;
 
 /// The policy.
 pub struct Watermark {
     settings: Settings,
-    /// Slots of this part that are cleaned at a time.
-    at_once: usize,
     /// Where to look next.
     hand: u32,
 }
 
 impl Watermark {
-    /// The policy of one of `parts` parts of a cache.
-    pub fn new(parts: u32) -> Self {
-        let at_once = (SLOTS_AT_ONCE / parts.max(1)).max(1) as usize;
-        Self { settings: Settings::new(SPECS), at_once, hand: 0 }
+    /// The policy.
+    pub fn new() -> Self {
+        Self { settings: Settings::new(SPECS), hand: 0 }
+    }
+}
+
+impl Default for Watermark {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -47,9 +50,9 @@ impl Cleaning for Watermark {
             return NEVER_NS;
         }
         let before = out.len();
-        self.hand = dirty.from(self.hand, self.at_once, out);
+        self.hand = dirty.from(self.hand, SLOTS_AT_ONCE, out);
         if out.len() == before {
-            self.hand = dirty.from(0, self.at_once, out);
+            self.hand = dirty.from(0, SLOTS_AT_ONCE, out);
         }
         0
     }
@@ -87,7 +90,7 @@ mod tests {
 
     #[test]
     fn it_goes_around_while_more_than_its_part_is_dirty() {
-        let mut policy = Watermark::new(1);
+        let mut policy = Watermark::new();
         let mut next = |dirty_slots| {
             let mut out = Vec::new();
             let load = Load { now_ns: 0, last_request_ns: 0, dirty_slots, slots: 2000 };
