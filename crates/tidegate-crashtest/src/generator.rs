@@ -388,7 +388,8 @@ mod tests {
         for seed in 0..300 {
             let sequence = sample(4, seed);
             assert_eq!(sequence, sample(4, seed));
-            assert_eq!(sequence.operation_count(), 4);
+            // An operation that cannot be done ends it.
+            assert!((1..=4).contains(&sequence.operation_count()), "{sequence}");
             Model::behind(Kind::Ext4, &sequence)
                 .unwrap_or_else(|error| panic!("{sequence}{error:#}"));
         }

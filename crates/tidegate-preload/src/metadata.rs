@@ -25,7 +25,6 @@ use std::ffi::{c_char, c_int};
 
 use tidegate::log::{FileRef, Log, PlainCall};
 
-use crate::close::appeared;
 use crate::covered::{Gone, leave_gone};
 use crate::descriptors::{self, Kind};
 use crate::files::{self, Identified};
@@ -53,9 +52,9 @@ fn with_numbers<R>(log: &'static Log, call: impl FnOnce() -> R) -> (R, Numbers) 
     (result, numbers)
 }
 
-/// Runs a call that makes a regular file and opens it, or fails: the descriptor, which is noted, or
-/// a negative number.
-pub(crate) fn creating(call: impl FnOnce() -> c_int) -> c_int {
+/// Runs a call that makes a regular file and opens it, or fails: the descriptor, of which `appeared`
+/// is told and which is then noted, or a negative number.
+pub(crate) fn creating(call: impl FnOnce() -> c_int, appeared: impl FnOnce(c_int)) -> c_int {
     let Some(log) = process::log() else { return call() };
     let in_flight = plain::in_lane(log, PlainCall::Metadata);
     let before = log.note_creation_everywhere();

@@ -42,7 +42,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 fn run(bench: &Bench<'_>, way: Way, driver: &Path, pattern: &str) -> Result<Sample> {
-    let directory = bench.bed.file("names");
+    let directory = bench.bed.file("deliveries");
     let remove = || std::fs::remove_dir_all(&directory);
     // One that is left behind makes the next run fail, which says so.
     let _ = remove();

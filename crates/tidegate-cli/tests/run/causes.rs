@@ -25,8 +25,9 @@ def stat():
     for name, number in before.items(): now['real_syncs'][name] -= number
     print(json.dumps(now))
 def covered(name):
-    file = os.open(name, os.O_RDWR | os.O_CREAT)
-    os.write(file, bytes(8192))
+    # Closed before its first sync: it is not covered by a record that makes it.
+    with open(name, 'wb') as new: new.write(bytes(8192))
+    file = os.open(name, os.O_RDWR)
     answered = ask()['fsyncs_skipped']
     # On a busy machine the supervisor may be late for the first ones.
     while ask()['fsyncs_skipped'] == answered:
@@ -77,7 +78,9 @@ fn syncs_of_a_file_that_was_just_made() {
 for attempt in range(20):
     begin()
     start = time.monotonic()
-    file = os.open(f'{attempt}', os.O_RDWR | os.O_CREAT)
+    # Closed before its first sync: it is not covered by a record that makes it.
+    open(f'{attempt}', 'wb').close()
+    file = os.open(f'{attempt}', os.O_RDWR)
     for n in range(4): os.write(file, b'x'); os.fdatasync(file)
     if time.monotonic() - start < 0.9: break
     # This machine is busy: the file came of age meanwhile.
@@ -88,7 +91,9 @@ while ask()['fsyncs_skipped'] == 0: os.pwrite(file, b'x', 0); os.fdatasync(file)
     let mut command = python(&bed, &[], "/usr/bin/python3", PROGRAM);
     let printed = succeed(command.env_remove("TIDEGATE_COVER_AFTER"));
     let statistics: Value = serde_json::from_str(&printed).expect("one JSON object");
-    assert_eq!(statistics["real_syncs"]["not_yet"], 4, "{printed}");
+    let number = |cause: &str| statistics["real_syncs"][cause].as_u64().unwrap();
+    // What the first one finds pending depends on what else was made.
+    assert_eq!(number("not_yet") + number("pending") + number("new_pending"), 4, "{printed}");
     assert_eq!(statistics["real_syncs"]["refused"], 0, "{printed}");
 }
 

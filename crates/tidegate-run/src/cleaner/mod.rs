@@ -237,6 +237,10 @@ impl Worker {
                 (waiter.until, waiter.has_released) = (head, true);
             }
         }
+        if self.waiters.iter().any(|waiter| waiter.until <= tail) {
+            // The ends of stories are retired by now: the log may be empty only since then.
+            self.held.release_all(&self.log);
+        }
         for waiter in self.waiters.extract_if(.., |waiter| waiter.until <= tail) {
             let result = Ok(tail - waiter.from);
             self.events.send(Event::Retired { ticket: waiter.ticket, result });

@@ -425,7 +425,8 @@ impl ArenaCheck<'_> {
 
     fn report_owners(&mut self, survey: &Survey) {
         let arena = self.number;
-        let repaired: Vec<u32> = survey.lanes.iter().filter_map(LaneState::repaired_block).collect();
+        let repaired: Vec<u32> =
+            survey.lanes.iter().filter_map(LaneState::repaired_block).collect();
         for &block in survey.ownerless.first.iter().filter(|block| !repaired.contains(block)) {
             self.report.add(Finding::BlockLost { arena, block });
         }

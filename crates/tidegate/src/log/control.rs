@@ -84,6 +84,11 @@ const SLOT_BYTES: u64 = 64;
 pub const FILES_MAX: u64 = 65536;
 pub(super) const ENTRY_BYTES: u64 = 256;
 
+pub(super) const FILE_SYSTEM_BYTES: u64 = 192;
+/// Where the lock of the names is in an entry.
+pub(super) const NAMES_LOCK_AT: u64 = 128;
+/// File systems whose files may be covered at once; the files of others stay plain.
+pub(super) const FILE_SYSTEMS: u64 = 64;
 /// Bytes of the control memory. Most of it is never touched.
 pub const CONTROL_BYTES: u64 = ENTRIES_AT + FILES_MAX * ENTRY_BYTES;
 
@@ -111,7 +116,8 @@ pub(super) struct Start {
 impl Control {
     /// Makes control memory out of zero bytes.
     pub(super) fn init(memory: SharedMemory, start: Start) -> Self {
-        let names_locks = super::file_systems::names_locks();
+        let names_locks = (0..FILE_SYSTEMS)
+            .map(|number| FILE_SYSTEMS_AT + number * FILE_SYSTEM_BYTES + NAMES_LOCK_AT);
         for lock in
             [SUPERVISOR_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT].into_iter().chain(names_locks)
         {

@@ -9,7 +9,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
-use super::layout::RING_OFFSET;
+use super::layout::{CODE, RING_OFFSET};
 use super::positions::PositionFault;
 use super::recover::plan_pool;
 use super::{LogOptions, LogPool, RING_BYTES_MIN, Scanner, create};
@@ -22,9 +22,6 @@ use crate::tier::{
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
-
-/// The number of this engine in superblocks.
-pub const CODE: EngineCode = EngineCode(2);
 
 const PAGE_BYTES: u64 = 4096;
 /// Three pages of superblocks and what the log keeps before its ring.

@@ -19,14 +19,12 @@
 //! [`Log::committed`].
 
 use super::Log;
-use super::control::{Control, ENTRIES_AT, FILE_SYSTEMS_AT, KINDS_AT, STATS_AT};
+use super::control::{
+    Control, ENTRIES_AT, FILE_SYSTEM_BYTES, FILE_SYSTEMS, FILE_SYSTEMS_AT, KINDS_AT, NAMES_LOCK_AT,
+    STATS_AT,
+};
 use crate::sync::{AtomicU64, Ordering};
 
-const ENTRY_BYTES: u64 = 192;
-/// Where the lock of the names is in an entry.
-const NAMES_LOCK_AT: u64 = 128;
-/// File systems whose files may be covered at once; the files of others stay plain.
-const FILE_SYSTEMS: u64 = 64;
 /// Numbers of changes whose kind is known, of each file system: the last ones.
 const KINDS: u64 = 1024;
 /// Numbers that are looked at each time though nothing waits for them any more.
@@ -39,7 +37,7 @@ const CREATION: u64 = 1;
 /// Nothing waits for the change with the number.
 const TAKEN_OFF: u64 = 2;
 
-const _: () = assert!(FILE_SYSTEMS_AT + FILE_SYSTEMS * ENTRY_BYTES <= STATS_AT - 64);
+const _: () = assert!(FILE_SYSTEMS_AT + FILE_SYSTEMS * FILE_SYSTEM_BYTES <= STATS_AT - 64);
 const _: () = assert!(KINDS_AT + FILE_SYSTEMS * KINDS * 8 <= ENTRIES_AT);
 
 /// The numbers that one change has in the counts of the first file systems that the log knows.
@@ -83,11 +81,6 @@ impl FileSystemRef {
     }
 }
 
-/// The locks of the names of all file systems.
-pub(super) fn names_locks() -> impl Iterator<Item = u64> {
-    (0..FILE_SYSTEMS).map(|number| FILE_SYSTEMS_AT + number * ENTRY_BYTES + NAMES_LOCK_AT)
-}
-
 pub(super) struct Words<'a> {
     /// 0: free. Another value never changes.
     id: &'a AtomicU64,
@@ -107,7 +100,7 @@ pub(super) struct Words<'a> {
 }
 
 pub(super) fn words(control: &Control, number: u64) -> Words<'_> {
-    let at = FILE_SYSTEMS_AT + number % FILE_SYSTEMS * ENTRY_BYTES;
+    let at = FILE_SYSTEMS_AT + number % FILE_SYSTEMS * FILE_SYSTEM_BYTES;
     let word = |offset| control.memory().word(at + offset);
     Words {
         id: word(0),

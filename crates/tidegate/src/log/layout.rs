@@ -14,9 +14,12 @@
 
 use std::mem::offset_of;
 
+use crate::tier::EngineCode;
 use zerocopy::little_endian::{I32, I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// The number of this engine in superblocks.
+pub const CODE: EngineCode = EngineCode(2);
 /// Where the second copy of the header lies.
 pub const SECOND_HEADER_OFFSET: u64 = 4096;
 /// Where the persistent tail lies.

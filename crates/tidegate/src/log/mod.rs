@@ -51,10 +51,11 @@ use std::time::Duration;
 pub use append::{FileGuard, Interrupted, Ticket};
 pub use control::{CONTROL_BYTES, Control, FILES_MAX, SLOTS};
 pub use copy::{can_write_in_place, copy_to_file, write_in_place};
-pub use engine::{CODE, LogEngine};
+pub use engine::LogEngine;
 pub use error::{AppendError, LockError, LogError};
 pub use file_systems::{ChangeNumbers, FileSystemRef};
 pub use lanes::{InFlight, PlainCall};
+pub use layout::CODE;
 pub use names::{
     Attributes, Extended, Make, NameAt, NameChange, NameRecord, Timestamp, put_extended,
 };

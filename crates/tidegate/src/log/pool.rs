@@ -15,10 +15,9 @@ use uuid::Uuid;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::engine::CODE;
 use super::error::LogError;
 use super::layout::{
-    COPY_DISTANCE, FORMER_MAGIC, LIMIT_OFFSET, LIMIT_STEP_BYTES, LogHeaderBytes, MAGIC,
+    CODE, COPY_DISTANCE, FORMER_MAGIC, LIMIT_OFFSET, LIMIT_STEP_BYTES, LogHeaderBytes, MAGIC,
     RECORD_ALIGN_BYTES, RING_OFFSET, RecordHeaderBytes, SECOND_HEADER_OFFSET, SESSION_OFFSET,
     SessionBytes, TAIL_OFFSET, position_of, position_word,
 };

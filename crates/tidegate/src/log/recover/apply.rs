@@ -12,11 +12,11 @@
 use std::io;
 
 use parking_lot::Mutex;
-use uuid::Uuid;
 
 use super::carry_out::{NameSystem, NamesDone, Naming, Notes};
 use super::decide::{Decisions, Source};
 use super::extents::{Content, Extent};
+use super::failure::Failure;
 use super::finding::{Finding, Findings};
 use super::gather::gather;
 use super::log_data::LogData;
@@ -115,101 +115,6 @@ pub struct Progress {
     pub done_bytes: u64,
     /// Bytes that are to be copied, at most.
     pub total_bytes: u64,
-}
-
-/// Something that could not be done. The records that tell of it must stay in the log.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Failure {
-    /// The file's file system is not there.
-    #[error(
-        "{path}: its file system {file_system} is not mounted for writing; mount it and recover again"
-    )]
-    NotMounted {
-        /// The file's path.
-        path: String,
-        /// UUID of the file system.
-        file_system: Uuid,
-    },
-    /// Several file systems have the UUID of the file's.
-    #[error(
-        "{path}: several file systems with its UUID are mounted; unmount the copies and recover again"
-    )]
-    Ambiguous {
-        /// The file's path.
-        path: String,
-    },
-    /// The file is not at its path, and its handle can't be opened.
-    #[error(
-        "{path}: the file is not there, and only root can tell where it is; recover again as root"
-    )]
-    Unprivileged {
-        /// The file's path.
-        path: String,
-    },
-    /// Something changed the file since the machine was started.
-    #[error(
-        "{path}: the file was changed after the boot and before its recovery, which would undo that"
-    )]
-    Changed {
-        /// The file's path.
-        path: String,
-    },
-    /// A record that was acknowledged is not whole any more.
-    #[error(
-        "{path}: the record at position {position} of the log was promised to be durable and is damaged"
-    )]
-    Damaged {
-        /// The file's path.
-        path: String,
-        /// The record.
-        position: u64,
-    },
-    /// A part of the log can't be read.
-    #[error(
-        "{bytes} bytes of the log cannot be read, and what they promised of which file is not known"
-    )]
-    Unreadable {
-        /// How many bytes.
-        bytes: u64,
-    },
-    /// Records are about files that no record defines.
-    #[error("{records} records are about files that are not defined: a part of the log is lost")]
-    Undefined {
-        /// How many.
-        records: u64,
-    },
-    /// The system refused.
-    #[error("{path}: cannot {doing}")]
-    Io {
-        /// The file's path.
-        path: String,
-        /// What was tried.
-        doing: &'static str,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
-    /// The log could not be told that files are about to be changed.
-    #[error("the log cannot be written")]
-    Log(#[source] io::Error),
-}
-
-impl Failure {
-    pub(super) fn io(file: &FilePlan, doing: &'static str, source: io::Error) -> Self {
-        Self::Io { path: file.name(), doing, source }
-    }
-
-    /// Recovery can do the rest without it.
-    fn can_be_salvaged(&self) -> bool {
-        matches!(
-            self,
-            Self::Changed { .. }
-                | Self::Damaged { .. }
-                | Self::Unreadable { .. }
-                | Self::Undefined { .. }
-        )
-    }
 }
 
 /// What became of a plan.

@@ -14,8 +14,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use super::apply::Failure;
 use super::decide::{Decisions, DiskNames, Source};
+use super::failure::Failure;
 use super::named::{MadeFile, NamedFile, NamedPlan, Place};
 use crate::log::names::Timestamp;
 use crate::log::{FileSystemId, RecordKind};

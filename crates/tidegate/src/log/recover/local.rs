@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::apply::{Failure, FileState, FileSystem};
+use super::apply::{FileState, FileSystem};
 use super::carry_out::NameSystem;
+use super::failure::Failure;
 use super::handle::{data_ranges, file_system_id, identity_of, open_by_handle, written_ranges};
 use super::plan::FilePlan;
 use super::ranges::Ranges;

@@ -17,6 +17,7 @@ mod apply;
 mod carry_out;
 mod decide;
 mod extents;
+mod failure;
 mod finding;
 pub mod fuzzing;
 mod gather;
@@ -36,10 +37,11 @@ mod writing;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
-pub use apply::{ApplyOptions, Failure, FileState, FileSystem, Outcome, Progress, apply};
+pub use apply::{ApplyOptions, FileState, FileSystem, Outcome, Progress, apply};
 pub use carry_out::{NameSystem, NamesDone, Notes};
 pub use decide::{Decisions, DiskNames, NameFact, NameStories, Source};
 pub use extents::{Content, Extent};
+pub use failure::Failure;
 pub use finding::{Finding, Findings};
 pub use handle::{
     file_system_id, handle_of, identity_of, mount_of, open_by_handle, written_ranges,
