@@ -52,8 +52,8 @@ fn with_numbers<R>(log: &'static Log, call: impl FnOnce() -> R) -> (R, Numbers) 
     (result, numbers)
 }
 
-/// Runs a call that makes a regular file and opens it, or fails: the descriptor, of which `appeared`
-/// is told and which is then noted, or a negative number.
+/// Runs a call that makes a regular file and opens it, or fails: the descriptor, of which
+/// `appeared` is told and which is then noted, or a negative number.
 pub(crate) fn creating(call: impl FnOnce() -> c_int, appeared: impl FnOnce(c_int)) -> c_int {
     let Some(log) = process::log() else { return call() };
     let in_flight = plain::in_lane(log, PlainCall::Metadata);
