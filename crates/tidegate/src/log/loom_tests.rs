@@ -29,8 +29,12 @@ fn region() -> Arc<Region> {
 
 /// A log whose limit is far away, so that nobody has to lock it.
 fn log(region: &Arc<Region>) -> LoomArc<Log> {
-    region.store_u64(layout_offset(layout::TAIL_OFFSET), POOL_BYTES * 64).unwrap();
-    region.store_u64(layout_offset(layout::LIMIT_OFFSET), POOL_BYTES * 64).unwrap();
+    let far = layout::position_word(POOL_BYTES * 64);
+    for offset in [layout::TAIL_OFFSET, layout::LIMIT_OFFSET] {
+        for copy in [offset, offset + layout::COPY_DISTANCE] {
+            region.store_u64(layout_offset(copy), far).unwrap();
+        }
+    }
     let pool = LogPool::open(Arc::clone(region)).unwrap();
     let (all, memory) = (pool.ring_bytes(), SharedMemory::anonymous(CONTROL_BYTES).unwrap());
     let log = Log::start(pool, memory, all).unwrap();
