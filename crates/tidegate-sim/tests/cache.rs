@@ -112,8 +112,19 @@ fn random_history(
     seed: u64,
     mutation: Option<Mutation>,
 ) -> Result<Stats, Failure> {
+    history_from(full_pool(subject), subject, mixture, seed, mutation)
+}
+
+/// A random history that begins with `pool`.
+fn history_from(
+    pool: Pool,
+    subject: &CacheSubject,
+    mixture: Mix,
+    seed: u64,
+    mutation: Option<Mutation>,
+) -> Result<Stats, Failure> {
     let plan = mixture.plan(&mut Random::new(seed), &mut 1000);
-    let explorer = Explorer::new(subject, full_pool(subject), mixture.threads, SAMPLE).unwrap();
+    let explorer = Explorer::new(subject, pool, mixture.threads, SAMPLE).unwrap();
     let mut explorer = explorer.with_mutation(mutation);
     explorer.sampled(&plan, seed).map(|()| explorer.stats())
 }
@@ -319,10 +330,7 @@ fn small_history(
     seed: u64,
     mutation: Option<Mutation>,
 ) -> Result<Stats, Failure> {
-    let plan = mixture.plan(&mut Random::new(seed), &mut 1000);
-    let explorer = Explorer::new(subject, small_pool(subject), mixture.threads, SAMPLE).unwrap();
-    let mut explorer = explorer.with_mutation(mutation);
-    explorer.sampled(&plan, seed).map(|()| explorer.stats())
+    history_from(small_pool(subject), subject, mixture, seed, mutation)
 }
 
 #[test]

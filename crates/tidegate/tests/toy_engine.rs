@@ -209,21 +209,26 @@ fn created(options: &[(&'static str, &str)]) -> Region {
 }
 
 fn opened(dram: TierSpec) -> Stack {
-    let region = Arc::new(created(&[]));
-    let path = region.name().to_owned();
-    let (backing, force, delays) = (None, false, None);
-    WITH_TOY
-        .open(StackOptions {
-            region,
-            path,
-            backing,
-            force,
-            atomic_flush: false,
-            dram,
-            delays,
-            notices: None,
-        })
-        .unwrap()
+    WITH_TOY.open(alone(&Arc::new(created(&[])), dram)).unwrap()
+}
+
+/// The pool in `region` before the device `backing`.
+fn behind(region: &Arc<Region>, backing: &str) -> StackOptions {
+    StackOptions { backing: Some(backing.parse().unwrap()), ..alone(region, NO_DRAM) }
+}
+
+/// The pool in `region` without a backing.
+fn alone(region: &Arc<Region>, dram: TierSpec) -> StackOptions {
+    StackOptions {
+        region: Arc::clone(region),
+        path: region.name().to_owned(),
+        backing: None,
+        force: false,
+        atomic_flush: false,
+        dram,
+        delays: None,
+        notices: None,
+    }
 }
 
 #[test]
@@ -326,20 +331,7 @@ fn a_failure_that_is_over_is_no_loss_at_the_end() {
 #[test]
 fn a_backing_is_refused_where_none_is_needed() {
     let region = Arc::new(created(&[]));
-    let (path, backing) = (region.name().to_owned(), Some("null:1M".parse().unwrap()));
-    let (force, delays) = (false, None);
-    let atomic_flush = false;
-    let options = StackOptions {
-        region,
-        path,
-        backing,
-        force,
-        atomic_flush,
-        dram: NO_DRAM,
-        delays,
-        notices: None,
-    };
-    let error = WITH_TOY.open(options).err().unwrap();
+    let error = WITH_TOY.open(behind(&region, "null:1M")).err().unwrap();
     assert!(matches!(error, StackError::NoBackingNeeded { engine: "toy", .. }), "{error}");
 }
 
@@ -349,21 +341,7 @@ fn the_backing_of_a_log_is_kept_in_the_header_of_its_pool() {
     let engine = REGISTRY.engine("log").unwrap();
     REGISTRY.plan(engine, &Options::new()).unwrap().create(&region).unwrap();
     let region = Arc::new(region);
-    let open = |backing: &str| {
-        let (region, path) = (Arc::clone(&region), region.name().to_owned());
-        let (backing, force, delays) = (Some(backing.parse().unwrap()), false, None);
-        let atomic_flush = false;
-        REGISTRY.open(StackOptions {
-            region,
-            path,
-            backing,
-            force,
-            atomic_flush,
-            dram: NO_DRAM,
-            delays,
-            notices: None,
-        })
-    };
+    let open = |backing: &str| REGISTRY.open(behind(&region, backing));
     let kept = || Superblock::read(&region).unwrap().superblock.backing;
     assert_eq!(kept(), None);
     let stack = open("null:16M").unwrap();

@@ -69,11 +69,15 @@ impl Core {
         fua: bool,
         note: Note<'_>,
     ) -> Result<()> {
-        let demand = Demand { fua, whole_pages: !self.makes_records() };
-        self.store_all(&Entry::all(offset, data), demand, note)
+        self.store_all(&Entry::all(offset, data), self.demand(fua), note)
     }
 
-    /// The same, and the slots hold whole pages afterwards.
+    /// How a client's write is to be stored.
+    fn demand(&self, fua: bool) -> Demand {
+        Demand { fua, whole_pages: !self.makes_records() }
+    }
+
+    /// As [`write_bytes`](Self::write_bytes), and the slots hold whole pages afterwards.
     pub(super) fn write_whole_pages(
         &self,
         offset: u64,
@@ -125,8 +129,7 @@ impl Core {
         }
         let entries = Entry::all(offset, data);
         let running = self.requests.begin(RequestKind::Write, data.len() as u64);
-        let demand = Demand { fua, whole_pages: !self.makes_records() };
-        match self.store_dirty(&entries, None, demand, &mut |_| ()) {
+        match self.store_dirty(&entries, None, self.demand(fua), &mut |_| ()) {
             Ok(Batch { lack: None, .. }) => Attempt::Done(Ok(())),
             Ok(_) => {
                 running.hand_back();
