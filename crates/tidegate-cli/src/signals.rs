@@ -59,14 +59,18 @@ impl Caught {
 }
 
 fn handle_each(signals: &mut Signals, stop: &StopHandle) {
-    for signal in signals.forever() {
-        let stops = STOPPING.contains(&signal);
-        let does = if stops { "stopping" } else { "ignored" };
-        // A line that cannot be written is lost, and the server goes on.
-        let _ = writeln!(std::io::stderr(), "tidegate: {}: {does}", name_of(signal));
-        if stops {
-            stop.stop();
-        }
+    signals.forever().for_each(|signal| handle(signal, stop));
+    // Those that came with the one that stopped the server.
+    signals.pending().for_each(|signal| handle(signal, stop));
+}
+
+fn handle(signal: i32, stop: &StopHandle) {
+    let stops = STOPPING.contains(&signal);
+    let does = if stops { "stopping" } else { "ignored" };
+    // A line that cannot be written is lost, and the server goes on.
+    let _ = writeln!(std::io::stderr(), "tidegate: {}: {does}", name_of(signal));
+    if stops {
+        stop.stop();
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use super::{scratch, succeed, tool};
 
@@ -49,9 +50,21 @@ impl Small {
         succeed(mount.args(["-o", "loop"]).arg(self.image()).arg(self.mount_point()));
     }
 
-    /// Takes it off.
+    /// Takes it off. It may be in use for a moment longer than the processes that used it: a test
+    /// that reads of one of them in /proc keeps its memory, and so the files that it had mapped.
     pub fn unmount(&self) {
-        succeed(tool("umount", "mount").arg(self.mount_point()));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut unmount = tool("umount", "mount");
+        unmount.arg(self.mount_point());
+        loop {
+            let output = unmount.output().expect("umount starts");
+            if output.status.success() {
+                return;
+            }
+            let why = String::from_utf8_lossy(&output.stderr);
+            assert!(why.contains("busy") && Instant::now() < deadline, "{why}");
+            std::thread::yield_now();
+        }
     }
 }
 

@@ -72,17 +72,24 @@ class Filling(Appended):
         except AssertionError:
             Filling.write_until_error(path)
         except OSError as error:
-            os.write(1, f"{errno.errorcode[error.errno]}\n".encode())
+            Filling.say(error)
+            if error.errno == errno.EIO:
+                # Of a sync in flight: a write tells what the file system has become.
+                Filling.write_until_error(path, 1)
 
     @staticmethod
-    def write_until_error(path):
+    def write_until_error(path, most=math.inf):
         """After a write that was cut short the next one tells why."""
         try:
             with open(path, "ab", buffering=0) as file:
-                while True:
-                    file.write(b"x")
+                while most > 0:
+                    most -= file.write(b"x")
         except OSError as error:
-            os.write(1, f"{errno.errorcode[error.errno]}\n".encode())
+            Filling.say(error)
+
+    @staticmethod
+    def say(error):
+        os.write(1, f"{errno.errorcode[error.errno]}\n".encode())
 
 
 class Slots:
