@@ -98,6 +98,43 @@ pub(crate) enum Command {
         )]
         args: Vec<OsString>,
     },
+    /// Play a trace of your workload through Tidegate's tiers, and choose; `tidegate replay --help`
+    /// tells how
+    #[command(
+        disable_help_flag = true,
+        disable_version_flag = true,
+        after_help = "Examples:
+  tidegate replay app.strace --schemes dram,sccm,afcm,tidegate --pmem 10
+  tidegate replay app.csv.zst --report out"
+    )]
+    Replay {
+        /// Which traces, and how: handed to `tidegate-replay`, the program beside this one
+        #[arg(
+            value_name = "ARG",
+            required = true,
+            trailing_var_arg = true,
+            allow_hyphen_values = true
+        )]
+        args: Vec<OsString>,
+    },
+    /// Model a machine with many cores in virtual time; `tidegate model --help` tells how
+    #[command(
+        disable_help_flag = true,
+        disable_version_flag = true,
+        after_help = "Examples:
+  tidegate model --cores 36 --policies btt,transit,pmbd --iodepth 1,128"
+    )]
+    Model {
+        /// Which machine, and what runs on it: handed to `tidegate-replay`, the program beside this
+        /// one
+        #[arg(
+            value_name = "ARG",
+            required = true,
+            trailing_var_arg = true,
+            allow_hyphen_values = true
+        )]
+        args: Vec<OsString>,
+    },
 }
 
 /// Arguments of `tidegate create`.

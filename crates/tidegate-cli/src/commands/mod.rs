@@ -1,7 +1,7 @@
 //! The subcommands, a file each.
 
 pub(crate) mod backings;
-mod bench;
+mod beside;
 mod cache_pool;
 mod check;
 mod create;
@@ -36,6 +36,8 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Stat(args) => stat::run(&args),
         Command::Set(args) => set::run(&args),
         Command::Supervise(args) => supervise::run(&args),
-        Command::Bench { args } => bench::run(&args),
+        Command::Bench { args } => beside::bench(&args),
+        Command::Replay { args } => beside::replay("replay", &args),
+        Command::Model { args } => beside::replay("model", &args),
     }
 }

@@ -1,0 +1,28 @@
+//! What may go wrong when a trace is replayed or a machine modelled.
+
+use std::path::PathBuf;
+
+/// Why `tidegate replay` or `tidegate model` gave up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The arguments contradict each other or name what does not exist.
+    #[error("{0}")]
+    Usage(String),
+    /// A file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// True where the command line was wrong: exit status 2 instead of 1.
+    #[must_use]
+    pub const fn is_usage(&self) -> bool {
+        matches!(self, Self::Usage(_))
+    }
+}

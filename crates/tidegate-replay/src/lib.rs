@@ -1,0 +1,14 @@
+//! What Tidegate would do for a workload from its trace, and on machines that are not
+//! here.
+//!
+//! - [`trace`]: readers of traces, all of which give the same [`trace::Event`]s;
+//! - [`scheme`]: tiers of DRAM, persistent memory and flash that those events are played through;
+//! - [`model`]: the tiers' own state machines on N cores, in virtual time.
+//!
+//! Entry points: [`args::Command`] for `tidegate replay` and `tidegate model`.
+
+pub mod args;
+pub mod error;
+pub mod model;
+pub mod scheme;
+pub mod trace;

@@ -1,0 +1,1 @@
+//! N cores in virtual time.
