@@ -156,6 +156,30 @@ fn the_order_of_changes_is_kept() {
     forbidden("rename d1/B d1/A; outside commit", &initial());
 }
 
+/// A write with `O_DSYNC` writes back what it wrote itself: data of earlier writes that has no blocks
+/// yet makes no commit. Measured on ext4.
+#[test]
+fn a_write_that_syncs_itself_does_not_sync_earlier_ones() {
+    let sequence = "append d0/A 8192; outside commit; rename d1/B d1/A; odsync d0/A 1000 3000";
+    let written = with_a(overwritten(4, 1000, 3000));
+    assert_eq!(judge(Kind::Ext4, sequence, &written), Verdict::Allowed);
+    let whole = "outside commit; rename d1/B d1/A; odsync d0/A 12288 3000";
+    let grown = with_a(overwritten(3, 12_288, 3000));
+    assert_ne!(judge(Kind::Ext4, whole, &grown), Verdict::Allowed);
+}
+
+/// ext4 makes the file on the disk as long as the range that is allocated or zeroed, though it is
+/// longer in memory.
+#[test]
+fn a_range_that_is_zeroed_makes_a_file_on_the_disk_longer() {
+    let grown = "append d0/A 10000; outside commit; fallocate d0/A zero 11000 4000; outside commit";
+    let mut zeroes = old_a();
+    zeroes.resize(15_000, 0);
+    assert_eq!(judge(Kind::Ext4, grown, &with_a(zeroes.clone())), Verdict::Allowed);
+    zeroes.truncate(14_000);
+    assert!(matches!(judge(Kind::Ext4, grown, &with_a(zeroes)), Verdict::Forbidden(_)));
+}
+
 /// ext4 journals the data of directories, and syncs all such data by a commit.
 #[test]
 fn a_sync_of_a_clean_directory_commits_on_ext4() {

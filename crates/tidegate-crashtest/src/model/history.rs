@@ -41,6 +41,8 @@ enum Event {
     Collapse { range: Range<u64>, change: usize, size: u64 },
     /// A hole that is put in, the rest moving up.
     Insert { range: Range<u64>, change: usize, size: u64 },
+    /// The file on the disk is at least as long as this from change `change` on.
+    Extend { size: u64, change: usize },
     /// All earlier writes are allocated by change `change`.
     Allocate { change: usize, size: u64 },
 }
@@ -124,6 +126,12 @@ impl History {
         self.contents.resize(index(size), 0);
         self.blocks.resize(blocks_of(size), Block::Hole);
         self.events.push(Event::Resize { size, change });
+    }
+
+    /// A range inside the file was allocated up to `size`, journalled as change `change`: ext4
+    /// makes the file on the disk that long, though writes made it longer in memory.
+    pub fn extend(&mut self, size: u64, change: usize) {
+        self.events.push(Event::Extend { size, change });
     }
 
     /// Zeroes in a range inside the file, journalled as change `change`.
@@ -285,10 +293,13 @@ impl Possible {
             }
             Event::Collapse { range, .. } => self.skipped.push((range.clone(), true)),
             Event::Insert { range, .. } => self.skipped.push((range.clone(), false)),
+            Event::Extend { size, change } if *change <= prefix => {
+                self.sizes = self.sizes.iter().map(|known| *size.max(known)).collect();
+            }
             Event::Allocate { change, size } if *change <= prefix => {
                 self.sizes = BTreeSet::from([*size]);
             }
-            Event::Allocate { .. } => {}
+            Event::Extend { .. } | Event::Allocate { .. } => {}
         }
     }
 

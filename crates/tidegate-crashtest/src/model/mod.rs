@@ -431,17 +431,24 @@ impl Model {
     fn write_by(&mut self, by: WriteBy, path: &str, offset: u64, length: u64) -> Result<()> {
         let id = self.regular(path)?;
         let is_mapped = by == WriteBy::Mapping;
-        let (size, before) = (self.history(id).size(), self.inode(id).dirty.unallocated);
+        let size = self.history(id).size();
         ensure!(!is_mapped || offset + length <= size, "a mapping does not extend {path}");
+        // Only what a write with O_SYNC or O_DSYNC wrote itself is written back: data of earlier
+        // writes that has no blocks gets them only where it shares one.
+        let is_synced = matches!(by, WriteBy::Sync | WriteBy::DataSync);
+        let dirty = &mut self.inode(id).dirty;
+        let before = if is_synced { std::mem::take(&mut dirty.unallocated) } else { Certainty::No };
+        let earlier = before.min(Certainty::Perhaps);
         self.write(id, offset, length);
         if by == WriteBy::Direct {
             self.allocated(id);
         }
-        if matches!(by, WriteBy::Sync | WriteBy::DataSync) {
+        if is_synced {
             self.history(id).sync_last();
+            let dirty = &mut self.inode(id).dirty;
+            dirty.unallocated = dirty.unallocated.max(earlier);
             self.commit_for(id, by == WriteBy::DataSync);
-            // Only what it wrote itself was written back.
-            self.inode(id).dirty.unallocated = before.min(Certainty::Perhaps);
+            self.inode(id).dirty.unallocated = earlier;
         }
         self.last = (!matches!(by, WriteBy::Fork | WriteBy::Static)).then_some(id);
         Ok(())
@@ -493,12 +500,13 @@ impl Model {
     ) -> Result<()> {
         let id = self.regular(path)?;
         self.change(|_| {});
-        let (changes, range) = (self.changes(), offset..offset + length);
+        let (kind, changes, range) = (self.kind, self.changes(), offset..offset + length);
         let history = self.history(id);
         let size = history.size();
         let is_whole = offset.is_multiple_of(BLOCK_BYTES) && length.is_multiple_of(BLOCK_BYTES);
         match mode {
             FallocateMode::Default if range.end > size => history.resize(range.end, changes),
+            FallocateMode::Default if kind == Kind::Ext4 => history.extend(range.end, changes),
             FallocateMode::Default | FallocateMode::Keep => {}
             FallocateMode::Punch => {
                 ensure!(offset < size, "punches only inside of a file");
@@ -506,7 +514,11 @@ impl Model {
             }
             FallocateMode::Zero => {
                 ensure!(range.end <= size, "zeroes only inside of a file");
+                let end = range.end;
                 history.clear(range, changes);
+                if kind == Kind::Ext4 {
+                    history.extend(end, changes);
+                }
             }
             FallocateMode::Collapse => {
                 ensure!(is_whole && range.end < size, "not inside of {path}");
