@@ -156,8 +156,8 @@ fn the_order_of_changes_is_kept() {
     forbidden("rename d1/B d1/A; outside commit", &initial());
 }
 
-/// A write with `O_DSYNC` writes back what it wrote itself: data of earlier writes that has no blocks
-/// yet makes no commit. Measured on ext4.
+/// A write with `O_DSYNC` writes back what it wrote itself: data of earlier writes that has no
+/// blocks yet makes no commit. Measured on ext4.
 #[test]
 fn a_write_that_syncs_itself_does_not_sync_earlier_ones() {
     let sequence = "append d0/A 8192; outside commit; rename d1/B d1/A; odsync d0/A 1000 3000";

@@ -1,12 +1,24 @@
 //! The guest's root file system: busybox, the NVDIMM modules and `init`, as one cpio archive in
 //! memory.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The modules that the guest inserts, in this order.
 const MODULES: [&str; 4] =
     ["nvdimm/libnvdimm", "nvdimm/nd_btt", "nvdimm/nd_pmem", "acpi/nfit/nfit"];
+
+/// What a root has beside busybox, the NVDIMM modules and `init`.
+#[derive(Default)]
+pub(crate) struct Addition {
+    /// Modules below `kernel/drivers`, inserted behind the others.
+    pub(crate) modules: Vec<&'static str>,
+    /// Files by their path in the root. Their directories are made.
+    pub(crate) files: Vec<(String, Vec<u8>)>,
+    /// Shell functions, which `init` has beside its own.
+    pub(crate) functions: &'static str,
+}
 
 /// The newest installed cloud kernel: its image and its modules.
 pub(crate) struct Kernel {
@@ -32,18 +44,20 @@ impl Kernel {
     }
 
     /// The archive that the kernel unpacks as its root.
-    pub(crate) fn initramfs(&self) -> Vec<u8> {
+    pub(crate) fn initramfs(&self, addition: &Addition) -> Vec<u8> {
         let busybox = std::fs::read("/usr/bin/busybox")
             .or_else(|_| std::fs::read("/bin/busybox"))
             .expect("no /usr/bin/busybox: install the package busybox-static");
         let mut archive = Archive::default();
-        archive.directory("bin");
         archive.file("bin/busybox", &busybox);
         archive.file("bin/sh", &busybox);
         archive.file("init", include_bytes!("init"));
-        archive.directory("modules");
-        for (order, module) in MODULES.iter().enumerate() {
+        archive.file("functions", addition.functions.as_bytes());
+        for (order, module) in (10..).zip(MODULES.iter().chain(&addition.modules)) {
             archive.file(&format!("modules/{order}.ko"), &self.module(module));
+        }
+        for (path, bytes) in &addition.files {
+            archive.file(path, bytes);
         }
         archive.finish()
     }
@@ -73,14 +87,17 @@ fn version(release: &str) -> Vec<u32> {
 struct Archive {
     bytes: Vec<u8>,
     entries: u32,
+    directories: BTreeSet<String>,
 }
 
 impl Archive {
-    fn directory(&mut self, path: &str) {
-        self.entry(path, 0o040_755, &[]);
-    }
-
+    /// A file, with the directories above it.
     fn file(&mut self, path: &str, data: &[u8]) {
+        for (at, _) in path.match_indices('/') {
+            if self.directories.insert(path[..at].to_owned()) {
+                self.entry(&path[..at], 0o040_755, &[]);
+            }
+        }
         self.entry(path, 0o100_755, data);
     }
 

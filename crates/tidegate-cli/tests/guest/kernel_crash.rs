@@ -121,7 +121,7 @@ fn we_open_what_the_kernel_leaves_when_its_power_is_cut() {
         guest.thaw();
     }
     wait_for_writes(&guest, &mut victims, CUTS);
-    guest.kill();
+    guest.cut();
     for victim in &victims {
         half_written += victim.assert_image(&victim.path);
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tempfile::TempDir;
 
-use crate::initramfs::Kernel;
+use crate::initramfs::{Addition, Kernel};
 
 /// How long the guest may stay silent before it is killed and the test fails.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -41,12 +41,29 @@ impl Lab {
     }
 }
 
-/// Kernel and root, the same for every guest.
-static SYSTEM: LazyLock<(Kernel, Vec<u8>)> = LazyLock::new(|| {
+/// Kernel and root of a guest.
+pub(crate) struct System {
+    kernel: Kernel,
+    initramfs: Vec<u8>,
+    /// Megabytes of memory that it needs.
+    memory_mib: u32,
+}
+
+/// Only the kernel's drivers.
+static PLAIN: LazyLock<System> = LazyLock::new(|| {
     let kernel = Kernel::newest();
-    let initramfs = kernel.initramfs();
-    (kernel, initramfs)
+    let initramfs = kernel.initramfs(&Addition::default());
+    System { kernel, initramfs, memory_mib: 256 }
 });
+
+impl System {
+    /// A root with more than the plain one.
+    pub(crate) fn with(addition: &Addition) -> Self {
+        let kernel = Kernel::newest();
+        let initramfs = kernel.initramfs(addition);
+        Self { kernel, initramfs, memory_mib: 768 }
+    }
+}
 
 /// A file that the guest sees as an NVDIMM. Both sides share its pages: what one stores, the other
 /// loads.
@@ -83,19 +100,29 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Boots a guest with the files as NVDIMMs and waits for its shell.
+    /// Boots a plain guest with the files as NVDIMMs and waits for its shell.
     pub(crate) fn boot(lab: &Lab, nvdimms: &[Nvdimm]) -> Self {
+        Self::boot_system(&PLAIN, lab, nvdimms, None)
+    }
+
+    /// Boots a guest with the files as NVDIMMs and, if one is given, as its disk.
+    pub(crate) fn boot_system(
+        system: &System,
+        lab: &Lab,
+        nvdimms: &[Nvdimm],
+        disk: Option<&Path>,
+    ) -> Self {
         let initramfs = lab.path("initramfs");
-        std::fs::write(&initramfs, &SYSTEM.1).expect("the initramfs can be written");
+        std::fs::write(&initramfs, &system.initramfs).expect("the initramfs can be written");
         let console = lab.path("console");
         File::create(&console).expect("the console file can be made");
         let exchange = Nvdimm { path: lab.path("exchange"), label_bytes: 0 };
-        let exchange_file = File::create_new(&exchange.path).and_then(|file| {
+        let exchange_file = File::create(&exchange.path).and_then(|file| {
             file.set_len(EXCHANGE_BYTES)?;
             File::options().read(true).write(true).open(&exchange.path)
         });
         let all: Vec<_> = std::iter::once(&exchange).chain(nvdimms).collect();
-        let mut qemu = command(&initramfs, &console, &all)
+        let mut qemu = command(system, &initramfs, &console, &all, disk)
             .spawn()
             .expect("cannot run qemu-system-x86_64: install the package qemu-system-x86");
         let commands = qemu.stdin.take().expect("stdin is a pipe");
@@ -243,8 +270,9 @@ impl Guest {
     }
 
     /// Cuts the guest's power.
-    pub(crate) fn kill(self) {
-        drop(self);
+    pub(crate) fn cut(&mut self) {
+        self.qemu.kill().expect("qemu can be killed");
+        self.qemu.wait().expect("qemu is a child");
     }
 
     /// Shuts the guest down in order.
@@ -314,31 +342,29 @@ fn read_lines(stream: ChildStdout) -> Receiver<String> {
     lines
 }
 
-fn command(initramfs: &Path, console: &Path, nvdimms: &[&Nvdimm]) -> Command {
+fn command(
+    system: &System,
+    initramfs: &Path,
+    console: &Path,
+    nvdimms: &[&Nvdimm],
+    disk: Option<&Path>,
+) -> Command {
     let mut qemu = Command::new("qemu-system-x86_64");
-    let slots = nvdimms.len();
+    let (memory_mib, slots) = (system.memory_mib, nvdimms.len());
     // One thread for both CPUs: with a thread each, this emulation at times runs an instruction
     // that the guest's other CPU is just patching, and the guest panics.
-    qemu.args([
-        "-accel",
-        "tcg,thread=single",
-        "-cpu",
-        "max",
-        "-smp",
-        "2",
-        "-machine",
-        "pc,nvdimm=on",
-    ])
-    .args(["-m", &format!("256M,slots={slots},maxmem=768G")])
-    .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-    .arg("-serial")
-    .arg(format!("file:{}", console.display()))
-    .args(["-serial", "stdio"])
-    .arg("-kernel")
-    .arg(&SYSTEM.0.image)
-    .arg("-initrd")
-    .arg(initramfs)
-    .args(["-append", "console=ttyS0 quiet loglevel=5 oops=panic panic=-1 no_timer_check"]);
+    qemu.args(["-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2"])
+        .args(["-machine", "pc,nvdimm=on"])
+        .args(["-m", &format!("{memory_mib}M,slots={slots},maxmem=768G")])
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+        .arg("-serial")
+        .arg(format!("file:{}", console.display()))
+        .args(["-serial", "stdio"])
+        .arg("-kernel")
+        .arg(&system.kernel.image)
+        .arg("-initrd")
+        .arg(initramfs)
+        .args(["-append", "console=ttyS0 quiet loglevel=5 oops=panic panic=-1 no_timer_check"]);
     for (slot, nvdimm) in nvdimms.iter().enumerate() {
         let path = nvdimm.path.display();
         let size_bytes = std::fs::metadata(&nvdimm.path).expect("the NVDIMM's file exists").len();
@@ -349,6 +375,10 @@ fn command(initramfs: &Path, console: &Path, nvdimms: &[&Nvdimm]) -> Command {
             labels => format!("nvdimm,id=n{slot},memdev=m{slot},label-size={labels}"),
         };
         qemu.args(["-object", &backend, "-device", &device]);
+    }
+    if let Some(disk) = disk {
+        let drive = format!("file={},format=raw,if=virtio,cache=writeback", disk.display());
+        qemu.args(["-drive", &drive]);
     }
     qemu.stdin(Stdio::piped()).stdout(Stdio::piped());
     qemu

@@ -32,6 +32,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Disk {
     kind: Kind,
     backing: File,
+    image_path: PathBuf,
     device: PathBuf,
     mount_point: PathBuf,
     is_mounted: bool,
@@ -56,7 +57,9 @@ impl Disk {
         let attach = succeed(Command::new("losetup").args(["--find", "--show"]).arg(&path))?;
         let device = PathBuf::from(attach.trim());
         let template = Image::default();
-        let mut this = Self { kind, backing, device, mount_point, is_mounted: false, template };
+        let (image_path, is_mounted) = (path, false);
+        let mut this =
+            Self { kind, backing, image_path, device, mount_point, is_mounted, template };
         // Without the zeroes that mkfs wrote.
         Image::read(&this.backing)?.write(&this.backing)?;
         this.mount()?;
@@ -73,6 +76,11 @@ impl Disk {
         }
         fs::write(self.mount_point.join(OUTSIDE), "")?;
         Ok(())
+    }
+
+    /// The file that the disk is.
+    pub fn image_path(&self) -> &Path {
+        &self.image_path
     }
 
     /// Where the file system is mounted.
