@@ -46,6 +46,8 @@ pub(crate) const DIRECT: u32 = 1 << 2;
 pub(crate) const PINNED: u32 = 1 << 3;
 /// Opened with `O_SYNC` or `O_DSYNC`.
 pub(crate) const SYNCHRONOUS: u32 = 1 << 4;
+/// Opened for writing only.
+pub(crate) const WRITE_ONLY: u32 = 1 << 5;
 
 /// What is known of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -62,8 +62,10 @@ pub(crate) fn examine(
 
 fn flags_of(status: c_int) -> u32 {
     let mut flags = 0;
-    if status & libc::O_ACCMODE == libc::O_RDONLY {
-        flags |= descriptors::READ_ONLY;
+    match status & libc::O_ACCMODE {
+        libc::O_RDONLY => flags |= descriptors::READ_ONLY,
+        libc::O_WRONLY => flags |= descriptors::WRITE_ONLY,
+        _ => {}
     }
     if status & libc::O_APPEND != 0 {
         flags |= descriptors::APPEND;
@@ -204,7 +206,7 @@ mod tests {
     fn flags_of_a_descriptor_are_those_that_change_how_it_writes() {
         let (read_only, append) = (descriptors::READ_ONLY, descriptors::APPEND);
         assert_eq!(flags_of(libc::O_RDONLY | libc::O_NONBLOCK), read_only);
-        assert_eq!(flags_of(libc::O_WRONLY | libc::O_APPEND), append);
+        assert_eq!(flags_of(libc::O_WRONLY | libc::O_APPEND), descriptors::WRITE_ONLY | append);
         assert_eq!(flags_of(libc::O_RDWR | libc::O_DIRECT), descriptors::DIRECT);
         for flag in [libc::O_SYNC, libc::O_DSYNC] {
             assert_eq!(flags_of(libc::O_RDWR | flag), descriptors::SYNCHRONOUS);

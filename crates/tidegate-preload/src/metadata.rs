@@ -9,9 +9,6 @@
 //! 3. A process that is killed in the middle of one has said so in its lane: the supervisor counts
 //!    it.
 //!
-//! All file systems that the log knows are counted: to find out which one a path is on would cost
-//! more than a real sync that was not needed, now and then.
-//!
 //! 4. A file whose names the log has leaves it before a change of its names or attributes that no
 //!    record has.
 //!
@@ -25,7 +22,7 @@ use std::ffi::{c_char, c_int};
 
 use tidegate::log::{FileRef, Log, PlainCall};
 
-use crate::covered::{Gone, leave_gone};
+use crate::covered::{self, Gone, leave_gone};
 use crate::descriptors::{self, Kind};
 use crate::files::{self, Identified};
 use crate::new_files::{self, Numbers};
@@ -52,9 +49,13 @@ fn with_numbers<R>(log: &'static Log, call: impl FnOnce() -> R) -> (R, Numbers) 
     (result, numbers)
 }
 
-/// Runs a call that makes a regular file and opens it, or fails: the descriptor, of which
-/// `appeared` is told and which is then noted, or a negative number.
-pub(crate) fn creating(call: impl FnOnce() -> c_int, appeared: impl FnOnce(c_int)) -> c_int {
+/// Runs a call that makes a regular file and opens it with these `status` flags, or fails: the
+/// descriptor, of which `appeared` is told and which is then noted, or a negative number.
+pub(crate) fn creating(
+    status: c_int,
+    call: impl FnOnce() -> c_int,
+    appeared: impl FnOnce(c_int),
+) -> c_int {
     let Some(log) = process::log() else { return call() };
     let in_flight = plain::in_lane(log, PlainCall::Metadata);
     let before = log.note_creation_everywhere();
@@ -66,8 +67,10 @@ pub(crate) fn creating(call: impl FnOnce() -> c_int, appeared: impl FnOnce(c_int
         return fd;
     }
     appeared(fd);
-    if !process::is_apart() {
-        new_files::note(fd, numbers);
+    if !process::is_apart()
+        && let Some(seen) = new_files::note(fd, numbers)
+    {
+        covered::note(fd, &seen, || Ok(status));
     }
     fd
 }

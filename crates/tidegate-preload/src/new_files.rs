@@ -100,8 +100,9 @@ pub(crate) fn note_sync() {
     }
 }
 
-/// Notes that a regular file was made and opened as `fd`; its creation has these numbers.
-pub(crate) fn note(fd: c_int, numbers: Numbers) {
+/// Notes that a regular file was made and opened as `fd`; its creation has these numbers. What the
+/// kernel says of the file, if it was asked.
+pub(crate) fn note(fd: c_int, numbers: Numbers) -> Option<Seen> {
     let mut new = NewFile {
         fd,
         device: 0,
@@ -111,15 +112,14 @@ pub(crate) fn note(fd: c_int, numbers: Numbers) {
         count: 1,
     };
     new.changes[0] = numbers;
-    if SYNCS.load(Ordering::Relaxed) {
-        let is_it = Seen::of(fd).is_ok_and(|seen| seen.is_file() && new.identify(&seen));
-        if !is_it {
-            return;
-        }
+    let seen = if SYNCS.load(Ordering::Relaxed) { Some(Seen::of(fd).ok()?) } else { None };
+    if seen.as_ref().is_some_and(|seen| !(seen.is_file() && new.identify(seen))) {
+        return seen;
     }
     let number = MADE.fetch_add(1, Ordering::Relaxed);
     let place = usize::try_from(number % NOTES as u64).ok().and_then(|at| PLACES.get(at));
     place.and_then(|place| place.with(|note| *note = Some(new)));
+    seen
 }
 
 /// Changes the note of a file, if there is one; `None` afterwards: it is forgotten.

@@ -115,7 +115,7 @@ impl Request<'_> {
         cancel::point();
         // Only so it is known that the file is new.
         let exclusive = Self { flags: self.flags | libc::O_EXCL, ..*self };
-        let fd = metadata::creating(|| exclusive.by_kernel(), appeared);
+        let fd = metadata::creating(self.flags, || exclusive.by_kernel(), appeared);
         if fd >= 0 || self.flags & libc::O_EXCL != 0 {
             return fd;
         }
@@ -293,7 +293,8 @@ pub(crate) unsafe extern "C-unwind" fn open_by_handle_at(
 unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_int) -> c_int {
     let Some(mkostemps64) = next::mkostemps64.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: as promised to this function, which makes the file or fails.
-    metadata::creating(|| unsafe { mkostemps64(template, suffix_bytes, flags) }, appeared)
+    let make = || unsafe { mkostemps64(template, suffix_bytes, flags) };
+    metadata::creating(flags & !libc::O_ACCMODE | libc::O_RDWR, make, appeared)
 }
 
 synonyms! {

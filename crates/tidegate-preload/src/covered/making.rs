@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Make, NamesGuard};
 
 use super::{LOCK_TIMEOUT, Locked, Open, Sync};
-use crate::descriptors::{DIRECT, Entry, PINNED};
+use crate::descriptors::{DIRECT, Entry, PINNED, WRITE_ONLY};
 use crate::extended::Extended;
 use crate::files::{self, Identified, Seen};
 use crate::new_files::{self, NewFile};
@@ -251,11 +251,8 @@ impl Open {
     /// program away.
     fn read(&self, bytes: u64) -> Option<Content> {
         let mut content = Content::of(usize::try_from(bytes).ok()?)?;
-        match content.fill(self.fd) {
-            Ok(()) => return Some(content),
-            // It is open for writing only.
-            Err(libc::EBADF) => {}
-            Err(_) => return None,
+        if !self.known.has(WRITE_ONLY) {
+            return content.fill(self.fd).ok().map(|()| content);
         }
         if record_locks::may_have(self.known.device, self.known.inode) {
             return None;
