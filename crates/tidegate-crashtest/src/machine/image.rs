@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 /// Granularity of what is kept: pages of zeroes are not.
 const PAGE_BYTES: usize = 4096;
+const ZEROES: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
 /// The bytes of a file that are not zero.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,7 +38,7 @@ impl Image {
 
     fn add(&mut self, start: u64, bytes: &[u8]) {
         for (offset, page) in (start..).step_by(PAGE_BYTES).zip(bytes.chunks(PAGE_BYTES)) {
-            if page.iter().all(|byte| *byte == 0) {
+            if page == &ZEROES[..page.len()] {
                 continue;
             }
             match self.pages.last_mut() {
