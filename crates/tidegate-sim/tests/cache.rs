@@ -203,6 +203,33 @@ fn p3_p4_modes_that_write_around_sampled() {
     }
 }
 
+/// Classes with less of the cache than their requests ask for, a pinned one, and none.
+const CLASSES: &[&str] = &[
+    "IO class id,IO class name,Eviction priority,Allocation;1,io_direction:write,10,0.50",
+    "IO class id,IO class name,Eviction priority,Allocation;1,lba:lt:16,,0.50;2,lba:ge:24,9,0.25",
+    "none",
+];
+
+#[test]
+fn p3_p4_io_classes_that_change_beside_requests_sampled() {
+    for slots in [SLOTS, 2 * SLOTS] {
+        seeded("p3_p4_io_classes_that_change_beside_requests_sampled", 12, |seed| {
+            let subject = CacheSubject::new(BLOCKS, slots, WB, CacheFault::None).with_background();
+            random_history(&subject.with_classes(CLASSES), TWO_WRITERS, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p3_p4_io_classes_that_change_beside_writers_of_parts_sampled() {
+    for slots in [SLOTS, SLOTS_WITH_BASES] {
+        seeded("p3_p4_io_classes_that_change_beside_writers_of_parts_sampled", 12, |seed| {
+            let subject = small(slots, WB, 4096).with_background();
+            small_history(&subject.with_classes(CLASSES), PARTS, seed, None)
+        });
+    }
+}
+
 #[test]
 fn p2_a_flush_is_atomic_all_subsets() {
     atomic_exhaustive("p2_a_flush_is_atomic_all_subsets", &groups(), 0);

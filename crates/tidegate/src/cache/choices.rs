@@ -4,11 +4,14 @@
 //! The header has a line `KEY=VALUE` for each setting that is not at its default.
 
 use super::admission::Admission;
+use super::classes::mode_against_groups;
 use super::cleaner::Cleaner;
 use super::error::CacheError;
 use super::fallback::Fallback;
 use super::header::CacheHeader;
 use super::layout::{PAGE_BYTES, SETTINGS_BYTES_MAX};
+use super::mode::Mode;
+use super::policy::classes::Classes;
 use super::policy::cleaning::{CLEANING_NAMES, CLEANINGS, CleaningEntry, Part};
 use super::policy::cutoff;
 use super::policy::promotion::{PROMOTION_NAMES, PROMOTIONS, PromotionEntry};
@@ -69,6 +72,11 @@ const SPECS: &[Spec] = &[
     },
 ];
 
+/// The setting that holds the table of IO classes: its lines, with semicolons between them.
+const CLASSES: &str = "io-classes";
+/// Its value for class 0 alone.
+const NO_CLASSES: &str = "none";
+
 /// The settings with their present values.
 #[derive(Debug, Clone)]
 pub(super) struct Choices {
@@ -78,6 +86,7 @@ pub(super) struct Choices {
     /// In the order of [`PROMOTIONS`].
     promotions: [Settings; PROMOTIONS.len()],
     cutoff: Settings,
+    pub(super) classes: Classes,
 }
 
 impl Choices {
@@ -85,7 +94,8 @@ impl Choices {
         let cleanings = std::array::from_fn(|at| Settings::new(CLEANINGS[at].specs));
         let promotions = std::array::from_fn(|at| Settings::new(PROMOTIONS[at].specs));
         let cutoff = Settings::new(cutoff::SPECS);
-        Self { own: Settings::new(SPECS), cleanings, promotions, cutoff }
+        let (own, classes) = (Settings::new(SPECS), Classes::default());
+        Self { own, cleanings, promotions, cutoff, classes }
     }
 
     /// Those of the pool with `header`.
@@ -114,7 +124,8 @@ impl Choices {
 
     /// The lines that [`parse`](Self::parse) reads.
     pub(super) fn text(&self) -> String {
-        let changed = self.tables().flat_map(Settings::changed);
+        let classes = (!self.classes.is_default()).then(|| (CLASSES, self.classes_in_line()));
+        let changed = self.tables().flat_map(Settings::changed).chain(classes);
         changed.map(|(key, value)| format!("{key}={value}\n")).collect::<Vec<_>>().concat()
     }
 
@@ -126,16 +137,19 @@ impl Choices {
     }
 
     fn tables(&self) -> impl Iterator<Item = &Settings> {
-        let Self { own, cleanings, promotions, cutoff } = self;
+        let Self { own, cleanings, promotions, cutoff, .. } = self;
         [own, cutoff].into_iter().chain(cleanings).chain(promotions)
     }
 
     fn tables_mut(&mut self) -> impl Iterator<Item = &mut Settings> {
-        let Self { own, cleanings, promotions, cutoff } = self;
+        let Self { own, cleanings, promotions, cutoff, .. } = self;
         [own, cutoff].into_iter().chain(cleanings).chain(promotions)
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), SettingError> {
+        if key == CLASSES {
+            return self.set_classes(value);
+        }
         if let Some(table) = self.tables_mut().find(|table| table.has(key)) {
             return table.set(key, value);
         }
@@ -144,7 +158,32 @@ impl Choices {
 
     /// All settings, as a tier shows them.
     pub(super) fn list(&self) -> Vec<Setting> {
-        self.tables().flat_map(Settings::list).collect()
+        let help = "IO classes, as lines of a table with `;` between them, or none".into();
+        let (key, value) = (CLASSES.into(), self.classes_in_line());
+        let classes = Setting { key, value, help, fixed: None };
+        self.tables().flat_map(Settings::list).chain([classes]).collect()
+    }
+
+    fn set_classes(&mut self, value: &str) -> Result<(), SettingError> {
+        if value == NO_CLASSES {
+            self.classes = Classes::default();
+            return Ok(());
+        }
+        let text = value.replace(';', "\n");
+        self.classes = Classes::parse(&text, &Mode::ALL.map(Mode::name)).map_err(|error| {
+            let line =
+                text.lines().nth(error.line.saturating_sub(1)).unwrap_or_default().to_owned();
+            let (key, expected) = (CLASSES.to_owned(), format!("a table: {error}"));
+            SettingError::Value { key, value: line, expected }
+        })?;
+        Ok(())
+    }
+
+    fn classes_in_line(&self) -> String {
+        if self.classes.is_default() {
+            return NO_CLASSES.to_owned();
+        }
+        self.classes.to_string().trim_end().replace('\n', ";")
     }
 
     /// The policy of eviction.
@@ -200,6 +239,11 @@ impl Core {
         let mut choices = self.choices.lock();
         let mut changed = choices.clone();
         changed.set(key, value)?;
+        let against = self.groups.as_ref().and_then(|_| mode_against_groups(&changed.classes));
+        if let Some(mode) = against {
+            let expected = "classes of the modes wb and wo with --atomic-flush".to_owned();
+            return Err(SettingError::Value { key: key.into(), value: mode.to_string(), expected });
+        }
         self.keep(&changed).map_err(|expected| {
             let (key, value) = (key.to_owned(), value.to_owned());
             SettingError::Value { key, value, expected }
@@ -243,6 +287,9 @@ impl Core {
             }
         }
         self.makes_records.store(now.makes_records(), Ordering::Relaxed);
+        if before.classes != now.classes {
+            self.set_classes(&now.classes);
+        }
         self.pace.set_rate(now.own.get(CLEANING_RATE));
         self.apply_admission(before, now);
         self.waker.wake_another();

@@ -244,7 +244,8 @@ fn a_page_waits_until_all_slots_that_its_group_replaced_are_dead() {
     let mut shard = Shard::new(0, 1, 16, &REPLACEMENTS[0]);
     let mut publish = |page, group| {
         let taken = shard.take().unwrap();
-        let stored = Stored { dirty: true, zero: false, record: false, over: false, group };
+        let stored =
+            Stored { dirty: true, zero: false, record: false, over: false, group, class: 0 };
         if let Some(old) = shard.publish(page, &taken, stored)[0].filter(|old| !old.is_retained) {
             shard.retire(old);
         }

@@ -12,7 +12,7 @@ use super::read::damaged;
 use super::record::Record;
 use super::span::{Part, parts};
 use super::traffic::Seen;
-use super::{Core, Few};
+use super::{Ask, Core, Few};
 use crate::device::Result;
 use crate::sync::Ordering;
 use crate::tier::version_locks::Version;
@@ -30,18 +30,22 @@ pub(super) struct Entry<'a> {
     pub(super) data: Option<&'a [u8]>,
     /// The backing does not have them.
     pub(super) dirty: bool,
+    /// The IO class of its request.
+    pub(super) class: u8,
 }
 
 impl<'a> Entry<'a> {
     /// `page` with the bytes `data`, or zeroes.
-    pub(super) fn whole(page: u64, data: Option<&'a [u8]>, dirty: bool) -> Self {
-        Self { page, from: 0, data, dirty }
+    pub(super) fn whole(page: u64, data: Option<&'a [u8]>, dirty: bool, class: u8) -> Self {
+        Self { page, from: 0, data, dirty, class }
     }
 
     /// The pages of `data` at `offset`; the first and the last one may be parts.
-    pub(super) fn all(offset: u64, data: &'a [u8]) -> Few<Self> {
-        let of =
-            |it: Part| Self { page: it.page, from: it.from, data: Some(&data[it.at]), dirty: true };
+    pub(super) fn all(offset: u64, data: &'a [u8], class: u8) -> Few<Self> {
+        let of = |it: Part| {
+            let Part { page, from, at } = it;
+            Self { page, from, data: Some(&data[at]), dirty: true, class }
+        };
         parts(offset, data.len()).map(of).collect()
     }
 
@@ -53,8 +57,8 @@ impl<'a> Entry<'a> {
 /// How a write is to be stored.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand {
-    /// Durable by itself, with atomic flush too.
-    pub(super) fua: bool,
+    /// Durable by itself, with atomic flush too; and the IO class.
+    pub(super) ask: Ask,
     /// No records: the slots hold whole pages afterwards.
     pub(super) whole_pages: bool,
 }
