@@ -22,6 +22,7 @@ use tidegate::tier::background::{Step, Work};
 use uuid::Uuid;
 
 use crate::log::{copy, text};
+use crate::similar::Similar;
 use crate::subject::{Alive, Subject};
 
 const PAGE_BYTES: u64 = 4096;
@@ -58,6 +59,8 @@ pub struct CacheSubject {
     atomic_flush: bool,
     /// The setting, where it is not the default.
     granularity: Option<&'static str>,
+    /// Writes are compared with what is cached, and differ little from it.
+    by_content: bool,
     /// Tables of IO classes: the first is the pool's; the background goes through them in turn.
     tables: &'static [&'static str],
 }
@@ -76,6 +79,7 @@ impl CacheSubject {
             keep_free: None,
             atomic_flush: false,
             granularity: None,
+            by_content: false,
             tables: &[],
         }
     }
@@ -109,6 +113,17 @@ impl CacheSubject {
     #[must_use]
     pub fn with_granularity(self, granularity: &'static str) -> Self {
         Self { granularity: Some(granularity), ..self }
+    }
+
+    /// A device that stores the changed lines of blocks alone, which are few.
+    #[must_use]
+    pub fn by_content(self) -> Self {
+        Self { by_content: true, ..self }
+    }
+
+    /// `device` as histories use it.
+    fn seen(&self, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+        if self.by_content { Arc::new(Similar(device)) } else { device }
     }
 
     /// A device with IO classes by `tables`, values of its setting `io-classes`.
@@ -174,6 +189,8 @@ impl Subject for CacheSubject {
         if let Some(granularity) = self.granularity {
             device.set("granularity", granularity).map_err(text)?;
         }
+        // Never by what the clock says: a seed gives one history.
+        device.set("by-content", if self.by_content { "on" } else { "off" }).map_err(text)?;
         if let Some(table) = self.tables.first() {
             device.set(CLASSES, table).map_err(text)?;
         }
@@ -182,7 +199,7 @@ impl Subject for CacheSubject {
     }
 
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
-        Ok(Arc::new(self.open_device(region)?))
+        Ok(self.seen(Arc::new(self.open_device(region)?)))
     }
 
     fn open_alive(&self, region: &Arc<Region>) -> Result<Alive, String> {
@@ -193,7 +210,7 @@ impl Subject for CacheSubject {
             Box::new(Background { work, device, modes, tables, steps: 0 })
         };
         let background = (0..self.background).map(background).collect();
-        Ok(Alive { device, background })
+        Ok(Alive { device: self.seen(device), background })
     }
 
     fn background_threads(&self) -> usize {

@@ -408,6 +408,47 @@ fn p6_kills_power_cuts_and_recoveries_with_records_in_turn() {
     });
 }
 
+/// Whole blocks and parts of pages that differ in few lines from those before.
+#[test]
+fn p1_p2_p3_changed_lines_sampled() {
+    let mixture = Mix { threads: 2, ops: 8, reads_pct: 10, ..PARTS };
+    for (backing, modes) in [(512, WB), (4096, WB), (512, DURABLE)] {
+        seeded("p1_p2_p3_changed_lines_sampled", 8, |seed| {
+            let subject = small(SLOTS_WITH_BASES, modes, backing).by_content();
+            small_history(&subject.with_background(), mixture, seed, None)
+        });
+    }
+    for keep_free in [1, 16] {
+        seeded("p1_p2_p3_changed_lines_sampled, whole pages", 8, |seed| {
+            let subject = CacheSubject::new(BLOCKS, SLOTS_WITH_BASES, WB, CacheFault::None);
+            let subject = subject.by_content().with_background().keeping_free(keep_free);
+            random_history(&subject, TWO_WRITERS, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p2_p3_flushes_beside_changed_lines_sampled() {
+    seeded("p2_p3_flushes_beside_changed_lines_sampled", 10, |seed| {
+        let subject = small(SLOTS_WITH_BASES, ATOMIC, 4096).with_atomic_flush().by_content();
+        small_history(&subject.with_background(), PARTS, seed, None)
+    });
+    seeded("p2_p3_flushes_beside_changed_lines_sampled, whole pages", 10, |seed| {
+        let subject = atomic(40).by_content().with_background();
+        random_history(&subject, TWO_WRITERS, seed, None)
+    });
+}
+
+#[test]
+fn p6_kills_power_cuts_and_recoveries_with_changed_lines_in_turn() {
+    let mixture = Mix { ops: 4, ..PARTS };
+    seeded("p6_kills_power_cuts_and_recoveries_with_changed_lines_in_turn", 8, |seed| {
+        let subject = small(SLOTS_WITH_BASES, WB, 4096).by_content();
+        let mut explorer = Explorer::new(&subject, small_pool(&subject), 2, SAMPLE).unwrap();
+        explorer.lifetime(&mixture, 3, seed).map(|()| explorer.stats())
+    });
+}
+
 /// Pages and parts of them, with reads that bring pages into the cache.
 const PAGES_AND_PARTS: Mix =
     Mix { threads: 1, ops: 12, lbas: &[0, 8, 2], blocks_max: 8, reads_pct: 30, others_pct: 5 };

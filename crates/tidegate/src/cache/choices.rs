@@ -6,6 +6,7 @@
 use super::admission::Admission;
 use super::classes::mode_against_groups;
 use super::cleaner::Cleaner;
+use super::content::{CHOICES as BY_CONTENT_CHOICES, Comparing};
 use super::error::CacheError;
 use super::fallback::Fallback;
 use super::header::CacheHeader;
@@ -27,6 +28,7 @@ const CLEANING_RATE: usize = 2;
 const PROMOTION: usize = 3;
 const FALLBACK: usize = 4;
 const GRANULARITY: usize = 5;
+const BY_CONTENT: usize = 6;
 
 /// What a write of a part of a page that is not cached stores: the page, or a record.
 const GRANULARITIES: [&str; 2] = ["page", "record"];
@@ -69,6 +71,12 @@ const SPECS: &[Spec] = &[
         kind: Kind::Choice(&GRANULARITIES),
         default: RECORD,
         help: "what a write of a part of a page that is not cached stores",
+    },
+    Spec {
+        key: "by-content",
+        kind: Kind::Choice(&BY_CONTENT_CHOICES),
+        default: 0,
+        help: "whether a write stores only what it changes; auto measures what that saves",
     },
 ];
 
@@ -204,6 +212,11 @@ impl Choices {
         self.own.get(GRANULARITY) == RECORD
     }
 
+    /// Which writes are compared with what is cached.
+    pub(super) fn comparing(&self) -> Comparing {
+        Comparing::new(self.own.get(BY_CONTENT))
+    }
+
     /// The granularity, by its name.
     pub(super) fn granularity(&self) -> &'static str {
         GRANULARITIES[usize::from(self.makes_records())]
@@ -287,6 +300,9 @@ impl Core {
             }
         }
         self.makes_records.store(now.makes_records(), Ordering::Relaxed);
+        if before.own.get(BY_CONTENT) != now.own.get(BY_CONTENT) {
+            self.comparing.set(now.own.get(BY_CONTENT));
+        }
         if before.classes != now.classes {
             self.set_classes(&now.classes);
         }

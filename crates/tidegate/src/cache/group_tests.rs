@@ -36,6 +36,7 @@ fn early_commits(device: &CacheDevice) -> u64 {
 fn a_flush_costs_one_line_and_one_fence_for_any_number_of_pages() {
     let (region, backing) = (pool(300), memory());
     let device = open(&region, &backing);
+    device.set("by-content", "off").unwrap();
     assert!(device.geometry().volatile_cache, "clients are told to flush");
     let flush = |it: &CacheDevice| it.flush().unwrap();
     assert_eq!(cost(&device, flush), Stores::default(), "nothing was written");

@@ -321,12 +321,13 @@ impl Shard {
         self.own_of(page).map(|own| self.found(own))
     }
 
-    /// `found` was read by a request of `class`, which it is of from now on.
-    pub(super) fn touch(&mut self, found: &Found, class: u8) {
+    /// A request of `class` used `found`, which is of this class from now on: a read, or a write
+    /// that changed nothing.
+    pub(super) fn touch(&mut self, found: &Found, class: u8, is_write: bool) {
         let own = self.own(found.slot);
         let (before, class) = (self.slot(own).class(), self.orders.known(class));
         if before == class {
-            return self.orders.of(class).touch(own, false);
+            return self.orders.of(class).touch(own, is_write);
         }
         self.orders.of(before).remove(own, found.page);
         self.count(own, false);

@@ -20,12 +20,13 @@
 //!
 //! Map: [`CacheDevice`] the requests, `queue` those of one queue; `classes` their IO classes,
 //! `admission` which of them are cached; `mode/` what each mode does with them; `span` their pages;
-//! `store` pages into slots, `merge` and `record` parts of pages, `read` out of slots or the
-//! backing, `fill` keeping what was read, `evict` free slots, `clean` dirty pages to the backing,
-//! `cleaner` and `pace` which of them and when, `bypass` writes around the cache, `fallback` when
-//! all do; `group` atomic flush; `background`; `recover` opening; `index`, `table` and `orders`
-//! what is where and goes first, `lane`, `traffic`; `layout` and `header` the bytes, [`check`]
-//! their verification; `policy/` the decisions, and `choices` which of them users made.
+//! `store` pages into slots, `merge` and `record` parts of pages, `content` what of them changes,
+//! `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots, `clean`
+//! dirty pages to the backing, `cleaner` and `pace` which of them and when, `bypass` writes around
+//! the cache, `fallback` when all do; `group` atomic flush; `background`; `recover` opening;
+//! `index`, `table` and `orders` what is where and goes first, `lane`, `traffic`; `layout` and
+//! `header` the bytes, [`check`] their verification; `policy/` the decisions, and `choices` which
+//! of them users made.
 
 mod admission;
 mod background;
@@ -37,6 +38,9 @@ mod class_tests;
 mod classes;
 mod clean;
 mod cleaner;
+mod content;
+#[cfg(all(test, not(feature = "loom")))]
+mod content_tests;
 mod engine;
 mod error;
 mod evict;
@@ -100,6 +104,7 @@ use background::Background;
 use choices::Choices;
 use classes::IoClasses;
 use clean::Scratch;
+use content::Comparing;
 use fallback::Fallback;
 use fill::Fills;
 use group::Groups;
@@ -205,6 +210,7 @@ struct Core {
     /// The granularity is `record`.
     makes_records: AtomicBool,
     classes: IoClasses,
+    comparing: Comparing,
     /// Slots of a shard that are kept free for writers.
     reserve: u32,
     /// Pages whose data did not match their checksums.

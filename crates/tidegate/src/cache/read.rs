@@ -163,7 +163,7 @@ impl Core {
             let found = {
                 let mut shard = self.shard(page);
                 let Some(found) = shard.find(page) else { return Ok(false) };
-                shard.touch(&found, class);
+                shard.touch(&found, class, false);
                 found
             };
             let copied = self.copy_part(&found, part, buf);

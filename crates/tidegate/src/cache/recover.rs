@@ -279,6 +279,7 @@ fn core_of(
         backing,
         geometry,
         makes_records: AtomicBool::new(choices.makes_records()),
+        comparing: choices.comparing(),
         lanes: Lanes::new(&recovery.newest.numbers()),
         shards: SetLocks::new(recovery.shards.of.into_iter(), None),
         locks: VersionLocks::new(LOCKS_LOG2),

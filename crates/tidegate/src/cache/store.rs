@@ -4,7 +4,7 @@
 use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
-use super::layout::{ALL_LINES, PAGE, SlotHeader, data_check};
+use super::layout::{ALL_LINES, HEADER_BYTES, PAGE, SlotHeader, data_check};
 use super::merge::{Base, Content, Demand, Entry, Merged};
 use super::tier::Counter;
 use super::{Ask, Core, Few, fill};
@@ -47,6 +47,11 @@ struct Member<'a> {
 }
 
 impl Member<'_> {
+    /// Bytes of memory that it takes, with its header.
+    fn stored_bytes(&self) -> u64 {
+        HEADER_BYTES + self.data.map_or(0, |data| data.len() as u64)
+    }
+
     /// What was stored.
     fn found(&self) -> Found {
         let Taken { slot, version, .. } = self.taken;
@@ -75,7 +80,7 @@ impl Core {
 
     /// How a client's write is to be stored.
     fn demand(&self, ask: Ask) -> Demand {
-        Demand { ask, whole_pages: !self.makes_records() }
+        Demand { ask, whole_pages: !self.makes_records(), by_content: true }
     }
 
     /// As [`write_bytes`](Self::write_bytes), and the slots hold whole pages afterwards.
@@ -86,7 +91,7 @@ impl Core {
         ask: Ask,
         note: Note<'_>,
     ) -> Result<()> {
-        let demand = Demand { ask, whole_pages: true };
+        let demand = Demand { ask, whole_pages: true, by_content: false };
         self.store_all(&Entry::all(offset, data, ask.class), demand, note)
     }
 
@@ -98,7 +103,8 @@ impl Core {
         note: Note<'_>,
     ) -> Result<()> {
         let entries: Vec<_> = pages.map(|page| Entry::whole(page, None, true, ask.class)).collect();
-        self.store_all(&entries, Demand { ask, whole_pages: true }, note)
+        let demand = Demand { ask, whole_pages: true, by_content: false };
+        self.store_all(&entries, demand, note)
     }
 
     /// Stores all `entries`, and waits for what they need.
@@ -156,20 +162,23 @@ impl Core {
         if self.needs_commit(entries, demand.ask.fua) {
             return Ok(Batch { stored: 0, lack: Some(Lack::Commit) });
         }
-        let merged = self.merge(entries, base, demand)?;
+        let look = self.look(entries, demand);
+        let merged = self.merge(entries, base, demand, look.changed())?;
         let mergeable = &entries[..merged.lacks_base.unwrap_or(entries.len())];
-        let members = self.take_slots(mergeable, &merged, 0);
+        let (members, stored) = self.take_slots(mergeable, &merged, 0);
+        let began_ns = Self::begin_measured(&look);
         let replaced = self.store(&members, group, locks)?;
         drop(membership);
-        if !members.is_empty() {
-            let count = members.len() as u64;
-            self.counters.count_write(demand.ask.class, replaced as u64, count);
+        let bytes = members.iter().map(Member::stored_bytes).sum();
+        self.conclude_look(&look, &entries[..stored], bytes, began_ns);
+        if stored > 0 {
+            let hits = replaced + stored - members.len();
+            self.counters.count_write(demand.ask.class, hits as u64, stored as u64);
         }
         for it in &members {
             note(it.found());
         }
         self.bound_group(members.iter().map(|it| it.page))?;
-        let stored = members.len();
         let lack = entries.get(stored).map(|entry| match merged.lacks_base {
             Some(at) if at == stored => Lack::Base(entry.page),
             _ => Lack::Slot(entry.page),
@@ -195,17 +204,18 @@ impl Core {
         let entries: Vec<_> = kept.collect();
         // One below the reserve, so that the worker evicts for the next ones.
         let (merged, reserve) = (Merged::default(), self.reserve.saturating_sub(1));
-        let members = self.take_slots(&entries, &merged, reserve);
+        let (members, _) = self.take_slots(&entries, &merged, reserve);
         self.store(&members, 0, locks).map(drop)
     }
 
-    /// Takes a slot for each of `entries`, as long as a shard has more than `reserve`.
+    /// Takes a slot for each of `entries` that changes, as long as a shard has more than `reserve`.
+    /// Also returns for how many there were slots, or need not be.
     fn take_slots<'a>(
         &self,
         entries: &[Entry<'a>],
         merged: &'a Merged,
         reserve: u32,
-    ) -> Few<Member<'a>> {
+    ) -> (Few<Member<'a>>, usize) {
         let take = |entry: &Entry<'a>| {
             let mut shard = self.shard(entry.page);
             let taken = (shard.available() > reserve).then(|| shard.take()).flatten()?;
@@ -213,7 +223,15 @@ impl Core {
             let Entry { page, dirty, class, .. } = *entry;
             Some(Member { page, data, lines, over, dirty, class, taken })
         };
-        entries.iter().map_while(take).collect()
+        let (mut members, mut done) = (Few::new(), 0);
+        for entry in entries {
+            if !merged.is_unchanged(entry) {
+                let Some(member) = take(entry) else { break };
+                members.push(member);
+            }
+            done += 1;
+        }
+        (members, done)
     }
 
     /// Makes a batch durable, then visible; `locks` are those of its pages, and `group` is that of

@@ -72,6 +72,7 @@ pub(super) enum Counter {
     CutOff,
     NotPromoted,
     ClassFull,
+    SavedBytes,
     GroupCommits,
     EarlyGroupCommits,
 }
@@ -99,6 +100,11 @@ const METRICS: [Metric; COUNTERS] = [
         "cache_class_full",
         Unit::Count,
         "Requests that went around the cache because their IO class may not use more of it",
+    ),
+    Metric::counter(
+        "cache_unchanged_bytes",
+        Unit::Bytes,
+        "Bytes that writes did not store, for the memory had them already",
     ),
     Metric::counter("cache_groups_committed", Unit::Count, "Groups of writes that were committed"),
     Metric::counter(
