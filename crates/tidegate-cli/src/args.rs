@@ -1,6 +1,7 @@
 //! The command line, as docs/operations.md describes it. Names here are a contract with scripts.
 
 use std::ffi::OsString;
+use std::io::Read as _;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -459,20 +460,41 @@ pub(crate) struct StatArgs {
 #[command(after_help = "Examples:
   tidegate set /mnt/pmem/log clean-from-pct=25
   tidegate set /mnt/pmem/cache eviction=lru mode=wt
+  tidegate set /mnt/pmem/cache io-classes=@classes.csv
 
 `tidegate stat` lists the settings. A cache pool keeps them; others forget them with the server.")]
 pub(crate) struct SetArgs {
     /// The served pool, or the control socket of its server
     #[arg(value_name = "POOL|SOCKET")]
     pub(crate) target: PathBuf,
-    /// Settings and their new values
+    /// Settings and their new values; @FILE for the lines of a file
     #[arg(value_name = "KEY=VALUE", required = true, value_parser = parse_setting)]
     pub(crate) settings: Vec<(String, String)>,
 }
 
 fn parse_setting(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
-    if key.is_empty() { Err("expected KEY=VALUE".into()) } else { Ok((key.into(), value.into())) }
+    if key.is_empty() {
+        return Err("expected KEY=VALUE".into());
+    }
+    let value = value.strip_prefix('@').map_or_else(|| Ok(value.into()), value_from)?;
+    Ok((key.into(), value))
+}
+
+/// Most bytes of a file that holds a value: more than any pool keeps.
+const VALUE_BYTES_MAX: u64 = 64 << 10;
+
+/// The lines of the file at `path` as one value, with semicolons between them.
+fn value_from(path: &str) -> Result<String, String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(|error| format!("cannot open {path}: {error}"))?;
+    let read = std::io::Read::take(file, VALUE_BYTES_MAX + 1).read_to_string(&mut text);
+    read.map_err(|error| format!("cannot read {path}: {error}"))?;
+    if text.len() as u64 > VALUE_BYTES_MAX {
+        return Err(format!("{path} has more than {VALUE_BYTES_MAX} bytes; expected a value"));
+    }
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    Ok(lines.collect::<Vec<_>>().join(";"))
 }
 
 fn parse_count(text: &str) -> Result<NonZeroUsize, String> {

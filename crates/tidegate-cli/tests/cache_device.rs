@@ -165,6 +165,34 @@ fn settings_are_kept_by_the_pool() {
 }
 
 #[test]
+fn io_classes_come_from_a_file_and_show_what_they_use() {
+    let scene = Scene::new("cache");
+    let server = scene.serve("disk", &[]);
+    let (pool, file) = (scene.pool(), scene.path("classes.csv"));
+    let pool = pool.to_str().unwrap();
+    let table = "IO class id,IO class name,Eviction priority,Allocation\r\n\
+                 0,unclassified,22,1.00\r\n1,io_direction:write,1,0.50\r\n";
+    std::fs::write(&file, table).unwrap();
+    let from_file = format!("io-classes=@{}", file.display());
+    ok(["set", pool, &from_file]);
+    (0..3).for_each(|lba| write(&mut scene.client(), lba, 1));
+    let stat = ok(["stat", pool]);
+    let shown = stat.lines().find(|line| line.contains("io class 1")).unwrap();
+    assert!(shown.contains("12K of") && shown.contains("io_direction:write"), "{shown}");
+    std::fs::write(&file, "IO class id\n").unwrap();
+    let output = run(["set", pool, &from_file]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && error.contains("the header is"), "{error}");
+    let output = run(["set", pool, "io-classes=@/nothing/here"]);
+    assert_eq!(output.status.code(), Some(2));
+    kill(server);
+    let server = scene.serve("disk", &[]);
+    let stat = ok(["stat", pool]);
+    assert!(stat.contains("io class 1"), "the pool keeps them: {stat}");
+    kill(server);
+}
+
+#[test]
 fn a_backing_has_one_server_at_a_time() {
     let scene = Scene::new("cache");
     let server = scene.serve("disk", &[]);

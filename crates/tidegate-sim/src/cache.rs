@@ -22,6 +22,7 @@ use tidegate::tier::background::{Step, Work};
 use uuid::Uuid;
 
 use crate::log::{copy, text};
+use crate::similar::Similar;
 use crate::subject::{Alive, Subject};
 
 const PAGE_BYTES: u64 = 4096;
@@ -29,8 +30,10 @@ const PAGE_BYTES: u64 = 4096;
 const FIXED_BYTES: u64 = 10 * 4096;
 /// Headers of slots in a page.
 const HEADERS_A_PAGE: u64 = 64;
-/// Background steps after which the mode changes.
+/// Background steps after which the mode and the IO classes change.
 const STEPS_OF_A_MODE: usize = 3;
+/// The setting that holds a table of IO classes.
+const CLASSES: &str = "io-classes";
 
 /// What is wrong with the backing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +59,10 @@ pub struct CacheSubject {
     atomic_flush: bool,
     /// The setting, where it is not the default.
     granularity: Option<&'static str>,
+    /// Writes are compared with what is cached, and differ little from it.
+    by_content: bool,
+    /// Tables of IO classes: the first is the pool's; the background goes through them in turn.
+    tables: &'static [&'static str],
 }
 
 impl CacheSubject {
@@ -72,6 +79,8 @@ impl CacheSubject {
             keep_free: None,
             atomic_flush: false,
             granularity: None,
+            by_content: false,
+            tables: &[],
         }
     }
 
@@ -106,6 +115,23 @@ impl CacheSubject {
         Self { granularity: Some(granularity), ..self }
     }
 
+    /// A device that stores the changed lines of blocks alone, which are few.
+    #[must_use]
+    pub fn by_content(self) -> Self {
+        Self { by_content: true, ..self }
+    }
+
+    /// `device` as histories use it.
+    fn seen(&self, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+        if self.by_content { Arc::new(Similar(device)) } else { device }
+    }
+
+    /// A device with IO classes by `tables`, values of its setting `io-classes`.
+    #[must_use]
+    pub fn with_classes(self, tables: &'static [&'static str]) -> Self {
+        Self { tables, ..self }
+    }
+
     fn backing_bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_bytes)
     }
@@ -114,10 +140,11 @@ impl CacheSubject {
         FIXED_BYTES + PAGE_BYTES * (self.slots.div_ceil(HEADERS_A_PAGE) + self.slots)
     }
 
-    /// Acknowledged writes are durable in every mode.
+    /// Acknowledged writes are durable in every mode; one whose class is full may go around the
+    /// cache.
     fn is_durable(&self) -> bool {
         let durable = [Mode::WriteBack, Mode::WriteOnly, Mode::WriteThrough];
-        self.modes.iter().all(|mode| durable.contains(mode))
+        self.tables.is_empty() && self.modes.iter().all(|mode| durable.contains(mode))
     }
 
     fn open_device(&self, region: &Arc<Region>) -> Result<CacheDevice, String> {
@@ -162,22 +189,28 @@ impl Subject for CacheSubject {
         if let Some(granularity) = self.granularity {
             device.set("granularity", granularity).map_err(text)?;
         }
+        // Never by what the clock says: a seed gives one history.
+        device.set("by-content", if self.by_content { "on" } else { "off" }).map_err(text)?;
+        if let Some(table) = self.tables.first() {
+            device.set(CLASSES, table).map_err(text)?;
+        }
         drop(device);
         copy(&scratch, region)
     }
 
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
-        Ok(Arc::new(self.open_device(region)?))
+        Ok(self.seen(Arc::new(self.open_device(region)?)))
     }
 
     fn open_alive(&self, region: &Arc<Region>) -> Result<Alive, String> {
         let device = Arc::new(self.open_device(region)?);
         let background = |_| -> Box<dyn Work> {
-            let (device, modes) = (Arc::clone(&device), self.modes);
-            Box::new(Background { work: device.background(), device, modes, steps: 0 })
+            let (device, modes, tables) = (Arc::clone(&device), self.modes, self.tables);
+            let work = device.background();
+            Box::new(Background { work, device, modes, tables, steps: 0 })
         };
         let background = (0..self.background).map(background).collect();
-        Ok(Alive { device, background })
+        Ok(Alive { device: self.seen(device), background })
     }
 
     fn background_threads(&self) -> usize {
@@ -197,7 +230,7 @@ impl Subject for CacheSubject {
     fn tears(&self) -> bool {
         // These write to the backing, which is no cache and tears.
         let around = [Mode::WriteAround, Mode::WriteInvalidate, Mode::PassThrough];
-        self.modes.iter().any(|mode| around.contains(mode))
+        !self.tables.is_empty() || self.modes.iter().any(|mode| around.contains(mode))
     }
 
     fn check(&self, region: &Region) -> Result<(), String> {
@@ -214,20 +247,26 @@ impl Subject for CacheSubject {
     }
 }
 
-/// Background work that also changes the mode.
+/// Background work that also changes the mode and the IO classes.
 struct Background<W> {
     device: Arc<CacheDevice>,
     work: W,
     modes: &'static [Mode],
+    tables: &'static [&'static str],
     steps: usize,
 }
 
 impl<W: Work> Work for Background<W> {
     fn step(&mut self) -> Step {
         self.steps += 1;
-        let mode = self.modes[self.steps / STEPS_OF_A_MODE % self.modes.len()];
+        let turn = self.steps / STEPS_OF_A_MODE;
+        let mode = self.modes[turn % self.modes.len()];
         // The region takes all stores here.
         if self.device.mode() != mode && self.device.set_mode(mode).is_err() {
+            return Step::Stop;
+        }
+        let changes = self.steps.is_multiple_of(STEPS_OF_A_MODE) && !self.tables.is_empty();
+        if changes && self.device.set(CLASSES, self.tables[turn % self.tables.len()]).is_err() {
             return Step::Stop;
         }
         self.work.step()

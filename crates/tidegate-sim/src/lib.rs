@@ -33,6 +33,7 @@ pub mod names;
 pub mod random;
 pub mod run;
 pub mod scheduler;
+mod similar;
 pub mod subject;
 pub mod toy;
 pub mod trace;

@@ -203,6 +203,33 @@ fn p3_p4_modes_that_write_around_sampled() {
     }
 }
 
+/// Classes with less of the cache than their requests ask for, a pinned one, and none.
+const CLASSES: &[&str] = &[
+    "IO class id,IO class name,Eviction priority,Allocation;1,io_direction:write,10,0.50",
+    "IO class id,IO class name,Eviction priority,Allocation;1,lba:lt:16,,0.50;2,lba:ge:24,9,0.25",
+    "none",
+];
+
+#[test]
+fn p3_p4_io_classes_that_change_beside_requests_sampled() {
+    for slots in [SLOTS, 2 * SLOTS] {
+        seeded("p3_p4_io_classes_that_change_beside_requests_sampled", 12, |seed| {
+            let subject = CacheSubject::new(BLOCKS, slots, WB, CacheFault::None).with_background();
+            random_history(&subject.with_classes(CLASSES), TWO_WRITERS, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p3_p4_io_classes_that_change_beside_writers_of_parts_sampled() {
+    for slots in [SLOTS, SLOTS_WITH_BASES] {
+        seeded("p3_p4_io_classes_that_change_beside_writers_of_parts_sampled", 12, |seed| {
+            let subject = small(slots, WB, 4096).with_background();
+            small_history(&subject.with_classes(CLASSES), PARTS, seed, None)
+        });
+    }
+}
+
 #[test]
 fn p2_a_flush_is_atomic_all_subsets() {
     atomic_exhaustive("p2_a_flush_is_atomic_all_subsets", &groups(), 0);
@@ -376,6 +403,47 @@ fn p6_kills_power_cuts_and_recoveries_with_records_in_turn() {
     let mixture = Mix { ops: 4, ..PARTS };
     seeded("p6_kills_power_cuts_and_recoveries_with_records_in_turn", 8, |seed| {
         let subject = small(SLOTS, DURABLE, 4096);
+        let mut explorer = Explorer::new(&subject, small_pool(&subject), 2, SAMPLE).unwrap();
+        explorer.lifetime(&mixture, 3, seed).map(|()| explorer.stats())
+    });
+}
+
+/// Whole blocks and parts of pages that differ in few lines from those before.
+#[test]
+fn p1_p2_p3_changed_lines_sampled() {
+    let mixture = Mix { threads: 2, ops: 8, reads_pct: 10, ..PARTS };
+    for (backing, modes) in [(512, WB), (4096, WB), (512, DURABLE)] {
+        seeded("p1_p2_p3_changed_lines_sampled", 8, |seed| {
+            let subject = small(SLOTS_WITH_BASES, modes, backing).by_content();
+            small_history(&subject.with_background(), mixture, seed, None)
+        });
+    }
+    for keep_free in [1, 16] {
+        seeded("p1_p2_p3_changed_lines_sampled, whole pages", 8, |seed| {
+            let subject = CacheSubject::new(BLOCKS, SLOTS_WITH_BASES, WB, CacheFault::None);
+            let subject = subject.by_content().with_background().keeping_free(keep_free);
+            random_history(&subject, TWO_WRITERS, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p2_p3_flushes_beside_changed_lines_sampled() {
+    seeded("p2_p3_flushes_beside_changed_lines_sampled", 10, |seed| {
+        let subject = small(SLOTS_WITH_BASES, ATOMIC, 4096).with_atomic_flush().by_content();
+        small_history(&subject.with_background(), PARTS, seed, None)
+    });
+    seeded("p2_p3_flushes_beside_changed_lines_sampled, whole pages", 10, |seed| {
+        let subject = atomic(40).by_content().with_background();
+        random_history(&subject, TWO_WRITERS, seed, None)
+    });
+}
+
+#[test]
+fn p6_kills_power_cuts_and_recoveries_with_changed_lines_in_turn() {
+    let mixture = Mix { ops: 4, ..PARTS };
+    seeded("p6_kills_power_cuts_and_recoveries_with_changed_lines_in_turn", 8, |seed| {
+        let subject = small(SLOTS_WITH_BASES, WB, 4096).by_content();
         let mut explorer = Explorer::new(&subject, small_pool(&subject), 2, SAMPLE).unwrap();
         explorer.lifetime(&mixture, 3, seed).map(|()| explorer.stats())
     });

@@ -114,7 +114,7 @@ impl Session {
         lease: Lease,
     ) -> Self {
         let device = Arc::clone(negotiated.export.device());
-        // Locality is all that the queue chooses: numbers of connections may come again.
+        // The queue chooses locality and IO classes: numbers of connections may come again.
         let queue = u32::try_from(id % (1 << 32)).unwrap_or(0);
         Self {
             rules: Rules::new(negotiated, limits.max_request_bytes),

@@ -9,7 +9,6 @@ use std::ops::Range;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::Core;
 use super::bypass::Content;
 use super::evict::batch_pages;
 use super::layout::PAGE_BYTES;
@@ -20,6 +19,7 @@ use super::policy::settings::Settings;
 use super::policy::{Occupancy, Request};
 use super::span::{bytes_at, bytes_of, pages_in, pages_of};
 use super::tier::Counter;
+use super::{Ask, Core, Few};
 use crate::device::{Attempt, Result};
 use crate::sync::{AtomicBool, Ordering};
 
@@ -36,6 +36,8 @@ struct Deciding {
     /// Requests of all clients form streams together: the queue by which one came is not known.
     streams: Streams,
     long_streams: Streams,
+    /// There are IO classes.
+    has_classes: bool,
 }
 
 impl Deciding {
@@ -59,6 +61,7 @@ impl Admission {
             cutoff: Cutoff { settings: cutoff.clone() },
             streams: Streams::of_queue(),
             long_streams: Streams::shared(),
+            has_classes: false,
         };
         let is_open = is_open(&deciding);
         Self { is_open: AtomicBool::new(is_open), deciding: Mutex::new(deciding) }
@@ -83,6 +86,10 @@ impl Admission {
         self.change(|it| it.cutoff.settings.clone_from(settings));
     }
 
+    pub(super) fn set_has_classes(&self, has_classes: bool) {
+        self.change(|it| it.has_classes = has_classes);
+    }
+
     /// The policies, where they look at requests.
     fn deciding(&self) -> Option<MutexGuard<'_, Deciding>> {
         (!self.is_open.load(Ordering::Relaxed)).then(|| self.deciding.lock())
@@ -96,7 +103,7 @@ fn promotion_of(entry: &PromotionEntry, settings: &Settings, slots: u32) -> Box<
 }
 
 fn is_open(deciding: &Deciding) -> bool {
-    deciding.promotion.admits_all() && deciding.cutoff.is_off()
+    !deciding.has_classes && deciding.promotion.admits_all() && deciding.cutoff.is_off()
 }
 
 impl Core {
@@ -112,12 +119,21 @@ impl Core {
         }
     }
 
-    /// Whether what a request for `pages` misses is cached.
-    pub(super) fn admits(&self, pages: &Range<u64>, is_write: bool) -> bool {
+    /// Whether what a request of IO class `class` for `pages` misses is cached.
+    ///
+    /// # Errors
+    /// The class made place for it, and that failed.
+    pub(super) fn admits(&self, pages: &Range<u64>, is_write: bool, class: u8) -> Result<bool> {
         if !self.is_choosy() || pages.is_empty() {
-            return true;
+            return Ok(true);
         }
-        let missing = pages.clone().filter(|page| self.find(*page).is_none()).count() as u64;
+        let missing: Few<u64> = pages.clone().filter(|page| self.find(*page).is_none()).collect();
+        let is_wanted = self.is_wanted(pages, missing.len() as u64, is_write);
+        Ok(is_wanted && self.has_space_of_class(&missing, class, is_write)?)
+    }
+
+    /// Whether the policies want what a request for `pages` misses, `missing` pages.
+    fn is_wanted(&self, pages: &Range<u64>, missing: u64, is_write: bool) -> bool {
         let (occupancy, is_full) = self.occupancy_about(pages.start);
         let Some(mut deciding) = self.admission.deciding() else { return true };
         let is_cut_off = deciding.is_cut_off(&request_of(pages, is_write), is_full);
@@ -155,15 +171,15 @@ impl Core {
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a write: one that misses a page has to
     /// be admitted first.
-    pub(super) fn attempt_admitted_write(&self, offset: u64, data: &[u8], fua: bool) -> Attempt {
+    pub(super) fn attempt_admitted_write(&self, offset: u64, data: &[u8], ask: Ask) -> Attempt {
         if !self.is_choosy() || self.geometry.check_write(offset, data.len() as u64).is_err() {
-            return self.attempt_write(offset, data, fua);
+            return self.attempt_write(offset, data, ask);
         }
         let pages = pages_of(offset, data.len() as u64);
         if !self.has_all(&pages) {
             return Attempt::WouldBlock;
         }
-        let done = self.attempt_write(offset, data, fua);
+        let done = self.attempt_write(offset, data, ask);
         if matches!(done, Attempt::Done(Ok(()))) {
             self.note_hit(&pages, true);
         }
@@ -171,8 +187,8 @@ impl Core {
     }
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a read: of cached pages alone.
-    pub(super) fn attempt_noted_read(&self, offset: u64, buf: &mut [u8]) -> Attempt {
-        let done = self.attempt_read(offset, buf);
+    pub(super) fn attempt_noted_read(&self, offset: u64, buf: &mut [u8], class: u8) -> Attempt {
+        let done = self.attempt_read(offset, buf, class);
         if matches!(done, Attempt::Done(Ok(()))) {
             self.note_hit(&pages_of(offset, buf.len() as u64), false);
         }
@@ -186,15 +202,15 @@ impl Core {
         behaviour: &dyn Behaviour,
         offset: u64,
         data: &[u8],
-        fua: bool,
+        ask: Ask,
     ) -> Result<()> {
         let bytes = bytes_at(offset, data.len());
         let pages = pages_in(&bytes);
         if !behaviour.caches_writes() || !self.is_choosy() {
-            return behaviour.write(self, offset, data, fua);
+            return behaviour.write(self, offset, data, ask);
         }
-        if self.admits(&pages, true) {
-            behaviour.write(self, offset, data, fua)?;
+        if self.admits(&pages, true, ask.class)? {
+            behaviour.write(self, offset, data, ask)?;
             self.note_cached(pages);
             return Ok(());
         }
@@ -208,8 +224,8 @@ impl Core {
             let part = bytes.start.max(of_run.start)..bytes.end.min(of_run.end);
             let content = Content::Data(data).part(&bytes, &part);
             match content {
-                Content::Data(data) if is_cached => behaviour.write(self, part.start, data, fua)?,
-                content => self.bypass(&part, content, fua)?,
+                Content::Data(data) if is_cached => behaviour.write(self, part.start, data, ask)?,
+                content => self.bypass(&part, content, ask)?,
             }
             from = run.end;
         }

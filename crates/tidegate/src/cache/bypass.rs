@@ -11,7 +11,7 @@ use super::layout::PAGE;
 use super::span::{bytes_of, is_whole, pages_in, pieces};
 use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
-use super::{Core, Mode};
+use super::{Ask, Core, Mode};
 use crate::device::{Result, WriteFlags, ZeroFlags};
 
 /// Pages that are written around the cache at once.
@@ -40,25 +40,25 @@ impl Content<'_> {
 impl Core {
     /// Writes `content` for `bytes` to the backing, and removes their pages from the cache. With
     /// atomic flush it writes them into the cache: the backing never has a part of a group.
-    pub(super) fn bypass(&self, bytes: &Range<u64>, content: Content<'_>, fua: bool) -> Result<()> {
+    pub(super) fn bypass(&self, bytes: &Range<u64>, content: Content<'_>, ask: Ask) -> Result<()> {
         if self.groups.is_some() {
-            return self.write_back(bytes, content, fua, &mut |_| ());
+            return self.write_back(bytes, content, ask, &mut |_| ());
         }
         for piece in pieces(bytes.clone(), PIECE_PAGES) {
             let part = content.part(bytes, &piece);
             if !self.backing_takes(&piece) {
                 // Two writes of parts of one block of the backing would take back each other's
                 // bytes there: the cache orders them.
-                self.write_through(&piece, part)?;
+                self.write_through(&piece, part, ask.class)?;
                 continue;
             }
             let passages = self.give_up(&pages_in(&piece))?;
-            let written = self.write_below(&piece, part, fua);
+            let written = self.write_below(&piece, part, ask.fua);
             for passage in &passages {
                 self.traffic.end(passage);
             }
             written?;
-            self.counters.add(Counter::PassThroughWrites, 1);
+            self.counters.add_of(ask.class, Counter::PassThroughWrites, 1);
         }
         Ok(())
     }
@@ -133,14 +133,25 @@ impl Core {
 
     /// Writes `content` for `bytes` to slots, durably, and through to the backing. The pages are
     /// clean after the next flush of the backing.
-    pub(super) fn write_through(&self, bytes: &Range<u64>, content: Content<'_>) -> Result<()> {
+    pub(super) fn write_through(
+        &self,
+        bytes: &Range<u64>,
+        content: Content<'_>,
+        class: u8,
+    ) -> Result<()> {
+        let ask = Ask { fua: false, class };
         let mut all = pieces(bytes.clone(), PIECE_PAGES);
-        all.try_for_each(|piece| self.write_piece_through(&piece, content.part(bytes, &piece)))
+        all.try_for_each(|piece| self.write_piece_through(&piece, content.part(bytes, &piece), ask))
     }
 
-    fn write_piece_through(&self, bytes: &Range<u64>, content: Content<'_>) -> Result<()> {
+    fn write_piece_through(
+        &self,
+        bytes: &Range<u64>,
+        content: Content<'_>,
+        ask: Ask,
+    ) -> Result<()> {
         let mut stored: Vec<Found> = Vec::new();
-        self.write_back(bytes, content, false, &mut |found| stored.push(found))?;
+        self.write_back(bytes, content, ask, &mut |found| stored.push(found))?;
         let buckets = Traffic::buckets(pages_in(bytes));
         let passages: Vec<Passage> = buckets.into_iter().map(|it| self.traffic.begin(it)).collect();
         let written = self.write_standing(bytes, content, stored);
@@ -157,12 +168,12 @@ impl Core {
         &self,
         bytes: &Range<u64>,
         content: Content<'_>,
-        fua: bool,
+        ask: Ask,
         note: &mut dyn FnMut(Found),
     ) -> Result<()> {
         match content {
-            Content::Data(data) => self.write_whole_pages(bytes.start, data, fua, note),
-            Content::Zeroes => self.zero_pages(pages_in(bytes), fua, note),
+            Content::Data(data) => self.write_whole_pages(bytes.start, data, ask, note),
+            Content::Zeroes => self.zero_pages(pages_in(bytes), ask, note),
         }
     }
 
@@ -203,16 +214,16 @@ impl Core {
     }
 
     /// Zeroes for many pages: those that are cached in their slots, all others in the backing.
-    pub(super) fn zero_many(&self, pages: &Range<u64>, fua: bool) -> Result<()> {
+    pub(super) fn zero_many(&self, pages: &Range<u64>, ask: Ask) -> Result<()> {
         let mut first = pages.start;
         while first < pages.end {
             let piece = first..pages.end.min(first + PIECE_PAGES);
             let missing = self.missing_runs(&piece);
             // By the same look: a page that enters or leaves the cache meanwhile is made zero too.
             let cached = piece.clone().filter(|page| !missing.iter().any(|run| run.contains(page)));
-            self.zero_pages(cached, fua, &mut |_| ())?;
+            self.zero_pages(cached, ask, &mut |_| ())?;
             for run in &missing {
-                self.bypass(&bytes_of(run), Content::Zeroes, fua)?;
+                self.bypass(&bytes_of(run), Content::Zeroes, ask)?;
             }
             first = piece.end;
         }
@@ -221,9 +232,9 @@ impl Core {
     }
 
     /// Discard with atomic flush: pages that are cached are zeroes, all others stay as they are.
-    pub(super) fn zero_cached(&self, pages: Range<u64>) -> Result<()> {
+    pub(super) fn zero_cached(&self, pages: Range<u64>, ask: Ask) -> Result<()> {
         let cached: Vec<u64> = pages.filter(|page| self.find(*page).is_some()).collect();
-        self.zero_pages(cached.into_iter(), false, &mut |_| ())
+        self.zero_pages(cached.into_iter(), ask, &mut |_| ())
     }
 
     /// The runs of `pages` that the cache does not have.

@@ -4,11 +4,15 @@
 //! The header has a line `KEY=VALUE` for each setting that is not at its default.
 
 use super::admission::Admission;
+use super::classes::mode_against_groups;
 use super::cleaner::Cleaner;
+use super::content::{CHOICES as BY_CONTENT_CHOICES, Comparing};
 use super::error::CacheError;
 use super::fallback::Fallback;
 use super::header::CacheHeader;
 use super::layout::{PAGE_BYTES, SETTINGS_BYTES_MAX};
+use super::mode::Mode;
+use super::policy::classes::Classes;
 use super::policy::cleaning::{CLEANING_NAMES, CLEANINGS, CleaningEntry, Part};
 use super::policy::cutoff;
 use super::policy::promotion::{PROMOTION_NAMES, PROMOTIONS, PromotionEntry};
@@ -24,6 +28,7 @@ const CLEANING_RATE: usize = 2;
 const PROMOTION: usize = 3;
 const FALLBACK: usize = 4;
 const GRANULARITY: usize = 5;
+const BY_CONTENT: usize = 6;
 
 /// What a write of a part of a page that is not cached stores: the page, or a record.
 const GRANULARITIES: [&str; 2] = ["page", "record"];
@@ -67,7 +72,18 @@ const SPECS: &[Spec] = &[
         default: RECORD,
         help: "what a write of a part of a page that is not cached stores",
     },
+    Spec {
+        key: "by-content",
+        kind: Kind::Choice(&BY_CONTENT_CHOICES),
+        default: 0,
+        help: "whether a write stores only what it changes; auto measures what that saves",
+    },
 ];
+
+/// The setting that holds the table of IO classes: its lines, with semicolons between them.
+const CLASSES: &str = "io-classes";
+/// Its value for class 0 alone.
+const NO_CLASSES: &str = "none";
 
 /// The settings with their present values.
 #[derive(Debug, Clone)]
@@ -78,6 +94,7 @@ pub(super) struct Choices {
     /// In the order of [`PROMOTIONS`].
     promotions: [Settings; PROMOTIONS.len()],
     cutoff: Settings,
+    pub(super) classes: Classes,
 }
 
 impl Choices {
@@ -85,7 +102,8 @@ impl Choices {
         let cleanings = std::array::from_fn(|at| Settings::new(CLEANINGS[at].specs));
         let promotions = std::array::from_fn(|at| Settings::new(PROMOTIONS[at].specs));
         let cutoff = Settings::new(cutoff::SPECS);
-        Self { own: Settings::new(SPECS), cleanings, promotions, cutoff }
+        let (own, classes) = (Settings::new(SPECS), Classes::default());
+        Self { own, cleanings, promotions, cutoff, classes }
     }
 
     /// Those of the pool with `header`.
@@ -114,7 +132,8 @@ impl Choices {
 
     /// The lines that [`parse`](Self::parse) reads.
     pub(super) fn text(&self) -> String {
-        let changed = self.tables().flat_map(Settings::changed);
+        let classes = (!self.classes.is_default()).then(|| (CLASSES, self.classes_in_line()));
+        let changed = self.tables().flat_map(Settings::changed).chain(classes);
         changed.map(|(key, value)| format!("{key}={value}\n")).collect::<Vec<_>>().concat()
     }
 
@@ -126,16 +145,19 @@ impl Choices {
     }
 
     fn tables(&self) -> impl Iterator<Item = &Settings> {
-        let Self { own, cleanings, promotions, cutoff } = self;
+        let Self { own, cleanings, promotions, cutoff, .. } = self;
         [own, cutoff].into_iter().chain(cleanings).chain(promotions)
     }
 
     fn tables_mut(&mut self) -> impl Iterator<Item = &mut Settings> {
-        let Self { own, cleanings, promotions, cutoff } = self;
+        let Self { own, cleanings, promotions, cutoff, .. } = self;
         [own, cutoff].into_iter().chain(cleanings).chain(promotions)
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), SettingError> {
+        if key == CLASSES {
+            return self.set_classes(value);
+        }
         if let Some(table) = self.tables_mut().find(|table| table.has(key)) {
             return table.set(key, value);
         }
@@ -144,7 +166,32 @@ impl Choices {
 
     /// All settings, as a tier shows them.
     pub(super) fn list(&self) -> Vec<Setting> {
-        self.tables().flat_map(Settings::list).collect()
+        let help = "IO classes, as lines of a table with `;` between them, or none".into();
+        let (key, value) = (CLASSES.into(), self.classes_in_line());
+        let classes = Setting { key, value, help, fixed: None };
+        self.tables().flat_map(Settings::list).chain([classes]).collect()
+    }
+
+    fn set_classes(&mut self, value: &str) -> Result<(), SettingError> {
+        if value == NO_CLASSES {
+            self.classes = Classes::default();
+            return Ok(());
+        }
+        let text = value.replace(';', "\n");
+        self.classes = Classes::parse(&text, &Mode::ALL.map(Mode::name)).map_err(|error| {
+            let line =
+                text.lines().nth(error.line.saturating_sub(1)).unwrap_or_default().to_owned();
+            let (key, expected) = (CLASSES.to_owned(), format!("a table: {error}"));
+            SettingError::Value { key, value: line, expected }
+        })?;
+        Ok(())
+    }
+
+    fn classes_in_line(&self) -> String {
+        if self.classes.is_default() {
+            return NO_CLASSES.to_owned();
+        }
+        self.classes.to_string().trim_end().replace('\n', ";")
     }
 
     /// The policy of eviction.
@@ -163,6 +210,11 @@ impl Choices {
     /// Writes of parts of pages become records.
     pub(super) fn makes_records(&self) -> bool {
         self.own.get(GRANULARITY) == RECORD
+    }
+
+    /// Which writes are compared with what is cached.
+    pub(super) fn comparing(&self) -> Comparing {
+        Comparing::new(self.own.get(BY_CONTENT))
     }
 
     /// The granularity, by its name.
@@ -200,6 +252,11 @@ impl Core {
         let mut choices = self.choices.lock();
         let mut changed = choices.clone();
         changed.set(key, value)?;
+        let against = self.groups.as_ref().and_then(|_| mode_against_groups(&changed.classes));
+        if let Some(mode) = against {
+            let expected = "classes of the modes wb and wo with --atomic-flush".to_owned();
+            return Err(SettingError::Value { key: key.into(), value: mode.to_string(), expected });
+        }
         self.keep(&changed).map_err(|expected| {
             let (key, value) = (key.to_owned(), value.to_owned());
             SettingError::Value { key, value, expected }
@@ -243,6 +300,12 @@ impl Core {
             }
         }
         self.makes_records.store(now.makes_records(), Ordering::Relaxed);
+        if before.own.get(BY_CONTENT) != now.own.get(BY_CONTENT) {
+            self.comparing.set(now.own.get(BY_CONTENT));
+        }
+        if before.classes != now.classes {
+            self.set_classes(&now.classes);
+        }
         self.pace.set_rate(now.own.get(CLEANING_RATE));
         self.apply_admission(before, now);
         self.waker.wake_another();

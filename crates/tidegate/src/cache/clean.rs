@@ -1,7 +1,8 @@
 //! Cleaning: dirty pages to the backing.
 //!
 //! A batch is sorted by page, copied out, written, and flushed once. Of a page of which the cache
-//! has a record only the record's lines are written, where they are whole blocks of the backing;
+//! has a record only the blocks with its lines are written, where the page under it has the rest or
+//! they are whole blocks of the backing;
 //! otherwise the backing's bytes of the page are read before, and the record is put over them. That
 //! takes no other write to the page back: none around the cache begins while the record is dirty,
 //! and one through the cache that overlaps leaves its page dirty.
@@ -17,7 +18,7 @@ use super::Core;
 use super::index::Found;
 use super::layout::{ALL_LINES, PAGE, PAGE_BYTES, VERDICT_OFFSET, clean_verdict};
 use super::read::damaged;
-use super::record;
+use super::record::{self, blocks_of};
 use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
 use crate::device::{
@@ -232,7 +233,8 @@ impl Core {
         }
         let Some(record) = self.copy_record(found)? else { return Ok(None) };
         record.put_into(page);
-        Ok(Some(if is_whole { ALL_LINES } else { record.lines }))
+        let block_bytes = self.backing.geometry().block_bytes;
+        Ok(Some(if is_whole { ALL_LINES } else { blocks_of(record.lines, block_bytes) }))
     }
 
     fn write_runs(&self, runs: &[Run], data: &[u8]) -> Result<()> {

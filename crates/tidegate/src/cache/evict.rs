@@ -6,6 +6,7 @@
 
 use super::Core;
 use super::index::Found;
+use super::policy::classes::CLASSES;
 use super::tier::Counter;
 use crate::device::Result;
 use crate::pmem::PmemError;
@@ -17,6 +18,8 @@ const BATCH_ONE_IN: u32 = 50;
 const BATCH_PAGES_LEAST: u32 = 4;
 /// Most pages that are cleaned to make free slots.
 const CLEAN_PAGES: usize = 512;
+/// Of those at most so many of each IO class, where all classes give some up.
+const PAGES_OF_CLASS: usize = CLEAN_PAGES / CLASSES;
 
 /// Most pages of a shard of `slots` slots that leave the cache at once.
 pub(super) fn batch_pages(slots: u32) -> u32 {
@@ -37,9 +40,27 @@ impl Core {
         let mut coldest = Vec::new();
         self.shards.lock(number).victims(CLEAN_PAGES, &mut coldest);
         coldest.retain(|found| found.dirty);
-        self.clean(coldest.clone(), scratch)?;
+        match self.clean_and_evict(&coldest, scratch) {
+            // The class that is to give up slots cannot: others have to.
+            Ok(0) | Err(_) if self.classes.table().is_some() => {
+                self.reclaim_of_each_class(number, scratch)
+            }
+            freed => freed,
+        }
+    }
+
+    fn clean_and_evict(&self, dirty: &[Found], scratch: &mut super::Scratch) -> Result<usize> {
+        self.clean(dirty.to_vec(), scratch)?;
         // These, for the policy offers them again only after all others.
-        self.evict(&coldest)
+        self.evict(dirty)
+    }
+
+    /// Makes free slots of the coldest pages of each IO class in shard `number`.
+    fn reclaim_of_each_class(&self, number: usize, scratch: &mut super::Scratch) -> Result<usize> {
+        let mut coldest = Vec::new();
+        self.shards.lock(number).victims_of_each(PAGES_OF_CLASS, &mut coldest);
+        let (dirty, clean): (Vec<_>, Vec<_>) = coldest.into_iter().partition(|found| found.dirty);
+        Ok(self.evict(&clean)? + self.clean_and_evict(&dirty, scratch)?)
     }
 
     /// Evicts the clean ones of the coldest pages of shard `number`.
@@ -55,7 +76,7 @@ impl Core {
     }
 
     /// Evicts those of `pages` that are clean, and counts them.
-    fn evict(&self, pages: &[Found]) -> Result<usize> {
+    pub(super) fn evict(&self, pages: &[Found]) -> Result<usize> {
         let evicted = self.remove_clean(pages)?;
         self.counters.add(Counter::Evictions, evicted as u64);
         Ok(evicted)

@@ -37,9 +37,12 @@ impl Fallback {
 }
 
 impl Core {
-    /// What requests do now: as the mode says, unless there were too many errors.
-    pub(super) fn behaviour(&self) -> &'static dyn Behaviour {
-        let mode = if self.fallback.is_reached() { Mode::PassThrough } else { self.mode() };
-        mode.behaviour()
+    /// What requests do now whose IO class has the mode `own`: as the mode says, unless there were
+    /// too many errors.
+    pub(super) fn behaviour(&self, own: Option<Mode>) -> &'static dyn Behaviour {
+        if self.fallback.is_reached() {
+            return Mode::PassThrough.behaviour();
+        }
+        own.unwrap_or_else(|| self.mode()).behaviour()
     }
 }

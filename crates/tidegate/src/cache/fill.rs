@@ -25,6 +25,8 @@ pub(super) struct Fill {
     /// The writes to the backing at that moment.
     pub(super) seen: Seen,
     pub(super) data: Box<[u8]>,
+    /// The IO class of the request that read it.
+    pub(super) class: u8,
 }
 
 /// Pages that wait to be stored.

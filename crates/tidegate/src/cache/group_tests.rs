@@ -36,6 +36,7 @@ fn early_commits(device: &CacheDevice) -> u64 {
 fn a_flush_costs_one_line_and_one_fence_for_any_number_of_pages() {
     let (region, backing) = (pool(300), memory());
     let device = open(&region, &backing);
+    device.set("by-content", "off").unwrap();
     assert!(device.geometry().volatile_cache, "clients are told to flush");
     let flush = |it: &CacheDevice| it.flush().unwrap();
     assert_eq!(cost(&device, flush), Stores::default(), "nothing was written");
@@ -244,7 +245,8 @@ fn a_page_waits_until_all_slots_that_its_group_replaced_are_dead() {
     let mut shard = Shard::new(0, 1, 16, &REPLACEMENTS[0]);
     let mut publish = |page, group| {
         let taken = shard.take().unwrap();
-        let stored = Stored { dirty: true, zero: false, record: false, over: false, group };
+        let stored =
+            Stored { dirty: true, zero: false, record: false, over: false, group, class: 0 };
         if let Some(old) = shard.publish(page, &taken, stored)[0].filter(|old| !old.is_retained) {
             shard.retire(old);
         }

@@ -1,5 +1,5 @@
 //! What is in which slot, in DRAM: 32 bytes a slot, 16 for what it holds, 6 of the table, and at
-//! most 10 of the replacement policy.
+//! most 10 of the replacement policy: these for each IO class that has a page.
 //!
 //! Pages and slots are divided among shards, by the hash of the page and by the number of the slot:
 //! a page lives in slots of its own shard. A shard is behind one lock, under which nothing waits
@@ -22,11 +22,14 @@
 //! 3. Versions of a shard only grow, also across opens.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::cleaner::Cleaner;
 use super::layout::{PAGES_MAX, parity};
+use super::orders::Orders;
+use super::policy::ReplacementEntry;
+use super::policy::classes::{Admission, Classes};
 use super::policy::cleaning::{DirtySlots, Load};
-use super::policy::{Replacement, ReplacementEntry};
 use super::table::{Table, hash};
 
 /// The slot is live.
@@ -43,6 +46,9 @@ const RECORD: u64 = 1 << 12;
 const BASE: u64 = 1 << 11;
 /// The page over which the record lies is damaged.
 const LOST_BASE: u64 = 1 << 10;
+/// The IO class of the page, in six bits.
+const CLASS_SHIFT: u32 = 4;
+const CLASS: u64 = 0x3F << CLASS_SHIFT;
 /// The slot holds a member of a group that is not yet committed: the newest one that the page waits
 /// for.
 const MEMBER: u64 = 1 << 13;
@@ -70,6 +76,14 @@ impl Slot {
 
     fn is(self, flag: u64) -> bool {
         self.word & flag != 0
+    }
+
+    fn class(self) -> u8 {
+        u8::try_from((self.word & CLASS) >> CLASS_SHIFT).unwrap_or_default()
+    }
+
+    fn set_class(&mut self, class: u8) {
+        self.word = self.word & !CLASS | u64::from(class) << CLASS_SHIFT;
     }
 
     /// It holds the newest version of its page, which is dirty.
@@ -147,6 +161,8 @@ pub(super) struct Stored {
     pub(super) over: bool,
     /// The group that it is a member of; 0: none.
     pub(super) group: u64,
+    /// Its IO class.
+    pub(super) class: u8,
 }
 
 /// The slot that held a page's version before.
@@ -193,7 +209,7 @@ pub(super) struct Shard {
     shards: u32,
     slots: Box<[Slot]>,
     table: Table,
-    order: Box<dyn Replacement>,
+    orders: Orders,
     cleaner: Cleaner,
     first_free: u64,
     free: u32,
@@ -221,7 +237,7 @@ impl Shard {
         number: u32,
         shards: u32,
         slots: u32,
-        replacement: &ReplacementEntry,
+        replacement: &'static ReplacementEntry,
     ) -> Self {
         let own = (slots - number).div_ceil(shards);
         let next = |slot: u32| if slot == 0 { NONE } else { u64::from(slot) - 1 };
@@ -231,7 +247,7 @@ impl Shard {
             shards,
             slots: (0..own).map(free).collect(),
             table: Table::new(own),
-            order: (replacement.create)(own),
+            orders: Orders::new(replacement, own),
             cleaner: Cleaner::none(),
             first_free: u64::from(own).checked_sub(1).unwrap_or(NONE),
             free: own,
@@ -305,10 +321,71 @@ impl Shard {
         self.own_of(page).map(|own| self.found(own))
     }
 
-    /// `page` was read.
-    pub(super) fn touch(&mut self, found: &Found) {
+    /// A request of `class` used `found`, which is of this class from now on: a read, or a write
+    /// that changed nothing.
+    pub(super) fn touch(&mut self, found: &Found, class: u8, is_write: bool) {
         let own = self.own(found.slot);
-        self.order.touch(own, false);
+        let (before, class) = (self.slot(own).class(), self.orders.known(class));
+        if before == class {
+            return self.orders.of(class).touch(own, is_write);
+        }
+        self.orders.of(before).remove(own, found.page);
+        self.count(own, false);
+        self.slot(own).set_class(class);
+        self.count(own, true);
+        self.orders.of(class).insert(own, found.page);
+    }
+
+    /// Slot `own` begins to count as its class's, or ceases to.
+    fn count(&mut self, own: u32, begins: bool) {
+        let slot = self.slots[own as usize];
+        let usage = &mut self.orders.usage[usize::from(slot.class())];
+        let dirty = u64::from(slot.is(DIRTY));
+        if begins {
+            usage.live += 1;
+            usage.dirty += dirty;
+        } else {
+            usage.live -= 1;
+            usage.dirty -= dirty;
+        }
+    }
+
+    /// The orders of eviction, by IO class.
+    pub(super) fn orders(&self) -> &Orders {
+        &self.orders
+    }
+
+    /// What a request of `class` that misses `pages` pages may do here, where eviction keeps
+    /// `reserve` slots.
+    pub(super) fn admission(&self, class: u8, pages: u32, reserve: u32) -> Admission {
+        self.orders.admission(class, pages, self.available() <= reserve)
+    }
+
+    /// Slots that `class` may use.
+    pub(super) fn class_share(&self, class: u8) -> u32 {
+        self.orders.share(class)
+    }
+
+    /// Adds up to `n` pages of `class` to `out`, the first to be evicted first.
+    pub(super) fn victims_of(&mut self, class: u8, n: usize, out: &mut Vec<Found>) {
+        let mut slots = Vec::with_capacity(n);
+        self.orders.of(class).victims(n, &mut slots);
+        out.extend(slots.into_iter().map(|own| self.found(own)));
+    }
+
+    /// Has `classes` decide from now on; none: all pages are of class 0. So are pages of a class
+    /// that is no more.
+    pub(super) fn set_classes(&mut self, classes: Option<Arc<Classes>>) {
+        let mut order = Vec::new();
+        self.orders.victims_of_each(usize::MAX, &mut order);
+        self.orders.set_classes(classes);
+        for own in &order {
+            self.count(*own, false);
+            let class = self.orders.known(self.slots[*own as usize].class());
+            self.slot(*own).set_class(class);
+            self.count(*own, true);
+        }
+        self.insert_all(&order);
     }
 
     /// `found` is still the newest version of its page.
@@ -366,16 +443,17 @@ impl Shard {
     ) -> [Option<Replaced>; 2] {
         self.drop_hold(taken.dead_page);
         let own = self.own(taken.slot);
-        let Stored { dirty, zero, record, over, group } = stored;
+        let Stored { dirty, zero, record, over, group, class } = stored;
+        let class = self.orders.known(class);
         let flags = flag(dirty, DIRTY) | flag(zero, ZERO) | flag(record, RECORD);
-        let word = page << PAGE_SHIFT | LIVE | flags;
+        let word = page << PAGE_SHIFT | LIVE | flags | u64::from(class) << CLASS_SHIFT;
         let old = self.place(own, Slot { word, version: taken.version });
         match old {
             Some(old) => {
                 self.forget_usage(old);
-                self.order.moved(old, own, page);
+                self.reorder(old, own, page);
             }
-            None => self.order.insert(own, page),
+            None => self.orders.of(class).insert(own, page),
         }
         let Some(old) = old else {
             self.join_group(own, None, group);
@@ -434,6 +512,16 @@ impl Shard {
     /// A page may be kept under a record: they take two slots, so there are few of them.
     pub(super) fn may_lay_over(&self) -> bool {
         self.usage.bases * BASES_ONE_IN < u64::from(self.slot_count())
+    }
+
+    /// A write put `page`, which was in `old`, into `own`.
+    fn reorder(&mut self, old: u32, own: u32, page: u64) {
+        let [before, class] = [old, own].map(|it| self.slots[it as usize].class());
+        if before == class {
+            return self.orders.of(class).moved(old, own, page);
+        }
+        self.orders.of(before).remove(old, page);
+        self.orders.of(class).insert(own, page);
     }
 
     /// The version in slot `own` replaces that in `old`, as a member of `group` unless 0. True:
@@ -516,6 +604,7 @@ impl Shard {
         *self.slot(own) = slot;
         self.usage.live += 1;
         self.usage.records += u64::from(slot.is(RECORD));
+        self.count(own, true);
         if slot.is(DIRTY) {
             self.usage.dirty += 1;
             self.cleaner.dirtied(own, slot.page());
@@ -525,6 +614,7 @@ impl Shard {
 
     fn forget_usage(&mut self, own: u32) {
         self.usage.live -= 1;
+        self.count(own, false);
         let slot = self.slots[own as usize];
         self.usage.records -= u64::from(slot.is(RECORD));
         if slot.is(DIRTY) {
@@ -583,7 +673,8 @@ impl Shard {
         let slots = &self.slots;
         let own = self.table.remove(found.page, |own| slots[own as usize].page());
         if let Some(own) = own {
-            self.order.remove(own, found.page);
+            let class = self.slot(own).class();
+            self.orders.of(class).remove(own, found.page);
             self.forget_usage(own);
             self.slot(own).word &= !LIVE;
         }
@@ -601,7 +692,9 @@ impl Shard {
     pub(super) fn cleaned(&mut self, found: &Found) {
         let own = self.own(found.slot);
         if self.stands(found) && self.slots[own as usize].is(DIRTY) {
+            self.count(own, false);
             self.slot(own).word &= !DIRTY;
+            self.count(own, true);
             if let Some(under) = self.bases.get(&own) {
                 self.slots[*under as usize].word &= !DIRTY;
             }
@@ -626,7 +719,14 @@ impl Shard {
     /// Adds up to `n` pages to `out`, the first to be evicted first.
     pub(super) fn victims(&mut self, n: usize, out: &mut Vec<Found>) {
         let mut slots = Vec::with_capacity(n);
-        self.order.victims(n, &mut slots);
+        self.orders.victims(n, &mut slots);
+        out.extend(slots.into_iter().map(|own| self.found(own)));
+    }
+
+    /// Adds up to `n` pages of each IO class to `out`.
+    pub(super) fn victims_of_each(&mut self, n: usize, out: &mut Vec<Found>) {
+        let mut slots = Vec::new();
+        self.orders.victims_of_each(n, &mut slots);
         out.extend(slots.into_iter().map(|own| self.found(own)));
     }
 
@@ -716,7 +816,7 @@ impl Shard {
             | flag(!found.verified, UNVERIFIED);
         let own = self.own(found.slot);
         self.place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
-        self.order.insert(own, found.page);
+        self.orders.of(0).insert(own, found.page);
         known
     }
 
@@ -737,7 +837,7 @@ impl Shard {
 
     /// At opening, when all headers were seen: all slots that hold no page are free, versions go on
     /// behind `newest`, and `replacement` orders pages, the oldest version first.
-    pub(super) fn recovered(&mut self, newest: u64, replacement: &ReplacementEntry) {
+    pub(super) fn recovered(&mut self, newest: u64, replacement: &'static ReplacementEntry) {
         self.next_version = newest + 1;
         (self.first_free, self.free) = (NONE, 0);
         for own in (0..self.slot_count()).rev() {
@@ -748,22 +848,24 @@ impl Shard {
         let is_live = |own: &u32| self.slots[*own as usize].is(LIVE);
         let mut live: Vec<u32> = (0..self.slot_count()).filter(is_live).collect();
         live.sort_unstable_by_key(|own| self.slots[*own as usize].version);
-        self.order_by(replacement, &live);
+        self.orders.set_replacement(replacement);
+        self.insert_all(&live);
     }
 
     /// Has `replacement` order the pages from now on. It begins with the order in which they would
     /// have been evicted.
-    pub(super) fn set_replacement(&mut self, replacement: &ReplacementEntry) {
+    pub(super) fn set_replacement(&mut self, replacement: &'static ReplacementEntry) {
         let mut order = Vec::new();
-        self.order.victims(usize::MAX, &mut order);
-        self.order_by(replacement, &order);
+        self.orders.victims_of_each(usize::MAX, &mut order);
+        self.orders.set_replacement(replacement);
+        self.insert_all(&order);
     }
 
-    /// Has `replacement` order the pages in the slots `order`, the first to be evicted first.
-    fn order_by(&mut self, replacement: &ReplacementEntry, order: &[u32]) {
-        self.order = (replacement.create)(self.slot_count());
+    /// Puts the pages in the slots `order` into empty orders, the first to be evicted first.
+    fn insert_all(&mut self, order: &[u32]) {
         for own in order {
-            self.order.insert(*own, self.slots[*own as usize].page());
+            let slot = self.slots[*own as usize];
+            self.orders.of(slot.class()).insert(*own, slot.page());
         }
     }
 

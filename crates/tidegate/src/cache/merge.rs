@@ -12,13 +12,13 @@ use super::read::damaged;
 use super::record::Record;
 use super::span::{Part, parts};
 use super::traffic::Seen;
-use super::{Core, Few};
+use super::{Ask, Core, Few};
 use crate::device::Result;
 use crate::sync::Ordering;
 use crate::tier::version_locks::Version;
 
 /// Most lines of a record over a page that is cached: with more, a page costs less in the end.
-const LINES_OVER_PAGE_MAX: u32 = 31;
+pub(super) const LINES_OVER_PAGE_MAX: u32 = 31;
 
 /// A page to be stored, or a part of one.
 #[derive(Clone, Copy)]
@@ -30,18 +30,22 @@ pub(super) struct Entry<'a> {
     pub(super) data: Option<&'a [u8]>,
     /// The backing does not have them.
     pub(super) dirty: bool,
+    /// The IO class of its request.
+    pub(super) class: u8,
 }
 
 impl<'a> Entry<'a> {
     /// `page` with the bytes `data`, or zeroes.
-    pub(super) fn whole(page: u64, data: Option<&'a [u8]>, dirty: bool) -> Self {
-        Self { page, from: 0, data, dirty }
+    pub(super) fn whole(page: u64, data: Option<&'a [u8]>, dirty: bool, class: u8) -> Self {
+        Self { page, from: 0, data, dirty, class }
     }
 
     /// The pages of `data` at `offset`; the first and the last one may be parts.
-    pub(super) fn all(offset: u64, data: &'a [u8]) -> Few<Self> {
-        let of =
-            |it: Part| Self { page: it.page, from: it.from, data: Some(&data[it.at]), dirty: true };
+    pub(super) fn all(offset: u64, data: &'a [u8], class: u8) -> Few<Self> {
+        let of = |it: Part| {
+            let Part { page, from, at } = it;
+            Self { page, from, data: Some(&data[at]), dirty: true, class }
+        };
         parts(offset, data.len()).map(of).collect()
     }
 
@@ -53,10 +57,12 @@ impl<'a> Entry<'a> {
 /// How a write is to be stored.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand {
-    /// Durable by itself, with atomic flush too.
-    pub(super) fua: bool,
+    /// Durable by itself, with atomic flush too; and the IO class.
+    pub(super) ask: Ask,
     /// No records: the slots hold whole pages afterwards.
     pub(super) whole_pages: bool,
+    /// What the cache has already need not be stored.
+    pub(super) by_content: bool,
 }
 
 /// A page as the backing has it.
@@ -83,11 +89,18 @@ pub(super) struct Content<'a> {
 #[derive(Default)]
 pub(super) struct Merged {
     pages: Vec<(u64, Record, u64)>,
+    /// Those of which nothing changes, in the order of entries.
+    unchanged: Vec<u64>,
     /// Position of the entry that the backing's bytes are needed for.
     pub(super) lacks_base: Option<usize>,
 }
 
 impl Merged {
+    /// The cache has all of `entry`.
+    pub(super) fn is_unchanged(&self, entry: &Entry<'_>) -> bool {
+        self.unchanged.binary_search(&entry.page).is_ok()
+    }
+
     /// What is stored of `entry`.
     pub(super) fn data_of<'a>(&'a self, entry: &Entry<'a>) -> Content<'a> {
         match self.pages.iter().find(|(page, ..)| *page == entry.page) {
@@ -111,7 +124,8 @@ impl Core {
     }
 
     /// Merges the parts among `entries`, of which the caller holds the locks, with what there is of
-    /// their pages; up to the first one for which `base` is needed and does not do.
+    /// their pages; up to the first one for which `base` is needed and does not do. `changed` are
+    /// the lines that each entry changes, where only these are to be stored.
     ///
     /// # Errors
     /// What the cache has of a page is damaged, and the backing's bytes are older ones.
@@ -120,10 +134,26 @@ impl Core {
         entries: &[Entry<'_>],
         base: Option<&Base>,
         demand: Demand,
+        changed: &[Option<u64>],
     ) -> Result<Merged> {
         let mut merged = Merged::default();
-        let parts = entries.iter().enumerate().filter(|(_, entry)| entry.is_part());
-        for (at, entry) in parts {
+        for (at, entry) in entries.iter().enumerate() {
+            match changed.get(at).copied().flatten() {
+                Some(0) => {
+                    merged.unchanged.push(entry.page);
+                    continue;
+                }
+                Some(lines) => {
+                    if let Some((record, over)) = self.lay_changes(entry, lines, demand)? {
+                        merged.pages.push((entry.page, record, over));
+                        continue;
+                    }
+                }
+                None => {}
+            }
+            if !entry.is_part() {
+                continue;
+            }
             let base = base.filter(|base| self.still_holds(entry.page, base));
             let part = Record::of_part(entry.from, entry.data.unwrap_or_default());
             let Some((whole, over)) = self.merge_part(entry.page, &part, base, demand)? else {
@@ -133,6 +163,19 @@ impl Core {
             merged.pages.push((entry.page, whole, over));
         }
         Ok(merged)
+    }
+
+    /// The changed `lines` of `entry` as a record over what is cached of its page, and the version
+    /// over which it lies, where that may be.
+    fn lay_changes(
+        &self,
+        entry: &Entry<'_>,
+        lines: u64,
+        demand: Demand,
+    ) -> Result<Option<(Record, u64)>> {
+        let part = Record::of_part(entry.from, entry.data.unwrap_or_default()).only(lines);
+        let merged = self.merge_part(entry.page, &part, None, demand)?;
+        Ok(merged.filter(|(_, over)| *over > 0))
     }
 
     /// `part` and what there is of its page, and the version over which it lies. None: the rest is

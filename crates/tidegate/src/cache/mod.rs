@@ -18,22 +18,29 @@
 //! - its bucket in `traffic` says which writes to the backing are under way;
 //! - the lock of its shard guards the index, and nothing waits under it.
 //!
-//! Map: [`CacheDevice`] the requests; `admission` which of them are cached; `mode/` what each mode
-//! does with them; `span` their pages; `store` pages into slots, `merge` and `record` parts of
-//! pages, `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots,
-//! `clean` dirty pages to the backing, `cleaner` and `pace`
-//! which of them and when, `bypass` writes around the cache, `fallback` when all do; `group` atomic
-//! flush; `background`; `recover` opening; `index` and `table` what is where, `lane`, `traffic`;
-//! `layout` and `header` the bytes, [`check`] their verification; `policy/` the decisions, and
-//! `choices` which of them users made.
+//! Map: [`CacheDevice`] the requests, `queue` those of one queue; `classes` their IO classes,
+//! `admission` which of them are cached; `mode/` what each mode does with them; `span` their pages;
+//! `store` pages into slots, `merge` and `record` parts of pages, `content` what of them changes,
+//! `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots, `clean`
+//! dirty pages to the backing, `cleaner` and `pace` which of them and when, `bypass` writes around
+//! the cache, `fallback` when all do; `group` atomic flush; `background`; `recover` opening;
+//! `index`, `table` and `orders` what is where and goes first, `lane`, `traffic`; `layout` and
+//! `header` the bytes, [`check`] their verification; `policy/` the decisions, and `choices` which
+//! of them users made.
 
 mod admission;
 mod background;
 mod bypass;
 pub mod check;
 mod choices;
+#[cfg(all(test, not(feature = "loom")))]
+mod class_tests;
+mod classes;
 mod clean;
 mod cleaner;
+mod content;
+#[cfg(all(test, not(feature = "loom")))]
+mod content_tests;
 mod engine;
 mod error;
 mod evict;
@@ -50,12 +57,14 @@ mod lane;
 pub mod layout;
 mod merge;
 pub mod mode;
+mod orders;
 mod pace;
 #[cfg(all(test, not(feature = "loom")))]
 mod part_tests;
 pub mod policy;
 #[cfg(all(test, not(feature = "loom")))]
 mod policy_tests;
+mod queue;
 mod read;
 mod record;
 #[cfg(all(test, not(feature = "loom")))]
@@ -80,7 +89,8 @@ pub use header::{Binding, CacheHeader, CacheOptions, create};
 pub use recover::Recovered;
 
 use crate::device::{
-    Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags, ZeroFlags,
+    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
+    ZeroFlags, start_on_pool,
 };
 use crate::pmem::Region;
 use crate::stats::{RequestKind, Requests};
@@ -92,7 +102,9 @@ use crate::tier::version_locks::{VersionGuard, VersionLocks};
 use admission::Admission;
 use background::Background;
 use choices::Choices;
+use classes::IoClasses;
 use clean::Scratch;
+use content::Comparing;
 use fallback::Fallback;
 use fill::Fills;
 use group::Groups;
@@ -101,6 +113,7 @@ use lane::Lanes;
 use layout::PAGE;
 use mode::Mode;
 use pace::Pace;
+use queue::Queue;
 use span::{pages_of, pieces};
 use tier::Counters;
 use traffic::Traffic;
@@ -158,6 +171,15 @@ pub struct CacheDevice {
     recovered: Recovered,
 }
 
+/// What a write asks for beside its data.
+#[derive(Debug, Clone, Copy)]
+struct Ask {
+    /// Force unit access: durable when acknowledged.
+    fua: bool,
+    /// Its IO class.
+    class: u8,
+}
+
 /// What requests and the background share.
 struct Core {
     region: Arc<Region>,
@@ -187,6 +209,8 @@ struct Core {
     choices: Mutex<Choices>,
     /// The granularity is `record`.
     makes_records: AtomicBool,
+    classes: IoClasses,
+    comparing: Comparing,
     /// Slots of a shard that are kept free for writers.
     reserve: u32,
     /// Pages whose data did not match their checksums.
@@ -333,30 +357,52 @@ impl Core {
         self.conclude_clean(&written)
     }
 
-    fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
+    fn read(&self, queue: u32, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.geometry.check(offset, buf.len() as u64)?;
+        self.pace.note_request();
+        let _running = self.requests.begin(RequestKind::Read, buf.len() as u64);
+        let (class, behaviour) = self.sort(queue, (offset, buf.len() as u64), false);
+        behaviour.read(self, offset, buf, class)
+    }
+
+    fn write(&self, queue: u32, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        self.geometry.check_write(offset, data.len() as u64)?;
+        self.pace.note_request();
+        let _running = self.requests.begin(RequestKind::Write, data.len() as u64);
+        if data.is_empty() {
+            return Ok(());
+        }
+        let (class, behaviour) = self.sort(queue, (offset, data.len() as u64), true);
+        self.write_admitted(behaviour, offset, data, Ask { fua, class })
+    }
+
+    fn write_zeroes(&self, queue: u32, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.geometry.check_write(offset, len)?;
         self.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, len);
-        let behaviour = self.behaviour();
+        let (class, behaviour) = self.sort(queue, (offset, len), true);
+        let ask = Ask { fua, class };
         pieces(offset..offset + len, u64::MAX).try_for_each(|piece| {
             if span::is_whole(&piece) {
-                return behaviour.zero(self, &span::pages_in(&piece), fua);
+                return behaviour.zero(self, &span::pages_in(&piece), ask);
             }
             let len = usize::try_from(piece.end - piece.start).unwrap_or_default();
-            behaviour.write(self, piece.start, &[0; PAGE][..len], fua)
+            behaviour.write(self, piece.start, &[0; PAGE][..len], ask)
         })
     }
 
     /// Makes the whole pages of `len` bytes at `offset` zero; with atomic flush only those that are
     /// cached.
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    fn discard(&self, queue: u32, offset: u64, len: u64) -> Result<()> {
         self.geometry.check_write(offset, len)?;
         self.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, len);
+        let (class, behaviour) = self.sort(queue, (offset, len), true);
+        let ask = Ask { fua: false, class };
         let mut whole = pieces(offset..offset + len, u64::MAX).filter(span::is_whole);
         whole.try_for_each(|piece| match self.groups {
-            Some(_) => self.zero_cached(span::pages_in(&piece)),
-            None => self.behaviour().zero(self, &span::pages_in(&piece), false),
+            Some(_) => self.zero_cached(span::pages_in(&piece), ask),
+            None => behaviour.zero(self, &span::pages_in(&piece), ask),
         })
     }
 
@@ -385,21 +431,11 @@ impl BlockDevice for CacheDevice {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.core.geometry.check(offset, buf.len() as u64)?;
-        self.core.pace.note_request();
-        let _running = self.core.requests.begin(RequestKind::Read, buf.len() as u64);
-        self.core.behaviour().read(&self.core, offset, buf)
+        self.core.read(0, offset, buf)
     }
 
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.core.geometry.check_write(offset, data.len() as u64)?;
-        self.core.pace.note_request();
-        let _running = self.core.requests.begin(RequestKind::Write, data.len() as u64);
-        if data.is_empty() {
-            return Ok(());
-        }
-        let behaviour = self.core.behaviour();
-        self.core.write_admitted(behaviour, offset, data, flags.fua)
+        self.core.write(0, offset, data, flags.fua)
     }
 
     /// Commits the writes before it, with atomic flush. Reports what failed on the way to the
@@ -415,11 +451,11 @@ impl BlockDevice for CacheDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.core.discard(offset, len)
+        self.core.discard(0, offset, len)
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.core.write_zeroes(offset, len, flags.fua)
+        self.core.write_zeroes(0, offset, len, flags.fua)
     }
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
@@ -427,23 +463,33 @@ impl BlockDevice for CacheDevice {
     }
 
     /// Writes into free slots, reads of pages that are cached, and flushes that end here.
-    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+    fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
         let core = &self.core;
         core.pace.note_request();
-        let behaviour = core.behaviour();
+        let sort = |range, is_write| core.sort(context.queue, range, is_write);
+        let range = operation.range();
         match operation {
             Operation::Read { offset, buf: [] } => Attempt::Done(core.geometry.check(*offset, 0)),
-            Operation::Read { offset, buf } if behaviour.reads_hits() => {
-                core.attempt_noted_read(*offset, buf)
-            }
-            Operation::Write { offset, data, flags } if behaviour.writes_back() => {
-                core.attempt_admitted_write(*offset, data, flags.fua)
-            }
+            Operation::Read { offset, buf } => match sort(range, false) {
+                (class, it) if it.reads_hits() => core.attempt_noted_read(*offset, buf, class),
+                _ => Attempt::WouldBlock,
+            },
+            Operation::Write { offset, data, flags } => match sort(range, true) {
+                (class, it) if it.writes_back() => {
+                    core.attempt_admitted_write(*offset, data, Ask { fua: flags.fua, class })
+                }
+                _ => Attempt::WouldBlock,
+            },
             Operation::Flush if core.commits_many() => Attempt::WouldBlock,
             Operation::Flush if !core.traffic.needs_flush() && core.written.lock().is_empty() => {
                 Attempt::Done(self.flush())
             }
             _ => Attempt::WouldBlock,
         }
+    }
+
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        let queue = request.context().queue;
+        start_on_pool(Arc::new(Queue { device: self, queue }), request);
     }
 }

@@ -24,34 +24,42 @@ struct Missing {
 
 impl Core {
     /// Reads at `offset`. What the backing had is kept afterwards where `promotes`.
-    pub(super) fn read_bytes(&self, offset: u64, buf: &mut [u8], promotes: bool) -> Result<()> {
+    pub(super) fn read_bytes(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        promotes: bool,
+        class: u8,
+    ) -> Result<()> {
         let pages = pages_of(offset, buf.len() as u64);
-        let promotes = promotes && self.admits(&pages, false);
+        let promotes = promotes && self.admits(&pages, false, class)?;
+        let kept_for = promotes.then_some(class);
         let (mut at, mut hits) = (0, 0);
         while let Some(part) = parts(offset + at as u64, buf.len() - at).next() {
             let rest = &mut buf[at..];
-            if self.read_hit(&part, &mut rest[part.at.clone()])? {
+            if self.read_hit(&part, &mut rest[part.at.clone()], class)? {
                 hits += 1;
                 at += part.at.len();
             } else if part.is_whole() {
                 let most = rest.len() / PAGE;
-                at += self.read_missing(part.page, &mut rest[..most * PAGE], promotes)? * PAGE;
+                at += self.read_missing(part.page, &mut rest[..most * PAGE], kept_for)? * PAGE;
             } else {
                 let mut page = [0; PAGE];
-                if self.read_missing(part.page, &mut page, promotes)? > 0 {
+                if self.read_missing(part.page, &mut page, kept_for)? > 0 {
                     let len = part.at.len();
                     rest[part.at].copy_from_slice(&page[part.from..part.from + len]);
                     at += len;
                 }
             }
         }
-        self.counters.count_read(hits, pages.end - pages.start);
+        self.counters.count_read(class, hits, pages.end - pages.start);
         Ok(())
     }
 
     /// Reads neighbours from `first` on that the cache does not have from the backing, at most as
-    /// many as fit into `buf`. Returns how many: 0 where it has the first one by now.
-    fn read_missing(&self, first: u64, buf: &mut [u8], promotes: bool) -> Result<usize> {
+    /// many as fit into `buf`, and keeps them for a class. Returns how many: 0 where it has the
+    /// first one by now.
+    fn read_missing(&self, first: u64, buf: &mut [u8], kept_for: Option<u8>) -> Result<usize> {
         let run = self.missing_run(first, buf.len() / PAGE);
         if run.is_empty() {
             // It came into the cache this moment.
@@ -71,8 +79,8 @@ impl Core {
             }
             stood += 1;
         }
-        if promotes {
-            self.offer_fills(run[..stood].iter().zip(buf.chunks(PAGE)));
+        if let Some(class) = kept_for {
+            self.offer_fills(run[..stood].iter().zip(buf.chunks(PAGE)), class);
         }
         Ok(stood)
     }
@@ -101,10 +109,10 @@ impl Core {
         Ok(())
     }
 
-    fn offer_fills<'a>(&self, read: impl Iterator<Item = (&'a Missing, &'a [u8])>) {
+    fn offer_fills<'a>(&self, read: impl Iterator<Item = (&'a Missing, &'a [u8])>, class: u8) {
         for (missing, data) in read {
             let Missing { page, version, seen, .. } = *missing;
-            if self.fills.offer(|| fill::Fill { page, version, seen, data: data.into() }) {
+            if self.fills.offer(|| fill::Fill { page, version, seen, data: data.into(), class }) {
                 self.waker.wake_resting();
             }
             self.wake_where_due(page);
@@ -125,13 +133,13 @@ impl Core {
     }
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a read: done where all of it is cached.
-    pub(super) fn attempt_read(&self, offset: u64, buf: &mut [u8]) -> Attempt {
+    pub(super) fn attempt_read(&self, offset: u64, buf: &mut [u8], class: u8) -> Attempt {
         if let Err(error) = self.geometry.check(offset, buf.len() as u64) {
             return Attempt::Done(Err(error));
         }
         let running = self.requests.begin(RequestKind::Read, buf.len() as u64);
         for part in parts(offset, buf.len()) {
-            match self.read_hit(&part, &mut buf[part.at.clone()]) {
+            match self.read_hit(&part, &mut buf[part.at.clone()], class) {
                 Ok(true) => {}
                 Ok(false) => {
                     running.hand_back();
@@ -142,20 +150,20 @@ impl Core {
         }
         let pages = pages_of(offset, buf.len() as u64);
         let pages = pages.end - pages.start;
-        self.counters.count_read(pages, pages);
+        self.counters.count_read(class, pages, pages);
         Attempt::Done(Ok(()))
     }
 
     /// Reads `part` from the slot of its page. False: it has none, or a record without all of the
     /// part.
-    fn read_hit(&self, part: &Part, buf: &mut [u8]) -> Result<bool> {
+    fn read_hit(&self, part: &Part, buf: &mut [u8], class: u8) -> Result<bool> {
         let page = part.page;
         loop {
             let version = self.locks.version(page);
             let found = {
                 let mut shard = self.shard(page);
                 let Some(found) = shard.find(page) else { return Ok(false) };
-                shard.touch(&found);
+                shard.touch(&found, class, false);
                 found
             };
             let copied = self.copy_part(&found, part, buf);

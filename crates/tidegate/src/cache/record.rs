@@ -38,6 +38,14 @@ impl Record {
         Self { lines, bytes }
     }
 
+    /// Those of the lines that are among `lines`.
+    pub(super) fn only(&self, lines: u64) -> Self {
+        let mut page = [0; PAGE];
+        self.put_into(&mut page);
+        let lines = lines & self.lines;
+        Self { lines, bytes: runs(lines).flat_map(|run| &page[run]).copied().collect() }
+    }
+
     /// Puts the lines into `page`, over what is there.
     pub(super) fn put_into(&self, page: &mut [u8]) {
         let mut rest = &self.bytes[..];
@@ -68,9 +76,16 @@ impl Record {
 }
 
 /// The bits of the lines that hold `len` bytes from byte `from` of a page on.
-fn lines_of(from: usize, len: usize) -> u64 {
+pub(super) fn lines_of(from: usize, len: usize) -> u64 {
     let (first, end) = (from / LINE, (from + len).div_ceil(LINE));
     (first..end).fold(0, |lines, line| lines | 1 << line)
+}
+
+/// The lines of the blocks of `block_bytes` that have one of `lines`.
+pub(super) fn blocks_of(lines: u64, block_bytes: u32) -> u64 {
+    let len = (block_bytes as usize).clamp(LINE, PAGE);
+    let blocks = (0..PAGE / len).map(|block| lines_of(block * len, len));
+    blocks.filter(|block| block & lines != 0).fold(0, |all, block| all | block)
 }
 
 /// The bytes of a page that `lines` are, neighbours together.
@@ -156,6 +171,13 @@ mod tests {
         assert_eq!(of(0b1101), [0..64, 128..256]);
         assert!(runs(ALL_LINES).eq(std::iter::once(0..4096)));
         assert_eq!(of(1 << 63 | 1), [0..64, 4032..4096]);
+    }
+
+    #[test]
+    fn blocks_are_whole_where_one_of_their_lines_is() {
+        assert_eq!(blocks_of(0, 512), 0);
+        assert_eq!(blocks_of(1 << 9 | 1 << 63, 512), 0xFF << 8 | 0xFF << 56);
+        assert_eq!([4096, 8192].map(|bytes| blocks_of(2, bytes)), [ALL_LINES; 2]);
     }
 
     proptest! {

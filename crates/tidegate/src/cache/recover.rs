@@ -19,6 +19,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::choices::Choices;
+use super::classes::{IoClasses, mode_against_groups};
 use super::error::CacheError;
 use super::group::Groups;
 use super::header::{Binding, CacheHeader};
@@ -242,6 +243,10 @@ pub(super) fn open(
     }
     let geometry = geometry_over(&*backing, &header, options.atomic_flush)?;
     let mut choices = Choices::of(&header)?;
+    let against = options.atomic_flush.then(|| mode_against_groups(&choices.classes)).flatten();
+    if let Some(mode) = against {
+        return Err(CacheError::NotAtomic { mode });
+    }
     choices.override_by(&options);
     let replacement = choices.replacement();
     let threads = if options.no_thread { 1 } else { threads() };
@@ -260,6 +265,10 @@ pub(super) fn open(
     header.restore(&region)?;
     let core = core_of(region, backing, geometry, header, recovery, choices, options);
     core.begin_cleaning(&core.choices.lock());
+    let classes = core.choices.lock().classes.clone();
+    if !classes.is_default() {
+        core.set_classes(&classes);
+    }
     // What an earlier process wrote around the cache may wait for a flush. Where this one fails,
     // the next flush tries again, and nothing is kept of what is read before.
     let _ = core.flush_backing();
@@ -292,6 +301,7 @@ fn core_of(
         backing,
         geometry,
         makes_records: AtomicBool::new(choices.makes_records()),
+        comparing: choices.comparing(),
         lanes: Lanes::new(&recovery.newest.numbers()),
         shards: SetLocks::new(recovery.shards.of.into_iter(), None),
         locks: VersionLocks::new(LOCKS_LOG2),
@@ -304,6 +314,7 @@ fn core_of(
         fallback: choices.fallback(),
         admission: choices.admission(header.places.slots()),
         choices: Mutex::new(choices),
+        classes: IoClasses::default(),
         header: Mutex::new(header),
         damaged: AtomicU64::new(0),
         requests: Requests::default(),
@@ -342,7 +353,7 @@ impl Recovery {
     fn scan(
         region: &Region,
         header: &CacheHeader,
-        replacement: &ReplacementEntry,
+        replacement: &'static ReplacementEntry,
         threads: usize,
     ) -> Result<Self> {
         let (slots, count) = (header.places.slots(), header.shards);
@@ -552,7 +563,7 @@ impl Recovery {
         &mut self,
         region: &Region,
         header: &CacheHeader,
-        replacement: &ReplacementEntry,
+        replacement: &'static ReplacementEntry,
         threads: usize,
     ) -> Result<Recovered> {
         self.voided

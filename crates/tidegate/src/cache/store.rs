@@ -4,10 +4,10 @@
 use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
-use super::layout::{ALL_LINES, PAGE, SlotHeader, data_check};
+use super::layout::{ALL_LINES, HEADER_BYTES, PAGE, SlotHeader, data_check};
 use super::merge::{Base, Content, Demand, Entry, Merged};
 use super::tier::Counter;
-use super::{Core, Few, fill};
+use super::{Ask, Core, Few, fill};
 use crate::device::{Attempt, Result};
 use crate::stats::RequestKind;
 use crate::tier::version_locks::VersionGuard;
@@ -42,10 +42,16 @@ struct Member<'a> {
     /// The version of the page over which a record lies; 0: the backing's bytes.
     over: u64,
     dirty: bool,
+    class: u8,
     taken: Taken,
 }
 
 impl Member<'_> {
+    /// Bytes of memory that it takes, with its header.
+    fn stored_bytes(&self) -> u64 {
+        HEADER_BYTES + self.data.map_or(0, |data| data.len() as u64)
+    }
+
     /// What was stored.
     fn found(&self) -> Found {
         let Taken { slot, version, .. } = self.taken;
@@ -60,21 +66,21 @@ impl Member<'_> {
 type Note<'a> = &'a mut dyn FnMut(Found);
 
 impl Core {
-    /// Stores `data` at `offset`, dirty. Durable on return, or with atomic flush and unless `fua`,
-    /// when its group is committed.
+    /// Stores `data` at `offset`, dirty. Durable on return, or with atomic flush and unless
+    /// `ask.fua`, when its group is committed.
     pub(super) fn write_bytes(
         &self,
         offset: u64,
         data: &[u8],
-        fua: bool,
+        ask: Ask,
         note: Note<'_>,
     ) -> Result<()> {
-        self.store_all(&Entry::all(offset, data), self.demand(fua), note)
+        self.store_all(&Entry::all(offset, data, ask.class), self.demand(ask), note)
     }
 
     /// How a client's write is to be stored.
-    fn demand(&self, fua: bool) -> Demand {
-        Demand { fua, whole_pages: !self.makes_records() }
+    fn demand(&self, ask: Ask) -> Demand {
+        Demand { ask, whole_pages: !self.makes_records(), by_content: true }
     }
 
     /// As [`write_bytes`](Self::write_bytes), and the slots hold whole pages afterwards.
@@ -82,21 +88,23 @@ impl Core {
         &self,
         offset: u64,
         data: &[u8],
-        fua: bool,
+        ask: Ask,
         note: Note<'_>,
     ) -> Result<()> {
-        self.store_all(&Entry::all(offset, data), Demand { fua, whole_pages: true }, note)
+        let demand = Demand { ask, whole_pages: true, by_content: false };
+        self.store_all(&Entry::all(offset, data, ask.class), demand, note)
     }
 
     /// Makes pages zero, dirty. Durable as for [`write_bytes`](Self::write_bytes).
     pub(super) fn zero_pages(
         &self,
         pages: impl Iterator<Item = u64>,
-        fua: bool,
+        ask: Ask,
         note: Note<'_>,
     ) -> Result<()> {
-        let entries: Vec<_> = pages.map(|page| Entry::whole(page, None, true)).collect();
-        self.store_all(&entries, Demand { fua, whole_pages: true }, note)
+        let entries: Vec<_> = pages.map(|page| Entry::whole(page, None, true, ask.class)).collect();
+        let demand = Demand { ask, whole_pages: true, by_content: false };
+        self.store_all(&entries, demand, note)
     }
 
     /// Stores all `entries`, and waits for what they need.
@@ -120,16 +128,16 @@ impl Core {
     }
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a write: done where there are slots.
-    pub(super) fn attempt_write(&self, offset: u64, data: &[u8], fua: bool) -> Attempt {
+    pub(super) fn attempt_write(&self, offset: u64, data: &[u8], ask: Ask) -> Attempt {
         if let Err(error) = self.geometry.check_write(offset, data.len() as u64) {
             return Attempt::Done(Err(error));
         }
         if data.len() > BATCH_PAGES_MAX * PAGE {
             return Attempt::WouldBlock;
         }
-        let entries = Entry::all(offset, data);
+        let entries = Entry::all(offset, data, ask.class);
         let running = self.requests.begin(RequestKind::Write, data.len() as u64);
-        match self.store_dirty(&entries, None, self.demand(fua), &mut |_| ()) {
+        match self.store_dirty(&entries, None, self.demand(ask), &mut |_| ()) {
             Ok(Batch { lack: None, .. }) => Attempt::Done(Ok(())),
             Ok(_) => {
                 running.hand_back();
@@ -149,24 +157,28 @@ impl Core {
     ) -> Result<Batch> {
         let locks = self.lock_pages(entries.iter().map(|entry| entry.page));
         // With the locks: invariant 4 of groups.
-        let membership = self.join_group(demand.fua);
+        let membership = self.join_group(demand.ask.fua);
         let group = membership.as_ref().map_or(0, |it| it.group);
-        if self.needs_commit(entries, demand.fua) {
+        if self.needs_commit(entries, demand.ask.fua) {
             return Ok(Batch { stored: 0, lack: Some(Lack::Commit) });
         }
-        let merged = self.merge(entries, base, demand)?;
+        let look = self.look(entries, demand);
+        let merged = self.merge(entries, base, demand, look.changed())?;
         let mergeable = &entries[..merged.lacks_base.unwrap_or(entries.len())];
-        let members = self.take_slots(mergeable, &merged, 0);
+        let (members, stored) = self.take_slots(mergeable, &merged, 0);
+        let began_ns = Self::begin_measured(&look);
         let replaced = self.store(&members, group, locks)?;
         drop(membership);
-        if !members.is_empty() {
-            self.counters.count_write(replaced as u64, members.len() as u64);
+        let bytes = members.iter().map(Member::stored_bytes).sum();
+        self.conclude_look(&look, &entries[..stored], bytes, began_ns);
+        if stored > 0 {
+            let hits = replaced + stored - members.len();
+            self.counters.count_write(demand.ask.class, hits as u64, stored as u64);
         }
         for it in &members {
             note(it.found());
         }
         self.bound_group(members.iter().map(|it| it.page))?;
-        let stored = members.len();
         let lack = entries.get(stored).map(|entry| match merged.lacks_base {
             Some(at) if at == stored => Lack::Base(entry.page),
             _ => Lack::Slot(entry.page),
@@ -185,29 +197,41 @@ impl Core {
     /// for pages of which the cache has dirty records.
     pub(super) fn store_clean(&self, fills: &[fill::Fill]) -> Result<()> {
         let locks = self.lock_pages(fills.iter().map(|fill| fill.page));
-        let kept = fills.iter().filter_map(|fill| Some((fill, self.is_kept_dirty(fill)?)));
-        let entries: Vec<_> =
-            kept.map(|(fill, dirty)| Entry::whole(fill.page, Some(&fill.data), dirty)).collect();
+        let kept = fills.iter().filter_map(|fill| {
+            let dirty = self.is_kept_dirty(fill).filter(|_| self.has_space_for(fill))?;
+            Some(Entry::whole(fill.page, Some(&fill.data), dirty, fill.class))
+        });
+        let entries: Vec<_> = kept.collect();
         // One below the reserve, so that the worker evicts for the next ones.
         let (merged, reserve) = (Merged::default(), self.reserve.saturating_sub(1));
-        let members = self.take_slots(&entries, &merged, reserve);
+        let (members, _) = self.take_slots(&entries, &merged, reserve);
         self.store(&members, 0, locks).map(drop)
     }
 
-    /// Takes a slot for each of `entries`, as long as a shard has more than `reserve`.
+    /// Takes a slot for each of `entries` that changes, as long as a shard has more than `reserve`.
+    /// Also returns for how many there were slots, or need not be.
     fn take_slots<'a>(
         &self,
         entries: &[Entry<'a>],
         merged: &'a Merged,
         reserve: u32,
-    ) -> Few<Member<'a>> {
+    ) -> (Few<Member<'a>>, usize) {
         let take = |entry: &Entry<'a>| {
             let mut shard = self.shard(entry.page);
             let taken = (shard.available() > reserve).then(|| shard.take()).flatten()?;
             let Content { data, lines, over } = merged.data_of(entry);
-            Some(Member { page: entry.page, data, lines, over, dirty: entry.dirty, taken })
+            let Entry { page, dirty, class, .. } = *entry;
+            Some(Member { page, data, lines, over, dirty, class, taken })
         };
-        entries.iter().map_while(take).collect()
+        let (mut members, mut done) = (Few::new(), 0);
+        for entry in entries {
+            if !merged.is_unchanged(entry) {
+                let Some(member) = take(entry) else { break };
+                members.push(member);
+            }
+            done += 1;
+        }
+        (members, done)
     }
 
     /// Makes a batch durable, then visible; `locks` are those of its pages, and `group` is that of
@@ -230,10 +254,10 @@ impl Core {
             return Err(error.into());
         }
         let publish = |it: &Member<'_>| {
-            let Member { page, data, lines, dirty, .. } = *it;
+            let Member { page, data, lines, dirty, class, .. } = *it;
             let record = lines != ALL_LINES;
             let over = it.over > 0;
-            let stored = Stored { dirty, zero: data.is_none(), record, over, group };
+            let stored = Stored { dirty, zero: data.is_none(), record, over, group, class };
             let old = self.shard(page).publish(page, &it.taken, stored);
             old.map(|old| old.map(|old| (page, old)))
         };

@@ -8,11 +8,13 @@ use serde_json::json;
 use super::index::Usage;
 use super::layout::PAGE_BYTES;
 use super::mode::Mode;
+use super::orders::ClassUsage;
+use super::policy::classes::{CLASSES, Class};
 use super::{CacheDevice, CacheError, Core};
 use crate::device::Result;
 use crate::size::Size;
 use crate::stats::{Collector, Metric, Unit};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::tier::{Level, Line, Setting, SettingError, State, Tier, line, memory};
 
 const OCCUPANCY: Metric =
@@ -69,6 +71,8 @@ pub(super) enum Counter {
     FullWaits,
     CutOff,
     NotPromoted,
+    ClassFull,
+    SavedBytes,
     GroupCommits,
     EarlyGroupCommits,
 }
@@ -92,6 +96,16 @@ const METRICS: [Metric; COUNTERS] = [
     Metric::counter("cache_full_waits", Unit::Count, "Waits of a write for a free slot"),
     Metric::counter("cache_cut_off", Unit::Count, "Requests of long streams that were not cached"),
     Metric::counter("cache_not_promoted", Unit::Count, "Requests that promotion did not cache"),
+    Metric::counter(
+        "cache_class_full",
+        Unit::Count,
+        "Requests that went around the cache because their IO class may not use more of it",
+    ),
+    Metric::counter(
+        "cache_unchanged_bytes",
+        Unit::Bytes,
+        "Bytes that writes did not store, for the memory had them already",
+    ),
     Metric::counter("cache_groups_committed", Unit::Count, "Groups of writes that were committed"),
     Metric::counter(
         "cache_groups_committed_early",
@@ -100,46 +114,84 @@ const METRICS: [Metric; COUNTERS] = [
     ),
 ];
 
+/// Of [`METRICS`] the first so many are counted for each IO class too: requests, and pages read and
+/// written for them.
+const CLASS_COUNTERS: usize = Counter::CoreReads as usize + 1;
+
 /// The counters of one cache.
-#[derive(Default)]
-pub(super) struct Counters([CachePadded<AtomicU64>; COUNTERS]);
+pub(super) struct Counters {
+    all: [CachePadded<AtomicU64>; COUNTERS],
+    /// There is more than one IO class.
+    has_classes: AtomicBool,
+    classes: Box<[[AtomicU64; CLASS_COUNTERS]]>,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        let classes = (0..CLASSES).map(|_| Default::default()).collect();
+        Self { all: Default::default(), has_classes: AtomicBool::new(false), classes }
+    }
+}
 
 impl Counters {
     pub(super) fn add(&self, counter: Counter, count: u64) {
-        self.0[counter as usize].fetch_add(count, Ordering::Relaxed);
+        self.all[counter as usize].fetch_add(count, Ordering::Relaxed);
     }
 
     pub(super) fn get(&self, counter: Counter) -> u64 {
-        self.0[counter as usize].load(Ordering::Relaxed)
+        self.all[counter as usize].load(Ordering::Relaxed)
+    }
+
+    /// The classes are counted from now on, or not.
+    pub(super) fn set_has_classes(&self, has_classes: bool) {
+        self.has_classes.store(has_classes, Ordering::Relaxed);
+    }
+
+    /// Counts for the cache and for IO class `class`.
+    pub(super) fn add_of(&self, class: u8, counter: Counter, count: u64) {
+        self.add(counter, count);
+        if self.has_classes.load(Ordering::Relaxed)
+            && let Some(counters) = self.classes.get(usize::from(class))
+        {
+            counters[counter as usize].fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// What was counted for IO class `class`.
+    fn collect_class(&self, class: u8, collector: &mut Collector) {
+        let counters = self.classes.get(usize::from(class)).into_iter().flatten();
+        for (metric, value) in METRICS.iter().zip(counters) {
+            collector.add(metric, value.load(Ordering::Relaxed));
+        }
     }
 
     /// A read found `hits` of its `pages` cached.
-    pub(super) fn count_read(&self, hits: u64, pages: u64) {
+    pub(super) fn count_read(&self, class: u8, hits: u64, pages: u64) {
         let kinds = [Counter::ReadHits, Counter::ReadPartialMisses, Counter::ReadFullMisses];
-        self.count_request(kinds, hits, pages);
-        self.add(Counter::CacheReads, hits);
-        self.add(Counter::CoreReads, pages - hits);
+        self.count_request(class, kinds, hits, pages);
+        self.add_of(class, Counter::CacheReads, hits);
+        self.add_of(class, Counter::CoreReads, pages - hits);
     }
 
     /// A write replaced `hits` of its `pages`.
-    pub(super) fn count_write(&self, hits: u64, pages: u64) {
+    pub(super) fn count_write(&self, class: u8, hits: u64, pages: u64) {
         let kinds = [Counter::WriteHits, Counter::WritePartialMisses, Counter::WriteFullMisses];
-        self.count_request(kinds, hits, pages);
-        self.add(Counter::CacheWrites, pages);
+        self.count_request(class, kinds, hits, pages);
+        self.add_of(class, Counter::CacheWrites, pages);
     }
 
-    fn count_request(&self, kinds: [Counter; 3], hits: u64, pages: u64) {
+    fn count_request(&self, class: u8, kinds: [Counter; 3], hits: u64, pages: u64) {
         let [hit, partial, miss] = kinds;
         let kind = match hits {
             hits if hits == pages => hit,
             0 => miss,
             _ => partial,
         };
-        self.add(kind, 1);
+        self.add_of(class, kind, 1);
     }
 
     fn collect(&self, collector: &mut Collector) {
-        for (metric, value) in METRICS.iter().zip(&self.0) {
+        for (metric, value) in METRICS.iter().zip(&self.all) {
             collector.add(metric, value.load(Ordering::Relaxed));
         }
     }
@@ -162,6 +214,50 @@ impl Core {
 
     fn bytes_of(pages: u64) -> u64 {
         pages * PAGE_BYTES
+    }
+
+    /// What the IO classes use, where there are any but class 0: by class.
+    fn class_usage(&self) -> Vec<(Class, ClassUsage)> {
+        let mut usage = [ClassUsage::default(); CLASSES];
+        for number in 0..self.shards.count() {
+            let shard = self.shards.lock(number);
+            for (sum, part) in usage.iter_mut().zip(&shard.orders().usage) {
+                sum.live += part.live;
+                sum.dirty += part.dirty;
+            }
+        }
+        let table = self.classes.table();
+        let classes = table.iter().flat_map(|table| table.iter());
+        classes.map(|class| (class.clone(), usage[usize::from(class.id)])).collect()
+    }
+
+    fn class_lines(&self) -> Vec<Line> {
+        let slots = u64::from(self.places.slots());
+        let shown = |(class, usage): (Class, ClassUsage)| {
+            let size = |pages| Size { bytes: Self::bytes_of(pages) };
+            let most = size(slots * u64::from(class.max_pct) / 100);
+            let (live, dirty) = (size(usage.live), size(usage.dirty));
+            let said = format!(
+                "{live} of {most} in use, {dirty} dirty; priority {}, mode {}: {}",
+                class.priority,
+                class.mode.unwrap_or_else(|| self.mode().name()),
+                class.rule
+            );
+            (format!("io class {}", class.id).into(), said)
+        };
+        self.class_usage().into_iter().map(shown).collect()
+    }
+
+    /// Usage, requests and blocks of each IO class, as those of the cache.
+    fn collect_classes(&self, collector: &mut Collector) {
+        for (class, usage) in self.class_usage() {
+            collector.labelled("io_class", class.id.to_string(), |collector| {
+                collector.add(&OCCUPANCY, Self::bytes_of(usage.live));
+                collector.add(&CLEAN, Self::bytes_of(usage.live - usage.dirty));
+                collector.add(&DIRTY, Self::bytes_of(usage.dirty));
+                self.counters.collect_class(class.id, collector);
+            });
+        }
     }
 
     /// What there is to say of atomic flush, where it is on.
@@ -212,6 +308,7 @@ impl Tier for CacheDevice {
             lines: [line("cache", used), line("mode", self.core.mode_in_words())]
                 .into_iter()
                 .chain(self.core.atomic_flush_line(waiting))
+                .chain(self.core.class_lines())
                 .collect(),
             details: json!({
                 "mode": self.mode().name(),
@@ -261,6 +358,7 @@ impl Tier for CacheDevice {
         collector.add(&CACHE_ERRORS, self.core.damaged.load(Ordering::Relaxed));
         collector.add(&FALLBACK, u64::from(self.core.fallback.is_reached()));
         self.core.counters.collect(collector);
+        self.core.collect_classes(collector);
         self.core.requests.collect(collector);
         memory::collect(&self.core.region, collector);
     }

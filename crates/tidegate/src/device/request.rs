@@ -5,8 +5,8 @@ use super::{BlockDevice, Extent, Result, WriteFlags, ZeroFlags};
 /// Which client and which class of I/O a request belongs to. Tiers pass it on to the tier below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Context {
-    /// The client's queue: a connection, or a queue of a virtual disk. It chooses nothing but
-    /// locality.
+    /// The client's queue: a connection, or a queue of a virtual disk. It chooses locality and IO
+    /// classes.
     pub queue: u32,
     /// The I/O class, by which a cache treats requests differently; 0 is the class of requests that
     /// name none.

@@ -22,7 +22,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use super::Core;
+use super::{Ask, Core};
 use crate::device::Result;
 
 /// How writes and reads are treated.
@@ -45,16 +45,16 @@ pub enum Mode {
 
 /// What one mode does. Requests are whole blocks and inside the device.
 pub(super) trait Behaviour {
-    /// Writes `data` at `offset`; with `fua` it is durable on return.
-    fn write(&self, core: &Core, offset: u64, data: &[u8], fua: bool) -> Result<()>;
+    /// Writes `data` at `offset`; where `ask` says so it is durable on return.
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()>;
 
-    /// Reads at `offset`.
-    fn read(&self, core: &Core, offset: u64, buf: &mut [u8]) -> Result<()> {
-        core.read_bytes(offset, buf, true)
+    /// Reads at `offset`, for a request of IO class `class`.
+    fn read(&self, core: &Core, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
+        core.read_bytes(offset, buf, true, class)
     }
 
-    /// Makes `pages` read as zeroes; with `fua` that is durable on return.
-    fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()>;
+    /// Makes `pages` read as zeroes; where `ask` says so that is durable on return.
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()>;
 
     /// A read of cached pages needs the cache alone.
     fn reads_hits(&self) -> bool {

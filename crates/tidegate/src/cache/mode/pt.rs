@@ -4,31 +4,31 @@ use std::ops::Range;
 
 use super::Behaviour;
 use super::wi::WriteInvalidate;
-use crate::cache::Core;
 use crate::cache::span::pages_of;
 use crate::cache::tier::Counter;
+use crate::cache::{Ask, Core};
 use crate::device::Result;
 
 pub(super) struct PassThrough;
 
 impl Behaviour for PassThrough {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], fua: bool) -> Result<()> {
-        WriteInvalidate.write(core, offset, data, fua)
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()> {
+        WriteInvalidate.write(core, offset, data, ask)
     }
 
-    fn read(&self, core: &Core, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read(&self, core: &Core, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
         if core.groups.is_some() {
             // Pages that wait for a commit are not in the backing.
-            return core.read_bytes(offset, buf, false);
+            return core.read_bytes(offset, buf, false, class);
         }
         core.clean_pages(&pages_of(offset, buf.len() as u64))?;
-        core.counters.add(Counter::PassThroughReads, 1);
+        core.counters.add_of(class, Counter::PassThroughReads, 1);
         let _foreground = core.pace.foreground();
         core.read_below(offset, buf)
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {
-        WriteInvalidate.zero(core, pages, fua)
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
+        WriteInvalidate.zero(core, pages, ask)
     }
 
     fn reads_hits(&self) -> bool {

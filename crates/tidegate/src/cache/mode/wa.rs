@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::Behaviour;
 use super::wi::WriteInvalidate;
 use super::wt::WriteThrough;
-use crate::cache::Core;
 use crate::cache::span::pages_of;
+use crate::cache::{Ask, Core};
 use crate::device::Result;
 
 pub(super) struct WriteAround;
@@ -16,11 +16,11 @@ fn of(core: &Core, pages: &Range<u64>) -> &'static dyn Behaviour {
 }
 
 impl Behaviour for WriteAround {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], fua: bool) -> Result<()> {
-        of(core, &pages_of(offset, data.len() as u64)).write(core, offset, data, fua)
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()> {
+        of(core, &pages_of(offset, data.len() as u64)).write(core, offset, data, ask)
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {
-        of(core, pages).zero(core, pages, fua)
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
+        of(core, pages).zero(core, pages, ask)
     }
 }

@@ -3,21 +3,21 @@
 use std::ops::Range;
 
 use super::Behaviour;
-use crate::cache::{Core, Mode};
+use crate::cache::{Ask, Core, Mode};
 use crate::device::Result;
 
 pub(super) struct WriteBack;
 
 impl Behaviour for WriteBack {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], fua: bool) -> Result<()> {
-        core.write_bytes(offset, data, fua, &mut |_| ())
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()> {
+        core.write_bytes(offset, data, ask, &mut |_| ())
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
         if pages.end - pages.start <= Mode::ZERO_PAGES_MAX {
-            core.zero_pages(pages.clone(), fua, &mut |_| ())
+            core.zero_pages(pages.clone(), ask, &mut |_| ())
         } else {
-            core.zero_many(pages, fua)
+            core.zero_many(pages, ask)
         }
     }
 

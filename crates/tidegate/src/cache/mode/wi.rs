@@ -3,19 +3,19 @@
 use std::ops::Range;
 
 use super::Behaviour;
-use crate::cache::Core;
 use crate::cache::bypass::Content;
 use crate::cache::span::{bytes_at, bytes_of};
+use crate::cache::{Ask, Core};
 use crate::device::Result;
 
 pub(super) struct WriteInvalidate;
 
 impl Behaviour for WriteInvalidate {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], fua: bool) -> Result<()> {
-        core.bypass(&bytes_at(offset, data.len()), Content::Data(data), fua)
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()> {
+        core.bypass(&bytes_at(offset, data.len()), Content::Data(data), ask)
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {
-        core.bypass(&bytes_of(pages), Content::Zeroes, fua)
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
+        core.bypass(&bytes_of(pages), Content::Zeroes, ask)
     }
 }

@@ -4,22 +4,22 @@ use std::ops::Range;
 
 use super::Behaviour;
 use super::wb::WriteBack;
-use crate::cache::Core;
+use crate::cache::{Ask, Core};
 use crate::device::Result;
 
 pub(super) struct WriteOnly;
 
 impl Behaviour for WriteOnly {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], fua: bool) -> Result<()> {
-        WriteBack.write(core, offset, data, fua)
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()> {
+        WriteBack.write(core, offset, data, ask)
     }
 
-    fn read(&self, core: &Core, offset: u64, buf: &mut [u8]) -> Result<()> {
-        core.read_bytes(offset, buf, false)
+    fn read(&self, core: &Core, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
+        core.read_bytes(offset, buf, false, class)
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {
-        WriteBack.zero(core, pages, fua)
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
+        WriteBack.zero(core, pages, ask)
     }
 
     fn writes_back(&self) -> bool {

@@ -9,25 +9,25 @@ use super::Behaviour;
 use super::wi::WriteInvalidate;
 use crate::cache::bypass::Content;
 use crate::cache::span::{bytes_at, bytes_of};
-use crate::cache::{Core, Mode};
+use crate::cache::{Ask, Core, Mode};
 use crate::device::Result;
 
 pub(super) struct WriteThrough;
 
 impl Behaviour for WriteThrough {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], _fua: bool) -> Result<()> {
-        core.write_through(&bytes_at(offset, data.len()), Content::Data(data))
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()> {
+        core.write_through(&bytes_at(offset, data.len()), Content::Data(data), ask.class)
     }
 
     fn caches_writes(&self) -> bool {
         true
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, fua: bool) -> Result<()> {
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
         if pages.end - pages.start <= Mode::ZERO_PAGES_MAX {
-            return core.write_through(&bytes_of(pages), Content::Zeroes);
+            return core.write_through(&bytes_of(pages), Content::Zeroes, ask.class);
         }
-        WriteInvalidate.zero(core, pages, fua)?;
+        WriteInvalidate.zero(core, pages, ask)?;
         // Durable before it is acknowledged, as all writes of this mode.
         core.flush_backing()
     }

@@ -95,6 +95,16 @@ impl Classes {
         self.classes.get(at)
     }
 
+    /// The id of the class that gives up slots last.
+    pub fn foremost(&self) -> u8 {
+        self.classes.iter().min_by_key(|class| class.priority).map_or(0, |class| class.id)
+    }
+
+    /// There is class 0 alone, and it takes the whole cache.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// All classes, by id.
     pub fn iter(&self) -> impl Iterator<Item = &Class> {
         self.classes.iter()
