@@ -14,6 +14,8 @@ use tidegate::stack::REGISTRY;
 use tidegate::tier::{Engine, Options};
 use tidegate_serve::nbd::ListenAddress;
 
+use crate::log::{Format, Level};
+
 /// Durable writes on persistent memory: for programs as they are, or as crash-safe block devices
 /// served over NBD.
 #[derive(Debug, Parser)]
@@ -63,8 +65,13 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Look for damage in a pool, and repair it
     Check(CheckArgs),
-    /// Serve a pool as a network block device (NBD)
+    /// Serve a pool, or several, as network block devices (NBD)
     Serve(Box<ServeArgs>),
+    /// Look for what is wrong in a file for `serve --config`
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
     /// Run a program whose syncs cost an append to a log
     Run(RunArgs),
     /// Bring files, or the backing, up to date with what a kill or a power cut left in a pool
@@ -262,15 +269,24 @@ pub(crate) struct CheckArgs {
   tidegate serve /mnt/pmem/pool --nbd tcp:127.0.0.1:10809 --read-only
   tidegate serve /mnt/pmem/pool --nbd unix:/run/tidegate.sock --dram transit:512M
   tidegate serve /mnt/pmem/log --nbd unix:/run/tidegate.sock --backing /srv/disk.img
+  tidegate serve --config /etc/tidegate/tidegate.toml
 
 The last line printed at start is `ready`; clients may connect from then on. SIGTERM and
 SIGINT stop the server after it has finished what it accepted and written the DRAM tier back.")]
 pub(crate) struct ServeArgs {
     /// The pool's file or devdax device
-    #[arg(value_name = "POOL")]
-    pub(crate) pool: PathBuf,
-    /// Where to listen; may be repeated
-    #[arg(long, value_name = "unix:PATH|tcp:HOST:PORT", required = true)]
+    #[arg(value_name = "POOL", required_unless_present = "config")]
+    pub(crate) pool: Option<PathBuf>,
+    /// Take pools, addresses and all options from this TOML file, which may name several pools;
+    /// `tidegate config check FILE` says what is wrong in it
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    pub(crate) config: Option<PathBuf>,
+    /// Where to listen; `systemd` for the sockets that systemd passes; may be repeated
+    #[arg(
+        long,
+        value_name = "unix:PATH|tcp:HOST:PORT|systemd",
+        required_unless_present = "config"
+    )]
     pub(crate) nbd: Vec<ListenAddress>,
     /// Name of the export; clients that ask for no name get it too
     #[arg(long, value_name = "NAME", default_value = "")]
@@ -313,6 +329,8 @@ pub(crate) struct ServeArgs {
     pub(crate) tls: TlsArgs,
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
     /// Delay each request by so many microseconds: for tests and demonstrations
     #[arg(long, value_name = "MICROSECONDS", hide = true)]
     pub(crate) delay_us: Option<u64>,
@@ -358,6 +376,51 @@ pub(crate) struct LimitArgs {
     /// a quarter of what this machine or control group has unless given
     #[arg(long, value_name = "SIZE")]
     pub(crate) request_memory: Option<Size>,
+}
+
+/// What `tidegate serve` says on standard error.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Log")]
+pub(crate) struct LogArgs {
+    /// Lines for people, with the time where standard error is a file; or a JSON object a line
+    #[arg(
+        long,
+        value_name = "text|json",
+        value_enum,
+        default_value = "text",
+        hide_possible_values = true
+    )]
+    pub(crate) log_format: Format,
+    /// The least that is said: what is lost or does not work (error), what may soon be (warning),
+    /// or what happens (info)
+    #[arg(
+        long,
+        value_name = "error|warning|info",
+        value_enum,
+        default_value = "info",
+        hide_possible_values = true
+    )]
+    pub(crate) log_level: Level,
+}
+
+/// Subcommands of `tidegate config`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print each fault of the file with its line and column
+    #[command(after_help = "Examples:
+  tidegate config check /etc/tidegate/tidegate.toml
+
+Nothing is opened: pools, keys and addresses are looked at by `serve`. Exit status: 0 nothing is
+wrong; 1 something is.")]
+    Check(ConfigFileArgs),
+}
+
+/// Arguments of `tidegate config check`.
+#[derive(Debug, Args)]
+pub(crate) struct ConfigFileArgs {
+    /// The file
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
 }
 
 /// Arguments of `tidegate run`.
@@ -497,12 +560,12 @@ fn value_from(path: &str) -> Result<String, String> {
     Ok(lines.collect::<Vec<_>>().join(";"))
 }
 
-fn parse_count(text: &str) -> Result<NonZeroUsize, String> {
+pub(crate) fn parse_count(text: &str) -> Result<NonZeroUsize, String> {
     let count = text.parse::<usize>().ok().and_then(NonZeroUsize::new);
     count.ok_or_else(|| "a whole number from 1 on is expected".into())
 }
 
-fn parse_unix(text: &str) -> Result<PathBuf, String> {
+pub(crate) fn parse_unix(text: &str) -> Result<PathBuf, String> {
     let path = text.strip_prefix("unix:").filter(|path| !path.is_empty());
     path.map(PathBuf::from).ok_or_else(|| "expected unix:PATH".into())
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use tidegate::stack::{Stack, Stat};
-use tidegate::stats::{Collector, Metric, Unit};
+use tidegate::stats::{Collector, Metric, Reading, Unit};
 use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask};
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{ListenAddress, Statistics, StatisticsSource};
 
-use crate::output::say;
 use tidegate_run::PoolPaths;
+
+use crate::log::{Level, say};
 
 const CONNECTIONS_OPEN: Metric =
     Metric::gauge("connections_open", Unit::Count, "Connections open now");
@@ -46,7 +47,17 @@ fn socket_of(pool: &Path) -> Result<PathBuf> {
     Ok(PoolPaths::of_pool(pool)?.socket().with_extension("serve"))
 }
 
-/// Answers `tidegate stat` and `tidegate set` for `stack` until the server is dropped, at the
+/// A pool that is served.
+#[derive(Clone)]
+pub(crate) struct Served {
+    /// The name of its export.
+    pub(crate) export: String,
+    pub(crate) stack: Arc<Stack>,
+    /// What its clients did; connections are the server's.
+    pub(crate) statistics: StatisticsSource,
+}
+
+/// Answers `tidegate stat` and `tidegate set` for `served` until the server is dropped, at the
 /// socket of the pool at `pool`, and at `socket` too.
 ///
 /// # Errors
@@ -54,12 +65,11 @@ fn socket_of(pool: &Path) -> Result<PathBuf> {
 pub(crate) fn listen(
     pool: &Path,
     socket: Option<&Path>,
-    stack: &Arc<Stack>,
-    statistics: &StatisticsSource,
+    served: &Served,
 ) -> Result<Vec<ControlServer>> {
     let start = |path: PathBuf| {
-        let (stack, statistics) = (Arc::clone(stack), statistics.clone());
-        ControlServer::start(&[path], move |request| answer(&request, &stack, &statistics))
+        let served = served.clone();
+        ControlServer::start(&[path], move |request| answer(&request, &served))
     };
     let mut servers = Vec::new();
     if let Some(socket) = socket {
@@ -69,39 +79,63 @@ pub(crate) fn listen(
         Ok(server) => servers.push(server),
         // The pool is served all the same.
         Err(error) => {
-            say(format_args!("`tidegate stat` cannot find this server by its pool: {error:#}"));
+            let what = "`tidegate stat` cannot find this server by its pool";
+            say(Level::Warning, format_args!("{what}: {error:#}"));
         }
     }
     Ok(servers)
 }
 
-/// Shows the metrics of `stack` at `address` until the server is dropped.
+/// Shows the metrics of all `served` pools at `address` until the server is dropped.
 ///
 /// # Errors
 /// Nothing can listen there.
-pub(crate) fn show_metrics(
-    address: &ListenAddress,
-    stack: &Arc<Stack>,
-    statistics: &StatisticsSource,
-) -> Result<MetricsServer> {
-    let (stack, statistics) = (Arc::clone(stack), statistics.clone());
-    Ok(MetricsServer::start(address, move || stat(&stack, &statistics).metrics)?)
+pub(crate) fn show_metrics(address: &ListenAddress, served: &[Served]) -> Result<MetricsServer> {
+    let served = served.to_vec();
+    Ok(MetricsServer::start(address, move || readings(&served))?)
 }
 
-fn answer(request: &Request, stack: &Stack, statistics: &StatisticsSource) -> Reply {
+/// What all `served` pools counted, each labelled with the name of its export if that has one.
+fn readings(served: &[Served]) -> Vec<Reading> {
+    let mut collector = Collector::default();
+    if let Some(first) = served.first() {
+        in_front_end(&mut collector, |collector| {
+            collect_connections(&first.statistics.snapshot(), collector);
+        });
+    }
+    for Served { export, stack, statistics } in served {
+        let collect = |collector: &mut Collector| {
+            in_front_end(collector, |it| collect_requests(&statistics.snapshot(), it));
+            stack.metrics(collector);
+        };
+        match export.as_str() {
+            "" => collect(&mut collector),
+            name => collector.labelled("export", name, collect),
+        }
+    }
+    collector.finish()
+}
+
+fn in_front_end(collector: &mut Collector, collect: impl FnOnce(&mut Collector)) {
+    collector.labelled("level", "front_end", |collector| {
+        collector.labelled("tier", "nbd", collect);
+    });
+}
+
+fn answer(request: &Request, served: &Served) -> Reply {
     match request {
-        Request::Stat => Reply::Stat { stat: Box::new(stat(stack, statistics)) },
-        Request::Set { settings } => set(stack, settings),
+        Request::Stat => Reply::Stat { stat: Box::new(stat(served)) },
+        Request::Set { settings } => set(&served.stack, settings),
     }
 }
 
 /// What the stack is, and what it and the front end counted.
-fn stat(stack: &Stack, statistics: &StatisticsSource) -> Stat {
-    stack.stat(|collector| {
-        collector.labelled("level", "front_end", |collector| {
-            collector.labelled("tier", "nbd", |collector| {
-                collect(&statistics.snapshot(), collector);
-            });
+fn stat(served: &Served) -> Stat {
+    let found = served.statistics.snapshot();
+    served.stack.stat(|collector| {
+        in_front_end(collector, |collector| {
+            collect_connections(&found, collector);
+            collect_requests(&found, collector);
         });
     })
 }
@@ -119,12 +153,19 @@ fn set(stack: &Stack, settings: &[(String, String)]) -> Reply {
     Reply::Set
 }
 
-fn collect(found: &Statistics, collector: &mut Collector) {
+fn collect_connections(found: &Statistics, collector: &mut Collector) {
     for (metric, value) in [
         (&CONNECTIONS_OPEN, found.connections_open),
         (&CONNECTIONS, found.connections),
         (&CONNECTIONS_REFUSED, found.connections_refused),
         (&CLIENT_FAULTS, found.client_faults),
+    ] {
+        collector.add(metric, value);
+    }
+}
+
+fn collect_requests(found: &Statistics, collector: &mut Collector) {
+    for (metric, value) in [
         (&READS, found.reads),
         (&READ_BYTES, found.read_bytes),
         (&WRITES, found.writes),

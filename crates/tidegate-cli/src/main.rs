@@ -6,8 +6,12 @@
 
 mod args;
 mod commands;
+mod config;
 mod control;
+mod log;
+mod notify;
 mod output;
+mod plan;
 mod pool;
 mod signals;
 
@@ -32,7 +36,7 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             // With standard error closed, the exit status tells.
-            let _ = writeln!(std::io::stderr(), "{}", output::printable(&usage_line(&error)));
+            let _ = writeln!(std::io::stderr(), "{}", log::printable(&usage_line(&error)));
             ExitCode::from(WRONG_USAGE)
         }
     }
@@ -40,7 +44,7 @@ fn main() -> ExitCode {
 
 /// Prints `error` with its causes as one line.
 fn report(error: &anyhow::Error) -> ExitCode {
-    output::say(output::one_line(&format!("{error:#}")));
+    log::say(log::Level::Error, output::one_line(&format!("{error:#}")));
     ExitCode::from(if error.is::<UsageError>() { WRONG_USAGE } else { FAILED })
 }
 

@@ -10,6 +10,8 @@ use tidegate::stack::StackError;
 use tidegate::tier::Line;
 use tidegate_run::Reporter;
 
+use crate::log::{Level, printable, say};
+
 /// Wrong usage that only shows after parsing, such as options that contradict each other: exit
 /// status 2.
 #[derive(Debug, thiserror::Error)]
@@ -31,20 +33,6 @@ pub(crate) fn line(line: impl std::fmt::Display) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         printed => printed.map_err(|error| io::Error::new(error.kind(), OutputError(error))),
     }
-}
-
-/// `text` without what a terminal obeys: control characters are escaped, but for ends of lines.
-/// Names of files may have them.
-pub(crate) fn printable(text: &str) -> String {
-    let shown = |c: char| !c.is_control() || c == '\n';
-    let escape = |c: char| if shown(c) { c.to_string() } else { c.escape_default().to_string() };
-    text.chars().map(escape).collect()
-}
-
-/// Prints `message` on standard error as a line of this program's. A closed standard error is no
-/// failure.
-pub(crate) fn say(message: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "tidegate: {}", printable(&message.to_string()));
 }
 
 /// Prints one JSON object on standard output.
@@ -98,7 +86,7 @@ impl Terminal {
 impl Reporter for Terminal {
     fn notice(&self, message: &str) {
         if !self.is_quiet {
-            say(message);
+            say(Level::Info, message);
         }
     }
 

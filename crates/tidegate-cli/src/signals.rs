@@ -4,8 +4,6 @@
 //! both are said in one line. Left as they are: those that a fault of the process itself raises,
 //! and those that end or stop a process whatever it does.
 
-use std::io::Write;
-
 use anyhow::{Context, Result};
 use signal_hook::consts::{
     SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
@@ -14,6 +12,9 @@ use signal_hook::consts::{
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 use tidegate_serve::nbd::StopHandle;
+
+use crate::log::{Level, say};
+use crate::notify::notify;
 
 /// The power is about to fail. The library for signals does not know it.
 const SIGPWR: i32 = rustix::process::Signal::POWER.as_raw();
@@ -67,9 +68,9 @@ fn handle_each(signals: &mut Signals, stop: &StopHandle) {
 fn handle(signal: i32, stop: &StopHandle) {
     let stops = STOPPING.contains(&signal);
     let does = if stops { "stopping" } else { "ignored" };
-    // A line that cannot be written is lost, and the server goes on.
-    let _ = writeln!(std::io::stderr(), "tidegate: {}: {does}", name_of(signal));
+    say(Level::Info, format_args!("{}: {does}", name_of(signal)));
     if stops {
+        notify("STOPPING=1\nSTATUS=writing back");
         stop.stop();
     }
 }

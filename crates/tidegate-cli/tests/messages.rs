@@ -172,7 +172,7 @@ fn a_backing_that_gets_full_is_told_when_it_happens() {
     let before = said();
     let (status, _) = server.stop(Signal::TERM);
     assert!(status.success(), "there is space again: {}", said());
-    let fails = |line: &&str| line.starts_with("tidegate: backing: writes fail: ");
+    let fails = |line: &&str| line.contains("Z tidegate: backing: writes fail: ");
     let first = before.lines().find(fails).unwrap_or_else(|| panic!("nothing is said: {before}"));
     assert!(first.contains("disk") && first.contains("No space left"), "{first}");
     assert_eq!(said().lines().filter(fails).count(), 1, "{}", said());

@@ -24,7 +24,7 @@ use crate::ServeError;
 /// Waiting connections that the system keeps for us.
 const BACKLOG: i32 = 128;
 
-/// Where a server listens: `unix:PATH` or `tcp:HOST:PORT`.
+/// Where a server listens: `unix:PATH`, `tcp:HOST:PORT` or `systemd`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenAddress {
     /// A unix socket at a path.
@@ -36,6 +36,8 @@ pub enum ListenAddress {
         /// Port.
         port: u16,
     },
+    /// The sockets that the process was started with (`LISTEN_FDS`), unix and TCP.
+    Inherited,
 }
 
 impl FromStr for ListenAddress {
@@ -44,9 +46,12 @@ impl FromStr for ListenAddress {
     fn from_str(text: &str) -> Result<Self, ServeError> {
         let bad = || {
             ServeError::Address(format!(
-                "cannot listen at {text:?}: expected unix:PATH or tcp:HOST:PORT, such as tcp:127.0.0.1:10809"
+                "cannot listen at {text:?}: expected unix:PATH or tcp:HOST:PORT, such as tcp:127.0.0.1:10809, or systemd"
             ))
         };
+        if text == "systemd" {
+            return Ok(Self::Inherited);
+        }
         if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
             return Ok(Self::Unix(path.into()));
         }
@@ -68,6 +73,7 @@ impl fmt::Display for ListenAddress {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
             Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
             Self::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
+            Self::Inherited => f.write_str("systemd"),
         }
     }
 }
@@ -83,12 +89,38 @@ impl Listener {
     /// Listens at `address`.
     ///
     /// # Errors
-    /// [`ServeError::InUse`] or [`ServeError::Io`].
+    /// [`ServeError::InUse`], [`ServeError::Io`], or [`ServeError::Address`] where the address
+    /// stands for sockets of which there is not exactly one.
     pub(crate) fn bind(address: &ListenAddress) -> Result<Self, ServeError> {
         match address {
             ListenAddress::Unix(path) => Self::bind_unix(path),
             ListenAddress::Tcp { host, port } => Self::bind_tcp(host, *port),
+            ListenAddress::Inherited => {
+                let mut listeners = inherited()?;
+                match (listeners.pop(), listeners.len()) {
+                    (Some(one), 0) => Ok(one),
+                    (_, more) => Err(ServeError::Address(format!(
+                        "cannot listen at systemd: {} sockets were passed, 1 is expected",
+                        more + 1
+                    ))),
+                }
+            }
         }
+    }
+
+    /// Listens at all of `addresses`.
+    ///
+    /// # Errors
+    /// As for [`bind`](Self::bind), but any number of sockets may have been passed.
+    pub(crate) fn bind_all(addresses: &[ListenAddress]) -> Result<Vec<Self>, ServeError> {
+        let mut listeners = Vec::new();
+        for address in addresses {
+            match address {
+                ListenAddress::Inherited => listeners.extend(inherited()?),
+                address => listeners.push(Self::bind(address)?),
+            }
+        }
+        Ok(listeners)
     }
 
     fn bind_unix(path: &Path) -> Result<Self, ServeError> {
@@ -135,7 +167,7 @@ impl Listener {
                 let peer = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
                 Ok((socket, peer.map_or_else(|| "tcp".into(), |peer| format!("tcp:{peer}"))))
             }
-            (ListenAddress::Unix(_), _) => Ok((socket, "unix".into())),
+            (ListenAddress::Unix(_) | ListenAddress::Inherited, _) => Ok((socket, "unix".into())),
         }
     }
 }
@@ -152,6 +184,40 @@ impl Drop for Listener {
             file.remove();
         }
     }
+}
+
+/// The sockets that the process was started with. They have names elsewhere, and keep them.
+///
+/// # Errors
+/// There is none, or one is neither a unix nor a TCP socket that can listen.
+fn inherited() -> Result<Vec<Listener>, ServeError> {
+    let mut passed = listenfd::ListenFd::from_env();
+    if passed.len() == 0 {
+        return Err(ServeError::Address(
+            "cannot listen at systemd: no sockets were passed (LISTEN_FDS); start the server by \
+             its .socket unit, or listen at unix:PATH"
+                .into(),
+        ));
+    }
+    let what = "cannot listen at a socket that was passed";
+    let failed = |error: std::io::Error| ServeError::io(what, error);
+    (0..passed.len()).map(|at| inherit(&mut passed, at).map_err(failed)).collect()
+}
+
+fn inherit(passed: &mut listenfd::ListenFd, at: usize) -> std::io::Result<Listener> {
+    let taken = || std::io::Error::other("it was taken before");
+    if let Ok(unix) = passed.take_unix_listener(at) {
+        let unix = unix.ok_or_else(taken)?;
+        unix.set_nonblocking(true)?;
+        let path = unix.local_addr()?.as_pathname().map(Path::to_path_buf);
+        let address = path.map_or(ListenAddress::Inherited, ListenAddress::Unix);
+        return Ok(Listener { socket: unix.into(), address, file: None });
+    }
+    let tcp = passed.take_tcp_listener(at)?.ok_or_else(taken)?;
+    tcp.set_nonblocking(true)?;
+    let local = tcp.local_addr()?;
+    let address = ListenAddress::Tcp { host: local.ip().to_string(), port: local.port() };
+    Ok(Listener { socket: tcp.into(), address, file: None })
 }
 
 /// The right to begin to listen at a path: the lock of `PATH.lock`, a file that is there meanwhile.
@@ -254,7 +320,9 @@ mod tests {
 
     #[test]
     fn addresses_are_read_and_written() {
-        for text in ["unix:/run/a.sock", "unix:relative", "tcp:localhost:10809", "tcp:[::1]:0"] {
+        for text in
+            ["unix:/run/a.sock", "unix:relative", "tcp:localhost:10809", "tcp:[::1]:0", "systemd"]
+        {
             let address: ListenAddress = text.parse().expect(text);
             assert_eq!(address.to_string(), text);
         }

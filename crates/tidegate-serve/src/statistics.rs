@@ -53,20 +53,25 @@ pub struct Statistics {
     pub errors: u64,
 }
 
-/// The counters of a server, shared by its threads.
+/// What a server counts of connections, shared by its threads.
 #[derive(Default)]
-pub(crate) struct Counters {
-    pub(crate) connections_open: AtomicU64,
-    pub(crate) connections: AtomicU64,
-    pub(crate) connections_refused: AtomicU64,
+pub(crate) struct ConnectionCounters {
+    pub(crate) open: AtomicU64,
+    pub(crate) taken: AtomicU64,
+    pub(crate) refused: AtomicU64,
     pub(crate) client_faults: AtomicU64,
+}
+
+/// What is counted of the requests to one export, shared by the threads of its clients.
+#[derive(Default)]
+pub(crate) struct RequestCounters {
     requests: [AtomicU64; KINDS],
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     errors: AtomicU64,
 }
 
-impl Counters {
+impl RequestCounters {
     /// Adds what a connection has counted, and starts its counts anew.
     pub(crate) fn add(&self, tally: &mut Tally) {
         let counters =
@@ -82,7 +87,7 @@ impl Counters {
     }
 }
 
-/// The counts of one connection since it last added them to the server's: no other thread sees
+/// The counts of one connection since it last added them to its export's: no other thread sees
 /// them, so that counting costs next to nothing.
 #[derive(Default)]
 pub(crate) struct Tally {
@@ -111,20 +116,28 @@ impl Tally {
     }
 }
 
-/// Where the statistics of a server can be read, while it runs and after.
+/// Where the statistics of a server, or of one of its exports, can be read, also after its end.
 #[derive(Clone)]
-pub struct StatisticsSource(pub(crate) Arc<Counters>);
+pub struct StatisticsSource {
+    pub(crate) connections: Arc<ConnectionCounters>,
+    /// Those whose sum is shown.
+    pub(crate) exports: Vec<Arc<RequestCounters>>,
+}
 
 impl StatisticsSource {
-    /// The counts as of now.
+    /// The counts as of now. Those of connections are the whole server's.
     pub fn snapshot(&self) -> Statistics {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let requests = |kind: Kind| get(&self.0.requests[kind as usize]);
+        let sum = |counter: &dyn Fn(&RequestCounters) -> &AtomicU64| {
+            self.exports.iter().map(|export| get(counter(export))).sum()
+        };
+        let requests = |kind: Kind| sum(&|export| &export.requests[kind as usize]);
+        let connections = &self.connections;
         Statistics {
-            connections_open: get(&self.0.connections_open),
-            connections: get(&self.0.connections),
-            connections_refused: get(&self.0.connections_refused),
-            client_faults: get(&self.0.client_faults),
+            connections_open: get(&connections.open),
+            connections: get(&connections.taken),
+            connections_refused: get(&connections.refused),
+            client_faults: get(&connections.client_faults),
             reads: requests(Kind::Read),
             writes: requests(Kind::Write),
             flushes: requests(Kind::Flush),
@@ -132,9 +145,9 @@ impl StatisticsSource {
             caches: requests(Kind::Cache),
             write_zeroes: requests(Kind::WriteZeroes),
             block_statuses: requests(Kind::BlockStatus),
-            read_bytes: get(&self.0.read_bytes),
-            written_bytes: get(&self.0.written_bytes),
-            errors: get(&self.0.errors),
+            read_bytes: sum(&|export| &export.read_bytes),
+            written_bytes: sum(&|export| &export.written_bytes),
+            errors: sum(&|export| &export.errors),
         }
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod backings;
 mod beside;
 mod cache_pool;
 mod check;
+mod config;
 mod create;
 mod destage;
 mod flush;
@@ -29,6 +30,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Create(args) => create::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Config { command } => config::run(&command),
         Command::Serve(args) => serve::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Recover(args) => recover::run(&args),

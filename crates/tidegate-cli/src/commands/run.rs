@@ -12,7 +12,8 @@ use tidegate_run::{
 
 use super::create::check_log_size;
 use crate::args::RunArgs;
-use crate::output::{Terminal, UsageError, say};
+use crate::log::{Level, say};
+use crate::output::{Terminal, UsageError};
 
 /// Size of a pool where none is given.
 const DEFAULT_SIZE: Size = Size { bytes: 1 << 30 };
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     })?;
     if let (true, Some(statistics)) = (args.stats, statistics) {
         for (label, value) in statistics.lines() {
-            say(format_args!("{label:<14} {value}"));
+            say(Level::Info, format_args!("{label:<14} {value}"));
         }
     }
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
@@ -87,10 +88,13 @@ fn announce(pool: &Path, session: &Session<'_>, asked: Option<Size>) {
         Some(recovered) => format!("; recovered: {recovered}"),
         None => String::new(),
     };
-    say(format_args!(
-        "pool {}, {size}{kept}, {}; power cut: {}{recovered}",
-        pool.display(),
-        welcome.kind,
-        welcome.power_cut
-    ));
+    say(
+        Level::Info,
+        format_args!(
+            "pool {}, {size}{kept}, {}; power cut: {}{recovered}",
+            pool.display(),
+            welcome.kind,
+            welcome.power_cut
+        ),
+    );
 }

@@ -1,175 +1,235 @@
-//! `tidegate serve`: opens a pool, offers it over NBD, and drains it when a signal stops it.
+//! `tidegate serve`: opens pools, offers them over NBD, and drains them when a signal stops it.
 
 use std::io;
 use std::net::IpAddr;
-use std::num::NonZeroUsize;
 use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use tidegate::device::BlockDevice;
+use anyhow::{Context, Result};
 use tidegate::device::delay::Delays;
 use tidegate::device::watch::{Notices, Watch};
 use tidegate::size::Size;
 use tidegate::stack::{REGISTRY, Stack, StackOptions};
+use tidegate_serve::control::ControlServer;
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{
-    Export, Limits, ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls, TlsMode,
+    Export, ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls,
 };
 
-use crate::args::{LimitArgs, ServeArgs, TlsArgs, TlsWhen};
-use crate::control;
-use crate::output::{UsageError, field, line, print_lines, say};
-use crate::{pool, signals};
+use crate::args::ServeArgs;
+use crate::control::{self, Served};
+use crate::log::{self, Level, say, say_of};
+use crate::notify::notify;
+use crate::output::{field, line, print_lines};
+use crate::plan::{DevicePlan, ServePlan, TlsFiles};
+use crate::{config, pool, signals};
 
 /// Runs the command until a signal ends it.
 ///
 /// # Errors
-/// The pool or the DRAM tier cannot be opened, an address cannot be listened at, or a tier cannot
-/// be drained.
+/// What is asked for contradicts itself; a pool or a DRAM tier cannot be opened, an address cannot
+/// be listened at, or a tier cannot be drained.
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
-    check_addresses(&args.nbd)?;
-    let tls = tls(&args.tls)?;
-    // Caught before the first client can connect: no signal is lost, and none kills the process.
-    let signals = signals::catch()?;
-    let stack = Arc::new(open(args)?);
-    let secure = tls.is_some();
-    let server = bind(args, stack.top(), tls)?;
-    let statistics = server.statistics();
-    let stop = StopHandle::new()?;
-    let control = control::listen(&args.pool, args.control.as_deref(), &stack, &statistics)?;
-    let show = |address| control::show_metrics(address, &stack, &statistics);
-    let metrics = args.metrics.as_ref().map(show).transpose()?;
-    print_lines(&stack.description().lines())?;
-    announce(args, &server.addresses(), metrics.as_ref(), secure)?;
-    let started = Instant::now();
-    let served = signals.during(&stop, || server.run(&stop));
-    // Nothing is changed any more that the tiers still hold data for.
-    drop((control, metrics));
-    let closed = served.map_err(Into::into).and(stack.drain().map_err(anyhow::Error::from));
-    summarize(&statistics.snapshot(), started.elapsed())?;
-    print_lines(&stack.tier_lines())?;
-    closed?;
+    let plan = match &args.config {
+        Some(file) => config::read(file)?,
+        None => ServePlan::of_arguments(args)?,
+    };
+    log::set_up(plan.log_format, plan.log_level);
+    serve(&plan)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens the pool, and the tiers before it and the backing behind it that `args` name.
-fn open(args: &ServeArgs) -> Result<Stack> {
-    let region = Arc::new(pool::map(&args.pool, &args.memory, args.read_only)?);
+fn serve(plan: &ServePlan) -> Result<()> {
+    let tls = plan.tls.as_ref().map(tls).transpose()?;
+    // Caught before the first client can connect: no signal is lost, and none kills the process.
+    let signals = signals::catch()?;
+    let stacks = plan.devices.iter().map(open_named).collect::<Result<Vec<_>>>()?;
+    let server = bind(plan, &stacks, tls)?;
+    let served = served(plan, &stacks, &server);
+    let stop = StopHandle::new()?;
+    let control = listen_for_control(plan, &served)?;
+    let show = |address| control::show_metrics(address, &served);
+    let metrics = plan.metrics.as_ref().map(show).transpose()?;
+    announce(plan, &served, &server.addresses(), metrics.as_ref())?;
+    let (started, statistics) = (Instant::now(), server.statistics());
+    let run = signals.during(&stop, || server.run(&stop));
+    // Nothing is changed any more that the tiers still hold data for.
+    drop((control, metrics));
+    let drained = drain_all(&served);
+    summarize(&statistics.snapshot(), started.elapsed())?;
+    for one in &served {
+        name_if_several(&served, one)?;
+        print_lines(&one.stack.tier_lines())?;
+    }
+    run?;
+    drained
+}
+
+fn open_named(device: &DevicePlan) -> Result<Arc<Stack>> {
+    let opened = open(device);
+    match &device.origin {
+        Some(origin) => opened.with_context(|| origin.clone()),
+        None => opened,
+    }
+}
+
+/// Opens the pool, and the tiers before it and the backing behind it that `device` names.
+fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
+    let region = Arc::new(pool::map(&device.pool, &device.memory, device.read_only)?);
     let stack = REGISTRY.open(StackOptions {
         region,
-        path: args.pool.clone(),
-        backing: args.backing.clone(),
-        force: args.force,
+        path: device.pool.clone(),
+        backing: device.backing.clone(),
+        force: device.force,
         salvage: false,
-        atomic_flush: args.atomic_flush,
-        dram: args.dram,
-        delays: args.delay_us.map(|us| Delays::of_each(us.saturating_mul(1000))),
-        notices: Some(notices()),
+        atomic_flush: device.atomic_flush,
+        dram: device.dram,
+        delays: device.delay_us.map(|us| Delays::of_each(us.saturating_mul(1000))),
+        notices: Some(notices(device)),
     })?;
-    if let Some(mode) = &args.mode {
+    if let Some(mode) = &device.mode {
         // Before the first client.
         stack.set("mode", mode)?;
     }
-    Ok(stack)
+    Ok(Arc::new(stack))
 }
 
+/// Drains each stack, also where another one fails.
+///
 /// # Errors
-/// An address is given twice.
-fn check_addresses(addresses: &[ListenAddress]) -> Result<()> {
-    let twice =
-        addresses.iter().enumerate().find(|(at, address)| addresses[..*at].contains(address));
-    match twice {
-        Some((_, address)) => {
-            Err(UsageError(format!("--nbd {address} is given twice; give each address once"))
-                .into())
+/// The first failure; the others are in the log.
+fn drain_all(served: &[Served]) -> Result<()> {
+    let mut first = Ok(());
+    for one in served {
+        let Err(error) = one.stack.drain() else { continue };
+        if first.is_ok() {
+            first = Err(error.into());
+        } else {
+            say(Level::Error, format_args!("{:#}", anyhow::Error::from(error)));
         }
-        None => Ok(()),
     }
+    first
 }
 
-fn bind(args: &ServeArgs, device: Arc<dyn BlockDevice>, tls: Option<Tls>) -> Result<Server> {
-    let device = Arc::new(Watch::new(device, "export", notices()));
-    let export = Export::new(args.export.clone(), device).read_only(args.read_only);
-    let builder = ServerBuilder::new().export(export).limits(limits(&args.limits));
-    let builder = match tls {
-        Some(tls) => builder.tls(tls),
-        None => builder,
+fn bind(plan: &ServePlan, stacks: &[Arc<Stack>], tls: Option<Tls>) -> Result<Server> {
+    let complain = |line: &str| say(Level::Warning, line);
+    let mut builder = ServerBuilder::new().limits(plan.limits.clone()).log(Arc::new(complain));
+    for (device, stack) in plan.devices.iter().zip(stacks) {
+        let watched = Arc::new(Watch::new(stack.top(), "export", notices(device)));
+        let export = Export::new(device.export.clone(), watched).read_only(device.read_only);
+        builder = builder.export(export);
+    }
+    if let Some(tls) = tls {
+        builder = builder.tls(tls);
+    }
+    Ok(builder.bind(&plan.nbd)?)
+}
+
+fn served(plan: &ServePlan, stacks: &[Arc<Stack>], server: &Server) -> Vec<Served> {
+    let served = |(device, stack): (&DevicePlan, &Arc<Stack>)| Served {
+        export: device.export.clone(),
+        stack: Arc::clone(stack),
+        statistics: server.export_statistics(&device.export).unwrap_or_else(|| server.statistics()),
     };
-    Ok(builder.bind(&args.nbd)?)
+    plan.devices.iter().zip(stacks).map(served).collect()
+}
+
+fn listen_for_control(plan: &ServePlan, served: &[Served]) -> Result<Vec<ControlServer>> {
+    let mut servers = Vec::new();
+    for (device, served) in plan.devices.iter().zip(served) {
+        servers.extend(control::listen(&device.pool, device.control.as_deref(), served)?);
+    }
+    Ok(servers)
 }
 
 /// Failures are lines on standard error when they begin, not only in what they are an answer to.
-fn notices() -> Notices {
-    Arc::new(|line| say(line))
+fn notices(device: &DevicePlan) -> Notices {
+    let name = Some(device.export.clone()).filter(|name| !name.is_empty());
+    Arc::new(move |line| say_of(name.as_deref(), Level::Warning, line))
 }
 
-fn limits(args: &LimitArgs) -> Limits {
-    let default = Limits::default();
-    let connections = args.max_connections.map_or(default.connections, NonZeroUsize::get);
-    let memory_bytes = args.request_memory.map(|size| usize::try_from(size.bytes));
-    let memory_bytes =
-        memory_bytes.map_or(default.memory_bytes, |bytes| bytes.unwrap_or(usize::MAX));
-    Limits { connections, memory_bytes, ..default }
-}
-
-fn tls(args: &TlsArgs) -> Result<Option<Tls>> {
-    let (Some(certificate), Some(key)) = (&args.tls_cert, &args.tls_key) else { return Ok(None) };
-    let mode = match args.tls {
-        Some(TlsWhen::Require) | None => TlsMode::Required,
-        Some(TlsWhen::Allow) => TlsMode::Optional,
-    };
-    let tls = Tls::from_files(mode, certificate, key, args.tls_ca.as_deref())?;
+fn tls(files: &TlsFiles) -> Result<Tls> {
+    let TlsFiles { mode, certificate, key, authorities } = files;
+    let tls = Tls::from_files(*mode, certificate, key, authorities.as_deref())?;
     let others = key.metadata().map_or(0, |found| found.mode() & 0o006);
     if others != 0 {
-        say(format_args!("all users of this machine can read {}; chmod o-rw it", key.display()));
+        say(
+            Level::Warning,
+            format_args!("all users of this machine can read {}; chmod o-rw it", key.display()),
+        );
     }
-    Ok(Some(tls))
+    Ok(tls)
 }
 
-/// Prints how the server is reached; `ready` is the last line.
+/// Prints what is served and how the server is reached; `ready` is the last line.
 fn announce(
-    args: &ServeArgs,
+    plan: &ServePlan,
+    served: &[Served],
     addresses: &[ListenAddress],
     metrics: Option<&MetricsServer>,
-    secure: bool,
 ) -> io::Result<()> {
-    if let Some(socket) = &args.control {
-        field("control", format_args!("unix:{}", socket.display()))?;
+    for (device, one) in plan.devices.iter().zip(served) {
+        name_if_several(served, one)?;
+        print_lines(&one.stack.description().lines())?;
+        if let Some(socket) = &device.control {
+            field("control", format_args!("unix:{}", socket.display()))?;
+        }
     }
     if let Some(metrics) = metrics {
         field("metrics", metrics.address())?;
     }
     for address in addresses {
-        if !secure && is_everywhere(address) {
-            say(format_args!(
+        announce_address(address, served, plan.tls.is_some())?;
+    }
+    line("ready")?;
+    let devices = served.len();
+    notify(&format!(
+        "READY=1\nSTATUS=serving {devices} device{}",
+        if devices == 1 { "" } else { "s" }
+    ));
+    Ok(())
+}
+
+fn announce_address(address: &ListenAddress, served: &[Served], secure: bool) -> io::Result<()> {
+    if !secure && is_everywhere(address) {
+        say(
+            Level::Warning,
+            format_args!(
                 "{address} is open to the network: each client that reaches it can read and write \
                  the export; listen at 127.0.0.1, or demand TLS certificates (--tls-ca)"
-            ));
-        }
-        field("listening", address)?;
-        field("try", format_args!("nbdinfo '{}'", uri(address, &args.export, secure)))?;
+            ),
+        );
     }
-    line("ready")
+    field("listening", address)?;
+    for uri in served.iter().filter_map(|one| uri(address, &one.export, secure)) {
+        field("try", format_args!("nbdinfo '{uri}'"))?;
+    }
+    Ok(())
+}
+
+/// Prints the name of the export where there are others.
+fn name_if_several(served: &[Served], one: &Served) -> io::Result<()> {
+    if served.len() > 1 { field("export", &one.export) } else { Ok(()) }
 }
 
 /// It is on all networks of the machine.
 fn is_everywhere(address: &ListenAddress) -> bool {
     match address {
-        ListenAddress::Unix(_) => false,
+        ListenAddress::Unix(_) | ListenAddress::Inherited => false,
         ListenAddress::Tcp { host, .. } => {
             host.parse().is_ok_and(|address: IpAddr| address.is_unspecified())
         }
     }
 }
 
-/// The address as NBD clients write it.
-fn uri(address: &ListenAddress, export: &str, secure: bool) -> String {
+/// The address as NBD clients write it, where it is known.
+fn uri(address: &ListenAddress, export: &str, secure: bool) -> Option<String> {
     let scheme = if secure { "nbds" } else { "nbd" };
     let export = percent_encoded(export);
-    match address {
+    Some(match address {
+        ListenAddress::Inherited => return None,
         ListenAddress::Unix(path) => {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
             format!("{scheme}+unix:///{export}?socket={}", percent_encoded(&path.to_string_lossy()))
@@ -178,7 +238,7 @@ fn uri(address: &ListenAddress, export: &str, secure: bool) -> String {
             format!("{scheme}://[{host}]:{port}/{export}")
         }
         ListenAddress::Tcp { host, port } => format!("{scheme}://{host}:{port}/{export}"),
-    }
+    })
 }
 
 /// `text` as a part of a URI: everything but letters, digits and `-._~/` as `%` and two hexadecimal
@@ -226,7 +286,8 @@ mod tests {
 
     #[test]
     fn uris_can_be_pasted() {
-        let uri = |address: &str, export, secure| uri(&address.parse().unwrap(), export, secure);
+        let uri =
+            |address: &str, export, secure| uri(&address.parse().unwrap(), export, secure).unwrap();
         assert_eq!(uri("unix:/run/a b", "", false), "nbd+unix:///?socket=/run/a%20b");
         assert_eq!(uri("unix:/run/s", "db", true), "nbds+unix:///db?socket=/run/s");
         assert_eq!(uri("tcp:localhost:10809", "a?b", false), "nbd://localhost:10809/a%3Fb");

@@ -160,8 +160,13 @@ impl Server {
 
     /// Sends `signal`, waits for the end, and hands back the status and what was printed after
     /// `ready`.
-    pub fn stop(mut self, signal: Signal) -> (ExitStatus, String) {
+    pub fn stop(self, signal: Signal) -> (ExitStatus, String) {
         kill_process(self.pid(), signal).expect("the server is alive");
+        self.wait()
+    }
+
+    /// Waits for the end, and hands back the status and what was printed after `ready`.
+    pub fn wait(mut self) -> (ExitStatus, String) {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).expect("the server prints text");
         (self.child.wait().expect("the server can be waited for"), rest)

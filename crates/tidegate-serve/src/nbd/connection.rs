@@ -111,7 +111,7 @@ impl<'a> Connection<'a> {
         let result = self.run();
         self.finish_requests();
         if let Phase::Transmission(session) = &mut self.phase {
-            self.service.counters.add(session.tally());
+            session.publish_counts();
         }
         result
     }
@@ -288,7 +288,7 @@ impl<'a> Connection<'a> {
     fn send(&mut self) -> Result<bool, Fault> {
         if let (false, Phase::Transmission(session)) = (self.output.is_empty(), &mut self.phase) {
             // Before the replies leave: a client that has its reply finds it counted.
-            self.service.counters.add(session.tally());
+            session.publish_counts();
             self.member.note_work();
         }
         let mut any = false;

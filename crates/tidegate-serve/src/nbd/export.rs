@@ -6,6 +6,7 @@ use tidegate::device::{BlockDevice, Geometry};
 
 use super::ServeError;
 use super::protocol::{MAX_STRING_BYTES, export_flag};
+use crate::statistics::RequestCounters;
 
 /// A device under a name.
 #[derive(Clone)]
@@ -14,13 +15,15 @@ pub struct Export {
     description: String,
     device: Arc<dyn BlockDevice>,
     read_only: bool,
+    counters: Arc<RequestCounters>,
 }
 
 impl Export {
     /// Offers `device` as `name`, at most 4096 bytes without NUL; read-only if the device is.
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Self {
         let read_only = device.geometry().read_only;
-        Self { name: name.into(), description: String::new(), device, read_only }
+        let (name, description, counters) = (name.into(), String::new(), Arc::default());
+        Self { name, description, device, read_only, counters }
     }
 
     /// Adds a description for people, at most 4096 bytes without NUL.
@@ -47,6 +50,10 @@ impl Export {
 
     pub(super) fn device(&self) -> &Arc<dyn BlockDevice> {
         &self.device
+    }
+
+    pub(super) fn counters(&self) -> &Arc<RequestCounters> {
+        &self.counters
     }
 
     pub(super) fn is_read_only(&self) -> bool {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -29,6 +29,7 @@ use super::{
 use crate::budget::Budget;
 use crate::listen::Listener;
 use crate::log::Log;
+use crate::statistics::RequestCounters;
 
 /// The service, and the connections that are open.
 struct Shared {
@@ -89,7 +90,7 @@ impl ServerBuilder {
     pub fn bind(self, addresses: &[ListenAddress]) -> Result<Server, ServeError> {
         self.limits.check(&self.exports)?;
         let exports = Arc::new(Exports::new(self.exports)?);
-        let listeners = addresses.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
+        let listeners = Listener::bind_all(addresses)?;
         let sink = self.log.unwrap_or_else(|| Arc::new(to_standard_error));
         let service = Service {
             budget: Arc::new(Budget::new(self.limits.leased_bytes())),
@@ -128,7 +129,19 @@ impl Server {
 
     /// Where the server's statistics can be read, also while it runs.
     pub fn statistics(&self) -> StatisticsSource {
-        StatisticsSource(Arc::clone(&self.shared.service.counters))
+        let exports = self.shared.service.exports.iter();
+        self.statistics_of(exports.map(|export| Arc::clone(export.counters())).collect())
+    }
+
+    /// Where the statistics of the export `name` can be read; its connections are the server's.
+    /// `None`: there is no such export.
+    pub fn export_statistics(&self, name: &str) -> Option<StatisticsSource> {
+        let export = self.shared.service.exports.iter().find(|export| export.name() == name)?;
+        Some(self.statistics_of(vec![Arc::clone(export.counters())]))
+    }
+
+    fn statistics_of(&self, exports: Vec<Arc<RequestCounters>>) -> StatisticsSource {
+        StatisticsSource { connections: Arc::clone(&self.shared.service.counters), exports }
     }
 
     /// Serves until `stop` says so. Then the sockets are closed and their files removed, and
@@ -154,7 +167,7 @@ fn accept_until_stopped(
 ) -> Result<(), ServeError> {
     let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
     fds.extend(listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
-    let mut short = false;
+    let (mut short, mut shortage) = (false, Shortage::default());
     loop {
         let (watched, timeout) = if short { (1, Some(&SHORTAGE_PAUSE)) } else { (fds.len(), None) };
         match poll(&mut fds[..watched], timeout) {
@@ -166,25 +179,62 @@ fn accept_until_stopped(
         }
         short = false;
         for listener in listeners {
-            short |= accept_all(shared, listener);
+            if let Err(error) = accept_all(shared, listener) {
+                short = true;
+                shortage.begins(&shared.log, &error);
+            }
         }
     }
 }
 
-/// Takes all waiting connections; true if the system is short of something.
-fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> bool {
+/// A time in which the system is short of something: said when it begins, and once a minute while
+/// connections fail.
+#[derive(Default)]
+struct Shortage {
+    said: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Shortage {
+    const REPEAT: Duration = Duration::from_secs(60);
+
+    fn begins(&mut self, log: &Log, error: &ServeError) {
+        if self.said.is_some_and(|said| said.elapsed() < Self::REPEAT) {
+            self.unsaid += 1;
+            return;
+        }
+        self.said = Some(Instant::now());
+        let before = match std::mem::take(&mut self.unsaid) {
+            0 => String::new(),
+            unsaid => format!(" ({unsaid} times more since this was said)"),
+        };
+        let why = std::error::Error::source(error).map_or(String::new(), |why| format!(": {why}"));
+        log.line(&format!("nbd: {error}{why}{before}; clients wait meanwhile{}", advice(error)));
+    }
+}
+
+/// What to do about `error`, where that is known.
+fn advice(error: &ServeError) -> &'static str {
+    let ServeError::Io { source, .. } = error else { return "" };
+    match Errno::from_io_error(source) {
+        Some(Errno::MFILE) => {
+            "; raise the limit (ulimit -n, LimitNOFILE=) or --max-connections less"
+        }
+        _ => "",
+    }
+}
+
+/// Takes all waiting connections.
+///
+/// # Errors
+/// The system is short of something: connections wait.
+fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), ServeError> {
     loop {
         match listener.accept() {
-            Ok((socket, peer)) => {
-                if let Err(error) = start_connection(shared, socket, peer) {
-                    shared.log.line(&format!("nbd: {error}"));
-                    return true;
-                }
-            }
-            Err(Errno::AGAIN) => return false,
+            Ok((socket, peer)) => start_connection(shared, socket, peer)?,
+            Err(Errno::AGAIN) => return Ok(()),
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                shared.log.line(&format!("nbd: cannot accept connections: {error}"));
-                return true;
+                return Err(ServeError::io("cannot accept connections", error));
             }
             // The client has gone away already, or the like.
             Err(_) => {}
@@ -195,7 +245,7 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> bool {
 fn start_connection(shared: &Arc<Shared>, socket: OwnedFd, peer: String) -> Result<(), ServeError> {
     let limit = shared.service.limits.connections;
     if !shared.has_place() {
-        shared.service.counters.connections_refused.fetch_add(1, Ordering::Relaxed);
+        shared.service.counters.refused.fetch_add(1, Ordering::Relaxed);
         shared.log.line(&format!("nbd: {peer}: refused, there are {limit} connections already"));
         return Ok(());
     }
@@ -224,8 +274,8 @@ struct Registration {
 impl Registration {
     fn new(shared: &Arc<Shared>, member: Arc<Member>) -> Self {
         let counters = &shared.service.counters;
-        let id = counters.connections.fetch_add(1, Ordering::Relaxed);
-        counters.connections_open.fetch_add(1, Ordering::Relaxed);
+        let id = counters.taken.fetch_add(1, Ordering::Relaxed);
+        counters.open.fetch_add(1, Ordering::Relaxed);
         shared.live.lock().insert(id, Arc::clone(&member));
         Self { shared: Arc::clone(shared), member, id }
     }
@@ -233,7 +283,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.shared.service.counters.connections_open.fetch_sub(1, Ordering::Relaxed);
+        self.shared.service.counters.open.fetch_sub(1, Ordering::Relaxed);
         self.shared.live.lock().remove(&self.id);
         self.shared.one_ended.notify_all();
     }

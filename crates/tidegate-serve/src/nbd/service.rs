@@ -6,14 +6,14 @@ use std::sync::atomic::AtomicBool;
 use super::export::Exports;
 use super::{Limits, Tls};
 use crate::budget::Budget;
-use crate::statistics::Counters;
+use crate::statistics::ConnectionCounters;
 
 /// What a connection needs of its server.
 pub(super) struct Service {
     pub(super) exports: Arc<Exports>,
     pub(super) limits: Limits,
     pub(super) tls: Option<Tls>,
-    pub(super) counters: Arc<Counters>,
+    pub(super) counters: Arc<ConnectionCounters>,
     /// Memory for requests.
     pub(super) budget: Arc<Budget>,
     /// The server takes no more requests.

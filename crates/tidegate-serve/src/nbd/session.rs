@@ -33,7 +33,7 @@ use super::transmission::{
 use crate::budget::Lease;
 use crate::mailbox::Mailbox;
 use crate::queue::{DeviceQueue, Done, Then};
-use crate::statistics::Tally;
+use crate::statistics::{RequestCounters, Tally};
 
 /// The longest request that may run on the connection's own thread.
 pub(super) const ATTEMPT_BYTES: usize = 256 << 10;
@@ -101,6 +101,7 @@ pub(super) struct Session {
     pool: PayloadPool,
     scratch: Vec<u8>,
     tally: Tally,
+    counters: Arc<RequestCounters>,
 }
 
 impl Session {
@@ -129,6 +130,7 @@ impl Session {
             pool: PayloadPool::new(limits.kept_bytes()),
             scratch: Vec::new(),
             tally: Tally::default(),
+            counters: Arc::clone(negotiated.export.counters()),
         }
     }
 
@@ -137,9 +139,9 @@ impl Session {
         self.queue.in_flight() == 0
     }
 
-    /// What was counted since the last call's caller reset it.
-    pub(super) fn tally(&mut self) -> &mut Tally {
-        &mut self.tally
+    /// Adds what was counted since the last call to the counters of the export.
+    pub(super) fn publish_counts(&mut self) {
+        self.counters.add(&mut self.tally);
     }
 
     /// The pool that takes payloads back when they were sent.

@@ -1,0 +1,28 @@
+//! `tidegate config check`: what is wrong in the file of `serve --config`.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::args::{ConfigCommand, ConfigFileArgs};
+use crate::config;
+use crate::output::line;
+
+/// Runs the command.
+///
+/// # Errors
+/// The file cannot be read.
+pub(crate) fn run(command: &ConfigCommand) -> Result<ExitCode> {
+    let ConfigCommand::Check(ConfigFileArgs { file }) = command;
+    match config::check(file)? {
+        Ok(plan) => {
+            let devices = plan.devices.len();
+            line(format_args!("{}: nothing wrong; devices: {devices}", file.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(faults) => {
+            faults.into_iter().try_for_each(line)?;
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The file of `tidegate serve --config`: keys as the options, a `[[device]]` for each pool.
+
+mod document;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use tidegate::dram::{Policy, TierSpec};
+use tidegate_serve::nbd::{ListenAddress, TlsMode};
+
+use crate::args::{LimitArgs, MemoryArgs, TlsWhen, parse_count, parse_unix};
+use crate::log::{Format, Level};
+use crate::plan::{DevicePlan, ServePlan, TlsFiles, limits_of};
+use document::{Document, Table};
+
+/// What the file at `path` asks for.
+///
+/// # Errors
+/// It cannot be read, or something is wrong in it: the first fault, and how many more there are.
+pub(crate) fn read(path: &Path) -> Result<ServePlan> {
+    match parse(path, &text_of(path)?) {
+        Ok(plan) => Ok(plan),
+        Err(faults) => match &faults[..] {
+            [first] => bail!("{first}"),
+            [first, rest @ ..] => bail!(
+                "{first} (and {} more; `tidegate config check {}` lists them)",
+                rest.len(),
+                path.display()
+            ),
+            [] => bail!("{}: something is wrong in it", path.display()),
+        },
+    }
+}
+
+/// What is wrong in the file at `path`, a line each; or the plan.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn check(path: &Path) -> Result<Result<ServePlan, Vec<String>>> {
+    Ok(parse(path, &text_of(path)?))
+}
+
+fn text_of(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn parse(path: &Path, text: &str) -> Result<ServePlan, Vec<String>> {
+    let document = Document::new(path, text);
+    let plan = plan(&document);
+    let faults = document.faults();
+    if faults.is_empty() { Ok(plan) } else { Err(faults) }
+}
+
+fn plan(document: &Document<'_>) -> ServePlan {
+    let mut root = document.root();
+    let nbd = root.list("nbd");
+    no_address_twice(document, &nbd);
+    if nbd.is_empty() {
+        document.fault(0, "no address to listen at; say `nbd = [\"unix:PATH\"]`");
+    }
+    let limits = LimitArgs {
+        max_connections: root.number("max-connections", parse_count),
+        request_memory: root.parsed("request-memory"),
+    };
+    let metrics = root.parsed("metrics");
+    let log_format = root.with("log-format", |text| Format::from_str(text, false));
+    let log_level = root.with("log-level", |text| Level::from_str(text, false));
+    let tls = root.table("tls").and_then(|table| tls(document, table));
+    let tables = root.tables("device");
+    root.finish();
+    if tables.is_empty() {
+        document.fault(0, "no device to serve; say `[[device]]` and its `pool = \"PATH\"`");
+    }
+    let devices = devices(document, tables);
+    ServePlan {
+        nbd: nbd.into_iter().map(|(address, _)| address).collect(),
+        tls,
+        limits: limits_of(&limits),
+        metrics,
+        log_format: log_format.unwrap_or(Format::Text),
+        log_level: log_level.unwrap_or(Level::Info),
+        devices,
+    }
+}
+
+fn no_address_twice(document: &Document<'_>, addresses: &[(ListenAddress, usize)]) {
+    for (at, (address, offset)) in addresses.iter().enumerate() {
+        if addresses[..at].iter().any(|(earlier, _)| earlier == address) {
+            document.fault(*offset, format_args!("{address} is given twice"));
+        }
+    }
+}
+
+fn tls(document: &Document<'_>, mut table: Table<'_>) -> Option<TlsFiles> {
+    let offset = table.offset();
+    let when = table.with("when", |text| TlsWhen::from_str(text, false));
+    let (certificate, key) = (table.path("cert"), table.path("key"));
+    let authorities = table.path("ca");
+    table.finish();
+    let (Some(certificate), Some(key)) = (certificate, key) else {
+        document.fault(offset, "`tls` needs the files `cert` and `key`");
+        return None;
+    };
+    let mode = match when {
+        Some(TlsWhen::Allow) => TlsMode::Optional,
+        Some(TlsWhen::Require) | None => TlsMode::Required,
+    };
+    Some(TlsFiles { mode, certificate, key, authorities })
+}
+
+fn devices(document: &Document<'_>, tables: Vec<Table<'_>>) -> Vec<DevicePlan> {
+    let mut devices: Vec<DevicePlan> = Vec::new();
+    for table in tables {
+        let offset = table.offset();
+        let Some(device) = device(document, table) else { continue };
+        for earlier in &devices {
+            let fault = |what| document.fault(offset, what);
+            if earlier.export == device.export {
+                let name = &device.export;
+                fault(format!("two devices have the export {name:?}; give each its own name"));
+            }
+            if earlier.pool == device.pool {
+                fault(format!("two devices have the pool {}", device.pool.display()));
+            }
+        }
+        devices.push(device);
+    }
+    devices
+}
+
+fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
+    let offset = table.offset();
+    let has_pool = table.has("pool");
+    let pool = table.path("pool");
+    let export = table.text("export").unwrap_or_default();
+    let none = TierSpec { policy: Policy::None, bytes: 0 };
+    let device = DevicePlan {
+        pool: pool.clone().unwrap_or_default(),
+        origin: Some(format!("{}: device {export:?}", document.position(offset))),
+        export,
+        dram: table.parsed("dram").unwrap_or(none),
+        backing: table.parsed("backing"),
+        mode: table.text("mode"),
+        atomic_flush: table.flag("atomic-flush"),
+        force: table.flag("force"),
+        read_only: table.flag("read-only"),
+        control: table.with("control", parse_unix),
+        delay_us: None,
+        memory: memory(&mut table),
+    };
+    table.finish();
+    if !has_pool {
+        document.fault(offset, "a `[[device]]` needs its `pool`");
+    }
+    pool.map(|_| device)
+}
+
+fn memory(table: &mut Table<'_>) -> MemoryArgs {
+    let domain = table.parsed("domain");
+    MemoryArgs { domain, media: table.parsed("media").unwrap_or_default() }
+}

@@ -1,0 +1,156 @@
+//! What the program says on standard error: lines for people, or JSON objects for programs.
+//!
+//! Where standard error is the journal, each line begins with its priority as systemd reads it;
+//! where it is a file, with the time.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
+use std::time::SystemTime;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// How much a line matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Level {
+    /// Something is lost, or does not work
+    Error,
+    /// Something may soon be, or is not as it should be
+    Warning,
+    /// Something happened
+    Info,
+}
+
+/// How lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Lines for people
+    Text,
+    /// A JSON object a line: time, level, device, message
+    Json,
+}
+
+/// What was chosen at the start of a server.
+struct Setup {
+    format: Format,
+    level: Level,
+    prefix: Prefix,
+}
+
+/// What stands before a line of text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Prefix {
+    Nothing,
+    Time,
+    /// `<4>`: the journal has the time.
+    Priority,
+}
+
+static SETUP: OnceLock<Setup> = OnceLock::new();
+
+/// Sets up the log of a server. Only the first call has an effect.
+pub(crate) fn set_up(format: Format, level: Level) {
+    let _ = SETUP.set(Setup { format, level, prefix: prefix() });
+}
+
+/// What fits standard error: systemd says in `JOURNAL_STREAM` which file is the journal.
+fn prefix() -> Prefix {
+    let Ok(found) = std::fs::metadata("/proc/self/fd/2") else { return Prefix::Nothing };
+    let journal = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    if journal == format!("{}:{}", found.dev(), found.ino()) {
+        Prefix::Priority
+    } else if found.is_file() {
+        Prefix::Time
+    } else {
+        Prefix::Nothing
+    }
+}
+
+/// A line of JSON.
+#[derive(Serialize)]
+struct Entry<'a> {
+    time: String,
+    level: Level,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<&'a str>,
+    message: &'a str,
+}
+
+/// Says `message` on standard error. A closed standard error is no failure.
+pub(crate) fn say(level: Level, message: impl std::fmt::Display) {
+    say_of(None, level, message);
+}
+
+/// Says `message`, which concerns one `device` of several.
+pub(crate) fn say_of(device: Option<&str>, level: Level, message: impl std::fmt::Display) {
+    let text = match SETUP.get() {
+        Some(setup) if level > setup.level => return,
+        Some(setup) => rendered(setup, device, level, &message.to_string()),
+        None => plain(device, &message.to_string()),
+    };
+    // One call: lines of several threads do not mix.
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
+fn rendered(setup: &Setup, device: Option<&str>, level: Level, message: &str) -> String {
+    let time = || humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+    match (setup.format, setup.prefix) {
+        (Format::Json, _) => {
+            let entry = Entry { time: time(), level, device, message };
+            serde_json::to_string(&entry).unwrap_or_else(|_| plain(device, message))
+        }
+        (Format::Text, Prefix::Nothing) => plain(device, message),
+        (Format::Text, Prefix::Time) => format!("{} {}", time(), plain(device, message)),
+        (Format::Text, Prefix::Priority) => {
+            let priority = match level {
+                Level::Error => 3,
+                Level::Warning => 4,
+                Level::Info => 6,
+            };
+            format!("<{priority}>{}", plain(device, message))
+        }
+    }
+}
+
+fn plain(device: Option<&str>, message: &str) -> String {
+    let mut text = String::from("tidegate: ");
+    if let Some(device) = device {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{}: ", printable(device));
+    }
+    text + &printable(message)
+}
+
+/// `text` without what a terminal obeys: control characters are escaped, but for ends of lines.
+/// Names of files may have them.
+pub(crate) fn printable(text: &str) -> String {
+    let shown = |c: char| !c.is_control() || c == '\n';
+    let escape = |c: char| if shown(c) { c.to_string() } else { c.escape_default().to_string() };
+    text.chars().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(format: Format, prefix: Prefix) -> String {
+        let setup = Setup { format, level: Level::Info, prefix };
+        rendered(&setup, Some("db"), Level::Warning, "a \"b\"\u{1b}")
+    }
+
+    #[test]
+    fn lines_suit_what_reads_them() {
+        assert_eq!(shown(Format::Text, Prefix::Nothing), "tidegate: db: a \"b\"\\u{1b}");
+        assert_eq!(shown(Format::Text, Prefix::Priority), "<4>tidegate: db: a \"b\"\\u{1b}");
+        let timed = shown(Format::Text, Prefix::Time);
+        let (time, rest) = timed.split_once(' ').unwrap();
+        assert!(humantime::parse_rfc3339(time).is_ok() && rest.starts_with("tidegate: db: "));
+        let json = shown(Format::Json, Prefix::Time);
+        let entry: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(entry["message"], "a \"b\"\u{1b}");
+        assert_eq!((&entry["level"], &entry["device"]), (&"warning".into(), &"db".into()));
+    }
+}

@@ -1,0 +1,34 @@
+//! Tells the service manager what a server does: the protocol of `sd_notify(3)`.
+//!
+//! No watchdog is fed: a server that waits for a slow backing is not to be killed, and no other
+//! state is one that a restart cures.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::log::{Level, say};
+
+/// Sends `state`, assignments a line each, where a service manager waits for it (`NOTIFY_SOCKET`).
+/// One that does not take it is told of in the log, and the server goes on.
+pub(crate) fn notify(state: &str) {
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|it| !it.is_empty()) else {
+        return;
+    };
+    if let Err(error) = send(&socket, state) {
+        say(Level::Warning, format_args!("the service manager cannot be told {state:?}: {error}"));
+    }
+}
+
+fn send(socket: &OsStr, state: &str) -> io::Result<()> {
+    let address = match socket.as_bytes() {
+        [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
+        path => SocketAddrUnix::new(path)?,
+    };
+    let flags = SocketFlags::CLOEXEC;
+    let ours = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    rustix::net::sendto(&ours, state.as_bytes(), SendFlags::NOSIGNAL, &address)?;
+    Ok(())
+}

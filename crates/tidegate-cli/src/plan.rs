@@ -1,0 +1,120 @@
+//! What `tidegate serve` serves and where, whether the command line says so or a file.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use tidegate::backing::BackingUrl;
+use tidegate::dram::TierSpec;
+use tidegate_serve::nbd::{Limits, ListenAddress, TlsMode};
+
+use crate::args::{LimitArgs, MemoryArgs, ServeArgs, TlsArgs, TlsWhen};
+use crate::log::{Format, Level};
+use crate::output::UsageError;
+
+/// One server: its addresses, and a device for each export.
+#[derive(Debug)]
+pub(crate) struct ServePlan {
+    pub(crate) nbd: Vec<ListenAddress>,
+    pub(crate) tls: Option<TlsFiles>,
+    pub(crate) limits: Limits,
+    pub(crate) metrics: Option<ListenAddress>,
+    pub(crate) log_format: Format,
+    pub(crate) log_level: Level,
+    pub(crate) devices: Vec<DevicePlan>,
+}
+
+/// A pool, with what stands before and behind it, and the export that it is offered as.
+#[derive(Debug)]
+pub(crate) struct DevicePlan {
+    pub(crate) pool: PathBuf,
+    pub(crate) export: String,
+    pub(crate) dram: TierSpec,
+    pub(crate) backing: Option<BackingUrl>,
+    pub(crate) mode: Option<String>,
+    pub(crate) atomic_flush: bool,
+    pub(crate) force: bool,
+    pub(crate) read_only: bool,
+    pub(crate) control: Option<PathBuf>,
+    pub(crate) delay_us: Option<u64>,
+    pub(crate) memory: MemoryArgs,
+    /// Where a file names it, for errors.
+    pub(crate) origin: Option<String>,
+}
+
+/// Transport security.
+#[derive(Debug)]
+pub(crate) struct TlsFiles {
+    pub(crate) mode: TlsMode,
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
+    pub(crate) authorities: Option<PathBuf>,
+}
+
+impl ServePlan {
+    /// What the command line asks for.
+    ///
+    /// # Errors
+    /// [`UsageError`]: an address is given twice, or there is no pool.
+    pub(crate) fn of_arguments(args: &ServeArgs) -> Result<Self, UsageError> {
+        let twice = |at: usize| args.nbd[..at].contains(&args.nbd[at]);
+        if let Some(at) = (0..args.nbd.len()).find(|at| twice(*at)) {
+            let address = &args.nbd[at];
+            let text = format!("--nbd {address} is given twice; give each address once");
+            return Err(UsageError(text));
+        }
+        Ok(Self {
+            nbd: args.nbd.clone(),
+            tls: TlsFiles::of_arguments(&args.tls),
+            limits: limits_of(&args.limits),
+            metrics: args.metrics.clone(),
+            log_format: args.log.log_format,
+            log_level: args.log.log_level,
+            devices: vec![DevicePlan::of_arguments(args)?],
+        })
+    }
+}
+
+impl DevicePlan {
+    fn of_arguments(args: &ServeArgs) -> Result<Self, UsageError> {
+        let missing = || UsageError("a POOL or --config FILE is expected".into());
+        Ok(Self {
+            pool: args.pool.clone().ok_or_else(missing)?,
+            export: args.export.clone(),
+            dram: args.dram,
+            backing: args.backing.clone(),
+            mode: args.mode.clone(),
+            atomic_flush: args.atomic_flush,
+            force: args.force,
+            read_only: args.read_only,
+            control: args.control.clone(),
+            delay_us: args.delay_us,
+            memory: args.memory.clone(),
+            origin: None,
+        })
+    }
+}
+
+impl TlsFiles {
+    fn of_arguments(args: &TlsArgs) -> Option<Self> {
+        let mode = match args.tls {
+            Some(TlsWhen::Require) | None => TlsMode::Required,
+            Some(TlsWhen::Allow) => TlsMode::Optional,
+        };
+        Some(Self {
+            mode,
+            certificate: args.tls_cert.clone()?,
+            key: args.tls_key.clone()?,
+            authorities: args.tls_ca.clone(),
+        })
+    }
+}
+
+/// The limits, with defaults for those that are not given.
+pub(crate) fn limits_of(args: &LimitArgs) -> Limits {
+    let default = Limits::default();
+    let connections = args.max_connections.map_or(default.connections, NonZeroUsize::get);
+    let memory_bytes = args.request_memory.map(|size| usize::try_from(size.bytes));
+    let memory_bytes =
+        memory_bytes.map_or(default.memory_bytes, |bytes| bytes.unwrap_or(usize::MAX));
+    Limits { connections, memory_bytes, ..default }
+}

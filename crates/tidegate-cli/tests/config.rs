@@ -1,0 +1,232 @@
+//! `serve --config` and `config check`: one server with many devices, and what is said of a file
+//! that is wrong.
+
+#[path = "support/nbd.rs"]
+mod nbd;
+mod support;
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use nbd::Client;
+use support::{Server, ok, run, scratch, succeed, tidegate, tool};
+
+struct Scene {
+    dir: TempDir,
+}
+
+impl Scene {
+    /// A directory with two pools and the configuration `text`, in which `DIR` is the directory.
+    fn new(text: &str) -> Self {
+        let scene = Self { dir: scratch() };
+        for pool in ["one", "two"] {
+            ok(["create", &scene.path(pool), "--engine=btt", "--size=32M"]);
+        }
+        scene.write(text);
+        scene
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn write(&self, text: &str) {
+        let text = text.replace("DIR", self.dir.path().to_str().unwrap());
+        std::fs::write(self.path("config.toml"), text).unwrap();
+    }
+
+    /// Status and lines of `config check`, without the name of the file.
+    fn check(&self) -> (Option<i32>, Vec<String>) {
+        let file = self.path("config.toml");
+        let output = run(["config", "check", &file]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines = text.lines().map(|line| line.replace(&format!("{file}:"), ""));
+        (output.status.code(), lines.collect())
+    }
+
+    /// The one line with which `serve --config` is refused.
+    fn refusal(&self) -> String {
+        let output = run(["serve", "--config", &self.path("config.toml")]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+        error
+    }
+
+    fn serve(&self) -> Server {
+        Server::spawn(tidegate().args(["serve", "--config", &self.path("config.toml")]))
+    }
+}
+
+const TWO: &str = r#"
+nbd = ["unix:DIR/socket", "tcp:127.0.0.1:0"]
+metrics = "unix:DIR/metrics"
+max-connections = 7
+request-memory = "64M"
+log-format = "json"
+
+[[device]]
+pool = "DIR/one"
+control = "unix:DIR/control"
+export = "one"
+
+[[device]]
+pool = "DIR/two"
+export = "two"
+dram = "lru:1M"
+read-only = false
+domain = "volatile"
+media = "dram"
+"#;
+
+#[test]
+fn one_server_has_an_export_for_each_device() {
+    let scene = Scene::new(TWO);
+    assert_eq!(scene.check().0, Some(0));
+    let server = scene.serve();
+    assert!(server.banner.iter().any(|line| line.starts_with("export") && line.contains("two")));
+    let socket = PathBuf::from(scene.path("socket"));
+    let mut client = Client::connect(&socket).expect("the first device is the default");
+    client.send_write(1, 0, &[7; 4096]).unwrap();
+    assert_eq!(client.receive().unwrap(), (1, 0));
+    let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", scene.path("socket"));
+    std::fs::write(scene.path("data"), [9; 8192]).unwrap();
+    succeed(tool("nbdcopy", "libnbd-bin").args([scene.path("data"), uri("two")]));
+    // Each is counted for itself.
+    let written = |target: &str| {
+        let stat = ok(["stat", &scene.path(target), "--json"]);
+        let stat: serde_json::Value = serde_json::from_str(&stat).unwrap();
+        let metrics = stat["metrics"].as_array().unwrap().clone();
+        let found = metrics
+            .iter()
+            .find(|it| it["name"] == "written_bytes" && it["labels"]["level"] == "front_end");
+        found.unwrap()["value"].as_u64().unwrap()
+    };
+    assert_eq!((written("one"), written("control"), written("two")), (4096, 4096, 8192));
+    let mut curl = tool("curl", "curl");
+    let page = curl.args(["-s", "--unix-socket", &scene.path("metrics"), "http://it/metrics"]);
+    let page = succeed(page);
+    for line in [
+        r#"tidegate_written_bytes_total{export="one",level="front_end",tier="nbd"} 4096"#,
+        r#"tidegate_written_bytes_total{export="two",level="front_end",tier="nbd"} 8192"#,
+        r#"tidegate_connections_total{level="front_end",tier="nbd"}"#,
+    ] {
+        assert!(page.contains(line), "{line} is missing in\n{page}");
+    }
+    let (status, rest) = server.stop(Signal::TERM);
+    assert!(status.success() && rest.contains("stopped"), "{rest}");
+    // What the DRAM tier had is in the pool.
+    let server = scene.serve();
+    succeed(tool("nbdcopy", "libnbd-bin").args([uri("two"), scene.path("copy")]));
+    assert_eq!(std::fs::read(scene.path("copy")).unwrap()[..8192], [9; 8192]);
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+#[test]
+fn each_fault_of_a_file_has_its_line_and_column() {
+    let scene = Scene::new(
+        r#"nbd = ["unix:/s", "unx:/s", 4]
+metricks = "tcp:127.0.0.1:1"
+max-connections = 0
+
+[[device]]
+pool = "DIR/one"
+drm = "lru:1M"
+domain = "ardr"
+read-only = "yes"
+
+[[device]]
+export = ""
+
+[tls]
+cert = "a.pem"
+"#,
+    );
+    let (status, lines) = scene.check();
+    assert_eq!(status, Some(1));
+    let expected = [
+        ("1:19: ", "expected unix:PATH"),
+        ("1:29: ", "`nbd` is a list of texts, found integer"),
+        ("2:1: ", "`metricks` is no key of the file; the nearest is `metrics`"),
+        ("3:19: ", "a whole number from 1 on is expected"),
+        ("7:1: ", "`drm` is no key of device; the nearest is `dram`"),
+        ("8:10: ", "ardr"),
+        ("9:13: ", "`read-only` is true or false, found string"),
+        ("11:1: ", "needs its `pool`"),
+        ("14:1: ", "needs the files `cert` and `key`"),
+    ];
+    for (line, (position, text)) in lines.iter().zip(expected) {
+        assert!(line.starts_with(position) && line.contains(text), "{line}: {position} {text}");
+    }
+    assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+    let error = scene.refusal();
+    assert!(error.contains("config.toml:1:19: ") && error.contains("and 8 more"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_no_toml_or_contradicts_itself_is_refused() {
+    let scene = Scene::new("nbd = [\"unix:/s\"\n[[device]\n");
+    let (status, lines) = scene.check();
+    assert!(status == Some(1) && lines.iter().any(|line| line.starts_with("2:")), "{lines:?}");
+    scene.write("");
+    let (_, lines) = scene.check();
+    assert!(lines.len() == 2 && lines[1].contains("[[device]]"), "{lines:?}");
+    scene.write(
+        "nbd = [\"unix:/s\", \"unix:/s\"]\n[[device]]\npool = \"/p\"\n[[device]]\npool = \"/p\"\n",
+    );
+    let (_, lines) = scene.check();
+    assert!(lines[0].starts_with("1:19: unix:/s is given twice"), "{lines:?}");
+    assert!(lines[1].starts_with("4:1: two devices have the export"), "{lines:?}");
+    assert!(lines[2].starts_with("4:1: two devices have the pool /p"), "{lines:?}");
+    let error = run(["config", "check", &scene.path("none")]);
+    assert_eq!(error.status.code(), Some(1));
+    let both = run(["serve", &scene.path("one"), "--config", &scene.path("config.toml")]);
+    assert_eq!(both.status.code(), Some(2), "a pool and a file");
+}
+
+/// The device that cannot be opened is named; nothing listens, and the others stay as they were.
+#[test]
+fn a_device_that_cannot_be_opened_is_named() {
+    let scene = Scene::new(TWO);
+    let file = std::fs::File::options().write(true).open(scene.path("two")).unwrap();
+    file.set_len(0).unwrap();
+    file.set_len(32 << 20).unwrap();
+    let error = scene.refusal();
+    assert!(error.contains("config.toml:13:1: device \\\"two\\\""), "{error}");
+    assert!(error.contains("two holds no pool"), "{error}");
+    assert!(!PathBuf::from(scene.path("socket")).exists());
+    ok(["check", &scene.path("one")]);
+}
+
+#[test]
+fn each_line_of_a_json_log_is_an_object() {
+    let scene = Scene::new(TWO);
+    let mut command = tidegate();
+    command.args(["serve", "--config", &scene.path("config.toml")]).stderr(Stdio::piped());
+    let stderr = std::fs::File::create(scene.path("stderr")).unwrap();
+    let server = Server::spawn(command.stderr(stderr));
+    rustix::process::kill_process(server.pid(), Signal::USR1).unwrap();
+    assert!(server.stop(Signal::TERM).0.success());
+    let text = std::fs::read_to_string(scene.path("stderr")).unwrap();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert_eq!(lines[0]["message"], "SIGUSR1: ignored");
+    assert_eq!(
+        (&lines[1]["level"], &lines[1]["message"]),
+        (&"info".into(), &"SIGTERM: stopping".into())
+    );
+    assert!(lines[0]["time"].as_str().unwrap().ends_with('Z'));
+}
+
+#[test]
+fn a_log_level_leaves_out_what_matters_less() {
+    let scene = Scene::new(&TWO.replace("log-format = \"json\"", "log-level = \"warning\""));
+    let mut command = tidegate();
+    let stderr = std::fs::File::create(scene.path("stderr")).unwrap();
+    command.args(["serve", "--config", &scene.path("config.toml")]).stderr(stderr);
+    assert!(Server::spawn(&mut command).stop(Signal::TERM).0.success());
+    assert_eq!(std::fs::read_to_string(scene.path("stderr")).unwrap(), "");
+}
