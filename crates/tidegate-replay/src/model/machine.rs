@@ -140,6 +140,14 @@ pub(super) fn now_ns() -> u64 {
     present().map_or(0, |machine| machine.state.borrow().schedule.now_ns())
 }
 
+/// Waits for what never comes.
+#[cfg(test)]
+pub(super) fn wait_for_ever() {
+    if let Some(machine) = present() {
+        machine.wait(1, 2, None);
+    }
+}
+
 /// A thread of the machine.
 pub(super) struct JoinHandle(u64);
 
@@ -214,8 +222,8 @@ impl Modelled {
     /// The running thread works for `ns`.
     fn pass(&self, ns: u64) {
         let mut state = self.state.borrow_mut();
-        let debt_ns = std::mem::take(&mut state.debt_ns);
-        let goes_on = std::thread::panicking() || state.schedule.spend(ns + debt_ns);
+        let ns = ns + std::mem::take(&mut state.debt_ns);
+        let goes_on = ns == 0 || std::thread::panicking() || state.schedule.spend(ns);
         drop(state);
         if !goes_on {
             switch();
@@ -227,7 +235,7 @@ impl Modelled {
     fn wait_for(&self, until_ns: Option<u64>, prepare: impl FnOnce(&mut State, ThreadId)) -> bool {
         let mut state = self.state.borrow_mut();
         let Some(waiter) = state.schedule.wait(until_ns) else { return true };
-        // What the thread owes it did while it turned idle: lost in the time that it waits.
+        // Its last wake-ups are done while it turns idle.
         state.debt_ns = 0;
         prepare(&mut state, waiter);
         drop(state);
@@ -344,7 +352,8 @@ impl Machine for Modelled {
             Some(waiter) if waiter.asleep_from_ns <= state.schedule.now_ns() => {
                 self.rouse(&mut state, waiter.thread);
             }
-            Some(waiter) => state.schedule.wake(waiter.thread, self.costs.handover_ns),
+            // What the lock's travel takes is spent when the waiter has it.
+            Some(waiter) => state.schedule.wake(waiter.thread, 0),
             None => {}
         }
     }

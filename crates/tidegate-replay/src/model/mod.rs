@@ -20,4 +20,6 @@ mod output;
 mod paper;
 mod plan;
 mod schedule;
+#[cfg(test)]
+mod tests;
 mod validate;
