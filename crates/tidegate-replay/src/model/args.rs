@@ -37,7 +37,7 @@ pub struct ModelArgs {
         default_value = "raw,btt,transit,transit-no-eager,transit-no-bypass,pmbd,pmbd70,lru,coactive"
     )]
     pub policies: Vec<Policy>,
-    /// Virtual seconds of each run [default: until the cache was written once, and 100,000 requests]
+    /// Virtual seconds of each run [default: a request for each slot, at least 100,000]
     #[arg(long, value_name = "S")]
     pub seconds: Option<f64>,
     /// Sizes of the DRAM tiers, one case for each
