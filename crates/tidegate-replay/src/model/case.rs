@@ -89,15 +89,15 @@ impl Outcome {
 }
 
 impl Case {
-    /// The case on a cache that is full: its warm-up writes more blocks than there are slots, and
-    /// what counts fills them once more, so that what comes in turns, such as drains of the whole
-    /// cache, is in it. At least `requests` count.
+    /// The case on a cache that is overrun: its warm-up writes twice as many blocks as there are
+    /// slots, for some are written back while it fills. What counts fills them once more, so that
+    /// what comes in turns, such as drains of the whole cache, is in it. At least `requests` count.
     #[must_use]
     pub fn overrun(self, requests: u64) -> Self {
         let has_tier = self.policy.has_tier();
         let slots = if has_tier { self.cache_bytes / u64::from(self.block_bytes) } else { 0 };
         let length = Length::Requests(slots.max(requests));
-        Self { warm_up: slots + slots / 8 + requests / 100, length, ..self }
+        Self { warm_up: slots * 2 + requests / 100, length, ..self }
     }
 
     /// Runs the case on a machine with these costs, on a thread of its own: what a run leaves in a
