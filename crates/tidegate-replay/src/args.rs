@@ -1,10 +1,19 @@
 //! The command line of `tidegate-replay`.
 
 use crate::error::Error;
+use crate::model::args::ModelArgs;
 
 /// What is asked for.
 #[derive(Debug, clap::Subcommand)]
-pub enum Command {}
+pub enum Command {
+    /// Model a machine with many cores in virtual time
+    #[command(
+        after_help = "Examples:\n  tidegate model --cores 36 --policies btt,transit,pmbd --iodepth \
+                      1,128\n  tidegate model --calibrate costs.json\n  tidegate model --costs \
+                      costs.json --cores 8,16"
+    )]
+    Model(ModelArgs),
+}
 
 impl Command {
     /// Does it.
@@ -12,6 +21,8 @@ impl Command {
     /// # Errors
     /// As the command's own.
     pub fn run(&self) -> Result<(), Error> {
-        match *self {}
+        match self {
+            Self::Model(args) => args.run(),
+        }
     }
 }

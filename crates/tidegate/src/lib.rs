@@ -16,6 +16,7 @@
 //! - [`size`]: numbers of bytes as people write them;
 //! - [`backing`]: devices behind a pool, by URL;
 //! - [`stack`]: the registry of engines, and the stack of tiers that a pool is served as;
+//! - [`machine`]: the seam of a model of machines with other CPUs and clocks;
 //! - [`stats`]: counters, gauges and latency histograms of every tier;
 //! - [`tier`]: what every tier can say and do, and how an engine offers itself.
 //!
@@ -36,3 +37,5 @@ pub mod stack;
 pub mod stats;
 mod sync;
 pub mod tier;
+
+pub use sync::machine;

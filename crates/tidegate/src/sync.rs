@@ -2,6 +2,8 @@
 //! loom_` checks that code under every interleaving and every reordering that the memory model
 //! allows.
 
+pub(crate) mod lock;
+pub mod machine;
 pub(crate) mod shard;
 
 #[cfg(feature = "loom")]

@@ -9,6 +9,7 @@
 
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 use crate::pmem::{self, Buffers, PmemError, ReadBuffer};
+use crate::sync::machine::copied;
 use crate::tier::list::MAX_SLOTS;
 
 /// Bytes of lock beside the data of a slot.
@@ -50,6 +51,7 @@ impl Slots {
     /// Copies a block into `slot`, once no thread reads it.
     pub(super) fn copy_in(&self, slot: u32, block: &[u8]) {
         pmem::copy_streaming(&mut self.buffers.write(slot), block);
+        copied(block.len());
     }
 
     /// The block in `slot`, which does not change until the guard is dropped.

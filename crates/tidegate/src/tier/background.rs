@@ -17,12 +17,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-
 use super::clock::now_ns;
+use crate::sync::lock::{Condvar, Mutex};
+use crate::sync::machine::Thread;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, store_before_loads};
 
 /// What a worker does after a step.
@@ -185,7 +184,7 @@ impl Waker {
                 continue;
             };
             let left = Duration::from_nanos(wake_at_ns.saturating_sub(now_ns()));
-            if self.idle.wait_for(&mut gate, left).timed_out() {
+            if !self.idle.wait_for(&mut gate, left) {
                 break;
             }
         }
@@ -245,7 +244,7 @@ impl Waker {
 /// The threads that run the work of one tier.
 pub(crate) struct Workers {
     waker: Arc<Waker>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<Thread>>,
 }
 
 impl Workers {
@@ -262,8 +261,7 @@ impl Workers {
         let workers = Self { waker, threads: Mutex::default() };
         for (number, work) in works.into_iter().enumerate() {
             let waker = Arc::clone(&workers.waker);
-            let thread = std::thread::Builder::new().name(format!("{name}-{number}"));
-            match thread.spawn(move || run(work, &waker)) {
+            match Thread::spawn(format!("{name}-{number}"), move || run(work, &waker)) {
                 Ok(thread) => workers.threads.lock().push(thread),
                 Err(error) => {
                     workers.stop();
@@ -285,11 +283,7 @@ impl Workers {
         self.waker.wake_all();
         let threads = std::mem::take(&mut *self.threads.lock());
         // A worker may hold the last reference to its tier, and so be the one that stops it.
-        let is_other = |it: &JoinHandle<()>| it.thread().id() != std::thread::current().id();
-        for thread in threads.into_iter().filter(is_other) {
-            // A worker that panicked has already printed why.
-            let _ = thread.join();
-        }
+        threads.into_iter().filter(|it| !it.is_current()).for_each(Thread::join);
     }
 }
 

@@ -6,8 +6,14 @@ use std::time::{Duration, Instant};
 
 use rustix::time::ClockId;
 
+use crate::sync::machine::modelled;
+
 /// Nanoseconds since some moment before the first call.
 pub(crate) fn now_ns() -> u64 {
+    modelled().map_or_else(system_now_ns, |machine| machine.now_ns())
+}
+
+fn system_now_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     #[expect(
         clippy::disallowed_methods,
@@ -33,13 +39,13 @@ pub(crate) fn advance(ns: u64) {
 
 /// Nanoseconds that the calling thread has spent on a CPU.
 pub(crate) fn thread_cpu_ns() -> u64 {
-    cpu_ns(ClockId::ThreadCPUTime)
+    modelled().map_or_else(|| cpu_ns(ClockId::ThreadCPUTime), |it| it.thread_cpu_ns())
 }
 
 /// Nanoseconds that the threads of this process have spent on CPUs, but for the last few
 /// milliseconds.
 pub(crate) fn process_cpu_ns() -> u64 {
-    cpu_ns(ClockId::ProcessCPUTime)
+    modelled().map_or_else(|| cpu_ns(ClockId::ProcessCPUTime), |it| it.process_cpu_ns())
 }
 
 fn cpu_ns(clock: ClockId) -> u64 {

@@ -4,7 +4,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 
 /// Called in place of waiting for another thread, by a tier that a simulator's scheduler runs. It
 /// may return at any time: the caller looks again.
@@ -64,7 +65,7 @@ impl<S> SetLock<'_, S> {
     /// Unlocks the set until it has changed, and locks it again.
     pub(crate) fn wait(&mut self) {
         if let Some(relax) = self.relax {
-            return MutexGuard::unlocked(&mut self.guard, &**relax);
+            return self.guard.unlocked(&**relax);
         }
         self.guard.waiters += 1;
         self.cell.changed.wait(&mut self.guard);
@@ -80,7 +81,7 @@ impl<S> SetLock<'_, S> {
 
     /// Unlocks the set while `run` runs.
     pub(crate) fn unlocked<T>(&mut self, run: impl FnOnce() -> T) -> T {
-        MutexGuard::unlocked(&mut self.guard, run)
+        self.guard.unlocked(run)
     }
 
     /// Number of threads that wait for this set to change.

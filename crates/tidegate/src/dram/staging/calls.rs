@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
+use crate::sync::lock::Mutex;
 use crate::tier::background::Waker;
 
 /// The sets that call for a worker.

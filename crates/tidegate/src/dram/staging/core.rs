@@ -13,6 +13,7 @@ use super::replacement::Replacement;
 use super::set::Set;
 use super::table::mix;
 use crate::device::{BlockDevice, Geometry, is_memory_speed};
+use crate::sync::machine::cpus;
 use crate::sync::{AtomicU64, Ordering};
 use crate::tier::ledger::Ledger;
 use crate::tier::set_locks::{SetLock, SetLocks};
@@ -234,6 +235,5 @@ impl Below {
 
 /// Workers of a tier of `sets` sets.
 fn workers<R: Replacement>(sets: u32) -> u32 {
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    R::WORKERS.min(u32::try_from(cpus).unwrap_or(u32::MAX)).min(sets)
+    R::WORKERS.min(cpus()).min(sets)
 }

@@ -25,6 +25,7 @@ use super::costs::Worth;
 use super::cpu_share::{CpuShare, Verdict};
 use super::evict::Scratch;
 use crate::sync::Ordering;
+use crate::sync::machine::{pause, yield_now};
 use crate::tier::background::{Step, Work};
 use crate::tier::clock::{now_ns, process_cpu_ns};
 
@@ -91,7 +92,7 @@ impl Evictor {
         self.cursor = set + 1;
         self.core.evict_from(set, &mut self.scratch);
         // A writer whose CPU this took gets it back now, not at the end of a time slice.
-        std::thread::yield_now();
+        yield_now();
         self.adapt()
     }
 
@@ -214,9 +215,7 @@ impl Core {
             if now > *until_ns.get_or_insert(now + SPIN_NS) {
                 return None;
             }
-            for _ in 0..16 {
-                std::hint::spin_loop();
-            }
+            pause();
         }
     }
 
@@ -233,10 +232,4 @@ impl Core {
             }
         }
     }
-}
-
-/// Threads of this process that can run at once.
-pub(super) fn cpus() -> u32 {
-    std::thread::available_parallelism()
-        .map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX))
 }

@@ -61,6 +61,7 @@ use crate::device::{
     ZeroFlags, is_memory_speed, start_on_pool,
 };
 use crate::stats::Collector;
+use crate::sync::machine::cpus;
 use crate::tier::background::{Waker, Work, Workers};
 use crate::tier::ledger::Ledger;
 use crate::tier::set_locks::Relax;
@@ -186,7 +187,7 @@ impl Transit {
 
 /// Threads of a policy.
 fn evictors(policy: Policy) -> u32 {
-    if policy == Policy::TransitNoEager { 0 } else { evictor::cpus() }
+    if policy == Policy::TransitNoEager { 0 } else { cpus() }
 }
 
 impl Core {
@@ -219,7 +220,7 @@ impl Core {
             busy: InFlight::default(),
             waker: Arc::new(Waker::new(evictors)),
             napping: AtomicU32::new(0),
-            cpus: evictor::cpus(),
+            cpus: cpus(),
             progress: Progress::default(),
         }
     }

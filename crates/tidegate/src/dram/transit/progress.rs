@@ -5,8 +5,7 @@
 //! (the waiter by a change that changes nothing), so one comes after the other and sees what that
 //! one did before.
 
-use parking_lot::{Condvar, Mutex};
-
+use crate::sync::lock::{Condvar, Mutex};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 #[derive(Default)]

@@ -286,7 +286,7 @@ fn writers_that_keep_all_cpus_and_a_full_cache_busy_bypass_it_until_slots_are_fr
     (0..SLOTS).for_each(|lba| write(&tier, lba, 1, false).unwrap());
     tier.core.adapt_mode();
     assert_eq!(tier.core.mode_switch.mode(), WriteMode::Cached);
-    let writers: Vec<_> = (0..evictor::cpus()).map(|_| tier.core.busy.enter()).collect();
+    let writers: Vec<_> = (0..cpus()).map(|_| tier.core.busy.enter()).collect();
     tier.core.adapt_mode();
     tier.core.adapt_mode();
     assert_eq!(tier.core.mode_switch.mode(), WriteMode::Bypassing);
@@ -304,7 +304,7 @@ fn an_evictor_leaves_the_cpus_to_writers() {
     let device = TestDevice::new(1);
     let tier = transit(Policy::Transit, &device, 1);
     tier.core.waker.await_all_idle();
-    let writers: Vec<_> = (0..evictor::cpus()).map(|_| tier.core.busy.enter()).collect();
+    let writers: Vec<_> = (0..cpus()).map(|_| tier.core.busy.enter()).collect();
     write(&tier, 5, 1, false).unwrap();
     tier.core.waker.await_resting();
     assert_eq!(device.writes(), 0);

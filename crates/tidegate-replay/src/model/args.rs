@@ -1,0 +1,169 @@
+//! The options of `tidegate model`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tidegate::size::parse_bytes;
+use tidegate_bench::policy::Policy;
+
+use super::case::{Case, Length};
+use super::costs::Costs;
+use super::{calibrate, output, paper, plan, validate};
+use crate::error::Error;
+
+/// Most cores and jobs of a machine: those of the largest ones that there are.
+const MOST_CORES: u32 = 1024;
+/// Requests that count, at least, where `--seconds` says nothing.
+const LEAST_REQUESTS: u64 = 100_000;
+
+/// Arguments of `tidegate model`.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArgs {
+    /// Cores of the machine, one case for each number
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "36")]
+    pub cores: Vec<u32>,
+    /// Threads that write, one case for each number
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2,4,8,16,32")]
+    pub jobs: Vec<u32>,
+    /// Requests of each job issued as a batch, from the first of which latencies count
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,32,128,1024")]
+    pub iodepth: Vec<u32>,
+    /// Policies: raw, btt, and DRAM tiers over btt: transit, transit-no-eager, transit-no-bypass,
+    /// pmbd, pmbd70, lru, coactive
+    #[arg(
+        long,
+        value_name = "A,B,..",
+        value_delimiter = ',',
+        default_value = "raw,btt,transit,transit-no-eager,transit-no-bypass,pmbd,pmbd70,lru,coactive"
+    )]
+    pub policies: Vec<Policy>,
+    /// Virtual seconds of each run [default: a request for each slot, at least 100,000]
+    #[arg(long, value_name = "S")]
+    pub seconds: Option<f64>,
+    /// Sizes of the DRAM tiers, one case for each
+    #[arg(
+        long,
+        value_name = "SIZE,..",
+        value_delimiter = ',',
+        value_parser = parse_bytes,
+        default_value = "512M"
+    )]
+    pub cache: Vec<u64>,
+    /// Size of a request and of a block: 512, 1024, 2048 or 4096
+    #[arg(long, value_name = "BYTES", default_value_t = 4096)]
+    pub block_bytes: u32,
+    /// Size of the device, all of which is written
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "64G")]
+    pub size: u64,
+    /// What things cost: caiti (the machine of the paper), caiti-own (the same with Tidegate's
+    /// block translation table), optane, or a file of --calibrate
+    #[arg(long, value_name = "NAME|FILE", default_value = "caiti")]
+    pub costs: String,
+    /// Seed of everything random
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Write the results to FILE as one JSON object; - for standard output
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Measure this machine for about 10 seconds and write its costs to FILE
+    #[arg(long, value_name = "FILE", group = "instead")]
+    pub calibrate: Option<PathBuf>,
+    /// Measure this machine, run the policies on it and in the model, and compare
+    #[arg(long, group = "instead")]
+    pub validate: bool,
+    /// Make the figures of the Caiti paper, and put them between the markers of FILE
+    #[arg(long, value_name = "FILE", group = "instead")]
+    pub papers: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// Does what is asked for.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for arguments that make no sense; files that cannot be written.
+    pub fn run(&self) -> Result<(), Error> {
+        if let Some(path) = &self.calibrate {
+            let costs = calibrate::measure()?;
+            costs.write(path)?;
+            println!("{}", costs.lines());
+            return Ok(());
+        }
+        if self.validate {
+            return validate::run(self.seed);
+        }
+        if let Some(path) = &self.papers {
+            return paper::update(path, self.seed);
+        }
+        self.check()?;
+        let costs = Costs::load(&self.costs)?;
+        let results = plan::run(&self.cases(), &costs)?;
+        output::publish(&results, &costs, self.json.as_deref())
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let usage = |message: String| Err(Error::Usage(message));
+        let in_range = |number: &u32| (1..=MOST_CORES).contains(number);
+        if !self.cores.iter().chain(&self.jobs).all(in_range) {
+            return usage(format!("--cores and --jobs: expected 1 to {MOST_CORES}"));
+        }
+        if self.iodepth.contains(&0) {
+            return usage("--iodepth: expected at least 1".to_owned());
+        }
+        let known = |policy: &Policy| !matches!(policy, Policy::Copy | Policy::Libpmemblk);
+        if let Some(other) = self.policies.iter().find(|policy| !known(policy)) {
+            return usage(format!(
+                "policy {} cannot be modelled: expected raw, btt or a DRAM tier",
+                other.name()
+            ));
+        }
+        if ![512, 1024, 2048, 4096].contains(&self.block_bytes) {
+            let found = self.block_bytes;
+            return usage(format!("--block-bytes {found}: expected 512, 1024, 2048 or 4096"));
+        }
+        let least = u64::from(self.block_bytes) * 64;
+        if self.cache.iter().any(|&bytes| bytes < least || bytes > self.size) {
+            return usage(format!("--cache: expected {least} bytes up to --size"));
+        }
+        if self.seconds.is_some_and(|seconds| !(seconds > 0.0 && seconds <= 3600.0)) {
+            return usage("--seconds: expected more than 0 and at most 3600".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Policies without a cache run once, not once for each size.
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for &cores in &self.cores {
+            for (index, &cache_bytes) in self.cache.iter().enumerate() {
+                for &jobs in &self.jobs {
+                    let wanted = |policy: &&Policy| index == 0 || policy.has_tier();
+                    let policies = self.policies.iter().filter(wanted);
+                    cases.extend(
+                        policies.map(|&policy| self.case(policy, cores, jobs, cache_bytes)),
+                    );
+                }
+            }
+        }
+        cases
+    }
+
+    fn case(&self, policy: Policy, cores: u32, jobs: u32, cache_bytes: u64) -> Case {
+        let case = Case {
+            policy,
+            cores,
+            jobs,
+            depths: self.iodepth.clone(),
+            cache_bytes,
+            block_bytes: self.block_bytes,
+            device_bytes: self.size,
+            warm_up: 0,
+            length: Length::Requests(0),
+            seed: self.seed,
+        };
+        let case = case.overrun(LEAST_REQUESTS);
+        match self.seconds {
+            None => case,
+            Some(seconds) => Case { length: Length::seconds(seconds), ..case },
+        }
+    }
+}

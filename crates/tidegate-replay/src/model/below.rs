@@ -1,0 +1,128 @@
+//! What is below the DRAM tier of a modelled machine: a shipped engine on memory whose operations
+//! take virtual time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tidegate::btt::{self, Btt, BttOptions};
+use tidegate::device::{
+    Attempt, BlockDevice, Context, DeviceError, Geometry, Operation, Result, WriteFlags, ZeroFlags,
+};
+use tidegate::pmem::Region;
+use tidegate::raw::{self, RawDevice, RawOptions};
+
+use super::machine::{ModelledMemory, spend};
+
+/// Blocks that are really there.
+const REAL_BLOCKS: u64 = 1 << 14;
+/// Bytes of an engine's pool beside its blocks, at most: an arena's free blocks, map, log, headers.
+const POOL_EXTRA_BYTES: u64 = 4 << 20;
+/// An arena of the block translation table has at least so many bytes.
+const LEAST_POOL_BYTES: u64 = 20 << 20;
+
+/// Which engine is below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Engine {
+    Btt,
+    Raw,
+}
+
+/// An engine's device that looks larger than it is: blocks that are a multiple of [`REAL_BLOCKS`]
+/// apart are one. A write costs the same wherever it goes, and the model looks at no data.
+pub(super) struct Below {
+    device: Box<dyn BlockDevice>,
+    geometry: Geometry,
+    request_ns: u64,
+    /// The run is over: what caches still hold need not be written back.
+    is_over: AtomicBool,
+}
+
+impl Below {
+    /// A device of `blocks` blocks. A request of the block translation table takes `btt_ns` beside
+    /// its operations on the memory.
+    ///
+    /// # Errors
+    /// The memory cannot be had, or blocks of this size are none of the engine's.
+    pub(super) fn open(
+        engine: Engine,
+        block_bytes: u32,
+        blocks: u64,
+        btt_ns: u64,
+    ) -> Result<Arc<Self>> {
+        let bytes = REAL_BLOCKS * u64::from(block_bytes) + POOL_EXTRA_BYTES;
+        let region = Region::anonymous(bytes.max(LEAST_POOL_BYTES)).map_err(failed)?;
+        let region = region.observed(Arc::new(ModelledMemory));
+        let device: Box<dyn BlockDevice> = match engine {
+            Engine::Btt => Box::new(open_btt(region, block_bytes)?),
+            Engine::Raw => Box::new(open_raw(region, block_bytes)?),
+        };
+        let geometry = Geometry { blocks, ..device.geometry() };
+        let request_ns = if engine == Engine::Btt { btt_ns } else { 0 };
+        Ok(Arc::new(Self { device, geometry, request_ns, is_over: AtomicBool::new(false) }))
+    }
+
+    /// From now on writes cost nothing and go nowhere.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    fn real(&self, offset: u64) -> u64 {
+        offset % (REAL_BLOCKS * u64::from(self.geometry.block_bytes))
+    }
+}
+
+fn failed(source: tidegate::pmem::PmemError) -> DeviceError {
+    let context = "the memory of a modelled device cannot be had";
+    DeviceError::with_source(tidegate::device::DeviceErrorKind::NoSpace, context, source)
+}
+
+fn open_btt(region: Region, lba_bytes: u32) -> Result<Btt> {
+    let options = BttOptions { lba_bytes, ..BttOptions::default() };
+    btt::create(&region, &options)?;
+    Ok(Btt::open(Arc::new(region))?)
+}
+
+fn open_raw(region: Region, block_bytes: u32) -> Result<RawDevice> {
+    raw::create(&region, &RawOptions { block_bytes, ..RawOptions::default() })?;
+    Ok(RawDevice::open(Arc::new(region))?)
+}
+
+impl BlockDevice for Below {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.geometry.check(offset, buf.len() as u64)?;
+        spend(self.request_ns);
+        self.device.read(self.real(offset), buf)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.geometry.check_write(offset, data.len() as u64)?;
+        if self.is_over.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        spend(self.request_ns);
+        self.device.write(self.real(offset), data, flags)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.device.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check_write(offset, len)?;
+        self.device.discard(self.real(offset), len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.geometry.check_write(offset, len)?;
+        self.device.write_zeroes(self.real(offset), len, flags)
+    }
+
+    /// At the speed of memory, as the engines are.
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        Attempt::Done(operation.run_on(self))
+    }
+}

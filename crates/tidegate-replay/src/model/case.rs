@@ -1,0 +1,297 @@
+//! One run on a modelled machine: jobs that write random blocks, back to back.
+//!
+//! A latency is that of `tidegate bench block`: a depth of D is D requests back to back, and counts
+//! from the issue of the first. Since devices are synchronous, the depth changes nothing but that:
+//! one run has the latencies of all depths.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hdrhistogram::Histogram;
+use tidegate::device::{BlockDevice, DeviceError, DeviceErrorKind, WriteFlags};
+use tidegate::dram::{self, DramTier, Phases};
+use tidegate::pmem::MediaModel;
+use tidegate_bench::pattern::{Pattern, Picker};
+use tidegate_bench::policy::Policy;
+
+use super::below::{Below, Engine};
+use super::costs::Costs;
+use super::machine;
+
+const LONGEST_NS: u64 = 1_000_000_000_000;
+
+/// When a run ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Length {
+    /// After so many requests of all jobs together.
+    Requests(u64),
+    /// After so much virtual time.
+    Nanoseconds(u64),
+}
+
+impl Length {
+    /// So many virtual seconds.
+    pub fn seconds(seconds: f64) -> Self {
+        let time = std::time::Duration::from_secs_f64(seconds);
+        Self::Nanoseconds(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// What runs on the machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case {
+    /// A DRAM tier over a block translation table, or an engine without one.
+    pub policy: Policy,
+    /// CPUs of the machine.
+    pub cores: u32,
+    /// Threads that write.
+    pub jobs: u32,
+    /// Depths whose latencies are wanted, each at least 1.
+    pub depths: Vec<u32>,
+    /// Size of the DRAM tier.
+    pub cache_bytes: u64,
+    /// Size of a block and of a request.
+    pub block_bytes: u32,
+    /// Size of the device.
+    pub device_bytes: u64,
+    /// Requests of all jobs before those that count.
+    pub warm_up: u64,
+    /// When it ends.
+    pub length: Length,
+    /// Seed of everything random.
+    pub seed: u64,
+}
+
+/// What a run measured.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Virtual time of the requests that count.
+    pub elapsed_ns: u64,
+    /// How many.
+    pub requests: u64,
+    /// Their latencies in nanoseconds, for each depth.
+    pub latencies: Vec<Histogram<u64>>,
+    /// The DRAM tier's phases before and after them.
+    pub phases: Option<(Phases, Phases)>,
+}
+
+impl Outcome {
+    /// Requests a second of all jobs together.
+    #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
+    pub fn ops_per_s(&self) -> f64 {
+        self.requests as f64 * 1e9 / self.elapsed_ns.max(1) as f64
+    }
+
+    /// What a request took its job, in nanoseconds.
+    #[allow(clippy::cast_precision_loss, reason = "a mean for people")]
+    pub fn service_ns(&self, jobs: u32) -> f64 {
+        self.elapsed_ns as f64 * f64::from(jobs) / self.requests.max(1) as f64
+    }
+}
+
+impl Case {
+    /// The case on a cache that is overrun: its warm-up writes twice as many blocks as there are
+    /// slots, for some are written back while it fills. What counts fills them once more, so that
+    /// what comes in turns, such as drains of the whole cache, is in it. At least `requests` count.
+    #[must_use]
+    pub fn overrun(self, requests: u64) -> Self {
+        let has_tier = self.policy.has_tier();
+        let slots = if has_tier { self.cache_bytes / u64::from(self.block_bytes) } else { 0 };
+        let length = Length::Requests(slots.max(requests));
+        Self { warm_up: slots * 2 + requests / 100, length, ..self }
+    }
+
+    /// Runs the case on a machine with these costs, on a thread of its own: what a run leaves in a
+    /// thread, such as where the sampling of phases stands, does not reach the next one.
+    ///
+    /// # Errors
+    /// The device cannot be made.
+    ///
+    /// # Panics
+    /// The machine does not come to its end: a bug of a tier.
+    pub fn run(&self, costs: &Costs, media: &MediaModel) -> Result<Outcome, DeviceError> {
+        let (case, costs, media) = (self.clone(), costs.clone(), media.clone());
+        std::thread::scope(|scope| {
+            let run = scope.spawn(move || case.run_here(&costs, media));
+            run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn run_here(self, costs: &Costs, media: MediaModel) -> Result<Outcome, DeviceError> {
+        let (request_ns, btt_ns) = (costs.request_ns, costs.btt_ns);
+        let cores = self.cores;
+        let main = move || self.main(request_ns, btt_ns);
+        machine::run(costs, media, cores, main).unwrap_or_else(|deadlock| panic!("{deadlock}"))
+    }
+
+    /// The first thread of the machine.
+    fn main(self, request_ns: u64, btt_ns: u64) -> Result<Outcome, DeviceError> {
+        let block_bytes = self.block_bytes;
+        let blocks = self.device_bytes / u64::from(block_bytes);
+        let engine = if self.policy == Policy::Raw { Engine::Raw } else { Engine::Btt };
+        let below = Below::open(engine, block_bytes, blocks, btt_ns)?;
+        let tier = self.open_tier(&below)?;
+        let device: Arc<dyn BlockDevice> = match &tier {
+            Some(tier) => Arc::clone(tier) as _,
+            None => Arc::clone(&below) as _,
+        };
+        let (jobs, seed) = (u64::from(self.jobs), self.seed);
+        let tally = Arc::new(Mutex::new(Tally::new(self, tier.clone())));
+        let job = |number| {
+            let picker = Picker::new(Pattern::Uniform, blocks, seed, number, jobs);
+            let (device, tally) = (Arc::clone(&device), Arc::clone(&tally));
+            let job =
+                Job { device, tally, picker, request_ns, block: vec![0; block_bytes as usize] };
+            machine::spawn(move || job.run())
+        };
+        (0..jobs).map(job).collect::<Vec<_>>().into_iter().for_each(machine::JoinHandle::join);
+        below.end();
+        drop((device, tier));
+        let tally = Arc::into_inner(tally).expect("all jobs have ended");
+        tally.into_inner().unwrap_or_else(PoisonError::into_inner).outcome()
+    }
+
+    fn open_tier(&self, below: &Arc<Below>) -> Result<Option<Arc<dyn DramTier>>, DeviceError> {
+        match self.policy {
+            Policy::Raw | Policy::Btt => Ok(None),
+            Policy::Tier(policy) => {
+                dram::open(policy, self.cache_bytes, Arc::clone(below) as _).map(Some)
+            }
+            other => {
+                let context = format!("{} cannot be modelled", other.name());
+                Err(DeviceError::new(DeviceErrorKind::Unsupported, context))
+            }
+        }
+    }
+}
+
+/// A thread that writes.
+struct Job {
+    device: Arc<dyn BlockDevice>,
+    tally: Arc<Mutex<Tally>>,
+    picker: Picker,
+    request_ns: u64,
+    block: Vec<u8>,
+}
+
+impl Job {
+    fn run(mut self) {
+        let mut issued_ns = Vec::new();
+        let mut requests = 0;
+        loop {
+            machine::spend(self.request_ns);
+            let offset = self.picker.next_block() * self.block.len() as u64;
+            let result = self.device.write(offset, &self.block, WriteFlags::default());
+            requests += 1;
+            let mut tally = lock(&self.tally);
+            if !tally.answered(result, requests, &mut issued_ns) {
+                return;
+            }
+        }
+    }
+}
+
+fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
+    // It is held only between two switches of the machine's threads: it is always free.
+    tally.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the jobs of a run have done.
+struct Tally {
+    case: Case,
+    tier: Option<Arc<dyn DramTier>>,
+    answered: u64,
+    begun_ns: Option<u64>,
+    ended_ns: u64,
+    counted: u64,
+    latencies: Vec<Histogram<u64>>,
+    phases_before: Option<Phases>,
+    phases_after: Option<Phases>,
+    error: Option<DeviceError>,
+}
+
+impl Tally {
+    fn new(case: Case, tier: Option<Arc<dyn DramTier>>) -> Self {
+        let histogram = || Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("constant bounds");
+        Self {
+            latencies: case.depths.iter().map(|_| histogram()).collect(),
+            case,
+            tier,
+            answered: 0,
+            begun_ns: None,
+            ended_ns: 0,
+            counted: 0,
+            phases_before: None,
+            phases_after: None,
+            error: None,
+        }
+    }
+
+    /// A job's request number `request` was answered; `issued_ns` has when its present batch was
+    /// issued, for each depth. False where the job is to end.
+    fn answered(
+        &mut self,
+        result: Result<(), DeviceError>,
+        request: u64,
+        issued_ns: &mut Vec<u64>,
+    ) -> bool {
+        let now_ns = machine::now_ns();
+        self.answered += 1;
+        self.error = self.error.take().or(result.err());
+        if self.error.is_some() || self.is_over() {
+            return false;
+        }
+        let Some(begun_ns) = self.begun_ns else {
+            self.warm(now_ns);
+            return true;
+        };
+        // The first batch that counts is issued when the job is answered for the first time.
+        if issued_ns.is_empty() {
+            issued_ns.resize(self.case.depths.len(), now_ns);
+            return true;
+        }
+        self.count(now_ns, request, issued_ns);
+        let is_done = match self.case.length {
+            Length::Requests(requests) => self.counted >= requests,
+            Length::Nanoseconds(ns) => now_ns >= begun_ns + ns,
+        };
+        if is_done {
+            self.ended_ns = now_ns;
+            self.phases_after = self.tier.take().map(|tier| tier.phases());
+        }
+        !is_done
+    }
+
+    fn is_over(&self) -> bool {
+        self.ended_ns > 0
+    }
+
+    fn warm(&mut self, now_ns: u64) {
+        if self.answered >= self.case.warm_up {
+            self.begun_ns = Some(now_ns);
+            self.phases_before = self.tier.as_ref().map(|tier| tier.phases());
+        }
+    }
+
+    fn count(&mut self, now_ns: u64, request: u64, issued_ns: &mut [u64]) {
+        self.counted += 1;
+        let depths = self.case.depths.iter().zip(issued_ns).zip(&mut self.latencies);
+        for ((&depth, issued_ns), latencies) in depths {
+            latencies.saturating_record(now_ns - *issued_ns);
+            if request.is_multiple_of(depth.into()) {
+                *issued_ns = now_ns;
+            }
+        }
+    }
+
+    fn outcome(self) -> Result<Outcome, DeviceError> {
+        match self.error {
+            Some(error) => Err(error),
+            None => Ok(Outcome {
+                elapsed_ns: self.ended_ns - self.begun_ns.unwrap_or(0),
+                requests: self.counted,
+                latencies: self.latencies,
+                phases: self.phases_before.zip(self.phases_after),
+            }),
+        }
+    }
+}

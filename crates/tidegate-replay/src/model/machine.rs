@@ -1,0 +1,448 @@
+//! A machine in virtual time that runs the shipped tiers.
+//!
+//! Each thread of the modelled machine is a coroutine with a stack of its own, on one thread of the
+//! system. It runs the tiers' code as it is, until that code asks its machine for something (see
+//! [`tidegate::machine`]) or touches persistent memory; there virtual time passes, and another
+//! coroutine may be the next to run. So a run is a function of its inputs, takes no lock of the
+//! system, and a switch costs some 20 ns.
+//!
+//! Map: `schedule` decides which thread runs when, `medium` and `costs` how long things take; here
+//! are locks, events, threads and coroutines.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use generator::{Generator, Gn};
+use tidegate::machine::{Machine, enter};
+use tidegate::pmem::MediaModel;
+
+use super::costs::{Costs, transfer_ns};
+use super::medium::Medium;
+use super::schedule::{Rules, Schedule, ThreadId};
+
+/// Words of a coroutine's stack: 256 KiB, of which the system gives what is used.
+const STACK_WORDS: usize = 32 << 10;
+/// A turn of a loop that waits for another thread.
+const RELAX_NS: u64 = 50;
+/// A turn of a loop that looks at what another thread does, with 16 pauses of the CPU.
+const PAUSE_NS: u64 = 400;
+/// A thread that waits for a lock looks at it for so long before it sleeps.
+const LOOK_NS: u64 = 2_000;
+/// A call by which a thread offers its CPU to others.
+const YIELD_NS: u64 = 300;
+
+type Body = Box<dyn FnOnce() + Send>;
+
+/// All threads of the modelled machine wait for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("all threads of the modelled machine wait for each other after {at_ns} ns")]
+pub(super) struct Deadlock {
+    /// The virtual time.
+    at_ns: u64,
+}
+
+/// The machine.
+struct Modelled {
+    costs: Costs,
+    cpus: u32,
+    state: RefCell<State>,
+}
+
+struct State {
+    schedule: Schedule,
+    medium: Medium,
+    locks: HashMap<usize, Lock>,
+    events: HashMap<usize, VecDeque<Waiter>>,
+    joiners: Vec<Vec<ThreadId>>,
+    /// What the running thread has done and not spent time on yet.
+    debt_ns: u64,
+    /// Threads that were spawned and have not run yet.
+    bodies: Vec<(ThreadId, Body)>,
+}
+
+#[derive(Default)]
+struct Lock {
+    is_held: bool,
+    last_cpu: Option<u32>,
+    waiters: VecDeque<LockWaiter>,
+}
+
+/// A thread that waits for a lock: looking at it at first, then asleep.
+struct LockWaiter {
+    thread: ThreadId,
+    asleep_from_ns: u64,
+}
+
+/// A thread that waits for an event, and the lock that it takes then.
+struct Waiter {
+    thread: ThreadId,
+    lock: usize,
+}
+
+thread_local! {
+    static PRESENT: RefCell<Option<Rc<Modelled>>> = const { RefCell::new(None) };
+}
+
+/// Runs `main` as the first thread of a machine of `cpus` CPUs, and all threads that it starts, to
+/// their ends. The calling thread is not in a model.
+///
+/// # Errors
+/// [`Deadlock`].
+///
+/// # Panics
+/// Where a thread of the machine does.
+pub(super) fn run<T: Send + 'static>(
+    costs: &Costs,
+    media: MediaModel,
+    cpus: u32,
+    main: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Deadlock> {
+    let machine = Rc::new(Modelled::new(costs, media, cpus));
+    let result = Arc::new(Mutex::new(None));
+    let for_main = Arc::clone(&result);
+    let keep = move || {
+        let value = main();
+        *for_main.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+    };
+    let _left = Left;
+    PRESENT.replace(Some(Rc::clone(&machine)));
+    let _entered = enter(Rc::clone(&machine) as Rc<dyn Machine>);
+    machine.spawn(Box::new(keep));
+    machine.play()?;
+    let value = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    Ok(value.expect("the first thread has ended"))
+}
+
+/// Forgets the machine at the end of a run.
+struct Left;
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        PRESENT.replace(None);
+    }
+}
+
+fn present() -> Option<Rc<Modelled>> {
+    PRESENT.with_borrow(Clone::clone)
+}
+
+/// The calling thread of the machine works for `ns`.
+pub(super) fn spend(ns: u64) {
+    if let Some(machine) = present() {
+        machine.pass(ns);
+    }
+}
+
+/// The virtual time; 0 outside of a machine.
+pub(super) fn now_ns() -> u64 {
+    present().map_or(0, |machine| machine.state.borrow().schedule.now_ns())
+}
+
+/// Waits for what never comes.
+#[cfg(test)]
+pub(super) fn wait_for_ever() {
+    if let Some(machine) = present() {
+        machine.wait(1, 2, None);
+    }
+}
+
+/// A thread of the machine.
+pub(super) struct JoinHandle(u64);
+
+impl JoinHandle {
+    /// Returns when it has ended.
+    pub(super) fn join(self) {
+        if let Some(machine) = present() {
+            machine.join(self.0);
+        }
+    }
+}
+
+/// Starts a thread of the machine that the caller is a thread of.
+///
+/// # Panics
+/// It is a thread of none.
+pub(super) fn spawn(body: impl FnOnce() + Send + 'static) -> JoinHandle {
+    let machine = present().expect("called by a thread of a machine");
+    JoinHandle(machine.spawn(Box::new(body)))
+}
+
+impl Modelled {
+    fn new(costs: &Costs, media: MediaModel, cpus: u32) -> Self {
+        let Costs { switch_ns, slice_ns, .. } = *costs;
+        let rules = Rules { switch_ns, slice_ns, granularity_ns: slice_ns / 3 };
+        let state = State {
+            schedule: Schedule::new(cpus, rules),
+            medium: Medium::new(media, costs),
+            locks: HashMap::new(),
+            events: HashMap::new(),
+            joiners: Vec::new(),
+            debt_ns: 0,
+            bodies: Vec::new(),
+        };
+        Self { costs: costs.clone(), cpus, state: RefCell::new(state) }
+    }
+
+    /// Runs threads until all have ended.
+    fn play(&self) -> Result<(), Deadlock> {
+        let mut coroutines: Vec<Option<Generator<'static, (), ()>>> = Vec::new();
+        loop {
+            let next = self.state.borrow_mut().schedule.next();
+            for (thread, body) in std::mem::take(&mut self.state.borrow_mut().bodies) {
+                coroutines.resize_with(coroutines.len().max(thread + 1), || None);
+                coroutines[thread] = Some(Gn::<()>::new_opt(STACK_WORDS, body));
+            }
+            let Some(thread) = next else { break };
+            let coroutine = coroutines[thread].as_mut().expect("a thread that runs has not ended");
+            // A panic of the thread goes on here.
+            coroutine.resume();
+            if coroutine.is_done() {
+                coroutines[thread] = None;
+                self.end(thread);
+            }
+        }
+        if coroutines.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        // What is left of them cannot be unwound: its locks are held.
+        std::mem::forget(coroutines);
+        Err(Deadlock { at_ns: self.state.borrow().schedule.now_ns() })
+    }
+
+    fn end(&self, thread: ThreadId) {
+        let mut state = self.state.borrow_mut();
+        state.schedule.end();
+        for joiner in std::mem::take(&mut state.joiners[thread]) {
+            state.schedule.wake(joiner, self.costs.wake_latency_ns);
+        }
+    }
+
+    /// The running thread works for `ns`.
+    fn pass(&self, ns: u64) {
+        let mut state = self.state.borrow_mut();
+        let ns = ns + std::mem::take(&mut state.debt_ns);
+        let goes_on = ns == 0 || std::thread::panicking() || state.schedule.spend(ns);
+        drop(state);
+        if !goes_on {
+            switch();
+        }
+    }
+
+    /// The running thread waits, after `prepare` noted it where it will be woken from. False where
+    /// the time came first.
+    fn wait_for(&self, until_ns: Option<u64>, prepare: impl FnOnce(&mut State, ThreadId)) -> bool {
+        let mut state = self.state.borrow_mut();
+        let Some(waiter) = state.schedule.wait(until_ns) else { return true };
+        // Its last wake-ups are done while it turns idle.
+        state.debt_ns = 0;
+        prepare(&mut state, waiter);
+        drop(state);
+        switch();
+        !self.state.borrow().schedule.timed_out(waiter)
+    }
+
+    /// Wakes a thread that sleeps, at the cost of the running one.
+    fn rouse(&self, state: &mut State, thread: ThreadId) {
+        state.debt_ns += self.costs.wake_ns;
+        state.schedule.wake(thread, self.costs.wake_latency_ns);
+    }
+
+    /// A thread was notified: it sleeps on until it can have its lock, as with `parking_lot`.
+    fn hand_to_lock(&self, state: &mut State, waiter: &Waiter, is_first: bool) {
+        let lock = state.locks.entry(waiter.lock).or_default();
+        if is_first && !lock.is_held {
+            return self.rouse(state, waiter.thread);
+        }
+        lock.waiters.push_back(LockWaiter { thread: waiter.thread, asleep_from_ns: 0 });
+        state.schedule.void_timer(waiter.thread);
+    }
+
+    fn with_medium(&self, time: impl FnOnce(&mut Medium, ThreadId, u64) -> u64) {
+        let mut state = self.state.borrow_mut();
+        let Some(thread) = state.schedule.running() else { return };
+        let now_ns = state.schedule.now_ns();
+        let ns = time(&mut state.medium, thread, now_ns);
+        drop(state);
+        self.pass(ns);
+    }
+}
+
+/// Leaves the coroutine that runs until it is resumed.
+#[allow(deprecated, reason = "the scoped form needs a handle in each frame of the tiers")]
+fn switch() {
+    generator::yield_with(());
+}
+
+impl Machine for Modelled {
+    fn cpus(&self) -> u32 {
+        self.cpus
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.pass(self.costs.clock_ns);
+        self.state.borrow().schedule.now_ns()
+    }
+
+    fn thread_cpu_ns(&self) -> u64 {
+        self.pass(self.costs.clock_ns);
+        let state = self.state.borrow();
+        state.schedule.running().map_or(0, |thread| state.schedule.cpu_ns(thread))
+    }
+
+    fn process_cpu_ns(&self) -> u64 {
+        self.pass(self.costs.clock_ns);
+        self.state.borrow().schedule.busy_ns()
+    }
+
+    fn spawn(&self, body: Body) -> u64 {
+        let mut state = self.state.borrow_mut();
+        let thread = state.schedule.add();
+        state.joiners.push(Vec::new());
+        state.bodies.push((thread, body));
+        state.schedule.wake(thread, self.costs.wake_latency_ns);
+        thread as u64
+    }
+
+    fn current(&self) -> u64 {
+        self.state.borrow().schedule.running().map_or(u64::MAX, |thread| thread as u64)
+    }
+
+    fn join(&self, thread: u64) {
+        let Ok(thread) = ThreadId::try_from(thread) else { return };
+        if !self.state.borrow().schedule.has_ended(thread) {
+            self.wait_for(None, |state, waiter| state.joiners[thread].push(waiter));
+        }
+    }
+
+    fn yield_now(&self) {
+        self.pass(YIELD_NS);
+        let is_alone = self.state.borrow_mut().schedule.pass_on();
+        if !is_alone {
+            switch();
+        }
+    }
+
+    fn await_unlock(&self, lock: usize) {
+        self.wait_for(None, |state, thread| {
+            let asleep_from_ns = state.schedule.now_ns() + LOOK_NS;
+            let waiter = LockWaiter { thread, asleep_from_ns };
+            state.locks.entry(lock).or_default().waiters.push_back(waiter);
+        });
+    }
+
+    fn locked(&self, lock: usize) {
+        let mut state = self.state.borrow_mut();
+        let Some(thread) = state.schedule.running() else { return };
+        let cpu = Some(state.schedule.cpu_of(thread));
+        let lock = state.locks.entry(lock).or_default();
+        lock.is_held = true;
+        let last_cpu = std::mem::replace(&mut lock.last_cpu, cpu);
+        drop(state);
+        let Costs { lock_ns, handover_ns, section_ns, .. } = self.costs;
+        self.pass(section_ns + if last_cpu == cpu { lock_ns } else { handover_ns });
+    }
+
+    fn unlocked(&self, lock: usize) {
+        let mut state = self.state.borrow_mut();
+        let Some(lock) = state.locks.get_mut(&lock) else { return };
+        lock.is_held = false;
+        match lock.waiters.pop_front() {
+            Some(waiter) if waiter.asleep_from_ns <= state.schedule.now_ns() => {
+                self.rouse(&mut state, waiter.thread);
+            }
+            // What the lock's travel takes is spent when the waiter has it.
+            Some(waiter) => state.schedule.wake(waiter.thread, 0),
+            None => {}
+        }
+    }
+
+    fn wait(&self, event: usize, lock: usize, until_ns: Option<u64>) -> bool {
+        let in_time = self.wait_for(until_ns, |state, thread| {
+            state.events.entry(event).or_default().push_back(Waiter { thread, lock });
+        });
+        if !in_time {
+            let mut state = self.state.borrow_mut();
+            let running = state.schedule.running();
+            if let Some(waiters) = state.events.get_mut(&event) {
+                waiters.retain(|waiter| Some(waiter.thread) != running);
+            }
+        }
+        in_time
+    }
+
+    fn notify(&self, event: usize, all: bool) {
+        let mut state = self.state.borrow_mut();
+        let mut notified = 0;
+        while all || notified == 0 {
+            let waiters = state.events.get_mut(&event);
+            let Some(waiter) = waiters.and_then(VecDeque::pop_front) else { break };
+            // Of the others the time is up.
+            if state.schedule.is_waiting(waiter.thread) {
+                self.hand_to_lock(&mut state, &waiter, notified == 0);
+                notified += 1;
+            }
+        }
+    }
+
+    fn pause(&self) {
+        self.pass(PAUSE_NS);
+    }
+
+    fn copied(&self, bytes: usize) {
+        self.pass(transfer_ns(bytes as u64, self.costs.dram_copy_bytes_per_s));
+    }
+}
+
+/// Persistent memory of the machine: an observer of a region, whose operations take the time of the
+/// modelled medium.
+pub(super) struct ModelledMemory;
+
+impl tidegate::pmem::Observer for ModelledMemory {
+    fn store(&self, offset: u64, data: &[u8], non_temporal: bool) {
+        let Some(machine) = present() else { return };
+        if non_temporal {
+            let len = data.len() as u64;
+            machine
+                .with_medium(|medium, thread, now_ns| medium.stream(thread, now_ns, offset, len));
+        } else {
+            machine.pass(machine.costs.word_store_ns);
+        }
+    }
+
+    fn write_back(&self, offset: u64, len: u64) {
+        const LINE_BYTES: u64 = 64;
+        let Some(machine) = present() else { return };
+        let first = offset / LINE_BYTES * LINE_BYTES;
+        let bytes = (offset + len).next_multiple_of(LINE_BYTES) - first;
+        let issue_ns = bytes / LINE_BYTES * machine.costs.write_back_ns;
+        machine.with_medium(|medium, thread, now_ns| {
+            medium.post(thread, now_ns, first, bytes).max(issue_ns)
+        });
+    }
+
+    fn fence(&self) {
+        if let Some(machine) = present() {
+            machine.with_medium(Medium::fence);
+        }
+    }
+
+    fn load(&self, offset: u64, len: u64) {
+        const WORD_BYTES: u64 = 8;
+        let Some(machine) = present() else { return };
+        if len <= WORD_BYTES {
+            machine.pass(machine.costs.word_load_ns);
+        } else {
+            machine.with_medium(|medium, _, now_ns| medium.read(now_ns, offset, len));
+        }
+    }
+
+    fn relax(&self) {
+        spend(RELAX_NS);
+    }
+
+    fn thread_ordinal(&self) -> usize {
+        present().map_or(0, |machine| usize::try_from(machine.current()).unwrap_or(0))
+    }
+}

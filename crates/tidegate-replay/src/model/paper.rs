@@ -1,0 +1,388 @@
+//! The figures of the Caiti paper that need many cores, made again: a section of docs/papers.md.
+//!
+//! The text between the markers is this command's. Every number of ours in it is of the run that
+//! wrote it; what the paper says stands in `checks`.
+
+#![allow(clippy::cast_precision_loss, reason = "ratios for people")]
+
+use std::path::Path;
+
+use tidegate::dram::phases::Phase;
+use tidegate_bench::policy::Policy;
+use tidegate_bench::table::Table;
+
+use super::case::{Case, Length};
+use super::costs::Costs;
+use super::output::{micros, shares, size};
+use super::plan::{self, Ran};
+use crate::error::Error;
+
+const BEGIN: &str = "<!-- model:begin -->";
+const END: &str = "<!-- model:end -->";
+const HEAD: &str = "# The papers' results, made again\n";
+
+const CORES: u32 = 36;
+const JOBS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+const DEPTHS: [u32; 6] = [32, 64, 128, 256, 512, 1024];
+/// By position in [`DEPTHS`].
+const DEPTH_1024: usize = 5;
+const CACHE_BYTES: u64 = 512 << 20;
+const CACHES: [u64; 6] = [64 << 20, 128 << 20, 256 << 20, 512 << 20, 1 << 30, 2 << 30];
+const POLICIES: &str =
+    "raw,btt,transit,transit-no-eager,transit-no-bypass,pmbd,pmbd70,lru,coactive";
+/// Those of table 1.
+const CACHED: [&str; 5] = ["pmbd", "pmbd70", "lru", "coactive", "transit"];
+/// How far a number may be from the paper's to count as the same.
+const TOLERANCE_PCT: f64 = 15.0;
+/// A policy whose times over all sizes of the cache lie within this is insensitive to the size: the
+/// widest of the paper's table.
+const INSENSITIVE_PCT: f64 = 5.3;
+
+/// Runs the figures and replaces the section in the file `path`, which is made if there is none.
+///
+/// # Errors
+/// The file cannot be read or written, or has one of the markers alone.
+pub(super) fn update(path: &Path, seed: u64) -> Result<(), Error> {
+    let io = |source| Error::Io { path: path.to_path_buf(), source };
+    let page = match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            format!("{HEAD}\n{BEGIN}\n{END}\n")
+        }
+        page => page.map_err(io)?,
+    };
+    let (before, after) = around(&page)
+        .ok_or_else(|| Error::Usage(format!("{}: expected {BEGIN} and {END}", path.display())))?;
+    let section = Figures::run(seed)?.section();
+    print!("{section}");
+    std::fs::write(path, format!("{before}{BEGIN}\n{section}{END}{after}")).map_err(io)
+}
+
+/// What stands before and behind the section.
+fn around(page: &str) -> Option<(&str, &str)> {
+    let (before, rest) = page.split_once(BEGIN)?;
+    Some((before, rest.split_once(END)?.1))
+}
+
+/// The runs behind the figures.
+struct Figures {
+    /// On the paper's machine, as the paper tells of it.
+    paper: Vec<Ran>,
+    /// On the same with Tidegate's block translation table.
+    own: Vec<Ran>,
+}
+
+/// A number of the paper and ours.
+struct Check {
+    figure: &'static str,
+    what: String,
+    paper: String,
+    ours: String,
+    verdict: &'static str,
+    reason: &'static str,
+}
+
+fn case(policy: &str, jobs: u32, cache_bytes: u64, seed: u64) -> Case {
+    let case = Case {
+        policy: policy.parse().unwrap_or(Policy::Btt),
+        cores: CORES,
+        jobs,
+        depths: DEPTHS.to_vec(),
+        cache_bytes,
+        block_bytes: 4096,
+        device_bytes: 64 << 30,
+        warm_up: 0,
+        length: Length::Requests(0),
+        seed,
+    };
+    case.overrun(100_000)
+}
+
+impl Figures {
+    fn run(seed: u64) -> Result<Self, Error> {
+        let policies = || POLICIES.split(',');
+        let mut cases: Vec<_> = CACHES
+            .iter()
+            .rev()
+            .filter(|&&bytes| bytes != CACHE_BYTES)
+            .flat_map(|&bytes| CACHED.map(|policy| case(policy, 1, bytes, seed)))
+            .collect();
+        let by_jobs = JOBS.iter().flat_map(|&jobs| policies().map(move |policy| (policy, jobs)));
+        cases.extend(by_jobs.map(|(policy, jobs)| case(policy, jobs, CACHE_BYTES, seed)));
+        let own: Vec<_> =
+            ["btt", "transit"].map(|policy| case(policy, 1, CACHE_BYTES, seed)).to_vec();
+        Ok(Self {
+            paper: plan::run(&cases, &Costs::caiti())?,
+            own: plan::run(&own, &Costs::caiti_own())?,
+        })
+    }
+
+    fn ran(&self, policy: &str, jobs: u32, cache_bytes: u64) -> &Ran {
+        let found = self.paper.iter().find(|Ran { case, .. }| {
+            case.policy.name() == policy && (case.jobs, case.cache_bytes) == (jobs, cache_bytes)
+        });
+        found.expect("all figures have run")
+    }
+
+    /// What a request of one job takes, in nanoseconds.
+    fn service_ns(&self, policy: &str) -> f64 {
+        self.ran(policy, 1, CACHE_BYTES).outcome.service_ns(1)
+    }
+
+    /// How many times as long as with `transit` a request takes.
+    fn slower(&self, policy: &str) -> f64 {
+        self.service_ns(policy) / self.service_ns("transit")
+    }
+
+    fn share_pct(&self, policy: &str, phase: Phase) -> f64 {
+        let Ran { case, outcome } = self.ran(policy, 1, CACHE_BYTES);
+        let shares = shares(outcome, case.jobs);
+        shares.iter().find(|share| share.phase == phase).map_or(0.0, |share| share.time_pct)
+    }
+
+    fn writes_pct(&self, policy: &str, phase: Phase) -> f64 {
+        let Ran { case, outcome } = self.ran(policy, 1, CACHE_BYTES);
+        let shares = shares(outcome, case.jobs);
+        let count = shares.iter().find(|share| share.phase == phase).map_or(0, |it| it.count);
+        count as f64 * 100.0 / outcome.requests as f64
+    }
+
+    fn checks(&self) -> Vec<Check> {
+        let mut checks = self.figure_5a();
+        checks.extend(self.figures_5d_5e());
+        checks.extend(self.table_1_checks());
+        checks.extend(self.figure_6());
+        checks
+    }
+
+    fn figure_5a(&self) -> Vec<Check> {
+        let ratio = |policy: &str, paper: f64, reason| {
+            let what = format!("time of {policy} over transit, depth 128");
+            Check::of("5a", what, paper, self.slower(policy), "x", reason)
+        };
+        let mut own = self.own.iter().map(|ran| ran.outcome.service_ns(1));
+        let own = own.next().unwrap_or(0.0) / own.next().unwrap_or(1.0);
+        let own_btt = "time of Tidegate's btt over transit, depth 128".to_owned();
+        vec![
+            ratio("raw", 2.20, "an input: the costs were chosen by it"),
+            ratio("btt", 3.6, "an input: the costs were chosen by it"),
+            Check::of("5a", own_btt, 3.6, own, "x", OWN_BTT),
+            ratio("pmbd", 3.6, STAGING),
+            ratio("pmbd70", 3.6, SYNCERS),
+            ratio("lru", 3.5, STAGING),
+            ratio("coactive", 2.9, IDLE),
+        ]
+    }
+
+    fn figures_5d_5e(&self) -> Vec<Check> {
+        let tail = |policy| {
+            let latencies = &self.ran(policy, 1, CACHE_BYTES).outcome.latencies[DEPTH_1024];
+            latencies.value_at_quantile(0.9999) as f64
+        };
+        let over_best = |jobs: u32| {
+            let rate = |policy: &str| self.ran(policy, jobs, CACHE_BYTES).outcome.ops_per_s();
+            let others = ["btt", "pmbd", "pmbd70", "lru", "coactive"].map(rate);
+            rate("transit") / others.into_iter().fold(0.0, f64::max)
+        };
+        let of_job = |policy, jobs| self.ran(policy, jobs, CACHE_BYTES).outcome.service_ns(jobs);
+        let mut checks = vec![Check::of(
+            "5d",
+            "p99.99 of pmbd over transit, depth 1024".into(),
+            14.0,
+            tail("pmbd") / tail("transit"),
+            "x",
+            TAIL,
+        )];
+        checks.extend(JOBS.map(|jobs| {
+            let what = format!("rate of transit over the best other cache or btt, {jobs} jobs");
+            Check::at_least(
+                "5e",
+                what,
+                1.0,
+                over_best(jobs),
+                if jobs < 32 { SYNCERS } else { FULL },
+            )
+        }));
+        let what = "time of a coactive request with 2 jobs over 1".into();
+        let ours = of_job("coactive", 2) / of_job("coactive", 1);
+        checks.push(Check::at_least("5e", what, 1.0, ours, ""));
+        checks
+    }
+
+    fn table_1_checks(&self) -> Vec<Check> {
+        let spread_pct = |policy: &str| {
+            let all = CACHES.map(|bytes| self.ran(policy, 1, bytes).outcome.service_ns(1));
+            let (least, most) = all
+                .iter()
+                .fold((f64::MAX, 0.0_f64), |(least, most), &ns| (least.min(ns), most.max(ns)));
+            (most / least - 1.0) * 100.0
+        };
+        let papers =
+            [("pmbd", 3.6), ("pmbd70", 3.4), ("lru", 3.2), ("coactive", 5.3), ("transit", 3.5)];
+        let check = |(policy, paper): (&str, f64)| {
+            let ours = spread_pct(policy);
+            Check {
+                figure: "table 1",
+                what: format!("{policy}: slowest over fastest size, 64 MiB to 2 GiB"),
+                paper: format!("{paper:.1} %"),
+                ours: format!("{ours:.1} %"),
+                verdict: if ours <= INSENSITIVE_PCT { "insensitive too" } else { "sensitive" },
+                reason: if ours <= INSENSITIVE_PCT { "" } else { HITS },
+            }
+        };
+        papers.map(check).into()
+    }
+
+    fn figure_6(&self) -> Vec<Check> {
+        let share = |policy: &str, phase, name: &str, paper: f64, reason| {
+            let what = format!("{name} of {policy}, share of the time");
+            Check::of("6a", what, paper, self.share_pct(policy, phase), "%", reason)
+        };
+        let cached_pct = 100.0
+            - self.writes_pct("transit", Phase::Bypass)
+            - self.writes_pct("transit", Phase::StalledWrite);
+        let no_bypass = self.service_ns("transit-no-bypass") / self.service_ns("transit");
+        let bypasses = self.writes_pct("transit-no-eager", Phase::Bypass);
+        let more = "writes without eager eviction that bypass";
+        vec![
+            share("transit", Phase::CacheWrite, "copies", 11.5, "an input"),
+            share("transit", Phase::Metadata, "metadata", 2.9, METADATA),
+            share("pmbd", Phase::StalledWrite, "stalls", 40.5, STALLS),
+            share("pmbd70", Phase::StalledWrite, "stalls", 25.3, SYNCERS),
+            share("lru", Phase::StalledWrite, "stalls", 40.0, STALLS),
+            share("coactive", Phase::StalledWrite, "stalls", 32.7, IDLE),
+            Check::at_least("6c", "writes of transit to a slot, %".into(), 99.0, cached_pct, ""),
+            Check::of("6a", "time without bypass over transit".into(), 1.0, no_bypass, "x", ""),
+            Check::at_least("6c", format!("{more}, %"), 50.0, bypasses, ""),
+        ]
+    }
+
+    fn section(&self) -> String {
+        let tables = [self.figure_5e_table(), self.table_1()].map(|table| table.markdown());
+        format!(
+            "## Caiti on 36 cores, modelled\n\n{INTRODUCTION}\n{}\nFigure 5e: thousands of writes a \
+             second by jobs.\n\n{}\nTable 1: mean time of a request in µs, one job, by the size of \
+             the cache.\n\n{}",
+            checks_table(&self.checks()).markdown(),
+            tables[0],
+            tables[1],
+        )
+    }
+
+    fn figure_5e_table(&self) -> Table {
+        let jobs = JOBS.map(|jobs| jobs.to_string());
+        let mut headers = vec!["policy"];
+        headers.extend(jobs.iter().map(String::as_str));
+        let mut table = Table::new("caiti-5e", "", &headers);
+        for policy in POLICIES.split(',') {
+            let rate = |jobs| self.ran(policy, jobs, CACHE_BYTES).outcome.ops_per_s();
+            let cells = JOBS.map(|jobs| format!("{:.0}", rate(jobs) / 1e3));
+            table.push(std::iter::once(policy.to_owned()).chain(cells).collect());
+        }
+        table
+    }
+
+    fn table_1(&self) -> Table {
+        let sizes = CACHES.map(size);
+        let mut headers = vec!["policy"];
+        headers.extend(sizes.iter().map(String::as_str));
+        let mut table = Table::new("caiti-table-1", "", &headers);
+        for policy in CACHED {
+            let time = |bytes| micros(self.ran(policy, 1, bytes).outcome.service_ns(1));
+            table.push(std::iter::once(policy.to_owned()).chain(CACHES.map(time)).collect());
+        }
+        table
+    }
+}
+
+impl Check {
+    /// Is ours the paper's number?
+    fn of(
+        figure: &'static str,
+        what: String,
+        paper: f64,
+        ours: f64,
+        unit: &str,
+        reason: &'static str,
+    ) -> Self {
+        let off_pct = (ours / paper - 1.0) * 100.0;
+        let verdict = match off_pct {
+            off if off.abs() <= TOLERANCE_PCT => "same",
+            off if off > 0.0 => "more",
+            _ => "less",
+        };
+        let is_told = verdict != "same" || reason.starts_with("an input");
+        let [paper, ours] = [paper, ours].map(|value| format!("{value:.2} {unit}"));
+        Self { figure, what, paper, ours, verdict, reason: if is_told { reason } else { "" } }
+    }
+
+    /// Does ours reach what the paper says without a number?
+    fn at_least(
+        figure: &'static str,
+        what: String,
+        paper: f64,
+        ours: f64,
+        reason: &'static str,
+    ) -> Self {
+        let holds = ours > paper;
+        Self {
+            figure,
+            what,
+            paper: format!("above {paper:.0}"),
+            ours: format!("{ours:.2}"),
+            verdict: if holds { "holds" } else { "does not hold" },
+            reason: if holds { "" } else { reason },
+        }
+    }
+}
+
+fn checks_table(checks: &[Check]) -> Table {
+    let headers = ["figure", "what", "paper", "ours", "verdict", "reason"];
+    let mut table = Table::new("caiti-model", "", &headers);
+    for Check { figure, what, paper, ours, verdict, reason } in checks {
+        table.push(vec![
+            (*figure).to_owned(),
+            what.clone(),
+            paper.clone(),
+            ours.clone(),
+            (*verdict).to_owned(),
+            (*reason).to_owned(),
+        ]);
+    }
+    table
+}
+
+const INTRODUCTION: &str = "\
+`tidegate model --papers docs/papers.md` runs the shipped tiers on a machine of 36 cores in virtual
+time ([how](decisions/model-by-coroutines.md)) and writes this section. The costs are the preset
+`caiti`: what the paper says of requests that no cache serves, and of the parts of Caiti's own, went
+in; what caches do there came out. Ratios are of the time that a request takes its job, as in the
+paper's table 1: a depth of D is D requests back to back. \"Same\" is within 15 %.
+";
+const OWN_BTT: &str = "our table fences twice a write and keeps no list of readers: less to gain";
+const STAGING: &str = "";
+const SYNCERS: &str = "ours has up to 16 syncers, which keep up on idle cores; the paper's has one";
+const IDLE: &str = "one job leaves the device idle while clean slots last; ours cleans meanwhile";
+const TAIL: &str = "";
+const FULL: &str = "32 jobs leave 4 cores for evictors: nearly all writes bypass";
+const HITS: &str = "a larger cache has more hits and longer idle times of the device";
+const METADATA: &str = "";
+const STALLS: &str = "";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_section_is_found_between_its_markers() {
+        let page = format!("a\n{BEGIN}\nold\n{END}\nb\n");
+        assert_eq!(around(&page), Some(("a\n", "\nb\n")));
+        assert_eq!(around(&page.replace(END, "")), None);
+    }
+
+    #[test]
+    fn verdicts_follow_the_numbers() {
+        let verdict = |ours| Check::of("f", String::new(), 10.0, ours, "x", "why").verdict;
+        assert_eq!([11.4, 11.6, 8.0].map(verdict), ["same", "more", "less"]);
+        assert_eq!(Check::at_least("f", String::new(), 1.0, 0.9, "why").reason, "why");
+    }
+}

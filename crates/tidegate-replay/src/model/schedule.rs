@@ -1,0 +1,361 @@
+//! Threads on CPUs in virtual time: which thread runs next, and when.
+//!
+//! A thread is on a CPU, ready (it waits for one), waiting for something else, or ended. Rules:
+//!
+//! - A thread that becomes ready takes an idle CPU, its last one if it can; else it queues.
+//! - The queue is by virtual runtime, the CPU time of a thread, as in Linux's fair schedulers. A
+//!   thread that slept is put at most half a slice ahead of those that did not.
+//! - A thread leaves its CPU to a queued one when its slice is over, or when a thread woke that is
+//!   more than a granularity ahead of it.
+//!
+//! Invariants:
+//! 1. Time never goes back. Of two moments that are equal the one that was asked for first comes
+//!    first, so that a run is a function of its inputs.
+//! 2. A CPU is idle only while no thread is ready.
+//! 3. Each thread on a CPU has exactly one step pending, unless it is the one that runs.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+
+/// A thread's number: its index, in the order in which threads were added.
+pub(super) type ThreadId = usize;
+
+/// What scheduling costs, and how long a thread keeps its CPU.
+#[derive(Debug, Clone, Copy)]
+#[allow(clippy::struct_field_names, reason = "the unit of a number is part of its name")]
+pub(super) struct Rules {
+    /// A CPU changes from one thread to another.
+    pub(super) switch_ns: u64,
+    /// A thread keeps its CPU for so long while others are ready.
+    pub(super) slice_ns: u64,
+    /// A thread that wakes takes the CPU of one that has run for so much longer.
+    pub(super) granularity_ns: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    OnCpu,
+    Ready,
+    Waiting,
+    Ended,
+}
+
+struct Thread {
+    state: State,
+    cpu: u32,
+    cpu_ns: u64,
+    runtime_ns: u64,
+    slice_from_ns: u64,
+    /// A thread woke that should have its CPU.
+    is_preempted: bool,
+    /// Counts its wake-ups: a timer of an earlier wait is void.
+    wakes: u64,
+    timed_out: bool,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Event {
+    at_ns: u64,
+    order: u64,
+    thread: ThreadId,
+    /// None: a step. Otherwise the wait that it ends.
+    timer_of: Option<u64>,
+}
+
+/// All threads and CPUs of a machine.
+pub(super) struct Schedule {
+    rules: Rules,
+    now_ns: u64,
+    order: u64,
+    threads: Vec<Thread>,
+    events: BinaryHeap<Reverse<Event>>,
+    ready: BTreeSet<(u64, u64, ThreadId)>,
+    idle_cpus: BTreeSet<u32>,
+    /// The virtual runtime of the thread that got a CPU last, and never less than before.
+    floor_ns: u64,
+    running: Option<ThreadId>,
+}
+
+impl Schedule {
+    pub(super) fn new(cpus: u32, rules: Rules) -> Self {
+        Self {
+            rules,
+            now_ns: 0,
+            order: 0,
+            threads: Vec::new(),
+            events: BinaryHeap::new(),
+            ready: BTreeSet::new(),
+            idle_cpus: (0..cpus).collect(),
+            floor_ns: 0,
+            running: None,
+        }
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// The thread that runs.
+    pub(super) fn running(&self) -> Option<ThreadId> {
+        self.running
+    }
+
+    pub(super) fn cpu_of(&self, thread: ThreadId) -> u32 {
+        self.threads[thread].cpu
+    }
+
+    pub(super) fn cpu_ns(&self, thread: ThreadId) -> u64 {
+        self.threads[thread].cpu_ns
+    }
+
+    /// CPU time of all threads.
+    pub(super) fn busy_ns(&self) -> u64 {
+        self.threads.iter().map(|thread| thread.cpu_ns).sum()
+    }
+
+    pub(super) fn has_ended(&self, thread: ThreadId) -> bool {
+        self.threads[thread].state == State::Ended
+    }
+
+    pub(super) fn is_waiting(&self, thread: ThreadId) -> bool {
+        self.threads[thread].state == State::Waiting
+    }
+
+    /// The last wait of `thread` ended by its time.
+    pub(super) fn timed_out(&self, thread: ThreadId) -> bool {
+        self.threads[thread].timed_out
+    }
+
+    /// Adds a thread, which is waiting.
+    pub(super) fn add(&mut self) -> ThreadId {
+        self.threads.push(Thread {
+            state: State::Waiting,
+            cpu: 0,
+            cpu_ns: 0,
+            runtime_ns: 0,
+            slice_from_ns: 0,
+            is_preempted: false,
+            wakes: 0,
+            timed_out: false,
+        });
+        self.threads.len() - 1
+    }
+
+    /// The running thread works for `ns`. True where it can go on at once, as no other thread does
+    /// anything until then; otherwise the caller asks for the [`next`](Self::next) one.
+    pub(super) fn spend(&mut self, ns: u64) -> bool {
+        let Some(running) = self.running else { return true };
+        let end_ns = self.now_ns + ns;
+        let thread = &mut self.threads[running];
+        thread.cpu_ns += ns;
+        thread.runtime_ns += ns;
+        let is_next = self.events.peek().is_none_or(|Reverse(event)| event.at_ns > end_ns);
+        if is_next && !self.must_leave(running, end_ns) {
+            self.now_ns = end_ns;
+            return true;
+        }
+        self.step_at(running, end_ns);
+        self.running = None;
+        false
+    }
+
+    /// The running thread waits, until `until_ns` at most.
+    pub(super) fn wait(&mut self, until_ns: Option<u64>) -> Option<ThreadId> {
+        let waiter = self.running.take()?;
+        let thread = &mut self.threads[waiter];
+        (thread.state, thread.timed_out) = (State::Waiting, false);
+        let (cpu, timer_of) = (thread.cpu, Some(thread.wakes));
+        if let Some(until_ns) = until_ns {
+            self.push(until_ns.max(self.now_ns), waiter, timer_of);
+        }
+        self.give(cpu);
+        Some(waiter)
+    }
+
+    /// The running thread has ended.
+    pub(super) fn end(&mut self) {
+        if let Some(ended) = self.running.take() {
+            self.threads[ended].state = State::Ended;
+            self.give(self.threads[ended].cpu);
+        }
+    }
+
+    /// The running thread lets others have its CPU. True where there are none.
+    pub(super) fn pass_on(&mut self) -> bool {
+        let Some(thread) = self.running.filter(|_| !self.ready.is_empty()) else { return true };
+        self.running = None;
+        self.leave(thread);
+        false
+    }
+
+    /// Wakes `thread`, which waits, so that it runs `delay_ns` from now if a CPU is idle.
+    pub(super) fn wake(&mut self, thread: ThreadId, delay_ns: u64) {
+        let least_ns = self.floor_ns.saturating_sub(self.rules.slice_ns / 2);
+        let woken = &mut self.threads[thread];
+        debug_assert_eq!(woken.state, State::Waiting);
+        woken.wakes += 1;
+        woken.runtime_ns = woken.runtime_ns.max(least_ns);
+        let idle = self.idle_cpus.take(&woken.cpu).or_else(|| self.idle_cpus.pop_first());
+        let Some(cpu) = idle else {
+            self.queue(thread);
+            return self.preempt_for(thread);
+        };
+        self.put_on(thread, cpu, delay_ns);
+    }
+
+    /// The wait of `thread` has no end by time any more.
+    pub(super) fn void_timer(&mut self, thread: ThreadId) {
+        self.threads[thread].wakes += 1;
+    }
+
+    /// Lets time pass until a thread runs. None where no thread ever will.
+    pub(super) fn next(&mut self) -> Option<ThreadId> {
+        loop {
+            let Reverse(Event { at_ns, thread, timer_of, .. }) = self.events.pop()?;
+            self.now_ns = at_ns;
+            match timer_of {
+                Some(wakes) if self.is_waiting(thread) && self.threads[thread].wakes == wakes => {
+                    self.threads[thread].timed_out = true;
+                    self.wake(thread, 0);
+                }
+                Some(_) => {}
+                None if self.must_leave(thread, at_ns) => self.leave(thread),
+                None => {
+                    self.running = Some(thread);
+                    return self.running;
+                }
+            }
+        }
+    }
+
+    fn must_leave(&self, thread: ThreadId, at_ns: u64) -> bool {
+        let Thread { slice_from_ns, is_preempted, .. } = self.threads[thread];
+        let is_over = at_ns.saturating_sub(slice_from_ns) >= self.rules.slice_ns;
+        !self.ready.is_empty() && (is_preempted || is_over)
+    }
+
+    /// `thread` leaves its CPU to the first in the queue, and queues.
+    fn leave(&mut self, thread: ThreadId) {
+        let (_, _, next) = self.ready.pop_first().expect("a thread is ready");
+        let cpu = self.threads[thread].cpu;
+        self.queue(thread);
+        self.put_on(next, cpu, self.rules.switch_ns);
+    }
+
+    /// Gives an idle CPU to the first in the queue.
+    fn give(&mut self, cpu: u32) {
+        match self.ready.pop_first() {
+            Some((_, _, next)) => self.put_on(next, cpu, self.rules.switch_ns),
+            None => {
+                self.idle_cpus.insert(cpu);
+            }
+        }
+    }
+
+    fn put_on(&mut self, thread: ThreadId, cpu: u32, delay_ns: u64) {
+        let at_ns = self.now_ns + delay_ns;
+        let it = &mut self.threads[thread];
+        (it.state, it.cpu, it.slice_from_ns) = (State::OnCpu, cpu, at_ns);
+        it.is_preempted = false;
+        self.floor_ns = self.floor_ns.max(it.runtime_ns);
+        self.step_at(thread, at_ns);
+    }
+
+    fn queue(&mut self, thread: ThreadId) {
+        self.order += 1;
+        self.threads[thread].state = State::Ready;
+        self.ready.insert((self.threads[thread].runtime_ns, self.order, thread));
+    }
+
+    /// The thread on a CPU that has run longest is to leave it, if `woken` is far behind that one.
+    fn preempt_for(&mut self, woken: ThreadId) {
+        let least_ns = self.threads[woken].runtime_ns + self.rules.granularity_ns;
+        let on_cpu = self.threads.iter_mut().filter(|it| it.state == State::OnCpu);
+        let longest = on_cpu.max_by_key(|it| it.runtime_ns);
+        if let Some(longest) = longest.filter(|it| it.runtime_ns > least_ns) {
+            longest.is_preempted = true;
+        }
+    }
+
+    fn step_at(&mut self, thread: ThreadId, at_ns: u64) {
+        self.push(at_ns, thread, None);
+    }
+
+    fn push(&mut self, at_ns: u64, thread: ThreadId, timer_of: Option<u64>) {
+        self.order += 1;
+        self.events.push(Reverse(Event { at_ns, order: self.order, thread, timer_of }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: Rules = Rules { switch_ns: 10, slice_ns: 1000, granularity_ns: 300 };
+
+    fn with_threads(cpus: u32, threads: usize) -> Schedule {
+        let mut schedule = Schedule::new(cpus, RULES);
+        for _ in 0..threads {
+            let thread = schedule.add();
+            schedule.wake(thread, 0);
+        }
+        schedule
+    }
+
+    #[test]
+    fn threads_on_their_own_cpus_run_in_the_order_of_time() {
+        let mut schedule = with_threads(2, 2);
+        assert_eq!(schedule.next(), Some(0));
+        assert!(!schedule.spend(50), "thread 1 is at time 0");
+        assert_eq!((schedule.next(), schedule.now_ns()), (Some(1), 0));
+        assert!(schedule.spend(49), "nothing happens until 50");
+        assert!(!schedule.spend(1), "thread 0 asked for time 50 first");
+        assert_eq!((schedule.next(), schedule.now_ns()), (Some(0), 50));
+        assert_eq!((schedule.cpu_ns(0), schedule.busy_ns()), (50, 100));
+    }
+
+    #[test]
+    fn a_thread_keeps_its_cpu_for_a_slice() {
+        let mut schedule = with_threads(1, 2);
+        assert_eq!(schedule.next(), Some(0));
+        assert!(schedule.spend(999));
+        assert!(!schedule.spend(1));
+        assert_eq!((schedule.next(), schedule.now_ns()), (Some(1), 1010), "after a switch");
+        schedule.end();
+        assert_eq!((schedule.next(), schedule.now_ns()), (Some(0), 1020));
+        schedule.end();
+        assert_eq!(schedule.next(), None);
+    }
+
+    #[test]
+    fn a_timer_ends_the_wait_that_it_was_set_for_only() {
+        let mut schedule = with_threads(2, 2);
+        assert_eq!(schedule.next(), Some(0));
+        schedule.wait(Some(500));
+        assert_eq!(schedule.next(), Some(1));
+        schedule.wake(0, 5);
+        schedule.wait(Some(700));
+        assert_eq!(
+            (schedule.next(), schedule.now_ns(), schedule.timed_out(0)),
+            (Some(0), 5, false)
+        );
+        schedule.wait(None);
+        assert_eq!(
+            (schedule.next(), schedule.now_ns(), schedule.timed_out(1)),
+            (Some(1), 700, true)
+        );
+        schedule.wait(None);
+        assert_eq!(schedule.next(), None, "both wait for ever");
+    }
+
+    #[test]
+    fn a_thread_that_slept_takes_the_cpu_of_one_that_ran() {
+        let mut schedule = with_threads(1, 2);
+        assert_eq!(schedule.next(), Some(0));
+        schedule.wait(Some(600));
+        assert_eq!(schedule.next(), Some(1));
+        assert!(!schedule.spend(650), "the timer comes before that");
+        assert_eq!((schedule.next(), schedule.now_ns()), (Some(0), 10 + 650 + 10));
+        assert_eq!(schedule.cpu_ns(0), 0);
+    }
+}

@@ -1,0 +1,182 @@
+//! Cases that were worked by hand, and what must hold for all.
+
+use tidegate::pmem::MediaModel;
+use tidegate_bench::policy::Policy;
+
+use super::case::{Case, Length, Outcome};
+use super::costs::Costs;
+use super::machine;
+
+/// Costs by which one can reckon: a copy of a block takes 400 ns, one to the memory 1000.
+fn costs() -> Costs {
+    Costs {
+        name: "by hand".into(),
+        request_ns: 100,
+        btt_ns: 0,
+        clock_ns: 0,
+        lock_ns: 10,
+        handover_ns: 50,
+        section_ns: 20,
+        wake_ns: 0,
+        wake_latency_ns: 0,
+        switch_ns: 0,
+        slice_ns: 100_000,
+        dram_copy_bytes_per_s: 10_240_000_000,
+        stream_bytes_per_s: 4_096_000_000,
+        word_load_ns: 0,
+        word_store_ns: 0,
+        write_back_ns: 0,
+        fence_ns: 10,
+        media: "dram".into(),
+    }
+}
+
+fn case(policy: &str, cores: u32, jobs: u32, requests: u64) -> Case {
+    Case {
+        policy: policy.parse().unwrap(),
+        cores,
+        jobs,
+        depths: vec![1, 2],
+        cache_bytes: 4 << 20,
+        block_bytes: 4096,
+        device_bytes: 1 << 40,
+        warm_up: 1,
+        length: Length::Requests(requests),
+        seed: 7,
+    }
+}
+
+fn run(case: &Case, costs: &Costs) -> Outcome {
+    case.run(costs, &costs.media().unwrap()).unwrap()
+}
+
+/// Two jobs write blocks to the bare memory: each request takes 100 ns of software, 1000 of copying
+/// and 10 for the fence. Both are answered together at 1110, 2220 and 3330 ns. Time counts from the
+/// first answer, and the requests of a job from its own next one.
+#[test]
+fn two_cores_and_three_requests_to_the_memory() {
+    let outcome = run(&case("raw", 2, 2, 3), &costs());
+    assert_eq!((outcome.requests, outcome.elapsed_ns), (3, 2220));
+    assert_eq!(outcome.latencies[0].min(), outcome.latencies[0].max());
+    assert_eq!(outcome.latencies[0].max(), 1110);
+    assert!((outcome.service_ns(2) - 1480.0).abs() < 1e-9, "2 jobs for 2220 ns over 3 requests");
+}
+
+/// Two jobs, A and B, write to free slots of a cache with one lock, which always comes from the
+/// other core: 50 ns, and 20 of work under it.
+///
+/// - 100: both want the lock. A has it until 170, B from 170 to 240.
+/// - A copies until 570 and has the lock until 640: answered. B copies until 640 and has the lock
+///   until 710: answered.
+/// - A wants it at 740, has it until 810 and, after its copy, from 1210 to 1280: answered. B wants
+///   it at 810, has it until 880, and from 1280 to 1350: answered. And so on, every 640 ns.
+///
+/// Time counts from the first answer at 640. The third request that counts is answered at 1990.
+fn locked(costs: &Costs) -> (u64, u64) {
+    let outcome = run(&case("lru", 2, 2, 3), costs);
+    (outcome.elapsed_ns, outcome.latencies[0].max())
+}
+
+#[test]
+fn two_cores_and_three_requests_through_one_lock() {
+    assert_eq!(locked(&costs()), (1350, 640));
+}
+
+/// What was reckoned by hand would find a machine that forgets or doubles a cost.
+#[test]
+fn a_cost_that_is_planted_shows() {
+    let base = costs();
+    let changes = [
+        (Costs { request_ns: 110, ..base.clone() }, (1370, 650)),
+        (Costs { handover_ns: 60, ..base.clone() }, (1400, 660)),
+        (Costs { section_ns: 30, ..base.clone() }, (1400, 660)),
+        // One core after the other has the lock: its own never finds it with itself.
+        (Costs { lock_ns: 90, ..base.clone() }, (1350, 640)),
+        // 500 ns a copy.
+        (Costs { dram_copy_bytes_per_s: 8_192_000_000, ..base }, (1550, 740)),
+    ];
+    for (costs, expected) in changes {
+        assert_eq!(locked(&costs), expected, "{costs:?}");
+    }
+}
+
+#[test]
+fn one_job_has_its_lock_with_itself() {
+    let base = costs();
+    // 100 of software, twice 30 under the lock, 400 of copying.
+    assert_eq!(run(&case("lru", 2, 1, 5), &base).latencies[0].max(), 560);
+    assert_eq!(run(&case("lru", 2, 1, 5), &base).latencies[1].max(), 1120, "two back to back");
+}
+
+/// Four jobs on two cores take turns: together they do as much as two jobs with a core each.
+#[test]
+fn cores_are_never_idle_while_a_job_is_ready() {
+    let two = run(&case("raw", 2, 2, 4000), &costs());
+    let four = run(&case("raw", 2, 4, 4000), &costs());
+    assert!((four.ops_per_s() / two.ops_per_s() - 1.0).abs() < 0.01, "{two:?} {four:?}");
+    let longest_ns = four.latencies[0].max();
+    assert!(longest_ns > costs().slice_ns, "a job waits for the slices of others: {longest_ns}");
+}
+
+#[test]
+fn more_cores_are_never_less_for_a_block_translation_table() {
+    let costs = Costs { media: "optane".into(), ..costs() };
+    let rate = |cores| run(&case("btt", cores, cores, 2000), &costs).ops_per_s();
+    let rates = [1, 2, 4, 8, 16].map(rate);
+    assert!(rates.is_sorted(), "{rates:?}");
+    assert!(rates[4] < 13.8e9 / 4096.0 * 1.02, "no more than the medium takes: {rates:?}");
+}
+
+#[test]
+fn a_run_is_a_function_of_its_inputs() {
+    for policy in ["transit", "pmbd70", "coactive"] {
+        let case = Case { warm_up: 1500, ..case(policy, 6, 4, 3000) };
+        let costs = Costs { media: "optane".into(), ..Costs::optane() };
+        let [one, other] = [run(&case, &costs), run(&case, &costs)];
+        assert_eq!(one.elapsed_ns, other.elapsed_ns, "{policy}");
+        assert_eq!(one.latencies, other.latencies, "{policy}");
+        let seeded = run(&Case { seed: 8, ..case }, &costs);
+        assert_ne!(one.latencies, seeded.latencies, "{policy}");
+    }
+}
+
+/// On many cores a transit cache takes a block in the time of a copy, while evictors write back.
+#[test]
+fn evictors_on_idle_cores_keep_slots_free() {
+    let costs = Costs { media: "optane,thread_write_bytes_per_s=1000000000".into(), ..costs() };
+    let with_warm_up = |policy, cores| {
+        let case = Case { warm_up: 3000, ..case(policy, cores, 1, 5000) };
+        run(&case, &costs).service_ns(1)
+    };
+    let (btt, transit) = (with_warm_up("btt", 8), with_warm_up("transit", 8));
+    assert!(btt > 4000.0 && transit < btt / 3.0, "{btt} {transit}");
+    let no_eager = with_warm_up("transit-no-eager", 8);
+    assert!(no_eager > btt * 0.95, "a full cache is bypassed: {no_eager}");
+}
+
+/// A thread that waits for what no other one does is found, and not waited for.
+#[test]
+fn a_lost_wake_up_is_a_deadlock() {
+    let stuck = machine::run(&costs(), MediaModel::dram(), 2, machine::wait_for_ever);
+    assert!(stuck.is_err());
+}
+
+#[test]
+fn what_cannot_be_modelled_is_refused() {
+    let case = Case { policy: Policy::Copy, ..case("btt", 1, 1, 1) };
+    assert!(case.run(&costs(), &MediaModel::dram()).is_err());
+}
+
+#[test]
+fn costs_are_read_as_they_were_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("costs.json");
+    costs().write(&path).unwrap();
+    assert_eq!(Costs::load(path.to_str().unwrap()).unwrap(), costs());
+    std::fs::write(&path, "{\"name\":1}").unwrap();
+    let error = Costs::load(path.to_str().unwrap()).unwrap_err();
+    assert!(error.is_usage(), "{error}");
+    for name in Costs::PRESETS {
+        assert_eq!(Costs::load(name).unwrap().name, name);
+    }
+}
