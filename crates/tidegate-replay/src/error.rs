@@ -17,6 +17,14 @@ pub enum Error {
         /// What the kernel said.
         source: std::io::Error,
     },
+    /// A file is not the trace that it was taken for.
+    #[error("{}: {what}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// What was found, what was expected, and what to do.
+        what: String,
+    },
 }
 
 impl Error {

@@ -10,5 +10,7 @@
 pub mod args;
 pub mod error;
 pub mod model;
+pub mod profile;
 pub mod scheme;
+pub mod time;
 pub mod trace;

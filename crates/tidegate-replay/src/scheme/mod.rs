@@ -1,1 +1,90 @@
 //! Schemes: which of DRAM, persistent memory and flash hold what, for the events of a trace.
+//!
+//! A scheme is a state machine without clock, thread or I/O: it is told of [`Op`]s, and asks for
+//! work of [`Devices`]. [`SCHEMES`] lists them.
+//!
+//! All but `tidegate` and `log` are those of the AFCM paper (Chen, Lu, Chen, Shu: Efficient and
+//! Consistent NVMM Cache for SSD-Based File System). DRAM has pages in the order of their last use
+//! ([`page_cache`]); a sync copies what is dirty of a file to persistent memory ([`hybrid`]), which
+//! keeps no page that DRAM does not have.
+
+pub mod afcm;
+pub mod devices;
+pub mod dram;
+pub mod hybrid;
+#[cfg(test)]
+mod model;
+pub mod page;
+pub mod page_cache;
+pub mod sccm;
+pub mod sfcm;
+pub mod slots;
+pub mod tcow;
+#[cfg(test)]
+mod tests;
+
+use crate::error::Error;
+use crate::trace::Op;
+pub use devices::{Devices, Source};
+pub use page::PageId;
+
+/// How much memory a scheme has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Pages of 4 KiB in DRAM; at least 1.
+    pub dram_pages: u64,
+    /// Bytes of persistent memory.
+    pub pmem_bytes: u64,
+    /// Different pages that the trace touches: tables need not be larger.
+    pub footprint_pages: u64,
+    /// All that a sync covers is there after a crash, or nothing of it.
+    pub atomic: bool,
+}
+
+/// What programs asked for, and what became of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// Pages that reads covered.
+    pub reads: u64,
+    /// Those of them that were in DRAM or in persistent memory.
+    pub read_hits: u64,
+    /// Pages that writes covered, whole or in part.
+    pub writes: u64,
+    /// Syncs.
+    pub syncs: u64,
+    /// Pages that were dirty at a sync of theirs.
+    pub synced_pages: u64,
+}
+
+/// A scheme with its memory.
+pub trait Scheme {
+    /// Plays one operation.
+    ///
+    /// # Errors
+    /// The shipped engine that runs inside gave one.
+    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<(), Error>;
+
+    /// What was asked for so far.
+    fn requests(&self) -> Requests;
+
+    /// Most bytes of DRAM so far that said what lies where in persistent memory.
+    fn index_bytes_peak(&self) -> u64;
+}
+
+/// A scheme that users can choose.
+pub struct SchemeEntry {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// What it is, in a few words.
+    pub about: &'static str,
+    /// Makes the scheme.
+    pub create: fn(&Sizes) -> Result<Box<dyn Scheme>, Error>,
+}
+
+/// All schemes.
+pub static SCHEMES: &[SchemeEntry] = &[dram::ENTRY, sccm::ENTRY, sfcm::ENTRY, afcm::ENTRY];
+
+/// The scheme called `name`.
+pub fn scheme(name: &str) -> Option<&'static SchemeEntry> {
+    SCHEMES.iter().find(|entry| entry.name == name)
+}

@@ -4,7 +4,7 @@
 //! A slot costs 8 bytes: two numbers of 30 bits and two pairs of bits.
 
 /// Most slots of an array of links.
-pub(crate) const MAX_SLOTS: u32 = UNLISTED;
+pub const MAX_SLOTS: u32 = UNLISTED;
 
 /// The bits of a number; as a number the end of a list.
 const NO_SLOT: u32 = (1 << 30) - 1;
@@ -13,7 +13,7 @@ const NO_SLOT: u32 = (1 << 30) - 1;
 const UNLISTED: u32 = NO_SLOT - 1;
 
 /// The links of the slots `0..count`, for any number of lists that share no slot.
-pub(crate) struct Links(Box<[Link]>);
+pub struct Links(Box<[Link]>);
 
 /// The slots before and after one, each with two bits of the mark above it.
 #[derive(Clone, Copy)]
@@ -24,49 +24,52 @@ struct Link {
 
 /// A list: the first slot to the last one.
 #[derive(Debug)]
-pub(crate) struct List {
+pub struct List {
     first: u32,
     last: u32,
     len: u32,
 }
 
 impl Links {
-    /// Links of `count` slots, at most [`MAX_SLOTS`], none of them in a list.
-    pub(crate) fn new(count: u32) -> Self {
+    /// Links of `count` slots, none of them in a list.
+    ///
+    /// # Panics
+    /// There are more than [`MAX_SLOTS`] of them.
+    pub fn new(count: u32) -> Self {
         assert!(count <= MAX_SLOTS, "{count} slots; links number at most {MAX_SLOTS}");
         Self(vec![Link { previous: UNLISTED, next: NO_SLOT }; count as usize].into())
     }
 
     /// Bytes of memory.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         size_of_val(&*self.0)
     }
 
     /// Whether `slot` is in a list.
-    pub(crate) fn is_listed(&self, slot: u32) -> bool {
+    pub fn is_listed(&self, slot: u32) -> bool {
         self.0[slot as usize].previous & NO_SLOT != UNLISTED
     }
 
     /// The mark of `slot`: 0, or what [`set_mark`](Self::set_mark) has stored last.
-    pub(crate) fn mark(&self, slot: u32) -> u32 {
+    pub fn mark(&self, slot: u32) -> u32 {
         let Link { previous, next } = self.0[slot as usize];
         (previous >> 30) << 2 | next >> 30
     }
 
     /// Stores the low four bits of `mark` with `slot`; lists leave them as they are.
-    pub(crate) fn set_mark(&mut self, slot: u32, mark: u32) {
+    pub fn set_mark(&mut self, slot: u32, mark: u32) {
         let link = &mut self.0[slot as usize];
         link.previous = link.previous & NO_SLOT | (mark >> 2) << 30;
         link.next = link.next & NO_SLOT | mark << 30;
     }
 
     /// The slot after `slot` in its list.
-    pub(crate) fn next(&self, slot: u32) -> Option<u32> {
+    pub fn next(&self, slot: u32) -> Option<u32> {
         some(self.0[slot as usize].next & NO_SLOT)
     }
 
     /// The slot before `slot`, which is in a list.
-    pub(crate) fn previous(&self, slot: u32) -> Option<u32> {
+    pub fn previous(&self, slot: u32) -> Option<u32> {
         some(self.0[slot as usize].previous & NO_SLOT)
     }
 
@@ -82,32 +85,36 @@ impl Links {
 }
 
 impl List {
-    pub(crate) const EMPTY: Self = Self { first: NO_SLOT, last: NO_SLOT, len: 0 };
+    /// A list without slots.
+    pub const EMPTY: Self = Self { first: NO_SLOT, last: NO_SLOT, len: 0 };
 
     /// Number of slots.
-    pub(crate) fn len(&self) -> u32 {
+    pub fn len(&self) -> u32 {
         self.len
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// It has no slots.
+    pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    pub(crate) fn first(&self) -> Option<u32> {
+    /// The first slot.
+    pub fn first(&self) -> Option<u32> {
         some(self.first)
     }
 
-    pub(crate) fn last(&self) -> Option<u32> {
+    /// The last slot.
+    pub fn last(&self) -> Option<u32> {
         some(self.last)
     }
 
     /// The slots from the first to the last.
-    pub(crate) fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + use<'a> {
+    pub fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + use<'a> {
         std::iter::successors(self.first(), |&slot| links.next(slot))
     }
 
     /// Adds `slot`, which is in no list, as the last one.
-    pub(crate) fn push_last(&mut self, links: &mut Links, slot: u32) {
+    pub fn push_last(&mut self, links: &mut Links, slot: u32) {
         links.set_previous(slot, self.last);
         links.set_next(slot, NO_SLOT);
         match self.last() {
@@ -119,7 +126,7 @@ impl List {
     }
 
     /// Takes `slot`, which is in this list, out.
-    pub(crate) fn remove(&mut self, links: &mut Links, slot: u32) {
+    pub fn remove(&mut self, links: &mut Links, slot: u32) {
         let (previous, next) = (links.previous(slot), links.next(slot));
         match previous {
             Some(previous) => links.set_next(previous, next.unwrap_or(NO_SLOT)),
@@ -134,7 +141,7 @@ impl List {
     }
 
     /// Puts `new`, which is in no list, where `old` is in this one, with the mark of `old`.
-    pub(crate) fn replace(&mut self, links: &mut Links, old: u32, new: u32) {
+    pub fn replace(&mut self, links: &mut Links, old: u32, new: u32) {
         links.0[new as usize] = links.0[old as usize];
         match links.previous(old) {
             Some(previous) => links.set_next(previous, new),
@@ -148,7 +155,7 @@ impl List {
     }
 
     /// Makes `slot`, which is in this list, the last one.
-    pub(crate) fn move_last(&mut self, links: &mut Links, slot: u32) {
+    pub fn move_last(&mut self, links: &mut Links, slot: u32) {
         if self.last != slot {
             self.remove(links, slot);
             self.push_last(links, slot);

@@ -5,7 +5,7 @@
 //! - [`background`]: work in steps, run by threads or by a simulator's scheduler;
 //! - `clock`: the clock of costs and rests;
 //! - `ledger`: write-backs that failed, until a flush reports them;
-//! - `list`: lists of slots over one array of links;
+//! - [`list`]: lists of slots over one array of links;
 //! - [`memory`]: metrics of the persistent memory under a tier;
 //! - `set_locks`: sets behind locks, and waiting for a set to change;
 //! - `version_locks`: versions for readers without a lock, and the locks of their writers;
@@ -16,7 +16,7 @@ pub mod background;
 pub(crate) mod clock;
 pub mod engine;
 pub(crate) mod ledger;
-pub(crate) mod list;
+pub mod list;
 pub mod memory;
 pub(crate) mod set_locks;
 pub(crate) mod version_locks;

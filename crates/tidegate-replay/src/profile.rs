@@ -1,0 +1,178 @@
+//! What a trace asks for, whatever answers it: its footprint, how much of what it writes is
+//! synced, and how much of each synced page is dirty (AFCM, figures 1 and 2).
+
+use rustc_hash::FxHashMap;
+
+use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, lines_of, pages_of, part_of};
+use crate::trace::{FileId, Op};
+
+/// What is dirty of a page.
+#[derive(Debug, Clone, Copy, Default)]
+struct Page {
+    lines: u64,
+    /// What was written, also what was written again.
+    bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    pages: FxHashMap<u64, Page>,
+    dirty: Vec<u64>,
+    end: u64,
+}
+
+/// What a trace asks for. Memory grows with the pages that it touches.
+#[derive(Debug)]
+pub struct Profile {
+    files: Vec<File>,
+    /// Different pages that were touched.
+    pub footprint_pages: u64,
+    /// Operations.
+    pub operations: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Those of them that a sync covered.
+    pub synced_bytes: u64,
+    /// By number of dirty lines: pages that syncs covered.
+    pub synced_pages: [u64; 65],
+}
+
+impl Default for Profile {
+    fn default() -> Self {
+        Self {
+            files: Vec::new(),
+            footprint_pages: 0,
+            operations: 0,
+            written_bytes: 0,
+            synced_bytes: 0,
+            synced_pages: [0; 65],
+        }
+    }
+}
+
+impl Profile {
+    /// Adds an operation.
+    pub fn add(&mut self, op: &Op) {
+        self.operations += 1;
+        match *op {
+            Op::Read { file, offset_bytes, len_bytes } => {
+                for page in pages_of(offset_bytes, len_bytes) {
+                    self.page(file, page);
+                }
+            }
+            Op::Write { file, offset_bytes, len_bytes } => {
+                self.written_bytes += len_bytes;
+                for page in pages_of(offset_bytes, len_bytes) {
+                    self.write(file, page, part_of(page, offset_bytes, len_bytes));
+                }
+            }
+            Op::Sync { file } => self.sync(file.0 as usize),
+            Op::SyncAll => (0..self.files.len()).for_each(|file| self.sync(file)),
+            Op::Resize { file, len_bytes } => self.cut(file, len_bytes.div_ceil(PAGE_BYTES)),
+            Op::Remove { file } => self.cut(file, 0),
+        }
+    }
+
+    /// Share of the written bytes that a sync covered; none where nothing was written.
+    pub fn synced_share(&self) -> Option<f64> {
+        share(self.synced_bytes, self.written_bytes)
+    }
+
+    /// Share of synced pages all of which was dirty.
+    pub fn whole_share(&self) -> Option<f64> {
+        share(self.synced_pages[64], self.synced_pages.iter().sum())
+    }
+
+    /// Mean of the dirty bytes of a synced page.
+    pub fn mean_dirty_bytes(&self) -> Option<f64> {
+        let lines =
+            (0_u64..).zip(&self.synced_pages).map(|(lines, pages)| lines * pages).sum::<u64>();
+        share(lines * LINE_BYTES, self.synced_pages.iter().sum())
+    }
+
+    fn page(&mut self, file: FileId, page: u64) -> (&mut Page, &mut Vec<u64>) {
+        let at = file.0 as usize;
+        if self.files.len() <= at {
+            self.files.resize_with(at + 1, File::default);
+        }
+        let File { pages, dirty, end } = &mut self.files[at];
+        *end = (*end).max(page.saturating_add(1));
+        let footprint_pages = &mut self.footprint_pages;
+        let page = pages.entry(page).or_insert_with(|| {
+            *footprint_pages += 1;
+            Page::default()
+        });
+        (page, dirty)
+    }
+
+    fn write(&mut self, file: FileId, page: u64, bytes: std::ops::Range<u64>) {
+        let (Page { lines, bytes: written }, dirty) = self.page(file, page);
+        if *lines == 0 {
+            dirty.push(page);
+        }
+        *lines |= lines_of(&bytes);
+        *written += bytes.end - bytes.start;
+    }
+
+    fn sync(&mut self, file: usize) {
+        let Some(File { pages, dirty, .. }) = self.files.get_mut(file) else { return };
+        for page in dirty.drain(..) {
+            let page = pages.entry(page).or_default();
+            if page.lines != 0 {
+                self.synced_pages[page.lines.count_ones() as usize] += 1;
+                self.synced_bytes += page.bytes;
+            }
+            *page = Page::default();
+        }
+    }
+
+    /// Cuts the pages from `end` on off.
+    fn cut(&mut self, file: FileId, end: u64) {
+        let Some(file) = self.files.get_mut(file.0 as usize) else { return };
+        if end < file.end {
+            let is_cut = |page: &mut u64| *page >= end;
+            for page in file.dirty.extract_if(.., is_cut).collect::<Vec<_>>() {
+                file.pages.insert(page, Page::default());
+            }
+            file.end = end;
+        }
+    }
+}
+
+fn share(part: u64, whole: u64) -> Option<f64> {
+    #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileId = FileId(1);
+
+    #[test]
+    fn synced_bytes_and_dirty_lines_are_counted_by_hand() {
+        let mut profile = Profile::default();
+        let ops = [
+            Op::Write { file: FILE, offset_bytes: 0, len_bytes: 100 },
+            Op::Write { file: FILE, offset_bytes: 0, len_bytes: 100 },
+            Op::Write { file: FILE, offset_bytes: 4096, len_bytes: 4096 },
+            Op::Sync { file: FILE },
+            Op::Write { file: FILE, offset_bytes: 8192, len_bytes: 4096 },
+            Op::Resize { file: FILE, len_bytes: 8192 },
+            Op::SyncAll,
+            Op::Read { file: FileId(0), offset_bytes: 0, len_bytes: 1 },
+            Op::Write { file: FILE, offset_bytes: 8192, len_bytes: 64 },
+        ];
+        for op in &ops {
+            profile.add(op);
+        }
+        assert_eq!((profile.footprint_pages, profile.operations), (4, 9));
+        assert_eq!((profile.written_bytes, profile.synced_bytes), (8456, 4296));
+        assert_eq!((profile.synced_pages[2], profile.synced_pages[64]), (1, 1));
+        assert_eq!(profile.synced_pages.iter().sum::<u64>(), 2);
+        assert_eq!(profile.whole_share(), Some(0.5));
+        assert_eq!(profile.mean_dirty_bytes(), Some(66.0 * 64.0 / 2.0));
+        assert_eq!(Profile::default().synced_share(), None);
+    }
+}

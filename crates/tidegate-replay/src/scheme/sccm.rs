@@ -1,0 +1,12 @@
+//! `sccm`: a sync copies whole pages to slots of 4 KiB (AFCM's conventional, coarse-grained
+//! scheme).
+
+use super::slots::{Kind, hybrid};
+use super::{SchemeEntry, Sizes};
+
+/// The entry of the scheme.
+pub const ENTRY: SchemeEntry = SchemeEntry {
+    name: "sccm",
+    about: "synced pages in persistent memory, whole",
+    create: |sizes: &Sizes| Ok(hybrid(sizes, true, |_| Kind::Coarse)),
+};

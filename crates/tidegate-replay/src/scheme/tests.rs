@@ -1,0 +1,288 @@
+//! Schemes held to traces that were worked out by hand, and to a model of what they may not lose.
+
+use proptest::prelude::*;
+
+use super::model::{Model, Planted};
+use super::{Requests, SCHEMES, Scheme, Sizes, scheme};
+use crate::trace::{FileId, Op};
+
+const FILE: FileId = FileId(0);
+const KIB: u64 = 1024;
+
+const fn write(offset_bytes: u64, len_bytes: u64) -> Op {
+    Op::Write { file: FILE, offset_bytes, len_bytes }
+}
+
+const fn read(offset_bytes: u64, len_bytes: u64) -> Op {
+    Op::Read { file: FILE, offset_bytes, len_bytes }
+}
+
+const SYNC: Op = Op::Sync { file: FILE };
+
+const fn sizes(dram_pages: u64, pmem_pages: u64) -> Sizes {
+    Sizes { dram_pages, pmem_bytes: pmem_pages * 4 * KIB, footprint_pages: 64, atomic: false }
+}
+
+fn create(name: &str, sizes: &Sizes) -> Box<dyn Scheme> {
+    (scheme(name).unwrap().create)(sizes).unwrap()
+}
+
+/// Plays `ops` through the scheme called `name` over devices that check it.
+fn play(name: &str, sizes: &Sizes, ops: &[Op]) -> (Model, Requests, u64) {
+    play_over(Model::default(), name, sizes, ops)
+}
+
+fn play_over(mut model: Model, name: &str, sizes: &Sizes, ops: &[Op]) -> (Model, Requests, u64) {
+    let mut scheme = create(name, sizes);
+    for op in ops {
+        model.begin(op);
+        scheme.play(op, &mut model).unwrap();
+        model.end(op);
+    }
+    (model, scheme.requests(), scheme.index_bytes_peak())
+}
+
+/// Pages read from and written to flash, and bytes of data and metadata stored in persistent
+/// memory.
+fn traffic(name: &str, sizes: &Sizes, ops: &[Op]) -> (u64, u64, u64, u64) {
+    let (model, ..) = play(name, sizes, ops);
+    let (data_bytes, metadata_bytes) = model.traffic();
+    (model.ssd_reads, model.ssd_writes, data_bytes, metadata_bytes)
+}
+
+#[test]
+fn reads_hit_what_dram_has() {
+    // Pages 0, 1, 0: a hit; 2 takes the place of 1, and 1 that of 0.
+    let ops = [read(0, 4096), read(4096, 1), read(100, 5), read(8192, 4096), read(4096, 9)];
+    for entry in SCHEMES {
+        let (model, requests, _) = play(entry.name, &sizes(2, 8), &ops);
+        assert_eq!((requests.reads, requests.read_hits), (5, 1), "{}", entry.name);
+        assert_eq!((model.ssd_reads, model.ssd_writes), (4, 0), "{}", entry.name);
+    }
+}
+
+#[test]
+fn dram_writes_each_synced_page_to_flash() {
+    // Two pages, then one of them again, then a sync of nothing.
+    let ops = [write(0, 8192), SYNC, write(10, 5), SYNC, SYNC];
+    let (model, requests, index_bytes) = play("dram", &sizes(4, 0), &ops);
+    assert_eq!((model.ssd_writes, model.ssd_flushes, model.traffic()), (3, 2, (0, 0)));
+    let expected = Requests { reads: 0, read_hits: 0, writes: 3, syncs: 3, synced_pages: 3 };
+    assert_eq!((requests, index_bytes), (expected, 0));
+}
+
+#[test]
+fn dirty_pages_that_dram_gives_up_go_to_flash_once() {
+    // Page 0 is dirty and unsynced when page 1 takes its place; page 1 is clean when 2 comes.
+    let ops = [write(0, 4096), read(4096, 4096), read(8192, 4096), SYNC];
+    for entry in
+        SCHEMES.iter().filter(|entry| ["dram", "sccm", "sfcm", "afcm"].contains(&entry.name))
+    {
+        assert_eq!(traffic(entry.name, &sizes(1, 8), &ops), (2, 1, 0, 0), "{}", entry.name);
+    }
+}
+
+#[test]
+fn sccm_stores_whole_pages_and_overwrites_them_in_place() {
+    // 3 pages of memory: one is the map, 2 are slots.
+    // Sync of one line of page 0: 4096 bytes, 8 of the map and 8 of state. Again: in place.
+    let ops = [write(0, 64), SYNC, write(0, 64), SYNC];
+    assert_eq!(traffic("sccm", &sizes(8, 3), &ops), (0, 0, 2 * 4096, 16));
+    // Pages 0, 1, and 0 again; page 2 takes the slot of 1, synced least recently: one flash write,
+    // 8 bytes to release, 16 to take. Page 1 stays in DRAM: its read is a hit.
+    let ops = [
+        write(0, 64),
+        SYNC,
+        write(4096, 64),
+        SYNC,
+        write(0, 64),
+        SYNC,
+        write(8192, 64),
+        SYNC,
+        read(4096, 64),
+    ];
+    assert_eq!(traffic("sccm", &sizes(8, 3), &ops), (0, 1, 4 * 4096, 3 * 16 + 8));
+    // Page 1 is clean now: DRAM gives it up without a write; 0 and 2 are in persistent memory only,
+    // and are written.
+    let (model, ..) = play(
+        "sccm",
+        &sizes(3, 3),
+        &[
+            write(0, 64),
+            SYNC,
+            write(4096, 64),
+            SYNC,
+            write(0, 64),
+            SYNC,
+            write(8192, 64),
+            SYNC,
+            read(3 * 4096, 1),
+        ],
+    );
+    assert_eq!(model.ssd_writes, 1);
+}
+
+#[test]
+fn sfcm_stores_dirty_lines_packed() {
+    // One slot of 56 lines. 2 lines of page 0: 128 bytes; a word to begin the slot, two entries and
+    // a bitmap: 8 + 16 + 8. One of them again: 64 bytes in place.
+    let ops = [write(0, 128), SYNC, write(64, 1), SYNC];
+    assert_eq!(traffic("sfcm", &sizes(8, 1), &ops), (0, 0, 192, 32));
+    // 40 lines of page 0, 16 of page 1: full. 1 line of page 2: page 0 leaves, one flash write, one
+    // bitmap; then an entry and a bitmap.
+    let ops = [write(0, 40 * 64), SYNC, write(4096, 16 * 64), SYNC, write(8192, 64), SYNC];
+    let metadata_bytes = (8 + 40 * 8 + 8) + (16 * 8 + 8) + 8 + (8 + 8);
+    assert_eq!(traffic("sfcm", &sizes(8, 1), &ops), (0, 1, 57 * 64, metadata_bytes));
+    // A whole page does not fit into one slot: it goes to flash.
+    assert_eq!(traffic("sfcm", &sizes(8, 1), &[write(0, 4096), SYNC]), (0, 1, 0, 0));
+}
+
+#[test]
+fn sfcm_indexes_extents() {
+    // Lines 0 to 1 and 5 lie together in a slot, but are two extents of the page.
+    let (.., index_bytes) = play("sfcm", &sizes(8, 1), &[write(0, 128), write(320, 1), SYNC]);
+    assert_eq!(index_bytes, 40 + 2 * 32);
+}
+
+#[test]
+fn afcm_chooses_by_dirty_lines_and_merges_lines_into_a_page() {
+    // 4 pages: one is the map. 55 lines are fine, 56 make a page: 4096 bytes, 16 of map and state,
+    // and 8 to release the lines.
+    let ops = [write(0, 55 * 64), SYNC, write(0, 56 * 64), SYNC];
+    let fine_bytes = 8 + 55 * 8 + 8;
+    let expected = (0, 0, 55 * 64 + 4096, fine_bytes + 16 + 8);
+    assert_eq!(traffic("afcm", &sizes(8, 4), &ops), expected);
+    // One line of a page that has a slot: 64 bytes in place.
+    let ops = [write(0, 4096), SYNC, write(64, 64), SYNC];
+    assert_eq!(traffic("afcm", &sizes(8, 4), &ops), (0, 0, 4096 + 64, 16));
+}
+
+#[test]
+fn afcm_evicts_all_pages_of_the_slot_with_most_of_the_victim() {
+    // 2 pages: the map and one slot, with lines of pages 0, 1 and 2. Page 3 is whole: all leave.
+    let ops = [
+        write(0, 64),
+        SYNC,
+        write(4096, 64),
+        SYNC,
+        write(8192, 64),
+        SYNC,
+        write(12288, 4096),
+        SYNC,
+    ];
+    let metadata_bytes = (8 + 16) + 16 + 16 + 3 * 8 + 16;
+    assert_eq!(traffic("afcm", &sizes(8, 2), &ops), (0, 3, 3 * 64 + 4096, metadata_bytes));
+}
+
+#[test]
+fn removed_files_are_never_written() {
+    let ops = [write(0, 8192), SYNC, write(0, 4096), Op::Remove { file: FILE }, write(0, 64), SYNC];
+    for name in ["sccm", "sfcm", "afcm"] {
+        let (model, ..) = play(name, &sizes(8, 8), &ops);
+        assert_eq!((model.ssd_writes, model.ssd_reads), (0, 0), "{name}");
+    }
+    let ops = [write(0, 8192), Op::Resize { file: FILE, len_bytes: 4096 }, SYNC];
+    assert_eq!(play("dram", &sizes(8, 0), &ops).0.ssd_writes, 1);
+}
+
+#[test]
+fn an_atomic_sync_of_a_page_costs_a_log_entry_and_seven_words() {
+    // The first time: entry 32, head 8, page and state 8, tail 8; map and state 16. The second time
+    // also the old version 8, state 8, and its release 8.
+    let of = |ops: &[Op]| {
+        let sizes = Sizes { atomic: true, ..sizes(8, 5) };
+        let (model, ..) = play("sccm", &sizes, ops);
+        (model.ssd_writes, model.traffic())
+    };
+    let first = 32 + 8 + 8 + 8 + 8 + 16;
+    assert_eq!(of(&[write(0, 64), SYNC]), (0, (4096, first)));
+    let second = first + 8 + 8 + 8;
+    assert_eq!(of(&[write(0, 64), SYNC, write(0, 64), SYNC]), (0, (2 * 4096, first + second)));
+}
+
+#[test]
+fn a_sync_without_dirty_pages_costs_nothing() {
+    for entry in SCHEMES {
+        for atomic in [false, true] {
+            let (model, ..) =
+                play(entry.name, &Sizes { atomic, ..sizes(4, 8) }, &[SYNC, Op::SyncAll]);
+            assert_eq!((model.ssd_writes, model.traffic()), (0, (0, 0)), "{}", entry.name);
+        }
+    }
+}
+
+/// Whether the model finds `planted` below the scheme called `name`.
+fn is_found(planted: Planted, name: &str) -> bool {
+    // Lines are synced, leave a small memory, and DRAM; then they are read.
+    let pages = (0..8).flat_map(|page| [write(page * 4096, 500), SYNC]);
+    let ops: Vec<_> = pages.chain((0..8).map(|page| read(page * 4096, 500))).collect();
+    let play = || play_over(Model::with(planted), name, &sizes(4, 3), &ops);
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(play)).is_err()
+}
+
+#[test]
+fn the_model_finds_planted_mistakes() {
+    for entry in SCHEMES {
+        assert!(is_found(Planted::SsdWriteLost, entry.name), "{}", entry.name);
+        if entry.name != "dram" {
+            assert!(is_found(Planted::LinesLost, entry.name), "{}", entry.name);
+            assert!(is_found(Planted::NoFence, entry.name), "{}", entry.name);
+        }
+    }
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    let file = (0_u32..3).prop_map(FileId);
+    let lines = (0_u64..16 * 64, 1_u64..200);
+    let op = move |kind: u8, file, (first, count): (u64, u64)| match kind {
+        0..=7 => Op::Write { file, offset_bytes: first * 64 + 7, len_bytes: count * 50 },
+        8..=11 => Op::Read { file, offset_bytes: first * 64, len_bytes: count * 60 },
+        12..=16 => Op::Sync { file },
+        17 => Op::SyncAll,
+        18 => Op::Resize { file, len_bytes: first * 64 },
+        _ => Op::Remove { file },
+    };
+    (0_u8..20, file, lines).prop_map(move |(kind, file, lines)| op(kind, file, lines))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// What a sync covered is in persistent memory or on flash from then on, and reads find what
+    /// was written last.
+    #[test]
+    fn nothing_synced_is_lost(
+        ops in prop::collection::vec(any_op(), 1..120),
+        dram_pages in 1_u64..20,
+        pmem_pages in 0_u64..24,
+        atomic in any::<bool>(),
+    ) {
+        let sizes = Sizes { atomic, ..sizes(dram_pages, pmem_pages) };
+        for entry in SCHEMES {
+            play(entry.name, &sizes, &ops);
+        }
+    }
+
+    /// LRU hits are those of a list that is searched from one end to the other.
+    #[test]
+    fn hits_are_those_of_an_exact_lru(
+        pages in prop::collection::vec(0_u64..12, 1..200),
+        dram_pages in 1_usize..12,
+    ) {
+        let (mut list, mut hits) = (Vec::new(), 0);
+        for page in &pages {
+            match list.iter().position(|other| other == page) {
+                Some(at) => {
+                    hits += 1;
+                    list.remove(at);
+                }
+                None if list.len() == dram_pages => drop(list.remove(0)),
+                None => {}
+            }
+            list.push(*page);
+        }
+        let ops: Vec<_> = pages.iter().map(|page| read(page * 4096, 1)).collect();
+        let (_, requests, _) = play("dram", &sizes(dram_pages as u64, 0), &ops);
+        prop_assert_eq!(requests.read_hits, hits);
+    }
+}

@@ -1,0 +1,312 @@
+//! What the work of a scheme takes, and how much of it there was.
+//!
+//! One program asks for one operation after the other, as AFCM's simulator replays a trace: the
+//! times of operations add up. What an operation asks of flash is under way together, as far as the
+//! SSD works in parallel; a copy to or from memory occupies the program. Persistent memory is a
+//! [`MediaModel`] of the core, never faster than DRAM.
+
+use std::fmt;
+use std::str::FromStr;
+
+use tidegate::pmem::MediaModel;
+
+use crate::scheme::devices::{Devices, Source};
+use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, PageId, runs_of};
+
+/// What a call into the kernel and the look-up of a page take.
+const OPERATION_NS: f64 = 500.0;
+/// A step through an index of cache lines, and what sets a small copy up.
+const INDEX_STEP_NS: f64 = 25.0;
+/// A line that is in no cache of the CPU.
+const DRAM_LATENCY_NS: f64 = 90.0;
+const DRAM_BYTES_PER_S: f64 = 10e9;
+/// A store fence, and write-backs of lines before it, of memory as fast as DRAM.
+const DRAM_FENCE_NS: f64 = 60.0;
+const NS_PER_S: f64 = 1e9;
+
+/// Latency, bandwidth and parallelism of flash, or of a disk.
+///
+/// Written as text: the name of a preset, then any number of `,KEY=NUMBER` with the names of the
+/// fields: `nvme,read_ns=60000,parallel=64`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SsdModel {
+    /// The text that made it.
+    pub name: String,
+    /// A read of a page.
+    pub read_ns: u64,
+    /// A write of a page, into the device's own cache where it has one.
+    pub write_ns: u64,
+    /// What makes the writes before it durable.
+    pub flush_ns: u64,
+    /// Most that is read in a second.
+    pub read_bytes_per_s: u64,
+    /// Most that is written in a second.
+    pub write_bytes_per_s: u64,
+    /// Requests that it works on at a time.
+    pub parallel: u64,
+}
+
+/// A preset: its fields in their order.
+type Preset = (&'static str, [u64; 6]);
+
+/// The presets. `paper` stands for AFCM's two SATA disks, of which the paper says nothing but the
+/// name: its simulator writes page by page and never flushes. The others are typical of data
+/// sheets; `nvme-plp` keeps its cache at a power cut, so that a flush has nothing to do.
+const PRESETS: [Preset; 5] = [
+    ("nvme", [80_000, 20_000, 500_000, 3_000_000_000, 2_000_000_000, 32]),
+    ("nvme-plp", [80_000, 15_000, 5_000, 3_000_000_000, 2_000_000_000, 32]),
+    ("sata-ssd", [120_000, 60_000, 1_500_000, 530_000_000, 480_000_000, 16]),
+    ("hdd", [8_000_000, 8_000_000, 8_000_000, 150_000_000, 150_000_000, 1]),
+    ("paper", [100_000, 100_000, 0, 500_000_000, 450_000_000, 1]),
+];
+
+impl SsdModel {
+    fn preset(name: &str) -> Option<Self> {
+        let (name, fields) = PRESETS.iter().find(|preset| preset.0 == name)?;
+        let [read_ns, write_ns, flush_ns, read_bytes_per_s, write_bytes_per_s, parallel] = *fields;
+        Some(Self {
+            name: (*name).to_owned(),
+            read_ns,
+            write_ns,
+            flush_ns,
+            read_bytes_per_s,
+            write_bytes_per_s,
+            parallel,
+        })
+    }
+
+    fn set(&mut self, setting: &str) -> Result<(), String> {
+        let expected = "expected KEY=NUMBER, KEY one of read_ns, write_ns, flush_ns, \
+                        read_bytes_per_s, write_bytes_per_s, parallel";
+        let wrong = || format!("SSD setting `{setting}`: {expected}");
+        let (key, value) = setting.split_once('=').ok_or_else(wrong)?;
+        let value: u64 = value.parse().map_err(|_| wrong())?;
+        let (field, least) = match key {
+            "read_ns" => (&mut self.read_ns, 0),
+            "write_ns" => (&mut self.write_ns, 0),
+            "flush_ns" => (&mut self.flush_ns, 0),
+            "read_bytes_per_s" => (&mut self.read_bytes_per_s, 1),
+            "write_bytes_per_s" => (&mut self.write_bytes_per_s, 1),
+            "parallel" => (&mut self.parallel, 1),
+            _ => return Err(wrong()),
+        };
+        if value < least {
+            return Err(format!("SSD setting `{setting}`: expected at least {least}"));
+        }
+        *field = value;
+        Ok(())
+    }
+
+    /// What `pages` requests of a page take that are under way together.
+    fn batch_ns(&self, pages: u64, page_ns: u64, bytes_per_s: u64) -> f64 {
+        let rounds = pages.div_ceil(self.parallel);
+        let transfer_ns = float(pages * PAGE_BYTES) / float(bytes_per_s) * NS_PER_S;
+        float(rounds * page_ns).max(transfer_ns)
+    }
+}
+
+impl FromStr for SsdModel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(',');
+        let preset = parts.next().unwrap_or_default();
+        let mut model = Self::preset(preset).ok_or_else(|| {
+            let names = PRESETS.map(|preset| preset.0).join(", ");
+            format!("unknown SSD `{preset}`: expected one of {names}")
+        })?;
+        parts.try_for_each(|setting| model.set(setting))?;
+        text.clone_into(&mut model.name);
+        Ok(model)
+    }
+}
+
+impl fmt::Display for SsdModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.name)
+    }
+}
+
+/// Devices that count what they do, and what that takes.
+#[derive(Debug, Clone)]
+pub struct Meter {
+    ssd: SsdModel,
+    pmem: MediaModel,
+    /// What the operation under way asked of flash.
+    batch: Batch,
+    /// What was done so far.
+    pub totals: Totals,
+    ns: f64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Batch {
+    reads: u64,
+    writes: u64,
+    is_flushed: bool,
+}
+
+/// Sums over a trace.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Pages read from flash.
+    pub ssd_pages_read: u64,
+    /// Pages written to flash.
+    pub ssd_pages_written: u64,
+    /// Bytes of data stored in persistent memory.
+    pub pmem_data_bytes: u64,
+    /// Bytes stored there that say what is where.
+    pub pmem_metadata_bytes: u64,
+}
+
+impl Meter {
+    /// Devices that have done nothing yet.
+    pub fn new(ssd: SsdModel, pmem: MediaModel) -> Self {
+        Self { ssd, pmem, batch: Batch::default(), totals: Totals::default(), ns: 0.0 }
+    }
+
+    /// An operation ends: the next one begins when flash has done its part.
+    pub fn end_operation(&mut self) {
+        let Batch { reads, writes, is_flushed } = std::mem::take(&mut self.batch);
+        let ssd = &self.ssd;
+        self.ns += OPERATION_NS;
+        self.ns += ssd.batch_ns(reads, ssd.read_ns, ssd.read_bytes_per_s);
+        self.ns += ssd.batch_ns(writes, ssd.write_ns, ssd.write_bytes_per_s);
+        if is_flushed {
+            self.ns += float(ssd.flush_ns);
+        }
+    }
+
+    /// What all operations so far took.
+    pub fn seconds(&self) -> f64 {
+        self.ns / NS_PER_S
+    }
+
+    /// A store of neighbouring bytes in persistent memory.
+    fn store(&mut self, bytes: u64) {
+        let occupied =
+            bytes.next_multiple_of(u64::from(self.pmem.granularity_bytes).max(LINE_BYTES));
+        let limits = [self.pmem.thread_write_bytes_per_s, self.pmem.write_bytes_per_s];
+        self.ns += float(occupied) / slowest(limits) * NS_PER_S;
+    }
+}
+
+fn slowest(limits: [Option<u64>; 2]) -> f64 {
+    limits.into_iter().flatten().map(float).fold(DRAM_BYTES_PER_S, f64::min)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "times need no more than 53 bits")]
+fn float(number: u64) -> f64 {
+    number as f64
+}
+
+impl Devices for Meter {
+    fn dram_copy(&mut self, _page: PageId, lines: u64) {
+        let bytes = u64::from(lines.count_ones()) * LINE_BYTES;
+        self.ns += DRAM_LATENCY_NS + float(bytes) / DRAM_BYTES_PER_S * NS_PER_S;
+    }
+
+    fn dram_forget(&mut self, _page: PageId) {}
+
+    fn ssd_read(&mut self, _page: PageId) {
+        self.batch.reads += 1;
+        self.totals.ssd_pages_read += 1;
+    }
+
+    fn ssd_write(&mut self, _page: PageId, _source: Source) {
+        self.batch.writes += 1;
+        self.totals.ssd_pages_written += 1;
+    }
+
+    fn ssd_flush(&mut self) {
+        self.batch.is_flushed = true;
+    }
+
+    fn pmem_read(&mut self, _page: PageId, lines: u64) {
+        let bytes = u64::from(lines.count_ones()) * LINE_BYTES;
+        let limits = [self.pmem.thread_read_bytes_per_s, self.pmem.read_bytes_per_s];
+        self.ns += f64::from(self.pmem.read_latency_ns).max(DRAM_LATENCY_NS);
+        self.ns += float(bytes) / slowest(limits) * NS_PER_S;
+    }
+
+    fn pmem_store(&mut self, _page: PageId, lines: u64) {
+        self.totals.pmem_data_bytes += u64::from(lines.count_ones()) * LINE_BYTES;
+        for (_, count) in runs_of(lines) {
+            self.store(u64::from(count) * LINE_BYTES);
+        }
+    }
+
+    fn pmem_metadata(&mut self, bytes: u64) {
+        self.totals.pmem_metadata_bytes += bytes;
+        self.store(bytes);
+    }
+
+    fn pmem_fence(&mut self) {
+        self.ns += f64::from(self.pmem.write_latency_ns).max(DRAM_FENCE_NS);
+    }
+
+    fn pmem_forget(&mut self, _page: PageId) {}
+
+    fn index_steps(&mut self, steps: u32) {
+        self.ns += f64::from(steps) * INDEX_STEP_NS;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::FileId;
+
+    const PAGE: PageId = PageId { file: FileId(0), page: 0 };
+
+    fn ns_of(ssd: &str, pmem: &str, work: impl Fn(&mut Meter)) -> f64 {
+        let mut meter = Meter::new(ssd.parse().unwrap(), pmem.parse().unwrap());
+        work(&mut meter);
+        meter.end_operation();
+        (meter.seconds() * NS_PER_S).round() - OPERATION_NS
+    }
+
+    #[test]
+    fn flash_works_in_parallel_and_within_its_bandwidth() {
+        let ssd = "nvme,read_ns=1000,write_ns=2000,flush_ns=5000,parallel=4,\
+                   read_bytes_per_s=4096000000,write_bytes_per_s=1000000000000";
+        let reads =
+            |count: u64| ns_of(ssd, "dram", |meter| (0..count).for_each(|_| meter.ssd_read(PAGE)));
+        // Two rounds of 1000 ns, but five pages at 1000 ns each.
+        assert_eq!(
+            [reads(0), reads(1), reads(5)].map(f64::to_bits),
+            [0.0_f64, 1000.0, 5000.0].map(f64::to_bits)
+        );
+        let writes = ns_of(ssd, "dram", |meter| {
+            (0..5).for_each(|_| meter.ssd_write(PAGE, Source::Dram));
+            meter.ssd_flush();
+            meter.ssd_flush();
+        });
+        assert_eq!(writes.to_bits(), 9000.0_f64.to_bits());
+    }
+
+    #[test]
+    fn small_stores_occupy_a_whole_unit_of_the_medium() {
+        let pmem =
+            "custom,granularity_bytes=256,thread_write_bytes_per_s=1000000000,write_latency_ns=100";
+        let ns = ns_of("nvme", pmem, |meter| {
+            meter.pmem_store(PAGE, 0b101);
+            meter.pmem_metadata(8);
+            meter.pmem_fence();
+        });
+        assert_eq!(ns.to_bits(), (3.0 * 256.0 + 100.0_f64).to_bits());
+    }
+
+    #[test]
+    fn settings_of_an_ssd_are_checked() {
+        let model: SsdModel = "hdd,parallel=2".parse().unwrap();
+        assert_eq!(
+            (model.parallel, model.read_ns, model.to_string().as_str()),
+            (2, 8_000_000, "hdd,parallel=2")
+        );
+        for wrong in ["", "tape", "hdd,parallel", "hdd,parallel=0", "hdd,speed=9", "hdd,read_ns=-1"]
+        {
+            assert!(wrong.parse::<SsdModel>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Lines that give no events because they cannot be understood.
+
+use super::lines::MAX_LINE_BYTES;
+
+/// How many bad lines are kept with their reason.
+const KEPT: usize = 10;
+
+/// The bad lines of a trace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BadLines {
+    /// How many there were.
+    pub count: u64,
+    /// The first ones, at most ten: the number of the line, from 1, and what is wrong with it.
+    pub first: Vec<(u64, String)>,
+}
+
+impl BadLines {
+    /// Counts line `number`, which is bad because of `why`.
+    pub(super) fn push(&mut self, number: u64, why: Bad) {
+        self.count += 1;
+        if self.first.len() < KEPT {
+            self.first.push((number, why.to_string()));
+        }
+    }
+}
+
+/// Why a line is bad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Bad {
+    #[error("not a line of this format")]
+    Shape,
+    #[error("the {0} is not a number that it can be")]
+    Number(&'static str),
+    #[error("the operation is not one of this format")]
+    Operation,
+    #[error("the request ends behind the last offset that a file can have")]
+    Range,
+    #[error("a request of more than 2 GiB, which is more than one can be")]
+    Length,
+    #[error("descriptor {0}: the trace does not show what it is")]
+    Descriptor(i64),
+    #[error("descriptor {0}: the trace does not show its position")]
+    Position(i64),
+    #[error("descriptor {0}: an append to a file whose length the trace does not show")]
+    Append(i64),
+    #[error("more than {MAX_LINE_BYTES} bytes long")]
+    Line,
+    #[error("more files, descriptors or processes at a time than are kept track of")]
+    Tables,
+    #[error("the end of a call whose beginning the trace does not show")]
+    Resumed,
+}

@@ -1,0 +1,72 @@
+//! Lines that a file has in another order than that of time.
+
+use std::io;
+
+use super::fields::{cut, number};
+use super::lines::Line;
+
+/// All of them are kept; a trace that has more is refused.
+const MAX_BYTES: usize = 256 << 20;
+
+/// The lines of a file, sorted by the time in their second field; those of one time stay in order.
+#[derive(Debug, Default)]
+pub(super) struct ByTime {
+    text: Vec<u8>,
+    lines: Vec<Kept>,
+    read: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    time: u64,
+    number: u64,
+    start: usize,
+    len: usize,
+    is_whole: bool,
+}
+
+impl ByTime {
+    /// A line without a time keeps its place behind the line above it.
+    pub(super) fn push(&mut self, line: Line<'_>) -> io::Result<()> {
+        let (text, is_whole) = match line {
+            Line::Text(text) => (text, true),
+            Line::TooLong => (&[][..], false),
+        };
+        let kept_bytes = self.text.len() + self.lines.len() * size_of::<Kept>();
+        if kept_bytes + text.len() > MAX_BYTES {
+            return Err(io::Error::other(
+                "a trace of this format is sorted in memory, and has more than 256 MiB; split it",
+            ));
+        }
+        let above = self.lines.last().map_or(0, |line| line.time);
+        let number = self.lines.len() as u64 + 1;
+        let (start, len) = (self.text.len(), text.len());
+        let time = time(text).unwrap_or(above);
+        self.lines.push(Kept { time, number, start, len, is_whole });
+        self.text.extend_from_slice(text);
+        Ok(())
+    }
+
+    pub(super) fn sort(&mut self) {
+        self.lines.sort_by_key(|line| line.time);
+    }
+
+    pub(super) fn next(&mut self) -> Option<Line<'_>> {
+        let line = self.lines.get(self.read)?;
+        self.read += 1;
+        let text = &self.text[line.start..line.start + line.len];
+        Some(if line.is_whole { Line::Text(text) } else { Line::TooLong })
+    }
+
+    /// The number in the file of the line that was read last.
+    pub(super) fn number(&self) -> u64 {
+        let last = self.read.checked_sub(1).and_then(|last| self.lines.get(last));
+        last.map_or(0, |line| line.number)
+    }
+}
+
+fn time(line: &[u8]) -> Option<u64> {
+    let (_, rest) = cut(line, b' ').ok()?;
+    let (time, _) = cut(rest, b' ').ok()?;
+    number(time, "time").ok()
+}

@@ -1,0 +1,249 @@
+//! Descriptors: which file each stands for, and where it reads and writes next.
+//!
+//! As in the kernel, a table of a process maps a descriptor to an open file, which has the
+//! position. `dup` and `fork` make further descriptors of one open file.
+
+use std::collections::HashMap;
+
+use super::bad::Bad;
+use super::event::{FileId, Op};
+use super::fields::range;
+use super::files::Files;
+use super::out::Out;
+
+/// How many descriptors are kept at a time, those of all processes.
+const MAX_DESCRIPTORS: usize = 1 << 20;
+
+/// What `open` returned a descriptor of.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Open {
+    /// Which file; none for what is no storage: pipes, sockets, terminals.
+    pub(super) file: Option<FileId>,
+    /// Its path, for a folder whose descriptor may begin a path.
+    pub(super) folder: Option<Box<[u8]>>,
+    /// Where it reads and writes next, where the trace shows it.
+    pub(super) position: Option<u64>,
+    /// Every write goes to the end of the file.
+    pub(super) append: bool,
+    /// Every write is followed by a sync.
+    pub(super) sync: bool,
+}
+
+impl Open {
+    /// `file`, opened to be read and written from its start.
+    pub(super) fn at_start(file: FileId) -> Self {
+        Self { file: Some(file), position: Some(0), ..Self::default() }
+    }
+}
+
+/// Whether bytes go to a file or come from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Read,
+    Write,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Descriptor {
+    open: usize,
+    close_on_exec: bool,
+}
+
+/// The tables of all processes.
+#[derive(Debug)]
+pub(super) struct Descriptors {
+    tables: HashMap<u32, HashMap<i64, Descriptor>>,
+    /// Open files and how many descriptors each has; the numbers of the unused ones are in `free`.
+    open: Vec<(Open, u32)>,
+    free: Vec<usize>,
+    count: usize,
+    pub(super) files: Files,
+}
+
+impl Descriptors {
+    pub(super) fn new(files: Files) -> Self {
+        Self { tables: HashMap::new(), open: Vec::new(), free: Vec::new(), count: 0, files }
+    }
+
+    /// Descriptor `number` of `table` is now `open`; what it was before is closed.
+    pub(super) fn open(
+        &mut self,
+        (table, number): (u32, i64),
+        open: Open,
+        close_on_exec: bool,
+        out: &mut Out,
+    ) -> Result<(), Bad> {
+        self.close((table, number), out);
+        if self.count >= MAX_DESCRIPTORS {
+            return Err(Bad::Tables);
+        }
+        if let Some(file) = open.file {
+            self.files.opened(file);
+        }
+        let open = if let Some(free) = self.free.pop() {
+            self.open[free] = (open, 1);
+            free
+        } else {
+            self.open.push((open, 1));
+            self.open.len() - 1
+        };
+        self.count += 1;
+        let table = self.tables.entry(table).or_default();
+        table.insert(number, Descriptor { open, close_on_exec });
+        Ok(())
+    }
+
+    /// Closes a descriptor. One that is not known is left alone: nothing depends on it.
+    pub(super) fn close(&mut self, (table, number): (u32, i64), out: &mut Out) {
+        let table = self.tables.get_mut(&table);
+        if let Some(descriptor) = table.and_then(|table| table.remove(&number)) {
+            self.release(descriptor, out);
+        }
+    }
+
+    fn release(&mut self, descriptor: Descriptor, out: &mut Out) {
+        self.count -= 1;
+        let (open, uses) = &mut self.open[descriptor.open];
+        *uses -= 1;
+        if *uses == 0 {
+            let closed = std::mem::take(open);
+            self.free.push(descriptor.open);
+            if let Some(file) = closed.file {
+                self.files.closed(file, out);
+            }
+        }
+    }
+
+    /// Makes descriptor `to` one more of the open file of `from`.
+    pub(super) fn duplicate(
+        &mut self,
+        table: u32,
+        (from, to): (i64, i64),
+        close_on_exec: bool,
+        out: &mut Out,
+    ) -> Result<(), Bad> {
+        let open = self.find(table, from)?.open;
+        if from == to {
+            return Ok(());
+        }
+        if self.count >= MAX_DESCRIPTORS {
+            return Err(Bad::Tables);
+        }
+        self.open[open].1 += 1;
+        self.count += 1;
+        self.close((table, to), out);
+        let table = self.tables.entry(table).or_default();
+        table.insert(to, Descriptor { open, close_on_exec });
+        Ok(())
+    }
+
+    /// Gives table `to` the descriptors of table `from` that it does not have.
+    pub(super) fn inherit(&mut self, from: u32, to: u32) -> Result<(), Bad> {
+        let mut inherited = self.tables.get(&from).cloned().unwrap_or_default();
+        let own = self.tables.entry(to).or_default();
+        inherited.retain(|number, _| !own.contains_key(number));
+        if self.count + inherited.len() > MAX_DESCRIPTORS {
+            return Err(Bad::Tables);
+        }
+        self.count += inherited.len();
+        for descriptor in inherited.values() {
+            self.open[descriptor.open].1 += 1;
+        }
+        own.extend(inherited);
+        Ok(())
+    }
+
+    /// Closes the descriptors of `table` for which `which` is true of number and close-on-exec.
+    pub(super) fn close_all(
+        &mut self,
+        table: u32,
+        which: impl Fn(i64, bool) -> bool,
+        out: &mut Out,
+    ) {
+        let Some(descriptors) = self.tables.get_mut(&table) else { return };
+        let is_closed = |(number, it): (&i64, &mut Descriptor)| which(*number, it.close_on_exec);
+        let mut closed: Vec<_> = descriptors.extract_if(|n, it| is_closed((n, it))).collect();
+        if descriptors.is_empty() {
+            self.tables.remove(&table);
+        }
+        closed.sort_unstable_by_key(|(number, _)| *number);
+        for (_, descriptor) in closed {
+            self.release(descriptor, out);
+        }
+    }
+
+    fn find(&self, table: u32, number: i64) -> Result<Descriptor, Bad> {
+        let found = self.tables.get(&table).and_then(|table| table.get(&number));
+        found.copied().ok_or(Bad::Descriptor(number))
+    }
+
+    pub(super) fn get(&self, (table, number): (u32, i64)) -> Result<&Open, Bad> {
+        Ok(&self.open[self.find(table, number)?.open].0)
+    }
+
+    pub(super) fn get_mut(&mut self, (table, number): (u32, i64)) -> Result<&mut Open, Bad> {
+        let found = self.find(table, number)?;
+        Ok(&mut self.open[found.open].0)
+    }
+
+    pub(super) fn set_close_on_exec(&mut self, (table, number): (u32, i64), on_exec: bool) {
+        let table = self.tables.get_mut(&table);
+        if let Some(descriptor) = table.and_then(|table| table.get_mut(&number)) {
+            descriptor.close_on_exec = on_exec;
+        }
+    }
+
+    /// Where a transfer of `way` begins: at `offset`, or at the descriptor's position, or at the
+    /// end of the file; none if it is no storage.
+    pub(super) fn start(
+        &self,
+        descriptor: (u32, i64),
+        way: Way,
+        offset: Option<u64>,
+    ) -> Result<Option<(FileId, u64)>, Bad> {
+        let open = self.get(descriptor)?;
+        let Some(file) = open.file else { return Ok(None) };
+        let start = if open.append && way == Way::Write {
+            self.files.len_bytes(file).ok_or(Bad::Append(descriptor.1))?
+        } else {
+            offset.or(open.position).ok_or(Bad::Position(descriptor.1))?
+        };
+        Ok(Some((file, start)))
+    }
+
+    /// `len` bytes go through a descriptor: at `offset`, or at its position, which moves on.
+    pub(super) fn transfer(
+        &mut self,
+        descriptor: (u32, i64),
+        way: Way,
+        offset: Option<u64>,
+        len: u64,
+        out: &mut Out,
+    ) -> Result<(), Bad> {
+        let Some((file, start)) = self.start(descriptor, way, offset)? else { return Ok(()) };
+        let (start, len) = range(start, len)?;
+        match way {
+            Way::Read => out.read(file, start, len)?,
+            Way::Write if len > 0 => {
+                out.write(file, start, len)?;
+                self.files.reaches(file, start + len);
+                if self.get(descriptor)?.sync {
+                    out.push(Op::Sync { file });
+                }
+            }
+            Way::Write => {}
+        }
+        if offset.is_none() {
+            self.get_mut(descriptor)?.position = Some(start + len);
+        }
+        Ok(())
+    }
+
+    /// What was written through a descriptor is made durable.
+    pub(super) fn sync(&mut self, descriptor: (u32, i64), out: &mut Out) -> Result<(), Bad> {
+        if let Some(file) = self.get(descriptor)?.file {
+            out.push(Op::Sync { file });
+        }
+        Ok(())
+    }
+}

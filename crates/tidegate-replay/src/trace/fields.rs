@@ -1,0 +1,139 @@
+//! Fields of a line: numbers, times, and the parts between separators.
+
+use super::bad::Bad;
+
+/// The last offset that a file or device can have.
+const MAX_OFFSET: u64 = i64::MAX.unsigned_abs();
+/// The most that one request can ask for: Linux gives 2 GiB less a page.
+const MAX_REQUEST_BYTES: u64 = 1 << 31;
+/// Bytes of a sector, the unit of block traces.
+const SECTOR_BYTES: u64 = 512;
+
+/// The decimal number that `text` is; `what` names it in the reason of a bad line.
+pub(super) fn number(text: &[u8], what: &'static str) -> Result<u64, Bad> {
+    decimal(text).ok_or(Bad::Number(what))
+}
+
+fn decimal(text: &[u8]) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    let mut value = 0u64;
+    for byte in text {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        value = value.checked_mul(10)?.checked_add(u64::from(digit))?;
+    }
+    Some(value)
+}
+
+/// A number that may have a sign.
+pub(super) fn signed(text: &[u8], what: &'static str) -> Result<i64, Bad> {
+    let (magnitude, negative) = match text.strip_prefix(b"-") {
+        Some(rest) => (rest, true),
+        None => (text, false),
+    };
+    let value = i64::try_from(number(magnitude, what)?).map_err(|_| Bad::Number(what))?;
+    Ok(if negative { -value } else { value })
+}
+
+/// A number of a stream: thread or process.
+pub(super) fn stream(text: &[u8]) -> Result<u32, Bad> {
+    u32::try_from(number(text, "thread")?).map_err(|_| Bad::Number("thread"))
+}
+
+/// Seconds with a fraction, as microseconds, rounded.
+pub(super) fn seconds_us(text: &[u8]) -> Result<u64, Bad> {
+    let dot = text.iter().position(|&byte| byte == b'.').unwrap_or(text.len());
+    let (whole, fraction) = text.split_at(dot);
+    let whole = decimal(whole).and_then(|whole| whole.checked_mul(1_000_000));
+    let fraction = match fraction.get(1..) {
+        None => Some(0),
+        Some(digits) => fraction_us(digits),
+    };
+    whole.zip(fraction).and_then(|(whole, part)| whole.checked_add(part)).ok_or(Bad::Number("time"))
+}
+
+fn fraction_us(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let digit = |at: usize| digits.get(at).map_or(0, |byte| u64::from(byte - b'0'));
+    let micros = (0..6).fold(0, |value, at| value * 10 + digit(at));
+    Some(micros + u64::from(digit(6) >= 5))
+}
+
+/// A range of bytes of a file, within what is possible.
+pub(super) fn range(offset_bytes: u64, len_bytes: u64) -> Result<(u64, u64), Bad> {
+    if len_bytes > MAX_REQUEST_BYTES {
+        return Err(Bad::Length);
+    }
+    match offset_bytes.checked_add(len_bytes) {
+        Some(end) if end <= MAX_OFFSET => Ok((offset_bytes, len_bytes)),
+        _ => Err(Bad::Range),
+    }
+}
+
+/// The range in bytes of `count` sectors from `first` on.
+pub(super) fn sectors(first: u64, count: u64) -> Result<(u64, u64), Bad> {
+    let offset = first.checked_mul(SECTOR_BYTES).ok_or(Bad::Range)?;
+    range(offset, count.checked_mul(SECTOR_BYTES).ok_or(Bad::Length)?)
+}
+
+/// A length of a file.
+pub(super) fn file_length(len_bytes: u64) -> Result<u64, Bad> {
+    if len_bytes <= MAX_OFFSET { Ok(len_bytes) } else { Err(Bad::Range) }
+}
+
+/// The parts of `line` between single bytes `separator`, as many as `N`: no more, no less.
+pub(super) fn split<const N: usize>(line: &[u8], separator: u8) -> Result<[&[u8]; N], Bad> {
+    let mut fields = [&[][..]; N];
+    let mut parts = line.split(|&byte| byte == separator);
+    for field in &mut fields {
+        *field = parts.next().ok_or(Bad::Shape)?;
+    }
+    if parts.next().is_some() { Err(Bad::Shape) } else { Ok(fields) }
+}
+
+/// The part of `line` before the first `separator`, and what follows it.
+pub(super) fn cut(line: &[u8], separator: u8) -> Result<(&[u8], &[u8]), Bad> {
+    let at = memchr::memchr(separator, line).ok_or(Bad::Shape)?;
+    Ok((&line[..at], &line[at + 1..]))
+}
+
+/// The part of `line` before the last `separator`, and what follows it.
+pub(super) fn cut_last(line: &[u8], separator: u8) -> Result<(&[u8], &[u8]), Bad> {
+    let at = memchr::memrchr(separator, line).ok_or(Bad::Shape)?;
+    Ok((&line[..at], &line[at + 1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_rounded_to_microseconds() {
+        assert_eq!(seconds_us(b"653406.907265"), Ok(653_406_907_265));
+        assert_eq!(seconds_us(b"653409.11441"), Ok(653_409_114_410));
+        assert_eq!(seconds_us(b"1.9999996"), Ok(2_000_000));
+        assert_eq!(seconds_us(b"7"), Ok(7_000_000));
+        for bad in ["", ".", "1.", ".5", "-1.0", "1.2.3", "1e3", "99999999999999999999"] {
+            assert_eq!(seconds_us(bad.as_bytes()), Err(Bad::Number("time")), "{bad}");
+        }
+    }
+
+    #[test]
+    fn numbers_and_ranges_that_overflow_are_bad() {
+        assert_eq!(number(b"18446744073709551615", "offset"), Ok(u64::MAX));
+        assert_eq!(number(b"18446744073709551616", "offset"), Err(Bad::Number("offset")));
+        assert_eq!(range(i64::MAX as u64 - 1, 1), Ok((i64::MAX as u64 - 1, 1)));
+        assert_eq!(range(i64::MAX as u64, 1), Err(Bad::Range));
+        assert_eq!(range(0, (1 << 31) + 1), Err(Bad::Length));
+        assert_eq!(sectors(1 << 60, 8), Err(Bad::Range));
+        assert_eq!(sectors(8, 16), Ok((4096, 8192)));
+        assert_eq!(signed(b"-1", "result"), Ok(-1));
+        assert_eq!(signed(b"--1", "result"), Err(Bad::Number("result")));
+    }
+}

@@ -1,0 +1,64 @@
+//! The formats of traces.
+
+/// A format that a trace may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum Format {
+    /// Calls of an Android app: Mobibench's `MobiGen`. All threads share the descriptors.
+    Mobigen,
+    /// `ts_us,tid,op,file,offset,len`: what `tidegate record` writes.
+    Csv,
+    /// The operations of clients of a file server: dbench. It has no times.
+    Dbench,
+    /// Requests of block devices: `MQSim`.
+    Mqsim,
+    /// SCSI requests of a virtual machine's disk: libCacheSim's CSV of `CloudPhysics` traces.
+    Cloudphysics,
+    /// Block requests of a phone: `MobileBlockIOTraces`.
+    Mobileblock,
+    /// Calls on files by inode number: FIU.
+    Fiu,
+    /// Block requests of servers: Microsoft Research, Cambridge.
+    Msr,
+    /// Block requests of virtual disks: Alibaba Cloud.
+    Alibaba,
+    /// System calls: `strace -ttt`, with `-f` or `-ff`.
+    Strace,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Mobigen,
+        Self::Csv,
+        Self::Dbench,
+        Self::Mqsim,
+        Self::Cloudphysics,
+        Self::Mobileblock,
+        Self::Fiu,
+        Self::Msr,
+        Self::Alibaba,
+        Self::Strace,
+    ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mobigen => "mobigen",
+            Self::Csv => "csv",
+            Self::Dbench => "dbench",
+            Self::Mqsim => "mqsim",
+            Self::Cloudphysics => "cloudphysics",
+            Self::Mobileblock => "mobileblock",
+            Self::Fiu => "fiu",
+            Self::Msr => "msr",
+            Self::Alibaba => "alibaba",
+            Self::Strace => "strace",
+        }
+    }
+
+    /// The names of all, for messages.
+    pub(super) fn names() -> String {
+        Self::ALL.map(Self::name).join(", ")
+    }
+}

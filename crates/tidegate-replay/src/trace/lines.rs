@@ -1,0 +1,183 @@
+//! Lines of an input, of any length, in bounded memory.
+
+use std::io::{self, ErrorKind, Read};
+
+/// The longest line that is read; a longer one is bad. A call with two paths, all of whose bytes
+/// are escaped, is shorter.
+pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
+const FIRST_BUFFER_BYTES: usize = 16 << 10;
+
+/// What stands between two ends of lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Line<'a> {
+    /// A line, without its end.
+    Text(&'a [u8]),
+    /// A line that is too long to be read.
+    TooLong,
+}
+
+/// The lines of `input`. The buffer grows to [`MAX_LINE_BYTES`] and no further.
+pub(super) struct Lines<R> {
+    input: R,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    ended: bool,
+}
+
+/// Where the next line is in the buffer.
+enum Next {
+    Text(usize, usize),
+    TooLong,
+    End,
+}
+
+impl<R: Read> Lines<R> {
+    pub(super) fn new(input: R) -> Self {
+        Self { input, buffer: vec![0; FIRST_BUFFER_BYTES], start: 0, end: 0, ended: false }
+    }
+
+    /// The next line; none at the end of the input. A last line needs no line feed, and a carriage
+    /// return before the line feed is dropped.
+    pub(super) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
+        Ok(match self.find()? {
+            Next::Text(start, end) => Some(Line::Text(self.text(start, end))),
+            Next::TooLong => Some(Line::TooLong),
+            Next::End => None,
+        })
+    }
+
+    /// The first bytes of the input, as many as the buffer takes at first, without reading on.
+    pub(super) fn head(&mut self) -> io::Result<&[u8]> {
+        while !self.ended && self.end < FIRST_BUFFER_BYTES {
+            self.fill()?;
+        }
+        Ok(&self.buffer[self.start..self.end])
+    }
+
+    /// The first bytes of the next line, as many as the buffer has; none at the end of the input.
+    pub(super) fn peek(&mut self) -> io::Result<Option<&[u8]>> {
+        while !self.ended && memchr::memchr(b'\n', &self.buffer[self.start..self.end]).is_none() {
+            if self.end - self.start == self.buffer.len() {
+                break;
+            }
+            self.fill()?;
+        }
+        Ok(Some(&self.buffer[self.start..self.end]).filter(|bytes| !bytes.is_empty()))
+    }
+
+    fn text(&self, start: usize, end: usize) -> &[u8] {
+        let line = &self.buffer[start..end];
+        line.strip_suffix(b"\r").unwrap_or(line)
+    }
+
+    fn find(&mut self) -> io::Result<Next> {
+        let mut seen = 0;
+        loop {
+            let unseen = &self.buffer[self.start + seen..self.end];
+            if let Some(at) = memchr::memchr(b'\n', unseen) {
+                let (start, end) = (self.start, self.start + seen + at);
+                self.start = end + 1;
+                return Ok(Next::Text(start, end));
+            }
+            seen = self.end - self.start;
+            if self.ended {
+                let start = std::mem::replace(&mut self.start, self.end);
+                return Ok(if seen == 0 { Next::End } else { Next::Text(start, self.end) });
+            }
+            if seen == MAX_LINE_BYTES {
+                return self.skip_line();
+            }
+            self.fill()?;
+        }
+    }
+
+    /// Drops the line that fills the buffer, up to its end.
+    fn skip_line(&mut self) -> io::Result<Next> {
+        loop {
+            (self.start, self.end) = (0, 0);
+            self.fill()?;
+            if let Some(at) = memchr::memchr(b'\n', &self.buffer[..self.end]) {
+                self.start = at + 1;
+                return Ok(Next::TooLong);
+            }
+            if self.ended {
+                self.start = self.end;
+                return Ok(Next::TooLong);
+            }
+        }
+    }
+
+    /// Reads on, behind what is in the buffer.
+    fn fill(&mut self) -> io::Result<()> {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end == self.buffer.len() {
+            self.buffer.resize((self.buffer.len() * 2).min(MAX_LINE_BYTES), 0);
+        }
+        let read = loop {
+            match self.input.read(&mut self.buffer[self.end..]) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                result => break result?,
+            }
+        };
+        self.end += read;
+        self.ended = read == 0;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines of `text` as strings, read a few bytes at a time.
+    fn lines(text: &[u8]) -> Vec<Option<String>> {
+        struct Few<'a>(&'a [u8]);
+        impl Read for Few<'_> {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                let few = buffer.len().min(4093);
+                self.0.read(&mut buffer[..few])
+            }
+        }
+        let mut lines = Lines::new(Few(text));
+        let mut found = Vec::new();
+        while let Some(line) = lines.next().unwrap() {
+            found.push(match line {
+                Line::Text(text) => Some(String::from_utf8(text.to_vec()).unwrap()),
+                Line::TooLong => None,
+            });
+        }
+        found
+    }
+
+    #[test]
+    fn ends_of_lines_are_no_part_of_them() {
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(lines(b"a\n\nb\r\nc"), [some("a"), some(""), some("b"), some("c")]);
+        assert_eq!(lines(b""), []);
+        assert_eq!(lines(b"a\n"), [some("a")]);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_skipped_and_told() {
+        let long = "x".repeat(MAX_LINE_BYTES - 1);
+        let longer = "y".repeat(5 * MAX_LINE_BYTES);
+        let text = format!("{long}\n{longer}\nz\n{longer}");
+        assert_eq!(lines(text.as_bytes()), [Some(long), None, Some("z".to_owned()), None]);
+    }
+
+    #[test]
+    fn the_head_is_read_again_as_lines() {
+        let text = "a line\n".repeat(10_000);
+        let mut lines = Lines::new(text.as_bytes());
+        assert_eq!(lines.head().unwrap().len(), FIRST_BUFFER_BYTES);
+        let mut count = 0;
+        while lines.next().unwrap().is_some() {
+            count += 1;
+        }
+        assert_eq!(count, 10_000);
+    }
+}

@@ -1,0 +1,101 @@
+//! Several traces as one, by time.
+
+use std::collections::HashMap;
+
+use super::event::{Event, FileId, Op};
+use super::whole::Trace;
+use crate::error::Error;
+
+/// The events of several traces in the order of their times, each since the start of its own trace;
+/// at one time, those of the first trace come first. Files and streams of two traces are never the
+/// same one.
+pub struct Merged {
+    traces: Vec<Part>,
+    streams: HashMap<(usize, u32), u32>,
+    /// The stream that was asked for last, and its number.
+    last_stream: Option<((usize, u32), u32)>,
+    next_file: u32,
+}
+
+struct Part {
+    trace: Trace,
+    /// Its next event; what it reads is ahead by one.
+    head: Option<Result<Event, Error>>,
+    /// The numbers of its files here, by their numbers there.
+    files: Vec<Option<FileId>>,
+}
+
+/// Merges `traces`.
+#[must_use]
+pub fn merge(traces: Vec<Trace>) -> Merged {
+    let part = |mut trace: Trace| Part { head: trace.next(), trace, files: Vec::new() };
+    let traces = traces.into_iter().map(part).collect();
+    Merged { traces, streams: HashMap::new(), last_stream: None, next_file: 0 }
+}
+
+impl Merged {
+    /// The traces, for their bad lines and how far they are read.
+    pub fn traces(&self) -> impl Iterator<Item = &Trace> {
+        self.traces.iter().map(|part| &part.trace)
+    }
+
+    /// The trace whose event is next: an error comes at once.
+    fn first(&self) -> Option<usize> {
+        let time = |part: &Part| match part.head.as_ref()? {
+            Ok(event) => Some(event.time_us),
+            Err(_) => Some(0),
+        };
+        let times = self.traces.iter().enumerate().filter_map(|(at, part)| Some((time(part)?, at)));
+        times.min().map(|(_, at)| at)
+    }
+
+    fn stream(&mut self, key: (usize, u32)) -> u32 {
+        if let Some((last, number)) = self.last_stream
+            && last == key
+        {
+            return number;
+        }
+        let next = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
+        let number = *self.streams.entry(key).or_insert(next);
+        self.last_stream = Some((key, number));
+        number
+    }
+
+    fn file(&mut self, of: usize, file: FileId) -> FileId {
+        let files = &mut self.traces[of].files;
+        let at = file.0 as usize;
+        if files.len() <= at {
+            files.resize(at + 1, None);
+        }
+        *files[at].get_or_insert_with(|| {
+            let new = FileId(self.next_file);
+            self.next_file = self.next_file.saturating_add(1);
+            new
+        })
+    }
+
+    fn renumbered(&mut self, of: usize, event: Event) -> Event {
+        let mut op = event.op;
+        match &mut op {
+            Op::Read { file, .. }
+            | Op::Write { file, .. }
+            | Op::Sync { file }
+            | Op::Resize { file, .. }
+            | Op::Remove { file } => *file = self.file(of, *file),
+            Op::SyncAll => {}
+        }
+        Event { time_us: event.time_us, stream: self.stream((of, event.stream)), op }
+    }
+}
+
+impl Iterator for Merged {
+    type Item = Result<Event, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let at = self.first()?;
+        let part = &mut self.traces[at];
+        let item = part.head.take()?;
+        part.head = part.trace.next();
+        Some(item.map(|event| self.renumbered(at, event)))
+    }
+}

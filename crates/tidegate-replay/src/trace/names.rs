@@ -1,0 +1,75 @@
+//! Names of files and devices, and the numbers that stand for them.
+
+use std::collections::HashMap;
+
+use super::bad::Bad;
+use super::event::FileId;
+
+/// How many names are kept at a time.
+const MAX_NAMES: usize = 1 << 22;
+/// How many bytes they have together.
+const MAX_NAMES_BYTES: usize = 512 << 20;
+
+/// Which file has which name now. A number never stands for another file again.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    ids: HashMap<Box<[u8]>, FileId>,
+    bytes: usize,
+    next: u32,
+}
+
+impl Names {
+    /// The file named `name`; a new one if none has that name.
+    pub(super) fn id(&mut self, name: &[u8]) -> Result<FileId, Bad> {
+        match self.ids.get(name) {
+            Some(id) => Ok(*id),
+            None => self.create(name),
+        }
+    }
+
+    /// The file named `name`, if the trace has shown it.
+    pub(super) fn get(&self, name: &[u8]) -> Option<FileId> {
+        self.ids.get(name).copied()
+    }
+
+    fn create(&mut self, name: &[u8]) -> Result<FileId, Bad> {
+        let id = self.number()?;
+        self.insert(name, id)?;
+        Ok(id)
+    }
+
+    /// A number for a file.
+    pub(super) fn number(&mut self) -> Result<FileId, Bad> {
+        let id = FileId(self.next);
+        self.next = self.next.checked_add(1).ok_or(Bad::Tables)?;
+        Ok(id)
+    }
+
+    /// Gives `id` the name `name`; returns the file that had it.
+    pub(super) fn insert(&mut self, name: &[u8], id: FileId) -> Result<Option<FileId>, Bad> {
+        if self.ids.len() >= MAX_NAMES || self.bytes + name.len() > MAX_NAMES_BYTES {
+            return Err(Bad::Tables);
+        }
+        let replaced = self.ids.insert(name.into(), id);
+        self.bytes += if replaced.is_none() { name.len() } else { 0 };
+        Ok(replaced)
+    }
+
+    /// Takes the name `name` away; returns the file that had it.
+    pub(super) fn remove(&mut self, name: &[u8]) -> Option<FileId> {
+        let removed = self.ids.remove(name)?;
+        self.bytes -= name.len();
+        Some(removed)
+    }
+
+    /// The names below the folder `folder`, whose parts `separator` parts. Sorted, so that the
+    /// order of events does not vary.
+    pub(super) fn below(&self, folder: &[u8], separator: u8) -> Vec<Box<[u8]>> {
+        let is_below = |name: &[u8]| {
+            name.strip_prefix(folder).is_some_and(|rest| rest.first() == Some(&separator))
+        };
+        let mut below: Vec<_> = self.ids.keys().filter(|name| is_below(name)).cloned().collect();
+        below.sort_unstable();
+        below
+    }
+}

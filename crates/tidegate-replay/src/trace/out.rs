@@ -1,0 +1,55 @@
+//! Events on their way out of a reader.
+
+use std::collections::VecDeque;
+
+use super::bad::Bad;
+use super::event::{Event, FileId, Op};
+use super::fields::range;
+
+/// The events of the lines that were read, in order. A line may give none, one, or several.
+#[derive(Debug, Default)]
+pub(super) struct Out {
+    queue: VecDeque<Event>,
+    /// Time of the first event, as the trace has it.
+    first_us: Option<u64>,
+    last_us: u64,
+    line_us: u64,
+    stream: u32,
+}
+
+impl Out {
+    /// The events that follow are of `stream`, at `time_us` as the trace has it. Events are in the
+    /// order of lines: a time before that of the event above counts as that one.
+    pub(super) fn at(&mut self, time_us: u64, stream: u32) {
+        self.line_us = time_us;
+        self.stream = stream;
+    }
+
+    pub(super) fn push(&mut self, op: Op) {
+        let first_us = *self.first_us.get_or_insert(self.line_us);
+        self.last_us = self.last_us.max(self.line_us.saturating_sub(first_us));
+        self.queue.push_back(Event { time_us: self.last_us, stream: self.stream, op });
+    }
+
+    /// A read; one of no bytes is none.
+    pub(super) fn read(&mut self, file: FileId, offset: u64, len: u64) -> Result<(), Bad> {
+        let (offset_bytes, len_bytes) = range(offset, len)?;
+        if len_bytes > 0 {
+            self.push(Op::Read { file, offset_bytes, len_bytes });
+        }
+        Ok(())
+    }
+
+    /// A write; one of no bytes is none.
+    pub(super) fn write(&mut self, file: FileId, offset: u64, len: u64) -> Result<(), Bad> {
+        let (offset_bytes, len_bytes) = range(offset, len)?;
+        if len_bytes > 0 {
+            self.push(Op::Write { file, offset_bytes, len_bytes });
+        }
+        Ok(())
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Event> {
+        self.queue.pop_front()
+    }
+}

@@ -1,0 +1,180 @@
+//! Operations of a client of a file server, as dbench's `client.txt` has them: an operation, its
+//! arguments, and the status that it got. Operations of another status than OK did nothing.
+//!
+//! `ReadX` and `WriteX` have handle, offset, how much was asked for, and how much was done. Newer
+//! files begin each line with seconds; without them all events have the time 0.
+
+use super::Reader;
+use crate::trace::bad::Bad;
+use crate::trace::descriptors::{Descriptors, Open, Way};
+use crate::trace::fields::{cut, number, range, seconds_us};
+use crate::trace::files::Files;
+use crate::trace::out::Out;
+
+const OK: &[u8] = b"NT_STATUS_OK";
+const MOST_FIELDS: usize = 8;
+/// Opens a folder.
+const FOLDER: u64 = 1;
+const DELETE_ON_CLOSE: u64 = 0x1000;
+
+/// Operations that change no data of files and give no events.
+const OTHERS: [&[u8]; 12] = [
+    b"FIND_FIRST",
+    b"FIND_NEXT",
+    b"LockX",
+    b"Mkdir",
+    b"QUERY_FILE_INFORMATION",
+    b"QUERY_FS_INFORMATION",
+    b"QUERY_PATH_INFORMATION",
+    b"QUERY_SECURITY_DESCRIPTOR",
+    b"Rmdir",
+    b"SET_FILE_INFORMATION",
+    b"Sleep",
+    b"UnlockX",
+];
+
+pub(super) struct Dbench {
+    descriptors: Descriptors,
+}
+
+/// A line.
+pub(super) struct Row<'a> {
+    time_us: u64,
+    call: Call<'a>,
+}
+
+enum Call<'a> {
+    Create { path: &'a [u8], options: u64, disposition: u64, handle: i64 },
+    Close(i64),
+    Transfer { way: Way, handle: i64, offset: u64, len: u64 },
+    Flush(i64),
+    Rename(&'a [u8], &'a [u8]),
+    Unlink(&'a [u8]),
+    DeleteTree(&'a [u8]),
+    Nothing,
+}
+
+pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+    let (time_us, line) = match line.first() {
+        Some(b'0'..=b'9') => {
+            let (seconds, rest) = cut(line, b' ')?;
+            (seconds_us(seconds)?, rest)
+        }
+        _ => (0, line),
+    };
+    let (op, rest) = cut(line, b' ')?;
+    let mut fields = [&[][..]; MOST_FIELDS];
+    let count = words(rest, &mut fields)?;
+    let [arguments @ .., status] = &fields[..count] else { return Err(Bad::Shape) };
+    if !status.starts_with(b"NT_STATUS_") {
+        return Err(Bad::Shape);
+    }
+    let call = call(op, arguments)?;
+    Ok(Row { time_us, call: if *status == OK { call } else { Call::Nothing } })
+}
+
+fn call<'a>(op: &[u8], arguments: &[&'a [u8]]) -> Result<Call<'a>, Bad> {
+    Ok(match (op, arguments) {
+        (b"NTCreateX", [path, options, disposition, handle_text]) => {
+            let options = hex(options, "options")?;
+            if options & DELETE_ON_CLOSE != 0 {
+                return Err(Bad::Operation);
+            }
+            let disposition = hex(disposition, "disposition")?;
+            Call::Create { path, options, disposition, handle: handle(handle_text)? }
+        }
+        (b"Close", [it]) => Call::Close(handle(it)?),
+        (b"ReadX", [it, offset, _, len]) => transfer(Way::Read, it, offset, len)?,
+        (b"WriteX", [it, offset, _, len]) => transfer(Way::Write, it, offset, len)?,
+        (b"Flush", [it]) => Call::Flush(handle(it)?),
+        (b"Rename", [from, to]) => Call::Rename(from, to),
+        // A pattern: which files it names is the server's knowledge.
+        (b"Unlink", [path, _]) if path.iter().any(|byte| b"*?".contains(byte)) => {
+            return Err(Bad::Operation);
+        }
+        (b"Unlink", [path, _]) => Call::Unlink(path),
+        (b"Deltree", [path]) => Call::DeleteTree(path),
+        (op, _) if OTHERS.contains(&op) => Call::Nothing,
+        _ => return Err(Bad::Operation),
+    })
+}
+
+fn transfer<'a>(way: Way, it: &[u8], offset: &[u8], len: &[u8]) -> Result<Call<'a>, Bad> {
+    let (offset, len) = range(number(offset, "offset")?, number(len, "length")?)?;
+    Ok(Call::Transfer { way, handle: handle(it)?, offset, len })
+}
+
+fn handle(text: &[u8]) -> Result<i64, Bad> {
+    i64::try_from(number(text, "handle")?).map_err(|_| Bad::Number("handle"))
+}
+
+fn hex(text: &[u8], what: &'static str) -> Result<u64, Bad> {
+    let digits = text.strip_prefix(b"0x").and_then(|digits| std::str::from_utf8(digits).ok());
+    digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).ok_or(Bad::Number(what))
+}
+
+/// Puts the words of `text` into `fields`, those in quotes without them; returns how many.
+fn words<'a>(mut text: &'a [u8], fields: &mut [&'a [u8]]) -> Result<usize, Bad> {
+    let mut count = 0;
+    loop {
+        text = text.trim_ascii_start();
+        if text.is_empty() {
+            return Ok(count);
+        }
+        let field = fields.get_mut(count).ok_or(Bad::Shape)?;
+        (*field, text) = match text.strip_prefix(b"\"") {
+            Some(quoted) => cut(quoted, b'"')?,
+            None => text.split_at(text.iter().position(|&it| it == b' ').unwrap_or(text.len())),
+        };
+        count += 1;
+    }
+}
+
+impl Dbench {
+    pub(super) fn new() -> Self {
+        Self { descriptors: Descriptors::new(Files::new(b'\\')) }
+    }
+
+    fn create(&mut self, row: (&[u8], u64, u64, i64), out: &mut Out) -> Result<(), Bad> {
+        let (path, options, disposition, handle) = row;
+        let files = &mut self.descriptors.files;
+        let was_known = files.known(path).is_some();
+        let file = files.named(path)?;
+        if options & FOLDER != 0 {
+            files.set_folder(file);
+        } else {
+            match disposition {
+                // Supersede, overwrite, overwrite or create.
+                0 | 4 | 5 => files.resize(file, 0, out)?,
+                // Create: a file that the trace has shown is gone without its knowledge.
+                2 if was_known => files.resize(file, 0, out)?,
+                2 => files.set_len(file, 0),
+                _ => {}
+            }
+        }
+        self.descriptors.open((0, handle), Open::at_start(file), false, out)
+    }
+}
+
+impl Reader for Dbench {
+    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<(), Bad> {
+        let row = parse(line)?;
+        out.at(row.time_us, 0);
+        let files = &mut self.descriptors.files;
+        match row.call {
+            Call::Create { path, options, disposition, handle } => {
+                self.create((path, options, disposition, handle), out)?;
+            }
+            Call::Close(handle) => self.descriptors.close((0, handle), out),
+            Call::Transfer { way, handle, offset, len } => {
+                self.descriptors.transfer((0, handle), way, Some(offset), len, out)?;
+            }
+            Call::Flush(handle) => self.descriptors.sync((0, handle), out)?,
+            Call::Rename(from, to) => files.rename(from, to, out)?,
+            Call::Unlink(path) => files.unlink(path, out),
+            Call::DeleteTree(path) => files.remove_tree(path, out),
+            Call::Nothing => {}
+        }
+        Ok(())
+    }
+}

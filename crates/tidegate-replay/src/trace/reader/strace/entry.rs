@@ -1,0 +1,73 @@
+//! The forms of a line: process, time, and what it tells.
+
+use crate::trace::bad::Bad;
+use crate::trace::fields::{cut, seconds_us, stream};
+
+/// A line.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Entry<'a> {
+    /// Of which process it tells, where the line says so.
+    pub(super) pid: Option<u32>,
+    pub(super) time_us: u64,
+    pub(super) what: What<'a>,
+}
+
+/// What a line tells.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum What<'a> {
+    /// A whole call.
+    Call(&'a [u8]),
+    /// The beginning of a call.
+    Unfinished(&'a [u8]),
+    /// The rest of a call whose beginning was told before.
+    Resumed(&'a [u8]),
+    /// The process ended.
+    Exit,
+    /// A signal, or a notice of strace itself.
+    Notice,
+}
+
+const UNFINISHED: &[u8] = b"<unfinished ...>";
+const RESUMED: &[u8] = b" resumed>";
+
+/// The parts of `line`, which has the time in seconds, and the number of the process before it or
+/// not: `[pid 12] 1.000000 read(...`, `12 1.000000 read(...`, `1.000000 read(...`.
+pub(super) fn entry(line: &[u8]) -> Result<Entry<'_>, Bad> {
+    if line.starts_with(b"strace: ") || line.starts_with(b"Process ") {
+        return Ok(Entry { pid: None, time_us: 0, what: What::Notice });
+    }
+    let (pid, rest) = pid(line)?;
+    let (time, rest) = cut(rest, b' ')?;
+    if !time.contains(&b'.') {
+        return Err(Bad::Number("time"));
+    }
+    Ok(Entry { pid, time_us: seconds_us(time)?, what: what(rest.trim_ascii())? })
+}
+
+fn pid(line: &[u8]) -> Result<(Option<u32>, &[u8]), Bad> {
+    let (first, rest) = match line.strip_prefix(b"[pid ") {
+        Some(bracket) => cut(bracket, b']')?,
+        None => cut(line, b' ')?,
+    };
+    if first.contains(&b'.') {
+        return Ok((None, line));
+    }
+    Ok((Some(stream(first.trim_ascii())?), rest.trim_ascii_start()))
+}
+
+fn what(text: &[u8]) -> Result<What<'_>, Bad> {
+    if text.starts_with(b"+++ exited") || text.starts_with(b"+++ killed") {
+        return Ok(What::Exit);
+    }
+    if text.starts_with(b"+++ ") || text.starts_with(b"--- ") {
+        return Ok(What::Notice);
+    }
+    if text.starts_with(b"<... ") {
+        let at = memchr::memmem::find(text, RESUMED).ok_or(Bad::Shape)?;
+        return Ok(What::Resumed(&text[at + RESUMED.len()..]));
+    }
+    if let Some(begun) = text.strip_suffix(UNFINISHED) {
+        return Ok(What::Unfinished(begun.trim_ascii_end()));
+    }
+    Ok(What::Call(text))
+}

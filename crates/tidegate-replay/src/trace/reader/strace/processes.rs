@@ -1,0 +1,95 @@
+//! Processes: whose descriptors and working folder a call uses.
+
+use std::collections::HashMap;
+
+use crate::trace::bad::Bad;
+use crate::trace::descriptors::Descriptors;
+use crate::trace::out::Out;
+
+const MAX_PROCESSES: usize = 1 << 20;
+
+/// A process or thread.
+#[derive(Debug, Clone)]
+pub(super) struct Process {
+    /// Its table of descriptors, which threads share.
+    pub(super) table: u32,
+    /// Where relative paths lead from; empty until the trace shows it.
+    pub(super) folder: Box<[u8]>,
+    /// Its parent is known.
+    adopted: bool,
+}
+
+/// All processes.
+#[derive(Debug, Default)]
+pub(super) struct Processes {
+    by_pid: HashMap<u32, Process>,
+    /// How many processes use each table.
+    users: HashMap<u32, u32>,
+    next_table: u32,
+}
+
+impl Processes {
+    /// The process `pid`, with nothing open if the trace has not shown it.
+    pub(super) fn get(&mut self, pid: u32) -> Result<&mut Process, Bad> {
+        if !self.by_pid.contains_key(&pid) {
+            let table = self.new_table()?;
+            self.insert(pid, Process { table, folder: Box::default(), adopted: false })?;
+        }
+        self.by_pid.get_mut(&pid).ok_or(Bad::Tables)
+    }
+
+    pub(super) fn knows(&self, pid: u32) -> bool {
+        self.by_pid.contains_key(&pid)
+    }
+
+    fn new_table(&mut self) -> Result<u32, Bad> {
+        self.next_table = self.next_table.checked_add(1).ok_or(Bad::Tables)?;
+        Ok(self.next_table)
+    }
+
+    fn insert(&mut self, pid: u32, process: Process) -> Result<(), Bad> {
+        if self.by_pid.len() >= MAX_PROCESSES {
+            return Err(Bad::Tables);
+        }
+        *self.users.entry(process.table).or_default() += 1;
+        self.by_pid.insert(pid, process);
+        Ok(())
+    }
+
+    /// `child` is a child of `parent`, or a thread of it, which shares the descriptors.
+    pub(super) fn fork(
+        &mut self,
+        (parent, child): (u32, u32),
+        is_thread: bool,
+        descriptors: &mut Descriptors,
+        out: &mut Out,
+    ) -> Result<(), Bad> {
+        let Process { table, folder, .. } = self.get(parent)?.clone();
+        if let Some(known) = self.by_pid.get_mut(&child) {
+            if known.adopted {
+                return Ok(());
+            }
+            // The child has run before its parent was told of it.
+            (known.adopted, known.folder) = (true, folder);
+            let own = known.table;
+            return descriptors.inherit(table, own);
+        }
+        self.exit(child, descriptors, out);
+        let own = if is_thread { table } else { self.new_table()? };
+        if own != table {
+            descriptors.inherit(table, own)?;
+        }
+        self.insert(child, Process { table: own, folder, adopted: true })
+    }
+
+    /// The process `pid` is gone; what only it had open is closed.
+    pub(super) fn exit(&mut self, pid: u32, descriptors: &mut Descriptors, out: &mut Out) {
+        let Some(process) = self.by_pid.remove(&pid) else { return };
+        let users = self.users.entry(process.table).or_default();
+        *users = users.saturating_sub(1);
+        if *users == 0 {
+            self.users.remove(&process.table);
+            descriptors.close_all(process.table, |_, _| true, out);
+        }
+    }
+}
