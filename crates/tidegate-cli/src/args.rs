@@ -84,6 +84,9 @@ pub(crate) enum Command {
     /// The devices that can be behind a pool; `tidegate help backings` lists them too
     #[command(hide = true, override_help = crate::commands::backings::help())]
     Backings,
+    /// Write man pages and completions, made from these help texts; for `make install`
+    #[command(hide = true)]
+    Pages(PagesArgs),
     /// The process that owns a log pool; started by `run`
     #[command(hide = true)]
     Supervise(SuperviseArgs),
@@ -515,6 +518,14 @@ pub(crate) struct StatArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `tidegate pages`.
+#[derive(Debug, Args)]
+pub(crate) struct PagesArgs {
+    /// The directory below which they are written, such as `/usr/share`
+    #[arg(value_name = "DIR")]
+    pub(crate) share: PathBuf,
 }
 
 /// Arguments of `tidegate set`.

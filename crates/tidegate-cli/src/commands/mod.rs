@@ -9,6 +9,7 @@ mod create;
 mod destage;
 mod flush;
 mod info;
+mod pages;
 mod recover;
 mod run;
 mod serve;
@@ -36,6 +37,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Recover(args) => recover::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Pages(args) => pages::run(&args),
         Command::Set(args) => set::run(&args),
         Command::Supervise(args) => supervise::run(&args),
         Command::Bench { args } => beside::bench(&args),
