@@ -1,9 +1,10 @@
 # Each target installs what it needs (scripts/install-deps), or says what to install.
 
-.PHONY: help install demo test bench bench-programs soak
+.PHONY: help install deb demo test bench bench-programs soak
 
 help:
 	@echo "make install PREFIX=/usr/local   release binaries, stripped, their debug information beside them"
+	@echo "make deb     a Debian package of it, in target/deb"
 	@echo "make demo    ext4 on a Tidegate BTT over NBD, killed with -9 in the middle of writes, recovered;"
 	@echo "             SQLite plain and under tidegate run, killed and recovered; a slow disk behind a cache,"
 	@echo "             killed and whole"
@@ -15,6 +16,10 @@ help:
 install:
 	@scripts/install-deps build
 	@scripts/install $(PREFIX)
+
+deb:
+	@scripts/install-deps build deb
+	@scripts/deb
 
 demo:
 	@scripts/install-deps build demo

@@ -80,11 +80,16 @@ pub(crate) enum Command {
     Flush(FlushArgs),
     /// Show what a pool is and what the server or the supervisor that has it open counted
     Stat(StatArgs),
+    /// Watch what the server of a pool does, on a terminal
+    Top(TopArgs),
     /// Change a setting of a served pool
     Set(SetArgs),
     /// The devices that can be behind a pool; `tidegate help backings` lists them too
     #[command(hide = true, override_help = crate::commands::backings::help())]
     Backings,
+    /// Write man pages and completions, made from these help texts; for `make install`
+    #[command(hide = true)]
+    Pages(PagesArgs),
     /// The process that owns a log pool; started by `run`
     #[command(hide = true)]
     Supervise(SuperviseArgs),
@@ -516,6 +521,28 @@ pub(crate) struct StatArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `tidegate top`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate top /mnt/pmem/pool
+
+Once a second: clients, requests, errors, what each tier has still to write below and how long that
+takes, use of the log, and latencies by tier (one request in 64 is measured). Keys: q quits, p
+pauses, s puts the slowest tier first.")]
+pub(crate) struct TopArgs {
+    /// The served pool, or the control socket of its server
+    #[arg(value_name = "POOL|SOCKET")]
+    pub(crate) target: PathBuf,
+}
+
+/// Arguments of `tidegate pages`.
+#[derive(Debug, Args)]
+pub(crate) struct PagesArgs {
+    /// The directory below which they are written, such as `/usr/share`
+    #[arg(value_name = "DIR")]
+    pub(crate) share: PathBuf,
 }
 
 /// Arguments of `tidegate set`.

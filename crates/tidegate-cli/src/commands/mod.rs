@@ -9,12 +9,14 @@ mod create;
 mod destage;
 mod flush;
 mod info;
+mod pages;
 mod recover;
 mod run;
 mod serve;
 mod set;
 mod stat;
 mod supervise;
+mod top;
 
 use std::process::ExitCode;
 
@@ -36,6 +38,8 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Recover(args) => recover::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Pages(args) => pages::run(&args),
         Command::Set(args) => set::run(&args),
         Command::Supervise(args) => supervise::run(&args),
         Command::Bench { args } => beside::bench(&args),

@@ -8,6 +8,6 @@ pub mod histogram;
 pub mod metric;
 pub mod requests;
 
-pub use histogram::{Histogram, Latencies};
+pub use histogram::{Bucket, Histogram, Latencies};
 pub use metric::{Collector, Kind, Metric, Reading, Unit, Value};
 pub use requests::{RequestKind, Requests};

@@ -1,0 +1,338 @@
+//! What `tidegate top` shows of two readings of a server, in lines of at most 80 columns.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidegate::size::Size;
+use tidegate::stack::Stat;
+use tidegate::stats::{Bucket, Latencies, Value};
+use tidegate::tier::State;
+
+/// Order of the latencies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// As the tiers stand, from the top.
+    Tier,
+    /// The slowest first, by the 99th percentile.
+    Slowest,
+}
+
+/// Two readings of one server, so far apart.
+pub(super) struct View<'a> {
+    pub(super) before: &'a Stat,
+    pub(super) now: &'a Stat,
+    pub(super) apart: Duration,
+}
+
+/// One row of the table of latencies.
+struct Row {
+    tier: String,
+    operation: &'static str,
+    per_second: f64,
+    latencies: Latencies,
+}
+
+impl View<'_> {
+    /// The screen.
+    pub(super) fn lines(&self, order: Order) -> Vec<String> {
+        let mut lines = vec![self.title(), String::new(), self.clients(), self.requests()];
+        lines.push(self.errors());
+        lines.extend(self.now.tiers.iter().enumerate().filter_map(|(at, it)| self.dirty(at, it)));
+        lines.extend(self.log());
+        lines.push(String::new());
+        lines.push(format!(
+            "{:<20} {:<5} {:>9} {:>8} {:>8} {:>8} {:>8} {:>7}",
+            "latency, µs", "", "per s", "mean", "p50", "p99", "p99.9", "max"
+        ));
+        lines.extend(self.rows(order).iter().map(Row::line));
+        lines
+    }
+
+    fn title(&self) -> String {
+        let text = |key: &str| self.now.description.get(key).and_then(|it| it.as_str());
+        let bytes = self.now.description.get("size_bytes").and_then(serde_json::Value::as_u64);
+        let size = Size { bytes: bytes.unwrap_or(0) };
+        let engine = text("engine").unwrap_or_default();
+        let pool = crate::log::printable(text("pool").unwrap_or_default());
+        // The end of a path tells more than its beginning.
+        let cut = pool.chars().count().saturating_sub(48);
+        let mark = if cut > 0 { "…" } else { "" };
+        let pool: String = pool.chars().skip(cut).collect();
+        format!("tidegate top  {mark}{pool}  {engine}, {size}")
+    }
+
+    fn clients(&self) -> String {
+        let count = |name| self.count("front_end", name);
+        format!(
+            "clients    {} open, {} taken, {} refused, {} broken off",
+            count("connections_open"),
+            count("connections"),
+            count("connections_refused"),
+            count("client_faults")
+        )
+    }
+
+    fn requests(&self) -> String {
+        let rate = |name| self.rate("front_end", name);
+        let bytes = |name| per_second(rate(name));
+        format!(
+            "requests   {:.0} reads/s {}, {:.0} writes/s {}, {:.0} flushes/s",
+            rate("reads"),
+            bytes("read_bytes"),
+            rate("writes"),
+            bytes("written_bytes"),
+            rate("flushes")
+        )
+    }
+
+    fn errors(&self) -> String {
+        let (all, rate) = (self.count("front_end", "errors"), self.rate("front_end", "errors"));
+        format!("errors     {all} in all, {rate:.0}/s")
+    }
+
+    /// What tier `at` has still to write below, and how long that takes as fast as it goes now.
+    fn dirty(&self, at: usize, tier: &State) -> Option<String> {
+        let (level, pending) = (tier.level.name(), tier.pending_bytes);
+        let holds_nothing = !["log_ring_bytes", "cache_dirty_bytes", "dram_capacity_bytes"]
+            .iter()
+            .any(|name| self.count(level, name) > 0);
+        if pending == 0 && holds_nothing {
+            return None;
+        }
+        let rate = self.drained_per_second(at, tier);
+        let left = match (pending, rate) {
+            (0, _) => "nothing to drain".to_owned(),
+            (_, rate) if rate < 1.0 => "not draining now".to_owned(),
+            #[expect(clippy::cast_precision_loss, reason = "for people")]
+            (pending, rate) => format!("drained in {}", duration(pending as f64 / rate)),
+        };
+        let size = Size { bytes: pending };
+        Some(format!("dirty      {size} in {level} {}, {left}, {}", tier.name, per_second(rate)))
+    }
+
+    /// Bytes that leave tier `at` for the one below.
+    fn drained_per_second(&self, at: usize, tier: &State) -> f64 {
+        let level = tier.level.name();
+        if let Some(below) = self.now.tiers.get(at + 1) {
+            return self.rate(below.level.name(), "written_bytes");
+        }
+        if self.has(level, "log_retired_bytes") {
+            return self.rate(level, "log_retired_bytes");
+        }
+        let before = self.before.tiers.get(at).map_or(0, |it| it.pending_bytes);
+        self.per_second(before.saturating_sub(tier.pending_bytes))
+    }
+
+    fn log(&self) -> Option<String> {
+        let (used, ring) = ("log_used_bytes", "log_ring_bytes");
+        let (used, ring) = (self.count("pmem", used), self.count("pmem", ring));
+        let pct = (used * 100).checked_div(ring)?;
+        let waits = self.count("pmem", "log_full_waits");
+        let (used, ring) = (Size { bytes: used }, Size { bytes: ring });
+        Some(format!(
+            "log        {used} of {ring} in use, {pct} %; {waits} writes waited for space"
+        ))
+    }
+
+    fn rows(&self, order: Order) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for reading in &self.now.metrics {
+            let operation = match &*reading.metric.name {
+                "read_ns" => "read",
+                "write_ns" => "write",
+                _ => continue,
+            };
+            let Value::Latencies(now) = &reading.value else { continue };
+            let label = |key| reading.labels.get(key).map_or("", String::as_str);
+            let level = label("level");
+            let counter = if operation == "read" { "reads" } else { "writes" };
+            let before = match self.value(self.before, level, &reading.metric.name) {
+                Some(Value::Latencies(before)) => before.clone(),
+                _ => Latencies::default(),
+            };
+            rows.push(Row {
+                tier: format!("{level} {}", label("tier")),
+                operation,
+                per_second: self.rate(level, counter),
+                latencies: since(&before, now),
+            });
+        }
+        if order == Order::Slowest {
+            rows.sort_by_key(|row| std::cmp::Reverse(row.latencies.quantile_ns(990_000)));
+        }
+        rows
+    }
+
+    fn value<'s>(&self, stat: &'s Stat, level: &str, name: &str) -> Option<&'s Value> {
+        let is_it =
+            |labels: &BTreeMap<_, String>| labels.get("level").is_some_and(|it| it == level);
+        let found = stat.metrics.iter().find(|it| it.metric.name == name && is_it(&it.labels));
+        found.map(|reading| &reading.value)
+    }
+
+    fn has(&self, level: &str, name: &str) -> bool {
+        self.value(self.now, level, name).is_some()
+    }
+
+    fn whole(&self, stat: &Stat, level: &str, name: &str) -> u64 {
+        match self.value(stat, level, name) {
+            Some(Value::Whole(number)) => *number,
+            _ => 0,
+        }
+    }
+
+    fn count(&self, level: &str, name: &str) -> u64 {
+        self.whole(self.now, level, name)
+    }
+
+    /// How fast a counter grows, a second.
+    fn rate(&self, level: &str, name: &str) -> f64 {
+        let before = self.whole(self.before, level, name);
+        self.per_second(self.count(level, name).saturating_sub(before))
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "for people")]
+    fn per_second(&self, grown: u64) -> f64 {
+        grown as f64 / self.apart.as_secs_f64().max(0.001)
+    }
+}
+
+impl Row {
+    fn line(&self) -> String {
+        let Self { tier, operation, per_second, latencies } = self;
+        let micros = |ns: u64| match Duration::from_nanos(ns).as_secs_f64() * 1e6 {
+            _ if latencies.count == 0 => "-".to_owned(),
+            micros if micros < 100.0 => format!("{micros:.2}"),
+            micros => format!("{micros:.0}"),
+        };
+        let quantile = |millionths| micros(latencies.quantile_ns(millionths));
+        format!(
+            "{tier:<20} {operation:<5} {per_second:>9.0} {:>8} {:>8} {:>8} {:>8} {:>7}",
+            micros(latencies.mean_ns()),
+            quantile(500_000),
+            quantile(990_000),
+            quantile(999_000),
+            micros(latencies.max_ns)
+        )
+    }
+}
+
+/// The latencies between two snapshots. The longest is that of its bucket.
+fn since(before: &Latencies, now: &Latencies) -> Latencies {
+    let earlier: BTreeMap<u64, u64> =
+        before.buckets.iter().map(|bucket| (bucket.upto_ns, bucket.samples)).collect();
+    let new = |bucket: &Bucket| {
+        let earlier = earlier.get(&bucket.upto_ns).copied().unwrap_or(0);
+        let samples = bucket.samples.saturating_sub(earlier);
+        (samples > 0).then_some(Bucket { samples, ..*bucket })
+    };
+    let buckets: Vec<Bucket> = now.buckets.iter().filter_map(new).collect();
+    Latencies {
+        count: buckets.iter().map(|bucket| bucket.samples).sum(),
+        sum_ns: now.sum_ns.saturating_sub(before.sum_ns),
+        max_ns: buckets.last().map_or(0, |bucket| bucket.upto_ns.min(now.max_ns)),
+        buckets,
+    }
+}
+
+/// A number of bytes a second, with three digits.
+fn per_second(bytes: f64) -> String {
+    let units = ["B", "K", "M", "G"];
+    let (mut value, mut unit) = (bytes, 0);
+    while value >= 1000.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(value < 100.0 && unit > 0);
+    format!("{value:.digits$}{}/s", units[unit])
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 1.0 => "less than 1 s".to_owned(),
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.0} h", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn reading(level: &str, name: &str, value: &serde_json::Value) -> serde_json::Value {
+        let kind = if value.is_object() { "histogram" } else { "counter" };
+        json!({"name": name, "kind": kind, "unit": "count", "help": "", "value": value,
+            "labels": {"level": level, "tier": if level == "pmem" { "log" } else { "transit" }}})
+    }
+
+    /// What a server with a DRAM tier before a log says, `scale` seconds after its start.
+    fn stat(scale: u64) -> Stat {
+        let latencies = json!({"count": 100 * scale, "sum_ns": 200_000 * scale, "max_ns": 123_456_789,
+            "buckets": [{"upto_ns": 1500, "samples": 99 * scale},
+                {"upto_ns": 1_000_000_000, "samples": scale}]});
+        let metrics = [
+            reading("front_end", "connections_open", &json!(3)),
+            reading("front_end", "writes", &json!(1_234_567 * scale)),
+            reading("front_end", "written_bytes", &json!(5_056_786_432_u64 * scale)),
+            reading("front_end", "errors", &json!(2 * scale)),
+            reading("dram", "write_ns", &latencies),
+            reading("pmem", "written_bytes", &json!((64 << 20) * scale)),
+            reading("pmem", "writes", &json!(16_384 * scale)),
+            reading("pmem", "write_ns", &latencies),
+            reading("pmem", "log_used_bytes", &json!(3 << 20)),
+            reading("pmem", "log_ring_bytes", &json!(12 << 20)),
+            reading("pmem", "log_retired_bytes", &json!(0)),
+        ];
+        let tier = |level, name, pending: u64| {
+            json!({"level": level, "name": name,
+            "pending_bytes": pending, "details": {}})
+        };
+        serde_json::from_value(json!({"live": true, "engine": "log", "size_bytes": 64 << 20,
+            "pool": format!("/{}/pool", "long".repeat(30)), "metrics": metrics,
+            "tiers": [tier("dram", "transit-no-bypass", 640 << 20), tier("pmem", "log", 3 << 20)]}))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_screen_has_80_columns_and_says_what_goes_on() {
+        let (before, now) = (stat(1), stat(3));
+        let view = View { before: &before, now: &now, apart: Duration::from_secs(2) };
+        let lines = view.lines(Order::Tier);
+        for line in &lines {
+            assert!(line.chars().count() <= 80, "{} columns: {line}", line.chars().count());
+        }
+        let text = lines.join("\n");
+        for part in [
+            "clients    3 open",
+            "0 reads/s 0B/s, 1234567 writes/s 4.7G/s",
+            "errors     6 in all, 2/s",
+            "dirty      640M in dram transit-no-bypass, drained in 10 s, 64.0M/s",
+            "dirty      3M in pmem log, not draining now",
+            "log        3M of 12M in use, 25 %",
+        ] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+        let row = lines.iter().find(|line| line.starts_with("pmem log")).unwrap();
+        let shown: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(shown[2..], ["write", "16384", "2.00", "1.50", "1.50", "123457", "123457"]);
+    }
+
+    #[test]
+    fn the_slowest_tier_comes_first_on_demand() {
+        let (before, mut now) = (stat(1), stat(2));
+        for reading in now.metrics.iter_mut().filter(|it| it.labels["level"] == "pmem") {
+            if let Value::Latencies(latencies) = &mut reading.value {
+                latencies.buckets[1].samples = 100;
+            }
+        }
+        let view = View { before: &before, now: &now, apart: Duration::from_secs(1) };
+        let first = |order| view.rows(order)[0].tier.clone();
+        assert_eq!(
+            (first(Order::Tier), first(Order::Slowest)),
+            ("dram transit".into(), "pmem log".into())
+        );
+    }
+}

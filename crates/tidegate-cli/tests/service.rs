@@ -1,0 +1,253 @@
+//! `serve` under a service manager: sockets that are passed, what it is told, and the units.
+
+#[path = "support/nbd.rs"]
+mod nbd;
+mod support;
+
+use std::collections::BTreeSet;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use nbd::Client;
+use support::{ok, scratch, succeed, tidegate, tool};
+
+struct Scene {
+    dir: TempDir,
+    /// What the service manager is told.
+    notices: UnixDatagram,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let dir = scratch();
+        ok(["create", dir.path().join("pool").to_str().unwrap(), "--engine=btt", "--size=32M"]);
+        let notices = UnixDatagram::bind(dir.path().join("notices")).unwrap();
+        notices.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Self { dir, notices }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    /// The next message to the service manager.
+    fn told(&self) -> String {
+        let mut bytes = [0; 1000];
+        let received = self.notices.recv(&mut bytes).expect("the server says something");
+        String::from_utf8(bytes[..received].to_vec()).unwrap()
+    }
+
+    /// Starts a server as systemd does, with a socket that is there before it.
+    fn activate(&self) -> Activated {
+        let mut systemd = tool("systemd-socket-activate", "systemd");
+        systemd.arg("-l").arg(self.path("socket"));
+        systemd.arg("-E").arg(format!("NOTIFY_SOCKET={}", self.text("notices")));
+        systemd.arg(env!("CARGO_BIN_EXE_tidegate")).arg("serve").arg(self.path("pool"));
+        systemd.args(["--nbd", "systemd", "--metrics"]);
+        systemd.arg(format!("unix:{}", self.text("metrics")));
+        systemd.arg(format!("--control=unix:{}", self.text("control")));
+        let child = systemd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Activated(child.spawn().expect("systemd-socket-activate starts"))
+    }
+}
+
+struct Activated(Child);
+
+impl Drop for Activated {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Connects to a socket that will be there, which starts the server.
+fn connect(socket: &Path) -> UnixStream {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match UnixStream::connect(socket) {
+            Ok(stream) => return stream,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_server_takes_passed_sockets_and_says_ready_when_all_is_there() {
+    let scene = Scene::new();
+    let mut server = scene.activate();
+    let early = connect(&scene.path("socket"));
+    let told = scene.told();
+    assert!(told.starts_with("READY=1\n") && told.contains("STATUS=serving 1 device"), "{told}");
+    // All at once, without another try.
+    for socket in ["control", "metrics", "socket"] {
+        UnixStream::connect(scene.path(socket)).unwrap_or_else(|e| panic!("{socket}: {e}"));
+    }
+    let mut client = Client::connect(&scene.path("socket")).unwrap();
+    client.send_write(1, 0, &[3; 4096]).unwrap();
+    assert_eq!(client.receive().unwrap(), (1, 0));
+    drop((client, early));
+    kill_process(Pid::from_child(&server.0), Signal::TERM).unwrap();
+    let told = scene.told();
+    assert!(told.starts_with("STOPPING=1\n"), "{told}");
+    assert!(server.0.wait().unwrap().success());
+    // The socket is the service manager's: clients may wait there for the next server.
+    assert!(scene.path("socket").exists() && !scene.path("control").exists());
+}
+
+/// A server that cannot start never says that it is ready.
+#[test]
+fn a_server_that_fails_is_never_ready() {
+    let scene = Scene::new();
+    let blocked = scene.path("metrics");
+    std::fs::write(&blocked, "no socket").unwrap();
+    let mut server = scene.activate();
+    let _client = connect(&scene.path("socket"));
+    assert_eq!(server.0.wait().unwrap().code(), Some(1));
+    scene.notices.set_nonblocking(true).unwrap();
+    assert!(scene.notices.recv(&mut [0; 100]).is_err(), "it was told something");
+}
+
+#[test]
+fn without_passed_sockets_the_server_says_what_is_missing() {
+    let scene = Scene::new();
+    let output = support::run(["serve", &scene.text("pool"), "--nbd", "systemd"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+    assert!(error.contains("no sockets were passed (LISTEN_FDS)"), "{error}");
+}
+
+fn contrib(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib").join(name)
+}
+
+/// The units, with the binary of this build and a directory of its own in it.
+fn units(dir: &TempDir) -> [PathBuf; 2] {
+    ["tidegate.service", "tidegate.socket"].map(|name| {
+        let text = std::fs::read_to_string(contrib("systemd").join(name)).unwrap();
+        let text = text.replace("/usr/bin/tidegate", env!("CARGO_BIN_EXE_tidegate"));
+        // What the manual is, the tests of pages say.
+        let kept = text.lines().filter(|line| !line.starts_with("Documentation="));
+        let unit = dir.path().join(name);
+        std::fs::write(&unit, kept.collect::<Vec<_>>().join("\n") + "\n").unwrap();
+        unit
+    })
+}
+
+#[test]
+fn systemd_finds_nothing_wrong_in_the_units() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut analyze = tool("systemd-analyze", "systemd");
+    let found = analyze.args(["verify", "--man=no"]).args(units(&dir)).output().unwrap();
+    let said = String::from_utf8_lossy(&found.stderr);
+    let ours: Vec<_> = said.lines().filter(|line| line.contains("tidegate")).collect();
+    assert!(ours.is_empty(), "{said}");
+    let mut analyze = tool("systemd-analyze", "systemd");
+    analyze.args(["security", "--offline=true", "--threshold=20", "--no-pager"]);
+    succeed(analyze.arg(&units(&dir)[0]));
+}
+
+/// The names of the system calls in `set`, and in the sets that it names.
+fn calls_of(set: &str, found: &mut BTreeSet<String>) {
+    let listed = succeed(tool("systemd-analyze", "systemd").args(["syscall-filter", set]));
+    for line in listed.lines().skip(1).map(str::trim) {
+        match line {
+            "" => {}
+            line if line.starts_with('#') => {}
+            line if line.starts_with('@') => calls_of(line, found),
+            line => drop(found.insert(line.to_owned())),
+        }
+    }
+}
+
+/// The filter of the unit lets through all that a server does: each kind of tier, with clients.
+#[test]
+fn the_sandbox_of_the_unit_allows_what_a_server_does() {
+    let unit = std::fs::read_to_string(contrib("systemd/tidegate.service")).unwrap();
+    let mut allowed = BTreeSet::new();
+    for filter in unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
+        match filter.strip_prefix('~') {
+            None => filter.split(' ').for_each(|set| calls_of(set, &mut allowed)),
+            Some(denied) => {
+                let mut out = BTreeSet::new();
+                denied.split(' ').for_each(|set| calls_of(set, &mut out));
+                allowed.retain(|call| !out.contains(call));
+            }
+        }
+    }
+    assert!(allowed.len() > 100 && !allowed.contains("mount"), "{allowed:?}");
+    let scene = Scene::new();
+    let config = format!(
+        "nbd = [\"unix:{0}/socket\", \"tcp:127.0.0.1:0\"]\nmetrics = \"tcp:127.0.0.1:0\"\n\
+         [[device]]\nexport = \"a\"\npool = \"{0}/pool\"\ndram = \"transit:1M\"\n\
+         [[device]]\nexport = \"b\"\npool = \"{0}/log\"\nbacking = \"{0}/disk\"\n\
+         [[device]]\nexport = \"c\"\npool = \"{0}/cache\"\nbacking = \"{0}/disk2\"\n",
+        scene.dir.path().display()
+    );
+    std::fs::write(scene.path("config.toml"), config).unwrap();
+    for (name, engine) in [("log", "log"), ("cache", "cache")] {
+        ok(["create", &scene.text(name), &format!("--engine={engine}"), "--size=32M"]);
+    }
+    for disk in ["disk", "disk2"] {
+        std::fs::File::create(scene.path(disk)).unwrap().set_len(64 << 20).unwrap();
+    }
+    let trace = scene.path("trace");
+    let mut strace = tool("strace", "strace");
+    strace.args(["-f", "-qq", "-o"]).arg(&trace).arg(env!("CARGO_BIN_EXE_tidegate"));
+    strace.args(["serve", "--config", &scene.text("config.toml")]);
+    let server = support::Server::spawn(&mut strace);
+    std::fs::write(scene.path("data"), [1; 1 << 20]).unwrap();
+    for name in ["a", "b", "c"] {
+        let uri = format!("nbd+unix:///{name}?socket={}", scene.text("socket"));
+        succeed(tool("nbdcopy", "libnbd-bin").args(["--flush", &scene.text("data"), &uri]));
+        ok(["stat", &scene.text(if name == "a" { "pool" } else { "log" })]);
+    }
+    // strace passes the signal on to nobody: the server is its child.
+    let children = succeed(
+        tool("pgrep", "procps")
+            .args(["-P", &rustix::process::Pid::as_raw_nonzero(server.pid()).to_string()]),
+    );
+    let child = children.trim().parse().expect("one child");
+    kill_process(Pid::from_raw(child).unwrap(), Signal::TERM).unwrap();
+    let (status, rest) = server.wait();
+    assert!(status.success() && rest.contains("stopped"), "{rest}");
+    let traced = std::fs::read_to_string(&trace).unwrap();
+    let name = |line: &str| {
+        let call = line.split_whitespace().nth(1)?;
+        Some(call.split_once('(')?.0.to_owned())
+    };
+    let used: BTreeSet<String> = traced.lines().filter_map(name).collect();
+    assert!(used.contains("accept4") && used.len() > 20, "{used:?}");
+    let refused: Vec<_> = used.difference(&allowed).collect();
+    assert!(refused.is_empty(), "the unit refuses {refused:?}");
+}
+
+/// What the file that is installed has in comments is what a server takes.
+#[test]
+fn the_example_of_a_configuration_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(contrib("tidegate.toml")).unwrap();
+    let uncommented: Vec<_> = text
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => rest,
+            _ => line,
+        })
+        .collect();
+    let file = dir.path().join("all.toml");
+    std::fs::write(&file, uncommented.join("\n")).unwrap();
+    ok(["config", "check", file.to_str().unwrap()]);
+    let mut plain = tidegate();
+    let output = plain.args(["config", "check"]).arg(contrib("tidegate.toml")).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.code() == Some(1) && said.contains("no device to serve"), "{said}");
+}
