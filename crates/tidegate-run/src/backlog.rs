@@ -195,7 +195,11 @@ impl Backlog {
                 self.name(header);
             }
             RecordKind::Name => self.name(header),
-            RecordKind::Void | RecordKind::Mark | RecordKind::Decided | RecordKind::Done => {}
+            RecordKind::Void
+            | RecordKind::Mark
+            | RecordKind::Decided
+            | RecordKind::Done
+            | RecordKind::Gap => {}
         }
         // The record is part of a segment, whatever it says.
         self.segment(header.position);

@@ -73,7 +73,8 @@ fn story_of(log: &Log, id: u64) -> io::Result<Vec<Header>> {
             | RecordKind::Mark
             | RecordKind::Name
             | RecordKind::Decided
-            | RecordKind::Done => {}
+            | RecordKind::Done
+            | RecordKind::Gap => {}
         }
     }
     if records.unreadable_bytes() > 0 {

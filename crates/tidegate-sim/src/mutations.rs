@@ -8,9 +8,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crc_fast::{CrcAlgorithm, checksum};
 use tidegate::cache::CacheHeader;
 use tidegate::cache::layout::{ALL_LINES, Decoded, PAGE_BYTES, SlotHeader, data_check};
-use tidegate::log::layout::{COPY_DISTANCE, LIMIT_OFFSET};
+use tidegate::log::layout::{COPY_DISTANCE, LIMIT_OFFSET, RING_OFFSET};
 use tidegate::pmem::{Observer, Region};
 use tidegate::pool::Superblock;
 
@@ -39,6 +40,9 @@ pub enum Mutation {
     EarlySequence,
     /// Leave out the write-back of the log's limit.
     DropLimitWriteBack,
+    /// Let each record of a log call all records before it finished: as if the finished position
+    /// were moved when space is reserved, before the fence.
+    EarlyFinished,
     /// Leave out the fence between the void headers of older versions and those of the newest ones,
     /// where a cache evicts.
     MergeVoids,
@@ -91,6 +95,7 @@ pub struct Mutant {
     layout: Option<Layout>,
     /// Where the log's limit lies.
     limit: Option<u64>,
+    ring: Option<Ring>,
     slots: Option<Slots>,
     inner: Arc<dyn Observer>,
     progress: Mutex<HashMap<usize, Progress>>,
@@ -106,9 +111,10 @@ impl Mutant {
         image: &[u8],
         inner: Arc<dyn Observer>,
     ) -> Result<Self, Verdict> {
-        let (mut layout, mut limit, mut slots) = (None, None, None);
+        let (mut layout, mut limit, mut ring, mut slots) = (None, None, None, None);
         match mutation {
             Mutation::DropLimitWriteBack => limit = Some(limit_offset(image)?),
+            Mutation::EarlyFinished => ring = Some(Ring::find(image)?),
             Mutation::DropFence(_) | Mutation::MergeVoids | Mutation::DropVoidWriteBack => {}
             Mutation::DeadBeforeFence
             | Mutation::DeadBeforeCommit
@@ -119,7 +125,7 @@ impl Mutant {
             | Mutation::CommitAlone => slots = Some(Slots::find(image)?),
             _ => layout = Some(Layout::find(image).map_err(Verdict::outside)?),
         }
-        Ok(Self { mutation, layout, limit, slots, inner, progress: Mutex::default() })
+        Ok(Self { mutation, layout, limit, ring, slots, inner, progress: Mutex::default() })
     }
 
     /// Calls `ask` with the progress of the caller's operation; the default outside operations.
@@ -195,6 +201,40 @@ fn limit_offset(image: &[u8]) -> Result<u64, Verdict> {
     let region = region_of(image)?;
     let found = Superblock::read(&region).map_err(Verdict::outside)?;
     Ok(found.superblock.data_offset + LIMIT_OFFSET)
+}
+
+/// Where the records of a log are.
+struct Ring {
+    start: u64,
+    bytes: u64,
+    salt: u64,
+}
+
+impl Ring {
+    fn find(image: &[u8]) -> Result<Self, Verdict> {
+        let region = region_of(image)?;
+        let found = Superblock::read(&region).map_err(Verdict::outside)?;
+        let base = found.superblock.data_offset;
+        let word = |offset| region.load_u64(base + offset).map_err(Verdict::outside);
+        Ok(Self { start: base + RING_OFFSET, salt: word(16)?, bytes: word(24)? })
+    }
+
+    /// The header of a record, if `data` at `offset` is one, which calls all before it finished.
+    fn early(&self, offset: u64, data: &[u8]) -> Option<[u8; 64]> {
+        let mut bytes: [u8; 64] = data.try_into().ok()?;
+        let position = u64::from_le_bytes(bytes[8..16].try_into().ok()?);
+        let is_there = offset.checked_sub(self.start)? == position % self.bytes;
+        if !is_there || position == 0 {
+            return None;
+        }
+        bytes[60..].copy_from_slice(&1_u32.to_le_bytes());
+        bytes[..8].copy_from_slice(&self.salt.to_le_bytes());
+        let mut checked = [0; 128];
+        checked[..64].copy_from_slice(&bytes);
+        let sum = checksum(CrcAlgorithm::Crc64Nvme, &checked);
+        bytes[..8].copy_from_slice(&sum.to_le_bytes());
+        Some(bytes)
+    }
 }
 
 /// The slots of a cache, and what was stored to them.
@@ -327,6 +367,10 @@ impl Observer for Mutant {
             if data.len() > 64 {
                 self.ask(|progress| progress.page = data.into());
             }
+        }
+        let ring = self.ring.as_ref().filter(|_| context::simulated().is_some());
+        if let Some(early) = ring.and_then(|ring| ring.early(offset, data)) {
+            return self.inner.store(offset, &early, non_temporal);
         }
         let is_void = data == [0; 8];
         let late = self.ask(|progress| {

@@ -171,7 +171,15 @@ fn without_a_bug_the_same_budget_finds_nothing() {
 
 #[test]
 fn p1_without_the_fence() {
-    assert_eq!(caught(LogFault::None, Some(Mutation::DropFence(0))), Promise::P1Durable);
+    // What is gone is also missed, where a later record calls it finished.
+    let promise = caught(LogFault::None, Some(Mutation::DropFence(0)));
+    assert!(matches!(promise, Promise::P1Durable | Promise::P6Recovery), "{promise:?}");
+}
+
+#[test]
+fn p6_with_records_called_finished_before_their_fence() {
+    let mutation = Some(Mutation::EarlyFinished);
+    assert_eq!(caught(LogFault::None, mutation), Promise::P6Recovery);
 }
 
 #[test]

@@ -224,6 +224,7 @@ fn alone(region: &Arc<Region>, dram: TierSpec) -> StackOptions {
         path: region.name().to_owned(),
         backing: None,
         force: false,
+        salvage: false,
         atomic_flush: false,
         dram,
         delays: None,

@@ -75,6 +75,6 @@ fn clean(pool: &Path) -> Result<()> {
     let Some(binding) = binding else {
         return Ok(line(format_args!("{shown}: the cache was never used"))?);
     };
-    destage(pool, &binding.name)?;
+    destage(pool, &binding.name, false)?;
     Ok(line(format_args!("{shown}: the backing {} has all pages", binding.name))?)
 }

@@ -8,11 +8,12 @@ use tidegate::dram::{Policy, TierSpec};
 use tidegate::pmem::{Region, RegionOptions};
 use tidegate::stack::{REGISTRY, StackOptions};
 
-/// Writes what the pool has of the device `backing` to it.
+/// Writes what the pool has of the device `backing` to it: what opening the pool found. With
+/// `salvage` it goes on without what the pool has lost.
 ///
 /// # Errors
 /// The backing cannot be opened, or fails.
-pub(super) fn destage(pool: &Path, backing: &str) -> Result<()> {
+pub(super) fn destage(pool: &Path, backing: &str, salvage: bool) -> Result<String> {
     let shown = pool.display();
     let url = backing.parse().map_err(|error| anyhow!("{shown}: {error}"))?;
     let region = Arc::new(Region::open(pool, &RegionOptions::default())?);
@@ -21,10 +22,12 @@ pub(super) fn destage(pool: &Path, backing: &str) -> Result<()> {
         path: pool.to_path_buf(),
         backing: Some(url),
         force: false,
+        salvage,
         atomic_flush: false,
         dram: TierSpec { policy: Policy::None, bytes: 0 },
         delays: None,
         notices: None,
     })?;
-    Ok(stack.drain()?)
+    stack.drain()?;
+    Ok(stack.description().recovered.clone().unwrap_or_default())
 }

@@ -42,9 +42,11 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
         );
     }
     if let Some(backing) = pending_backing(&pool)?.filter(|_| !args.discard) {
-        destage(&pool, &backing)?;
+        let found = destage(&pool, &backing, args.salvage)?;
         let shown = pool.display();
-        line(format_args!("{shown}: recovered: what the log had was written to {backing}"))?;
+        line(format_args!(
+            "{shown}: recovered: what the log had was written to {backing}: {found}"
+        ))?;
     } else if args.discard {
         forget_processes(&pool, &paths)?;
         discard(&pool)?;

@@ -63,6 +63,7 @@ fn open(args: &ServeArgs) -> Result<Stack> {
         path: args.pool.clone(),
         backing: args.backing.clone(),
         force: args.force,
+        salvage: false,
         atomic_flush: args.atomic_flush,
         dram: args.dram,
         delays: args.delay_us.map(|us| Delays::of_each(us.saturating_mul(1000))),

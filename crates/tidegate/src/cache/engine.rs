@@ -95,7 +95,7 @@ impl Engine for CacheEngine {
     }
 
     fn open(&self, opening: Opening) -> Result<Opened> {
-        let Opening { region, backing, force, atomic_flush } = opening;
+        let Opening { region, backing, force, atomic_flush, .. } = opening;
         let Some(backing) = backing else {
             let refusal = "a cache pool holds pages of another device: name it by --backing";
             return Err(EngineError::Refused(refusal.into()));

@@ -221,7 +221,7 @@ impl Log {
             if owner == 0 || !wanted(owner, slot.file.load(Ordering::Acquire)) {
                 return None;
             }
-            let record = slot.record.load(Ordering::Acquire);
+            let record = slot.record_position();
             let header = (record != 0).then(|| self.pool.read_header(record).ok().flatten());
             let header = header.flatten().filter(|it| self.pool.is_whole(it).unwrap_or(false));
             let process = process_of(owner);
@@ -236,6 +236,9 @@ impl Log {
     fn make_durable(&self, interrupted: &Interrupted) {
         let Some(header) = &interrupted.header else { return };
         let persisted = self.pool.persist_record(header);
+        if persisted.is_err() {
+            self.note_hole();
+        }
         if let (Err(_), Some(file)) = (persisted, self.file_of(interrupted)) {
             // One that is gone from the table is synced by nobody.
             let _ = self.note_failure(file);
@@ -254,14 +257,18 @@ impl Log {
     pub fn is_interrupted(&self, interrupted: &Interrupted) -> bool {
         let slot = self.control.slot(interrupted.slot);
         slot.owner.load(Ordering::Acquire) == interrupted.owner
-            && slot.record.load(Ordering::Acquire) == interrupted.record
+            && slot.record_position() == interrupted.record
     }
 
     /// The interrupted operation was done or undone: its slot is free again. One that serves
     /// another operation by now is left alone.
     pub fn complete(&self, interrupted: &Interrupted) {
         if self.is_interrupted(interrupted) {
-            release(self.control.slot(interrupted.slot));
+            let slot = self.control.slot(interrupted.slot);
+            if interrupted.header.is_none() && slot.unfinished_from().is_some() {
+                self.note_hole();
+            }
+            release(slot);
         }
     }
 

@@ -18,10 +18,14 @@ use super::error::LogError;
 use crate::pmem::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
 use crate::sync::{AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL5");
+const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL6");
 const MAGIC_AT: u64 = 0;
 const POOL_AT: u64 = 8;
 const HEAD_AT: u64 = 64;
+/// In the line of the head, which a writer has when it asks for this.
+const FINISHED_AT: u64 = 72;
+/// Holes that nothing will ever fill end before this position.
+const HOLES_END_AT: u64 = 80;
 const TAIL_AT: u64 = 128;
 const GOAL_AT: u64 = 192;
 const LIMIT_AT: u64 = 256;
@@ -44,6 +48,8 @@ const NAMED_NS_AT: u64 = 736;
 const WANT_HELD_AT: u64 = 744;
 /// The most that the clock of times of files was ahead of one that nobody sets, in nanoseconds.
 const CLOCK_AHEAD_NS_AT: u64 = 752;
+/// A bit for each slot that was ever taken.
+const SLOTS_USED_AT: u64 = 832;
 /// The lanes that were ever used, from the first on.
 const LANES_USED_AT: u64 = 760;
 /// The position up to which a caller waits for the log to be retired.
@@ -92,7 +98,10 @@ pub(super) const FILE_SYSTEMS: u64 = 64;
 /// Bytes of the control memory. Most of it is never touched.
 pub const CONTROL_BYTES: u64 = ENTRIES_AT + FILES_MAX * ENTRY_BYTES;
 
-const _: () = assert!(SLOTS_AT + SLOTS * SLOT_BYTES <= KEEPERS_AT);
+const _: () = {
+    assert!(SLOTS_AT + SLOTS * SLOT_BYTES <= KEEPERS_AT);
+    assert!(SLOTS_USED_AT + SLOTS.div_ceil(64) * 8 <= SUPERVISOR_LOCK_AT);
+};
 
 /// How long a lock is waited for before an operation goes on without the log.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
@@ -111,6 +120,7 @@ pub(super) struct Start {
     pub(super) limit: u64,
     pub(super) allocated_bytes: u64,
     pub(super) lap_bytes: u64,
+    pub(super) finished: u64,
 }
 
 impl Control {
@@ -124,6 +134,10 @@ impl Control {
             memory.init_lock(lock);
         }
         memory.word(HEAD_AT).store(start.head, Ordering::Relaxed);
+        memory.word(FINISHED_AT).store(start.finished, Ordering::Relaxed);
+        // Who starts without a finished position has holes below its head.
+        let holes_end = if start.finished == 0 { start.head } else { 0 };
+        memory.word(HOLES_END_AT).store(holes_end, Ordering::Relaxed);
         for word in [TAIL_AT, GOAL_AT] {
             memory.word(word).store(start.tail, Ordering::Relaxed);
         }
@@ -152,6 +166,21 @@ impl Control {
 
     pub(super) fn head(&self) -> &AtomicU64 {
         self.memory.word(HEAD_AT)
+    }
+
+    /// All records below this position are finished: see `append::finished`.
+    pub(super) fn finished(&self) -> &AtomicU64 {
+        self.memory.word(FINISHED_AT)
+    }
+
+    /// Below this position space may have been reserved that no record fills.
+    pub(super) fn holes_end(&self) -> &AtomicU64 {
+        self.memory.word(HOLES_END_AT)
+    }
+
+    /// Slots that were ever taken: those with numbers from `64 * index` on, a bit each.
+    pub(super) fn slots_used(&self, index: u64) -> &AtomicU64 {
+        self.memory.word(SLOTS_USED_AT + index * 8)
     }
 
     pub(super) fn tail(&self) -> &AtomicU64 {
@@ -331,6 +360,12 @@ impl Control {
     }
 }
 
+/// Bit of [`SlotWords::record`]: space from this position on may be reserved, for a record that is
+/// not there yet.
+pub(super) const RESERVING: u64 = 1;
+/// Bit of [`SlotWords::record`]: the record is durable.
+pub(super) const FINISHED: u64 = 2;
+
 /// The words of a slot.
 #[derive(Clone, Copy)]
 pub(super) struct SlotWords<'a> {
@@ -338,8 +373,23 @@ pub(super) struct SlotWords<'a> {
     pub(super) owner: &'a AtomicU64,
     /// No position below this may be retired; 0: nothing is depended on yet.
     pub(super) bound: &'a AtomicU64,
-    /// Position of the record that is being written, 0: none yet.
+    /// Position of the record that is being written, 0: none yet; with [`RESERVING`] or
+    /// [`FINISHED`].
     pub(super) record: &'a AtomicU64,
     /// Number of the file's entry plus 1, 0: none.
     pub(super) file: &'a AtomicU64,
+}
+
+impl SlotWords<'_> {
+    /// Position of the record for which the holder has space, finished or not; 0: none.
+    pub(super) fn record_position(&self) -> u64 {
+        let word = self.record.load(Ordering::Acquire);
+        if word & RESERVING == 0 { word & !FINISHED } else { 0 }
+    }
+
+    /// The position from which on the holder may have space with a record that is not finished.
+    pub(super) fn unfinished_from(&self) -> Option<u64> {
+        let word = self.record.load(Ordering::Acquire);
+        (word != 0 && word & FINISHED == 0).then_some(word & !RESERVING)
+    }
 }

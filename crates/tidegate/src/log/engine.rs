@@ -8,10 +8,10 @@ use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
 
+use super::check::{Records, check_records};
 use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
 use super::layout::{CODE, RING_OFFSET};
 use super::positions::PositionFault;
-use super::recover::plan_pool;
 use super::{LogOptions, LogPool, RING_BYTES_MIN, Scanner, create};
 use crate::pmem::Region;
 use crate::pool::Superblock;
@@ -66,7 +66,7 @@ impl Engine for LogEngine {
     }
 
     fn open(&self, opening: Opening) -> Result<Opened> {
-        let Opening { region, backing, force, .. } = opening;
+        let Opening { region, backing, force, salvage, .. } = opening;
         let Some(backing) = backing else {
             let refusal = "a log pool holds no blocks of its own: name the device behind it by --backing, or use it \
                            for `tidegate run`";
@@ -77,11 +77,15 @@ impl Engine for LogEngine {
                 "a log pool cannot be served --read-only: its backing may lack what the log holds";
             return Err(EngineError::Refused(refusal.into()));
         }
-        let device = open_device(region, backing, force)?;
+        let device = open_device(region, backing, (force, salvage))?;
         let found = device.recovered();
         let size = Size { bytes: found.bytes };
-        let recovered =
+        let mut recovered =
             format!("{} ({size}) that the backing may lack", counted(found.records, "write"));
+        if let Some(first) = found.lost.first() {
+            let lost = counted(found.lost.len() as u64, "lost part");
+            recovered = format!("{recovered}; {lost} passed over, the first: {first}");
+        }
         Ok(Opened { tier: Arc::new(device), recovered })
     }
 
@@ -118,7 +122,11 @@ impl Plan for LogPlan {
     }
 }
 
-fn open_device(region: Arc<Region>, backing: Backing, force: bool) -> Result<LogDevice> {
+fn open_device(
+    region: Arc<Region>,
+    backing: Backing,
+    (force, salvage): (bool, bool),
+) -> Result<LogDevice> {
     let pool = LogPool::open(region).map_err(EngineError::pool)?;
     let Backing { device, identity, name, holds, .. } = backing;
     let binding = Binding::new(identity, &name);
@@ -131,7 +139,7 @@ fn open_device(region: Arc<Region>, backing: Backing, force: bool) -> Result<Log
             String::from_utf8_lossy(&name)
         )));
     }
-    let options = LogDeviceOptions { adopt_foreign: force, ..LogDeviceOptions::default() };
+    let options = LogDeviceOptions { adopt_foreign: force, salvage, ..LogDeviceOptions::default() };
     LogDevice::open(pool, device, binding, options).map_err(refused)
 }
 
@@ -168,7 +176,7 @@ impl Summary {
         let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
         let positions = pool.tail().and_then(|tail| Ok((tail, pool.limit()?, pool.session()?)));
         let (tail, limit, session) = positions.map_err(EngineError::pool)?;
-        let mut scanner = Scanner::new(&pool, tail, limit);
+        let mut scanner = Scanner::new(&pool, tail, limit).reading_once();
         let (mut records, mut head) = (0, tail);
         for header in &mut scanner {
             records += 1;
@@ -223,6 +231,8 @@ struct Report {
     repaired_positions: usize,
     /// Headers of records that repair wrote anew.
     repaired_records: usize,
+    /// From this position on nothing tells whether a record is missing; 0: of no record.
+    doubtful_from: Option<u64>,
 }
 
 fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
@@ -252,60 +262,26 @@ fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
         Report { faults: findings.len() as u64, findings, ..Report::default() }
     } else {
         let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
-        check_records(&pool, repair, findings)?
+        report_of(check_records(&pool, repair).map_err(EngineError::pool)?, findings)
     };
     Ok(Report { repaired_superblocks, repaired_headers, repaired_positions, ..report })
 }
 
-fn check_records(pool: &LogPool, repair: bool, mut findings: Vec<String>) -> Result<Report> {
-    let (tail, limit) =
-        pool.tail().and_then(|tail| Ok((tail, pool.limit()?))).map_err(EngineError::pool)?;
-    let mut scanner = Scanner::new(pool, tail, limit);
-    let (mut records, mut repaired_records) = (0, 0);
-    for header in &mut scanner {
-        records += 1;
-        match pool.is_changed(&header).map_err(EngineError::pool)? {
-            false => {}
-            true if repair => {
-                pool.restore_record(&header).map_err(EngineError::pool)?;
-                repaired_records += 1;
-            }
-            true => findings.push(format!(
-                "one bit of the header of the record at position {} changed; it is read as it was",
-                header.position
-            )),
-        }
-    }
-    findings.extend(scanner.changed().iter().map(|header| {
-        format!(
-            "the record at position {}, of {} bytes at offset {} of file {}, differs by one bit from its checksum: it \
-             was changed, or never finished; without it an older version comes back",
-            header.position, header.payload_bytes, header.offset, header.file
-        )
-    }));
-    let (plan, unreadable_bytes) = plan_pool(pool).map_err(EngineError::pool)?;
-    let is_told = |position| scanner.changed().iter().any(|it| it.position == position);
-    findings.extend(plan.files().iter().filter_map(|file| {
-        let position = file.damaged.filter(|position| !is_told(*position))?;
-        let name = file.name();
-        Some(format!("{name}: the record at position {position} was acknowledged and is damaged"))
-    }));
-    let more = plan.findings().total() - plan.findings().kept().len() as u64;
-    findings.extend(plan.findings().kept().iter().map(ToString::to_string));
-    if unreadable_bytes > 0 {
-        findings.push(format!("{} of the log cannot be read", Size { bytes: unreadable_bytes }));
-    }
-    Ok(Report {
-        records,
-        data_bytes: plan.data_bytes(),
-        files: plan.files().len() as u64,
-        torn_records: scanner.torn() - scanner.changed().len() as u64,
-        repaired_records,
-        unreadable_bytes,
-        faults: findings.len() as u64 + more,
+fn report_of(records: Records, mut findings: Vec<String>) -> Report {
+    let faults = findings.len() as u64 + records.faults;
+    findings.extend(records.findings);
+    Report {
+        records: records.whole,
+        data_bytes: records.data_bytes,
+        files: records.files,
+        torn_records: records.torn,
+        repaired_records: records.repaired,
+        unreadable_bytes: records.unreadable_bytes,
+        doubtful_from: records.doubtful_from,
+        faults,
         findings,
         ..Report::default()
-    })
+    }
 }
 
 impl Report {
@@ -330,6 +306,13 @@ impl Report {
             counted(self.data_bytes, "byte"),
             self.torn_records
         ));
+        lines.extend(self.doubtful_from.map(|position| match position {
+            0 => "no record tells which ones before it were acknowledged: one that is gone is not missed".into(),
+            position => format!(
+                "nothing tells whether records from position {position} on were acknowledged, the last ones: one of \
+                 these that is gone is not missed"
+            ),
+        }));
         lines
     }
 }

@@ -3,6 +3,7 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
+use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions};
 use super::engine::LogEngine;
 use super::layout::{
     COPY_DISTANCE, LIMIT_OFFSET, SECOND_HEADER_OFFSET, SESSION_OFFSET, TAIL_OFFSET, position_word,
@@ -10,6 +11,8 @@ use super::layout::{
 use super::recover::{FilePlan, Operation, plan_pool};
 use super::tests::{definition, key, log};
 use super::*;
+use crate::device::memory::MemoryDevice;
+use crate::device::{BlockDevice, WriteFlags};
 use crate::pmem::Region;
 use crate::tier::{Checked, Engine};
 
@@ -196,4 +199,179 @@ fn each_flipped_bit_of_a_record_header_is_put_right() {
         assert_eq!(checked(region_of(&bytes), true).faults, 0, "bit {bit}");
         bytes[first + bit / 8] ^= 1 << (bit % 8);
     }
+}
+
+/// Damages a record's header beyond what can be told from it.
+fn destroy(bytes: &mut [u8], pool: &LogPool, position: u64) {
+    let at = usize::try_from(pool.region_offset(position)).unwrap();
+    bytes[at..at + 64].fill(0xA5);
+}
+
+#[test]
+fn each_record_that_is_gone_is_missed_unless_it_was_the_last() {
+    let (bytes, _) = records_of_files();
+    let pool = LogPool::open(Arc::new(region_of(&bytes))).unwrap();
+    let records: Vec<_> =
+        Scanner::new(&pool, pool.tail().unwrap(), pool.limit().unwrap()).collect();
+    let (last, others) = records.split_last().unwrap();
+    for record in others {
+        let mut bytes = bytes.clone();
+        destroy(&mut bytes, &pool, record.position);
+        let damaged = LogPool::open(Arc::new(region_of(&bytes))).unwrap();
+        let (plan, _) = plan_pool(&damaged).unwrap();
+        let gone = record.position..record.position + record.record_bytes();
+        assert_eq!(plan.missing(), std::slice::from_ref(&gone));
+        let report = checked(region_of(&bytes), false);
+        assert_eq!(report.faults, 1, "{:?}", report.lines);
+        assert!(report.lines[0].contains(&format!("position {}", gone.start)));
+    }
+    let mut bytes = bytes.clone();
+    destroy(&mut bytes, &pool, last.position);
+    let report = checked(region_of(&bytes), false);
+    assert_eq!(report.faults, 0);
+    let end = records[records.len() - 2].position;
+    assert!(
+        report.lines.iter().any(|line| line.contains(&format!("from position {end} on"))),
+        "nobody can know: {:?}",
+        report.lines
+    );
+}
+
+const DEVICE_BLOCKS: u64 = 16;
+
+fn device_over(region: Arc<Region>, salvage: bool) -> Result<LogDevice, LogDeviceError> {
+    let backing = Arc::new(MemoryDevice::new(512, DEVICE_BLOCKS).unwrap());
+    let options = LogDeviceOptions {
+        no_thread: true,
+        clean_from_bytes: Some(POOL_BYTES),
+        salvage,
+        ..LogDeviceOptions::default()
+    };
+    LogDevice::open(LogPool::open(region)?, backing, Binding::unnamed(1), options)
+}
+
+/// A log of a device with writes of three sessions and of several threads, as bytes.
+fn records_of_a_device() -> Vec<u8> {
+    let region = Arc::new(Region::anonymous(POOL_BYTES).unwrap());
+    create(&region, &LogOptions::default()).unwrap();
+    for session in 0..3 {
+        let device = device_over(Arc::clone(&region), false).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..2_u64 {
+                let device = &device;
+                scope.spawn(move || {
+                    for n in 0..16 {
+                        let data = [u8::try_from(session * 32 + n * 2 + thread + 1).unwrap(); 512];
+                        let block = (n * 2 + thread) % DEVICE_BLOCKS;
+                        device.write(block * 512, &data, WriteFlags::default()).unwrap();
+                    }
+                });
+            }
+        });
+    }
+    let mut bytes = vec![0; usize::try_from(POOL_BYTES).unwrap()];
+    region.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn content_of(region: Region, salvage: bool) -> Result<Vec<u8>, LogDeviceError> {
+    let device = device_over(Arc::new(region), salvage)?;
+    let mut content = vec![0; usize::try_from(DEVICE_BLOCKS * 512).unwrap()];
+    device.read(0, &mut content).unwrap();
+    Ok(content)
+}
+
+#[test]
+fn a_flipped_bit_of_a_log_of_a_device_is_put_right_or_named() {
+    let mut bytes = records_of_a_device();
+    let whole = content_of(region_of(&bytes), false).unwrap();
+    assert!(whole.chunks(512).all(|block| block[0] > 64), "the last session wrote all blocks");
+    assert_eq!(checked(region_of(&bytes), false).faults, 0);
+    let pool = LogPool::open(Arc::new(region_of(&bytes))).unwrap();
+    let (start, end) = (pool.tail().unwrap(), pool.limit().unwrap());
+    let (mut named, mut refused) = (0, 0);
+    for n in 0..flips() {
+        let random = scrambled(n);
+        let at = pool.region_offset(start + (random >> 8) % (end - start));
+        let at = usize::try_from(at).unwrap();
+        bytes[at] ^= 1 << (random % 8);
+        let is_named = checked(region_of(&bytes), false).faults > 0;
+        match content_of(region_of(&bytes), false) {
+            Ok(content) => assert!(content == whole || is_named, "bit {} of {at}", random % 8),
+            Err(LogDeviceError::Lost { .. }) => {
+                assert!(is_named, "bit {} of {at}", random % 8);
+                refused += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        named += u64::from(is_named);
+        bytes[at] ^= 1 << (random % 8);
+    }
+    assert!(named > refused && refused > flips() / 4, "{named} named, {refused} refused");
+}
+
+#[test]
+fn a_device_is_not_opened_without_its_acknowledged_records_unless_it_is_told() {
+    let bytes = records_of_a_device();
+    let whole = content_of(region_of(&bytes), false).unwrap();
+    let pool = LogPool::open(Arc::new(region_of(&bytes))).unwrap();
+    let (start, end) = (pool.tail().unwrap(), pool.limit().unwrap());
+    let records: Vec<_> = Scanner::new(&pool, start, end).collect();
+    // The last session begins with the gap behind the second one.
+    let of_older = records.iter().filter(|it| it.finished > 0).rev().skip(32);
+    for record in of_older.filter(|it| it.kind == RecordKind::Write) {
+        let mut bytes = bytes.clone();
+        destroy(&mut bytes, &pool, record.position);
+        let Err(LogDeviceError::Lost { losses }) = content_of(region_of(&bytes), false) else {
+            panic!("position {} is not missed", record.position);
+        };
+        assert_eq!(losses.len(), 1);
+        let region = Arc::new(region_of(&bytes));
+        let device = device_over(Arc::clone(&region), true).unwrap();
+        assert_eq!(device.recovered().lost, losses);
+        drop(device);
+        let device = device_over(region, false).expect("what was passed over is not met again");
+        let mut content = vec![0; whole.len()];
+        device.read(0, &mut content).unwrap();
+        assert!(content == whole, "a later session wrote all blocks anew");
+    }
+}
+
+#[test]
+fn what_comes_back_without_a_record_is_said() {
+    let region = Arc::new(Region::anonymous(POOL_BYTES).unwrap());
+    create(&region, &LogOptions::default()).unwrap();
+    let device = device_over(Arc::clone(&region), false).unwrap();
+    for (block, value) in [(3, 1), (3, 2), (5, 3), (7, 4)] {
+        device.write(block * 512, &[value; 512], WriteFlags::default()).unwrap();
+    }
+    drop(device);
+    let mut bytes = vec![0; usize::try_from(POOL_BYTES).unwrap()];
+    region.read(0, &mut bytes).unwrap();
+    let pool = LogPool::open(region).unwrap();
+    let writes: Vec<_> = Scanner::new(&pool, pool.tail().unwrap(), pool.limit().unwrap())
+        .filter(|record| record.kind == RecordKind::Write)
+        .collect();
+    let spoil = |bytes: &mut [u8], record: &Header| {
+        let at = usize::try_from(pool.region_offset(record.data_position())).unwrap();
+        bytes[at..at + 8].fill(0xA5);
+    };
+    let said = |record: &Header| {
+        let mut bytes = bytes.clone();
+        spoil(&mut bytes, record);
+        let lines = checked(region_of(&bytes), false).lines;
+        let error = content_of(region_of(&bytes), false).unwrap_err().to_string();
+        let line = lines.into_iter().next().unwrap();
+        let about = line.strip_prefix("/unnamed: ").or(line.strip_prefix("/(unnamed): "));
+        assert!(error.starts_with(about.unwrap_or(&line)), "{error}, {line}");
+        line
+    };
+    let older = format!("that of position {} comes back", writes[0].position);
+    assert!(said(&writes[1]).contains(&older));
+    assert!(said(&writes[2]).contains("512 bytes at offset 2560"));
+    assert!(said(&writes[2]).contains("what the backing has comes back"));
+    let mut bytes = bytes.clone();
+    spoil(&mut bytes, &writes[1]);
+    let content = content_of(region_of(&bytes), true).unwrap();
+    assert_eq!((content[3 * 512], content[5 * 512]), (1, 3));
 }

@@ -130,8 +130,9 @@ pub struct RecordHeaderBytes {
     pub kind: U16,
     /// Bit 0: reserved. Bit 1: [`RECORD_GROWS`].
     pub flags: U16,
-    /// Zero.
-    pub reserved: U32,
+    /// How far before this record all records were finished when it was stored, in units of 64
+    /// bytes, plus 1; 0: that is not said.
+    pub finished: U32,
 }
 
 /// Bit of [`RecordHeaderBytes::flags`]: the operation is durable in the file only by a commit of
@@ -257,6 +258,7 @@ const _: () = {
     assert!(offset_of!(RecordHeaderBytes, payload_checksum) == 52);
     assert!(offset_of!(RecordHeaderBytes, kind) == 56);
     assert!(offset_of!(RecordHeaderBytes, flags) == 58);
+    assert!(offset_of!(RecordHeaderBytes, finished) == 60);
     assert!(size_of::<DefinitionBytes>() == 56);
     assert!(offset_of!(DefinitionBytes, file_system) == 8);
     assert!(offset_of!(DefinitionBytes, size_bytes) == 24);

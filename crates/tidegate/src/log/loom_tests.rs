@@ -12,7 +12,7 @@ use loom::thread;
 
 use super::append::{Share, release};
 use super::*;
-use crate::sync::store_before_loads;
+use crate::sync::{AtomicU64, store_before_loads};
 
 const POOL_BYTES: u64 = 128 << 10;
 
@@ -191,7 +191,8 @@ fn loom_finds_a_device_that_lets_its_definition_go() {
 /// Planted: the slot says what it depends on only after free space was reserved.
 fn write_with_late_bound(log: &Log, _file: FileRef, _inode: u64) {
     let (_, slot) = log.take_slot().unwrap();
-    let position = log.reserve(128, log.usable_bytes(Share::Data)).unwrap();
+    let reserved = log.reserve(slot.record, 128, log.usable_bytes(Share::Data)).unwrap();
+    let position = reserved.position;
     store_before_loads(slot.bound, position);
     assert!(log.tail() <= position, "a record was retired while its operation went on");
     release(slot);
@@ -238,6 +239,88 @@ fn loom_finds_a_definition_retired_before_its_records() {
     two_writers_and_a_cleaner(write, safe_without_definitions);
 }
 
+/// The position of a record of so many bytes, for which space was reserved.
+fn reserve(log: &Log, bytes: u64) -> u64 {
+    let (_, slot) = log.take_slot().unwrap();
+    log.reserve(slot.record, bytes, log.usable_bytes(Share::Data)).unwrap().position
+}
+
+/// What a writer says of a record: that it is finished, and that it is durable.
+type Finish = fn(&Log, &LoomArc<[AtomicU64; 2]>, usize);
+
+/// Appends a record, as far as the finished position is concerned; its fence sets `fenced`.
+fn append(log: &Log, fenced: &LoomArc<[AtomicU64; 2]>, number: usize) {
+    let (_, slot) = log.take_slot().unwrap();
+    let reserved = log.reserve(slot.record, 128, log.usable_bytes(Share::Data)).unwrap();
+    let finished = log.finished_before(&reserved);
+    slot.record.store(reserved.position, Ordering::Release);
+    fenced[number].store(reserved.position, Ordering::Relaxed);
+    log.finish(slot, &reserved, finished);
+    release(slot);
+}
+
+/// Planted: the finished position is moved before the fence.
+fn append_with_late_fence(log: &Log, fenced: &LoomArc<[AtomicU64; 2]>, number: usize) {
+    let (_, slot) = log.take_slot().unwrap();
+    let reserved = log.reserve(slot.record, 128, log.usable_bytes(Share::Data)).unwrap();
+    let finished = log.finished_before(&reserved);
+    slot.record.store(reserved.position, Ordering::Release);
+    log.finish(slot, &reserved, finished);
+    fenced[number].store(reserved.position, Ordering::Relaxed);
+    release(slot);
+}
+
+/// Planted: the slot says what it reserves only after it was reserved.
+fn append_with_late_slot(log: &Log, fenced: &LoomArc<[AtomicU64; 2]>, number: usize) {
+    let (_, slot) = log.take_slot().unwrap();
+    let unseen = AtomicU64::new(0);
+    let reserved = log.reserve(&unseen, 128, log.usable_bytes(Share::Data)).unwrap();
+    let finished = log.finished_before(&reserved);
+    slot.record.store(reserved.position, Ordering::Release);
+    fenced[number].store(reserved.position, Ordering::Relaxed);
+    log.finish(slot, &reserved, finished);
+    release(slot);
+}
+
+/// Two writers, and a third one that asks which records are finished.
+fn finished_records_are_fenced(append: Finish) {
+    let region = region();
+    check(3, move || {
+        let log = log(&region);
+        let start = log.head();
+        let fenced = LoomArc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let writers = [0, 1].map(|number| {
+            let (log, fenced) = (log.clone(), fenced.clone());
+            thread::spawn(move || append(&log, &fenced, number))
+        });
+        let finished = log.catch_up();
+        let seen = [0, 1].map(|number| fenced[number].load(Ordering::Relaxed));
+        let below = (0..2).filter(|number| start + number * 128 < finished);
+        for position in below.map(|number| start + number * 128) {
+            assert!(seen.contains(&position), "a record is called finished before its fence");
+        }
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        assert_eq!(log.catch_up(), log.head(), "all are finished");
+    });
+}
+
+#[test]
+fn loom_what_is_called_finished_was_fenced() {
+    finished_records_are_fenced(append);
+}
+
+#[test]
+#[should_panic(expected = "called finished before its fence")]
+fn loom_finds_a_finished_position_before_the_fence() {
+    finished_records_are_fenced(append_with_late_fence);
+}
+
+#[test]
+#[should_panic(expected = "called finished before its fence")]
+fn loom_finds_a_slot_that_is_silent_while_space_is_reserved() {
+    finished_records_are_fenced(append_with_late_slot);
+}
+
 #[test]
 fn loom_two_reservations_never_overlap() {
     let region = region();
@@ -253,9 +336,9 @@ fn loom_two_reservations_never_overlap() {
         log.control.limit().store(near_the_end + ring_bytes, Ordering::SeqCst);
         let other = {
             let log = log.clone();
-            thread::spawn(move || log.reserve(bytes, log.usable_bytes(Share::Data)).unwrap())
+            thread::spawn(move || reserve(&log, bytes))
         };
-        let own = log.reserve(bytes, log.usable_bytes(Share::Data)).unwrap();
+        let own = reserve(&log, bytes);
         let other = other.join().unwrap();
         assert!(own.abs_diff(other) >= bytes, "{own} and {other} overlap");
         assert!([own, other].iter().all(|start| start % ring_bytes + bytes <= ring_bytes));

@@ -12,6 +12,7 @@
 //! [`Scanner`].
 
 mod append;
+mod check;
 mod cleaner;
 mod control;
 mod copy;
@@ -24,6 +25,7 @@ mod flip_tests;
 mod keepers;
 mod lanes;
 pub mod layout;
+mod losses;
 mod names;
 mod naming;
 mod owner;
@@ -56,6 +58,7 @@ pub use error::{AppendError, LockError, LogError};
 pub use file_systems::{ChangeNumbers, FileSystemRef};
 pub use lanes::{InFlight, PlainCall};
 pub use layout::CODE;
+pub use losses::{Damage, DeviceLoss};
 pub use names::{
     Attributes, Extended, Make, NameAt, NameChange, NameRecord, Timestamp, put_extended,
 };
@@ -112,20 +115,28 @@ impl Log {
             pool.set_limit(position)?;
             pool.set_tail(position)?;
         }
-        let (tail, head, limit, lap_bytes) = (position, position, position, pool.ring_bytes());
-        let start = Start { pool: pool.salt(), tail, head, limit, allocated_bytes, lap_bytes };
+        let start = Start {
+            pool: pool.salt(),
+            tail: position,
+            head: position,
+            limit: position,
+            allocated_bytes,
+            lap_bytes: pool.ring_bytes(),
+            finished: position,
+        };
         let control = Control::init(memory, start);
         Ok(Self::of(pool, control))
     }
 
     /// Starts to use a log with the records that are in it; new ones begin at the limit. All of the
-    /// ring has space.
+    /// ring has space. Of what has no record from `doubtful_from` on nothing was acknowledged.
     ///
     /// # Errors
     /// [`LogError`].
     pub(super) fn start_with_records(
         pool: LogPool,
         memory: SharedMemory,
+        doubtful_from: u64,
     ) -> Result<Self, LogError> {
         pool.raise_format()?;
         let (tail, limit) = (pool.tail()?, pool.limit()?);
@@ -133,10 +144,19 @@ impl Log {
         // used again before the tail is.
         pool.set_tail(tail)?;
         pool.set_limit(limit)?;
-        let allocated_bytes = pool.ring_bytes();
-        let lap_bytes = pool.ring_bytes();
-        let start =
-            Start { pool: pool.salt(), tail, head: limit, limit, allocated_bytes, lap_bytes };
+        let has_gap = doubtful_from < limit;
+        // A log that has no space for that says nothing of finished records until it is cleaned.
+        let is_told = !has_gap || pool.append_gap(doubtful_from).is_ok();
+        let limit = pool.limit()?;
+        let start = Start {
+            pool: pool.salt(),
+            tail,
+            head: limit,
+            limit,
+            allocated_bytes: pool.ring_bytes(),
+            lap_bytes: pool.ring_bytes(),
+            finished: if is_told { limit } else { 0 },
+        };
         Ok(Self::of(pool, Control::init(memory, start)))
     }
 

@@ -8,6 +8,7 @@
 //!    that was ever reserved.
 
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, checksum};
@@ -447,6 +448,24 @@ impl LogPool {
     /// # Errors
     /// [`LogError::NoteSpace`]: there is no space left; [`LogError::Pmem`].
     pub(super) fn append_note(&self, kind: RecordKind, offset: u64, payload: &[u8]) -> Result<()> {
+        self.append_behind_limit(kind, (offset, 0), payload)
+    }
+
+    /// Appends, in the same way, that nothing was acknowledged of what the log has no record of
+    /// from `from` on.
+    ///
+    /// # Errors
+    /// As for [`append_note`](Self::append_note).
+    pub(super) fn append_gap(&self, from: u64) -> Result<()> {
+        self.append_behind_limit(RecordKind::Gap, (0, from), &[])
+    }
+
+    fn append_behind_limit(
+        &self,
+        kind: RecordKind,
+        (offset, aux): (u64, u64),
+        payload: &[u8],
+    ) -> Result<()> {
         let (tail, limit) = (self.tail()?, self.limit()?);
         let payload_bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         let bytes = record_bytes(payload_bytes.into());
@@ -462,10 +481,11 @@ impl LogPool {
             file: 0,
             offset,
             len: 0,
-            aux: 0,
+            aux,
             payload_bytes,
             payload_checksum: payload_checksum(&[IoSlice::new(payload)]),
             grows: false,
+            finished: 0,
         };
         let to = self.region_offset(position);
         self.region.allocate(to, bytes)?;
@@ -473,6 +493,24 @@ impl LogPool {
         self.region.write(to + RECORD_ALIGN_BYTES, payload)?;
         self.region.write(to, header.encode(self.salt).as_bytes())?;
         Ok(self.persist_record(&header)?)
+    }
+
+    /// Makes durable what is there of the records at `positions`, a lap at most.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub(super) fn persist_records(
+        &self,
+        positions: Range<u64>,
+    ) -> std::result::Result<(), PmemError> {
+        let mut position = positions.start;
+        while position < positions.end {
+            let lap_end = position - position % self.ring_bytes + self.ring_bytes;
+            let end = lap_end.min(positions.end);
+            self.region.write_back(self.region_offset(position), end - position)?;
+            position = end;
+        }
+        self.region.fence()
     }
 
     /// Makes durable what is there of the record.

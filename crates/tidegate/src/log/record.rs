@@ -50,6 +50,9 @@ pub enum RecordKind {
     Decided = 14,
     /// Recovery has done what it decided.
     Done = 15,
+    /// What the log has no record of between `aux` and this record was never acknowledged: the rest
+    /// of a lap, or what a crash cut off.
+    Gap = 16,
 }
 
 impl RecordKind {
@@ -66,6 +69,7 @@ impl RecordKind {
             13 => Self::Name,
             14 => Self::Decided,
             15 => Self::Done,
+            16 => Self::Gap,
             _ => return None,
         })
     }
@@ -93,6 +97,9 @@ pub struct Header {
     /// The operation needs a commit of the file system to be durable: it ends beyond the durable
     /// size, or may meet bytes that are not written or not allocated.
     pub grows: bool,
+    /// All records below this position were finished when this one was stored: durable, or known
+    /// never to be. 0: that is not said.
+    pub finished: u64,
 }
 
 /// Bytes that the checksum of a header is taken over: the header, then zeroes.
@@ -139,7 +146,7 @@ impl Header {
             payload_checksum: U32::new(self.payload_checksum),
             kind: U16::new(self.kind as u16),
             flags: U16::new(if self.grows { RECORD_GROWS } else { 0 }),
-            reserved: U32::ZERO,
+            finished: U32::new(finished_distance(self.position, self.finished)),
         };
         bytes.checksum = U64::new(header_checksum(&bytes));
         bytes
@@ -164,6 +171,7 @@ impl Header {
             payload_bytes: bytes.payload_bytes.get(),
             payload_checksum: bytes.payload_checksum.get(),
             grows: bytes.flags.get() & RECORD_GROWS != 0,
+            finished: finished_position(position, bytes.finished.get()),
         })
     }
 
@@ -201,6 +209,20 @@ impl Header {
     pub fn record_bytes(&self) -> u64 {
         record_bytes(u64::from(self.payload_bytes))
     }
+}
+
+/// How a record at `position` says that all records below `finished` were finished: 0 says nothing,
+/// as where the distance is 256 GiB or more.
+fn finished_distance(position: u64, finished: u64) -> u32 {
+    let distance = position.checked_sub(finished).filter(|_| finished != 0);
+    let units = distance.map_or(0, |bytes| bytes / RECORD_ALIGN_BYTES + 1);
+    u32::try_from(units).unwrap_or(0)
+}
+
+/// The position of which [`finished_distance`] made `units`; 0: it says nothing.
+fn finished_position(position: u64, units: u32) -> u64 {
+    let distance = u64::from(units).checked_sub(1).map(|units| units * RECORD_ALIGN_BYTES);
+    distance.and_then(|bytes| position.checked_sub(bytes)).unwrap_or(0)
 }
 
 /// Bytes that a record with so much payload takes in the log.
@@ -386,13 +408,25 @@ mod tests {
             payload_bytes: 4,
             payload_checksum: payload_checksum(&[IoSlice::new(b"data")]),
             grows: true,
+            finished: (1 << 20) - 192,
         }
     }
 
     #[test]
     fn a_header_comes_back() {
-        let bytes = header().encode(42);
-        assert_eq!(Header::decode(&bytes, 42, 1 << 20), Some(header()));
+        for finished in [0, 64, (1 << 20) - 64, 1 << 20] {
+            let header = Header { finished, ..header() };
+            assert_eq!(Header::decode(&header.encode(42), 42, 1 << 20), Some(header));
+        }
+    }
+
+    #[test]
+    fn what_a_header_cannot_say_of_finished_records_it_does_not_say() {
+        let position = 1 << 40;
+        let said = |finished| finished_position(position, finished_distance(position, finished));
+        let farthest = position - (u64::from(u32::MAX) - 1) * 64;
+        assert_eq!([farthest - 64, farthest, position + 64].map(said), [0, farthest, 0]);
+        assert_eq!(finished_position(64, 3), 0, "before the first position");
     }
 
     #[test]
@@ -433,7 +467,7 @@ mod tests {
     fn kinds_have_the_codes_of_the_format_and_no_others() {
         let known = |code| RecordKind::from_code(code).map(|kind| kind as u16);
         for code in 0..=u16::MAX {
-            let expected = matches!(code, 1..=4 | 8 | 9 | 11..=15).then_some(code);
+            let expected = matches!(code, 1..=4 | 8 | 9 | 11..=16).then_some(code);
             assert_eq!(known(code), expected);
         }
     }

@@ -3,12 +3,16 @@
 //! Records are found by position: at each step of 64 bytes the scanner asks whether the word that
 //! would be a record's position says this one. Where it does and the header's checksum holds, the
 //! record's length is known and its payload can be checked; where not, there is a hole: the rest of
-//! a lap, or what a writer reserved and never finished.
+//! a lap, or what a writer reserved and never finished. Which holes are losses the finished
+//! positions of later records tell ([`Losses`]).
+
+use std::ops::Range;
 
 use super::layout::RECORD_ALIGN_BYTES;
+use super::losses::Losses;
 use super::pool::LogPool;
-use super::record::Header;
-use crate::pmem::PmemError;
+use super::record::{Header, RecordKind};
+use crate::pmem::{PmemError, ReadOnce};
 
 /// An iterator over the whole records from one position to another, in order.
 pub struct Scanner<'a> {
@@ -19,8 +23,13 @@ pub struct Scanner<'a> {
     lap_bytes: u64,
     check_payloads: bool,
     torn: u64,
-    changed: Vec<Header>,
     unreadable_bytes: u64,
+    /// Where the last record ends whose header was found.
+    known_end: u64,
+    losses: Losses,
+    read_once: Option<ReadOnce<'a>>,
+    /// What is before this position was read.
+    read_until: u64,
 }
 
 impl<'a> Scanner<'a> {
@@ -36,8 +45,11 @@ impl<'a> Scanner<'a> {
             lap_bytes,
             check_payloads: true,
             torn: 0,
-            changed: Vec::new(),
             unreadable_bytes: 0,
+            known_end: position,
+            losses: Losses::default(),
+            read_once: None,
+            read_until: position,
         }
     }
 
@@ -55,6 +67,12 @@ impl<'a> Scanner<'a> {
         self
     }
 
+    /// The same with little memory, for who does not need the records soon that have gone by.
+    #[must_use]
+    pub(super) fn reading_once(self) -> Self {
+        Self { read_once: Some(ReadOnce::new(self.pool.region())), ..self }
+    }
+
     /// Where the scanner is.
     pub fn position(&self) -> u64 {
         self.position
@@ -65,15 +83,44 @@ impl<'a> Scanner<'a> {
         self.torn
     }
 
-    /// Those of the torn ones whose payload differs by one bit from its checksum: it was changed,
-    /// or a crash cut it off and what had been there before differs by this bit.
-    pub fn changed(&self) -> &[Header] {
-        &self.changed
+    /// All records below this position were finished once, so far as was looked; 0: none says so.
+    pub fn finished(&self) -> u64 {
+        self.losses.finished()
+    }
+
+    /// Where acknowledged records were of which not even a header is left.
+    pub fn missing(&self) -> impl Iterator<Item = Range<u64>> {
+        self.losses.missing()
+    }
+
+    /// Acknowledged records whose payload is not what it was; none where payloads are not checked.
+    pub fn damaged(&self) -> impl Iterator<Item = &Header> {
+        self.losses.damaged()
+    }
+
+    /// Torn records of which nobody can know whether they were acknowledged.
+    pub fn doubtful(&self) -> impl Iterator<Item = &Header> {
+        self.losses.doubtful()
+    }
+
+    /// The first position of which nobody can know whether a record was acknowledged there.
+    pub fn doubtful_from(&self) -> u64 {
+        self.losses.doubtful_from(self.known_end)
     }
 
     /// Bytes so far that could not be read.
     pub fn unreadable_bytes(&self) -> u64 {
         self.unreadable_bytes
+    }
+
+    /// Needs no more what the caller has seen.
+    fn let_go(&mut self) {
+        let Some(read_once) = &mut self.read_once else { return };
+        let ring_bytes = self.pool.ring_bytes();
+        let in_lap = ring_bytes - self.read_until % ring_bytes;
+        let len = (self.position - self.read_until).min(in_lap);
+        read_once.has_read(self.pool.region_offset(self.read_until), len);
+        self.read_until = self.position;
     }
 
     /// The whole record at the present position, if there is one; moves on.
@@ -87,14 +134,17 @@ impl<'a> Scanner<'a> {
             self.position += RECORD_ALIGN_BYTES;
             return Ok(None);
         };
+        self.losses.found(self.known_end..self.position, &header);
         self.position += header.record_bytes();
+        self.known_end = self.position;
+        if header.kind == RecordKind::Gap {
+            return Ok(None);
+        }
         if !self.check_payloads || self.pool.is_whole(&header)? {
             return Ok(Some(header));
         }
         self.torn += 1;
-        if self.pool.is_one_bit_off(&header)? {
-            self.changed.push(header);
-        }
+        self.losses.is_torn(&header);
         Ok(None)
     }
 }
@@ -104,6 +154,7 @@ impl Iterator for Scanner<'_> {
 
     fn next(&mut self) -> Option<Header> {
         while self.position < self.end {
+            self.let_go();
             let before = self.position;
             match self.step() {
                 Ok(Some(header)) => return Some(header),
@@ -111,6 +162,7 @@ impl Iterator for Scanner<'_> {
                 Err(_) => {
                     self.position = self.position.max(before + RECORD_ALIGN_BYTES);
                     self.unreadable_bytes += self.position - before;
+                    self.known_end = self.position;
                 }
             }
         }

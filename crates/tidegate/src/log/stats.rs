@@ -194,8 +194,16 @@ mod tests {
         use crate::log::control::Start;
         use crate::pmem::SharedMemory;
         let memory = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
-        let (pool, tail, head, limit, allocated_bytes, lap_bytes) = (1, 0, 0, 0, 0, 0);
-        Control::init(memory, Start { pool, tail, head, limit, allocated_bytes, lap_bytes })
+        let start = Start {
+            pool: 1,
+            tail: 0,
+            head: 0,
+            limit: 0,
+            allocated_bytes: 0,
+            lap_bytes: 0,
+            finished: 0,
+        };
+        Control::init(memory, start)
     }
 
     #[test]

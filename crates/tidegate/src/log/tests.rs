@@ -210,10 +210,104 @@ fn a_torn_record_is_skipped_and_the_next_is_found() {
 fn what_a_dead_writer_reserved_is_a_hole() {
     let log = log();
     write(&log, 1, 0, &[1; 64]).unwrap();
-    log.reserve(1024, log.usable_bytes(append::Share::Data)).unwrap();
+    let (_, slot) = log.take_slot().unwrap();
+    log.reserve(slot.record, 1024, log.usable_bytes(append::Share::Data)).unwrap();
     let after = write(&log, 1, 0, &[2; 64]).unwrap();
     assert_eq!(found(&log).last().unwrap().position, after);
     assert_eq!(found(&log).len(), 3);
+}
+
+/// All that a scan finds lost: where records are missing.
+fn missing(log: &Log) -> Vec<(u64, u64)> {
+    let mut scanner = Scanner::new(log.pool(), log.tail(), log.head());
+    scanner.by_ref().for_each(drop);
+    scanner.missing().map(|it| (it.start, it.end)).collect()
+}
+
+#[test]
+fn each_record_of_one_writer_says_that_all_before_it_are_finished() {
+    let log = log();
+    for round in 0..300 {
+        write(&log, 1, round, &[1; 4000]).unwrap();
+        if round % 100 == 99 {
+            let found = found(&log);
+            let others = found.iter().skip(1);
+            let before = found.iter().map(|it| it.position + it.record_bytes());
+            for (it, end) in others.zip(before) {
+                assert_eq!(it.finished, end);
+            }
+            log.retire_to(log.safe_position()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_rest_of_a_lap_is_no_loss_and_a_record_before_it_is() {
+    let log = log();
+    let ring_bytes = log.pool().ring_bytes();
+    let lap = |position: u64| position / ring_bytes;
+    let first = lap(log.head());
+    let mut last = 0;
+    loop {
+        let position = write(&log, 1, 0, &[1; 4000]).unwrap();
+        if lap(position) > first {
+            break;
+        }
+        last = position;
+        if log.head() - log.tail() > ring_bytes / 2 {
+            log.retire_to(log.safe_position()).unwrap();
+        }
+    }
+    assert_eq!(missing(&log), []);
+    let region = log.pool().region();
+    region.write(log.pool().region_offset(last), &[0; 64]).unwrap();
+    let end = last + 4096;
+    assert_eq!(missing(&log), [(last, end)], "not the rest of the lap behind it");
+}
+
+#[test]
+fn a_writer_in_the_middle_holds_the_finished_position_and_others_catch_up_behind_it() {
+    let log = log();
+    write(&log, 1, 0, &[1; 64]).unwrap();
+    let (_, slot) = log.take_slot().unwrap();
+    let reserved = log.reserve(slot.record, 1024, log.usable_bytes(append::Share::Data)).unwrap();
+    for _ in 0..40 {
+        write(&log, 1, 0, &[2; 4000]).unwrap();
+    }
+    assert_eq!(found(&log).last().unwrap().finished, reserved.from);
+    assert_eq!(missing(&log), []);
+    log.finish(slot, &reserved, 0);
+    let position = write(&log, 1, 0, &[2; 4000]).unwrap();
+    assert_eq!(found(&log).last().unwrap().finished, position);
+    write(&log, 1, 0, &[2; 4000]).unwrap();
+    assert_eq!(found(&log).last().unwrap().finished, position + 4096, "without looking again");
+    // The record that was said to be finished was never stored.
+    assert_eq!(missing(&log), [(reserved.position, reserved.end)]);
+}
+
+#[test]
+fn the_hole_of_a_dead_writer_is_never_below_the_finished_position() {
+    let log = log();
+    write(&log, 1, 0, &[1; 64]).unwrap();
+    let hole = std::thread::scope(|scope| {
+        let dying = || {
+            let (_, slot) = log.take_slot().unwrap();
+            log.reserve(slot.record, 1024, log.usable_bytes(append::Share::Data)).unwrap()
+        };
+        scope.spawn(dying).join().unwrap()
+    });
+    write(&log, 1, 0, &[2; 4000]).unwrap();
+    let dead = log.in_the_middle().next().unwrap();
+    assert_eq!(dead.header, None);
+    log.complete(&dead);
+    for _ in 0..40 {
+        write(&log, 1, 0, &[2; 4000]).unwrap();
+    }
+    assert_eq!(found(&log).last().unwrap().finished, hole.from);
+    assert_eq!(missing(&log), []);
+    log.retire_to(log.safe_position()).unwrap();
+    let position = write(&log, 1, 0, &[2; 4000]).unwrap();
+    assert_eq!(found(&log).last().unwrap().finished, position, "the tail has passed the hole");
 }
 
 #[test]
@@ -243,7 +337,8 @@ fn a_full_log_takes_no_data_but_what_must_be_said_until_it_is_retired() {
 fn a_tail_that_has_passed_where_a_record_would_be_is_no_lack_of_space() {
     let log = log();
     log.show_space(log.head() + 4096);
-    log.reserve(64, log.usable_bytes(append::Share::Data)).unwrap();
+    let (_, slot) = log.take_slot().unwrap();
+    log.reserve(slot.record, 64, log.usable_bytes(append::Share::Data)).unwrap();
 }
 
 #[test]

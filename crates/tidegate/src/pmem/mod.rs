@@ -28,6 +28,7 @@ mod mapping;
 mod media;
 mod observer;
 mod poison;
+mod read_once;
 mod region;
 mod shared;
 mod writeback;
@@ -39,6 +40,7 @@ pub use error::{ParseError, PmemError};
 pub use mapping::Kind;
 pub use media::MediaModel;
 pub use observer::Observer;
+pub use read_once::ReadOnce;
 pub use region::{Region, RegionOptions};
 pub use shared::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
 

@@ -157,6 +157,7 @@ impl Registry {
                 region: Arc::clone(region),
                 backing: None,
                 force: false,
+                salvage: false,
                 atomic_flush: false,
             };
             let geometry = engine.open(opening).map_err(failed)?.tier.geometry();

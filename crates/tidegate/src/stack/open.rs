@@ -34,6 +34,8 @@ pub struct StackOptions {
     pub backing: Option<BackingUrl>,
     /// Use the backing also where that may not be meant.
     pub force: bool,
+    /// Go on without what the pool has lost.
+    pub salvage: bool,
     /// What one flush covers is durable as a whole or not at all.
     pub atomic_flush: bool,
     /// The DRAM tier before the pool.
@@ -90,8 +92,17 @@ impl Registry {
     /// There is no pool, it is damaged, it lacks a backing or has one that does not do, or there is
     /// no such DRAM tier.
     pub fn open(&self, options: StackOptions) -> Result<Stack> {
-        let StackOptions { region, path, backing: url, force, atomic_flush, dram, delays, notices } =
-            options;
+        let StackOptions {
+            region,
+            path,
+            backing: url,
+            force,
+            salvage,
+            atomic_flush,
+            dram,
+            delays,
+            notices,
+        } = options;
         let engine = self.identify_to_open(&region)?;
         if atomic_flush {
             expect_atomic_flush(engine, dram, &region)?;
@@ -105,9 +116,9 @@ impl Registry {
         let guard = backing.as_mut().and_then(|backing| backing.guard.take());
         let identity = backing.as_ref().map(identity_of);
         let backing = backing.map(|backing| self.known(backing, notices));
-        let opened =
-            engine.open(Opening { region: Arc::clone(&region), backing, force, atomic_flush });
-        let opened = opened.map_err(failed)?;
+        let region_too = Arc::clone(&region);
+        let opening = Opening { region: region_too, backing, force, salvage, atomic_flush };
+        let opened = engine.open(opening).map_err(failed)?;
         if let Some(identity) = identity {
             remember(&region, &identity)?;
         }

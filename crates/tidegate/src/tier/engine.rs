@@ -196,6 +196,8 @@ pub struct Backing {
 
 /// What a pool is opened with.
 pub struct Opening {
+    /// Go on without what is damaged, where the engine can.
+    pub salvage: bool,
     /// The memory of the pool.
     pub region: Arc<Region>,
     /// The device behind the pool, where one is named.

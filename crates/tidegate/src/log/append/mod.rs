@@ -16,8 +16,10 @@
 //! that it writes a new one. If the cleaner sees the bound, it stays below it.
 //!
 //! Map: `guard` is the lock of a file; [`FileGuard::begin`] takes a slot under it; `ticket` has the
-//! kinds of records; `store` brings one to the medium, where `reserve` finds free space for it.
+//! kinds of records; `store` brings one to the medium, where `reserve` finds free space for it;
+//! `finished` knows which records are durable.
 
+mod finished;
 mod guard;
 mod reserve;
 mod store;
@@ -94,8 +96,22 @@ impl Log {
                     .owner
                     .compare_exchange(0, owner, Ordering::SeqCst, Ordering::Relaxed)
                     .is_ok();
+            if taken {
+                self.note_used(number);
+            }
             taken.then_some((number, slot))
         })
+    }
+}
+
+impl Log {
+    /// The slot with this number may have a record from now on.
+    #[inline]
+    fn note_used(&self, number: u64) {
+        let (used, bit) = (self.control.slots_used(number / 64), 1 << (number % 64));
+        if used.load(Ordering::Relaxed) & bit == 0 {
+            used.fetch_or(bit, Ordering::SeqCst);
+        }
     }
 }
 
@@ -144,7 +160,7 @@ impl Drop for Ticket<'_> {
 /// Frees a slot. The owner last: a free slot's other words mean nothing.
 pub(super) fn release(slot: SlotWords<'_>) {
     slot.file.store(0, Ordering::Relaxed);
-    slot.record.store(0, Ordering::Relaxed);
+    slot.record.store(0, Ordering::Release);
     slot.bound.store(0, Ordering::Release);
     slot.owner.store(0, Ordering::Release);
 }

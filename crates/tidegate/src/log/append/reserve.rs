@@ -2,9 +2,11 @@
 //! record may fill the log.
 
 use super::super::Log;
+use super::super::control::RESERVING;
 use super::super::error::AppendError;
+use super::super::layout::RECORD_ALIGN_BYTES;
 use crate::pmem::{LockFailure, Locked};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 
 /// Looks at the lock of the limit before a thread sleeps for it.
 const LOOKS: u32 = 100;
@@ -21,24 +23,48 @@ pub(in crate::log) enum Share {
     Reserve,
 }
 
+/// Free space for a record.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::log) struct Reserved {
+    /// Where the head was: before this all is reserved by others.
+    pub(in crate::log) from: u64,
+    /// Of the record, behind that of a [`RecordKind::Gap`](super::super::RecordKind::Gap) where it
+    /// begins a lap.
+    pub(in crate::log) position: u64,
+    pub(in crate::log) end: u64,
+}
+
+impl Reserved {
+    /// The rest of a lap lies between `from` and the record.
+    pub(in crate::log) fn has_gap(&self) -> bool {
+        self.from != self.position
+    }
+}
+
 impl Log {
-    /// Reserves free space for a record of `bytes` bytes: its position.
+    /// Reserves free space for a record of `bytes` bytes. `slot_record` says so before it is
+    /// reserved: see `finished`.
+    #[inline]
     pub(in crate::log) fn reserve(
         &self,
+        slot_record: &AtomicU64,
         bytes: u64,
         usable_bytes: u64,
-    ) -> Result<u64, AppendError> {
+    ) -> Result<Reserved, AppendError> {
         let control = &self.control;
         let ring_bytes = self.pool.ring_bytes();
         loop {
             let lap_bytes = control.lap_bytes().load(Ordering::Acquire);
-            if bytes > lap_bytes {
+            if bytes + RECORD_ALIGN_BYTES > lap_bytes {
                 return Err(AppendError::TooLarge);
             }
             let head = control.head().load(Ordering::SeqCst);
             let at = head % ring_bytes;
-            let start = if at + bytes > lap_bytes { head + (ring_bytes - at) } else { head };
-            let end = start + bytes;
+            let is_in_lap = at + bytes <= lap_bytes;
+            // What the lap leaves is told by a record at the start of the next one.
+            let next_lap = head + (ring_bytes - at) + RECORD_ALIGN_BYTES;
+            let position = if is_in_lap { head } else { next_lap };
+            let end = position + bytes;
             // A tail that has passed the end means a head that has, too: it is looked at again
             // below.
             let used_bytes = end.saturating_sub(control.tail().load(Ordering::Acquire));
@@ -50,12 +76,13 @@ impl Log {
                 self.raise_limit(end)?;
                 continue;
             }
+            slot_record.store(head | RESERVING, Ordering::Release);
             let taken =
                 control.head().compare_exchange(head, end, Ordering::SeqCst, Ordering::Relaxed);
             if taken.is_ok() {
                 self.alarm_cleaner(end);
-                self.touch(start, bytes);
-                return Ok(start);
+                self.touch(position, bytes);
+                return Ok(Reserved { from: head, position, end });
             }
             self.pool.region().relax();
         }

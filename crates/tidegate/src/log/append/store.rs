@@ -8,13 +8,30 @@ use super::super::Log;
 use super::super::control::SlotWords;
 use super::super::error::AppendError;
 use super::super::layout::RECORD_ALIGN_BYTES;
-use super::super::record::{Header, PayloadDigest, payload_checksum, record_bytes};
+use super::super::record::{Header, PayloadDigest, RecordKind, payload_checksum, record_bytes};
 use super::Share;
+use super::reserve::Reserved;
 use crate::sync::Ordering;
 
 /// Bytes of a payload that are copied at once, and of one for which a smaller buffer will do.
 const CHUNK_BYTES: usize = 4096;
 const SMALL_BYTES: usize = 512;
+
+/// The record before `position`, which begins a lap: what lies between it and `from` holds nothing.
+fn gap(from: u64, position: u64, finished: u64) -> Header {
+    Header {
+        position: position - RECORD_ALIGN_BYTES,
+        kind: RecordKind::Gap,
+        file: 0,
+        offset: 0,
+        len: 0,
+        aux: from,
+        payload_bytes: 0,
+        payload_checksum: 0,
+        grows: false,
+        finished,
+    }
+}
 
 impl Log {
     /// Appends the record of `draft` and `parts` for the holder of `slot`: its header.
@@ -32,19 +49,51 @@ impl Log {
         }
         let payload_bytes = u32::try_from(payload).map_err(|_| AppendError::TooLarge)?;
         let bytes = record_bytes(payload);
-        let position = self
-            .reserve(bytes, self.usable_bytes(space))
-            .inspect_err(|error| self.ask_for_all_space(bytes, *error))?;
+        let former = slot.record.load(Ordering::Relaxed);
+        let reserved =
+            self.reserve(slot.record, bytes, self.usable_bytes(space)).inspect_err(|error| {
+                slot.record.store(former, Ordering::Relaxed);
+                self.ask_for_all_space(bytes, *error);
+            })?;
+        let draft = Header { payload_bytes, finished: self.finished_before(&reserved), ..draft };
+        match self.fill(slot, &reserved, draft, parts) {
+            Ok(header) => {
+                self.finish(slot, &reserved, header.finished);
+                Ok(header)
+            }
+            Err(error) => {
+                self.note_hole();
+                slot.record.store(0, Ordering::Release);
+                Err(error)
+            }
+        }
+    }
+
+    /// Stores the record of `draft` and `parts` to the space that was reserved, and makes it
+    /// durable.
+    #[inline]
+    fn fill(
+        &self,
+        slot: SlotWords<'_>,
+        reserved: &Reserved,
+        draft: Header,
+        parts: &[IoSlice<'_>],
+    ) -> Result<Header, AppendError> {
+        let position = reserved.position;
+        if reserved.has_gap() {
+            self.seal(&gap(reserved.from, position, draft.finished))?;
+        }
         // Before the record is whole: a killed writer's record is found by the next holder, which
         // completes it.
         slot.record.store(position, Ordering::Release);
+        let payload = u64::from(draft.payload_bytes);
         let payload_checksum = if payload <= SMALL_BYTES as u64 {
             self.store_payload::<SMALL_BYTES>(position, parts, payload)?
         } else {
             self.store_payload::<CHUNK_BYTES>(position, parts, payload)?
         };
         let file = if draft.file == 0 { position } else { draft.file };
-        let header = Header { position, file, payload_bytes, payload_checksum, ..draft };
+        let header = Header { position, file, payload_checksum, ..draft };
         self.seal(&header)?;
         Ok(header)
     }

@@ -181,6 +181,7 @@ impl Ticket<'_> {
             payload_bytes: 0,
             payload_checksum: 0,
             grows,
+            finished: 0,
         };
         let header = self.log.put(self.slot, draft, parts, space)?;
         let end = header.position + header.record_bytes();

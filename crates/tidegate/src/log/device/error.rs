@@ -1,6 +1,7 @@
 //! What can keep a log from being opened as a device.
 
 use super::super::error::{AppendError, LogError};
+use super::super::losses::DeviceLoss;
 use crate::device::DeviceError;
 use crate::pmem::PmemError;
 
@@ -52,6 +53,16 @@ pub enum LogDeviceError {
     Unreadable {
         /// Bytes that cannot be read.
         bytes: u64,
+    },
+    /// Records that were acknowledged are damaged or not there any more.
+    #[error(
+        "{}{}; restore from a backup, or go on without by `tidegate recover --salvage`",
+        losses[0],
+        match losses.len() { 1 => String::new(), number => format!(", and {} more", number - 1) }
+    )]
+    Lost {
+        /// What was lost; not empty.
+        losses: Vec<DeviceLoss>,
     },
     /// The log did not take the definition of the device.
     #[error("the log cannot say which backing it is for")]

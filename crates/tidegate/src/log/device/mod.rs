@@ -88,6 +88,8 @@ pub struct LogDeviceOptions {
     /// Destage the records of another backing to this one: it is that backing by another name, or a
     /// copy.
     pub adopt_foreign: bool,
+    /// Go on without what the log has lost.
+    pub salvage: bool,
 }
 
 /// A block device over a log and a backing device.
@@ -168,8 +170,8 @@ impl LogDevice {
     }
 
     /// What was found in the log when it was opened.
-    pub fn recovered(&self) -> Recovered {
-        self.recovered
+    pub fn recovered(&self) -> &Recovered {
+        &self.recovered
     }
 
     /// Bytes of the log that are in use, and that it has.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::super::error::LogError;
+use super::super::losses::{Damage, DeviceLoss};
 use super::super::record::{Definition, Header, RecordKind, record_bytes};
 use super::super::{Log, LogPool, Scanner};
 use super::clean::Scratch;
@@ -26,7 +27,7 @@ use crate::tier::version_locks::VersionLocks;
 type Result<T> = std::result::Result<T, LogDeviceError>;
 
 /// What was found in a log when it was opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Records of writes and zeroes that the backing may not have.
     pub records: u64,
@@ -34,6 +35,8 @@ pub struct Recovered {
     pub bytes: u64,
     /// Records that were being written: no caller was told that they are durable.
     pub torn: u64,
+    /// What was acknowledged and is lost.
+    pub lost: Vec<DeviceLoss>,
 }
 
 /// The last definition of an id.
@@ -51,6 +54,8 @@ struct Found {
     index: Index,
     definition: Option<Defined>,
     recovered: Recovered,
+    /// See [`Scanner::doubtful_from`].
+    doubtful_from: u64,
 }
 
 pub(super) fn open(
@@ -61,11 +66,12 @@ pub(super) fn open(
 ) -> Result<(Core, Recovered)> {
     let geometry = geometry_over(backing.geometry())?;
     check_size(&pool, &binding, geometry)?;
-    let found = find(&pool, &binding, geometry, options.adopt_foreign)?;
+    let found = find(&pool, &binding, geometry, options)?;
     // Where the pool is a sparse file: no store may end in a full file system.
     pool.region().allocate(pool.region_offset(0), pool.ring_bytes())?;
     pool.set_session(NO_BOOT)?;
-    let log = Log::start_with_records(pool, SharedMemory::anonymous(CONTROL_BYTES)?)?;
+    let memory = SharedMemory::anonymous(CONTROL_BYTES)?;
+    let log = Log::start_with_records(pool, memory, found.doubtful_from)?;
     let Definition { device, inode, identity, .. } = binding.definition();
     let file = log.entry_for(&FileKey { device, inode, identity })?;
     let ring_bytes = log.pool().ring_bytes();
@@ -110,20 +116,40 @@ fn check_size(pool: &LogPool, binding: &Binding, geometry: Geometry) -> Result<(
 }
 
 /// Scans the log from tail to limit.
-fn find(pool: &LogPool, binding: &Binding, geometry: Geometry, adopt: bool) -> Result<Found> {
+fn find(
+    pool: &LogPool,
+    binding: &Binding,
+    geometry: Geometry,
+    options: LogDeviceOptions,
+) -> Result<Found> {
     let mut scanner = Scanner::new(pool, pool.tail()?, pool.limit()?);
     let headers: Vec<Header> = scanner.by_ref().collect();
-    if scanner.unreadable_bytes() > 0 {
+    if scanner.unreadable_bytes() > 0 && !options.salvage {
         return Err(LogDeviceError::Unreadable { bytes: scanner.unreadable_bytes() });
     }
+    let lost = losses(&scanner, &headers);
+    if !lost.is_empty() && !options.salvage {
+        return Err(LogDeviceError::Lost { losses: lost });
+    }
+    // What is passed over now is not to be found again.
+    let is_all_told = lost.is_empty() && scanner.finished() > 0;
+    let doubtful_from = if is_all_told { scanner.doubtful_from() } else { pool.tail()? };
+    // A process that was killed may have stored the last ones without making them durable: later
+    // records will call them finished.
+    pool.persist_records(scanner.finished()..doubtful_from)?;
     let defined = definitions(pool, &headers)?;
     let data = headers.iter().filter(|header| header.kind != RecordKind::Define);
-    let adopted = data.clone().next().filter(|_| adopt).and_then(|first| defined.get(&first.file));
+    let adopted = data
+        .clone()
+        .next()
+        .filter(|_| options.adopt_foreign)
+        .and_then(|first| defined.get(&first.file));
     let named = defined.values().filter(|it| it.identity == binding.identity);
     let definition = adopted.or(named.max_by_key(|it| it.position)).cloned();
     let own = definition.as_ref().map(|it| it.id);
-    let mut found = Found { index: Index::new(), definition, recovered: Recovered::default() };
-    found.recovered.torn = scanner.torn();
+    let recovered =
+        Recovered { torn: scanner.doubtful().count() as u64, lost, ..Recovered::default() };
+    let mut found = Found { index: Index::new(), definition, recovered, doubtful_from };
     for header in data {
         if Some(header.file) != own {
             return Err(foreign(&headers, header.file, &defined));
@@ -131,6 +157,19 @@ fn find(pool: &LogPool, binding: &Binding, geometry: Geometry, adopt: bool) -> R
         found.note(header, geometry)?;
     }
     Ok(found)
+}
+
+/// What was acknowledged and is lost, and what comes back without it.
+fn losses(scanner: &Scanner<'_>, headers: &[Header]) -> Vec<DeviceLoss> {
+    let records = scanner.damaged().map(|header| {
+        let damage = Damage::of(header);
+        let older = headers.iter().rev().find(|it| damage.comes_after(it));
+        DeviceLoss::Record { damage, older: older.map(|it| it.position) }
+    });
+    let missing = scanner.missing();
+    let bytes =
+        missing.map(|it| DeviceLoss::Bytes { position: it.start, bytes: it.end - it.start });
+    records.chain(bytes).collect()
 }
 
 /// Whether the log has records that are to be destaged to the backing that `binding` names.

@@ -232,6 +232,10 @@ impl<F: FileSystem> Context<'_, F> {
         if unreadable_bytes > 0 {
             outcome.stops_at(Failure::Unreadable { bytes: unreadable_bytes }, self.options);
         }
+        for lost in &plan.missing {
+            let (position, bytes) = (lost.start, lost.end - lost.start);
+            outcome.stops_at(Failure::Missing { position, bytes }, self.options);
+        }
         if plan.undefined_records > 0 {
             let records = plan.undefined_records;
             outcome.stops_at(Failure::Undefined { records }, self.options);
@@ -282,8 +286,8 @@ impl<F: FileSystem> Context<'_, F> {
     fn find_damaged(&self, plan: &Plan, decisions: &Decisions<usize, u64>, outcome: &mut Outcome) {
         let is_made = |file: &&FilePlan| decisions.files.get(&file.identity) == Some(&Source::Log);
         for file in plan.files.iter().filter(is_made) {
-            if let Some(position) = file.damaged {
-                let failure = Failure::Damaged { path: file.name(), position };
+            if let Some(damage) = file.damaged {
+                let failure = Failure::Damaged { path: file.name(), damage };
                 outcome.stops_at(failure, self.options);
             }
         }
@@ -348,8 +352,8 @@ impl<F: FileSystem> Context<'_, F> {
         let Some(opened) = self.files.open(file)? else {
             // It may be one that was to be made again.
             let lost = file.damaged.filter(|_| file.has_lost_make);
-            let damaged = |position| Failure::Damaged { path: file.name(), position };
-            return lost.map_or(Ok(false), |position| Err(damaged(position)));
+            let damaged = |damage| Failure::Damaged { path: file.name(), damage };
+            return lost.map_or(Ok(false), |damage| Err(damaged(damage)));
         };
         let state = self.files.state(&opened);
         let state = state.map_err(|error| Failure::io(file, "look at the file", error))?;
@@ -357,7 +361,7 @@ impl<F: FileSystem> Context<'_, F> {
             return Err(Failure::Changed { path: file.name() });
         }
         match file.damaged {
-            Some(position) => Err(Failure::Damaged { path: file.name(), position }),
+            Some(damage) => Err(Failure::Damaged { path: file.name(), damage }),
             None => Ok(true),
         }
     }

@@ -5,6 +5,7 @@ use std::io;
 use uuid::Uuid;
 
 use super::plan::FilePlan;
+use crate::log::Damage;
 
 /// Something that could not be done. The records that tell of it must stay in the log.
 #[derive(Debug, thiserror::Error)]
@@ -46,13 +47,24 @@ pub enum Failure {
     },
     /// A record that was acknowledged is not whole any more.
     #[error(
-        "{path}: the record at position {position} of the log was promised to be durable and is damaged"
+        "{path}: {damage}, was acknowledged and is damaged; what is left without it is the file as its disk has it"
     )]
     Damaged {
         /// The file's path.
         path: String,
         /// The record.
+        damage: Damage,
+    },
+    /// Records that were acknowledged are not there any more.
+    #[error(
+        "{bytes} bytes of the log from position {position} on were acknowledged and are lost, and of which files they \
+         told is not known"
+    )]
+    Missing {
+        /// Where they began.
         position: u64,
+        /// How many bytes.
+        bytes: u64,
     },
     /// A part of the log can't be read.
     #[error(
@@ -95,6 +107,7 @@ impl Failure {
             self,
             Self::Changed { .. }
                 | Self::Damaged { .. }
+                | Self::Missing { .. }
                 | Self::Unreadable { .. }
                 | Self::Undefined { .. }
         )

@@ -13,7 +13,7 @@ use crate::pmem::Region;
 
 const POOL_BYTES: u64 = 256 << 10;
 const SALT: u64 = 42;
-const KINDS: [RecordKind; 11] = [
+const KINDS: [RecordKind; 12] = [
     RecordKind::Write,
     RecordKind::Zero,
     RecordKind::SetSize,
@@ -25,6 +25,7 @@ const KINDS: [RecordKind; 11] = [
     RecordKind::Name,
     RecordKind::Decided,
     RecordKind::Done,
+    RecordKind::Gap,
 ];
 
 /// Opens and plans a pool that holds `bytes` as they are.
@@ -80,6 +81,7 @@ fn put_records(pool: &LogPool, mut bytes: &[u8]) -> u64 {
             payload_bytes: u32::try_from(payload.len()).unwrap_or(0),
             payload_checksum: payload_checksum(&[IoSlice::new(payload)]),
             grows: kind >= 128,
+            finished: if aux >= 128 { number(len, start) } else { 0 },
         };
         if position + header.record_bytes() > start + pool.ring_bytes() {
             break;

@@ -5,14 +5,16 @@
 //!    what lies before it, as an end does; so does a story of the same file under another id.
 //! 2. Records of one file are appended under its lock, one after the other, each durable before the
 //!    next one begins. So a record that is not whole, and that a later whole one of its story
-//!    follows, was acknowledged: it is damaged. One that nothing follows was cut off by the crash.
+//!    follows, was acknowledged: it is damaged. So is one below a position that a later record
+//!    calls finished. Any other was cut off by the crash.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use super::finding::{Finding, Findings};
 use super::named::{MadeFile, NameStep, NamedFile, NamedPlan};
 use crate::log::names::{Make, NameRecord};
-use crate::log::{Definition, FileHandle, FileSystemId, Header, RecordKind};
+use crate::log::{Damage, Definition, FileHandle, FileSystemId, Header, RecordKind};
 
 /// No file is longer.
 const FILE_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
@@ -64,7 +66,7 @@ pub struct FilePlan {
     /// A sync has promised growth by all steps before this position.
     pub marked_until: u64,
     /// The first record of the story that was acknowledged and is damaged.
-    pub damaged: Option<u64>,
+    pub damaged: Option<Damage>,
     /// What the file has beside names and content, where the log has all of it.
     pub made: Option<MadeFile>,
     /// The log has had all of the file, and the record of that is damaged.
@@ -97,10 +99,16 @@ pub struct Plan {
     /// device.
     pub(super) device: Option<Vec<u8>>,
     pub(super) names: NamedPlan,
+    pub(super) missing: Vec<Range<u64>>,
     pub(super) findings: Findings,
 }
 
 impl Plan {
+    /// Positions of acknowledged records of which not even a header is left.
+    pub fn missing(&self) -> &[Range<u64>] {
+        &self.missing
+    }
+
     /// What the log says of names.
     pub fn names(&self) -> &NamedPlan {
         &self.names
@@ -127,6 +135,7 @@ impl Plan {
             && self.undefined_records == 0
             && self.device.is_none()
             && self.names.is_empty()
+            && self.missing.is_empty()
     }
 }
 
@@ -157,8 +166,8 @@ struct Story {
     broken_make: Option<u64>,
     marked_until: u64,
     /// Records that are not whole, which nothing of the story has followed so far.
-    torn: Vec<u64>,
-    damaged: Option<u64>,
+    torn: Vec<Damage>,
+    damaged: Option<Damage>,
 }
 
 impl Story {
@@ -181,16 +190,15 @@ impl Story {
     }
 
     /// A later record is not whole.
-    fn note_broken(&mut self, header: &Header, payload: Payload<'_>) {
-        let position = header.position;
+    fn note_broken(&mut self, header: &Header, is_damaged: bool) {
         if header.kind == RecordKind::Make {
-            self.broken_make = Some(position);
+            self.broken_make = Some(header.position);
         }
-        if payload == Payload::Torn {
-            self.torn.push(position);
-        } else {
-            self.damaged = self.damaged.or(Some(position));
+        if is_damaged {
+            self.damaged = self.damaged.or(Some(Damage::of(header)));
             self.is_covered |= self.broken_make.is_some();
+        } else {
+            self.torn.push(Damage::of(header));
         }
     }
 }
@@ -205,6 +213,8 @@ pub struct Planner {
     device: Option<Vec<u8>>,
     names: NamedPlan,
     findings: Findings,
+    finished: u64,
+    missing: Vec<Range<u64>>,
 }
 
 impl Planner {
@@ -213,10 +223,17 @@ impl Planner {
         Self::default()
     }
 
+    /// A planner for a log all of whose records below `finished` were acknowledged, and which has
+    /// no header left of those in `missing`.
+    pub fn with_losses(finished: u64, missing: Vec<Range<u64>>) -> Self {
+        Self { finished, missing, ..Self::default() }
+    }
+
     /// Takes the next record.
     pub fn add(&mut self, header: &Header, payload: Payload<'_>) {
         let Payload::Whole(payload) = payload else {
-            return self.story(header.file).note_broken(header, payload);
+            let is_damaged = payload == Payload::Unreadable || header.position < self.finished;
+            return self.story(header.file).note_broken(header, is_damaged);
         };
         match header.kind {
             RecordKind::Define => self.define(header, payload),
@@ -229,12 +246,13 @@ impl Planner {
             RecordKind::End => self.story(header.file).drop_records(),
             RecordKind::Void => {
                 self.voided.insert(header.aux);
-                self.story(header.file).torn.retain(|torn| *torn != header.aux);
+                self.story(header.file).torn.retain(|torn| torn.position != header.aux);
             }
             RecordKind::Make => self.make(header, payload),
             RecordKind::Name => self.name(header, payload),
             RecordKind::Decided => self.names.add_decided(header.offset, payload),
             RecordKind::Done => self.names.is_done = true,
+            RecordKind::Gap => {}
             RecordKind::Zero => self.findings.add(Finding::Payload { position: header.position }),
         }
     }
@@ -324,8 +342,8 @@ impl Planner {
 
     /// What all the records say.
     pub fn finish(self) -> Plan {
-        let (device, names, findings) = (self.device, self.names, self.findings);
-        let mut plan = Plan { device, names, findings, ..Plan::default() };
+        let Self { device, names, missing, findings, .. } = self;
+        let mut plan = Plan { device, names, missing, findings, ..Plan::default() };
         let mut named = Vec::new();
         for (id, mut story) in self.stories {
             story.steps.retain(|step| !self.voided.contains(&step.position));

@@ -90,7 +90,7 @@ pub fn plan_pool(pool: &LogPool) -> Result<(Plan, u64), LogError> {
     let checked = parallel::map(checkers.min(CHECKERS_MOST), &chunks, |chunk| {
         chunk.iter().map(|header| pool.is_whole(header).ok()).collect::<Vec<_>>()
     });
-    let mut planner = Planner::new();
+    let mut planner = Planner::with_losses(scanner.finished(), scanner.missing().collect());
     let mut payload = Vec::new();
     for (header, is_whole) in headers.iter().zip(checked.into_iter().flatten()) {
         planner.add(header, payload_of(pool, header, is_whole, &mut payload));

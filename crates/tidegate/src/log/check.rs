@@ -1,0 +1,277 @@
+//! What `tidegate check` says of the records of a log.
+//!
+//! One pass looks at each record; a second one, where some are torn, looks which of those were
+//! acknowledged, and what is there without them. Nothing that grows with the log is kept, but what
+//! it says of its files.
+
+use std::collections::{HashMap, HashSet};
+
+use super::layout::PATH_BYTES_MAX;
+use super::names::{HEAD_BYTES_MAX, Make, NameRecord};
+use super::record::{Definition, FileHandle, Header, RecordKind};
+use super::{Damage, DeviceLoss, LogError, LogPool, Scanner};
+use crate::size::Size;
+
+/// Findings that are kept; the rest are counted.
+const KEPT_MAX: usize = 1000;
+
+type Result<T> = std::result::Result<T, LogError>;
+
+/// What the records of a log are.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    pub(super) whole: u64,
+    /// Bytes of files or of a device that they hold.
+    pub(super) data_bytes: u64,
+    pub(super) files: u64,
+    /// Records that nothing tells to have been acknowledged, and that are not whole.
+    pub(super) torn: u64,
+    pub(super) unreadable_bytes: u64,
+    /// Headers that were written anew.
+    pub(super) repaired: usize,
+    /// From this position on nobody can know whether a record is missing; none: there is none.
+    pub(super) doubtful_from: Option<u64>,
+    pub(super) findings: Vec<String>,
+    pub(super) faults: u64,
+}
+
+/// What is known of an id.
+#[derive(Debug, Default)]
+struct File {
+    identity: u64,
+    is_covered: bool,
+    has_steps: bool,
+    data_bytes: u64,
+}
+
+/// Looks at records one by one.
+struct Look<'a> {
+    pool: &'a LogPool,
+    repair: bool,
+    found: Records,
+    files: HashMap<u64, File>,
+    newest: HashMap<u64, u64>,
+    is_of_device: bool,
+}
+
+/// Verifies all records between tail and limit; `repair` writes damaged headers anew.
+///
+/// # Errors
+/// [`LogError::Pmem`].
+pub(super) fn check_records(pool: &LogPool, repair: bool) -> Result<Records> {
+    let (files, newest) = (HashMap::new(), HashMap::new());
+    let found = Records::default();
+    let mut look = Look { pool, repair, found, files, newest, is_of_device: false };
+    let mut scanner = Scanner::new(pool, pool.tail()?, pool.limit()?).reading_once();
+    let mut end = 0;
+    for header in scanner.by_ref() {
+        look.see(&header)?;
+        end = header.position + header.record_bytes();
+    }
+    look.judge_torn(&scanner)?;
+    let finished = scanner.finished();
+    look.found.doubtful_from = (end > finished).then_some(finished);
+    look.found.unreadable_bytes = scanner.unreadable_bytes();
+    if scanner.unreadable_bytes() > 0 {
+        let lost = Size { bytes: scanner.unreadable_bytes() };
+        look.fault(|| format!("{lost} of the log cannot be read"));
+    }
+    Ok(look.finish())
+}
+
+impl Look<'_> {
+    fn fault(&mut self, text: impl FnOnce() -> String) {
+        self.found.faults += 1;
+        if self.found.findings.len() < KEPT_MAX {
+            self.found.findings.push(text());
+        }
+    }
+
+    /// A whole record.
+    fn see(&mut self, header: &Header) -> Result<()> {
+        self.found.whole += 1;
+        let position = header.position;
+        if self.pool.is_changed(header)? {
+            if self.repair {
+                self.pool.restore_record(header)?;
+                self.found.repaired += 1;
+            } else {
+                self.fault(|| {
+                    format!(
+                        "one bit of the header of the record at position {position} changed; it is read as it was"
+                    )
+                });
+            }
+        }
+        if !self.is_understood(header)? {
+            self.fault(|| format!("the record at position {position} cannot be understood"));
+        }
+        self.count(header);
+        Ok(())
+    }
+
+    /// Whether the payload is what the kind of record has.
+    fn is_understood(&mut self, header: &Header) -> Result<bool> {
+        match header.kind {
+            RecordKind::Define => {
+                let payload = self.payload(header)?;
+                let Some(definition) = Definition::decode(&payload) else { return Ok(false) };
+                Ok(self.define(header, &definition))
+            }
+            RecordKind::Make => Ok(Make::decode(&self.payload(header)?).is_some()),
+            RecordKind::Name => Ok(NameRecord::decode(&self.payload(header)?).is_some()),
+            RecordKind::Write | RecordKind::Zero => {
+                let end = header.offset.checked_add(Damage::of(header).bytes);
+                Ok(end.is_some_and(|end| i64::try_from(end).is_ok()))
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// The first bytes of a payload, as many as make sense of it.
+    fn payload(&self, header: &Header) -> Result<Vec<u8>> {
+        const { assert!(PATH_BYTES_MAX < HEAD_BYTES_MAX) };
+        let mut payload = vec![0; (header.payload_bytes as usize).min(HEAD_BYTES_MAX)];
+        self.pool.read_payload(header, 0, &mut payload)?;
+        Ok(payload)
+    }
+
+    /// Whether the id was that of the same file before.
+    fn define(&mut self, header: &Header, definition: &Definition<'_>) -> bool {
+        self.is_of_device |= definition.handle == FileHandle::NONE;
+        self.newest.insert(definition.identity, header.file);
+        let file = self.files.entry(header.file).or_default();
+        let is_same = file.identity == 0 || file.identity == definition.identity;
+        if definition.starts {
+            *file = File::default();
+        }
+        file.identity = definition.identity;
+        file.is_covered |= definition.covered;
+        is_same
+    }
+
+    fn count(&mut self, header: &Header) {
+        let file = self.files.entry(header.file).or_default();
+        match header.kind {
+            RecordKind::Write | RecordKind::SetSize | RecordKind::Zero => {
+                file.has_steps = true;
+                file.data_bytes += u64::from(header.payload_bytes);
+            }
+            RecordKind::Make => {
+                file.has_steps = true;
+                file.is_covered = true;
+                file.data_bytes = header.payload_bytes.into();
+            }
+            RecordKind::End => *file = File { identity: file.identity, ..File::default() },
+            _ => {}
+        }
+    }
+
+    /// Which of the records that are not whole were acknowledged.
+    fn judge_torn(&mut self, scanner: &Scanner<'_>) -> Result<()> {
+        let mut torn: Vec<Torn> = scanner.damaged().map(|it| Torn::new(it, true)).collect();
+        torn.extend(scanner.doubtful().map(|it| Torn::new(it, false)));
+        if !torn.is_empty() {
+            self.look_around(&mut torn)?;
+        }
+        for lost in scanner.missing() {
+            let loss = DeviceLoss::Bytes { position: lost.start, bytes: lost.end - lost.start };
+            self.fault(|| loss.to_string());
+        }
+        for torn in torn {
+            let is_off = !torn.was_acknowledged && self.pool.is_one_bit_off(&torn.header)?;
+            if torn.was_acknowledged {
+                self.fault(|| torn.describe());
+            } else if is_off && !torn.is_over {
+                let damage = Damage::of(&torn.header);
+                self.fault(|| {
+                    format!(
+                        "{damage}, differs by one bit from its checksum: it was changed, or never finished, which nothing \
+                         tells; without it an older version comes back"
+                    )
+                });
+            } else {
+                self.found.torn += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the records beside them say of those that are torn.
+    fn look_around(&self, torn: &mut [Torn]) -> Result<()> {
+        let positions: HashSet<u64> = torn.iter().map(|it| it.header.position).collect();
+        let files: HashSet<u64> = torn.iter().map(|it| it.header.file).collect();
+        let all = Scanner::of_finished(self.pool, self.pool.tail()?, self.pool.limit()?);
+        for header in all.reading_once() {
+            if positions.contains(&header.position) || !files.contains(&header.file) {
+                continue;
+            }
+            let path = if header.kind == RecordKind::Define {
+                let payload = self.payload(&header)?;
+                Definition::decode(&payload).map(|it| (it.starts, it.path.to_vec()))
+            } else {
+                None
+            };
+            let of_it = torn.iter_mut().filter(|it| it.header.file == header.file);
+            of_it.for_each(|it| it.see(&header, path.as_ref(), self.is_of_device));
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Records {
+        let newest = &self.newest;
+        let counts = self.files.iter().filter(|(id, file)| {
+            let is_newest = newest.get(&file.identity) == Some(id);
+            file.has_steps && is_newest && (file.is_covered || self.is_of_device)
+        });
+        let data_bytes = counts.clone().map(|(_, file)| file.data_bytes).sum();
+        self.found.files = if self.is_of_device { 0 } else { counts.count() as u64 };
+        self.found.data_bytes = data_bytes;
+        self.found
+    }
+}
+
+/// A record that is not whole.
+struct Torn {
+    header: Header,
+    was_acknowledged: bool,
+    /// A later record says that it does not count.
+    is_over: bool,
+    path: Option<Vec<u8>>,
+    older: Option<u64>,
+}
+
+impl Torn {
+    fn new(header: &Header, was_acknowledged: bool) -> Self {
+        Self { header: *header, was_acknowledged, is_over: false, path: None, older: None }
+    }
+
+    /// Another record of the same file: a definition comes with whether a story starts, and a path.
+    fn see(&mut self, other: &Header, definition: Option<&(bool, Vec<u8>)>, is_of_device: bool) {
+        if let Some((_, path)) = definition.filter(|(_, path)| !path.is_empty()) {
+            self.path = Some(path.clone());
+        }
+        if Damage::of(&self.header).comes_after(other) {
+            self.older = Some(other.position);
+        }
+        if other.position < self.header.position {
+            return;
+        }
+        match other.kind {
+            RecordKind::End => self.is_over = true,
+            RecordKind::Void => self.is_over |= other.aux == self.header.position,
+            RecordKind::Define if definition.is_some_and(|(starts, _)| *starts) => {
+                self.is_over = true;
+            }
+            // Records of a file are appended under its lock, each durable before the next.
+            _ => self.was_acknowledged |= !is_of_device && !self.is_over,
+        }
+    }
+
+    fn describe(&self) -> String {
+        let damage = Damage::of(&self.header);
+        let loss = DeviceLoss::Record { damage, older: self.older };
+        let Some(path) = &self.path else { return loss.to_string() };
+        format!("{}: {loss}", String::from_utf8_lossy(path))
+    }
+}
