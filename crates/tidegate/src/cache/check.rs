@@ -7,12 +7,14 @@ use serde::Serialize;
 use super::choices::Choices;
 use super::error::CacheError;
 use super::header::CacheHeader;
-use super::layout::{Decoded, PAGE_BYTES, SlotHeader};
-use super::recover::{Newest, Scan};
-use crate::pmem::Region;
+use super::layout::{Decoded, PAGE_BYTES};
+use super::recover::{Newest, Scan, Scanned};
+use crate::pmem::{ReadOnce, Region};
 
 /// Findings that are kept in words; more are counted.
 const FINDINGS_MAX: usize = 100;
+/// Versions of pages that are compared at once: 32 MiB of them.
+const VERSIONS_AT_ONCE: u64 = 1 << 20;
 
 /// What the slots of a pool hold; the keys are a contract with scripts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -59,7 +61,10 @@ impl Report {
 /// The pool's headers are damaged, or the memory failed.
 pub fn summary(region: &Region, header: &CacheHeader) -> Result<Report, CacheError> {
     let mut report = Report::of(header.committed_group(region)?);
-    Scan::new(region, header).each(|scanned| count(&mut report, &scanned.decoded))?;
+    Scan::new(region, header).each(|scanned| {
+        count(&mut report, &scanned.decoded);
+        Ok(())
+    })?;
     Ok(report)
 }
 
@@ -76,22 +81,6 @@ fn count(report: &mut Report, decoded: &Decoded) {
     }
 }
 
-/// The dirty records that are the newest versions of their pages and lack the pages over which they
-/// lie: slot, page, and version of the page.
-fn over_missing(
-    slots: &[(u32, SlotHeader)],
-    versions: &BTreeSet<(u64, u64)>,
-) -> Vec<(u32, u64, u64)> {
-    let is_newest = |it: &SlotHeader| {
-        versions.range((it.page, it.version.saturating_add(1))..(it.page + 1, 0)).next().is_none()
-    };
-    let lacks = |it: &SlotHeader| {
-        it.over > 0 && !versions.contains(&(it.page, it.over)) && it.dirty && is_newest(it)
-    };
-    let lacking = slots.iter().filter(|(_, header)| lacks(header));
-    lacking.map(|(slot, it)| (*slot, it.page, it.over)).collect()
-}
-
 /// Compares all data with its checksums, and the headers with each other.
 ///
 /// # Errors
@@ -99,46 +88,18 @@ fn over_missing(
 pub fn check(region: &Region) -> Result<Report, CacheError> {
     let header = CacheHeader::read(region)?;
     let scan = Scan::new(region, &header);
-    let (mut report, mut newest, mut versions) =
-        (Report::of(header.committed_group(region)?), Newest::default(), BTreeSet::new());
-    let mut slots: Vec<(u32, SlotHeader)> = Vec::new();
-    let mut bad = Vec::new();
+    let (mut report, mut newest) = (Report::of(header.committed_group(region)?), Newest::default());
     scan.each(|scanned| {
         count(&mut report, &scanned.decoded);
-        if scanned.decoded == Decoded::Bad {
-            bad.push(scanned.slot);
-        }
         if let Decoded::Header(found) = scanned.decoded {
             newest.see(scanned.slot, &found);
-            slots.push((scanned.slot, found));
-            if !versions.insert((found.page, found.version)) {
-                report.fault(format!(
-                    "slot {}: version {} of the page at offset {} is in another slot too",
-                    scanned.slot,
-                    found.version,
-                    found.page * PAGE_BYTES
-                ));
-            }
         }
+        Ok(())
     })?;
-    report_changed(&scan, &newest, &bad, &mut report)?;
-    for (slot, page, over) in over_missing(&slots, &versions) {
-        report.fault(format!(
-            "slot {slot}: version {over} of the page at offset {} is missing under a dirty record",
-            page * PAGE_BYTES
-        ));
-    }
-    let newest: BTreeSet<u32> = newest.members().map(|(slot, _)| *slot).collect();
-    for (slot, found) in slots {
-        match (scan.is_whole(slot, &found)?, newest.contains(&slot)) {
-            (true, _) => {}
-            (false, true) => report.unfinished_slots += 1,
-            (false, false) => report.fault(format!(
-                "slot {slot}: the data of the {} page at offset {} does not match its checksum",
-                if found.dirty { "dirty" } else { "clean" },
-                found.page * PAGE_BYTES
-            )),
-        }
+    check_slots(&scan, region, &newest, &mut report)?;
+    let parts = report.used_slots.div_ceil(VERSIONS_AT_ONCE).max(1);
+    for part in 0..parts {
+        check_versions(&scan, (part, parts), &mut report)?;
     }
     for setting in Choices::parse(&header.settings).1 {
         report.fault(format!("this program does not know the setting `{setting}`"));
@@ -149,32 +110,124 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
     Ok(report)
 }
 
-/// Tells headers of which one bit changed from those of writes that never finished: a later batch
+/// Compares the data of each slot with its header, and looks what headers were that are none.
+fn check_slots(
+    scan: &Scan<'_>,
+    region: &Region,
+    newest: &Newest,
+    report: &mut Report,
+) -> Result<(), CacheError> {
+    let of_newest: BTreeSet<u32> = newest.members().map(|(slot, _)| *slot).collect();
+    let mut read_once = ReadOnce::new(region);
+    scan.each(|Scanned { slot, decoded }| {
+        match decoded {
+            Decoded::Free { .. } => {}
+            Decoded::Bad => report_changed(scan, newest, slot, report)?,
+            Decoded::Header(found) => {
+                let is_whole = scan.is_whole(slot, &found)?;
+                if !is_whole && of_newest.contains(&slot) {
+                    report.unfinished_slots += 1;
+                } else if !is_whole {
+                    report.fault(format!(
+                        "slot {slot}: the data of the {} page at offset {} does not match its checksum",
+                        if found.dirty { "dirty" } else { "clean" },
+                        found.page * PAGE_BYTES
+                    ));
+                }
+            }
+        }
+        read_once.has_read(scan.data_offset(slot), PAGE_BYTES);
+        Ok(())
+    })
+}
+
+/// What a slot holds: a version of a page, or a record.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Stored {
+    page: u64,
+    version: u64,
+    slot: u32,
+    /// Version of the page under a dirty record; 0: it is none.
+    over: u64,
+}
+
+/// The part of all pages, of so many, in which a page is.
+fn part_of(page: u64, parts: u64) -> u64 {
+    (page.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % parts
+}
+
+/// Compares the versions of pages with each other: of one part of all pages, so that memory does
+/// not grow with the pool.
+fn check_versions(
+    scan: &Scan<'_>,
+    (part, parts): (u64, u64),
+    report: &mut Report,
+) -> Result<(), CacheError> {
+    let mut versions = Vec::new();
+    scan.each(|Scanned { slot, decoded }| {
+        if let Decoded::Header(found) = decoded
+            && part_of(found.page, parts) == part
+        {
+            let over = if found.dirty { found.over } else { 0 };
+            versions.push(Stored { page: found.page, version: found.version, slot, over });
+        }
+        Ok(())
+    })?;
+    versions.sort_unstable();
+    for of_page in versions.chunk_by(|one, other| one.page == other.page) {
+        check_page(of_page, report);
+    }
+    Ok(())
+}
+
+/// All versions of one page, in order: each may be there once, and under the newest, if that is a
+/// dirty record, the page over which it lies must be.
+fn check_page(versions: &[Stored], report: &mut Report) {
+    for pair in versions.windows(2).filter(|pair| pair[0].version == pair[1].version) {
+        report.fault(format!(
+            "slot {}: version {} of the page at offset {} is in another slot too",
+            pair[1].slot,
+            pair[1].version,
+            pair[1].page * PAGE_BYTES
+        ));
+    }
+    let newest = versions.last().map_or(0, |it| it.version);
+    let is_there = |version| versions.iter().any(|it| it.version == version);
+    let records = versions.iter().filter(|it| it.over > 0 && it.version == newest);
+    for record in records.filter(|it| !is_there(it.over)) {
+        report.fault(format!(
+            "slot {}: version {} of the page at offset {} is missing under a dirty record",
+            record.slot,
+            record.over,
+            record.page * PAGE_BYTES
+        ));
+    }
+}
+
+/// Tells a header of which one bit changed from that of a write that never finished: a later batch
 /// of the lane, or data that is whole, shows that the write was finished.
 fn report_changed(
     scan: &Scan<'_>,
     newest: &Newest,
-    bad: &[u32],
+    slot: u32,
     report: &mut Report,
 ) -> Result<(), CacheError> {
-    for &slot in bad {
-        let what = match scan.changed(slot)? {
-            Some((_, Decoded::Header(found)))
-                if found.group <= report.committed_group
-                    && (newest.is_newer_than(&found) || scan.is_whole(slot, &found)?) =>
-            {
-                let kind = if found.dirty { "dirty" } else { "clean" };
-                format!("the {kind} page at offset {}", found.page * PAGE_BYTES)
-            }
-            Some((bit, Decoded::Free { .. })) if bit < 64 => "no page".to_owned(),
-            _ => continue,
-        };
-        report.unfinished_slots -= 1;
-        report.fault(format!(
-            "slot {slot}: one bit of its header changed, which was that of {what}; opening the pool frees the slot"
-        ));
-        report.changed_slots.push(slot);
-    }
+    let what = match scan.changed(slot)? {
+        Some((_, Decoded::Header(found)))
+            if found.group <= report.committed_group
+                && (newest.is_newer_than(&found) || scan.is_whole(slot, &found)?) =>
+        {
+            let kind = if found.dirty { "dirty" } else { "clean" };
+            format!("the {kind} page at offset {}", found.page * PAGE_BYTES)
+        }
+        Some((bit, Decoded::Free { .. })) if bit < 64 => "no page".to_owned(),
+        _ => return Ok(()),
+    };
+    report.unfinished_slots -= 1;
+    report.fault(format!(
+        "slot {slot}: one bit of its header changed, which was that of {what}; opening the pool frees the slot"
+    ));
+    report.changed_slots.push(slot);
     Ok(())
 }
 

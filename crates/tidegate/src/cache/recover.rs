@@ -33,7 +33,7 @@ use super::policy::ReplacementEntry;
 use super::traffic::Traffic;
 use super::{CacheDeviceOptions, Core, LOCKS_LOG2, tier};
 use crate::device::{BlockDevice, Geometry};
-use crate::pmem::Region;
+use crate::pmem::{ReadOnce, Region};
 use crate::stats::Requests;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64};
 use crate::tier::background::Waker;
@@ -82,26 +82,48 @@ impl<'a> Scan<'a> {
         Self { region, header }
     }
 
-    /// Shows every slot to `see`.
-    pub(super) fn each(&self, see: impl FnMut(Scanned)) -> Result<()> {
-        self.each_of(0, 1, see)
+    /// Shows every slot to `see`, and keeps none in memory.
+    pub(super) fn each(&self, mut see: impl FnMut(Scanned) -> Result<()>) -> Result<()> {
+        let mut read_once = ReadOnce::new(self.region);
+        self.each_chunk(|first, headers| {
+            for (slot, header) in (first..).zip(headers) {
+                let decoded = SlotHeader::decode(header, self.header.salt, slot);
+                see(Scanned { slot, decoded })?;
+            }
+            read_once
+                .has_read(self.header.places.header(first), headers.as_flattened().len() as u64);
+            Ok(())
+        })
     }
 
     /// Shows the slots of shard `part`, and of each `step`th one behind it, to `see`.
     fn each_of(&self, part: usize, step: usize, mut see: impl FnMut(Scanned)) -> Result<()> {
-        let (places, shards) = (self.header.places, self.header.shards);
+        let shards = self.header.shards;
         let is_own = |slot: u32| (slot % shards) as usize % step == part;
+        self.each_chunk(|first, headers| {
+            for (slot, header) in (first..).zip(headers).filter(|(slot, _)| is_own(*slot)) {
+                see(Scanned { slot, decoded: SlotHeader::decode(header, self.header.salt, slot) });
+            }
+            Ok(())
+        })
+    }
+
+    /// Shows the bytes of headers to `see`, some at a time, with the slot of the first one.
+    fn each_chunk(&self, mut see: impl FnMut(u32, &[[u8; HEADER]]) -> Result<()>) -> Result<()> {
+        let places = self.header.places;
         let mut bytes = [0; HEADERS_AT_ONCE as usize * HEADER];
         for first in (0..places.slots()).step_by(HEADERS_AT_ONCE as usize) {
             let count = HEADERS_AT_ONCE.min(places.slots() - first);
             let bytes = &mut bytes[..count as usize * HEADER];
             self.region.read(places.header(first), bytes)?;
-            let (headers, _) = bytes.as_chunks();
-            for (slot, header) in (first..).zip(headers).filter(|(slot, _)| is_own(*slot)) {
-                see(Scanned { slot, decoded: SlotHeader::decode(header, self.header.salt, slot) });
-            }
+            see(first, bytes.as_chunks().0)?;
         }
         Ok(())
+    }
+
+    /// Where the data of `slot` lies.
+    pub(super) fn data_offset(&self, slot: u32) -> u64 {
+        self.header.places.data(slot)
     }
 
     /// What the header of `slot`, which is none, says with one bit changed, and that bit.
