@@ -1,5 +1,5 @@
-//! What a log has lost: records that were acknowledged, as the finished positions in later ones say,
-//! and that are not whole or not there at all.
+//! What a log has lost: records that were acknowledged and are not whole, or not there at all. The
+//! finished positions in later records say so.
 
 use std::fmt;
 use std::ops::Range;
