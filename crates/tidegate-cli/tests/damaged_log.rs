@@ -10,7 +10,7 @@ mod support;
 use std::fs::File;
 use std::io::IoSlice;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::Arc;
@@ -140,7 +140,9 @@ impl Files {
     fn new() -> Self {
         let this = Self { folder: scratch() };
         let pool = this.path("pool");
-        File::create_new(&pool).unwrap().set_len(8 << 20).unwrap();
+        let mut options = File::options();
+        let file = options.write(true).create_new(true).mode(0o600).open(&pool).unwrap();
+        file.set_len(8 << 20).unwrap();
         let region = Arc::new(Region::open(&pool, &RegionOptions::default()).unwrap());
         create(&region, &LogOptions::default()).unwrap();
         let pool = LogPool::open(region).unwrap();

@@ -85,6 +85,40 @@ fn recover_destages_too() {
     assert!(server.stop(Signal::TERM).0.success());
 }
 
+/// A backing that was cut short, and another file at its path: `recover` looks at it as `serve`
+/// does, for a cache too.
+#[test]
+fn recover_refuses_the_backings_that_serve_refuses() {
+    let cut = |scene: &Scene| {
+        let disk = std::fs::File::options().write(true).open(scene.path("disk")).unwrap();
+        disk.set_len(8 << 20).unwrap();
+    };
+    let replace = |scene: &Scene| {
+        std::fs::rename(scene.path("disk"), scene.path("moved")).unwrap();
+        std::fs::rename(scene.path("other"), scene.path("disk")).unwrap();
+    };
+    let remove = |scene: &Scene| std::fs::remove_file(scene.path("disk")).unwrap();
+    let changes: [&dyn Fn(&Scene); 3] = [&cut, &replace, &remove];
+    for engine in ["log", "cache"] {
+        for change in changes {
+            let scene = Scene::new(engine);
+            let server = scene.serve("disk", &[]);
+            write(&mut scene.client(), 3000, 7);
+            kill(server);
+            change(&scene);
+            let pool = std::fs::read(scene.pool()).unwrap();
+            let refused = scene.refusal(&[&scene.backing("disk")]);
+            let recover = run(["recover".as_ref(), scene.pool().as_os_str()]);
+            assert_eq!(recover.status.code(), Some(1), "{engine}");
+            assert_eq!(String::from_utf8_lossy(&recover.stderr), refused, "{engine}");
+            assert!(std::fs::read(scene.pool()).unwrap() == pool, "{engine}: the pool was changed");
+            if let Ok(disk) = std::fs::read(scene.path("disk")) {
+                assert!(disk.iter().all(|byte| *byte == 0), "{engine}: the backing was changed");
+            }
+        }
+    }
+}
+
 /// Its records would go over its own header.
 #[test]
 fn a_log_is_not_its_own_backing() {

@@ -40,7 +40,7 @@ fn complete(log: &Log, fd: c_int, guard: &FileGuard<'_>, interrupted: &Interrupt
         | RecordKind::Void
         | RecordKind::Make => return,
         RecordKind::Name => return leave(fd, guard),
-        RecordKind::Zero | RecordKind::Decided | RecordKind::Done => {
+        RecordKind::Zero | RecordKind::Decided | RecordKind::Done | RecordKind::Gap => {
             Err(io::ErrorKind::Unsupported.into())
         }
     };

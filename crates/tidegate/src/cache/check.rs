@@ -141,9 +141,9 @@ fn check_slots(
     })
 }
 
-/// A version of a page, or a record.
+/// What a slot holds: a version of a page, or a record.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Version {
+struct Stored {
     page: u64,
     version: u64,
     slot: u32,
@@ -169,7 +169,7 @@ fn check_versions(
             && part_of(found.page, parts) == part
         {
             let over = if found.dirty { found.over } else { 0 };
-            versions.push(Version { page: found.page, version: found.version, slot, over });
+            versions.push(Stored { page: found.page, version: found.version, slot, over });
         }
         Ok(())
     })?;
@@ -182,7 +182,7 @@ fn check_versions(
 
 /// All versions of one page, in order: each may be there once, and under the newest, if that is a
 /// dirty record, the page over which it lies must be.
-fn check_page(versions: &[Version], report: &mut Report) {
+fn check_page(versions: &[Stored], report: &mut Report) {
     for pair in versions.windows(2).filter(|pair| pair[0].version == pair[1].version) {
         report.fault(format!(
             "slot {}: version {} of the page at offset {} is in another slot too",

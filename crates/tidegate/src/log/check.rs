@@ -64,7 +64,7 @@ pub(super) fn check_records(pool: &LogPool, repair: bool) -> Result<Records> {
     let mut look = Look { pool, repair, found, files, newest, is_of_device: false };
     let mut scanner = Scanner::new(pool, pool.tail()?, pool.limit()?).reading_once();
     let mut end = 0;
-    while let Some(header) = scanner.next() {
+    for header in scanner.by_ref() {
         look.see(&header)?;
         end = header.position + header.record_bytes();
     }

@@ -44,6 +44,7 @@ impl Reserved {
 impl Log {
     /// Reserves free space for a record of `bytes` bytes. `slot_record` says so before it is
     /// reserved: see `finished`.
+    #[inline]
     pub(in crate::log) fn reserve(
         &self,
         slot_record: &AtomicU64,

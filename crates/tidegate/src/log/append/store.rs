@@ -71,6 +71,7 @@ impl Log {
 
     /// Stores the record of `draft` and `parts` to the space that was reserved, and makes it
     /// durable.
+    #[inline]
     fn fill(
         &self,
         slot: SlotWords<'_>,

@@ -342,8 +342,8 @@ impl Planner {
 
     /// What all the records say.
     pub fn finish(self) -> Plan {
-        let Self { device, names, findings, missing, .. } = self;
-        let mut plan = Plan { device, names, findings, missing, ..Plan::default() };
+        let Self { device, names, missing, findings, .. } = self;
+        let mut plan = Plan { device, names, missing, findings, ..Plan::default() };
         let mut named = Vec::new();
         for (id, mut story) in self.stories {
             story.steps.retain(|step| !self.voided.contains(&step.position));
