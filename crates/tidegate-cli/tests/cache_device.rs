@@ -125,6 +125,59 @@ fn the_mode_is_chosen_at_start_and_changed_while_it_runs() {
     assert!(error.contains("wb, wt, wa, wi, wo or pt"), "{error}");
 }
 
+/// Puts another pool at the path of the first, which goes to `aside`.
+fn replace_pool(scene: &Scene) {
+    std::fs::rename(scene.pool(), scene.path("aside")).unwrap();
+    ok(["create", scene.pool().to_str().unwrap(), "--engine=cache", "--size=8M"]);
+}
+
+/// Serves and stops, so that all is in the backing.
+fn serve_and_stop(scene: &Scene, writes: Option<u8>, more: &[&str]) -> String {
+    let server = scene.serve("disk", more);
+    let banner = server.banner.join("\n");
+    if let Some(byte) = writes {
+        (0..20).for_each(|lba| write(&mut scene.client(), lba, byte));
+    }
+    assert!(server.stop(Signal::TERM).0.success());
+    banner
+}
+
+#[test]
+fn a_pool_gives_up_what_another_pool_has_changed_behind_its_back() {
+    let scene = Scene::new("cache");
+    serve_and_stop(&scene, Some(7), &[]);
+    replace_pool(&scene);
+    // One block, which no sample of the first pool's need find.
+    let server = scene.serve("disk", &[]);
+    write(&mut scene.client(), 3, 8);
+    kill(server);
+    std::fs::rename(scene.pool(), scene.path("second")).unwrap();
+    std::fs::rename(scene.path("aside"), scene.pool()).unwrap();
+    let refusal = scene.refusal(&[&scene.backing("disk")]);
+    assert!(refusal.contains("was behind the pool") && refusal.contains("--force"), "{refusal}");
+    ok(["flush", scene.path("second").to_str().unwrap()]);
+    let server = scene.serve("disk", &[]);
+    let banner = server.banner.join("\n");
+    assert!(banner.contains("gave up 20 clean pages"), "{banner}");
+    let mut client = scene.client();
+    assert_eq!((read(&mut client, 3), read(&mut client, 4)), (8, 7));
+    kill(server);
+}
+
+#[test]
+fn a_copy_of_a_pool_from_before_is_refused() {
+    let scene = Scene::new("cache");
+    serve_and_stop(&scene, Some(7), &[]);
+    std::fs::copy(scene.pool(), scene.path("copy")).unwrap();
+    serve_and_stop(&scene, Some(8), &[]);
+    std::fs::rename(scene.path("copy"), scene.pool()).unwrap();
+    let refusal = scene.refusal(&[&scene.backing("disk")]);
+    assert!(refusal.contains("in a later state"), "{refusal}");
+    let banner = serve_and_stop(&scene, None, &["--force"]);
+    assert!(banner.contains("gave up 20 clean pages"), "{banner}");
+    assert_eq!(scene.in_file("disk", 3), 8);
+}
+
 #[test]
 fn a_wrong_or_missing_backing_is_refused() {
     let scene = Scene::new("cache");

@@ -9,6 +9,7 @@
 
 mod delay;
 mod file;
+mod mark;
 mod nbd;
 mod null;
 
@@ -17,6 +18,8 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use mark::Mark;
 
 use crate::device::{BlockDevice, DeviceError};
 use crate::pool::Glance;

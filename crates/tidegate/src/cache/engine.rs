@@ -107,13 +107,17 @@ impl Engine for CacheEngine {
         }
         let device = open_device(region, backing, force, atomic_flush)?;
         let found = device.recovered();
-        let recovered = format!(
+        let mut recovered = format!(
             "{}, {} of them dirty; {} unfinished, {} not flushed",
             counted(found.pages, "page"),
             found.dirty_pages,
             found.unfinished,
             found.uncommitted
         );
+        if found.forgotten > 0 {
+            let pages = counted(found.forgotten, "clean page");
+            recovered += &["; gave up ", &pages, ", the backing was changed since"].concat();
+        }
         Ok(Opened { tier: Arc::new(device), recovered })
     }
 
@@ -213,7 +217,7 @@ fn open_device(
     force: bool,
     atomic_flush: bool,
 ) -> Result<CacheDevice> {
-    let Backing { device, identity, name, holds } = backing;
+    let Backing { device, identity, name, holds, is_changed } = backing;
     let name = String::from_utf8_lossy(&name).into_owned();
     let header = CacheHeader::read(&region).map_err(EngineError::pool)?;
     let is_known = header.binding.is_some_and(|binding| binding.identity == identity);
@@ -226,14 +230,18 @@ fn open_device(
     }
     let pages = device.geometry().size_bytes() / PAGE_BYTES;
     let binding = Binding { identity, name, pages };
-    let options =
-        CacheDeviceOptions { adopt_foreign: force, atomic_flush, ..CacheDeviceOptions::default() };
+    let options = CacheDeviceOptions {
+        adopt_foreign: force,
+        backing_changed: is_changed,
+        atomic_flush,
+        ..CacheDeviceOptions::default()
+    };
     CacheDevice::open(region, device, binding, options).map_err(refused)
 }
 
 fn refused(error: CacheError) -> EngineError {
     match error {
-        CacheError::OtherBacking { .. } => {
+        CacheError::OtherBacking { .. } | CacheError::ChangedBacking { .. } => {
             EngineError::Refused(format!("{error}; --force writes the dirty pages to this one"))
         }
         CacheError::NotAtomic { mode } => EngineError::Refused(format!(

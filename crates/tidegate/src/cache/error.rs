@@ -65,6 +65,14 @@ pub enum CacheError {
         /// Number of its dirty pages.
         dirty: u64,
     },
+    /// The backing was written to, but not by this pool, since the pool was before it.
+    #[error(
+        "the cache holds {dirty} dirty pages of a backing that another program changed since: restore the backing as it was, or say that it is to get them"
+    )]
+    ChangedBacking {
+        /// Number of the dirty pages.
+        dirty: u64,
+    },
     /// A dirty page lies behind the end of the backing.
     #[error(
         "the cache holds a dirty page at offset {offset} of a backing of {bytes} bytes: the backing was cut short"

@@ -274,6 +274,18 @@ impl Shard {
         live.for_each(|own| see(self.found(own)));
     }
 
+    /// At most one clean page of each of `parts` parts of the slots.
+    pub(super) fn clean_samples(&self, parts: u32) -> Vec<Found> {
+        let end = |part: u32| u64::from(self.slot_count()) * u64::from(part) / u64::from(parts);
+        let is_clean = |own: &u64| {
+            let slot = self.slots.get(usize::try_from(*own).unwrap_or(usize::MAX));
+            slot.is_some_and(|slot| slot.is(LIVE) && !slot.is(DIRTY | RECORD))
+        };
+        let first = |part| (end(part)..end(part + 1)).find(is_clean);
+        let slots = (0..parts).filter_map(first).filter_map(|own| u32::try_from(own).ok());
+        slots.map(|own| self.found(own)).collect()
+    }
+
     fn slot(&mut self, own: u32) -> &mut Slot {
         &mut self.slots[own as usize]
     }

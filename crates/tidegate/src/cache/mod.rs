@@ -127,6 +127,7 @@ type Few<T> = SmallVec<[T; 4]>;
 
 /// How a [`CacheDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]
+#[allow(clippy::struct_excessive_bools)]
 pub struct CacheDeviceOptions {
     /// No thread: requests that find no free slot make some.
     pub no_thread: bool,
@@ -137,6 +138,9 @@ pub struct CacheDeviceOptions {
     /// Write the dirty pages of another backing to this one: it is that backing by another name, or
     /// a copy.
     pub adopt_foreign: bool,
+    /// Another program wrote to the backing since this pool was before it: clean pages are given
+    /// up.
+    pub backing_changed: bool,
     /// After a crash the pages are as they were at a flush, but for FUA writes: what one flush
     /// covers is there as a whole or not at all. Writes are durable at the next flush, and the mode
     /// is `wb` or `wo`.

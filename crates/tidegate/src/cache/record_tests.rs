@@ -339,6 +339,8 @@ fn traffic_pct(granularity: &str, act: impl Fn(&CacheDevice) -> u64) -> u64 {
     let backing = Arc::new(MemoryDevice::new(512, 8 * 2000).unwrap());
     let device = open_with(&region, &backing, NO_THREAD);
     device.set("granularity", granularity).unwrap();
+    // All blocks have the same bytes.
+    device.set("by-content", "off").unwrap();
     device.flush().unwrap();
     let mut users = 0;
     let found = cost(&device, |it| users = act(it));

@@ -44,6 +44,8 @@ use crate::tier::version_locks::VersionLocks;
 
 type Result<T> = std::result::Result<T, CacheError>;
 
+/// Clean pages that are compared with the backing, about.
+const SAMPLES: u32 = 16;
 /// Headers that are read at once.
 const HEADERS_AT_ONCE: u32 = 64;
 /// Most threads that read headers.
@@ -64,6 +66,8 @@ pub struct Recovered {
     pub older: u64,
     /// Pages that were written with atomic flush after the last flush: none of them counts.
     pub uncommitted: u64,
+    /// Clean pages that were given up, for the backing is another one or was changed.
+    pub forgotten: u64,
 }
 
 /// The slots of a pool, as one pass over its headers finds them.
@@ -132,6 +136,20 @@ impl<'a> Scan<'a> {
         let mut bytes = [0; HEADER];
         self.region.read(self.header.places.header(slot), &mut bytes)?;
         Ok(SlotHeader::decode_changed(&bytes, self.header.salt, slot))
+    }
+
+    /// The data of the page `found`. None: it is not what its header says.
+    fn page(&self, found: &Found) -> Result<Option<[u8; PAGE]>> {
+        let mut data = [0; PAGE];
+        if found.zero {
+            return Ok(Some(data));
+        }
+        let mut bytes = [0; HEADER];
+        self.region.read(self.header.places.header(found.slot), &mut bytes)?;
+        let decoded = SlotHeader::decode(&bytes, self.header.salt, found.slot);
+        self.region.read(self.header.places.data(found.slot), &mut data)?;
+        let Decoded::Header(header) = decoded else { return Ok(None) };
+        Ok((header.data_check == data_check(&data)).then_some(data))
     }
 
     /// The data of `slot` is what its header says.
@@ -212,6 +230,8 @@ struct Recovery {
     /// Slots whose voided headers may not be durable yet.
     voided: Vec<u32>,
     unfinished: u64,
+    /// Clean pages that mean nothing.
+    forgotten: u64,
     /// A slot with a page of another shard.
     misplaced: Option<u32>,
 }
@@ -253,6 +273,9 @@ pub(super) fn open(
     let mut recovery = Recovery::scan(&region, &header, replacement, threads)?;
     recovery.check_batches(&region, &header)?;
     recovery.forget_other_backing(&header, &binding, options.adopt_foreign)?;
+    if options.backing_changed || recovery.differs(&region, &header, &*backing)? {
+        recovery.forget_changed_backing(options.adopt_foreign)?;
+    }
     recovery.check_fit(geometry.size_bytes() / PAGE_BYTES)?;
     let found = recovery.finish(&region, &header, replacement, threads)?;
     if header.version < VERSION {
@@ -493,19 +516,67 @@ impl Recovery {
         else {
             return Ok(());
         };
-        let dirty = self.shards.of.iter().map(|shard| shard.usage().dirty).sum();
+        let dirty = self.dirty();
         if dirty > 0 && !adopts {
             return Err(CacheError::OtherBacking { name: other.name.clone(), dirty });
         }
+        self.forget_clean();
+        Ok(())
+    }
+
+    /// Another program wrote to the backing: dirty pages are for it where `adopts`; clean ones mean
+    /// nothing.
+    fn forget_changed_backing(&mut self, adopts: bool) -> Result<()> {
+        let dirty = self.dirty();
+        if dirty > 0 && !adopts {
+            return Err(CacheError::ChangedBacking { dirty });
+        }
+        self.forget_clean();
+        Ok(())
+    }
+
+    fn dirty(&self) -> u64 {
+        self.shards.of.iter().map(|shard| shard.usage().dirty).sum()
+    }
+
+    /// Some clean pages are not what the backing has, which another program changed then. A backing
+    /// that cannot be read says nothing.
+    fn differs(
+        &self,
+        region: &Region,
+        header: &CacheHeader,
+        backing: &dyn BlockDevice,
+    ) -> Result<bool> {
+        let scan = Scan::new(region, header);
+        let pages = backing.geometry().size_bytes() / PAGE_BYTES;
+        for found in self.samples().into_iter().filter(|found| found.page < pages) {
+            let Some(held) = scan.page(&found)? else { continue };
+            let mut below = [0; PAGE];
+            let read = backing.read(found.page * PAGE_BYTES, &mut below);
+            if read.is_ok() && held != below {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Some clean pages, of all shards.
+    fn samples(&self) -> Vec<Found> {
+        let share = SAMPLES.div_ceil(self.shards.count.max(1));
+        self.shards.of.iter().flat_map(|shard| shard.clean_samples(share)).collect()
+    }
+
+    /// Gives up all clean pages.
+    fn forget_clean(&mut self) {
         for shard in &mut self.shards.of {
             let mut pages = Vec::new();
             shard.victims(shard.slot_count() as usize, &mut pages);
             for found in pages.iter().filter(|found| !found.dirty) {
                 shard.remove(found);
                 self.void.push(found.slot);
+                self.forgotten += 1;
             }
         }
-        Ok(())
     }
 
     /// Pages behind the end of a backing that became smaller.
@@ -599,7 +670,8 @@ impl Recovery {
         let (pages, dirty_pages) =
             usage.fold((0, 0), |(pages, dirty), it| (pages + it.live, dirty + it.dirty));
         let (unfinished, uncommitted) = (self.unfinished, self.uncommitted);
-        Ok(Recovered { pages, dirty_pages, unfinished, older, uncommitted })
+        let forgotten = self.forgotten;
+        Ok(Recovered { pages, dirty_pages, unfinished, older, uncommitted, forgotten })
     }
 }
 

@@ -24,6 +24,7 @@ pub(super) const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
     clean_from_pct: None,
     keep_free: None,
     adopt_foreign: false,
+    backing_changed: false,
     atomic_flush: false,
 };
 
@@ -167,8 +168,7 @@ fn pages_that_are_cached_are_there_after_a_crash_without_the_backing() {
     drop(device);
     fault.add(Rule::new(&[Op::Read], When::Always, Effect::Fail(DeviceErrorKind::Io)));
     let device = open(&region, &fault);
-    let expected =
-        Recovered { pages: 40, dirty_pages: 20, unfinished: 0, older: 10, uncommitted: 0 };
+    let expected = Recovered { pages: 40, dirty_pages: 20, older: 10, ..Recovered::default() };
     let found = device.recovered();
     // Older versions are as many as were not written over.
     assert_eq!(Recovered { older: 10, ..found }, expected);
@@ -320,6 +320,59 @@ fn another_backing_is_refused_while_pages_of_the_first_are_dirty() {
     drop(device);
     let device = open(&region, &first);
     assert_eq!(device.recovered().pages, 0, "all was clean");
+}
+
+/// Writes pages 0 to 9 to the backing.
+fn write_below(backing: &MemoryDevice, byte: u8) {
+    backing.write(0, &vec![byte; 10 * 4096], WriteFlags::default()).unwrap();
+}
+
+/// Pages 0 to 9 clean in a cache, and in a backing that was changed since.
+fn changed_backing() -> (Arc<Region>, Arc<MemoryDevice>) {
+    let (region, backing) = (pool(64), memory());
+    let device = open(&region, &backing);
+    (0..10).for_each(|page| write(&device, page, 1));
+    device.clean_all().unwrap();
+    drop(device);
+    write_below(&backing, 2);
+    (region, backing)
+}
+
+#[test]
+fn clean_pages_of_a_backing_that_was_changed_elsewhere_are_given_up() {
+    let (region, backing) = changed_backing();
+    let device = open(&region, &backing);
+    assert_eq!((device.recovered().pages, device.recovered().forgotten), (0, 10));
+    (0..10).for_each(|page| assert_eq!(read(&device, page), 2));
+    drop(device);
+    assert_eq!(open(&region, &backing).recovered().pages, 0, "for good");
+}
+
+#[test]
+fn dirty_pages_of_a_backing_that_was_changed_elsewhere_are_refused() {
+    let (region, backing) = changed_backing();
+    write_below(&backing, 1);
+    let device = open(&region, &backing);
+    assert_eq!((device.recovered().pages, device.recovered().forgotten), (10, 0));
+    write(&device, 20, 5);
+    drop(device);
+    write_below(&backing, 2);
+    let open_with = |options| {
+        CacheDevice::open(Arc::clone(&region), Arc::clone(&backing) as _, binding(), options)
+    };
+    let refused = open_with(NO_THREAD).map(drop).unwrap_err();
+    assert!(matches!(refused, CacheError::ChangedBacking { dirty: 1 }), "{refused}");
+    let device = open_with(CacheDeviceOptions { adopt_foreign: true, ..NO_THREAD }).unwrap();
+    assert_eq!((read(&device, 3), read(&device, 20)), (2, 5));
+}
+
+#[test]
+fn a_backing_that_is_said_to_be_changed_is_not_looked_at() {
+    let (region, backing) = changed_backing();
+    write_below(&backing, 1);
+    let options = CacheDeviceOptions { backing_changed: true, ..NO_THREAD };
+    let device = CacheDevice::open(region, backing, binding(), options).unwrap();
+    assert_eq!((device.recovered().pages, device.recovered().forgotten), (0, 10));
 }
 
 #[test]

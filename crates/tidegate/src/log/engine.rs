@@ -128,8 +128,14 @@ fn open_device(
     (force, salvage): (bool, bool),
 ) -> Result<LogDevice> {
     let pool = LogPool::open(region).map_err(EngineError::pool)?;
-    let Backing { device, identity, name, holds, .. } = backing;
+    let Backing { device, identity, name, holds, is_changed } = backing;
     let binding = Binding::new(identity, &name);
+    if is_changed && !force && has_records_of(&pool, &binding).map_err(refused)? {
+        return Err(EngineError::Refused(format!(
+            "the log holds records for the backing {}, to which another pool wrote since; --force destages them all the same, `tidegate recover --discard` throws them away",
+            String::from_utf8_lossy(&name)
+        )));
+    }
     // Records of this very backing: whatever its client wrote on it is meant to be there.
     if let Some(found) = holds.filter(|_| !force)
         && !has_records_of(&pool, &binding).map_err(refused)?

@@ -5,6 +5,7 @@
 //! a pool or a stack is, for `info`, `serve` and `stat`. `docs/architecture.md` shows how an
 //! engine is added.
 
+mod claim;
 mod description;
 mod error;
 mod open;

@@ -4,13 +4,13 @@
 //! 1. Tiers are drained from the top: what the upper one writes back, the lower one still takes.
 //! 2. The lock on the backing is held until the last tier is dropped.
 
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::claim::{Claim, Since};
 use super::{PoolDescription, Registry, Result, StackError, name};
 use crate::backing::{BackingUrl, OpenBacking};
 use crate::device::BlockDevice;
@@ -21,7 +21,7 @@ use crate::pmem::Region;
 use crate::pool::{BackingIdentity, Superblock};
 use crate::stats::{Collector, Metric, Reading, Unit};
 use crate::tier::{
-    Backing, Engine, Level, Line, Opening, Setting, SettingError, State, Tier, line,
+    Backing, Engine, EngineError, Level, Line, Opening, Setting, SettingError, State, Tier, line,
 };
 
 /// What to open.
@@ -60,7 +60,7 @@ pub struct Stack {
     /// What cannot be changed while the stack is open.
     fixed: Vec<Setting>,
     /// Keeps other programs from the backing.
-    _guard: Option<File>,
+    claim: Option<Claim>,
 }
 
 /// What a stack is and has counted; the keys are a contract with scripts.
@@ -113,14 +113,18 @@ impl Registry {
         let failed = |source| StackError::Engine { pool: name(&region), source };
         let header = engine.describe(&region).map_err(failed)?;
         let mut backing = url.as_ref().map(|url| url.open(&path)).transpose()?;
-        let guard = backing.as_mut().and_then(|backing| backing.guard.take());
+        let claim = backing.as_mut().and_then(|backing| backing.guard.take()).map(Claim::new);
         let identity = backing.as_ref().map(identity_of);
-        let backing = backing.map(|backing| self.known(backing, notices));
+        let is_changed = match (&claim, &url) {
+            (Some(claim), Some(url)) => is_changed(claim, url, &region, force)?,
+            _ => false,
+        };
+        let backing = backing.map(|backing| self.known(backing, is_changed, notices));
         let region_too = Arc::clone(&region);
         let opening = Opening { region: region_too, backing, force, salvage, atomic_flush };
         let opened = engine.open(opening).map_err(failed)?;
         if let Some(identity) = identity {
-            remember(&region, &identity)?;
+            remember(&region, &identity, claim.as_ref())?;
         }
         let pmem = opened.tier;
         let top = dram::open(dram.policy, dram.bytes, delayed(&pmem, delays));
@@ -137,17 +141,18 @@ impl Registry {
             ..PoolDescription::new(engine, &region, header)
         };
         let fixed = fixed_settings(engine, dram, url.as_ref());
-        Ok(Stack { tiers: vec![top, pmem], description, fixed, _guard: guard })
+        Ok(Stack { tiers: vec![top, pmem], description, fixed, claim })
     }
 
     /// The backing as engines see it.
-    fn known(&self, backing: OpenBacking, notices: Option<Notices>) -> Backing {
+    fn known(&self, backing: OpenBacking, is_changed: bool, notices: Option<Notices>) -> Backing {
         let OpenBacking { device, identity, name, holds, .. } = backing;
         let device = match notices {
             Some(notices) => Arc::new(Watch::new(device, "backing", notices)),
             None => device,
         };
-        Backing { device, identity, name, holds: holds.map(|found| self.words(found)) }
+        let holds = holds.map(|found| self.words(found));
+        Backing { device, identity, name, holds, is_changed }
     }
 }
 
@@ -165,15 +170,48 @@ fn identity_of(backing: &OpenBacking) -> BackingIdentity {
     BackingIdentity::new(backing.identity, &String::from_utf8_lossy(&backing.name))
 }
 
-/// Notes the backing in the pool's superblock.
-fn remember(region: &Region, identity: &BackingIdentity) -> Result<()> {
+/// Whether another pool, or another state of this one, was before the backing `url` since this pool
+/// was.
+///
+/// # Errors
+/// So it is, and writes that matter may be lost.
+fn is_changed(claim: &Claim, url: &BackingUrl, region: &Region, force: bool) -> Result<bool> {
+    let pool = name(region);
+    let superblock = Superblock::read(region)
+        .map_err(|source| StackError::Pool { pool: pool.clone(), source })?
+        .superblock;
+    let refusal = match claim.since(&superblock) {
+        Since::Unchanged => return Ok(false),
+        Since::Changed => return Ok(true),
+        Since::Pending(_) | Since::Later { .. } if force => return Ok(true),
+        Since::Pending(other) => format!(
+            "the backing {url} was behind the pool {other} last, which may hold writes that the \
+             backing lacks: flush that pool, or --force goes on without them"
+        ),
+        Since::Later { sequence } => format!(
+            "the backing {url} was behind this pool in a later state, number {sequence}, and this \
+             one has number {}: use the pool itself instead of its copy, or --force goes on with \
+             this one",
+            superblock.sequence
+        ),
+    };
+    Err(StackError::Engine { pool, source: EngineError::Refused(refusal) })
+}
+
+/// Notes the backing in the pool's superblock, and the pool in the mark of the backing.
+fn remember(region: &Region, identity: &BackingIdentity, claim: Option<&Claim>) -> Result<()> {
     let failed = |source| StackError::Pool { pool: name(region), source };
     let mut superblock = Superblock::read(region).map_err(failed)?.superblock;
-    if superblock.backing.as_ref() == Some(identity) {
+    if claim.is_none() && superblock.backing.as_ref() == Some(identity) {
         return Ok(());
     }
     superblock.backing = Some(*identity);
-    superblock.write(region).map_err(failed)
+    // Its number first: a mark is never ahead of its pool.
+    superblock.write(region).map_err(failed)?;
+    if let Some(claim) = claim {
+        claim.take(&superblock);
+    }
+    Ok(())
 }
 
 fn delayed(pmem: &Arc<dyn Tier>, delays: Option<Delays>) -> Arc<dyn BlockDevice> {
@@ -232,6 +270,9 @@ impl Stack {
             if level == lowest || state.pending_bytes > 0 {
                 return Err(self.not_drained(&state, source));
             }
+        }
+        if let Some(claim) = &self.claim {
+            claim.flushed();
         }
         Ok(())
     }
