@@ -19,10 +19,12 @@ use tidegate::btt::{self, Btt, BttOptions};
 use tidegate::device::null::NullDevice;
 use tidegate::device::{BlockDevice, DeviceError};
 use tidegate::dram::{self, Policy};
-use tidegate::pmem::{Domain, Region, RegionOptions, copy_streaming};
+use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions, copy_streaming};
 use tidegate_bench::pattern::Pattern;
+use tidegate_bench::policy as bench;
 use tidegate_bench::workload::{Stop, Workload};
 
+use super::case::{Case, Length};
 use super::costs::Costs;
 use crate::error::Error;
 
@@ -30,6 +32,7 @@ const BLOCK_BYTES: u64 = 4096;
 /// Memory that no cache of a CPU holds.
 const LARGE_BYTES: u64 = 64 << 20;
 const BATCHES: usize = 40;
+const RUNS: u64 = 200;
 /// A step through the blocks of that memory that visits all of them.
 const STRIDE: u64 = 6151;
 
@@ -43,7 +46,7 @@ pub(super) fn measure() -> Result<Costs, Error> {
 
 fn measure_all() -> Result<Costs, DeviceError> {
     let base = Costs::optane();
-    let request_ns = service_ns(&null_device()?, 20_000)?;
+    let request_ns = service_ns(&null_device()?, RUNS)?;
     let dram_copy_ns = dram_copy_ns();
     let fence_ns = empty_fence_ns()?;
     let stream_ns = stream_ns()? - fence_ns;
@@ -51,11 +54,10 @@ fn measure_all() -> Result<Costs, DeviceError> {
     let (wake_ns, wake_latency_ns) = wake_ns();
     let cached_ns = cached_write_ns()?;
     let section_ns = (cached_ns - request_ns - dram_copy_ns) / 2.0 - lock_ns;
-    let btt_ns = btt_write_ns()? - request_ns - stream_ns - 2.0 * fence_ns;
-    Ok(Costs {
+    let costs = Costs {
         name: "this machine".into(),
         request_ns: whole(request_ns),
-        btt_ns: whole(btt_ns),
+        btt_ns: 0,
         clock_ns: whole(clock_ns()),
         lock_ns: whole(lock_ns),
         handover_ns: whole(handover_ns()),
@@ -64,13 +66,14 @@ fn measure_all() -> Result<Costs, DeviceError> {
         wake_latency_ns: whole(wake_latency_ns),
         dram_copy_bytes_per_s: rate(dram_copy_ns),
         stream_bytes_per_s: rate(stream_ns),
-        // In what a write to the block translation table takes.
+        // In `btt_ns`.
         word_load_ns: 0,
         word_store_ns: 0,
         write_back_ns: 0,
         fence_ns: whole(fence_ns),
         ..base
-    })
+    };
+    Ok(Costs { btt_ns: whole(btt_write_ns(&costs)?), ..costs })
 }
 
 fn whole(ns: f64) -> u64 {
@@ -196,6 +199,10 @@ fn wake_ns() -> (f64, f64) {
             }
         });
         for _ in 0..WAKES {
+            // Until the one before was taken and the other thread sleeps again.
+            while sent.lock().is_ok_and(|message| message.is_some()) {
+                std::thread::sleep(Duration::from_micros(100));
+            }
             std::thread::sleep(Duration::from_millis(1));
             if let Ok(mut message) = sent.lock() {
                 *message = Some(Instant::now());
@@ -235,36 +242,50 @@ pub(super) fn writes(threads: u32, device_bytes: u64, stop: Stop, seed: u64) -> 
     }
 }
 
-/// What one of `requests` writes takes, the least of some runs.
-fn service_ns(device: &dyn BlockDevice, requests: u64) -> Result<f64, DeviceError> {
+/// Requests of a run short enough to pass between two interruptions.
+const SHORT_RUN: u64 = 500;
+
+/// What a write takes, the least of `runs` runs.
+fn service_ns(device: &dyn BlockDevice, runs: u64) -> Result<f64, DeviceError> {
     let mut least_ns = f64::INFINITY;
-    for seed in 0..BATCHES as u64 {
+    for seed in 0..runs {
         let bytes = device.geometry().size_bytes();
-        let outcome = writes(1, bytes, Stop::Requests(requests), seed).run(device)?;
-        least_ns = least_ns.min(outcome.elapsed.as_secs_f64() * 1e9 / requests as f64);
+        let outcome = writes(1, bytes, Stop::Requests(SHORT_RUN), seed).run(device)?;
+        least_ns = least_ns.min(outcome.elapsed.as_secs_f64() * 1e9 / SHORT_RUN as f64);
     }
     Ok(least_ns)
 }
 
 /// A write into a free slot, with nothing in the background.
 fn cached_write_ns() -> Result<f64, DeviceError> {
-    const SLOTS: u64 = 16 << 10;
-    let mut least_ns = f64::INFINITY;
-    for seed in 0..8 {
-        let below = Arc::new(null_device()?);
-        let tier = dram::open(Policy::TransitNoEager, SLOTS * BLOCK_BYTES, below)?;
-        let bytes = tier.geometry().size_bytes();
-        let requests = SLOTS / 2;
-        let outcome = writes(1, bytes, Stop::Requests(requests), seed).run(&*tier)?;
-        least_ns = least_ns.min(outcome.elapsed.as_secs_f64() * 1e9 / requests as f64);
-    }
-    Ok(least_ns)
+    const RUNS: u64 = 50;
+    // More than are written.
+    let slots = 2 * RUNS * SHORT_RUN;
+    let tier = dram::open(Policy::TransitNoEager, slots * BLOCK_BYTES, Arc::new(null_device()?))?;
+    service_ns(&*tier, RUNS)
 }
 
-fn btt_write_ns() -> Result<f64, DeviceError> {
-    let btt = open_btt(LARGE_BYTES, &RegionOptions::default())?;
-    writes(1, btt.geometry().size_bytes(), Stop::Requests(1), 1).fill(&btt)?;
-    service_ns(&btt, 4000)
+/// What a write to the block translation table takes here and not in the model, on the same medium:
+/// part of its work is done while the medium is at work.
+fn btt_write_ns(costs: &Costs) -> Result<f64, DeviceError> {
+    let media = MediaModel::optane();
+    let options = RegionOptions { media: media.clone(), ..RegionOptions::default() };
+    let btt = open_btt(LARGE_BYTES, &options)?;
+    let device_bytes = btt.geometry().size_bytes();
+    writes(1, device_bytes, Stop::Requests(1), 1).fill(&btt)?;
+    let case = Case {
+        policy: bench::Policy::Btt,
+        cores: 1,
+        jobs: 1,
+        depths: vec![1],
+        cache_bytes: 0,
+        block_bytes: BLOCK_BYTES as u32,
+        device_bytes,
+        warm_up: 100,
+        length: Length::Requests(2000),
+        seed: 1,
+    };
+    Ok(service_ns(&btt, RUNS)? - case.run(costs, &media)?.service_ns(1))
 }
 
 /// A block translation table of at least `bytes` bytes on memory of this process.

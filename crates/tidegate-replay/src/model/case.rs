@@ -17,6 +17,8 @@ use super::below::{Below, Engine};
 use super::costs::Costs;
 use super::machine;
 
+/// How often a run of `pmbd` fills the cache.
+const PMBD_TURNS: u64 = 4;
 const LONGEST_NS: u64 = 1_000_000_000_000;
 
 /// When a run ends.
@@ -90,13 +92,15 @@ impl Outcome {
 
 impl Case {
     /// The case on a cache that is overrun: its warm-up writes twice as many blocks as there are
-    /// slots, for some are written back while it fills. What counts fills them once more, so that
-    /// what comes in turns, such as drains of the whole cache, is in it. At least `requests` count.
+    /// slots, for some are written back while it fills. What counts fills them once more, and
+    /// several times under `pmbd`, whose drains come all at about the same time: so they are in it
+    /// by their share. At least `requests` count.
     #[must_use]
     pub fn overrun(self, requests: u64) -> Self {
         let has_tier = self.policy.has_tier();
         let slots = if has_tier { self.cache_bytes / u64::from(self.block_bytes) } else { 0 };
-        let length = Length::Requests(slots.max(requests));
+        let turns = if self.policy == Policy::Tier(dram::Policy::Pmbd) { PMBD_TURNS } else { 1 };
+        let length = Length::Requests((slots * turns).max(requests));
         Self { warm_up: slots * 2 + requests / 100, length, ..self }
     }
 

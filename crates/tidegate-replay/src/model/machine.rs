@@ -3,8 +3,8 @@
 //! Each thread of the modelled machine is a coroutine with a stack of its own, on one thread of the
 //! system. It runs the tiers' code as it is, until that code asks its machine for something (see
 //! [`tidegate::machine`]) or touches persistent memory; there virtual time passes, and another
-//! coroutine may be the next to run. So a run is a function of its inputs, takes no lock of the
-//! system, and a switch costs some 20 ns.
+//! coroutine may be the next to run. So a run is a function of its inputs, and a switch takes no
+//! call of the system.
 //!
 //! Map: `schedule` decides which thread runs when, `medium` and `costs` how long things take; here
 //! are locks, events, threads and coroutines.

@@ -238,8 +238,8 @@ const SHOWN: [(Phase, &str); 6] = [
 fn breakdown(results: &[&Ran], of: &str) -> Table {
     let mut headers = vec!["policy"];
     headers.extend(SHOWN.map(|(_, name)| name));
-    headers.extend(["outside", "stalled/100", "bypassed/100"]);
-    let title = format!("Where the time of jobs goes, %; {of}");
+    headers.extend(["outside", "stalls", "bypasses"]);
+    let title = format!("Where the time of jobs goes, %; stalls and bypasses by 100 writes; {of}");
     let mut table = Table::new("breakdown", title, &headers);
     for ran in results.iter().filter(|ran| ran.outcome.phases.is_some()) {
         let shares = shares(&ran.outcome, ran.case.jobs);

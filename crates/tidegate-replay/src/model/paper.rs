@@ -166,9 +166,9 @@ impl Figures {
             ratio("raw", 2.20, "an input: the costs were chosen by it"),
             ratio("btt", 3.6, "an input: the costs were chosen by it"),
             Check::of("5a", own_btt, 3.6, own, "x", OWN_BTT),
-            ratio("pmbd", 3.6, STAGING),
+            ratio("pmbd", 3.6, ""),
             ratio("pmbd70", 3.6, SYNCERS),
-            ratio("lru", 3.5, STAGING),
+            ratio("lru", 3.5, ""),
             ratio("coactive", 2.9, IDLE),
         ]
     }
@@ -204,7 +204,7 @@ impl Figures {
         }));
         let what = "time of a coactive request with 2 jobs over 1".into();
         let ours = of_job("coactive", 2) / of_job("coactive", 1);
-        checks.push(Check::at_least("5e", what, 1.0, ours, ""));
+        checks.push(Check::at_least("5e", what, 1.1, ours, IDLE));
         checks
     }
 
@@ -245,11 +245,11 @@ impl Figures {
         let more = "writes without eager eviction that bypass";
         vec![
             share("transit", Phase::CacheWrite, "copies", 11.5, "an input"),
-            share("transit", Phase::Metadata, "metadata", 2.9, METADATA),
+            share("transit", Phase::Metadata, "metadata", 2.9, ""),
             share("pmbd", Phase::StalledWrite, "stalls", 40.5, STALLS),
             share("pmbd70", Phase::StalledWrite, "stalls", 25.3, SYNCERS),
             share("lru", Phase::StalledWrite, "stalls", 40.0, STALLS),
-            share("coactive", Phase::StalledWrite, "stalls", 32.7, IDLE),
+            share("coactive", Phase::StalledWrite, "stalls", 32.7, STALLS),
             Check::at_least("6c", "writes of transit to a slot, %".into(), 99.0, cached_pct, ""),
             Check::of("6a", "time without bypass over transit".into(), 1.0, no_bypass, "x", ""),
             Check::at_least("6c", format!("{more}, %"), 50.0, bypasses, ""),
@@ -327,7 +327,7 @@ impl Check {
         Self {
             figure,
             what,
-            paper: format!("above {paper:.0}"),
+            paper: format!("above {paper}"),
             ours: format!("{ours:.2}"),
             verdict: if holds { "holds" } else { "does not hold" },
             reason: if holds { "" } else { reason },
@@ -359,14 +359,12 @@ in; what caches do there came out. Ratios are of the time that a request takes i
 paper's table 1: a depth of D is D requests back to back. \"Same\" is within 15 %.
 ";
 const OWN_BTT: &str = "our table fences twice a write and keeps no list of readers: less to gain";
-const STAGING: &str = "";
 const SYNCERS: &str = "ours has up to 16 syncers, which keep up on idle cores; the paper's has one";
-const IDLE: &str = "one job leaves the device idle while clean slots last; ours cleans meanwhile";
-const TAIL: &str = "";
+const IDLE: &str = "a job that never rests keeps the device busy: ours writes nothing back ahead";
+const TAIL: &str = "no interrupts and no other processes are modelled: transit has no spikes";
 const FULL: &str = "32 jobs leave 4 cores for evictors: nearly all writes bypass";
-const HITS: &str = "a larger cache has more hits and longer idle times of the device";
-const METADATA: &str = "";
-const STALLS: &str = "";
+const HITS: &str = "a larger cache has more hits";
+const STALLS: &str = "40 % of the paper's 16.4 µs is half a write to its BTT: it ran another load";
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,10 @@
 //! Cases that were worked by hand, and what must hold for all.
 
+use clap::Parser;
 use tidegate::pmem::MediaModel;
 use tidegate_bench::policy::Policy;
 
+use super::args::ModelArgs;
 use super::case::{Case, Length, Outcome};
 use super::costs::Costs;
 use super::machine;
@@ -178,5 +180,73 @@ fn costs_are_read_as_they_were_written() {
     assert!(error.is_usage(), "{error}");
     for name in Costs::PRESETS {
         assert_eq!(Costs::load(name).unwrap().name, name);
+    }
+}
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: ModelArgs,
+}
+
+fn command(line: &str) -> Result<(), crate::error::Error> {
+    Cli::try_parse_from(line.split(' ')).unwrap().args.run()
+}
+
+#[test]
+fn rows_have_the_keys_of_the_bench_and_the_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("model.json");
+    let line = format!(
+        "model --cores 2,4 --jobs 1,2 --iodepth 1,8 --policies btt,transit --cache 1M,2M --size 64M \
+         --costs optane --seconds 0.002 --json {}",
+        json.display()
+    );
+    command(&line).unwrap();
+    let results: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let rows = results["rows"].as_array().unwrap();
+    // Of two machines with two numbers of jobs and two depths: btt once, transit with each cache.
+    assert_eq!(rows.len(), 2 * 2 * 2 * 3);
+    let keys: Vec<_> = rows[0].as_object().unwrap().keys().map(String::as_str).collect();
+    for key in [
+        "policy",
+        "case",
+        "op",
+        "threads",
+        "iodepth",
+        "block_bytes",
+        "ops_per_s",
+        "mean_ns",
+        "p50_ns",
+        "p99_ns",
+        "p999_ns",
+        "p9999_ns",
+        "max_ns",
+        "cores",
+        "cache_bytes",
+    ] {
+        assert!(keys.contains(&key), "{key} is not in {keys:?}");
+    }
+    assert!(rows.iter().all(|row| row["ops_per_s"].as_f64().unwrap() > 1e5));
+    assert_eq!(results["costs"]["name"], "optane");
+    assert!(results["phases"].as_array().unwrap().iter().all(|row| row["policy"] == "transit"));
+}
+
+#[test]
+fn arguments_that_make_no_sense_are_refused() {
+    for line in [
+        "model --cores 0",
+        "model --jobs 2000",
+        "model --iodepth 0",
+        "model --policies copy",
+        "model --block-bytes 8192",
+        "model --cache 1K",
+        "model --seconds -1",
+        "model --costs nothing-of-that-name",
+    ] {
+        // A negative number is refused by the parser.
+        let refused = Cli::try_parse_from(line.split(' ')).map(|cli| cli.args.run());
+        assert!(refused.is_err() || refused.is_ok_and(|result| result.is_err()), "{line}");
     }
 }
