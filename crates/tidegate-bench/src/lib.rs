@@ -12,7 +12,8 @@
 //! - [`log`]: the log in this process, and programs under `tidegate run`;
 //! - [`programs`]: databases and fio on a file system over NBD;
 //! - [`measure`], [`targets`], [`report`], [`table`], [`docs`], `publish`: medians, ratios,
-//!   verdicts, and where they go; `figures` and `plots` are those of the papers.
+//!   verdicts, and where they go; `figures` and `plots` are those of the papers;
+//! - [`look`], [`page`], [`chart`]: the static page and its plots, for the report of a replay too.
 //!
 //! Entry points: [`args::Command`] for `tidegate bench`, [`suite::SuiteArgs`] for `make bench`.
 
@@ -25,6 +26,7 @@ pub mod args;
 pub mod block;
 pub mod block_args;
 pub mod cache;
+pub mod chart;
 mod child;
 pub mod common;
 pub mod docs;
@@ -34,11 +36,13 @@ mod fio;
 mod floor;
 mod html;
 pub mod log;
+pub mod look;
 pub mod machine;
 pub mod measure;
 pub mod nbd;
 pub mod open;
 pub mod output;
+pub mod page;
 pub mod pattern;
 pub mod peers;
 mod plan;
@@ -49,7 +53,6 @@ pub mod progress;
 mod publish;
 pub mod report;
 pub mod suite;
-mod svg;
 pub mod table;
 pub mod targets;
 mod tier_targets;

@@ -65,7 +65,7 @@ impl Table {
     /// The table in HTML.
     pub fn html(&self) -> Markup {
         html! {
-            h2 { (self.title) }
+            @if !self.title.is_empty() { h2 { (self.title) } }
             table {
                 thead { tr { @for header in &self.headers { th { (header) } } } }
                 tbody { @for row in &self.rows { tr { @for cell in row { td { (cell) } } } } }

@@ -4,6 +4,7 @@
 //! - [`trace`]: readers of traces, all of which give the same [`trace::Event`]s;
 //! - [`scheme`]: tiers of DRAM, persistent memory and flash that those events are played through;
 //! - [`model`]: the tiers' own state machines on N cores, in virtual time.
+//! - [`report`]: the page that shows it.
 //!
 //! Entry points: [`args::Command`] for `tidegate replay` and `tidegate model`.
 
@@ -11,6 +12,7 @@ pub mod args;
 pub mod error;
 pub mod model;
 pub mod profile;
+pub mod report;
 pub mod scheme;
 pub mod time;
 pub mod trace;

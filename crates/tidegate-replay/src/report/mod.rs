@@ -1,0 +1,95 @@
+//! The report of a replay or of a model: one static page that a person can send to a colleague.
+//!
+//! [`write()`] makes `DIR/index.html`, which needs nothing else: what was asked, what is best and
+//! by how much, plots, tables, and the command that makes it again. Plots are those of
+//! [`tidegate_bench::chart`]; a name has the same colour, dash and mark in all of them.
+
+use std::fs;
+use std::path::Path;
+
+use maud::{Markup, html};
+pub use tidegate_bench::chart::{Axis, Bar, Bars, Line, Lines, Plot};
+use tidegate_bench::look::Looks;
+use tidegate_bench::page;
+pub use tidegate_bench::table::Table;
+
+use crate::error::Error;
+
+#[cfg(test)]
+mod tests;
+
+/// What a page says.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// What it is about.
+    pub title: String,
+    /// What was asked, a sentence a line: traces, schemes, sizes, devices.
+    pub asked: String,
+    /// The command that makes the report again.
+    pub command_line: String,
+    /// What is best and by how much.
+    pub verdict: String,
+    /// The figures, one after the other.
+    pub sections: Vec<Section>,
+}
+
+/// A part of the page.
+#[derive(Debug, Clone, Default)]
+pub struct Section {
+    /// Its heading.
+    pub title: String,
+    /// What it shows, a paragraph a line; may be empty.
+    pub text: String,
+    /// Plots, side by side where the page is wide enough.
+    pub plots: Vec<Plot>,
+    /// The numbers.
+    pub table: Option<Table>,
+}
+
+/// Writes `report` to `dir`/index.html; makes `dir` if it is not there.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write(dir: &Path, report: &Report) -> Result<(), Error> {
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        |source| Error::Io { path, source }
+    };
+    fs::create_dir_all(dir).map_err(io(dir))?;
+    let path = dir.join("index.html");
+    fs::write(&path, page(report)).map_err(io(&path))
+}
+
+fn page(report: &Report) -> String {
+    let plots = || report.sections.iter().flat_map(|section| &section.plots);
+    let looks = Looks::new(plots().flat_map(Plot::names));
+    let body = html! {
+        h1 { (report.title) }
+        (paragraphs(&report.asked))
+        @if !report.verdict.is_empty() {
+            div.verdict { @for line in report.verdict.lines() { div { (line) } } }
+        }
+        @for section in &report.sections { (shown(section, &looks)) }
+        h2 { "Run it again" }
+        pre { code { (report.command_line) } }
+        p { "Made by Tidegate " (env!("CARGO_PKG_VERSION")) "." }
+    };
+    page::page(&report.title, &body)
+}
+
+fn shown(section: &Section, looks: &Looks) -> Markup {
+    html! {
+        section {
+            h2 { (section.title) }
+            (paragraphs(&section.text))
+            @if !section.plots.is_empty() {
+                div.plots { @for plot in &section.plots { (plot.figure(looks)) } }
+            }
+            @if let Some(table) = &section.table { (table.html()) }
+        }
+    }
+}
+
+fn paragraphs(text: &str) -> Markup {
+    html! { @for line in text.lines().filter(|line| !line.is_empty()) { p { (line) } } }
+}
