@@ -11,6 +11,7 @@ pub mod args;
 pub mod error;
 pub mod model;
 pub mod profile;
+pub mod replay;
 pub mod scheme;
 pub mod time;
 pub mod trace;
