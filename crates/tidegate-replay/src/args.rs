@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::model::args::ModelArgs;
+use crate::replay::ReplayArgs;
 
 /// What is asked for.
 #[derive(Debug, clap::Subcommand)]
@@ -13,6 +14,8 @@ pub enum Command {
                       costs.json --cores 8,16"
     )]
     Model(ModelArgs),
+    /// Play traces through schemes of DRAM, persistent memory and storage, and compare them
+    Replay(ReplayArgs),
 }
 
 impl Command {
@@ -23,6 +26,7 @@ impl Command {
     pub fn run(&self) -> Result<(), Error> {
         match self {
             Self::Model(args) => args.run(),
+            Self::Replay(args) => args.run(),
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod args;
 pub mod error;
 pub mod model;
 pub mod profile;
+pub mod replay;
 pub mod report;
 pub mod scheme;
 pub mod time;

@@ -9,6 +9,8 @@ use super::{SchemeEntry, Sizes};
 pub const ENTRY: SchemeEntry = SchemeEntry {
     name: "afcm",
     about: "synced pages in persistent memory, whole or as packed cache lines",
+    uses_pmem: true,
+    offer: None,
     create: |sizes: &Sizes| Ok(hybrid(sizes, true, kind_of)),
 };
 

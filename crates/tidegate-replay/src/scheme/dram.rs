@@ -10,6 +10,8 @@ use super::{SchemeEntry, Sizes};
 pub const ENTRY: SchemeEntry = SchemeEntry {
     name: "dram",
     about: "pages in DRAM; syncs go to flash",
+    uses_pmem: false,
+    offer: Some("no persistent memory"),
     create: |sizes: &Sizes| {
         Ok(Box::new(Hybrid::new(PageCache::new(sizes.dram_pages), Flash { is_pending: false })))
     },

@@ -18,6 +18,7 @@ pub mod page;
 pub mod page_cache;
 pub mod sccm;
 pub mod sfcm;
+pub mod shipped;
 pub mod slots;
 pub mod tcow;
 #[cfg(test)]
@@ -77,12 +78,17 @@ pub struct SchemeEntry {
     pub name: &'static str,
     /// What it is, in a few words.
     pub about: &'static str,
+    /// It has persistent memory.
+    pub uses_pmem: bool,
+    /// What users choose to have it; none where Tidegate does not offer it.
+    pub offer: Option<&'static str>,
     /// Makes the scheme.
     pub create: fn(&Sizes) -> Result<Box<dyn Scheme>, Error>,
 }
 
 /// All schemes.
-pub static SCHEMES: &[SchemeEntry] = &[dram::ENTRY, sccm::ENTRY, sfcm::ENTRY, afcm::ENTRY];
+pub static SCHEMES: &[SchemeEntry] =
+    &[dram::ENTRY, sccm::ENTRY, sfcm::ENTRY, afcm::ENTRY, shipped::ENTRY];
 
 /// The scheme called `name`.
 pub fn scheme(name: &str) -> Option<&'static SchemeEntry> {

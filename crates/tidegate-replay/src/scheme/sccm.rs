@@ -8,5 +8,7 @@ use super::{SchemeEntry, Sizes};
 pub const ENTRY: SchemeEntry = SchemeEntry {
     name: "sccm",
     about: "synced pages in persistent memory, whole",
+    uses_pmem: true,
+    offer: Some("a cache (`tidegate create --engine cache`) with granularity=page"),
     create: |sizes: &Sizes| Ok(hybrid(sizes, true, |_| Kind::Coarse)),
 };

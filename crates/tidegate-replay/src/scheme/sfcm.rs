@@ -7,5 +7,7 @@ use super::{SchemeEntry, Sizes};
 pub const ENTRY: SchemeEntry = SchemeEntry {
     name: "sfcm",
     about: "synced cache lines in persistent memory, packed",
+    uses_pmem: true,
+    offer: None,
     create: |sizes: &Sizes| Ok(hybrid(sizes, false, |_| Kind::Fine)),
 };

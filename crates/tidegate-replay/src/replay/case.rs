@@ -1,0 +1,114 @@
+//! A scheme with an amount of memory, played through a trace, and what came out.
+
+use serde::Serialize;
+use tidegate::pmem::MediaModel;
+
+use crate::error::Error;
+use crate::scheme::{Requests, Scheme, SchemeEntry, Sizes};
+use crate::time::{Meter, SsdModel, Totals};
+use crate::trace::Op;
+
+/// Parts of a trace that are looked at by themselves, to say how sure advice is.
+pub const PARTS: u64 = 5;
+
+/// What a scheme did with a trace: a row of `tidegate replay --json`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// Its name.
+    pub scheme: &'static str,
+    /// Pages of 4 KiB of DRAM that it had.
+    pub dram_pages: u64,
+    /// Bytes of persistent memory that it had.
+    pub pmem_bytes: u64,
+    /// Pages that reads covered.
+    pub reads: u64,
+    /// Those that memory had.
+    pub read_hits: u64,
+    /// Pages that writes covered, whole or in part.
+    pub writes: u64,
+    /// Syncs.
+    pub syncs: u64,
+    /// Pages that were dirty at a sync of theirs.
+    pub synced_pages: u64,
+    /// Pages written to flash.
+    pub ssd_pages_written: u64,
+    /// Pages read from flash.
+    pub ssd_pages_read: u64,
+    /// Bytes of data stored in persistent memory.
+    pub pmem_data_bytes: u64,
+    /// Bytes stored there that say what is where.
+    pub pmem_metadata_bytes: u64,
+    /// Most bytes of DRAM that said what lies where in persistent memory.
+    pub index_bytes: u64,
+    /// What all operations took, one after the other.
+    pub seconds: f64,
+    /// The same of each of [`PARTS`] parts of the trace.
+    #[serde(skip)]
+    pub part_seconds: Vec<f64>,
+}
+
+/// A scheme at work.
+pub struct Case {
+    entry: &'static SchemeEntry,
+    sizes: Sizes,
+    scheme: Box<dyn Scheme>,
+    meter: Meter,
+    /// Seconds until the end of each part.
+    ends: Vec<f64>,
+}
+
+impl Case {
+    /// `entry` with memory of `sizes`.
+    ///
+    /// # Errors
+    /// The scheme cannot be made.
+    pub fn new(
+        entry: &'static SchemeEntry,
+        sizes: Sizes,
+        ssd: &SsdModel,
+        pmem: &MediaModel,
+    ) -> Result<Self, Error> {
+        let meter = Meter::new(ssd.clone(), pmem.clone());
+        Ok(Self { entry, sizes, scheme: (entry.create)(&sizes)?, meter, ends: Vec::new() })
+    }
+
+    /// Plays one operation.
+    ///
+    /// # Errors
+    /// As for [`Scheme::play`].
+    pub fn play(&mut self, op: &Op) -> Result<(), Error> {
+        self.scheme.play(op, &mut self.meter)?;
+        self.meter.end_operation();
+        Ok(())
+    }
+
+    /// A part of the trace ends.
+    pub fn end_part(&mut self) {
+        self.ends.push(self.meter.seconds());
+    }
+
+    /// What came out.
+    pub fn row(&self) -> Row {
+        let Requests { reads, read_hits, writes, syncs, synced_pages } = self.scheme.requests();
+        let Totals { ssd_pages_read, ssd_pages_written, pmem_data_bytes, pmem_metadata_bytes } =
+            self.meter.totals;
+        let starts = std::iter::once(&0.0).chain(&self.ends);
+        Row {
+            scheme: self.entry.name,
+            dram_pages: self.sizes.dram_pages,
+            pmem_bytes: self.sizes.pmem_bytes,
+            reads,
+            read_hits,
+            writes,
+            syncs,
+            synced_pages,
+            ssd_pages_written,
+            ssd_pages_read,
+            pmem_data_bytes,
+            pmem_metadata_bytes,
+            index_bytes: self.scheme.index_bytes_peak(),
+            seconds: self.meter.seconds(),
+            part_seconds: starts.zip(&self.ends).map(|(start, end)| end - start).collect(),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! `tidegate replay`: a trace through schemes, with sizes of memory that the machine need not have.
+//!
+//! The trace is read twice: once for its footprint, of which sizes are percentages, and once for
+//! all schemes at a time. Memory grows with the footprint, not with the length of the trace.
+
+mod advice;
+pub mod amount;
+pub mod case;
+mod output;
+mod papers;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tidegate::pmem::MediaModel;
+
+use crate::error::Error;
+use crate::profile::Profile;
+use crate::scheme::page::PAGE_BYTES;
+use crate::scheme::{SCHEMES, SchemeEntry, Sizes, scheme};
+use crate::time::SsdModel;
+use crate::trace::{BadLines, Event, Format, Merged, Trace, merge, open};
+use amount::Amount;
+pub use case::Row;
+use case::{Case, PARTS};
+
+/// Events between two moves of the progress bar.
+const EVENTS_A_MOVE: u64 = 1 << 16;
+
+/// What `tidegate replay` is asked for.
+#[derive(Debug, clap::Args)]
+pub struct ReplayArgs {
+    /// Traces; several are played together, each from its own start on
+    #[arg(required = true, value_name = "TRACE")]
+    pub traces: Vec<PathBuf>,
+    /// The format of the traces, where their first lines do not tell it
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+    /// Schemes to compare
+    #[arg(long, value_delimiter = ',', default_value = DEFAULT_SCHEMES, value_parser = parse_scheme)]
+    pub schemes: Vec<&'static str>,
+    /// DRAM for pages: a percentage of the pages that the traces touch, or a size as 64M
+    #[arg(long, value_name = "PCT|SIZE", default_value = "50")]
+    pub dram: Amount,
+    /// Persistent memory, likewise
+    #[arg(long, value_name = "PCT|SIZE", default_value = "20")]
+    pub pmem: Amount,
+    /// More amounts of DRAM, each with the persistent memory of --pmem
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub sweep_dram: Vec<Amount>,
+    /// More amounts of persistent memory, each with the DRAM of --dram
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub sweep_pmem: Vec<Amount>,
+    /// Make all of a sync durable or nothing of it, and count what that costs
+    #[arg(long)]
+    pub atomic: bool,
+    /// The storage: nvme, nvme-plp, sata-ssd, hdd or paper, then ,KEY=NUMBER to change it
+    #[arg(long, value_name = "MODEL", default_value = "nvme")]
+    pub ssd: SsdModel,
+    /// The persistent memory: dram, optane, cxl or custom, then ,KEY=NUMBER to change it
+    #[arg(long, value_name = "MODEL", default_value = "optane")]
+    pub pmem_media: MediaModel,
+    /// Write one object with `rows` to FILE, or with - to standard output in place of the table
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+    /// Make the figures of the AFCM paper from each trace, and write them into this page
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub papers: Option<PathBuf>,
+}
+
+const DEFAULT_SCHEMES: &str = "dram,sccm,sfcm,afcm,tidegate";
+
+fn parse_scheme(name: &str) -> Result<&'static str, String> {
+    scheme(name).map(|entry| entry.name).ok_or_else(|| {
+        let names: Vec<_> = SCHEMES.iter().map(|entry| entry.name).collect();
+        format!("expected one of {}", names.join(", "))
+    })
+}
+
+/// What came of a replay.
+pub struct Replayed {
+    /// What the traces ask for.
+    pub profile: Profile,
+    /// By case.
+    pub rows: Vec<Row>,
+    /// By trace.
+    pub bad_lines: Vec<(PathBuf, BadLines)>,
+}
+
+impl ReplayArgs {
+    /// Replays, and prints what came out.
+    ///
+    /// # Errors
+    /// A trace cannot be read or understood, or a file cannot be written.
+    pub fn run(&self) -> Result<(), Error> {
+        if let Some(path) = &self.papers {
+            return papers::update(self, path);
+        }
+        let replayed = self.replay()?;
+        output::warn_of_bad_lines(&replayed);
+        let is_stdout = self.json.as_deref() == Some(Path::new("-"));
+        if let Some(path) = self.json.as_deref() {
+            let json = output::json(self, &replayed)?;
+            if is_stdout {
+                return print(&json);
+            }
+            std::fs::write(path, json).map_err(|source| Error::Io { path: path.into(), source })?;
+        }
+        print(&output::text(self, &replayed))
+    }
+
+    /// Replays.
+    ///
+    /// # Errors
+    /// A trace cannot be read or understood.
+    pub fn replay(&self) -> Result<Replayed, Error> {
+        let mut profile = Profile::default();
+        self.each_event("looking", |event| {
+            profile.add(&event.op);
+            Ok(())
+        })?;
+        let mut cases = self.cases(&profile)?;
+        let (mut played, mut parts) = (0, 0);
+        let merged = self.each_event("replaying", |event| {
+            cases.iter_mut().try_for_each(|case| case.play(&event.op))?;
+            played += 1;
+            while parts < PARTS && played * PARTS >= (parts + 1) * profile.operations {
+                parts += 1;
+                cases.iter_mut().for_each(Case::end_part);
+            }
+            Ok(())
+        })?;
+        let rows = cases.iter().map(Case::row).collect();
+        let bad_lines = merged.traces().map(|it| (it.path().into(), it.bad_lines().clone()));
+        Ok(Replayed { profile, rows, bad_lines: bad_lines.collect() })
+    }
+
+    /// The schemes with each amount of memory that they can use, the smallest amounts first.
+    fn cases(&self, profile: &Profile) -> Result<Vec<Case>, Error> {
+        let bytes = |amount: &Amount| amount.bytes(profile.footprint_pages);
+        let (dram, pmem) = (bytes(&self.dram), bytes(&self.pmem));
+        let drams = self.sweep_dram.iter().map(|dram| (bytes(dram), pmem));
+        let pmems = self.sweep_pmem.iter().map(|pmem| (dram, bytes(pmem)));
+        let mut amounts: Vec<_> = drams.chain(pmems).chain([(dram, pmem)]).collect();
+        amounts.sort_unstable();
+        amounts.dedup();
+        let mut cases: Vec<(Sizes, &SchemeEntry)> = Vec::new();
+        for (dram_bytes, pmem_bytes) in amounts {
+            for entry in self.schemes.iter().filter_map(|name| scheme(name)) {
+                let pmem_bytes = if entry.uses_pmem { pmem_bytes } else { 0 };
+                let sizes = Sizes {
+                    dram_pages: (dram_bytes / PAGE_BYTES).max(1),
+                    pmem_bytes,
+                    footprint_pages: profile.footprint_pages,
+                    atomic: self.atomic,
+                };
+                if !cases.iter().any(|case| case.0 == sizes && case.1.name == entry.name) {
+                    cases.push((sizes, entry));
+                }
+            }
+        }
+        let case = |(sizes, entry)| Case::new(entry, sizes, &self.ssd, &self.pmem_media);
+        cases.into_iter().map(case).collect()
+    }
+
+    /// Shows all events of the traces to `see`; a progress bar says `what`.
+    fn each_event(
+        &self,
+        what: &'static str,
+        mut see: impl FnMut(&Event) -> Result<(), Error>,
+    ) -> Result<Merged, Error> {
+        let traces: Vec<_> =
+            self.traces.iter().map(|path| open(path, self.format)).collect::<Result<_, _>>()?;
+        let bar = progress_bar(what);
+        let mut merged = merge(traces);
+        let mut events = 0_u64;
+        while let Some(event) = merged.next() {
+            see(&event?)?;
+            events += 1;
+            if events.is_multiple_of(EVENTS_A_MOVE) {
+                move_bar(&bar, &merged);
+            }
+        }
+        bar.finish_and_clear();
+        Ok(merged)
+    }
+}
+
+/// A bar on standard error, where that is a terminal.
+fn progress_bar(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new(0).with_message(what);
+    let template = "{msg} {wide_bar} {bytes}/{total_bytes} {eta}";
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+fn move_bar(bar: &ProgressBar, merged: &Merged) {
+    let progress = merged.traces().map(Trace::progress);
+    let (read, total) = progress.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    bar.set_length(total);
+    bar.set_position(read);
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::Io { path: "standard output".into(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
