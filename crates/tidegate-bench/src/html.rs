@@ -1,9 +1,9 @@
 //! The static HTML page: tables, throughput bars and latency curves, all in one file.
 
-use maud::{Markup, html};
+use maud::html;
 
 use crate::cache::{is_cache, study};
-use crate::chart::{Axis, Bar, Bars, Line, Lines, Plot};
+use crate::chart::{Axis, Bar, Bars, Line, Lines, Plot, figures};
 use crate::log;
 use crate::look::Looks;
 use crate::measure::{Key, Series};
@@ -17,24 +17,27 @@ const PERCENTILES: [&str; 5] = ["p50", "p99", "p99.9", "p99.99", "max"];
 /// The page of `report`.
 pub(crate) fn page(report: &Report) -> String {
     let title = "Tidegate benchmarks";
+    let looks = looks(report);
     let body = html! {
         h1 { (title) }
         @for line in report.machine.to_string().lines() { p { (line) } }
-        @if report.tiers.paper { (plots::paper(report)) }
+        @if report.tiers.paper { (plots::paper(report, &looks)) }
         @for table in report.tables() { (table.html()) }
         @if !report.tiers.paper {
             h2 { "Plots" }
-            (plots::of_figures(&study::figures(), report))
-            (figures(&plots_of_groups(report)))
+            (plots::of_figures(&study::figures(), report, &looks))
+            (figures(&plots_of_groups(report), &looks))
         }
     };
     page::page(title, &body)
 }
 
-/// The figures of `plots`, in which a name looks the same in all.
-pub(crate) fn figures(plots: &[Plot]) -> Markup {
-    let looks = Looks::new(plots.iter().flat_map(Plot::names));
-    html! { div.plots { @for plot in plots { (plot.figure(&looks)) } } }
+/// The looks of all that the plots of `report` name.
+fn looks(report: &Report) -> Looks {
+    let labels: Vec<String> = report.series.iter().map(|series| label(&series.key)).collect();
+    let policies = report.series.iter().map(|series| series.key.policy.as_str());
+    let names = labels.iter().map(String::as_str).chain(policies);
+    Looks::new(names.chain(plots::TIMELINE_NAMES))
 }
 
 fn plots_of_groups(report: &Report) -> Vec<Plot> {

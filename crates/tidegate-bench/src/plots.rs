@@ -2,16 +2,19 @@
 
 use maud::{Markup, html};
 
-use crate::chart::{Axis, Bar, Bars, Line, Lines, Plot};
+use crate::chart::{self, Axis, Bar, Bars, Line, Lines, Plot};
 use crate::figures::{Figure, Line as Numbers, Style, figures};
-use crate::html;
+use crate::look::Looks;
 use crate::measure::Spread;
 use crate::report::Report;
 use crate::tiers::{Breakdown, REQUEST_PHASES};
 use crate::timeline::TimelineRow;
 
+/// The lines of a plot over time.
+pub(crate) const TIMELINE_NAMES: [&str; 2] = ["slowest", "mean"];
+
 /// All plots of `report` that have data.
-pub(crate) fn paper(report: &Report) -> Markup {
+pub(crate) fn paper(report: &Report, looks: &Looks) -> Markup {
     let breakdowns: Vec<&Breakdown> =
         report.tiers.breakdowns.iter().filter(|breakdown| breakdown.shown).collect();
     let groups = breakdowns.chunk_by(|one, other| one.place.case == other.place.case);
@@ -19,21 +22,21 @@ pub(crate) fn paper(report: &Report) -> Markup {
     let timelines: Vec<Plot> =
         report.tiers.timelines.iter().map(|row| Plot::Lines(timeline(row))).collect();
     html! {
-        (of_figures(&figures(), report))
-        (html::figures(&stacks))
+        (of_figures(&figures(), report, looks))
+        (chart::figures(&stacks, looks))
         h2 { "Write latency over time (3, 5b): a flush after each 64 MiB" }
         p { "Of each half millisecond the slowest write and the mean." }
-        (html::figures(&timelines))
+        (chart::figures(&timelines, looks))
     }
 }
 
 /// A plot of each of `figures` that has data.
-pub(crate) fn of_figures(figures: &[Figure], report: &Report) -> Markup {
+pub(crate) fn of_figures(figures: &[Figure], report: &Report, looks: &Looks) -> Markup {
     let plot = |figure: &Figure| {
         let (title, lines) = figure.plotted(&report.series);
         (!lines.is_empty()).then(|| Plot::Lines(curves(title, figure, &lines)))
     };
-    html::figures(&figures.iter().filter_map(plot).collect::<Vec<_>>())
+    chart::figures(&figures.iter().filter_map(plot).collect::<Vec<_>>(), looks)
 }
 
 /// A figure: a line for each policy, each with a place of its own for every column.
@@ -82,6 +85,7 @@ fn stacks(group: &[&Breakdown]) -> Bars {
 /// The slowest write and the mean of each tick; ticks without writes have none.
 fn timeline(row: &TimelineRow) -> Lines {
     let tick_ms = row.tick_ns as f64 / 1e6;
+    let [slowest, mean] = TIMELINE_NAMES;
     let line = |name: &str, values: &[u64]| {
         let written = (0u32..).map(f64::from).zip(values).filter(|(_, ns)| **ns > 0);
         let points = written.map(|(tick, &ns)| ((tick + 0.5) * tick_ms, ns as f64 / 1e3));
@@ -93,6 +97,6 @@ fn timeline(row: &TimelineRow) -> Lines {
         x: Axis::Linear,
         y_label: "µs".to_owned(),
         y: Axis::Log,
-        lines: vec![line("slowest", &row.max_ns), line("mean", &row.mean_ns)],
+        lines: vec![line(slowest, &row.max_ns), line(mean, &row.mean_ns)],
     }
 }

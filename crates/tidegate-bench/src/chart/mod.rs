@@ -5,7 +5,7 @@ mod axis;
 mod bars;
 mod lines;
 
-use maud::Markup;
+use maud::{Markup, html};
 
 pub use axis::Axis;
 pub use bars::{Bar, Bars};
@@ -38,6 +38,11 @@ impl Plot {
             Self::Bars(plot) => plot.bars.iter().map(|bar| bar.name.as_str()).collect(),
         }
     }
+}
+
+/// The figures of `plots`, side by side where the page is wide enough.
+pub fn figures(plots: &[Plot], looks: &Looks) -> Markup {
+    html! { div.plots { @for plot in plots { (plot.figure(looks)) } } }
 }
 
 /// A number on a plot: three digits, with k, M, G or T for powers of 1000.

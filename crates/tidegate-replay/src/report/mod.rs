@@ -8,6 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use maud::{Markup, html};
+use tidegate_bench::chart::figures;
 pub use tidegate_bench::chart::{Axis, Bar, Bars, Line, Lines, Plot};
 use tidegate_bench::look::Looks;
 use tidegate_bench::page;
@@ -82,9 +83,7 @@ fn shown(section: &Section, looks: &Looks) -> Markup {
         section {
             h2 { (section.title) }
             (paragraphs(&section.text))
-            @if !section.plots.is_empty() {
-                div.plots { @for plot in &section.plots { (plot.figure(looks)) } }
-            }
+            @if !section.plots.is_empty() { (figures(&section.plots, looks)) }
             @if let Some(table) = &section.table { (table.html()) }
         }
     }
