@@ -8,8 +8,9 @@ use tidegate_bench::policy::Policy;
 
 use super::case::{Case, Length};
 use super::costs::Costs;
-use super::{calibrate, output, paper, plan, validate};
+use super::{calibrate, output, page, paper, plan, validate};
 use crate::error::Error;
+use crate::report;
 
 /// Most cores and jobs of a machine: those of the largest ones that there are.
 const MOST_CORES: u32 = 1024;
@@ -65,6 +66,9 @@ pub struct ModelArgs {
     /// Write the results to FILE as one JSON object; - for standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Write a page with plots to DIR/index.html
+    #[arg(long, value_name = "DIR")]
+    pub report: Option<PathBuf>,
     /// Measure this machine for about 10 seconds and write its costs to FILE
     #[arg(long, value_name = "FILE", group = "instead")]
     pub calibrate: Option<PathBuf>,
@@ -97,6 +101,9 @@ impl ModelArgs {
         self.check()?;
         let costs = Costs::load(&self.costs)?;
         let results = plan::run(&self.cases(), &costs)?;
+        if let Some(dir) = &self.report {
+            report::write(dir, &page::page(&results, &costs))?;
+        }
         output::publish(&results, &costs, self.json.as_deref())
     }
 

@@ -17,6 +17,7 @@ pub mod costs;
 mod machine;
 mod medium;
 mod output;
+mod page;
 mod paper;
 mod plan;
 mod schedule;

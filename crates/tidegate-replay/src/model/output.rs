@@ -139,7 +139,7 @@ pub(super) fn shares(outcome: &Outcome, jobs: u32) -> Vec<Share> {
 }
 
 /// All tables that `results` are enough for.
-fn tables(results: &[Ran]) -> Vec<Table> {
+pub(super) fn tables(results: &[Ran]) -> Vec<Table> {
     let mut machines: Vec<(u32, u64)> = Vec::new();
     for Ran { case, .. } in results {
         if case.policy.has_tier() && !machines.contains(&(case.cores, case.cache_bytes)) {
@@ -257,7 +257,8 @@ fn breakdown(results: &[&Ran], of: &str) -> Table {
     table
 }
 
-fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+/// `values` without repetitions.
+pub(super) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut seen = Vec::new();
     for value in values {
         if !seen.contains(&value) {

@@ -7,6 +7,7 @@ mod advice;
 pub mod amount;
 pub mod case;
 mod output;
+mod page;
 mod papers;
 
 use std::io::Write;
@@ -17,6 +18,7 @@ use tidegate::pmem::MediaModel;
 
 use crate::error::Error;
 use crate::profile::Profile;
+use crate::report;
 use crate::scheme::page::PAGE_BYTES;
 use crate::scheme::{SCHEMES, SchemeEntry, Sizes, scheme};
 use crate::time::SsdModel;
@@ -64,6 +66,9 @@ pub struct ReplayArgs {
     /// Write one object with `rows` to FILE, or with - to standard output in place of the table
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
+    /// Write a page with plots to DIR/index.html
+    #[arg(long, value_name = "DIR")]
+    pub report: Option<PathBuf>,
     /// Make the figures of the AFCM paper from each trace, and write them into this page
     #[arg(long, value_name = "FILE", hide = true)]
     pub papers: Option<PathBuf>,
@@ -99,6 +104,9 @@ impl ReplayArgs {
         }
         let replayed = self.replay()?;
         output::warn_of_bad_lines(&replayed);
+        if let Some(dir) = &self.report {
+            report::write(dir, &page::page(self, &replayed))?;
+        }
         let is_stdout = self.json.as_deref() == Some(Path::new("-"));
         if let Some(path) = self.json.as_deref() {
             let json = output::json(self, &replayed)?;

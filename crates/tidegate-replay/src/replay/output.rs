@@ -61,7 +61,8 @@ pub(super) fn text(args: &ReplayArgs, replayed: &Replayed) -> String {
     text
 }
 
-fn workload(replayed: &Replayed) -> String {
+/// What the traces ask for, a sentence a line.
+pub(super) fn workload(replayed: &Replayed) -> String {
     let profile = &replayed.profile;
     let mut text = format!(
         "{} operations on {:.1} MiB, {:.1} MiB written",
@@ -82,7 +83,8 @@ fn workload(replayed: &Replayed) -> String {
     text + "\n\n"
 }
 
-fn table(args: &ReplayArgs, replayed: &Replayed) -> Table {
+/// A line a case.
+pub(super) fn table(args: &ReplayArgs, replayed: &Replayed) -> Table {
     let title =
         format!("Storage {}, persistent memory {}; sizes in MiB", args.ssd, args.pmem_media);
     let headers = [

@@ -61,6 +61,18 @@ pub fn write(dir: &Path, report: &Report) -> Result<(), Error> {
     fs::write(&path, page(report)).map_err(io(&path))
 }
 
+/// The command of this process, as a person types it.
+#[must_use]
+pub fn command_line() -> String {
+    let quoted = |word: String| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+%".contains(c);
+        let is_one = !word.is_empty() && word.chars().all(is_plain);
+        if is_one { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
+    };
+    let words = std::env::args_os().skip(1).map(|word| quoted(word.to_string_lossy().into()));
+    std::iter::once("tidegate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
 fn page(report: &Report) -> String {
     let plots = || report.sections.iter().flat_map(|section| &section.plots);
     let looks = Looks::new(plots().flat_map(Plot::names));

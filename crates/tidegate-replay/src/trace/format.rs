@@ -5,7 +5,7 @@
 pub enum Format {
     /// Calls of an Android app: Mobibench's `MobiGen`. All threads share the descriptors.
     Mobigen,
-    /// `ts_us,tid,op,file,offset,len`: what `tidegate record` writes.
+    /// `ts_us,tid,op,file,offset,len`: recorded with strace, for one.
     Csv,
     /// The operations of clients of a file server: dbench. It has no times.
     Dbench,
