@@ -80,6 +80,8 @@ pub(crate) enum Command {
     Flush(FlushArgs),
     /// Show what a pool is and what the server or the supervisor that has it open counted
     Stat(StatArgs),
+    /// Copy a served pool as it is at one instant
+    Snapshot(SnapshotArgs),
     /// Watch what the server of a pool does, on a terminal
     Top(TopArgs),
     /// Change a setting of a served pool
@@ -521,6 +523,24 @@ pub(crate) struct StatArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `tidegate snapshot`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate snapshot /mnt/pmem/pool /backup/pool-monday
+
+Every block is in the copy as it was at one instant, with all writes that were acknowledged before.
+Writes wait meanwhile, reads do not; a file system that can share extents (XFS, Btrfs) copies at
+once. The copy is made by the server, belongs to its user, and is a pool: serve it, or `check` it. A
+pool with a backing is not copied: stop its server, `tidegate flush` it, and copy the backing.")]
+pub(crate) struct SnapshotArgs {
+    /// The served pool, or the control socket of its server
+    #[arg(value_name = "POOL|SOCKET")]
+    pub(crate) target: PathBuf,
+    /// The file that is made
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
 }
 
 /// Arguments of `tidegate top`.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tidegate::stack::{Stack, Stat};
@@ -13,6 +14,7 @@ use tidegate_serve::nbd::{ListenAddress, Statistics, StatisticsSource};
 use tidegate_run::PoolPaths;
 
 use crate::log::{Level, say};
+use crate::snapshot::{Made, Source};
 
 const CONNECTIONS_OPEN: Metric =
     Metric::gauge("connections_open", Unit::Count, "Connections open now");
@@ -55,6 +57,8 @@ pub(crate) struct Served {
     pub(crate) stack: Arc<Stack>,
     /// What its clients did; connections are the server's.
     pub(crate) statistics: StatisticsSource,
+    /// For a copy of the pool.
+    pub(crate) source: Source,
 }
 
 /// Answers `tidegate stat` and `tidegate set` for `served` until the server is dropped, at the
@@ -103,7 +107,7 @@ fn readings(served: &[Served]) -> Vec<Reading> {
             collect_connections(&first.statistics.snapshot(), collector);
         });
     }
-    for Served { export, stack, statistics } in served {
+    for Served { export, stack, statistics, .. } in served {
         let collect = |collector: &mut Collector| {
             in_front_end(collector, |it| collect_requests(&statistics.snapshot(), it));
             stack.metrics(collector);
@@ -126,6 +130,7 @@ fn answer(request: &Request, served: &Served) -> Reply {
     match request {
         Request::Stat => Reply::Stat { stat: Box::new(stat(served)) },
         Request::Set { settings } => set(&served.stack, settings),
+        Request::Snapshot { file } => snapshot(&served.source, file),
     }
 }
 
@@ -138,6 +143,15 @@ fn stat(served: &Served) -> Stat {
             collect_requests(&found, collector);
         });
     })
+}
+
+fn snapshot(source: &Source, file: &Path) -> Reply {
+    match source.copy_to(file) {
+        Ok(Made { bytes, held }) => {
+            Reply::Snapshot { bytes, held_ns: u64::try_from(held.as_nanos()).unwrap_or(u64::MAX) }
+        }
+        Err(error) => Reply::Failed { message: format!("{error:#}") },
+    }
 }
 
 fn set(stack: &Stack, settings: &[(String, String)]) -> Reply {
@@ -225,6 +239,27 @@ pub(crate) fn set_at(target: &Path, settings: Vec<(String, String)>) -> Result<(
         }
         Answer::Supervisor => {
             bail!("{shown} is the socket of a supervisor of `tidegate run`, which has no settings")
+        }
+    }
+}
+
+/// Has the server at `target` copy its pool to `file`; hands back the size of the copy, and how
+/// long writes had to wait.
+///
+/// # Errors
+/// No server has the pool open, or it cannot be copied.
+pub(crate) fn snapshot_at(target: &Path, file: &Path) -> Result<(u64, Duration)> {
+    let socket = if is_socket(target) { target.to_owned() } else { socket_of(target)? };
+    let file = std::path::absolute(file).context("cannot tell where this process is")?;
+    let shown = target.display();
+    match request(target, &socket, &Request::Snapshot { file })? {
+        Answer::Of(Reply::Snapshot { bytes, held_ns }) => {
+            Ok((bytes, Duration::from_nanos(held_ns)))
+        }
+        Answer::Of(_) => bail!("{shown}: the server gave an answer of another kind"),
+        Answer::Nobody => bail!("{shown} is not served: copy its file as it is"),
+        Answer::Supervisor => {
+            bail!("{shown} is of a supervisor of `tidegate run`: copy the files that it is for")
         }
     }
 }

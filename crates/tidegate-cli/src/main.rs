@@ -14,6 +14,7 @@ mod output;
 mod plan;
 mod pool;
 mod signals;
+mod snapshot;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -87,7 +87,7 @@ fn one(words: &mut &[&str], allowed: &[String]) -> bool {
     }
     let mut name = (*first).to_owned();
     if let ["WITH", exception, rest @ ..] = *words {
-        name += &format!(" WITH {exception}");
+        name.extend([" WITH ", exception]);
         *words = rest;
     }
     allowed.contains(&name)

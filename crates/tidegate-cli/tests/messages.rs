@@ -1,5 +1,7 @@
 //! What is said of wrong arguments, of what is unsafe, and of what goes wrong while serving.
 
+#[path = "support/nbd.rs"]
+mod nbd;
 mod support;
 
 use std::io::Write;
@@ -176,4 +178,62 @@ fn a_backing_that_gets_full_is_told_when_it_happens() {
     let first = before.lines().find(fails).unwrap_or_else(|| panic!("nothing is said: {before}"));
     assert!(first.contains("disk") && first.contains("No space left"), "{first}");
     assert_eq!(said().lines().filter(fails).count(), 1, "{}", said());
+}
+
+/// A pool of which the end is missing is named as that, with what helps, by every command.
+#[test]
+fn a_btt_that_was_cut_off_is_called_so() {
+    let dir = with_pool();
+    let (pool, nbd) = (text(&dir, "pool"), format!("--nbd=unix:{}", text(&dir, "socket")));
+    for bytes in [20 << 20, 5000] {
+        std::fs::File::options().write(true).open(&pool).unwrap().set_len(bytes).unwrap();
+        for args in [vec!["info", &pool], vec!["check", &pool], vec!["serve", &pool, &nbd]] {
+            let error = one_line(&run(&args), 1);
+            assert!(error.contains(&format!("has only {bytes} bytes")), "{args:?}: {error}");
+            assert!(error.contains("copy it again from where it is whole"), "{args:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_sparse_pool_on_a_full_file_system_is_called_so() {
+    let dir = with_pool();
+    let small = SmallDisk::mounted();
+    let pool = small.path("pool");
+    let copied =
+        tool("cp", "coreutils").arg("--sparse=always").arg(text(&dir, "pool")).arg(&pool).status();
+    assert!(copied.unwrap().success());
+    fill(&small.path("rest"));
+    let nbd = format!("--nbd=unix:{}", text(&dir, "socket"));
+    let error = one_line(&run(["serve", pool.to_str().unwrap(), &nbd]), 1);
+    assert!(error.contains("or the file is sparse and its file system full"), "{error}");
+}
+
+/// A server without descriptors for its clients says so once, with what to do, and takes clients
+/// again.
+#[test]
+fn a_lack_of_descriptors_is_said_once() {
+    let dir = with_pool();
+    let socket = text(&dir, "socket");
+    let log = std::fs::File::create(text(&dir, "stderr")).unwrap();
+    let mut command = tool("prlimit", "util-linux");
+    command.arg("--nofile=24").arg(env!("CARGO_BIN_EXE_tidegate")).arg("serve");
+    command.arg(text(&dir, "pool")).arg(format!("--nbd=unix:{socket}")).stderr(log);
+    let server = Server::spawn(&mut command);
+    let clients: Vec<_> =
+        (0..40).map(|_| std::os::unix::net::UnixStream::connect(&socket).unwrap()).collect();
+    let said = || std::fs::read_to_string(text(&dir, "stderr")).unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while said().is_empty() {
+        assert!(std::time::Instant::now() < deadline, "nothing is said");
+        std::thread::yield_now();
+    }
+    // Ten more attempts of the server to accept.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let lines = said();
+    assert_eq!(lines.lines().count(), 1, "{lines}");
+    assert!(lines.contains("Too many open files") && lines.contains("LimitNOFILE="), "{lines}");
+    drop(clients);
+    nbd::Client::connect(Path::new(&socket)).expect("it takes clients again");
+    assert!(server.stop(Signal::TERM).0.success());
 }

@@ -133,7 +133,9 @@ impl Root {
     fn of_this_machine() -> Self {
         Self::made(|root| {
             let layers = ["upper", "work"].map(|name| root.with_file_name(name));
-            layers.iter().for_each(|layer| std::fs::create_dir(layer).unwrap());
+            for layer in &layers {
+                std::fs::create_dir(layer).unwrap();
+            }
             let [upper, work] = layers.each_ref().map(|layer| layer.display());
             let mut mount = tool("mount", "mount");
             mount.args(["-t", "overlay", "overlay", "-o"]);

@@ -205,7 +205,7 @@ fn the_sandbox_of_the_unit_allows_what_a_server_does() {
     strace.args(["-f", "-qq", "-o"]).arg(&trace).arg(env!("CARGO_BIN_EXE_tidegate"));
     strace.args(["serve", "--config", &scene.text("config.toml")]);
     let server = support::Server::spawn(&mut strace);
-    std::fs::write(scene.path("data"), [1; 1 << 20]).unwrap();
+    std::fs::write(scene.path("data"), vec![1; 1 << 20]).unwrap();
     for name in ["a", "b", "c"] {
         let uri = format!("nbd+unix:///{name}?socket={}", scene.text("socket"));
         succeed(tool("nbdcopy", "libnbd-bin").args(["--flush", &scene.text("data"), &uri]));

@@ -38,6 +38,11 @@ pub enum Request {
         /// Keys and new values.
         settings: Vec<(String, String)>,
     },
+    /// Copy the pool to a file that is not there yet, as it is at one instant.
+    Snapshot {
+        /// The file, absolute.
+        file: PathBuf,
+    },
 }
 
 /// What the server answers.
@@ -51,6 +56,13 @@ pub enum Reply {
     },
     /// All settings are changed.
     Set,
+    /// The file holds the copy, and is on its disk.
+    Snapshot {
+        /// Its size.
+        bytes: u64,
+        /// How long writes of clients had to wait.
+        held_ns: u64,
+    },
     /// The request was refused.
     Failed {
         /// Why, in one line.
@@ -104,6 +116,8 @@ fn converse(mut client: Peer, answer: &dyn Fn(Request) -> Reply) -> io::Result<(
     };
     let mut line = serde_json::to_vec(&reply)?;
     line.push(b'\n');
+    // What was asked for may have taken long; the client has its time to read the reply.
+    client.restart();
     client.write_all(&line)
 }
 
@@ -147,6 +161,9 @@ pub fn ask(path: &Path, request: &Request) -> io::Result<Asked> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     server.write_all(&line)?;
+    if matches!(request, Request::Snapshot { .. }) {
+        server.wait_for_reply()?;
+    }
     let reply = read_line(&mut server, REPLY_BYTES_MAX)?;
     Ok(Asked::Reply(serde_json::from_slice(&reply)?))
 }
@@ -175,6 +192,7 @@ mod tests {
             Request::Stat => Reply::failed("stat"),
             Request::Set { settings } if settings.is_empty() => Reply::failed("empty"),
             Request::Set { .. } => Reply::Set,
+            Request::Snapshot { file } => Reply::failed(file.display()),
         };
         (ControlServer::start(std::slice::from_ref(&path), answer).expect("it listens"), path)
     }

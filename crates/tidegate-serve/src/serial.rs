@@ -97,6 +97,25 @@ impl Peer {
         Self { socket, deadline: Instant::now() + TIMEOUT }
     }
 
+    /// The conversation begins again.
+    pub(crate) fn restart(&mut self) {
+        self.deadline = Instant::now() + TIMEOUT;
+    }
+
+    /// Waits for the other end without a limit; then the conversation begins again.
+    ///
+    /// # Errors
+    /// The system cannot wait.
+    pub(crate) fn wait_for_reply(&mut self) -> io::Result<()> {
+        while let Err(error) = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], None) {
+            if error != Errno::INTR {
+                return Err(error.into());
+            }
+        }
+        self.restart();
+        Ok(())
+    }
+
     /// Reads until `is_whole` says that what was read is whole, or up to the end of the connection.
     ///
     /// # Errors

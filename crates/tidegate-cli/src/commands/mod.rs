@@ -14,6 +14,7 @@ mod recover;
 mod run;
 mod serve;
 mod set;
+mod snapshot;
 mod stat;
 mod supervise;
 mod top;
@@ -38,6 +39,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Recover(args) => recover::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Snapshot(args) => snapshot::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Pages(args) => pages::run(&args),
         Command::Set(args) => set::run(&args),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tidegate::device::delay::Delays;
+use tidegate::device::gate::Gate;
 use tidegate::device::watch::{Notices, Watch};
 use tidegate::size::Size;
 use tidegate::stack::{REGISTRY, Stack, StackOptions};
@@ -24,6 +25,7 @@ use crate::log::{self, Level, say, say_of};
 use crate::notify::notify;
 use crate::output::{field, line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
+use crate::snapshot::Source;
 use crate::{config, pool, signals};
 
 /// Runs the command until a signal ends it.
@@ -46,8 +48,14 @@ fn serve(plan: &ServePlan) -> Result<()> {
     // Caught before the first client can connect: no signal is lost, and none kills the process.
     let signals = signals::catch()?;
     let stacks = plan.devices.iter().map(open_named).collect::<Result<Vec<_>>>()?;
-    let server = bind(plan, &stacks, tls)?;
-    let served = served(plan, &stacks, &server);
+    let gates: Vec<_> = stacks.iter().map(|stack| Arc::new(Gate::new(stack.top()))).collect();
+    let server = bind(plan, &gates, tls)?;
+    let served: Vec<_> = plan
+        .devices
+        .iter()
+        .zip(stacks.into_iter().zip(gates))
+        .map(|(device, (stack, gate))| served(device, stack, gate, &server))
+        .collect();
     let stop = StopHandle::new()?;
     let control = listen_for_control(plan, &served)?;
     let show = |address| control::show_metrics(address, &served);
@@ -113,11 +121,12 @@ fn drain_all(served: &[Served]) -> Result<()> {
     first
 }
 
-fn bind(plan: &ServePlan, stacks: &[Arc<Stack>], tls: Option<Tls>) -> Result<Server> {
+fn bind(plan: &ServePlan, gates: &[Arc<Gate>], tls: Option<Tls>) -> Result<Server> {
     let complain = |line: &str| say(Level::Warning, line);
     let mut builder = ServerBuilder::new().limits(plan.limits.clone()).log(Arc::new(complain));
-    for (device, stack) in plan.devices.iter().zip(stacks) {
-        let watched = Arc::new(Watch::new(stack.top(), "export", notices(device)));
+    for (device, gate) in plan.devices.iter().zip(gates) {
+        let gate = Arc::<Gate>::clone(gate);
+        let watched = Arc::new(Watch::new(gate, "export", notices(device)));
         let export = Export::new(device.export.clone(), watched).read_only(device.read_only);
         builder = builder.export(export);
     }
@@ -127,13 +136,15 @@ fn bind(plan: &ServePlan, stacks: &[Arc<Stack>], tls: Option<Tls>) -> Result<Ser
     Ok(builder.bind(&plan.nbd)?)
 }
 
-fn served(plan: &ServePlan, stacks: &[Arc<Stack>], server: &Server) -> Vec<Served> {
-    let served = |(device, stack): (&DevicePlan, &Arc<Stack>)| Served {
+fn served(device: &DevicePlan, stack: Arc<Stack>, gate: Arc<Gate>, server: &Server) -> Served {
+    let statistics = server.export_statistics(&device.export);
+    let (pool, has_backing) = (device.pool.clone(), device.backing.is_some());
+    Served {
         export: device.export.clone(),
-        stack: Arc::clone(stack),
-        statistics: server.export_statistics(&device.export).unwrap_or_else(|| server.statistics()),
-    };
-    plan.devices.iter().zip(stacks).map(served).collect()
+        stack,
+        statistics: statistics.unwrap_or_else(|| server.statistics()),
+        source: Source { pool, has_backing, gate },
+    }
 }
 
 fn listen_for_control(plan: &ServePlan, served: &[Served]) -> Result<Vec<ControlServer>> {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::BttError;
-use super::info::{FoundArena, probe, read_info};
+use super::info::{FoundArena, probe, read_info, read_uncut};
 use super::layout::{
     ARENA_BYTES_MIN, FLAG_ERROR, FLOG_GROUP_BYTES, Info, MAP_ENTRY_BYTES, MapState, PAGE_BYTES,
     Version, arena_sizes, data_bytes,
@@ -265,7 +265,7 @@ pub(super) fn find_arenas(
     match probe(region)? {
         Some(version) => {
             let offset = version.base();
-            let first = read_info(region, offset)?;
+            let first = read_uncut(region, version, 0, offset)?;
             // It is not whole, or the walk had found it.
             let reason = first.validate(version, region.len_bytes() - offset).err();
             Err(BttError::InfoLost { arena: 0, offset, reason: reason.unwrap_or_default() })

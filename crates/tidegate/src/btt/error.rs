@@ -35,6 +35,20 @@ pub enum BttError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The file ends before an arena does: its map and its flog, which are at its end, are cut off.
+    #[error(
+        "BTT arena {arena}: it ends at {needed_bytes} bytes, but the pool has only {found_bytes} bytes: it was cut off, and the map of its blocks with it; \
+         copy it again from where it is whole, or restore it from a backup"
+    )]
+    Truncated {
+        /// Number of the arena, from 0.
+        arena: usize,
+        /// Where the arena ends in the region, in bytes; where its info block is cut off, at least
+        /// there.
+        needed_bytes: u64,
+        /// Size of the region.
+        found_bytes: u64,
+    },
     /// A write to an arena could destroy blocks of others: its map or flog is damaged.
     #[error(
         "BTT arena {arena}: {first} ({faults} faults in all), so a write to one block may destroy another: \
@@ -99,6 +113,7 @@ impl From<BttError> for DeviceError {
             BttError::Options(_) => DeviceErrorKind::Unsupported,
             BttError::NotFound
             | BttError::InfoDamaged { .. }
+            | BttError::Truncated { .. }
             | BttError::InfoLost { .. }
             | BttError::Unwritable { .. }
             | BttError::BlockDisputed { .. }

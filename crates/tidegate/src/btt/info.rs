@@ -3,7 +3,7 @@
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::BttError;
-use super::layout::{Info, PAGE_BYTES, SIGNATURE, Version};
+use super::layout::{ARENA_BYTES_MIN, Info, PAGE_BYTES, SIGNATURE, Version};
 use super::map::Map;
 use crate::pmem::{PmemError, Region};
 
@@ -35,16 +35,40 @@ pub(super) fn read_info(region: &Region, offset: u64) -> Result<Info, PmemError>
 /// [`BttError::Pmem`] where the memory cannot be read.
 pub fn probe(region: &Region) -> Result<Option<Version>, BttError> {
     for version in [Version::V1_1, Version::V2_0] {
-        if region.len_bytes() < version.base() + PAGE_BYTES {
+        // Also of a pool that is cut off behind it.
+        let mut signature = [0; SIGNATURE.len()];
+        if region.len_bytes() < version.base() + signature.len() as u64 {
             continue;
         }
-        match read_info(region, version.base()) {
-            Ok(info) if info.signature == SIGNATURE => return Ok(Some(version)),
-            Ok(_) | Err(PmemError::Poisoned { .. }) => {}
+        match region.read(version.base(), &mut signature) {
+            Ok(()) if signature == SIGNATURE => return Ok(Some(version)),
+            Ok(()) | Err(PmemError::Poisoned { .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }
     Ok(None)
+}
+
+/// Reads the info block of `arena` at `base`.
+///
+/// # Errors
+/// [`BttError::Truncated`] where the region ends before the arena, and where the memory failed.
+pub(super) fn read_uncut(
+    region: &Region,
+    version: Version,
+    arena: usize,
+    base: u64,
+) -> Result<Info, BttError> {
+    let found_bytes = region.len_bytes();
+    let cut_off = |needed_bytes| BttError::Truncated { arena, needed_bytes, found_bytes };
+    if found_bytes < base + PAGE_BYTES {
+        return Err(cut_off(base + ARENA_BYTES_MIN));
+    }
+    let info = read_info(region, base)?;
+    match info.end_bytes(version) {
+        Some(end) if base + end > found_bytes => Err(cut_off(base + end)),
+        _ => Ok(info),
+    }
 }
 
 /// The arenas of a region, in the order of their lbas.
@@ -53,7 +77,7 @@ pub(super) fn discover(region: &Region) -> Result<(Version, Vec<FoundArena>), Bt
     let mut arenas: Vec<FoundArena> = Vec::new();
     let mut base = version.base();
     loop {
-        let info = read_info(region, base)?;
+        let info = read_uncut(region, version, arenas.len(), base)?;
         let damaged = |reason| BttError::InfoDamaged { arena: arenas.len(), offset: base, reason };
         info.validate(version, region.len_bytes() - base).map_err(damaged)?;
         if let Some(first) = arenas.first().filter(|first| !same_device(&first.info, &info)) {

@@ -175,6 +175,13 @@ impl Info {
         self.validate_offsets(space_bytes)
     }
 
+    /// Where the arena ends, from its beginning on, if the info block is whole.
+    pub(super) fn end_bytes(&self, version: Version) -> Option<u64> {
+        let end = self.info2off.get().checked_add(PAGE_BYTES)?;
+        // Far from the largest number: what is added to it does not overflow.
+        (end <= u64::MAX / 2 && self.validate(version, u64::MAX / 2).is_ok()).then_some(end)
+    }
+
     fn validate_sizes(&self) -> Result<(), String> {
         let lba_bytes = self.external_lbasize.get();
         if !LBA_SIZES.contains(&lba_bytes) {

@@ -17,9 +17,11 @@ pub enum PmemError {
         /// Size of the region in bytes.
         region_bytes: u64,
     },
-    /// The memory itself failed (poison, or the file under the mapping shrank): the access hit a
-    /// page that is gone.
-    #[error("memory error in the {len} bytes at offset {offset}: the page is poisoned or gone")]
+    /// The memory itself failed (poison, the file under the mapping shrank, or it is sparse and the
+    /// disk is full): the access hit a page that is not there.
+    #[error(
+        "memory error in the {len} bytes at offset {offset}: the page is poisoned or gone, or the file is sparse and its file system full"
+    )]
     Poisoned {
         /// First byte of the access.
         offset: u64,

@@ -53,7 +53,7 @@ impl Terminal {
     }
 
     /// Columns and rows.
-    pub(super) fn size(&self) -> (usize, usize) {
+    fn size() -> (usize, usize) {
         let size = tcgetwinsize(io::stdout());
         let found = size.map(|it| (usize::from(it.ws_col), usize::from(it.ws_row)));
         found.ok().filter(|(columns, rows)| *columns > 0 && *rows > 0).unwrap_or((80, 24))
@@ -63,13 +63,14 @@ impl Terminal {
     ///
     /// # Errors
     /// The terminal is gone.
+    #[expect(clippy::unused_self, reason = "the terminal is drawn on while it is held")]
     pub(super) fn show(&self, lines: &[String]) -> io::Result<()> {
-        let (columns, rows) = self.size();
+        let (columns, rows) = Self::size();
         let mut text = String::from("\x1b[H");
         for (row, line) in lines.iter().take(rows).enumerate() {
             let end = if row == 0 { "" } else { "\r\n" };
             let shown: String = line.chars().take(columns).collect();
-            text += &format!("{end}{shown}\x1b[K");
+            text.extend([end, &shown, "\x1b[K"]);
         }
         write(&(text + "\x1b[J"))
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidegate::size::Size;
 use tidegate::stack::Stat;
-use tidegate::stats::{Bucket, Latencies, Value};
+use tidegate::stats::{Bucket, Latencies, Reading, Value};
 use tidegate::tier::State;
 
 /// Order of the latencies.
@@ -146,7 +146,7 @@ impl View<'_> {
             let label = |key| reading.labels.get(key).map_or("", String::as_str);
             let level = label("level");
             let counter = if operation == "read" { "reads" } else { "writes" };
-            let before = match self.value(self.before, level, &reading.metric.name) {
+            let before = match value(self.before, level, &reading.metric.name) {
                 Some(Value::Latencies(before)) => before.clone(),
                 _ => Latencies::default(),
             };
@@ -163,31 +163,17 @@ impl View<'_> {
         rows
     }
 
-    fn value<'s>(&self, stat: &'s Stat, level: &str, name: &str) -> Option<&'s Value> {
-        let is_it =
-            |labels: &BTreeMap<_, String>| labels.get("level").is_some_and(|it| it == level);
-        let found = stat.metrics.iter().find(|it| it.metric.name == name && is_it(&it.labels));
-        found.map(|reading| &reading.value)
-    }
-
     fn has(&self, level: &str, name: &str) -> bool {
-        self.value(self.now, level, name).is_some()
-    }
-
-    fn whole(&self, stat: &Stat, level: &str, name: &str) -> u64 {
-        match self.value(stat, level, name) {
-            Some(Value::Whole(number)) => *number,
-            _ => 0,
-        }
+        value(self.now, level, name).is_some()
     }
 
     fn count(&self, level: &str, name: &str) -> u64 {
-        self.whole(self.now, level, name)
+        whole(self.now, level, name)
     }
 
     /// How fast a counter grows, a second.
     fn rate(&self, level: &str, name: &str) -> f64 {
-        let before = self.whole(self.before, level, name);
+        let before = whole(self.before, level, name);
         self.per_second(self.count(level, name).saturating_sub(before))
     }
 
@@ -214,6 +200,22 @@ impl Row {
             quantile(999_000),
             micros(latencies.max_ns)
         )
+    }
+}
+
+/// The value of the metric `name` at `level`.
+fn value<'s>(stat: &'s Stat, level: &str, name: &str) -> Option<&'s Value> {
+    let is_it = |reading: &&Reading| {
+        reading.metric.name == name && reading.labels.get("level").is_some_and(|it| it == level)
+    };
+    stat.metrics.iter().find(is_it).map(|reading| &reading.value)
+}
+
+/// The number that the metric `name` has at `level`; 0 where there is none.
+fn whole(stat: &Stat, level: &str, name: &str) -> u64 {
+    match value(stat, level, name) {
+        Some(Value::Whole(number)) => *number,
+        _ => 0,
     }
 }
 
