@@ -88,6 +88,7 @@ fn play(args: &ReplayArgs, trace: &Path) -> Result<Played, Error> {
         ssd: ssd.clone(),
         pmem_media: MediaModel::dram(),
         json: None,
+        report: None,
         papers: None,
     };
     let atomic = of(&["afcm"], true).replay()?.rows.pop();
