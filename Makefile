@@ -1,6 +1,6 @@
 # Each target installs what it needs (scripts/install-deps), or says what to install.
 
-.PHONY: help install deb demo test bench bench-programs soak
+.PHONY: help install deb demo test bench bench-programs papers soak
 
 help:
 	@echo "make install PREFIX=/usr/local   release binaries, stripped, their debug information beside them"
@@ -11,6 +11,7 @@ help:
 	@echo "make test    format, lints, docs and every test, with a short run of each fuzz target"
 	@echo "make bench   the tables of docs/benchmarks.md, measured here, with the peers beside them"
 	@echo "make bench-programs   RocksDB, YCSB and fio on ext4 over NBD, with and without DRAM tiers (needs root)"
+	@echo "make papers TRACES=DIR   the AFCM paper's figures in docs/papers.md, from the traces in DIR"
 	@echo "make soak    the long versions, for hours: kill -9 and power cuts, SQLite's own tests, fsx, fio, fuzzing"
 
 install:
@@ -36,6 +37,10 @@ bench:
 bench-programs:
 	@scripts/install-deps build programs
 	@scripts/bench-programs
+
+papers:
+	@scripts/install-deps build
+	@TRACES="$(TRACES)" scripts/papers
 
 soak:
 	@scripts/install-deps build test soak

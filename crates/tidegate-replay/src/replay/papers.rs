@@ -260,10 +260,10 @@ impl Synced<'_> {
 
     /// A row for our own aim.
     fn aim(&self, what: &'static str, of: Measure) -> Check {
-        let ratios = self.ratios("tidegate", "afcm", of);
-        let no_worse = ratios.iter().filter(|ratio| **ratio <= 1.0).count();
-        let ours = format!("{no_worse} of {}", ratios.len());
-        let holds = no_worse == ratios.len();
+        let is_no_worse = |it: &&&Played| it.row("tidegate").map(of) <= it.row("afcm").map(of);
+        let no_worse = self.0.iter().filter(is_no_worse).count();
+        let ours = format!("{no_worse} of {}", self.0.len());
+        let holds = no_worse == self.0.len();
         Check { figure: "-", what, paper: "all (our aim)".to_owned(), ours, holds, reason: OWN }
     }
 
