@@ -16,18 +16,11 @@ const BATCH_PAGES: u32 = 64;
 const BATCH_ONE_IN: u32 = 50;
 const BATCH_PAGES_LEAST: u32 = 4;
 /// Most pages that are cleaned to make free slots.
-const CLEAN_PAGES: u32 = 512;
-/// Of a small shard one page in so many is cleaned, for the same reason.
-const CLEAN_ONE_IN: u32 = 16;
+const CLEAN_PAGES: usize = 512;
 
 /// Most pages of a shard of `slots` slots that leave the cache at once.
 pub(super) fn batch_pages(slots: u32) -> u32 {
     (slots / BATCH_ONE_IN).clamp(BATCH_PAGES_LEAST, BATCH_PAGES)
-}
-
-/// Most pages of a shard of `slots` slots that are cleaned, and then leave it, to make free slots.
-fn clean_pages(slots: u32) -> usize {
-    (slots / CLEAN_ONE_IN).clamp(BATCH_PAGES_LEAST, CLEAN_PAGES) as usize
 }
 
 impl Core {
@@ -42,11 +35,7 @@ impl Core {
             return Ok(freed);
         }
         let mut coldest = Vec::new();
-        {
-            let mut shard = self.shards.lock(number);
-            let most = clean_pages(shard.slot_count());
-            shard.victims(most, &mut coldest);
-        }
+        self.shards.lock(number).victims(CLEAN_PAGES, &mut coldest);
         coldest.retain(|found| found.dirty);
         self.clean(coldest.clone(), scratch)?;
         // These, for the policy offers them again only after all others.
