@@ -17,20 +17,13 @@ const BATCH_PAGES: u32 = 64;
 const BATCH_ONE_IN: u32 = 50;
 const BATCH_PAGES_LEAST: u32 = 4;
 /// Most pages that are cleaned to make free slots.
-const CLEAN_PAGES: u32 = 512;
-/// Of a small shard one page in so many is cleaned, for the same reason.
-const CLEAN_ONE_IN: u32 = 16;
-/// Most of those pages of each IO class, where all classes give some up.
-const PAGES_OF_CLASS: usize = CLEAN_PAGES as usize / CLASSES;
+const CLEAN_PAGES: usize = 512;
+/// Of those at most so many of each IO class, where all classes give some up.
+const PAGES_OF_CLASS: usize = CLEAN_PAGES / CLASSES;
 
 /// Most pages of a shard of `slots` slots that leave the cache at once.
 pub(super) fn batch_pages(slots: u32) -> u32 {
     (slots / BATCH_ONE_IN).clamp(BATCH_PAGES_LEAST, BATCH_PAGES)
-}
-
-/// Most pages of a shard of `slots` slots that are cleaned, and then leave it, to make free slots.
-fn clean_pages(slots: u32) -> usize {
-    (slots / CLEAN_ONE_IN).clamp(BATCH_PAGES_LEAST, CLEAN_PAGES) as usize
 }
 
 impl Core {
@@ -45,11 +38,7 @@ impl Core {
             return Ok(freed);
         }
         let mut coldest = Vec::new();
-        {
-            let mut shard = self.shards.lock(number);
-            let most = clean_pages(shard.slot_count());
-            shard.victims(most, &mut coldest);
-        }
+        self.shards.lock(number).victims(CLEAN_PAGES, &mut coldest);
         coldest.retain(|found| found.dirty);
         match self.clean_and_evict(&coldest, scratch) {
             // The class that is to give up slots cannot: others have to.
