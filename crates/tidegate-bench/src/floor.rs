@@ -52,6 +52,7 @@ impl BlockDevice for BareCopy {
             atomic_block: false,
             volatile_cache: false,
             fast_zero: false,
+            keeps_data: true,
         }
     }
 

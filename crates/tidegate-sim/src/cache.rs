@@ -297,6 +297,7 @@ impl BlockDevice for Backing {
             atomic_block: false,
             volatile_cache: self.volatile_cache,
             fast_zero: false,
+            keeps_data: true,
         }
     }
 

@@ -210,6 +210,7 @@ impl BlockDevice for Backing {
             atomic_block: false,
             volatile_cache: true,
             fast_zero: false,
+            keeps_data: true,
         }
     }
 

@@ -177,6 +177,7 @@ impl BlockDevice for Device {
             atomic_block: true,
             volatile_cache: self.toy.volatile_cache,
             fast_zero: false,
+            keeps_data: true,
         }
     }
 

@@ -114,6 +114,7 @@ impl<A: Append> BlockDevice for AppendOnly<A> {
             atomic_block: true,
             volatile_cache: false,
             fast_zero: false,
+            keeps_data: true,
         }
     }
 

@@ -232,6 +232,7 @@ impl BlockDevice for Files {
             atomic_block: false,
             volatile_cache: true,
             fast_zero: false,
+            keeps_data: true,
         }
     }
 

@@ -187,6 +187,7 @@ impl BlockDevice for PmemBlk {
             atomic_block: true,
             volatile_cache: false,
             fast_zero: true,
+            keeps_data: true,
         }
     }
 

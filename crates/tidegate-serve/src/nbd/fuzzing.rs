@@ -52,6 +52,7 @@ impl BlockDevice for Scratch {
             atomic_block: false,
             volatile_cache: false,
             fast_zero: true,
+            keeps_data: true,
         }
     }
 

@@ -364,6 +364,7 @@ fn geometry(summary: &Summary, read_only: bool) -> Geometry {
         volatile_cache: false,
         // A page of 512-byte blocks is read by the kernel only up to its first block in zero state.
         fast_zero: summary.block_bytes == 4096,
+        keeps_data: true,
     }
 }
 

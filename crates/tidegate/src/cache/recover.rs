@@ -368,6 +368,7 @@ fn geometry_over(
         // in the backing's own.
         volatile_cache: atomic_flush || below.volatile_cache,
         fast_zero: true,
+        keeps_data: true,
     })
 }
 
@@ -540,15 +541,15 @@ impl Recovery {
     }
 
     /// Some clean pages are not what the backing has, which another program changed then. A backing
-    /// that cannot be read says nothing.
+    /// that cannot be read says nothing, and none that keeps nothing.
     fn differs(
         &self,
         region: &Region,
         header: &CacheHeader,
         backing: &dyn BlockDevice,
     ) -> Result<bool> {
-        let scan = Scan::new(region, header);
-        let pages = backing.geometry().size_bytes() / PAGE_BYTES;
+        let (scan, geometry) = (Scan::new(region, header), backing.geometry());
+        let pages = if geometry.keeps_data { geometry.size_bytes() / PAGE_BYTES } else { 0 };
         for found in self.samples().into_iter().filter(|found| found.page < pages) {
             let Some(held) = scan.page(&found)? else { continue };
             let mut below = [0; PAGE];

@@ -12,7 +12,7 @@ use crate::device::conformance::{self, Model, Promises};
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{DeviceErrorKind, Op};
-use crate::pmem::Counters as Stores;
+use crate::pmem::{Counters as Stores, RegionOptions};
 use crate::tier::Tier;
 use crate::tier::background::Step as Progress;
 
@@ -35,8 +35,14 @@ pub(super) fn pool(slots: u64) -> Arc<Region> {
 
 /// A pool of `slots` slots for a device with blocks of `block_bytes`.
 pub(super) fn pool_of(slots: u64, block_bytes: u32) -> Arc<Region> {
+    pool_with(slots, block_bytes, &RegionOptions::default())
+}
+
+/// The same in memory with `options`.
+pub(super) fn pool_with(slots: u64, block_bytes: u32, options: &RegionOptions) -> Arc<Region> {
     let header_pages = slots.div_ceil(64);
-    let region = Region::anonymous((6 + 4 + header_pages + slots) * 4096).unwrap();
+    let len_bytes = (6 + 4 + header_pages + slots) * 4096;
+    let region = Region::anonymous_with(len_bytes, options).unwrap();
     let header = create(&region, &CacheOptions { block_bytes, ..Default::default() }).unwrap();
     assert_eq!(u64::from(header.places.slots()), slots);
     Arc::new(region)

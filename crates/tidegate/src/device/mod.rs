@@ -106,6 +106,8 @@ pub struct Geometry {
     pub volatile_cache: bool,
     /// [`BlockDevice::write_zeroes`] is faster than writing zeroes.
     pub fast_zero: bool,
+    /// What is written can be read again: only devices for measurements lose it.
+    pub keeps_data: bool,
 }
 
 impl Geometry {
@@ -126,6 +128,7 @@ impl Geometry {
             atomic_block: false,
             volatile_cache: true,
             fast_zero: true,
+            keeps_data: true,
         })
     }
 

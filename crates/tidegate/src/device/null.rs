@@ -16,12 +16,12 @@ impl NullDevice {
     /// [`Unsupported`](super::DeviceErrorKind::Unsupported) where `block_bytes` is no power of two
     /// from 512 to 4096, or the size does not fit 64 bits.
     pub fn new(block_bytes: u32, blocks: u64) -> Result<Self> {
-        Ok(Self { geometry: Geometry::in_memory(block_bytes, blocks)? })
+        Ok(Self::like(Geometry::in_memory(block_bytes, blocks)?))
     }
 
     /// A device of this geometry.
     pub fn like(geometry: Geometry) -> Self {
-        Self { geometry }
+        Self { geometry: Geometry { keeps_data: false, ..geometry } }
     }
 }
 

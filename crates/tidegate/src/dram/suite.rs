@@ -122,6 +122,7 @@ impl BlockDevice for TestDevice {
             atomic_block: true,
             volatile_cache: true,
             fast_zero: true,
+            keeps_data: true,
         }
     }
 

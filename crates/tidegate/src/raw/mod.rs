@@ -104,6 +104,7 @@ impl BlockDevice for RawDevice {
             atomic_block: false,
             volatile_cache: false,
             fast_zero: true,
+            keeps_data: true,
         }
     }
 

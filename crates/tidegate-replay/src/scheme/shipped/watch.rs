@@ -154,6 +154,7 @@ impl BlockDevice for Backing {
             atomic_block: false,
             volatile_cache: true,
             fast_zero: true,
+            keeps_data: false,
         }
     }
 

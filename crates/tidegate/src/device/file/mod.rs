@@ -178,6 +178,7 @@ fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geomet
         atomic_block: false,
         volatile_cache: true,
         fast_zero: !options.read_only && space::is_zeroing_fast(file, &metadata, size),
+        keeps_data: true,
     })
 }
 

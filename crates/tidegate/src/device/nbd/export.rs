@@ -80,6 +80,7 @@ impl Rules {
             atomic_block: false,
             volatile_cache: true,
             fast_zero: export.has(SEND_WRITE_ZEROES),
+            keeps_data: true,
         };
         let zeroes_bytes_max = whole(ZEROES_BYTES_MAX);
         Ok(Self { export, geometry, request_bytes_max, zeroes_bytes_max })
