@@ -7,10 +7,11 @@
 
 use std::io::IoSlice;
 use std::mem::offset_of;
+use std::sync::LazyLock;
 
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 use zerocopy::little_endian::{I32, U16, U32, U64};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::layout::{
     DEFINITION_COVERED, DEFINITION_STARTS, DefinitionBytes, HANDLE_BYTES_MAX, PATH_BYTES_MAX,
@@ -132,6 +133,31 @@ fn header_checksum(salted: &RecordHeaderBytes) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, &checked)
 }
 
+const HEADER_BITS: usize = size_of::<RecordHeaderBytes>() * 8;
+
+/// How each bit of a header changes its checksum, whatever the others are: a CRC is linear. A bit
+/// of the checksum itself changes what is compared with it.
+static DIFFERENCES: LazyLock<[u64; HEADER_BITS]> = LazyLock::new(|| {
+    let of_zeroes = header_checksum(&RecordHeaderBytes::new_zeroed());
+    std::array::from_fn(|bit| {
+        if bit < CHECKSUM_BITS {
+            return 1 << bit;
+        }
+        let mut bytes = RecordHeaderBytes::new_zeroed();
+        bytes.as_mut_bytes()[bit / 8] ^= 1 << (bit % 8);
+        header_checksum(&bytes) ^ of_zeroes
+    })
+});
+/// Bits of the checksum, the first field.
+const CHECKSUM_BITS: usize = 64;
+
+/// The bit whose change makes the checksum of a header right, if there is one.
+fn changed_bit(bytes: &RecordHeaderBytes, salt: u64) -> Option<usize> {
+    let salted = RecordHeaderBytes { checksum: U64::new(salt), ..*bytes };
+    let difference = header_checksum(&salted) ^ bytes.checksum.get();
+    DIFFERENCES.iter().position(|of_bit| *of_bit == difference)
+}
+
 impl Header {
     /// The header's bytes, with its checksum.
     pub(super) fn encode(&self, salt: u64) -> RecordHeaderBytes {
@@ -194,7 +220,7 @@ impl Header {
         let wrong_position = bytes.position.get() ^ position;
         match wrong_position.count_ones() {
             0 => Self::decode(bytes, salt, position)
-                .or_else(|| (0..size_of_val(bytes) * 8).find_map(changed)),
+                .or_else(|| changed_bit(bytes, salt).and_then(changed)),
             1 => changed(POSITION_BITS + wrong_position.trailing_zeros() as usize),
             _ => None,
         }
