@@ -389,13 +389,17 @@ impl Life {
         drop(guard);
         let commits = has_grown || was_written && !data_only;
         let is_pending = self.is_pending() && self.fault != RunFault::MarkWhilePending;
-        if commits && is_pending {
+        if !commits {
+            return Ok(());
+        }
+        if is_pending {
             self.sync_really(file, false);
+        } else {
+            // The mark has the file's attributes, too: a later fsync of it has nothing to commit.
+            // A kernel that had committed by itself at this moment would be as far.
+            self.twin.commit();
         }
-        if commits {
-            self.lock(file)?.mark(size).map_err(text)?;
-        }
-        Ok(())
+        self.lock(file)?.mark(size).map_err(text)
     }
 
     /// What the supervisor does: sync, then retire.
