@@ -10,7 +10,7 @@ const WRONG_USAGE: u8 = 2;
 
 /// Replays traces through Tidegate's tiers, and models them on machines with many cores
 #[derive(Debug, Parser)]
-#[command(name = "tidegate", version, subcommand_required = true)]
+#[command(name = "tidegate", bin_name = "tidegate", version, subcommand_required = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

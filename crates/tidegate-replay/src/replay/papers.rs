@@ -153,9 +153,10 @@ fn largest(values: &[f64]) -> f64 {
 fn section(played: &[Played]) -> String {
     let mut text = String::from(
         "\n## AFCM: granularity, from traces\n\n\
-         Written by `tidegate replay TRACE... --papers docs/papers.md` (`make papers TRACES=DIR`). \
-         Storage is the\nmodel `paper`, memory as the paper's: DRAM for half of the workload's pages, \
-         persistent memory for a fifth\nof them, as fast as DRAM. Each trace is played by itself.\n\n",
+         Written by `tidegate replay TRACE... --papers docs/papers.md` (`make papers TRACES=DIR`).\n\
+         Storage is the model `paper`, memory as the paper's: DRAM for half of the workload's\n\
+         pages, persistent memory for a fifth of them, as fast as DRAM. Each trace is played by\n\
+         itself.\n\n",
     );
     for table in [checks_table(&checks(played)), workloads(played)] {
         let _ = writeln!(text, "{}\n\n{}", table.title, table.markdown());
@@ -181,8 +182,8 @@ fn mib_of(row: &Row) -> f64 {
 
 fn workloads(played: &[Played]) -> Table {
     let headers = ["trace", "pages", "synced %", "dirty bytes", "all dirty %", "bad lines"];
-    let title = "The traces: share of written bytes that a sync covers (figure 1), mean of the dirty \
-                 bytes of a synced\npage, and how many of these are all dirty (figure 2)";
+    let title = "The traces: share of written bytes that a sync covers (figure 1), mean of the \
+                 dirty\nbytes of a synced page, and how many of these are all dirty (figure 2)";
     let mut table = Table::new("papers-traces", title, &headers);
     let pct = |share: Option<f64>| share.map_or(String::new(), |it| format!("{:.0}", it * 100.0));
     for it in played {
@@ -218,8 +219,8 @@ fn sweeps(played: &[Played]) -> Vec<Table> {
     let headers: Vec<_> = std::iter::once("memory").chain(SCHEMES).collect();
     let table = |it: &Played| {
         let title = format!(
-            "{}: seconds and pages written to flash, by persistent memory (figures 10, 11) and by \
-             DRAM\n(figure 12), in percent of the workload",
+            "{}: seconds and pages written to flash,\nby persistent memory (figures 10, 11) and by \
+             DRAM (figure 12), in percent of the workload",
             it.name
         );
         let mut table = Table::new("papers-sweep", title, &headers);

@@ -210,9 +210,16 @@ fn what_cannot_be_mapped_is_refused_with_a_reason() {
 
 #[test]
 fn space_in_tmpfs_is_huge_pages_that_keep_their_bytes() {
-    // Where memory is in pieces just then, the kernel finds no huge page.
-    let faults: Vec<_> = (0..5).map(|_| faults_of_six_huge_pages()).collect();
-    assert!(faults.iter().any(|faults| *faults < 6 * 512 / 16), "{faults:?} for 6 huge pages");
+    // Where memory is in pieces just then, the kernel finds no huge page: it is told to put the
+    // pieces together, which only root may do.
+    let mut faults = Vec::new();
+    while faults.len() < 8 && faults.last().is_none_or(|it| *it >= 6 * 512 / 16) {
+        if !faults.is_empty() {
+            let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
+        }
+        faults.push(faults_of_six_huge_pages());
+    }
+    assert!(faults.last().is_some_and(|it| *it < 6 * 512 / 16), "{faults:?} for 6 huge pages");
 }
 
 /// Page faults of a reader of six blocks of 2 MiB that were given space, after a look at their
