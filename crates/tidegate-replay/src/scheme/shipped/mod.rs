@@ -1,7 +1,7 @@
 //! `tidegate`: the shipped cache itself, under pages in DRAM.
 //!
 //! [`CacheDevice`] runs here as it is served, without a thread, on memory that is thrown away and a
-//! backing that keeps nothing; [`watch`] sees what it asks of both. So layout, records, order of
+//! backing that keeps nothing; `watch` sees what it asks of both. So layout, records, order of
 //! eviction and batches are not described anew: they are those of the core.
 //!
 //! DRAM is that of the other schemes, as a page cache is above a block device:
