@@ -5,6 +5,7 @@
 //! it to the device. Both are events: the trace does not say which belong together.
 
 use super::Reader;
+use super::block::{Request, is_write};
 use crate::trace::bad::Bad;
 use crate::trace::fields::{cut_last, number, seconds_us, sectors};
 use crate::trace::names::Names;
@@ -19,14 +20,10 @@ pub(super) struct Mobileblock {
     processes: Names,
 }
 
-pub(super) enum Row<'a> {
-    Header,
-    Request { time_us: u64, process: &'a [u8], device: &'a [u8], range: (u64, u64), is_write: bool },
-}
-
-pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+/// A process and its request; none for a line that is no request.
+pub(super) fn parse(line: &[u8]) -> Result<Option<(&[u8], Request<'_>)>, Bad> {
     if line.ends_with(b",device,rw_flag,sector,size,timestamp") || unquoted(line) == MARK {
-        return Ok(Row::Header);
+        return Ok(None);
     }
     let (rest, time) = cut_last(line, b',')?;
     let (rest, count) = cut_last(rest, b',')?;
@@ -34,13 +31,10 @@ pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
     let (rest, kind) = cut_last(rest, b',')?;
     let (process, device) = cut_last(rest, b',')?;
     number(device, "device")?;
-    let is_write = match kind {
-        b"R" => false,
-        b"W" => true,
-        _ => return Err(Bad::Operation),
-    };
+    let is_write = is_write(kind, b"R", b"W")?;
     let range = sectors(number(first, "sector")?, number(count, "number of sectors")?)?;
-    Ok(Row::Request { time_us: seconds_us(time)?, process, device, range, is_write })
+    let request = Request { time_us: seconds_us(time)?, device, range, is_write };
+    Ok(Some((process, request)))
 }
 
 fn unquoted(line: &[u8]) -> &[u8] {
@@ -50,12 +44,8 @@ fn unquoted(line: &[u8]) -> &[u8] {
 
 impl Reader for Mobileblock {
     fn line(&mut self, line: &[u8], out: &mut Out) -> Result<(), Bad> {
-        let Row::Request { time_us, process, device, range, is_write } = parse(line)? else {
-            return Ok(());
-        };
-        let (offset, len) = range;
-        let file = self.devices.id(device)?;
-        out.at(time_us, self.processes.id(process)?.0);
-        if is_write { out.write(file, offset, len) } else { out.read(file, offset, len) }
+        let Some((process, request)) = parse(line)? else { return Ok(()) };
+        let device = self.devices.id(request.device)?;
+        request.put_of(self.processes.id(process)?.0, device, out)
     }
 }

@@ -4,6 +4,7 @@
 //! The format of a file is found out by trying every `parse` on its first lines.
 
 mod alibaba;
+mod block;
 mod cloudphysics;
 mod csv;
 mod dbench;
