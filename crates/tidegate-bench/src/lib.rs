@@ -48,6 +48,7 @@ pub mod peers;
 mod plan;
 mod plots;
 pub mod policy;
+pub mod program;
 pub mod programs;
 pub mod progress;
 mod publish;

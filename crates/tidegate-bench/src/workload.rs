@@ -130,12 +130,7 @@ pub fn clock_overhead_ns() -> f64 {
 
 impl Workload {
     /// Writes of one thread, one at a time, without flushes and rests.
-    pub(crate) fn writes(
-        pattern: Pattern,
-        block_bytes: u32,
-        working_set_bytes: u64,
-        stop: Stop,
-    ) -> Self {
+    pub fn writes(pattern: Pattern, block_bytes: u32, working_set_bytes: u64, stop: Stop) -> Self {
         Self {
             pattern,
             read_pct: 0,

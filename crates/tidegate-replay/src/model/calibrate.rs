@@ -226,20 +226,8 @@ fn null_device() -> Result<NullDevice, DeviceError> {
 
 /// Writes of one thread to random blocks of a device, as the bench makes them.
 pub(super) fn writes(threads: u32, device_bytes: u64, stop: Stop, seed: u64) -> Workload {
-    Workload {
-        pattern: Pattern::Uniform,
-        read_pct: 0,
-        block_bytes: BLOCK_BYTES as u32,
-        working_set_bytes: device_bytes,
-        threads: threads as usize,
-        iodepth: 1,
-        stop,
-        flush_every: 0,
-        think: Duration::ZERO,
-        bursts: None,
-        tick: Duration::ZERO,
-        seed,
-    }
+    let one = Workload::writes(Pattern::Uniform, BLOCK_BYTES as u32, device_bytes, stop);
+    Workload { threads: threads as usize, seed, ..one }
 }
 
 /// Requests of a run short enough to pass between two interruptions.

@@ -1,0 +1,49 @@
+//! The frame of a program: its command line is parsed, its errors are one line on standard error,
+//! and the exit status tells: 0 done, 1 failed, 2 wrong usage.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+const FAILED: u8 = 1;
+const WRONG_USAGE: u8 = 2;
+
+/// Why a program gave up.
+#[derive(Debug)]
+pub struct Failure {
+    /// The error, in words.
+    pub message: String,
+    /// The command line was wrong.
+    pub is_usage: bool,
+}
+
+/// Parses the command line and does what it asks for; errors begin with `name`.
+pub fn run<C: Parser>(name: &str, act: impl FnOnce(C) -> Result<(), Failure>) -> ExitCode {
+    match C::try_parse() {
+        Ok(cli) => act(cli).map_or_else(|failure| fail(name, &failure), |()| ExitCode::SUCCESS),
+        Err(error) if !error.use_stderr() => {
+            // Help or version, asked for: a closed pipe is no failure.
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let message = format!("{} (see --help)", first_part(&error));
+            fail(name, &Failure { message, is_usage: true })
+        }
+    }
+}
+
+/// Prints the failure as one line on standard error.
+fn fail(name: &str, failure: &Failure) -> ExitCode {
+    let words: Vec<_> = failure.message.split_whitespace().collect();
+    eprintln!("{name}: {}", words.join(" "));
+    ExitCode::from(if failure.is_usage { WRONG_USAGE } else { FAILED })
+}
+
+/// The parser's message without its usage block.
+fn first_part(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let message = text.split("\n\nUsage:").next().unwrap_or(&text);
+    let message = message.split("\n\nFor more information").next().unwrap_or(message);
+    message.trim_start_matches("error: ").to_owned()
+}
