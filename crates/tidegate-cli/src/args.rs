@@ -103,16 +103,7 @@ pub(crate) enum Command {
   tidegate bench block --threads 1,2
   tidegate bench nbd --policies btt,peer:nbdkit-memory --iodepth 32 --json nbd.json"
     )]
-    Bench {
-        /// What to measure, and how: handed to `tidegate-bench`, the program beside this one
-        #[arg(
-            value_name = "ARG",
-            required = true,
-            trailing_var_arg = true,
-            allow_hyphen_values = true
-        )]
-        args: Vec<OsString>,
-    },
+    Bench(HandedArgs),
     /// Play a trace of your workload through Tidegate's tiers, and choose; `tidegate replay --help`
     /// tells how
     #[command(
@@ -122,16 +113,7 @@ pub(crate) enum Command {
   tidegate replay app.strace --schemes dram,sccm,afcm,tidegate --pmem 10
   tidegate replay app.csv.zst --report out"
     )]
-    Replay {
-        /// Which traces, and how: handed to `tidegate-replay`, the program beside this one
-        #[arg(
-            value_name = "ARG",
-            required = true,
-            trailing_var_arg = true,
-            allow_hyphen_values = true
-        )]
-        args: Vec<OsString>,
-    },
+    Replay(HandedArgs),
     /// Model a machine with many cores in virtual time; `tidegate model --help` tells how
     #[command(
         disable_help_flag = true,
@@ -139,17 +121,21 @@ pub(crate) enum Command {
         after_help = "Examples:
   tidegate model --cores 36 --policies btt,transit,pmbd --iodepth 1,128"
     )]
-    Model {
-        /// Which machine, and what runs on it: handed to `tidegate-replay`, the program beside this
-        /// one
-        #[arg(
-            value_name = "ARG",
-            required = true,
-            trailing_var_arg = true,
-            allow_hyphen_values = true
-        )]
-        args: Vec<OsString>,
-    },
+    Model(HandedArgs),
+}
+
+/// Arguments for a program beside this one.
+#[derive(Debug, Args)]
+pub(crate) struct HandedArgs {
+    /// What to do, and how: handed to `tidegate-bench` or `tidegate-replay`, the program beside
+    /// this one that does it
+    #[arg(
+        value_name = "ARG",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) args: Vec<OsString>,
 }
 
 /// Arguments of `tidegate create`.

@@ -44,8 +44,8 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Pages(args) => pages::run(&args),
         Command::Set(args) => set::run(&args),
         Command::Supervise(args) => supervise::run(&args),
-        Command::Bench { args } => beside::bench(&args),
-        Command::Replay { args } => beside::replay("replay", &args),
-        Command::Model { args } => beside::replay("model", &args),
+        Command::Bench(handed) => beside::bench(&handed.args),
+        Command::Replay(handed) => beside::replay("replay", &handed.args),
+        Command::Model(handed) => beside::replay("model", &handed.args),
     }
 }
