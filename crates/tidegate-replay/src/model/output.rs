@@ -15,6 +15,7 @@ use super::case::Outcome;
 use super::costs::Costs;
 use super::plan::Ran;
 use crate::error::Error;
+use crate::report::distinct;
 
 /// One line of `rows` in the JSON output: those of `tidegate bench`, and the machine.
 #[derive(Debug, Serialize)]
@@ -255,17 +256,6 @@ fn breakdown(results: &[&Ran], of: &str) -> Table {
         table.push(cells);
     }
     table
-}
-
-/// `values` without repetitions.
-pub(super) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
-    let mut seen = Vec::new();
-    for value in values {
-        if !seen.contains(&value) {
-            seen.push(value);
-        }
-    }
-    seen
 }
 
 pub(super) fn micros(ns: f64) -> String {

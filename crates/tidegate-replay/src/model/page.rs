@@ -5,7 +5,7 @@
 use super::costs::Costs;
 use super::output;
 use super::plan::Ran;
-use crate::report::{Axis, Line, Lines, Plot, Report, Section, command_line};
+use crate::report::{Axis, Line, Lines, Plot, Report, Section, command_line, distinct};
 
 /// The page.
 pub(super) fn page(results: &[Ran], costs: &Costs) -> Report {
@@ -40,7 +40,7 @@ pub(super) fn page(results: &[Ran], costs: &Costs) -> Report {
 /// Plots for each machine and size of the DRAM tiers.
 fn machines(results: &[Ran]) -> Vec<Section> {
     let of = |ran: &Ran| (ran.case.cores, ran.case.cache_bytes);
-    let each = output::distinct(results.iter().map(of));
+    let each = distinct(results.iter().map(of));
     let section = |(cores, cache_bytes)| {
         let here: Vec<&Ran> =
             results.iter().filter(|ran| of(ran) == (cores, cache_bytes)).collect();
@@ -54,7 +54,7 @@ fn machines(results: &[Ran]) -> Vec<Section> {
 }
 
 fn by_jobs(here: &[&Ran]) -> Plot {
-    let jobs = output::distinct(here.iter().map(|ran| ran.case.jobs));
+    let jobs = distinct(here.iter().map(|ran| ran.case.jobs));
     let line = |policy: &'static str| {
         let at = |jobs: &u32| {
             let is_it = |ran: &&&Ran| ran.case.policy.name() == policy && ran.case.jobs == *jobs;
@@ -92,5 +92,5 @@ fn by_depth(here: &[&Ran]) -> Plot {
 }
 
 fn policies(here: &[&Ran]) -> Vec<&'static str> {
-    output::distinct(here.iter().map(|ran| ran.case.policy.name()))
+    distinct(here.iter().map(|ran| ran.case.policy.name()))
 }

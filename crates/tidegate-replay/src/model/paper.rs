@@ -16,10 +16,7 @@ use super::costs::Costs;
 use super::output::{micros, shares, size};
 use super::plan::{self, Ran};
 use crate::error::Error;
-
-const BEGIN: &str = "<!-- model:begin -->";
-const END: &str = "<!-- model:end -->";
-const HEAD: &str = "# The papers' results, made again\n";
+use crate::papers::{self, Check};
 
 const CORES: u32 = 36;
 const JOBS: [u32; 6] = [1, 2, 4, 8, 16, 32];
@@ -38,29 +35,16 @@ const TOLERANCE_PCT: f64 = 15.0;
 /// widest of the paper's table.
 const INSENSITIVE_PCT: f64 = 5.3;
 
-/// Runs the figures and replaces the section in the file `path`, which is made if there is none.
+/// Runs the figures and replaces their section in the file `path`, which is made if there is none.
 ///
 /// # Errors
 /// The file cannot be read or written, or has one of the markers alone.
 pub(super) fn update(path: &Path, seed: u64) -> Result<(), Error> {
-    let io = |source| Error::Io { path: path.to_path_buf(), source };
-    let page = match std::fs::read_to_string(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            format!("{HEAD}\n{BEGIN}\n{END}\n")
-        }
-        page => page.map_err(io)?,
-    };
-    let (before, after) = around(&page)
-        .ok_or_else(|| Error::Usage(format!("{}: expected {BEGIN} and {END}", path.display())))?;
-    let section = Figures::run(seed)?.section();
-    print!("{section}");
-    std::fs::write(path, format!("{before}{BEGIN}\n{section}{END}{after}")).map_err(io)
-}
-
-/// What stands before and behind the section.
-fn around(page: &str) -> Option<(&str, &str)> {
-    let (before, rest) = page.split_once(BEGIN)?;
-    Some((before, rest.split_once(END)?.1))
+    papers::update(path, "model", || {
+        let section = Figures::run(seed)?.section();
+        print!("{section}");
+        Ok(section)
+    })
 }
 
 /// The runs behind the figures.
@@ -69,16 +53,6 @@ struct Figures {
     paper: Vec<Ran>,
     /// On the same with Tidegate's block translation table.
     own: Vec<Ran>,
-}
-
-/// A number of the paper and ours.
-struct Check {
-    figure: &'static str,
-    what: String,
-    paper: String,
-    ours: String,
-    verdict: &'static str,
-    reason: &'static str,
 }
 
 fn case(policy: &str, jobs: u32, cache_bytes: u64, seed: u64) -> Case {
@@ -262,7 +236,7 @@ impl Figures {
             "## Caiti on 36 cores, modelled\n\n{INTRODUCTION}\n{}\nFigure 5e: thousands of writes a \
              second by jobs.\n\n{}\nTable 1: mean time of a request in µs, one job, by the size of \
              the cache.\n\n{}",
-            checks_table(&self.checks()).markdown(),
+            papers::table("caiti-model", "", &self.checks()).markdown(),
             tables[0],
             tables[1],
         )
@@ -335,22 +309,6 @@ impl Check {
     }
 }
 
-fn checks_table(checks: &[Check]) -> Table {
-    let headers = ["figure", "what", "paper", "ours", "verdict", "reason"];
-    let mut table = Table::new("caiti-model", "", &headers);
-    for Check { figure, what, paper, ours, verdict, reason } in checks {
-        table.push(vec![
-            (*figure).to_owned(),
-            what.clone(),
-            paper.clone(),
-            ours.clone(),
-            (*verdict).to_owned(),
-            (*reason).to_owned(),
-        ]);
-    }
-    table
-}
-
 const INTRODUCTION: &str = "\
 `tidegate model --papers docs/papers.md` runs the shipped tiers on a machine of 36 cores in virtual
 time ([how](decisions/model-by-coroutines.md)) and writes this section. The costs are the preset
@@ -369,13 +327,6 @@ const STALLS: &str = "40 % of the paper's 16.4 µs is half a write to its BTT: i
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_section_is_found_between_its_markers() {
-        let page = format!("a\n{BEGIN}\nold\n{END}\nb\n");
-        assert_eq!(around(&page), Some(("a\n", "\nb\n")));
-        assert_eq!(around(&page.replace(END, "")), None);
-    }
 
     #[test]
     fn verdicts_follow_the_numbers() {

@@ -47,6 +47,13 @@ pub struct Row {
     pub part_seconds: Vec<f64>,
 }
 
+impl Row {
+    /// Bytes stored in persistent memory.
+    pub(super) const fn pmem_traffic_bytes(&self) -> u64 {
+        self.pmem_data_bytes + self.pmem_metadata_bytes
+    }
+}
+
 /// A scheme at work.
 pub struct Case {
     entry: &'static SchemeEntry,

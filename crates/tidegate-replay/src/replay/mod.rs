@@ -19,7 +19,6 @@ use tidegate::pmem::MediaModel;
 use crate::error::Error;
 use crate::profile::Profile;
 use crate::report;
-use crate::scheme::page::PAGE_BYTES;
 use crate::scheme::{SCHEMES, SchemeEntry, Sizes, scheme};
 use crate::time::SsdModel;
 use crate::trace::{BadLines, Event, Format, Merged, Trace, merge, open};
@@ -146,23 +145,19 @@ impl ReplayArgs {
 
     /// The schemes with each amount of memory that they can use, the smallest amounts first.
     fn cases(&self, profile: &Profile) -> Result<Vec<Case>, Error> {
-        let bytes = |amount: &Amount| amount.bytes(profile.footprint_pages);
-        let (dram, pmem) = (bytes(&self.dram), bytes(&self.pmem));
-        let drams = self.sweep_dram.iter().map(|dram| (bytes(dram), pmem));
-        let pmems = self.sweep_pmem.iter().map(|pmem| (dram, bytes(pmem)));
+        let pages = profile.footprint_pages;
+        let (dram, pmem) = (self.dram.pages(pages), self.pmem.bytes(pages));
+        let drams = self.sweep_dram.iter().map(|dram| (dram.pages(pages), pmem));
+        let pmems = self.sweep_pmem.iter().map(|pmem| (dram, pmem.bytes(pages)));
         let mut amounts: Vec<_> = drams.chain(pmems).chain([(dram, pmem)]).collect();
         amounts.sort_unstable();
         amounts.dedup();
         let mut cases: Vec<(Sizes, &SchemeEntry)> = Vec::new();
-        for (dram_bytes, pmem_bytes) in amounts {
+        for (dram_pages, pmem_bytes) in amounts {
             for entry in self.schemes.iter().filter_map(|name| scheme(name)) {
                 let pmem_bytes = if entry.uses_pmem { pmem_bytes } else { 0 };
-                let sizes = Sizes {
-                    dram_pages: (dram_bytes / PAGE_BYTES).max(1),
-                    pmem_bytes,
-                    footprint_pages: profile.footprint_pages,
-                    atomic: self.atomic,
-                };
+                let sizes =
+                    Sizes { dram_pages, pmem_bytes, footprint_pages: pages, atomic: self.atomic };
                 if !cases.iter().any(|case| case.0 == sizes && case.1.name == entry.name) {
                     cases.push((sizes, entry));
                 }

@@ -7,6 +7,7 @@ use tidegate_bench::table::Table;
 
 use super::{ReplayArgs, Replayed, Row, advice};
 use crate::error::Error;
+use crate::scheme::page::PAGE_BYTES;
 
 const MIB: f64 = 1_048_576.0;
 
@@ -67,7 +68,7 @@ pub(super) fn workload(replayed: &Replayed) -> String {
     let mut text = format!(
         "{} operations on {:.1} MiB, {:.1} MiB written",
         profile.operations,
-        mib(profile.footprint_pages * 4096),
+        mib(profile.footprint_pages * PAGE_BYTES),
         mib(profile.written_bytes),
     );
     if let Some(share) = profile.synced_share() {
@@ -103,7 +104,7 @@ pub(super) fn table(args: &ReplayArgs, replayed: &Replayed) -> Table {
     for row in &replayed.rows {
         table.push(vec![
             row.scheme.to_owned(),
-            format!("{:.1}", mib(row.dram_pages * 4096)),
+            format!("{:.1}", mib(row.dram_pages * PAGE_BYTES)),
             format!("{:.1}", mib(row.pmem_bytes)),
             pct(row.read_hits, row.reads),
             row.ssd_pages_read.to_string(),

@@ -1,7 +1,8 @@
 //! What a replay found, as a page that a person can send to a colleague.
 
 use super::{ReplayArgs, Replayed, Row, advice, output};
-use crate::report::{Axis, Bar, Bars, Line, Lines, Plot, Report, Section, command_line};
+use crate::report::{Axis, Bar, Bars, Line, Lines, Plot, Report, Section, command_line, distinct};
+use crate::scheme::page::PAGE_BYTES;
 use tidegate::size::Size;
 
 const MIB: f64 = 1_048_576.0;
@@ -18,14 +19,23 @@ const MEASURES: [Measure; 3] = [
 
 #[expect(clippy::cast_precision_loss, reason = "numbers of a plot")]
 fn pmem_mib(row: &Row) -> f64 {
-    (row.pmem_data_bytes + row.pmem_metadata_bytes) as f64 / MIB
+    row.pmem_traffic_bytes() as f64 / MIB
 }
 
 /// The page.
 pub(super) fn page(args: &ReplayArgs, replayed: &Replayed) -> Report {
-    let mut sections = vec![one_size(args, replayed)];
-    sections.extend(by_size(&replayed.rows, "By persistent memory", |row| row.pmem_bytes));
-    sections.extend(by_size(&replayed.rows, "By DRAM for pages", |row| row.dram_pages * 4096));
+    let pages = replayed.profile.footprint_pages;
+    let (dram_pages, pmem_bytes) = (args.dram.pages(pages), args.pmem.bytes(pages));
+    let has_dram = |row: &Row| row.dram_pages == dram_pages;
+    let has_pmem = |row: &Row| [0, pmem_bytes].contains(&row.pmem_bytes);
+    let rows = |is_it: &dyn Fn(&Row) -> bool| -> Vec<&Row> {
+        replayed.rows.iter().filter(|row| is_it(row)).collect()
+    };
+    let here = rows(&|row| has_dram(row) && has_pmem(row));
+    let mut sections = vec![one_size(&here, dram_pages, pmem_bytes)];
+    sections.extend(by_size(&rows(&has_dram), "By persistent memory", |row| row.pmem_bytes));
+    let dram_bytes = |row: &Row| row.dram_pages * PAGE_BYTES;
+    sections.extend(by_size(&rows(&has_pmem), "By DRAM for pages", dram_bytes));
     sections.push(Section {
         title: "All numbers".to_owned(),
         table: Some(output::table(args, replayed)),
@@ -47,20 +57,15 @@ fn names(args: &ReplayArgs) -> String {
     args.traces.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
-/// Bars for the amounts that are not swept.
-fn one_size(args: &ReplayArgs, replayed: &Replayed) -> Section {
-    let bytes = |amount: &super::Amount| amount.bytes(replayed.profile.footprint_pages);
-    let (dram_pages, pmem_bytes) = ((bytes(&args.dram) / 4096).max(1), bytes(&args.pmem));
-    let is_here =
-        |row: &&Row| row.dram_pages == dram_pages && [0, pmem_bytes].contains(&row.pmem_bytes);
-    let here: Vec<&Row> = replayed.rows.iter().filter(is_here).collect();
+/// Bars for the amounts that are not swept, which the rows `here` have.
+fn one_size(here: &[&Row], dram_pages: u64, pmem_bytes: u64) -> Section {
     let whole = |(title, label, of): &Measure| {
         let bars = here.iter().map(|row| Bar::whole(row.scheme, of(row))).collect();
         Plot::Bars(Bars { title: (*title).to_owned(), label: (*label).to_owned(), bars })
     };
     let mut plots: Vec<Plot> = MEASURES[..2].iter().map(whole).collect();
-    plots.push(pmem_traffic(&here));
-    let (dram, pmem) = (Size { bytes: dram_pages * 4096 }, Size { bytes: pmem_bytes });
+    plots.push(pmem_traffic(here));
+    let (dram, pmem) = (Size { bytes: dram_pages * PAGE_BYTES }, Size { bytes: pmem_bytes });
     Section {
         title: format!("With {dram} of DRAM for pages and {pmem} of persistent memory"),
         text: "Less is better in all of them.".to_owned(),
@@ -85,25 +90,21 @@ fn pmem_traffic(rows: &[&Row]) -> Plot {
     })
 }
 
-/// Lines over one amount of memory, if several were asked for.
-fn by_size(rows: &[Row], title: &str, amount: fn(&Row) -> u64) -> Option<Section> {
-    let mut amounts: Vec<u64> = rows.iter().map(amount).filter(|bytes| *bytes > 0).collect();
+/// Lines over one amount of memory, if the rows, which share the other one, have several.
+fn by_size(rows: &[&Row], title: &str, amount: fn(&Row) -> u64) -> Option<Section> {
+    let mut amounts: Vec<u64> =
+        rows.iter().map(|row| amount(row)).filter(|bytes| *bytes > 0).collect();
     amounts.sort_unstable();
     amounts.dedup();
     if amounts.len() < 2 {
         return None;
     }
-    let mut schemes: Vec<&str> = Vec::new();
-    for row in rows.iter().filter(|row| !schemes.contains(&row.scheme)).collect::<Vec<_>>() {
-        if !schemes.contains(&row.scheme) {
-            schemes.push(row.scheme);
-        }
-    }
+    let schemes = distinct(rows.iter().map(|row| row.scheme));
     let plot = |(title, label, of): &Measure| {
         let line = |scheme: &&str| {
             let at = |bytes: &u64| {
                 let mut found = rows.iter().filter(|row| row.scheme == *scheme);
-                found.find(|row| amount(row) == *bytes).map(of)
+                found.find(|row| amount(row) == *bytes).map(|row| of(row))
             };
             Line::of_columns(*scheme, &amounts.iter().map(at).collect::<Vec<_>>())
         };
@@ -118,4 +119,89 @@ fn by_size(rows: &[Row], title: &str, amount: fn(&Row) -> u64) -> Option<Section
     };
     let plots = MEASURES.iter().map(plot).collect();
     Some(Section { title: title.to_owned(), plots, ..Section::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: ReplayArgs,
+    }
+
+    /// A page of a trace that was made for it, with these options, and its rows.
+    fn page_of(options: &[&str]) -> (Report, Vec<Row>) {
+        let dir = tempfile::tempdir().unwrap();
+        let trace = dir.path().join("t.csv");
+        let mut lines = String::from("ts_us,tid,op,file,offset,len\n");
+        for at in 0..2000_u64 {
+            let offset = at * at % 97 * 4096;
+            let _ = writeln!(lines, "{at},1,write,/data,{offset},300");
+            let _ = writeln!(lines, "{at},1,fsync,/data,0,0");
+            let _ = writeln!(lines, "{at},1,read,/data,{},4096", at * 7 % 97 * 4096);
+        }
+        std::fs::write(&trace, lines).unwrap();
+        let words = ["replay", trace.to_str().unwrap()].into_iter().chain(options.iter().copied());
+        let args = Cli::parse_from(words).args;
+        let replayed = args.replay().unwrap();
+        (page(&args, &replayed), replayed.rows)
+    }
+
+    fn titles(report: &Report) -> Vec<&str> {
+        report.sections.iter().map(|section| section.title.as_str()).collect()
+    }
+
+    /// What the plot `title` of a section shows of a scheme.
+    fn line(section: &Section, title: &str, scheme: &str) -> Vec<(f64, f64)> {
+        let lines = section.plots.iter().find_map(|plot| match plot {
+            Plot::Lines(lines) if lines.title == title => Some(lines),
+            _ => None,
+        });
+        let mut lines = lines.unwrap().lines.iter();
+        lines.find(|line| line.name == scheme).unwrap().points.clone()
+    }
+
+    #[test]
+    fn one_amount_of_memory_is_shown_by_bars_only() {
+        let (report, _) = page_of(&[]);
+        assert_eq!(titles(&report).len(), 2, "{:?}", titles(&report));
+        assert!(report.verdict.starts_with("Advice: ") && report.title.ends_with("t.csv"));
+        let [bars, all] = &report.sections[..] else { panic!("two sections") };
+        assert_eq!((bars.plots.len(), all.plots.len()), (3, 0));
+        for name in ["dram", "sccm", "sfcm", "afcm", "tidegate"] {
+            assert!(bars.plots.iter().all(|plot| plot.names().contains(&name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_sweep_of_one_amount_keeps_the_other() {
+        let (report, rows) = page_of(&[
+            "--schemes=dram,sccm,tidegate",
+            "--dram=50",
+            "--sweep-dram=5,20",
+            "--pmem=20",
+            "--sweep-pmem=5,60",
+        ]);
+        let [_, by_pmem, by_dram, _] = &report.sections[..] else {
+            panic!("{:?}", titles(&report));
+        };
+        let most_dram = rows.iter().map(|row| row.dram_pages).max();
+        let mut sccm: Vec<&Row> = rows.iter().filter(|row| row.scheme == "sccm").collect();
+        sccm.retain(|row| Some(row.dram_pages) == most_dram);
+        sccm.sort_by_key(|row| row.pmem_bytes);
+        let seconds: Vec<f64> = sccm.iter().map(|row| row.seconds).collect();
+        let shown: Vec<f64> =
+            line(by_pmem, "Time", "sccm").iter().map(|(_, seconds)| *seconds).collect();
+        assert_eq!((shown.len(), shown), (3, seconds));
+        assert!(line(by_pmem, "Time", "dram").is_empty(), "it has no persistent memory");
+        assert_eq!(line(by_dram, "Time", "dram").len(), 3);
+        let at_most_dram = line(by_dram, "Time", "sccm")[2].1;
+        assert_eq!(at_most_dram.to_bits(), sccm[1].seconds.to_bits());
+    }
 }

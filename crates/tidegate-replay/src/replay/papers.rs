@@ -13,11 +13,9 @@ use tidegate_bench::table::Table;
 use super::amount::Amount;
 use super::{ReplayArgs, Replayed, Row};
 use crate::error::Error;
+use crate::papers::{self, Check};
 use crate::time::SsdModel;
 
-const BEGIN: &str = "<!-- replay:begin -->";
-const END: &str = "<!-- replay:end -->";
-const HEAD: &str = "# The papers' results, made again\n";
 const SCHEMES: [&str; 5] = ["dram", "sccm", "sfcm", "afcm", "tidegate"];
 /// The default sizes of the paper's section 5.1, in percent of the workload.
 const DRAM_PCT: f64 = 50.0;
@@ -37,41 +35,16 @@ struct Played {
     atomic: Row,
 }
 
-/// A number of the paper and ours.
-struct Check {
-    figure: &'static str,
-    what: &'static str,
-    paper: String,
-    ours: String,
-    holds: bool,
-    reason: &'static str,
-}
-
 /// Replays each trace of `args` and replaces the section in the file `path`, which is made if there
 /// is none.
 ///
 /// # Errors
 /// A trace or the file cannot be read, the file not be written, or it has one marker alone.
 pub(super) fn update(args: &ReplayArgs, path: &Path) -> Result<(), Error> {
-    let io = |source| Error::Io { path: path.to_path_buf(), source };
-    let page = match std::fs::read_to_string(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            format!("{HEAD}\n{BEGIN}\n{END}\n")
-        }
-        page => page.map_err(io)?,
-    };
-    let (before, after) = around(&page)
-        .ok_or_else(|| Error::Usage(format!("{}: expected {BEGIN} and {END}", path.display())))?;
-    let played: Vec<_> =
-        args.traces.iter().map(|trace| play(args, trace)).collect::<Result<_, _>>()?;
-    let section = section(&played);
-    std::fs::write(path, format!("{before}{BEGIN}\n{section}{END}{after}")).map_err(io)
-}
-
-/// What stands before and behind the section.
-fn around(page: &str) -> Option<(&str, &str)> {
-    let (before, rest) = page.split_once(BEGIN)?;
-    Some((before, rest.split_once(END)?.1))
+    papers::update(path, "replay", || {
+        let played = args.traces.iter().map(|trace| play(args, trace));
+        Ok(section(&played.collect::<Result<Vec<_>, _>>()?))
+    })
 }
 
 fn play(args: &ReplayArgs, trace: &Path) -> Result<Played, Error> {
@@ -104,7 +77,7 @@ impl Played {
     /// The row of `scheme` with the paper's sizes or with `dram` and `pmem` percent.
     fn row_at(&self, scheme: &str, dram_pct: f64, pmem_pct: f64) -> Option<&Row> {
         let pages = self.replayed.profile.footprint_pages;
-        let dram_pages = (Amount::Pct(dram_pct).bytes(pages) / 4096).max(1);
+        let dram_pages = Amount::Pct(dram_pct).pages(pages);
         let pmem_bytes = if scheme == "dram" { 0 } else { Amount::Pct(pmem_pct).bytes(pages) };
         let mut rows = self.replayed.rows.iter().filter(|row| row.scheme == scheme);
         rows.find(|row| (row.dram_pages, row.pmem_bytes) == (dram_pages, pmem_bytes))
@@ -137,7 +110,7 @@ const fn written(row: &Row) -> f64 {
 
 #[expect(clippy::cast_precision_loss, reason = "ratios for people")]
 const fn traffic(row: &Row) -> f64 {
-    (row.pmem_data_bytes + row.pmem_metadata_bytes) as f64
+    row.pmem_traffic_bytes() as f64
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -158,7 +131,9 @@ fn section(played: &[Played]) -> String {
          pages, persistent memory for a fifth of them, as fast as DRAM. Each trace is played by\n\
          itself.\n\n",
     );
-    for table in [checks_table(&checks(played)), workloads(played)] {
+    for table in
+        [papers::table("papers-checks", "The paper's claims", &checks(played)), workloads(played)]
+    {
         let _ = writeln!(text, "{}\n\n{}", table.title, table.markdown());
     }
     let figures: [(&str, Measure, usize); 3] = [
@@ -265,42 +240,50 @@ impl Synced<'_> {
         let no_worse = self.0.iter().filter(is_no_worse).count();
         let ours = format!("{no_worse} of {}", self.0.len());
         let holds = no_worse == self.0.len();
-        Check { figure: "-", what, paper: "all (our aim)".to_owned(), ours, holds, reason: OWN }
+        check(("-", what), ("all (our aim)".to_owned(), ours), holds, OWN)
     }
 
     fn share_check(&self) -> Check {
         let most = |it: &&&Played| it.replayed.profile.synced_share() > Some(0.7);
         let count = self.0.iter().filter(most).count();
-        Check {
-            figure: "1",
-            what: "workloads of whose written bytes a sync covers 70 % or more",
-            paper: "5 of 6".to_owned(),
-            ours: format!("{count} of {}", self.0.len()),
-            holds: count * 6 >= self.0.len() * 5,
-            reason: "other workloads; traces without syncs are not counted",
-        }
+        check(
+            ("1", "workloads of whose written bytes a sync covers 70 % or more"),
+            ("5 of 6".to_owned(), format!("{count} of {}", self.0.len())),
+            count * 6 >= self.0.len() * 5,
+            "other workloads; traces without syncs are not counted",
+        )
     }
+}
+
+/// A row for a claim of a figure: what the paper says and what we find, and why, if it differs.
+fn check(
+    (figure, what): (&'static str, &'static str),
+    (paper, ours): (String, String),
+    holds: bool,
+    reason: &'static str,
+) -> Check {
+    let (verdict, reason) = if holds { ("holds", "") } else { ("differs", reason) };
+    Check { figure, what: what.to_owned(), paper, ours, verdict, reason }
 }
 
 /// A row for a number that the paper has, with `unit` behind it; it holds from 85 % of that on.
 fn at_least(
-    (figure, what): (&'static str, &'static str),
+    claim: (&'static str, &'static str),
     (paper, ours): (f64, f64),
     unit: &str,
     reason: &'static str,
 ) -> Check {
-    let (holds, ours) = (ours >= paper * 0.85, format!("{ours:.2} {unit}"));
-    Check { figure, what, paper: format!("{paper} {unit}"), ours, holds, reason }
+    let numbers = (format!("{paper} {unit}"), format!("{ours:.2} {unit}"));
+    check(claim, numbers, ours >= paper * 0.85, reason)
 }
 
 /// The same; it holds up to 115 %.
 fn at_most(
-    (figure, what): (&'static str, &'static str),
+    claim: (&'static str, &'static str),
     (paper, ours): (f64, f64),
     reason: &'static str,
 ) -> Check {
-    let (holds, ours) = (ours <= paper * 1.15, format!("{ours:.2} %"));
-    Check { figure, what, paper: format!("{paper} %"), ours, holds, reason }
+    check(claim, (format!("{paper} %"), format!("{ours:.2} %")), ours <= paper * 1.15, reason)
 }
 
 fn checks(played: &[Played]) -> Vec<Check> {
@@ -344,17 +327,6 @@ fn index_pct(it: &Played) -> Option<f64> {
     Some(of(it.row("afcm")?.index_bytes, it.replayed.profile.footprint_pages))
 }
 
-fn checks_table(checks: &[Check]) -> Table {
-    let headers = ["figure", "what", "paper", "ours", "verdict", "reason"];
-    let mut table = Table::new("papers-checks", "The paper's claims", &headers);
-    for it in checks {
-        let (verdict, reason) = if it.holds { ("holds", "") } else { ("differs", it.reason) };
-        let cells = [it.figure, it.what, &it.paper, &it.ours, verdict, reason];
-        table.push(cells.map(str::to_owned).into());
-    }
-    table
-}
-
 #[cfg(test)]
 mod tests {
     use std::fmt::Write as _;
@@ -370,13 +342,6 @@ mod tests {
     }
 
     #[test]
-    fn a_section_is_found_between_its_markers() {
-        let page = format!("a\n{BEGIN}\nold\n{END}\nb\n");
-        assert_eq!(around(&page), Some(("a\n", "\nb\n")));
-        assert_eq!(around("no marker"), None);
-    }
-
-    #[test]
     fn a_page_is_written_and_written_again() {
         let dir = tempfile::tempdir().unwrap();
         let (trace, page) = (dir.path().join("t.csv"), dir.path().join("papers.md"));
@@ -387,7 +352,8 @@ mod tests {
             let _ = writeln!(lines, "{at},1,fsync,/data,0,0");
         }
         std::fs::write(&trace, lines).unwrap();
-        std::fs::write(&page, format!("kept\n{BEGIN}\n{END}\nkept too\n")).unwrap();
+        std::fs::write(&page, "kept\n<!-- replay:begin -->\n<!-- replay:end -->\nkept too\n")
+            .unwrap();
         let args = Cli::parse_from(["replay".as_ref(), trace.as_os_str()]).args;
         update(&args, &page).unwrap();
         let first = std::fs::read_to_string(&page).unwrap();

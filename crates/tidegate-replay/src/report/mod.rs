@@ -73,6 +73,17 @@ pub fn command_line() -> String {
     std::iter::once("tidegate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
+/// `values` without repetitions.
+pub(crate) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for value in values {
+        if !seen.contains(&value) {
+            seen.push(value);
+        }
+    }
+    seen
+}
+
 fn page(report: &Report) -> String {
     let plots = || report.sections.iter().flat_map(|section| &section.plots);
     let looks = Looks::new(plots().flat_map(Plot::names));

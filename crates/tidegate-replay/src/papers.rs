@@ -1,0 +1,96 @@
+//! docs/papers.md: a section for each command that makes a paper's figures again, between markers
+//! with its name, and the table of what the papers say beside what we find.
+
+use std::path::Path;
+
+use tidegate_bench::table::Table;
+
+use crate::error::Error;
+
+const HEAD: &str = "# The papers' results, made again\n";
+
+/// The markers of the section `name`.
+fn markers(name: &str) -> [String; 2] {
+    ["begin", "end"].map(|part| format!("<!-- {name}:{part} -->"))
+}
+
+/// Replaces the section `name` of the page `path`, which is made if there is none, by what `make`
+/// makes.
+///
+/// # Errors
+/// The page cannot be read or written, or has one marker alone; those of `make`.
+pub(crate) fn update(
+    path: &Path,
+    name: &str,
+    make: impl FnOnce() -> Result<String, Error>,
+) -> Result<(), Error> {
+    let io = |source| Error::Io { path: path.to_path_buf(), source };
+    let [begin, end] = markers(name);
+    let page = match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            format!("{HEAD}\n{begin}\n{end}\n")
+        }
+        page => page.map_err(io)?,
+    };
+    let (before, after) = around(&page, &begin, &end)
+        .ok_or_else(|| Error::Usage(format!("{}: expected {begin} and {end}", path.display())))?;
+    let section = make()?;
+    std::fs::write(path, format!("{before}{begin}\n{section}{end}{after}")).map_err(io)
+}
+
+/// What stands before and behind the section.
+fn around<'p>(page: &'p str, begin: &str, end: &str) -> Option<(&'p str, &'p str)> {
+    let (before, rest) = page.split_once(begin)?;
+    Some((before, rest.split_once(end)?.1))
+}
+
+/// A number of a paper and ours.
+pub(crate) struct Check {
+    pub(crate) figure: &'static str,
+    pub(crate) what: String,
+    pub(crate) paper: String,
+    pub(crate) ours: String,
+    pub(crate) verdict: &'static str,
+    /// Empty where there is nothing to explain.
+    pub(crate) reason: &'static str,
+}
+
+/// The table `name` of `checks`.
+pub(crate) fn table(name: &'static str, title: &str, checks: &[Check]) -> Table {
+    let headers = ["figure", "what", "paper", "ours", "verdict", "reason"];
+    let mut table = Table::new(name, title, &headers);
+    for it in checks {
+        let cells = [it.figure, &it.what, &it.paper, &it.ours, it.verdict, it.reason];
+        table.push(cells.map(str::to_owned).into());
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_section_is_found_between_its_markers() {
+        let [begin, end] = markers("x");
+        let page = format!("a\n{begin}\nold\n{end}\nb\n");
+        assert_eq!(around(&page, &begin, &end), Some(("a\n", "\nb\n")));
+        assert_eq!(around("no marker", &begin, &end), None);
+        assert_eq!(around(&page.replace(&end, ""), &begin, &end), None);
+    }
+
+    #[test]
+    fn sections_of_one_page_keep_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let page = dir.path().join("papers.md");
+        let make = |text: &str| Ok(format!("{text}\n"));
+        update(&page, "x", || make("first")).unwrap();
+        let text = std::fs::read_to_string(&page).unwrap();
+        std::fs::write(&page, format!("{text}<!-- y:begin -->\n<!-- y:end -->\n")).unwrap();
+        update(&page, "y", || make("second")).unwrap();
+        update(&page, "x", || make("third")).unwrap();
+        let text = std::fs::read_to_string(&page).unwrap();
+        assert!(text.contains("third") && text.contains("second") && !text.contains("first"));
+        assert!(update(&page, "z", || make("lost")).unwrap_err().is_usage());
+    }
+}

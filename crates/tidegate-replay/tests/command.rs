@@ -1,0 +1,77 @@
+//! `tidegate-replay` as a program: exit status, what it prints, and the files that it writes.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn run(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tidegate-replay")).args(args).output().unwrap()
+}
+
+/// Runs it, which succeeds; what it prints.
+fn ok(args: &[&str]) -> String {
+    let output = run(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs it, which fails; the one line that it says.
+fn fails(status: i32, args: &[&str]) -> String {
+    let output = run(args);
+    assert_eq!(output.status.code(), Some(status));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("tidegate: ") && said.lines().count() == 1, "{said}");
+    said
+}
+
+/// A page that needs nothing else, and says how to make it again.
+fn page(dir: &Path, again: &str) -> String {
+    let page = std::fs::read_to_string(dir.join("index.html")).unwrap();
+    assert!(page.contains("<svg") && !page.contains("http"), "{page}");
+    assert!(page.contains(again), "{again} is not in {page}");
+    page
+}
+
+#[test]
+fn a_replay_prints_a_table_and_advice_and_writes_rows_and_a_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let mut lines = String::from("ts_us,tid,op,file,offset,len\n");
+    for at in 0..500_u64 {
+        let _ = writeln!(lines, "{at},1,write,/data,{},100", at % 61 * 4096);
+        let _ = writeln!(lines, "{at},1,fsync,/data,0,0");
+    }
+    lines.push_str("this is no line\n");
+    std::fs::write(path("t.csv"), lines).unwrap();
+    let (trace, json, report) = (path("t.csv"), path("rows.json"), path("report"));
+    let args = ["replay", &trace, "--schemes=dram,afcm", "--json", &json, "--report", &report];
+    let printed = ok(&args);
+    assert!(printed.contains("afcm") && printed.contains("Advice: "), "{printed}");
+    let rows: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!((rows["bad_lines"].as_u64(), rows["operations"].as_u64()), (Some(1), Some(1000)));
+    assert_eq!(rows["rows"].as_array().unwrap().len(), 2);
+    let page = page(Path::new(&report), "tidegate replay ");
+    assert!(page.contains("--schemes=dram,afcm") && page.contains("Advice: "), "{page}");
+}
+
+#[test]
+fn a_model_prints_tables_and_writes_a_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = dir.path().join("report");
+    let args = "model --cores 2 --jobs 1,2 --policies btt,transit --iodepth 1,8 --cache 1M --size \
+                32M --seconds 0.001 --report";
+    let args: Vec<_> = args.split(' ').chain([report.to_str().unwrap()]).collect();
+    assert!(ok(&args).contains("transit"));
+    let page = page(&report, "tidegate model --cores 2 --jobs 1,2");
+    assert!(page.contains("Throughput") && page.contains("Mean latency"), "{page}");
+}
+
+#[test]
+fn what_is_wrong_is_said_in_one_line() {
+    assert!(fails(2, &["replay"]).contains("<TRACE>"));
+    assert!(fails(2, &["replay", "x", "--schemes=dram,none"]).contains("sccm"));
+    assert!(fails(2, &["model", "--cores", "none"]).contains("none"));
+    assert!(fails(1, &["replay", "/nowhere/trace.csv"]).contains("/nowhere/trace.csv"));
+    assert!(ok(&["replay", "--help"]).contains("Usage: tidegate replay"));
+}
