@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use tidegate::device::BlockDevice;
 use tidegate::device::delay::Delays;
 use tidegate::device::gate::Gate;
 use tidegate::device::watch::{Notices, Watch};
@@ -48,8 +49,8 @@ fn serve(plan: &ServePlan) -> Result<()> {
     // Caught before the first client can connect: no signal is lost, and none kills the process.
     let signals = signals::catch()?;
     let stacks = plan.devices.iter().map(open_named).collect::<Result<Vec<_>>>()?;
-    let gates: Vec<_> = stacks.iter().map(|stack| Arc::new(Gate::new(stack.top()))).collect();
-    let server = bind(plan, &gates, tls)?;
+    let gates: Vec<_> = plan.devices.iter().zip(&stacks).map(gate_of).collect();
+    let server = bind(plan, &stacks, &gates, tls)?;
     let served: Vec<_> = plan
         .devices
         .iter()
@@ -121,12 +122,26 @@ fn drain_all(served: &[Served]) -> Result<()> {
     first
 }
 
-fn bind(plan: &ServePlan, gates: &[Arc<Gate>], tls: Option<Tls>) -> Result<Server> {
+/// What holds clients' changes back while the pool is copied; none where a copy of it would not have
+/// all of the data, so that nothing is to be held back.
+fn gate_of((device, stack): (&DevicePlan, &Arc<Stack>)) -> Option<Arc<Gate>> {
+    device.backing.is_none().then(|| Arc::new(Gate::new(stack.top())))
+}
+
+fn bind(
+    plan: &ServePlan,
+    stacks: &[Arc<Stack>],
+    gates: &[Option<Arc<Gate>>],
+    tls: Option<Tls>,
+) -> Result<Server> {
     let complain = |line: &str| say(Level::Warning, line);
     let mut builder = ServerBuilder::new().limits(plan.limits.clone()).log(Arc::new(complain));
-    for (device, gate) in plan.devices.iter().zip(gates) {
-        let gate = Arc::<Gate>::clone(gate);
-        let watched = Arc::new(Watch::new(gate, "export", notices(device)));
+    for ((device, stack), gate) in plan.devices.iter().zip(stacks).zip(gates) {
+        let top: Arc<dyn BlockDevice> = match gate {
+            Some(gate) => Arc::<Gate>::clone(gate),
+            None => stack.top(),
+        };
+        let watched = Arc::new(Watch::new(top, "export", notices(device)));
         let export = Export::new(device.export.clone(), watched).read_only(device.read_only);
         builder = builder.export(export);
     }
@@ -136,14 +151,18 @@ fn bind(plan: &ServePlan, gates: &[Arc<Gate>], tls: Option<Tls>) -> Result<Serve
     Ok(builder.bind(&plan.nbd)?)
 }
 
-fn served(device: &DevicePlan, stack: Arc<Stack>, gate: Arc<Gate>, server: &Server) -> Served {
+fn served(
+    device: &DevicePlan,
+    stack: Arc<Stack>,
+    gate: Option<Arc<Gate>>,
+    server: &Server,
+) -> Served {
     let statistics = server.export_statistics(&device.export);
-    let (pool, has_backing) = (device.pool.clone(), device.backing.is_some());
     Served {
         export: device.export.clone(),
         stack,
         statistics: statistics.unwrap_or_else(|| server.statistics()),
-        source: Source { pool, has_backing, gate },
+        source: Source { pool: device.pool.clone(), gate },
     }
 }
 
