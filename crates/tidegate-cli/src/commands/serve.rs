@@ -122,8 +122,8 @@ fn drain_all(served: &[Served]) -> Result<()> {
     first
 }
 
-/// What holds clients' changes back while the pool is copied; none where a copy of it would not have
-/// all of the data, so that nothing is to be held back.
+/// What holds clients' changes back while the pool is copied; none where a copy of it would not
+/// have all of the data.
 fn gate_of((device, stack): (&DevicePlan, &Arc<Stack>)) -> Option<Arc<Gate>> {
     device.backing.is_none().then(|| Arc::new(Gate::new(stack.top())))
 }
