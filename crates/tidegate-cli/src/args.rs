@@ -59,7 +59,7 @@ impl MemoryArgs {
 /// The subcommands of this release.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Make a pool: a block device on persistent memory, or a log
+    /// Make a pool: a block device on persistent memory, a cache, or a log
     Create(CreateArgs),
     /// Show what a pool is
     Info(InfoArgs),
@@ -145,18 +145,20 @@ pub(crate) struct HandedArgs {
   tidegate create /dev/shm/trial --engine btt --size 256M --block-size 512 --domain volatile
   tidegate create /dev/dax0.0 --engine btt --size 16G --btt-version 2.0
   tidegate create /mnt/pmem/app.pool --engine log --size 4G
+  tidegate create /mnt/pmem/cache --engine cache --size 8G
 
 A pool is a file on a DAX file system, a devdax character device, or any ordinary file, where
 each write waits for the disk (domain msync); on tmpfs, for trials, a power cut loses it. An
 engine `btt` writes each block all or not at all and is bit-compatible with the Linux kernel's
-BTT; `raw` is the bare memory: a crash may tear the blocks that were being written. `log` is for `tidegate run`, which also makes one by itself.")]
+BTT; `raw` is the bare memory: a crash may tear the blocks that were being written. `cache` keeps
+hot data of a slower disk, which `serve --backing` names, and makes its writes durable. `log` does
+so for writes alone; `tidegate run` also makes one by itself.")]
 pub(crate) struct CreateArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// What the pool keeps: blocks, by btt (each all old or all new after a crash) or raw (bare
-    /// memory), or log (writes that a device or the files of `tidegate run` get later)
-    #[arg(long, value_name = "btt|raw|log", value_parser = parse_engine)]
+    /// What keeps data in the pool
+    #[arg(long, value_name = "ENGINE", value_parser = parse_engine, help = engine_help())]
     pub(crate) engine: &'static dyn Engine,
     /// Size of the pool: bytes, or with K, M, G or T (powers of 1024)
     #[arg(long, value_name = "SIZE")]
@@ -203,6 +205,13 @@ impl Args for EngineArgs {
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
         Self::augment_args(command)
     }
+}
+
+/// Lists the engines of the registry with what they are.
+fn engine_help() -> String {
+    let engines = REGISTRY.engines().iter();
+    let known: Vec<_> = engines.map(|it| format!("{} ({})", it.name(), it.about())).collect();
+    format!("What keeps data in the pool: {}", known.join(", "))
 }
 
 fn parse_engine(name: &str) -> Result<&'static dyn Engine, String> {
