@@ -226,6 +226,39 @@ fn a_file_that_was_never_synced_is_unordered_under_run() {
 }
 
 #[test]
+fn a_file_that_was_never_synced_is_unordered_until_a_rename_of_it_is_there() {
+    let steps = "new d0/B 5000; fsync d1/B; unlink d1/B; rename d0/B d0/A";
+    let mut unlinked = initial();
+    unlinked.remove("d1/B");
+    let judge = |steps: &str, state: &State| {
+        let sequence: Sequence = steps.parse().unwrap();
+        Model::behind(Kind::Ext4, &sequence).unwrap().judge(state, true)
+    };
+    assert_eq!(judge(steps, &unlinked), Verdict::Allowed);
+    assert!(!judge(&format!("{steps}; fsync d0"), &unlinked).is_allowed());
+    let mut lost = unlinked;
+    lost.remove("d0/A");
+    assert!(!judge(steps, &lost).is_allowed(), "the rename without the file");
+}
+
+#[test]
+fn a_file_that_leaves_before_a_truncation_commits_what_a_later_fsync_would_have() {
+    let judge = |steps: &str, is_under_run: bool| {
+        let sequence: Sequence = steps.parse().unwrap();
+        let model = Model::new(Kind::Xfs);
+        let model = if is_under_run { model.under_run() } else { model };
+        let renamed = moved(initial(), "d1/B", "d0/A");
+        model.after(&sequence).unwrap().judge(&renamed, is_under_run)
+    };
+    let covered = "fsync d1/B; rename d1/B d0/A; truncate d0/A 11000; fsync d0";
+    assert!(matches!(judge(covered, false), Verdict::Misordered(_)));
+    assert_eq!(judge(covered, true), Verdict::Allowed);
+    let plain = "rename d1/B d0/A; truncate d0/A 11000; fsync d0";
+    assert!(!judge(plain, true).is_allowed(), "a plain file does not leave");
+    assert!(!judge(&covered.replace("fsync d0", "fsync d0/A"), true).is_allowed());
+}
+
+#[test]
 fn a_new_file_is_where_its_sync_and_its_rename_left_it() {
     let whole = bytes(1, 0, 5000);
     let mut delivered = initial();

@@ -105,8 +105,8 @@ struct Inode {
     last_data_change: usize,
     /// It was cut: the file system may allocate its data when it is closed.
     was_cut: bool,
-    /// How often its names changed.
-    name_changes: usize,
+    /// Numbers of changes with each change of its names.
+    name_changes: Vec<usize>,
     /// It was created by the sequence.
     is_new: bool,
     /// Some sync covered its existence.
@@ -178,8 +178,9 @@ impl Model {
     }
 
     /// The same for a program under `tidegate run`. To cover a file, an `fdatasync` is made as an
-    /// `fsync`: that is a commit which the kernel could have made at that moment by itself, and a
-    /// later `fsync` of that file has nothing to commit then.
+    /// `fsync`, and before a truncation a file may leave the log by a real sync: that is a commit
+    /// which the kernel could have made at that moment by itself, and a later `fsync` of a file or
+    /// directory that it had changes of has nothing to commit then.
     #[must_use]
     pub fn under_run(self) -> Self {
         Self { is_under_run: true, ..self }
@@ -265,9 +266,10 @@ impl Model {
     /// Adds a change of names that concerns inodes and their directories.
     fn change_names(&mut self, ids: &[Id], entries: &[&Entry], edit: impl FnOnce(&mut Tree)) {
         self.change(edit);
+        let changes = self.changes();
         for id in ids {
             self.mark_metadata(*id);
-            self.inode(*id).name_changes += 1;
+            self.inode(*id).name_changes.push(changes);
         }
         for entry in entries {
             self.mark_metadata(entry.parent);
@@ -483,6 +485,9 @@ impl Model {
     }
 
     fn truncate(&mut self, id: Id, size: u64) {
+        if self.is_under_run && self.inode(id).is_synced {
+            self.perhaps_commit();
+        }
         self.change(|_| {});
         let changes = self.changes();
         let was = self.history(id).size();
@@ -681,10 +686,13 @@ impl Model {
     }
 
     /// Whether a file may be missing though its creation is in the prefix: it was created and never
-    /// synced. Plain file systems do not lose it; `tidegate run` does not order it.
-    pub fn is_optional(&self, id: Id) -> bool {
+    /// synced, and the prefix has no other change of its names. Plain file systems do not lose it;
+    /// `tidegate run` does not order it.
+    pub fn is_optional(&self, id: Id, prefix: usize) -> bool {
         self.inodes.get(&id).is_some_and(|inode| {
-            inode.is_new && inode.history.is_some() && !inode.is_synced && inode.name_changes == 1
+            let name_changes = inode.name_changes.iter().filter(|change| **change <= prefix);
+            let is_unnamed = name_changes.count() == 1;
+            inode.is_new && inode.history.is_some() && !inode.is_synced && is_unnamed
         })
     }
 }

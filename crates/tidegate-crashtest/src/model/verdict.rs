@@ -93,23 +93,25 @@ impl Model {
                 format!("{found} bytes, {wanted_bytes} expected, which differ at offset {at}")
             })
         };
-        self.compare(self.tree(), state, false, contents)
+        let last = self.trees.len() - 1;
+        self.compare(last, state, false, contents)
     }
 
     fn objections(&self, prefix: usize, state: &State, is_unordered: bool) -> Vec<String> {
         let contents = |id: Id, bytes: &[u8]| {
             self.file(id).and_then(|history| history.possible(prefix).objection(bytes, writer))
         };
-        self.compare(&self.trees[prefix], state, is_unordered, contents)
+        self.compare(prefix, state, is_unordered, contents)
     }
 
     fn compare(
         &self,
-        tree: &Tree,
+        prefix: usize,
         state: &State,
         is_unordered: bool,
         contents: impl Fn(Id, &[u8]) -> Option<String>,
     ) -> Vec<String> {
+        let tree = &self.trees[prefix];
         let paths = tree.paths();
         let mut objections = Vec::new();
         for (path, id) in &paths {
@@ -122,7 +124,7 @@ impl Model {
                             .map(|difference| format!("{path}: {difference}")),
                     );
                 }
-                None if is_unordered && self.is_optional(*id) => {}
+                None if is_unordered && self.is_optional(*id, prefix) => {}
                 None => objections.push(format!("{path}: missing")),
             }
         }
