@@ -103,6 +103,23 @@ fn a_served_pool_is_measured_whatever_its_engine() {
 }
 
 #[test]
+fn what_a_served_cache_says_of_itself_is_of_now() {
+    let scene = Scene::new("cache");
+    let server = scene.serve(&["--backing=null:64M", "--mode=wb"]);
+    assert_eq!(scene.stat("pool")["cache"]["mode"], "wb");
+    write(&scene.path("socket"), 10);
+    ok(["set", &scene.text("pool"), "mode=wo", "clean-from-pct=60"]);
+    let stat = scene.stat("pool");
+    assert_eq!(stat["cache"]["mode"], "wo");
+    assert_eq!(stat["cache"]["settings"]["clean-from-pct"], "60");
+    assert_eq!(stat["cache"]["used_slots"], 10);
+    let text = ok(["stat", &scene.text("pool")]);
+    assert_eq!(text.lines().filter(|line| line.starts_with("mode ")).count(), 1, "{text}");
+    assert_eq!(text.lines().filter(|line| line.starts_with("cache ")).count(), 1, "{text}");
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+#[test]
 fn a_pool_that_no_process_serves_is_described_by_its_medium() {
     let scene = Scene::new("btt");
     let stat = scene.stat("pool");

@@ -176,7 +176,7 @@ fn granularity_of(header: &CacheHeader) -> &'static str {
 }
 
 /// What the header keeps, by key.
-fn settings_of(header: &CacheHeader) -> BTreeMap<&str, &str> {
+pub(super) fn settings_of(header: &CacheHeader) -> BTreeMap<&str, &str> {
     header.settings.lines().filter_map(|line| line.split_once('=')).collect()
 }
 

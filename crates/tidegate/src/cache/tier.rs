@@ -5,6 +5,7 @@
 use crossbeam_utils::CachePadded;
 use serde_json::json;
 
+use super::engine::settings_of;
 use super::index::Usage;
 use super::layout::PAGE_BYTES;
 use super::mode::Mode;
@@ -300,7 +301,10 @@ impl Tier for CacheDevice {
         let slots = u64::from(self.core.places.slots());
         let size = |pages| Size { bytes: Core::bytes_of(pages) };
         let used = format!("{} of {} in use, {} dirty", size(live), size(slots), size(dirty));
-        let binding = self.core.header.lock().binding.clone();
+        let (binding, settings) = {
+            let header = self.core.header.lock();
+            (header.binding.clone(), json!(settings_of(&header)))
+        };
         State {
             level: Level::Pmem,
             name: "cache".into(),
@@ -313,7 +317,13 @@ impl Tier for CacheDevice {
             details: json!({
                 "mode": self.mode().name(),
                 "granularity": self.core.choices.lock().granularity(),
+                "settings": settings,
                 "records": records,
+                "record_slots": records,
+                "used_slots": live,
+                "dirty_slots": dirty,
+                "free_slots": slots.saturating_sub(live),
+                "uncommitted_slots": waiting,
                 "passes_through_after_errors": self.core.fallback.is_reached(),
                 "size_bytes": Core::bytes_of(slots),
                 "occupancy_bytes": Core::bytes_of(live),

@@ -330,19 +330,22 @@ impl Stack {
         let mut collector = Collector::default();
         front_end(&mut collector);
         self.metrics(&mut collector);
-        let mut lines = self.description.lines();
-        lines.extend(self.tier_lines());
+        let states: Vec<State> = self.tiers.iter().map(|tier| tier.state()).collect();
         let settings = self.settings();
         let changeable = settings.iter().filter(|it| it.fixed.is_none());
-        lines.extend(changeable.map(|Setting { key, value, help, .. }| {
+        let changeable = changeable.map(|Setting { key, value, help, .. }| {
             line("setting", format_args!("{key}={value}: {help}"))
-        }));
+        });
+        let mut stat = Stat::of(&self.description, true);
+        for state in &states {
+            stat.bring_up_to_date(state);
+        }
+        stat.lines.extend(changeable);
         Stat {
-            tiers: self.tiers.iter().map(|it| State { lines: Vec::new(), ..it.state() }).collect(),
+            tiers: states.into_iter().map(|it| State { lines: Vec::new(), ..it }).collect(),
             settings,
             metrics: collector.finish(),
-            lines,
-            ..Stat::of(&self.description, true)
+            ..stat
         }
     }
 }
@@ -358,5 +361,21 @@ impl Stat {
         let lines = description.lines();
         let (tiers, settings, metrics) = Default::default();
         Self { live, description: object, tiers, settings, metrics, lines }
+    }
+
+    /// Puts what a tier says now where the description has what the pool said when it was opened.
+    fn bring_up_to_date(&mut self, state: &State) {
+        for (label, text) in &state.lines {
+            match self.lines.iter_mut().find(|(described, _)| described == label) {
+                Some((_, at_opening)) => at_opening.clone_from(text),
+                None => self.lines.push((label.clone(), text.clone())),
+            }
+        }
+        let Some(Value::Object(described)) = self.description.get_mut(&*state.name) else { return };
+        for (key, at_opening) in described {
+            if let Some(now) = state.details.get(key) {
+                at_opening.clone_from(now);
+            }
+        }
     }
 }
