@@ -7,6 +7,17 @@ use tidegate::pmem::{Region, RegionOptions};
 
 use crate::args::MemoryArgs;
 
+/// The most bytes that a pool can grow to while it is open: addresses, and no memory.
+const LIMIT_BYTES: u64 = 1 << 40;
+
+/// Maps the pool at `path`, which must exist, so that it can get another size.
+///
+/// # Errors
+/// As for [`map`].
+pub(crate) fn map_to_resize(path: &Path, options: RegionOptions) -> Result<Region> {
+    Ok(Region::open(path, &RegionOptions { limit_bytes: LIMIT_BYTES, ..options })?)
+}
+
 /// Maps the pool at `path`, which must exist.
 ///
 /// # Errors

@@ -43,6 +43,39 @@ fn a_write_is_in_the_cache_after_a_kill_and_in_the_backing_after_a_flush() {
     assert!(server.stop(Signal::TERM).0.success());
 }
 
+/// Grows and shrinks, with a server and without one; a kill afterwards loses nothing.
+#[test]
+fn a_pool_gets_another_size_while_it_is_served_and_while_it_is_not() {
+    let scene = Scene::new("cache");
+    let pool = scene.pool();
+    let (pool, bytes) = (pool.to_str().unwrap(), || scene.pool().metadata().unwrap().len());
+    let refused = run(["set", pool, "size=1G"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("never used"), "{refused:?}");
+    let server = scene.serve("disk", &[]);
+    let mut client = scene.client();
+    (0..200).for_each(|lba| write(&mut client, lba, 7));
+    for (size, size_bytes) in
+        [("size=24M", 24 << 20), ("size=512K", 512 << 10), ("size=8M", 8 << 20)]
+    {
+        assert!(ok(["set", pool, size]).contains(&size[5..]));
+        assert_eq!(bytes(), size_bytes);
+        (0..200).for_each(|lba| assert_eq!(read(&mut client, lba), 7));
+        (0..200).for_each(|lba| write(&mut client, lba, 7));
+    }
+    let refused = run(["set", pool, "size=16K"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("expected"), "{refused:?}");
+    kill(server);
+    ok(["set", pool, "size=512K", "cleaning=nop"]);
+    assert_eq!(bytes(), 512 << 10);
+    ok(["set", pool, "size=12M"]);
+    command("check", &scene);
+    let server = scene.serve("disk", &[]);
+    let mut client = scene.client();
+    (0..200).for_each(|lba| assert_eq!(read(&mut client, lba), 7));
+    assert_eq!(bytes(), 12 << 20);
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
 #[test]
 fn blocks_of_512_bytes_are_in_the_cache_after_a_kill_and_in_the_backing_after_a_flush() {
     let scene = Scene::new("cache");

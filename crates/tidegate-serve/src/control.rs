@@ -161,7 +161,7 @@ pub fn ask(path: &Path, request: &Request) -> io::Result<Asked> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     server.write_all(&line)?;
-    if matches!(request, Request::Snapshot { .. }) {
+    if matches!(request, Request::Snapshot { .. } | Request::Set { .. }) {
         server.wait_for_reply()?;
     }
     let reply = read_line(&mut server, REPLY_BYTES_MAX)?;

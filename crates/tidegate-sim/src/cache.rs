@@ -1,8 +1,13 @@
 //! The cache before a backing that a crash tears too.
 //!
-//! One region holds both: the pool at its start, the backing's blocks behind it. What the backing
-//! is told is stored, and durable with its next flush, of any thread: before that a crash leaves
-//! any part of it.
+//! One region holds both: the backing's blocks lie between the pool's first superblock and the bytes
+//! of its engine, so that the pool can end where the region does, or before. What the backing is
+//! told is stored, and durable with its next flush, of any thread: before that a crash leaves any
+//! part of it.
+//!
+//! Where the pool changes its size, the region stands for a file that is as long as the largest
+//! pool, and holds other bytes behind a smaller one: headers of pages that were cached once, which
+//! count as soon as they are taken for the pool's own.
 //!
 //! With atomic flush the promise is judged where no group can fill the cache: a group that does is
 //! committed early.
@@ -13,15 +18,20 @@
 use std::sync::Arc;
 
 use tidegate::cache::check::check;
+use tidegate::cache::layout::{ALL_LINES, SlotHeader};
 use tidegate::cache::mode::Mode;
-use tidegate::cache::{Binding, CacheDevice, CacheDeviceOptions, CacheOptions, create};
+use tidegate::cache::{
+    Binding, CacheDevice, CacheDeviceOptions, CacheHeader, CacheOptions, create,
+};
 use tidegate::device::{BlockDevice, Geometry, Result as DeviceResult, WriteFlags, ZeroFlags};
 use tidegate::pmem::Region;
+use tidegate::pool::Superblock;
 use tidegate::tier::Tier;
 use tidegate::tier::background::{Step, Work};
 use uuid::Uuid;
 
-use crate::log::{copy, text};
+use crate::context;
+use crate::log::text;
 use crate::similar::Similar;
 use crate::subject::{Alive, Subject};
 
@@ -30,6 +40,14 @@ const PAGE_BYTES: u64 = 4096;
 const FIXED_BYTES: u64 = 10 * 4096;
 /// Headers of slots in a page.
 const HEADERS_A_PAGE: u64 = 64;
+/// Pages between the slots with which a pool was made and those with which it grew.
+const GAP_PAGES: u64 = 4;
+/// Where the backing lies: where a pool without one has its engine's first byte.
+pub(crate) const BACKING_OFFSET: u64 = 8192;
+/// The salt of the pool's headers.
+const SALT: u64 = 2;
+/// The version of headers behind the pool: newer than all of its own.
+const FOREIGN_VERSION: u64 = 1 << 40;
 /// Background steps after which the mode and the IO classes change.
 const STEPS_OF_A_MODE: usize = 3;
 /// The setting that holds a table of IO classes.
@@ -63,6 +81,8 @@ pub struct CacheSubject {
     by_content: bool,
     /// Tables of IO classes: the first is the pool's; the background goes through them in turn.
     tables: &'static [&'static str],
+    /// Numbers of slots that the background gives the pool in turn.
+    sizes: &'static [u64],
 }
 
 impl CacheSubject {
@@ -81,6 +101,7 @@ impl CacheSubject {
             granularity: None,
             by_content: false,
             tables: &[],
+            sizes: &[],
         }
     }
 
@@ -132,12 +153,68 @@ impl CacheSubject {
         Self { tables, ..self }
     }
 
+    /// A device whose pool gets these numbers of slots in turn.
+    #[must_use]
+    pub fn with_sizes(self, sizes: &'static [u64]) -> Self {
+        Self { sizes, ..self }
+    }
+
     fn backing_bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_bytes)
     }
 
-    fn pool_bytes(&self) -> u64 {
-        FIXED_BYTES + PAGE_BYTES * (self.slots.div_ceil(HEADERS_A_PAGE) + self.slots)
+    /// Size of the pool with `slots` slots, the backing within it.
+    fn pool_bytes(&self, slots: u64) -> u64 {
+        let of_chunk = self.slots.div_ceil(HEADERS_A_PAGE) + slots.min(self.slots);
+        let grown = slots.saturating_sub(self.slots);
+        let of_stripes =
+            if grown > 0 { GAP_PAGES + grown.div_ceil(HEADERS_A_PAGE) + grown } else { 0 };
+        self.backing_bytes() + FIXED_BYTES + PAGE_BYTES * (of_chunk + of_stripes)
+    }
+
+    /// Makes the pool in `region`, with the backing in it.
+    fn make(&self, region: &Region) -> Result<(), String> {
+        let (backing_bytes, pool_bytes) = (self.backing_bytes(), self.pool_bytes(self.slots));
+        let pool = Region::anonymous(pool_bytes - backing_bytes).map_err(text)?;
+        let options =
+            CacheOptions { uuid: Uuid::from_u128(7), salt: SALT, block_bytes: self.block_bytes };
+        let header = create(&pool, &options).map_err(text)?;
+        if u64::from(header.places.slots()) != self.slots {
+            return Err(format!("{} slots, expected {}", header.places.slots(), self.slots));
+        }
+        let superblock = header.superblock;
+        let mut bytes = vec![0; usize::try_from(superblock.data_bytes).unwrap_or_default()];
+        pool.read(superblock.data_offset, &mut bytes).map_err(text)?;
+        let data_offset = superblock.data_offset + backing_bytes;
+        region.write(data_offset, &bytes).map_err(text)?;
+        Superblock { data_offset, pool_bytes, ..superblock }.write(region).map_err(text)
+    }
+
+    /// Headers of zeroes with a later version lie where the pool has none yet.
+    fn add_foreign_headers(&self, region: &Region) -> Result<(), String> {
+        let largest = Region::anonymous(self.region_bytes()).map_err(text)?;
+        self.make(&largest)?;
+        let superblock = Superblock::read(&largest).map_err(text)?.superblock;
+        superblock.resized(self.region_bytes()).map_err(text)?.write(&largest).map_err(text)?;
+        let places = CacheHeader::read(&largest).map_err(text)?.places;
+        let first = u32::try_from(self.slots).unwrap_or(u32::MAX);
+        for slot in first..places.slots() {
+            let page = u64::from(slot - first) % (self.backing_bytes() / PAGE_BYTES);
+            let header = SlotHeader {
+                page,
+                version: FOREIGN_VERSION + u64::from(slot),
+                lane: 0,
+                batch: 0,
+                group: 0,
+                lines: ALL_LINES,
+                over: 0,
+                zero: true,
+                dirty: true,
+                data_check: 0,
+            };
+            region.write(places.header(slot), &header.encode(SALT, slot)).map_err(text)?;
+        }
+        Ok(())
     }
 
     /// Acknowledged writes are durable in every mode; one whose class is full may go around the
@@ -150,7 +227,7 @@ impl CacheSubject {
     fn open_device(&self, region: &Arc<Region>) -> Result<CacheDevice, String> {
         let backing = Arc::new(Backing {
             region: Arc::clone(region),
-            offset: self.pool_bytes(),
+            offset: BACKING_OFFSET,
             bytes: self.backing_bytes(),
             block_bytes: self.backing_block_bytes,
             volatile_cache: !self.is_durable(),
@@ -175,15 +252,7 @@ impl CacheSubject {
 impl Subject for CacheSubject {
     fn create(&self, region: &Region) -> Result<(), String> {
         let scratch = Arc::new(Region::anonymous(self.region_bytes()).map_err(text)?);
-        // The pool ends where the backing begins.
-        let pool = Arc::new(Region::anonymous(self.pool_bytes()).map_err(text)?);
-        let options =
-            CacheOptions { uuid: Uuid::from_u128(7), salt: 2, block_bytes: self.block_bytes };
-        let header = create(&pool, &options).map_err(text)?;
-        if u64::from(header.places.slots()) != self.slots {
-            return Err(format!("{} slots, expected {}", header.places.slots(), self.slots));
-        }
-        copy(&pool, &scratch)?;
+        self.make(&scratch)?;
         let device = self.open_device(&scratch)?;
         device.set_mode(self.modes[0]).map_err(text)?;
         if let Some(granularity) = self.granularity {
@@ -195,7 +264,8 @@ impl Subject for CacheSubject {
             device.set(CLASSES, table).map_err(text)?;
         }
         drop(device);
-        copy(&scratch, region)
+        self.add_foreign_headers(&scratch)?;
+        crate::log::copy(&scratch, region)
     }
 
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
@@ -206,8 +276,9 @@ impl Subject for CacheSubject {
         let device = Arc::new(self.open_device(region)?);
         let background = |_| -> Box<dyn Work> {
             let (device, modes, tables) = (Arc::clone(&device), self.modes, self.tables);
+            let sizes = self.sizes.iter().map(|slots| self.pool_bytes(*slots)).collect();
             let work = device.background();
-            Box::new(Background { work, device, modes, tables, steps: 0 })
+            Box::new(Background { work, device, modes, tables, sizes, steps: 0 })
         };
         let background = (0..self.background).map(background).collect();
         Ok(Alive { device: self.seen(device), background })
@@ -220,7 +291,9 @@ impl Subject for CacheSubject {
     fn atomic_flush(&self) -> bool {
         // Three versions of each block fit into the part of the slots that groups may hold.
         let pages = self.backing_bytes() / PAGE_BYTES;
-        self.atomic_flush && 3 * pages * 8 < 7 * self.slots
+        let has_ample_slots = 3 * pages * 8 < 7 * self.slots;
+        // A pool that shrinks commits groups early too.
+        self.atomic_flush && has_ample_slots && self.sizes.is_empty()
     }
 
     fn fua_commits(&self) -> bool {
@@ -235,11 +308,19 @@ impl Subject for CacheSubject {
 
     fn check(&self, region: &Region) -> Result<(), String> {
         let findings = check(region).map_err(text)?.findings;
-        if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
+        if !findings.is_empty() {
+            return Err(findings.join("; "));
+        }
+        let slots = u64::from(CacheHeader::read(region).map_err(text)?.places.slots());
+        if slots == self.slots || self.sizes.contains(&slots) {
+            return Ok(());
+        }
+        Err(format!("{slots} slots, expected {} or one of {:?}", self.slots, self.sizes))
     }
 
     fn region_bytes(&self) -> u64 {
-        self.pool_bytes() + self.backing_bytes()
+        let largest = self.sizes.iter().fold(self.slots, |one, other| one.max(*other));
+        self.pool_bytes(largest)
     }
 
     fn rounds_after_recovery(&self) -> u32 {
@@ -247,13 +328,28 @@ impl Subject for CacheSubject {
     }
 }
 
-/// Background work that also changes the mode and the IO classes.
+/// Background work that also changes the mode, the IO classes and the size.
 struct Background<W> {
     device: Arc<CacheDevice>,
     work: W,
     modes: &'static [Mode],
     tables: &'static [&'static str],
+    /// Of the pool, in bytes.
+    sizes: Vec<u64>,
     steps: usize,
+}
+
+impl<W> Background<W> {
+    /// Gives the pool its next size, first before anything is cleaned. False: it was refused.
+    fn resize(&self) -> bool {
+        let turn = self.steps / STEPS_OF_A_MODE;
+        let size = self.sizes.get(turn % self.sizes.len().max(1));
+        let Some(size) = size.filter(|_| self.steps % STEPS_OF_A_MODE == 1) else { return true };
+        context::set_resizing(true);
+        let resized = self.device.resize(*size);
+        context::set_resizing(false);
+        resized.is_ok()
+    }
 }
 
 impl<W: Work> Work for Background<W> {
@@ -267,6 +363,9 @@ impl<W: Work> Work for Background<W> {
         }
         let changes = self.steps.is_multiple_of(STEPS_OF_A_MODE) && !self.tables.is_empty();
         if changes && self.device.set(CLASSES, self.tables[turn % self.tables.len()]).is_err() {
+            return Step::Stop;
+        }
+        if !self.resize() {
             return Step::Stop;
         }
         self.work.step()

@@ -10,6 +10,7 @@ thread_local! {
     static OPERATION: Cell<u64> = const { Cell::new(0) };
     static ORDINAL: Cell<usize> = const { Cell::new(0) };
     static LBA: Cell<Option<u64>> = const { Cell::new(None) };
+    static RESIZING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Thread number used for events of threads that are not simulated (setup and recovery).
@@ -41,6 +42,16 @@ pub(crate) fn next_operation(ordinal: usize, lba: Option<u64>) {
 /// The block that the caller's operation is on.
 pub(crate) fn lba() -> Option<u64> {
     LBA.get()
+}
+
+/// The caller changes the size of a pool from now on, or does not any more.
+pub(crate) fn set_resizing(is_resizing: bool) {
+    RESIZING.set(is_resizing);
+}
+
+/// The caller changes the size of a pool.
+pub(crate) fn is_resizing() -> bool {
+    RESIZING.get()
 }
 
 /// The thread number that engines see: they choose lanes by it.

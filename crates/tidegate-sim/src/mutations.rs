@@ -15,6 +15,7 @@ use tidegate::log::layout::{COPY_DISTANCE, LIMIT_OFFSET, RING_OFFSET};
 use tidegate::pmem::{Observer, Region};
 use tidegate::pool::Superblock;
 
+use crate::cache::BACKING_OFFSET;
 use crate::context;
 use crate::judge::Verdict;
 use crate::kernel::Layout;
@@ -64,6 +65,9 @@ pub enum Mutation {
     /// Store members of groups as pages of none, so that each commits by itself: the `TCoW` of AFCM
     /// as printed.
     CommitAlone,
+    /// Leave out all that a cache stores while its size changes, but for the superblock: new slots
+    /// are used before their headers are free, and slots that leave before their pages have.
+    ResizeAlone,
 }
 
 /// Lines of a block of 512 bytes.
@@ -115,7 +119,10 @@ impl Mutant {
         match mutation {
             Mutation::DropLimitWriteBack => limit = Some(limit_offset(image)?),
             Mutation::EarlyFinished => ring = Some(Ring::find(image)?),
-            Mutation::DropFence(_) | Mutation::MergeVoids | Mutation::DropVoidWriteBack => {}
+            Mutation::DropFence(_)
+            | Mutation::MergeVoids
+            | Mutation::DropVoidWriteBack
+            | Mutation::ResizeAlone => {}
             Mutation::DeadBeforeFence
             | Mutation::DeadBeforeCommit
             | Mutation::EarlyCommit
@@ -240,8 +247,6 @@ impl Ring {
 /// The slots of a cache, and what was stored to them.
 struct Slots {
     header: CacheHeader,
-    /// Where the backing begins: behind the pool.
-    backing_offset: u64,
     /// By page: headers of versions that are not known to be void, and their groups.
     versions: Mutex<HashMap<u64, Vec<(u64, u64)>>>,
     /// By page: the last record, its slot, and where its header lies.
@@ -252,10 +257,8 @@ impl Slots {
     fn find(image: &[u8]) -> Result<Self, Verdict> {
         let region = region_of(image)?;
         let header = CacheHeader::read(&region).map_err(Verdict::outside)?;
-        let backing_pages = header.binding.as_ref().map_or(0, |binding| binding.pages);
-        let backing_offset = image.len() as u64 - backing_pages * PAGE_BYTES;
         let (versions, records) = (Mutex::default(), Mutex::default());
-        let slots = Self { header, backing_offset, versions, records };
+        let slots = Self { header, versions, records };
         for slot in 0..slots.header.places.slots() {
             let offset = slots.header.places.header(slot);
             let mut bytes = [0; 64];
@@ -315,7 +318,7 @@ impl Mutant {
             }
             Mutation::RecordOverPage => self.revive(slots, slot, header, offset),
             Mutation::CleanBeforeCommit if is_member && !header.zero => {
-                self.clean(slots, header.page);
+                self.clean(header.page);
             }
             _ => {}
         }
@@ -351,15 +354,19 @@ impl Mutant {
     }
 
     /// The backing gets the page that the caller stored last.
-    fn clean(&self, slots: &Slots, page: u64) {
+    fn clean(&self, page: u64) {
         let data = self.ask(|progress| progress.page.clone());
-        self.inner.store(slots.backing_offset + page * PAGE_BYTES, &data, true);
+        self.inner.store(BACKING_OFFSET + page * PAGE_BYTES, &data, true);
         self.inner.fence();
     }
 }
 
 impl Observer for Mutant {
     fn store(&self, offset: u64, data: &[u8], non_temporal: bool) {
+        let is_superblock = data.starts_with(b"TIDEGATE");
+        if self.mutation == Mutation::ResizeAlone && context::is_resizing() && !is_superblock {
+            return;
+        }
         if let Some(slots) = self.slots.as_ref().filter(|_| context::simulated().is_some()) {
             if let Some((slot, header)) = slots.decode(offset, data) {
                 return self.store_header(slots, slot, &header, offset);

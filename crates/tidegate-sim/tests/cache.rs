@@ -230,6 +230,99 @@ fn p3_p4_io_classes_that_change_beside_writers_of_parts_sampled() {
     }
 }
 
+/// More slots than at first, fewer, and very many, so that slots come and go in both layouts.
+const SIZES: &[u64] = &[9, SLOTS, 70, 6];
+
+#[test]
+fn p1_p2_p3_p4_a_pool_that_grows_and_shrinks_beside_requests_sampled() {
+    seeded("p1_p2_p3_p4_a_pool_that_grows_and_shrinks_beside_requests_sampled", 16, |seed| {
+        let subject = CacheSubject::new(BLOCKS, 6, WB, CacheFault::None).with_background();
+        random_history(&subject.with_sizes(SIZES), TWO_WRITERS, seed, None)
+    });
+}
+
+#[test]
+fn p3_p4_groups_in_a_pool_that_grows_and_shrinks_sampled() {
+    const SIZES: &[u64] = &[40, 30, 90, AMPLE_SLOTS];
+    seeded("p3_p4_groups_in_a_pool_that_grows_and_shrinks_sampled", 12, |seed| {
+        random_history(&atomic(32).with_background().with_sizes(SIZES), FLUSHERS, seed, None)
+    });
+}
+
+#[test]
+fn p1_p2_p3_modes_in_a_pool_that_grows_and_shrinks_sampled() {
+    seeded("p1_p2_p3_modes_in_a_pool_that_grows_and_shrinks_sampled", 12, |seed| {
+        let subject = CacheSubject::new(BLOCKS, 6, DURABLE, CacheFault::None).with_background();
+        random_history(&subject.with_sizes(SIZES), TWO_WRITERS, seed, None)
+    });
+}
+
+#[test]
+fn p1_p2_p3_records_in_a_pool_that_grows_and_shrinks_sampled() {
+    const SIZES: &[u64] = &[2 * SLOTS_WITH_BASES, SLOTS, SLOTS_WITH_BASES + 3, 6];
+    seeded("p1_p2_p3_records_in_a_pool_that_grows_and_shrinks_sampled", 12, |seed| {
+        let subject = small(SLOTS_WITH_BASES, WB, 4096).with_background();
+        small_history(&subject.with_sizes(SIZES), PARTS, seed, None)
+    });
+}
+
+/// The budget of the planted bugs of other sizes, first failure first: all subsets of the stores of
+/// a change beside one write, then samples.
+fn hunt_sizes(
+    sizes: &'static [u64],
+    fault: CacheFault,
+    mutation: Option<Mutation>,
+) -> Result<Stats, Failure> {
+    let subject = CacheSubject::new(BLOCKS, 6, WB, fault).with_background().with_sizes(sizes);
+    let mut total = exhaustive_with(&subject, &one_writer(1), 0, mutation)?;
+    for seed in 0..4 {
+        total += random_history(&subject, TWO_WRITERS, seed, mutation)?;
+    }
+    Ok(total)
+}
+
+fn caught_in_sizes(
+    sizes: &'static [u64],
+    fault: CacheFault,
+    mutation: Option<Mutation>,
+) -> Promise {
+    match hunt_sizes(sizes, fault, mutation) {
+        Ok(stats) => panic!("{sizes:?} {fault:?} {mutation:?} went unnoticed: {stats}"),
+        Err(failure) => {
+            println!("{sizes:?} {fault:?} {mutation:?}\n{failure}");
+            failure.verdict.promise
+        }
+    }
+}
+
+#[test]
+fn without_a_bug_the_budget_of_sizes_finds_nothing() {
+    for sizes in [&[9, 70][..], &[SLOTS], SIZES] {
+        match hunt_sizes(sizes, CacheFault::None, None) {
+            Ok(stats) => println!("control: {stats}"),
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+}
+
+#[test]
+fn p1_where_new_slots_are_used_before_their_headers_are_free() {
+    let found = caught_in_sizes(&[9, 70], CacheFault::None, Some(Mutation::ResizeAlone));
+    assert_eq!(found, Promise::P1Durable);
+}
+
+#[test]
+fn p1_where_a_pool_shrinks_before_its_pages_have_left() {
+    let found = caught_in_sizes(&[SLOTS], CacheFault::None, Some(Mutation::ResizeAlone));
+    assert_eq!(found, Promise::P1Durable);
+}
+
+#[test]
+fn p1_where_pages_leave_a_pool_before_the_backing_is_flushed() {
+    let found = caught_in_sizes(&[SLOTS], CacheFault::NoBackingFlush, None);
+    assert!(matches!(found, Promise::P1Durable | Promise::P2Atomic), "{found:?}");
+}
+
 #[test]
 fn p2_a_flush_is_atomic_all_subsets() {
     atomic_exhaustive("p2_a_flush_is_atomic_all_subsets", &groups(), 0);

@@ -3,17 +3,22 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tidegate::cache::{self, CacheHeader};
 use tidegate::pmem::{Region, RegionOptions};
 use tidegate::pool::{Glance, glance};
 use tidegate::size::Size;
+use tidegate::tier::State;
 
-use super::destage::destage;
+use super::destage;
 use crate::args::RecoverArgs;
 use crate::control::{Answer, set_at, stat_of};
-use crate::output::line;
+use crate::output::{line, progress};
+
+/// How often a server is asked how far it is.
+const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// A cache pool is at `path`, also where a server has it open.
 pub(super) fn is_at(path: &Path) -> bool {
@@ -66,15 +71,58 @@ pub(super) fn recover(args: &RecoverArgs) -> Result<()> {
     clean(pool)
 }
 
+/// Changes `settings` of the cache pool at `pool`, which no server has open: what it holds stays in
+/// it, but for pages that leave with their slots.
+///
+/// # Errors
+/// The pool was never used, its backing cannot be opened, or a setting cannot be changed.
+pub(super) fn set(pool: &Path, settings: &[(String, String)]) -> Result<()> {
+    let shown = pool.display();
+    let Some(backing) = backing_of(pool)? else {
+        bail!("{shown}: the cache was never used: serve it with --backing first");
+    };
+    let stack = destage::open(pool, &backing, false)?;
+    for (key, value) in settings {
+        stack.set(key, value).with_context(|| shown.to_string())?;
+        follow_resize(pool, || Ok(stack.stat(|_| ()).tiers))?;
+    }
+    Ok(())
+}
+
+/// Shows how far the change of the size of `pool` is, of which `tiers` tell, until it is done.
+///
+/// # Errors
+/// It failed.
+pub(super) fn follow_resize(pool: &Path, tiers: impl Fn() -> Result<Vec<State>>) -> Result<()> {
+    let bar = progress("moving pages to the backing");
+    loop {
+        let tiers = tiers()?;
+        let resize = tiers.iter().map(|tier| &tier.details["resize"]).find(|it| it.is_object());
+        let Some(resize) = resize else {
+            bar.finish_and_clear();
+            return Ok(());
+        };
+        if let Some(error) = resize["error"].as_str() {
+            bail!("{}: the size did not change: {error}", pool.display());
+        }
+        let count = |key: &str| resize[key].as_u64().unwrap_or_default();
+        bar.set_length(count("slots"));
+        bar.set_position(count("slots").saturating_sub(count("slots_left")));
+        std::thread::sleep(ASK_EVERY);
+    }
+}
+
+/// The backing of the cache pool at `pool`; none where it was never used.
+fn backing_of(pool: &Path) -> Result<Option<String>> {
+    let region = Region::open(pool, &RegionOptions::default())?;
+    Ok(CacheHeader::read(&region)?.binding.map(|binding| binding.name))
+}
+
 fn clean(pool: &Path) -> Result<()> {
     let shown = pool.display();
-    let binding = {
-        let region = Region::open(pool, &RegionOptions::default())?;
-        CacheHeader::read(&region)?.binding
-    };
-    let Some(binding) = binding else {
+    let Some(backing) = backing_of(pool)? else {
         return Ok(line(format_args!("{shown}: the cache was never used"))?);
     };
-    destage(pool, &binding.name, false)?;
-    Ok(line(format_args!("{shown}: the backing {} has all pages", binding.name))?)
+    destage::destage(pool, &backing, false)?;
+    Ok(line(format_args!("{shown}: the backing {backing} has all pages"))?)
 }

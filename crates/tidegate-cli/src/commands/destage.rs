@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use tidegate::dram::{Policy, TierSpec};
-use tidegate::pmem::{Region, RegionOptions};
-use tidegate::stack::{REGISTRY, StackOptions};
+use tidegate::pmem::RegionOptions;
+use tidegate::stack::{REGISTRY, Stack, StackOptions};
+
+use crate::pool::map_to_resize;
 
 /// Writes what the pool has of the device `backing` to it: what opening the pool found. With
 /// `salvage` it goes on without what the pool has lost.
@@ -14,10 +16,20 @@ use tidegate::stack::{REGISTRY, StackOptions};
 /// # Errors
 /// The backing cannot be opened, or fails.
 pub(super) fn destage(pool: &Path, backing: &str, salvage: bool) -> Result<String> {
+    let stack = open(pool, backing, salvage)?;
+    stack.drain()?;
+    Ok(stack.description().recovered.clone().unwrap_or_default())
+}
+
+/// Opens the pool before the device `backing`, without a server.
+///
+/// # Errors
+/// The pool or the backing cannot be opened.
+pub(super) fn open(pool: &Path, backing: &str, salvage: bool) -> Result<Stack> {
     let shown = pool.display();
     let url = backing.parse().map_err(|error| anyhow!("{shown}: {error}"))?;
-    let region = Arc::new(Region::open(pool, &RegionOptions::default())?);
-    let stack = REGISTRY.open(StackOptions {
+    let region = Arc::new(map_to_resize(pool, RegionOptions::default())?);
+    Ok(REGISTRY.open(StackOptions {
         region,
         path: pool.to_path_buf(),
         backing: Some(url),
@@ -27,7 +39,5 @@ pub(super) fn destage(pool: &Path, backing: &str, salvage: bool) -> Result<Strin
         dram: TierSpec { policy: Policy::None, bytes: 0 },
         delays: None,
         notices: None,
-    })?;
-    stack.drain()?;
-    Ok(stack.description().recovered.clone().unwrap_or_default())
+    })?)
 }

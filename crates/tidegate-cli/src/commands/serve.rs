@@ -12,6 +12,7 @@ use tidegate::device::BlockDevice;
 use tidegate::device::delay::Delays;
 use tidegate::device::gate::Gate;
 use tidegate::device::watch::{Notices, Watch};
+use tidegate::pmem::RegionOptions;
 use tidegate::size::Size;
 use tidegate::stack::{REGISTRY, Stack, StackOptions};
 use tidegate_serve::control::ControlServer;
@@ -86,7 +87,8 @@ fn open_named(device: &DevicePlan) -> Result<Arc<Stack>> {
 
 /// Opens the pool, and the tiers before it and the backing behind it that `device` names.
 fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
-    let region = Arc::new(pool::map(&device.pool, &device.memory, device.read_only)?);
+    let memory = RegionOptions { read_only: device.read_only, ..device.memory.region_options() };
+    let region = Arc::new(pool::map_to_resize(&device.pool, memory)?);
     let stack = REGISTRY.open(StackOptions {
         region,
         path: device.pool.clone(),

@@ -1,11 +1,14 @@
-//! `tidegate set`: changes settings of a served pool.
+//! `tidegate set`: changes settings of a served pool, or of a cache pool that no server has open.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use tidegate::stack::Stat;
 
+use super::cache_pool;
 use crate::args::SetArgs;
-use crate::control::set_at;
+use crate::control::{Answer, is_socket, set_at, stat_at, stat_of};
 use crate::output::field;
 
 /// Runs the command.
@@ -13,9 +16,26 @@ use crate::output::field;
 /// # Errors
 /// No server has the pool open, or a setting cannot be changed; the error says why.
 pub(crate) fn run(args: &SetArgs) -> Result<ExitCode> {
-    set_at(&args.target, args.settings.clone())?;
+    let target = &args.target;
+    if !is_socket(target) && cache_pool::is_at(target) && stat(target)?.is_none() {
+        cache_pool::set(target, &args.settings)?;
+    } else {
+        set_at(target, args.settings.clone())?;
+        // A pool becomes smaller in the background.
+        let tiers = || Ok(stat(target)?.map_or_else(Vec::new, |stat| stat.tiers));
+        cache_pool::follow_resize(target, tiers)?;
+    }
     for (key, value) in &args.settings {
         field(key, value)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the server at `target` says, where there is one.
+fn stat(target: &Path) -> Result<Option<Stat>> {
+    let answer = if is_socket(target) { stat_at(target) } else { stat_of(target) };
+    Ok(match answer? {
+        Answer::Of(stat) => Some(stat),
+        Answer::Nobody | Answer::Supervisor => None,
+    })
 }

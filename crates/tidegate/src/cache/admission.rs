@@ -165,7 +165,7 @@ impl Core {
         let shard = self.shard(page);
         let (slots, free) = (shard.slot_count(), shard.available());
         let used_slots = slots.saturating_sub(free).into();
-        let is_full = free <= self.reserve + batch_pages(slots);
+        let is_full = free <= self.reserve() + batch_pages(slots);
         (Occupancy { used_slots, slots: slots.into() }, is_full)
     }
 

@@ -96,7 +96,7 @@ impl Core {
     /// What shard `number` needs; cleaning at `now_ns`, where that may begin.
     fn need_of(&self, number: usize, now_ns: Option<u64>) -> Option<Need> {
         let shard = self.shards.lock(number);
-        if shard.available() < self.reserve {
+        if shard.available() < self.reserve() {
             return Some(Need::FreeSlots);
         }
         now_ns.filter(|now_ns| shard.wants_cleaning(*now_ns)).map(|_| Need::Cleaning)

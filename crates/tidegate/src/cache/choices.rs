@@ -10,6 +10,7 @@ use super::content::{CHOICES as BY_CONTENT_CHOICES, Comparing};
 use super::error::CacheError;
 use super::fallback::Fallback;
 use super::header::CacheHeader;
+use super::index::Shard;
 use super::layout::{PAGE_BYTES, SETTINGS_BYTES_MAX};
 use super::mode::Mode;
 use super::policy::classes::Classes;
@@ -312,9 +313,9 @@ impl Core {
     }
 
     fn apply_admission(&self, before: &Choices, now: &Choices) {
-        let (entry, settings) = now.promotion();
+        let (_, settings) = now.promotion();
         if before.own.get(PROMOTION) != now.own.get(PROMOTION) {
-            self.admission.set_promotion(entry, settings, self.places.slots());
+            self.restart_promotion(now);
         } else if before.promotion().1 != settings {
             self.admission.set_promotion_settings(settings);
         }
@@ -325,18 +326,28 @@ impl Core {
 
     /// Has the policy of `choices` clean from now on.
     pub(super) fn begin_cleaning(&self, choices: &Choices) {
-        let (entry, settings) = choices.cleaning();
+        let (entry, _) = choices.cleaning();
         self.pace.hears.store(entry.hears, Ordering::Relaxed);
         self.pace.set_rate(choices.own.get(CLEANING_RATE));
-        let parts = u32::try_from(self.shards.count()).unwrap_or(1);
         for number in 0..self.shards.count() {
-            let mut shard = self.shards.lock(number);
-            let part = Part {
-                slots: shard.slot_count(),
-                pages: self.geometry.size_bytes() / PAGE_BYTES,
-                parts,
-            };
-            shard.set_cleaner(Cleaner::new(entry, part, settings));
+            self.clean_shard_by(choices, &mut self.shards.lock(number));
         }
+    }
+
+    /// Has the policy of `choices` clean `shard` from now on.
+    pub(super) fn clean_shard_by(&self, choices: &Choices, shard: &mut Shard) {
+        let (entry, settings) = choices.cleaning();
+        let part = Part {
+            slots: shard.slot_count(),
+            pages: self.geometry.size_bytes() / PAGE_BYTES,
+            parts: u32::try_from(self.shards.count()).unwrap_or(1),
+        };
+        shard.set_cleaner(Cleaner::new(entry, part, settings));
+    }
+
+    /// Promotion begins anew, for as many slots as there are now.
+    pub(super) fn restart_promotion(&self, choices: &Choices) {
+        let (entry, settings) = choices.promotion();
+        self.admission.set_promotion(entry, settings, self.slots());
     }
 }

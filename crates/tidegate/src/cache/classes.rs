@@ -110,7 +110,7 @@ impl Core {
         class: u8,
         is_write: bool,
     ) -> Result<bool> {
-        let admission = || self.shards.lock(number).admission(class, pages, self.reserve);
+        let admission = || self.shards.lock(number).admission(class, pages, self.reserve());
         Ok(match admission() {
             Admission::Insert => true,
             Admission::Bypass => false,
@@ -144,7 +144,7 @@ impl Core {
 
     /// A page that was read may be kept: its class has a slot for it.
     pub(super) fn has_space_for(&self, fill: &Fill) -> bool {
-        let admission = || self.shard(fill.page).admission(fill.class, 1, self.reserve);
+        let admission = || self.shard(fill.page).admission(fill.class, 1, self.reserve());
         !self.classes.is_used.load(Ordering::Relaxed) || admission() == Admission::Insert
     }
 }

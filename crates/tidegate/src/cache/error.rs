@@ -28,14 +28,14 @@ pub enum CacheError {
         /// Its version.
         found: u32,
     },
-    /// The cache header does not fit the pool.
+    /// The pool is too small for its cache header.
     #[error(
-        "the cache header speaks of {found} slots, expected {expected}: the pool was made by another program"
+        "the pool has {found} slots, expected at least {expected}: it was made by another program"
     )]
     Slots {
-        /// Slots that the header speaks of.
+        /// Slots of the pool.
         found: u64,
-        /// Slots that the pool's size allows, or that a pool has at least.
+        /// Slots that a pool with its shards has at least.
         expected: u64,
     },
     /// The pool keeps a setting that this program does not know.
@@ -107,6 +107,23 @@ pub enum CacheError {
         /// The mode.
         mode: Mode,
     },
+    /// The pool would have too few slots.
+    #[error("a pool of that size would have {found} slots, expected at least {expected}")]
+    TooFewSlots {
+        /// Slots of a pool of that size.
+        found: u32,
+        /// The fewest that this pool can have.
+        expected: u32,
+    },
+    /// Another thread changes the size of the pool.
+    #[error("another change of the size is under way: wait until it is done")]
+    Resizing,
+    /// Slots that are to leave stay taken.
+    #[error("the memory failed while a slot was filled: stop the server and serve the pool again")]
+    LostSlots,
+    /// The cache was shut down before the pool had its new size.
+    #[error("the cache is being shut down: the pool keeps its size")]
+    ShutDown,
     /// A thread was refused.
     #[error("the cache's thread cannot be started")]
     Thread(#[source] std::io::Error),

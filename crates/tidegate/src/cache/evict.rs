@@ -101,7 +101,7 @@ impl Core {
             is_removable
         };
         let removed: Vec<&Found> = pages.iter().filter(is_removable).collect();
-        self.void_pages(&dead, &removed)?;
+        self.void_pages(&dead, &removed).inspect_err(|_| self.note_lost_slot())?;
         for found in &removed {
             self.shard(found.page).remove(found);
         }

@@ -11,8 +11,9 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::CODE;
 use super::error::CacheError;
 use super::layout::{
-    CHUNK_HEAD_BYTES, CHUNKS_OFFSET, COMMIT_BYTES, CacheHeaderBytes, HeaderFault, NAME_BYTES_MAX,
-    PAGE_BYTES, Places, SETTINGS_BYTES_MAX, VERSION, commit_offset, committed_group,
+    CHUNK_HEAD_BYTES, CHUNKS_OFFSET, COMMIT_BYTES, CacheHeaderBytes, HEADER_BYTES, HeaderFault,
+    NAME_BYTES_MAX, PAGE_BYTES, Places, SETTINGS_BYTES_MAX, VERSION, commit_offset,
+    committed_group,
 };
 use super::mode::Mode;
 use crate::pmem::{PmemError, Region};
@@ -95,7 +96,8 @@ pub struct CacheHeader {
 /// [`CacheError::Pool`]: the region is too small, before anything changes, or failed.
 pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
     let mut superblock = Superblock::plan(region, CODE, options.uuid, options.block_bytes)?;
-    let places = places_of(&superblock);
+    let (base, bytes) = bytes_for_slots(&superblock);
+    let places = Places::fitting(base, bytes);
     if places.slots() < SLOTS_MIN {
         let (found_bytes, least_bytes) = (region.len_bytes(), POOL_BYTES_MIN);
         return Err(PoolError::TooSmall { found_bytes, least_bytes }.into());
@@ -129,9 +131,29 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
     Ok(header)
 }
 
-fn places_of(superblock: &Superblock) -> Places {
+/// Where slots may lie, and how many bytes that are.
+fn bytes_for_slots(superblock: &Superblock) -> (u64, u64) {
     let bytes = superblock.data_bytes.saturating_sub(CHUNKS_OFFSET);
-    Places::fitting(superblock.data_offset + CHUNKS_OFFSET, bytes)
+    (superblock.data_offset + CHUNKS_OFFSET, bytes)
+}
+
+/// The slots of a pool with `superblock` that was made with `chunk_slots` slots.
+pub(super) fn places_of(superblock: &Superblock, chunk_slots: u64) -> Places {
+    let (base, bytes) = bytes_for_slots(superblock);
+    Places::within(base, bytes, u32::try_from(chunk_slots).unwrap_or(u32::MAX))
+}
+
+/// The fewest slots of a pool with `shards` shards.
+pub(super) fn slots_least(shards: u32) -> u32 {
+    SLOTS_MIN * shards
+}
+
+/// Makes the headers of the slots of `places` from `first` on free, durably.
+pub(super) fn free_headers(region: &Region, places: &Places, first: u32) -> Result<()> {
+    for (first, count) in places.header_runs(first, places.slots()) {
+        region.zero_streaming(places.header(first), u64::from(count) * HEADER_BYTES)?;
+    }
+    Ok(region.fence()?)
 }
 
 impl CacheHeader {
@@ -143,7 +165,6 @@ impl CacheHeader {
         let found = Superblock::read(region)?;
         let superblock = found.superblock;
         superblock.expect_engine(CODE)?;
-        let places = places_of(&superblock);
         let copies = [0, PAGE_BYTES].map(|at| read_copy(region, superblock.data_offset + at));
         let [first, second] = [copies[0].as_ref(), copies[1].as_ref()];
         let (bytes, second_counts) = match (first, second) {
@@ -159,16 +180,15 @@ impl CacheHeader {
         };
         let is_whole = first.is_ok_and(|it| it.as_bytes() == bytes.as_bytes())
             && second.is_ok_and(|it| it.as_bytes() == bytes.as_bytes());
-        let (found_slots, slots) = (bytes.slots.get(), u64::from(places.slots()));
-        if found_slots != slots || bytes.chunks_offset.get() != CHUNKS_OFFSET {
-            return Err(CacheError::Slots { found: found_slots, expected: slots });
-        }
-        if places.slots() < SLOTS_MIN {
-            return Err(CacheError::Slots { found: slots, expected: u64::from(SLOTS_MIN) });
-        }
         let shards = bytes.shards.get();
-        if !(1..=SHARDS_MAX).contains(&shards) {
+        let has_layout = bytes.chunks_offset.get() == CHUNKS_OFFSET;
+        if !(1..=SHARDS_MAX).contains(&shards) || !has_layout {
             return Err(CacheError::HeaderDamaged);
+        }
+        let places = places_of(&superblock, bytes.slots.get());
+        let (slots, expected) = (places.slots(), slots_least(shards));
+        if slots < expected {
+            return Err(CacheError::Slots { found: slots.into(), expected: expected.into() });
         }
         Ok(Self {
             superblock,
@@ -235,7 +255,7 @@ impl CacheHeader {
         bytes.mode = U32::new(self.mode.code());
         bytes.sequence = U64::new(self.sequence);
         bytes.salt = U64::new(self.salt);
-        bytes.slots = U64::new(self.places.slots().into());
+        bytes.slots = U64::new(self.places.chunk_slots().into());
         bytes.shards = U32::new(self.shards);
         let settings = self.settings.as_bytes();
         let len = settings.len().min(SETTINGS_BYTES_MAX);

@@ -13,6 +13,9 @@
 //! - *live*: it holds the newest version of its page;
 //! - *retained*: it holds the version that counts until a group is committed, and is dead then.
 //!
+//! Where the pool shrinks, slots from [`slot_count`](Shard::slot_count) on *leave*
+//! ([`leaving`]): none of them is taken any more.
+//!
 //! Invariants:
 //! 1. A page that is *held* is not removed: it has a dead slot that is not in the list of dead
 //!    slots yet, or that a writer is writing over. So who removes a page finds all its older
@@ -21,7 +24,10 @@
 //!    and so not removed: all of its retained slots are dead by then.
 //! 3. Versions of a shard only grow, also across opens.
 
+mod leaving;
+
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::cleaner::Cleaner;
@@ -207,7 +213,13 @@ struct OpenGroup {
 pub(super) struct Shard {
     number: u32,
     shards: u32,
-    slots: Box<[Slot]>,
+    slots: Vec<Slot>,
+    /// Slots from this number on leave.
+    usable: u32,
+    /// Leaving slots whose headers are durably void.
+    left: Vec<u32>,
+    /// Leaving slots that are dead.
+    left_dead: Vec<u32>,
     table: Table,
     orders: Orders,
     cleaner: Cleaner,
@@ -231,6 +243,11 @@ pub(super) fn shard_of(page: u64, shards: u32) -> usize {
     usize::try_from((hash(page) & u64::from(u32::MAX)) % u64::from(shards)).unwrap_or_default()
 }
 
+/// How many of `slots` slots are those of shard `number` among `shards`.
+pub(super) fn slots_of(number: u32, shards: u32, slots: u32) -> u32 {
+    (slots - number).div_ceil(shards)
+}
+
 impl Shard {
     /// Shard `number` of `shards`, of which all have `slots` slots together: all free.
     pub(super) fn new(
@@ -239,13 +256,16 @@ impl Shard {
         slots: u32,
         replacement: &'static ReplacementEntry,
     ) -> Self {
-        let own = (slots - number).div_ceil(shards);
+        let own = slots_of(number, shards, slots);
         let next = |slot: u32| if slot == 0 { NONE } else { u64::from(slot) - 1 };
         let free = |slot| Slot { word: 0, version: next(slot) };
         Self {
             number,
             shards,
             slots: (0..own).map(free).collect(),
+            usable: own,
+            left: Vec::new(),
+            left_dead: Vec::new(),
             table: Table::new(own),
             orders: Orders::new(replacement, own),
             cleaner: Cleaner::none(),
@@ -270,7 +290,7 @@ impl Shard {
 
     /// Shows the newest version of each page to `see`.
     pub(super) fn each_live(&self, mut see: impl FnMut(Found)) {
-        let live = (0..self.slot_count()).filter(|own| self.slots[*own as usize].is(LIVE));
+        let live = self.numbers().filter(|own| self.slots[*own as usize].is(LIVE));
         live.for_each(|own| see(self.found(own)));
     }
 
@@ -410,9 +430,19 @@ impl Shard {
         self.free + u32::try_from(self.dead.len()).unwrap_or(u32::MAX)
     }
 
-    /// Number of slots.
+    /// Number of slots, but for those that leave.
     pub(super) fn slot_count(&self) -> u32 {
-        u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
+        self.usable
+    }
+
+    /// The numbers of all slots.
+    fn numbers(&self) -> Range<u32> {
+        0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Slot `own` is dead.
+    fn die(&mut self, own: u32) {
+        if own < self.usable { self.dead.push(own) } else { self.left_dead.push(own) }
     }
 
     pub(super) fn usage(&self) -> Usage {
@@ -575,7 +605,9 @@ impl Shard {
         let retained = &mut self.groups[parity].retained;
         let dead = retained.split_off(retained.len().saturating_sub(n));
         self.usage.retained -= dead.len() as u64;
-        self.dead.extend(dead);
+        for own in dead {
+            self.die(own);
+        }
         if !self.groups[parity].retained.is_empty() {
             return true;
         }
@@ -641,7 +673,7 @@ impl Shard {
         let slot = self.slot(own);
         slot.word &= !LIVE;
         let page = slot.page();
-        self.dead.push(own);
+        self.die(own);
         self.drop_hold(Some(page));
     }
 
@@ -671,13 +703,10 @@ impl Shard {
             out.push(self.number_of(under));
         }
         let (slots, number, shards) = (&self.slots, self.number, self.shards);
-        self.dead.retain(|own| {
-            let is_of_page = slots[*own as usize].page() == page;
-            if is_of_page {
-                out.push(own * shards + number);
-            }
-            !is_of_page
-        });
+        for dead in [&mut self.dead, &mut self.left_dead] {
+            let of_page = dead.extract_if(.., |own| slots[*own as usize].page() == page);
+            out.extend(of_page.map(|own| own * shards + number));
+        }
     }
 
     /// Removes `found`, whose header is durably void; the slot is the caller's.
@@ -696,6 +725,9 @@ impl Shard {
     pub(super) fn free(&mut self, slot: u32) {
         let (own, version) = (self.own(slot), self.first_free);
         *self.slot(own) = Slot { word: 0, version };
+        if own >= self.usable {
+            return self.left.push(own);
+        }
         self.first_free = own.into();
         self.free += 1;
     }
@@ -790,7 +822,7 @@ impl Shard {
             return;
         }
         let is_dirty = |own: &u32| self.slots[*own as usize].is_dirty();
-        let mut dirty: Vec<u32> = (0..self.slot_count()).filter(is_dirty).collect();
+        let mut dirty: Vec<u32> = self.numbers().filter(is_dirty).collect();
         dirty.sort_unstable_by_key(|own| self.slots[*own as usize].version);
         for own in dirty {
             self.cleaner.dirtied(own, self.slots[own as usize].page());

@@ -30,6 +30,7 @@ const CHUNK_HEAD_PAGES: u64 = 4;
 /// The same in bytes: what lies before the headers of a chunk.
 pub(super) const CHUNK_HEAD_BYTES: u64 = CHUNK_HEAD_PAGES * PAGE_BYTES;
 const HEADERS_A_PAGE: u64 = PAGE_BYTES / HEADER_BYTES;
+const HEADERS_A_PAGE_U32: u32 = 64;
 /// Where the page of commit words starts, counted from the engine's first byte: behind both cache
 /// headers.
 const COMMIT_OFFSET: u64 = 2 * PAGE_BYTES;
@@ -58,15 +59,27 @@ const VERSION_BEFORE: u32 = 1;
 
 const _: () = {
     assert!((CHUNK_SLOTS as u64).is_multiple_of(HEADERS_A_PAGE));
+    assert!(HEADERS_A_PAGE_U32 as u64 == HEADERS_A_PAGE);
     let header_pages = CHUNK_SLOTS as u64 / HEADERS_A_PAGE;
     let pages = CHUNK_HEAD_PAGES + header_pages + CHUNK_SLOTS as u64;
     assert!(pages * PAGE_BYTES == CHUNK_BYTES);
 };
 
-/// Where the headers and the data of slots lie in the region.
+/// Slots of a stripe, whose headers are a page.
+const STRIPE_SLOTS: u64 = HEADERS_A_PAGE;
+const STRIPE_BYTES: u64 = (1 + STRIPE_SLOTS) * PAGE_BYTES;
+/// Half of the numbers are left for tables that are twice as long.
+const SLOTS_MAX: u32 = u32::MAX / 2;
+
+/// Where the headers and the data of slots lie in the region: in the chunks with which the pool was
+/// made, and in the stripes behind them with which it grew. A slot stays where it is whatever the
+/// size of the pool becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places {
     base: u64,
+    chunk_slots: u32,
+    /// Where the stripes begin.
+    stripes: u64,
     slots: u32,
 }
 
@@ -76,10 +89,45 @@ impl Places {
         let rest_pages = (bytes % CHUNK_BYTES / PAGE_BYTES).saturating_sub(CHUNK_HEAD_PAGES);
         // n slots need n pages and n / 64 pages of headers, rounded up.
         let rest = rest_pages * HEADERS_A_PAGE / (HEADERS_A_PAGE + 1);
-        let slots = bytes / CHUNK_BYTES * u64::from(CHUNK_SLOTS) + rest;
-        // Half of the numbers are left for tables that are twice as long.
-        let slots = u32::try_from(slots).unwrap_or(u32::MAX).min(u32::MAX / 2);
-        Self { base, slots }
+        let slots = at_most_all(bytes / CHUNK_BYTES * u64::from(CHUNK_SLOTS) + rest);
+        Self { slots, ..Self::made_with(base, slots) }
+    }
+
+    /// The slots in `bytes` bytes from `base` on of a pool that was made with `chunk_slots` slots.
+    pub(super) fn within(base: u64, bytes: u64, chunk_slots: u32) -> Self {
+        let all = Self::made_with(base, chunk_slots.min(SLOTS_MAX));
+        let end = base.saturating_add(bytes);
+        let slots = match end.checked_sub(all.stripes) {
+            Some(bytes) => all.slots_of_stripes(bytes / PAGE_BYTES),
+            None => all.slots_of_chunks(end),
+        };
+        Self { slots, ..all }
+    }
+
+    /// Of a pool that was made with `chunk_slots` slots, and without any.
+    fn made_with(base: u64, chunk_slots: u32) -> Self {
+        let places = Self { base, chunk_slots, stripes: 0, slots: 0 };
+        let chunks_end = chunk_slots.checked_sub(1).map(|last| places.data(last) + PAGE_BYTES);
+        // What was too short for a slot when the pool was made, at most five pages, has none later.
+        Self { stripes: chunks_end.unwrap_or(base) + CHUNK_HEAD_BYTES, ..places }
+    }
+
+    /// All slots, with `pages` pages for stripes.
+    fn slots_of_stripes(&self, pages: u64) -> u32 {
+        let (stripes, rest) = (pages * PAGE_BYTES / STRIPE_BYTES, pages % (1 + STRIPE_SLOTS));
+        let slots = stripes * STRIPE_SLOTS + rest.saturating_sub(1);
+        at_most_all(u64::from(self.chunk_slots).saturating_add(slots))
+    }
+
+    /// The slots of chunks that end at `end` or before.
+    fn slots_of_chunks(&self, end: u64) -> u32 {
+        let fits = |slot: &u32| self.data(*slot) + PAGE_BYTES <= end;
+        let (mut fitting, mut first_not) = (0, self.chunk_slots);
+        while fitting < first_not {
+            let slot = fitting + (first_not - fitting) / 2;
+            if fits(&slot) { fitting = slot + 1 } else { first_not = slot }
+        }
+        fitting
     }
 
     /// Number of slots.
@@ -87,25 +135,66 @@ impl Places {
         self.slots
     }
 
+    /// Number of slots in chunks, when the pool was made.
+    pub(super) fn chunk_slots(&self) -> u32 {
+        self.chunk_slots
+    }
+
     /// The header of `slot` in the region.
     pub fn header(&self, slot: u32) -> u64 {
+        if slot >= self.chunk_slots {
+            let (stripe, within) = self.stripe_of(slot);
+            return stripe + within * HEADER_BYTES;
+        }
         let (chunk, within) = self.chunk_of(slot);
         chunk + CHUNK_HEAD_PAGES * PAGE_BYTES + within * HEADER_BYTES
     }
 
     /// The data of `slot` in the region.
     pub fn data(&self, slot: u32) -> u64 {
+        if slot >= self.chunk_slots {
+            let (stripe, within) = self.stripe_of(slot);
+            return stripe + (1 + within) * PAGE_BYTES;
+        }
         let (chunk, within) = self.chunk_of(slot);
         let first = slot - slot % CHUNK_SLOTS;
-        let in_chunk = u64::from(CHUNK_SLOTS.min(self.slots - first));
+        let in_chunk = u64::from(CHUNK_SLOTS.min(self.chunk_slots - first));
         let header_pages = in_chunk.div_ceil(HEADERS_A_PAGE);
         chunk + (CHUNK_HEAD_PAGES + header_pages + within) * PAGE_BYTES
+    }
+
+    /// The slots from `first` to `end`, in runs of at most 64 whose headers lie side by side: the
+    /// first one of each, and how many.
+    pub(super) fn header_runs(&self, first: u32, end: u32) -> impl Iterator<Item = (u32, u32)> {
+        let places = *self;
+        let run_of = move |first: u32| {
+            if first >= end {
+                return None;
+            }
+            let (from, until) = match first.checked_sub(places.chunk_slots) {
+                Some(own) => (own, end - places.chunk_slots),
+                None => (first, end.min(places.chunk_slots)),
+            };
+            let of_page = HEADERS_A_PAGE_U32 - from % HEADERS_A_PAGE_U32;
+            Some((first, of_page.min(until - from)))
+        };
+        std::iter::successors(run_of(first), move |(first, count)| run_of(first + count))
     }
 
     fn chunk_of(&self, slot: u32) -> (u64, u64) {
         let (chunk, within) = (slot / CHUNK_SLOTS, slot % CHUNK_SLOTS);
         (self.base + u64::from(chunk) * CHUNK_BYTES, u64::from(within))
     }
+
+    fn stripe_of(&self, slot: u32) -> (u64, u64) {
+        let own = u64::from(slot - self.chunk_slots);
+        (self.stripes + own / STRIPE_SLOTS * STRIPE_BYTES, own % STRIPE_SLOTS)
+    }
+}
+
+/// `slots`, or as many as a pool can have.
+fn at_most_all(slots: u64) -> u32 {
+    u32::try_from(slots).unwrap_or(u32::MAX).min(SLOTS_MAX)
 }
 
 /// A slot header as it lies on the medium.
@@ -476,6 +565,32 @@ mod tests {
                 let found = SlotHeader::decode(&bytes, salt, 5);
                 prop_assert_eq!(found, Decoded::Header(SlotHeader { dirty, ..header }));
             }
+        }
+
+        /// Whatever size a pool gets, the slots that it has then lie where they lay, side by side.
+        #[test]
+        fn slots_stay_where_they_are(bytes in 0_u64..200 << 20, later_bytes in 0_u64..300 << 20) {
+            let (made, base) = (Places::fitting(8192, bytes), 8192);
+            let chunk_slots = made.chunk_slots();
+            prop_assert_eq!(Places::within(base, bytes, chunk_slots), made);
+            let later = Places::within(base, later_bytes, chunk_slots);
+            let mut end = base;
+            for (first, count) in later.header_runs(0, later.slots()) {
+                prop_assert!(count > 0 && u64::from(count) <= HEADERS_A_PAGE);
+                if first < made.slots() {
+                    prop_assert_eq!(later.header(first), made.header(first));
+                    prop_assert_eq!(later.data(first), made.data(first));
+                }
+                let last = first + count - 1;
+                let run_bytes = later.header(last) - later.header(first);
+                prop_assert_eq!(run_bytes, u64::from(count - 1) * HEADER_BYTES);
+                prop_assert_eq!(later.data(last) - later.data(first), run_bytes * 64);
+                prop_assert!(later.header(last) + HEADER_BYTES <= later.data(first));
+                // Data lies behind the data before it.
+                prop_assert!(later.data(first) >= end);
+                end = later.data(last) + PAGE_BYTES;
+            }
+            prop_assert!(end <= base + later_bytes || later.slots() == 0);
         }
 
         #[test]

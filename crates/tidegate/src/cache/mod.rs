@@ -23,7 +23,8 @@
 //! `store` pages into slots, `merge` and `record` parts of pages, `content` what of them changes,
 //! `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots, `clean`
 //! dirty pages to the backing, `cleaner` and `pace` which of them and when, `bypass` writes around
-//! the cache, `fallback` when all do; `group` atomic flush; `background`; `recover` opening;
+//! the cache, `fallback` when all do; `group` atomic flush; `background`; `recover` opening,
+//! `resize` another size;
 //! `index`, `table` and `orders` what is where and goes first, `lane`, `traffic`; `layout` and
 //! `header` the bytes, [`check`] their verification; `policy/` the decisions, and `choices` which
 //! of them users made.
@@ -70,6 +71,9 @@ mod record;
 #[cfg(all(test, not(feature = "loom")))]
 mod record_tests;
 mod recover;
+mod resize;
+#[cfg(all(test, not(feature = "loom")))]
+mod resize_tests;
 mod span;
 mod store;
 mod table;
@@ -114,6 +118,7 @@ use layout::PAGE;
 use mode::Mode;
 use pace::Pace;
 use queue::Queue;
+use resize::Resizing;
 use span::{pages_of, pieces};
 use tier::Counters;
 use traffic::Traffic;
@@ -191,6 +196,7 @@ struct Core {
     salt: u64,
     /// Where the engine's first byte lies in the region.
     data_offset: u64,
+    /// Where slots are; how many there are now the header says.
     places: layout::Places,
     backing: Arc<dyn BlockDevice>,
     geometry: Geometry,
@@ -216,7 +222,8 @@ struct Core {
     classes: IoClasses,
     comparing: Comparing,
     /// Slots of a shard that are kept free for writers.
-    reserve: u32,
+    reserve: AtomicU32,
+    resizing: Resizing,
     /// Pages whose data did not match their checksums.
     damaged: AtomicU64,
     requests: Requests,
@@ -296,6 +303,7 @@ impl CacheDevice {
     }
 
     fn stop_thread(&self) {
+        self.core.resizing.stop();
         self.workers.stop();
         // Writers that wait for the thread make free slots by themselves now.
         self.core.notify_all();
@@ -325,6 +333,15 @@ impl Core {
 
     fn find(&self, page: u64) -> Option<Found> {
         self.shard(page).find(page)
+    }
+
+    /// Number of slots.
+    fn slots(&self) -> u32 {
+        self.header.lock().places.slots()
+    }
+
+    fn reserve(&self) -> u32 {
+        self.reserve.load(Ordering::Relaxed)
     }
 
     /// Locks `pages`, in the order in which all threads do.

@@ -56,6 +56,12 @@ impl Orders {
         self.clear();
     }
 
+    /// For `slots` slots from now on, each class without a page.
+    pub(super) fn resize(&mut self, slots: u32) {
+        self.slots = slots;
+        self.clear();
+    }
+
     fn clear(&mut self) {
         self.of.clear();
     }

@@ -31,6 +31,7 @@ use super::layout::{
 };
 use super::pace::Pace;
 use super::policy::ReplacementEntry;
+use super::resize::Resizing;
 use super::traffic::Traffic;
 use super::{CacheDeviceOptions, Core, LOCKS_LOG2, tier};
 use crate::device::{BlockDevice, Geometry};
@@ -46,12 +47,10 @@ type Result<T> = std::result::Result<T, CacheError>;
 
 /// Clean pages that are compared with the backing, about.
 const SAMPLES: u32 = 16;
-/// Headers that are read at once.
-const HEADERS_AT_ONCE: u32 = 64;
+/// Most headers that are read at once: those of a run.
+const HEADERS_AT_ONCE: usize = 64;
 /// Most threads that read headers.
 const THREADS_MAX: usize = 4;
-/// One slot in so many is kept free.
-const FREE_ONE_IN: u32 = 100;
 
 /// What was found in a cache when it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -116,9 +115,8 @@ impl<'a> Scan<'a> {
     /// Shows the bytes of headers to `see`, some at a time, with the slot of the first one.
     fn each_chunk(&self, mut see: impl FnMut(u32, &[[u8; HEADER]]) -> Result<()>) -> Result<()> {
         let places = self.header.places;
-        let mut bytes = [0; HEADERS_AT_ONCE as usize * HEADER];
-        for first in (0..places.slots()).step_by(HEADERS_AT_ONCE as usize) {
-            let count = HEADERS_AT_ONCE.min(places.slots() - first);
+        let mut bytes = [0; HEADERS_AT_ONCE * HEADER];
+        for (first, count) in places.header_runs(0, places.slots()) {
             let bytes = &mut bytes[..count as usize * HEADER];
             self.region.read(places.header(first), bytes)?;
             see(first, bytes.as_chunks().0)?;
@@ -312,10 +310,10 @@ fn core_of(
     choices: Choices,
     options: CacheDeviceOptions,
 ) -> Core {
-    let shard_slots = header.places.slots() / header.shards;
-    let reserve = options.keep_free.unwrap_or((shard_slots / FREE_ONE_IN).clamp(1, 256));
+    let resizing = Resizing::new(options.keep_free);
     Core {
-        reserve,
+        reserve: AtomicU32::new(resizing.reserve(&header)),
+        resizing,
         salt: header.salt,
         data_offset: header.superblock.data_offset,
         groups: options.atomic_flush.then(|| Groups::new(recovery.committed_group)),

@@ -203,7 +203,7 @@ impl Core {
         });
         let entries: Vec<_> = kept.collect();
         // One below the reserve, so that the worker evicts for the next ones.
-        let (merged, reserve) = (Merged::default(), self.reserve.saturating_sub(1));
+        let (merged, reserve) = (Merged::default(), self.reserve().saturating_sub(1));
         let (members, _) = self.take_slots(&entries, &merged, reserve);
         self.store(&members, 0, locks).map(drop)
     }
@@ -247,6 +247,7 @@ impl Core {
         }
         if let Err(error) = self.make_durable(members, group) {
             self.fallback.count();
+            self.note_lost_slot();
             // Nobody knows which of the headers are on the medium.
             for it in members {
                 self.shard(it.page).hold(it.page);

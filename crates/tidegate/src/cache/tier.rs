@@ -11,6 +11,7 @@ use super::layout::PAGE_BYTES;
 use super::mode::Mode;
 use super::orders::ClassUsage;
 use super::policy::classes::{CLASSES, Class};
+use super::resize::in_words;
 use super::{CacheDevice, CacheError, Core};
 use crate::device::Result;
 use crate::size::Size;
@@ -199,6 +200,8 @@ impl Counters {
 }
 
 const MODE: &str = "mode";
+const SIZE: &str = "size";
+const SIZE_HELP: &str = "size of the pool; a smaller one writes dirty pages to the backing first";
 /// Behind a mode: all dirty pages are cleaned before the setting returns.
 const FLUSH_SUFFIX: &str = "+flush";
 /// What `mode` may be set to, in words.
@@ -233,7 +236,7 @@ impl Core {
     }
 
     fn class_lines(&self) -> Vec<Line> {
-        let slots = u64::from(self.places.slots());
+        let slots = u64::from(self.slots());
         let shown = |(class, usage): (Class, ClassUsage)| {
             let size = |pages| Size { bytes: Self::bytes_of(pages) };
             let most = size(slots * u64::from(class.max_pct) / 100);
@@ -295,10 +298,26 @@ impl CacheDevice {
     }
 }
 
+impl CacheDevice {
+    fn size(&self) -> Size {
+        Size { bytes: self.core.header.lock().superblock.pool_bytes }
+    }
+
+    fn set_size_text(&self, value: &str) -> std::result::Result<(), SettingError> {
+        let wrong = |expected: String| {
+            let (key, value) = (SIZE.into(), value.to_owned());
+            SettingError::Value { key, value, expected }
+        };
+        let size: Size = value.parse().map_err(|error| wrong(format!("a size: {error}")))?;
+        self.begin_resize(size.bytes)
+            .map_err(|error| wrong(format!("a size that the pool can get: {}", in_words(&error))))
+    }
+}
+
 impl Tier for CacheDevice {
     fn state(&self) -> State {
         let Usage { live, dirty, waiting, records, .. } = self.core.usage();
-        let slots = u64::from(self.core.places.slots());
+        let slots = u64::from(self.core.slots());
         let size = |pages| Size { bytes: Core::bytes_of(pages) };
         let used = format!("{} of {} in use, {} dirty", size(live), size(slots), size(dirty));
         let (binding, settings) = {
@@ -326,6 +345,8 @@ impl Tier for CacheDevice {
                 "uncommitted_slots": waiting,
                 "passes_through_after_errors": self.core.fallback.is_reached(),
                 "size_bytes": Core::bytes_of(slots),
+                "pool_bytes": self.size().bytes,
+                "resize": self.core.resizing.details(),
                 "occupancy_bytes": Core::bytes_of(live),
                 "dirty_bytes": Core::bytes_of(dirty),
                 "atomic_flush": self.core.groups.is_some(),
@@ -344,6 +365,8 @@ impl Tier for CacheDevice {
     fn settings(&self) -> Vec<Setting> {
         let (key, value) = (MODE.into(), self.mode().to_string());
         let mut settings = vec![Setting { key, value, help: MODES.into(), fixed: None }];
+        let (key, value, help) = (SIZE.into(), self.size().to_string(), SIZE_HELP.into());
+        settings.push(Setting { key, value, help, fixed: None });
         settings.extend(self.core.choices.lock().list());
         settings
     }
@@ -351,15 +374,16 @@ impl Tier for CacheDevice {
     fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
         match key {
             MODE => self.set_mode_text(value),
+            SIZE => self.set_size_text(value),
             _ => self.core.choose(key, value),
         }
     }
 
     fn metrics(&self, collector: &mut Collector) {
         let Usage { live, dirty, waiting, records, .. } = self.core.usage();
-        let slots = u64::from(self.core.places.slots());
+        let slots = u64::from(self.core.slots());
         collector.add(&OCCUPANCY, Core::bytes_of(live));
-        collector.add(&FREE, Core::bytes_of(slots - live));
+        collector.add(&FREE, Core::bytes_of(slots.saturating_sub(live)));
         collector.add(&CLEAN, Core::bytes_of(live - dirty));
         collector.add(&DIRTY, Core::bytes_of(dirty));
         collector.add(&WAITING, Core::bytes_of(waiting));

@@ -4,6 +4,8 @@
 //! 1. The mapping covers `len_bytes` bytes from `base` as long as the [`Mapping`] lives. One that
 //!    may grow covers the addresses up to its limit from the start, so that no byte ever moves: the
 //!    kernel gives those behind the end of the file no memory until the file has grown.
+//!    Where the file was cut, private zero bytes lie from there to the longest length that it had:
+//!    an access that comes late finds memory.
 //! 2. A pool file is locked (advisory, exclusive for writing) as long.
 //! 3. A file made here has all of its space allocated, so that no store ends in a full file system.
 
@@ -75,11 +77,15 @@ impl fmt::Display for Kind {
 /// Mapped memory.
 pub(super) struct Mapping {
     base: NonNull<u8>,
-    /// Grows, but never beyond what is mapped.
+    /// Never beyond what is mapped.
     len_bytes: AtomicU64,
+    /// The most bytes that it had so far: these can be accessed.
+    reach_bytes: AtomicU64,
     /// The bytes that are mapped.
     limit_bytes: u64,
-    growing: Mutex<()>,
+    /// Bytes of which the file is the memory, those behind its end included. Locked while the
+    /// length changes.
+    backed_bytes: Mutex<u64>,
     kind: Kind,
     page_bytes: u64,
     /// Holds the lock, and allocates.
@@ -210,7 +216,13 @@ impl Mapping {
             return Err(PmemError::Empty { path: path.to_path_buf() });
         }
         let limit_bytes = limit_bytes.max(len_bytes);
-        let (base, synced) = map_file(&file, limit_bytes, read_only).map_err(os("map", path))?;
+        let (limit_bytes, (base, synced)) = match map_file(&file, limit_bytes, read_only) {
+            // The process may not have so many addresses.
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                (len_bytes, map_file(&file, len_bytes, read_only).map_err(os("map", path))?)
+            }
+            mapped => (limit_bytes, mapped.map_err(os("map", path))?),
+        };
         let kind = match synced {
             true => Kind::Fsdax,
             false if on_tmpfs(&file).map_err(os("inspect", path))? => Kind::Tmpfs,
@@ -240,8 +252,9 @@ impl Mapping {
         // The handler of memory errors makes pointers from fault addresses.
         base.expose_provenance();
         let base = NonNull::new(base.cast()).expect("mmap returns no null pointer");
-        let (len_bytes, growing) = (AtomicU64::new(len_bytes), Mutex::new(()));
-        Self { base, len_bytes, limit_bytes, growing, kind, page_bytes, file }
+        let (reach_bytes, backed_bytes) = (AtomicU64::new(len_bytes), Mutex::new(limit_bytes));
+        let len_bytes = AtomicU64::new(len_bytes);
+        Self { base, len_bytes, reach_bytes, limit_bytes, backed_bytes, kind, page_bytes, file }
     }
 
     #[inline]
@@ -255,24 +268,77 @@ impl Mapping {
         self.limit_bytes
     }
 
+    /// The most bytes that it had so far, which can be accessed.
+    #[inline]
+    pub(super) fn reach_bytes(&self) -> u64 {
+        // Acquire: bytes that a grown length lets a thread reach are there.
+        self.reach_bytes.load(Ordering::Acquire)
+    }
+
     /// Makes it `len_bytes` bytes long, at most the limit: allocates the space of the file, then
     /// makes its new size durable, then lets threads reach the bytes. Nothing to do where it is as
     /// long already.
     pub(super) fn grow(&self, len_bytes: u64) -> io::Result<()> {
-        let _growing = self.growing.lock();
+        let mut backed_bytes = self.backed_bytes.lock();
         let old_bytes = self.len_bytes();
         if len_bytes <= old_bytes {
             return Ok(());
         }
         if let Some(file) = &self.file {
             let grown = allocate(file, old_bytes, len_bytes - old_bytes);
-            if let Err(error) = grown.and_then(|()| file.sync_all()) {
+            let mapped = grown.and_then(|()| file.sync_all());
+            let mapped = mapped.and_then(|()| self.map_again(file, *backed_bytes, len_bytes));
+            if let Err(error) = mapped {
                 // Best effort: no thread can reach what is behind the old end.
                 let _ = file.set_len(old_bytes);
                 return Err(error);
             }
         }
+        *backed_bytes = (*backed_bytes).max(self.page_end(len_bytes));
         self.len_bytes.store(len_bytes, Ordering::Release);
+        self.reach_bytes.fetch_max(len_bytes, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes it `len_bytes` bytes long and releases the space of the file behind them. Nothing to
+    /// do where it is as short already, and for devices, which have one size.
+    pub(super) fn shrink(&self, len_bytes: u64) -> io::Result<()> {
+        let mut backed_bytes = self.backed_bytes.lock();
+        if len_bytes >= self.len_bytes() || self.kind == Kind::Devdax {
+            return Ok(());
+        }
+        let end_bytes = self.page_end(len_bytes);
+        // Before the file is cut: what an access that comes late finds is still mapped memory.
+        self.abandon_from(end_bytes)?;
+        *backed_bytes = end_bytes;
+        self.len_bytes.store(len_bytes, Ordering::Release);
+        if let Some(file) = &self.file {
+            file.set_len(len_bytes)?;
+            file.sync_all()?;
+        }
+        Ok(())
+    }
+
+    /// `bytes` rounded up to whole pages.
+    fn page_end(&self, bytes: u64) -> u64 {
+        bytes.next_multiple_of(self.page_bytes)
+    }
+
+    /// Maps the file where it is to be `len_bytes` long, from byte `from` on, a page's first.
+    fn map_again(&self, file: &File, from: u64, len_bytes: u64) -> io::Result<()> {
+        let len = to_usize(self.page_end(len_bytes).saturating_sub(from));
+        if len == 0 {
+            return Ok(());
+        }
+        let shared = match self.kind {
+            Kind::Fsdax => MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
+            _ => MapFlags::SHARED,
+        };
+        let (at, flags) = (self.at(from).cast(), shared | MapFlags::FIXED);
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: pages of this mapping, which is reached through raw pointers as memory that
+        // others change at any time; they stay mapped.
+        unsafe { rustix::mm::mmap(at, len, prot, flags, file, from) }?;
         Ok(())
     }
 
@@ -321,10 +387,19 @@ impl Mapping {
 
     /// Puts private zero bytes in the place of the memory: the process has it no more.
     pub(super) fn abandon(&self) -> io::Result<()> {
-        let (_, len, _) = self.pages();
+        self.abandon_from(0)
+    }
+
+    /// The same for what begins at byte `from`, a page's first.
+    fn abandon_from(&self, from: u64) -> io::Result<()> {
+        let (_, mapped_len, _) = self.pages();
+        let len = mapped_len.saturating_sub(to_usize(from));
+        if len == 0 {
+            return Ok(());
+        }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        let at = self.base.as_ptr().cast();
+        let at = self.at(from).cast();
         // SAFETY: pages of this mapping, which is reached through raw pointers as memory that
         // others change at any time; it stays mapped.
         unsafe { rustix::mm::mmap_anonymous(at, len, protection, flags) }?;

@@ -235,6 +235,28 @@ impl Region {
         })
     }
 
+    /// Makes the region `len_bytes` bytes long and releases the space of the file behind them.
+    /// Threads go on using the region meanwhile: what one reads or stores behind the new end, if it
+    /// comes late, are bytes of this process alone. Nothing to do where the region is as short
+    /// already, and for a devdax device, which has one size. An [`Observer`] is not told.
+    ///
+    /// # Errors
+    /// [`PmemError::ReadOnly`]; [`PmemError::Empty`] for no bytes; [`PmemError::Os`]: the file may
+    /// have its old size.
+    pub fn shrink(&self, len_bytes: u64) -> Result<()> {
+        if self.read_only {
+            return Err(PmemError::ReadOnly);
+        }
+        if len_bytes == 0 {
+            return Err(PmemError::Empty { path: self.name.clone() });
+        }
+        self.mapping.shrink(len_bytes).map_err(|source| PmemError::Os {
+            action: "release space of",
+            path: self.name.clone(),
+            source,
+        })
+    }
+
     /// What a store needs to become durable here.
     pub fn domain(&self) -> Domain {
         self.domain
@@ -601,7 +623,7 @@ impl Region {
     /// The address of `len` bytes at `offset`.
     #[inline]
     fn at(&self, offset: u64, len: u64) -> Result<*mut u8> {
-        let region_bytes = self.len_bytes();
+        let region_bytes = self.mapping.reach_bytes();
         if offset > region_bytes || len > region_bytes - offset {
             return Err(PmemError::OutOfRange { offset, len, region_bytes });
         }

@@ -188,6 +188,22 @@ impl Superblock {
         })
     }
 
+    /// This superblock for a pool of `pool_bytes` bytes, rounded down to 4096, whose engine's bytes
+    /// start where they do; nothing is written yet. Its second copy lies elsewhere: until this one
+    /// is [written](Self::write), that of the old size counts.
+    ///
+    /// # Errors
+    /// [`PoolError::TooSmall`].
+    pub fn resized(&self, pool_bytes: u64) -> Result<Self> {
+        let (found_bytes, pool_bytes) = (pool_bytes, page_floor(pool_bytes));
+        let least_bytes = self.data_offset + 2 * PAGE_BYTES;
+        if pool_bytes < least_bytes {
+            return Err(PoolError::TooSmall { found_bytes, least_bytes });
+        }
+        let data_bytes = pool_bytes - PAGE_BYTES - self.data_offset;
+        Ok(Self { pool_bytes, data_bytes, ..*self })
+    }
+
     /// Writes both copies, as the next update; see invariant 1 for the order.
     ///
     /// # Errors
@@ -212,7 +228,7 @@ impl Superblock {
     /// pool.
     pub fn read(region: &Region) -> Result<Found> {
         let first = read_copy(region, 0)?;
-        let second = read_copy(region, second_offset(region, first.as_deref().ok()))?;
+        let second = read_second(region, first.as_deref().ok())?;
         let (bytes, faults) = choose(first, second, region)?;
         let superblock = Self::decode(&bytes, region)?;
         Ok(Found { superblock, first: faults.0, second: faults.1 })
@@ -342,6 +358,32 @@ fn second_offset(region: &Region, first: Option<&SuperblockBytes>) -> u64 {
 }
 
 pub(super) type Copy = std::result::Result<Box<SuperblockBytes>, CopyFault>;
+
+/// The second copy, where `first`, if it is whole, says that it is.
+///
+/// Otherwise it lies at the region's end, or where the damaged first copy says: a region may be
+/// longer than its pool, and an update that was cut off leaves the whole word of the old size or of
+/// the new one. A copy tells where it lies, so one that lies there counts.
+fn read_second(region: &Region, first: Option<&SuperblockBytes>) -> Result<Copy> {
+    let at_end = read_copy(region, second_offset(region, first))?;
+    if first.is_some() {
+        return Ok(at_end);
+    }
+    let mut torn = SuperblockBytes::new_zeroed();
+    if region.len_bytes() < PAGE_BYTES || region.read(0, torn.as_mut_bytes()).is_err() {
+        return Ok(at_end);
+    }
+    let offset = second_offset(region, Some(&torn));
+    let is_told = |copy: &SuperblockBytes| {
+        copy.uuid == torn.uuid && copy.pool_bytes.get() == offset + PAGE_BYTES
+    };
+    let told = read_copy(region, offset)?.ok().filter(|copy| is_told(copy));
+    Ok(match (told, at_end) {
+        (Some(told), Ok(at_end)) if told.sequence.get() <= at_end.sequence.get() => Ok(at_end),
+        (Some(told), _) => Ok(told),
+        (None, at_end) => at_end,
+    })
+}
 
 /// The copy at `offset`, if it is whole.
 pub(super) fn read_copy(region: &Region, offset: u64) -> Result<Copy> {

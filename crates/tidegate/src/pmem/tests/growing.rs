@@ -68,6 +68,36 @@ fn space_that_cannot_be_had_leaves_the_region_as_it_was() {
     region.write(2 * MIB - 1, &[1]).unwrap();
 }
 
+/// What comes late finds memory of the process, and bytes that were cut off are zero when they come
+/// back.
+#[test]
+fn a_region_that_was_cut_grows_again() {
+    for dir in [tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()] {
+        let path = dir.path().join("pool");
+        let options = RegionOptions { create_bytes: Some(4 * MIB), ..growing() };
+        let region = Region::open(&path, &options).unwrap();
+        region.write_streaming(MIB - 64, &vec![7; 3 << 20]).unwrap();
+        region.shrink(MIB + 100).unwrap();
+        region.shrink(2 * MIB).unwrap();
+        assert_eq!(region.len_bytes(), MIB + 100, "as short already");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB + 100);
+        assert_eq!(region.load_u64(3 * MIB).unwrap(), 0);
+        region.store_u64(3 * MIB, 9).unwrap();
+        region.persist(3 * MIB, 8).unwrap();
+        assert!(region.load_u64(4 * MIB).is_err(), "it was never so long");
+        region.grow(8 * MIB).unwrap();
+        for (offset, word) in [(MIB, 0x0707_0707_0707_0707), (2 * MIB, 0), (3 * MIB, 0)] {
+            assert_eq!(region.load_u64(offset).unwrap(), word, "at {offset}");
+        }
+        region.store_u64(8 * MIB - 8, 5).unwrap();
+        region.persist(8 * MIB - 8, 8).unwrap();
+        drop(region);
+        let region = Region::open(&path, &RegionOptions::default()).unwrap();
+        assert_eq!(region.load_u64(8 * MIB - 8).unwrap(), 5);
+        assert!(matches!(region.shrink(0), Err(PmemError::Empty { .. })));
+    }
+}
+
 /// A thread stores to old bytes, and to new ones as soon as the length says so, all the while.
 #[test]
 fn threads_use_a_region_that_grows() {

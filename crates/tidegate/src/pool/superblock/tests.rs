@@ -104,6 +104,33 @@ fn a_crash_in_an_update_leaves_the_old_or_the_new() {
     assert_eq!(Superblock::read(&region).unwrap().superblock, old);
 }
 
+/// Every prefix of the stores that give a pool another size, a page at a time, torn in its middle
+/// too; in a region as long as the larger pool, or longer than both.
+#[test]
+fn a_crash_in_a_change_of_the_size_leaves_the_old_or_the_new() {
+    for region_bytes in [2 * POOL_BYTES, 3 * POOL_BYTES] {
+        for (from_bytes, to_bytes) in [(POOL_BYTES, 2 * POOL_BYTES), (2 * POOL_BYTES, POOL_BYTES)] {
+            for torn in [0, 16, 60, 72, 4088, 4096] {
+                let region = Region::anonymous(region_bytes).unwrap();
+                let plan = Superblock::plan(&region, EngineCode(1), Uuid::nil(), 512).unwrap();
+                let mut old = plan.resized(from_bytes).unwrap();
+                old.write(&region).unwrap();
+                let old_first = page(&region, 0);
+                let mut new = old.resized(to_bytes).unwrap();
+                new.write(&region).unwrap();
+                assert_eq!(Superblock::read(&region).unwrap().superblock, new);
+                let mut first = page(&region, 0);
+                first[torn..].copy_from_slice(&old_first[torn..]);
+                region.write(0, &first).unwrap();
+                let found = Superblock::read(&region).unwrap().superblock;
+                let sizes = [old.pool_bytes, new.pool_bytes];
+                assert!(sizes.contains(&found.pool_bytes), "{found:?} at {torn}");
+                assert!([old, new].contains(&found), "{found:?} at {torn}");
+            }
+        }
+    }
+}
+
 /// The order itself: the other copy is durable before the one that counts is touched.
 #[test]
 fn the_copy_that_counts_is_touched_last() {

@@ -1,0 +1,99 @@
+//! A shard that gets more slots or fewer.
+//!
+//! Slots leave in three steps: [`Shard::set_usable`] says from which number on; then the pages in
+//! them leave the cache, and dead ones become void; when [`Shard::have_left`] says so, and the pool
+//! is of its new size, [`Shard::resize`] forgets them. Until then [`Shard::set_usable`] takes them
+//! back.
+
+use super::super::table::Table;
+use super::{BASE, Found, LIVE, NONE, Shard, Slot};
+
+/// A dead slot that leaves: its header is to be voided.
+pub(in super::super) struct LeftDead {
+    /// The slot, numbered through all shards.
+    pub(in super::super) slot: u32,
+    page: u64,
+}
+
+impl Shard {
+    /// Slots from number `usable` on leave, and those before it do not.
+    pub(in super::super) fn set_usable(&mut self, usable: u32) {
+        self.usable = usable.min(self.numbers().end);
+        let mut free = std::mem::take(&mut self.left);
+        free.extend(std::iter::from_fn(|| self.pop_free()));
+        free.sort_unstable();
+        for own in free.into_iter().rev() {
+            self.free(self.number_of(own));
+        }
+        let dead = std::mem::take(&mut self.dead);
+        let left_dead = std::mem::take(&mut self.left_dead);
+        for own in dead.into_iter().chain(left_dead) {
+            self.die(own);
+        }
+    }
+
+    /// Number of slots that are still to leave.
+    pub(in super::super) fn leaving(&self) -> usize {
+        self.slots.len() - self.usable as usize - self.left.len()
+    }
+
+    /// Adds up to `n` pages that have leaving slots to `out`, from slot number `from` on, and
+    /// returns where to go on.
+    pub(in super::super) fn leaving_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
+        let end = self.numbers().end;
+        let mut own = from.max(self.usable);
+        while own < end && out.len() < n {
+            let slot = self.slots[own as usize];
+            // The page under a record leaves with the record, which is the newest version.
+            out.extend(self.find(slot.page()).filter(|_| slot.is(LIVE | BASE)));
+            own += 1;
+        }
+        own
+    }
+
+    /// Up to `n` leaving slots that are dead. Their pages are held until
+    /// [`left_dead_void`](Self::left_dead_void).
+    pub(in super::super) fn take_left_dead(&mut self, n: usize) -> Vec<LeftDead> {
+        let taken = self.left_dead.split_off(self.left_dead.len().saturating_sub(n));
+        let left_dead = |own: u32| LeftDead {
+            slot: self.number_of(own),
+            page: self.slots[own as usize].page(),
+        };
+        let taken: Vec<_> = taken.into_iter().map(left_dead).collect();
+        self.held.extend(taken.iter().map(|it| it.page));
+        taken
+    }
+
+    /// The header of `dead` is durably void.
+    pub(in super::super) fn left_dead_void(&mut self, dead: &LeftDead) {
+        self.drop_hold(Some(dead.page));
+        self.free(dead.slot);
+    }
+
+    /// The shard has `count` slots from now on, all of them usable. Those that it had from this
+    /// number on have left; the pages in the others keep the order of their eviction.
+    pub(in super::super) fn resize(&mut self, count: u32) {
+        debug_assert!(count >= self.numbers().end || self.leaving() == 0);
+        let mut order = Vec::new();
+        self.orders.victims_of_each(usize::MAX, &mut order);
+        let added = self.numbers().end..count;
+        self.left.clear();
+        self.slots.resize(count as usize, Slot { word: 0, version: NONE });
+        self.slots.shrink_to_fit();
+        self.set_usable(count);
+        for own in added.rev() {
+            self.free(self.number_of(own));
+        }
+        self.orders.resize(count);
+        self.insert_all(&order);
+        self.table = self.new_table(count);
+    }
+
+    fn new_table(&self, count: u32) -> Table {
+        let (mut table, page_of) = (Table::new(count), |own| self.slots[own as usize].page());
+        for own in self.numbers().filter(|own| self.slots[*own as usize].is(LIVE)) {
+            table.insert(page_of(own), own, page_of);
+        }
+        table
+    }
+}
