@@ -101,7 +101,7 @@ pub(crate) enum Command {
         disable_version_flag = true,
         after_help = "Examples:
   tidegate bench block --threads 1,2
-  tidegate bench nbd --policies btt,peer:nbdkit-memory --iodepth 32 --json nbd.json"
+  tidegate bench nbd --policies btt,peer:nbdkit-memory --iodepth 32"
     )]
     Bench(HandedArgs),
     /// Play a trace of your workload through Tidegate's tiers, and choose; `tidegate replay --help`
@@ -142,17 +142,17 @@ pub(crate) struct HandedArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tidegate create /mnt/pmem/pool --engine btt --size 8G
-  tidegate create /dev/shm/trial --engine btt --size 256M --block-size 512 --domain volatile
+  tidegate create /dev/shm/trial --engine btt --size 256M --domain volatile
   tidegate create /dev/dax0.0 --engine btt --size 16G --btt-version 2.0
   tidegate create /mnt/pmem/app.pool --engine log --size 4G
   tidegate create /mnt/pmem/cache --engine cache --size 8G
 
-A pool is a file on a DAX file system, a devdax character device, or any ordinary file, where
-each write waits for the disk (domain msync); on tmpfs, for trials, a power cut loses it. An
-engine `btt` writes each block all or not at all and is bit-compatible with the Linux kernel's
-BTT; `raw` is the bare memory: a crash may tear the blocks that were being written. `cache` keeps
-hot data of a slower disk, which `serve --backing` names, and makes its writes durable. `log` does
-so for writes alone; `tidegate run` also makes one by itself.")]
+A pool is a file on a DAX file system, a devdax character device, or any ordinary file, where each \
+write waits for the disk (domain msync); on tmpfs, for trials, a power cut loses it. An engine \
+`btt` writes each block all or not at all and is bit-compatible with the Linux kernel's BTT; `raw` \
+is the bare memory: a crash may tear the blocks that were being written. `cache` keeps hot data of \
+a slower disk, which `serve --backing` names, and makes its writes durable. `log` does so for \
+writes alone; `tidegate run` also makes one by itself.")]
 pub(crate) struct CreateArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
@@ -245,8 +245,8 @@ pub(crate) struct InfoArgs {
   tidegate check /mnt/pmem/pool
   tidegate check /mnt/pmem/pool --repair
 
-Prints a line for each finding. The pool must not be in use. Without --repair nothing is
-written. Exit status: 0 the pool is whole (or was made so by --repair); 1 it is damaged.")]
+Prints a line for each finding. The pool must not be in use. Without --repair nothing is written. \
+Exit status: 0 the pool is whole (or was made so by --repair); 1 it is damaged.")]
 pub(crate) struct CheckArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
@@ -267,14 +267,14 @@ pub(crate) struct CheckArgs {
 #[command(after_help = "Examples:
   tidegate serve /mnt/pmem/pool --nbd unix:/run/tidegate.sock
   tidegate serve /mnt/pmem/pool --nbd tcp:0.0.0.0:10809 --export db \\
-      --tls require --tls-cert server.pem --tls-key server.key --tls-ca clients.pem
+    --tls require --tls-cert server.pem --tls-key server.key --tls-ca ca.pem
   tidegate serve /mnt/pmem/pool --nbd tcp:127.0.0.1:10809 --read-only
-  tidegate serve /mnt/pmem/pool --nbd unix:/run/tidegate.sock --dram transit:512M
-  tidegate serve /mnt/pmem/log --nbd unix:/run/tidegate.sock --backing /srv/disk.img
+  tidegate serve /mnt/pmem/pool --nbd unix:/run/pool.sock --dram transit:512M
+  tidegate serve /mnt/pmem/log --nbd unix:/run/tidegate.sock --backing /srv/img
   tidegate serve --config /etc/tidegate/tidegate.toml
 
-The last line printed at start is `ready`; clients may connect from then on. SIGTERM and
-SIGINT stop the server after it has finished what it accepted and written the DRAM tier back.")]
+The last line printed at start is `ready`; clients may connect from then on. SIGTERM and SIGINT \
+stop the server after it has finished what it accepted and written the DRAM tier back.")]
 pub(crate) struct ServeArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL", required_unless_present = "config")]
@@ -412,7 +412,7 @@ pub(crate) enum ConfigCommand {
     #[command(after_help = "Examples:
   tidegate config check /etc/tidegate/tidegate.toml
 
-Nothing is opened: pools, keys and addresses are looked at by `serve`. Exit status: 0 nothing is
+Nothing is opened: pools, keys and addresses are looked at by `serve`. Exit status: 0 nothing is \
 wrong; 1 something is.")]
     Check(ConfigFileArgs),
 }
@@ -429,14 +429,16 @@ pub(crate) struct ConfigFileArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tidegate run -- sqlite3 app.db
-  tidegate run --pool /mnt/pmem/app.pool --size 4G --stats -- postgres -D /srv/db
+  tidegate run --pool /mnt/pmem/app.pool --size 4G -- postgres -D /srv/db
   tidegate run --volatile -- make test
 
-A sync (fsync, fdatasync, O_SYNC, O_DSYNC) of the program or of a process that it starts costs an append to the log
-instead of a wait for the disk. After a power cut and recovery files are as that program could have left them
-without Tidegate, with each of its syncs really made. Files stay ordinary files on the disk they are on.
-Exit status: the program's, or 128 + N if signal N ended it; 1 with a line that begins with `tidegate:` if the
-program was not started.")]
+A sync (fsync, fdatasync, O_SYNC, O_DSYNC) of the program or of a process that it starts costs an \
+append to the log instead of a wait for the disk. After a power cut and recovery files are as that \
+program could have left them without Tidegate, with each of its syncs really made. Files stay \
+ordinary files on the disk they are on.
+
+Exit status: the program's, or 128 + N if signal N ended it; 1 with a line that begins with \
+`tidegate:` if the program was not started.")]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub(crate) struct RunArgs {
     /// The log pool's file or devdax device, made on demand; by default one on a DAX file system
@@ -452,6 +454,11 @@ pub(crate) struct RunArgs {
     /// Do not log files whose absolute path matches; stronger than --include; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<OsString>,
+    /// Programs that change no file that others sync, by their absolute path, as for --include:
+    /// files stay in the log while one runs that cannot be watched (static, Go, another C library,
+    /// set-user-ID); may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) trust: Vec<OsString>,
     /// Take a pool in ordinary memory (/dev/shm) where there is no persistent memory: for tests and
     /// builds, whose files need no disk. `kill -9` loses nothing then; a power cut loses what
     /// programs synced
@@ -460,6 +467,9 @@ pub(crate) struct RunArgs {
     /// Sync each write of a file when it returns, as if the file were open with `O_SYNC`
     #[arg(long)]
     pub(crate) every_write: bool,
+    /// Give each write to the kernel at once: so it is always done
+    #[arg(long)]
+    pub(crate) no_absorb: bool,
     /// Print no notices on standard error
     #[arg(short, long)]
     pub(crate) quiet: bool,
@@ -525,10 +535,11 @@ pub(crate) struct StatArgs {
 #[command(after_help = "Examples:
   tidegate snapshot /mnt/pmem/pool /backup/pool-monday
 
-Every block is in the copy as it was at one instant, with all writes that were acknowledged before.
-Writes wait meanwhile, reads do not; a file system that can share extents (XFS, Btrfs) copies at
-once. The copy is made by the server, belongs to its user, and is a pool: serve it, or `check` it. A
-pool with a backing is not copied: stop its server, `tidegate flush` it, and copy the backing.")]
+Every block is in the copy as it was at one instant, with all writes that were acknowledged \
+before. Writes wait meanwhile, reads do not; a file system that can share extents (XFS, Btrfs) \
+copies at once. The copy is made by the server, belongs to its user, and is a pool: serve it, or \
+`check` it. A pool with a backing is not copied: stop its server, `tidegate flush` it, and copy \
+the backing.")]
 pub(crate) struct SnapshotArgs {
     /// The served pool, or the control socket of its server
     #[arg(value_name = "POOL|SOCKET")]
@@ -543,9 +554,9 @@ pub(crate) struct SnapshotArgs {
 #[command(after_help = "Examples:
   tidegate top /mnt/pmem/pool
 
-Once a second: clients, requests, errors, what each tier has still to write below and how long that
-takes, use of the log, and latencies by tier (one request in 64 is measured). Keys: q quits, p
-pauses, s puts the slowest tier first.")]
+Once a second: clients, requests, errors, what each tier has still to write below and how long \
+that takes, use of the log, and latencies by tier (one request in 64 is measured). Keys: q quits, \
+p pauses, s puts the slowest tier first.")]
 pub(crate) struct TopArgs {
     /// The served pool, or the control socket of its server
     #[arg(value_name = "POOL|SOCKET")]
@@ -636,5 +647,26 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// Terminals of 80 columns and more: prose is wrapped where the line ends, so it has no ends of
+    /// its own, and examples are not wrapped.
+    #[test]
+    fn what_follows_the_options_fits_any_terminal() {
+        let mut commands = vec![Cli::command()];
+        let mut paragraphs = 0;
+        while let Some(command) = commands.pop() {
+            commands.extend(command.get_subcommands().cloned());
+            let Some(text) = command.get_after_help().map(ToString::to_string) else { continue };
+            let (name, lines) = (command.get_name(), text.lines().collect::<Vec<_>>());
+            for pair in lines.windows(2) {
+                let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+                assert!(!pair.iter().all(|line| is_prose(line)), "{name}: {pair:?}");
+            }
+            let wide = lines.iter().find(|line| line.starts_with(' ') && line.len() > 80);
+            assert_eq!(wide, None, "{name}: an example is wrapped");
+            paragraphs += lines.len();
+        }
+        assert!(paragraphs > 50, "{paragraphs}");
     }
 }

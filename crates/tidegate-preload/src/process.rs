@@ -7,14 +7,14 @@
 //!    the largest file that the process may make, and for two notes that are never taken back: that
 //!    files are written in ways that no hook sees, and that the log was given up.
 //!
-//! Entry points: [`log()`], [`filter`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`],
+//! Entry points: [`log()`], [`filter`], [`trusts`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`],
 //! [`give_up`]; [`attach`] and [`use_log`] when the library is loaded.
 //!
 //! The environment: `TIDEGATE_POOL` and `TIDEGATE_CONTROL` are the paths of the log's memory;
-//! `TIDEGATE_SOCKET` is the supervisor's; `TIDEGATE_INCLUDE` and `TIDEGATE_EXCLUDE` are globs, one
-//! a line; `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk; `TIDEGATE_COVER_AFTER` is the number
-//! of a descriptor's sync that covers its file, however young that is; 2 if it is not given, and a
-//! second; `TIDEGATE_EVERY_WRITE=1` syncs each write.
+//! `TIDEGATE_SOCKET` is the supervisor's; `TIDEGATE_INCLUDE`, `TIDEGATE_EXCLUDE` and
+//! `TIDEGATE_TRUST` are globs, one a line; `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk;
+//! `TIDEGATE_COVER_AFTER` is the number of a descriptor's sync that covers its file, however young
+//! that is; 2 if it is not given, and a second; `TIDEGATE_EVERY_WRITE=1` syncs each write.
 #![allow(unsafe_code)] // what is leaked at load time
 
 use std::cell::Cell;
@@ -26,9 +26,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use tidegate::glob::{self, Filter};
 use tidegate::log::{self, Log};
 
-use crate::glob::Filter;
 use crate::raw;
 
 /// The sync of a descriptor that covers its file: with the first one it is not known that there
@@ -41,6 +41,7 @@ const COVER_AGE_NS: u64 = 1_000_000_000;
 pub(crate) struct Attached {
     log: Log,
     filter: Filter,
+    trust: &'static [u8],
     cover_after: u32,
     cover_age_ns: u64,
     every_write: bool,
@@ -78,6 +79,17 @@ pub(crate) fn log() -> Option<&'static Log> {
 /// Which paths are for the log.
 pub(crate) fn filter() -> Filter {
     attached().map_or_else(Filter::default, |attached| attached.filter)
+}
+
+/// Some programs are trusted.
+pub(crate) fn trusts_any() -> bool {
+    attached().is_some_and(|attached| !attached.trust.is_empty())
+}
+
+/// The program at this path changes no file that is synced, the user says: where it cannot be
+/// watched, files stay in the log while it runs.
+pub(crate) fn trusts(path: &[u8]) -> bool {
+    attached().is_some_and(|attached| glob::matches_any(attached.trust, path))
 }
 
 /// Files in tmpfs are taken for files on a disk: for tests.
@@ -186,6 +198,7 @@ pub(crate) fn attach() -> Option<Attached> {
         cover_age_ns: if covers_all { 0 } else { COVER_AGE_NS },
         every_write,
         filter: Filter { include: lines("TIDEGATE_INCLUDE"), exclude: lines("TIDEGATE_EXCLUDE") },
+        trust: lines("TIDEGATE_TRUST"),
         includes_tmpfs: is_set("TIDEGATE_INCLUDE_TMPFS"),
     })
 }

@@ -6,6 +6,7 @@
 //! Messages are those of the supervisor's socket: one JSON object in a packet. There are three
 //! here, and at most one answer to each, so they are written by hand, without memory from the heap.
 
+use std::ffi::CStr;
 use std::fmt::Write;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -84,26 +85,41 @@ pub(crate) fn announce() {
 /// Tells, without waiting for an answer, that this process syncs plain files. The cause is one of
 /// the supervisor's. A supervisor that cannot be reached does not hear it.
 pub(crate) fn tell_plain(cause: &str) {
-    let Some(socket) = connect() else { return };
-    let mut buffer = [0; NAME_BYTES];
-    let message = Message::of_plain(cause, program_name(&mut buffer));
-    let _ = rustix::net::send(&socket, message.as_bytes(), SendFlags::NOSIGNAL);
+    let mut name = [0; NAME_BYTES];
+    let file = path::Opened::open(libc::AT_FDCWD, c"/proc/self/comm", libc::O_RDONLY);
+    let len = file.ok().and_then(|file| raw::read(file.number(), &mut name).ok()).unwrap_or(0);
+    // A line.
+    let comm = name.get_mut(..len.saturating_sub(1)).unwrap_or_default();
+    tell(&Message::of_plain(cause, shown(comm)));
+}
+
+/// Tells, as [`tell_plain`] does, that a program starts that is not watched since the user trusts
+/// it.
+pub(crate) fn tell_trusted(program: &CStr) {
+    let file = program.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let mut name = [0; NAME_BYTES - 1];
+    let len = file.len().min(name.len());
+    name[..len].copy_from_slice(&file[..len]);
+    tell(&Message::of_plain("trusted", shown(&mut name[..len])));
+}
+
+fn tell(message: &Message) {
+    if let Some(socket) = connect() {
+        let _ = rustix::net::send(&socket, message.as_bytes(), SendFlags::NOSIGNAL);
+    }
 }
 
 /// Bytes of a program's name in the kernel, with the end of its line.
 const NAME_BYTES: usize = 16;
 
-/// The name of this process's program, in characters that mean nothing in JSON; empty if the kernel
-/// does not tell it.
-fn program_name(buffer: &mut [u8; NAME_BYTES]) -> &str {
-    let file = path::Opened::open(libc::AT_FDCWD, c"/proc/self/comm", libc::O_RDONLY);
-    let len = file.ok().and_then(|file| raw::read(file.number(), buffer).ok()).unwrap_or(0);
-    let name = buffer.get_mut(..len).unwrap_or_default();
+/// A program's name, in characters that mean nothing in JSON.
+fn shown(name: &mut [u8]) -> &str {
     for byte in name.iter_mut() {
-        let is_plain = matches!(byte, b' '..=b'~' if ![b'"', b'\\'].contains(byte));
-        *byte = if is_plain || *byte == b'\n' { *byte } else { b'?' };
+        if !matches!(byte, b' '..=b'~') || [b'"', b'\\'].contains(byte) {
+            *byte = b'?';
+        }
     }
-    str::from_utf8(name).unwrap_or_default().trim_end()
+    str::from_utf8(name).unwrap_or_default()
 }
 
 /// Has all files leave the log, and none come back until `process` and what it starts have ended.
@@ -163,9 +179,8 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_the_program_is_the_kernel_s() {
-        let mut buffer = [0; NAME_BYTES];
-        let wanted = std::fs::read_to_string("/proc/self/comm").unwrap();
-        assert_eq!(program_name(&mut buffer), wanted.trim_end());
+    fn names_are_shown_in_characters_that_mean_nothing_in_json() {
+        let mut name = *b"a \"b\\\xff\nc";
+        assert_eq!(shown(&mut name), "a ?b???c");
     }
 }

@@ -18,6 +18,8 @@ pub enum Cause {
     SystemCalls,
     /// The program gains rights when it starts, or may not be read.
     PrivilegedProgram,
+    /// The user says that the program changes no file that is synced.
+    Trusted,
     /// The process gave up rights.
     Rights,
     /// The process starts programs without the preload library.
@@ -52,6 +54,7 @@ impl Cause {
             Self::PrivilegedProgram => {
                 "gains privileges when it starts (set-user-ID and the like), or may not be read"
             }
+            Self::Trusted => "is trusted to change no file that is synced, and not watched",
             Self::Rights => "gave up rights",
             Self::DroppedLibrary => "starts programs without the preload library",
             Self::IoUring => "writes by io_uring",
@@ -79,13 +82,13 @@ impl Cause {
         }
     }
 
-    /// Whether the user is told by a notice: all files of the program are plain, or the user can
-    /// change what makes some of them plain. Statistics list all causes.
+    /// Whether the user is told by a notice: all files of the program are plain and the user has not
+    /// asked for that, or can change what makes some of them plain. Statistics list all causes.
     pub fn is_told(self, program: &str) -> bool {
         let is_of_some_files = matches!(
             self,
             Self::Mapping | Self::DirectIo | Self::Stream | Self::Excluded | Self::Synchronous
-        );
+        ) || self == Self::Trusted;
         !is_of_some_files || self.remedy(program).is_some()
     }
 }

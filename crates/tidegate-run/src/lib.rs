@@ -46,7 +46,7 @@ pub use paths::{Lock, PoolPaths, default_pool, existing_log, is_empty, prepare_p
 pub use preload::{Choice, environment, find as find_library};
 pub use program::{Program, ProgramError};
 pub use report::Reporter;
-pub use session::{Asked, Session, SessionOptions, ask, ask_at};
+pub use session::{Asked, Session, SessionOptions, ask, ask_at, tell};
 pub use socket::{Reply, Request, Welcome};
 pub use stats::Statistics;
 pub use supervise::supervise;

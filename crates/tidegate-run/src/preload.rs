@@ -54,13 +54,15 @@ fn beside(executable: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Which files are logged, as the command line says it.
+/// What is logged, as the command line says it.
 #[derive(Debug, Clone, Copy)]
 pub struct Choice<'a> {
     /// Patterns of paths to log; all where there are none.
     pub include: &'a [OsString],
     /// Patterns of paths not to log.
     pub exclude: &'a [OsString],
+    /// Patterns of programs that may run unwatched while files are logged.
+    pub trust: &'a [OsString],
     /// Each write of a file is synced when it returns.
     pub every_write: bool,
 }
@@ -80,6 +82,7 @@ pub fn environment(
         ("TIDEGATE_SOCKET", Some(paths.socket().into())),
         ("TIDEGATE_INCLUDE", patterns(choice.include)),
         ("TIDEGATE_EXCLUDE", patterns(choice.exclude)),
+        ("TIDEGATE_TRUST", patterns(choice.trust)),
     ];
     if choice.every_write {
         variables.push(("TIDEGATE_EVERY_WRITE", Some("1".into())));

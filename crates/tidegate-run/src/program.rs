@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, StatVfsMountFlags};
 use rustix::io::Errno;
+use tidegate::glob::matches_any;
 
 use self::elf::Linking;
 use super::cause::Cause;
@@ -57,21 +58,26 @@ pub struct Program {
     pub file: PathBuf,
     /// Arguments that come before the program's own: the script, where the file is its shell.
     pub before: Vec<OsString>,
-    /// Why it cannot be watched, if it cannot: nothing is logged while it runs.
+    /// Why it is not watched, if it is not: nothing is logged while it runs, unless it is trusted.
     pub unwatched: Option<Cause>,
 }
 
 impl Program {
-    /// Finds the program that `name` means in `search_path`, as `execvp` does, and judges it.
+    /// Finds the program that `name` means in `search_path`, as `execvp` does, and judges it. It is
+    /// trusted if its path, or that of its interpreter, matches one of the globs `trust`.
     ///
     /// # Errors
     /// [`ProgramError`].
-    pub fn find(name: &OsStr, search_path: Option<&OsStr>) -> Result<Self> {
+    pub fn find(name: &OsStr, search_path: Option<&OsStr>, trust: &[OsString]) -> Result<Self> {
         let path = look_up(name, search_path)?;
         let mut judged = path.clone();
+        let mut is_trusted = false;
         for _ in 0..MOST_INTERPRETERS {
+            is_trusted = is_trusted || trusts(trust, &judged);
             match judge(&judged)? {
                 Verdict::Runs(unwatched) => {
+                    let unwatched =
+                        unwatched.map(|it| if is_trusted { Cause::Trusted } else { it });
                     return Ok(Self { file: path, before: Vec::new(), unwatched });
                 }
                 Verdict::Interpreted(interpreter) => judged = interpreter,
@@ -86,6 +92,13 @@ impl Program {
         }
         Err(os(&path)(Errno::NOEXEC.into()))
     }
+}
+
+/// Whether one of the globs matches what `path` leads to.
+fn trusts(globs: &[OsString], path: &Path) -> bool {
+    path.canonicalize().is_ok_and(|path| {
+        globs.iter().any(|glob| matches_any(glob.as_bytes(), path.as_os_str().as_bytes()))
+    })
 }
 
 fn os(path: &Path) -> impl FnOnce(std::io::Error) -> ProgramError {
@@ -202,7 +215,8 @@ mod tests {
 
     #[test]
     fn a_dynamic_program_is_found_in_the_search_path() {
-        let found = Program::find(OsStr::new("sh"), Some(OsStr::new("/nowhere:/bin"))).unwrap();
+        let found =
+            Program::find(OsStr::new("sh"), Some(OsStr::new("/nowhere:/bin")), &[]).unwrap();
         assert_eq!(found, Program { file: "/bin/sh".into(), before: Vec::new(), unwatched: None });
     }
 
@@ -211,11 +225,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         script(directory.path(), "data", "#!/bin/sh\n", 0o644);
         let search = Some(directory.path().as_os_str());
-        let missing = Program::find(OsStr::new("no-such"), search);
+        let missing = Program::find(OsStr::new("no-such"), search, &[]);
         assert!(matches!(missing, Err(ProgramError::NotFound { .. })), "{missing:?}");
-        let forbidden = Program::find(OsStr::new("data"), search);
+        let forbidden = Program::find(OsStr::new("data"), search, &[]);
         assert!(matches!(forbidden, Err(ProgramError::Os { .. })), "{forbidden:?}");
-        let absent = Program::find(OsStr::new("/no/such"), search);
+        let absent = Program::find(OsStr::new("/no/such"), search, &[]);
         assert!(matches!(absent, Err(ProgramError::Os { .. })), "{absent:?}");
     }
 
@@ -223,16 +237,48 @@ mod tests {
     fn the_interpreter_of_a_script_is_judged() {
         let directory = tempfile::tempdir().unwrap();
         let good = script(directory.path(), "good", "#! /bin/sh -e\n", 0o755);
-        assert_eq!(Program::find(good.as_os_str(), None).unwrap().file, good);
+        assert_eq!(Program::find(good.as_os_str(), None, &[]).unwrap().file, good);
         let plain = script(directory.path(), "plain", "echo hello\n", 0o755);
-        let program = Program::find(plain.as_os_str(), None).unwrap();
+        let program = Program::find(plain.as_os_str(), None, &[]).unwrap();
         assert_eq!(
             program,
             Program { file: "/bin/sh".into(), before: vec![plain.into()], unwatched: None }
         );
         let itself = script(directory.path(), "itself", "", 0o755);
         std::fs::write(&itself, format!("#!{}\n", itself.display())).unwrap();
-        assert!(matches!(Program::find(itself.as_os_str(), None), Err(ProgramError::Os { .. })));
+        assert!(matches!(
+            Program::find(itself.as_os_str(), None, &[]),
+            Err(ProgramError::Os { .. })
+        ));
+    }
+
+    #[test]
+    fn a_trusted_program_is_told_by_its_path_or_its_interpreter_s() {
+        let directory = tempfile::tempdir().unwrap();
+        // Headers without a loader: static.
+        let tool = script(directory.path(), "tool", "\x7fELF", 0o755);
+        let mut bytes = std::fs::read("/proc/self/exe").unwrap();
+        bytes.truncate(64);
+        bytes[56..64].fill(0);
+        std::fs::write(&tool, bytes).unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&tool, &link).unwrap();
+        let text = format!("#!{}\n", link.display());
+        let by_tool = script(directory.path(), "by-tool", &text, 0o755);
+        let unwatched = |file: &Path, glob: &str| {
+            Program::find(file.as_os_str(), None, &["/x".into(), glob.into()]).unwrap().unwatched
+        };
+        for (file, glob, cause) in [
+            (&tool, "*/tool", Cause::Trusted),
+            (&link, "*/tool", Cause::Trusted),
+            (&by_tool, "*/tool", Cause::Trusted),
+            (&by_tool, "*/by-tool", Cause::Trusted),
+            (&tool, "*/by-tool", Cause::StaticProgram),
+            (&link, "*/link", Cause::StaticProgram),
+        ] {
+            assert_eq!(unwatched(file, glob), Some(cause), "{} {glob}", file.display());
+        }
+        assert_eq!(unwatched(Path::new("/bin/sh"), "*"), None, "it is watched all the same");
     }
 
     #[test]

@@ -270,6 +270,18 @@ pub fn ask_at(paths: &PoolPaths, request: &Request, reporter: &dyn Reporter) -> 
     }
 }
 
+/// Tells the supervisor of a pool, if there is one, what it does not answer.
+///
+/// # Errors
+/// The socket cannot be used.
+pub fn tell(paths: &PoolPaths, request: &Request) -> Result<()> {
+    if let Some(connection) = reach(&paths.socket())? {
+        // Where it has ended, it does not hear it.
+        let _ = connection.send(request);
+    }
+    Ok(())
+}
+
 fn reach(socket: &Path) -> Result<Option<Connection>> {
     let reached = Connection::to(socket);
     reached.with_context(|| format!("cannot reach the supervisor at {}", socket.display()))

@@ -112,4 +112,23 @@ mod tests {
         drop(child.stdin.take());
         child.wait().unwrap();
     }
+
+    #[test]
+    fn a_trusted_process_stands_for_no_other() {
+        let trial = Trial::new();
+        let control = trial.path("control");
+        let mut child = Command::new("cat")
+            .env("TIDEGATE_CONTROL", &control)
+            .env("TIDEGATE_TRUST", "/no/such\n*/cat")
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let dead = Pid::from_raw(1_000_001).unwrap();
+        let mut suspensions = Suspensions::default();
+        suspensions.add(&trial.log, dead);
+        assert!(suspensions.ended(&trial.log, dead, &control).is_empty());
+        assert!(!trial.log.is_suspended());
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
 }

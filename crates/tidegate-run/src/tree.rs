@@ -15,6 +15,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tidegate::glob::matches_any;
 
 /// How long the kernel may take to show what a process maps.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -97,18 +98,29 @@ pub fn processes_that_map(path: &Path) -> Vec<Pid> {
 }
 
 /// The processes that were started under the pool with this control memory, as their environment
-/// says, but do not map it, as far as this user may know.
+/// says, but do not map it, as far as this user may know. None whose program the user trusts.
 pub(crate) fn processes_beside(control: &Path) -> Vec<Pid> {
     let mut entry = b"TIDEGATE_CONTROL=".to_vec();
     entry.extend_from_slice(control.as_os_str().as_bytes());
-    let has_entry = |pid: &Pid| {
+    let is_beside = |pid: &Pid| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|variable| variable == entry)
+        let mut variables = environment.split(|byte| *byte == 0);
+        variables.clone().any(|variable| variable == entry)
+            && !variables.any(|variable| {
+                let globs = variable.strip_prefix(b"TIDEGATE_TRUST=");
+                globs.is_some_and(|globs| runs_one_of(*pid, globs))
+            })
     };
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-    let started = entries.filter_map(number).filter_map(Pid::from_raw).filter(has_entry);
+    let started = entries.filter_map(number).filter_map(Pid::from_raw).filter(is_beside);
     started.filter(|pid| !maps(*pid, control)).collect()
+}
+
+/// Whether the program of a process matches one of the globs, one a line.
+fn runs_one_of(process: Pid, globs: &[u8]) -> bool {
+    let program = std::fs::read_link(format!("/proc/{process}/exe"));
+    program.is_ok_and(|program| matches_any(globs, program.as_os_str().as_bytes()))
 }
 
 /// The parent of a process.

@@ -14,6 +14,7 @@
 //! - [`tier`]: what tiers share;
 //! - [`cache`]: the policies of a cache on persistent memory;
 //! - [`size`]: numbers of bytes as people write them;
+//! - [`glob`]: patterns of paths;
 //! - [`backing`]: devices behind a pool, by URL;
 //! - [`stack`]: the registry of engines, and the stack of tiers that a pool is served as;
 //! - [`machine`]: the seam of a model of machines with other CPUs and clocks;
@@ -28,6 +29,7 @@ pub mod cache;
 pub mod device;
 pub mod dram;
 pub mod durable;
+pub mod glob;
 pub mod log;
 pub mod pmem;
 pub mod pool;

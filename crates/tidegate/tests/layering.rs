@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sync", &[]),
     ("durable", &[]),
+    ("glob", &[]),
     ("size", &[]),
     ("stats", &["sync"]),
     ("pmem", &["sync"]),

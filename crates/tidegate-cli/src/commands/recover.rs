@@ -62,7 +62,8 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
 fn pending_backing(pool: &Path) -> Result<Option<String>> {
     let options = RegionOptions { read_only: true, ..RegionOptions::default() };
     let region = Arc::new(Region::open(pool, &options)?);
-    let (plan, _) = plan_pool(&LogPool::open(region)?)?;
+    let log = LogPool::open(region).with_context(|| format!("pool {}", pool.display()))?;
+    let (plan, _) = plan_pool(&log)?;
     Ok(plan.device().map(|path| String::from_utf8_lossy(Binding::name_of(path)).into_owned()))
 }
 

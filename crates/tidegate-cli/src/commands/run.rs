@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use tidegate::size::Size;
 use tidegate_run::{
-    Asked, Choice, Launch, Plan, PoolPaths, Program, Reply, Request, Session, SessionOptions,
-    ask_at, default_pool, environment, find_library, is_empty, prepare_pool,
+    Asked, Cause, Choice, Launch, Plan, PoolPaths, Program, Reply, Request, Session,
+    SessionOptions, ask_at, default_pool, environment, find_library, is_empty, prepare_pool, tell,
 };
 
 use super::create::check_log_size;
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let Some(name) = args.command.first() else {
         return Err(UsageError("no program is given: tidegate run -- CMD ARG...".into()).into());
     };
-    let program = Program::find(name, std::env::var_os("PATH").as_deref())?;
+    let program = Program::find(name, std::env::var_os("PATH").as_deref(), &args.trust)?;
     let library = find_library()?;
     let size = args.size.unwrap_or(DEFAULT_SIZE);
     let path = args.pool.clone().map_or_else(|| default_pool(args.volatile), Ok)?;
@@ -43,8 +43,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     if !args.quiet {
         announce(&pool, &session, args.size);
     }
-    let every_write = args.every_write;
-    let choice = Choice { include: &args.include, exclude: &args.exclude, every_write };
+    let RunArgs { include, exclude, trust, every_write, .. } = args;
+    let choice = Choice { include, exclude, trust, every_write: *every_write };
     let environment = environment(&library, &pool, &paths, choice);
     let plan = Plan { program: &program, command: &args.command, environment };
     let (status, statistics) = session.during(|| {
@@ -61,11 +61,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
 }
 
-/// Suspends logging as long as this launcher lives, if `program` cannot be watched.
+/// Suspends logging as long as this launcher lives, if `program` cannot be watched. One that is
+/// trusted is only told of.
 fn suspend_for(program: &Program, paths: &PoolPaths, terminal: &Terminal) -> Result<()> {
     let Some(cause) = program.unwatched else { return Ok(()) };
-    let process = std::process::id().cast_signed();
     let program = Some(program.file.display().to_string());
+    if cause == Cause::Trusted {
+        return tell(paths, &Request::Plain { cause, program });
+    }
+    let process = std::process::id().cast_signed();
     let request = Request::Suspend { process, cause: Some(cause), program };
     let asked = ask_at(paths, &request, terminal).context("cannot suspend the log")?;
     match asked {

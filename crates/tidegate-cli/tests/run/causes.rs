@@ -169,6 +169,64 @@ child.kill()",
     assert_causes(&[], &program, &[("suspended", 2)]);
 }
 
+/// A covered file has its syncs answered while the tool runs, and after another one ended that is
+/// not trusted. Then, with the trusted tool in the same place, the shell that becomes one, and the
+/// program that `run` starts itself.
+#[test]
+fn a_trusted_program_leaves_files_in_the_log() {
+    let (waiting, tool) = (compiled("waiting", &["-static"]), compiled("static", &["-static"]));
+    let (trusted, bed) = (waiting.display(), Bed::new());
+    let program = format!(
+        "file = covered('file'); begin()
+def answered():
+    before = ask()['fsyncs_skipped']
+    os.pwrite(file, b'y', 0); os.fdatasync(file)
+    return ask()['fsyncs_skipped'] - before
+children = [subprocess.Popen(['{trusted}']), subprocess.Popen(['sh', '-c', 'exec {trusted}'])]
+spawned = os.posix_spawn('{trusted}', ['waiting'], os.environ)
+# Not answered by a notice: the last of them has become the tool.
+while os.readlink(f'/proc/{{children[1].pid}}/exe') != '{trusted}': pass
+counts = [answered() for n in range(3)]
+subprocess.run(['{tool}'], check=True, stdout=subprocess.DEVNULL)
+while answered() == 0: pass
+for child in children: child.kill()
+os.kill(spawned, 9)
+now = ask()
+print(json.dumps(dict(counts=counts, plain=now['plain'])))",
+        tool = tool.display()
+    );
+    let options = ["--trust=/no/such", &format!("--trust={trusted}")];
+    let mut command = python(&bed, &options, "/usr/bin/python3", &program);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let printed: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!(printed["counts"], serde_json::json!([1, 1, 1]), "{said}");
+    let plain = printed["plain"].as_array().expect("a list");
+    assert!(plain.contains(&serde_json::json!(["waiting-static", "trusted"])), "{printed}");
+    assert!(plain.iter().all(|it| it[0] != "waiting-static" || it[1] == "trusted"), "{printed}");
+    assert!(!said.contains("waiting"), "the user has asked for it: {said}");
+}
+
+#[test]
+fn a_trusted_program_that_run_starts_is_in_the_statistics() {
+    let (tool, bed) = (compiled("static", &["-static"]), Bed::new());
+    let said = |options: &[&str]| {
+        preload_library();
+        let mut command = tidegate();
+        command.args(["run", "--size=64M", "--stats", "--pool"]).arg(bed.pool()).args(options);
+        said_by(command.arg("--").arg(&tool).current_dir(bed.disk()))
+    };
+    let without = said(&["--no-absorb"]);
+    assert!(
+        without.contains("static-static is linked statically: its syncs are real ones"),
+        "{without}"
+    );
+    let with = said(&["--trust=*/static-static"]);
+    let line = "static-static is trusted to change no file that is synced, and not watched\n";
+    assert!(with.contains(line) && !with.contains("linked statically"), "{with}");
+}
+
 /// Nobody has announced it, and the process that started it is gone.
 #[test]
 fn syncs_while_a_program_runs_that_was_started_without_rights() {

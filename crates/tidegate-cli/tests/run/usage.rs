@@ -190,6 +190,48 @@ fn what_holds_no_log_is_named_before_its_mode() {
     }
 }
 
+/// The checksum in the header of a log: CRC-64/NVME.
+fn header_sum(header: &[u8]) -> u64 {
+    let step = |crc: u64, _| (crc >> 1) ^ (0x9a6c_9329_ac4b_c9b5 * (crc & 1));
+    !header.iter().fold(u64::MAX, |crc, byte| (0..8).fold(crc ^ u64::from(*byte), step))
+}
+
+/// A pool of an earlier format, with both headers as that release has left them: no command reads
+/// it, changes it or makes it anew, and each says what to do.
+#[test]
+fn a_log_of_an_earlier_format_is_refused_with_the_way_out() {
+    let bed = Bed::new();
+    let (pool, header_bytes) = (bed.pool(), 64);
+    ok(["create".as_ref(), pool.as_os_str(), "--engine=log".as_ref(), "--size=1M".as_ref()]);
+    let made = std::fs::read(&pool).unwrap();
+    let headers: Vec<_> = (0..made.len() / 64)
+        .map(|line| line * 64)
+        .filter(|at| made[*at..].starts_with(b"TIDELOG4"))
+        .collect();
+    assert_eq!(headers.len(), 2, "a header and its copy");
+    for former in [b"TIDELOG1", b"TIDELOG2"] {
+        let mut content = made.clone();
+        for at in &headers {
+            let header = &mut content[*at..*at + header_bytes];
+            let sum = u64::from_le_bytes(header[8..16].try_into().unwrap());
+            header[8..16].fill(0);
+            assert_eq!(header_sum(header), sum, "the checksum is another one");
+            header[..8].copy_from_slice(former);
+            let sum = header_sum(header);
+            header[8..16].copy_from_slice(&sum.to_le_bytes());
+        }
+        std::fs::write(&pool, &content).unwrap();
+        let (shown, former) = (pool.to_str().unwrap(), str::from_utf8(former).unwrap());
+        let words = [shown, former, "by the release that made it"];
+        assert_refused(&run_under(&bed, &["true"]), 1, &words);
+        for command in ["recover", "flush", "check"] {
+            assert_refused(&run([command, shown]), 1, &words);
+        }
+        assert_refused(&run(["recover", "--discard", shown]), 1, &words);
+        assert!(std::fs::read(&pool).unwrap() == content, "{former}: the pool was changed");
+    }
+}
+
 #[test]
 fn a_read_only_file_system_is_named() {
     let place = scratch();

@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. A program that can have the library has it, whatever environment its caller passes.
 //! 2. Before a program starts that will not have it, all files leave the log, and none comes back
-//!    while it lives: it may change any of them unseen.
+//!    while it lives: it may change any of them unseen. One that the user trusts only is told of.
 //! 3. What a process starts that has given up rights does not map the log either: it may still have
 //!    the right to open the pool.
 //! 4. Nothing here touches the heap: it may run in a child of `vfork`.
@@ -68,14 +68,18 @@ fn starting(
     if process::log().is_none() {
         return start(environment);
     }
-    let verdict = program::judge(program.directory, program.path, program.flags);
+    let judged = program::judge(program.directory, program.path, program.flags);
+    let verdict = judged.verdict;
     if verdict == Verdict::Missing {
         return start(environment);
     }
-    let runs_alone = verdict != Verdict::Preloaded;
     let additions = additions(session, verdict != Verdict::AloneUnnamed);
-    if runs_alone {
+    let is_alone = verdict != Verdict::Preloaded;
+    let suspends = is_alone && !judged.is_trusted;
+    if suspends {
         supervisor::suspend(process::number(), cause_of(verdict));
+    } else if is_alone {
+        supervisor::tell_trusted(program.path);
     }
     if way == Way::Exec {
         unseen::release();
@@ -85,7 +89,7 @@ fn starting(
     if way == Way::Exec {
         unseen::take_again();
     }
-    if runs_alone {
+    if suspends {
         hand_suspension_on(way, cause_of(verdict), result);
     }
     result

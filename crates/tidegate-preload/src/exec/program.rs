@@ -5,7 +5,8 @@
 use std::ffi::{CStr, c_char, c_int, c_long};
 
 use super::image::{self, HEAD_BYTES, Image};
-use crate::path::{LINK_BYTES, Opened, PathBuffer, proc_link};
+use crate::path::{LINK_BYTES, Opened, PathBuffer, of_descriptor, proc_link};
+use crate::process;
 use crate::raw::{self, words};
 
 /// How a program will run.
@@ -22,38 +23,56 @@ pub(super) enum Verdict {
     Missing,
 }
 
+/// A program, judged.
+pub(super) struct Judged {
+    pub(super) verdict: Verdict,
+    /// The user trusts it, or the interpreter that runs it, to change no file that is synced.
+    pub(super) is_trusted: bool,
+}
+
 /// Interpreters of interpreters that the kernel follows.
 const SCRIPTS_MOST: usize = 5;
 
 /// Judges what `execveat` would start.
-pub(super) fn judge(directory: c_int, path: &CStr, flags: c_int) -> Verdict {
+pub(super) fn judge(directory: c_int, path: &CStr, flags: c_int) -> Judged {
     const READ: c_int = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
     let mut link = [0; LINK_BYTES];
-    let opened = if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
-        Opened::open(libc::AT_FDCWD, proc_link(directory, &mut link), READ)
+    let (directory, path) = if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
+        (libc::AT_FDCWD, proc_link(directory, &mut link))
     } else {
-        Opened::open(directory, path, READ)
+        (directory, path)
     };
-    let mut opened = match opened {
-        Ok(opened) => opened,
-        Err(error) => return unopened(error),
-    };
+    let mut is_trusted = is_trusted(directory, path);
+    let mut opened = Opened::open(directory, path, READ);
     let mut interpreter = PathBuffer::new();
     for _ in 0..SCRIPTS_MOST {
-        match judge_opened(&opened, &mut interpreter) {
-            Ok(verdict) => return verdict,
-            Err(Interpreted) => match Opened::open(libc::AT_FDCWD, interpreter.as_c_str(), READ) {
-                Ok(next) => opened = next,
-                Err(error) => return unopened(error),
-            },
+        let judged = match &opened {
+            Ok(opened) => judge_opened(opened, &mut interpreter),
+            Err(error) => Ok(unopened(*error)),
+        };
+        if let Ok(verdict) = judged {
+            return Judged { verdict, is_trusted };
         }
+        is_trusted |= self::is_trusted(libc::AT_FDCWD, interpreter.as_c_str());
+        opened = Opened::open(libc::AT_FDCWD, interpreter.as_c_str(), READ);
     }
-    Verdict::Alone
+    Judged { verdict: Verdict::Alone, is_trusted }
 }
 
 fn unopened(error: raw::Errno) -> Verdict {
     // A program may be executable and not readable.
     if error == libc::EACCES { Verdict::Alone } else { Verdict::Missing }
+}
+
+/// Whether the user trusts what this path leads to, which need not be readable.
+fn is_trusted(directory: c_int, path: &CStr) -> bool {
+    if !process::trusts_any() {
+        return false;
+    }
+    let mut resolved = PathBuffer::new();
+    Opened::path(directory, path, 0)
+        .and_then(|opened| of_descriptor(opened.number(), &mut resolved))
+        .is_ok_and(|()| process::trusts(resolved.as_bytes()))
 }
 
 /// The file is a script.
@@ -120,13 +139,13 @@ mod tests {
 
     fn judge_path(path: &Path) -> Verdict {
         let path = CString::new(path.as_os_str().as_bytes()).unwrap();
-        judge(libc::AT_FDCWD, &path, 0)
+        judge(libc::AT_FDCWD, &path, 0).verdict
     }
 
     #[test]
     fn programs_of_this_machine_are_preloaded() {
         assert_eq!(judge_path(&std::env::current_exe().unwrap()), Verdict::Preloaded);
-        assert_eq!(judge(libc::AT_FDCWD, c"/bin/sh", 0), Verdict::Preloaded);
+        assert_eq!(judge_path(Path::new("/bin/sh")), Verdict::Preloaded);
     }
 
     #[test]
@@ -158,6 +177,7 @@ mod tests {
     fn open_programs_are_judged_too() {
         let file = fs::File::open("/bin/sh").unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-        assert_eq!(judge(fd, c"", libc::AT_EMPTY_PATH), Verdict::Preloaded);
+        let judged = judge(fd, c"", libc::AT_EMPTY_PATH);
+        assert!(judged.verdict == Verdict::Preloaded && !judged.is_trusted);
     }
 }

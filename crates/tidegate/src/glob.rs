@@ -1,25 +1,28 @@
-//! Which paths the user wants in the log: globs, matched without memory from the heap.
+//! Globs of paths, as the command line of `tidegate run` has them, matched without memory from the
+//! heap.
 //!
 //! `*` is any bytes and `?` one byte, slashes too; `[a-z]` and `[!a-z]` are one byte, `\` takes the
 //! next byte as it is. A glob that matches a directory takes all that is in it.
 //!
-//! Entry point: [`Filter`].
+//! Entry points: [`Filter`] · [`matches_any`].
 
-/// Globs to include and to exclude, one a line. Empty: no restriction.
+/// Which paths the user wants in the log.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Filter {
-    pub(crate) include: &'static [u8],
-    pub(crate) exclude: &'static [u8],
+pub struct Filter {
+    /// Globs of which one has to match, one a line. Empty: no restriction.
+    pub include: &'static [u8],
+    /// Globs of which none may match, one a line.
+    pub exclude: &'static [u8],
 }
 
 impl Filter {
     /// Whether there is no restriction.
-    pub(crate) fn admits_all(&self) -> bool {
+    pub fn admits_all(&self) -> bool {
         globs(self.include).chain(globs(self.exclude)).next().is_none()
     }
 
     /// Whether files of this path are to be logged.
-    pub(crate) fn admits(&self, path: &[u8]) -> bool {
+    pub fn admits(&self, path: &[u8]) -> bool {
         let included = globs(self.include).next().is_none() || matches_any(self.include, path);
         included && !matches_any(self.exclude, path)
     }
@@ -29,7 +32,8 @@ fn globs(lines: &[u8]) -> impl Iterator<Item = &[u8]> {
     lines.split(|byte| *byte == b'\n').filter(|glob| !glob.is_empty())
 }
 
-fn matches_any(lines: &[u8], path: &[u8]) -> bool {
+/// Whether one of the globs, one a line, matches the path or a directory above it.
+pub fn matches_any(lines: &[u8], path: &[u8]) -> bool {
     globs(lines).any(|glob| matches(glob, path))
 }
 
