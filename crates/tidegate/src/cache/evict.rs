@@ -42,6 +42,30 @@ struct Coldest {
     looked_at: usize,
 }
 
+/// Pages that are being cleaned to leave their shards; dropping it says that they did, or could
+/// not.
+struct Leaving<'a> {
+    core: &'a Core,
+    of: Vec<(usize, u32)>,
+}
+
+impl Leaving<'_> {
+    /// Adds `pages` of shard `number`.
+    fn add(&mut self, number: usize, pages: &[Found]) {
+        let count = u32::try_from(pages.len()).unwrap_or(u32::MAX);
+        self.core.shards.lock(number).begin_leaving(count);
+        self.of.push((number, count));
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        for (number, count) in &self.of {
+            self.core.shards.lock(*number).end_leaving(*count);
+        }
+    }
+}
+
 impl Core {
     /// Makes free slots in shard `number`, and cleans the coldest pages where all of them are
     /// dirty. Returns how many slots became free.
@@ -63,7 +87,8 @@ impl Core {
     fn reclaim_coldest(&self, number: usize, scratch: &mut super::Scratch) -> Result<usize> {
         let mut left = self.shards.lock(number).slot_count() as usize;
         while left > 0 {
-            let Coldest { pages, is_clean, looked_at } = self.coldest(number);
+            let Coldest { pages, is_clean, looked_at } =
+                self.coldest(number, self.cleaners.batch_pages());
             let freed =
                 if is_clean { self.evict(&pages)? } else { self.clean_and_evict(&pages, scratch)? };
             if freed > 0 || looked_at == 0 {
@@ -75,16 +100,16 @@ impl Core {
     }
 
     /// The next pages of shard `number`: the clean ones of a batch that leaves the cache, or where
-    /// all of it is dirty those of a larger batch that can be cleaned.
-    fn coldest(&self, number: usize) -> Coldest {
+    /// all of it is dirty those of a larger batch that can be cleaned, `most` at most.
+    fn coldest(&self, number: usize, most: usize) -> Coldest {
         let mut pages = Vec::new();
         let mut shard = self.shards.lock(number);
         let slots = shard.slot_count();
-        let batch = batch_pages(slots);
-        shard.victims(batch as usize, &mut pages);
+        let most = most.min(clean_pages(slots) as usize);
+        shard.victims(most.min(batch_pages(slots) as usize), &mut pages);
         let is_clean = pages.iter().any(|found| !found.dirty);
         if !is_clean {
-            shard.victims(clean_pages(slots).saturating_sub(batch) as usize, &mut pages);
+            shard.victims(most - pages.len().min(most), &mut pages);
         }
         let looked_at = pages.len();
         pages.retain(|found| !found.dirty || !is_clean && shard.can_be_cleaned(found));
@@ -92,6 +117,42 @@ impl Core {
         pages.sort_unstable_by_key(|found| found.page);
         pages.dedup_by_key(|found| found.page);
         Coldest { pages, is_clean, looked_at }
+    }
+
+    /// Makes free slots in all shards that need some, and cleans the coldest pages of those that
+    /// are all dirty in one batch. Returns how many slots became free.
+    ///
+    /// # Errors
+    /// As for [`reclaim`](Self::reclaim).
+    pub(super) fn reclaim_where_needed(&self, scratch: &mut super::Scratch) -> Result<usize> {
+        let needy = self.needy_shards();
+        let share = self.cleaners.batch_pages() / needy.len().max(1);
+        let mut leaving = Leaving { core: self, of: Vec::new() };
+        let (mut freed, mut dirty) = (0, Vec::new());
+        for number in &needy {
+            let coldest = self.coldest(*number, share.max(BATCH_PAGES_LEAST as usize));
+            if coldest.is_clean {
+                freed += self.evict(&coldest.pages)?;
+            } else {
+                leaving.add(*number, &coldest.pages);
+                dirty.extend(coldest.pages);
+            }
+        }
+        let done = self.clean_and_evict(&dirty, scratch);
+        drop(leaving);
+        match done {
+            Err(error) if self.classes.table().is_none() => return Err(error),
+            Err(_) => {}
+            Ok(more) => freed += more,
+        }
+        // Where none of these can leave, others may.
+        let mut others = needy.into_iter();
+        while freed == 0
+            && let Some(number) = others.next()
+        {
+            freed = self.reclaim(number, scratch)?;
+        }
+        Ok(freed)
     }
 
     fn clean_and_evict(&self, dirty: &[Found], scratch: &mut super::Scratch) -> Result<usize> {
@@ -215,7 +276,7 @@ impl Core {
     /// Makes free slots in shard `number` where no thread does, unless another request is at it.
     fn reclaim_or_wait(&self, number: usize) -> Result<()> {
         self.counters.add(Counter::FullWaits, 1);
-        let freed = match self.cleaning.try_lock() {
+        let freed = match self.cleaners.try_lock() {
             Some(mut scratch) => self.reclaim(number, &mut scratch)?,
             None => 0,
         };

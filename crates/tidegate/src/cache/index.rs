@@ -223,6 +223,8 @@ pub(super) struct Shard {
     bases: HashMap<u32, u32>,
     next_version: u64,
     usage: Usage,
+    /// Pages that are being cleaned, to leave the cache afterwards.
+    leaving: u32,
 }
 
 /// The shard of `page` among `shards`.
@@ -257,6 +259,7 @@ impl Shard {
             bases: HashMap::new(),
             next_version: 1,
             usage: Usage::default(),
+            leaving: 0,
         }
     }
 
@@ -408,6 +411,23 @@ impl Shard {
     /// Slots that can be taken.
     pub(super) fn available(&self) -> u32 {
         self.free + u32::try_from(self.dead.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Less than `reserve` slots can be taken, also when those are free that are on their way; or
+    /// none, for then a writer may wait, and another batch is prepared while one is under way.
+    pub(super) fn needs_slots(&self, reserve: u32) -> bool {
+        let available = self.available();
+        available == 0 && reserve > 0 || available.saturating_add(self.leaving) < reserve
+    }
+
+    /// `pages` pages are to be cleaned and to leave the cache, from now on.
+    pub(super) fn begin_leaving(&mut self, pages: u32) {
+        self.leaving += pages;
+    }
+
+    /// They left, or could not.
+    pub(super) fn end_leaving(&mut self, pages: u32) {
+        self.leaving -= pages;
     }
 
     /// Number of slots.
