@@ -15,7 +15,7 @@ const MOMENT_NS: u64 = 1_000_000;
 /// other, and to wake an idle worker costs a reader some microseconds each time.
 const FILL_REST_NS: u64 = 250_000;
 
-/// The worker of a cache.
+/// A worker of a cache; there are two, so that a batch is copied while another one is written.
 pub(super) struct Background(pub(super) Arc<Core>);
 
 impl Work for Background {
@@ -70,13 +70,18 @@ impl Core {
             return Ok(Progress::Filled);
         }
         let Some((number, need)) = self.next_need(now_ns()) else { return Ok(Progress::Idle) };
-        let Some(mut scratch) = self.cleaning.try_lock() else {
-            // A request cleans.
+        let Some(mut scratch) = self.cleaners.try_lock() else {
+            // Requests clean.
             return Ok(Progress::Blocked);
         };
         let done = match need {
-            Need::FreeSlots => self.reclaim(number, &mut scratch)? > 0,
-            Need::Cleaning => self.clean_by_policy(number, &mut scratch)?,
+            Need::FreeSlots => self.reclaim_where_needed(&mut scratch)? > 0,
+            Need::Cleaning => {
+                let Some(_ahead) = self.cleaners.try_lock_ahead() else {
+                    return Ok(Progress::Blocked);
+                };
+                self.clean_by_policy(number, &mut scratch)?
+            }
         };
         Ok(if done { Progress::Some } else { Progress::Blocked })
     }
@@ -87,16 +92,22 @@ impl Core {
 
     /// A shard that needs work, one without free slots first.
     fn next_need(&self, now_ns: u64) -> Option<(usize, Need)> {
-        let may_clean = self.pace.is_free(now_ns);
+        let may_clean = !self.cleaners.is_one_ahead() && self.pace.is_free(now_ns);
         let need_of = |it| Some((it, self.need_of(it, may_clean.then_some(now_ns))?));
         let needs = (0..self.shards.count()).filter_map(need_of);
         needs.min_by_key(|(_, need)| *need)
     }
 
+    /// The shards that need free slots.
+    pub(super) fn needy_shards(&self) -> Vec<usize> {
+        let needs_slots = |it: &usize| self.shards.lock(*it).needs_slots(self.reserve());
+        (0..self.shards.count()).filter(needs_slots).collect()
+    }
+
     /// What shard `number` needs; cleaning at `now_ns`, where that may begin.
     fn need_of(&self, number: usize, now_ns: Option<u64>) -> Option<Need> {
         let shard = self.shards.lock(number);
-        if shard.available() < self.reserve() {
+        if shard.needs_slots(self.reserve()) {
             return Some(Need::FreeSlots);
         }
         now_ns.filter(|now_ns| shard.wants_cleaning(*now_ns)).map(|_| Need::Cleaning)

@@ -133,7 +133,7 @@ impl Core {
         let evicted = self.evict(&clean)?;
         if cleans
             && evicted < pages as usize
-            && let Some(mut scratch) = self.cleaning.try_lock()
+            && let Some(mut scratch) = self.cleaners.try_lock()
         {
             self.clean(dirty.clone(), &mut scratch)?;
             drop(scratch);

@@ -12,11 +12,12 @@
 
 use std::ops::Range;
 
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::Core;
 use super::index::Found;
 use super::layout::{ALL_LINES, PAGE, PAGE_BYTES, VERDICT_OFFSET, clean_verdict};
+use super::policy::batch::BatchSize;
 use super::read::damaged;
 use super::record::{self, blocks_of};
 use super::tier::Counter;
@@ -25,9 +26,10 @@ use crate::device::{
     DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
 };
 use crate::sync::Ordering;
+use crate::tier::clock::now_ns;
 
-/// Most pages of a batch.
-const BATCH_PAGES: usize = 512;
+/// Threads that clean: while the batch of one is at the backing, the other copies the next one.
+pub(super) const CLEANERS: u32 = 2;
 /// Most bytes of one request to the backing.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 
@@ -37,6 +39,40 @@ pub(super) struct Scratch {
     data: Vec<u8>,
     /// Pages of the backing that records are put over.
     bases: Vec<u8>,
+}
+
+/// What the threads that clean share.
+#[derive(Default)]
+pub(super) struct Cleaners {
+    scratches: [Mutex<Scratch>; CLEANERS as usize],
+    /// Held while a batch is written to the backing and flushed: two at once would take twice as
+    /// long, and a writer would wait for both.
+    turn: Mutex<()>,
+    /// Held while pages are cleaned ahead of need, which one thread does.
+    ahead: Mutex<()>,
+    batch: Mutex<BatchSize>,
+}
+
+impl Cleaners {
+    /// The memory for a batch, where not all threads that clean are at it.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Scratch>> {
+        self.scratches.iter().find_map(Mutex::try_lock)
+    }
+
+    /// The right to clean ahead of need, unless another thread has it.
+    pub(super) fn try_lock_ahead(&self) -> Option<MutexGuard<'_, ()>> {
+        self.ahead.try_lock()
+    }
+
+    /// A thread cleans ahead of need.
+    pub(super) fn is_one_ahead(&self) -> bool {
+        self.ahead.is_locked()
+    }
+
+    /// Most pages of the next batch.
+    pub(super) fn batch_pages(&self) -> usize {
+        self.batch.lock().pages()
+    }
 }
 
 /// Neighbours that one request writes.
@@ -65,7 +101,7 @@ impl Drop for Passages<'_> {
 impl Core {
     pub(super) fn lock_cleaning(&self) -> MutexGuard<'_, Scratch> {
         loop {
-            match self.cleaning.try_lock() {
+            match self.cleaners.try_lock() {
                 Some(scratch) => return scratch,
                 None => self.region.relax(),
             }
@@ -79,8 +115,8 @@ impl Core {
         for number in 0..self.shards.count() {
             let mut from = 0;
             loop {
-                let mut dirty = Vec::new();
-                from = self.shards.lock(number).dirty_from(from, BATCH_PAGES, &mut dirty);
+                let (mut dirty, most) = (Vec::new(), self.cleaners.batch_pages());
+                from = self.shards.lock(number).dirty_from(from, most, &mut dirty);
                 if dirty.is_empty() {
                     break;
                 }
@@ -127,8 +163,7 @@ impl Core {
         let _passages = self.begin_passages(&mut pages);
         let (runs, damage) = self.load(&mut pages, scratch)?;
         if !pages.is_empty() {
-            self.write_runs(&runs, &scratch.data)?;
-            self.flush_backing()?;
+            self.write_batch(&runs, &scratch.data, pages.len())?;
             self.counters.add(Counter::CoreWrites, pages.len() as u64);
             self.conclude_clean(&pages)?;
         }
@@ -235,6 +270,29 @@ impl Core {
         record.put_into(page);
         let block_bytes = self.backing.geometry().block_bytes;
         Ok(Some(if is_whole { ALL_LINES } else { blocks_of(record.lines, block_bytes) }))
+    }
+
+    /// Writes `runs`, of `pages` pages, and flushes the backing, in turn with other batches.
+    fn write_batch(&self, runs: &[Run], data: &[u8], pages: usize) -> Result<()> {
+        let _turn = self.lock_turn();
+        let began_ns = now_ns();
+        self.write_runs(runs, data)?;
+        self.flush_backing()?;
+        self.cleaners.batch.lock().see(pages, now_ns().saturating_sub(began_ns));
+        Ok(())
+    }
+
+    fn lock_turn(&self) -> MutexGuard<'_, ()> {
+        loop {
+            if self.waker.is_running() {
+                return self.cleaners.turn.lock();
+            }
+            // Without threads a simulator has to run the holder.
+            match self.cleaners.turn.try_lock() {
+                Some(turn) => return turn,
+                None => self.region.relax(),
+            }
+        }
     }
 
     fn write_runs(&self, runs: &[Run], data: &[u8]) -> Result<()> {

@@ -17,13 +17,53 @@ const BATCH_PAGES: u32 = 64;
 const BATCH_ONE_IN: u32 = 50;
 const BATCH_PAGES_LEAST: u32 = 4;
 /// Most pages that are cleaned to make free slots.
-const CLEAN_PAGES: usize = 512;
-/// Of those at most so many of each IO class, where all classes give some up.
-const PAGES_OF_CLASS: usize = CLEAN_PAGES / CLASSES;
+const CLEAN_PAGES: u32 = 512;
+/// Of a small shard one page in so many is cleaned, for the same reason.
+const CLEAN_ONE_IN: u32 = 16;
+/// Most pages of each IO class that are cleaned, where all classes give some up.
+const PAGES_OF_CLASS: usize = CLEAN_PAGES as usize / CLASSES;
 
 /// Most pages of a shard of `slots` slots that leave the cache at once.
 pub(super) fn batch_pages(slots: u32) -> u32 {
     (slots / BATCH_ONE_IN).clamp(BATCH_PAGES_LEAST, BATCH_PAGES)
+}
+
+/// Most pages of a shard of `slots` slots that are cleaned, and then leave it, to make free slots.
+fn clean_pages(slots: u32) -> u32 {
+    (slots / CLEAN_ONE_IN).clamp(BATCH_PAGES_LEAST, CLEAN_PAGES)
+}
+
+/// Pages from the begin of the order of eviction.
+struct Coldest {
+    /// Those that can leave the cache: some that are clean, or all of them dirty.
+    pages: Vec<Found>,
+    is_clean: bool,
+    /// How far the order was followed.
+    looked_at: usize,
+}
+
+/// Pages that are being cleaned to leave their shards; dropping it says that they did, or could
+/// not.
+struct Departing<'a> {
+    core: &'a Core,
+    of: Vec<(usize, u32)>,
+}
+
+impl Departing<'_> {
+    /// Adds `pages` of shard `number`.
+    fn add(&mut self, number: usize, pages: &[Found]) {
+        let count = u32::try_from(pages.len()).unwrap_or(u32::MAX);
+        self.core.shards.lock(number).begin_departing(count);
+        self.of.push((number, count));
+    }
+}
+
+impl Drop for Departing<'_> {
+    fn drop(&mut self) {
+        for (number, count) in &self.of {
+            self.core.shards.lock(*number).end_departing(*count);
+        }
+    }
 }
 
 impl Core {
@@ -33,20 +73,86 @@ impl Core {
     /// # Errors
     /// The backing did not take the dirty pages, or the memory failed.
     pub(super) fn reclaim(&self, number: usize, scratch: &mut super::Scratch) -> Result<usize> {
-        let freed = self.evict_clean(number)?;
-        if freed > 0 {
-            return Ok(freed);
-        }
-        let mut coldest = Vec::new();
-        self.shards.lock(number).victims(CLEAN_PAGES, &mut coldest);
-        coldest.retain(|found| found.dirty);
-        match self.clean_and_evict(&coldest, scratch) {
+        match self.reclaim_coldest(number, scratch) {
             // The class that is to give up slots cannot: others have to.
             Ok(0) | Err(_) if self.classes.table().is_some() => {
                 self.reclaim_of_each_class(number, scratch)
             }
             freed => freed,
         }
+    }
+
+    /// Follows the order of shard `number`, at most once around, until pages leave the cache: those
+    /// that wait for a commit cannot.
+    fn reclaim_coldest(&self, number: usize, scratch: &mut super::Scratch) -> Result<usize> {
+        let mut left = self.shards.lock(number).slot_count() as usize;
+        while left > 0 {
+            let Coldest { pages, is_clean, looked_at } =
+                self.coldest(number, self.cleaners.batch_pages());
+            let freed =
+                if is_clean { self.evict(&pages)? } else { self.clean_and_evict(&pages, scratch)? };
+            if freed > 0 || looked_at == 0 {
+                return Ok(freed);
+            }
+            left = left.saturating_sub(looked_at);
+        }
+        Ok(0)
+    }
+
+    /// The next pages of shard `number`: the clean ones of a batch that leaves the cache, or where
+    /// all of it is dirty those of a larger batch that can be cleaned, `most` at most.
+    fn coldest(&self, number: usize, most: usize) -> Coldest {
+        let mut pages = Vec::new();
+        let mut shard = self.shards.lock(number);
+        let slots = shard.slot_count();
+        let most = most.min(clean_pages(slots) as usize);
+        shard.victims(most.min(batch_pages(slots) as usize), &mut pages);
+        let is_clean = pages.iter().any(|found| !found.dirty);
+        if !is_clean {
+            shard.victims(most - pages.len().min(most), &mut pages);
+        }
+        let looked_at = pages.len();
+        pages.retain(|found| !found.dirty || !is_clean && shard.can_be_cleaned(found));
+        // A short order was gone through twice.
+        pages.sort_unstable_by_key(|found| found.page);
+        pages.dedup_by_key(|found| found.page);
+        Coldest { pages, is_clean, looked_at }
+    }
+
+    /// Makes free slots in all shards that need some, and cleans the coldest pages of those that
+    /// are all dirty in one batch. Returns how many slots became free.
+    ///
+    /// # Errors
+    /// As for [`reclaim`](Self::reclaim).
+    pub(super) fn reclaim_where_needed(&self, scratch: &mut super::Scratch) -> Result<usize> {
+        let needy = self.needy_shards();
+        let share = self.cleaners.batch_pages() / needy.len().max(1);
+        let mut departing = Departing { core: self, of: Vec::new() };
+        let (mut freed, mut dirty) = (0, Vec::new());
+        for number in &needy {
+            let coldest = self.coldest(*number, share.max(BATCH_PAGES_LEAST as usize));
+            if coldest.is_clean {
+                freed += self.evict(&coldest.pages)?;
+            } else {
+                departing.add(*number, &coldest.pages);
+                dirty.extend(coldest.pages);
+            }
+        }
+        let done = self.clean_and_evict(&dirty, scratch);
+        drop(departing);
+        match done {
+            Err(error) if self.classes.table().is_none() => return Err(error),
+            Err(_) => {}
+            Ok(more) => freed += more,
+        }
+        // Where none of these can leave, others may.
+        let mut others = needy.into_iter();
+        while freed == 0
+            && let Some(number) = others.next()
+        {
+            freed = self.reclaim(number, scratch)?;
+        }
+        Ok(freed)
     }
 
     fn clean_and_evict(&self, dirty: &[Found], scratch: &mut super::Scratch) -> Result<usize> {
@@ -143,22 +249,14 @@ impl Core {
     /// # Errors
     /// Cleaning failed meanwhile.
     pub(super) fn wait_for_slot(&self, number: usize) -> Result<()> {
+        if !self.waker.is_running() {
+            return self.reclaim_or_wait(number);
+        }
         let failures = self.ledger.failures();
         if self.evict_clean(number)? > 0 {
             return Ok(());
         }
         self.counters.add(Counter::FullWaits, 1);
-        if !self.waker.is_running() {
-            let freed = match self.cleaning.try_lock() {
-                Some(mut scratch) => self.reclaim(number, &mut scratch)?,
-                None => 0,
-            };
-            if freed == 0 {
-                // Other threads clean, or write the coldest pages to the backing.
-                self.region.relax();
-            }
-            return Ok(());
-        }
         // Also a thread that rests after a failure.
         self.waker.wake_all();
         let mut shard = self.shards.lock(number);
@@ -173,5 +271,19 @@ impl Core {
             return Ok(());
         }
         Err(self.ledger.blocked("the cache is full and cannot be written back"))
+    }
+
+    /// Makes free slots in shard `number` where no thread does, unless another request is at it.
+    fn reclaim_or_wait(&self, number: usize) -> Result<()> {
+        self.counters.add(Counter::FullWaits, 1);
+        let freed = match self.cleaners.try_lock() {
+            Some(mut scratch) => self.reclaim(number, &mut scratch)?,
+            None => 0,
+        };
+        if freed == 0 {
+            // Other threads clean, or write the coldest pages to the backing.
+            self.region.relax();
+        }
+        Ok(())
     }
 }

@@ -155,6 +155,29 @@ fn a_group_that_fills_the_cache_is_committed_early_and_told() {
     (0..PAGES).for_each(|page| assert_eq!(read(&device, page), 4));
 }
 
+/// Pages that wait for a commit may be the first to be evicted, whichever policy says so: a writer
+/// finds the others, in pools of all sizes, and however few they are.
+#[test]
+fn pages_that_wait_for_a_commit_do_not_hide_those_that_can_leave() {
+    for entry in &REPLACEMENTS {
+        for slots in [24, 32, 48, 64, 96, 128] {
+            let (region, backing) = (pool(slots), memory());
+            let device = open(&region, &backing);
+            device.set("eviction", entry.name).unwrap();
+            let can_leave = slots / 4;
+            (0..can_leave).for_each(|page| write(&device, page, 1));
+            device.flush().unwrap();
+            // Used often, so that the others go first.
+            for _ in 0..3 {
+                (0..can_leave).for_each(|page| assert_eq!(read(&device, page), 1));
+            }
+            // Seven eighths of the slots at most wait, so none of this commits.
+            (can_leave..slots * 7 / 8).for_each(|page| write(&device, page, 2));
+            assert_eq!(early_commits(&device), 0, "{} with {slots} slots", entry.name);
+        }
+    }
+}
+
 #[test]
 fn zeroes_of_any_length_are_members_and_a_discard_may_leave_pages() {
     let pages = 400;

@@ -235,6 +235,8 @@ pub(super) struct Shard {
     bases: HashMap<u32, u32>,
     next_version: u64,
     usage: Usage,
+    /// Pages that are being cleaned, to leave the cache afterwards.
+    departing: u32,
 }
 
 /// The shard of `page` among `shards`.
@@ -277,6 +279,7 @@ impl Shard {
             bases: HashMap::new(),
             next_version: 1,
             usage: Usage::default(),
+            departing: 0,
         }
     }
 
@@ -428,6 +431,23 @@ impl Shard {
     /// Slots that can be taken.
     pub(super) fn available(&self) -> u32 {
         self.free + u32::try_from(self.dead.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Less than `reserve` slots can be taken, also when those are free that are on their way; or
+    /// none, for then a writer may wait, and another batch is prepared while one is under way.
+    pub(super) fn needs_slots(&self, reserve: u32) -> bool {
+        let available = self.available();
+        available == 0 && reserve > 0 || available.saturating_add(self.departing) < reserve
+    }
+
+    /// `pages` pages are to be cleaned and to leave the cache, from now on.
+    pub(super) fn begin_departing(&mut self, pages: u32) {
+        self.departing += pages;
+    }
+
+    /// They left, or could not.
+    pub(super) fn end_departing(&mut self, pages: u32) {
+        self.departing -= pages;
     }
 
     /// Number of slots, but for those that leave.

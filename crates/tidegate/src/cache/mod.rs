@@ -107,7 +107,7 @@ use admission::Admission;
 use background::Background;
 use choices::Choices;
 use classes::IoClasses;
-use clean::Scratch;
+use clean::{Cleaners, Scratch};
 use content::Comparing;
 use fallback::Fallback;
 use fill::Fills;
@@ -134,7 +134,7 @@ type Few<T> = SmallVec<[T; 4]>;
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(clippy::struct_excessive_bools)]
 pub struct CacheDeviceOptions {
-    /// No thread: requests that find no free slot make some.
+    /// No threads: requests that find no free slot make some.
     pub no_thread: bool,
     /// In place of the pool's setting `clean-from-pct`.
     pub clean_from_pct: Option<u32>,
@@ -207,7 +207,7 @@ struct Core {
     groups: Option<Groups>,
     traffic: Traffic,
     ledger: Ledger,
-    cleaning: Mutex<Scratch>,
+    cleaners: Cleaners,
     fills: Fills,
     /// Pages that the backing was given in mode wt, which the next flush of it makes clean.
     written: Mutex<Vec<Found>>,
@@ -245,9 +245,10 @@ impl CacheDevice {
     ) -> std::result::Result<Self, CacheError> {
         let (core, recovered) = recover::open(region, backing, binding, options)?;
         let core = Arc::new(core);
-        let background = (!options.no_thread).then(|| Background(Arc::clone(&core)));
-        let workers = Workers::start("cache", Arc::clone(&core.waker), background)
-            .map_err(CacheError::Thread)?;
+        let count = if options.no_thread { 0 } else { clean::CLEANERS };
+        let works = (0..count).map(|_| Background(Arc::clone(&core)));
+        let workers =
+            Workers::start("cache", Arc::clone(&core.waker), works).map_err(CacheError::Thread)?;
         Ok(Self { core, workers, recovered })
     }
 

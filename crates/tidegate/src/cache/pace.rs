@@ -103,7 +103,8 @@ impl Pace {
 }
 
 impl Core {
-    /// Cleans what the policy of shard `number` says. False: it named pages, and none was cleaned.
+    /// Cleans what the policy of shard `number` says, as long as no shard needs free slots. False:
+    /// it named pages, and none was cleaned.
     pub(super) fn clean_by_policy(&self, number: usize, scratch: &mut Scratch) -> Result<bool> {
         let (began_ns, is_busy) = (now_ns(), self.pace.is_busy());
         let last_request_ns = self.pace.last_request_ns.load(Ordering::Relaxed);
@@ -115,19 +116,35 @@ impl Core {
         if joins {
             self.add_neighbours(&mut pages);
         }
-        let cleaned = self.clean(pages.clone(), scratch);
-        if cleaned.as_ref().is_ok_and(|cleaned| *cleaned < pages.len()) || cleaned.is_err() {
-            // So that others come first.
-            for found in &pages {
-                self.shard(found.page).put_off(found);
-            }
-        }
+        let cleaned = self.clean_ahead(&mut pages, scratch);
         let now = now_ns();
         self.shards.lock(number).cleaner_mut().ask_at_ns = now.saturating_add(rest_ns);
         let cleaned = cleaned?;
         let bytes = cleaned as u64 * PAGE_BYTES;
         self.pace.batch_ended(bytes, began_ns, now, is_busy || self.pace.is_busy());
         Ok(cleaned > 0 || pages.is_empty())
+    }
+
+    /// Cleans `pages` batch by batch, and drops those that are left when a shard needs free slots.
+    /// Returns how many it cleaned.
+    fn clean_ahead(&self, pages: &mut Vec<Found>, scratch: &mut Scratch) -> Result<usize> {
+        pages.sort_unstable_by_key(|found| found.page);
+        let (mut done, mut cleaned) = (0, 0);
+        while done < pages.len() && (done == 0 || self.needy_shards().is_empty()) {
+            let end = pages.len().min(done + self.cleaners.batch_pages());
+            let batch = &pages[done..end];
+            let result = self.clean(batch.to_vec(), scratch);
+            if !matches!(result, Ok(count) if count == batch.len()) {
+                // So that others come first.
+                for found in batch {
+                    self.shard(found.page).put_off(found);
+                }
+            }
+            cleaned += result?;
+            done = end;
+        }
+        pages.truncate(done);
+        Ok(cleaned)
     }
 
     /// Adds the dirty pages behind each of `pages`, which are in other shards: the backing takes
@@ -147,6 +164,10 @@ impl Core {
 
     /// When a policy is to be asked next; none where no time will come.
     pub(super) fn next_cleaning_ns(&self) -> Option<u64> {
+        if self.cleaners.is_one_ahead() {
+            // That thread asks again.
+            return None;
+        }
         let asks = (0..self.shards.count()).map(|it| {
             let shard = self.shards.lock(it);
             if shard.wants_cleaning(0) { 0 } else { shard.cleaner().ask_at_ns }

@@ -328,7 +328,7 @@ fn core_of(
         locks: VersionLocks::new(LOCKS_LOG2),
         traffic: Traffic::new(),
         ledger: Ledger::new("the cache"),
-        cleaning: Mutex::default(),
+        cleaners: super::Cleaners::default(),
         fills: super::Fills::default(),
         written: Mutex::default(),
         pace: Pace::new(!options.no_thread),
@@ -340,7 +340,7 @@ fn core_of(
         damaged: AtomicU64::new(0),
         requests: Requests::default(),
         counters: tier::Counters::default(),
-        waker: Arc::new(Waker::new(u32::from(!options.no_thread))),
+        waker: Arc::new(Waker::new(if options.no_thread { 0 } else { super::clean::CLEANERS })),
         region,
     }
 }

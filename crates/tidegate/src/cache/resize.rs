@@ -30,8 +30,8 @@ type Result<T> = std::result::Result<T, CacheError>;
 
 /// One slot in so many is kept free.
 const FREE_ONE_IN: u32 = 100;
-/// Most pages that are cleaned and evicted at once.
-const BATCH_PAGES: usize = 512;
+/// Most dead slots that are voided at once.
+const BATCH_SLOTS: usize = 512;
 
 /// The change of the size that is under way, or was last.
 #[derive(Default)]
@@ -280,8 +280,8 @@ impl Core {
             if self.resizing.is_stopped.load(Ordering::SeqCst) {
                 return Err(CacheError::ShutDown);
             }
-            let mut pages = Vec::new();
-            from = self.shards.lock(number).leaving_from(from, BATCH_PAGES, &mut pages);
+            let (mut pages, most) = (Vec::new(), self.cleaners.batch_pages());
+            from = self.shards.lock(number).leaving_from(from, most, &mut pages);
             if pages.is_empty() {
                 return Ok(());
             }
@@ -296,7 +296,7 @@ impl Core {
     /// and do not leave the cache meanwhile: the pages are held.
     fn void_left_dead(&self, number: usize) -> Result<()> {
         loop {
-            let dead = self.shards.lock(number).take_left_dead(BATCH_PAGES);
+            let dead = self.shards.lock(number).take_left_dead(BATCH_SLOTS);
             if dead.is_empty() {
                 return Ok(());
             }

@@ -785,3 +785,26 @@ fn headers_are_one_line_each() {
     assert_eq!(places.header(1) - places.header(0), 64);
     assert!(places.header(0).is_multiple_of(64) && places.data(0).is_multiple_of(4096));
 }
+
+/// A flush of the backing costs as much for the pages of one shard as for those of all.
+#[test]
+fn one_batch_makes_free_slots_in_all_full_shards() {
+    let pages = 2 * SHARDED;
+    let backing = Arc::new(MemoryDevice::new(4096, pages).unwrap());
+    let binding = Binding { pages, ..binding() };
+    let device = CacheDevice::open(pool(SHARDED), backing, binding, NO_THREAD).unwrap();
+    let core = &device.core;
+    let has_slot = |page: &u64| core.shard(*page).available() > 0;
+    for page in 0..pages {
+        if has_slot(&page) {
+            write(&device, page, 1);
+        }
+    }
+    let full = |number: &usize| core.shards.lock(*number).available() == 0;
+    let count = core.shards.count();
+    assert!(count > 1 && (0..count).all(|number| full(&number)));
+    assert_eq!(device.background().step(), Progress::Again);
+    assert_eq!((0..count).filter(full).count(), 0);
+    assert!(core.counters.get(tier::Counter::CoreWrites) <= 512, "it was one batch");
+    assert!(core.needy_shards().is_empty(), "and its pages do not count as leaving any more");
+}

@@ -6,12 +6,14 @@
 //! - [`promotion`]: which pages that miss are cached;
 //! - [`cutoff`]: which requests are part of a stream that is longer than what a cache is for;
 //! - [`cleaning`]: which dirty slots are written to the backing, and when;
+//! - [`batch`]: how many pages are cleaned at once;
 //! - [`by_content`]: whether writes are compared with what is cached;
 //! - [`classes`]: which requests form an IO class, and what a class may use of the cache;
 //! - [`settings`]: the table of what users set of a policy.
 //!
 //! Names, ranges and defaults of settings are those of Open CAS where Open CAS has them.
 
+pub mod batch;
 pub mod by_content;
 pub mod classes;
 pub mod cleaning;

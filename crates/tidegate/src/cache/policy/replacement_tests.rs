@@ -1,7 +1,7 @@
 //! The replacement policies against models that are slow and obvious, and their hit ratios in a
 //! simulated cache.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use proptest::collection::vec;
@@ -102,6 +102,8 @@ struct Queues {
     /// Slots, and whether they come from the small queue.
     victims: VecDeque<(u32, bool)>,
     left: VecDeque<u64>,
+    /// Victims that were kept since a slot was removed.
+    kept: usize,
     small_target: usize,
     left_most: usize,
 }
@@ -114,6 +116,7 @@ impl Queues {
             main: VecDeque::new(),
             victims: VecDeque::new(),
             left: VecDeque::new(),
+            kept: 0,
             small_target: tenth.max(1),
             left_most: slots as usize - tenth,
         }
@@ -121,7 +124,10 @@ impl Queues {
 
     fn victim(&mut self) -> Option<u32> {
         loop {
-            if self.small.len() >= self.small_target || self.main.is_empty() {
+            let is_first = self.small.len() >= self.small_target;
+            let first = if is_first { self.small.len() } else { self.main.len() };
+            let is_next = is_first != (self.kept >= first) && !self.small.is_empty();
+            if is_next || self.main.is_empty() {
                 let (slot, uses) = self.small.pop_front()?;
                 if uses < 2 {
                     self.victims.push_back((slot, true));
@@ -164,6 +170,9 @@ impl Replacement for Queues {
     }
 
     fn remove(&mut self, slot: u32, page: u64) {
+        if self.holds(slot) {
+            self.kept = 0;
+        }
         if self.victims.contains(&(slot, true)) {
             self.left.push_back(page);
             if self.left.len() > self.left_most {
@@ -190,6 +199,10 @@ impl Replacement for Queues {
         for (slot, from_small) in std::mem::take(&mut self.victims) {
             let queue = if from_small { &mut self.small } else { &mut self.main };
             queue.push_back((slot, 0));
+            self.kept += 1;
+        }
+        if self.kept >= self.small.len() + self.main.len() {
+            self.kept = 0;
         }
         out.extend(std::iter::from_fn(|| self.victim()).take(n));
     }
@@ -350,6 +363,31 @@ proptest! {
             victims.sort_unstable();
             let expected = (0..FEW_SLOTS).filter(|&slot| there[slot as usize]);
             prop_assert_eq!(victims, expected.collect::<Vec<_>>(), "{}", entry.name);
+        }
+    }
+}
+
+/// An engine that looks for a page that can leave asks for a few victims at a time, and keeps all
+/// that cannot: each other one comes up before long.
+#[test]
+fn victims_that_are_kept_do_not_hide_others() {
+    const SLOTS: u32 = 64;
+    for entry in &REPLACEMENTS {
+        for (used, batch) in [(0, 4), (8, 4), (8, 16), (32, 4), (32, 7), (64, 4)] {
+            let mut policy = (entry.create)(SLOTS);
+            (0..SLOTS).for_each(|slot| policy.insert(slot, u64::from(slot)));
+            // These are used so often that they move to other queues.
+            for _ in 0..3 {
+                (0..used).for_each(|slot| policy.touch(slot, true));
+            }
+            let mut missing: BTreeSet<u32> = (0..SLOTS).collect();
+            // Used slots go around up to four times.
+            for _ in 0..6 * SLOTS as usize / batch {
+                let mut victims = Vec::new();
+                policy.victims(batch, &mut victims);
+                missing.retain(|slot| !victims.contains(slot));
+            }
+            assert!(missing.is_empty(), "{}, {used} used, by {batch}: {missing:?}", entry.name);
         }
     }
 }

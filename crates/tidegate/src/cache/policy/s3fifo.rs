@@ -7,6 +7,8 @@
 //!   twice or more moves to the main queue, with its count cleared; another is a victim.
 //! - Otherwise the main queue does. A slot that was used goes around once more, with its count
 //!   lower by one; another is a victim.
+//! - Where the caller keeps all victims, the other queue follows when one was offered once: slots
+//!   that cannot leave must not hide those that can.
 
 use super::Replacement;
 use super::recent::{RecentPages, Seen};
@@ -27,6 +29,8 @@ pub struct S3Fifo {
     /// Slots that the last call of `victims` appended and that were not removed since.
     victims: List,
     small_target: u32,
+    /// Victims that were kept one after the other, since a slot was removed.
+    kept: u32,
     left: RecentPages<Seen>,
 }
 
@@ -40,6 +44,7 @@ impl S3Fifo {
             main: List::EMPTY,
             victims: List::EMPTY,
             small_target,
+            kept: 0,
             left: RecentPages::new(u64::from(slots - slots / 10)),
         }
     }
@@ -70,10 +75,18 @@ impl S3Fifo {
         mark
     }
 
+    /// The next victim is one of the small queue.
+    fn is_small_next(&self) -> bool {
+        let is_first = self.small.len() >= self.small_target;
+        let first = if is_first { &self.small } else { &self.main };
+        let is_passed = self.kept >= first.len();
+        self.main.is_empty() || is_first != is_passed && !self.small.is_empty()
+    }
+
     /// The next victim, moved to the list of victims.
     fn victim(&mut self) -> Option<u32> {
         loop {
-            let from_small = self.small.len() >= self.small_target || self.main.is_empty();
+            let from_small = self.is_small_next();
             let queue = if from_small { &self.small } else { &self.main };
             let slot = queue.first()?;
             let mark = self.take(slot);
@@ -93,6 +106,10 @@ impl S3Fifo {
         while let Some(slot) = self.victims.first() {
             let mark = self.take(slot);
             self.push(slot, mark & MAIN);
+            self.kept += 1;
+        }
+        if self.kept >= self.small.len() + self.main.len() {
+            self.kept = 0;
         }
     }
 }
@@ -115,7 +132,11 @@ impl Replacement for S3Fifo {
     }
 
     fn remove(&mut self, slot: u32, page: u64) {
-        if self.links.is_listed(slot) && self.take(slot) & (VICTIM | MAIN) == VICTIM {
+        if !self.links.is_listed(slot) {
+            return;
+        }
+        self.kept = 0;
+        if self.take(slot) & (VICTIM | MAIN) == VICTIM {
             self.left.remember(page);
         }
     }
