@@ -97,7 +97,7 @@ impl Core {
         if state == NEVER || !demand.by_content || is_apart {
             return Look::default();
         }
-        let turn = || self.counters.get(Counter::CacheWrites).is_multiple_of(MEASURED_ONE_IN);
+        let turn = || self.counters.get_own(Counter::CacheWrites).is_multiple_of(MEASURED_ONE_IN);
         let is_measured = state != ALWAYS && turn();
         if state == MEASURED && !is_measured {
             return Look::default();

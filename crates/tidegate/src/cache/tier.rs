@@ -2,7 +2,8 @@
 //! Open CAS gives them: the backing is its *core*, the device that clients see its *exported
 //! object*.
 
-use crossbeam_utils::CachePadded;
+use std::sync::atomic::AtomicU64 as StdAtomicU64;
+
 use serde_json::json;
 
 use super::engine::settings_of;
@@ -16,6 +17,7 @@ use super::{CacheDevice, CacheError, Core};
 use crate::device::Result;
 use crate::size::Size;
 use crate::stats::{Collector, Metric, Unit};
+use crate::sync::shard::{self, Shards};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::tier::{Level, Line, Setting, SettingError, State, Tier, line, memory};
 
@@ -120,9 +122,18 @@ const METRICS: [Metric; COUNTERS] = [
 /// written for them.
 const CLASS_COUNTERS: usize = Counter::CoreReads as usize + 1;
 
+/// Counters of one thread, or of several that share a shard: on no line that others write.
+struct ThreadCounters([StdAtomicU64; COUNTERS]);
+
+impl Default for ThreadCounters {
+    fn default() -> Self {
+        Self([const { StdAtomicU64::new(0) }; COUNTERS])
+    }
+}
+
 /// The counters of one cache.
 pub(super) struct Counters {
-    all: [CachePadded<AtomicU64>; COUNTERS],
+    all: Shards<ThreadCounters>,
     /// There is more than one IO class.
     has_classes: AtomicBool,
     classes: Box<[[AtomicU64; CLASS_COUNTERS]]>,
@@ -131,17 +142,25 @@ pub(super) struct Counters {
 impl Default for Counters {
     fn default() -> Self {
         let classes = (0..CLASSES).map(|_| Default::default()).collect();
-        Self { all: Default::default(), has_classes: AtomicBool::new(false), classes }
+        Self { all: Shards::default(), has_classes: AtomicBool::new(false), classes }
     }
 }
 
 impl Counters {
     pub(super) fn add(&self, counter: Counter, count: u64) {
-        self.all[counter as usize].fetch_add(count, Ordering::Relaxed);
+        let (mine, is_exclusive) = self.all.mine();
+        shard::add(&mine.0[counter as usize], count, is_exclusive);
     }
 
+    /// The sum of all threads; those that run may have counted more.
     pub(super) fn get(&self, counter: Counter) -> u64 {
-        self.all[counter as usize].load(Ordering::Relaxed)
+        let of = |thread: &ThreadCounters| thread.0[counter as usize].load(Ordering::Relaxed);
+        self.all.iter().map(of).fold(0, u64::wrapping_add)
+    }
+
+    /// What the calling thread counted, at no cost to others.
+    pub(super) fn get_own(&self, counter: Counter) -> u64 {
+        self.all.mine().0.0[counter as usize].load(Ordering::Relaxed)
     }
 
     /// The classes are counted from now on, or not.
@@ -193,8 +212,14 @@ impl Counters {
     }
 
     fn collect(&self, collector: &mut Collector) {
-        for (metric, value) in METRICS.iter().zip(&self.all) {
-            collector.add(metric, value.load(Ordering::Relaxed));
+        let mut sums = [0_u64; COUNTERS];
+        for thread in self.all.iter() {
+            for (sum, count) in sums.iter_mut().zip(&thread.0) {
+                *sum = sum.wrapping_add(count.load(Ordering::Relaxed));
+            }
+        }
+        for (metric, sum) in METRICS.iter().zip(sums) {
+            collector.add(metric, sum);
         }
     }
 }
