@@ -1,9 +1,12 @@
-/* New files and their names: `names DIRECTORY PATTERN SYNCS SECONDS`, with SYNCS full or off; prints the times.
+/* What programs do with files and their syncs: `names DIRECTORY PATTERN SYNCS SECONDS`, with SYNCS full or off; prints the times.
  *
  * mail     a delivery: created, written, synced, linked, unlinked, the directory synced
  * replace  created, written, synced, renamed over the former file, the directory synced
  * package  created, written, mode, owner and times set, synced, renamed over the former file, a line appended to a
- *          log, which is synced */
+ *          log, which is synced
+ * locked   a transaction of LMDB: pages of a file written and synced, then a page of it through a descriptor with
+ *          O_DSYNC, opened under a record lock on another file
+ * lines    a line appended to a log, which is synced */
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,7 +14,8 @@
 
 #include "times.h"
 
-enum { WARM_UP = 20, TIMES_MAX = 1000000, MAIL_BYTES = 3000, CONFIG_BYTES = 1000, TOOL_BYTES = 20000 };
+enum { WARM_UP = 20, TIMES_MAX = 1000000, MAIL_BYTES = 3000, CONFIG_BYTES = 1000, TOOL_BYTES = 20000,
+       PAGE_BYTES = 4096, PAGES = 256 };
 
 static int syncs;
 static char content[TOOL_BYTES];
@@ -83,8 +87,50 @@ static void package(uint64_t number)
     check(!syncs || fsync(lines) == 0, "fsync");
 }
 
+/* A file that stays open, made where it is not there. */
+static int opened(const char *name, int flags)
+{
+    int file = open(name, O_RDWR | O_CREAT | O_CLOEXEC | flags, 0644);
+    check(file >= 0, name);
+    return file;
+}
+
+static void locked(uint64_t number)
+{
+    static int pages = -1, meta = -1;
+    if (pages < 0) {
+        int lock = opened("lock.mdb", 0);
+        struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+        check(fcntl(lock, F_SETLK, &whole) == 0, "lock");
+        pages = opened("data.mdb", 0);
+        for (int page = 0; page < PAGES; page++)
+            check(pwrite(pages, content, PAGE_BYTES, (off_t)page * PAGE_BYTES) == PAGE_BYTES, "pwrite");
+        check(!syncs || fsync(pages) == 0, "fsync");
+        meta = opened("data.mdb", syncs ? O_DSYNC : 0);
+    }
+    for (uint64_t page = 0; page < 3; page++) {
+        off_t place = (off_t)(2 + (number * 3 + page) % (PAGES - 2)) * PAGE_BYTES;
+        check(pwrite(pages, content, PAGE_BYTES, place) == PAGE_BYTES, "pwrite");
+    }
+    check(!syncs || fdatasync(pages) == 0, "fdatasync");
+    check(pwrite(meta, content, 120, (off_t)(number % 2) * PAGE_BYTES) == 120, "pwrite");
+}
+
+static void lines(uint64_t number)
+{
+    static int log = -1;
+    if (log < 0)
+        log = opened("app.log", O_APPEND);
+    char line[128];
+    int bytes = snprintf(line, sizeof line, "%020llu a line of a log, as servers write one for each request\n",
+                         (unsigned long long)number);
+    check(write(log, line, bytes) == bytes, "write");
+    check(!syncs || fdatasync(log) == 0, "fdatasync");
+}
+
 static const struct { const char *name; void (*run)(uint64_t); } patterns[] = {
     {"mail", mail}, {"replace", replace}, {"package", package},
+    {"locked", locked}, {"lines", lines},
 };
 
 static uint64_t run(void (*pattern)(uint64_t), uint64_t duration_ns, uint64_t *times)
@@ -109,7 +155,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[2], patterns[at].name) == 0)
             pattern = patterns[at].run;
     if (pattern == NULL) {
-        fprintf(stderr, "usage: names DIRECTORY mail|replace|package full|off SECONDS\n");
+        fprintf(stderr, "usage: names DIRECTORY mail|replace|package|locked|lines full|off SECONDS\n");
         return 2;
     }
     syncs = strcmp(argv[3], "full") == 0;

@@ -95,6 +95,7 @@ mod tests {
             "run-write-dsync",
             "run-full-random",
             "run-read-dirty",
+            "run-names-mail",
             "run-sqlite-wal",
             "run-recovery",
         ];

@@ -264,6 +264,7 @@ impl Report {
             table("run-write", "Durable writes of a program", &["run-write", "run-append"], plain),
             table("run-full", "Durable writes, the log full", &["run-full"], plain),
             table("run-read", "Reads of a program", &["run-read"], plain),
+            table("run-names", "What programs do with their syncs", &["run-names"], no_sync),
             table(
                 "run-databases",
                 "Databases",

@@ -62,7 +62,7 @@ pub enum Part {
     Hot,
     /// Recovery of a full log.
     Recovery,
-    /// New files, synced, linked, renamed.
+    /// What programs do with their syncs: new files, their names, locked files, lines.
     Names,
     /// `SQLite`, each insert a transaction.
     Sqlite,
@@ -234,7 +234,7 @@ impl LogArgs {
             Part::Launch => plan(runners, Duration::from_secs(1)),
             Part::Hot => plan(runners.saturating_sub(1), counted(3.0)),
             Part::Recovery => plan(2, counted(5.0)),
-            Part::Names => plan(3 * (2 * runners), timed(0.3)),
+            Part::Names => plan(count(names::cases().len()) * (2 * runners), timed(0.3)),
             Part::Sqlite => plan(4 * (2 * runners), timed(0.3)),
             Part::Rocksdb => plan(runners + 1, counted(0.6)),
             Part::Postgres => plan(runners + 1, Duration::from_secs_f64(2.0 * self.seconds + 2.0)),

@@ -1,4 +1,5 @@
-//! New files and their names: deliveries of mail, replaced files, installed packages.
+//! What programs do with files and their syncs: deliveries of mail, replaced files, installed
+//! packages, transactions under a record lock, lines of logs.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -14,8 +15,18 @@ use crate::programs::parse_sample;
 /// The driver.
 const DRIVER: Source =
     Source { name: "names", text: include_str!("../../programs/names.c"), libraries: &[] };
-/// Patterns, and the bytes of each new file.
-const PATTERNS: [(&str, u64); 3] = [("mail", 3000), ("replace", 1000), ("package", 20_000)];
+/// Patterns, and the bytes of each new file, or of what is written and synced.
+const PATTERNS: [(&str, u64); 5] =
+    [("mail", 3000), ("replace", 1000), ("package", 20_000), ("locked", 12_408), ("lines", 79)];
+
+/// The cases of all patterns.
+pub(super) fn cases() -> [String; PATTERNS.len()] {
+    PATTERNS.map(|(pattern, _)| case_of(pattern))
+}
+
+fn case_of(pattern: &str) -> String {
+    format!("{RUN_PREFIX}names-{pattern}")
+}
 
 /// Measures all patterns.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
@@ -28,7 +39,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
             let sample = run(bench, way, &driver, pattern)?;
             let key = Key {
                 policy: way.policy(),
-                case: format!("{RUN_PREFIX}names-{pattern}"),
+                case: case_of(pattern),
                 op: Op::Write,
                 threads: 1,
                 iodepth: 1,

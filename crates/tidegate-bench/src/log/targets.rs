@@ -6,7 +6,7 @@ use super::bed::NO_SYNC;
 use super::files::{APPEND, DSYNC, FDATASYNC, full_case, read_case};
 use super::io::Kind;
 use super::sqlite::{MODES, case_of};
-use super::{LogReport, Measure, RUN_PREFIX, Runner, nvcache, postgres, recovery, rocksdb};
+use super::{LogReport, Measure, RUN_PREFIX, Runner, names, nvcache, postgres, recovery, rocksdb};
 use crate::measure::{Sample, Series};
 use crate::pattern::Pattern;
 use crate::targets::{Bound, Verdict};
@@ -28,7 +28,12 @@ pub(crate) type Number = (f64, String);
 pub(crate) fn verdicts(series: &[Series], log: &LogReport) -> Vec<Verdict> {
     let found = Found { series, log };
     let runner = Runner::Run.name();
-    let all = [found.writes(runner), found.others(runner), found.databases(runner)];
+    let all = [
+        found.writes(runner),
+        found.others(runner),
+        found.patterns(runner),
+        found.databases(runner),
+    ];
     let named = all.into_iter().flatten().flatten();
     let named =
         named.map(|verdict| Verdict { target: format!("{runner}: {}", verdict.target), ..verdict });
@@ -177,6 +182,32 @@ impl Found<'_> {
                 "hot set rewritten 100 times: times on the disk",
                 Bound::AtMost(2.0),
                 [self.amount(Measure::HotSet, runner)],
+            ),
+        ]
+    }
+
+    /// What programs do with their syncs, and programs that never sync.
+    fn patterns(&self, runner: &str) -> Vec<Option<Verdict>> {
+        let (plain, off) = (Runner::Plain.name(), format!("{}{NO_SYNC}", Runner::Plain.name()));
+        let off_under = format!("{runner}{NO_SYNC}");
+        let all = names::cases();
+        let against =
+            |pair: [&str; 2]| all.each_ref().map(|case| self.ratio(pair, case, 1, throughput));
+        vec![
+            worst(
+                "patterns of syncs: rounds/s / plain without",
+                Bound::AtLeast(0.8),
+                against([runner, &off]),
+            ),
+            worst(
+                "patterns of syncs: rounds/s / plain",
+                Bound::AtLeast(1.0),
+                against([runner, plain]),
+            ),
+            worst(
+                "patterns without syncs: rounds/s / plain without",
+                Bound::AtLeast(0.98),
+                against([&off_under, &off]),
             ),
         ]
     }
