@@ -84,16 +84,23 @@ pub(super) fn set(pool: &Path, settings: &[(String, String)]) -> Result<()> {
     let stack = destage::open(pool, &backing, false)?;
     for (key, value) in settings {
         stack.set(key, value).with_context(|| shown.to_string())?;
-        follow_resize(pool, || Ok(stack.stat(|_| ()).tiers))?;
     }
-    Ok(())
+    follow_resize(pool, settings, || Ok(stack.stat(|_| ()).tiers))
 }
 
-/// Shows how far the change of the size of `pool` is, of which `tiers` tell, until it is done.
+/// Where `settings` have the size of `pool`: shows how far the change is, of which `tiers` tell,
+/// until it is done. A pool becomes smaller in the background.
 ///
 /// # Errors
 /// It failed.
-pub(super) fn follow_resize(pool: &Path, tiers: impl Fn() -> Result<Vec<State>>) -> Result<()> {
+pub(super) fn follow_resize(
+    pool: &Path,
+    settings: &[(String, String)],
+    tiers: impl Fn() -> Result<Vec<State>>,
+) -> Result<()> {
+    if settings.iter().all(|(key, _)| key != "size") {
+        return Ok(());
+    }
     let bar = progress("moving pages to the backing");
     loop {
         let tiers = tiers()?;
@@ -103,7 +110,7 @@ pub(super) fn follow_resize(pool: &Path, tiers: impl Fn() -> Result<Vec<State>>)
             return Ok(());
         };
         if let Some(error) = resize["error"].as_str() {
-            bail!("{}: the size did not change: {error}", pool.display());
+            bail!("{}: the change of the size failed: {error}", pool.display());
         }
         let count = |key: &str| resize[key].as_u64().unwrap_or_default();
         bar.set_length(count("slots"));

@@ -21,9 +21,8 @@ pub(crate) fn run(args: &SetArgs) -> Result<ExitCode> {
         cache_pool::set(target, &args.settings)?;
     } else {
         set_at(target, args.settings.clone())?;
-        // A pool becomes smaller in the background.
         let tiers = || Ok(stat(target)?.map_or_else(Vec::new, |stat| stat.tiers));
-        cache_pool::follow_resize(target, tiers)?;
+        cache_pool::follow_resize(target, &args.settings, tiers)?;
     }
     for (key, value) in &args.settings {
         field(key, value)?;
