@@ -112,11 +112,6 @@ struct Shipped {
 
 impl Shipped {
     fn new(sizes: &Sizes) -> Result<Self, Failure> {
-        if sizes.atomic {
-            let what =
-                "the scheme tidegate has no atomic syncs in a replay; leave it out of --schemes";
-            return Err(Failure::Other(Error::Usage(what.to_owned())));
-        }
         // More than every page twice is of no use; headers take a page in 64.
         let useful = sizes.footprint_pages.saturating_mul(3 * PAGE_BYTES).saturating_add(1 << 20);
         let region = Region::anonymous(sizes.pmem_bytes.min(useful).max(PAGE_BYTES))?;
@@ -126,7 +121,9 @@ impl Shipped {
         let backing = watch.backing(DEVICE_PAGES * PAGE_BYTES / u64::from(BLOCK_BYTES));
         let region = Arc::new(region.observed(Arc::new(watch)));
         let binding = Binding { identity: 1, name: "replay".into(), pages: DEVICE_PAGES };
-        let options = CacheDeviceOptions { no_thread: true, ..CacheDeviceOptions::default() };
+        let atomic_flush = sizes.atomic;
+        let options =
+            CacheDeviceOptions { no_thread: true, atomic_flush, ..CacheDeviceOptions::default() };
         let device = CacheDevice::open(region, backing, binding, options)?;
         device.set_mode(Mode::WriteOnly)?;
         // To make the pool is not part of the trace.
