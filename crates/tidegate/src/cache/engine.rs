@@ -1,6 +1,5 @@
 //! The engine `cache` as the registry sees it.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -72,7 +71,7 @@ impl Engine for CacheEngine {
                 "mode": header.mode.name(),
                 "slots": header.places.slots(),
                 "granularity": granularity_of(&header),
-                "settings": settings_of(&header),
+                "settings": header.settings_by_key(),
                 "backing": header.binding,
                 "used_slots": found.used_slots,
                 "dirty_slots": found.dirty_slots,
@@ -173,11 +172,6 @@ impl Plan for CachePlan {
 /// The granularity, by its name.
 fn granularity_of(header: &CacheHeader) -> &'static str {
     Choices::parse(&header.settings).0.granularity()
-}
-
-/// What the header keeps, by key.
-pub(super) fn settings_of(header: &CacheHeader) -> BTreeMap<&str, &str> {
-    header.settings.lines().filter_map(|line| line.split_once('=')).collect()
 }
 
 fn lines_of(header: &CacheHeader, used: String) -> Vec<Line> {

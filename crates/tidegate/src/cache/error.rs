@@ -128,3 +128,11 @@ pub enum CacheError {
     #[error("the cache's thread cannot be started")]
     Thread(#[source] std::io::Error),
 }
+
+impl CacheError {
+    /// The error with its causes, in one line.
+    pub(super) fn in_words(&self) -> String {
+        let causes = std::iter::successors(std::error::Error::source(self), |it| it.source());
+        causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))
+    }
+}

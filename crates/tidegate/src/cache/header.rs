@@ -3,6 +3,8 @@
 //! Invariant: at every moment one copy is whole. Of two whole copies that with the higher sequence
 //! counts, and an update writes the other one first.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
@@ -157,6 +159,11 @@ pub(super) fn free_headers(region: &Region, places: &Places, first: u32) -> Resu
 }
 
 impl CacheHeader {
+    /// The settings that are not at their defaults.
+    pub(super) fn settings_by_key(&self) -> BTreeMap<&str, &str> {
+        self.settings.lines().filter_map(|line| line.split_once('=')).collect()
+    }
+
     /// Reads the headers of the pool in `region`, and changes nothing.
     ///
     /// # Errors

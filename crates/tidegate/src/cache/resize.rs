@@ -141,7 +141,7 @@ impl CacheDevice {
             return core.resize(pool_bytes);
         }
         let run = move || {
-            let failure = core.resize(pool_bytes).err().map(|error| in_words(&error));
+            let failure = core.resize(pool_bytes).err().map(|error| error.in_words());
             *core.resizing.failure.lock() = failure;
             drop(under_way);
         };
@@ -149,12 +149,6 @@ impl CacheDevice {
         *self.core.resizing.thread.lock() = Some(spawned.map_err(CacheError::Thread)?);
         Ok(())
     }
-}
-
-/// `error` with its causes, in one line.
-pub(super) fn in_words(error: &CacheError) -> String {
-    let causes = std::iter::successors(std::error::Error::source(error), |it| it.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 impl Core {

@@ -6,13 +6,11 @@ use std::sync::atomic::AtomicU64 as StdAtomicU64;
 
 use serde_json::json;
 
-use super::engine::settings_of;
 use super::index::Usage;
 use super::layout::PAGE_BYTES;
 use super::mode::Mode;
 use super::orders::ClassUsage;
 use super::policy::classes::{CLASSES, Class};
-use super::resize::in_words;
 use super::{CacheDevice, CacheError, Core};
 use crate::device::Result;
 use crate::size::Size;
@@ -335,7 +333,7 @@ impl CacheDevice {
         };
         let size: Size = value.parse().map_err(|error| wrong(format!("a size: {error}")))?;
         self.begin_resize(size.bytes)
-            .map_err(|error| wrong(format!("a size that the pool can get: {}", in_words(&error))))
+            .map_err(|error| wrong(format!("a size that the pool can get: {}", error.in_words())))
     }
 }
 
@@ -347,7 +345,7 @@ impl Tier for CacheDevice {
         let used = format!("{} of {} in use, {} dirty", size(live), size(slots), size(dirty));
         let (binding, settings) = {
             let header = self.core.header.lock();
-            (header.binding.clone(), json!(settings_of(&header)))
+            (header.binding.clone(), json!(header.settings_by_key()))
         };
         State {
             level: Level::Pmem,
