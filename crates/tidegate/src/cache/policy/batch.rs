@@ -5,24 +5,31 @@
 //! together. But a writer that finds the cache full waits for it, and for a disk 512 pages in any
 //! order may be a tenth of a second. So the batch that follows one that took too long is smaller in
 //! proportion, and grows again by steps.
+//!
+//! What a flush costs however few pages it has is not made less by smaller batches, but paid more
+//! often. Two batches of different sizes tell how much that is, and it does not count.
 
 /// Most pages of a batch: from here on more of them make none cheaper.
 pub const PAGES_MAX: usize = 512;
 /// Fewest pages of a batch, however slow the backing is.
 pub const PAGES_MIN: usize = 32;
-/// What a batch may take, its flush included: a writer waits for two of them at most, the one that
-/// is under way and its own.
+/// What a batch may take beside what each of them costs: a writer that finds the cache full waits
+/// for the batch that is under way, and for its own.
 const TARGET_NS: u64 = 20_000_000;
 
 /// The size of batches, from the time of those before.
 #[derive(Debug)]
 pub struct BatchSize {
     pages: usize,
+    /// Pages and time of the last batch.
+    last: Option<(u64, u64)>,
+    /// What a batch takes however few pages it has.
+    fixed_ns: u64,
 }
 
 impl Default for BatchSize {
     fn default() -> Self {
-        Self { pages: PAGES_MAX }
+        Self { pages: PAGES_MAX, last: None, fixed_ns: 0 }
     }
 }
 
@@ -34,14 +41,28 @@ impl BatchSize {
 
     /// A batch of `pages` pages took the backing `took_ns`.
     pub fn see(&mut self, pages: usize, took_ns: u64) {
-        let fitting = (pages as u64).saturating_mul(TARGET_NS) / took_ns.max(1);
+        self.estimate_fixed(pages as u64, took_ns);
+        let beside_ns = took_ns.saturating_sub(self.fixed_ns);
+        let fitting = (pages as u64).saturating_mul(TARGET_NS) / beside_ns.max(1);
         let fitting = usize::try_from(fitting).unwrap_or(PAGES_MAX);
-        let is_slow = took_ns > TARGET_NS;
+        let is_slow = beside_ns > TARGET_NS;
         // A quick batch of few pages says nothing of larger ones.
         if is_slow || 2 * pages >= self.pages {
             let most = if is_slow { self.pages } else { 2 * self.pages };
             self.pages = fitting.min(most).clamp(PAGES_MIN, PAGES_MAX);
         }
+    }
+
+    /// What two batches of sizes that differ by a quarter say of the time of one without pages.
+    fn estimate_fixed(&mut self, pages: u64, took_ns: u64) {
+        let Some((last_pages, last_ns)) = self.last.replace((pages, took_ns)) else { return };
+        let (few, many) = ((pages, took_ns), (last_pages, last_ns));
+        let (few, many) = if few.0 <= many.0 { (few, many) } else { (many, few) };
+        if many.0 - few.0 < many.0.div_ceil(4) {
+            return;
+        }
+        let page_ns = many.1.saturating_sub(few.1) / (many.0 - few.0);
+        self.fixed_ns = few.1.min(many.1).saturating_sub(few.0.saturating_mul(page_ns));
     }
 }
 
@@ -68,16 +89,24 @@ mod tests {
 
     #[test]
     fn a_small_batch_says_little() {
-        let mut size = BatchSize { pages: 200 };
+        let mut size = BatchSize { pages: 200, ..BatchSize::default() };
         size.see(3, MILLISECOND_NS);
         assert_eq!(size.pages(), 200, "what 400 would take is not known");
         size.see(3, 30 * MILLISECOND_NS);
         assert_eq!(size.pages(), PAGES_MIN, "but if three take so long");
     }
 
+    #[test]
+    fn a_slow_flush_is_not_paid_more_often() {
+        let mut size = BatchSize::default();
+        let took_ns = |pages: usize| 40 * MILLISECOND_NS + pages as u64 * 10_000;
+        (0..20).for_each(|_| size.see(size.pages(), took_ns(size.pages())));
+        assert_eq!(size.pages(), PAGES_MAX, "45 ms for 512 pages, and 40 ms for any number");
+    }
+
     proptest! {
-        /// Over a backing of which a flush and a page take their times, batches come to take the
-        /// target, as far as their sizes can.
+        /// Over a backing of which a flush and a page take their times, the pages of a batch come
+        /// to take the target, as far as their number can.
         #[test]
         fn batches_come_to_take_what_they_may(
             flush_ns in 0..30 * MILLISECOND_NS, page_ns in 1..3 * MILLISECOND_NS,
@@ -87,7 +116,7 @@ mod tests {
             (0..200).for_each(|_| size.see(size.pages(), took_ns(size.pages())));
             let pages = size.pages();
             prop_assert!((PAGES_MIN..=PAGES_MAX).contains(&pages));
-            prop_assert!(pages == PAGES_MIN || took_ns(pages) <= TARGET_NS + TARGET_NS / 4);
+            prop_assert!(pages == PAGES_MIN || pages as u64 * page_ns <= TARGET_NS + TARGET_NS / 4);
             prop_assert!(pages == PAGES_MAX || took_ns(2 * pages) >= TARGET_NS / 2);
         }
 
