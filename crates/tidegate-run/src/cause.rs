@@ -82,8 +82,8 @@ impl Cause {
         }
     }
 
-    /// Whether the user is told by a notice: all files of the program are plain and the user has not
-    /// asked for that, or can change what makes some of them plain. Statistics list all causes.
+    /// Whether the user is told by a notice: all files of the program are plain and the user has
+    /// not asked for that, or can change what makes some of them plain. Statistics list all causes.
     pub fn is_told(self, program: &str) -> bool {
         let is_of_some_files = matches!(
             self,

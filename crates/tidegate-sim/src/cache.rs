@@ -1,9 +1,9 @@
 //! The cache before a backing that a crash tears too.
 //!
-//! One region holds both: the backing's blocks lie between the pool's first superblock and the bytes
-//! of its engine, so that the pool can end where the region does, or before. What the backing is
-//! told is stored, and durable with its next flush, of any thread: before that a crash leaves any
-//! part of it.
+//! One region holds both: the backing's blocks lie between the pool's first superblock and the
+//! bytes of its engine, so that the pool can end where the region does, or before. What the backing
+//! is told is stored, and durable with its next flush, of any thread: before that a crash leaves
+//! any part of it.
 //!
 //! Where the pool changes its size, the region stands for a file that is as long as the largest
 //! pool, and holds other bytes behind a smaller one: headers of pages that were cached once, which
