@@ -7,8 +7,8 @@
 //!    the largest file that the process may make, and for two notes that are never taken back: that
 //!    files are written in ways that no hook sees, and that the log was given up.
 //!
-//! Entry points: [`log()`], [`filter`], [`trusts`], [`includes_tmpfs`], [`writes_unseen`], [`in_vfork_child`],
-//! [`give_up`]; [`attach`] and [`use_log`] when the library is loaded.
+//! Entry points: [`log()`], [`filter`], [`trusts`], [`includes_tmpfs`], [`writes_unseen`],
+//! [`in_vfork_child`], [`give_up`]; [`attach`] and [`use_log`] when the library is loaded.
 //!
 //! The environment: `TIDEGATE_POOL` and `TIDEGATE_CONTROL` are the paths of the log's memory;
 //! `TIDEGATE_SOCKET` is the supervisor's; `TIDEGATE_INCLUDE`, `TIDEGATE_EXCLUDE` and
