@@ -103,6 +103,19 @@ fn a_served_pool_is_measured_whatever_its_engine() {
 }
 
 #[test]
+fn a_tier_with_several_lines_of_a_label_has_all_of_them_shown() {
+    let scene = Scene::new("btt");
+    let server = scene.serve(&["--dram=transit:1M"]);
+    write(&scene.path("socket"), 10);
+    let text = ok(["stat", &scene.text("pool")]);
+    let of_tier: Vec<&str> = text.lines().filter(|line| line.starts_with("dram tier ")).collect();
+    let summaries = of_tier.iter().filter(|line| line.contains("transit of 1M")).count();
+    assert_eq!(summaries, 1, "{text}");
+    assert!(of_tier.len() > 2, "what it is, and each phase: {text}");
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+#[test]
 fn what_a_served_cache_says_of_itself_is_of_now() {
     let scene = Scene::new("cache");
     let server = scene.serve(&["--backing=null:64M", "--mode=wb"]);
@@ -113,6 +126,9 @@ fn what_a_served_cache_says_of_itself_is_of_now() {
     assert_eq!(stat["cache"]["mode"], "wo");
     assert_eq!(stat["cache"]["settings"]["clean-from-pct"], "60");
     assert_eq!(stat["cache"]["used_slots"], 10);
+    let pool_bytes = stat["pool_bytes"].as_u64().expect("bytes");
+    ok(["set", &scene.text("pool"), &format!("size={}", 2 * pool_bytes)]);
+    assert_eq!(scene.stat("pool")["pool_bytes"], 2 * pool_bytes);
     let text = ok(["stat", &scene.text("pool")]);
     assert_eq!(text.lines().filter(|line| line.starts_with("mode ")).count(), 1, "{text}");
     assert_eq!(text.lines().filter(|line| line.starts_with("cache ")).count(), 1, "{text}");

@@ -57,6 +57,7 @@ pub struct Stack {
     /// From the top, which clients reach.
     tiers: Vec<Arc<dyn Tier>>,
     description: PoolDescription,
+    region: Arc<Region>,
     /// What cannot be changed while the stack is open.
     fixed: Vec<Setting>,
     /// Keeps other programs from the backing.
@@ -141,7 +142,7 @@ impl Registry {
             ..PoolDescription::new(engine, &region, header)
         };
         let fixed = fixed_settings(engine, dram, url.as_ref());
-        Ok(Stack { tiers: vec![top, pmem], description, fixed, claim })
+        Ok(Stack { tiers: vec![top, pmem], description, region, fixed, claim })
     }
 
     /// The backing as engines see it.
@@ -336,10 +337,10 @@ impl Stack {
         let changeable = changeable.map(|Setting { key, value, help, .. }| {
             line("setting", format_args!("{key}={value}: {help}"))
         });
-        let mut stat = Stat::of(&self.description, true);
-        for state in &states {
-            stat.bring_up_to_date(state);
-        }
+        let pool_bytes = self.region.len_bytes();
+        let description = PoolDescription { pool_bytes, ..self.description.clone() };
+        let mut stat = Stat::of(&description, true);
+        stat.bring_up_to_date(&states);
         stat.lines.extend(changeable);
         Stat {
             tiers: states.into_iter().map(|it| State { lines: Vec::new(), ..it }).collect(),
@@ -363,18 +364,18 @@ impl Stat {
         Self { live, description: object, tiers, settings, metrics, lines }
     }
 
-    /// Puts what a tier says now where the description has what the pool said when it was opened.
-    fn bring_up_to_date(&mut self, state: &State) {
-        for (label, text) in &state.lines {
-            match self.lines.iter_mut().find(|(described, _)| described == label) {
-                Some((_, at_opening)) => at_opening.clone_from(text),
-                None => self.lines.push((label.clone(), text.clone())),
-            }
-        }
-        let Some(Value::Object(described)) = self.description.get_mut(&*state.name) else { return };
-        for (key, at_opening) in described {
-            if let Some(now) = state.details.get(key) {
-                at_opening.clone_from(now);
+    /// Puts what the tiers say now where the description has what the pool said when it was opened:
+    /// in place of the lines that have a label of theirs, and under the same keys.
+    fn bring_up_to_date(&mut self, states: &[State]) {
+        let said: Vec<&Line> = states.iter().flat_map(|state| &state.lines).collect();
+        self.lines.retain(|(label, _)| said.iter().all(|(of_tier, _)| of_tier != label));
+        self.lines.extend(said.into_iter().cloned());
+        for state in states {
+            let described = self.description.get_mut(&*state.name).and_then(Value::as_object_mut);
+            for (key, at_opening) in described.into_iter().flatten() {
+                if let Some(now) = state.details.get(key) {
+                    at_opening.clone_from(now);
+                }
             }
         }
     }
