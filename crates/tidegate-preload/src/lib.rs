@@ -51,8 +51,8 @@
 //!   path), `lifecycle` (the library is loaded, the process forks and ends);
 //! - what they know: `files` (which file), `new_files`, `parents` (names and their directories),
 //!   `extended` (attributes), `file_systems`, `extents`, `record_locks`, `descriptors` (what is
-//!   noted of each), `proc_fd`, `kept` (files that are pinned), `real` (why syncs are
-//!   real), `process` (and what the user wants), `supervisor`;
+//!   noted of each), `proc_fd`, `kept` (files that are pinned), `real` (why syncs are real),
+//!   `process` (and what the user wants), `supervisor`;
 //! - underneath: `raw` (system calls), `next` (the C library's functions), `synonyms`, `path`,
 //!   `page`, `shared` (values without a lock), `readable` (the program's pointers), `cancel`,
 //!   `signals`.

@@ -85,11 +85,16 @@ impl Cause {
     /// Whether the user is told by a notice: all files of the program are plain and the user has
     /// not asked for that, or can change what makes some of them plain. Statistics list all causes.
     pub fn is_told(self, program: &str) -> bool {
-        let is_of_some_files = matches!(
+        let is_expected = matches!(
             self,
-            Self::Mapping | Self::DirectIo | Self::Stream | Self::Excluded | Self::Synchronous
-        ) || self == Self::Trusted;
-        !is_of_some_files || self.remedy(program).is_some()
+            Self::Mapping
+                | Self::DirectIo
+                | Self::Stream
+                | Self::Excluded
+                | Self::Synchronous
+                | Self::Trusted
+        );
+        !is_expected || self.remedy(program).is_some()
     }
 }
 

@@ -71,7 +71,7 @@ impl Suspensions {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Stdio};
 
     use super::super::trial::Trial;
     use super::*;
@@ -93,15 +93,19 @@ mod tests {
         assert!(!log.is_suspended() && log.is_pending(fs));
     }
 
+    /// A process without the library under the pool with this control memory, until its input ends.
+    fn started_beside(control: &Path, trust: Option<&str>) -> Child {
+        let mut command = Command::new("cat");
+        command.env("TIDEGATE_CONTROL", control).stdin(Stdio::piped());
+        command.envs(trust.map(|globs| ("TIDEGATE_TRUST", globs)));
+        command.spawn().unwrap()
+    }
+
     #[test]
     fn a_process_that_outlives_the_one_that_started_it_stands_for_it() {
         let trial = Trial::new();
         let control = trial.path("control");
-        let mut child = Command::new("cat")
-            .env("TIDEGATE_CONTROL", &control)
-            .stdin(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = started_beside(&control, None);
         let (dead, heir) = (Pid::from_raw(1_000_001).unwrap(), Pid::from_child(&child));
         let mut suspensions = Suspensions::default();
         suspensions.add(&trial.log, dead);
@@ -117,12 +121,7 @@ mod tests {
     fn a_trusted_process_stands_for_no_other() {
         let trial = Trial::new();
         let control = trial.path("control");
-        let mut child = Command::new("cat")
-            .env("TIDEGATE_CONTROL", &control)
-            .env("TIDEGATE_TRUST", "/no/such\n*/cat")
-            .stdin(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = started_beside(&control, Some("/no/such\n*/cat"));
         let dead = Pid::from_raw(1_000_001).unwrap();
         let mut suspensions = Suspensions::default();
         suspensions.add(&trial.log, dead);

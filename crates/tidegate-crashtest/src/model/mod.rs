@@ -21,8 +21,8 @@
 //! allocates, so that the next sync finds an inode that changed.
 //!
 //! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a
-//! file that was created and never synced is unordered ([`Model::is_optional`]), and an `fdatasync`
-//! may be made as an `fsync` ([`Model::under_run`]).
+//! file that was created and never synced is unordered ([`Model::is_optional`]), an `fdatasync` may
+//! be made as an `fsync`, and a truncation may be preceded by one ([`Model::under_run`]).
 
 pub mod history;
 pub mod tree;

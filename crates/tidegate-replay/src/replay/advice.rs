@@ -95,14 +95,6 @@ fn certainty(rows: &[&Row], best: &Row, plain: &Row) -> String {
 mod tests {
     use super::*;
     use crate::profile::Profile;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: ReplayArgs,
-    }
-
     fn row(scheme: &'static str, pmem_bytes: u64, written: u64, part_seconds: [f64; 5]) -> Row {
         Row {
             scheme,
@@ -124,7 +116,7 @@ mod tests {
     }
 
     fn advice_of(rows: Vec<Row>) -> String {
-        let args = Cli::parse_from(["replay", "trace"]).args;
+        let args = ReplayArgs::of(["trace"]);
         advice(&args, &Replayed { profile: Profile::default(), rows, bad_lines: Vec::new() })
     }
 

@@ -73,6 +73,17 @@ pub struct ReplayArgs {
     pub papers: Option<PathBuf>,
 }
 
+#[cfg(test)]
+impl ReplayArgs {
+    /// The arguments in `words`, behind the name of the command.
+    fn of<'a>(words: impl IntoIterator<Item = &'a str>) -> Self {
+        use clap::{Args, FromArgMatches};
+        let command = Self::augment_args(clap::Command::new("replay"));
+        let words = std::iter::once("replay").chain(words);
+        Self::from_arg_matches(&command.get_matches_from(words)).expect("they were parsed")
+    }
+}
+
 const DEFAULT_SCHEMES: &str = "dram,sccm,sfcm,afcm,tidegate";
 
 fn parse_scheme(name: &str) -> Result<&'static str, String> {

@@ -125,15 +125,7 @@ fn by_size(rows: &[&Row], title: &str, amount: fn(&Row) -> u64) -> Option<Sectio
 mod tests {
     use std::fmt::Write as _;
 
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: ReplayArgs,
-    }
 
     /// A page of a trace that was made for it, with these options, and its rows.
     fn page_of(options: &[&str]) -> (Report, Vec<Row>) {
@@ -147,8 +139,8 @@ mod tests {
             let _ = writeln!(lines, "{at},1,read,/data,{},4096", at * 7 % 97 * 4096);
         }
         std::fs::write(&trace, lines).unwrap();
-        let words = ["replay", trace.to_str().unwrap()].into_iter().chain(options.iter().copied());
-        let args = Cli::parse_from(words).args;
+        let words = std::iter::once(trace.to_str().unwrap()).chain(options.iter().copied());
+        let args = ReplayArgs::of(words);
         let replayed = args.replay().unwrap();
         (page(&args, &replayed), replayed.rows)
     }

@@ -331,15 +331,7 @@ fn index_pct(it: &Played) -> Option<f64> {
 mod tests {
     use std::fmt::Write as _;
 
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: ReplayArgs,
-    }
 
     #[test]
     fn a_page_is_written_and_written_again() {
@@ -354,7 +346,7 @@ mod tests {
         std::fs::write(&trace, lines).unwrap();
         std::fs::write(&page, "kept\n<!-- replay:begin -->\n<!-- replay:end -->\nkept too\n")
             .unwrap();
-        let args = Cli::parse_from(["replay".as_ref(), trace.as_os_str()]).args;
+        let args = ReplayArgs::of([trace.to_str().unwrap()]);
         update(&args, &page).unwrap();
         let first = std::fs::read_to_string(&page).unwrap();
         assert!(first.starts_with("kept\n") && first.ends_with("kept too\n"), "{first}");

@@ -180,10 +180,8 @@ impl Choices {
         }
         let text = value.replace(';', "\n");
         self.classes = Classes::parse(&text, &Mode::ALL.map(Mode::name)).map_err(|error| {
-            let line =
-                text.lines().nth(error.line.saturating_sub(1)).unwrap_or_default().to_owned();
-            let (key, expected) = (CLASSES.to_owned(), format!("a table: {error}"));
-            SettingError::Value { key, value: line, expected }
+            let line = text.lines().nth(error.line.saturating_sub(1)).unwrap_or_default();
+            SettingError::value(CLASSES, line, format!("a table: {error}"))
         })?;
         Ok(())
     }
@@ -255,13 +253,10 @@ impl Core {
         changed.set(key, value)?;
         let against = self.groups.as_ref().and_then(|_| mode_against_groups(&changed.classes));
         if let Some(mode) = against {
-            let expected = "classes of the modes wb and wo with --atomic-flush".to_owned();
-            return Err(SettingError::Value { key: key.into(), value: mode.to_string(), expected });
+            let expected = "classes of the modes wb and wo with --atomic-flush";
+            return Err(SettingError::value(key, &mode.to_string(), expected));
         }
-        self.keep(&changed).map_err(|expected| {
-            let (key, value) = (key.to_owned(), value.to_owned());
-            SettingError::Value { key, value, expected }
-        })?;
+        self.keep(&changed).map_err(|expected| SettingError::value(key, value, expected))?;
         let before = std::mem::replace(&mut *choices, changed);
         self.apply(&before, &choices);
         if key == SPECS[FALLBACK].key {

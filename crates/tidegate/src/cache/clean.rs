@@ -2,13 +2,14 @@
 //!
 //! A batch is sorted by page, copied out, written, and flushed once. Of a page of which the cache
 //! has a record only the blocks with its lines are written, where the page under it has the rest or
-//! they are whole blocks of the backing;
-//! otherwise the backing's bytes of the page are read before, and the record is put over them. That
-//! takes no other write to the page back: none around the cache begins while the record is dirty,
-//! and one through the cache that overlaps leaves its page dirty.
-//! Then each page that is still
-//! the newest version gets its verdict. The verdict is a hint that spares the next open work: a
-//! crash before it is durable has the page written once more.
+//! they are whole blocks of the backing; otherwise the backing's bytes of the page are read before,
+//! and the record is put over them. That takes no other write to the page back: none around the
+//! cache begins while the record is dirty, and one through the cache that overlaps leaves its page
+//! dirty. Then each page that is still the newest version gets its verdict. The verdict is a hint
+//! that spares the next open work: a crash before it is durable has the page written once more.
+//!
+//! Several threads may clean at once, but no page: a batch has the buckets of its pages in
+//! [`Traffic`] before it copies them, and until it ends.
 
 use std::ops::Range;
 

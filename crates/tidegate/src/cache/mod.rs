@@ -152,6 +152,13 @@ pub struct CacheDeviceOptions {
     pub atomic_flush: bool,
 }
 
+impl CacheDeviceOptions {
+    /// Number of threads in the background.
+    fn threads(&self) -> u32 {
+        if self.no_thread { 0 } else { clean::CLEANERS }
+    }
+}
+
 /// A block device over a cache and a backing device.
 ///
 /// ```
@@ -245,8 +252,7 @@ impl CacheDevice {
     ) -> std::result::Result<Self, CacheError> {
         let (core, recovered) = recover::open(region, backing, binding, options)?;
         let core = Arc::new(core);
-        let count = if options.no_thread { 0 } else { clean::CLEANERS };
-        let works = (0..count).map(|_| Background(Arc::clone(&core)));
+        let works = (0..options.threads()).map(|_| Background(Arc::clone(&core)));
         let workers =
             Workers::start("cache", Arc::clone(&core.waker), works).map_err(CacheError::Thread)?;
         Ok(Self { core, workers, recovered })

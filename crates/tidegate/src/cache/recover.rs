@@ -340,7 +340,7 @@ fn core_of(
         damaged: AtomicU64::new(0),
         requests: Requests::default(),
         counters: tier::Counters::default(),
-        waker: Arc::new(Waker::new(if options.no_thread { 0 } else { super::clean::CLEANERS })),
+        waker: Arc::new(Waker::new(options.threads())),
         region,
     }
 }

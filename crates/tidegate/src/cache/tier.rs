@@ -300,10 +300,7 @@ impl Core {
 
 impl CacheDevice {
     fn set_mode_text(&self, value: &str) -> std::result::Result<(), SettingError> {
-        let wrong = |expected: String| {
-            let (key, value) = (MODE.into(), value.to_owned());
-            SettingError::Value { key, value, expected }
-        };
+        let wrong = |expected: String| SettingError::value(MODE, value, expected);
         let (name, flushes) = match value.strip_suffix(FLUSH_SUFFIX) {
             Some(name) => (name, true),
             None => (value, false),
@@ -319,18 +316,13 @@ impl CacheDevice {
         }
         Ok(())
     }
-}
 
-impl CacheDevice {
     fn size(&self) -> Size {
         Size { bytes: self.core.header.lock().superblock.pool_bytes }
     }
 
     fn set_size_text(&self, value: &str) -> std::result::Result<(), SettingError> {
-        let wrong = |expected: String| {
-            let (key, value) = (SIZE.into(), value.to_owned());
-            SettingError::Value { key, value, expected }
-        };
+        let wrong = |expected: String| SettingError::value(SIZE, value, expected);
         let size: Size = value.parse().map_err(|error| wrong(format!("a size: {error}")))?;
         self.begin_resize(size.bytes)
             .map_err(|error| wrong(format!("a size that the pool can get: {}", error.in_words())))

@@ -161,6 +161,11 @@ fn known_or_none(known: &[String]) -> String {
 }
 
 impl SettingError {
+    /// The error for a `value` of `key` that does not do.
+    pub fn value(key: &str, value: &str, expected: impl Into<String>) -> Self {
+        Self::Value { key: key.to_owned(), value: value.to_owned(), expected: expected.into() }
+    }
+
     /// The error for `key` where `settings` has it as fixed, or not at all.
     pub fn of(key: &str, settings: &[Setting]) -> Self {
         let key = key.to_owned();

@@ -142,11 +142,8 @@ impl Settings {
             return Err(SettingError::of(key, &self.list()));
         };
         let kind = self.specs[at].kind;
-        self.values[at] = kind.parse(text).ok_or_else(|| SettingError::Value {
-            key: key.to_owned(),
-            value: text.to_owned(),
-            expected: kind.to_string(),
-        })?;
+        let refused = || SettingError::value(key, text, kind.to_string());
+        self.values[at] = kind.parse(text).ok_or_else(refused)?;
         Ok(())
     }
 }

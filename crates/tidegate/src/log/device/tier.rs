@@ -84,8 +84,7 @@ impl Tier for LogDevice {
         }
         let pct = value.parse().ok().filter(|pct: &u64| (1..=90).contains(pct));
         let Some(pct) = pct else {
-            let (key, value) = (key.to_owned(), value.to_owned());
-            return Err(SettingError::Value { key, value, expected: "1 to 90".into() });
+            return Err(SettingError::value(key, value, "1 to 90"));
         };
         let ring_bytes = self.core.log.pool().ring_bytes();
         // Rounded up, so that the setting reads as it was written.
