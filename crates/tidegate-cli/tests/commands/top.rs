@@ -1,9 +1,5 @@
 //! `tidegate top` in a real terminal: tmux.
 
-#[path = "support/nbd.rs"]
-mod nbd;
-mod support;
-
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use nbd::Client;
-use support::{Server, ok, run, scratch, succeed, tidegate, tool};
+use crate::nbd::Client;
+use crate::support::{Server, ok, run, scratch, succeed, tidegate, tool};
 
 /// A terminal of 80 columns and 24 rows, with a shell in it; ended when dropped.
 struct Terminal {

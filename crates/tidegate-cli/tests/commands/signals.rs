@@ -1,17 +1,13 @@
 //! No signal costs what SIGTERM keeps: it stops the server in good order, or is ignored.
 
-#[path = "support/nbd.rs"]
-mod nbd;
-mod support;
-
 use std::fs::{File, read_to_string};
 use std::process::Command;
 
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
-use nbd::Client;
-use support::{Server, ok, scratch, succeed, tidegate, tool};
+use crate::nbd::Client;
+use crate::support::{Server, ok, scratch, succeed, tidegate, tool};
 
 const BLOCK_BYTES: usize = 4096;
 const BLOCKS: usize = 200;

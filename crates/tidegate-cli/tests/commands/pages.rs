@@ -1,11 +1,9 @@
 //! Man pages and completions: one page a command, without a complaint of the formatter.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use support::{ok, succeed, tool};
+use crate::support::{ok, succeed, tool};
 
 /// The commands that `tidegate --help` lists.
 fn commands() -> Vec<String> {

@@ -1,8 +1,6 @@
 //! The page that Prometheus reads: by a parser of others, and with all that the alert rules and the
 //! dashboard name.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,7 +10,7 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use support::{Server, ok, run, scratch};
+use crate::support::{Server, ok, run, scratch};
 
 /// Prints what the reference implementation in Python finds in a page: name, type, samples.
 const PARSER: &str = "import sys

@@ -1,17 +1,13 @@
 //! A log before an export of an NBD server: another Tidegate, which is killed, comes back, and is
 //! replaced by a wrong one.
 
-#[path = "support/nbd.rs"]
-mod nbd;
-mod support;
-
 use std::path::PathBuf;
 
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
-use nbd::Client;
-use support::{Server, ok, run, scratch};
+use crate::nbd::Client;
+use crate::support::{Server, ok, run, scratch};
 
 const BLOCK_BYTES: usize = 4096;
 /// More than the log holds.

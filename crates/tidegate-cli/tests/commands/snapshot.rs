@@ -1,17 +1,13 @@
 //! `tidegate snapshot`: a copy of a pool that is being written is a state of one instant.
 
-#[path = "support/nbd.rs"]
-mod nbd;
-mod support;
-
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use nbd::Client;
-use support::{Server, ok, run, scratch};
+use crate::nbd::Client;
+use crate::support::{Server, ok, run, scratch};
 
 const BLOCKS: u64 = 1000;
 const BLOCK_BYTES: usize = 4096;

@@ -1,10 +1,8 @@
 //! Installed binaries: stripped, with their debug information beside them (scripts/split-debug).
 
-mod support;
-
 use std::path::Path;
 
-use support::{succeed, tool};
+use crate::support::{succeed, tool};
 
 #[test]
 fn a_stripped_binary_is_small_and_finds_its_lines_beside_it() {

@@ -1,12 +1,6 @@
 //! A log that has lost what was acknowledged: `check`, `serve` and `recover` say what, none goes on
 //! by itself, and `recover --salvage` does.
 
-#[path = "support/behind.rs"]
-mod behind;
-#[path = "support/nbd.rs"]
-mod nbd;
-mod support;
-
 use std::fs::File;
 use std::io::IoSlice;
 use std::os::unix::ffi::OsStrExt;
@@ -24,8 +18,8 @@ use tidegate::log::{
 };
 use tidegate::pmem::{Region, RegionOptions, SharedMemory};
 
-use behind::{Scene, kill, read, write};
-use support::{ok, run, scratch};
+use crate::behind::{Scene, kill, read, write};
+use crate::support::{ok, run, scratch};
 
 fn open_pool(path: &Path) -> LogPool {
     LogPool::open(Arc::new(Region::open(path, &RegionOptions::default()).unwrap())).unwrap()

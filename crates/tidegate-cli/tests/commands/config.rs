@@ -1,18 +1,14 @@
 //! `serve --config` and `config check`: one server with many devices, and what is said of a file
 //! that is wrong.
 
-#[path = "support/nbd.rs"]
-mod nbd;
-mod support;
-
 use std::path::PathBuf;
 use std::process::Stdio;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use nbd::Client;
-use support::{Server, ok, run, scratch, succeed, tidegate, tool};
+use crate::nbd::Client;
+use crate::support::{Server, ok, run, scratch, succeed, tidegate, tool};
 
 struct Scene {
     dir: TempDir,

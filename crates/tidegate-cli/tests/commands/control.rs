@@ -1,9 +1,5 @@
 //! The control socket of a served pool: statistics of every engine, settings, and who is refused.
 
-#[path = "support/nbd.rs"]
-mod nbd;
-mod support;
-
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -13,8 +9,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use nbd::Client;
-use support::{Server, ok, run, scratch};
+use crate::nbd::Client;
+use crate::support::{Server, ok, run, scratch};
 
 struct Scene {
     dir: TempDir,

@@ -1,15 +1,9 @@
 //! A log pool as a block device: what it needs, what it refuses, and where its data is afterwards.
 
-#[path = "support/behind.rs"]
-mod behind;
-#[path = "support/nbd.rs"]
-mod nbd;
-mod support;
-
 use rustix::process::Signal;
 
-use behind::{Scene, kill, read, write};
-use support::{Server, ok, run};
+use crate::behind::{Scene, kill, read, write};
+use crate::support::{self, Server, ok, run};
 
 #[test]
 fn it_wants_a_backing_and_other_engines_none() {

@@ -1,9 +1,5 @@
 //! `serve` under a service manager: sockets that are passed, what it is told, and the units.
 
-#[path = "support/nbd.rs"]
-mod nbd;
-mod support;
-
 use std::collections::BTreeSet;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
@@ -13,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use nbd::Client;
-use support::{ok, scratch, succeed, tidegate, tool};
+use crate::nbd::Client;
+use crate::support::{self, ok, scratch, succeed, tidegate, tool};
 
 struct Scene {
     dir: TempDir,

@@ -1,8 +1,6 @@
 //! The command line as scripts see it: exit statuses, one-line errors, JSON keys, and what is
 //! refused.
 
-mod support;
-
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -11,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use support::{Server, ok, run, scratch, succeed, tool};
+use crate::support::{self, Server, ok, run, scratch, succeed, tool};
 
 /// An empty directory and a path in it.
 fn place() -> (TempDir, String) {

@@ -1,16 +1,10 @@
 //! A cache pool as a block device: what it needs, what it refuses, and where its data is
 //! afterwards.
 
-#[path = "support/behind.rs"]
-mod behind;
-#[path = "support/nbd.rs"]
-mod nbd;
-mod support;
-
 use rustix::process::Signal;
 
-use behind::{Scene, kill, read, write};
-use support::{ok, run};
+use crate::behind::{Scene, kill, read, write};
+use crate::support::{ok, run};
 
 fn command(name: &str, scene: &Scene) {
     ok([name.as_ref(), scene.pool().as_os_str()]);

@@ -2,8 +2,6 @@
 //!
 //! The pools are sparse, or nearly so. `TIDEGATE_CHECK_GIB` is the size of the largest one.
 
-mod support;
-
 use std::fs::File;
 use std::io::IoSlice;
 use std::path::{Path, PathBuf};
@@ -18,7 +16,7 @@ use tidegate::log::{
 };
 use tidegate::pmem::{Region, RegionOptions, SharedMemory};
 
-use support::{scratch, setting, succeed, tidegate, tool};
+use crate::support::{scratch, setting, succeed, tidegate, tool};
 
 /// Wanted for 512 GiB; what is measured here is less than half of it.
 const PEAK_KIB: u64 = 64 << 10;

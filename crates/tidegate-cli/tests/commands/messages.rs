@@ -1,9 +1,5 @@
 //! What is said of wrong arguments, of what is unsafe, and of what goes wrong while serving.
 
-#[path = "support/nbd.rs"]
-mod nbd;
-mod support;
-
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
@@ -12,7 +8,8 @@ use std::process::{Command, Output};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use support::{Server, ok, run, scratch, tidegate, tool};
+use crate::nbd;
+use crate::support::{Server, ok, run, scratch, tidegate, tool};
 
 /// A directory with a pool.
 fn with_pool() -> TempDir {

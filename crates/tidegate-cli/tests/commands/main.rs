@@ -1,0 +1,28 @@
+//! The commands as a user meets them: what they print, what they refuse, what servers of each
+//! engine do. One program for all of them, which is linked once.
+
+#[path = "../support/behind.rs"]
+mod behind;
+#[path = "../support/nbd.rs"]
+mod nbd;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cache_device;
+mod cli;
+mod config;
+mod control;
+mod damaged_log;
+mod dependencies;
+mod docs;
+mod install;
+mod log_device;
+mod memory;
+mod messages;
+mod metrics;
+mod nbd_backing;
+mod pages;
+mod service;
+mod signals;
+mod snapshot;
+mod top;
