@@ -224,14 +224,17 @@ fn advice(error: &ServeError) -> &'static str {
     }
 }
 
-/// Takes all waiting connections.
+/// Takes all waiting connections. A connection's mailbox is made before the connection is accepted:
+/// a client that waits while descriptors are short is served later, and one that was accepted would
+/// be lost.
 ///
 /// # Errors
 /// The system is short of something: connections wait.
 fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), ServeError> {
     loop {
+        let mail = Mail::new()?;
         match listener.accept() {
-            Ok((socket, peer)) => start_connection(shared, socket, peer)?,
+            Ok((socket, peer)) => start_connection(shared, socket, peer, mail)?,
             Err(Errno::AGAIN) => return Ok(()),
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
                 return Err(ServeError::io("cannot accept connections", error));
@@ -242,14 +245,19 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), ServeErro
     }
 }
 
-fn start_connection(shared: &Arc<Shared>, socket: OwnedFd, peer: String) -> Result<(), ServeError> {
+fn start_connection(
+    shared: &Arc<Shared>,
+    socket: OwnedFd,
+    peer: String,
+    mail: Mail,
+) -> Result<(), ServeError> {
     let limit = shared.service.limits.connections;
     if !shared.has_place() {
         shared.service.counters.refused.fetch_add(1, Ordering::Relaxed);
         shared.log.line(&format!("nbd: {peer}: refused, there are {limit} connections already"));
         return Ok(());
     }
-    let entry = Registration::new(shared, Arc::new(Member::new(Arc::new(Mail::new()?))));
+    let entry = Registration::new(shared, Arc::new(Member::new(Arc::new(mail))));
     let serve = move || {
         let shared = &entry.shared;
         let mut connection = Connection::new(&shared.service, entry.id, socket, &entry.member);
