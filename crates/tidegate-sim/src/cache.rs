@@ -68,6 +68,7 @@ pub struct CacheSubject {
     block_bytes: u32,
     /// Those of the backing.
     backing_block_bytes: u32,
+    line_bytes: u32,
     slots: u64,
     fault: CacheFault,
     /// The first is the pool's; the background goes through all of them in turn.
@@ -92,6 +93,7 @@ impl CacheSubject {
             blocks,
             block_bytes: 4096,
             backing_block_bytes: 4096,
+            line_bytes: 4096,
             slots,
             fault,
             modes,
@@ -110,6 +112,12 @@ impl CacheSubject {
     #[must_use]
     pub fn with_block_bytes(self, own: u32, backing: u32) -> Self {
         Self { block_bytes: own, backing_block_bytes: backing, ..self }
+    }
+
+    /// A device with clusters of `line_bytes`.
+    #[must_use]
+    pub fn with_line_bytes(self, line_bytes: u32) -> Self {
+        Self { line_bytes, ..self }
     }
 
     /// A device whose background work the scheduler runs beside requests.
@@ -176,8 +184,9 @@ impl CacheSubject {
     fn make(&self, region: &Region) -> Result<(), String> {
         let (backing_bytes, pool_bytes) = (self.backing_bytes(), self.pool_bytes(self.slots));
         let pool = Region::anonymous(pool_bytes - backing_bytes).map_err(text)?;
+        let Self { block_bytes, line_bytes, .. } = *self;
         let options =
-            CacheOptions { uuid: Uuid::from_u128(7), salt: SALT, block_bytes: self.block_bytes };
+            CacheOptions { uuid: Uuid::from_u128(7), salt: SALT, block_bytes, line_bytes };
         let header = create(&pool, &options).map_err(text)?;
         if u64::from(header.places.slots()) != self.slots {
             return Err(format!("{} slots, expected {}", header.places.slots(), self.slots));

@@ -177,6 +177,51 @@ fn p1_p2_p3_beside_fills_cleaning_and_eviction_sampled() {
     });
 }
 
+/// Clusters of four pages, of which the device has two: reads fill the rest of them beside writers
+/// of the same pages, and cleaning takes neighbours along.
+const LINE_BYTES: u32 = 16 << 10;
+
+#[test]
+fn p1_p2_p3_clusters_that_are_filled_beside_writers_sampled() {
+    let mixture = Mix { reads_pct: 50, ..TWO_WRITERS };
+    for (slots, modes) in [(SLOTS, WB), (2 * BLOCKS, WB), (2 * BLOCKS, DURABLE)] {
+        seeded("p1_p2_p3_clusters_that_are_filled_beside_writers_sampled", 12, |seed| {
+            let subject = CacheSubject::new(BLOCKS, slots, modes, CacheFault::None);
+            let subject = subject.with_line_bytes(LINE_BYTES).with_background();
+            random_history(&subject, mixture, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p3_p4_clusters_beside_writes_around_the_cache_sampled() {
+    seeded("p3_p4_clusters_beside_writes_around_the_cache_sampled", 12, |seed| {
+        let subject = CacheSubject::new(BLOCKS, 2 * BLOCKS, &Mode::ALL, CacheFault::None);
+        let subject = subject.with_line_bytes(LINE_BYTES).with_background();
+        random_history(&subject, Mix { reads_pct: 50, ..TWO_WRITERS }, seed, None)
+    });
+}
+
+#[test]
+fn p2_p3_clusters_of_pages_that_wait_for_a_commit_sampled() {
+    seeded("p2_p3_clusters_of_pages_that_wait_for_a_commit_sampled", 12, |seed| {
+        let subject = atomic(AMPLE_SLOTS).with_line_bytes(LINE_BYTES).with_background();
+        random_history(&subject, Mix { reads_pct: 30, ..FLUSHERS }, seed, None)
+    });
+}
+
+/// Records and pages of one cluster of four pages, before a backing with blocks of either size.
+#[test]
+fn p1_p2_p3_records_in_clusters_sampled() {
+    for backing in [512, 4096] {
+        seeded("p1_p2_p3_records_in_clusters_sampled", 8, |seed| {
+            let subject = small(SLOTS_WITH_BASES, WB, backing).with_line_bytes(LINE_BYTES);
+            let mixture = Mix { threads: 2, ops: 6, ..PAGES_AND_PARTS };
+            small_history(&subject.with_background(), mixture, seed, None)
+        });
+    }
+}
+
 #[test]
 fn p1_p2_p3_write_through_sampled() {
     seeded("p1_p2_p3_write_through_sampled", 16, |seed| {

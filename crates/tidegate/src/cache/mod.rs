@@ -22,7 +22,7 @@
 //! `admission` which of them are cached; `mode/` what each mode does with them; `span` their pages;
 //! `store` pages into slots, `merge` and `record` parts of pages, `content` what of them changes,
 //! `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots, `clean`
-//! dirty pages to the backing, `cleaner` and `pace` which of them and when, `bypass` writes around
+//! dirty pages to the backing, `cleaner` and `pace` which of them and when, `cluster` neighbours, `bypass` writes around
 //! the cache, `fallback` when all do; `group` atomic flush; `background`; `recover` opening,
 //! `resize` another size;
 //! `index`, `table` and `orders` what is where and goes first, `lane`, `traffic`; `layout` and
@@ -39,6 +39,9 @@ mod class_tests;
 mod classes;
 mod clean;
 mod cleaner;
+mod cluster;
+#[cfg(all(test, not(feature = "loom")))]
+mod cluster_tests;
 mod content;
 #[cfg(all(test, not(feature = "loom")))]
 mod content_tests;
@@ -108,11 +111,12 @@ use background::Background;
 use choices::Choices;
 use classes::IoClasses;
 use clean::{Cleaners, Scratch};
+use cluster::Sharding;
 use content::Comparing;
 use fallback::Fallback;
 use fill::Fills;
 use group::Groups;
-use index::{Found, Shard, Usage, shard_of};
+use index::{Found, Shard, Usage};
 use lane::Lanes;
 use layout::PAGE;
 use mode::Mode;
@@ -208,6 +212,7 @@ struct Core {
     backing: Arc<dyn BlockDevice>,
     geometry: Geometry,
     shards: SetLocks<Shard>,
+    sharding: Sharding,
     locks: VersionLocks,
     lanes: Lanes,
     /// With atomic flush.
@@ -330,7 +335,7 @@ impl Core {
     }
 
     fn shard_of(&self, page: u64) -> usize {
-        shard_of(page, u32::try_from(self.shards.count()).unwrap_or(1))
+        self.sharding.shard_of(page)
     }
 
     /// Locks the shard of `page`.

@@ -116,6 +116,7 @@ impl Core {
         if joins {
             self.add_neighbours(&mut pages);
         }
+        self.add_clusters(&mut pages, usize::MAX);
         let cleaned = self.clean_ahead(&mut pages, scratch);
         let now = now_ns();
         self.shards.lock(number).cleaner_mut().ask_at_ns = now.saturating_add(rest_ns);

@@ -40,10 +40,20 @@ pub(super) fn pool_of(slots: u64, block_bytes: u32) -> Arc<Region> {
 
 /// The same in memory with `options`.
 pub(super) fn pool_with(slots: u64, block_bytes: u32, options: &RegionOptions) -> Arc<Region> {
+    pool_as(slots, &CacheOptions { block_bytes, ..Default::default() }, options)
+}
+
+/// A pool of `slots` slots with clusters of `line_bytes`.
+pub(super) fn pool_of_lines(slots: u64, line_bytes: u32) -> Arc<Region> {
+    let options = CacheOptions { line_bytes, ..Default::default() };
+    pool_as(slots, &options, &RegionOptions::default())
+}
+
+fn pool_as(slots: u64, options: &CacheOptions, memory: &RegionOptions) -> Arc<Region> {
     let header_pages = slots.div_ceil(64);
     let len_bytes = (6 + 4 + header_pages + slots) * 4096;
-    let region = Region::anonymous_with(len_bytes, options).unwrap();
-    let header = create(&region, &CacheOptions { block_bytes, ..Default::default() }).unwrap();
+    let region = Region::anonymous_with(len_bytes, memory).unwrap();
+    let header = create(&region, options).unwrap();
     assert_eq!(u64::from(header.places.slots()), slots);
     Arc::new(region)
 }
@@ -642,10 +652,12 @@ struct Scene {
 }
 
 impl Scene {
-    /// With blocks of the size `blocks.0`, before a backing with blocks of the size `blocks.1`.
-    fn new(slots: u64, mode: Mode, blocks: (u32, u32)) -> Self {
-        let (region, fault) =
-            (pool_of(slots, blocks.0), Arc::new(Fault::new(memory_of(blocks.1), 7)));
+    /// With blocks of the size `blocks.0`, before a backing with blocks of the size `blocks.1`, and
+    /// with clusters of `line_bytes`.
+    fn new(slots: u64, mode: Mode, blocks: (u32, u32), line_bytes: u32) -> Self {
+        let options = CacheOptions { block_bytes: blocks.0, line_bytes, ..Default::default() };
+        let region = pool_as(slots, &options, &RegionOptions::default());
+        let fault = Arc::new(Fault::new(memory_of(blocks.1), 7));
         let device = open(&region, &fault);
         device.set_mode(mode).unwrap();
         let model = Model::of(&device);
@@ -714,12 +726,18 @@ impl Scene {
     }
 }
 
-fn compare(slots: u64, mode: Mode, blocks: (u32, u32), steps: &[Step]) {
-    let mut scene = Scene::new(slots, mode, blocks);
+fn compare((slots, line_bytes): (u64, u32), mode: Mode, blocks: (u32, u32), steps: &[Step]) {
+    let mut scene = Scene::new(slots, mode, blocks, line_bytes);
     for step in steps {
         scene.take(step);
     }
     scene.finish();
+}
+
+/// Numbers of slots, and sizes of clusters.
+fn sizes() -> impl Strategy<Value = (u64, u32)> {
+    let lines = prop_oneof![Just(4 << 10), Just(16 << 10), Just(64 << 10)];
+    (prop::sample::select(&[16, 40, 300][..]), lines)
 }
 
 macro_rules! models {
@@ -728,8 +746,8 @@ macro_rules! models {
             #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
             $(
                 #[test]
-                fn $name(slots in prop::sample::select(&[16, 40, 300][..]), steps in steps($modes)) {
-                    compare(slots, $mode, $blocks, &steps);
+                fn $name(size in sizes(), steps in steps($modes)) {
+                    compare(size, $mode, $blocks, &steps);
                 }
             )*
         }
