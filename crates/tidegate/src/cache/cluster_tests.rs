@@ -17,6 +17,7 @@ use crate::device::Result as Answer;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{DeviceErrorKind, Op};
+use crate::pool::Superblock;
 use crate::tier::Tier;
 
 const LINE_BYTES: u32 = 16 << 10;
@@ -206,9 +207,9 @@ fn pages_of_all_clusters_are_there_after_a_crash_in_every_shard() {
 
 /// Stores `line_bytes` into both copies of the header of `region`.
 fn store_line_bytes(region: &Region, line_bytes: u32) {
-    let header = CacheHeader::read(region).unwrap();
+    let data_offset = Superblock::read(region).unwrap().superblock.data_offset;
     for at in [0, PAGE_BYTES] {
-        let offset = header.superblock.data_offset + at;
+        let offset = data_offset + at;
         let mut bytes = Box::new(CacheHeaderBytes::new_zeroed());
         region.read(offset, bytes.as_mut_bytes()).unwrap();
         bytes.line_bytes = U32::new(line_bytes);

@@ -1,12 +1,11 @@
 //! Keeping what was read from the backing: after the answer, in the background. So is what was not
-//! read of the clusters that a read began or ended in ([`cluster`](super::cluster)).
+//! read of the clusters that a read began or ended in ([`neighbours`](super::neighbours)).
 
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
 use super::Core;
-use super::cluster::Wanted;
 use super::traffic::Seen;
 use crate::device::Result;
 use crate::sync::{AtomicU32, Ordering};
@@ -33,6 +32,14 @@ pub(super) struct Fill {
     pub(super) class: u8,
 }
 
+/// A cluster of which a read missed a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WantedCluster {
+    pub(super) number: u64,
+    /// The IO class of the read.
+    pub(super) class: u8,
+}
+
 /// Pages that wait to be stored, and clusters that wait to be read.
 #[derive(Default)]
 pub(super) struct Fills {
@@ -44,7 +51,7 @@ pub(super) struct Fills {
 #[derive(Default)]
 struct Queues {
     pages: VecDeque<Fill>,
-    clusters: VecDeque<Wanted>,
+    clusters: VecDeque<WantedCluster>,
     /// A worker reads clusters: no other one takes any, so that one is left for writers.
     is_reading: bool,
 }
@@ -52,7 +59,7 @@ struct Queues {
 /// The right to read clusters; dropping it passes it on.
 pub(super) struct Reading<'a> {
     fills: &'a Fills,
-    pub(super) clusters: Vec<Wanted>,
+    pub(super) clusters: Vec<WantedCluster>,
 }
 
 impl Drop for Reading<'_> {
@@ -75,7 +82,7 @@ impl Fills {
     }
 
     /// Adds a cluster, unless it waits already or too many do. True: it waits now.
-    pub(super) fn offer_cluster(&self, wanted: Wanted) -> bool {
+    pub(super) fn offer_cluster(&self, wanted: WantedCluster) -> bool {
         let mut queues = self.queues.lock();
         let waits = queues.clusters.iter().any(|it| it.number == wanted.number);
         if waits || queues.clusters.len() == CLUSTERS_MAX {

@@ -2,8 +2,8 @@
 //! most 10 of the replacement policy: these for each IO class that has a page.
 //!
 //! Pages and slots are divided among shards, by the hash of the page's cluster and by the number of
-//! the slot: a page lives in slots of its own shard. A shard is behind one lock, under which nothing
-//! waits and no persistent memory is touched.
+//! the slot: a page lives in slots of its own shard. A shard is behind one lock, under which
+//! nothing waits and no persistent memory is touched.
 //!
 //! A slot is free, dead, taken or live:
 //! - *free*: its header is durably void, or was never written;

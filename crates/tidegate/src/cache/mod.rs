@@ -22,10 +22,10 @@
 //! `admission` which of them are cached; `mode/` what each mode does with them; `span` their pages;
 //! `store` pages into slots, `merge` and `record` parts of pages, `content` what of them changes,
 //! `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots, `clean`
-//! dirty pages to the backing, `cleaner` and `pace` which of them and when, `cluster` neighbours, `bypass` writes around
-//! the cache, `fallback` when all do; `group` atomic flush; `background`; `recover` opening,
-//! `resize` another size;
-//! `index`, `table` and `orders` what is where and goes first, `lane`, `traffic`; `layout` and
+//! dirty pages to the backing, `cleaner` and `pace` which of them and when, `cluster` and
+//! `neighbours` pages together; `bypass` writes around the cache, `fallback` when all do; `group`
+//! atomic flush; `background`; `recover` opening, `resize` another size; `index`, `table` and
+//! `orders` what is where and goes first, `lane`, `traffic`; `layout` and
 //! `header` the bytes, [`check`] their verification; `policy/` the decisions, and `choices` which
 //! of them users made.
 
@@ -61,6 +61,7 @@ mod lane;
 pub mod layout;
 mod merge;
 pub mod mode;
+mod neighbours;
 mod orders;
 mod pace;
 #[cfg(all(test, not(feature = "loom")))]
