@@ -75,6 +75,8 @@ pub struct CacheSubject {
     modes: &'static [Mode],
     background: usize,
     keep_free: Option<u32>,
+    /// Of what it may serve by cost.
+    backing_share_pct: Option<u32>,
     atomic_flush: bool,
     /// The setting, where it is not the default.
     granularity: Option<&'static str>,
@@ -99,6 +101,7 @@ impl CacheSubject {
             modes,
             background: 0,
             keep_free: None,
+            backing_share_pct: None,
             atomic_flush: false,
             granularity: None,
             by_content: false,
@@ -130,6 +133,12 @@ impl CacheSubject {
     #[must_use]
     pub fn keeping_free(self, slots: u32) -> Self {
         Self { keep_free: Some(slots), ..self }
+    }
+
+    /// A device whose backing serves `share_pct` percent of what it may serve by cost.
+    #[must_use]
+    pub fn with_backing_share(self, share_pct: u32) -> Self {
+        Self { backing_share_pct: Some(share_pct), ..self }
     }
 
     /// A device with atomic flush.
@@ -246,6 +255,7 @@ impl CacheSubject {
             no_thread: true,
             clean_from_pct: Some(40),
             keep_free: self.keep_free,
+            backing_share_pct: self.backing_share_pct,
             atomic_flush: self.atomic_flush,
             ..CacheDeviceOptions::default()
         };
@@ -312,7 +322,8 @@ impl Subject for CacheSubject {
     fn tears(&self) -> bool {
         // These write to the backing, which is no cache and tears.
         let around = [Mode::WriteAround, Mode::WriteInvalidate, Mode::PassThrough];
-        !self.tables.is_empty() || self.modes.iter().any(|mode| around.contains(mode))
+        let goes_around = !self.tables.is_empty() || self.backing_share_pct.is_some();
+        goes_around || self.modes.iter().any(|mode| around.contains(mode))
     }
 
     fn check(&self, region: &Region) -> Result<(), String> {

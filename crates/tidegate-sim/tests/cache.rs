@@ -177,6 +177,38 @@ fn p1_p2_p3_beside_fills_cleaning_and_eviction_sampled() {
     });
 }
 
+/// Writes of which some are large, and reads of what was cleaned since.
+const LARGE_WRITERS: Mix =
+    Mix { lbas: &[0, 3, 6], blocks_max: 18, ops: 8, reads_pct: 40, ..TWO_WRITERS };
+const LARGE_BLOCKS: u64 = 24;
+
+/// Half of the large writes go around the cache, and half of the reads of clean pages; what is
+/// acknowledged is durable all the same.
+#[test]
+fn p1_p3_the_backings_share_by_cost_sampled() {
+    for (slots, share_pct) in [(8, 50), (40, 50), (40, 100)] {
+        seeded("p1_p3_the_backings_share_by_cost_sampled", 8, |seed| {
+            let subject = CacheSubject::new(LARGE_BLOCKS, slots, WB, CacheFault::None);
+            let subject = subject.with_backing_share(share_pct).with_background();
+            let pool = Pool::prepare(&subject, &[0, 1, 9, 17, 0]).unwrap();
+            history_from(pool, &subject, LARGE_WRITERS, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p1_where_a_large_write_is_acknowledged_before_the_backing_is_flushed() {
+    let subject = CacheSubject::new(LARGE_BLOCKS, 40, WB, CacheFault::NoBackingFlush);
+    let subject = subject.with_backing_share(100);
+    let broken = (0..8).find_map(|seed| {
+        let pool = Pool::prepare(&subject, &[0]).unwrap();
+        history_from(pool, &subject, LARGE_WRITERS, seed, None).err()
+    });
+    let failure = broken.expect("it went unnoticed");
+    println!("{failure}");
+    assert!(matches!(failure.verdict.promise, Promise::P1Durable | Promise::P2Atomic), "{failure}");
+}
+
 /// Clusters of four pages, of which the device has two: reads fill the rest of them beside writers
 /// of the same pages, and cleaning takes neighbours along.
 const LINE_BYTES: u32 = 16 << 10;

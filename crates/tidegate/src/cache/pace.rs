@@ -65,6 +65,11 @@ impl Pace {
         Foreground(&self.foreground)
     }
 
+    /// Requests of clients at the backing.
+    pub(super) fn foreground_requests(&self) -> u32 {
+        self.foreground.load(Ordering::Relaxed)
+    }
+
     fn is_busy(&self) -> bool {
         self.yields && self.foreground.load(Ordering::Relaxed) > 0
     }

@@ -75,9 +75,7 @@ impl Core {
             return Ok(0);
         }
         let buf = &mut buf[..run.len() * PAGE];
-        let foreground = self.pace.foreground();
-        self.backing.read(first * PAGE_BYTES, buf)?;
-        drop(foreground);
+        self.read_backing(first * PAGE_BYTES, buf)?;
         // A page that was written meanwhile is read again, with all behind it.
         let mut stood = 0;
         for (missing, page) in run.iter().zip(buf.chunks_mut(PAGE)) {
@@ -161,6 +159,7 @@ impl Core {
         let pages = pages_of(offset, buf.len() as u64);
         let pages = pages.end - pages.start;
         self.counters.count_read(class, pages, pages);
+        self.note_read_cost(buf.len(), &running);
         Attempt::Done(Ok(()))
     }
 

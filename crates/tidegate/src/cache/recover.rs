@@ -324,6 +324,7 @@ fn core_of(
         geometry,
         makes_records: AtomicBool::new(choices.makes_records()),
         comparing: choices.comparing(),
+        by_cost: choices.by_cost(options.backing_share_pct),
         lanes: Lanes::new(&recovery.newest.numbers()),
         shards: SetLocks::new(recovery.shards.of.into_iter(), None),
         sharding: header.sharding(),

@@ -75,6 +75,8 @@ pub(super) enum Counter {
     CutOff,
     NotPromoted,
     ClassFull,
+    ReadsByCost,
+    WritesByCost,
     SavedBytes,
     GroupCommits,
     EarlyGroupCommits,
@@ -103,6 +105,16 @@ const METRICS: [Metric; COUNTERS] = [
         "cache_class_full",
         Unit::Count,
         "Requests that went around the cache because their IO class may not use more of it",
+    ),
+    Metric::counter(
+        "cache_reads_by_cost",
+        Unit::Count,
+        "Reads of cached pages that the backing served because the memory was slower",
+    ),
+    Metric::counter(
+        "cache_writes_by_cost",
+        Unit::Count,
+        "Large writes that went to the backing because the memory was slower",
     ),
     Metric::counter(
         "cache_unchanged_bytes",
@@ -357,6 +369,7 @@ impl Tier for CacheDevice {
             lines: [line("cache", used), line("mode", self.core.mode_in_words())]
                 .into_iter()
                 .chain(self.core.atomic_flush_line(waiting))
+                .chain(self.core.by_cost.in_words().map(|it| line("by cost", it)))
                 .chain(self.core.class_lines())
                 .collect(),
             details: json!({
@@ -370,6 +383,7 @@ impl Tier for CacheDevice {
                 "dirty_slots": dirty,
                 "free_slots": slots.saturating_sub(live),
                 "uncommitted_slots": waiting,
+                "by_cost": self.core.by_cost.in_words(),
                 "passes_through_after_errors": self.core.fallback.is_reached(),
                 "size_bytes": Core::bytes_of(slots),
                 "pool_bytes": self.size().bytes,
