@@ -46,6 +46,20 @@ impl Served {
         Self { dir, server }
     }
 
+    /// A cache of `cache_size` with lines of `line_size` before a file of `size`.
+    fn with_cache(size: &str, cache_size: &str, line_size: &str) -> Self {
+        let dir = scratch();
+        let (pool, backing) = (dir.path().join("pool"), dir.path().join("backing"));
+        let lines = ["--line-size", line_size];
+        let create = ["create", pool.to_str().unwrap(), "--engine=cache", "--size", cache_size];
+        ok([create.as_slice(), &lines].concat());
+        succeed(tool("truncate", "coreutils").args(["--size", size]).arg(&backing));
+        let backing = format!("--backing={}", backing.display());
+        let args = ["--export", "disk", &backing];
+        let server = Server::start(&pool, &dir.path().join("socket"), &args);
+        Self { dir, server }
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -178,6 +192,16 @@ fn fio_verifies_checksums_through_every_dram_tier() {
 #[test]
 fn fio_verifies_checksums_through_a_log() {
     fio_verifies(Served::with_log("160M", "16M"), setting("TIDEGATE_FIO_SECONDS", 5));
+}
+
+/// A cache of a tenth of what fio writes and reads, with lines of one page and of several.
+#[test]
+fn fio_verifies_checksums_through_a_cache() {
+    let seconds = setting("TIDEGATE_FIO_SECONDS", 5).div_ceil(2);
+    for line_size in ["4K", "16K", "64K"] {
+        println!("lines of {line_size}");
+        fio_verifies(Served::with_cache("160M", "16M", line_size), seconds);
+    }
 }
 
 fn fio_verifies(served: Served, seconds: u64) {

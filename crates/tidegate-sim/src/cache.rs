@@ -68,12 +68,15 @@ pub struct CacheSubject {
     block_bytes: u32,
     /// Those of the backing.
     backing_block_bytes: u32,
+    line_bytes: u32,
     slots: u64,
     fault: CacheFault,
     /// The first is the pool's; the background goes through all of them in turn.
     modes: &'static [Mode],
     background: usize,
     keep_free: Option<u32>,
+    /// Of what it may serve by cost.
+    backing_share_pct: Option<u32>,
     atomic_flush: bool,
     /// The setting, where it is not the default.
     granularity: Option<&'static str>,
@@ -92,11 +95,13 @@ impl CacheSubject {
             blocks,
             block_bytes: 4096,
             backing_block_bytes: 4096,
+            line_bytes: 4096,
             slots,
             fault,
             modes,
             background: 0,
             keep_free: None,
+            backing_share_pct: None,
             atomic_flush: false,
             granularity: None,
             by_content: false,
@@ -112,6 +117,12 @@ impl CacheSubject {
         Self { block_bytes: own, backing_block_bytes: backing, ..self }
     }
 
+    /// A device with clusters of `line_bytes`.
+    #[must_use]
+    pub fn with_line_bytes(self, line_bytes: u32) -> Self {
+        Self { line_bytes, ..self }
+    }
+
     /// A device whose background work the scheduler runs beside requests.
     #[must_use]
     pub fn with_background(self) -> Self {
@@ -122,6 +133,12 @@ impl CacheSubject {
     #[must_use]
     pub fn keeping_free(self, slots: u32) -> Self {
         Self { keep_free: Some(slots), ..self }
+    }
+
+    /// A device whose backing serves `share_pct` percent of what it may serve by cost.
+    #[must_use]
+    pub fn with_backing_share(self, share_pct: u32) -> Self {
+        Self { backing_share_pct: Some(share_pct), ..self }
     }
 
     /// A device with atomic flush.
@@ -176,8 +193,9 @@ impl CacheSubject {
     fn make(&self, region: &Region) -> Result<(), String> {
         let (backing_bytes, pool_bytes) = (self.backing_bytes(), self.pool_bytes(self.slots));
         let pool = Region::anonymous(pool_bytes - backing_bytes).map_err(text)?;
+        let Self { block_bytes, line_bytes, .. } = *self;
         let options =
-            CacheOptions { uuid: Uuid::from_u128(7), salt: SALT, block_bytes: self.block_bytes };
+            CacheOptions { uuid: Uuid::from_u128(7), salt: SALT, block_bytes, line_bytes };
         let header = create(&pool, &options).map_err(text)?;
         if u64::from(header.places.slots()) != self.slots {
             return Err(format!("{} slots, expected {}", header.places.slots(), self.slots));
@@ -237,6 +255,7 @@ impl CacheSubject {
             no_thread: true,
             clean_from_pct: Some(40),
             keep_free: self.keep_free,
+            backing_share_pct: self.backing_share_pct,
             atomic_flush: self.atomic_flush,
             ..CacheDeviceOptions::default()
         };
@@ -303,7 +322,8 @@ impl Subject for CacheSubject {
     fn tears(&self) -> bool {
         // These write to the backing, which is no cache and tears.
         let around = [Mode::WriteAround, Mode::WriteInvalidate, Mode::PassThrough];
-        !self.tables.is_empty() || self.modes.iter().any(|mode| around.contains(mode))
+        let goes_around = !self.tables.is_empty() || self.backing_share_pct.is_some();
+        goes_around || self.modes.iter().any(|mode| around.contains(mode))
     }
 
     fn check(&self, region: &Region) -> Result<(), String> {

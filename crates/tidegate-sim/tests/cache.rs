@@ -177,6 +177,83 @@ fn p1_p2_p3_beside_fills_cleaning_and_eviction_sampled() {
     });
 }
 
+/// Writes of which some are large, and reads of what was cleaned since.
+const LARGE_WRITERS: Mix =
+    Mix { lbas: &[0, 3, 6], blocks_max: 18, ops: 8, reads_pct: 40, ..TWO_WRITERS };
+const LARGE_BLOCKS: u64 = 24;
+
+/// Half of the large writes go around the cache, and half of the reads of clean pages; what is
+/// acknowledged is durable all the same.
+#[test]
+fn p1_p3_the_backings_share_by_cost_sampled() {
+    for (slots, share_pct) in [(8, 50), (40, 50), (40, 100)] {
+        seeded("p1_p3_the_backings_share_by_cost_sampled", 8, |seed| {
+            let subject = CacheSubject::new(LARGE_BLOCKS, slots, WB, CacheFault::None);
+            let subject = subject.with_backing_share(share_pct).with_background();
+            let pool = Pool::prepare(&subject, &[0, 1, 9, 17, 0]).unwrap();
+            history_from(pool, &subject, LARGE_WRITERS, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p1_where_a_large_write_is_acknowledged_before_the_backing_is_flushed() {
+    let subject = CacheSubject::new(LARGE_BLOCKS, 40, WB, CacheFault::NoBackingFlush);
+    let subject = subject.with_backing_share(100);
+    let broken = (0..8).find_map(|seed| {
+        let pool = Pool::prepare(&subject, &[0]).unwrap();
+        history_from(pool, &subject, LARGE_WRITERS, seed, None).err()
+    });
+    let failure = broken.expect("it went unnoticed");
+    println!("{failure}");
+    assert!(matches!(failure.verdict.promise, Promise::P1Durable | Promise::P2Atomic), "{failure}");
+}
+
+/// Clusters of four pages, of which the device has two: reads fill the rest of them beside writers
+/// of the same pages, and cleaning takes neighbours along.
+const LINE_BYTES: u32 = 16 << 10;
+
+#[test]
+fn p1_p2_p3_clusters_that_are_filled_beside_writers_sampled() {
+    let mixture = Mix { reads_pct: 50, ..TWO_WRITERS };
+    for (slots, modes) in [(SLOTS, WB), (2 * BLOCKS, WB), (2 * BLOCKS, DURABLE)] {
+        seeded("p1_p2_p3_clusters_that_are_filled_beside_writers_sampled", 12, |seed| {
+            let subject = CacheSubject::new(BLOCKS, slots, modes, CacheFault::None);
+            let subject = subject.with_line_bytes(LINE_BYTES).with_background();
+            random_history(&subject, mixture, seed, None)
+        });
+    }
+}
+
+#[test]
+fn p3_p4_clusters_beside_writes_around_the_cache_sampled() {
+    seeded("p3_p4_clusters_beside_writes_around_the_cache_sampled", 12, |seed| {
+        let subject = CacheSubject::new(BLOCKS, 2 * BLOCKS, &Mode::ALL, CacheFault::None);
+        let subject = subject.with_line_bytes(LINE_BYTES).with_background();
+        random_history(&subject, Mix { reads_pct: 50, ..TWO_WRITERS }, seed, None)
+    });
+}
+
+#[test]
+fn p2_p3_clusters_of_pages_that_wait_for_a_commit_sampled() {
+    seeded("p2_p3_clusters_of_pages_that_wait_for_a_commit_sampled", 12, |seed| {
+        let subject = atomic(AMPLE_SLOTS).with_line_bytes(LINE_BYTES).with_background();
+        random_history(&subject, Mix { reads_pct: 30, ..FLUSHERS }, seed, None)
+    });
+}
+
+/// Records and pages of one cluster of four pages, before a backing with blocks of either size.
+#[test]
+fn p1_p2_p3_records_in_clusters_sampled() {
+    for backing in [512, 4096] {
+        seeded("p1_p2_p3_records_in_clusters_sampled", 8, |seed| {
+            let subject = small(SLOTS_WITH_BASES, WB, backing).with_line_bytes(LINE_BYTES);
+            let mixture = Mix { threads: 2, ops: 6, ..PAGES_AND_PARTS };
+            small_history(&subject.with_background(), mixture, seed, None)
+        });
+    }
+}
+
 #[test]
 fn p1_p2_p3_write_through_sampled() {
     seeded("p1_p2_p3_write_through_sampled", 16, |seed| {

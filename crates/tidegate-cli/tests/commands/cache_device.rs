@@ -101,6 +101,34 @@ fn blocks_of_512_bytes_are_in_the_cache_after_a_kill_and_in_the_backing_after_a_
 }
 
 #[test]
+fn the_size_of_lines_is_chosen_at_creation_and_kept() {
+    let scene = Scene::new("cache");
+    let pool = scene.pool();
+    let pool = pool.to_str().unwrap();
+    let create = ["create", pool, "--engine=cache", "--size=8M", "--force"];
+    let info =
+        || -> serde_json::Value { serde_json::from_str(&ok(["info", pool, "--json"])).unwrap() };
+    let has_lines = |text: &str, bytes: u64| {
+        assert!(text.contains(&format!("\"line_bytes\":{bytes}")), "{text}");
+    };
+    has_lines(&info().to_string(), 4096);
+    let refused = run([&create[..], &["--line-size=12K"]].concat());
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{error}");
+    assert!(error.contains("--line-size is 12K") && error.contains("65536"), "{error}");
+    ok([&create[..], &["--line-size=64K"]].concat());
+    has_lines(&info().to_string(), 65536);
+    let server = scene.serve("disk", &[]);
+    (0..20).for_each(|lba| write(&mut scene.client(), lba, 7));
+    kill(server);
+    has_lines(&info().to_string(), 65536);
+    let server = scene.serve("disk", &[]);
+    (0..20).for_each(|lba| assert_eq!(read(&mut scene.client(), lba), 7));
+    assert!(server.stop(Signal::TERM).0.success());
+    command("check", &scene);
+}
+
+#[test]
 fn recover_writes_to_the_backing_what_a_killed_server_left() {
     let scene = Scene::new("cache");
     let recover = |option: &[&str]| {

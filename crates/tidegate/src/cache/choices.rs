@@ -4,6 +4,7 @@
 //! The header has a line `KEY=VALUE` for each setting that is not at its default.
 
 use super::admission::Admission;
+use super::by_cost::{ByCost, CHOICES as COST_CHOICES};
 use super::classes::mode_against_groups;
 use super::cleaner::Cleaner;
 use super::content::{CHOICES as BY_CONTENT_CHOICES, Comparing};
@@ -30,6 +31,7 @@ const PROMOTION: usize = 3;
 const FALLBACK: usize = 4;
 const GRANULARITY: usize = 5;
 const BY_CONTENT: usize = 6;
+const COST: usize = 7;
 
 /// What a write of a part of a page that is not cached stores: the page, or a record.
 const GRANULARITIES: [&str; 2] = ["page", "record"];
@@ -78,6 +80,12 @@ const SPECS: &[Spec] = &[
         kind: Kind::Choice(&BY_CONTENT_CHOICES),
         default: 0,
         help: "whether a write stores only what it changes; auto measures what that saves",
+    },
+    Spec {
+        key: "cost",
+        kind: Kind::Choice(&COST_CHOICES),
+        default: 0,
+        help: "whether the backing serves what it is quicker at; auto measures both devices",
     },
 ];
 
@@ -216,6 +224,11 @@ impl Choices {
         Comparing::new(self.own.get(BY_CONTENT))
     }
 
+    /// What goes to the backing by cost; `fixed_pct` in place of what is measured.
+    pub(super) fn by_cost(&self, fixed_pct: Option<u32>) -> ByCost {
+        ByCost::new(self.own.get(COST), fixed_pct)
+    }
+
     /// The granularity, by its name.
     pub(super) fn granularity(&self) -> &'static str {
         GRANULARITIES[usize::from(self.makes_records())]
@@ -298,6 +311,9 @@ impl Core {
         self.makes_records.store(now.makes_records(), Ordering::Relaxed);
         if before.own.get(BY_CONTENT) != now.own.get(BY_CONTENT) {
             self.comparing.set(now.own.get(BY_CONTENT));
+        }
+        if before.own.get(COST) != now.own.get(COST) {
+            self.by_cost.set(now.own.get(COST));
         }
         if before.classes != now.classes {
             self.set_classes(&now.classes);

@@ -121,6 +121,7 @@ impl Core {
                 if dirty.is_empty() {
                     break;
                 }
+                self.add_clusters(&mut dirty, most);
                 match self.clean_until_done(dirty) {
                     Err(error) if error.kind() == DeviceErrorKind::Corrupt => done = Err(error),
                     other => other?,

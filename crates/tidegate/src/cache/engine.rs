@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::check::{check, repair_changed, summary};
 use super::choices::Choices;
+use super::cluster::Cluster;
 use super::header::POOL_BYTES_MIN;
 use super::layout::PAGE_BYTES;
 use super::{
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::pmem::Region;
 use crate::size::Size;
-use crate::tier::engine::{BLOCK_SIZE, block_bytes_of};
+use crate::tier::engine::{BLOCK_SIZE, block_bytes_of, one_of};
 use crate::tier::{
     Backing, Checked, Description, Engine, EngineCode, EngineError, Line, Opened, Opening,
     OptionSpec, Options, Plan, Progress, counted, line,
@@ -24,6 +25,13 @@ type Result<T> = std::result::Result<T, EngineError>;
 
 /// The number of this engine in superblocks.
 pub const CODE: EngineCode = EngineCode(3);
+
+/// How much of the backing is filled and cleaned together.
+const LINE_SIZE: OptionSpec = OptionSpec {
+    name: "line-size",
+    value_name: "BYTES",
+    help: "Neighbouring bytes that a cache fills and cleans together: 4K, 8K, 16K, 32K or 64K",
+};
 
 /// The registry's entry.
 pub struct CacheEngine;
@@ -38,12 +46,16 @@ impl Engine for CacheEngine {
     }
 
     fn options(&self) -> &'static [OptionSpec] {
-        &[BLOCK_SIZE]
+        &[BLOCK_SIZE, LINE_SIZE]
     }
 
     fn plan(&self, options: &Options) -> Result<Box<dyn Plan>> {
         let block_bytes = block_bytes_of(options, &[512, 4096])?.unwrap_or(4096);
-        Ok(Box::new(CachePlan(CacheOptions { block_bytes, ..CacheOptions::default() })))
+        let line = options.get(LINE_SIZE.name);
+        let line = line.map(|text| one_of(LINE_SIZE.name, text, &Cluster::SIZES_BYTES));
+        let defaults = CacheOptions::default();
+        let line_bytes = line.transpose()?.unwrap_or(defaults.line_bytes);
+        Ok(Box::new(CachePlan(CacheOptions { block_bytes, line_bytes, ..defaults })))
     }
 
     fn code(&self) -> Option<EngineCode> {
@@ -70,6 +82,7 @@ impl Engine for CacheEngine {
                 "block_bytes": header.superblock.block_bytes,
                 "mode": header.mode.name(),
                 "slots": header.places.slots(),
+                "line_bytes": header.line_bytes(),
                 "granularity": granularity_of(&header),
                 "settings": header.settings_by_key(),
                 "backing": header.binding,
@@ -180,6 +193,7 @@ fn lines_of(header: &CacheHeader, used: String) -> Vec<Line> {
         line("cache", used),
         line("mode", header.mode),
         line("granularity", granularity_of(header)),
+        line("line size", Size { bytes: header.line_bytes() }),
     ];
     if !header.settings.is_empty() {
         lines.push(line("settings", header.settings.trim_end().replace('\n', ", ")));

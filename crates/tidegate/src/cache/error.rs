@@ -38,6 +38,14 @@ pub enum CacheError {
         /// Slots that a pool with its shards has at least.
         expected: u64,
     },
+    /// A cache cannot have lines of this size.
+    #[error(
+        "the cache has lines of {found_bytes} bytes, expected 4096, 8192, 16384, 32768 or 65536: use a later Tidegate"
+    )]
+    LineSize {
+        /// The size.
+        found_bytes: u32,
+    },
     /// The pool keeps a setting that this program does not know.
     #[error(
         "the cache header keeps the setting `{setting}`, which this program does not know: use the Tidegate that made it, or `tidegate check --repair` to drop it"

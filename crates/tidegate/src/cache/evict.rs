@@ -156,7 +156,9 @@ impl Core {
     }
 
     fn clean_and_evict(&self, dirty: &[Found], scratch: &mut super::Scratch) -> Result<usize> {
-        self.clean(dirty.to_vec(), scratch)?;
+        let mut batch = dirty.to_vec();
+        self.add_clusters(&mut batch, dirty.len());
+        self.clean(batch, scratch)?;
         // These, for the policy offers them again only after all others.
         self.evict(dirty)
     }

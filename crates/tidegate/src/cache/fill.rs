@@ -1,4 +1,5 @@
-//! Keeping what was read from the backing: after the answer, in the background.
+//! Keeping what was read from the backing: after the answer, in the background. So is what was not
+//! read of the clusters that a read began or ended in ([`neighbours`](super::neighbours)).
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,9 @@ const WAITING_MAX: usize = 256;
 /// Pages at which the rest of the worker ends.
 const WAITING_MANY: usize = WAITING_MAX / 4;
 /// Most pages that are stored with one fence.
-const BATCH_PAGES: usize = 64;
+pub(super) const BATCH_PAGES: usize = 64;
+/// Most clusters that wait; more are not read.
+const CLUSTERS_MAX: usize = 64;
 
 /// A page as it was read from the backing.
 pub(super) struct Fill {
@@ -29,55 +32,114 @@ pub(super) struct Fill {
     pub(super) class: u8,
 }
 
-/// Pages that wait to be stored.
+/// A cluster of which a read missed a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WantedCluster {
+    pub(super) number: u64,
+    /// The IO class of the read.
+    pub(super) class: u8,
+}
+
+/// Pages that wait to be stored, and clusters that wait to be read.
 #[derive(Default)]
 pub(super) struct Fills {
-    queue: Mutex<VecDeque<Fill>>,
-    /// Number of them, for a look without the lock.
+    queues: Mutex<Queues>,
+    /// How many of them a worker can take, for a look without the lock.
     count: AtomicU32,
+}
+
+#[derive(Default)]
+struct Queues {
+    pages: VecDeque<Fill>,
+    clusters: VecDeque<WantedCluster>,
+    /// A worker reads clusters: no other one takes any, so that one is left for writers.
+    is_reading: bool,
+}
+
+/// The right to read clusters; dropping it passes it on.
+pub(super) struct Reading<'a> {
+    fills: &'a Fills,
+    pub(super) clusters: Vec<WantedCluster>,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let mut queues = self.fills.queues.lock();
+        queues.is_reading = false;
+        self.fills.publish(&queues);
+    }
 }
 
 impl Fills {
     /// Adds a page, unless too many wait. True: many wait now, and a worker must not rest.
     pub(super) fn offer(&self, fill: impl FnOnce() -> Fill) -> bool {
-        let mut queue = self.queue.lock();
-        if queue.len() < WAITING_MAX {
-            queue.push_back(fill());
-            self.publish(&queue);
+        let mut queues = self.queues.lock();
+        if queues.pages.len() < WAITING_MAX {
+            queues.pages.push_back(fill());
+            self.publish(&queues);
         }
-        queue.len() == WAITING_MANY
+        queues.pages.len() == WAITING_MANY
     }
 
-    /// Pages wait.
+    /// Adds a cluster, unless it waits already or too many do. True: it waits now.
+    pub(super) fn offer_cluster(&self, wanted: WantedCluster) -> bool {
+        let mut queues = self.queues.lock();
+        let waits = queues.clusters.iter().any(|it| it.number == wanted.number);
+        if waits || queues.clusters.len() == CLUSTERS_MAX {
+            return false;
+        }
+        queues.clusters.push_back(wanted);
+        self.publish(&queues);
+        true
+    }
+
+    /// Pages or clusters wait.
     pub(super) fn are_waiting(&self) -> bool {
         self.count.load(Ordering::SeqCst) > 0
     }
 
     /// A batch of different pages.
     fn take(&self) -> Vec<Fill> {
-        let mut queue = self.queue.lock();
-        let count = queue.len().min(BATCH_PAGES);
-        let mut fills: Vec<_> = queue.drain(..count).collect();
-        self.publish(&queue);
-        drop(queue);
+        let mut queues = self.queues.lock();
+        let count = queues.pages.len().min(BATCH_PAGES);
+        let mut fills: Vec<_> = queues.pages.drain(..count).collect();
+        self.publish(&queues);
+        drop(queues);
         fills.sort_by_key(|fill| fill.page);
         fills.dedup_by_key(|fill| fill.page);
         fills
     }
 
-    fn publish(&self, queue: &VecDeque<Fill>) {
-        self.count.store(u32::try_from(queue.len()).unwrap_or(u32::MAX), Ordering::SeqCst);
+    /// Up to `most` clusters, unless another worker reads some.
+    pub(super) fn take_clusters(&self, most: usize) -> Option<Reading<'_>> {
+        let mut queues = self.queues.lock();
+        if queues.is_reading || queues.clusters.is_empty() {
+            return None;
+        }
+        queues.is_reading = true;
+        let count = queues.clusters.len().min(most);
+        let clusters = queues.clusters.drain(..count).collect();
+        self.publish(&queues);
+        Some(Reading { fills: self, clusters })
+    }
+
+    fn publish(&self, queues: &Queues) {
+        let clusters = if queues.is_reading { 0 } else { queues.clusters.len() };
+        let count = u32::try_from(queues.pages.len() + clusters).unwrap_or(u32::MAX);
+        self.count.store(count, Ordering::SeqCst);
     }
 }
 
 impl Core {
-    /// Stores a batch of the pages that wait.
+    /// Stores a batch of the pages that wait, or of clusters where none do.
     pub(super) fn store_fills(&self) -> Result<()> {
         let fills = self.fills.take();
-        if fills.is_empty() {
-            return Ok(());
-        }
-        self.store_clean(&fills)?;
+        if fills.is_empty() { self.fill_clusters() } else { self.keep_fills(&fills) }
+    }
+
+    /// Stores those of `fills`, different pages, that may be kept.
+    pub(super) fn keep_fills(&self, fills: &[Fill]) -> Result<()> {
+        self.store_clean(fills)?;
         let pages = fills.iter().map(|fill| fill.page);
         self.note_cached(pages.filter(|page| self.find(*page).is_some()));
         Ok(())

@@ -265,7 +265,8 @@ fn damaged_commit_words_are_refused() {
 /// A page that leaves the cache takes its dead slots along, and no retained ones.
 #[test]
 fn a_page_waits_until_all_slots_that_its_group_replaced_are_dead() {
-    let mut shard = Shard::new(0, 1, 16, &REPLACEMENTS[0]);
+    let sharding = Sharding { count: 1, ..Sharding::default() };
+    let mut shard = Shard::new(0, sharding, 16, &REPLACEMENTS[0]);
     let mut publish = |page, group| {
         let taken = shard.take().unwrap();
         let stored =

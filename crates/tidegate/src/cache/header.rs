@@ -11,6 +11,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::CODE;
+use super::cluster::{Cluster, Sharding};
 use super::error::CacheError;
 use super::layout::{
     CHUNK_HEAD_BYTES, CHUNKS_OFFSET, COMMIT_BYTES, CacheHeaderBytes, HEADER_BYTES, HeaderFault,
@@ -54,12 +55,15 @@ pub struct CacheOptions {
     pub salt: u64,
     /// Size of a block of the device in bytes: 512, 1024, 2048 or 4096.
     pub block_bytes: u32,
+    /// Size of the clusters in bytes: 4096, 8192, 16384, 32768 or 65536. A read that misses fills a
+    /// cluster, and cleaning writes a cluster's dirty pages together (Open CAS's cache line).
+    pub line_bytes: u32,
 }
 
 impl Default for CacheOptions {
     fn default() -> Self {
         let (salt, _) = Uuid::new_v4().as_u64_pair();
-        Self { uuid: Uuid::new_v4(), salt, block_bytes: 4096 }
+        Self { uuid: Uuid::new_v4(), salt, block_bytes: 4096, line_bytes: 4096 }
     }
 }
 
@@ -80,6 +84,7 @@ pub struct CacheHeader {
     pub places: Places,
     /// Number of shards: a page lies in a slot of its own one.
     pub shards: u32,
+    pub(super) cluster: Cluster,
     sequence: u64,
     /// The version of the header. One of an older program is to be written anew before a slot gets
     /// what that program does not know.
@@ -95,8 +100,10 @@ pub struct CacheHeader {
 /// Makes a cache pool of all of `region`; whatever was there is lost.
 ///
 /// # Errors
-/// [`CacheError::Pool`]: the region is too small, before anything changes, or failed.
+/// [`CacheError::Pool`]: the region is too small, before anything changes, or failed;
+/// [`CacheError::LineSize`].
 pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
+    let cluster = cluster_of(options.line_bytes)?;
     let mut superblock = Superblock::plan(region, CODE, options.uuid, options.block_bytes)?;
     let (base, bytes) = bytes_for_slots(&superblock);
     let places = Places::fitting(base, bytes);
@@ -121,6 +128,7 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
         binding: None,
         places,
         shards: (places.slots() / SHARD_SLOTS).clamp(1, SHARDS_MAX),
+        cluster,
         sequence: 0,
         version: VERSION,
         second_counts: false,
@@ -131,6 +139,11 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
     superblock.write(region)?;
     header.superblock = superblock;
     Ok(header)
+}
+
+/// Clusters of `found_bytes` bytes.
+fn cluster_of(found_bytes: u32) -> Result<Cluster> {
+    Cluster::of_bytes(found_bytes).ok_or(CacheError::LineSize { found_bytes })
 }
 
 /// Where slots may lie, and how many bytes that are.
@@ -159,6 +172,15 @@ pub(super) fn free_headers(region: &Region, places: &Places, first: u32) -> Resu
 }
 
 impl CacheHeader {
+    /// Size of the clusters in bytes.
+    pub fn line_bytes(&self) -> u64 {
+        self.cluster.bytes()
+    }
+
+    pub(super) fn sharding(&self) -> Sharding {
+        Sharding { count: self.shards, cluster: self.cluster }
+    }
+
     /// The settings that are not at their defaults.
     pub(super) fn settings_by_key(&self) -> BTreeMap<&str, &str> {
         self.settings.lines().filter_map(|line| line.split_once('=')).collect()
@@ -192,6 +214,11 @@ impl CacheHeader {
         if !(1..=SHARDS_MAX).contains(&shards) || !has_layout {
             return Err(CacheError::HeaderDamaged);
         }
+        // A pool of a program that knew no other clusters has 0.
+        let cluster = match bytes.line_bytes.get() {
+            0 => Cluster::default(),
+            found_bytes => cluster_of(found_bytes)?,
+        };
         let places = places_of(&superblock, bytes.slots.get());
         let (slots, expected) = (places.slots(), slots_least(shards));
         if slots < expected {
@@ -200,6 +227,7 @@ impl CacheHeader {
         Ok(Self {
             superblock,
             shards,
+            cluster,
             salt: bytes.salt.get(),
             mode: Mode::of_code(bytes.mode.get()).ok_or(CacheError::HeaderDamaged)?,
             settings: settings_of(bytes),
@@ -264,6 +292,7 @@ impl CacheHeader {
         bytes.salt = U64::new(self.salt);
         bytes.slots = U64::new(self.places.chunk_slots().into());
         bytes.shards = U32::new(self.shards);
+        bytes.line_bytes = U32::new(u32::try_from(self.cluster.bytes()).unwrap_or_default());
         let settings = self.settings.as_bytes();
         let len = settings.len().min(SETTINGS_BYTES_MAX);
         bytes.settings[..len].copy_from_slice(&settings[..len]);

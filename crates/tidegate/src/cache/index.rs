@@ -1,9 +1,9 @@
 //! What is in which slot, in DRAM: 32 bytes a slot, 16 for what it holds, 6 of the table, and at
 //! most 10 of the replacement policy: these for each IO class that has a page.
 //!
-//! Pages and slots are divided among shards, by the hash of the page and by the number of the slot:
-//! a page lives in slots of its own shard. A shard is behind one lock, under which nothing waits
-//! and no persistent memory is touched.
+//! Pages and slots are divided among shards, by the hash of the page's cluster and by the number of
+//! the slot: a page lives in slots of its own shard. A shard is behind one lock, under which
+//! nothing waits and no persistent memory is touched.
 //!
 //! A slot is free, dead, taken or live:
 //! - *free*: its header is durably void, or was never written;
@@ -31,12 +31,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::cleaner::Cleaner;
+use super::cluster::Sharding;
 use super::layout::{PAGES_MAX, parity};
 use super::orders::Orders;
 use super::policy::ReplacementEntry;
 use super::policy::classes::{Admission, Classes};
 use super::policy::cleaning::{DirtySlots, Load};
-use super::table::{Table, hash};
+use super::table::Table;
 
 /// The slot is live.
 const LIVE: u64 = 1;
@@ -212,7 +213,7 @@ struct OpenGroup {
 /// The pages and slots of one shard.
 pub(super) struct Shard {
     number: u32,
-    shards: u32,
+    sharding: Sharding,
     slots: Vec<Slot>,
     /// Slots from this number on leave.
     usable: u32,
@@ -239,31 +240,25 @@ pub(super) struct Shard {
     departing: u32,
 }
 
-/// The shard of `page` among `shards`.
-pub(super) fn shard_of(page: u64, shards: u32) -> usize {
-    // Other bits than the table's, which takes the upper ones.
-    usize::try_from((hash(page) & u64::from(u32::MAX)) % u64::from(shards)).unwrap_or_default()
-}
-
 /// How many of `slots` slots are those of shard `number` among `shards`.
 pub(super) fn slots_of(number: u32, shards: u32, slots: u32) -> u32 {
     (slots - number).div_ceil(shards)
 }
 
 impl Shard {
-    /// Shard `number` of `shards`, of which all have `slots` slots together: all free.
+    /// Shard `number` of all that `sharding` has, which have `slots` slots together: all free.
     pub(super) fn new(
         number: u32,
-        shards: u32,
+        sharding: Sharding,
         slots: u32,
         replacement: &'static ReplacementEntry,
     ) -> Self {
-        let own = slots_of(number, shards, slots);
+        let own = slots_of(number, sharding.count, slots);
         let next = |slot: u32| if slot == 0 { NONE } else { u64::from(slot) - 1 };
         let free = |slot| Slot { word: 0, version: next(slot) };
         Self {
             number,
-            shards,
+            sharding,
             slots: (0..own).map(free).collect(),
             usable: own,
             left: Vec::new(),
@@ -284,11 +279,11 @@ impl Shard {
     }
 
     fn number_of(&self, own: u32) -> u32 {
-        own * self.shards + self.number
+        own * self.sharding.count + self.number
     }
 
     fn own(&self, slot: u32) -> u32 {
-        slot / self.shards
+        slot / self.sharding.count
     }
 
     /// Shows the newest version of each page to `see`.
@@ -722,7 +717,7 @@ impl Shard {
             self.forget_base(under);
             out.push(self.number_of(under));
         }
-        let (slots, number, shards) = (&self.slots, self.number, self.shards);
+        let (slots, number, shards) = (&self.slots, self.number, self.sharding.count);
         for dead in [&mut self.dead, &mut self.left_dead] {
             let of_page = dead.extract_if(.., |own| slots[*own as usize].page() == page);
             out.extend(of_page.map(|own| own * shards + number));
@@ -804,8 +799,8 @@ impl Shard {
     }
 
     fn dirty_slots(&self) -> Dirty<'_> {
-        let Self { number, shards, slots, table, .. } = self;
-        Dirty { number: *number, shards: *shards, slots, table }
+        let Self { number, sharding, slots, table, .. } = self;
+        Dirty { number: *number, sharding: *sharding, slots, table }
     }
 
     /// Adds the pages that the policy of cleaning names to `out`. Returns after how many
@@ -818,8 +813,8 @@ impl Shard {
     ) -> u64 {
         let (dirty_slots, slots) = (self.usage.cleanable(), self.slot_count().into());
         let load = Load { now_ns, last_request_ns, dirty_slots, slots };
-        let Self { number, shards, slots, table, cleaner, .. } = self;
-        let dirty = Dirty { number: *number, shards: *shards, slots, table };
+        let Self { number, sharding, slots, table, cleaner, .. } = self;
+        let dirty = Dirty { number: *number, sharding: *sharding, slots, table };
         let mut named = Vec::new();
         let rest_ns = cleaner.next(&load, &dirty, &mut named);
         out.extend(named.into_iter().map(|own| self.found(own)));
@@ -948,14 +943,14 @@ fn flag(is: bool, flag: u64) -> u64 {
 /// The slots of a shard that can be cleaned, by their numbers in it.
 struct Dirty<'a> {
     number: u32,
-    shards: u32,
+    sharding: Sharding,
     slots: &'a [Slot],
     table: &'a Table,
 }
 
 impl DirtySlots for Dirty<'_> {
     fn of_page(&self, page: u64) -> Option<u32> {
-        if shard_of(page, self.shards) != self.number as usize {
+        if self.sharding.shard_of(page) != self.number as usize {
             return None;
         }
         let own = self.table.find(page, |own| self.slots[own as usize].page())?;

@@ -427,7 +427,9 @@ pub(super) struct CacheHeaderBytes {
     pub(super) backing_name_bytes: U32,
     pub(super) shards: U32,
     pub(super) backing_name: [u8; NAME_BYTES_MAX],
-    reserved: [u8; 440],
+    /// 0: 4096.
+    pub(super) line_bytes: U32,
+    reserved: [u8; 436],
     /// Text, up to its first zero.
     pub(super) settings: [u8; SETTINGS_BYTES_MAX],
     checksum: U64,
@@ -445,6 +447,7 @@ const _: () = {
     assert!(offset_of!(CacheHeaderBytes, backing_name_bytes) == 64);
     assert!(offset_of!(CacheHeaderBytes, shards) == 68);
     assert!(offset_of!(CacheHeaderBytes, backing_name) == 72);
+    assert!(offset_of!(CacheHeaderBytes, line_bytes) == 584);
     assert!(offset_of!(CacheHeaderBytes, settings) == 1024);
     assert!(offset_of!(CacheHeaderBytes, checksum) == 4088);
 };

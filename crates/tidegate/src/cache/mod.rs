@@ -22,15 +22,18 @@
 //! `admission` which of them are cached; `mode/` what each mode does with them; `span` their pages;
 //! `store` pages into slots, `merge` and `record` parts of pages, `content` what of them changes,
 //! `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots, `clean`
-//! dirty pages to the backing, `cleaner` and `pace` which of them and when, `bypass` writes around
-//! the cache, `fallback` when all do; `group` atomic flush; `background`; `recover` opening,
-//! `resize` another size;
-//! `index`, `table` and `orders` what is where and goes first, `lane`, `traffic`; `layout` and
-//! `header` the bytes, [`check`] their verification; `policy/` the decisions, and `choices` which
-//! of them users made.
+//! dirty pages to the backing, `cleaner` and `pace` which of them and when, `cluster` and
+//! `neighbours` pages together; `bypass` writes around the cache, `fallback` when all do, `by_cost`
+//! where the backing is quicker; `group` atomic flush; `background`; `recover` opening, `resize`
+//! another size; `index`, `table` and `orders` what is where and goes first, `lane`, `traffic`;
+//! `layout` and `header` the bytes, [`check`] their verification; `policy/` the decisions, and
+//! `choices` which of them users made.
 
 mod admission;
 mod background;
+mod by_cost;
+#[cfg(all(test, not(feature = "loom")))]
+mod by_cost_tests;
 mod bypass;
 pub mod check;
 mod choices;
@@ -39,6 +42,9 @@ mod class_tests;
 mod classes;
 mod clean;
 mod cleaner;
+mod cluster;
+#[cfg(all(test, not(feature = "loom")))]
+mod cluster_tests;
 mod content;
 #[cfg(all(test, not(feature = "loom")))]
 mod content_tests;
@@ -58,6 +64,7 @@ mod lane;
 pub mod layout;
 mod merge;
 pub mod mode;
+mod neighbours;
 mod orders;
 mod pace;
 #[cfg(all(test, not(feature = "loom")))]
@@ -105,14 +112,16 @@ use crate::tier::set_locks::{SetLock, SetLocks};
 use crate::tier::version_locks::{VersionGuard, VersionLocks};
 use admission::Admission;
 use background::Background;
+use by_cost::ByCost;
 use choices::Choices;
 use classes::IoClasses;
 use clean::{Cleaners, Scratch};
+use cluster::Sharding;
 use content::Comparing;
 use fallback::Fallback;
 use fill::Fills;
 use group::Groups;
-use index::{Found, Shard, Usage, shard_of};
+use index::{Found, Shard, Usage};
 use lane::Lanes;
 use layout::PAGE;
 use mode::Mode;
@@ -146,6 +155,9 @@ pub struct CacheDeviceOptions {
     /// Another program wrote to the backing since this pool was before it: clean pages are given
     /// up.
     pub backing_changed: bool,
+    /// The backing serves this share, in percent, of what it may serve with the setting `cost`,
+    /// whatever is measured.
+    pub backing_share_pct: Option<u32>,
     /// After a crash the pages are as they were at a flush, but for FUA writes: what one flush
     /// covers is there as a whole or not at all. Writes are durable at the next flush, and the mode
     /// is `wb` or `wo`.
@@ -208,6 +220,7 @@ struct Core {
     backing: Arc<dyn BlockDevice>,
     geometry: Geometry,
     shards: SetLocks<Shard>,
+    sharding: Sharding,
     locks: VersionLocks,
     lanes: Lanes,
     /// With atomic flush.
@@ -221,6 +234,7 @@ struct Core {
     /// A [`Mode`] by its code.
     mode: AtomicU32,
     pace: Pace,
+    by_cost: ByCost,
     admission: Admission,
     fallback: Fallback,
     choices: Mutex<Choices>,
@@ -330,7 +344,7 @@ impl Core {
     }
 
     fn shard_of(&self, page: u64) -> usize {
-        shard_of(page, u32::try_from(self.shards.count()).unwrap_or(1))
+        self.sharding.shard_of(page)
     }
 
     /// Locks the shard of `page`.
@@ -388,9 +402,10 @@ impl Core {
     fn read(&self, queue: u32, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.geometry.check(offset, buf.len() as u64)?;
         self.pace.note_request();
-        let _running = self.requests.begin(RequestKind::Read, buf.len() as u64);
+        let running = self.requests.begin(RequestKind::Read, buf.len() as u64);
+        let _under_way = self.by_cost.begin();
         let (class, behaviour) = self.sort(queue, (offset, buf.len() as u64), false);
-        behaviour.read(self, offset, buf, class)
+        self.read_by_cost(behaviour, offset, buf, class, &running)
     }
 
     fn write(&self, queue: u32, offset: u64, data: &[u8], fua: bool) -> Result<()> {
@@ -400,8 +415,9 @@ impl Core {
         if data.is_empty() {
             return Ok(());
         }
+        let _under_way = self.by_cost.begin();
         let (class, behaviour) = self.sort(queue, (offset, data.len() as u64), true);
-        self.write_admitted(behaviour, offset, data, Ask { fua, class })
+        self.write_by_cost(behaviour, offset, data, Ask { fua, class })
     }
 
     fn write_zeroes(&self, queue: u32, offset: u64, len: u64, fua: bool) -> Result<()> {
@@ -499,12 +515,16 @@ impl BlockDevice for CacheDevice {
         match operation {
             Operation::Read { offset, buf: [] } => Attempt::Done(core.geometry.check(*offset, 0)),
             Operation::Read { offset, buf } => match sort(range, false) {
-                (class, it) if it.reads_hits() => core.attempt_noted_read(*offset, buf, class),
+                (class, it) if it.reads_hits() => {
+                    let _under_way = core.by_cost.begin();
+                    core.attempt_read_by_cost(*offset, buf, class)
+                }
                 _ => Attempt::WouldBlock,
             },
             Operation::Write { offset, data, flags } => match sort(range, true) {
                 (class, it) if it.writes_back() => {
-                    core.attempt_admitted_write(*offset, data, Ask { fua: flags.fua, class })
+                    let _under_way = core.by_cost.begin();
+                    core.attempt_write_by_cost(*offset, data, Ask { fua: flags.fua, class })
                 }
                 _ => Attempt::WouldBlock,
             },

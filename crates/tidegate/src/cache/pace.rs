@@ -65,6 +65,11 @@ impl Pace {
         Foreground(&self.foreground)
     }
 
+    /// Requests of clients at the backing.
+    pub(super) fn foreground_requests(&self) -> u32 {
+        self.foreground.load(Ordering::Relaxed)
+    }
+
     fn is_busy(&self) -> bool {
         self.yields && self.foreground.load(Ordering::Relaxed) > 0
     }
@@ -116,6 +121,7 @@ impl Core {
         if joins {
             self.add_neighbours(&mut pages);
         }
+        self.add_clusters(&mut pages, usize::MAX);
         let cleaned = self.clean_ahead(&mut pages, scratch);
         let now = now_ns();
         self.shards.lock(number).cleaner_mut().ask_at_ns = now.saturating_add(rest_ns);

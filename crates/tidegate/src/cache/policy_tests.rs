@@ -30,7 +30,8 @@ fn cached(device: &CacheDevice, pages: Range<u64>) -> Vec<u64> {
 fn a_slot_takes_at_most_32_bytes_of_dram() {
     const SLOTS: u32 = 2000;
     for entry in &REPLACEMENTS {
-        let shard = Shard::new(0, 1, SLOTS, entry);
+        let sharding = Sharding { count: 1, ..Sharding::default() };
+        let shard = Shard::new(0, sharding, SLOTS, entry);
         let bytes = shard.bytes() + entry.slot_bytes * SLOTS as usize;
         assert!(bytes <= 32 * SLOTS as usize, "{}: {bytes} bytes", entry.name);
     }

@@ -14,12 +14,20 @@ use crate::tier::version_locks::Version;
 const RUN_PAGES_MAX: usize = 256;
 
 /// A page that the cache did not have when it was looked for, or not all of it.
-struct Missing {
-    page: u64,
+pub(super) struct Missing {
+    pub(super) page: u64,
     /// The record that the cache has of it.
     record: Option<Found>,
     version: Version,
     seen: super::traffic::Seen,
+}
+
+impl Missing {
+    /// The page with `data`, to be kept for `class`.
+    pub(super) fn fill(&self, data: &[u8], class: u8) -> fill::Fill {
+        let Self { page, version, seen, .. } = *self;
+        fill::Fill { page, version, seen, data: data.into(), class }
+    }
 }
 
 impl Core {
@@ -67,9 +75,7 @@ impl Core {
             return Ok(0);
         }
         let buf = &mut buf[..run.len() * PAGE];
-        let foreground = self.pace.foreground();
-        self.backing.read(first * PAGE_BYTES, buf)?;
-        drop(foreground);
+        self.read_backing(first * PAGE_BYTES, buf)?;
         // A page that was written meanwhile is read again, with all behind it.
         let mut stood = 0;
         for (missing, page) in run.iter().zip(buf.chunks_mut(PAGE)) {
@@ -81,13 +87,14 @@ impl Core {
         }
         if let Some(class) = kept_for {
             self.offer_fills(run[..stood].iter().zip(buf.chunks(PAGE)), class);
+            self.offer_clusters(&(first..first + stood as u64), class);
         }
         Ok(stood)
     }
 
     /// Puts the record that the cache has of `missing` over `page`, the backing's bytes. False: it
     /// is damaged, or another version's by now.
-    fn put_record(&self, missing: &Missing, page: &mut [u8]) -> Result<bool> {
+    pub(super) fn put_record(&self, missing: &Missing, page: &mut [u8]) -> Result<bool> {
         let Some(found) = &missing.record else { return Ok(true) };
         let record = self.copy_record(found)?;
         if let Some(record) = &record {
@@ -111,25 +118,26 @@ impl Core {
 
     fn offer_fills<'a>(&self, read: impl Iterator<Item = (&'a Missing, &'a [u8])>, class: u8) {
         for (missing, data) in read {
-            let Missing { page, version, seen, .. } = *missing;
-            if self.fills.offer(|| fill::Fill { page, version, seen, data: data.into(), class }) {
+            if self.fills.offer(|| missing.fill(data, class)) {
                 self.waker.wake_resting();
             }
-            self.wake_where_due(page);
+            self.wake_where_due(missing.page);
         }
     }
 
     /// The neighbours from `first` on that the cache does not have all of, at most `most`.
     fn missing_run(&self, first: u64, most: usize) -> Vec<Missing> {
         let pages = first..first + most.min(RUN_PAGES_MAX) as u64;
-        let missing = |page| {
-            // Before the look: a change after it is seen by the version.
-            let (version, seen) = (self.locks.version(page), self.traffic.see(page));
-            let record = self.find(page);
-            let is_missing = record.is_none_or(|found| found.record && found.base.is_none());
-            is_missing.then_some(Missing { page, record, version, seen })
-        };
-        pages.map_while(missing).collect()
+        pages.map_while(|page| self.missing(page)).collect()
+    }
+
+    /// `page`, where the cache does not have all of it.
+    pub(super) fn missing(&self, page: u64) -> Option<Missing> {
+        // Before the look: a change after it is seen by the version.
+        let (version, seen) = (self.locks.version(page), self.traffic.see(page));
+        let record = self.find(page);
+        let is_missing = record.is_none_or(|found| found.record && found.base.is_none());
+        is_missing.then_some(Missing { page, record, version, seen })
     }
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a read: done where all of it is cached.
@@ -151,6 +159,7 @@ impl Core {
         let pages = pages_of(offset, buf.len() as u64);
         let pages = pages.end - pages.start;
         self.counters.count_read(class, pages, pages);
+        self.note_read_cost(buf.len(), &running);
         Attempt::Done(Ok(()))
     }
 

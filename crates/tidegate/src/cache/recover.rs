@@ -20,10 +20,11 @@ use parking_lot::Mutex;
 
 use super::choices::Choices;
 use super::classes::{IoClasses, mode_against_groups};
+use super::cluster::Sharding;
 use super::error::CacheError;
 use super::group::Groups;
 use super::header::{Binding, CacheHeader};
-use super::index::{Found, Shard, shard_of};
+use super::index::{Found, Shard};
 use super::lane::{LANES, Lanes};
 use super::layout::{
     Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, VERSION, commit_offset,
@@ -238,13 +239,13 @@ struct Recovery {
 #[derive(Default)]
 struct Shards {
     of: Vec<Shard>,
-    count: u32,
+    sharding: Sharding,
     step: usize,
 }
 
 impl Shards {
     fn of_page(&mut self, page: u64) -> &mut Shard {
-        &mut self.of[shard_of(page, self.count) / self.step]
+        &mut self.of[self.sharding.shard_of(page) / self.step]
     }
 }
 
@@ -323,8 +324,10 @@ fn core_of(
         geometry,
         makes_records: AtomicBool::new(choices.makes_records()),
         comparing: choices.comparing(),
+        by_cost: choices.by_cost(options.backing_share_pct),
         lanes: Lanes::new(&recovery.newest.numbers()),
         shards: SetLocks::new(recovery.shards.of.into_iter(), None),
+        sharding: header.sharding(),
         locks: VersionLocks::new(LOCKS_LOG2),
         traffic: Traffic::new(),
         ledger: Ledger::new("the cache"),
@@ -378,13 +381,15 @@ impl Recovery {
         replacement: &'static ReplacementEntry,
         threads: usize,
     ) -> Result<Self> {
-        let (slots, count) = (header.places.slots(), header.shards);
+        let (slots, sharding) = (header.places.slots(), header.sharding());
+        let count = sharding.count;
         let committed_group = header.committed_group(region)?;
         let step = threads.clamp(1, count as usize);
         let read = |part: usize| {
             let numbers = (0..count).skip(part).step_by(step);
-            let of = numbers.map(|number| Shard::new(number, count, slots, replacement)).collect();
-            let shards = Shards { of, count, step };
+            let of =
+                numbers.map(|number| Shard::new(number, sharding, slots, replacement)).collect();
+            let shards = Shards { of, sharding, step };
             let mut recovery = Self { shards, committed_group, ..Self::default() };
             Scan::new(region, header).each_of(part, step, |scanned| recovery.see(&scanned))?;
             match recovery.misplaced {
@@ -400,10 +405,10 @@ impl Recovery {
                 others.into_iter().map(|it| it.join().unwrap_or_else(|it| resume_unwind(it)));
             std::iter::once(first).chain(others).collect()
         });
-        Ok(Self::of_parts(parts?, count))
+        Ok(Self::of_parts(parts?, sharding))
     }
 
-    fn of_parts(parts: Vec<Self>, count: u32) -> Self {
+    fn of_parts(parts: Vec<Self>, sharding: Sharding) -> Self {
         let mut whole = Self::default();
         let mut shards = Vec::new();
         for part in parts {
@@ -420,8 +425,9 @@ impl Recovery {
             shards.push(part.shards.of.into_iter());
         }
         let step = shards.len();
-        let of = (0..count as usize).filter_map(|number| shards[number % step].next()).collect();
-        whole.shards = Shards { of, count, step: 1 };
+        let all = 0..sharding.count as usize;
+        let of = all.filter_map(|number| shards[number % step].next()).collect();
+        whole.shards = Shards { of, sharding, step: 1 };
         whole
     }
 
@@ -459,8 +465,8 @@ impl Recovery {
     }
 
     fn add(&mut self, found: Found) {
-        let count = self.shards.count;
-        if shard_of(found.page, count) != (found.slot % count) as usize {
+        let sharding = self.shards.sharding;
+        if sharding.shard_of(found.page) != (found.slot % sharding.count) as usize {
             self.misplaced = Some(found.slot);
             return;
         }
@@ -561,7 +567,7 @@ impl Recovery {
 
     /// Some clean pages, of all shards.
     fn samples(&self) -> Vec<Found> {
-        let share = SAMPLES.div_ceil(self.shards.count.max(1));
+        let share = SAMPLES.div_ceil(self.shards.sharding.count.max(1));
         self.shards.of.iter().flat_map(|shard| shard.clean_samples(share)).collect()
     }
 

@@ -25,6 +25,7 @@ pub(super) const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
     keep_free: None,
     adopt_foreign: false,
     backing_changed: false,
+    backing_share_pct: None,
     atomic_flush: false,
 };
 
@@ -40,10 +41,20 @@ pub(super) fn pool_of(slots: u64, block_bytes: u32) -> Arc<Region> {
 
 /// The same in memory with `options`.
 pub(super) fn pool_with(slots: u64, block_bytes: u32, options: &RegionOptions) -> Arc<Region> {
+    pool_as(slots, &CacheOptions { block_bytes, ..Default::default() }, options)
+}
+
+/// A pool of `slots` slots with clusters of `line_bytes`.
+pub(super) fn pool_of_lines(slots: u64, line_bytes: u32) -> Arc<Region> {
+    let options = CacheOptions { line_bytes, ..Default::default() };
+    pool_as(slots, &options, &RegionOptions::default())
+}
+
+fn pool_as(slots: u64, options: &CacheOptions, memory: &RegionOptions) -> Arc<Region> {
     let header_pages = slots.div_ceil(64);
     let len_bytes = (6 + 4 + header_pages + slots) * 4096;
-    let region = Region::anonymous_with(len_bytes, options).unwrap();
-    let header = create(&region, &CacheOptions { block_bytes, ..Default::default() }).unwrap();
+    let region = Region::anonymous_with(len_bytes, memory).unwrap();
+    let header = create(&region, options).unwrap();
     assert_eq!(u64::from(header.places.slots()), slots);
     Arc::new(region)
 }
@@ -613,7 +624,7 @@ const SETTINGS: &[(&str, &str)] = &[
 ];
 
 fn steps(modes: &'static [Mode]) -> impl Strategy<Value = Vec<Step>> {
-    let run = || (0..PAGES).prop_flat_map(|first| (Just(first), 1..=(PAGES - first).min(12)));
+    let run = || (0..PAGES).prop_flat_map(|first| (Just(first), 1..=(PAGES - first).min(20)));
     let step = prop_oneof![
         8 => (run(), any::<u64>(), any::<bool>())
             .prop_map(|((first, count), seed, fua)| Step::Write { first, count, seed, fua }),
@@ -632,8 +643,26 @@ fn steps(modes: &'static [Mode]) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
+/// What a pool of a scene is like.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    slots: u64,
+    line_bytes: u32,
+    /// The backing's share by cost.
+    backing_share_pct: Option<u32>,
+}
+
+impl Shape {
+    fn open(&self, region: &Arc<Region>, fault: &Arc<Fault>) -> CacheDevice {
+        let backing_share_pct = self.backing_share_pct;
+        let options = CacheDeviceOptions { backing_share_pct, ..NO_THREAD };
+        CacheDevice::open(Arc::clone(region), Arc::clone(fault) as _, binding(), options).unwrap()
+    }
+}
+
 /// A device with all that a step may change. Steps count its blocks.
 struct Scene {
+    shape: Shape,
     block_bytes: u64,
     region: Arc<Region>,
     fault: Arc<Fault>,
@@ -643,13 +672,15 @@ struct Scene {
 
 impl Scene {
     /// With blocks of the size `blocks.0`, before a backing with blocks of the size `blocks.1`.
-    fn new(slots: u64, mode: Mode, blocks: (u32, u32)) -> Self {
-        let (region, fault) =
-            (pool_of(slots, blocks.0), Arc::new(Fault::new(memory_of(blocks.1), 7)));
-        let device = open(&region, &fault);
+    fn new(shape: Shape, mode: Mode, blocks: (u32, u32)) -> Self {
+        let Shape { slots, line_bytes, .. } = shape;
+        let options = CacheOptions { block_bytes: blocks.0, line_bytes, ..Default::default() };
+        let region = pool_as(slots, &options, &RegionOptions::default());
+        let fault = Arc::new(Fault::new(memory_of(blocks.1), 7));
+        let device = shape.open(&region, &fault);
         device.set_mode(mode).unwrap();
         let model = Model::of(&device);
-        Self { block_bytes: blocks.0.into(), region, fault, device, model }
+        Self { shape, block_bytes: blocks.0.into(), region, fault, device, model }
     }
 
     fn take(&mut self, step: &Step) {
@@ -685,7 +716,7 @@ impl Scene {
             Step::Clean => drop(device.clean_all()),
             Step::SetMode(mode) => device.set_mode(mode).unwrap(),
             Step::Set(key, value) => device.set(key, value).unwrap(),
-            Step::Reopen => self.device = open(&self.region, &self.fault),
+            Step::Reopen => self.device = self.shape.open(&self.region, &self.fault),
             Step::Heal => self.fault.heal(),
             Step::Break => {
                 for effect in [
@@ -714,12 +745,23 @@ impl Scene {
     }
 }
 
-fn compare(slots: u64, mode: Mode, blocks: (u32, u32), steps: &[Step]) {
-    let mut scene = Scene::new(slots, mode, blocks);
+fn compare(shape: Shape, mode: Mode, blocks: (u32, u32), steps: &[Step]) {
+    let mut scene = Scene::new(shape, mode, blocks);
     for step in steps {
         scene.take(step);
     }
     scene.finish();
+}
+
+fn shapes() -> impl Strategy<Value = Shape> {
+    let slots = prop::sample::select(&[16, 40, 300][..]);
+    let lines = prop::sample::select(&[4 << 10, 16 << 10, 64 << 10][..]);
+    let share = prop::option::weighted(0.3, prop::sample::select(&[50, 100][..]));
+    (slots, lines, share).prop_map(|(slots, line_bytes, backing_share_pct)| Shape {
+        slots,
+        line_bytes,
+        backing_share_pct,
+    })
 }
 
 macro_rules! models {
@@ -728,8 +770,8 @@ macro_rules! models {
             #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
             $(
                 #[test]
-                fn $name(slots in prop::sample::select(&[16, 40, 300][..]), steps in steps($modes)) {
-                    compare(slots, $mode, $blocks, &steps);
+                fn $name(shape in shapes(), steps in steps($modes)) {
+                    compare(shape, $mode, $blocks, &steps);
                 }
             )*
         }

@@ -2,6 +2,7 @@
 //! Open CAS gives them: the backing is its *core*, the device that clients see its *exported
 //! object*.
 
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64 as StdAtomicU64;
 
 use serde_json::json;
@@ -16,7 +17,7 @@ use crate::device::Result;
 use crate::size::Size;
 use crate::stats::{Collector, Metric, Unit};
 use crate::sync::shard::{self, Shards};
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, Ordering};
 use crate::tier::{Level, Line, Setting, SettingError, State, Tier, line, memory};
 
 const OCCUPANCY: Metric =
@@ -74,6 +75,8 @@ pub(super) enum Counter {
     CutOff,
     NotPromoted,
     ClassFull,
+    ReadsByCost,
+    WritesByCost,
     SavedBytes,
     GroupCommits,
     EarlyGroupCommits,
@@ -104,6 +107,16 @@ const METRICS: [Metric; COUNTERS] = [
         "Requests that went around the cache because their IO class may not use more of it",
     ),
     Metric::counter(
+        "cache_reads_by_cost",
+        Unit::Count,
+        "Reads of cached pages that the backing served because the memory was slower",
+    ),
+    Metric::counter(
+        "cache_writes_by_cost",
+        Unit::Count,
+        "Large writes that went to the backing because the memory was slower",
+    ),
+    Metric::counter(
         "cache_unchanged_bytes",
         Unit::Bytes,
         "Bytes that writes did not store, for the memory had them already",
@@ -129,19 +142,23 @@ impl Default for ThreadCounters {
     }
 }
 
+/// The same for each IO class.
+struct ThreadClassCounters([[StdAtomicU64; CLASS_COUNTERS]; CLASSES]);
+
+impl Default for ThreadClassCounters {
+    fn default() -> Self {
+        Self([const { [const { StdAtomicU64::new(0) }; CLASS_COUNTERS] }; CLASSES])
+    }
+}
+
 /// The counters of one cache.
+#[derive(Default)]
 pub(super) struct Counters {
     all: Shards<ThreadCounters>,
     /// There is more than one IO class.
     has_classes: AtomicBool,
-    classes: Box<[[AtomicU64; CLASS_COUNTERS]]>,
-}
-
-impl Default for Counters {
-    fn default() -> Self {
-        let classes = (0..CLASSES).map(|_| Default::default()).collect();
-        Self { all: Shards::default(), has_classes: AtomicBool::new(false), classes }
-    }
+    /// Made with the first table of classes: few caches have one.
+    classes: OnceLock<Shards<ThreadClassCounters>>,
 }
 
 impl Counters {
@@ -163,6 +180,9 @@ impl Counters {
 
     /// The classes are counted from now on, or not.
     pub(super) fn set_has_classes(&self, has_classes: bool) {
+        if has_classes {
+            self.classes.get_or_init(Shards::default);
+        }
         self.has_classes.store(has_classes, Ordering::Relaxed);
     }
 
@@ -170,17 +190,20 @@ impl Counters {
     pub(super) fn add_of(&self, class: u8, counter: Counter, count: u64) {
         self.add(counter, count);
         if self.has_classes.load(Ordering::Relaxed)
-            && let Some(counters) = self.classes.get(usize::from(class))
+            && let Some((mine, is_exclusive)) = self.classes.get().map(Shards::mine)
+            && let Some(counters) = mine.0.get(usize::from(class))
         {
-            counters[counter as usize].fetch_add(count, Ordering::Relaxed);
+            shard::add(&counters[counter as usize], count, is_exclusive);
         }
     }
 
     /// What was counted for IO class `class`.
     fn collect_class(&self, class: u8, collector: &mut Collector) {
-        let counters = self.classes.get(usize::from(class)).into_iter().flatten();
-        for (metric, value) in METRICS.iter().zip(counters) {
-            collector.add(metric, value.load(Ordering::Relaxed));
+        let Some(threads) = self.classes.get() else { return };
+        for (at, metric) in METRICS[..CLASS_COUNTERS].iter().enumerate() {
+            let of =
+                |it: &ThreadClassCounters| it.0[usize::from(class)][at].load(Ordering::Relaxed);
+            collector.add(metric, threads.iter().map(of).fold(0, u64::wrapping_add));
         }
     }
 
@@ -346,6 +369,7 @@ impl Tier for CacheDevice {
             lines: [line("cache", used), line("mode", self.core.mode_in_words())]
                 .into_iter()
                 .chain(self.core.atomic_flush_line(waiting))
+                .chain(self.core.by_cost.in_words().map(|it| line("by cost", it)))
                 .chain(self.core.class_lines())
                 .collect(),
             details: json!({
@@ -354,10 +378,12 @@ impl Tier for CacheDevice {
                 "settings": settings,
                 "records": records,
                 "record_slots": records,
+                "line_bytes": self.core.sharding.cluster.bytes(),
                 "used_slots": live,
                 "dirty_slots": dirty,
                 "free_slots": slots.saturating_sub(live),
                 "uncommitted_slots": waiting,
+                "by_cost": self.core.by_cost.in_words(),
                 "passes_through_after_errors": self.core.fallback.is_reached(),
                 "size_bytes": Core::bytes_of(slots),
                 "pool_bytes": self.size().bytes,

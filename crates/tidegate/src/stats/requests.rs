@@ -68,6 +68,11 @@ pub struct Running<'a> {
 }
 
 impl Running<'_> {
+    /// Nanoseconds since it began, where its latency is measured.
+    pub fn sampled_ns(&self) -> Option<u64> {
+        self.since.map(|since| u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
     /// Nothing was done, and the request comes again: it is not counted.
     pub fn hand_back(self) {
         std::mem::forget(self);
@@ -79,8 +84,9 @@ impl Drop for Running<'_> {
         let (shard, exclusive) = self.requests.shards.mine();
         add(&shard.requests[self.kind as usize], 1, exclusive);
         add(&shard.bytes[self.kind as usize], self.len, exclusive);
-        if let (Some(since), Some(histogram)) = (self.since, self.requests.histogram(self.kind)) {
-            histogram.record(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        if let (Some(ns), Some(histogram)) = (self.sampled_ns(), self.requests.histogram(self.kind))
+        {
+            histogram.record(ns);
         }
     }
 }

@@ -8,6 +8,7 @@
 //! - [`cleaning`]: which dirty slots are written to the backing, and when;
 //! - [`batch`]: how many pages are cleaned at once;
 //! - [`by_content`]: whether writes are compared with what is cached;
+//! - [`cost`]: which share of requests the backing takes because it is quicker;
 //! - [`classes`]: which requests form an IO class, and what a class may use of the cache;
 //! - [`settings`]: the table of what users set of a policy.
 //!
@@ -17,6 +18,7 @@ pub mod batch;
 pub mod by_content;
 pub mod classes;
 pub mod cleaning;
+pub mod cost;
 pub mod cutoff;
 pub mod lru;
 pub mod lrw;

@@ -1,0 +1,345 @@
+//! By measured cost: which share of requests the backing takes because it is quicker there.
+//!
+//! A cache turns slower than its backing where its memory is saturated, or where a write waits for
+//! dirty pages to leave. Open CAS turns large writes away by a constant (the study's third
+//! takeaway). Here the time of requests at both devices decides, by their size and by how many are
+//! under way, and what is sent to the backing is a share of them: as both devices turn slower with
+//! more requests, the share moves until they take about as long (Orthus, "The Storage Hierarchy is
+//! Not a Hierarchy", FAST 2021, moves its share by measured throughput).
+//!
+//! Invariants:
+//! - The memory always keeps a part of the requests, so its cost stays known.
+//! - While the backing gets no share, requests that are sent there only to see what it costs take
+//!   at most a hundredth of the time of the others, after the first.
+
+/// Parts of a share.
+pub const WHOLE: u32 = 64;
+/// The share moves by so many parts.
+const STEP: u32 = 4;
+/// The largest share of the backing.
+const SHARE_MAX: u32 = WHOLE - STEP;
+/// The share grows where the memory takes more than this, in percent of the backing's time; it
+/// shrinks below 100.
+const BEGIN_PCT: u128 = 125;
+/// Size classes: from 4 KiB on, each four times the one before.
+pub const SIZES: usize = 5;
+/// Depth classes: 1, 2, 4 and so on, up to 32 and more requests under way.
+const DEPTHS: usize = 6;
+/// Time at the memory after which the backing is asked what it costs, in units of that cost.
+const PROBE_ONE_IN: u64 = 100;
+/// The same where the backing is four times slower.
+const SELDOM_ONE_IN: u64 = 1000;
+/// What a backing of unknown cost is taken for.
+const UNKNOWN_NS: u64 = 1_000_000;
+
+/// Where a request was served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The persistent memory, with all that a request waits for there.
+    Memory,
+    /// The backing.
+    Backing,
+}
+
+/// What a request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads clean pages that are cached.
+    Read,
+    /// Writes pages that are not cached.
+    Write,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 2] = [Self::Read, Self::Write];
+
+    /// The name in `stat`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "reads",
+            Self::Write => "writes",
+        }
+    }
+}
+
+/// A request that was measured.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    /// Where it was served.
+    pub place: Place,
+    /// What it did.
+    pub kind: Kind,
+    /// Its size in bytes.
+    pub len_bytes: u64,
+    /// Its time.
+    pub took_ns: u64,
+    /// Requests under way at the memory and at the backing, itself included.
+    pub depths: [u32; 2],
+    /// Number of requests that it stands for.
+    pub weight: u32,
+}
+
+/// What becomes of the requests of one kind and size.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// So many of [`WHOLE`] go to the backing.
+    pub share: u32,
+    /// One more is to go there, to see what that costs.
+    pub probes: bool,
+}
+
+/// A mean that forgets: each new value counts an eighth.
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean {
+    /// 0: none yet.
+    ns: u64,
+}
+
+impl Mean {
+    fn see(&mut self, ns: u64) {
+        let ns = ns.max(1);
+        self.ns = if self.ns == 0 { ns } else { self.ns - self.ns / 8 + ns / 8 }.max(1);
+    }
+}
+
+/// Requests of one kind and size.
+#[derive(Debug, Clone, Copy, Default)]
+struct Class {
+    /// By place and depth.
+    means: [[Mean; DEPTHS]; 2],
+    share: u32,
+    /// Time at the memory since the backing was asked last.
+    since_probe_ns: u64,
+}
+
+impl Class {
+    /// What `place` takes with `depth` requests under way: as with the nearest depth that was seen,
+    /// a smaller one first.
+    fn estimate(&self, place: Place, depth: u32) -> Option<u64> {
+        let (means, depth) = (&self.means[place as usize], depth_class(depth));
+        let smaller = means[..=depth].iter().rev();
+        let seen = smaller.chain(&means[depth + 1..]).find(|mean| mean.ns > 0);
+        seen.map(|mean| mean.ns)
+    }
+
+    fn see(&mut self, sample: &Sample) -> Decision {
+        let Sample { place, took_ns, depths, weight, .. } = *sample;
+        let [memory_depth, backing_depth] = depths;
+        self.means[place as usize][depth_class(depths[place as usize])].see(took_ns);
+        let backing_ns = self.estimate(Place::Backing, backing_depth);
+        if place == Place::Backing {
+            self.since_probe_ns = 0;
+        } else if let Some(memory_ns) = self.estimate(Place::Memory, memory_depth) {
+            let time_ns = took_ns.saturating_mul(weight.into());
+            self.since_probe_ns = self.since_probe_ns.saturating_add(time_ns);
+            if let Some(backing_ns) = backing_ns {
+                self.move_share(memory_ns, backing_ns);
+            }
+            return Decision {
+                share: self.share,
+                probes: self.is_probe_due(memory_ns, backing_ns),
+            };
+        }
+        Decision { share: self.share, probes: false }
+    }
+
+    fn move_share(&mut self, memory_ns: u64, backing_ns: u64) {
+        if u128::from(memory_ns) * 100 > u128::from(backing_ns) * BEGIN_PCT {
+            self.share = (self.share + STEP).min(SHARE_MAX);
+        } else if memory_ns < backing_ns {
+            self.share = self.share.saturating_sub(STEP);
+        }
+    }
+
+    fn is_probe_due(&mut self, memory_ns: u64, backing_ns: Option<u64>) -> bool {
+        let is_far_slower = backing_ns.is_some_and(|backing_ns| backing_ns / 4 > memory_ns);
+        let one_in = if is_far_slower { SELDOM_ONE_IN } else { PROBE_ONE_IN };
+        let backing_ns = backing_ns.unwrap_or(UNKNOWN_NS);
+        let is_due = self.share == 0 && self.since_probe_ns >= backing_ns.saturating_mul(one_in);
+        if is_due {
+            self.since_probe_ns = 0;
+        }
+        is_due
+    }
+}
+
+/// What requests cost at both devices, and the decisions.
+#[derive(Debug, Default)]
+pub struct Costs {
+    classes: [[Class; SIZES]; 2],
+}
+
+impl Costs {
+    /// Takes `sample` in. Returns what becomes of requests like it from now on.
+    pub fn see(&mut self, sample: &Sample) -> Decision {
+        self.classes[sample.kind as usize][size_class(sample.len_bytes)].see(sample)
+    }
+}
+
+/// The size class of requests of `len_bytes`.
+pub fn size_class(len_bytes: u64) -> usize {
+    let class = (len_bytes >> 12).max(1).ilog2() / 2;
+    usize::try_from(class).unwrap_or(SIZES).min(SIZES - 1)
+}
+
+/// The smallest request of size class `class`, in bytes.
+pub fn size_of_class(class: usize) -> u64 {
+    4096 << (2 * class.min(SIZES - 1))
+}
+
+fn depth_class(depth: u32) -> usize {
+    usize::try_from(depth.max(1).ilog2()).unwrap_or(DEPTHS).min(DEPTHS - 1)
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MICROSECOND_NS: u64 = 1000;
+
+    /// Two devices: each serves `servers` requests at once, each in `each_ns`.
+    #[derive(Debug, Clone, Copy)]
+    struct Model {
+        each_ns: [u64; 2],
+        servers: [u64; 2],
+    }
+
+    impl Model {
+        /// The time of a request at `place` beside `depth` in all.
+        fn took_ns(&self, place: Place, depth: u32) -> u64 {
+            let (each_ns, servers) = (self.each_ns[place as usize], self.servers[place as usize]);
+            each_ns * u64::from(depth.max(1)).div_ceil(servers)
+        }
+    }
+
+    struct Run {
+        decision: Decision,
+        /// Time of all requests at the memory, and of those at the backing.
+        memory_ns: u64,
+        probes_ns: u64,
+        probes: u32,
+    }
+
+    /// `count` reads of 4 KiB by `clients` clients, of which each waits for its last one.
+    fn run(model: Model, clients: u32, count: u32) -> Run {
+        let mut costs = Costs::default();
+        let mut run = Run { decision: Decision::default(), memory_ns: 0, probes_ns: 0, probes: 0 };
+        for at in 0..count {
+            let at_backing = clients * run.decision.share / WHOLE;
+            let depths = [clients - at_backing, at_backing.max(1)];
+            let turn = at * run.decision.share % WHOLE < run.decision.share;
+            let is_probe = std::mem::take(&mut run.decision.probes);
+            let place = if turn || is_probe { Place::Backing } else { Place::Memory };
+            let took_ns = model.took_ns(place, depths[place as usize]);
+            if place == Place::Memory {
+                run.memory_ns += took_ns;
+            } else if !turn {
+                run.probes += 1;
+                run.probes_ns += took_ns;
+            }
+            let sample =
+                Sample { place, kind: Kind::Read, len_bytes: 4096, took_ns, depths, weight: 1 };
+            let decision = costs.see(&sample);
+            let probes = run.decision.probes || decision.probes;
+            run.decision = Decision { probes, ..decision };
+        }
+        run
+    }
+
+    #[test]
+    fn classes_are_those_of_their_sizes_and_depths() {
+        let sizes = [512, 4096, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 1 << 30];
+        assert_eq!(sizes.map(size_class), [0, 0, 1, 2, 2, 3, 4, 4]);
+        (0..SIZES).for_each(|class| assert_eq!(size_class(size_of_class(class)), class));
+        assert_eq!([0, 1, 2, 3, 4, 31, 32, u32::MAX].map(depth_class), [0, 0, 1, 1, 2, 4, 5, 5]);
+    }
+
+    #[test]
+    fn a_memory_that_is_quicker_keeps_all() {
+        let model = Model { each_ns: [500, 20 * MICROSECOND_NS], servers: [4, 4] };
+        let found = run(model, 2, 1_000_000);
+        assert_eq!(found.decision.share, 0);
+        assert!(found.probes > 1, "what the backing costs stays known");
+        assert!(found.probes_ns * 1000 <= found.memory_ns * 11, "{} ns", found.probes_ns);
+    }
+
+    #[test]
+    fn a_memory_that_waits_for_the_backing_gives_it_nearly_all() {
+        let model =
+            Model { each_ns: [900 * MICROSECOND_NS, 500 * MICROSECOND_NS], servers: [9; 2] };
+        assert_eq!(run(model, 1, 10_000).decision.share, SHARE_MAX);
+    }
+
+    #[test]
+    fn a_saturated_memory_shares_until_both_take_as_long() {
+        // One request at a time in 10 µs, against 30 in 80 µs: 8 of 32 clients wait as long there.
+        let model = Model { each_ns: [10 * MICROSECOND_NS, 80 * MICROSECOND_NS], servers: [1, 32] };
+        let share = run(model, 32, 50_000).decision.share;
+        assert!((36..=52).contains(&share), "{share} of {WHOLE}");
+    }
+
+    #[test]
+    fn what_one_size_costs_says_nothing_of_another() {
+        let mut costs = Costs::default();
+        let sample = |place, len_bytes, took_ns| Sample {
+            place,
+            kind: Kind::Write,
+            len_bytes,
+            took_ns,
+            depths: [1, 1],
+            weight: 1,
+        };
+        for _ in 0..100 {
+            costs.see(&sample(Place::Backing, 1 << 20, 1000));
+            costs.see(&sample(Place::Memory, 1 << 20, 5000));
+            assert_eq!(costs.see(&sample(Place::Memory, 64 << 10, 5000)).share, 0);
+        }
+        assert_eq!(costs.see(&sample(Place::Memory, 1 << 20, 5000)).share, SHARE_MAX);
+    }
+
+    proptest! {
+        /// Whatever both devices are: the share is at an end that the costs there ask for, or both
+        /// cost about as much within a step or two of it.
+        #[test]
+        fn the_share_settles_where_the_costs_are_even(
+            memory_us in 1_u64..200, backing_us in 1_u64..200, clients in 1_u32..48,
+            servers in prop::array::uniform2(1_u64..8),
+        ) {
+            let each_ns = [memory_us, backing_us].map(|it| it * MICROSECOND_NS);
+            let model = Model { each_ns, servers };
+            let share = run(model, clients, 60_000).decision.share;
+            prop_assert!(share <= SHARE_MAX);
+            let cost_at = |share: u32| {
+                let at_backing = clients * share.min(WHOLE) / WHOLE;
+                [
+                    model.took_ns(Place::Memory, clients - at_backing),
+                    model.took_ns(Place::Backing, at_backing.max(1)),
+                ]
+            };
+            // A depth class is as wide as half of its depths, and so is the share's error.
+            let [memory_ns, backing_ns] = cost_at(share.saturating_sub(WHOLE / 3));
+            prop_assert!(share == 0 || 2 * memory_ns >= backing_ns, "too much: {share}");
+            let [memory_ns, backing_ns] = cost_at(share + WHOLE / 3);
+            prop_assert!(share == SHARE_MAX || memory_ns <= 2 * backing_ns, "too little: {share}");
+        }
+
+        #[test]
+        fn no_sample_panics(
+            samples in prop::collection::vec(
+                (any::<bool>(), any::<bool>(), any::<u64>(), any::<u64>(), any::<[u32; 2]>()), 0..200,
+            ),
+        ) {
+            let mut costs = Costs::default();
+            for (at_backing, is_write, len_bytes, took_ns, depths) in samples {
+                let place = if at_backing { Place::Backing } else { Place::Memory };
+                let kind = if is_write { Kind::Write } else { Kind::Read };
+                let sample =
+                    Sample { place, kind, len_bytes, took_ns, depths, weight: u32::MAX };
+                prop_assert!(costs.see(&sample).share <= SHARE_MAX);
+            }
+        }
+    }
+}
