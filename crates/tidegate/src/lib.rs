@@ -11,15 +11,13 @@
 //! - [`log`]: a write log, for files and blocks, shared by processes;
 //! - [`raw`]: blocks in place on persistent memory, fast and not atomic;
 //! - [`dram`]: the DRAM tier, a volatile write cache over any device;
-//! - [`tier`]: what tiers share;
-//! - [`cache`]: the policies of a cache on persistent memory;
 //! - [`size`]: numbers of bytes as people write them;
 //! - [`glob`]: patterns of paths;
 //! - [`backing`]: devices behind a pool, by URL;
 //! - [`stack`]: the registry of engines, and the stack of tiers that a pool is served as;
 //! - [`machine`]: the seam of a model of machines with other CPUs and clocks;
 //! - [`stats`]: counters, gauges and latency histograms of every tier;
-//! - [`tier`]: what every tier can say and do, and how an engine offers itself.
+//! - [`tier`]: what every tier can say and do, what tiers share, and how an engine offers itself.
 //!
 //! `docs/architecture.md` walks one write through them.
 
