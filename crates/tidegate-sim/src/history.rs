@@ -175,11 +175,12 @@ impl History {
     ///
     /// What a read returned survives, too, for devices whose writes are durable when they become
     /// visible. Zeroing is not (readers see the map before it is durable), so reads of a block that
-    /// was zeroed do not count.
+    /// was zeroed do not count. Nor do any where writes may go to a backing that tears: it shows
+    /// them before it has flushed them.
     pub fn after_crash(&self, lba: u64, initial: Stamp, position: usize) -> BTreeSet<Stamp> {
         let zeroed = self.calls.iter().any(|call| call.op.zeroes(lba));
         let required = |call: &Call| {
-            let binding = !matches!(call.op, Op::Read { .. }) || !zeroed;
+            let binding = !matches!(call.op, Op::Read { .. }) || !(zeroed || self.tears);
             binding && self.survives(call, position)
         };
         let mut stamps = outcomes(initial, &self.intervals(lba, required, position));

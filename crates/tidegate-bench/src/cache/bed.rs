@@ -11,7 +11,7 @@ use tidegate::device::{BlockDevice, DeviceError, Geometry, WriteFlags, ZeroFlags
 use tidegate::pmem::Region;
 use tidegate::tier::Tier;
 
-use super::{Bench, CacheArgs};
+use super::{Bench, CACHE, CacheArgs};
 use crate::block::{new_btt, pool_bytes, unnamed_region};
 use crate::error::{BenchError, Result};
 use crate::floor::BareCopy;
@@ -54,6 +54,27 @@ impl Subject {
     }
 }
 
+/// A cache that is not as users get it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Variant {
+    pub(super) policy: &'static str,
+    line_bytes: u32,
+    /// The setting.
+    cost: &'static str,
+}
+
+impl Variant {
+    /// As users get it.
+    const DEFAULT: Self = Self { policy: CACHE, line_bytes: 4 << 10, cost: "off" };
+    /// Lines of the study's other sizes.
+    pub(super) const LINES: [Self; 2] = [
+        Self { policy: "cache-16k", line_bytes: 16 << 10, ..Self::DEFAULT },
+        Self { policy: "cache-64k", line_bytes: 64 << 10, ..Self::DEFAULT },
+    ];
+    /// What is cached is decided by measured cost.
+    pub(super) const BY_COST: Self = Self { policy: "cache-cost", cost: "auto", ..Self::DEFAULT };
+}
+
 /// The memory of caches, one at a time.
 pub(super) struct Pool {
     region: Arc<Region>,
@@ -69,16 +90,37 @@ impl Pool {
 
     /// An empty cache before `backing`, as users get it.
     pub(super) fn cache(&self, backing: Arc<dyn BlockDevice>) -> Result<Arc<CacheDevice>> {
-        cache::create(&self.region, &CacheOptions::default())?;
+        self.cache_as(&Variant::DEFAULT, backing)
+    }
+
+    fn cache_as(
+        &self,
+        variant: &Variant,
+        backing: Arc<dyn BlockDevice>,
+    ) -> Result<Arc<CacheDevice>> {
+        let line_bytes = variant.line_bytes;
+        cache::create(&self.region, &CacheOptions { line_bytes, ..CacheOptions::default() })?;
         let pages = backing.geometry().size_bytes() / u64::from(PAGE_BYTES);
         let binding = Binding { identity: 1, name: "bench".to_owned(), pages };
         let options = CacheDeviceOptions::default();
         let region = Arc::clone(&self.region);
         let device = CacheDevice::open(region, backing, binding, options)?;
         // What is written differs in one line from what was: the figures are of whole pages.
-        let set = device.set("by-content", "off");
-        set.map_err(|error| BenchError::program("the cache", error.to_string()))?;
+        for (key, value) in [("by-content", "off"), ("cost", variant.cost)] {
+            let set = device.set(key, value);
+            set.map_err(|error| BenchError::program("the cache", error.to_string()))?;
+        }
         Ok(Arc::new(device))
+    }
+
+    /// A cache like `variant`, as a subject.
+    pub(super) fn variant(
+        &self,
+        variant: &Variant,
+        backing: Arc<dyn BlockDevice>,
+    ) -> Result<Subject> {
+        let region = Some(Arc::clone(&self.region));
+        Ok(Subject { policy: variant.policy, device: self.cache_as(variant, backing)?, region })
     }
 
     /// As a subject.

@@ -9,7 +9,7 @@ use tidegate::device::{
     BlockDevice, DeviceError, Geometry, Operation, Request, WriteFlags, ZeroFlags,
 };
 
-use super::bed::{PAGE_BYTES, Pool, Subject, alone, null, slow, writes};
+use super::bed::{PAGE_BYTES, Pool, Subject, Variant, alone, null, slow, writes};
 use super::cases::SLOW;
 use super::study::DISK;
 use super::{BACKING, Bench, CACHE, Part};
@@ -28,6 +28,8 @@ pub(super) const FULL_DISK: &str = "cache-full-disk";
 pub(super) const FILL: &str = "cache-fill-90pct";
 /// Reads of pages that are not cached.
 pub(super) const READ: &str = "cache-read-miss";
+/// The same, one page after the other: what lines bring in is read next.
+const READ_IN_ORDER: &str = "cache-read-in-order";
 /// The cache before a device that keeps nothing.
 pub(super) const BEFORE_NULL: &str = "cache-null";
 /// The backing alone, flushed after as many writes as the cache cleans at once.
@@ -189,6 +191,13 @@ pub(super) fn reads(bench: &mut Bench<'_>) -> Result<()> {
         let workload = Workload { read_pct: 100, ..workload };
         bench.turn(READ, &alone(Arc::clone(&backing)), &workload)?;
         bench.turn(READ, &pool.subject(CACHE, Arc::clone(&backing))?, &workload)?;
+        let workload = Workload { pattern: Pattern::Sequential, ..workload };
+        bench.turn(READ_IN_ORDER, &alone(Arc::clone(&backing)), &workload)?;
+        bench.turn(READ_IN_ORDER, &pool.subject(CACHE, Arc::clone(&backing))?, &workload)?;
+        for variant in Variant::LINES {
+            let cache = pool.variant(&variant, Arc::clone(&backing))?;
+            bench.turn(READ_IN_ORDER, &cache, &workload)?;
+        }
     }
     Ok(())
 }

@@ -168,10 +168,10 @@ impl CacheArgs {
         let each = match part {
             Part::Miss => pages * 4 * threads,
             Part::Hit | Part::Evict => (pages * 4 + runs(7.0)) * threads,
-            Part::Study => pages * 120,
+            Part::Study => pages * 155,
             Part::Nbd => return served::planned(self),
             Part::Full => pages * 40 + runs(6.0 * behind::LONGER),
-            Part::Read => runs(2.0),
+            Part::Read => runs(6.0),
             Part::Zipf => pages * 40,
             Part::Open => return opening::planned(self),
         };

@@ -6,8 +6,9 @@
 //!   from the cache; so is one that the backing failed.
 //! - A large write that misses, in a mode that writes back: around the cache by forced unit access,
 //!   so that it is as durable when it is acknowledged as one into the cache. A crash may tear its
-//!   blocks, as far as the backing tears them. Pages of it that are cached, clean or dirty, leave
-//!   the cache first, as in all writes around it. Not with atomic flush.
+//!   blocks, as far as the backing tears them, and readers may see it before it is durable. Pages
+//!   of it that are cached, clean or dirty, leave the cache first, as in all writes around it. Not
+//!   with atomic flush.
 //!
 //! Nothing is shared between requests but what is seldom changed: each thread counts for itself,
 //! and of the requests that only read memory one in 64 is measured.
@@ -217,7 +218,7 @@ impl Core {
         picks
     }
 
-    /// Requests of this kind and size are measured, and this one took since `began_ns`.
+    /// A request took `took_ns` at `place`, and stands for `weight` of its kind and size.
     fn see_cost(&self, place: Place, kind: Kind, len: usize, took_ns: u64, weight: u32) {
         let at_backing = self.pace.foreground_requests();
         let all = u32::try_from(self.by_cost.count_under_way()).unwrap_or(u32::MAX);
@@ -265,8 +266,8 @@ impl Core {
         if self.reads_around(offset, buf, class) {
             return Ok(());
         }
-        let is_measured =
-            running.sampled_ns().is_some() && self.has_all(&pages_in(&bytes_at(offset, buf.len())));
+        let pages = pages_of(offset, buf.len() as u64);
+        let is_measured = running.sampled_ns().is_some() && self.has_all(&pages);
         behaviour.read(self, offset, buf, class)?;
         if is_measured {
             self.note_read_cost(buf.len(), running);

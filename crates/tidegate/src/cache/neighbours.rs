@@ -98,8 +98,8 @@ impl Core {
         }
     }
 
-    /// Adds to `pages` the dirty pages of their clusters, `most` at most: neighbours that the
-    /// backing takes as one request.
+    /// Adds up to `most` other dirty pages of their clusters to `pages`; the backing takes those
+    /// that are neighbours as one request.
     pub(super) fn add_clusters(&self, pages: &mut Vec<Found>, most: usize) {
         let cluster = self.sharding.cluster;
         if cluster.is_page() {

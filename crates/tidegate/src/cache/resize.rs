@@ -279,6 +279,10 @@ impl Core {
             if pages.is_empty() {
                 return Ok(());
             }
+            // A page is named by each of its slots: that of a record and the one under it, or one
+            // that a writer replaces at this moment. It leaves once.
+            pages.sort_unstable_by_key(|found| found.page);
+            pages.dedup_by_key(|found| found.page);
             let dirty = pages.iter().filter(|found| found.dirty).copied().collect();
             self.clean(dirty, &mut self.lock_cleaning())?;
             self.evict(&pages)?;

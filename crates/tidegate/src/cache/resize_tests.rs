@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::error::CacheError;
-use super::tests::{NO_THREAD, PAGES, SHARDED, binding, memory, open, pool, read, write};
+use super::tests::{
+    NO_THREAD, PAGES, SHARDED, binding, memory, memory_of, open, pool, pool_of, read, write,
+};
 use super::*;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::{DeviceErrorKind, Op};
@@ -120,6 +122,25 @@ fn pages_that_no_flush_covered_are_committed_before_they_leave() {
     (0..60).for_each(|page| assert_eq!(read(&device, page), 8));
 }
 
+#[test]
+fn a_page_and_the_record_over_it_leave_once() {
+    let backing = memory_of(512);
+    let device = CacheDevice::open(pool_of(130, 512), backing, binding(), NO_THREAD).unwrap();
+    (0..100).for_each(|page| write(&device, page, 7));
+    device.clean_all().unwrap();
+    for page in 0..10 {
+        device.write(page * 4096 + 512, &[8; 512], WriteFlags::default()).unwrap();
+    }
+    assert_eq!(device.core.usage().bases, 10, "all slots of these leave");
+    device.resize(24 * 4096).unwrap();
+    assert_eq!(device.core.usage().live, 0);
+    for page in 0..100 {
+        let mut data = [0; 4096];
+        device.read(page * 4096, &mut data).unwrap();
+        assert_eq!((data[0], data[512]), (7, if page < 10 { 8 } else { 7 }));
+    }
+}
+
 /// Readers and writers go on in a file that becomes longer and shorter under them.
 #[test]
 fn requests_go_on_while_the_file_grows_and_shrinks() {
@@ -143,14 +164,17 @@ fn requests_go_on_while_the_file_grows_and_shrinks() {
                 let (device, is_done) = (&device, &is_done);
                 scope.spawn(move || {
                     let mut byte = 1_u8;
-                    while !is_done.load(std::sync::atomic::Ordering::SeqCst) {
+                    // At least once, however late the thread begins.
+                    loop {
                         byte = byte.wrapping_add(1);
                         (own..PAGES).step_by(2).for_each(|page| write(device, page, byte));
                         (own..PAGES)
                             .step_by(2)
                             .for_each(|page| assert_eq!(read(device, page), byte));
+                        if is_done.load(std::sync::atomic::Ordering::SeqCst) {
+                            return byte;
+                        }
                     }
-                    byte
                 })
             })
             .into();

@@ -304,7 +304,7 @@ mod tests {
         /// Whatever both devices are: the share is at an end that the costs there ask for, or both
         /// cost about as much within a step or two of it.
         #[test]
-        fn the_share_settles_where_the_costs_are_even(
+        fn the_share_comes_to_rest_where_the_costs_are_even(
             memory_us in 1_u64..200, backing_us in 1_u64..200, clients in 1_u32..48,
             servers in prop::array::uniform2(1_u64..8),
         ) {
