@@ -41,7 +41,7 @@ const FULL: [&str; 5] = [
     "--threads 1,2 --seconds 1 --repetitions 7",
     "--seconds 1.5 --repetitions 3",
     "--writes 200000 --repetitions 5",
-    "--repetitions 3",
+    "--repetitions 3 --steady-seconds 5",
     "--repetitions 5",
 ];
 /// The command lines of a run of two minutes.
