@@ -291,7 +291,7 @@ mod tests {
         }
         let (file, seen) = made("four");
         let fd = file.as_raw_fd();
-        // Once some test has synced, it is known by its numbers, whoever has it open.
+        // Once some test has synced, it is known by its numbers, whatever descriptor it has.
         let is_by_descriptor = with_note(|new| new.fd == fd, |_| ()).is_some();
         closed(fd);
         assert_eq!(find(fd, &seen).is_none(), is_by_descriptor);
