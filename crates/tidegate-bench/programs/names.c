@@ -4,18 +4,23 @@
  * replace  created, written, synced, renamed over the former file, the directory synced
  * package  created, written, mode, owner and times set, synced, renamed over the former file, a line appended to a
  *          log, which is synced
+ * redo     a block of a redo log, which is as long as it gets, and a mapping of which the kernel refuses, written and
+ *          synced: MariaDB asks for MAP_SYNC, which takes persistent memory
  * locked   a transaction of LMDB: pages of a file written and synced, then a page of it through a descriptor with
  *          O_DSYNC, opened under a record lock on another file
  * lines    a line appended to a log, which is synced */
+#define _GNU_SOURCE
 #include <fcntl.h>
+#include <linux/mman.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "times.h"
 
 enum { WARM_UP = 20, TIMES_MAX = 1000000, MAIL_BYTES = 3000, CONFIG_BYTES = 1000, TOOL_BYTES = 20000,
-       PAGE_BYTES = 4096, PAGES = 256 };
+       PAGE_BYTES = 4096, PAGES = 256, REDO_BYTES = 4 << 20, BLOCK_BYTES = 512 };
 
 static int syncs;
 static char content[TOOL_BYTES];
@@ -95,6 +100,22 @@ static int opened(const char *name, int flags)
     return file;
 }
 
+static void redo(uint64_t number)
+{
+    static int log = -1;
+    if (log < 0) {
+        log = opened("ib_logfile0", 0);
+        for (off_t place = 0; place < REDO_BYTES; place += PAGE_BYTES)
+            check(pwrite(log, content, PAGE_BYTES, place) == PAGE_BYTES, "pwrite");
+        check(!syncs || fsync(log) == 0, "fsync");
+        void *mapped = mmap(NULL, REDO_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, log, 0);
+        check(mapped == MAP_FAILED, "a mapping with MAP_SYNC was not refused");
+    }
+    off_t place = (off_t)(number % (REDO_BYTES / BLOCK_BYTES)) * BLOCK_BYTES;
+    check(pwrite(log, content, BLOCK_BYTES, place) == BLOCK_BYTES, "pwrite");
+    check(!syncs || fdatasync(log) == 0, "fdatasync");
+}
+
 static void locked(uint64_t number)
 {
     static int pages = -1, meta = -1;
@@ -129,7 +150,7 @@ static void lines(uint64_t number)
 }
 
 static const struct { const char *name; void (*run)(uint64_t); } patterns[] = {
-    {"mail", mail}, {"replace", replace}, {"package", package},
+    {"mail", mail}, {"replace", replace}, {"package", package}, {"redo", redo},
     {"locked", locked}, {"lines", lines},
 };
 
@@ -155,7 +176,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[2], patterns[at].name) == 0)
             pattern = patterns[at].run;
     if (pattern == NULL) {
-        fprintf(stderr, "usage: names DIRECTORY mail|replace|package|locked|lines full|off SECONDS\n");
+        fprintf(stderr, "usage: names DIRECTORY mail|replace|package|redo|locked|lines full|off SECONDS\n");
         return 2;
     }
     syncs = strcmp(argv[3], "full") == 0;

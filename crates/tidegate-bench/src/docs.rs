@@ -47,6 +47,7 @@ mod tests {
     use crate::machine::Machine;
     use crate::measure::{Amount, Key, Op};
     use crate::report::tests::report;
+    use crate::timeline::TimelineRow;
 
     const PAGE: &str = "# P\n<!-- table: block-write -->\nold\n<!-- end -->\n\n<!-- table: open -->\nkept\n<!-- end -->\nlast\n";
 
@@ -94,6 +95,8 @@ mod tests {
             "log-append-128",
             "run-write-dsync",
             "run-full-random",
+            "run-steady-2g",
+            "run-unsynced-tar",
             "run-read-dirty",
             "run-names-mail",
             "run-sqlite-wal",
@@ -105,9 +108,12 @@ mod tests {
         }
         let (policy, values) = ("run".to_owned(), vec![1.0]);
         report.log.machine = Some(Machine { repetitions: 77, ..report.machine.clone() });
+        let timeline =
+            TimelineRow { policy: policy.clone(), requests: vec![1], ..TimelineRow::default() };
+        report.log.timelines.push(timeline);
         report.log.amounts.0.push(Amount { measure: "a number", policy, unit: "ms", values });
         let names: Vec<_> = report.tables().into_iter().map(|table| table.name).collect();
-        assert_eq!(names.len(), cases.len() + 2, "with the numbers and the targets: {names:?}");
+        assert_eq!(names.len(), cases.len() + 3, "with seconds, numbers and targets: {names:?}");
         let updated = update(page, &report).unwrap();
         for table in report.tables() {
             assert!(updated.contains(&table.markdown()), "{} has no place on the page", table.name);

@@ -126,6 +126,7 @@ mod tests {
             policy: "lru".to_owned(),
             case: "timeline-64M".to_owned(),
             tick_ns: 500_000,
+            requests: vec![1, 0, 2],
             max_ns: vec![3000, 0, 90_000],
             mean_ns: vec![2000, 0, 4000],
         });

@@ -44,8 +44,8 @@ struct Json<'a> {
     open: Option<&'a Opening>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     phases: Vec<PhaseRow<'a>>,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    timelines: &'a [TimelineRow],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    timelines: Vec<&'a TimelineRow>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     idle: &'a [IdleRow],
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -87,7 +87,7 @@ impl Report {
             targets: self.verdicts(),
             open: self.open.as_ref(),
             phases: self.tiers.breakdowns.iter().flat_map(Breakdown::rows).collect(),
-            timelines: &self.tiers.timelines,
+            timelines: self.tiers.timelines.iter().chain(&self.log.timelines).collect(),
             idle: &self.tiers.idle,
             amounts: self.log.amounts.0.iter().chain(&self.cache.amounts.0).collect(),
         };
@@ -263,6 +263,9 @@ impl Report {
             table("log-append", "Appends to the log, in process", &["log-"], "copy"),
             table("run-write", "Durable writes of a program", &["run-write", "run-append"], plain),
             table("run-full", "Durable writes, the log full", &["run-full"], plain),
+            table("run-steady", "A steady load", &["run-steady"], no_sync),
+            log::steady_table(&self.log),
+            times("run-unsynced", "Programs that never sync", &of(&["run-unsynced"]), plain),
             table("run-read", "Reads of a program", &["run-read"], plain),
             table("run-names", "What programs do with their syncs", &["run-names"], no_sync),
             table(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Requests that were answered in one interval.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Timeline {
 }
 
 /// A timeline as it is published; an interval without an answer has neither maximum nor mean.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct TimelineRow {
     /// The policy.
     pub policy: String,
@@ -28,6 +28,8 @@ pub struct TimelineRow {
     pub case: String,
     /// Length of an interval.
     pub tick_ns: u64,
+    /// Requests that were answered in each interval.
+    pub requests: Vec<u64>,
     /// Slowest request of each interval, 0 for none.
     pub max_ns: Vec<u64>,
     /// Mean of each interval, 0 for none.
@@ -65,6 +67,7 @@ impl Timeline {
             policy: policy.to_owned(),
             case: case.to_owned(),
             tick_ns: self.tick_ns,
+            requests: self.ticks.iter().map(|tick| tick.requests).collect(),
             max_ns: self.ticks.iter().map(|tick| tick.max_ns).collect(),
             mean_ns: self.ticks.iter().map(mean).collect(),
         }
@@ -92,7 +95,8 @@ mod tests {
         second.note(tick, Duration::from_nanos(100), 30);
         first.merge(&second);
         let row = first.row("lru", "overrun");
-        assert_eq!((row.tick_ns, row.max_ns, row.mean_ns), (1000, vec![30, 0, 7], vec![20, 0, 7]));
+        assert_eq!((row.tick_ns, row.requests), (1000, vec![2, 0, 1]));
+        assert_eq!((row.max_ns, row.mean_ns), (vec![30, 0, 7], vec![20, 0, 7]));
     }
 
     #[test]

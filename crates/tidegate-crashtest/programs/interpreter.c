@@ -6,6 +6,7 @@
  *                              this program, statically linked.
  * interpreter once LINE        executes one line and exits with its errno.
  * interpreter boot COMMAND...  runs a command for which the machine was started just now.
+ * interpreter unsynced COMMAND...  runs a command whose syncs all succeed, and none is made.
  *
  * NUMBER identifies the bytes that an operation writes: see `fill`. With `hold` each file stays
  * open once it was opened, and later operations use that descriptor. Otherwise an operation opens
@@ -20,13 +21,17 @@
 #include <libgen.h>
 #include <limits.h>
 #include <linux/falloc.h>
+#include <linux/filter.h>
 #include <linux/io_uring.h>
+#include <linux/seccomp.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -275,8 +280,20 @@ static int renamed(int status)
     return status;
 }
 
+/* A sync of the file that only a preloaded library sees, if CRASHTEST_CLAIMED is set: for a command that runs
+ * unsynced. */
+static void claim_synced(const char *name)
+{
+    int fd = getenv("CRASHTEST_CLAIMED") ? open(name, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        fsync(fd);
+        close(fd);
+    }
+}
+
 static int do_rename(void)
 {
+    claim_synced(path(0));
     int (*unseen)(const char *, const char *) = missed("rename");
     return renamed((unseen ? unseen : rename)(path(0), path(1)));
 }
@@ -607,6 +624,23 @@ static int run_after_boot(char **command)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+/* Runs a command, and all that it starts, whose syncs succeed without being made. */
+static int run_unsynced(char **command)
+{
+    enum { SYNCS = 5 };
+    static const unsigned numbers[SYNCS] = { SYS_fsync, SYS_fdatasync, SYS_syncfs, SYS_sync_file_range, SYS_sync };
+    struct sock_filter code[SYNCS + 3] = { BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)) };
+    for (int index = 0; index < SYNCS; index++)
+        code[1 + index] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, numbers[index], SYNCS - index, 0);
+    code[SYNCS + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    code[SYNCS + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO);
+    struct sock_fprog program = { SYNCS + 3, code };
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0)
+        execvp(command[0], command);
+    perror(command[0]);
+    return 127;
+}
+
 /* One byte a call: a line that is read ahead would be another process's in a child. */
 static int read_line(char *line, size_t size)
 {
@@ -630,6 +664,8 @@ int main(int count, char **words)
         return execute_line(words[2]) == 0 ? 0 : errno;
     if (count > 2 && is(words[1], "boot"))
         return run_after_boot(words + 2);
+    if (count > 2 && is(words[1], "unsynced"))
+        return run_unsynced(words + 2);
     static_program = count > 1 ? words[1] : "";
     hold = count > 2 && is(words[2], "hold");
     while (read_line(line, sizeof line)) {

@@ -229,7 +229,8 @@ fn outside_actions(model: &Model, operation: &Operation) -> Vec<Outside> {
     let file = concerned(operation).0;
     let written = file.map(|path| Outside::WriteBack(path.to_owned()));
     let works = |action: &Outside| model.clone().apply(&Step::Outside(action.clone())).is_ok();
-    [Some(Outside::Commit), written].into_iter().flatten().filter(works).collect()
+    let all = [Some(Outside::Commit), written, Some(Outside::Retire)];
+    all.into_iter().flatten().filter(works).collect()
 }
 
 /// All sequences of `length` operations, each with one sync or none behind it, without actions from

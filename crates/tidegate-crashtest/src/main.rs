@@ -65,8 +65,8 @@ struct On {
     /// One more option for `tidegate run`
     #[arg(long, allow_hyphen_values = true)]
     run_option: Vec<String>,
-    /// Plant a mistake, which must be found: dropped-syncs, lost-records, missed-renames or
-    /// missed-directories
+    /// Plant a mistake, which must be found: dropped-syncs, lost-records, missed-renames,
+    /// missed-directories, early-retire or plain-names
     #[arg(long, value_parser = parse_fault)]
     fault: Option<Fault>,
     /// Number of machines that work at once

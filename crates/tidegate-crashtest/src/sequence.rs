@@ -27,6 +27,9 @@ pub enum Outside {
     Commit,
     /// `sync_file_range` of a file: its dirty pages go to the disk without a commit.
     WriteBack(String),
+    /// `tidegate flush`: `run` syncs what it has in its log, and empties it. Without Tidegate
+    /// nothing is done.
+    Retire,
 }
 
 /// One line of a sequence.
@@ -53,6 +56,7 @@ impl fmt::Display for Step {
             Self::Sync(Sync::All) => write!(out, "sync"),
             Self::Sync(Sync::Mapping) => write!(out, "msync"),
             Self::Outside(Outside::Commit) => write!(out, "outside commit"),
+            Self::Outside(Outside::Retire) => write!(out, "outside retire"),
             Self::Outside(Outside::WriteBack(path)) => write!(out, "outside writeback {path}"),
         }
     }
@@ -70,6 +74,7 @@ impl FromStr for Step {
             ["msync"] => Self::Sync(Sync::Mapping),
             ["prepare"] => Self::Prepare,
             ["outside", "commit"] => Self::Outside(Outside::Commit),
+            ["outside", "retire"] => Self::Outside(Outside::Retire),
             ["outside", "writeback", path] => Self::Outside(Outside::WriteBack((*path).to_owned())),
             _ => Self::Operation(Operation::parse(line)?),
         })
@@ -130,7 +135,7 @@ mod tests {
     fn a_sequence_survives_its_text_form() {
         let text = "hold\nprepare\nutime d0/A\ncreate d0/B\nnew d1/A 10\nfork write d0/B 0 100\nfallocate d0/A punch 1 2\nfsync .\n\
                     outside writeback d0/A\ntmpfile d1/A 10 fsync\nuring-rename d0/A d1/B\nsync\n\
-                    chmod d0/B 640\nsplice d0/A d0/B\nstatic write d0/A 5 6\noutside commit\n";
+                    chmod d0/B 640\nsplice d0/A d0/B\nstatic write d0/A 5 6\noutside commit\noutside retire\n";
         let sequence: Sequence = text.parse().unwrap();
         assert_eq!(sequence.to_string(), text);
         assert_eq!(sequence.one_line().parse::<Sequence>().unwrap(), sequence);

@@ -104,6 +104,34 @@ fn planted_mistakes_are_found() {
     }
 }
 
+/// Mistakes of `run` itself: the shipped binary makes them where syncs that it was answered were
+/// not made. What each sequence leaves is allowed without the mistake, and not with it.
+#[test]
+fn mistakes_of_run_itself_are_found() {
+    let mistakes = [
+        (
+            Fault::EarlyRetire,
+            &[
+                "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; outside retire",
+                "prepare; new d0/B 5000; fsync .; outside retire",
+                "prepare; new d0/B 5000; fsync .; rename d0/B d1/A; fsync d1; outside retire",
+            ][..],
+        ),
+        (Fault::PlainNames, &["prepare; append d1/B 3000; rename d1/B d0/A"][..]),
+    ];
+    for (fault, texts) in mistakes {
+        let parsed = texts.iter().map(|text| text.parse().expect("it is valid"));
+        let sequences: Vec<Sequence> = parsed.collect();
+        let tests = || sequences.iter().cloned().map(at_every_step).collect();
+        assert_none(&test(Kind::Ext4, run(), None, tests()));
+        let report = test(Kind::Ext4, run(), Some(fault), tests());
+        for sequence in &sequences {
+            let is_found = report.violations.iter().any(|(violating, _)| violating == sequence);
+            assert!(is_found, "{fault:?} is not found: {}", sequence.one_line());
+        }
+    }
+}
+
 /// Calls that `run` does not see, though it answers for what they changed.
 #[test]
 fn changes_of_names_that_are_not_seen_are_found() {

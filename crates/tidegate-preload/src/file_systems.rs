@@ -16,6 +16,7 @@ use std::ffi::c_int;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tidegate::log::recover::{EXT_MAGIC, XFS_MAGIC, keeps_identities};
 use tidegate::log::{self, FileSystemId, FileSystemRef, Log};
 
 use crate::path::{self, Opened};
@@ -99,8 +100,8 @@ fn find_identity(log: &Log, fd: c_int, device: u64) -> Option<Identity> {
     // Tests run on whatever file system there is.
     let id = if cfg!(test) { id.or(Ok::<_, Errno>([7; 16])).ok()? } else { id.ok()? };
     let journal = match kind {
-        XFS => Journal::InOrder,
-        EXT => journal_of(device),
+        XFS_MAGIC => Journal::InOrder,
+        EXT_MAGIC => journal_of(device),
         _ => Journal::Unknown,
     };
     let reference = log.file_system(log::identity(&id, 0, b""), journal == Journal::InOrder)?;
@@ -235,16 +236,13 @@ pub(crate) fn is_in_memory(fd: c_int) -> bool {
 }
 
 fn is_allowed(kind: i64) -> bool {
-    matches!(kind, EXT | XFS) || (kind == TMPFS && process::includes_tmpfs())
+    keeps_identities(kind) || (kind == TMPFS && process::includes_tmpfs())
 }
 
 fn kind(stat: &libc::statfs) -> i64 {
     stat.f_type & 0xffff_ffff
 }
 
-/// ext2, ext3, ext4.
-const EXT: i64 = 0xef53;
-const XFS: i64 = 0x5846_5342;
 const TMPFS: i64 = 0x0102_1994;
 const RAMFS: i64 = 0x8584_58f6;
 
@@ -259,7 +257,9 @@ mod tests {
 
     #[test]
     fn only_file_systems_with_lasting_identities_are_allowed() {
-        for (kind, expected) in [(EXT, true), (XFS, true), (TMPFS, false), (0x9123_683e, false)] {
+        for (kind, expected) in
+            [(EXT_MAGIC, true), (XFS_MAGIC, true), (TMPFS, false), (0x9123_683e, false)]
+        {
             assert_eq!(is_allowed(kind), expected, "{kind:#x}");
         }
         let proc = File::open("/proc/version").unwrap();

@@ -6,12 +6,14 @@
 //!    real. So a note may be lost at any time: its place is taken, it is in use by another thread,
 //!    or by the one that a signal handler has interrupted.
 //! 2. Until the process has synced a file, a note is found by the descriptor only that made the
-//!    file, and ends with it: programs that never sync pay for no look at the file.
+//!    file, and ends with it: programs that never sync pay for no look at the file. At most so many
+//!    such notes are there as are counted, so that a descriptor is closed without a search once
+//!    there are none.
 //!
 //! Entry points: [`note`], [`own_change`], [`find`], [`forget`], [`closed`].
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use tidegate::log::{ChangeNumbers, FileSystemRef};
 
@@ -60,6 +62,10 @@ impl NewFile {
         before.of(file_system)
     }
 
+    fn is_by_descriptor(&self) -> bool {
+        self.fd >= 0
+    }
+
     fn is(&self, device: u64, inode: u64) -> bool {
         self.fd < 0 && (self.device, self.inode) == (device, inode)
     }
@@ -79,11 +85,23 @@ static PLACES: [Shared<NewFile>; NOTES] = [const { Shared::new() }; NOTES];
 static MADE: AtomicU64 = AtomicU64::new(0);
 /// This process has synced a file.
 static SYNCS: AtomicBool = AtomicBool::new(false);
+/// Notes that are found by a descriptor. Counted before such a note is made and after it has gone:
+/// in a child that was forked in between there are too many rather than too few.
+static BY_DESCRIPTOR: AtomicUsize = AtomicUsize::new(0);
 
-/// The notes that were ever made.
+/// The notes that were ever made, the newest first: a file is mostly synced before the next one is
+/// made.
 fn places() -> impl Iterator<Item = &'static Shared<NewFile>> {
-    let made = usize::try_from(MADE.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
-    PLACES.iter().take(made)
+    let made = MADE.load(Ordering::Relaxed);
+    let numbers = (made.saturating_sub(NOTES as u64)..made).rev();
+    numbers.filter_map(|number| PLACES.get(usize::try_from(number % NOTES as u64).ok()?))
+}
+
+/// Notes by a descriptor have gone.
+fn uncount(is_one: bool) {
+    if is_one {
+        BY_DESCRIPTOR.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Some file is noted.
@@ -116,10 +134,18 @@ pub(crate) fn note(fd: c_int, numbers: Numbers) -> Option<Seen> {
     if seen.as_ref().is_some_and(|seen| !(seen.is_file() && new.identify(seen))) {
         return seen;
     }
+    store(new);
+    seen
+}
+
+fn store(new: NewFile) {
+    BY_DESCRIPTOR.fetch_add(usize::from(new.is_by_descriptor()), Ordering::Relaxed);
     let number = MADE.fetch_add(1, Ordering::Relaxed);
     let place = usize::try_from(number % NOTES as u64).ok().and_then(|at| PLACES.get(at));
-    place.and_then(|place| place.with(|note| *note = Some(new)));
-    seen
+    let replaced = place.and_then(|place| place.with(|note| note.replace(new)));
+    // What was there before, or what is lost.
+    let gone = replaced.unwrap_or(Some(new));
+    uncount(gone.is_some_and(|gone| gone.is_by_descriptor()));
 }
 
 /// Changes the note of a file, if there is one; `None` afterwards: it is forgotten.
@@ -131,7 +157,15 @@ fn with_note<R>(
         place.with(|note| note.as_ref().is_some_and(&is_it)).unwrap_or(false)
     };
     let place = places().find(is_there)?;
-    place.with(|note| note.as_ref().is_some_and(&is_it).then(|| use_it(note)))?
+    let is_by_descriptor =
+        |note: &Option<NewFile>| note.as_ref().is_some_and(NewFile::is_by_descriptor);
+    let (result, has_gone) = place.with(|note| {
+        let was_by_descriptor = is_by_descriptor(note);
+        let result = note.as_ref().is_some_and(&is_it).then(|| use_it(note));
+        (result, was_by_descriptor && !is_by_descriptor(note))
+    })?;
+    uncount(has_gone);
+    result
 }
 
 /// The attributes of the file with this device and inode number were changed; the change has these
@@ -182,7 +216,7 @@ pub(crate) fn forget(device: u64, inode: u64) {
 /// A descriptor is about to be closed: what was noted with it only is found no more.
 #[inline]
 pub(crate) fn closed(fd: c_int) {
-    if has_some() {
+    if BY_DESCRIPTOR.load(Ordering::Relaxed) != 0 {
         with_note(|new| new.fd == fd, |note| *note = None);
     }
 }
@@ -240,6 +274,31 @@ mod tests {
         assert!(find(fd, &seen).is_some());
         assert!(own_change((seen.stat.st_dev, seen.stat.st_ino), change(&world)));
         assert!(find(fd, &seen).is_none());
+    }
+
+    #[test]
+    fn a_file_is_found_among_others_and_not_behind_its_closed_descriptor() {
+        let world = World::new();
+        let made = |name| {
+            let file = File::create_new(world.path(name)).unwrap();
+            let seen = Seen::of(file.as_raw_fd()).unwrap();
+            note(file.as_raw_fd(), change(&world));
+            (file, seen)
+        };
+        let files: Vec<_> = ["one", "two", "three"].map(made).into();
+        for (file, seen) in &files {
+            assert!(find(file.as_raw_fd(), seen).is_some());
+        }
+        let (file, seen) = made("four");
+        let fd = file.as_raw_fd();
+        // Once some test has synced, it is known by its numbers, whatever descriptor it has.
+        let is_by_descriptor = with_note(|new| new.fd == fd, |_| ()).is_some();
+        closed(fd);
+        assert_eq!(find(fd, &seen).is_none(), is_by_descriptor);
+        // Files of other tests may have the same numbers.
+        for (_, seen) in files.iter().chain([&(file, seen)]) {
+            forget(seen.stat.st_dev, seen.stat.st_ino);
+        }
     }
 
     #[test]

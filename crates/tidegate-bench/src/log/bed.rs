@@ -15,9 +15,9 @@ use std::str::FromStr;
 use tempfile::TempDir;
 
 use super::LogArgs;
+use super::disk::{DISK_BYTES, Disk, Place};
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
-use crate::machine::is_tmpfs;
 use crate::nbd::this_server;
 use crate::pattern::Rng;
 
@@ -90,36 +90,28 @@ pub(super) struct Pool {
 
 /// Directories for files and pools.
 pub(super) struct Bed {
-    files: TempDir,
+    disk: Disk,
     pools: TempDir,
     tidegate: PathBuf,
 }
 
 impl Bed {
     pub(super) fn new(args: &LogArgs) -> Result<Self> {
-        check_disk(&args.files)?;
-        let bed = Self {
-            files: directory(&args.files)?,
-            pools: directory(&args.dir)?,
-            tidegate: this_server()?,
-        };
-        // A server does not run as root: its user has to come to its files.
-        for dir in [&bed.files, &bed.pools] {
-            let open = std::fs::Permissions::from_mode(0o755);
-            std::fs::set_permissions(dir.path(), open)
-                .map_err(BenchError::os("open", dir.path()))?;
-        }
-        Ok(bed)
+        let place = Place::of(args.files.as_deref())?;
+        let disk = Disk::new(&place, args.scaled(DISK_BYTES, 2 << 30))?;
+        let (pools, tidegate) = (directory(&args.dir)?, this_server()?);
+        open_to_all(pools.path())?;
+        Ok(Self { disk, pools, tidegate })
     }
 
     /// Where files are.
     pub(super) fn files(&self) -> &Path {
-        self.files.path()
+        self.disk.path()
     }
 
     /// The path of a file.
     pub(super) fn file(&self, name: &str) -> PathBuf {
-        self.files.path().join(name)
+        self.files().join(name)
     }
 
     /// Where pools are.
@@ -240,16 +232,10 @@ pub(super) fn directory(parent: &Path) -> Result<TempDir> {
     made.map_err(BenchError::os("create a directory in", parent))
 }
 
-/// Refuses what is no disk: what programs gain there is nothing.
-pub(super) fn check_disk(dir: &Path) -> Result<()> {
-    if is_tmpfs(dir) {
-        let message = format!(
-            "--files {}: is a tmpfs, where nothing is ever synced; name a directory on a disk",
-            dir.display()
-        );
-        return Err(BenchError::Usage(message));
-    }
-    Ok(())
+/// Lets other users enter a directory: a server does not run as root.
+pub(super) fn open_to_all(dir: &Path) -> Result<()> {
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(dir, open).map_err(BenchError::os("open", dir))
 }
 
 /// Bytes written so far to the disk that `dir` is on.
@@ -312,13 +298,6 @@ mod tests {
         let words = |runner| under(Path::new("/t"), runner, Path::new("/p"), 4096);
         assert!(words(Runner::Plain).is_empty());
         assert_eq!(words(Runner::Run), ["/t", "run", "--pool", "/p", "--size=4096", "--"]);
-    }
-
-    #[test]
-    fn a_tmpfs_is_refused_as_a_place_for_files() {
-        let error = check_disk(Path::new("/dev/shm")).unwrap_err();
-        assert!(error.is_usage() && error.to_string().contains("/dev/shm"), "{error}");
-        check_disk(Path::new("/var/tmp")).unwrap();
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use clap::ValueEnum;
@@ -12,9 +13,10 @@ use super::append::of_log;
 use super::bed::Pool;
 use super::io::{Kind, Sync, warm_up_requests};
 use super::{Bench, LogArgs, Measure, Part, RUN_PREFIX, Runner, nvcache};
-use crate::child::output_of;
+use crate::child::{find_program, output_of};
 use crate::error::Result;
-use crate::measure::{Key, Sample};
+use crate::fio;
+use crate::measure::{Key, Op, Sample};
 use crate::pattern::Pattern;
 use crate::programs::parse_sample;
 
@@ -37,6 +39,10 @@ const LOGGED_REQUESTS: u64 = 100_000;
 const READ_REQUESTS: u64 = 200_000;
 /// Written while the log is full.
 const FULL_BYTES: u64 = 1 << 30;
+/// Requests in flight that the disk itself is measured with.
+const DISK_DEPTH: u32 = 32;
+/// The driver, as errors name it.
+pub(super) const DRIVER: &str = "bench io";
 
 /// Case of blocks to a descriptor with `O_DSYNC`.
 pub(super) const DSYNC: &str = "run-write-dsync";
@@ -47,19 +53,24 @@ pub(super) const ONE_FILE: &str = "run-write-fdatasync-one-file";
 /// Case of small appends with an `fdatasync` after each.
 pub(super) const APPEND: &str = "run-append-fdatasync";
 
+/// Policy of the disk by itself: requests past the page cache, 32 of them in flight.
+pub(super) const DISK: &str = "disk-depth-32";
+
 /// A case of the load driver.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Case {
-    name: &'static str,
+    pub(super) name: &'static str,
     kind: Kind,
     sync: Sync,
     pattern: Pattern,
     threads: usize,
     one_file: bool,
     block_bytes: u32,
-    file_bytes: u64,
+    pub(super) file_bytes: u64,
     requests: u64,
-    pool: Pool,
+    /// It ends after this time instead.
+    seconds: Option<f64>,
+    pub(super) pool: Pool,
 }
 
 impl Case {
@@ -81,10 +92,16 @@ impl Case {
             ]
             .map(OsString::from),
         );
+        words.extend(self.seconds.map(|seconds| format!("--seconds={seconds}").into()));
         words
     }
 
-    fn key(&self, policy: &str) -> Key {
+    /// The same without syncs.
+    pub(super) fn unsynced(self) -> Self {
+        Self { sync: Sync::None, ..self }
+    }
+
+    pub(super) fn key(&self, policy: &str) -> Key {
         Key {
             policy: policy.to_owned(),
             case: self.name.to_owned(),
@@ -111,8 +128,15 @@ fn case(name: &'static str, kind: Kind, sync: Sync, pool: Pool) -> Case {
         block_bytes: BLOCK_BYTES,
         file_bytes: FILE_BYTES,
         requests: 0,
+        seconds: None,
         pool,
     }
+}
+
+/// A case of random blocks with an `fdatasync` after each, for some seconds.
+pub(super) fn steady_case(name: &'static str, file_bytes: u64, seconds: f64, pool: Pool) -> Case {
+    let seconds = Some(seconds);
+    Case { file_bytes, seconds, ..case(name, Kind::Write, Sync::Each, pool) }
 }
 
 /// The cases of [`writes`], in order.
@@ -175,7 +199,13 @@ fn policy(writer: Option<Runner>) -> &'static str {
     writer.map_or(nvcache::POLICY, Runner::name)
 }
 
-/// More than the log holds, against plain writes with one sync at the end.
+/// Whether what measures the disk by itself is there.
+pub(super) fn find_programs() -> Result<()> {
+    find_program("fio", "fio").map(drop)
+}
+
+/// More than the log holds, against plain writes with one sync at the end, and random ones against
+/// what the disk itself takes.
 pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
     let runners = bench.args.policies.clone();
     let bytes = bench.args.scaled(FULL_BYTES, 1 << 20);
@@ -195,6 +225,18 @@ pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
                 Ok(())
             },
         )?;
+        if pattern == Pattern::Uniform {
+            bench.in_turns(
+                Part::Full,
+                &[DISK],
+                |policy| describe(&case, policy),
+                |bench, policy| {
+                    let sample = bench.disk_itself(&case)?;
+                    bench.add(Key { iodepth: DISK_DEPTH, ..case.key(policy) }, sample);
+                    Ok(())
+                },
+            )?;
+        }
     }
     Ok(())
 }
@@ -262,13 +304,41 @@ impl Bench<'_> {
         nvcache::write(self, library, &file, numbers)
     }
 
+    /// As many requests as of the case, past the page cache, by fio: each block once.
+    fn disk_itself(&self, case: &Case) -> Result<Sample> {
+        let file = self.file_of(case, 0)?;
+        self.bed.sync_disk()?;
+        let mut command = Command::new(find_program("fio", "fio")?);
+        command.args(["--name=disk", "--ioengine=libaio", "--direct=1", "--rw=randwrite"]);
+        command.args(["--output-format=json", "--percentile_list=50:99:99.9:99.99"]);
+        command.args([
+            format!("--filename={}", file.display()),
+            format!("--bs={}", case.block_bytes),
+            format!("--size={}", case.file_bytes),
+            format!("--iodepth={DISK_DEPTH}"),
+        ]);
+        // fio leaves a state file in its working directory where it is interrupted.
+        command.current_dir(self.bed.files());
+        fio::parse(&output_of(command)?, Op::Write)
+    }
+
     /// Runs the driver once.
     fn drive(&self, runner: Runner, case: &Case) -> Result<Sample> {
         let files = (0..case.files()).map(|number| self.file_of(case, number));
         let files = files.collect::<Result<Vec<_>>>()?;
+        parse_sample(DRIVER, &self.drive_on(runner, case, &files)?)
+    }
+
+    /// Runs the driver once on these files; what it printed.
+    pub(super) fn drive_on(
+        &self,
+        runner: Runner,
+        case: &Case,
+        files: &[PathBuf],
+    ) -> Result<String> {
         self.bed.sync_disk()?;
-        let program = [&self.bed.driver()[..], &case.words(&files)].concat();
-        parse_sample("bench io", &output_of(self.bed.command(runner, case.pool, &program))?)
+        let program = [&self.bed.driver()[..], &case.words(files)].concat();
+        output_of(self.bed.command(runner, case.pool, &program))
     }
 
     /// A file of the case: an empty one for appends, else one that is whole and on the disk, in the

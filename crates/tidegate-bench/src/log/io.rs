@@ -15,9 +15,10 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
 use tidegate::device::{
     BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
 };
@@ -26,8 +27,11 @@ use tidegate::size::parse_bytes;
 use crate::error::{BenchError, Result};
 use crate::measure::{Op, Sample};
 use crate::pattern::Pattern;
+use crate::timeline::TimelineRow;
 use crate::workload::{Outcome, Stop, Workload};
 
+/// The interval of a [`Measured::timeline`].
+const SECOND: Duration = Duration::from_secs(1);
 /// Requests in 1000 that are made before those that count.
 const WARM_UP_PER_MILLE: u64 = 20;
 
@@ -101,13 +105,16 @@ pub struct IoArgs {
     /// Requests of each thread
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub requests: u64,
+    /// Go on for so long instead, from the first request on, and print what each second had
+    #[arg(long, value_name = "S")]
+    pub seconds: Option<f64>,
     /// Stay after the result was printed, doing nothing, until standard input ends
     #[arg(long)]
     pub linger: bool,
 }
 
 impl IoArgs {
-    /// Does it, and prints the [`Sample`] as a JSON object in a line.
+    /// Does it, and prints what was [`Measured`] as a JSON object in a line.
     ///
     /// # Errors
     /// Those of the files.
@@ -115,8 +122,8 @@ impl IoArgs {
     /// # Panics
     /// Never: a sample is made of numbers.
     pub fn run(&self) -> Result<()> {
-        let sample = self.measure()?;
-        let line = serde_json::to_string(&sample).expect("numbers are JSON");
+        let measured = self.measure()?;
+        let line = serde_json::to_string(&measured).expect("numbers are JSON");
         println!("{line}");
         if self.linger {
             let input = "standard input";
@@ -125,21 +132,24 @@ impl IoArgs {
         Ok(())
     }
 
-    fn measure(&self) -> Result<Sample> {
+    fn measure(&self) -> Result<Measured> {
         let failed = |source| BenchError::Device { policy: "a file".to_owned(), source };
         let files = Files::open(self)?;
         if self.kind == Kind::ReadDirty {
             self.workload(1).fill(&files).map_err(failed)?;
         }
-        let warm_up = Stop::Requests(warm_up_requests(self.requests));
-        Workload { stop: warm_up, seed: 2, ..self.workload(2) }.run(&files).map_err(failed)?;
+        if self.seconds.is_none() {
+            let warm_up = Stop::Requests(warm_up_requests(self.requests));
+            Workload { stop: warm_up, ..self.workload(2) }.run(&files).map_err(failed)?;
+        }
         let mut outcome = self.workload(1).run(&files).map_err(failed)?;
         if self.sync == Sync::End {
             let begun = Instant::now();
             files.sync_all().map_err(failed)?;
             outcome.elapsed += begun.elapsed();
         }
-        Ok(self.sample(&outcome))
+        let timeline = self.seconds.map(|_| outcome.timeline.row("", ""));
+        Ok(Measured { sample: self.sample(&outcome), timeline })
     }
 
     fn sample(&self, outcome: &Outcome) -> Sample {
@@ -148,11 +158,25 @@ impl IoArgs {
     }
 
     fn workload(&self, seed: u64) -> Workload {
-        let stop = Stop::Requests(self.requests);
+        let (stop, tick) = match self.seconds {
+            Some(seconds) => (Stop::After(Duration::from_secs_f64(seconds)), SECOND),
+            None => (Stop::Requests(self.requests), Duration::ZERO),
+        };
         let writes = Workload::writes(self.pattern, self.block_size, self.size, stop);
         let read_pct = if self.kind.op() == Op::Read { 100 } else { 0 };
-        Workload { read_pct, threads: self.threads, seed, ..writes }
+        Workload { read_pct, threads: self.threads, tick, seed, ..writes }
     }
+}
+
+/// What the driver prints.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Measured {
+    /// All requests.
+    #[serde(flatten)]
+    pub(super) sample: Sample,
+    /// The requests of each second, where time decided how many there were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) timeline: Option<TimelineRow>,
 }
 
 /// Numbers the threads that use a device, from 0: a thread keeps its number while it uses no other
@@ -309,7 +333,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path(), 64 << 10);
         let args = args("--size 64K --threads 2 --requests 100 --sync dsync", &files);
-        let sample = args.measure().unwrap();
+        let sample = args.measure().unwrap().sample;
         assert_eq!(sample.ops, 200);
         assert!(files.iter().all(|path| has_data(path)));
         assert!(sample.p50_ns <= sample.max_ns && sample.ops_per_s > 0.0);
@@ -320,7 +344,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path(), 0);
         let args = args("--kind append --block-size 128 --requests 1000", &files[..1]);
-        assert_eq!(args.measure().unwrap().ops, 1000);
+        assert_eq!(args.measure().unwrap().sample.ops, 1000);
         assert_eq!(files[0].metadata().unwrap().len(), 128 * 1020, "20 are the warm-up");
     }
 
@@ -330,9 +354,21 @@ mod tests {
         let files = files(dir.path(), 64 << 10);
         for (kind, dirty) in [("read-only", false), ("read-clean", false), ("read-dirty", true)] {
             let line = format!("--size 64K --requests 100 --kind {kind} --sync none");
-            assert_eq!(args(&line, &files[..1]).measure().unwrap().ops, 100);
+            assert_eq!(args(&line, &files[..1]).measure().unwrap().sample.ops, 100);
             assert_eq!(has_data(&files[0]), dirty, "{kind}");
         }
+    }
+
+    #[test]
+    fn a_load_for_a_time_says_what_each_interval_had() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path(), 64 << 10);
+        let printed = args("--size 64K --seconds 0.05 --sync none", &files[..1]).measure().unwrap();
+        let line = serde_json::to_string(&printed).unwrap();
+        let read: Measured = serde_json::from_str(&line).unwrap();
+        let timeline = read.timeline.unwrap();
+        assert_eq!((timeline.tick_ns, timeline.requests), (1_000_000_000, vec![read.sample.ops]));
+        assert!(read.sample.ops > 10 && timeline.max_ns[0] > 0, "{line}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! What programs do with files and their syncs: deliveries of mail, replaced files, installed
-//! packages, transactions under a record lock, lines of logs.
+//! packages, redo logs, transactions under a record lock, lines of logs.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -16,8 +16,14 @@ use crate::programs::parse_sample;
 const DRIVER: Source =
     Source { name: "names", text: include_str!("../../programs/names.c"), libraries: &[] };
 /// Patterns, and the bytes of each new file, or of what is written and synced.
-const PATTERNS: [(&str, u64); 5] =
-    [("mail", 3000), ("replace", 1000), ("package", 20_000), ("locked", 12_408), ("lines", 79)];
+const PATTERNS: [(&str, u64); 6] = [
+    ("mail", 3000),
+    ("replace", 1000),
+    ("package", 20_000),
+    ("redo", 512),
+    ("locked", 12_408),
+    ("lines", 79),
+];
 
 /// The cases of all patterns.
 pub(super) fn cases() -> [String; PATTERNS.len()] {
@@ -34,7 +40,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     bench.prepare_pool(pool(bench.args))?;
     let ways = Way::all(&bench.args.policies, true);
     for (pattern, block_bytes) in PATTERNS {
-        let name = |way: Way| format!("{} new files, {pattern}", way.policy());
+        let name = |way: Way| format!("{} pattern {pattern}", way.policy());
         bench.in_turns(Part::Names, &ways, name, |bench, way| {
             let sample = run(bench, way, &driver, pattern)?;
             let key = Key {

@@ -71,7 +71,7 @@ impl FileSystem {
     }
 
     fn mount(&mut self, image: &Path) -> Result<()> {
-        let device = attach_loop(image)?;
+        let device = attach_loop(image, &[])?;
         let mounted = call("mkfs.ext4", "e2fsprogs", &["-q", "-F", &device])
             .and_then(|_| call("mount", "mount", &[&device, &self.path.to_string_lossy()]));
         self.is_mounted = mounted.is_ok();
@@ -119,15 +119,17 @@ fn wait_for(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes a disk of `image`, in blocks as the export has them; returns its path.
-fn attach_loop(image: &Path) -> Result<String> {
+/// Makes a disk of `image`, with blocks of 4096 bytes and more `options` of losetup; returns its
+/// path.
+pub(crate) fn attach_loop(image: &Path, options: &[&str]) -> Result<String> {
     let image = image.to_string_lossy();
     let mut tries = 0;
     loop {
         tries += 1;
         let device = call("losetup", "mount", &["--find"])?.trim().to_owned();
         make_node(&device)?;
-        match call("losetup", "mount", &["--sector-size", "4096", &device, &image]) {
+        let words = [&["--sector-size", "4096"], options, &[&*device, &*image]].concat();
+        match call("losetup", "mount", &words) {
             Ok(_) => return Ok(device),
             Err(error) if tries == LOOP_TRIES => return Err(error),
             Err(_) => {}

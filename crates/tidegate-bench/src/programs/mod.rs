@@ -30,6 +30,7 @@ use crate::output::OutputArgs;
 use crate::policy::Policy;
 use crate::progress::Progress;
 use file_system::FileSystem;
+pub(crate) use file_system::attach_loop;
 use run::{Measured, Programs};
 pub(crate) use run::{parse_db_bench, parse_sample};
 

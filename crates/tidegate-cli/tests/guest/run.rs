@@ -35,8 +35,10 @@ enum Medium {
     Devdax,
 }
 
+static SYSTEM: LazyLock<System> = LazyLock::new(|| System::with(&root_of_run()));
+
 /// A root with the shipped binaries, and what they need.
-static SYSTEM: LazyLock<System> = LazyLock::new(|| {
+pub(crate) fn root_of_run() -> Addition {
     build_tidegate();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let interpreter = Interpreter::compile(dir.path()).expect("the interpreter is compiled");
@@ -49,14 +51,14 @@ static SYSTEM: LazyLock<System> = LazyLock::new(|| {
         ("bin/interpreter-static".to_owned(), read(&interpreter.linked)),
     ];
     files.extend(libraries(tidegate));
-    System::with(&Addition {
+    Addition {
         modules: vec!["dax/device_dax", "dax/dax_pmem", "block/virtio_blk"],
         files,
         functions: include_str!("functions"),
-    })
-});
+    }
+}
 
-fn read(path: &Path) -> Vec<u8> {
+pub(crate) fn read(path: &Path) -> Vec<u8> {
     std::fs::read(path).unwrap_or_else(|err| panic!("{}: {err}", path.display()))
 }
 
@@ -164,6 +166,9 @@ fn run(guest: &mut Guest, pool: &str, sequence: &Sequence) {
         let answer = guest.run(&match step {
             Step::Outside(Outside::Commit) => format!("outside commit /disk/{OUTSIDE}"),
             Step::Outside(Outside::WriteBack(path)) => format!("outside writeback /disk/{path}"),
+            Step::Outside(Outside::Retire) => {
+                format!("tidegate flush {pool} >/dev/null && echo ok")
+            }
             _ => format!("step {number} {step}"),
         });
         assert!(answer.ends_with("ok"), "{}: {step}: {answer}", sequence.one_line());

@@ -10,6 +10,7 @@ pub mod group;
 pub mod image;
 pub mod program;
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -62,23 +63,32 @@ pub enum Fault {
     MissedRenames,
     /// `run` sees no directory that is made: syncs are answered while that is pending.
     MissedDirectories,
+    /// `run` retires records before their files are synced: the supervisor's syncs succeed, and
+    /// none is made.
+    EarlyRetire,
+    /// `run` records the names of plain files: it takes them for synced, and they are not.
+    PlainNames,
 }
 
 impl Fault {
     /// Every fault, with its name on the command line.
-    pub const ALL: [(Self, &str); 4] = [
+    pub const ALL: [(Self, &str); 6] = [
         (Self::DroppedSyncs, "dropped-syncs"),
         (Self::LostRecords, "lost-records"),
         (Self::MissedRenames, "missed-renames"),
         (Self::MissedDirectories, "missed-directories"),
+        (Self::EarlyRetire, "early-retire"),
+        (Self::PlainNames, "plain-names"),
     ];
 
-    /// The function of the C library that the program calls past `run`.
-    fn missed(self) -> Option<&'static str> {
+    /// What tells the program to make the mistake, or to lead `run` into it: a variable of its
+    /// environment.
+    fn variable(self) -> Option<(&'static str, &'static str)> {
         match self {
-            Self::DroppedSyncs | Self::LostRecords => None,
-            Self::MissedRenames => Some("rename"),
-            Self::MissedDirectories => Some("mkdir"),
+            Self::DroppedSyncs | Self::LostRecords | Self::EarlyRetire => None,
+            Self::MissedRenames => Some(("CRASHTEST_MISSED", "rename")),
+            Self::MissedDirectories => Some(("CRASHTEST_MISSED", "mkdir")),
+            Self::PlainNames => Some(("CRASHTEST_CLAIMED", "1")),
         }
     }
 }
@@ -258,11 +268,12 @@ impl Machine {
         self.act_from_outside(&Step::Outside(Outside::Commit))?;
         self.disk.read()?;
         let start = Instant::now();
+        let first = self.start_supervisor()?;
         let mut command = self.command(sequence.hold)?;
         let mut program = Program::start(&mut command, |command| self.group.spawn(command))?;
         let done = self.execute(&mut program, sequence, cuts);
         let killed = self.group.kill();
-        drop(program);
+        drop((program, first));
         self.disk.unmount()?;
         killed?;
         ensure!(
@@ -273,20 +284,44 @@ impl Machine {
         done
     }
 
+    /// For a supervisor that makes no syncs, before a program that does: another program that has
+    /// it started, and does nothing.
+    fn start_supervisor(&self) -> Result<Option<Program>> {
+        if self.fault != Some(Fault::EarlyRetire) || self.runner == Runner::Plain {
+            return Ok(None);
+        }
+        let mut command = self.program(true);
+        command.stderr(Stdio::null());
+        let mut first = Program::start(&mut command, |command| self.group.spawn(command))?;
+        // Whatever it answers: it runs, so the supervisor is there.
+        first.execute(0, "nothing").context("the program that starts a supervisor")?;
+        Ok(Some(first))
+    }
+
+    /// The program, started as the runner says, with all that it starts: their syncs are not made
+    /// if `is_unsynced`.
+    fn program(&self, is_unsynced: bool) -> Command {
+        let mut words: Vec<OsString> = Vec::new();
+        if is_unsynced {
+            words.extend([self.interpreter.linked.clone().into(), "unsynced".into()]);
+        }
+        if let Runner::Tidegate { binary, options } = &self.runner {
+            words.extend([binary.into(), "run".into(), "--pool".into(), self.pool_path().into()]);
+            words.extend(options.iter().map(OsString::from));
+            words.push("--".into());
+        }
+        words.push(self.interpreter.dynamic.clone().into());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).arg(&self.interpreter.linked);
+        command
+    }
+
     fn command(&self, hold: bool) -> Result<Command> {
-        let mut command = match &self.runner {
-            Runner::Plain => Command::new(&self.interpreter.dynamic),
-            Runner::Tidegate { binary, options } => {
-                let mut command = Command::new(binary);
-                command.args(["run", "--pool"]).arg(self.pool_path()).args(options);
-                command.arg("--").arg(&self.interpreter.dynamic);
-                command
-            }
-        };
-        command.arg(&self.interpreter.linked).args(hold.then_some("hold"));
+        let mut command = self.program(self.fault == Some(Fault::PlainNames));
+        command.args(hold.then_some("hold"));
         // Sequences are short: files are covered at a descriptor's first sync, not at its second.
         command.env("TIDEGATE_COVER_AFTER", "1");
-        command.envs(self.fault.and_then(Fault::missed).map(|name| ("CRASHTEST_MISSED", name)));
+        command.envs(self.fault.and_then(Fault::variable));
         command.current_dir(self.disk.mount_point()).stderr(File::create(self.dir.join("stderr"))?);
         Ok(command)
     }
@@ -301,6 +336,7 @@ impl Machine {
         let mut made = Vec::new();
         for (number, step) in (1..).zip(&sequence.steps) {
             let failed = match step {
+                Step::Outside(Outside::Retire) => self.retire()?,
                 Step::Outside(_) => self.act_from_outside(step)?,
                 Step::Sync(_) if self.fault == Some(Fault::DroppedSyncs) => None,
                 _ => program.execute(number, &step.to_string()).with_context(|| self.stderr())?,
@@ -329,6 +365,14 @@ impl Machine {
             None => format!("commit {root}/{OUTSIDE}"),
         };
         self.agent.execute(0, &line)
+    }
+
+    /// Has the log retired, if there is one.
+    fn retire(&self) -> Result<Option<String>> {
+        if let Runner::Tidegate { binary, .. } = &self.runner {
+            succeed(Command::new(binary).arg("flush").arg(self.pool_path()))?;
+        }
+        Ok(None)
     }
 
     fn cut(&self, step: usize) -> Result<Cut> {

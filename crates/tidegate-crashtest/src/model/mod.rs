@@ -18,7 +18,8 @@
 //! state between the two could occur with a commit in the background at the worst moment.
 //!
 //! **From outside**: a commit makes all changes durable and the inodes clean; a write-back
-//! allocates, so that the next sync finds an inode that changed.
+//! allocates, so that the next sync finds an inode that changed; `run`, told to retire its log, may
+//! do both.
 //!
 //! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a
 //! file that was created and never synced is unordered ([`Model::is_optional`]), an `fdatasync` may
@@ -227,6 +228,10 @@ impl Model {
                 Ok(())
             }
             Step::Outside(Outside::WriteBack(path)) => self.write_back(path),
+            Step::Outside(Outside::Retire) => {
+                self.retire();
+                Ok(())
+            }
             Step::Prepare => {
                 ensure!(self.step == 1, "something was done before it was prepared");
                 Ok(())
@@ -676,6 +681,15 @@ impl Model {
             if inode.was_cut {
                 inode.dirty.unallocated.weaken();
             }
+        }
+    }
+
+    /// `run` may sync any file that it has in its log, or all of the file system: the kernel could
+    /// have written back and committed at that moment by itself.
+    fn retire(&mut self) {
+        if self.is_under_run {
+            self.inodes.values_mut().for_each(|inode| inode.dirty.unallocated.weaken());
+            self.perhaps_commit();
         }
     }
 

@@ -11,7 +11,10 @@
 //! 2. A lane is one thread's until the thread has ended. A signal handler that writes while its
 //!    thread does says [`ANY`]: what it hides is among that.
 //!
-//! Entry points: [`Log::enter`]; [`Log::wait_for_plain`]; [`Log::dead_in_metadata`] for the
+//! 3. How many lanes were ever used is noted before one of them is taken: a look at all of them
+//!    touches no page of the control memory that no lane was ever in.
+//!
+//! Entry points: [`Log::enter`]; [`Log::wait_for_plain`]; [`Log::release_lanes_of`] for the
 //! supervisor.
 
 use std::cell::Cell;
@@ -149,11 +152,16 @@ impl Log {
         }
     }
 
+    /// The lanes that were ever used.
+    fn used_lanes(&self) -> impl Iterator<Item = Lane<'_>> {
+        let used = self.control.lanes_used().load(Ordering::SeqCst).min(LANES);
+        (0..used).map(|number| lane(&self.control, number))
+    }
+
     /// Frees the lanes of a process that has ended. A change of names or attributes that it was
     /// killed in counts as pending in all file systems.
     pub fn release_lanes_of(&self, process: u32) {
-        for number in 0..LANES {
-            let lane = lane(&self.control, number);
+        for lane in self.used_lanes() {
             let of = lane.owner.load(Ordering::Relaxed);
             if of != 0 && process_of(of) == process {
                 self.reap_lane(lane);
@@ -172,8 +180,7 @@ impl Log {
         let own = self.own_lane().map(|lane| std::ptr::from_ref(lane.in_flight));
         // A thread that takes a lane behind the last one notes that before it says what it writes:
         // unseen here, it finds the entry.
-        (0..self.control.lanes_used().load(Ordering::SeqCst).min(LANES)).all(|number| {
-            let lane = lane(&self.control, number);
+        self.used_lanes().all(|lane| {
             // The caller's own lane hides nothing, unless a handler interrupted a write: that never
             // ends.
             let is_own = own == Some(std::ptr::from_ref(lane.in_flight));

@@ -125,6 +125,17 @@ const _: () = {
     assert!(size_of::<XfsGeometry>() == 112);
 };
 
+/// Magic number of ext2, ext3 and ext4 (`f_type` of statfs(2)).
+pub const EXT_MAGIC: i64 = 0xef53;
+/// Magic number of XFS.
+pub const XFS_MAGIC: i64 = 0x5846_5342;
+
+/// Whether file systems with this magic number keep their UUID and the handles of their files over
+/// a reboot. Files of others are never covered.
+pub fn keeps_identities(magic: i64) -> bool {
+    matches!(magic, EXT_MAGIC | XFS_MAGIC)
+}
+
 /// The UUID of the file system of an open file: it outlives a reboot, and a device under another
 /// number.
 ///

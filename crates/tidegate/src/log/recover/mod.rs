@@ -44,7 +44,8 @@ pub use extents::{Content, Extent};
 pub use failure::Failure;
 pub use finding::{Finding, Findings};
 pub use handle::{
-    file_system_id, handle_of, identity_of, mount_of, open_by_handle, written_ranges,
+    EXT_MAGIC, XFS_MAGIC, file_system_id, handle_of, identity_of, keeps_identities, mount_of,
+    open_by_handle, written_ranges,
 };
 pub use local::LocalFiles;
 pub use log_data::LogData;

@@ -1,0 +1,134 @@
+//! A steady load: random writes of 4 KiB to a file that was made just now, each synced, for a
+//! minute. Nothing is warmed up, and each run counts from its first write.
+//!
+//! Each log is measured twice: in a pool that was made just now, and in the same one again.
+
+use std::time::Duration;
+
+use super::bed::{NO_SYNC, Pool};
+use super::files::{Case, DRIVER, steady_case};
+use super::io::Measured;
+use super::{Bench, LogArgs, LogReport, Plan, Runner};
+use crate::error::{BenchError, Result};
+use crate::measure::Spread;
+use crate::table::Table;
+use crate::timeline::TimelineRow;
+
+/// Cases and the bytes of their file.
+pub(super) const CASES: [(&str, u64); 2] =
+    [("run-steady-256m", 256 << 20), ("run-steady-2g", 2 << 30)];
+/// Pools: the policy of a run in a new one, that of the next run in it, and bytes of the log.
+pub(super) const POOLS: [(&str, &str, u64); 2] =
+    [("run-log-1g-new", "run-log-1g", 1 << 30), ("run-log-2g-new", "run-log-2g", 2 << 30)];
+/// Stalls that the table shows.
+const STALLS: usize = 3;
+
+/// What it should take, the files included.
+pub(super) fn plan(args: &LogArgs) -> Plan {
+    let runs: usize = args.policies.iter().map(|runner| runs_of(*runner)).sum();
+    let steps = u32::try_from(CASES.len() * runs).unwrap_or(u32::MAX);
+    Plan { steps, cost: Duration::from_secs_f64(args.steady_seconds + 0.2 + 3.0 * args.scale) }
+}
+
+fn runs_of(runner: Runner) -> usize {
+    if runner == Runner::Plain { 1 } else { 2 * POOLS.len() }
+}
+
+/// Measures all cases.
+pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
+    for (name, file_bytes) in CASES {
+        let (bytes, seconds) = (bench.args.scaled(file_bytes, 1 << 20), bench.args.steady_seconds);
+        let case = |pool| steady_case(name, bytes, seconds, pool);
+        if bench.args.policies.contains(&Runner::Plain) {
+            // It has no pool.
+            let case = case(Pool { name: "none", bytes: 0 }).unsynced();
+            run(bench, &format!("{}{NO_SYNC}", Runner::Plain.name()), Runner::Plain, &case)?;
+        }
+        for runner in bench.tidegates() {
+            for (in_new, in_used, log_bytes) in POOLS {
+                let case = case(bench.args.pool("steady.pool", log_bytes));
+                run(bench, in_new, runner, &case)?;
+                run(bench, in_used, runner, &case)?;
+                let pool = bench.bed.pool(case.pool);
+                std::fs::remove_file(&pool).map_err(BenchError::os("remove", pool))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn run(bench: &mut Bench<'_>, policy: &str, runner: Runner, case: &Case) -> Result<()> {
+    bench.progress.step(&format!("{policy} {}", case.name), plan(bench.args).cost);
+    let file = bench.bed.random_file("steady", case.file_bytes)?;
+    let output = bench.drive_on(runner, case, std::slice::from_ref(&file))?;
+    std::fs::remove_file(&file).map_err(BenchError::os("remove", file))?;
+    let printed = |error| BenchError::program(DRIVER, format!("printed no result: {error}"));
+    let Measured { sample, timeline } = serde_json::from_str(&output).map_err(printed)?;
+    bench.add(case.key(policy), sample);
+    let (policy, case) = (policy.to_owned(), case.name.to_owned());
+    bench.found.timelines.extend(timeline.map(|row| TimelineRow { policy, case, ..row }));
+    Ok(())
+}
+
+/// The writes of each second, and the longest ones.
+pub(crate) fn table(report: &LogReport) -> Table {
+    let headers = [
+        "policy",
+        "case",
+        "kops in the first s",
+        "in the slowest s",
+        "in the median s",
+        "in the fastest s",
+        "longest stalls, ms",
+    ];
+    let mut table = Table::new("run-steady-seconds", "A steady load by second", &headers);
+    for row in &report.timelines {
+        let kops: Vec<f64> = whole(row).iter().map(|requests| *requests as f64 / 1e3).collect();
+        let Some(all) = Spread::of(kops.iter().copied()) else { continue };
+        let mut cells = vec![row.policy.clone(), row.case.trim_start_matches("run-").to_owned()];
+        let numbers = [kops[0], all.min, all.median, all.max];
+        cells.extend(numbers.map(|kops| format!("{kops:.0}")));
+        cells.push(stalls_ms(row).join(", "));
+        table.push(cells);
+    }
+    table
+}
+
+/// The requests of each second but the last one, which the end of the run cuts off.
+fn whole(row: &TimelineRow) -> &[u64] {
+    let count = row.requests.len();
+    if count > 1 { &row.requests[..count - 1] } else { &row.requests }
+}
+
+/// The longest requests, each of another second.
+fn stalls_ms(row: &TimelineRow) -> Vec<String> {
+    let mut longest_ns = row.max_ns.clone();
+    longest_ns.sort_unstable_by(|one, other| other.cmp(one));
+    let shown = longest_ns.iter().take(STALLS);
+    shown.map(|ns| format!("{:.1}", *ns as f64 / 1e6)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_seconds_and_stalls() {
+        let row = TimelineRow {
+            policy: "run-log-1g".to_owned(),
+            case: "run-steady-2g".to_owned(),
+            tick_ns: 1_000_000_000,
+            requests: vec![400_000, 100_000, 0, 300_000, 1],
+            max_ns: vec![2_000_000, 50_000_000, 0, 7_000_000, 1_900_000_000],
+            mean_ns: vec![2000, 10_000, 0, 3000, 1_900_000_000],
+        };
+        let report = LogReport { timelines: vec![row], ..LogReport::default() };
+        let text = table(&report).markdown();
+        let cells: Vec<_> = text.lines().last().unwrap().split('|').map(str::trim).collect();
+        assert_eq!(cells[1..3], ["run-log-1g", "steady-2g"]);
+        assert_eq!(cells[3], "400");
+        assert_eq!(cells[4], "0", "a second without an answer: {text}");
+        assert_eq!(cells[6], "400");
+        assert_eq!(cells[7], "1900.0, 50.0, 7.0", "the last one counts too");
+    }
+}

@@ -1,0 +1,141 @@
+//! Programs that never sync: what `run` costs them, who gain nothing by it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::files::pool;
+use super::{Bench, Part, RUN_PREFIX, Runner};
+use crate::child::{find_program, output_of};
+use crate::error::{BenchError, Result};
+use crate::measure::{Key, Op, Sample};
+use crate::programs::call;
+
+/// Files of the tree that is unpacked and copied.
+const FILES: u64 = 12_000;
+/// Files in a directory of it.
+const FILES_A_DIRECTORY: u64 = 100;
+/// Bytes of a file.
+const FILE_BYTES: usize = 16 << 10;
+/// Files that are compiled.
+const UNITS: u64 = 12;
+/// What is compiled.
+const UNIT: &str = include_str!("../../programs/names.c");
+const UNIT_HEADER: &str = include_str!("../../programs/times.h");
+
+/// A program, and the Debian package that has it.
+#[derive(Debug, Clone, Copy)]
+struct Program {
+    name: &'static str,
+    package: &'static str,
+}
+
+const PROGRAMS: [Program; 3] = [
+    Program { name: "tar", package: "tar" },
+    Program { name: "cp", package: "coreutils" },
+    Program { name: "cc", package: "gcc" },
+];
+
+/// The cases of all programs.
+pub(super) fn cases() -> [String; PROGRAMS.len()] {
+    PROGRAMS.map(|program| case_of(program.name))
+}
+
+fn case_of(name: &str) -> String {
+    format!("{RUN_PREFIX}unsynced-{name}")
+}
+
+/// Whether all programs are there.
+pub(super) fn find_programs() -> Result<()> {
+    PROGRAMS.iter().try_for_each(|it| find_program(it.name, it.package).map(drop))
+}
+
+/// Measures all programs.
+pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
+    bench.prepare_pool(pool(bench.args))?;
+    let input = Input::new(bench)?;
+    for program in PROGRAMS {
+        let runners = bench.args.policies.clone();
+        let name = |runner: Runner| format!("{} {}, no syncs", runner.name(), program.name);
+        bench.in_turns(Part::Unsynced, &runners, name, |bench, runner| {
+            let elapsed_s = input.run(bench, runner, program)?;
+            let key = Key {
+                policy: runner.name().to_owned(),
+                case: case_of(program.name),
+                op: Op::Write,
+                threads: 1,
+                iodepth: 1,
+                block_bytes: input.bytes,
+            };
+            bench.add(key, Sample::single(elapsed_s));
+            Ok(())
+        })?;
+    }
+    remove(&input.dir)
+}
+
+/// What the programs read.
+struct Input {
+    dir: PathBuf,
+    units: u64,
+    /// Of the tree.
+    bytes: u64,
+}
+
+impl Input {
+    fn new(bench: &Bench<'_>) -> Result<Self> {
+        let (dir, files) = (bench.bed.file("unsynced"), bench.args.scaled(FILES, 100));
+        let units = bench.args.scaled(UNITS, 1);
+        for number in 0..files {
+            let parent = dir.join("tree").join((number / FILES_A_DIRECTORY).to_string());
+            if number % FILES_A_DIRECTORY == 0 {
+                std::fs::create_dir_all(&parent).map_err(BenchError::os("create", &parent))?;
+            }
+            let content = number.to_string().repeat(FILE_BYTES);
+            write(&parent.join(number.to_string()), &content[..FILE_BYTES])?;
+        }
+        for number in 0..units {
+            write(&dir.join(format!("unit-{number}.c")), UNIT)?;
+        }
+        write(&dir.join("times.h"), UNIT_HEADER)?;
+        let [archive, at] = [dir.join("tree.tar"), dir.clone()].map(|it| it.display().to_string());
+        call("tar", "tar", &["-C", &at, "-cf", &archive, "tree"])?;
+        Ok(Self { dir, units, bytes: files * FILE_BYTES as u64 })
+    }
+
+    /// Seconds that a program takes whose files go to a new directory.
+    fn run(&self, bench: &Bench<'_>, runner: Runner, program: Program) -> Result<f64> {
+        let output = self.dir.join("output");
+        std::fs::create_dir(&output).map_err(BenchError::os("create", &output))?;
+        bench.bed.sync_disk()?;
+        let mut command = bench.bed.command(runner, pool(bench.args), &self.words(program)?);
+        command.current_dir(&output);
+        let begun = Instant::now();
+        output_of(command)?;
+        let elapsed_s = begun.elapsed().as_secs_f64();
+        remove(&output)?;
+        Ok(elapsed_s)
+    }
+
+    fn words(&self, program: Program) -> Result<Vec<OsString>> {
+        let mut words: Vec<OsString> = vec![find_program(program.name, program.package)?.into()];
+        match program.name {
+            "tar" => words.extend(["-xf".into(), self.dir.join("tree.tar").into()]),
+            "cp" => words.extend(["-r".into(), self.dir.join("tree").into(), ".".into()]),
+            _ => {
+                words.extend(["-O2", "-c"].map(OsString::from));
+                let unit = |number| self.dir.join(format!("unit-{number}.c")).into();
+                words.extend((0..self.units).map(unit));
+            }
+        }
+        Ok(words)
+    }
+}
+
+fn write(path: &Path, content: &str) -> Result<()> {
+    std::fs::write(path, content).map_err(BenchError::os("write", path))
+}
+
+fn remove(dir: &Path) -> Result<()> {
+    std::fs::remove_dir_all(dir).map_err(BenchError::os("remove", dir))
+}
