@@ -70,14 +70,14 @@ fn of_length_one(parts: usize) -> Vec<Test> {
 #[test]
 fn plain_file_systems_stay_inside_the_model() {
     for (kind, samples) in [(Kind::Ext4, 150), (Kind::Xfs, 50)] {
-        let tests = of_length_one(4).into_iter().chain(sampled(samples));
+        let tests = of_length_one(6).into_iter().chain(sampled(samples));
         assert_none(&test(kind, Runner::Plain, None, tests.collect()));
     }
 }
 
 #[test]
 fn run_keeps_its_promise_on_those_of_length_one_and_samples() {
-    for (kind, parts, samples) in [(Kind::Ext4, 2, 300), (Kind::Xfs, 8, 80)] {
+    for (kind, parts, samples) in [(Kind::Ext4, 3, 300), (Kind::Xfs, 12, 80)] {
         let tests = of_length_one(parts).into_iter().chain(sampled(samples));
         assert_none(&test(kind, run(), None, tests.collect()));
     }
