@@ -10,7 +10,7 @@
 //! - *dead*: it holds an older version of a page whose newer version is durable. Its header stays
 //!   and is written over without being voided before. Dead slots are taken first, so they are few;
 //! - *taken*: a writer fills it;
-//! - *live*: it holds the newest version of its page;
+//! - *live*: it holds the newest version of its page, and the table names it for the page;
 //! - *retained*: it holds the version that counts until a group is committed, and is dead then.
 //!
 //! Where the pool shrinks, slots from [`slot_count`](Shard::slot_count) on *leave*
@@ -508,6 +508,8 @@ impl Shard {
         match old {
             Some(old) => {
                 self.forget_usage(old);
+                // At once: a look through all slots must not take it for the page's.
+                self.slot(old).word &= !LIVE;
                 self.reorder(old, own, page);
             }
             None => self.orders.of(class).insert(own, page),
@@ -590,7 +592,6 @@ impl Shard {
         let Some(old) = old.filter(|_| group > 0 && !is_member(parity(group))) else {
             return false;
         };
-        self.slot(old).word &= !LIVE;
         self.groups[parity(group)].retained.push(old);
         self.usage.retained += 1;
         true
@@ -685,9 +686,7 @@ impl Shard {
     /// `own`, which [`publish`](Self::publish) returned, is dead: no reader of its page uses it.
     pub(super) fn retire(&mut self, replaced: Replaced) {
         let Replaced { own, .. } = replaced;
-        let slot = self.slot(own);
-        slot.word &= !LIVE;
-        let page = slot.page();
+        let page = self.slot(own).page();
         self.die(own);
         self.drop_hold(Some(page));
     }

@@ -279,8 +279,8 @@ impl Core {
             if pages.is_empty() {
                 return Ok(());
             }
-            // A page is named by each of its slots: that of a record and the one under it, or one
-            // that a writer replaces at this moment. It leaves once.
+            // A page is named by each of its slots: that of a record, and the one under it. It
+            // leaves once.
             pages.sort_unstable_by_key(|found| found.page);
             pages.dedup_by_key(|found| found.page);
             let dirty = pages.iter().filter(|found| found.dirty).copied().collect();
