@@ -134,18 +134,19 @@ pub(crate) fn note(fd: c_int, numbers: Numbers) -> Option<Seen> {
     if seen.as_ref().is_some_and(|seen| !(seen.is_file() && new.identify(seen))) {
         return seen;
     }
-    store(new);
+    store(&new);
     seen
 }
 
-fn store(new: NewFile) {
+fn store(new: &NewFile) {
     BY_DESCRIPTOR.fetch_add(usize::from(new.is_by_descriptor()), Ordering::Relaxed);
     let number = MADE.fetch_add(1, Ordering::Relaxed);
     let place = usize::try_from(number % NOTES as u64).ok().and_then(|at| PLACES.get(at));
-    let replaced = place.and_then(|place| place.with(|note| note.replace(new)));
-    // What was there before, or what is lost.
-    let gone = replaced.unwrap_or(Some(new));
-    uncount(gone.is_some_and(|gone| gone.is_by_descriptor()));
+    let replaces_one = place.and_then(|place| {
+        place.with(|note| note.replace(*new).is_some_and(|before| before.is_by_descriptor()))
+    });
+    // Where the place is in use, the new note is lost.
+    uncount(replaces_one.unwrap_or(new.is_by_descriptor()));
 }
 
 /// Changes the note of a file, if there is one; `None` afterwards: it is forgotten.
