@@ -19,6 +19,8 @@ extern "C" fn loaded() {
     sync::resolve();
     transfer::resolve();
     unseen::resolve();
+    // SAFETY: takes nothing. What an older C library lacks is no error of the program's.
+    unsafe { libc::dlerror() };
     session::begin();
     session::recording(|recorder| {
         let mut buffer = PathBuffer::new();

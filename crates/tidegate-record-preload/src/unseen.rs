@@ -1,7 +1,10 @@
 //! Hooks: calls after which files are read and written in ways that no hook sees. They are counted.
+//!
+//! Invariant: all of them are the C library's. A function of another library may be one that only a
+//! part of the program can see, and this library is no such part.
 #![allow(unsafe_code)] // C's calling convention
 
-use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use std::ffi::{c_int, c_long, c_ulong, c_void};
 
 use libc::{off_t, size_t};
 use tidegate_record::event::Unseen;
@@ -58,20 +61,6 @@ hooks! {
     [mmap mmap64](
         at: *mut c_void, len: size_t, access: c_int, flags: c_int, fd: c_int, offset: off_t
     ) -> *mut c_void => |call| mapped(fd, flags, call());
-    [io_setup](events: c_int, context: *mut c_void) -> c_int => |call| {
-        count(Unseen::Libaio);
-        call()
-    };
-    [io_uring_queue_init](entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int => |call| {
-        count(Unseen::IoUring);
-        call()
-    };
-    [io_uring_queue_init_params](
-        entries: c_uint, ring: *mut c_void, parameters: *mut c_void
-    ) -> c_int => |call| {
-        count(Unseen::IoUring);
-        call()
-    };
     [aio_read aio_read64 aio_write aio_write64](control: *mut c_void) -> c_int => |call| {
         count(Unseen::PosixAio);
         call()

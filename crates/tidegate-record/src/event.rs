@@ -66,8 +66,8 @@ kinds! {
     /// A file has one more name. Arguments and text as for [`Kind::Removed`].
     Linked = 17,
     /// A name was changed. Arguments: device, then inode and time of creation of the file and of
-    /// the one that had the new name, or zeroes; [`FLAG`]: both changed names; [`FOLDER`]. The text is
-    /// directory, path, new directory and new path, parted by NUL bytes.
+    /// the one that had the new name, or zeroes; [`FLAG`]: both changed names; [`FOLDER`]. The text
+    /// is directory, path, new directory and new path, parted by NUL bytes.
     Renamed = 18,
     /// A process has ended by itself.
     Ended = 20,
