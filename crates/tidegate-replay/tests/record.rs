@@ -75,6 +75,14 @@ impl Scene {
         }
     }
 
+    fn compile(&self, name: &str, text: &str, options: &[&str]) {
+        let source = format!("{name}.c");
+        std::fs::write(self.path(&source), text).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args(["-o", name, &source]).args(options).current_dir(self.dir.path());
+        assert!(cc.status().unwrap().success(), "cc makes a program (package gcc)");
+    }
+
     fn python(&self, script: &str) -> Recorded {
         let recorded = self.record(&[], &["python3", "-S", "-c", script]);
         assert_eq!(recorded.status, Some(0), "{}", recorded.said);
@@ -370,10 +378,7 @@ for at in range(20):
 #[test]
 fn programs_that_cannot_be_recorded_are_named() {
     let scene = Scene::new();
-    std::fs::write(scene.path("s.c"), "int main(void) { return 3; }").unwrap();
-    let mut cc = Command::new("cc");
-    cc.args(["-static", "-o", "still", "s.c"]).current_dir(scene.dir.path());
-    assert!(cc.status().unwrap().success(), "cc makes a static program (package gcc)");
+    scene.compile("still", "int main(void) { return 3; }", &["-static"]);
     let recorded = scene.record(&[], &["./still"]);
     assert_eq!(recorded.status, Some(3));
     assert!(recorded.said.contains("./still is linked statically"), "{}", recorded.said);
@@ -382,6 +387,57 @@ fn programs_that_cannot_be_recorded_are_named() {
     assert_eq!(recorded.status, Some(0));
     assert!(recorded.said.contains(&named), "{}", recorded.said);
     assert!(!recorded.said.contains("no-such-program is"), "{}", recorded.said);
+}
+
+/// Writes from a handler of a signal that comes in the middle of other writes, and has a child of
+/// `vfork` put another file under its descriptor. At the end it writes how often it has written.
+const INTERRUPTED: &str = r#"
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static int fd;
+static volatile int handled;
+static void on(int signal) { (void)signal; handled += pwrite(fd, "h", 1, 0); }
+int main(void)
+{
+    struct sigaction action = { .sa_handler = on, .sa_flags = SA_RESTART };
+    struct itimerval often = { { 0, 50 }, { 0, 50 } }, never = { { 0, 0 }, { 0, 0 } };
+    int done = 0;
+    fd = open("data", O_CREAT | O_RDWR, 0644);
+    sigaction(SIGALRM, &action, 0);
+    setitimer(ITIMER_REAL, &often, 0);
+    while (handled < 100)
+        done += pwrite(fd, "m", 1, 100);
+    setitimer(ITIMER_REAL, &never, 0);
+    if (vfork() == 0) {
+        dup2(open("/dev/null", O_WRONLY), fd);
+        _exit(write(fd, "x", 1) != 1);
+    }
+    wait(0);
+    pwrite(fd, &handled, sizeof handled, 1000);
+    pwrite(fd, &done, sizeof done, 1004);
+    return 0;
+}
+"#;
+
+#[test]
+fn signal_handlers_lose_nothing_and_children_of_vfork_change_nothing() {
+    let scene = Scene::new();
+    scene.compile("interrupted", INTERRUPTED, &["-w"]);
+    let recorded = scene.record(&[], &["./interrupted"]);
+    assert_eq!(recorded.status, Some(0), "{}", recorded.said);
+    let data = std::fs::read(scene.path("data")).unwrap();
+    let number = |at: usize| {
+        let number = i32::from_le_bytes(data[at..at + 4].try_into().unwrap());
+        usize::try_from(number).unwrap()
+    };
+    let rows = recorded.of("data");
+    let count = |row: &str| rows.iter().filter(|it| *it == row).count();
+    let found = (count("write 0 1"), count("write 100 1"));
+    assert_eq!(found, (number(1000), number(1004)));
+    assert_eq!(rows.len(), found.0 + found.1 + 2);
 }
 
 #[test]
