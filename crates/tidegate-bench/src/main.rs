@@ -24,6 +24,7 @@ fn main() -> ExitCode {
             Some(command) => command.run(),
             None => cli.suite.run(),
         };
-        result.map_err(|error| Failure { message: error.with_causes(), is_usage: error.is_usage() })
+        let done = result.map(|()| ExitCode::SUCCESS);
+        done.map_err(|error| Failure { message: error.with_causes(), is_usage: error.is_usage() })
     })
 }

@@ -18,9 +18,9 @@ pub struct Failure {
 }
 
 /// Parses the command line and does what it asks for; errors begin with `name`.
-pub fn run<C: Parser>(name: &str, act: impl FnOnce(C) -> Result<(), Failure>) -> ExitCode {
+pub fn run<C: Parser>(name: &str, act: impl FnOnce(C) -> Result<ExitCode, Failure>) -> ExitCode {
     match C::try_parse() {
-        Ok(cli) => act(cli).map_or_else(|failure| fail(name, &failure), |()| ExitCode::SUCCESS),
+        Ok(cli) => act(cli).unwrap_or_else(|failure| fail(name, &failure)),
         Err(error) if !error.use_stderr() => {
             // Help or version, asked for: a closed pipe is no failure.
             let _ = error.print();

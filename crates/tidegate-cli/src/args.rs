@@ -114,6 +114,15 @@ pub(crate) enum Command {
   tidegate replay app.csv.zst --report out"
     )]
     Replay(HandedArgs),
+    /// Make a trace of a running program, for `tidegate replay`; `tidegate record --help` tells how
+    #[command(
+        disable_help_flag = true,
+        disable_version_flag = true,
+        after_help = "Examples:
+  tidegate record -- sqlite3 app.db
+  tidegate record -o build.csv.zst --include '/home/*' -- make"
+    )]
+    Record(HandedArgs),
     /// Model a machine with many cores in virtual time; `tidegate model --help` tells how
     #[command(
         disable_help_flag = true,

@@ -1,7 +1,10 @@
 //! The command line of `tidegate-replay`.
 
+use std::process::ExitCode;
+
 use crate::error::Error;
 use crate::model::args::ModelArgs;
+use crate::record::RecordArgs;
 use crate::replay::ReplayArgs;
 
 /// What is asked for.
@@ -16,17 +19,26 @@ pub enum Command {
     Model(ModelArgs),
     /// Play traces through schemes of DRAM, persistent memory and storage, and compare them
     Replay(ReplayArgs),
+    /// Make a trace of a running program, for `tidegate replay`
+    #[command(
+        after_help = "Examples:\n  tidegate record -- sqlite3 app.db < load.sql\n  tidegate record -o \
+                      build.csv.zst --include '/home/*' -- make\n  tidegate replay build.csv.zst\n\n\
+                      The program runs as it would without; its exit status is that of this \
+                      command. docs/traces.md says what is in the trace and what is not."
+    )]
+    Record(RecordArgs),
 }
 
 impl Command {
-    /// Does it.
+    /// Does it; the exit status is that of a recorded program, or 0.
     ///
     /// # Errors
     /// As the command's own.
-    pub fn run(&self) -> Result<(), Error> {
+    pub fn run(&self) -> Result<ExitCode, Error> {
         match self {
-            Self::Model(args) => args.run(),
-            Self::Replay(args) => args.run(),
+            Self::Model(args) => args.run().map(|()| ExitCode::SUCCESS),
+            Self::Replay(args) => args.run().map(|()| ExitCode::SUCCESS),
+            Self::Record(args) => args.run(),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What may go wrong when a trace is replayed or a machine modelled.
+//! What may go wrong when a trace is recorded or replayed, or a machine modelled.
 
 use std::path::PathBuf;
 
-/// Why `tidegate replay` or `tidegate model` gave up.
+/// Why `tidegate replay`, `tidegate model` or `tidegate record` gave up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,6 +17,9 @@ pub enum Error {
         /// What the kernel said.
         source: std::io::Error,
     },
+    /// A program could not be started to be recorded.
+    #[error("{0}")]
+    Start(String),
     /// A file is not the trace that it was taken for.
     #[error("{}: {what}", path.display())]
     Trace {

@@ -4,15 +4,17 @@
 //! - [`trace`]: readers of traces, all of which give the same [`trace::Event`]s;
 //! - [`scheme`]: tiers of DRAM, persistent memory and flash that those events are played through;
 //! - [`model`]: the tiers' own state machines on N cores, in virtual time.
-//! - [`report`]: the page that shows it.
+//! - [`report`]: the page that shows it;
+//! - [`record`]: traces of running programs.
 //!
-//! Entry points: [`args::Command`] for `tidegate replay` and `tidegate model`.
+//! Entry points: [`args::Command`] for `tidegate replay`, `tidegate model` and `tidegate record`.
 
 pub mod args;
 pub mod error;
 pub mod model;
 mod papers;
 pub mod profile;
+pub mod record;
 pub mod replay;
 pub mod report;
 pub mod scheme;

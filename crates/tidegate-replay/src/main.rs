@@ -1,4 +1,4 @@
-//! `tidegate-replay`: `tidegate replay` and `tidegate model`.
+//! `tidegate-replay`: `tidegate record`, `tidegate replay` and `tidegate model`.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use clap::Parser;
 use tidegate_bench::program::{self, Failure};
 use tidegate_replay::args::Command;
 
-/// Replays traces through Tidegate's tiers, and models them on machines with many cores
+/// Records traces, replays them through Tidegate's tiers, and models machines with many cores
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", bin_name = "tidegate", version, subcommand_required = true)]
 struct Cli {

@@ -56,6 +56,30 @@ fn a_replay_prints_a_table_and_advice_and_writes_rows_and_a_page() {
 }
 
 #[test]
+fn a_trace_is_done_on_real_files_and_their_seconds_stand_beside_the_modelled_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let (trace, files) = (dir.path().join("t.csv"), dir.path().join("files"));
+    std::fs::create_dir(&files).unwrap();
+    let mut lines = String::from("ts_us,tid,op,file,offset,len\n");
+    for at in 0..50_u64 {
+        let _ = writeln!(lines, "{at},1,write,/data,{},100\n{at},1,fsync,/data,0,0", at * 4096);
+    }
+    std::fs::write(&trace, lines).unwrap();
+    let (trace, folder) = (trace.to_str().unwrap(), files.to_str().unwrap());
+    let args = ["replay", trace, "--schemes=dram", "--real", folder];
+    let printed = ok(&args);
+    assert!(printed.contains("sync seconds") && printed.contains("real files"), "{printed}");
+    let found: serde_json::Value =
+        serde_json::from_str(&ok(&[&args[..], &["--json=-"]].concat())).unwrap();
+    let real = &found["real"];
+    assert_eq!((real["operations"].as_u64(), real["syncs"].as_u64()), (Some(100), Some(50)));
+    let seconds = |key: &str| real[key].as_f64().unwrap();
+    assert!(seconds("seconds") > seconds("sync_seconds") && seconds("sync_seconds") > 0.0);
+    assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0, "nothing is left");
+    assert!(fails(1, &["replay", trace, "--real", "/no/such/folder"]).contains("/no/such/folder"));
+}
+
+#[test]
 fn a_model_prints_tables_and_writes_a_page() {
     let dir = tempfile::tempdir().unwrap();
     let report = dir.path().join("report");

@@ -43,7 +43,7 @@ pub use cause::Cause;
 pub use launcher::{Launch, Plan};
 pub use opening::{RecoverOptions, discard, log_in_use};
 pub use paths::{Lock, PoolPaths, default_pool, existing_log, is_empty, prepare_pool};
-pub use preload::{Choice, environment, find as find_library};
+pub use preload::{Choice, Library, environment, preloaded};
 pub use program::{Program, ProgramError};
 pub use report::Reporter;
 pub use session::{Asked, Session, SessionOptions, ask, ask_at, tell};

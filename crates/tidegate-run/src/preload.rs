@@ -1,4 +1,4 @@
-//! The preload library: where it is, and the environment that makes a program load it.
+//! Preload libraries: where one is, and the environment that makes a program load it.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -7,51 +7,83 @@ use anyhow::{Context, Result, bail};
 
 use super::paths::{PoolPaths, fits_preload};
 
-const LIBRARY: &str = "libtidegate_preload.so";
-/// The variable that says where the library is, if it is elsewhere.
-const LIBRARY_VARIABLE: &str = "TIDEGATE_PRELOAD";
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
-/// The preload library: where `TIDEGATE_PRELOAD` says, else beside this program as installed or as
-/// built.
-///
-/// # Errors
-/// There is none, or the loader could not be told its path.
-pub fn find() -> Result<PathBuf> {
-    let named = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty());
-    let library = match named {
-        Some(path) => {
-            let path = std::path::absolute(path)?;
-            if !path.is_file() {
-                bail!("{LIBRARY_VARIABLE} is {}: there is no such file", path.display());
-            }
-            path
-        }
-        None => beside(&std::env::current_exe().context("cannot tell where this program is")?)?,
-    };
-    if !fits_preload(&library) {
-        bail!(
-            "{} has a blank or a colon in its path, which {PRELOAD_VARIABLE} cannot hold; move it, or name a copy by {LIBRARY_VARIABLE}",
-            library.display()
-        );
-    }
-    Ok(library)
+/// A library that is preloaded into programs.
+#[derive(Debug, Clone, Copy)]
+pub struct Library {
+    file: &'static str,
+    /// The crate that it is built of.
+    package: &'static str,
+    /// The variable that says where the library is, if it is elsewhere.
+    variable: &'static str,
 }
 
-/// The library of the program at `executable`.
-fn beside(executable: &Path) -> Result<PathBuf> {
-    let directory = executable.parent().unwrap_or(Path::new("/"));
-    let installed = directory.parent().unwrap_or(directory).join("lib/tidegate");
-    let candidates = [installed.join(LIBRARY), directory.join(LIBRARY)];
-    let found = candidates.iter().find(|path| path.is_file()).cloned();
-    found.with_context(|| {
-        format!(
-            "there is no {LIBRARY} in {} or {}; build it with `cargo build -p tidegate-preload`, install it there, or name it by \
-             {LIBRARY_VARIABLE}",
-            installed.display(),
-            directory.display()
-        )
-    })
+impl Library {
+    /// That of `tidegate run`.
+    pub const RUN: Self = Self {
+        file: "libtidegate_preload.so",
+        package: "tidegate-preload",
+        variable: "TIDEGATE_PRELOAD",
+    };
+    /// That of `tidegate record`.
+    pub const RECORD: Self = Self {
+        file: "libtidegate_record_preload.so",
+        package: "tidegate-record-preload",
+        variable: "TIDEGATE_RECORD_PRELOAD",
+    };
+
+    /// Its path: what its variable says, else beside this program as installed or as built.
+    ///
+    /// # Errors
+    /// There is none, or the loader could not be told its path.
+    pub fn find(&self) -> Result<PathBuf> {
+        let variable = self.variable;
+        let named = std::env::var_os(variable).filter(|path| !path.is_empty());
+        let library = match named {
+            Some(path) => {
+                let path = std::path::absolute(path)?;
+                if !path.is_file() {
+                    bail!("{variable} is {}: there is no such file", path.display());
+                }
+                path
+            }
+            None => {
+                self.beside(&std::env::current_exe().context("cannot tell where this program is")?)?
+            }
+        };
+        if !fits_preload(&library) {
+            bail!(
+                "{} has a blank or a colon in its path, which {PRELOAD_VARIABLE} cannot hold; move it, or name a copy by {variable}",
+                library.display()
+            );
+        }
+        Ok(library)
+    }
+
+    /// The library of the program at `executable`.
+    fn beside(&self, executable: &Path) -> Result<PathBuf> {
+        let Self { file, package, variable } = self;
+        let directory = executable.parent().unwrap_or(Path::new("/"));
+        let installed = directory.parent().unwrap_or(directory).join("lib/tidegate");
+        let candidates = [installed.join(file), directory.join(file)];
+        let found = candidates.iter().find(|path| path.is_file()).cloned();
+        found.with_context(|| {
+            format!(
+                "there is no {file} in {} or {}; build it with `cargo build -p {package}`, install it there, or name it by \
+                 {variable}",
+                installed.display(),
+                directory.display()
+            )
+        })
+    }
+}
+
+/// The variable that has the loader preload `library`, and what is preloaded already.
+#[must_use]
+pub fn preloaded(library: &Path) -> (&'static str, Option<OsString>) {
+    let present = std::env::var_os(PRELOAD_VARIABLE);
+    (PRELOAD_VARIABLE, Some(preloads(library, present.as_deref())))
 }
 
 /// What is logged, as the command line says it.
@@ -74,9 +106,8 @@ pub fn environment(
     paths: &PoolPaths,
     choice: Choice<'_>,
 ) -> Vec<(&'static str, Option<OsString>)> {
-    let present = std::env::var_os(PRELOAD_VARIABLE);
     let mut variables = vec![
-        (PRELOAD_VARIABLE, Some(preloads(library, present.as_deref()))),
+        preloaded(library),
         ("TIDEGATE_POOL", Some(pool.into())),
         ("TIDEGATE_CONTROL", Some(paths.control().into())),
         ("TIDEGATE_SOCKET", Some(paths.socket().into())),
@@ -130,11 +161,12 @@ mod tests {
         std::fs::create_dir_all(&bin).unwrap();
         std::fs::create_dir_all(&lib).unwrap();
         let program = bin.join("tidegate");
-        let error = beside(&program).unwrap_err().to_string();
+        let Library { file, .. } = Library::RUN;
+        let error = Library::RUN.beside(&program).unwrap_err().to_string();
         assert!(error.contains("cargo build -p tidegate-preload"), "{error}");
-        std::fs::write(bin.join(LIBRARY), "").unwrap();
-        assert_eq!(beside(&program).unwrap(), bin.join(LIBRARY));
-        std::fs::write(lib.join(LIBRARY), "").unwrap();
-        assert_eq!(beside(&program).unwrap(), lib.join(LIBRARY));
+        std::fs::write(bin.join(file), "").unwrap();
+        assert_eq!(Library::RUN.beside(&program).unwrap(), bin.join(file));
+        std::fs::write(lib.join(file), "").unwrap();
+        assert_eq!(Library::RUN.beside(&program).unwrap(), lib.join(file));
     }
 }

@@ -1,5 +1,5 @@
-//! `tidegate bench`, `replay` and `model`: this process becomes the program beside this one that
-//! does it.
+//! `tidegate bench`, `replay`, `record` and `model`: this process becomes the program beside this
+//! one that does it.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

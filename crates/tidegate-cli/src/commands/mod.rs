@@ -46,6 +46,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Supervise(args) => supervise::run(&args),
         Command::Bench(handed) => beside::bench(&handed.args),
         Command::Replay(handed) => beside::replay("replay", &handed.args),
+        Command::Record(handed) => beside::replay("record", &handed.args),
         Command::Model(handed) => beside::replay("model", &handed.args),
     }
 }

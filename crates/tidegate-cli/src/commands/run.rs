@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use tidegate::size::Size;
 use tidegate_run::{
-    Asked, Cause, Choice, Launch, Plan, PoolPaths, Program, Reply, Request, Session,
-    SessionOptions, ask_at, default_pool, environment, find_library, is_empty, prepare_pool, tell,
+    Asked, Cause, Choice, Launch, Library, Plan, PoolPaths, Program, Reply, Request, Session,
+    SessionOptions, ask_at, default_pool, environment, is_empty, prepare_pool, tell,
 };
 
 use super::create::check_log_size;
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         return Err(UsageError("no program is given: tidegate run -- CMD ARG...".into()).into());
     };
     let program = Program::find(name, std::env::var_os("PATH").as_deref(), &args.trust)?;
-    let library = find_library()?;
+    let library = Library::RUN.find()?;
     let size = args.size.unwrap_or(DEFAULT_SIZE);
     let path = args.pool.clone().map_or_else(|| default_pool(args.volatile), Ok)?;
     if !path.exists() || is_empty(&path) {

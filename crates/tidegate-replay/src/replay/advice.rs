@@ -117,7 +117,10 @@ mod tests {
 
     fn advice_of(rows: Vec<Row>) -> String {
         let args = ReplayArgs::of(["trace"]);
-        advice(&args, &Replayed { profile: Profile::default(), rows, bad_lines: Vec::new() })
+        advice(
+            &args,
+            &Replayed { profile: Profile::default(), rows, real: None, bad_lines: Vec::new() },
+        )
     }
 
     #[test]

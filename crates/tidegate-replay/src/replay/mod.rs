@@ -1,7 +1,8 @@
 //! `tidegate replay`: a trace through schemes, with sizes of memory that the machine need not have.
 //!
 //! The trace is read twice: once for its footprint, of which sizes are percentages, and once for
-//! all schemes at a time. Memory grows with the footprint, not with the length of the trace.
+//! all schemes at a time; with `--real` once more, for real files. Memory grows with the footprint,
+//! not with the length of the trace.
 
 mod advice;
 pub mod amount;
@@ -9,6 +10,7 @@ pub mod case;
 mod output;
 mod page;
 mod papers;
+pub mod real;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -25,6 +27,7 @@ use crate::trace::{BadLines, Event, Format, Merged, Trace, merge, open};
 use amount::Amount;
 pub use case::Row;
 use case::{Case, PARTS};
+use real::Real;
 
 /// Events between two moves of the progress bar.
 const EVENTS_A_MOVE: u64 = 1 << 16;
@@ -53,6 +56,10 @@ pub struct ReplayArgs {
     /// More amounts of persistent memory, each with the DRAM of --dram
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub sweep_pmem: Vec<Amount>,
+    /// Do the traces on real files, too, in a new folder in DIR that goes at the end, and show what
+    /// that took: on the disk as it is, or under `tidegate run`
+    #[arg(long, value_name = "DIR")]
+    pub real: Option<PathBuf>,
     /// Make all of a sync durable or nothing of it, and count what that costs
     #[arg(long)]
     pub atomic: bool,
@@ -99,6 +106,8 @@ pub struct Replayed {
     pub profile: Profile,
     /// By case.
     pub rows: Vec<Row>,
+    /// On real files, if that was asked for.
+    pub real: Option<real::Row>,
     /// By trace.
     pub bad_lines: Vec<(PathBuf, BadLines)>,
 }
@@ -150,8 +159,15 @@ impl ReplayArgs {
             Ok(())
         })?;
         let rows = cases.iter().map(Case::row).collect();
+        let real = self.real.as_deref().map(|folder| self.on_real_files(folder, &profile));
         let bad_lines = merged.traces().map(|it| (it.path().into(), it.bad_lines().clone()));
-        Ok(Replayed { profile, rows, bad_lines: bad_lines.collect() })
+        Ok(Replayed { profile, rows, real: real.transpose()?, bad_lines: bad_lines.collect() })
+    }
+
+    fn on_real_files(&self, folder: &Path, profile: &Profile) -> Result<real::Row, Error> {
+        let mut files = Real::create(folder, profile)?;
+        self.each_event("doing", |event| files.play(&event.op))?;
+        Ok(files.row())
     }
 
     /// The schemes with each amount of memory that they can use, the smallest amounts first.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use tidegate_bench::table::Table;
 
-use super::{ReplayArgs, Replayed, Row, advice};
+use super::{ReplayArgs, Replayed, Row, advice, real};
 use crate::error::Error;
 use crate::scheme::page::PAGE_BYTES;
 
@@ -26,6 +26,7 @@ struct Json<'a> {
     pmem_media: &'a str,
     atomic: bool,
     rows: &'a [Row],
+    real: Option<&'a real::Row>,
     advice: String,
 }
 
@@ -34,7 +35,7 @@ struct Json<'a> {
 /// # Errors
 /// It cannot be made.
 pub(super) fn json(args: &ReplayArgs, replayed: &Replayed) -> Result<String, Error> {
-    let Replayed { profile, rows, bad_lines } = replayed;
+    let Replayed { profile, rows, real, bad_lines } = replayed;
     let json = Json {
         traces: args.traces.iter().map(|path| path.display().to_string()).collect(),
         operations: profile.operations,
@@ -47,6 +48,7 @@ pub(super) fn json(args: &ReplayArgs, replayed: &Replayed) -> Result<String, Err
         pmem_media: &args.pmem_media.name,
         atomic: args.atomic,
         rows,
+        real: real.as_ref(),
         advice: advice::advice(args, replayed),
     };
     let text =
@@ -100,9 +102,11 @@ pub(super) fn table(args: &ReplayArgs, replayed: &Replayed) -> Table {
         "index",
         "seconds",
     ];
-    let mut table = Table::new("replay", title, &headers);
+    let real_headers = ["sync seconds"];
+    let more = if replayed.real.is_some() { &real_headers[..] } else { &[] };
+    let mut table = Table::new("replay", title, &[&headers, more].concat());
     for row in &replayed.rows {
-        table.push(vec![
+        let mut cells = vec![
             row.scheme.to_owned(),
             format!("{:.1}", mib(row.dram_pages * PAGE_BYTES)),
             format!("{:.1}", mib(row.pmem_bytes)),
@@ -113,7 +117,15 @@ pub(super) fn table(args: &ReplayArgs, replayed: &Replayed) -> Table {
             format!("{:.2}", mib(row.pmem_metadata_bytes)),
             format!("{:.2}", mib(row.index_bytes)),
             seconds(row.seconds),
-        ]);
+        ];
+        cells.resize(headers.len() + more.len(), String::new());
+        table.push(cells);
+    }
+    if let Some(real) = &replayed.real {
+        let mut cells = vec!["real files".to_owned()];
+        cells.resize(headers.len() - 1, String::new());
+        cells.extend([seconds(real.seconds), seconds(real.sync_seconds)]);
+        table.push(cells);
     }
     table
 }

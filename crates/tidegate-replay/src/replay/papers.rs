@@ -57,6 +57,7 @@ fn play(args: &ReplayArgs, trace: &Path) -> Result<Played, Error> {
         pmem: Amount::Pct(PMEM_PCT),
         sweep_dram: if atomic { Vec::new() } else { DRAM_PCTS.map(Amount::Pct).into() },
         sweep_pmem: if atomic { Vec::new() } else { PMEM_PCTS.map(Amount::Pct).into() },
+        real: None,
         atomic,
         ssd: ssd.clone(),
         pmem_media: MediaModel::dram(),

@@ -26,7 +26,7 @@ mod names;
 mod out;
 mod reader;
 mod source;
-mod storage;
+pub(crate) mod storage;
 #[cfg(test)]
 mod tests;
 mod whole;

@@ -1,0 +1,115 @@
+//! Rows of a trace in the format `csv`, written to a file.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use crate::error::Error;
+
+/// The first line of a trace.
+const HEADER: &str = "ts_us,tid,op,file,offset,len\n";
+const BUFFER_BYTES: usize = 256 << 10;
+/// The level of compression: a higher one takes the CPU that the program needs.
+const LEVEL: i32 = 3;
+
+/// When and by which thread something was done.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct At {
+    /// Microseconds since the beginning.
+    pub(super) time_us: u64,
+    /// The thread.
+    pub(super) thread: u32,
+}
+
+/// Rows on their way to a file. What cannot be written is dropped, and told at the end.
+pub(super) struct Rows {
+    sink: Sink,
+    failure: Option<io::Error>,
+}
+
+enum Sink {
+    Plain(Box<dyn Write + Send>),
+    Compressed(Box<zstd::Encoder<'static, File>>),
+}
+
+impl Sink {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Plain(file) => file.write_all(bytes),
+            Self::Compressed(encoder) => encoder.write_all(bytes),
+        }
+    }
+
+    fn finish(self) -> io::Result<()> {
+        match self {
+            Self::Plain(mut file) => file.flush(),
+            Self::Compressed(encoder) => encoder.finish().map(drop),
+        }
+    }
+}
+
+impl Rows {
+    /// Writes to a new file at `path`, compressed if its name ends in `.zst`.
+    pub(super) fn create(path: &Path) -> Result<Self, Error> {
+        let io_error = |source| Error::Io { path: path.into(), source };
+        let file = File::create(path).map_err(io_error)?;
+        let sink = if path.extension().is_some_and(|it| it == "zst") {
+            Sink::Compressed(Box::new(zstd::Encoder::new(file, LEVEL).map_err(io_error)?))
+        } else {
+            Sink::Plain(Box::new(BufWriter::with_capacity(BUFFER_BYTES, file)))
+        };
+        let mut rows = Self { sink, failure: None };
+        rows.write(HEADER.as_bytes());
+        Ok(rows)
+    }
+
+    /// Rows that go to `writer`.
+    #[cfg(test)]
+    pub(super) fn to(writer: impl Write + Send + 'static) -> Self {
+        Self { sink: Sink::Plain(Box::new(writer)), failure: None }
+    }
+
+    /// A row of an operation with two numbers.
+    pub(super) fn push(&mut self, at: At, op: &str, name: &[u8], [offset, len]: [u64; 2]) {
+        let At { time_us, thread } = at;
+        let mut row = format!("{time_us},{thread},{op},").into_bytes();
+        escape(name, &mut row);
+        row.extend_from_slice(format!(",{offset},{len}\n").as_bytes());
+        self.write(&row);
+    }
+
+    /// A row of a new name.
+    pub(super) fn push_rename(&mut self, At { time_us, thread }: At, name: &[u8], new: &[u8]) {
+        let mut row = format!("{time_us},{thread},rename,").into_bytes();
+        escape(name, &mut row);
+        row.extend_from_slice(b",0,");
+        escape(new, &mut row);
+        row.push(b'\n');
+        self.write(&row);
+    }
+
+    fn write(&mut self, row: &[u8]) {
+        if self.failure.is_none() {
+            self.failure = self.sink.write_all(row).err();
+        }
+    }
+
+    /// Ends the file; what went wrong, if something did.
+    pub(super) fn finish(self) -> Option<io::Error> {
+        self.failure.or(self.sink.finish().err())
+    }
+}
+
+/// Appends a name, in which `%` and two hexadecimal digits stand for a comma, a percent sign, and
+/// each control character.
+fn escape(name: &[u8], row: &mut Vec<u8>) {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    for &byte in name {
+        if matches!(byte, b',' | b'%' | 0..b' ' | 0x7f) {
+            let digit = |half: u8| DIGITS[usize::from(half)];
+            row.extend_from_slice(&[b'%', digit(byte >> 4), digit(byte & 15)]);
+        } else {
+            row.push(byte);
+        }
+    }
+}

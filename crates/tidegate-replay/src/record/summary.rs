@@ -1,0 +1,153 @@
+//! What was recorded, for people.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use tidegate_record::event::Unseen;
+
+macro_rules! operations {
+    ($($name:ident = $row:literal, $words:literal;)*) => {
+        /// An operation that has a row.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub(super) enum Operation { $($name,)* }
+
+        impl Operation {
+            /// Its name in a row.
+            pub(super) const fn name(self) -> &'static str {
+                match self { $(Self::$name => $row,)* }
+            }
+
+            /// What several are called.
+            const fn words(self) -> &'static str {
+                match self { $(Self::$name => $words,)* }
+            }
+        }
+    };
+}
+
+operations! {
+    Read = "read", "reads";
+    Write = "write", "writes";
+    Fsync = "fsync", "fsync";
+    Fdatasync = "fdatasync", "fdatasync";
+    Sync = "sync", "sync";
+    Syncfs = "syncfs", "syncfs";
+    SyncRange = "sync_file_range", "sync_file_range";
+    Truncate = "truncate", "truncations";
+    Fallocate = "fallocate", "fallocate";
+    Rename = "rename", "renames";
+    Unlink = "unlink", "removals";
+}
+
+/// Numbers of what was recorded, and what was not.
+#[derive(Debug)]
+pub(super) struct Summary {
+    begun: Instant,
+    operations: BTreeMap<Operation, u64>,
+    read_bytes: u64,
+    written_bytes: u64,
+    /// Files that the trace shows.
+    pub(super) files: u64,
+    /// Programs that were recorded.
+    pub(super) programs: u64,
+    unseen: BTreeMap<Unseen, u64>,
+    /// Syncs that failed.
+    pub(super) failed_syncs: u64,
+    /// Events for which there was no space, or no recorder.
+    pub(super) lost: u64,
+    /// Events of files that were not told.
+    pub(super) unknown: u64,
+    unwatched: Vec<String>,
+    /// Why the trace could not be written, if it could not.
+    pub(super) written: Option<io::Error>,
+}
+
+impl Summary {
+    pub(super) fn new() -> Self {
+        Self {
+            begun: Instant::now(),
+            operations: BTreeMap::new(),
+            read_bytes: 0,
+            written_bytes: 0,
+            files: 0,
+            programs: 0,
+            unseen: BTreeMap::new(),
+            failed_syncs: 0,
+            lost: 0,
+            unknown: 0,
+            unwatched: Vec::new(),
+            written: None,
+        }
+    }
+
+    /// Counts an operation; the second number is the length of reads and writes.
+    pub(super) fn add(&mut self, operation: Operation, [_, len]: [u64; 2]) {
+        *self.operations.entry(operation).or_insert(0) += 1;
+        match operation {
+            Operation::Read => self.read_bytes += len,
+            Operation::Write => self.written_bytes += len,
+            _ => {}
+        }
+    }
+
+    pub(super) fn add_unseen(&mut self, what: Unseen) {
+        *self.unseen.entry(what).or_insert(0) += 1;
+    }
+
+    pub(super) fn add_unwatched(&mut self, program: &Path, cause: &str) {
+        self.unwatched.push(format!("{} {cause}", program.display()));
+    }
+
+    /// Prints it on standard error; the trace is at `path`.
+    pub(super) fn print(&self, path: &Path) {
+        for line in self.lines(path, self.begun.elapsed()) {
+            eprintln!("tidegate: {line}");
+        }
+    }
+
+    pub(super) fn lines(&self, path: &Path, elapsed: Duration) -> Vec<String> {
+        let count: u64 = self.operations.values().sum();
+        let (path, seconds) = (path.display(), elapsed.as_secs_f64());
+        let mut lines = vec![format!(
+            "{path}: {count} operations on {} files by {} programs in {seconds:.1} s",
+            self.files, self.programs
+        )];
+        let operations = self.operations.iter().map(|(operation, count)| match operation {
+            Operation::Read => format!("{count} reads of {}", bytes(self.read_bytes)),
+            Operation::Write => format!("{count} writes of {}", bytes(self.written_bytes)),
+            other => format!("{count} {}", other.words()),
+        });
+        let operations = operations.collect::<Vec<_>>().join(", ");
+        lines.extend(Some(operations).filter(|line| !line.is_empty()));
+        lines.extend(self.not_seen());
+        lines.extend(self.unwatched.iter().map(|program| format!("not recorded: {program}")));
+        if count > 0 {
+            lines.push(format!("go on with: tidegate replay {path}"));
+        }
+        lines
+    }
+
+    /// What programs did that has no rows.
+    fn not_seen(&self) -> Option<String> {
+        let unseen = self.unseen.iter().map(|(what, count)| format!("{count} {}", what.words()));
+        let lost = self.lost + self.unknown;
+        let others = [(lost, "events that were lost"), (self.failed_syncs, "syncs that failed")];
+        let others = others.iter().filter(|(count, _)| *count > 0);
+        let others = others.map(|(count, what)| format!("{count} {what}"));
+        let all = unseen.chain(others).collect::<Vec<_>>().join(", ");
+        Some(format!("not in the trace: {all}")).filter(|_| !all.is_empty())
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "one digit is shown")]
+fn bytes(bytes: u64) -> String {
+    const KIB: f64 = 1024.0;
+    match bytes as f64 {
+        small if small < KIB => format!("{bytes} bytes"),
+        some if some < KIB * KIB => format!("{:.1} KiB", some / KIB),
+        many if many < KIB * KIB * KIB => format!("{:.1} MiB", many / KIB / KIB),
+        most => format!("{:.1} GiB", most / KIB / KIB / KIB),
+    }
+}
