@@ -1,6 +1,7 @@
 //! The command line of `tidegate-replay`.
 
 use crate::error::Error;
+use crate::measured::PapersArgs;
 use crate::model::args::ModelArgs;
 use crate::replay::ReplayArgs;
 
@@ -16,6 +17,9 @@ pub enum Command {
     Model(ModelArgs),
     /// Play traces through schemes of DRAM, persistent memory and storage, and compare them
     Replay(ReplayArgs),
+    /// Write the figures of papers that `tidegate bench` measured into docs/papers.md
+    #[command(hide = true)]
+    Papers(PapersArgs),
 }
 
 impl Command {
@@ -27,6 +31,7 @@ impl Command {
         match self {
             Self::Model(args) => args.run(),
             Self::Replay(args) => args.run(),
+            Self::Papers(args) => args.run(),
         }
     }
 }

@@ -10,6 +10,7 @@
 
 pub mod args;
 pub mod error;
+pub mod measured;
 pub mod model;
 mod papers;
 pub mod profile;

@@ -38,7 +38,9 @@ pub struct ReplayArgs {
     /// The format of the traces, where their first lines do not tell it
     #[arg(long, value_enum)]
     pub format: Option<Format>,
-    /// Schemes to compare
+    /// Schemes to compare: dram; sccm, sfcm and afcm, of the AFCM paper; tidegate, the cache; log;
+    /// and for all data on persistent memory btt, alone or below transit, pmbd, pmbd70, lru or
+    /// coactive
     #[arg(long, value_delimiter = ',', default_value = DEFAULT_SCHEMES, value_parser = parse_scheme)]
     pub schemes: Vec<&'static str>,
     /// DRAM for pages: a percentage of the pages that the traces touch, or a size as 64M
@@ -53,7 +55,8 @@ pub struct ReplayArgs {
     /// More amounts of persistent memory, each with the DRAM of --dram
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub sweep_pmem: Vec<Amount>,
-    /// Make all of a sync durable or nothing of it, and count what that costs
+    /// Make all of a sync durable or nothing of it, with sccm, sfcm, afcm and tidegate, and count
+    /// what that costs
     #[arg(long)]
     pub atomic: bool,
     /// The storage: nvme, nvme-plp, sata-ssd, hdd or paper, then ,KEY=NUMBER to change it
@@ -84,7 +87,7 @@ impl ReplayArgs {
     }
 }
 
-const DEFAULT_SCHEMES: &str = "dram,sccm,sfcm,afcm,tidegate";
+const DEFAULT_SCHEMES: &str = "dram,sccm,sfcm,afcm,tidegate,log";
 
 fn parse_scheme(name: &str) -> Result<&'static str, String> {
     scheme(name).map(|entry| entry.name).ok_or_else(|| {
@@ -166,15 +169,19 @@ impl ReplayArgs {
         let mut cases: Vec<(Sizes, &SchemeEntry)> = Vec::new();
         for (dram_pages, pmem_bytes) in amounts {
             for entry in self.schemes.iter().filter_map(|name| scheme(name)) {
-                let pmem_bytes = if entry.uses_pmem { pmem_bytes } else { 0 };
-                let sizes =
-                    Sizes { dram_pages, pmem_bytes, footprint_pages: pages, atomic: self.atomic };
+                let sizes = Sizes {
+                    dram_pages,
+                    pmem_bytes: entry.pmem.bytes(pmem_bytes, pages),
+                    pmem_media: self.pmem_media.clone(),
+                    footprint_pages: pages,
+                    atomic: self.atomic,
+                };
                 if !cases.iter().any(|case| case.0 == sizes && case.1.name == entry.name) {
                     cases.push((sizes, entry));
                 }
             }
         }
-        let case = |(sizes, entry)| Case::new(entry, sizes, &self.ssd, &self.pmem_media);
+        let case = |(sizes, entry)| Case::new(entry, sizes, &self.ssd);
         cases.into_iter().map(case).collect()
     }
 

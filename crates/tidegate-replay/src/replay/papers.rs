@@ -16,13 +16,16 @@ use crate::error::Error;
 use crate::papers::{self, Check};
 use crate::time::SsdModel;
 
-const SCHEMES: [&str; 5] = ["dram", "sccm", "sfcm", "afcm", "tidegate"];
+const SCHEMES: [&str; 6] = ["dram", "sccm", "sfcm", "afcm", "tidegate", "log"];
 /// The default sizes of the paper's section 5.1, in percent of the workload.
 const DRAM_PCT: f64 = 50.0;
 const PMEM_PCT: f64 = 20.0;
 /// Figures 10 and 11, and figure 12.
 const PMEM_PCTS: [f64; 4] = [5.0, 10.0, 15.0, 20.0];
 const DRAM_PCTS: [f64; 5] = [10.0, 20.0, 30.0, 40.0, 50.0];
+
+/// What the names of traces begin with that the project makes.
+const OWN_PREFIX: &str = "own-";
 
 /// A number of a row.
 type Measure = fn(&Row) -> f64;
@@ -131,6 +134,12 @@ fn section(played: &[Played]) -> String {
          pages, persistent memory for a fifth of them, as fast as DRAM. Each trace is played by\n\
          itself.\n\n",
     );
+    if played.iter().all(|it| it.name.starts_with(OWN_PREFIX)) {
+        text.push_str(
+            "No traces were given: these are made by `crates/tidegate-replay/examples/make_traces.rs`,\n\
+             by the ways in which programs are known to write.\n\n",
+        );
+    }
     for table in
         [papers::table("papers-checks", "The paper's claims", &checks(played)), workloads(played)]
     {
