@@ -243,7 +243,7 @@ impl Session {
             }
         }
         let desk = Arc::clone(&self.desk);
-        self.machine.play(&mut self.coroutines, || lock(&desk).is_idle)
+        self.machine.play(&mut self.coroutines, || lock(&desk).is_idle);
     }
 }
 

@@ -1,7 +1,8 @@
 //! `tidegate replay`: a trace through schemes, with sizes of memory that the machine need not have.
 //!
-//! The trace is read twice: once for its footprint, of which sizes are percentages, and once for
-//! all schemes at a time. Memory grows with the footprint, not with the length of the trace.
+//! The trace is played twice: once for its footprint, of which sizes are percentages, and once for
+//! all schemes at a time. A long one is read twice, too: memory grows with the footprint, not with
+//! the length of the trace.
 
 mod advice;
 pub mod amount;
@@ -21,11 +22,14 @@ use crate::profile::Profile;
 use crate::report;
 use crate::scheme::{SCHEMES, SchemeEntry, Sizes, scheme};
 use crate::time::SsdModel;
-use crate::trace::{BadLines, Event, Format, Merged, Trace, merge, open};
+use crate::trace::{BadLines, Event, Format, Merged, Op, Trace, merge, open};
 use amount::Amount;
 pub use case::Row;
 use case::{Case, PARTS};
 
+/// Most operations of a trace that are kept from the first time that it is played to the second, so
+/// that it need not be read again: 64 MiB of them.
+const KEPT_OPERATIONS_MAX: usize = 1 << 21;
 /// Events between two moves of the progress bar.
 const EVENTS_A_MOVE: u64 = 1 << 16;
 
@@ -137,21 +141,30 @@ impl ReplayArgs {
     /// A trace cannot be read or understood.
     pub fn replay(&self) -> Result<Replayed, Error> {
         let mut profile = Profile::default();
-        self.each_event("looking", |event| {
+        let mut kept = Some(Vec::new());
+        let merged = self.each_event("looking", |event| {
             profile.add(&event.op);
+            kept = kept.take().filter(|ops| ops.len() < KEPT_OPERATIONS_MAX);
+            if let Some(ops) = &mut kept {
+                ops.push(event.op);
+            }
             Ok(())
         })?;
         let mut cases = self.cases(&profile)?;
         let (mut played, mut parts) = (0, 0);
-        let merged = self.each_event("replaying", |event| {
-            cases.iter_mut().try_for_each(|case| case.play(&event.op))?;
+        let mut play = |op: &Op| {
+            cases.iter_mut().try_for_each(|case| case.play(op))?;
             played += 1;
             while parts < PARTS && played * PARTS >= (parts + 1) * profile.operations {
                 parts += 1;
                 cases.iter_mut().for_each(Case::end_part);
             }
             Ok(())
-        })?;
+        };
+        match kept {
+            Some(ops) => ops.iter().try_for_each(play)?,
+            None => drop(self.each_event("replaying", |event| play(&event.op))?),
+        }
         let rows = cases.iter().map(Case::row).collect();
         let bad_lines = merged.traces().map(|it| (it.path().into(), it.bad_lines().clone()));
         Ok(Replayed { profile, rows, bad_lines: bad_lines.collect() })

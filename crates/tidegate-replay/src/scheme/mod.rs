@@ -3,10 +3,10 @@
 //! A scheme is a state machine without clock, thread or I/O: it is told of [`Op`]s, and asks for
 //! work of [`Devices`]. [`SCHEMES`] lists them.
 //!
-//! `dram`, `sccm`, `sfcm` and `afcm` are those of the AFCM paper (Chen, Lu, Chen, Shu: Efficient and
-//! Consistent NVMM Cache for SSD-Based File System). DRAM has pages in the order of their last use
-//! ([`page_cache`]); a sync copies what is dirty of a file to persistent memory ([`hybrid`]), which
-//! keeps no page that DRAM does not have. The others run engines of Tidegate ([`shipped`]).
+//! `dram`, `sccm`, `sfcm` and `afcm` are those of the AFCM paper (Chen, Lu, Chen, Shu: Efficient
+//! and Consistent NVMM Cache for SSD-Based File System). DRAM has pages in the order of their last
+//! use ([`page_cache`]); a sync copies what is dirty of a file to persistent memory ([`hybrid`]),
+//! which keeps no page that DRAM does not have. The others run engines of Tidegate ([`shipped`]).
 
 pub mod afcm;
 pub mod devices;

@@ -134,7 +134,8 @@ impl Log {
     /// Records before `position` do not count any more.
     fn retire(&mut self, position: u64, context: &mut Context<'_>) {
         self.tail = position;
-        while let Some((_, page)) = self.order.pop_front_if(|(at, _)| *at < position) {
+        while let Some((_, page)) = self.order.front().copied().filter(|it| it.0 < position) {
+            self.order.pop_front();
             if self.lines_of(page) == 0 {
                 self.forget(page, context);
             }

@@ -116,7 +116,7 @@ enum Work {
 /// A tier over a block translation table.
 struct Tier {
     session: Session,
-    tier: Option<Arc<dyn DramTier>>,
+    device: Option<Arc<dyn DramTier>>,
     table: Arc<Below>,
     works: Receiver<Work>,
     /// When the last request ended, on the program's clock.
@@ -138,10 +138,10 @@ impl Tier {
         let mut session = Session::new(&costs, sizes.pmem_media.clone(), CPUS);
         let (tier, _) = session
             .call(move || dram::open(policy, bytes, below as Arc<dyn BlockDevice>))
-            .map_err(|deadlock| stuck(&deadlock))?;
+            .map_err(stuck)?;
         let tier = tier.map_err(|error| failed(&error))?;
         let index_bytes = index_bytes_of(tier.as_ref());
-        Ok(Self { session, tier: Some(tier), table, works, ended_ns: 0.0, index_bytes })
+        Ok(Self { session, device: Some(tier), table, works, ended_ns: 0.0, index_bytes })
     }
 
     /// Does `request` on the machine, where the program's time since the last one passes first.
@@ -150,14 +150,14 @@ impl Tier {
         context: &mut Context<'_>,
         request: impl FnOnce(&dyn DramTier) -> DeviceResult<T> + Send + 'static,
     ) -> Result<T, Error> {
-        let Some(tier) = self.tier.clone() else { return Err(stuck(&Deadlock::default())) };
+        let Some(tier) = self.device.clone() else { return Err(stuck(Deadlock::default())) };
         let begun_ns = context.devices.now_ns();
         let since_ns = whole_ns(begun_ns - self.ended_ns);
         let call = move || {
             spend(since_ns);
             request(tier.as_ref())
         };
-        let (result, took_ns) = self.session.call(call).map_err(|deadlock| stuck(&deadlock))?;
+        let (result, took_ns) = self.session.call(call).map_err(stuck)?;
         self.report(context);
         self.ended_ns = begun_ns + float_ns(took_ns.saturating_sub(since_ns));
         context.devices.set_now_ns(self.ended_ns);
@@ -178,7 +178,7 @@ impl Tier {
     }
 }
 
-fn stuck(deadlock: &Deadlock) -> Error {
+fn stuck(deadlock: Deadlock) -> Error {
     Error::Usage(format!("the DRAM tier of a replay: {deadlock}"))
 }
 
@@ -203,7 +203,7 @@ fn index_bytes_of(tier: &dyn DramTier) -> u64 {
 impl Drop for Tier {
     fn drop(&mut self) {
         self.table.end();
-        let tier = self.tier.take();
+        let tier = self.device.take();
         if std::thread::panicking() {
             // No thread of the machine goes on: the tier cannot stop its own.
             return std::mem::forget(tier);
@@ -260,8 +260,8 @@ impl Watch {
         self.fences.store(0, Ordering::Relaxed);
     }
 
-    /// Tells of what was counted. After a write, which ends with a fence: what a discard stores needs
-    /// none, and goes with the next write.
+    /// Tells of what was counted. After a write, which ends with a fence: what a discard stores
+    /// needs none, and goes with the next write.
     fn send(&self, work: &Sender<Work>) {
         let bytes = self.metadata_bytes.swap(0, Ordering::Relaxed);
         if bytes > 0 {
