@@ -2,7 +2,7 @@
 //! the JSON of `tidegate bench`.
 //!
 //! The text between the markers is this command's. Every number of ours in it is of those files;
-//! what the papers say stands in [`FIGURES`]. A figure whose measurement no file has gives no row.
+//! what the papers say stands in `FIGURES`. A figure whose measurement no file has gives no row.
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,8 @@
 //! `btt`, `transit`, `pmbd`, `pmbd70`, `lru` and `coactive`: the shipped block translation table,
 //! alone or under a DRAM tier. All data is on persistent memory: there is no flash.
 //!
-//! The tier runs with its own threads on a machine of [`CPUS`] CPUs in virtual time
-//! ([`machine`](crate::model::machine)): they write back while the program goes on, and a sync
+//! The tier runs with its own threads on a machine of four CPUs in virtual time
+//! (`model::machine`): they write back while the program goes on, and a sync
 //! waits for what is left. A tier has an eighth of the DRAM; pages above it have the rest.
 
 use std::ops::Range;
