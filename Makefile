@@ -11,7 +11,8 @@ help:
 	@echo "make test    format, lints, docs and every test, with a short run of each fuzz target"
 	@echo "make bench   the tables of docs/benchmarks.md, measured here, with the peers beside them"
 	@echo "make bench-programs   RocksDB, YCSB and fio on ext4 over NBD, with and without DRAM tiers (needs root)"
-	@echo "make papers TRACES=DIR   the AFCM paper's figures in docs/papers.md, from the traces in DIR"
+	@echo "make papers [TRACES=DIR]   the four papers' figures in docs/papers.md; AFCM's from the traces in DIR,"
+	@echo "                           or from traces that it makes; PARTS=traces, model or bench makes only these"
 	@echo "make soak    the long versions, for hours: kill -9 and power cuts, SQLite's own tests, fsx, fio, fuzzing"
 
 install:
@@ -40,7 +41,7 @@ bench-programs:
 
 papers:
 	@scripts/install-deps build
-	@TRACES="$(TRACES)" scripts/papers
+	@TRACES="$(TRACES)" PARTS="$(PARTS)" scripts/papers
 
 soak:
 	@scripts/install-deps build test soak

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use crate::error::Error;
+use crate::measured::PapersArgs;
 use crate::model::args::ModelArgs;
 use crate::record::RecordArgs;
 use crate::replay::ReplayArgs;
@@ -27,6 +28,9 @@ pub enum Command {
                       command. docs/traces.md says what is in the trace and what is not."
     )]
     Record(RecordArgs),
+    /// Write the figures of papers that `tidegate bench` measured into docs/papers.md
+    #[command(hide = true)]
+    Papers(PapersArgs),
 }
 
 impl Command {
@@ -39,6 +43,7 @@ impl Command {
             Self::Model(args) => args.run().map(|()| ExitCode::SUCCESS),
             Self::Replay(args) => args.run().map(|()| ExitCode::SUCCESS),
             Self::Record(args) => args.run(),
+            Self::Papers(args) => args.run().map(|()| ExitCode::SUCCESS),
         }
     }
 }

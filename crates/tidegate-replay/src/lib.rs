@@ -11,6 +11,7 @@
 
 pub mod args;
 pub mod error;
+pub mod measured;
 pub mod model;
 mod papers;
 pub mod profile;

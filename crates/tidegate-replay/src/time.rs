@@ -3,7 +3,8 @@
 //! One program asks for one operation after the other, as AFCM's simulator replays a trace: the
 //! times of operations add up. What an operation asks of flash is under way together, as far as the
 //! SSD works in parallel; a copy to or from memory occupies the program. Persistent memory is a
-//! [`MediaModel`] of the core, never faster than DRAM.
+//! [`MediaModel`] of the core, never faster than DRAM. Schemes that run on a machine in virtual
+//! time say by themselves what their requests took.
 
 use std::fmt;
 use std::str::FromStr;
@@ -99,6 +100,9 @@ impl SsdModel {
 
     /// What `pages` requests of a page take that are under way together.
     fn batch_ns(&self, pages: u64, page_ns: u64, bytes_per_s: u64) -> f64 {
+        if pages == 0 {
+            return 0.0;
+        }
         let rounds = pages.div_ceil(self.parallel);
         let transfer_ns = float(pages * PAGE_BYTES) / float(bytes_per_s) * NS_PER_S;
         float(rounds * page_ns).max(transfer_ns)
@@ -249,6 +253,14 @@ impl Devices for Meter {
 
     fn index_steps(&mut self, steps: u32) {
         self.ns += f64::from(steps) * INDEX_STEP_NS;
+    }
+
+    fn now_ns(&self) -> f64 {
+        self.ns
+    }
+
+    fn set_now_ns(&mut self, now_ns: f64) {
+        self.ns = now_ns;
     }
 }
 

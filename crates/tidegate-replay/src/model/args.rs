@@ -60,6 +60,9 @@ pub struct ModelArgs {
     /// block translation table), optane, or a file of --calibrate
     #[arg(long, value_name = "NAME|FILE", default_value = "caiti")]
     pub costs: String,
+    /// Requests of a job between two flushes; 0: it does not flush
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub flush_every: u64,
     /// Seed of everything random
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -165,6 +168,7 @@ impl ModelArgs {
             device_bytes: self.size,
             warm_up: 0,
             length: Length::Requests(0),
+            flush_every: self.flush_every,
             seed: self.seed,
         };
         let case = case.overrun(LEAST_REQUESTS);

@@ -8,10 +8,10 @@ use tidegate::btt::{self, Btt, BttOptions};
 use tidegate::device::{
     Attempt, BlockDevice, Context, DeviceError, Geometry, Operation, Result, WriteFlags, ZeroFlags,
 };
-use tidegate::pmem::Region;
+use tidegate::pmem::{Observer, Region};
 use tidegate::raw::{self, RawDevice, RawOptions};
 
-use super::machine::{ModelledMemory, spend};
+use super::machine::spend;
 
 /// Blocks that are really there.
 const REAL_BLOCKS: u64 = 1 << 14;
@@ -22,14 +22,14 @@ const LEAST_POOL_BYTES: u64 = 20 << 20;
 
 /// Which engine is below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Engine {
+pub(crate) enum Engine {
     Btt,
     Raw,
 }
 
 /// An engine's device that looks larger than it is: blocks that are a multiple of [`REAL_BLOCKS`]
 /// apart are one. A write costs the same wherever it goes, and the model looks at no data.
-pub(super) struct Below {
+pub(crate) struct Below {
     device: Box<dyn BlockDevice>,
     geometry: Geometry,
     request_ns: u64,
@@ -39,19 +39,20 @@ pub(super) struct Below {
 
 impl Below {
     /// A device of `blocks` blocks. A request of the block translation table takes `btt_ns` beside
-    /// its operations on the memory.
+    /// its operations on the memory, which `observer` sees.
     ///
     /// # Errors
     /// The memory cannot be had, or blocks of this size are none of the engine's.
-    pub(super) fn open(
+    pub(crate) fn open(
         engine: Engine,
         block_bytes: u32,
         blocks: u64,
         btt_ns: u64,
+        observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>> {
         let bytes = REAL_BLOCKS * u64::from(block_bytes) + POOL_EXTRA_BYTES;
         let region = Region::anonymous(bytes.max(LEAST_POOL_BYTES)).map_err(failed)?;
-        let region = region.observed(Arc::new(ModelledMemory));
+        let region = region.observed(observer);
         let device: Box<dyn BlockDevice> = match engine {
             Engine::Btt => Box::new(open_btt(region, block_bytes)?),
             Engine::Raw => Box::new(open_raw(region, block_bytes)?),
@@ -62,7 +63,7 @@ impl Below {
     }
 
     /// From now on writes cost nothing and go nowhere.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 

@@ -15,7 +15,7 @@ use tidegate_bench::policy::Policy;
 
 use super::below::{Below, Engine};
 use super::costs::Costs;
-use super::machine;
+use super::machine::{self, ModelledMemory};
 
 /// How often a run of `pmbd` fills the cache.
 const PMBD_TURNS: u64 = 4;
@@ -59,6 +59,8 @@ pub struct Case {
     pub warm_up: u64,
     /// When it ends.
     pub length: Length,
+    /// Requests of a job between two flushes of it; 0: there are none.
+    pub flush_every: u64,
     /// Seed of everything random.
     pub seed: u64,
 }
@@ -72,6 +74,8 @@ pub struct Outcome {
     pub requests: u64,
     /// Their latencies in nanoseconds, for each depth.
     pub latencies: Vec<Histogram<u64>>,
+    /// Latencies of flushes, in nanoseconds.
+    pub flushes: Histogram<u64>,
     /// The DRAM tier's phases before and after them.
     pub phases: Option<(Phases, Phases)>,
 }
@@ -132,19 +136,19 @@ impl Case {
         let block_bytes = self.block_bytes;
         let blocks = self.device_bytes / u64::from(block_bytes);
         let engine = if self.policy == Policy::Raw { Engine::Raw } else { Engine::Btt };
-        let below = Below::open(engine, block_bytes, blocks, btt_ns)?;
+        let below = Below::open(engine, block_bytes, blocks, btt_ns, Arc::new(ModelledMemory))?;
         let tier = self.open_tier(&below)?;
         let device: Arc<dyn BlockDevice> = match &tier {
             Some(tier) => Arc::clone(tier) as _,
             None => Arc::clone(&below) as _,
         };
-        let (jobs, seed) = (u64::from(self.jobs), self.seed);
+        let (jobs, seed, flush_every) = (u64::from(self.jobs), self.seed, self.flush_every);
         let tally = Arc::new(Mutex::new(Tally::new(self, tier.clone())));
         let job = |number| {
             let picker = Picker::new(Pattern::Uniform, blocks, seed, number, jobs);
             let (device, tally) = (Arc::clone(&device), Arc::clone(&tally));
-            let job =
-                Job { device, tally, picker, request_ns, block: vec![0; block_bytes as usize] };
+            let block = vec![0; block_bytes as usize];
+            let job = Job { device, tally, picker, request_ns, flush_every, block };
             machine::spawn(move || job.run())
         };
         (0..jobs).map(job).collect::<Vec<_>>().into_iter().for_each(machine::JoinHandle::join);
@@ -174,6 +178,7 @@ struct Job {
     tally: Arc<Mutex<Tally>>,
     picker: Picker,
     request_ns: u64,
+    flush_every: u64,
     block: Vec<u8>,
 }
 
@@ -186,11 +191,19 @@ impl Job {
             let offset = self.picker.next_block() * self.block.len() as u64;
             let result = self.device.write(offset, &self.block, WriteFlags::default());
             requests += 1;
-            let mut tally = lock(&self.tally);
-            if !tally.answered(result, requests, &mut issued_ns) {
+            if !lock(&self.tally).answered(result, requests, &mut issued_ns) {
                 return;
             }
+            if self.flush_every > 0 && requests % self.flush_every == 0 {
+                self.flush();
+            }
         }
+    }
+
+    fn flush(&self) {
+        let begun_ns = machine::now_ns();
+        let result = self.device.flush();
+        lock(&self.tally).flushed(result, machine::now_ns() - begun_ns);
     }
 }
 
@@ -208,6 +221,7 @@ struct Tally {
     ended_ns: u64,
     counted: u64,
     latencies: Vec<Histogram<u64>>,
+    flushes: Histogram<u64>,
     phases_before: Option<Phases>,
     phases_after: Option<Phases>,
     error: Option<DeviceError>,
@@ -218,6 +232,7 @@ impl Tally {
         let histogram = || Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("constant bounds");
         Self {
             latencies: case.depths.iter().map(|_| histogram()).collect(),
+            flushes: histogram(),
             case,
             tier,
             answered: 0,
@@ -265,6 +280,14 @@ impl Tally {
         !is_done
     }
 
+    /// A job's flush took `ns`.
+    fn flushed(&mut self, result: Result<(), DeviceError>, ns: u64) {
+        self.error = self.error.take().or(result.err());
+        if self.begun_ns.is_some() && !self.is_over() {
+            self.flushes.saturating_record(ns);
+        }
+    }
+
     fn is_over(&self) -> bool {
         self.ended_ns > 0
     }
@@ -294,6 +317,7 @@ impl Tally {
                 elapsed_ns: self.ended_ns - self.begun_ns.unwrap_or(0),
                 requests: self.counted,
                 latencies: self.latencies,
+                flushes: self.flushes,
                 phases: self.phases_before.zip(self.phases_after),
             }),
         }

@@ -12,7 +12,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use generator::{Generator, Gn};
 use tidegate::machine::{Machine, enter};
@@ -34,11 +34,15 @@ const LOOK_NS: u64 = 2_000;
 const YIELD_NS: u64 = 300;
 
 type Body = Box<dyn FnOnce() + Send>;
+/// By thread; none for one that has not run yet or has ended.
+type Coroutines = Vec<Option<Generator<'static, (), ()>>>;
+/// The first thread that was spawned.
+const FIRST: ThreadId = 0;
 
 /// All threads of the modelled machine wait for each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, thiserror::Error)]
 #[error("all threads of the modelled machine wait for each other after {at_ns} ns")]
-pub(super) struct Deadlock {
+pub(crate) struct Deadlock {
     /// The virtual time.
     at_ns: u64,
 }
@@ -104,14 +108,20 @@ pub(super) fn run<T: Send + 'static>(
     let for_main = Arc::clone(&result);
     let keep = move || {
         let value = main();
-        *for_main.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        *lock(&for_main) = Some(value);
     };
     let _left = Left;
     PRESENT.replace(Some(Rc::clone(&machine)));
     let _entered = enter(Rc::clone(&machine) as Rc<dyn Machine>);
     machine.spawn(Box::new(keep));
-    machine.play()?;
-    let value = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let mut coroutines = Vec::new();
+    machine.play(&mut coroutines, || false);
+    if coroutines.iter().any(Option::is_some) {
+        // What is left of them cannot be unwound: its locks are held.
+        std::mem::forget(coroutines);
+        return Err(Deadlock { at_ns: machine.state.borrow().schedule.now_ns() });
+    }
+    let value = lock(&result).take();
     Ok(value.expect("the first thread has ended"))
 }
 
@@ -129,7 +139,7 @@ fn present() -> Option<Rc<Modelled>> {
 }
 
 /// The calling thread of the machine works for `ns`.
-pub(super) fn spend(ns: u64) {
+pub(crate) fn spend(ns: u64) {
     if let Some(machine) = present() {
         machine.pass(ns);
     }
@@ -169,6 +179,111 @@ pub(super) fn spawn(body: impl FnOnce() + Send + 'static) -> JoinHandle {
     JoinHandle(machine.spawn(Box::new(body)))
 }
 
+/// A machine whose first thread does one request of its caller after the other. Between them its
+/// time stands still.
+pub(crate) struct Session {
+    machine: Rc<Modelled>,
+    coroutines: Coroutines,
+    desk: Arc<Mutex<Desk>>,
+}
+
+/// What the first thread of a session is to do.
+#[derive(Default)]
+struct Desk {
+    request: Option<Body>,
+    /// The first thread has done all of it, and waits.
+    is_idle: bool,
+    is_closed: bool,
+}
+
+impl Session {
+    /// A machine of `cpus` CPUs.
+    pub(crate) fn new(costs: &Costs, media: MediaModel, cpus: u32) -> Self {
+        let machine = Rc::new(Modelled::new(costs, media, cpus));
+        let desk: Arc<Mutex<Desk>> = Arc::default();
+        let for_first = Arc::clone(&desk);
+        machine.spawn(Box::new(move || serve(&for_first)));
+        Self { machine, coroutines: Vec::new(), desk }
+    }
+
+    /// Does `request` on the first thread, while the other threads go on: its result, and the
+    /// virtual time that it took.
+    ///
+    /// # Errors
+    /// [`Deadlock`].
+    pub(crate) fn call<T: Send + 'static>(
+        &mut self,
+        request: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<(T, u64), Deadlock> {
+        let result = Arc::new(Mutex::new(None));
+        let for_request = Arc::clone(&result);
+        let begun_ns = self.machine.state.borrow().schedule.now_ns();
+        let keep = move || {
+            let value = request();
+            *lock(&for_request) = Some(value);
+        };
+        lock(&self.desk).request = Some(Box::new(keep));
+        self.play();
+        let now_ns = self.machine.state.borrow().schedule.now_ns();
+        let value = lock(&result).take();
+        let value = value.ok_or(Deadlock { at_ns: now_ns })?;
+        Ok((value, now_ns - begun_ns))
+    }
+
+    /// Runs the machine until its first thread is idle or has ended.
+    fn play(&mut self) {
+        let _left = Left;
+        PRESENT.replace(Some(Rc::clone(&self.machine)));
+        let _entered = enter(Rc::clone(&self.machine) as Rc<dyn Machine>);
+        lock(&self.desk).is_idle = false;
+        {
+            let schedule = &mut self.machine.state.borrow_mut().schedule;
+            if schedule.is_waiting(FIRST) {
+                schedule.wake(FIRST, 0);
+            }
+        }
+        let desk = Arc::clone(&self.desk);
+        self.machine.play(&mut self.coroutines, || lock(&desk).is_idle);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        lock(&self.desk).is_closed = true;
+        if !std::thread::panicking() {
+            self.play();
+        }
+        // Threads that wait for each other cannot be unwound: their locks are held.
+        if self.coroutines.iter().any(Option::is_some) {
+            std::mem::forget(std::mem::take(&mut self.coroutines));
+        }
+    }
+}
+
+/// The first thread of a session.
+fn serve(desk: &Mutex<Desk>) {
+    loop {
+        let request = lock(desk).request.take();
+        match request {
+            Some(request) => request(),
+            None if lock(desk).is_closed => return,
+            None => {
+                // What the request still owes is part of it.
+                spend(0);
+                lock(desk).is_idle = true;
+                if let Some(machine) = present() {
+                    machine.wait_for(None, |_, _| {});
+                }
+            }
+        }
+    }
+}
+
+/// It is held only between two switches of the machine's threads: it is always free.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Modelled {
     fn new(costs: &Costs, media: MediaModel, cpus: u32) -> Self {
         let Costs { switch_ns, slice_ns, .. } = *costs;
@@ -185,16 +300,15 @@ impl Modelled {
         Self { costs: costs.clone(), cpus, state: RefCell::new(state) }
     }
 
-    /// Runs threads until all have ended.
-    fn play(&self) -> Result<(), Deadlock> {
-        let mut coroutines: Vec<Option<Generator<'static, (), ()>>> = Vec::new();
-        loop {
+    /// Runs threads until `is_over`, or until none can run: all have ended, or wait for each other.
+    fn play(&self, coroutines: &mut Coroutines, is_over: impl Fn() -> bool) {
+        while !is_over() {
             let next = self.state.borrow_mut().schedule.next();
             for (thread, body) in std::mem::take(&mut self.state.borrow_mut().bodies) {
                 coroutines.resize_with(coroutines.len().max(thread + 1), || None);
                 coroutines[thread] = Some(Gn::<()>::new_opt(STACK_WORDS, body));
             }
-            let Some(thread) = next else { break };
+            let Some(thread) = next else { return };
             let coroutine = coroutines[thread].as_mut().expect("a thread that runs has not ended");
             // A panic of the thread goes on here.
             coroutine.resume();
@@ -203,12 +317,6 @@ impl Modelled {
                 self.end(thread);
             }
         }
-        if coroutines.iter().all(Option::is_none) {
-            return Ok(());
-        }
-        // What is left of them cannot be unwound: its locks are held.
-        std::mem::forget(coroutines);
-        Err(Deadlock { at_ns: self.state.borrow().schedule.now_ns() })
     }
 
     fn end(&self, thread: ThreadId) {
@@ -397,7 +505,7 @@ impl Machine for Modelled {
 
 /// Persistent memory of the machine: an observer of a region, whose operations take the time of the
 /// modelled medium.
-pub(super) struct ModelledMemory;
+pub(crate) struct ModelledMemory;
 
 impl tidegate::pmem::Observer for ModelledMemory {
     fn store(&self, offset: u64, data: &[u8], non_temporal: bool) {

@@ -10,11 +10,11 @@
 //! persistent memory and the engine on it.
 
 pub mod args;
-mod below;
+pub(crate) mod below;
 mod calibrate;
 pub mod case;
 pub mod costs;
-mod machine;
+pub(crate) mod machine;
 mod medium;
 mod output;
 mod page;

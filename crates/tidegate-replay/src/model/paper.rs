@@ -20,9 +20,14 @@ use crate::papers::{self, Check};
 
 const CORES: u32 = 36;
 const JOBS: [u32; 6] = [1, 2, 4, 8, 16, 32];
-const DEPTHS: [u32; 6] = [32, 64, 128, 256, 512, 1024];
+const DEPTHS: [u32; 7] = [1, 32, 64, 128, 256, 512, 1024];
 /// By position in [`DEPTHS`].
-const DEPTH_1024: usize = 5;
+const DEPTH_1: usize = 0;
+const DEPTH_1024: usize = 6;
+/// Writes of 4 KiB between two flushes: figure 2b's least and most.
+const FLUSH_WRITES: [u64; 2] = [128, 32_768];
+/// Figure 3: a request that takes longer is a spike.
+const SLOW_NS: u64 = 20_000;
 const CACHE_BYTES: u64 = 512 << 20;
 const CACHES: [u64; 6] = [64 << 20, 128 << 20, 256 << 20, 512 << 20, 1 << 30, 2 << 30];
 const POLICIES: &str =
@@ -51,6 +56,8 @@ pub(super) fn update(path: &Path, seed: u64) -> Result<(), Error> {
 struct Figures {
     /// On the paper's machine, as the paper tells of it.
     paper: Vec<Ran>,
+    /// The same with flushes.
+    flushing: Vec<Ran>,
     /// On the same with Tidegate's block translation table.
     own: Vec<Ran>,
 }
@@ -66,9 +73,21 @@ fn case(policy: &str, jobs: u32, cache_bytes: u64, seed: u64) -> Case {
         device_bytes: 64 << 30,
         warm_up: 0,
         length: Length::Requests(0),
+        flush_every: 0,
         seed,
     };
     case.overrun(100_000)
+}
+
+/// Figure 2: one job that flushes.
+fn flushing(seed: u64) -> Vec<Case> {
+    let case = |(policy, flush_every): (&str, u64)| Case {
+        flush_every,
+        ..case(policy, 1, CACHE_BYTES, seed)
+    };
+    let policies = ["btt", "pmbd", "lru", "transit"];
+    let cases = FLUSH_WRITES.iter().flat_map(|&writes| policies.map(|policy| (policy, writes)));
+    cases.map(case).collect()
 }
 
 impl Figures {
@@ -86,6 +105,7 @@ impl Figures {
             ["btt", "transit"].map(|policy| case(policy, 1, CACHE_BYTES, seed)).to_vec();
         Ok(Self {
             paper: plan::run(&cases, &Costs::caiti())?,
+            flushing: plan::run(&flushing(seed), &Costs::caiti())?,
             own: plan::run(&own, &Costs::caiti_own())?,
         })
     }
@@ -95,6 +115,12 @@ impl Figures {
             case.policy.name() == policy && (case.jobs, case.cache_bytes) == (jobs, cache_bytes)
         });
         found.expect("all figures have run")
+    }
+
+    /// The run with a flush after `writes` writes.
+    fn flushing(&self, policy: &str, writes: u64) -> &Ran {
+        let is_it = |ran: &&Ran| ran.case.policy.name() == policy && ran.case.flush_every == writes;
+        self.flushing.iter().find(is_it).expect("all figures have run")
     }
 
     /// What a request of one job takes, in nanoseconds.
@@ -121,11 +147,68 @@ impl Figures {
     }
 
     fn checks(&self) -> Vec<Check> {
-        let mut checks = self.figure_5a();
+        let mut checks = self.figure_2();
+        checks.extend(self.figures_3_5b_7());
+        checks.extend(self.figure_5a());
         checks.extend(self.figures_5d_5e());
         checks.extend(self.table_1_checks());
         checks.extend(self.figure_6());
         checks
+    }
+
+    /// Staging caches beside the table alone, without flushes and with them.
+    fn figure_2(&self) -> Vec<Check> {
+        let slower = |policy: &str, paper: f64| {
+            let ours = self.service_ns(policy) / self.service_ns("btt");
+            Check::of("2a", format!("time of {policy} over btt"), paper, ours, "x", "")
+        };
+        let flushed = |policy: &str, paper: f64| {
+            let ns = |policy| self.flushing(policy, FLUSH_WRITES[0]).outcome.service_ns(1);
+            let what = format!("time of {policy} over btt, a flush after 512 KiB");
+            Check::of("2a", what, paper, ns(policy) / ns("btt"), "x", FEW)
+        };
+        let flush_ns = |policy: &str, writes| self.flushing(policy, writes).outcome.flushes.mean();
+        let grows = |policy: &str| {
+            let [few, many] = FLUSH_WRITES.map(|writes| flush_ns(policy, writes));
+            let what = format!("a flush of {policy} after 128 MiB over one after 512 KiB");
+            Check::at_least("2b", what, 10.0, many / few, "")
+        };
+        let over_transit = |policy: &str| {
+            let [one, transit] = [policy, "transit"].map(|it| flush_ns(it, FLUSH_WRITES[1]));
+            let what = format!("a flush after 128 MiB of {policy} over one of transit");
+            Check::at_least("2b", what, 10.0, one / transit, "")
+        };
+        let mut checks = vec![slower("pmbd", 1.063), flushed("pmbd", 1.061), flushed("lru", 1.108)];
+        checks.extend(["pmbd", "lru"].map(grows));
+        checks.extend(["pmbd", "lru"].map(over_transit));
+        checks
+    }
+
+    /// Single requests: how many are slow, and where the time of one goes.
+    fn figures_3_5b_7(&self) -> Vec<Check> {
+        let slow_pct = |policy: &str| {
+            let latencies = &self.ran(policy, 1, CACHE_BYTES).outcome.latencies[DEPTH_1];
+            latencies.count_between(SLOW_NS, u64::MAX) as f64 * 100.0 / latencies.len() as f64
+        };
+        let spikes = |figure, policy: &str, reason| {
+            let what = format!("requests of {policy} above 20 µs, %");
+            Check::at_least(figure, what, 0.0, slow_pct(policy), reason)
+        };
+        let quick_pct = 100.0 - slow_pct("transit");
+        let before_pct = Costs::caiti().request_ns as f64 * 100.0 / self.service_ns("transit");
+        vec![
+            spikes("3a", "pmbd", ""),
+            spikes("3b", "lru", "an eviction is one write to the table: 16 µs"),
+            Check::at_least("5b", "requests of transit up to 20 µs, %".into(), 50.0, quick_pct, ""),
+            Check::of(
+                "7",
+                "time before a request reaches transit".into(),
+                54.0,
+                before_pct,
+                "%",
+                "an input: all software around a request counts as before it",
+            ),
+        ]
     }
 
     fn figure_5a(&self) -> Vec<Check> {
@@ -322,6 +405,7 @@ const IDLE: &str = "a job that never rests keeps the device busy: ours writes no
 const TAIL: &str = "no interrupts and no other processes are modelled: transit has no spikes";
 const FULL: &str = "32 jobs leave 4 cores for evictors: nearly all writes bypass";
 const HITS: &str = "a larger cache has more hits";
+const FEW: &str = "128 blocks stay in the cache: what is written back is the same, and once";
 const STALLS: &str = "40 % of the paper's 16.4 µs is half a write to its BTT: it ran another load";
 
 #[cfg(test)]

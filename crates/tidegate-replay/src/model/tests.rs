@@ -8,7 +8,7 @@ use tidegate_bench::policy::Policy;
 use super::args::ModelArgs;
 use super::case::{Case, Length, Outcome};
 use super::costs::Costs;
-use super::machine;
+use super::machine::{self, Session};
 
 /// Costs by which one can reckon: a copy of a block takes 400 ns, one to the memory 1000.
 fn costs() -> Costs {
@@ -45,6 +45,7 @@ fn case(policy: &str, cores: u32, jobs: u32, requests: u64) -> Case {
         device_bytes: 1 << 40,
         warm_up: 1,
         length: Length::Requests(requests),
+        flush_every: 0,
         seed: 7,
     }
 }
@@ -236,4 +237,24 @@ fn arguments_that_make_no_sense_are_refused() {
         let refused = Cli::try_parse_from(line.split(' ')).map(|cli| cli.args.run());
         assert!(refused.is_err() || refused.is_ok_and(|result| result.is_err()), "{line}");
     }
+}
+
+#[test]
+fn the_time_of_a_session_stands_still_between_requests() {
+    let mut session = Session::new(&costs(), MediaModel::dram(), 2);
+    assert_eq!(session.call(|| machine::spend(500)), Ok(((), 500)));
+    // A thread of the background works for as long as requests do.
+    let (background, _) = session.call(|| machine::spawn(|| machine::spend(2_000))).unwrap();
+    let spend = || {
+        machine::spend(100);
+        machine::now_ns()
+    };
+    assert_eq!(session.call(spend), Ok((600, 100)));
+    assert_eq!(session.call(move || background.join()), Ok(((), 1_900)));
+}
+
+#[test]
+fn a_session_whose_threads_wait_for_each_other_says_so() {
+    let mut session = Session::new(&costs(), MediaModel::dram(), 2);
+    assert!(session.call(machine::wait_for_ever).is_err());
 }

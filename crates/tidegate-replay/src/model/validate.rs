@@ -80,6 +80,7 @@ fn cases(seed: u64) -> Vec<Case> {
         device_bytes: DEVICE_BYTES,
         warm_up: CACHE_BYTES / 4096 * 9 / 8,
         length: Length::seconds(RUN.as_secs_f64()),
+        flush_every: 0,
         seed,
     };
     THREADS.iter().flat_map(|&jobs| policies().map(move |policy| case(policy, jobs))).collect()

@@ -1,7 +1,6 @@
 //! A scheme with an amount of memory, played through a trace, and what came out.
 
 use serde::Serialize;
-use tidegate::pmem::MediaModel;
 
 use crate::error::Error;
 use crate::scheme::{Requests, Scheme, SchemeEntry, Sizes};
@@ -69,14 +68,10 @@ impl Case {
     ///
     /// # Errors
     /// The scheme cannot be made.
-    pub fn new(
-        entry: &'static SchemeEntry,
-        sizes: Sizes,
-        ssd: &SsdModel,
-        pmem: &MediaModel,
-    ) -> Result<Self, Error> {
-        let meter = Meter::new(ssd.clone(), pmem.clone());
-        Ok(Self { entry, sizes, scheme: (entry.create)(&sizes)?, meter, ends: Vec::new() })
+    pub fn new(entry: &'static SchemeEntry, sizes: Sizes, ssd: &SsdModel) -> Result<Self, Error> {
+        let meter = Meter::new(ssd.clone(), sizes.pmem_media.clone());
+        let scheme = (entry.create)(&sizes)?;
+        Ok(Self { entry, sizes, scheme, meter, ends: Vec::new() })
     }
 
     /// Plays one operation.

@@ -1,8 +1,8 @@
 //! `tidegate replay`: a trace through schemes, with sizes of memory that the machine need not have.
 //!
-//! The trace is read twice: once for its footprint, of which sizes are percentages, and once for
-//! all schemes at a time; with `--real` once more, for real files. Memory grows with the footprint,
-//! not with the length of the trace.
+//! The trace is played twice: once for its footprint, of which sizes are percentages, and once for
+//! all schemes at a time; with `--real` once more, for real files. A long one is read as often:
+//! memory grows with the footprint, not with the length of the trace.
 
 mod advice;
 pub mod amount;
@@ -23,12 +23,15 @@ use crate::profile::Profile;
 use crate::report;
 use crate::scheme::{SCHEMES, SchemeEntry, Sizes, scheme};
 use crate::time::SsdModel;
-use crate::trace::{BadLines, Event, Format, Merged, Trace, merge, open};
+use crate::trace::{BadLines, Event, Format, Merged, Op, Trace, merge, open};
 use amount::Amount;
 pub use case::Row;
 use case::{Case, PARTS};
 use real::Real;
 
+/// Most operations of a trace that are kept from the first time that it is played to the second, so
+/// that it need not be read again: 64 MiB of them.
+const KEPT_OPERATIONS_MAX: usize = 1 << 21;
 /// Events between two moves of the progress bar.
 const EVENTS_A_MOVE: u64 = 1 << 16;
 
@@ -41,7 +44,9 @@ pub struct ReplayArgs {
     /// The format of the traces, where their first lines do not tell it
     #[arg(long, value_enum)]
     pub format: Option<Format>,
-    /// Schemes to compare
+    /// Schemes to compare: dram; sccm, sfcm and afcm, of the AFCM paper; tidegate, the cache; log;
+    /// and for all data on persistent memory btt, alone or below transit, pmbd, pmbd70, lru or
+    /// coactive
     #[arg(long, value_delimiter = ',', default_value = DEFAULT_SCHEMES, value_parser = parse_scheme)]
     pub schemes: Vec<&'static str>,
     /// DRAM for pages: a percentage of the pages that the traces touch, or a size as 64M
@@ -60,7 +65,8 @@ pub struct ReplayArgs {
     /// that took: on the disk as it is, or under `tidegate run`
     #[arg(long, value_name = "DIR")]
     pub real: Option<PathBuf>,
-    /// Make all of a sync durable or nothing of it, and count what that costs
+    /// Make all of a sync durable or nothing of it, with sccm, sfcm, afcm and tidegate, and count
+    /// what that costs
     #[arg(long)]
     pub atomic: bool,
     /// The storage: nvme, nvme-plp, sata-ssd, hdd or paper, then ,KEY=NUMBER to change it
@@ -91,7 +97,7 @@ impl ReplayArgs {
     }
 }
 
-const DEFAULT_SCHEMES: &str = "dram,sccm,sfcm,afcm,tidegate";
+const DEFAULT_SCHEMES: &str = "dram,sccm,sfcm,afcm,tidegate,log";
 
 fn parse_scheme(name: &str) -> Result<&'static str, String> {
     scheme(name).map(|entry| entry.name).ok_or_else(|| {
@@ -143,21 +149,30 @@ impl ReplayArgs {
     /// A trace cannot be read or understood.
     pub fn replay(&self) -> Result<Replayed, Error> {
         let mut profile = Profile::default();
-        self.each_event("looking", |event| {
+        let mut kept = Some(Vec::new());
+        let merged = self.each_event("looking", |event| {
             profile.add(&event.op);
+            kept = kept.take().filter(|ops| ops.len() < KEPT_OPERATIONS_MAX);
+            if let Some(ops) = &mut kept {
+                ops.push(event.op);
+            }
             Ok(())
         })?;
         let mut cases = self.cases(&profile)?;
         let (mut played, mut parts) = (0, 0);
-        let merged = self.each_event("replaying", |event| {
-            cases.iter_mut().try_for_each(|case| case.play(&event.op))?;
+        let mut play = |op: &Op| {
+            cases.iter_mut().try_for_each(|case| case.play(op))?;
             played += 1;
             while parts < PARTS && played * PARTS >= (parts + 1) * profile.operations {
                 parts += 1;
                 cases.iter_mut().for_each(Case::end_part);
             }
             Ok(())
-        })?;
+        };
+        match kept {
+            Some(ops) => ops.iter().try_for_each(play)?,
+            None => drop(self.each_event("replaying", |event| play(&event.op))?),
+        }
         let rows = cases.iter().map(Case::row).collect();
         let real = self.real.as_deref().map(|folder| self.on_real_files(folder, &profile));
         let bad_lines = merged.traces().map(|it| (it.path().into(), it.bad_lines().clone()));
@@ -182,15 +197,19 @@ impl ReplayArgs {
         let mut cases: Vec<(Sizes, &SchemeEntry)> = Vec::new();
         for (dram_pages, pmem_bytes) in amounts {
             for entry in self.schemes.iter().filter_map(|name| scheme(name)) {
-                let pmem_bytes = if entry.uses_pmem { pmem_bytes } else { 0 };
-                let sizes =
-                    Sizes { dram_pages, pmem_bytes, footprint_pages: pages, atomic: self.atomic };
+                let sizes = Sizes {
+                    dram_pages,
+                    pmem_bytes: entry.pmem.bytes(pmem_bytes, pages),
+                    pmem_media: self.pmem_media.clone(),
+                    footprint_pages: pages,
+                    atomic: self.atomic,
+                };
                 if !cases.iter().any(|case| case.0 == sizes && case.1.name == entry.name) {
                     cases.push((sizes, entry));
                 }
             }
         }
-        let case = |(sizes, entry)| Case::new(entry, sizes, &self.ssd, &self.pmem_media);
+        let case = |(sizes, entry)| Case::new(entry, sizes, &self.ssd);
         cases.into_iter().map(case).collect()
     }
 

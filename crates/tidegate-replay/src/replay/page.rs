@@ -3,6 +3,7 @@
 use super::{ReplayArgs, Replayed, Row, advice, output};
 use crate::report::{Axis, Bar, Bars, Line, Lines, Plot, Report, Section, command_line, distinct};
 use crate::scheme::page::PAGE_BYTES;
+use crate::scheme::{Pmem, scheme};
 use tidegate::size::Size;
 
 const MIB: f64 = 1_048_576.0;
@@ -27,13 +28,13 @@ pub(super) fn page(args: &ReplayArgs, replayed: &Replayed) -> Report {
     let pages = replayed.profile.footprint_pages;
     let (dram_pages, pmem_bytes) = (args.dram.pages(pages), args.pmem.bytes(pages));
     let has_dram = |row: &Row| row.dram_pages == dram_pages;
-    let has_pmem = |row: &Row| [0, pmem_bytes].contains(&row.pmem_bytes);
+    let has_pmem = |row: &Row| [0, pmem_bytes].contains(&chosen_pmem_bytes(row));
     let rows = |is_it: &dyn Fn(&Row) -> bool| -> Vec<&Row> {
         replayed.rows.iter().filter(|row| is_it(row)).collect()
     };
     let here = rows(&|row| has_dram(row) && has_pmem(row));
     let mut sections = vec![one_size(&here, dram_pages, pmem_bytes)];
-    sections.extend(by_size(&rows(&has_dram), "By persistent memory", |row| row.pmem_bytes));
+    sections.extend(by_size(&rows(&has_dram), "By persistent memory", chosen_pmem_bytes));
     let dram_bytes = |row: &Row| row.dram_pages * PAGE_BYTES;
     sections.extend(by_size(&rows(&has_pmem), "By DRAM for pages", dram_bytes));
     sections.push(Section {
@@ -48,6 +49,12 @@ pub(super) fn page(args: &ReplayArgs, replayed: &Replayed) -> Report {
         verdict: advice::advice(args, replayed),
         sections,
     }
+}
+
+/// Persistent memory of the row, where users choose how much; 0 for other schemes.
+fn chosen_pmem_bytes(row: &Row) -> u64 {
+    let is_chosen = scheme(row.scheme).is_some_and(|entry| entry.pmem == Pmem::Chosen);
+    if is_chosen { row.pmem_bytes } else { 0 }
 }
 
 fn names(args: &ReplayArgs) -> String {

@@ -3,13 +3,13 @@
 
 use super::page::LINE_BYTES;
 use super::slots::{FINE_LINES, FINE_METADATA_BYTES, Kind, hybrid};
-use super::{SchemeEntry, Sizes};
+use super::{Pmem, SchemeEntry, Sizes};
 
 /// The entry of the scheme.
 pub const ENTRY: SchemeEntry = SchemeEntry {
     name: "afcm",
     about: "synced pages in persistent memory, whole or as packed cache lines",
-    uses_pmem: true,
+    pmem: Pmem::Chosen,
     offer: None,
     create: |sizes: &Sizes| Ok(hybrid(sizes, true, kind_of)),
 };

@@ -46,4 +46,10 @@ pub trait Devices {
 
     /// An index was searched or changed, entry by entry.
     fn index_steps(&mut self, steps: u32);
+
+    /// What all so far took the program, in nanoseconds; 0 where nobody measures.
+    fn now_ns(&self) -> f64;
+
+    /// Says instead of the devices what all so far took: a scheme knows the time by itself.
+    fn set_now_ns(&mut self, now_ns: f64);
 }

@@ -4,13 +4,13 @@
 use super::devices::{Devices, Source};
 use super::hybrid::{Durable, Hybrid};
 use super::page_cache::PageCache;
-use super::{SchemeEntry, Sizes};
+use super::{Pmem, SchemeEntry, Sizes};
 
 /// The entry of the scheme.
 pub const ENTRY: SchemeEntry = SchemeEntry {
     name: "dram",
     about: "pages in DRAM; syncs go to flash",
-    uses_pmem: false,
+    pmem: Pmem::None,
     offer: Some("no persistent memory"),
     create: |sizes: &Sizes| {
         Ok(Box::new(Hybrid::new(PageCache::new(sizes.dram_pages), Flash { is_pending: false })))

@@ -3,10 +3,10 @@
 //! A scheme is a state machine without clock, thread or I/O: it is told of [`Op`]s, and asks for
 //! work of [`Devices`]. [`SCHEMES`] lists them.
 //!
-//! All but `tidegate` and `log` are those of the AFCM paper (Chen, Lu, Chen, Shu: Efficient and
-//! Consistent NVMM Cache for SSD-Based File System). DRAM has pages in the order of their last use
-//! ([`page_cache`]); a sync copies what is dirty of a file to persistent memory ([`hybrid`]), which
-//! keeps no page that DRAM does not have.
+//! `dram`, `sccm`, `sfcm` and `afcm` are those of the AFCM paper (Chen, Lu, Chen, Shu: Efficient
+//! and Consistent NVMM Cache for SSD-Based File System). DRAM has pages in the order of their last
+//! use ([`page_cache`]); a sync copies what is dirty of a file to persistent memory ([`hybrid`]),
+//! which keeps no page that DRAM does not have. The others run engines of Tidegate ([`shipped`]).
 
 pub mod afcm;
 pub mod devices;
@@ -24,21 +24,26 @@ pub mod tcow;
 #[cfg(test)]
 mod tests;
 
+use tidegate::pmem::MediaModel;
+
 use crate::error::Error;
 use crate::trace::Op;
 pub use devices::{Devices, Source};
 pub use page::PageId;
 
-/// How much memory a scheme has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How much memory a scheme has, and of which kind.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Sizes {
     /// Pages of 4 KiB in DRAM; at least 1.
     pub dram_pages: u64,
     /// Bytes of persistent memory.
     pub pmem_bytes: u64,
+    /// The persistent memory, for schemes that are timed by their own machine.
+    pub pmem_media: MediaModel,
     /// Different pages that the trace touches: tables need not be larger.
     pub footprint_pages: u64,
-    /// All that a sync covers is there after a crash, or nothing of it.
+    /// All that a sync covers is there after a crash, or nothing of it. Schemes that cannot do that
+    /// do without.
     pub atomic: bool,
 }
 
@@ -72,14 +77,36 @@ pub trait Scheme {
     fn index_bytes_peak(&self) -> u64;
 }
 
+/// How much persistent memory a scheme has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pmem {
+    /// None.
+    None,
+    /// As much as users say.
+    Chosen,
+    /// As much as all data takes.
+    AllData,
+}
+
+impl Pmem {
+    /// Bytes of it, where `chosen_bytes` are chosen and the trace touches `footprint_pages` pages.
+    pub fn bytes(self, chosen_bytes: u64, footprint_pages: u64) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Chosen => chosen_bytes,
+            Self::AllData => footprint_pages.saturating_mul(page::PAGE_BYTES),
+        }
+    }
+}
+
 /// A scheme that users can choose.
 pub struct SchemeEntry {
     /// The name on the command line.
     pub name: &'static str,
     /// What it is, in a few words.
     pub about: &'static str,
-    /// It has persistent memory.
-    pub uses_pmem: bool,
+    /// How much persistent memory it has.
+    pub pmem: Pmem,
     /// What users choose to have it; none where Tidegate does not offer it.
     pub offer: Option<&'static str>,
     /// Makes the scheme.
@@ -87,8 +114,20 @@ pub struct SchemeEntry {
 }
 
 /// All schemes.
-pub static SCHEMES: &[SchemeEntry] =
-    &[dram::ENTRY, sccm::ENTRY, sfcm::ENTRY, afcm::ENTRY, shipped::ENTRY];
+pub static SCHEMES: &[SchemeEntry] = &[
+    dram::ENTRY,
+    sccm::ENTRY,
+    sfcm::ENTRY,
+    afcm::ENTRY,
+    shipped::cache::ENTRY,
+    shipped::log::ENTRY,
+    shipped::tiers::BTT,
+    shipped::tiers::TRANSIT,
+    shipped::tiers::PMBD,
+    shipped::tiers::PMBD70,
+    shipped::tiers::LRU,
+    shipped::tiers::COACTIVE,
+];
 
 /// The scheme called `name`.
 pub fn scheme(name: &str) -> Option<&'static SchemeEntry> {

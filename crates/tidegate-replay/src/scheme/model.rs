@@ -173,7 +173,8 @@ impl Devices for Model {
     }
 
     fn pmem_read(&mut self, page: PageId, lines: u64) {
-        let from = *self.pmem.get(&page).expect("persistent memory does not have the page");
+        // What was never written is there before the trace, where all data is.
+        let from = self.pmem.get(&page).copied().unwrap_or([0; 64]);
         put(&mut self.dram, page, lines, from);
     }
 
@@ -203,4 +204,10 @@ impl Devices for Model {
     }
 
     fn index_steps(&mut self, _steps: u32) {}
+
+    fn now_ns(&self) -> f64 {
+        0.0
+    }
+
+    fn set_now_ns(&mut self, _now_ns: f64) {}
 }

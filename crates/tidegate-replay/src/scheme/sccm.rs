@@ -2,13 +2,13 @@
 //! scheme).
 
 use super::slots::{Kind, hybrid};
-use super::{SchemeEntry, Sizes};
+use super::{Pmem, SchemeEntry, Sizes};
 
 /// The entry of the scheme.
 pub const ENTRY: SchemeEntry = SchemeEntry {
     name: "sccm",
     about: "synced pages in persistent memory, whole",
-    uses_pmem: true,
+    pmem: Pmem::Chosen,
     offer: Some("a cache (`tidegate create --engine cache`) with granularity=page"),
     create: |sizes: &Sizes| Ok(hybrid(sizes, true, |_| Kind::Coarse)),
 };

@@ -1,13 +1,13 @@
 //! `sfcm`: a sync copies dirty lines to slots of 56 lines (AFCM, section 3.2.1).
 
 use super::slots::{Kind, hybrid};
-use super::{SchemeEntry, Sizes};
+use super::{Pmem, SchemeEntry, Sizes};
 
 /// The entry of the scheme.
 pub const ENTRY: SchemeEntry = SchemeEntry {
     name: "sfcm",
     about: "synced cache lines in persistent memory, packed",
-    uses_pmem: true,
+    pmem: Pmem::Chosen,
     offer: None,
     create: |sizes: &Sizes| Ok(hybrid(sizes, false, |_| Kind::Fine)),
 };

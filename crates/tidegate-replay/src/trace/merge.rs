@@ -1,6 +1,6 @@
 //! Several traces as one, by time.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::event::{Event, FileId, Op};
 use super::whole::Trace;
@@ -11,7 +11,7 @@ use crate::error::Error;
 /// same one.
 pub struct Merged {
     traces: Vec<Part>,
-    streams: HashMap<(usize, u32), u32>,
+    streams: FxHashMap<(usize, u32), u32>,
     /// The stream that was asked for last, and its number.
     last_stream: Option<((usize, u32), u32)>,
     next_file: u32,
@@ -30,7 +30,7 @@ struct Part {
 pub fn merge(traces: Vec<Trace>) -> Merged {
     let part = |mut trace: Trace| Part { head: trace.next(), trace, files: Vec::new() };
     let traces = traces.into_iter().map(part).collect();
-    Merged { traces, streams: HashMap::new(), last_stream: None, next_file: 0 }
+    Merged { traces, streams: FxHashMap::default(), last_stream: None, next_file: 0 }
 }
 
 impl Merged {

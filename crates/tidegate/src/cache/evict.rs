@@ -101,11 +101,20 @@ impl Core {
 
     /// The next pages of shard `number`: the clean ones of a batch that leaves the cache, or where
     /// all of it is dirty those of a larger batch that can be cleaned, `most` at most.
+    ///
+    /// Pages without data come before both, once a batch of them has come together. Most of them
+    /// were discarded: no reader misses them, and the backing is told of them without a write.
     fn coldest(&self, number: usize, most: usize) -> Coldest {
         let mut pages = Vec::new();
         let mut shard = self.shards.lock(number);
         let slots = shard.slot_count();
         let most = most.min(clean_pages(slots) as usize);
+        shard.zeroed(batch_pages(slots) as usize, most, &mut pages);
+        if !pages.is_empty() {
+            let looked_at = pages.len();
+            pages.retain(|found| shard.can_be_cleaned(found));
+            return Coldest { pages, is_clean: false, looked_at };
+        }
         shard.victims(most.min(batch_pages(slots) as usize), &mut pages);
         let is_clean = pages.iter().any(|found| !found.dirty);
         if !is_clean {

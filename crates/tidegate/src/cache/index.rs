@@ -26,7 +26,7 @@
 
 mod leaving;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -234,6 +234,8 @@ pub(super) struct Shard {
     groups: [OpenGroup; 2],
     /// By the slot of a record: the slot of the page over which it lies.
     bases: HashMap<u32, u32>,
+    /// Slots of dirty pages that are all zeroes.
+    zeroed: BTreeSet<u32>,
     next_version: u64,
     usage: Usage,
     /// Pages that are being cleaned, to leave the cache afterwards.
@@ -272,6 +274,7 @@ impl Shard {
             held: Vec::new(),
             groups: Default::default(),
             bases: HashMap::new(),
+            zeroed: BTreeSet::new(),
             next_version: 1,
             usage: Usage::default(),
             departing: 0,
@@ -668,6 +671,9 @@ impl Shard {
         if slot.is(DIRTY) {
             self.usage.dirty += 1;
             self.cleaner.dirtied(own, slot.page());
+            if slot.is(ZERO) {
+                self.zeroed.insert(own);
+            }
         }
         old
     }
@@ -677,6 +683,9 @@ impl Shard {
         self.count(own, false);
         let slot = self.slots[own as usize];
         self.usage.records -= u64::from(slot.is(RECORD));
+        if slot.is(ZERO) {
+            self.zeroed.remove(&own);
+        }
         if slot.is(DIRTY) {
             self.usage.dirty -= 1;
             self.cleaner.cleaned(own, slot.page());
@@ -752,6 +761,7 @@ impl Shard {
         if self.stands(found) && self.slots[own as usize].is(DIRTY) {
             self.count(own, false);
             self.slot(own).word &= !DIRTY;
+            self.zeroed.remove(&own);
             self.count(own, true);
             if let Some(under) = self.bases.get(&own) {
                 self.slots[*under as usize].word &= !DIRTY;
@@ -779,6 +789,18 @@ impl Shard {
         let mut slots = Vec::with_capacity(n);
         self.orders.victims(n, &mut slots);
         out.extend(slots.into_iter().map(|own| self.found(own)));
+    }
+
+    /// Adds up to `n` dirty pages that are all zeroes to `out`, where there are at least `least`,
+    /// and forgets that they are: those that stay are evicted in their order.
+    pub(super) fn zeroed(&mut self, least: usize, n: usize, out: &mut Vec<Found>) {
+        if self.zeroed.len() < least {
+            return;
+        }
+        for _ in 0..n {
+            let Some(own) = self.zeroed.pop_first() else { return };
+            out.push(self.found(own));
+        }
     }
 
     /// Adds up to `n` pages of each IO class to `out`.

@@ -110,6 +110,24 @@ fn slot_of(device: &CacheDevice, page: u64) -> u32 {
 }
 
 #[test]
+fn discarded_pages_leave_before_pages_with_data() {
+    let (region, backing) = (pool(64), memory());
+    let device = open(&region, &backing);
+    (0..20).for_each(|page| write(&device, page, 1));
+    (20..60).for_each(|page| write(&device, page, 2));
+    device.discard(20 * PAGE_BYTES, 40 * PAGE_BYTES).unwrap();
+    (60..100).for_each(|page| write(&device, page, 3));
+    // Each page has a slot as long as no discarded one has.
+    assert!((0..100).all(|page| read(&*backing, page) == 0));
+    let expected = |page| match page {
+        0..20 => 1,
+        20..60 => 0,
+        _ => 3,
+    };
+    assert!((0..100).all(|page| read(&device, page) == expected(page)));
+}
+
+#[test]
 fn every_mode_conforms_with_slots_for_all_and_for_few() {
     for mode in Mode::ALL {
         for slots in [24, 2 * PAGES] {

@@ -1,84 +1,60 @@
-//! `tidegate`: the shipped cache itself, under pages in DRAM.
+//! Schemes that run a shipped engine itself, under pages in DRAM: `tidegate` ([`cache`]), `log`
+//! ([`log`]) and the DRAM tiers ([`tiers`]).
 //!
-//! [`CacheDevice`] runs here as it is served, without a thread, on memory that is thrown away and a
-//! backing that keeps nothing; `watch` sees what it asks of both. So layout, records, order of
-//! eviction and batches are not described anew: they are those of the core.
+//! The engine runs here as it is served, on memory that is thrown away; an observer of that memory
+//! and a device below see what it asks of both. So layout, records, order of eviction and batches
+//! are not described anew: they are those of the core.
 //!
 //! DRAM is that of the other schemes, as a page cache is above a block device:
-//! - a sync writes, of each dirty page, the blocks of 512 bytes from the first dirty line to the
-//!   last one; what is next to each other in one write;
-//! - a page that DRAM gives up is written to the cache if lines of it are dirty, and else dropped:
-//!   the cache answers when it is read again, so a synced page needs no write to flash;
-//! - the mode is `wo`: what is read from flash stays in DRAM alone;
-//! - what a file loses is discarded where the cache has it, as a file system does that is mounted
-//!   with `discard`; each such page costs a header, and a slot until that is cleaned.
+//! - a sync writes, of each dirty page, the blocks from the first dirty line to the last one; what
+//!   is next to each other in one write;
+//! - a page that DRAM gives up is written to the engine if lines of it are dirty, and else dropped:
+//!   the engine answers when it is read again, so a synced page needs no write to flash;
+//! - what a file loses is discarded where the engine has it, as a file system does that is mounted
+//!   with `discard`.
 //!
-//! Cleaning ahead of need takes time that a replay does not have: pages are cleaned where their
-//! slot is needed.
+//! Cleaning ahead of need takes time that a replay does not have: `tidegate` and `log` clean where
+//! space is needed. The DRAM tiers' own threads run, in virtual time.
 
+pub mod cache;
+mod cache_watch;
+pub mod log;
+mod log_watch;
 mod numbers;
-mod watch;
+pub mod tiers;
+mod work;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
 use rustc_hash::FxHashMap;
-use tidegate::cache::mode::Mode;
-use tidegate::cache::{
-    self, Binding, CacheDevice, CacheDeviceOptions, CacheError, CacheHeader, CacheOptions,
-};
-use tidegate::device::{BlockDevice, DeviceError, WriteFlags};
-use tidegate::pmem::{PmemError, Region};
+use tidegate::device::DeviceError;
+use tidegate::pmem::PmemError;
 
-use super::devices::{Devices, Source};
-use super::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES, PageId, lines_of, pages_of, part_of};
+use super::devices::Devices;
+use super::page::{LINE_BYTES, PAGE_BYTES, PageId, lines_of, pages_of, part_of};
 use super::page_cache::PageCache;
-use super::{Requests, Scheme, SchemeEntry, Sizes, dram};
+use super::{Requests, Scheme, Sizes, dram};
 use crate::error::Error;
 use crate::trace::{FileId, Op};
 use numbers::Numbers;
-use watch::{Watch, Work};
 
-/// The entry of the scheme.
-pub const ENTRY: SchemeEntry = SchemeEntry {
-    name: "tidegate",
-    about: "the shipped cache: whole pages, or records of their dirty blocks",
-    uses_pmem: true,
-    offer: Some("a cache (`tidegate create --engine cache`) with its defaults"),
-    create: |sizes: &Sizes| match Shipped::new(sizes) {
-        Ok(scheme) => Ok(Box::new(scheme)),
-        // A pool has a least size: with less, there is none.
-        Err(Failure::TooSmall) => (dram::ENTRY.create)(sizes),
-        Err(Failure::Other(error)) => Err(error),
-    },
-};
-
+/// Blocks of a backing.
 const BLOCK_BYTES: u32 = 512;
-const LINES_A_BLOCK: u32 = 8;
-const _: () = assert!(LINES_A_BLOCK as u64 * LINE_BYTES == BLOCK_BYTES as u64);
 /// Pages of the device: more than a trace touches.
 const DEVICE_PAGES: u64 = 1 << 40;
 /// [`PAGE_BYTES`] as the length of a buffer.
 const PAGE: usize = 4096;
 /// Most bytes of one write.
 const WRITE_BYTES_MAX: usize = 1 << 20;
-/// DRAM of the shipped index, by slot (`cache::index`).
-const INDEX_SLOT_BYTES: u64 = 32;
+/// What is written: the content does not matter, but zeroes might.
+static DATA: [u8; WRITE_BYTES_MAX] = [0xa5; WRITE_BYTES_MAX];
 
+/// Why an engine cannot be made.
 enum Failure {
+    /// There is less memory than the engine needs.
     TooSmall,
     Other(Error),
-}
-
-impl From<CacheError> for Failure {
-    fn from(error: CacheError) -> Self {
-        match error {
-            CacheError::Pool(tidegate::pool::PoolError::TooSmall { .. }) => Self::TooSmall,
-            error => Self::Other(Error::Usage(format!("the cache for a replay: {error}"))),
-        }
-    }
 }
 
 impl From<PmemError> for Failure {
@@ -88,59 +64,74 @@ impl From<PmemError> for Failure {
 }
 
 fn failed(error: &DeviceError) -> Error {
-    Error::Usage(format!("the cache of a replay: {error}"))
+    Error::Usage(format!("the engine of a replay: {error}"))
 }
 
-/// The shipped cache with pages in DRAM over it.
-struct Shipped {
+/// The scheme over the engine that `create` made. With less memory than that needs there is none.
+fn scheme_over<E: Engine + 'static>(
+    sizes: &Sizes,
+    create: impl FnOnce(&Sizes) -> Result<E, Failure>,
+) -> Result<Box<dyn Scheme>, Error> {
+    match create(sizes) {
+        Ok(engine) => Ok(Box::new(Buffered::new(sizes.dram_pages, engine))),
+        Err(Failure::TooSmall) => (dram::ENTRY.create)(sizes),
+        Err(Failure::Other(error)) => Err(error),
+    }
+}
+
+/// The devices that an engine's work is told to, and whose pages the engine's are.
+struct Context<'a> {
+    numbers: &'a Numbers,
+    devices: &'a mut dyn Devices,
+}
+
+/// A shipped engine with what it stands on. Pages are those of its device.
+trait Engine {
+    /// What a write covers is a multiple of this: [`BLOCK_BYTES`], or a page.
+    const BLOCK_BYTES: u64 = BLOCK_BYTES as u64;
+
+    /// Reads `page`. True where memory had all of it.
+    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error>;
+
+    /// Writes `bytes` of the device, at most [`WRITE_BYTES_MAX`].
+    fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<(), Error>;
+
+    /// Makes durable what was written.
+    fn flush(&mut self, context: &mut Context<'_>) -> Result<(), Error>;
+
+    /// Discards what the engine has of `pages`.
+    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<(), Error>;
+
+    /// The pages in DRAM above the engine give `page` up.
+    fn page_leaves(&mut self, page: u64, context: &mut Context<'_>) {
+        context.devices.dram_forget(context.numbers.id(page));
+    }
+
+    /// Most bytes of DRAM so far that said what lies where.
+    fn index_bytes_peak(&self) -> u64;
+}
+
+/// Pages in DRAM over an engine.
+struct Buffered<E> {
     dram: PageCache,
-    device: CacheDevice,
+    engine: E,
     numbers: Numbers,
-    works: Receiver<Work>,
-    /// By slot: the page whose newest version it has.
-    slots: Vec<Option<u64>>,
-    /// By page: the slot of its newest version, and the lines that the cache has.
-    stored: FxHashMap<u64, (u32, u64)>,
-    /// Pages that the cache was given and that were not discarded, by file.
+    /// Pages that the engine was given and that were not discarded, by file.
     given: FxHashMap<FileId, BTreeSet<u64>>,
-    index_bytes: u64,
     requests: Requests,
-    /// What is written: the content does not matter, but zeroes might.
-    bytes: Vec<u8>,
     cut: Vec<u32>,
 }
 
-impl Shipped {
-    fn new(sizes: &Sizes) -> Result<Self, Failure> {
-        // More than every page twice is of no use; headers take a page in 64.
-        let useful = sizes.footprint_pages.saturating_mul(3 * PAGE_BYTES).saturating_add(1 << 20);
-        let region = Region::anonymous(sizes.pmem_bytes.min(useful).max(PAGE_BYTES))?;
-        let options = CacheOptions { block_bytes: BLOCK_BYTES, ..CacheOptions::default() };
-        let CacheHeader { places, salt, .. } = cache::create(&region, &options)?;
-        let (watch, works) = Watch::new(places, salt);
-        let backing = watch.backing(DEVICE_PAGES * PAGE_BYTES / u64::from(BLOCK_BYTES));
-        let region = Arc::new(region.observed(Arc::new(watch)));
-        let binding = Binding { identity: 1, name: "replay".into(), pages: DEVICE_PAGES };
-        let atomic_flush = sizes.atomic;
-        let options =
-            CacheDeviceOptions { no_thread: true, atomic_flush, ..CacheDeviceOptions::default() };
-        let device = CacheDevice::open(region, backing, binding, options)?;
-        device.set_mode(Mode::WriteOnly)?;
-        // To make the pool is not part of the trace.
-        while works.try_recv().is_ok() {}
-        Ok(Self {
-            dram: PageCache::new(sizes.dram_pages),
-            device,
+impl<E: Engine> Buffered<E> {
+    fn new(dram_pages: u64, engine: E) -> Self {
+        Self {
+            dram: PageCache::new(dram_pages),
+            engine,
             numbers: Numbers::default(),
-            works,
-            slots: vec![None; places.slots() as usize],
-            stored: FxHashMap::default(),
             given: FxHashMap::default(),
-            index_bytes: u64::from(places.slots()) * INDEX_SLOT_BYTES,
             requests: Requests::default(),
-            bytes: vec![0xa5; WRITE_BYTES_MAX],
             cut: Vec::new(),
-        })
+        }
     }
 
     fn read(&mut self, id: PageId, lines: u64, devices: &mut dyn Devices) -> Result<(), Error> {
@@ -183,7 +174,8 @@ impl Shipped {
             let dirty = self.dram.dirty_lines(victim);
             if dirty != 0 {
                 let bytes = self.bytes_on_device(self.dram.id(victim), dirty);
-                self.write_device(bytes, devices)?;
+                let mut context = Context { numbers: &self.numbers, devices };
+                self.engine.write(bytes, &mut context)?;
             }
             self.drop_page(victim, devices);
         }
@@ -191,25 +183,15 @@ impl Shipped {
     }
 
     fn drop_page(&mut self, slot: u32, devices: &mut dyn Devices) {
-        devices.dram_forget(self.dram.id(slot));
+        let page = self.numbers.number(self.dram.id(slot));
+        self.engine.page_leaves(page, &mut Context { numbers: &self.numbers, devices });
         self.dram.remove(slot);
     }
 
-    /// Reads `id` from the cache, or from flash. True: the cache had all of it.
+    /// Reads `id` from the engine. True: memory had all of it.
     fn load(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<bool, Error> {
-        let number = self.numbers.number(id);
-        let mut page = [0; PAGE];
-        self.device.read(number * PAGE_BYTES, &mut page).map_err(|error| failed(&error))?;
-        let works: Vec<_> = self.works.try_iter().collect();
-        let is_hit = !works.contains(&Work::BackingRead { page: number });
-        if !is_hit {
-            devices.ssd_read(id);
-        }
-        let is_loaded = works.iter().any(|work| matches!(work, Work::Loaded { .. }));
-        if let Some((_, lines)) = self.stored.get(&number).filter(|_| is_loaded) {
-            devices.pmem_read(id, *lines);
-        }
-        Ok(is_hit)
+        let page = self.numbers.number(id);
+        self.engine.read(page, &mut Context { numbers: &self.numbers, devices })
     }
 
     fn sync(&mut self, file: FileId, devices: &mut dyn Devices) -> Result<(), Error> {
@@ -220,34 +202,22 @@ impl Shipped {
             self.dram.clean(slot);
         }
         dirty.sort_unstable_by_key(|bytes| bytes.start);
-        for bytes in joined(&dirty) {
-            self.write_device(bytes, devices)?;
-        }
-        Ok(())
+        let mut context = Context { numbers: &self.numbers, devices };
+        joined(&dirty).into_iter().try_for_each(|bytes| self.engine.write(bytes, &mut context))
     }
 
     /// The blocks of the device from the first to the last of `lines`.
     fn bytes_on_device(&mut self, id: PageId, lines: u64) -> Range<u64> {
         self.given.entry(id.file).or_default().insert(id.page);
         let page = self.numbers.number(id) * PAGE_BYTES;
-        let first = lines.trailing_zeros() / LINES_A_BLOCK;
-        let end = (u64::BITS - lines.leading_zeros()).div_ceil(LINES_A_BLOCK);
-        let block_bytes = u64::from(BLOCK_BYTES);
-        page + u64::from(first) * block_bytes..page + u64::from(end) * block_bytes
-    }
-
-    fn write_device(&mut self, bytes: Range<u64>, devices: &mut dyn Devices) -> Result<(), Error> {
-        let len = usize::try_from(bytes.end - bytes.start).unwrap_or_default();
-        let done = self.device.write(bytes.start, &self.bytes[..len], WriteFlags::default());
-        done.map_err(|error| failed(&error))?;
-        self.report(devices);
-        Ok(())
+        let first = u64::from(lines.trailing_zeros()) * LINE_BYTES;
+        let end = u64::from(u64::BITS - lines.leading_zeros()) * LINE_BYTES;
+        let block_bytes = E::BLOCK_BYTES;
+        page + first - first % block_bytes..page + end.next_multiple_of(block_bytes)
     }
 
     fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<(), Error> {
-        self.device.flush().map_err(|error| failed(&error))?;
-        self.report(devices);
-        Ok(())
+        self.engine.flush(&mut Context { numbers: &self.numbers, devices })
     }
 
     /// Drops the pages of `file` behind `len_bytes`.
@@ -265,62 +235,19 @@ impl Shipped {
         self.cut = cut;
         let end = len_bytes.div_ceil(PAGE_BYTES);
         let Some(given) = self.given.get_mut(&file) else { return Ok(()) };
-        for page in given.split_off(&end) {
-            let number = self.numbers.number(PageId { file, page });
-            if self.stored.contains_key(&number) {
-                let done = self.device.discard(number * PAGE_BYTES, PAGE_BYTES);
-                done.map_err(|error| failed(&error))?;
-            }
-        }
-        self.report(devices);
-        Ok(())
-    }
-
-    /// Tells `devices` what the cache did.
-    fn report(&mut self, devices: &mut dyn Devices) {
-        let mut written = None;
-        while let Ok(work) = self.works.try_recv() {
-            match work {
-                Work::Stored { slot, page, lines, zero } => {
-                    let id = self.numbers.id(page);
-                    let (_, had) = self.stored.insert(page, (slot, lines)).unwrap_or((slot, 0));
-                    let lines_now = if zero { ALL_LINES } else { had | lines };
-                    self.stored.insert(page, (slot, lines_now));
-                    self.slots[slot as usize] = Some(page);
-                    if !zero {
-                        devices.pmem_store(id, lines);
-                    }
-                    devices.pmem_metadata(LINE_BYTES);
-                }
-                Work::Voided { slot } => {
-                    let page = self.slots[slot as usize].take();
-                    let is_newest =
-                        |page: &u64| self.stored.get(page).is_some_and(|it| it.0 == slot);
-                    if let Some(page) = page.filter(is_newest) {
-                        self.stored.remove(&page);
-                        devices.pmem_forget(self.numbers.id(page));
-                    }
-                }
-                Work::Metadata { bytes } => devices.pmem_metadata(bytes),
-                Work::Fence => devices.pmem_fence(),
-                Work::Loaded { .. } => {}
-                Work::BackingRead { page } => devices.ssd_read(self.numbers.id(page)),
-                // Runs of one page follow each other.
-                Work::BackingWritten { page } if written == Some(page) => {}
-                Work::BackingWritten { page } => {
-                    written = Some(page);
-                    devices.ssd_write(self.numbers.id(page), Source::Pmem);
-                }
-                Work::BackingFlushed => {
-                    written = None;
-                    devices.ssd_flush();
-                }
-            }
-        }
+        let numbers = &mut self.numbers;
+        let lost = given.split_off(&end).into_iter().map(|page| {
+            let number = numbers.number(PageId { file, page });
+            number..number + 1
+        });
+        let mut lost: Vec<Range<u64>> = lost.collect();
+        lost.sort_unstable_by_key(|pages| pages.start);
+        let mut context = Context { numbers: &self.numbers, devices };
+        joined(&lost).into_iter().try_for_each(|pages| self.engine.discard(pages, &mut context))
     }
 }
 
-/// `ranges`, which are in order, with neighbours joined as long as one write takes them.
+/// `ranges`, which are in order, with neighbours joined as long as one request takes them.
 fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in ranges {
@@ -336,7 +263,7 @@ fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     joined
 }
 
-impl Scheme for Shipped {
+impl<E: Engine> Scheme for Buffered<E> {
     fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<(), Error> {
         match *op {
             Op::Read { file, offset_bytes, len_bytes } => {
@@ -379,6 +306,6 @@ impl Scheme for Shipped {
     }
 
     fn index_bytes_peak(&self) -> u64 {
-        self.index_bytes
+        self.engine.index_bytes_peak()
     }
 }

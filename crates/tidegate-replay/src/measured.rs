@@ -1,0 +1,499 @@
+//! Figures of the papers that a machine has to run, made again: a section of docs/papers.md, from
+//! the JSON of `tidegate bench`.
+//!
+//! The text between the markers is this command's. Every number of ours in it is of those files;
+//! what the papers say stands in `FIGURES`. A figure whose measurement no file has gives no row.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::error::Error;
+use crate::papers::{self, Check};
+
+/// How far a number may be from the paper's to count as the same.
+const TOLERANCE: f64 = 0.15;
+
+/// Arguments of `tidegate-replay papers`.
+#[derive(Debug, clap::Args)]
+pub struct PapersArgs {
+    /// What `tidegate bench --json` wrote
+    #[arg(required = true, value_name = "JSON")]
+    pub reports: Vec<PathBuf>,
+    /// The page whose section is replaced
+    #[arg(long, value_name = "FILE", default_value = "docs/papers.md")]
+    pub page: PathBuf,
+}
+
+impl PapersArgs {
+    /// Writes the section.
+    ///
+    /// # Errors
+    /// A file cannot be read, is no report of `tidegate bench`, or the page cannot be written.
+    pub fn run(&self) -> Result<(), Error> {
+        let reports = self.reports.iter().map(|path| Report::read(path));
+        let reports = reports.collect::<Result<Vec<_>, _>>()?;
+        papers::update(&self.page, "measured", || Ok(section(&reports)))
+    }
+}
+
+/// What of a report is read.
+#[derive(Deserialize)]
+struct Report {
+    machine: Machine,
+    rows: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Machine {
+    cpu: String,
+    cores: u64,
+    medium: String,
+    load_average: String,
+    seconds: f64,
+    repetitions: u32,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    policy: String,
+    case: String,
+    threads: u32,
+    block_bytes: u64,
+    ops_per_s: f64,
+    pmem_data_bytes: Option<u64>,
+    pmem_metadata_bytes: Option<u64>,
+}
+
+impl Report {
+    fn read(path: &Path) -> Result<Self, Error> {
+        let io = |source| Error::Io { path: path.to_path_buf(), source };
+        let text = std::fs::read_to_string(path).map_err(io)?;
+        serde_json::from_str(&text).map_err(|error| {
+            let path = path.display();
+            Error::Usage(format!("{path}: {error}; expected what `tidegate bench --json` writes"))
+        })
+    }
+
+    /// The row of `case` with one thread; `block_bytes` 0 is any size.
+    fn find(&self, (policy, case, block_bytes): RowName) -> Option<&Row> {
+        self.rows.iter().find(|row| {
+            let is_size = block_bytes == 0 || row.block_bytes == block_bytes;
+            (row.policy.as_str(), row.case.as_str(), row.threads) == (policy, case, 1) && is_size
+        })
+    }
+}
+
+/// A policy, a case, and bytes of a request.
+type RowName = (&'static str, &'static str, u64);
+
+/// What of the rows is ours.
+enum Ours {
+    /// The rate of the one over that of the other.
+    Ratio(RowName, RowName),
+    /// How much slower the one is than the other, in percent.
+    SlowerPct(RowName, RowName),
+    /// Bytes stored in persistent memory for each that is written.
+    Stored(RowName, u64),
+    /// Not made, for the reason of the figure.
+    Nothing,
+}
+
+impl Ours {
+    fn of(&self, reports: &[Report]) -> Option<f64> {
+        let row = |name: &RowName| reports.iter().find_map(|report| report.find(*name));
+        let rate = |name: &RowName| row(name).map(|row| row.ops_per_s);
+        match self {
+            Self::Ratio(one, other) => Some(rate(one)? / rate(other)?),
+            Self::SlowerPct(one, other) => Some(100.0 - rate(one)? * 100.0 / rate(other)?),
+            Self::Stored(name, written) => {
+                let row = row(name)?;
+                let stored = row.pmem_data_bytes? + row.pmem_metadata_bytes?;
+                #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+                Some(stored as f64 / *written as f64)
+            }
+            Self::Nothing => None,
+        }
+    }
+}
+
+/// What a paper says of a number.
+enum Claim {
+    /// It is this.
+    Is(f64),
+    /// It is at least this.
+    AtLeast(f64),
+    /// It is this, and less is better.
+    Cost(f64),
+    /// It is about so, in words.
+    Words(&'static str),
+}
+
+impl Claim {
+    fn text(&self, unit: &str) -> String {
+        match self {
+            Self::Is(number) | Self::Cost(number) => format!("{number} {unit}"),
+            Self::AtLeast(number) => format!("at least {number} {unit}"),
+            Self::Words(words) => (*words).to_owned(),
+        }
+    }
+
+    fn verdict(&self, ours: f64) -> &'static str {
+        match self {
+            Self::AtLeast(paper) if ours >= paper * (1.0 - TOLERANCE) => "holds",
+            Self::AtLeast(_) => "does not hold",
+            Self::Is(paper) | Self::Cost(paper) if (ours - paper).abs() <= paper * TOLERANCE => {
+                "same"
+            }
+            Self::Cost(paper) if ours < *paper => "less: better",
+            Self::Is(paper) if ours < *paper => "less",
+            Self::Is(_) | Self::Cost(_) => "more",
+            Self::Words(_) => "",
+        }
+    }
+}
+
+/// A figure and what is compared in it.
+struct Figure {
+    name: &'static str,
+    what: &'static str,
+    claim: Claim,
+    unit: &'static str,
+    ours: Ours,
+    reason: &'static str,
+}
+
+const KIB: u64 = 1 << 10;
+
+const fn figure(
+    name: &'static str,
+    what: &'static str,
+    (claim, unit): (Claim, &'static str),
+    ours: Ours,
+    reason: &'static str,
+) -> Figure {
+    Figure { name, what, claim, unit, ours, reason }
+}
+
+/// All figures that are made here, or not made.
+const FIGURES: [Figure; 25] = [
+    figure(
+        "NVCache 3",
+        "SQLite with a rollback journal, each insert synced: run over the disk alone",
+        (Claim::AtLeast(1.9), "x"),
+        Ours::Ratio(("run", "sqlite-delete", 0), ("plain", "sqlite-delete", 0)),
+        DISK,
+    ),
+    figure(
+        "NVCache 3",
+        "SQLite with a write-ahead log: run over the disk alone",
+        (Claim::AtLeast(1.9), "x"),
+        Ours::Ratio(("run", "sqlite-wal", 0), ("plain", "sqlite-wal", 0)),
+        DISK,
+    ),
+    figure(
+        "NVCache 3",
+        "RocksDB, fillrandom, each write synced: run over the disk alone",
+        (Claim::AtLeast(1.9), "x"),
+        Ours::Ratio(("run", "rocksdb-fillrandom", 0), ("plain", "rocksdb-fillrandom", 0)),
+        DISK,
+    ),
+    figure(
+        "NVCache 3",
+        "reads of clean pages: run over the disk alone",
+        (Claim::Is(1.0), "x"),
+        Ours::Ratio(("run", "read-clean", 0), ("plain", "read-clean", 0)),
+        "",
+    ),
+    figure(
+        "NVCache 4",
+        "random synced writes of 4 KiB: run over the disk alone (22 min over 42 s)",
+        (Claim::AtLeast(31.0), "x"),
+        Ours::Ratio(("run", "write-fdatasync", 0), ("plain", "write-fdatasync", 0)),
+        "the disk here syncs faster than the paper's SATA SSD, so less is gained",
+    ),
+    figure(
+        "NVCache 5",
+        "the same before the log is full, over after it is full (556 over 78 MiB/s)",
+        (Claim::Is(7.1), "x"),
+        Ours::Ratio(("run", "write-fdatasync", 0), ("run", "full-random", 0)),
+        "what is left then is the disk's speed: that of a disk here, of a SATA SSD there",
+    ),
+    figure(
+        "NVCache 6",
+        "rate of a full log by batch of the cleaner, from 1 to 5000 writes",
+        (Claim::Words("21 MiB/s at 1, the same from 100 on"), ""),
+        Ours::Nothing,
+        "the batch is no setting: 8 MiB, in the flat part of the paper's curve",
+    ),
+    figure(
+        "NVCache 7",
+        "rate of reads and writes by size of the read cache",
+        (Claim::Words("no influence"), ""),
+        Ours::Nothing,
+        "run has no read cache of its own: the kernel's page cache has what the log has",
+    ),
+    figure(
+        "study 1",
+        "writes of 4 KiB: persistent memory over the disk, without a cache",
+        (Claim::AtLeast(1.0), "x"),
+        Ours::Ratio(("btt", "study-50pct-1st", 4 * KIB), ("backing", "study-50pct-1st", 4 * KIB)),
+        "",
+    ),
+    figure(
+        "study 1",
+        "writes of 1 MiB: persistent memory over the disk, without a cache",
+        (Claim::AtLeast(1.0), "x"),
+        Ours::Ratio(
+            ("btt", "study-50pct-1st", 1024 * KIB),
+            ("backing", "study-50pct-1st", 1024 * KIB),
+        ),
+        "",
+    ),
+    figure(
+        "study 3",
+        "file below the cache, writes of 4 KiB: 1st access slower than the 2nd",
+        (Claim::Cost(40.0), "%"),
+        Ours::SlowerPct(
+            ("cache", "study-50pct-1st", 4 * KIB),
+            ("cache", "study-50pct-2nd", 4 * KIB),
+        ),
+        HEADER,
+    ),
+    figure(
+        "study 3",
+        "file below the cache, writes of 16 KiB: 1st access slower than the 2nd",
+        (Claim::Cost(25.0), "%"),
+        Ours::SlowerPct(
+            ("cache", "study-50pct-1st", 16 * KIB),
+            ("cache", "study-50pct-2nd", 16 * KIB),
+        ),
+        HEADER,
+    ),
+    figure(
+        "study 3",
+        "file below the cache, writes of 64 KiB: 1st access slower than the 2nd",
+        (Claim::Cost(14.0), "%"),
+        Ours::SlowerPct(
+            ("cache", "study-50pct-1st", 64 * KIB),
+            ("cache", "study-50pct-2nd", 64 * KIB),
+        ),
+        HEADER,
+    ),
+    figure(
+        "study 3",
+        "file of 125 % of the cache, 4 KiB: 2nd access slower than with a file of 50 %",
+        (Claim::Words("drastically"), "%"),
+        Ours::SlowerPct(
+            ("cache", "study-125pct-2nd", 4 * KIB),
+            ("cache", "study-50pct-2nd", 4 * KIB),
+        ),
+        "each write evicts a dirty page, as there: the disk's speed",
+    ),
+    figure(
+        "study 4",
+        "writes of 16 KiB, file of 125 %: 2nd access slower than with a file of 50 %",
+        (Claim::Words("as figure 3"), "%"),
+        Ours::SlowerPct(
+            ("cache", "study-125pct-2nd", 16 * KIB),
+            ("cache", "study-50pct-2nd", 16 * KIB),
+        ),
+        "",
+    ),
+    figure(
+        "study 4",
+        "writes of 512 KiB: 1st access of a file of 125 % over that of 50 %",
+        (Claim::Words("slightly above 1"), "x"),
+        Ours::Ratio(
+            ("cache", "study-125pct-1st", 512 * KIB),
+            ("cache", "study-50pct-1st", 512 * KIB),
+        ),
+        "Open CAS goes round a cache that has not 128 free lines; ours evicts and keeps its promise",
+    ),
+    figure(
+        "study table 1",
+        "CPU of the cache of all, 1st and 2nd access",
+        (Claim::Words("45 %, 38 %"), ""),
+        Ours::Nothing,
+        "a profile of the kernel's block layer, of which ours has nothing",
+    ),
+    figure(
+        "study 3.3.2",
+        "bytes stored for each written, 1st access, 4 KiB, a file of 50 %",
+        (Claim::Cost(2.0), "x"),
+        Ours::Stored(("cache", "study-50pct-1st", 4 * KIB), STUDY_BYTES / 2),
+        HEADER,
+    ),
+    figure(
+        "study 3.3.2",
+        "bytes stored for each written, 2nd access, 4 KiB, a file of 125 %",
+        (Claim::Cost(3.0), "x"),
+        Ours::Stored(("cache", "study-125pct-2nd", 4 * KIB), STUDY_BYTES / 4 * 5),
+        HEADER,
+    ),
+    figure(
+        "Caiti 8",
+        "LevelDB, fillrandom of 2 KiB: less time with Caiti than with BTT",
+        (Claim::Words("40.6 %"), ""),
+        Ours::Nothing,
+        SERVED,
+    ),
+    figure(
+        "Caiti 8",
+        "LevelDB, overwrite of 2 KiB: less time with Caiti than with BTT",
+        (Claim::Words("38.2 %"), ""),
+        Ours::Nothing,
+        SERVED,
+    ),
+    figure(
+        "Caiti 9",
+        "LevelDB, YCSB load by Zipf: rate of Caiti over PMBD, PMBD-70, LRU, COA",
+        (Claim::Words("1.66, 1.40, 1.66, 1.52 x"), ""),
+        Ours::Nothing,
+        SERVED,
+    ),
+    figure(
+        "Caiti 10",
+        "Filebench in a virtual machine, Fileserver: less time with Caiti than with BTT",
+        (Claim::Words("43.9 %"), ""),
+        Ours::Nothing,
+        GUEST,
+    ),
+    figure(
+        "Caiti 10",
+        "Filebench in a virtual machine, Varmail: less time with Caiti than with BTT",
+        (Claim::Words("22.4 %"), ""),
+        Ours::Nothing,
+        GUEST,
+    ),
+    figure(
+        "Caiti 10",
+        "Filebench in a virtual machine, Webproxy: less time with Caiti than with BTT",
+        (Claim::Words("11.9 %"), ""),
+        Ours::Nothing,
+        GUEST,
+    ),
+];
+
+/// Bytes of the study's cache: a quarter of the `--size` of [`COMMANDS`].
+const STUDY_BYTES: u64 = 64 << 20;
+const DISK: &str = "the disk here syncs faster than the paper's SATA SSD";
+const HEADER: &str = "a page costs a header of 64 bytes, not a block of metadata of 4 KiB";
+const SERVED: &str = "not made: LevelDB on ext4 on a served device; `tidegate bench programs`, as \
+                      root, runs RocksDB and PostgreSQL so";
+const GUEST: &str = "not made: a guest with eight CPUs does not fit the machines that this runs on";
+
+/// What makes the reports.
+const COMMANDS: &str = "\
+`scripts/papers` writes this section from short runs on one machine:
+
+    tidegate bench log --quick --parts write,full,read,sqlite,rocksdb --json log.json
+    tidegate bench cache --only study --size 256M --repetitions 1 --json cache.json
+    tidegate-replay papers log.json cache.json
+
+docs/benchmarks.md has the same cases from long runs on a machine with nothing else to do.";
+
+fn section(reports: &[Report]) -> String {
+    let machines: Vec<String> = reports.iter().map(|report| text_of(&report.machine)).collect();
+    format!(
+        "## NVCache, the Open CAS study, and what of Caiti takes a machine\n\n{COMMANDS}\n\n{}\n\n{}",
+        machines.join("\n"),
+        papers::table("papers-measured", "", &checks(reports)).markdown(),
+    )
+}
+
+fn text_of(machine: &Machine) -> String {
+    let Machine { cpu, cores, medium, load_average, seconds, repetitions } = machine;
+    format!(
+        "- {cpu}, {cores} CPUs, {medium}; load before the run {load_average}; runs of {seconds} s, \
+         {repetitions} of each"
+    )
+}
+
+fn checks(reports: &[Report]) -> Vec<Check> {
+    FIGURES.iter().filter_map(|figure| check(figure, reports)).collect()
+}
+
+fn check(figure: &Figure, reports: &[Report]) -> Option<Check> {
+    let Figure { name, what, claim, unit, ours, reason } = figure;
+    let (ours, verdict) = match ours {
+        Ours::Nothing => (String::new(), "not made"),
+        ours => {
+            let ours = ours.of(reports)?;
+            (format!("{ours:.2} {unit}"), claim.verdict(ours))
+        }
+    };
+    let reason = if ["same", "holds"].contains(&verdict) { "" } else { reason };
+    let (what, paper) = ((*what).to_owned(), claim.text(unit));
+    Some(Check { figure: name, what, paper, ours, verdict, reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(policy: &str, case: &str, ops_per_s: f64) -> Row {
+        Row {
+            policy: policy.to_owned(),
+            case: case.to_owned(),
+            threads: 1,
+            block_bytes: 4096,
+            ops_per_s,
+            pmem_data_bytes: Some(STUDY_BYTES / 2),
+            pmem_metadata_bytes: Some(STUDY_BYTES / 8),
+        }
+    }
+
+    fn report(rows: Vec<Row>) -> Report {
+        let machine = Machine {
+            cpu: "a CPU".into(),
+            cores: 2,
+            medium: "tmpfs".into(),
+            load_average: "0.0".into(),
+            seconds: 0.2,
+            repetitions: 1,
+        };
+        Report { machine, rows }
+    }
+
+    #[test]
+    fn a_row_is_made_of_what_was_measured_and_of_nothing_else() {
+        let rows = vec![
+            row("run", "sqlite-wal", 500.0),
+            row("plain", "sqlite-wal", 100.0),
+            row("cache", "study-50pct-1st", 90.0),
+            row("cache", "study-50pct-2nd", 100.0),
+        ];
+        let made: Vec<_> = checks(&[report(rows)])
+            .into_iter()
+            .filter(|check| check.verdict != "not made")
+            .map(|check| (check.figure, check.ours, check.verdict))
+            .collect();
+        let expected = [
+            ("NVCache 3", "5.00 x".to_owned(), "holds"),
+            ("study 3", "10.00 %".to_owned(), "less: better"),
+            ("study 3.3.2", "1.25 x".to_owned(), "less: better"),
+        ];
+        assert_eq!(made, expected);
+    }
+
+    #[test]
+    fn what_is_no_report_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.json");
+        std::fs::write(&path, "{}").unwrap();
+        let error = Report::read(&path).err().expect("no machine").to_string();
+        assert!(error.contains("x.json") && error.contains("bench"), "{error}");
+    }
+
+    #[test]
+    fn verdicts_follow_the_numbers() {
+        assert_eq!(
+            [Claim::AtLeast(2.0).verdict(1.8), Claim::AtLeast(2.0).verdict(1.6)],
+            ["holds", "does not hold"]
+        );
+        let verdicts = [1.1, 0.5, 2.0].map(|ours| Claim::Is(1.0).verdict(ours));
+        assert_eq!(verdicts, ["same", "less", "more"]);
+        assert_eq!(Claim::Cost(3.0).verdict(1.0), "less: better");
+    }
+}

@@ -1,0 +1,166 @@
+//! `tidegate`: the shipped cache.
+//!
+//! The mode is `wo`: what is read from flash stays in DRAM alone. A page that a file loses costs a
+//! header, and a slot until that is cleaned.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use rustc_hash::FxHashMap;
+use tidegate::cache::mode::Mode;
+use tidegate::cache::{
+    self, Binding, CacheDevice, CacheDeviceOptions, CacheError, CacheHeader, CacheOptions,
+};
+use tidegate::device::{BlockDevice, WriteFlags};
+use tidegate::pmem::Region;
+use tidegate::pool::PoolError;
+
+use super::cache_watch::{CacheWork, Watch};
+use super::work::{Backing, Teller, Work};
+use super::{BLOCK_BYTES, Context, DATA, DEVICE_PAGES, Engine, Failure, PAGE, failed, scheme_over};
+use crate::error::Error;
+use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES};
+use crate::scheme::{Pmem, SchemeEntry, Sizes};
+
+/// The entry of the scheme.
+pub const ENTRY: SchemeEntry = SchemeEntry {
+    name: "tidegate",
+    about: "the shipped cache: whole pages, or records of their dirty blocks",
+    pmem: Pmem::Chosen,
+    offer: Some("a cache (`tidegate create --engine cache`) with its defaults"),
+    create: |sizes: &Sizes| scheme_over(sizes, Cache::new),
+};
+
+/// DRAM of the shipped index, by slot (`cache::index`).
+const INDEX_SLOT_BYTES: u64 = 32;
+
+impl From<tidegate::device::DeviceError> for Failure {
+    fn from(error: tidegate::device::DeviceError) -> Self {
+        Self::Other(failed(&error))
+    }
+}
+
+impl From<CacheError> for Failure {
+    fn from(error: CacheError) -> Self {
+        match error {
+            CacheError::Pool(PoolError::TooSmall { .. }) => Self::TooSmall,
+            error => Self::Other(Error::Usage(format!("the cache for a replay: {error}"))),
+        }
+    }
+}
+
+/// The shipped cache.
+struct Cache {
+    device: CacheDevice,
+    works: Receiver<Work<CacheWork>>,
+    teller: Teller,
+    /// By slot: the page whose newest version it has.
+    slots: Vec<Option<u64>>,
+    /// By page: the slot of its newest version, and the lines that the cache has.
+    stored: FxHashMap<u64, (u32, u64)>,
+    index_bytes: u64,
+}
+
+impl Cache {
+    fn new(sizes: &Sizes) -> Result<Self, Failure> {
+        // More than every page twice is of no use; headers take a page in 64.
+        let useful = sizes.footprint_pages.saturating_mul(3 * PAGE_BYTES).saturating_add(1 << 20);
+        let region = Region::anonymous(sizes.pmem_bytes.min(useful).max(PAGE_BYTES))?;
+        let options = CacheOptions { block_bytes: BLOCK_BYTES, ..CacheOptions::default() };
+        let CacheHeader { places, salt, .. } = cache::create(&region, &options)?;
+        let (work, works) = channel();
+        let backing = Backing::of(DEVICE_PAGES * PAGE_BYTES, &work);
+        let region = Arc::new(region.observed(Arc::new(Watch::new(places, salt, work))));
+        let binding = Binding { identity: 1, name: "replay".into(), pages: DEVICE_PAGES };
+        let atomic_flush = sizes.atomic;
+        let options =
+            CacheDeviceOptions { no_thread: true, atomic_flush, ..CacheDeviceOptions::default() };
+        let device = CacheDevice::open(region, backing, binding, options)?;
+        device.set_mode(Mode::WriteOnly)?;
+        // To make the pool is not part of the trace.
+        while works.try_recv().is_ok() {}
+        Ok(Self {
+            device,
+            works,
+            teller: Teller::default(),
+            slots: vec![None; places.slots() as usize],
+            stored: FxHashMap::default(),
+            index_bytes: u64::from(places.slots()) * INDEX_SLOT_BYTES,
+        })
+    }
+
+    /// Tells the devices what the cache did.
+    fn report(&mut self, context: &mut Context<'_>) {
+        while let Ok(work) = self.works.try_recv() {
+            match self.teller.tell(work, context) {
+                Some(CacheWork::Stored { slot, page, lines, zero }) => {
+                    let (_, had) = self.stored.get(&page).copied().unwrap_or((slot, 0));
+                    let lines_now = if zero { ALL_LINES } else { had | lines };
+                    self.stored.insert(page, (slot, lines_now));
+                    self.slots[slot as usize] = Some(page);
+                    if !zero {
+                        context.devices.pmem_store(context.numbers.id(page), lines);
+                    }
+                    context.devices.pmem_metadata(LINE_BYTES);
+                }
+                Some(CacheWork::Voided { slot }) => self.void(slot, context),
+                None => {}
+            }
+        }
+    }
+
+    /// The header of `slot` became void.
+    fn void(&mut self, slot: u32, context: &mut Context<'_>) {
+        let page = self.slots[slot as usize].take();
+        let is_newest = |page: &u64| self.stored.get(page).is_some_and(|it| it.0 == slot);
+        if let Some(page) = page.filter(is_newest) {
+            self.stored.remove(&page);
+            context.devices.pmem_forget(context.numbers.id(page));
+        }
+    }
+}
+
+impl Engine for Cache {
+    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
+        let mut buf = [0; PAGE];
+        self.device.read(page * PAGE_BYTES, &mut buf).map_err(|error| failed(&error))?;
+        let works: Vec<_> = self.works.try_iter().collect();
+        let id = context.numbers.id(page);
+        let is_hit = !works.contains(&Work::BackingRead { page });
+        if !is_hit {
+            context.devices.ssd_read(id);
+        }
+        if let Some((_, lines)) = self.stored.get(&page).filter(|_| works.contains(&Work::Loaded)) {
+            context.devices.pmem_read(id, *lines);
+        }
+        Ok(is_hit)
+    }
+
+    fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
+        let len = usize::try_from(bytes.end - bytes.start).unwrap_or_default();
+        let done = self.device.write(bytes.start, &DATA[..len], WriteFlags::default());
+        done.map_err(|error| failed(&error))?;
+        self.report(context);
+        Ok(())
+    }
+
+    fn flush(&mut self, context: &mut Context<'_>) -> Result<(), Error> {
+        self.device.flush().map_err(|error| failed(&error))?;
+        self.report(context);
+        Ok(())
+    }
+
+    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
+        for page in pages.filter(|page| self.stored.contains_key(page)).collect::<Vec<_>>() {
+            let done = self.device.discard(page * PAGE_BYTES, PAGE_BYTES);
+            done.map_err(|error| failed(&error))?;
+        }
+        self.report(context);
+        Ok(())
+    }
+
+    fn index_bytes_peak(&self) -> u64 {
+        self.index_bytes
+    }
+}

@@ -1,0 +1,106 @@
+//! What the shipped cache does to its persistent memory, told by an observer of the region.
+
+use std::sync::mpsc::Sender;
+
+use tidegate::cache::layout::{
+    CHUNK_BYTES, CHUNK_SLOTS, Decoded, HEADER_BYTES, PAGE_BYTES, Places, SlotHeader,
+};
+use tidegate::pmem::Observer;
+
+use super::work::Work;
+
+/// What only the cache does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CacheWork {
+    /// A page, or lines of it, was stored in a slot, and the header that says so.
+    Stored {
+        slot: u32,
+        page: u64,
+        lines: u64,
+        /// It reads as zeroes, and has no data.
+        zero: bool,
+    },
+    /// The header of a slot became void.
+    Voided { slot: u32 },
+}
+
+/// Sends what it sees.
+pub(super) struct Watch {
+    places: Places,
+    salt: u64,
+    work: Sender<Work<CacheWork>>,
+}
+
+/// Which part of a slot an offset lies in.
+enum Part {
+    Header { slot: u32, at: u64 },
+    Data,
+    Other,
+}
+
+impl Watch {
+    pub(super) fn new(places: Places, salt: u64, work: Sender<Work<CacheWork>>) -> Self {
+        Self { places, salt, work }
+    }
+
+    fn part(&self, offset: u64) -> Part {
+        let first_header = self.places.header(0);
+        let Some(from_start) = offset.checked_sub(first_header) else { return Part::Other };
+        let chunk = u32::try_from(from_start / CHUNK_BYTES).unwrap_or(u32::MAX);
+        let first = chunk.saturating_mul(CHUNK_SLOTS);
+        if first >= self.places.slots() {
+            return Part::Other;
+        }
+        let in_chunk = CHUNK_SLOTS.min(self.places.slots() - first);
+        let slot_at =
+            |at: u64| u32::try_from(at).ok().filter(|at| *at < in_chunk).map(|at| first + at);
+        let header = offset - self.places.header(first);
+        if let Some(slot) = slot_at(header / HEADER_BYTES) {
+            return Part::Header { slot, at: header % HEADER_BYTES };
+        }
+        let data = offset.checked_sub(self.places.data(first));
+        data.and_then(|data| slot_at(data / PAGE_BYTES)).map_or(Part::Other, |_| Part::Data)
+    }
+
+    fn send(&self, work: Work<CacheWork>) {
+        // The receiver is gone while the cache is dropped.
+        let _ = self.work.send(work);
+    }
+}
+
+impl Observer for Watch {
+    fn store(&self, offset: u64, data: &[u8], _non_temporal: bool) {
+        let bytes = data.len() as u64;
+        match (self.part(offset), <&[u8; 64]>::try_from(data)) {
+            // Its header says how much of it there is.
+            (Part::Data, _) => {}
+            (Part::Header { slot, at: 0 }, Ok(header)) => {
+                match SlotHeader::decode(header, self.salt, slot) {
+                    Decoded::Header(SlotHeader { page, lines, zero, .. }) => {
+                        self.send(Work::Engine(CacheWork::Stored { slot, page, lines, zero }));
+                    }
+                    Decoded::Free { .. } | Decoded::Bad => self.send(Work::Metadata { bytes }),
+                }
+            }
+            (Part::Header { slot, at: 0 }, Err(_)) => {
+                self.send(Work::Metadata { bytes });
+                self.send(Work::Engine(CacheWork::Voided { slot }));
+            }
+            _ => self.send(Work::Metadata { bytes }),
+        }
+    }
+
+    fn write_back(&self, _offset: u64, _len: u64) {}
+
+    fn fence(&self) {
+        self.send(Work::Fence);
+    }
+
+    fn load(&self, offset: u64, _len: u64) {
+        if let Part::Data = self.part(offset) {
+            self.send(Work::Loaded);
+        }
+    }
+
+    fn relax(&self) {}
+}

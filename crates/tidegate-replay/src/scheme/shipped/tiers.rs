@@ -1,0 +1,356 @@
+//! `btt`, `transit`, `pmbd`, `pmbd70`, `lru` and `coactive`: the shipped block translation table,
+//! alone or under a DRAM tier. All data is on persistent memory: there is no flash.
+//!
+//! The tier runs with its own threads on a machine of four CPUs in virtual time
+//! (`model::machine`): they write back while the program goes on, and a sync
+//! waits for what is left. A tier has an eighth of the DRAM; pages above it have the rest.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use tidegate::device::{
+    Attempt, BlockDevice, Context as Waiting, Geometry, Operation, Result as DeviceResult,
+    WriteFlags, ZeroFlags,
+};
+use tidegate::dram::{self, DramTier, Policy};
+use tidegate::pmem::Observer;
+
+use super::{Buffered, Context, DATA, DEVICE_PAGES, Engine, PAGE, failed};
+use crate::error::Error;
+use crate::model::below::{Below, Engine as EngineBelow};
+use crate::model::costs::Costs;
+use crate::model::machine::{Deadlock, ModelledMemory, Session, spend};
+use crate::scheme::page::{ALL_LINES, PAGE_BYTES, pages_of};
+use crate::scheme::{Pmem, Scheme, SchemeEntry, Sizes};
+
+/// CPUs of the machine: the program has one.
+const CPUS: u32 = 4;
+/// Of the DRAM, a tier has one part in so many.
+const TIER_SHARE: u64 = 8;
+/// No tier has fewer pages.
+const TIER_PAGES_MIN: u64 = 8;
+
+/// The scheme `btt`: no tier.
+pub const BTT: SchemeEntry = SchemeEntry {
+    name: "btt",
+    about: "all data in the shipped block translation table",
+    pmem: Pmem::AllData,
+    offer: Some("a block translation table (`tidegate create --engine btt`) for all data"),
+    create: |sizes| scheme_over(sizes, Policy::None),
+};
+
+/// The scheme `transit`.
+pub const TRANSIT: SchemeEntry = SchemeEntry {
+    name: "transit",
+    about: "btt under the DRAM tier that writes back at once",
+    offer: Some("a block translation table for all data, served with `--dram transit:SIZE`"),
+    create: |sizes| scheme_over(sizes, Policy::Transit),
+    ..BTT
+};
+
+/// The scheme `pmbd`.
+pub const PMBD: SchemeEntry = SchemeEntry {
+    name: "pmbd",
+    about: "btt under the DRAM tier that writes back when it is full",
+    offer: Some("a block translation table for all data, served with `--dram pmbd:SIZE`"),
+    create: |sizes| scheme_over(sizes, Policy::Pmbd),
+    ..BTT
+};
+
+/// The scheme `pmbd70`.
+pub const PMBD70: SchemeEntry = SchemeEntry {
+    name: "pmbd70",
+    about: "btt under the DRAM tier that writes back from 70 % on",
+    offer: Some("a block translation table for all data, served with `--dram pmbd70:SIZE`"),
+    create: |sizes| scheme_over(sizes, Policy::Pmbd70),
+    ..BTT
+};
+
+/// The scheme `lru`.
+pub const LRU: SchemeEntry = SchemeEntry {
+    name: "lru",
+    about: "btt under the DRAM tier that writes the block back that was used least recently, when it is full",
+    offer: Some("a block translation table for all data, served with `--dram lru:SIZE`"),
+    create: |sizes| scheme_over(sizes, Policy::Lru),
+    ..BTT
+};
+
+/// The scheme `coactive`.
+pub const COACTIVE: SchemeEntry = SchemeEntry {
+    name: "coactive",
+    about: "btt under the DRAM tier that writes cold blocks back when the device rests",
+    offer: Some("a block translation table for all data, served with `--dram coactive:SIZE`"),
+    create: |sizes| scheme_over(sizes, Policy::Coactive),
+    ..BTT
+};
+
+fn scheme_over(sizes: &Sizes, policy: Policy) -> Result<Box<dyn Scheme>, Error> {
+    let tier_pages = match policy {
+        Policy::None => 0,
+        _ => (sizes.dram_pages / TIER_SHARE).max(TIER_PAGES_MIN),
+    };
+    let page_cache_pages = sizes.dram_pages.saturating_sub(tier_pages).max(1);
+    let tier = Tier::new(policy, tier_pages * PAGE_BYTES, sizes)?;
+    Ok(Box::new(Buffered::new(page_cache_pages, tier)))
+}
+
+/// What the table below a tier did, in its order.
+enum Work {
+    /// A page was written.
+    Stored {
+        page: u64,
+    },
+    /// Bytes that say what is where were stored before.
+    Metadata {
+        bytes: u64,
+    },
+    Fence,
+    /// A page was read.
+    Loaded {
+        page: u64,
+    },
+}
+
+/// A tier over a block translation table.
+struct Tier {
+    session: Session,
+    device: Option<Arc<dyn DramTier>>,
+    table: Arc<Below>,
+    works: Receiver<Work>,
+    /// When the last request ended, on the program's clock.
+    ended_ns: f64,
+    index_bytes: u64,
+}
+
+impl Tier {
+    fn new(policy: Policy, bytes: u64, sizes: &Sizes) -> Result<Self, Error> {
+        let costs = Costs::optane();
+        let (work, works) = channel();
+        let watch = Arc::new(Watch::default());
+        let observer = Arc::clone(&watch) as Arc<dyn Observer>;
+        let page_bytes = u32::try_from(PAGE_BYTES).unwrap_or(u32::MAX);
+        let table = Below::open(EngineBelow::Btt, page_bytes, DEVICE_PAGES, costs.btt_ns, observer)
+            .map_err(|error| failed(&error))?;
+        watch.forget();
+        let below = Arc::new(Watched { table: Arc::clone(&table), watch, work });
+        let mut session = Session::new(&costs, sizes.pmem_media.clone(), CPUS);
+        let (tier, _) = session
+            .call(move || dram::open(policy, bytes, below as Arc<dyn BlockDevice>))
+            .map_err(stuck)?;
+        let tier = tier.map_err(|error| failed(&error))?;
+        let index_bytes = index_bytes_of(tier.as_ref());
+        Ok(Self { session, device: Some(tier), table, works, ended_ns: 0.0, index_bytes })
+    }
+
+    /// Does `request` on the machine, where the program's time since the last one passes first.
+    fn call<T: Send + 'static>(
+        &mut self,
+        context: &mut Context<'_>,
+        request: impl FnOnce(&dyn DramTier) -> DeviceResult<T> + Send + 'static,
+    ) -> Result<T, Error> {
+        let Some(tier) = self.device.clone() else { return Err(stuck(Deadlock::default())) };
+        let begun_ns = context.devices.now_ns();
+        let since_ns = whole_ns(begun_ns - self.ended_ns);
+        let call = move || {
+            spend(since_ns);
+            request(tier.as_ref())
+        };
+        let (result, took_ns) = self.session.call(call).map_err(stuck)?;
+        self.report(context);
+        self.ended_ns = begun_ns + float_ns(took_ns.saturating_sub(since_ns));
+        context.devices.set_now_ns(self.ended_ns);
+        result.map_err(|error| failed(&error))
+    }
+
+    /// Tells the devices what the table did. What that took, the machine knows.
+    fn report(&mut self, context: &mut Context<'_>) {
+        let Context { numbers, devices } = context;
+        for work in self.works.try_iter() {
+            match work {
+                Work::Stored { page } => devices.pmem_store(numbers.id(page), ALL_LINES),
+                Work::Metadata { bytes } => devices.pmem_metadata(bytes),
+                Work::Fence => devices.pmem_fence(),
+                Work::Loaded { page } => devices.pmem_read(numbers.id(page), ALL_LINES),
+            }
+        }
+    }
+}
+
+fn stuck(deadlock: Deadlock) -> Error {
+    Error::Usage(format!("the DRAM tier of a replay: {deadlock}"))
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time ahead")]
+fn whole_ns(ns: f64) -> u64 {
+    ns.max(0.0).round() as u64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a duration")]
+fn float_ns(ns: u64) -> f64 {
+    ns as f64
+}
+
+/// DRAM that a tier needs beside its data.
+fn index_bytes_of(tier: &dyn DramTier) -> u64 {
+    let summary = tier.summary();
+    #[expect(clippy::cast_precision_loss, reason = "a number of slots")]
+    let bytes = summary.metadata_bytes_per_slot * summary.slots as f64;
+    whole_ns(bytes)
+}
+
+impl Drop for Tier {
+    fn drop(&mut self) {
+        self.table.end();
+        let tier = self.device.take();
+        if std::thread::panicking() {
+            // No thread of the machine goes on: the tier cannot stop its own.
+            return std::mem::forget(tier);
+        }
+        // Where its threads wait for each other, they are left as they are.
+        let _ = self.session.call(move || drop(tier));
+    }
+}
+
+impl Engine for Tier {
+    const BLOCK_BYTES: u64 = PAGE_BYTES;
+
+    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
+        self.call(context, move |tier| {
+            let mut buf = [0; PAGE];
+            tier.read(page * PAGE_BYTES, &mut buf)
+        })?;
+        Ok(true)
+    }
+
+    fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
+        let len = bytes.end - bytes.start;
+        let data = &DATA[..usize::try_from(len).unwrap_or_default()];
+        self.call(context, move |tier| tier.write(bytes.start, data, WriteFlags::default()))
+    }
+
+    fn flush(&mut self, context: &mut Context<'_>) -> Result<(), Error> {
+        self.call(context, |tier| tier.flush())
+    }
+
+    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
+        let len = (pages.end - pages.start) * PAGE_BYTES;
+        self.call(context, move |tier| tier.discard(pages.start * PAGE_BYTES, len))
+    }
+
+    /// The tier, which is DRAM, may have it still.
+    fn page_leaves(&mut self, _page: u64, _context: &mut Context<'_>) {}
+
+    fn index_bytes_peak(&self) -> u64 {
+        self.index_bytes
+    }
+}
+
+/// Counts what the table stores beside its blocks, and its fences.
+#[derive(Default)]
+struct Watch {
+    metadata_bytes: AtomicU64,
+    fences: AtomicU64,
+}
+
+impl Watch {
+    fn forget(&self) {
+        self.metadata_bytes.store(0, Ordering::Relaxed);
+        self.fences.store(0, Ordering::Relaxed);
+    }
+
+    /// Tells of what was counted. After a write, which ends with a fence: what a discard stores
+    /// needs none, and goes with the next write.
+    fn send(&self, work: &Sender<Work>) {
+        let bytes = self.metadata_bytes.swap(0, Ordering::Relaxed);
+        if bytes > 0 {
+            // The receiver is gone while the tier is dropped.
+            let _ = work.send(Work::Metadata { bytes });
+        }
+        for _ in 0..self.fences.swap(0, Ordering::Relaxed) {
+            let _ = work.send(Work::Fence);
+        }
+    }
+}
+
+impl Observer for Watch {
+    fn store(&self, offset: u64, data: &[u8], non_temporal: bool) {
+        if data.len() < PAGE {
+            self.metadata_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+        }
+        ModelledMemory.store(offset, data, non_temporal);
+    }
+
+    fn write_back(&self, offset: u64, len: u64) {
+        ModelledMemory.write_back(offset, len);
+    }
+
+    fn fence(&self) {
+        self.fences.fetch_add(1, Ordering::Relaxed);
+        ModelledMemory.fence();
+    }
+
+    fn load(&self, offset: u64, len: u64) {
+        ModelledMemory.load(offset, len);
+    }
+
+    fn relax(&self) {
+        ModelledMemory.relax();
+    }
+
+    fn thread_ordinal(&self) -> usize {
+        ModelledMemory.thread_ordinal()
+    }
+}
+
+/// The table, telling of what it does.
+struct Watched {
+    table: Arc<Below>,
+    watch: Arc<Watch>,
+    work: Sender<Work>,
+}
+
+impl Watched {
+    fn send_pages(&self, offset: u64, len: u64, work: impl Fn(u64) -> Work) {
+        for page in pages_of(offset, len) {
+            let _ = self.work.send(work(page));
+        }
+    }
+}
+
+impl BlockDevice for Watched {
+    fn geometry(&self) -> Geometry {
+        self.table.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> DeviceResult<()> {
+        self.table.read(offset, buf)?;
+        self.send_pages(offset, buf.len() as u64, |page| Work::Loaded { page });
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> DeviceResult<()> {
+        self.table.write(offset, data, flags)?;
+        self.send_pages(offset, data.len() as u64, |page| Work::Stored { page });
+        self.watch.send(&self.work);
+        Ok(())
+    }
+
+    fn flush(&self) -> DeviceResult<()> {
+        self.table.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> DeviceResult<()> {
+        self.table.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> DeviceResult<()> {
+        self.table.write_zeroes(offset, len, flags)
+    }
+
+    /// At the speed of memory, as the table is.
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Waiting) -> Attempt {
+        Attempt::Done(operation.run_on(self))
+    }
+}

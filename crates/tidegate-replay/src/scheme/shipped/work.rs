@@ -1,0 +1,127 @@
+//! What a shipped engine asks of its persistent memory and of its backing, seen from outside, and a
+//! backing that keeps nothing.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use tidegate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+
+use super::Context;
+use crate::scheme::devices::Source;
+use crate::scheme::page::PAGE_BYTES;
+
+/// A piece of work, in its order. Pages are the backing's. `E` is what only one engine does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work<E> {
+    /// The engine did this.
+    Engine(E),
+    /// Bytes that say what is where were stored.
+    Metadata {
+        bytes: u64,
+    },
+    Fence,
+    /// Data of pages was loaded.
+    Loaded,
+    BackingRead {
+        page: u64,
+    },
+    BackingWritten {
+        page: u64,
+    },
+    BackingFlushed,
+}
+
+/// Tells devices of the work that all engines share.
+#[derive(Default)]
+pub(super) struct Teller {
+    /// The page of the backing that was written last: parts of one page follow each other.
+    written: Option<u64>,
+}
+
+impl Teller {
+    /// Tells the devices of `work`; returns what only the engine itself understands.
+    pub(super) fn tell<E>(&mut self, work: Work<E>, context: &mut Context<'_>) -> Option<E> {
+        let Context { numbers, devices } = context;
+        match work {
+            Work::Engine(work) => return Some(work),
+            Work::Metadata { bytes } => devices.pmem_metadata(bytes),
+            Work::Fence => devices.pmem_fence(),
+            Work::Loaded => {}
+            Work::BackingRead { page } => devices.ssd_read(numbers.id(page)),
+            Work::BackingWritten { page } if self.written == Some(page) => {}
+            Work::BackingWritten { page } => {
+                self.written = Some(page);
+                devices.ssd_write(numbers.id(page), Source::Pmem);
+            }
+            Work::BackingFlushed => {
+                self.written = None;
+                devices.ssd_flush();
+            }
+        }
+        None
+    }
+}
+
+/// A backing of blocks of 512 bytes that keeps nothing and tells of what it is asked for.
+pub(super) struct Backing<E> {
+    blocks: u64,
+    work: Sender<Work<E>>,
+}
+
+impl<E: Send + 'static> Backing<E> {
+    /// A backing of `bytes` bytes that sends to `work`.
+    pub(super) fn of(bytes: u64, work: &Sender<Work<E>>) -> Arc<dyn BlockDevice> {
+        Arc::new(Self { blocks: bytes / 512, work: work.clone() })
+    }
+
+    fn send_pages(&self, offset: u64, len: u64, work: impl Fn(u64) -> Work<E>) {
+        for page in offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES) {
+            // The receiver is gone while the engine is dropped.
+            let _ = self.work.send(work(page));
+        }
+    }
+}
+
+impl<E: Send + 'static> BlockDevice for Backing<E> {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: 512,
+            blocks: self.blocks,
+            preferred_bytes: 4096,
+            read_only: false,
+            atomic_block: false,
+            volatile_cache: true,
+            fast_zero: true,
+            keeps_data: false,
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        buf.fill(0);
+        self.send_pages(offset, buf.len() as u64, |page| Work::BackingRead { page });
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
+        self.send_pages(offset, data.len() as u64, |page| Work::BackingWritten { page });
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        let _ = self.work.send(Work::BackingFlushed);
+        Ok(())
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Zeroes are a command to flash, not pages.
+    fn write_zeroes(&self, _offset: u64, _len: u64, _flags: ZeroFlags) -> Result<()> {
+        Ok(())
+    }
+
+    fn status(&self, offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>> {
+        Ok(vec![Extent { offset, len, hole: false, zero: false }])
+    }
+}
