@@ -1,8 +1,6 @@
 //! Clusters: what a read that misses brings in, what cleaning takes along, and what neither may
 //! change.
 
-#![expect(clippy::single_range_in_vec_init, reason = "ranges of pages are compared, also one")]
-
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
