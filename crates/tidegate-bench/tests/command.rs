@@ -233,7 +233,7 @@ fn programs_under_run_are_measured_beside_the_same_without() {
     let markers = LOG_TABLES.map(|table| format!("<!-- table: {table} -->\n<!-- end -->\n"));
     std::fs::write(&page, markers.concat()).unwrap();
     let found = rows_of(&format!(
-        "log --scale 0.003 --seconds 0.05 --repetitions 1 --files {} --update-docs {}",
+        "log --scale 0.003 --seconds 0.05 --steady-seconds 0.05 --repetitions 1 --files {} --update-docs {}",
         files.mount_point().display(),
         page.display()
     ));
