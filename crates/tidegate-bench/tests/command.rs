@@ -179,7 +179,7 @@ fn caches_are_measured_beside_the_floor_a_btt_and_the_backing_alone() {
         ("evict", "copy btt cache"),
         ("miss-memory", "backing cache"),
         ("evict-delay", "backing cache"),
-        ("study-125pct-2nd", "btt backing cache"),
+        ("study-125pct-2nd", "btt backing cache cache-16k cache-64k cache-cost"),
         ("cache-nbd-random", "btt cache"),
         ("cache-fill-90pct-disk", "cache-null cache"),
         ("cache-full-file", "cache backing backing-512"),

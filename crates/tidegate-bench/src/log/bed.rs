@@ -7,7 +7,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
@@ -15,11 +15,11 @@ use std::str::FromStr;
 use tempfile::TempDir;
 
 use super::LogArgs;
-use super::disk::{DISK_BYTES, Disk, Place};
+use super::disk::{DISK_BYTES, Disk, Place, open_to_all};
+pub(super) use super::disk::{directory, write_in_order};
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::nbd::this_server;
-use crate::pattern::Rng;
 
 /// How a program is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -226,18 +226,6 @@ pub(super) fn under(
     words
 }
 
-/// A directory in `parent` that goes with the result.
-pub(super) fn directory(parent: &Path) -> Result<TempDir> {
-    let made = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(parent);
-    made.map_err(BenchError::os("create a directory in", parent))
-}
-
-/// Lets other users enter a directory: a server does not run as root.
-pub(super) fn open_to_all(dir: &Path) -> Result<()> {
-    let open = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(dir, open).map_err(BenchError::os("open", dir))
-}
-
 /// Bytes written so far to the disk that `dir` is on.
 pub(super) fn disk_bytes(dir: &Path) -> Result<u64> {
     let found = std::fs::metadata(dir).map_err(BenchError::os("inspect", dir))?.dev();
@@ -251,24 +239,6 @@ pub(super) fn disk_bytes(dir: &Path) -> Result<u64> {
 
 /// Size of a page.
 const PAGE_BYTES: usize = 4096;
-
-/// Writes `bytes` random bytes from where `file` stands, `piece_bytes` at a time.
-pub(super) fn write_in_order(
-    mut file: &File,
-    bytes: u64,
-    piece_bytes: usize,
-) -> std::io::Result<()> {
-    use std::io::Write;
-    let mut rng = Rng::new(1, 0);
-    let piece: Vec<u8> = (0..piece_bytes).map(|_| rng.next_u64().to_le_bytes()[0]).collect();
-    let mut left = bytes;
-    while left > 0 {
-        let now = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
-        file.write_all(&piece[..now])?;
-        left -= now as u64;
-    }
-    Ok(())
-}
 
 #[cfg(test)]
 mod tests {

@@ -8,15 +8,16 @@
 
 use std::fmt;
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, fadvise, fstatfs};
 use tempfile::TempDir;
 use tidegate::log::recover::{file_system_id, keeps_identities};
 
-use super::bed::{directory, open_to_all, write_in_order};
 use crate::error::{BenchError, Result};
 use crate::machine::is_tmpfs;
+use crate::pattern::Rng;
 use crate::programs::{attach_loop, call};
 
 /// Where files lie if no directory is named: as they are, or in an image.
@@ -153,6 +154,36 @@ impl Drop for Disk {
             let _ = call("umount", "mount", &["--lazy", &self.path.to_string_lossy()]);
         }
     }
+}
+
+/// A directory in `parent` that goes with the result.
+pub(super) fn directory(parent: &Path) -> Result<TempDir> {
+    let made = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(parent);
+    made.map_err(BenchError::os("create a directory in", parent))
+}
+
+/// Lets other users enter a directory: a server does not run as root.
+pub(super) fn open_to_all(dir: &Path) -> Result<()> {
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(dir, open).map_err(BenchError::os("open", dir))
+}
+
+/// Writes `bytes` random bytes from where `file` stands, `piece_bytes` at a time.
+pub(super) fn write_in_order(
+    mut file: &File,
+    bytes: u64,
+    piece_bytes: usize,
+) -> std::io::Result<()> {
+    use std::io::Write;
+    let mut rng = Rng::new(1, 0);
+    let piece: Vec<u8> = (0..piece_bytes).map(|_| rng.next_u64().to_le_bytes()[0]).collect();
+    let mut left = bytes;
+    while left > 0 {
+        let now = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
+        file.write_all(&piece[..now])?;
+        left -= now as u64;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

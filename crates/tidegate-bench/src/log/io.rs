@@ -114,7 +114,7 @@ pub struct IoArgs {
 }
 
 impl IoArgs {
-    /// Does it, and prints what was measured, as a JSON object in a line.
+    /// Does it, and prints what was measured as a JSON object in a line.
     ///
     /// # Errors
     /// Those of the files.
