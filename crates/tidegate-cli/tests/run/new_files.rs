@@ -52,7 +52,7 @@ for name in 'tmp', 'new':
 ";
 
 /// What counts the syncs that go to the disk.
-const COUNTS: &str = "import json, socket
+const COUNTS: &str = "import json, socket, time
 def ask():
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as supervisor:
         supervisor.connect(os.environ['TIDEGATE_SOCKET'])
@@ -61,13 +61,13 @@ def ask():
 def steady(act):
     # The first ones make what was pending before durable, and wait for the supervisor, which may be
     # late on a busy machine; a database is covered once it is a second old.
-    n = 0
-    for attempt in range(50):
+    n, deadline = 0, time.monotonic() + 60
+    while True:
         before = ask()
         for n in range(n, n + 40): act(n)
         n += 1
         after = ask()
-        if after['fsyncs_done'] == before['fsyncs_done']: break
+        if after['fsyncs_done'] == before['fsyncs_done'] or time.monotonic() > deadline: break
     numbers = {name: after[name] - before[name] for name in ('fsyncs_done', 'made', 'fsyncs_skipped')}
     numbers['real'] = {name: number - before['real_syncs'][name]
                        for name, number in after['real_syncs'].items()
