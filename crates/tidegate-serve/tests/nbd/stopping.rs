@@ -41,11 +41,12 @@ fn requests_that_wait_behind_unread_replies_are_answered_too() {
     let mut client = Client::simple(&server.path());
     client.stream.set_nonblocking(true).expect("nonblocking");
     let requests = request_bytes(READ, 0, 1, 0, 4096).repeat(1000);
-    // The server is full when it takes no more while it serves other clients five hundred times.
-    let (mut refused, mut at) = (0, 0);
-    while refused < 500 {
-        if let Ok(sent) = client.stream.write(&requests[at..]) {
-            (refused, at) = (0, (at + sent) % requests.len());
+    // The server is full when its input buffer would hold no more, and it takes no more while it
+    // serves other clients five hundred times.
+    let (mut refused, mut sent_bytes) = (0, 0);
+    while refused < 500 || sent_bytes < 256 << 10 {
+        if let Ok(sent) = client.stream.write(&requests[sent_bytes % requests.len()..]) {
+            (refused, sent_bytes) = (0, sent_bytes + sent);
         } else {
             Client::simple(&server.path()).write(0, &[1; 512]);
             refused += 1;
