@@ -242,7 +242,7 @@ fn programs_under_run_are_measured_beside_the_same_without() {
         ("log-append-4096", "copy log"),
         ("run-write-fdatasync", "plain run"),
         ("run-append-fdatasync", "plain run"),
-        ("run-full-random", "plain run"),
+        ("run-full-random", "plain run disk-depth-32"),
         ("run-read-dirty", "plain run"),
         ("run-recovery", "recover in-order"),
         ("run-sqlite-wal", "plain-nosync run-nosync plain run"),
