@@ -12,7 +12,7 @@ use crate::support::{preload_library, scratch, succeed, tidegate, tool};
 /// What the programs here have: `stat()` prints the statistics, the real syncs counted since
 /// `begin()`. It asks the supervisor itself: while `tidegate stat` runs below it, a program that
 /// makes its own system calls, nothing is logged.
-const PRELUDE: &str = "import ctypes, json, mmap, os, socket, subprocess, sys
+pub(crate) const PRELUDE: &str = "import ctypes, json, mmap, os, socket, subprocess, sys
 def ask():
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as supervisor:
         supervisor.connect(os.environ['TIDEGATE_SOCKET'])
