@@ -18,7 +18,9 @@ use tidegate::pool::PoolError;
 
 use super::cache_watch::{CacheWork, Watch};
 use super::work::{Backing, Teller, Work};
-use super::{BLOCK_BYTES, Context, DATA, DEVICE_PAGES, Engine, Failure, PAGE, failed, scheme_over};
+use super::{
+    BLOCK_BYTES, Context, DEVICE_PAGES, Engine, Failure, data_of, failed, read_page, scheme_over,
+};
 use crate::error::Error;
 use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES};
 use crate::scheme::{Pmem, SchemeEntry, Sizes};
@@ -123,23 +125,15 @@ impl Cache {
 
 impl Engine for Cache {
     fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
-        let mut buf = [0; PAGE];
-        self.device.read(page * PAGE_BYTES, &mut buf).map_err(|error| failed(&error))?;
-        let works: Vec<_> = self.works.try_iter().collect();
-        let id = context.numbers.id(page);
-        let is_hit = !works.contains(&Work::BackingRead { page });
-        if !is_hit {
-            context.devices.ssd_read(id);
+        let read = read_page(&self.device, &self.works, page, context)?;
+        if let Some((_, lines)) = self.stored.get(&page).filter(|_| read.is_loaded) {
+            context.devices.pmem_read(context.numbers.id(page), *lines);
         }
-        if let Some((_, lines)) = self.stored.get(&page).filter(|_| works.contains(&Work::Loaded)) {
-            context.devices.pmem_read(id, *lines);
-        }
-        Ok(is_hit)
+        Ok(read.is_hit)
     }
 
     fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
-        let len = usize::try_from(bytes.end - bytes.start).unwrap_or_default();
-        let done = self.device.write(bytes.start, &DATA[..len], WriteFlags::default());
+        let done = self.device.write(bytes.start, data_of(&bytes), WriteFlags::default());
         done.map_err(|error| failed(&error))?;
         self.report(context);
         Ok(())

@@ -17,7 +17,10 @@ use tidegate::pool::PoolError;
 
 use super::log_watch::{LogWork, Watch};
 use super::work::{Backing, Teller, Work};
-use super::{BLOCK_BYTES, Context, DATA, DEVICE_PAGES, Engine, Failure, PAGE, failed, scheme_over};
+use super::{
+    BLOCK_BYTES, Context, DEVICE_PAGES, Engine, Failure, PAGE, data_of, failed, read_page,
+    scheme_over,
+};
 use crate::error::Error;
 use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, lines_of, pages_of, part_of};
 use crate::scheme::{Pmem, SchemeEntry, Sizes};
@@ -159,23 +162,15 @@ impl Log {
 
 impl Engine for Log {
     fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
-        let mut buf = [0; PAGE];
-        self.device.read(page * PAGE_BYTES, &mut buf).map_err(|error| failed(&error))?;
-        let works: Vec<_> = self.works.try_iter().collect();
-        let id = context.numbers.id(page);
-        let is_hit = !works.contains(&Work::BackingRead { page });
-        if !is_hit {
-            context.devices.ssd_read(id);
+        let read = read_page(&self.device, &self.works, page, context)?;
+        if read.is_loaded {
+            context.devices.pmem_read(context.numbers.id(page), self.lines_of(page));
         }
-        if works.contains(&Work::Loaded) {
-            context.devices.pmem_read(id, self.lines_of(page));
-        }
-        Ok(is_hit)
+        Ok(read.is_hit)
     }
 
     fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
-        let len = usize::try_from(bytes.end - bytes.start).unwrap_or_default();
-        let done = self.device.write(bytes.start, &DATA[..len], WriteFlags::default());
+        let done = self.device.write(bytes.start, data_of(&bytes), WriteFlags::default());
         done.map_err(|error| failed(&error))?;
         self.report(context);
         Ok(())

@@ -26,9 +26,10 @@ mod work;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::mpsc::Receiver;
 
 use rustc_hash::FxHashMap;
-use tidegate::device::DeviceError;
+use tidegate::device::{BlockDevice, DeviceError};
 use tidegate::pmem::PmemError;
 
 use super::devices::Devices;
@@ -38,6 +39,7 @@ use super::{Requests, Scheme, Sizes, dram};
 use crate::error::Error;
 use crate::trace::{FileId, Op};
 use numbers::Numbers;
+use work::Work;
 
 /// Blocks of a backing.
 const BLOCK_BYTES: u32 = 512;
@@ -65,6 +67,36 @@ impl From<PmemError> for Failure {
 
 fn failed(error: &DeviceError) -> Error {
     Error::Usage(format!("the engine of a replay: {error}"))
+}
+
+/// What a write of `bytes` of a device writes.
+fn data_of(bytes: &Range<u64>) -> &'static [u8] {
+    &DATA[..usize::try_from(bytes.end - bytes.start).unwrap_or_default()]
+}
+
+/// Where the data of a page that was read came from.
+struct PageRead {
+    /// Memory had all of it.
+    is_hit: bool,
+    /// Memory had some of it.
+    is_loaded: bool,
+}
+
+/// Reads `page` of an engine before a backing, which tells `works` what it does.
+fn read_page<E: PartialEq>(
+    device: &dyn BlockDevice,
+    works: &Receiver<Work<E>>,
+    page: u64,
+    context: &mut Context<'_>,
+) -> Result<PageRead, Error> {
+    let mut buf = [0; PAGE];
+    device.read(page * PAGE_BYTES, &mut buf).map_err(|error| failed(&error))?;
+    let works: Vec<_> = works.try_iter().collect();
+    let is_hit = !works.contains(&Work::BackingRead { page });
+    if !is_hit {
+        context.devices.ssd_read(context.numbers.id(page));
+    }
+    Ok(PageRead { is_hit, is_loaded: works.contains(&Work::Loaded) })
 }
 
 /// The scheme over the engine that `create` made. With less memory than that needs there is none.

@@ -17,7 +17,7 @@ use tidegate::device::{
 use tidegate::dram::{self, DramTier, Policy};
 use tidegate::pmem::Observer;
 
-use super::{Buffered, Context, DATA, DEVICE_PAGES, Engine, PAGE, failed};
+use super::{Buffered, Context, DEVICE_PAGES, Engine, PAGE, data_of, failed};
 use crate::error::Error;
 use crate::model::below::{Below, Engine as EngineBelow};
 use crate::model::costs::Costs;
@@ -225,8 +225,7 @@ impl Engine for Tier {
     }
 
     fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
-        let len = bytes.end - bytes.start;
-        let data = &DATA[..usize::try_from(len).unwrap_or_default()];
+        let data = data_of(&bytes);
         self.call(context, move |tier| tier.write(bytes.start, data, WriteFlags::default()))
     }
 
