@@ -7,52 +7,15 @@
 #![allow(unsafe_code)] // the dynamic linker's answers become functions
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
-use std::marker::PhantomData;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
     FILE, gid_t, iovec, mode_t, off_t, pid_t, size_t, ssize_t, timespec, timeval, uid_t, utimbuf,
 };
+pub(crate) use tidegate_interpose::Next;
 
 type Argv = *const *const c_char;
 /// What a child of `clone` runs.
 pub(crate) type Entry = extern "C-unwind" fn(*mut c_void) -> c_int;
-
-/// The next definition of a symbol; `F` is its type, a function pointer.
-pub(crate) struct Next<F> {
-    name: &'static CStr,
-    address: AtomicPtr<c_void>,
-    kind: PhantomData<F>,
-}
-
-impl<F: Copy> Next<F> {
-    /// # Safety
-    /// `F` is a function pointer, and the type of what `name` names.
-    pub(crate) const unsafe fn new(name: &'static CStr) -> Self {
-        assert!(size_of::<F>() == size_of::<*mut c_void>());
-        Self { name, address: AtomicPtr::new(ptr::null_mut()), kind: PhantomData }
-    }
-
-    /// The function, if it was looked up before: for hooks that may run before this library is
-    /// ready.
-    #[inline]
-    pub(crate) fn resolved(&self) -> Option<F> {
-        let address = self.address.load(Ordering::Relaxed);
-        // SAFETY: not null, so it is the address of a function of this type, as `new` was promised.
-        (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
-    }
-
-    /// The function; none where no library has it.
-    pub(crate) fn get(&self) -> Option<F> {
-        if self.address.load(Ordering::Relaxed).is_null() {
-            // SAFETY: a terminated name.
-            let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-            self.address.store(address, Ordering::Relaxed);
-        }
-        self.resolved()
-    }
-}
 
 /// Declares next functions, and [`resolve`] over all of them.
 macro_rules! functions {

@@ -2,43 +2,12 @@
 //!
 //! A module declares its hooks by [`hooks`], which also makes its function `resolve`: it looks all
 //! functions up when the library is loaded, since looking up takes the dynamic linker's lock.
-#![allow(unsafe_code)] // the dynamic linker's answers become functions
+#![allow(unsafe_code)] // the hooks are C functions, and call others
 
-use std::ffi::{CStr, c_int, c_void};
-use std::marker::PhantomData;
+use std::ffi::c_int;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::session;
-
-/// The next definition of a symbol in the order that the dynamic linker searches; `F` is its type,
-/// a function pointer.
-pub(crate) struct Next<F> {
-    name: &'static CStr,
-    address: AtomicPtr<c_void>,
-    kind: PhantomData<F>,
-}
-
-impl<F: Copy> Next<F> {
-    /// # Safety
-    /// `F` is a function pointer, and the type of what `name` names.
-    pub(crate) const unsafe fn new(name: &'static CStr) -> Self {
-        assert!(size_of::<F>() == size_of::<*mut c_void>());
-        Self { name, address: AtomicPtr::new(ptr::null_mut()), kind: PhantomData }
-    }
-
-    /// The function; none where no library has it.
-    pub(crate) fn get(&self) -> Option<F> {
-        let mut address = self.address.load(Ordering::Relaxed);
-        if address.is_null() {
-            // SAFETY: a terminated name.
-            address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-            self.address.store(address, Ordering::Relaxed);
-        }
-        // SAFETY: not null, so it is the address of a function of this type, as `new` was promised.
-        (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
-    }
-}
 
 /// What a function returns where it fails.
 pub(crate) trait Failure {
@@ -99,10 +68,10 @@ pub(crate) use hooks;
 macro_rules! real {
     ($name:ident ($($argument:ident: $kind:ty),*) $result:ty) => {
         pub(crate) static $name:
-            $crate::hook::Next<unsafe extern "C-unwind" fn($($kind),*) -> $result> =
+            tidegate_interpose::Next<unsafe extern "C-unwind" fn($($kind),*) -> $result> =
             // SAFETY: the type is that of the C library's manual.
             unsafe {
-                $crate::hook::Next::new(
+                tidegate_interpose::Next::new(
                     match std::ffi::CStr::from_bytes_with_nul(
                         concat!(stringify!($name), "\0").as_bytes(),
                     ) {

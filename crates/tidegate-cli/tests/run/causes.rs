@@ -10,14 +10,10 @@ use crate::programs::compiled;
 use crate::support::{preload_library, scratch, succeed, tidegate, tool};
 
 /// What the programs here have: `stat()` prints the statistics, the real syncs counted since
-/// `begin()`. It asks the supervisor itself: while `tidegate stat` runs below it, a program that
-/// makes its own system calls, nothing is logged.
-pub(crate) const PRELUDE: &str = "import ctypes, json, mmap, os, socket, subprocess, sys
-def ask():
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as supervisor:
-        supervisor.connect(os.environ['TIDEGATE_SOCKET'])
-        supervisor.send(b'{\"request\":\"stat\"}')
-        return json.loads(supervisor.recv(65536))
+/// `begin()`.
+pub(crate) const PRELUDE: &str = concat!(
+    include_str!("programs/supervisor.py"),
+    "import ctypes, mmap, subprocess, sys
 before = {}
 def begin(): before.update(ask()['real_syncs'])
 def stat():
@@ -34,7 +30,8 @@ def covered(name):
         os.pwrite(file, b'x', 0)
         os.fsync(file)
     return file
-";
+"
+);
 
 /// `tidegate run` of this Python program, by this name.
 fn python(bed: &Bed, options: &[&str], name: &str, program: &str) -> Command {

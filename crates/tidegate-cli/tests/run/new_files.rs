@@ -52,12 +52,9 @@ for name in 'tmp', 'new':
 ";
 
 /// What counts the syncs that go to the disk.
-const COUNTS: &str = "import json, socket, time
-def ask():
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as supervisor:
-        supervisor.connect(os.environ['TIDEGATE_SOCKET'])
-        supervisor.send(b'{\"request\":\"stat\"}')
-        return json.loads(supervisor.recv(65536))
+const COUNTS: &str = concat!(
+    include_str!("programs/supervisor.py"),
+    "import time
 def steady(act):
     # The first ones make what was pending before durable, and wait for the supervisor, which may be
     # late on a busy machine; a database is covered once it is a second old.
@@ -73,7 +70,8 @@ def steady(act):
                        for name, number in after['real_syncs'].items()
                        if number > before['real_syncs'][name]}
     print(json.dumps(numbers))
-";
+"
+);
 
 /// Some 40 times of `act`, one behind the other, sync nothing for real.
 #[track_caller]

@@ -169,6 +169,7 @@ impl ModelArgs {
             warm_up: 0,
             length: Length::Requests(0),
             flush_every: self.flush_every,
+            reads: false,
             seed: self.seed,
         };
         let case = case.overrun(LEAST_REQUESTS);

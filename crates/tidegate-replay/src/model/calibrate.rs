@@ -272,6 +272,7 @@ fn btt_write_ns(costs: &Costs) -> Result<f64, DeviceError> {
         warm_up: 100,
         length: Length::Requests(2000),
         flush_every: 0,
+        reads: false,
         seed: 1,
     };
     Ok(service_ns(&btt, RUNS)? - case.run(costs, &media)?.service_ns(1))

@@ -61,6 +61,8 @@ pub struct Case {
     pub length: Length,
     /// Requests of a job between two flushes of it; 0: there are none.
     pub flush_every: u64,
+    /// Requests that count are reads; those before them are writes.
+    pub reads: bool,
     /// Seed of everything random.
     pub seed: u64,
 }
@@ -142,13 +144,14 @@ impl Case {
             Some(tier) => Arc::clone(tier) as _,
             None => Arc::clone(&below) as _,
         };
-        let (jobs, seed, flush_every) = (u64::from(self.jobs), self.seed, self.flush_every);
+        let (jobs, seed) = (u64::from(self.jobs), self.seed);
+        let (flush_every, reads) = (self.flush_every, self.reads);
         let tally = Arc::new(Mutex::new(Tally::new(self, tier.clone())));
         let job = |number| {
             let picker = Picker::new(Pattern::Uniform, blocks, seed, number, jobs);
             let (device, tally) = (Arc::clone(&device), Arc::clone(&tally));
             let block = vec![0; block_bytes as usize];
-            let job = Job { device, tally, picker, request_ns, flush_every, block };
+            let job = Job { device, tally, picker, request_ns, flush_every, reads, block };
             machine::spawn(move || job.run())
         };
         (0..jobs).map(job).collect::<Vec<_>>().into_iter().for_each(machine::JoinHandle::join);
@@ -179,6 +182,7 @@ struct Job {
     picker: Picker,
     request_ns: u64,
     flush_every: u64,
+    reads: bool,
     block: Vec<u8>,
 }
 
@@ -189,7 +193,11 @@ impl Job {
         loop {
             machine::spend(self.request_ns);
             let offset = self.picker.next_block() * self.block.len() as u64;
-            let result = self.device.write(offset, &self.block, WriteFlags::default());
+            let result = if self.reads && lock(&self.tally).counts() {
+                self.device.read(offset, &mut self.block)
+            } else {
+                self.device.write(offset, &self.block, WriteFlags::default())
+            };
             requests += 1;
             if !lock(&self.tally).answered(result, requests, &mut issued_ns) {
                 return;
@@ -286,6 +294,11 @@ impl Tally {
         if self.begun_ns.is_some() && !self.is_over() {
             self.flushes.saturating_record(ns);
         }
+    }
+
+    /// Requests count from now on.
+    fn counts(&self) -> bool {
+        self.begun_ns.is_some()
     }
 
     fn is_over(&self) -> bool {

@@ -124,6 +124,8 @@ pub(super) struct Share {
     pub(super) phase: Phase,
     pub(super) count: u64,
     pub(super) time_pct: f64,
+    /// What one takes, in nanoseconds.
+    pub(super) mean_ns: f64,
 }
 
 /// The phases of a run of `jobs` jobs. Evictions run beside the jobs, so they have no share.
@@ -134,7 +136,9 @@ pub(super) fn shares(outcome: &Outcome, jobs: u32) -> Vec<Share> {
         let of = |phases: &Phases| phases.get(phase).map_or((0, 0), |it| (it.count, it.total_ns));
         let ((count, ns), (count_before, ns_before)) = (of(after), of(before));
         let time_ns = if phase == Phase::Eviction { 0 } else { ns.saturating_sub(ns_before) };
-        Share { phase, count: count - count_before, time_pct: time_ns as f64 * 100.0 / all_ns }
+        let count = count - count_before;
+        let mean_ns = ns.saturating_sub(ns_before) as f64 / count.max(1) as f64;
+        Share { phase, count, time_pct: time_ns as f64 * 100.0 / all_ns, mean_ns }
     };
     Phase::ALL.into_iter().map(share).filter(|share| share.count > 0).collect()
 }

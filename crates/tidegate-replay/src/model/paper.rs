@@ -28,6 +28,12 @@ const DEPTH_1024: usize = 6;
 const FLUSH_WRITES: [u64; 2] = [128, 32_768];
 /// Figure 3: a request that takes longer is a spike.
 const SLOW_NS: u64 = 20_000;
+/// Figure 5c: a million requests, and so many of them between two flushes, as many as the slowest
+/// cache takes in the five seconds between two commits of the file system.
+const LONG_RUN_REQUESTS: u64 = 1_000_000;
+const LONG_RUN_FLUSH_WRITES: u64 = 300_000;
+/// Figure 6b.
+const READS: u64 = 100_000;
 const CACHE_BYTES: u64 = 512 << 20;
 const CACHES: [u64; 6] = [64 << 20, 128 << 20, 256 << 20, 512 << 20, 1 << 30, 2 << 30];
 const POLICIES: &str =
@@ -58,6 +64,10 @@ struct Figures {
     paper: Vec<Ran>,
     /// The same with flushes.
     flushing: Vec<Ran>,
+    /// With flushes that are far apart.
+    long: Vec<Ran>,
+    /// With reads.
+    reading: Vec<Ran>,
     /// On the same with Tidegate's block translation table.
     own: Vec<Ran>,
 }
@@ -74,6 +84,7 @@ fn case(policy: &str, jobs: u32, cache_bytes: u64, seed: u64) -> Case {
         warm_up: 0,
         length: Length::Requests(0),
         flush_every: 0,
+        reads: false,
         seed,
     };
     case.overrun(100_000)
@@ -88,6 +99,27 @@ fn flushing(seed: u64) -> Vec<Case> {
     let policies = ["btt", "pmbd", "lru", "transit"];
     let cases = FLUSH_WRITES.iter().flat_map(|&writes| policies.map(|policy| (policy, writes)));
     cases.map(case).collect()
+}
+
+/// Figure 5c: one job that writes for long and flushes now and then.
+fn long_runs(seed: u64) -> Vec<Case> {
+    let case = |policy| Case {
+        flush_every: LONG_RUN_FLUSH_WRITES,
+        length: Length::Requests(LONG_RUN_REQUESTS),
+        ..case(policy, 1, CACHE_BYTES, seed)
+    };
+    ["btt", "pmbd", "lru", "transit"].map(case).into()
+}
+
+/// Figure 6b: one job that reads at random what it wrote, of which the cache holds an eighth.
+fn reads(seed: u64) -> Vec<Case> {
+    let case = |policy| Case {
+        device_bytes: 4 << 30,
+        length: Length::Requests(READS),
+        reads: true,
+        ..case(policy, 1, CACHE_BYTES, seed)
+    };
+    CACHED.map(case).into()
 }
 
 impl Figures {
@@ -106,6 +138,8 @@ impl Figures {
         Ok(Self {
             paper: plan::run(&cases, &Costs::caiti())?,
             flushing: plan::run(&flushing(seed), &Costs::caiti())?,
+            long: plan::run(&long_runs(seed), &Costs::caiti())?,
+            reading: plan::run(&reads(seed), &Costs::caiti())?,
             own: plan::run(&own, &Costs::caiti_own())?,
         })
     }
@@ -121,6 +155,12 @@ impl Figures {
     fn flushing(&self, policy: &str, writes: u64) -> &Ran {
         let is_it = |ran: &&Ran| ran.case.policy.name() == policy && ran.case.flush_every == writes;
         self.flushing.iter().find(is_it).expect("all figures have run")
+    }
+
+    /// What a request of `policy` takes in `ran`, in nanoseconds, flushes included.
+    fn service_ns_of(ran: &[Ran], policy: &str) -> f64 {
+        let found = ran.iter().find(|ran| ran.case.policy.name() == policy);
+        found.expect("all figures have run").outcome.service_ns(1)
     }
 
     /// What a request of one job takes, in nanoseconds.
@@ -150,9 +190,11 @@ impl Figures {
         let mut checks = self.figure_2();
         checks.extend(self.figures_3_5b_7());
         checks.extend(self.figure_5a());
+        checks.extend(self.figure_5c());
         checks.extend(self.figures_5d_5e());
         checks.extend(self.table_1_checks());
         checks.extend(self.figure_6());
+        checks.extend(self.figures_6b_6d());
         checks
     }
 
@@ -228,6 +270,16 @@ impl Figures {
             ratio("lru", 3.5, ""),
             ratio("coactive", 2.9, IDLE),
         ]
+    }
+
+    /// A million requests with flushes between them.
+    fn figure_5c(&self) -> Vec<Check> {
+        let over_transit = |policy: &str| {
+            let ns = |policy| Self::service_ns_of(&self.long, policy);
+            let what = format!("time of {policy} over transit, a million writes with flushes");
+            Check::at_least("5c", what, 1.0, ns(policy) / ns("transit"), "")
+        };
+        ["btt", "pmbd", "lru"].map(over_transit).into()
     }
 
     fn figures_5d_5e(&self) -> Vec<Check> {
@@ -311,6 +363,28 @@ impl Figures {
             Check::of("6a", "time without bypass over transit".into(), 1.0, no_bypass, "x", ""),
             Check::at_least("6c", format!("{more}, %"), 50.0, bypasses, ""),
         ]
+    }
+
+    /// Reads, and what a write takes that finds no free slot.
+    fn figures_6b_6d(&self) -> Vec<Check> {
+        let reads = CACHED.map(|policy| Self::service_ns_of(&self.reading, policy));
+        let (least, most) = reads
+            .iter()
+            .fold((f64::MAX, 0.0_f64), |(least, most), &ns| (least.min(ns), most.max(ns)));
+        let what = "time of a read, slowest cache over fastest".into();
+        let mut checks = vec![Check::of("6b", what, 1.0, most / least, "x", READ_HITS)];
+        let mean_ns = |policy: &str, phase| {
+            let Ran { case, outcome } = self.ran(policy, 1, CACHE_BYTES);
+            let shares = shares(outcome, case.jobs);
+            shares.iter().find(|share| share.phase == phase).map_or(0.0, |share| share.mean_ns)
+        };
+        let bypass_ns = mean_ns("transit-no-eager", Phase::Bypass);
+        checks.extend(["pmbd", "lru", "coactive"].map(|policy| {
+            let what = format!("time of a stalled write of {policy} over a bypass");
+            let ratio = mean_ns(policy, Phase::StalledWrite) / bypass_ns;
+            Check::at_least("6d", what, 1.0, ratio, ONE_WRITE)
+        }));
+        checks
     }
 
     fn section(&self) -> String {
@@ -406,6 +480,8 @@ const TAIL: &str = "no interrupts and no other processes are modelled: transit h
 const FULL: &str = "32 jobs leave 4 cores for evictors: nearly all writes bypass";
 const HITS: &str = "a larger cache has more hits";
 const FEW: &str = "128 blocks stay in the cache: what is written back is the same, and once";
+const READ_HITS: &str = "transit has written its blocks back: it has none to hit";
+const ONE_WRITE: &str = "both are one write to the table; a bypass copies nothing before";
 const STALLS: &str = "40 % of the paper's 16.4 µs is half a write to its BTT: it ran another load";
 
 #[cfg(test)]

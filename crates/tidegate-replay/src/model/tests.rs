@@ -46,6 +46,7 @@ fn case(policy: &str, cores: u32, jobs: u32, requests: u64) -> Case {
         warm_up: 1,
         length: Length::Requests(requests),
         flush_every: 0,
+        reads: false,
         seed: 7,
     }
 }

@@ -81,6 +81,7 @@ fn cases(seed: u64) -> Vec<Case> {
         warm_up: CACHE_BYTES / 4096 * 9 / 8,
         length: Length::seconds(RUN.as_secs_f64()),
         flush_every: 0,
+        reads: false,
         seed,
     };
     THREADS.iter().flat_map(|&jobs| policies().map(move |policy| case(policy, jobs))).collect()

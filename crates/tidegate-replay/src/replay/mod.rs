@@ -1,8 +1,9 @@
 //! `tidegate replay`: a trace through schemes, with sizes of memory that the machine need not have.
 //!
-//! The trace is played twice: once for its footprint, of which sizes are percentages, and once for
-//! all schemes at a time; with `--real` once more, for real files. A long one is read as often:
-//! memory grows with the footprint, not with the length of the trace.
+//! The trace is played once for its footprint, of which sizes are percentages, and once more for as
+//! many schemes at a time as this machine's memory is meant to hold ([`MEMORY_BYTES_MAX`]); with
+//! `--real` once more, for real files. A long one is read as often: memory grows with the footprint,
+//! not with the length of the trace, nor with the number of schemes.
 
 mod advice;
 pub mod amount;
@@ -32,6 +33,11 @@ use real::Real;
 /// Most operations of a trace that are kept from the first time that it is played to the second, so
 /// that it need not be read again: 64 MiB of them.
 const KEPT_OPERATIONS_MAX: usize = 1 << 21;
+/// Memory that cases may take which are played at a time. A case that takes more is played by
+/// itself.
+const MEMORY_BYTES_MAX: u64 = 2 << 30;
+/// Memory of a case beside the data that it holds, by page of the trace, about.
+const TABLE_BYTES_A_PAGE: u64 = 256;
 /// Events between two moves of the progress bar.
 const EVENTS_A_MOVE: u64 = 1 << 16;
 
@@ -158,12 +164,30 @@ impl ReplayArgs {
             }
             Ok(())
         })?;
-        let mut cases = self.cases(&profile)?;
+        let mut rows = Vec::new();
+        for batch in batches(self.cases(&profile)) {
+            rows.extend(self.play(batch, kept.as_deref(), profile.operations)?);
+        }
+        let real = self.real.as_deref().map(|folder| self.on_real_files(folder, &profile));
+        let bad_lines = merged.traces().map(|it| (it.path().into(), it.bad_lines().clone()));
+        Ok(Replayed { profile, rows, real: real.transpose()?, bad_lines: bad_lines.collect() })
+    }
+
+    /// Plays the trace of `operations` operations, which `kept` are where they were kept, through
+    /// `cases`.
+    fn play(
+        &self,
+        cases: Vec<(Sizes, &'static SchemeEntry)>,
+        kept: Option<&[Op]>,
+        operations: u64,
+    ) -> Result<Vec<Row>, Error> {
+        let cases = cases.into_iter().map(|(sizes, entry)| Case::new(entry, sizes, &self.ssd));
+        let mut cases = cases.collect::<Result<Vec<_>, _>>()?;
         let (mut played, mut parts) = (0, 0);
         let mut play = |op: &Op| {
             cases.iter_mut().try_for_each(|case| case.play(op))?;
             played += 1;
-            while parts < PARTS && played * PARTS >= (parts + 1) * profile.operations {
+            while parts < PARTS && played * PARTS >= (parts + 1) * operations {
                 parts += 1;
                 cases.iter_mut().for_each(Case::end_part);
             }
@@ -173,10 +197,7 @@ impl ReplayArgs {
             Some(ops) => ops.iter().try_for_each(play)?,
             None => drop(self.each_event("replaying", |event| play(&event.op))?),
         }
-        let rows = cases.iter().map(Case::row).collect();
-        let real = self.real.as_deref().map(|folder| self.on_real_files(folder, &profile));
-        let bad_lines = merged.traces().map(|it| (it.path().into(), it.bad_lines().clone()));
-        Ok(Replayed { profile, rows, real: real.transpose()?, bad_lines: bad_lines.collect() })
+        Ok(cases.iter().map(Case::row).collect())
     }
 
     fn on_real_files(&self, folder: &Path, profile: &Profile) -> Result<real::Row, Error> {
@@ -186,7 +207,7 @@ impl ReplayArgs {
     }
 
     /// The schemes with each amount of memory that they can use, the smallest amounts first.
-    fn cases(&self, profile: &Profile) -> Result<Vec<Case>, Error> {
+    fn cases(&self, profile: &Profile) -> Vec<(Sizes, &'static SchemeEntry)> {
         let pages = profile.footprint_pages;
         let (dram, pmem) = (self.dram.pages(pages), self.pmem.bytes(pages));
         let drams = self.sweep_dram.iter().map(|dram| (dram.pages(pages), pmem));
@@ -194,7 +215,7 @@ impl ReplayArgs {
         let mut amounts: Vec<_> = drams.chain(pmems).chain([(dram, pmem)]).collect();
         amounts.sort_unstable();
         amounts.dedup();
-        let mut cases: Vec<(Sizes, &SchemeEntry)> = Vec::new();
+        let mut cases: Vec<(Sizes, &'static SchemeEntry)> = Vec::new();
         for (dram_pages, pmem_bytes) in amounts {
             for entry in self.schemes.iter().filter_map(|name| scheme(name)) {
                 let sizes = Sizes {
@@ -209,8 +230,7 @@ impl ReplayArgs {
                 }
             }
         }
-        let case = |(sizes, entry)| Case::new(entry, sizes, &self.ssd);
-        cases.into_iter().map(case).collect()
+        cases
     }
 
     /// Shows all events of the traces to `see`; a progress bar says `what`.
@@ -236,6 +256,30 @@ impl ReplayArgs {
     }
 }
 
+/// `cases` in their order, in parts that [`MEMORY_BYTES_MAX`] is enough for.
+fn batches(cases: Vec<(Sizes, &'static SchemeEntry)>) -> Vec<Vec<(Sizes, &'static SchemeEntry)>> {
+    let mut batches = Vec::new();
+    let mut free_bytes = 0;
+    for case in cases {
+        let bytes = memory_bytes(&case.0, case.1);
+        match batches.last_mut() {
+            Some(batch) if bytes <= free_bytes => Vec::push(batch, case),
+            _ => {
+                free_bytes = MEMORY_BYTES_MAX.max(bytes);
+                batches.push(vec![case]);
+            }
+        }
+        free_bytes -= bytes;
+    }
+    batches
+}
+
+/// Memory of this machine that a case takes, about.
+fn memory_bytes(sizes: &Sizes, entry: &SchemeEntry) -> u64 {
+    let data_bytes = if entry.holds_data { sizes.pmem_bytes } else { 0 };
+    data_bytes.saturating_add(sizes.footprint_pages.saturating_mul(TABLE_BYTES_A_PAGE))
+}
+
 /// A bar on standard error, where that is a terminal.
 fn progress_bar(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new(0).with_message(what);
@@ -259,5 +303,52 @@ fn print(text: &str) -> Result<(), Error> {
             Err(Error::Io { path: "standard output".into(), source: error })
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn case(
+        scheme_name: &str,
+        pmem_bytes: u64,
+        footprint_pages: u64,
+    ) -> (Sizes, &'static SchemeEntry) {
+        let pmem_media = MediaModel::dram();
+        let sizes = Sizes { dram_pages: 1, pmem_bytes, pmem_media, footprint_pages, atomic: false };
+        (sizes, scheme(scheme_name).expect("there is one"))
+    }
+
+    #[test]
+    fn a_case_that_takes_more_than_all_memory_is_played_by_itself() {
+        let cases = [("log", 3 << 30), ("log", 3 << 30), ("sccm", 3 << 30), ("tidegate", 1 << 30)];
+        let cases = cases.map(|(scheme, pmem_bytes)| case(scheme, pmem_bytes, 1 << 20));
+        let lens: Vec<_> = batches(cases.into()).iter().map(Vec::len).collect();
+        assert_eq!(lens, [1, 1, 2]);
+        assert_eq!(batches(Vec::new()).len(), 0);
+    }
+
+    proptest! {
+        /// All cases are played, in their order, and a batch of several has memory enough.
+        #[test]
+        fn batches_hold_what_memory_takes(
+            of in prop::collection::vec((0..3_usize, 0..4_u64 << 30, 0..1_u64 << 24), 0..60)
+        ) {
+            let names = ["log", "tidegate", "afcm"];
+            let cases: Vec<_> =
+                of.into_iter().map(|(name, pmem, pages)| case(names[name], pmem, pages)).collect();
+            let batches = batches(cases.clone());
+            for batch in batches.iter().filter(|batch| batch.len() > 1) {
+                let bytes: u64 = batch.iter().map(|(sizes, entry)| memory_bytes(sizes, entry)).sum();
+                prop_assert!(bytes <= MEMORY_BYTES_MAX);
+            }
+            let names = |cases: &[(Sizes, &'static SchemeEntry)]| {
+                cases.iter().map(|case| (case.0.clone(), case.1.name)).collect::<Vec<_>>()
+            };
+            prop_assert_eq!(names(&batches.concat()), names(&cases));
+        }
     }
 }

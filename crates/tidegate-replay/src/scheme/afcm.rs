@@ -11,6 +11,7 @@ pub const ENTRY: SchemeEntry = SchemeEntry {
     about: "synced pages in persistent memory, whole or as packed cache lines",
     pmem: Pmem::Chosen,
     offer: None,
+    holds_data: false,
     create: |sizes: &Sizes| Ok(hybrid(sizes, true, kind_of)),
 };
 

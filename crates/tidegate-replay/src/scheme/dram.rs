@@ -12,6 +12,7 @@ pub const ENTRY: SchemeEntry = SchemeEntry {
     about: "pages in DRAM; syncs go to flash",
     pmem: Pmem::None,
     offer: Some("no persistent memory"),
+    holds_data: false,
     create: |sizes: &Sizes| {
         Ok(Box::new(Hybrid::new(PageCache::new(sizes.dram_pages), Flash { is_pending: false })))
     },

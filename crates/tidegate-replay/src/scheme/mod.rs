@@ -109,6 +109,8 @@ pub struct SchemeEntry {
     pub pmem: Pmem,
     /// What users choose to have it; none where Tidegate does not offer it.
     pub offer: Option<&'static str>,
+    /// It stores data: it takes as much memory of this machine as it has persistent memory.
+    pub holds_data: bool,
     /// Makes the scheme.
     pub create: fn(&Sizes) -> Result<Box<dyn Scheme>, Error>,
 }

@@ -10,5 +10,6 @@ pub const ENTRY: SchemeEntry = SchemeEntry {
     about: "synced pages in persistent memory, whole",
     pmem: Pmem::Chosen,
     offer: Some("a cache (`tidegate create --engine cache`) with granularity=page"),
+    holds_data: false,
     create: |sizes: &Sizes| Ok(hybrid(sizes, true, |_| Kind::Coarse)),
 };

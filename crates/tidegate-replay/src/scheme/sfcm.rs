@@ -9,5 +9,6 @@ pub const ENTRY: SchemeEntry = SchemeEntry {
     about: "synced cache lines in persistent memory, packed",
     pmem: Pmem::Chosen,
     offer: None,
+    holds_data: false,
     create: |sizes: &Sizes| Ok(hybrid(sizes, false, |_| Kind::Fine)),
 };

@@ -1,19 +1,13 @@
 """Has files covered. On a busy machine the supervisor, which has to hold them, is late for the
 first syncs."""
-import json
 import os
-import socket
 
-SOCKET = "TIDEGATE_SOCKET"
+from supervisor import SOCKET, ask
 
 
 def answered():
-    """The syncs that the log has answered. Asked of the supervisor itself: nothing is logged while
-    `tidegate stat` runs in the tree, which makes its own system calls."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as supervisor:
-        supervisor.connect(os.environ[SOCKET])
-        supervisor.send(b'{"request":"stat"}')
-        return json.loads(supervisor.recv(65536))["fsyncs_skipped"]
+    """The syncs that the log has answered."""
+    return ask()["fsyncs_skipped"]
 
 
 def cover(file):

@@ -15,6 +15,7 @@ use tidegate::cache::{
 use tidegate::device::{BlockDevice, WriteFlags};
 use tidegate::pmem::Region;
 use tidegate::pool::PoolError;
+use tidegate::tier::{SettingError, Tier};
 
 use super::cache_watch::{CacheWork, Watch};
 use super::work::{Backing, Teller, Work};
@@ -31,6 +32,7 @@ pub const ENTRY: SchemeEntry = SchemeEntry {
     about: "the shipped cache: whole pages, or records of their dirty blocks",
     pmem: Pmem::Chosen,
     offer: Some("a cache (`tidegate create --engine cache`) with its defaults"),
+    holds_data: true,
     create: |sizes: &Sizes| scheme_over(sizes, Cache::new),
 };
 
@@ -52,8 +54,14 @@ impl From<CacheError> for Failure {
     }
 }
 
+impl From<SettingError> for Failure {
+    fn from(error: SettingError) -> Self {
+        Self::Other(Error::Usage(format!("the cache for a replay: {error}")))
+    }
+}
+
 /// The shipped cache.
-struct Cache {
+pub(super) struct Cache {
     device: CacheDevice,
     works: Receiver<Work<CacheWork>>,
     teller: Teller,
@@ -65,7 +73,7 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(sizes: &Sizes) -> Result<Self, Failure> {
+    pub(super) fn new(sizes: &Sizes) -> Result<Self, Failure> {
         // More than every page twice is of no use; headers take a page in 64.
         let useful = sizes.footprint_pages.saturating_mul(3 * PAGE_BYTES).saturating_add(1 << 20);
         let region = Region::anonymous(sizes.pmem_bytes.min(useful).max(PAGE_BYTES))?;
@@ -80,6 +88,8 @@ impl Cache {
             CacheDeviceOptions { no_thread: true, atomic_flush, ..CacheDeviceOptions::default() };
         let device = CacheDevice::open(region, backing, binding, options)?;
         device.set_mode(Mode::WriteOnly)?;
+        // A trace does not say what is written: all writes here have one content.
+        device.set("by-content", "off")?;
         // To make the pool is not part of the trace.
         while works.try_recv().is_ok() {}
         Ok(Self {

@@ -31,6 +31,7 @@ pub const ENTRY: SchemeEntry = SchemeEntry {
     about: "the shipped log: a record of the dirty blocks for each write, destaged in batches",
     pmem: Pmem::Chosen,
     offer: Some("a log (`tidegate create --engine log`)"),
+    holds_data: true,
     create: |sizes: &Sizes| scheme_over(sizes, Log::new),
 };
 

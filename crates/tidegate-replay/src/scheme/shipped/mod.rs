@@ -14,22 +14,28 @@
 //!   with `discard`.
 //!
 //! Cleaning ahead of need takes time that a replay does not have: `tidegate` and `log` clean where
-//! space is needed. The DRAM tiers' own threads run, in virtual time.
+//! space is needed, on a machine whose clock stands still ([`still`]). The DRAM tiers' own threads
+//! run, in virtual time.
 
 pub mod cache;
 mod cache_watch;
 pub mod log;
 mod log_watch;
 mod numbers;
+mod still;
+#[cfg(test)]
+mod tests;
 pub mod tiers;
 mod work;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::mpsc::Receiver;
 
 use rustc_hash::FxHashMap;
 use tidegate::device::{BlockDevice, DeviceError};
+use tidegate::machine::{Machine, enter};
 use tidegate::pmem::PmemError;
 
 use super::devices::Devices;
@@ -39,6 +45,7 @@ use super::{Requests, Scheme, Sizes, dram};
 use crate::error::Error;
 use crate::trace::{FileId, Op};
 use numbers::Numbers;
+use still::{OnMachine, Still};
 use work::Work;
 
 /// Blocks of a backing.
@@ -104,8 +111,23 @@ fn scheme_over<E: Engine + 'static>(
     sizes: &Sizes,
     create: impl FnOnce(&Sizes) -> Result<E, Failure>,
 ) -> Result<Box<dyn Scheme>, Error> {
-    match create(sizes) {
-        Ok(engine) => Ok(Box::new(Buffered::new(sizes.dram_pages, engine))),
+    scheme_on(Rc::new(Still), sizes, create)
+}
+
+/// The scheme over the engine that `create` makes on `machine`, where that runs too.
+fn scheme_on<E: Engine + 'static>(
+    machine: Rc<dyn Machine>,
+    sizes: &Sizes,
+    create: impl FnOnce(&Sizes) -> Result<E, Failure>,
+) -> Result<Box<dyn Scheme>, Error> {
+    let entered = enter(Rc::clone(&machine));
+    let engine = create(sizes);
+    drop(entered);
+    match engine {
+        Ok(engine) => {
+            let scheme = Buffered::new(sizes.dram_pages, engine);
+            Ok(Box::new(OnMachine { scheme, machine }))
+        }
         Err(Failure::TooSmall) => (dram::ENTRY.create)(sizes),
         Err(Failure::Other(error)) => Err(error),
     }

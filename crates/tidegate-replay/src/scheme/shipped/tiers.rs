@@ -38,6 +38,7 @@ pub const BTT: SchemeEntry = SchemeEntry {
     about: "all data in the shipped block translation table",
     pmem: Pmem::AllData,
     offer: Some("a block translation table (`tidegate create --engine btt`) for all data"),
+    holds_data: false,
     create: |sizes| scheme_over(sizes, Policy::None),
 };
 

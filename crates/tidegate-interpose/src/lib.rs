@@ -1,0 +1,78 @@
+//! The functions that the hooks of a preloaded library stand in front of: the next definitions in the
+//! order that the dynamic linker searches.
+//!
+//! A library looks all of its [`Next`] functions up when it is loaded, since looking up takes the
+//! dynamic linker's lock and may allocate.
+#![allow(unsafe_code)] // the dynamic linker's answers become functions
+
+use std::ffi::{CStr, c_void};
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The next definition of a symbol; `F` is its type, a function pointer.
+#[derive(Debug)]
+pub struct Next<F> {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+    kind: PhantomData<F>,
+}
+
+impl<F: Copy> Next<F> {
+    /// The next definition of `name`, which is not looked up yet.
+    ///
+    /// # Panics
+    /// `F` has not the size of a pointer; as a constant it does not compile then.
+    ///
+    /// # Safety
+    /// `F` is a function pointer, and the type of what `name` names.
+    pub const unsafe fn new(name: &'static CStr) -> Self {
+        assert!(size_of::<F>() == size_of::<*mut c_void>());
+        Self { name, address: AtomicPtr::new(ptr::null_mut()), kind: PhantomData }
+    }
+
+    /// The function, if it was looked up before: for hooks that may run before their library is
+    /// ready.
+    #[inline]
+    pub fn resolved(&self) -> Option<F> {
+        let address = self.address.load(Ordering::Relaxed);
+        // SAFETY: not null, so it is the address of a function of this type, as `new` was promised.
+        (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
+    }
+
+    /// The function; none where no library has it.
+    pub fn get(&self) -> Option<F> {
+        if self.address.load(Ordering::Relaxed).is_null() {
+            // SAFETY: a terminated name.
+            let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            self.address.store(address, Ordering::Relaxed);
+        }
+        self.resolved()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_int;
+
+    use super::*;
+
+    type Abs = unsafe extern "C" fn(c_int) -> c_int;
+
+    #[test]
+    fn a_function_is_found_once_it_was_looked_up() {
+        // SAFETY: the type of the C library's function.
+        let next: Next<Abs> = unsafe { Next::new(c"abs") };
+        assert!(next.resolved().is_none());
+        // SAFETY: any number but the least one.
+        assert_eq!(unsafe { next.get().expect("the C library has it")(-3) }, 3);
+        assert!(next.resolved().is_some());
+    }
+
+    #[test]
+    fn what_no_library_has_is_none() {
+        // SAFETY: nothing has this name.
+        let next: Next<Abs> = unsafe { Next::new(c"tidegate_no_such_function") };
+        assert!(next.get().is_none() && next.resolved().is_none());
+    }
+}
