@@ -132,8 +132,8 @@ impl Core {
     /// `shard`, which the caller has locked and may have changed, needs a worker, and all sleep. A
     /// worker that waits for a time wakes by itself.
     ///
-    /// No wake-up is lost: the worker looks under the same lock after it said that it sleeps. Either
-    /// it sees the change, or what it said is seen here.
+    /// No wake-up is lost: the worker looks under the same lock after it said that it sleeps.
+    /// Either it sees the change, or what it said is seen here.
     pub(super) fn needs_worker(&self, shard: &Shard) -> bool {
         let may_clean = self.pace.free_at_ns() == 0;
         self.waker.needs_call() && self.need_of(shard, may_clean.then_some(0)).is_some()

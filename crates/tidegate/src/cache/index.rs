@@ -674,8 +674,8 @@ impl Shard {
         self.slot(own).word &= !LIVE;
     }
 
-    /// Slot `own` is live in place of `old`, which has the same page. Where both come under the same
-    /// counts these do not change.
+    /// Slot `own` is live in place of `old`, which has the same page. Where both come under the
+    /// same counts these do not change.
     fn exchange(&mut self, old: u32, own: u32) {
         let [before, now] = [old, own].map(|it| self.slots[it as usize].word & COUNTED);
         if before != now {

@@ -9,8 +9,8 @@
 //! A tier changes versions in one of two ways:
 //! - By locks: a writer holds the lock of its key while it changes what readers look up, and the
 //!   version grows by one at the unlock. A lock also remembers a number that its last holder left.
-//! - By [`advance`](VersionLocks::advance), before a change begins: without a lock, or by the holder
-//!   of the lock, where the change is to be seen before the unlock.
+//! - By [`advance`](VersionLocks::advance), before a change begins: without a lock, or by the
+//!   holder of the lock, where the change is to be seen before the unlock.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
