@@ -13,7 +13,8 @@ help:
 	@echo "make bench-programs   RocksDB, YCSB and fio on ext4 over NBD, with and without DRAM tiers (needs root)"
 	@echo "make papers [TRACES=DIR]   the four papers' figures in docs/papers.md; AFCM's from the traces in DIR,"
 	@echo "                           or from traces that it makes; PARTS=traces, model or bench makes only these"
-	@echo "make soak    the long versions, for hours: kill -9 and power cuts, SQLite's own tests, fsx, fio, fuzzing"
+	@echo "make soak    the long versions: kill -9 and power cuts, SQLite's own tests, fsx, fio, fuzzing, for hours;"
+	@echo "             then hostile clients, flipped bits and kills, for a day (TIDEGATE_ABUSE_SECONDS)"
 
 install:
 	@scripts/install-deps build

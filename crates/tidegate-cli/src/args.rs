@@ -80,7 +80,7 @@ pub(crate) enum Command {
     Flush(FlushArgs),
     /// Show what a pool is and what the server or the supervisor that has it open counted
     Stat(StatArgs),
-    /// Copy a served pool as it is at one instant
+    /// Copy a served pool, or its backing, as it is at one instant
     Snapshot(SnapshotArgs),
     /// Watch what the server of a pool does, on a terminal
     Top(TopArgs),
@@ -547,8 +547,9 @@ pub(crate) struct StatArgs {
 Every block is in the copy as it was at one instant, with all writes that were acknowledged \
 before. Writes wait meanwhile, reads do not; a file system that can share extents (XFS, Btrfs) \
 copies at once. The copy is made by the server, belongs to its user, and is a pool: serve it, or \
-`check` it. A pool with a backing is not copied: stop its server, `tidegate flush` it, and copy \
-the backing.")]
+`check` it. Of a pool with a backing, all that the pool holds is written to the backing first, and \
+the copy is one of the backing, complete without the pool: serve it behind a new pool, or put it \
+back in the place of the backing. With --atomic-flush it is refused while writes wait for a flush.")]
 pub(crate) struct SnapshotArgs {
     /// The served pool, or the control socket of its server
     #[arg(value_name = "POOL|SOCKET")]

@@ -147,8 +147,9 @@ fn stat(served: &Served) -> Stat {
 
 fn snapshot(source: &Source, file: &Path) -> Reply {
     match source.copy_to(file) {
-        Ok(Made { bytes, held }) => {
-            Reply::Snapshot { bytes, held_ns: u64::try_from(held.as_nanos()).unwrap_or(u64::MAX) }
+        Ok(Made { bytes, held, backing }) => {
+            let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
+            Reply::Snapshot { bytes, held_ns, backing }
         }
         Err(error) => Reply::Failed { message: format!("{error:#}") },
     }
@@ -243,18 +244,17 @@ pub(crate) fn set_at(target: &Path, settings: Vec<(String, String)>) -> Result<(
     }
 }
 
-/// Has the server at `target` copy its pool to `file`; hands back the size of the copy, and how
-/// long writes had to wait.
+/// Has the server at `target` copy its pool, or the backing of that, to `file`.
 ///
 /// # Errors
 /// No server has the pool open, or it cannot be copied.
-pub(crate) fn snapshot_at(target: &Path, file: &Path) -> Result<(u64, Duration)> {
+pub(crate) fn snapshot_at(target: &Path, file: &Path) -> Result<Made> {
     let socket = if is_socket(target) { target.to_owned() } else { socket_of(target)? };
     let file = std::path::absolute(file).context("cannot tell where this process is")?;
     let shown = target.display();
     match request(target, &socket, &Request::Snapshot { file })? {
-        Answer::Of(Reply::Snapshot { bytes, held_ns }) => {
-            Ok((bytes, Duration::from_nanos(held_ns)))
+        Answer::Of(Reply::Snapshot { bytes, held_ns, backing }) => {
+            Ok(Made { bytes, held: Duration::from_nanos(held_ns), backing })
         }
         Answer::Of(_) => bail!("{shown}: the server gave an answer of another kind"),
         Answer::Nobody => bail!("{shown} is not served: copy its file as it is"),

@@ -13,6 +13,7 @@ mod notify;
 mod output;
 mod plan;
 mod pool;
+mod removed;
 mod signals;
 mod snapshot;
 

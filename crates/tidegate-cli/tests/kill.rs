@@ -153,7 +153,8 @@ fn kill_in(dir: &Path, made: &Made, dram: &str, more: &[&str]) {
     ok(["create", pool.to_str().unwrap(), "--engine", engine, "--size", size]);
     let mut random = Random(seed);
     let mut model = vec![Block::default(); CONNECTIONS * BLOCKS_A_CONNECTION];
-    for round in 0..setting("TIDEGATE_KILL_ROUNDS", 3) {
+    let (rounds, mut acknowledged) = (setting("TIDEGATE_KILL_ROUNDS", 3), 0);
+    for round in 0..rounds {
         // Every other round the device is slow, so that requests run in parallel on the server's
         // workers.
         let delay = if round % 2 == 1 { "--delay-us=100" } else { "--delay-us=0" };
@@ -161,7 +162,8 @@ fn kill_in(dir: &Path, made: &Made, dram: &str, more: &[&str]) {
         let server = Server::start(&pool, &socket, &args);
         let fio = fio_in_another_region(dir, &socket);
         let kill_at = 200 + random.below(4000);
-        load_and_kill(&socket, server.pid(), kill_at, volatile, &mut model, &mut random);
+        acknowledged +=
+            load_and_kill(&socket, server.pid(), kill_at, volatile, &mut model, &mut random);
         server.wait_killed();
         assert_died_with_server(fio);
         ok(["check".as_ref(), pool.as_os_str()]);
@@ -173,6 +175,8 @@ fn kill_in(dir: &Path, made: &Made, dram: &str, more: &[&str]) {
         let (status, _) = server.stop(Signal::TERM);
         assert!(status.success(), "{status}");
     }
+    println!("abuse: {rounds} kills");
+    println!("abuse: {acknowledged} acknowledged writes before kills");
 }
 
 /// What a block of the device may hold: any write from the durable one on.
@@ -202,6 +206,7 @@ struct Writer<'a> {
     acknowledged_since_flush: usize,
 }
 
+/// Returns how many writes were acknowledged.
 fn load_and_kill(
     socket: &Path,
     server: Pid,
@@ -209,7 +214,7 @@ fn load_and_kill(
     volatile: bool,
     model: &mut [Block],
     random: &mut Random,
-) {
+) -> usize {
     let count = AtomicUsize::new(0);
     let acknowledged = || {
         if count.fetch_add(1, Ordering::Relaxed) + 1 == kill_at {
@@ -237,7 +242,9 @@ fn load_and_kill(
             scope.spawn(move || writer.run(acknowledged));
         }
     });
-    assert!(count.into_inner() >= kill_at, "a connection broke before the server was killed");
+    let count = count.into_inner();
+    assert!(count >= kill_at, "a connection broke before the server was killed");
+    count
 }
 
 /// A number above all that earlier rounds gave out.

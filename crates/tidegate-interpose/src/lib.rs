@@ -1,5 +1,5 @@
-//! The functions that the hooks of a preloaded library stand in front of: the next definitions in the
-//! order that the dynamic linker searches.
+//! The functions that the hooks of a preloaded library stand in front of: the next definitions in
+//! the order that the dynamic linker searches.
 //!
 //! A library looks all of its [`Next`] functions up when it is loaded, since looking up takes the
 //! dynamic linker's lock and may allocate.

@@ -38,7 +38,8 @@ pub enum Request {
         /// Keys and new values.
         settings: Vec<(String, String)>,
     },
-    /// Copy the pool to a file that is not there yet, as it is at one instant.
+    /// Copy the pool, or its backing where it has one, to a file that is not there yet, as it is at
+    /// one instant.
     Snapshot {
         /// The file, absolute.
         file: PathBuf,
@@ -62,6 +63,9 @@ pub enum Reply {
         bytes: u64,
         /// How long writes of clients had to wait.
         held_ns: u64,
+        /// The backing that was copied; none where the pool was.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        backing: Option<String>,
     },
     /// The request was refused.
     Failed {

@@ -1,5 +1,6 @@
 //! `tidegate serve`: opens pools, offers them over NBD, and drains them when a signal stops it.
 
+use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
@@ -27,6 +28,7 @@ use crate::log::{self, Level, say, say_of};
 use crate::notify::notify;
 use crate::output::{field, line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
+use crate::removed::{RemovalWatch, Watched};
 use crate::snapshot::Source;
 use crate::{config, pool, signals};
 
@@ -50,23 +52,24 @@ fn serve(plan: &ServePlan) -> Result<()> {
     // Caught before the first client can connect: no signal is lost, and none kills the process.
     let signals = signals::catch()?;
     let stacks = plan.devices.iter().map(open_named).collect::<Result<Vec<_>>>()?;
-    let gates: Vec<_> = plan.devices.iter().zip(&stacks).map(gate_of).collect();
-    let server = bind(plan, &stacks, &gates, tls)?;
-    let served: Vec<_> = plan
+    let gates: Vec<_> = stacks.iter().map(|stack| Arc::new(Gate::new(stack.top()))).collect();
+    let server = bind(plan, &gates, tls)?;
+    let served: Vec<Served> = plan
         .devices
         .iter()
         .zip(stacks.into_iter().zip(gates))
         .map(|(device, (stack, gate))| served(device, stack, gate, &server))
-        .collect();
+        .collect::<Result<_>>()?;
     let stop = StopHandle::new()?;
     let control = listen_for_control(plan, &served)?;
     let show = |address| control::show_metrics(address, &served);
     let metrics = plan.metrics.as_ref().map(show).transpose()?;
+    let removals = watch_files(plan, &served);
     announce(plan, &served, &server.addresses(), metrics.as_ref())?;
     let (started, statistics) = (Instant::now(), server.statistics());
     let run = signals.during(&stop, || server.run(&stop));
     // Nothing is changed any more that the tiers still hold data for.
-    drop((control, metrics));
+    drop((control, metrics, removals));
     let drained = drain_all(&served);
     summarize(&statistics.snapshot(), started.elapsed())?;
     for one in &served {
@@ -124,26 +127,13 @@ fn drain_all(served: &[Served]) -> Result<()> {
     first
 }
 
-/// What holds clients' changes back while the pool is copied; none where a copy of it would not
-/// have all of the data.
-fn gate_of((device, stack): (&DevicePlan, &Arc<Stack>)) -> Option<Arc<Gate>> {
-    device.backing.is_none().then(|| Arc::new(Gate::new(stack.top())))
-}
-
-fn bind(
-    plan: &ServePlan,
-    stacks: &[Arc<Stack>],
-    gates: &[Option<Arc<Gate>>],
-    tls: Option<Tls>,
-) -> Result<Server> {
+/// Offers each device through its gate, which holds changes back while the device is copied.
+fn bind(plan: &ServePlan, gates: &[Arc<Gate>], tls: Option<Tls>) -> Result<Server> {
     let complain = |line: &str| say(Level::Warning, line);
     let mut builder = ServerBuilder::new().limits(plan.limits.clone()).log(Arc::new(complain));
-    for ((device, stack), gate) in plan.devices.iter().zip(stacks).zip(gates) {
-        let top: Arc<dyn BlockDevice> = match gate {
-            Some(gate) => Arc::<Gate>::clone(gate),
-            None => stack.top(),
-        };
-        let watched = Arc::new(Watch::new(top, "export", notices(device)));
+    for (device, gate) in plan.devices.iter().zip(gates) {
+        let gate: Arc<dyn BlockDevice> = Arc::<Gate>::clone(gate);
+        let watched = Arc::new(Watch::new(gate, "export", notices(device)));
         let export = Export::new(device.export.clone(), watched).read_only(device.read_only);
         builder = builder.export(export);
     }
@@ -156,16 +146,18 @@ fn bind(
 fn served(
     device: &DevicePlan,
     stack: Arc<Stack>,
-    gate: Option<Arc<Gate>>,
+    gate: Arc<Gate>,
     server: &Server,
-) -> Served {
+) -> Result<Served> {
+    let pool = device.pool.clone();
+    let file = File::open(&pool).with_context(|| format!("cannot open {}", pool.display()))?;
     let statistics = server.export_statistics(&device.export);
-    Served {
+    Ok(Served {
         export: device.export.clone(),
-        stack,
         statistics: statistics.unwrap_or_else(|| server.statistics()),
-        source: Source { pool: device.pool.clone(), gate },
-    }
+        source: Source { pool, file: Arc::new(file), stack: Arc::clone(&stack), gate },
+        stack,
+    })
 }
 
 fn listen_for_control(plan: &ServePlan, served: &[Served]) -> Result<Vec<ControlServer>> {
@@ -174,6 +166,27 @@ fn listen_for_control(plan: &ServePlan, served: &[Served]) -> Result<Vec<Control
         servers.extend(control::listen(&device.pool, device.control.as_deref(), served)?);
     }
     Ok(servers)
+}
+
+/// Has a line say when the file of a pool or of a backing is removed. A server that cannot watch
+/// them serves all the same.
+fn watch_files(plan: &ServePlan, served: &[Served]) -> Option<RemovalWatch> {
+    let files = plan.devices.iter().zip(served).flat_map(|(device, one)| {
+        let description = one.stack.description();
+        let pool = (format!("the pool {}", device.pool.display()), one.source.file.try_clone());
+        let backing = description.backing.as_ref().map(|url| format!("the backing {url}"));
+        let backing = backing.zip(one.stack.backing_file().ok().flatten());
+        let files = [pool.1.ok().map(|file| (pool.0, file)), backing];
+        let watched = |(name, file)| Watched::new(name, file, notices(device));
+        files.into_iter().flatten().filter_map(watched).collect::<Vec<_>>()
+    });
+    match RemovalWatch::start(files.collect()) {
+        Ok(watch) => Some(watch),
+        Err(error) => {
+            say(Level::Warning, format_args!("nothing will tell if a pool is removed: {error:#}"));
+            None
+        }
+    }
 }
 
 /// Failures are lines on standard error when they begin, not only in what they are an answer to.

@@ -1,4 +1,4 @@
-//! `tidegate snapshot`: a copy of a pool that is served.
+//! `tidegate snapshot`: a copy of a pool that is served, or of its backing.
 
 use std::process::ExitCode;
 
@@ -8,14 +8,19 @@ use tidegate::size::Size;
 use crate::args::SnapshotArgs;
 use crate::control::snapshot_at;
 use crate::output::line;
+use crate::snapshot::Made;
 
 /// Runs the command.
 ///
 /// # Errors
 /// The pool is not served, or cannot be copied.
 pub(crate) fn run(args: &SnapshotArgs) -> Result<ExitCode> {
-    let (bytes, held) = snapshot_at(&args.target, &args.file)?;
-    let (file, millis) = (args.file.display(), held.as_millis());
-    line(format_args!("{file}: a copy of {}; writes waited {millis} ms", Size { bytes }))?;
+    let Made { bytes, held, backing } = snapshot_at(&args.target, &args.file)?;
+    let (file, size, millis) = (args.file.display(), Size { bytes }, held.as_millis());
+    let of = match backing {
+        Some(backing) => format!("{size}, of {backing} with all that the pool held"),
+        None => size.to_string(),
+    };
+    line(format_args!("{file}: a copy of {of}; writes waited {millis} ms"))?;
     Ok(ExitCode::SUCCESS)
 }

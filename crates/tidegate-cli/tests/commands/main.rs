@@ -22,6 +22,7 @@ mod messages;
 mod metrics;
 mod nbd_backing;
 mod pages;
+mod scarce;
 mod service;
 mod signals;
 mod snapshot;

@@ -206,6 +206,45 @@ fn a_sparse_pool_on_a_full_file_system_is_called_so() {
     assert!(error.contains("or the file is sparse and its file system full"), "{error}");
 }
 
+/// A pool or a backing whose last name is gone is said once, and can be saved.
+#[test]
+fn a_pool_or_a_backing_that_is_removed_is_told() {
+    let dir = scratch();
+    let [pool, backing, stderr, copy] =
+        ["pool", "backing", "stderr", "copy"].map(|name| text(&dir, name));
+    ok(["create", &pool, "--engine=log", "--size=16M"]);
+    std::fs::File::create(&backing).unwrap().set_len(64 << 20).unwrap();
+    let mut command = tidegate();
+    command.arg("serve").arg(&pool).stderr(std::fs::File::create(&stderr).unwrap());
+    let control = text(&dir, "control");
+    command.arg(format!("--control=unix:{control}"));
+    command.args([format!("--nbd=unix:{}", text(&dir, "socket")), format!("--backing={backing}")]);
+    let server = Server::spawn(&mut command);
+    let mut client = nbd::Client::connect(Path::new(&text(&dir, "socket"))).unwrap();
+    client.send_write(1, 0, &[5; 4096]).unwrap();
+    assert_eq!(client.receive().unwrap(), (1, 0));
+    // A name more or less is no matter.
+    std::fs::hard_link(&backing, text(&dir, "second")).unwrap();
+    std::fs::remove_file(text(&dir, "second")).unwrap();
+    let said = || std::fs::read_to_string(&stderr).unwrap();
+    let removed = |name: &str| {
+        std::fs::remove_file(text(&dir, name)).unwrap();
+        let wanted = format!("the {name} ");
+        let is_told = |line: &str| line.contains(&wanted) && line.contains(" was removed: ");
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while !said().lines().any(is_told) {
+            assert!(std::time::Instant::now() < deadline, "{}", said());
+            std::thread::yield_now();
+        }
+    };
+    removed("backing");
+    removed("pool");
+    ok(["snapshot", &control, &copy]);
+    assert_eq!(std::fs::read(&copy).unwrap()[..4096], [5; 4096]);
+    assert_eq!(said().lines().count(), 2, "{}", said());
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
 /// A server without descriptors for its clients says so once, with what to do, and takes clients
 /// again.
 #[test]

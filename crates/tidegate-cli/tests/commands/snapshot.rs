@@ -1,4 +1,5 @@
-//! `tidegate snapshot`: a copy of a pool that is being written is a state of one instant.
+//! `tidegate snapshot`: a copy of a pool that is being written is a state of one instant, and so is
+//! one of the backing of a pool.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,8 +20,20 @@ struct Scene {
 impl Scene {
     fn new(engine: &str) -> Self {
         let scene = Self { dir: scratch() };
-        ok(["create", &scene.text("pool"), &format!("--engine={engine}"), "--size=32M"]);
+        scene.create("pool", engine, "32M");
         scene
+    }
+
+    /// A pool smaller than what is written to it, and a file of zeroes as its backing.
+    fn with_backing(engine: &str) -> Self {
+        let scene = Self { dir: scratch() };
+        scene.create("pool", engine, "2M");
+        std::fs::File::create_new(scene.text("backing")).unwrap().set_len(64 << 20).unwrap();
+        scene
+    }
+
+    fn create(&self, name: &str, engine: &str, size: &str) {
+        ok(["create", &self.text(name), &format!("--engine={engine}"), "--size", size]);
     }
 
     fn text(&self, name: &str) -> String {
@@ -61,9 +74,9 @@ fn numbers(mut client: Client) -> Vec<u64> {
     blocks.map(number).collect()
 }
 
-fn copies_are_of_one_instant(engine: &str, args: &[&str]) {
+/// Copies the pool of `scene`, or its backing, while blocks are written; `serve_copy` serves one.
+fn copies_are_of_one_instant(scene: &Scene, args: &[&str], serve_copy: impl Fn(&str) -> Server) {
     const COPIES: usize = 4;
-    let scene = Scene::new(engine);
     let server = scene.serve("pool", args);
     let (last, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let client = scene.client();
@@ -83,9 +96,7 @@ fn copies_are_of_one_instant(engine: &str, args: &[&str]) {
     });
     assert!(server.stop(Signal::TERM).0.success());
     for (at, (before, after)) in bounds.into_iter().enumerate() {
-        let copy = format!("copy{at}");
-        ok(["check", &scene.text(&copy)]);
-        let server = scene.serve(&copy, &[]);
+        let server = serve_copy(&format!("copy{at}"));
         let found = numbers(scene.client());
         let newest = *found.iter().max().unwrap();
         // The write after the last that was acknowledged may be there.
@@ -98,14 +109,103 @@ fn copies_are_of_one_instant(engine: &str, args: &[&str]) {
     }
 }
 
+fn copies_of_a_pool_are_of_one_instant(args: &[&str]) {
+    let scene = Scene::new("btt");
+    copies_are_of_one_instant(&scene, args, |copy| {
+        ok(["check", &scene.text(copy)]);
+        scene.serve(copy, &[])
+    });
+}
+
 #[test]
 fn a_copy_of_a_pool_is_of_one_instant() {
-    copies_are_of_one_instant("btt", &[]);
+    copies_of_a_pool_are_of_one_instant(&[]);
 }
 
 #[test]
 fn a_copy_has_what_a_dram_tier_had() {
-    copies_are_of_one_instant("btt", &["--dram=lru:16M"]);
+    copies_of_a_pool_are_of_one_instant(&["--dram=lru:16M"]);
+}
+
+/// A copy is the whole device without the pool: another pool is put before it.
+fn copies_of_a_backing_are_of_one_instant(engine: &str, more: &[&str]) {
+    let scene = Scene::with_backing(engine);
+    let backing = |name: &str| format!("--backing={}", scene.text(name));
+    let own = backing("backing");
+    let args = [&[own.as_str()], more].concat();
+    copies_are_of_one_instant(&scene, &args, |copy| {
+        let pool = format!("{copy}.pool");
+        scene.create(&pool, "log", "2M");
+        scene.serve(&pool, &[&backing(copy)])
+    });
+}
+
+#[test]
+fn a_copy_of_a_backing_has_what_a_log_had() {
+    copies_of_a_backing_are_of_one_instant("log", &[]);
+}
+
+#[test]
+fn a_copy_of_a_backing_has_what_a_cache_had() {
+    copies_of_a_backing_are_of_one_instant("cache", &["--mode=wb"]);
+}
+
+#[test]
+fn a_copy_of_a_backing_has_what_a_dram_tier_before_a_log_had() {
+    copies_of_a_backing_are_of_one_instant("log", &["--dram=lru:2M"]);
+}
+
+/// Where writes wait for a flush there is no copy, which would have a part of them, and the attempt
+/// commits nothing.
+#[test]
+fn a_copy_under_atomic_flush_waits_for_a_flush() {
+    let scene = Scene::with_backing("cache");
+    let backing = format!("--backing={}", scene.text("backing"));
+    let args = [backing.as_str(), "--mode=wb", "--atomic-flush"];
+    let server = scene.serve("pool", &args);
+    let mut client = scene.client();
+    let write = |client: &mut Client, value: u8| {
+        for block in 0..3 {
+            client.send_write(1, block * 4096, &[value; BLOCK_BYTES]).unwrap();
+            assert_eq!(client.receive().unwrap(), (1, 0));
+        }
+    };
+    write(&mut client, 1);
+    client.send_flush(2).unwrap();
+    assert_eq!(client.receive().unwrap(), (2, 0));
+    ok(["snapshot", &scene.text("pool"), &scene.text("copy")]);
+    write(&mut client, 2);
+    let output = run(["snapshot", &scene.text("pool"), &scene.text("none")]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("3 pages wait for the flush"), "{error}");
+    assert!(!Path::new(&scene.text("none")).exists());
+    let copy = std::fs::read(scene.text("copy")).unwrap();
+    assert!(copy[..3 * BLOCK_BYTES].iter().all(|byte| *byte == 1), "as at the flush");
+    assert_eq!(copy.len(), 64 << 20);
+    rustix::process::kill_process(server.pid(), Signal::KILL).unwrap();
+    server.wait_killed();
+    let server = scene.serve("pool", &args);
+    let kept = scene.client().read(0, 3 * BLOCK_BYTES).unwrap();
+    assert!(kept.iter().all(|byte| *byte == 1), "the copy committed what no flush had");
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+/// A copy of a backing that is mostly holes takes the space of the rest.
+#[test]
+fn a_copy_of_a_backing_has_its_holes() {
+    use std::os::unix::fs::MetadataExt;
+    let scene = Scene::with_backing("log");
+    let server = scene.serve("pool", &[&format!("--backing={}", scene.text("backing"))]);
+    let mut client = scene.client();
+    client.send_write(1, 32 << 20, &[7; BLOCK_BYTES]).unwrap();
+    assert_eq!(client.receive().unwrap(), (1, 0));
+    let said = ok(["snapshot", &scene.text("pool"), &scene.text("copy")]);
+    assert!(said.contains("a copy of 64M, of file:"), "{said}");
+    assert!(server.stop(Signal::TERM).0.success());
+    let copy = std::fs::read(scene.text("copy")).unwrap();
+    assert!(copy == std::fs::read(scene.text("backing")).unwrap());
+    let stored_bytes = std::fs::metadata(scene.text("copy")).unwrap().blocks() * 512;
+    assert!(stored_bytes <= 1 << 20, "{stored_bytes}");
 }
 
 #[test]
@@ -128,10 +228,10 @@ fn what_cannot_be_copied_is_refused_and_nothing_is_left() {
     assert!(error.contains("No such file"), "{error}");
     assert!(server.stop(Signal::TERM).0.success());
 
-    ok(["create", &scene.text("log"), "--engine=log", "--size=16M"]);
+    scene.create("log", "log", "16M");
     let server = scene.serve("log", &["--backing=null:64M"]);
     let error = refused("log", "of-log");
-    assert!(error.contains("has a backing") && error.contains("copy the backing"), "{error}");
+    assert!(error.contains("null:64M does not do: it keeps no data"), "{error}");
     assert!(!Path::new(&scene.text("of-log")).exists());
     assert!(server.stop(Signal::TERM).0.success());
 }

@@ -42,6 +42,11 @@ impl Client {
         Ok(Self { stream })
     }
 
+    /// The connection itself, for a client that breaks the rules.
+    pub(crate) fn into_stream(self) -> UnixStream {
+        self.stream
+    }
+
     /// Sends a write of `data` at `offset` without waiting for its answer.
     pub(crate) fn send_write(&mut self, cookie: u64, offset: u64, data: &[u8]) -> io::Result<()> {
         self.send(CMD_WRITE, cookie, offset, data.len(), data)
@@ -63,9 +68,19 @@ impl Client {
 
     /// Reads `len` bytes at `offset`, with nothing else in flight.
     pub(crate) fn read(&mut self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
-        self.send(CMD_READ, 0, offset, len, &[])?;
+        self.send_read(0, offset, len)?;
         let (_, error) = self.receive()?;
         assert_eq!(error, 0, "reading {len} bytes at {offset}");
+        self.receive_data(len)
+    }
+
+    /// Sends a read of `len` bytes at `offset` without waiting for its answer.
+    pub(crate) fn send_read(&mut self, cookie: u64, offset: u64, len: usize) -> io::Result<()> {
+        self.send(CMD_READ, cookie, offset, len, &[])
+    }
+
+    /// Receives the data behind the answer to a read that succeeded.
+    pub(crate) fn receive_data(&mut self, len: usize) -> io::Result<Vec<u8>> {
         let mut data = vec![0; len];
         self.stream.read_exact(&mut data)?;
         Ok(data)

@@ -66,16 +66,16 @@ impl PayloadPool {
         Self { most_bytes: most_bytes.min(POOL_BYTES), ..Self::default() }
     }
 
-    /// A payload of `len` bytes with any content.
-    pub(super) fn take(&mut self, len: usize) -> IoBuffer {
+    /// A payload of `len` bytes with any content; none where the system has no memory for it.
+    pub(super) fn take(&mut self, len: usize) -> Option<IoBuffer> {
         match self.free.iter().rposition(|payload| payload.capacity_bytes() >= len) {
             Some(index) => {
                 let mut payload = self.free.swap_remove(index);
                 self.free_bytes -= payload.memory_bytes();
                 payload.reset(len);
-                payload
+                Some(payload)
             }
-            None => IoBuffer::new(len),
+            None => IoBuffer::try_new(len),
         }
     }
 
@@ -265,11 +265,11 @@ mod tests {
     #[test]
     fn a_pool_gives_back_what_fits_and_keeps_little() {
         let mut pool = PayloadPool::new(usize::MAX);
-        let payload = pool.take(4096);
+        let payload = pool.take(4096).expect("memory");
         let address = payload.data().as_ptr();
         pool.put(payload);
-        assert!(std::ptr::eq(pool.take(100).data().as_ptr(), address));
-        let large = pool.take(32 << 20);
+        assert!(std::ptr::eq(pool.take(100).expect("memory").data().as_ptr(), address));
+        let large = pool.take(32 << 20).expect("memory");
         pool.put(large);
         assert_eq!(pool.free.len(), 0);
     }
@@ -290,7 +290,7 @@ mod tests {
                 match kind {
                     0 => output.push(&message),
                     1 => {
-                        let mut payload = pool.take(len);
+                        let mut payload = pool.take(len).expect("memory");
                         payload.data_mut().copy_from_slice(&message);
                         payload.set_header(&[0, 0]);
                         expected.extend([0, 0]);

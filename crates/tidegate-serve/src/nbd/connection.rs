@@ -34,6 +34,10 @@ const SPIN: Duration = Duration::from_micros(100);
 /// One look takes a microsecond; if it took so long, another thread ran meanwhile.
 const CONTENDED: Duration = Duration::from_micros(10);
 
+/// What is said where the system has no memory for a request.
+const NO_MEMORY: &str = "there is no memory for the data of a request, which fails";
+const NO_MEMORY_ADVICE: &str = "give the server more, or less to its clients (--request-memory)";
+
 /// Where a connection is in its life.
 enum Phase {
     Handshake(Box<Handshake>),
@@ -194,7 +198,14 @@ impl<'a> Connection<'a> {
         }
         let progress = match &mut self.phase {
             Phase::Handshake(_) => self.shake_hands()?,
-            Phase::Transmission(session) => session.run(&mut self.input, &mut self.output),
+            Phase::Transmission(session) => {
+                let progress = session.run(&mut self.input, &mut self.output);
+                if session.has_lacked_memory() {
+                    let Service { log, memory, .. } = self.service;
+                    memory.note(log, NO_MEMORY, NO_MEMORY_ADVICE);
+                }
+                progress
+            }
         };
         match &progress {
             Progress::Fault(what) => return Err(Fault::Broken(what.clone())),

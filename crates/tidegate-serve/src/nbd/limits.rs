@@ -64,13 +64,26 @@ fn default_memory_bytes() -> usize {
     allowed.map_or(0, |bytes| bytes / 4).max(MEMORY_BYTES_MIN)
 }
 
-/// The limit of this process's control group and of those that it is in; none where none is set.
+/// The least limit of this process's control groups, of both versions, and of those that they are
+/// in; none where none is set.
 fn control_group_bytes() -> Option<usize> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    groups.lines().filter_map(limit_of_group).min()
+}
+
+/// The limit of the control group that `line` of `/proc/self/cgroup` names, if that limits memory.
+fn limit_of_group(line: &str) -> Option<usize> {
+    let (_, named) = line.split_once(':')?;
+    let (controllers, group) = named.split_once(":/")?;
+    let (hierarchy, file) = match controllers {
+        "" => ("", "memory.max"),
+        _ if controllers.split(',').any(|it| it == "memory") => ("memory", "memory.limit_in_bytes"),
+        _ => return None,
+    };
+    let hierarchy = Path::new("/sys/fs/cgroup").join(hierarchy);
     let limit = |group: &Path| {
-        let file = Path::new("/sys/fs/cgroup").join(group).join("memory.max");
-        std::fs::read_to_string(file).ok()?.trim().parse().ok()
+        let limit = std::fs::read_to_string(hierarchy.join(group).join(file)).ok()?;
+        limit.trim().parse().ok()
     };
     Path::new(group).ancestors().filter_map(limit).min()
 }

@@ -25,6 +25,7 @@ mod protocol;
 mod server;
 mod service;
 mod session;
+mod shortage;
 mod tls;
 mod transmission;
 mod transport;

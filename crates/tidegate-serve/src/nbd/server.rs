@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -23,6 +23,7 @@ use super::export::Exports;
 use super::member::Member;
 use super::service::Service;
 use super::session::Mail;
+use super::shortage::Shortage;
 use super::{
     Export, Limits, ListenAddress, LogSink, ServeError, StatisticsSource, StopHandle, Tls,
 };
@@ -34,7 +35,6 @@ use crate::statistics::RequestCounters;
 /// The service, and the connections that are open.
 struct Shared {
     service: Service,
-    log: Log,
     live: Mutex<HashMap<u64, Arc<Member>>>,
     one_ended: Condvar,
 }
@@ -98,14 +98,11 @@ impl ServerBuilder {
             limits: self.limits,
             tls: self.tls,
             counters: Arc::default(),
+            log: Log::new(sink),
+            memory: Shortage::default(),
             stopping: AtomicBool::new(false),
         };
-        let shared = Shared {
-            service,
-            log: Log::new(sink),
-            live: Mutex::default(),
-            one_ended: Condvar::new(),
-        };
+        let shared = Shared { service, live: Mutex::default(), one_ended: Condvar::new() };
         Ok(Server { shared: Arc::new(shared), listeners })
     }
 }
@@ -167,7 +164,7 @@ fn accept_until_stopped(
 ) -> Result<(), ServeError> {
     let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
     fds.extend(listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
-    let (mut short, mut shortage) = (false, Shortage::default());
+    let (mut short, shortage) = (false, Shortage::default());
     loop {
         let (watched, timeout) = if short { (1, Some(&SHORTAGE_PAUSE)) } else { (fds.len(), None) };
         match poll(&mut fds[..watched], timeout) {
@@ -181,35 +178,12 @@ fn accept_until_stopped(
         for listener in listeners {
             if let Err(error) = accept_all(shared, listener) {
                 short = true;
-                shortage.begins(&shared.log, &error);
+                let why = std::error::Error::source(&error);
+                let why = why.map_or(String::new(), |why| format!(": {why}"));
+                let then = format!("clients wait meanwhile{}", advice(&error));
+                shortage.note(&shared.service.log, &format!("{error}{why}"), &then);
             }
         }
-    }
-}
-
-/// A time in which the system is short of something: said when it begins, and once a minute while
-/// connections fail.
-#[derive(Default)]
-struct Shortage {
-    said: Option<Instant>,
-    unsaid: u64,
-}
-
-impl Shortage {
-    const REPEAT: Duration = Duration::from_secs(60);
-
-    fn begins(&mut self, log: &Log, error: &ServeError) {
-        if self.said.is_some_and(|said| said.elapsed() < Self::REPEAT) {
-            self.unsaid += 1;
-            return;
-        }
-        self.said = Some(Instant::now());
-        let before = match std::mem::take(&mut self.unsaid) {
-            0 => String::new(),
-            unsaid => format!(" ({unsaid} times more since this was said)"),
-        };
-        let why = std::error::Error::source(error).map_or(String::new(), |why| format!(": {why}"));
-        log.line(&format!("nbd: {error}{why}{before}; clients wait meanwhile{}", advice(error)));
     }
 }
 
@@ -254,7 +228,8 @@ fn start_connection(
     let limit = shared.service.limits.connections;
     if !shared.has_place() {
         shared.service.counters.refused.fetch_add(1, Ordering::Relaxed);
-        shared.log.line(&format!("nbd: {peer}: refused, there are {limit} connections already"));
+        let line = format!("nbd: {peer}: refused, there are {limit} connections already");
+        shared.service.log.line(&line);
         return Ok(());
     }
     let entry = Registration::new(shared, Arc::new(Member::new(Arc::new(mail))));
@@ -263,7 +238,8 @@ fn start_connection(
         let mut connection = Connection::new(&shared.service, entry.id, socket, &entry.member);
         if let Err(Fault::Broken(what)) = connection.serve() {
             shared.service.counters.client_faults.fetch_add(1, Ordering::Relaxed);
-            shared.log.line(&format!("nbd: {peer}: connection {} closed: {what}", entry.id));
+            let line = format!("nbd: {peer}: connection {} closed: {what}", entry.id);
+            shared.service.log.line(&line);
         }
     };
     let thread = std::thread::Builder::new().name("nbd-connection".into()).spawn(serve);

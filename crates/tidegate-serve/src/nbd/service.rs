@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::export::Exports;
+use super::shortage::Shortage;
 use super::{Limits, Tls};
 use crate::budget::Budget;
+use crate::log::Log;
 use crate::statistics::ConnectionCounters;
 
 /// What a connection needs of its server.
@@ -16,6 +18,9 @@ pub(super) struct Service {
     pub(super) counters: Arc<ConnectionCounters>,
     /// Memory for requests.
     pub(super) budget: Arc<Budget>,
+    pub(super) log: Log,
+    /// Of memory for the data of a request.
+    pub(super) memory: Shortage,
     /// The server takes no more requests.
     pub(super) stopping: AtomicBool,
 }

@@ -25,7 +25,7 @@ use super::buffer::{Input, Output, PayloadPool};
 use super::handshake::Negotiated;
 use super::protocol::{
     CHUNK_HEADER_BYTES, CHUNK_OFFSET_BYTES, REQUEST_BYTES, Request, SIMPLE_REPLY_BYTES,
-    data_chunk_header, push_error_chunk, push_status_chunk, simple_reply,
+    data_chunk_header, errno, push_error_chunk, push_status_chunk, simple_reply,
 };
 use super::transmission::{
     Action, Command, Control, Refusal, Rules, check, errno_of, fit, kind_of, operation_of,
@@ -98,6 +98,8 @@ pub(super) struct Session {
     lease: Lease,
     /// The next request waits for memory of the server.
     wants_memory: bool,
+    /// The system had no memory for a request since that was last asked.
+    lacked_memory: bool,
     pool: PayloadPool,
     scratch: Vec<u8>,
     tally: Tally,
@@ -127,6 +129,7 @@ impl Session {
             payload_bytes: 0,
             lease,
             wants_memory: false,
+            lacked_memory: false,
             pool: PayloadPool::new(limits.kept_bytes()),
             scratch: Vec::new(),
             tally: Tally::default(),
@@ -218,6 +221,15 @@ impl Session {
         None
     }
 
+    /// Refuses a request for which the system has no memory; `skip_bytes` of data follow it.
+    fn refuse_for_memory(&mut self, command: &Command, skip_bytes: u32) {
+        self.lacked_memory = true;
+        self.tally.failed(command.kind);
+        let message = "the server has no memory for the data of the request";
+        let refusal = Refusal { error: errno::NOMEM, message };
+        self.refused = Some(Refused { cookie: command.cookie, refusal, skip_bytes });
+    }
+
     /// Drops data of a refused request; answers when that was all.
     fn finish_refused(
         &mut self,
@@ -287,13 +299,17 @@ impl Session {
 
     /// Starts a read. False: too much is in flight.
     fn start_read(&mut self, command: &Command, output: &Output) -> bool {
-        let is_allowed = self.may_start(command.data_bytes(), output);
-        if is_allowed {
-            let buffer = self.pool.take(command.data_bytes());
-            let read = OwnedOperation::Read { offset: command.offset, buffer };
-            self.submit(command, read, Then::Complete);
+        if !self.may_start(command.data_bytes(), output) {
+            return false;
         }
-        is_allowed
+        match self.pool.take(command.data_bytes()) {
+            Some(buffer) => {
+                let read = OwnedOperation::Read { offset: command.offset, buffer };
+                self.submit(command, read, Then::Complete);
+            }
+            None => self.refuse_for_memory(command, 0),
+        }
+        true
     }
 
     /// Does a command that carries no data, if it has to wait for nothing. A trim that is done
@@ -360,9 +376,13 @@ impl Session {
             return Some(Progress::Blocked);
         }
         input.consume(REQUEST_BYTES);
-        self.payload_bytes += memory_of(len);
-        self.incoming =
-            Some(Incoming { command: *command, flags, payload: self.pool.take(len), received: 0 });
+        match self.pool.take(len) {
+            Some(payload) => {
+                self.payload_bytes += memory_of(len);
+                self.incoming = Some(Incoming { command: *command, flags, payload, received: 0 });
+            }
+            None => self.refuse_for_memory(command, command.len),
+        }
         None
     }
 
@@ -421,6 +441,11 @@ impl Session {
     /// Other clients wait for memory that this one holds.
     pub(super) fn holds_wanted_memory(&self) -> bool {
         self.lease.is_wanted()
+    }
+
+    /// The system had no memory for a request since this was last asked.
+    pub(super) fn has_lacked_memory(&mut self) -> bool {
+        std::mem::take(&mut self.lacked_memory)
     }
 
     /// The client has begun to send the data of a write that takes memory.

@@ -18,7 +18,8 @@ use super::info::read_info;
 use super::layout::{MapEntry, MapState};
 use super::*;
 use crate::device::{BlockDevice, WriteFlags};
-use crate::pmem::{Region, RegionOptions};
+use crate::pmem::flips::scrambled;
+use crate::pmem::{Region, RegionOptions, flips};
 
 const POOL_BYTES: u64 = 256 << 10;
 const LANES: u32 = 8;
@@ -247,14 +248,13 @@ fn a_flipped_bit_of_an_info_block_costs_nothing() {
 /// Of map, flog and info blocks: the check finds the bit, or it makes no difference.
 #[test]
 fn check_finds_random_flips_that_matter() {
-    let count = std::env::var("TIDEGATE_FLIPS").ok().and_then(|it| it.parse().ok()).unwrap_or(2000);
     let mut pool = Pool::new(false);
     let whole = pool.check();
     assert_eq!(whole.findings, []);
     let ranges = [pool.map.clone(), pool.flog.clone(), pool.info[0].clone(), pool.info[1].clone()];
-    for n in 0..count {
-        let range = &ranges[n % ranges.len()];
-        let random = scrambled(n as u64);
+    for n in flips::numbers(2000) {
+        let random = scrambled(n);
+        let range = &ranges[usize::try_from(n).unwrap() % ranges.len()];
         let at = range.start + usize::try_from(random >> 8).unwrap() % range.len();
         let bit = u32::try_from(random % 8).unwrap();
         let (map, beyond) = (pool.map.contains(&at), pool.is_beyond_the_format(at, bit));
@@ -272,12 +272,4 @@ fn check_finds_random_flips_that_matter() {
             }
         });
     }
-}
-
-/// The finalizer of `SplitMix64`: numbers that look random, the same in each run.
-fn scrambled(n: u64) -> u64 {
-    let n = (n + 13).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let n = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let n = (n ^ n >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    n ^ n >> 31
 }

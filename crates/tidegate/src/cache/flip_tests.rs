@@ -6,7 +6,8 @@ use super::check::{check, repair_changed};
 use super::layout::{COMMIT_BYTES, commit_offset};
 use super::tests::{memory, open, pool, read, write};
 use super::*;
-use crate::pmem::Region;
+use crate::pmem::flips::scrambled;
+use crate::pmem::{Region, flips};
 
 const SLOTS: u64 = 64;
 const WRITTEN: u64 = 40;
@@ -23,17 +24,8 @@ fn region_of(bytes: &[u8]) -> Arc<Region> {
     Arc::new(region)
 }
 
-/// The finalizer of `SplitMix64`: numbers that look random, the same in each run.
-fn scrambled(n: u64) -> u64 {
-    let n = (n + 13).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let n = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let n = (n ^ n >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    n ^ n >> 31
-}
-
 #[test]
 fn check_finds_random_flips_that_matter_and_repair_restores_slot_headers() {
-    let count = std::env::var("TIDEGATE_FLIPS").ok().and_then(|it| it.parse().ok()).unwrap_or(1000);
     let (region, backing) = (pool(SLOTS), memory());
     let device = open(&region, &backing);
     (0..WRITTEN).for_each(|page| write(&device, page, 1));
@@ -53,7 +45,7 @@ fn check_finds_random_flips_that_matter_and_repair_restores_slot_headers() {
         (header.places.header(0), SLOTS * 64),
         (header.places.header(0), SLOTS * 64),
     ];
-    for n in 0..count {
+    for n in flips::numbers(1000) {
         let (start, len) = places[usize::try_from(n).unwrap() % places.len()];
         let bit = start * 8 + scrambled(n) % (len * 8);
         let at = usize::try_from(bit / 8).unwrap();

@@ -13,7 +13,7 @@ use super::mode::Mode;
 use super::orders::ClassUsage;
 use super::policy::classes::{CLASSES, Class};
 use super::{CacheDevice, CacheError, Core};
-use crate::device::Result;
+use crate::device::{DeviceError, DeviceErrorKind, Result};
 use crate::size::Size;
 use crate::stats::{Collector, Metric, Unit};
 use crate::sync::shard::{self, Shards};
@@ -401,6 +401,19 @@ impl Tier for CacheDevice {
 
     fn drain(&self) -> Result<()> {
         self.shutdown()
+    }
+
+    fn destage(&self) -> Result<()> {
+        self.core.clean_all()?;
+        match self.core.usage().waiting {
+            0 => Ok(()),
+            waiting => Err(DeviceError::new(
+                DeviceErrorKind::Unsupported,
+                format!(
+                    "{waiting} pages wait for the flush that commits them; flush, and try again"
+                ),
+            )),
+        }
     }
 
     fn settings(&self) -> Vec<Setting> {

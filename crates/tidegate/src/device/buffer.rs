@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use zerocopy::FromZeros as _;
+
 /// Alignment of a buffer's data in memory: at least the block of any device.
 pub const BUFFER_ALIGN_BYTES: usize = 4096;
 /// The longest header before a buffer's data.
@@ -24,11 +26,19 @@ pub struct IoBuffer {
 
 impl IoBuffer {
     /// A buffer of `len` zero bytes. Its pages become resident as bytes are stored in them.
+    ///
+    /// # Panics
+    /// There is not so much memory: [`try_new`](Self::try_new) is for lengths from outside.
     pub fn new(len: usize) -> Self {
-        let storage = vec![0; len + BUFFER_EXTRA_BYTES];
+        Self::try_new(len).unwrap_or_else(|| panic!("{len} bytes of memory cannot be had"))
+    }
+
+    /// A buffer of `len` zero bytes; none where the system has not so much memory.
+    pub fn try_new(len: usize) -> Option<Self> {
+        let storage = u8::new_vec_zeroed(len.checked_add(BUFFER_EXTRA_BYTES)?).ok()?;
         let address = storage.as_ptr().addr();
         let data = (address + BUFFER_HEADER_BYTES).next_multiple_of(BUFFER_ALIGN_BYTES) - address;
-        Self { storage, header: data, data, len }
+        Some(Self { storage, header: data, data, len })
     }
 
     /// The most data that the buffer can hold, in bytes.
@@ -85,6 +95,13 @@ impl fmt::Debug for IoBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_that_cannot_be_had_is_no_buffer() {
+        for len in [usize::MAX, usize::MAX / 2, usize::MAX / 4] {
+            assert!(IoBuffer::try_new(len).is_none());
+        }
+    }
 
     #[test]
     fn data_is_aligned_and_follows_its_header() {

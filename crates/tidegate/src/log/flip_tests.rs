@@ -13,7 +13,8 @@ use super::tests::{definition, key, log};
 use super::*;
 use crate::device::memory::MemoryDevice;
 use crate::device::{BlockDevice, WriteFlags};
-use crate::pmem::Region;
+use crate::pmem::flips::scrambled;
+use crate::pmem::{Region, flips};
 use crate::tier::{Checked, Engine};
 
 const POOL_BYTES: u64 = 256 << 10;
@@ -114,17 +115,8 @@ fn a_pool_of_the_former_format_is_raised_when_it_is_used() {
     }
 }
 
-/// The finalizer of `SplitMix64`: numbers that look random, the same in each run.
-fn scrambled(n: u64) -> u64 {
-    let n = (n + 13).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let n = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let n = (n ^ n >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    n ^ n >> 31
-}
-
-fn flips() -> u64 {
-    std::env::var("TIDEGATE_FLIPS").ok().and_then(|it| it.parse().ok()).unwrap_or(2000)
-}
+/// Flips of a test unless it is told another number.
+const FLIPS: u64 = 2000;
 
 /// A log of three covered files, as bytes, and the bytes of the pool that are records.
 fn records_of_files() -> (Vec<u8>, std::ops::Range<u64>) {
@@ -173,8 +165,9 @@ fn a_flipped_bit_of_a_header_changes_nothing_and_one_of_data_is_named() {
     let (mut bytes, records) = records_of_files();
     let whole = recovered(&bytes);
     assert_eq!((whole.0.len(), whole.1.len()), (3, 30));
-    let mut named = 0;
-    for n in 0..flips() {
+    let (flips, mut named) = (flips::numbers(FLIPS), 0);
+    let count = flips.end - flips.start;
+    for n in flips {
         let random = scrambled(n);
         let at = records.start + (random >> 8) % (records.end - records.start);
         let at = usize::try_from(at).unwrap();
@@ -184,7 +177,7 @@ fn a_flipped_bit_of_a_header_changes_nothing_and_one_of_data_is_named() {
         named += u64::from(faults > 0);
         bytes[at] ^= 1 << (random % 8);
     }
-    assert!(named > flips() / 2, "most bits are those of headers and data");
+    assert!(named > count / 2, "most bits are those of headers and data");
 }
 
 #[test]
@@ -290,7 +283,9 @@ fn a_flipped_bit_of_a_log_of_a_device_is_put_right_or_named() {
     let pool = LogPool::open(Arc::new(region_of(&bytes))).unwrap();
     let (start, end) = (pool.tail().unwrap(), pool.limit().unwrap());
     let (mut named, mut refused) = (0, 0);
-    for n in 0..flips() {
+    let flips = flips::numbers(FLIPS);
+    let count = flips.end - flips.start;
+    for n in flips {
         let random = scrambled(n);
         let at = pool.region_offset(start + (random >> 8) % (end - start));
         let at = usize::try_from(at).unwrap();
@@ -307,7 +302,7 @@ fn a_flipped_bit_of_a_log_of_a_device_is_put_right_or_named() {
         named += u64::from(is_named);
         bytes[at] ^= 1 << (random % 8);
     }
-    assert!(named > refused && refused > flips() / 4, "{named} named, {refused} refused");
+    assert!(named > refused && refused > count / 4, "{named} named, {refused} refused");
 }
 
 #[test]

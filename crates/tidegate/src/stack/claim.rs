@@ -38,6 +38,11 @@ impl Claim {
         Self { file, mark: Mutex::default() }
     }
 
+    /// The file of the backing.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
     /// What happened to the backing since the pool with `superblock` was before it.
     pub(super) fn since(&self, superblock: &Superblock) -> Since {
         match Mark::read(&self.file) {

@@ -73,6 +73,12 @@ pub enum StackError {
         /// Its engine.
         engine: &'static str,
     },
+    /// The pool holds all blocks itself.
+    #[error("{pool} has no backing: copy the pool itself")]
+    NoBacking {
+        /// The pool.
+        pool: String,
+    },
     /// The engine does not make flushes atomic.
     #[error("{pool} is a {engine} pool, --atomic-flush needs a cache pool: leave it out")]
     NoAtomicFlush {
@@ -102,6 +108,16 @@ pub enum StackError {
     Lost {
         /// Bytes that only this tier held.
         pending_bytes: u64,
+        /// The tier.
+        tier: String,
+        /// The pool.
+        pool: String,
+        /// Why.
+        source: DeviceError,
+    },
+    /// A tier cannot write what it holds to the tier below, so that no copy of that is complete.
+    #[error("what the {tier} of {pool} holds cannot be destaged, so there is no complete copy")]
+    NotDestaged {
         /// The tier.
         tier: String,
         /// The pool.

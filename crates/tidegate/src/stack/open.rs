@@ -55,13 +55,15 @@ const PENDING_BYTES: Metric = Metric::gauge(
 /// An open pool, ready to be served.
 pub struct Stack {
     /// From the top, which clients reach.
-    tiers: Vec<Arc<dyn Tier>>,
-    description: PoolDescription,
+    pub(super) tiers: Vec<Arc<dyn Tier>>,
+    /// The device behind the lowest tier.
+    pub(super) backing: Option<Arc<dyn BlockDevice>>,
+    pub(super) description: PoolDescription,
     region: Arc<Region>,
     /// What cannot be changed while the stack is open.
     fixed: Vec<Setting>,
     /// Keeps other programs from the backing.
-    claim: Option<Claim>,
+    pub(super) claim: Option<Claim>,
 }
 
 /// What a stack is and has counted; the keys are a contract with scripts.
@@ -121,6 +123,7 @@ impl Registry {
             _ => false,
         };
         let backing = backing.map(|backing| self.known(backing, is_changed, notices));
+        let device = backing.as_ref().map(|backing| Arc::clone(&backing.device));
         let region_too = Arc::clone(&region);
         let opening = Opening { region: region_too, backing, force, salvage, atomic_flush };
         let opened = engine.open(opening).map_err(failed)?;
@@ -142,7 +145,8 @@ impl Registry {
             ..PoolDescription::new(engine, &region, header)
         };
         let fixed = fixed_settings(engine, dram, url.as_ref());
-        Ok(Stack { tiers: vec![top, pmem], description, region, fixed, claim })
+        let tiers = vec![top, pmem];
+        Ok(Stack { tiers, backing: device, description, region, fixed, claim })
     }
 
     /// The backing as engines see it.
@@ -250,6 +254,14 @@ impl Stack {
     /// The device that clients are to reach.
     pub fn top(&self) -> Arc<dyn BlockDevice> {
         Arc::<dyn Tier>::clone(&self.tiers[0])
+    }
+
+    /// The file of the backing, where that is one.
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    pub fn backing_file(&self) -> std::io::Result<Option<std::fs::File>> {
+        self.claim.as_ref().map(|claim| claim.file().try_clone()).transpose()
     }
 
     /// What the stack is.

@@ -48,6 +48,16 @@ pub trait Tier: BlockDevice {
     /// tries again.
     fn drain(&self) -> Result<()>;
 
+    /// Writes all that the tier holds to the tier below, and flushes that. The tier's threads go on
+    /// meanwhile. It ends only while no changes come.
+    ///
+    /// # Errors
+    /// As for [`BlockDevice::flush`]; what could not be written stays in the tier. So do, with
+    /// atomic flush, writes that no flush has committed: the tier below never has a part of them.
+    fn destage(&self) -> Result<()> {
+        self.flush()
+    }
+
     /// The settings that the tier has, with their present values.
     fn settings(&self) -> Vec<Setting> {
         Vec::new()

@@ -111,6 +111,7 @@ pub mod chunk {
 pub mod errno {
     pub const PERM: u32 = 1;
     pub const IO: u32 = 5;
+    pub const NOMEM: u32 = 12;
     pub const INVAL: u32 = 22;
     pub const NOSPC: u32 = 28;
     pub const OVERFLOW: u32 = 75;

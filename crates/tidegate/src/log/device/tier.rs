@@ -60,13 +60,18 @@ impl Tier for LogDevice {
 
     fn drain(&self) -> Result<()> {
         self.stop_thread();
+        self.destage()?;
+        Ok(self.core.log.pool().set_session(CLOSED)?)
+    }
+
+    fn destage(&self) -> Result<()> {
         let mut scratch = self.core.lock_cleaning();
         while self.core.has_work() {
             if !self.core.clean(&mut scratch)? {
                 self.core.log.pool().region().relax();
             }
         }
-        Ok(self.core.log.pool().set_session(CLOSED)?)
+        Ok(())
     }
 
     fn settings(&self) -> Vec<Setting> {

@@ -1,0 +1,105 @@
+//! Says when a file that a server has open is removed, or another file takes its name: the server
+//! works on with it, and all that it holds is lost when the server ends.
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::inotify::{CreateFlags, Reader, WatchFlags, add_watch, init};
+use tidegate::device::watch::Notices;
+use tidegate_serve::nbd::StopHandle;
+
+/// A file, and who is told of its removal.
+pub(crate) struct Watched {
+    /// What it is, such as `the pool /mnt/pmem/pool`.
+    name: String,
+    file: File,
+    notices: Notices,
+}
+
+impl Watched {
+    /// `file`; none where that is a device.
+    pub(crate) fn new(name: String, file: File, notices: Notices) -> Option<Self> {
+        let is_file = file.metadata().is_ok_and(|found| found.is_file());
+        is_file.then_some(Self { name, file, notices })
+    }
+
+    fn is_removed(&self) -> bool {
+        self.file.metadata().is_ok_and(|found| found.nlink() == 0)
+    }
+}
+
+/// A thread that watches files until this is dropped.
+pub(crate) struct RemovalWatch {
+    stop: StopHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RemovalWatch {
+    /// Watches `files`.
+    ///
+    /// # Errors
+    /// The system has no watch or no thread left.
+    pub(crate) fn start(files: Vec<Watched>) -> Result<Self> {
+        let changes = watch_links(&files).context("the kernel takes no watch for files")?;
+        let stop = StopHandle::new()?;
+        let stopped = stop.clone();
+        let run = move || tell_removals(files, &changes, &stopped);
+        let thread = std::thread::Builder::new().name("removal-watch".into()).spawn(run)?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for RemovalWatch {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic of it was printed when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A descriptor that can be read when the number of links of one of `files` has changed.
+fn watch_links(files: &[Watched]) -> io::Result<OwnedFd> {
+    let changes = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    for Watched { file, .. } in files {
+        // Whatever its name is now.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        add_watch(&changes, path, WatchFlags::ATTRIB)?;
+    }
+    Ok(changes)
+}
+
+fn tell_removals(mut files: Vec<Watched>, changes: &OwnedFd, stop: &StopHandle) {
+    loop {
+        // One may have been removed before it was watched.
+        files.retain(|watched| {
+            let is_removed = watched.is_removed();
+            if is_removed {
+                let name = &watched.name;
+                let line = format!(
+                    "{name} was removed: the server works on with it, and its data is lost when \
+                     the server ends; `tidegate snapshot` makes a copy"
+                );
+                (watched.notices)(&line);
+            }
+            !is_removed
+        });
+        let mut ready = [PollFd::new(stop, PollFlags::IN), PollFd::new(changes, PollFlags::IN)];
+        let polled = poll(&mut ready, None);
+        if !ready[0].revents().is_empty() {
+            return;
+        }
+        if polled.is_ok() {
+            let mut buffer = [MaybeUninit::uninit(); 1024];
+            let mut reader = Reader::new(changes.as_fd(), &mut buffer);
+            while reader.next().is_ok() {}
+        }
+    }
+}

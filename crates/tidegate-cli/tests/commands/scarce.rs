@@ -1,0 +1,141 @@
+//! A server that gets no more memory lives, and serves those that ask for little.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
+use tempfile::TempDir;
+
+use crate::nbd::Client;
+use crate::support::{Server, ok, scratch, tidegate, tool};
+
+const LARGEST_BYTES: usize = 32 << 20;
+
+fn with_pool() -> (TempDir, PathBuf, PathBuf) {
+    let dir = scratch();
+    let (pool, socket) = (dir.path().join("pool"), dir.path().join("socket"));
+    ok(["create", pool.to_str().unwrap(), "--engine=btt", "--size=64M"]);
+    (dir, pool, socket)
+}
+
+/// A control group; removed when dropped, by when its processes must have ended.
+struct Group(PathBuf);
+
+impl Group {
+    /// A group whose processes have at most so much memory.
+    fn with_memory(bytes: u64) -> Self {
+        let first = Path::new("/sys/fs/cgroup/memory");
+        let (hierarchy, limit) = if first.join("cgroup.procs").exists() {
+            (first, "memory.limit_in_bytes")
+        } else {
+            // Version 2, where a child has only the controllers that its parent gives.
+            let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+            (Path::new("/sys/fs/cgroup"), "memory.max")
+        };
+        let group = hierarchy.join(format!("tidegate-test-{}", std::process::id()));
+        fs::create_dir(&group).expect("the test makes a control group, which needs root");
+        let this = Self(group);
+        fs::write(this.0.join(limit), bytes.to_string()).expect("the group limits memory");
+        this
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        // The kernel takes a moment to account for the end of the last process.
+        while fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// A small write that is read back.
+fn expect_served(client: &mut Client, round: u8) {
+    client.send_write(7, 4096, &[round; 4096]).unwrap();
+    assert_eq!(client.receive().unwrap(), (7, 0));
+    assert_eq!(client.read(4096, 4096).unwrap(), [round; 4096]);
+}
+
+/// 200 clients ask for 25 GB and take no answer. The server's budget follows from the limit of its
+/// control group.
+#[test]
+fn a_server_lives_in_400_mib_whatever_its_clients_ask_for() {
+    let (_dir, pool, socket) = with_pool();
+    let group = Group::with_memory(400 << 20);
+    let mut command = tool("sh", "dash");
+    command.arg("-c").arg("echo $$ >\"$0\"/cgroup.procs && exec \"$@\"").arg(&group.0);
+    command.arg(tidegate().get_program()).arg("serve").arg(&pool);
+    command.arg(format!("--nbd=unix:{}", socket.display())).stderr(std::process::Stdio::null());
+    let server = Server::spawn(&mut command);
+    let mut neighbour = Client::connect(&socket).unwrap();
+    let flooding: Vec<_> = (0..200)
+        .map(|_| {
+            let mut client = Client::connect(&socket).unwrap();
+            (0..4).for_each(|cookie| client.send_read(cookie, 0, LARGEST_BYTES).unwrap());
+            client
+        })
+        .collect();
+    (0..100).for_each(|round| expect_served(&mut neighbour, round));
+    drop(flooding);
+    assert_eq!(neighbour.read(0, LARGEST_BYTES).unwrap().len(), LARGEST_BYTES);
+    expect_served(&mut neighbour, 200);
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+fn address_space_bytes(process: Pid) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Memory that the system refuses is an error of the request that asked for it, and said once.
+#[test]
+fn memory_that_the_system_refuses_fails_only_the_request() {
+    const ENOMEM: u32 = 12;
+    const READS: u64 = 2;
+    let (dir, pool, socket) = with_pool();
+    let stderr = dir.path().join("stderr");
+    let mut command = tidegate();
+    command.arg("serve").arg(&pool).arg(format!("--nbd=unix:{}", socket.display()));
+    command.arg("--request-memory=4G").stderr(fs::File::create(&stderr).unwrap());
+    let server = Server::spawn(&mut command);
+    let mut clients: Vec<_> = (0..8).map(|_| Client::connect(&socket).unwrap()).collect();
+    let mut neighbour = Client::connect(&socket).unwrap();
+    // Threads have what they need from here on.
+    clients.iter_mut().chain([&mut neighbour]).for_each(|it| expect_served(it, 1));
+    let base = address_space_bytes(server.pid());
+    let limit = |more_bytes| {
+        let limit = Rlimit { current: Some(base + more_bytes), maximum: None };
+        prlimit(Some(server.pid()), Resource::As, limit).unwrap();
+    };
+    limit(100 << 20);
+    for client in &mut clients {
+        (0..READS).for_each(|cookie| client.send_read(cookie, 0, LARGEST_BYTES).unwrap());
+    }
+    expect_served(&mut neighbour, 2);
+    let mut refused = 0;
+    for client in &mut clients {
+        for _ in 0..READS {
+            match client.receive().unwrap().1 {
+                0 => drop(client.receive_data(LARGEST_BYTES).unwrap()),
+                error => {
+                    assert_eq!(error, ENOMEM);
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(refused > 0, "the server had memory for all");
+    // One whose data has to be thrown away before the answer.
+    let mut writer = clients.pop().unwrap();
+    limit(8 << 20);
+    writer.send_write(3, 0, &vec![9; LARGEST_BYTES]).unwrap();
+    assert_eq!(writer.receive().unwrap(), (3, ENOMEM));
+    expect_served(&mut writer, 3);
+    let said = fs::read_to_string(&stderr).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("there is no memory for the data of a request, which fails"), "{said}");
+    assert!(server.stop(Signal::TERM).0.success());
+}
