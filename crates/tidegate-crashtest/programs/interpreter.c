@@ -242,6 +242,11 @@ static int do_utime(void)
 {
     return utimensat(AT_FDCWD, path(0), (struct timespec[2]){ { number, 0 }, { number, 0 } }, 0);
 }
+static int do_chown(void)
+{
+    int fd = existing(path(0));
+    return fd < 0 ? -1 : fchown(fd, geteuid(), getegid());
+}
 static int do_chmod(void) { return chmod(path(0), strtol(arguments[1], NULL, 8)); }
 
 static int do_unlink(void)
@@ -531,7 +536,7 @@ static const struct { const char *name; int arguments, is_sync; int (*run)(void)
     { "osync", 3, 0, do_osync },
     { "odsync", 3, 0, do_odsync }, { "dup", 3, 0, do_dup }, { "tmpfile", 2, 0, do_tmpfile },
     { "setxattr", 1, 0, do_setxattr }, { "chmod", 2, 0, do_chmod },
-    { "utime", 1, 0, do_utime }, { "prepare", 0, 0, do_prepare }, { "fsync", 1, 1, do_fsync },
+    { "chown", 1, 0, do_chown }, { "utime", 1, 0, do_utime }, { "prepare", 0, 0, do_prepare }, { "fsync", 1, 1, do_fsync },
     { "fdatasync", 1, 1, do_fdatasync }, { "sync", 0, 1, do_sync }, { "msync", 0, 1, do_msync },
     { "commit", 1, 0, do_commit }, { "writeback", 1, 0, do_writeback },
 };

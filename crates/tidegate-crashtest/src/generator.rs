@@ -139,6 +139,7 @@ impl Subject<'_> {
         operations.push(Operation::Unlink { path: path() });
         operations.push(Operation::SetXattr { path: path() });
         operations.push(Operation::Chmod { path: path(), mode: 0o600 });
+        operations.push(Operation::Chown { path: path() });
         operations.push(Operation::Utime { path: path() });
     }
 }
@@ -220,6 +221,7 @@ fn concerned(operation: &Operation) -> (Option<&str>, Vec<&str>) {
         | Operation::Fallocate { path, .. }
         | Operation::SetXattr { path }
         | Operation::Utime { path }
+        | Operation::Chown { path }
         | Operation::Chmod { path, .. } => (Some(path), Vec::new()),
     }
 }
@@ -288,9 +290,9 @@ pub fn with_outside(sequence: &Sequence) -> Vec<Sequence> {
 }
 
 /// What programs do with new files: deliver them, replace others by them, remove them again.
-const OF_NEW_FILES: [&str; 14] = [
-    "new", "create", "append", "write", "chmod", "utime", "setxattr", "link", "rename", "unlink",
-    "mkdir", "exchange", "truncate", "dup",
+const OF_NEW_FILES: [&str; 15] = [
+    "new", "create", "append", "write", "chmod", "chown", "utime", "setxattr", "link", "rename",
+    "unlink", "mkdir", "exchange", "truncate", "dup",
 ];
 
 /// A sequence of `length` operations that `seed` determines. Every other one is about new files and

@@ -1,5 +1,6 @@
 //! `tidegate-crashtest`: crash tests of `tidegate run`, one or many.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -202,7 +203,10 @@ fn main() -> Result<ExitCode> {
         }
         Command::Run { on, choice } => run(&on, choice.tests())?,
         Command::List { choice } => {
-            choice.tests().iter().for_each(|test| println!("{}", test.sequence.one_line()));
+            let (tests, mut out) = (choice.tests(), std::io::stdout().lock());
+            let mut lines = tests.iter().map(|test| writeln!(out, "{}", test.sequence.one_line()));
+            // Who reads them may have seen enough.
+            let _ = lines.find(Result::is_err);
             return Ok(ExitCode::SUCCESS);
         }
         Command::Worker { dir, on } => {

@@ -134,6 +134,8 @@ pub enum Operation {
     SetXattr { path: String },
     /// `chmod`.
     Chmod { path: String, mode: u32 },
+    /// `fchown` to the owner that the file has.
+    Chown { path: String },
     /// `utimensat`. Times are not compared, for every write sets them.
     Utime { path: String },
 }
@@ -169,6 +171,7 @@ impl fmt::Display for Operation {
             Self::Tmpfile { path, length, .. } => write!(out, "tmpfile {path} {length} fsync"),
             Self::SetXattr { path } => write!(out, "setxattr {path}"),
             Self::Chmod { path, mode } => write!(out, "chmod {path} {mode:o}"),
+            Self::Chown { path } => write!(out, "chown {path}"),
             Self::Utime { path } => write!(out, "utime {path}"),
         }
     }
@@ -241,6 +244,7 @@ impl Operation {
                 Self::Tmpfile { path: path(1)?, length: number(2)?, synced: words.len() > 3 }
             }
             "setxattr" => Self::SetXattr { path: path(1)? },
+            "chown" => Self::Chown { path: path(1)? },
             "utime" => Self::Utime { path: path(1)? },
             "chmod" => Self::Chmod { path: path(1)?, mode: u32::from_str_radix(&path(2)?, 8)? },
             _ => bail!("no such name"),

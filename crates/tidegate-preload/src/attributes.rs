@@ -1,13 +1,15 @@
 //! Hooks: owner, mode, times and extended attributes of files.
 //!
 //! Invariant: they are the kernel's. A change of them is counted as pending, and makes the next
-//! sync of a covered file real. A file whose names the log has leaves it before.
+//! sync of a covered file real. A file whose names the log has leaves it before. `fchown` to the
+//! owner that a file has is no such change (`covered/owner.rs`).
 #![allow(unsafe_code)] // C's functions
 
 use std::ffi::{c_char, c_int, c_void};
 
 use libc::{gid_t, mode_t, size_t, timespec, timeval, uid_t, utimbuf};
 
+use crate::covered::Open;
 use crate::metadata::{Named, counted_attributes};
 use crate::{next, raw};
 
@@ -29,7 +31,6 @@ hooks! {
     fchmodat(directory: c_int, path: *const c_char, mode: mode_t, flags: c_int): Named::at(directory, path, flags);
     chown(path: *const c_char, uid: uid_t, gid: gid_t): Named::path(path);
     lchown(path: *const c_char, uid: uid_t, gid: gid_t): Named::entry(libc::AT_FDCWD, path);
-    fchown(fd: c_int, uid: uid_t, gid: gid_t): Named::Descriptor(fd);
     fchownat(directory: c_int, path: *const c_char, uid: uid_t, gid: gid_t, flags: c_int): Named::at(directory, path, flags);
     utime(path: *const c_char, times: *const utimbuf): Named::path(path);
     utimes(path: *const c_char, times: *const timeval): Named::path(path);
@@ -44,4 +45,13 @@ hooks! {
     removexattr(path: *const c_char, name: *const c_char): Named::path(path);
     lremovexattr(path: *const c_char, name: *const c_char): Named::entry(libc::AT_FDCWD, path);
     fremovexattr(fd: c_int, name: *const c_char): Named::Descriptor(fd);
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C-unwind" fn fchown(fd: c_int, uid: uid_t, gid: gid_t) -> c_int {
+    let Some(function) = next::fchown.get() else { return raw::failed_int(libc::ENOSYS) };
+    // SAFETY: the C library's function of this type, with what the program passed.
+    let call = || unsafe { function(fd, uid, gid) };
+    let kept = Open::of(fd).and_then(|open| open.keep_owner(uid, gid, call));
+    kept.unwrap_or_else(|| counted_attributes(Named::Descriptor(fd), call))
 }

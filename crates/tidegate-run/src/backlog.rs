@@ -88,6 +88,8 @@ struct Part {
     ranges: Ranges,
     /// Position of the last record about the file.
     last: u64,
+    /// Some record does more than overwrite bytes that the disk has.
+    has_grown: bool,
 }
 
 /// What has to be durable before the records up to a position may be retired.
@@ -95,6 +97,8 @@ struct Part {
 pub(crate) struct Due {
     /// Ranges of files, by the files' ids. A file without ranges has changed its size only.
     pub(crate) files: HashMap<u64, Ranges>,
+    /// Those of them that have grown, or changed their size: their ranges are not all that is due.
+    pub(crate) grown: HashSet<u64>,
     /// File systems whose journal has to be committed after that: names of them were recorded.
     /// Zeroes: it is not known which.
     pub(crate) file_systems: HashSet<FileSystemId>,
@@ -104,6 +108,7 @@ impl Due {
     fn add(&mut self, segment: &Segment) {
         for (id, part) in &segment.files {
             self.files.entry(*id).or_default().merge(&part.ranges);
+            self.grown.extend(part.has_grown.then_some(*id));
         }
         self.file_systems.extend(segment.file_systems.keys());
     }
@@ -234,8 +239,10 @@ impl Backlog {
             window: Window::EMPTY,
             ranges: Ranges::default(),
             last: position,
+            has_grown: false,
         });
         part.last = position;
+        part.has_grown |= header.grows || header.kind != RecordKind::Write;
         part.ranges.add(offset, len);
         if len > 0 {
             let end = offset.saturating_add(len);

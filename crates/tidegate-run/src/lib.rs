@@ -15,6 +15,7 @@ mod backlog;
 mod cause;
 mod cleaner;
 mod held;
+mod journal;
 mod kept;
 mod kernel;
 mod launcher;

@@ -4,11 +4,17 @@
 //! file system needs to find them and empties the disk's cache. Files that were made a moment ago,
 //! and names, are made durable with their whole file system, after all others.
 //!
+//! A sync of a file writes all of its dirty pages, also those that are not due: a writer of a full
+//! log would wait for them. So where a commit of the journal empties the disk's cache (ext4 with a
+//! journal, XFS), one commit is the second step for all files that were only overwritten. Their
+//! blocks are written and allocated, so their due ranges are all that the disk lacks. A file that
+//! has grown may have other pages that belong to it, such as zeroes before a hole: it is synced.
+//!
 //! Invariant: where no failure is returned, all that the kernel had of the due ranges and sizes
-//! when the sync was called is durable, and each failed write-back since the file is kept was told
-//! here.
+//! when the sync was called is durable, and each failed write-back of them since the file is kept
+//! was told here.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,6 +26,7 @@ use tidegate::log::{AppendError, FileSystemId, LockError, Log};
 
 use super::backlog::{Backlog, Due, Known};
 use super::held::HeldFileSystems;
+use super::journal;
 use super::kept::KeptFiles;
 use super::locate::{self, Located};
 use super::ranges::Ranges;
@@ -87,9 +94,14 @@ impl Writeback<'_> {
         // All of it is on its way before the first one is waited for.
         self.start(due);
         let mut file_systems = due.file_systems.clone();
+        let mut uncommitted: HashMap<FileSystemId, Vec<u64>> = HashMap::new();
         for (id, ranges) in &due.files {
             let known = self.backlog.file(*id);
             let outcome = match (self.kept.get(*id), known) {
+                (Some(kept), Some(known)) if self.is_overwritten(*id, known, due) => {
+                    uncommitted.entry(known.file_system).or_default().push(*id);
+                    write_ranges(&kept.file, ranges)
+                }
                 (Some(kept), _) => sync_ranges(&kept.file, ranges),
                 (None, Some(known)) if self.is_synced_whole(known, &due.file_systems) => {
                     file_systems.insert(known.file_system);
@@ -99,11 +111,11 @@ impl Writeback<'_> {
                 (None, None) => sync_everything(),
             };
             synced.calls += 1;
-            if let Err(error) = outcome {
-                let path = self.kept.path(*id).map(PathBuf::from);
-                let path = path.or_else(|| Some(known?.path.clone())).unwrap_or_default();
-                synced.failures.push(Failure { file: Some(*id), path, error });
-            }
+            synced.failures.extend(outcome.err().map(|error| self.failure_of(*id, error)));
+        }
+        for (file_system, files) in &uncommitted {
+            synced.calls += 1;
+            synced.failures.extend(self.commit(file_system, files));
         }
         for file_system in &file_systems {
             synced.calls += 1;
@@ -112,6 +124,31 @@ impl Writeback<'_> {
             }
         }
         synced
+    }
+
+    /// The file's ranges are all that is due, and a commit of the journal makes them durable.
+    fn is_overwritten(&self, id: u64, known: &Known, due: &Due) -> bool {
+        !due.grown.contains(&id) && self.log.has_journal(&known.file_system)
+    }
+
+    /// Commits the journal of a file system, or makes these files of it durable one by one.
+    fn commit(&self, file_system: &FileSystemId, files: &[u64]) -> Vec<Failure> {
+        let known = files.iter().find_map(|id| self.backlog.file(*id));
+        if known.is_some_and(|known| journal::commit(self.log, file_system, known).is_ok()) {
+            return Vec::new();
+        }
+        let kept = files.iter().filter_map(|id| Some((*id, self.kept.get(*id)?)));
+        let failed = kept.filter_map(|(id, kept)| {
+            let error = durable::fdatasync(&kept.file).map_err(of_disk).err()?;
+            Some(self.failure_of(id, error))
+        });
+        failed.collect()
+    }
+
+    fn failure_of(&self, id: u64, error: io::Error) -> Failure {
+        let path = self.kept.path(id).map(PathBuf::from);
+        let path = path.or_else(|| Some(self.backlog.file(id)?.path.clone())).unwrap_or_default();
+        Failure { file: Some(id), path, error }
     }
 
     /// The file, which is not kept, is made durable with its file system.
@@ -147,10 +184,12 @@ impl Writeback<'_> {
     }
 }
 
+fn write_ranges(file: &File, ranges: &Ranges) -> io::Result<()> {
+    ranges.iter().try_for_each(|(offset, len)| finish_writing(file, offset, len).map_err(of_disk))
+}
+
 fn sync_ranges(file: &File, ranges: &Ranges) -> io::Result<()> {
-    for (offset, len) in ranges.iter() {
-        finish_writing(file, offset, len).map_err(of_disk)?;
-    }
+    write_ranges(file, ranges)?;
     durable::fdatasync(file).map_err(of_disk)
 }
 
@@ -201,6 +240,40 @@ mod tests {
         let synced = writeback.sync(&backlog.due());
         assert!(synced.failures.is_empty(), "{synced:?}");
         assert_eq!(synced.calls, 2);
+    }
+
+    #[test]
+    fn one_commit_of_the_journal_is_for_all_files_that_were_only_overwritten() {
+        const FILE_SYSTEM: FileSystemId = [1; 16];
+        let trial = Trial::new();
+        let files = ["one", "two", "grown"].map(|name| (name, trial.file(name, b"content")));
+        let mut kept = KeptFiles::default();
+        for (name, file) in &files {
+            trial.begin_story(file, name);
+            trial.log.want_kept(trial.lock(file).file());
+        }
+        kept.keep_wanted(&trial.log);
+        let held = HeldFileSystems::default();
+        let sync = |backlog: &Backlog| {
+            let (log, kept, held) = (&trial.log, &kept, &held);
+            Writeback { log, kept, held, backlog }.sync(&backlog.due())
+        };
+        let id = tidegate::log::identity(&FILE_SYSTEM, 0, b"");
+        let write = |(name, file): &(&str, File)| trial.write(file, name, 0, b"x");
+        files[..2].iter().for_each(write);
+        assert_eq!(sync(&trial.backlog()).calls, 2, "what the journal commits is not known");
+        let reference = trial.log.file_system(id, true).unwrap();
+        let synced = sync(&trial.backlog());
+        assert_eq!((synced.calls, synced.failures.len()), (3, 0), "two files and the journal");
+        assert!(!trial.log.is_pending(reference), "it was committed");
+        trial.log.note_change(reference);
+        let (name, file) = &files[2];
+        trial.record(file, name, |ticket| {
+            ticket.write(7, &[std::io::IoSlice::new(b"x")], true).unwrap();
+        });
+        let grown_only = trial.backlog().due().grown.len();
+        let synced = sync(&trial.backlog());
+        assert_eq!((grown_only, synced.calls), (1, 4), "the grown one is synced by itself");
     }
 
     #[test]

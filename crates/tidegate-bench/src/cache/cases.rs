@@ -7,7 +7,7 @@ use tidegate::device::delay::Delays;
 use tidegate::device::memory::MemoryDevice;
 
 use super::bed::{PAGE_BYTES, Pool, Subject, alone, btt, copy, null, slow, writes};
-use super::{Bench, CACHE, Part};
+use super::{Bench, CACHE, LOG, Part};
 use crate::error::{BenchError, Result};
 use crate::pattern::Pattern;
 use crate::workload::{Stop, Workload};
@@ -168,19 +168,25 @@ impl Run<'_> {
     fn all(&self, bench: &mut Bench<'_>, peers: &[Subject]) -> Result<()> {
         let (case, threads) = (self.case, self.threads);
         for repetition in 1..=bench.args.repetitions {
-            let steps = 7 * bench.args.threads.len();
+            let steps = 10 * bench.args.threads.len();
             for peer in peers {
                 let what = format!("{} {case}, {threads} threads, run {repetition}", peer.policy);
                 bench.step(self.kind.part(), steps, &what);
                 bench.turn(case, peer, &self.workload(bench, peer))?;
             }
-            let what = format!("{CACHE} {case}, {threads} threads, run {repetition}");
-            bench.step(self.kind.part(), steps, &what);
-            let cache = self.pool.subject(CACHE, Arc::clone(self.backing))?;
-            if let Some(before) = self.kind.before(bench.args.size) {
-                cache.prepare(&before)?;
+            for policy in [CACHE, LOG] {
+                let what = format!("{policy} {case}, {threads} threads, run {repetition}");
+                bench.step(self.kind.part(), steps, &what);
+                let backing = Arc::clone(self.backing);
+                let subject = match policy {
+                    LOG => self.pool.log(backing)?,
+                    _ => self.pool.subject(policy, backing)?,
+                };
+                if let Some(before) = self.kind.before(bench.args.size) {
+                    subject.prepare(&before)?;
+                }
+                bench.turn(case, &subject, &self.workload(bench, &subject))?;
             }
-            bench.turn(case, &cache, &self.workload(bench, &cache))?;
         }
         Ok(())
     }

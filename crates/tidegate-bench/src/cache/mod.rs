@@ -36,6 +36,8 @@ pub(crate) use targets::verdicts;
 
 /// The policy of the engine in rows.
 pub(crate) const CACHE: &str = "cache";
+/// The policy of the log before the same backings in rows.
+pub(crate) const LOG: &str = "log";
 /// The policy of the backing alone in rows.
 pub(crate) const BACKING: &str = "backing";
 /// What the names of all cases begin with, but of misses, hits and evictions.
@@ -166,8 +168,8 @@ impl CacheArgs {
         let runs = |count: f64| Duration::from_secs_f64(self.seconds * count);
         let threads = u32::try_from(self.threads.len()).unwrap_or(u32::MAX);
         let each = match part {
-            Part::Miss => pages * 4 * threads,
-            Part::Hit | Part::Evict => (pages * 4 + runs(7.0)) * threads,
+            Part::Miss => pages * 6 * threads,
+            Part::Hit | Part::Evict => (pages * 6 + runs(10.0)) * threads,
             Part::Study => pages * 155,
             Part::Nbd => return served::planned(self),
             Part::Full => pages * 40 + runs(6.0 * behind::LONGER),

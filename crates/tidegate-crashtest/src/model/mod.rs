@@ -392,7 +392,7 @@ impl Model {
                 let (id, value) = (self.regular(path)?, self.step.to_string());
                 self.change_attributes(id, |attributes| attributes.xattr = Some(value));
             }
-            Operation::Utime { path } => {
+            Operation::Utime { path } | Operation::Chown { path } => {
                 let id = self.regular(path)?;
                 self.change_attributes(id, |_| ());
             }

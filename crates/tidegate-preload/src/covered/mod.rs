@@ -8,14 +8,15 @@
 //!    the file's story ends before it is changed.
 //!
 //! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`Open::truncate`] (`truncate`),
-//! [`Open::sync`] (`sync`, `admission`, `making`), [`change_name`] (`naming`), [`Open::pin`],
-//! [`Open::unseen`] (`leave`).
+//! [`Open::sync`] (`sync`, `admission`, `making`), [`change_name`] (`naming`),
+//! [`Open::keep_owner`] (`owner`), [`Open::pin`], [`Open::unseen`] (`leave`).
 
 mod admission;
 mod descriptor;
 mod leave;
 mod making;
 mod naming;
+mod owner;
 mod place;
 mod real;
 mod repair;

@@ -38,7 +38,7 @@ impl Open {
     }
 
     fn end(&self) -> Result<u64, Errno> {
-        raw::fstat(self.fd).map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
+        raw::size(self.fd)
     }
 
     #[inline]

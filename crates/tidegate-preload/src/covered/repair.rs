@@ -50,7 +50,7 @@ fn complete(log: &Log, fd: c_int, guard: &FileGuard<'_>, interrupted: &Interrupt
         guard.mark_unlogged(false);
         return;
     }
-    let size = raw::fstat(fd).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+    let size = raw::size(fd).unwrap_or(0);
     if header.kind == RecordKind::SetSize {
         guard.note_size(size, header.grows);
     }

@@ -306,6 +306,31 @@ mod tests {
     }
 
     #[test]
+    fn each_change_waits_for_an_overwrite_of_its_own_that_sets_the_files_times() {
+        let case = Case::new();
+        let changed_at = || raw::fstat(case.open.fd).map(|stat| stat.st_ctime_nsec).unwrap();
+        for _ in 0..3 {
+            case.rename();
+            let before = changed_at();
+            while changed_at() == before {
+                case.write(0);
+            }
+            // The first of these has nothing to look for, and the next change begins anew.
+            case.write(0);
+        }
+        case.rename();
+        assert_eq!(case.sync(Sync::All), real(""));
+        assert!(case.is_pending(), "no overwrite came after the last change");
+        case.rename();
+        let before = changed_at();
+        while changed_at() == before {
+            case.write(0);
+        }
+        assert_eq!(case.sync(Sync::All), real(""));
+        assert!(!case.is_pending());
+    }
+
+    #[test]
     fn a_sync_after_the_file_was_renamed_is_real() {
         let case = Case::new();
         case.world.log.note_own_change(case.entry.file);

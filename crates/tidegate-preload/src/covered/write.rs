@@ -170,7 +170,7 @@ impl Open {
         let is_resized = end > size;
         let changes = if grew { self.log.changes(guard.file_system) } else { 0 };
         let position = ticket.write(start, request.parts, grew)?;
-        let (result, journaled) = if is_resized || !self.log.is_pending(guard.file_system) {
+        let (result, journaled) = if is_resized || !self.is_watched(guard) {
             (kernel(), is_resized.then_some(changes))
         } else {
             self.watched(guard, kernel)
@@ -187,6 +187,15 @@ impl Open {
         }
         ticket.count(bytes);
         Ok(result)
+    }
+
+    /// Whether an overwrite is to be [`watched`](Self::watched): something is pending that came
+    /// after the inode was last put into the journal.
+    #[inline]
+    fn is_watched(&self, guard: &Locked) -> bool {
+        let file_system = guard.file_system;
+        self.log.is_pending(file_system)
+            && guard.journaled_changes() != self.log.changes(file_system)
     }
 
     /// An overwrite while something is pending. If it set the file's time of change, the inode is

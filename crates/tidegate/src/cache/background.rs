@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Core;
+use super::index::Shard;
 use crate::device::Result;
 use crate::tier::background::{Step, Work};
 use crate::tier::clock::now_ns;
@@ -93,7 +94,10 @@ impl Core {
     /// A shard that needs work, one without free slots first.
     fn next_need(&self, now_ns: u64) -> Option<(usize, Need)> {
         let may_clean = !self.cleaners.is_one_ahead() && self.pace.is_free(now_ns);
-        let need_of = |it| Some((it, self.need_of(it, may_clean.then_some(now_ns))?));
+        let need_of = |it| {
+            let shard = self.shards.lock(it);
+            Some((it, self.need_of(&shard, may_clean.then_some(now_ns))?))
+        };
         let needs = (0..self.shards.count()).filter_map(need_of);
         needs.min_by_key(|(_, need)| *need)
     }
@@ -104,9 +108,8 @@ impl Core {
         (0..self.shards.count()).filter(needs_slots).collect()
     }
 
-    /// What shard `number` needs; cleaning at `now_ns`, where that may begin.
-    fn need_of(&self, number: usize, now_ns: Option<u64>) -> Option<Need> {
-        let shard = self.shards.lock(number);
+    /// What `shard` needs; cleaning at `now_ns`, where that may begin.
+    fn need_of(&self, shard: &Shard, now_ns: Option<u64>) -> Option<Need> {
         if shard.needs_slots(self.reserve()) {
             return Some(Need::FreeSlots);
         }
@@ -114,24 +117,25 @@ impl Core {
     }
 
     /// After a change of `page`: wakes the worker, which sleeps only where nothing is to do.
-    ///
-    /// No wake-up is lost: the change was made under the lock of its shard, or of the queue of
-    /// fills, and the worker looks under the same locks after it said that it sleeps.
     pub(super) fn wake_where_due(&self, page: u64) {
         self.wake_for_shard(self.shard_of(page));
     }
 
-    /// After a change in shard `number`: likewise.
+    /// After a change in shard `number`, or in the queue of fills: likewise.
     pub(super) fn wake_for_shard(&self, number: usize) {
-        let is_due = || self.fills.are_waiting() || self.needs_worker(number);
+        let is_due = || self.fills.are_waiting() || self.needs_worker(&self.shards.lock(number));
         if self.waker.needs_call() && is_due() {
             self.waker.wake();
         }
     }
 
-    /// Shard `number` needs a worker that sleeps: one that waits for a time wakes by itself.
-    fn needs_worker(&self, number: usize) -> bool {
+    /// `shard`, which the caller has locked and may have changed, needs a worker, and all sleep. A
+    /// worker that waits for a time wakes by itself.
+    ///
+    /// No wake-up is lost: the worker looks under the same lock after it said that it sleeps.
+    /// Either it sees the change, or what it said is seen here.
+    pub(super) fn needs_worker(&self, shard: &Shard) -> bool {
         let may_clean = self.pace.free_at_ns() == 0;
-        self.need_of(number, may_clean.then_some(0)).is_some()
+        self.waker.needs_call() && self.need_of(shard, may_clean.then_some(0)).is_some()
     }
 }

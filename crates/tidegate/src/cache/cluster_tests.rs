@@ -17,7 +17,7 @@ use crate::device::Result as Answer;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{DeviceErrorKind, Op};
-use crate::pool::Superblock;
+use crate::pool::{CLUSTERS, Superblock};
 use crate::tier::Tier;
 
 const LINE_BYTES: u32 = 16 << 10;
@@ -204,6 +204,21 @@ fn pages_of_all_clusters_are_there_after_a_crash_in_every_shard() {
         let device = open(&region, &backing);
         assert_eq!(device.recovered().dirty_pages, PAGES);
         (0..PAGES).for_each(|page| assert_eq!(read(&device, page), byte_of(page)));
+    }
+}
+
+/// What a program that knows no clusters refuses: an incompatible feature of the pool.
+#[test]
+fn clusters_of_several_pages_are_an_incompatible_feature() {
+    for line_bytes in Cluster::SIZES_BYTES {
+        let features = if line_bytes == 4096 { 0 } else { CLUSTERS };
+        let (region, backing) = (pool_of_lines(SHARDED, line_bytes), memory());
+        let superblock = || Superblock::read(&region).unwrap().superblock;
+        assert_eq!(superblock().incompatible, features, "{line_bytes}");
+        // A pool of an earlier program gets the feature when it is opened.
+        Superblock { incompatible: 0, ..superblock() }.write(&region).unwrap();
+        drop(open(&region, &backing));
+        assert_eq!(superblock().incompatible, features, "{line_bytes}");
     }
 }
 

@@ -105,6 +105,7 @@ pub struct CacheHeader {
 pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
     let cluster = cluster_of(options.line_bytes)?;
     let mut superblock = Superblock::plan(region, CODE, options.uuid, options.block_bytes)?;
+    superblock.incompatible = features_of(cluster);
     let (base, bytes) = bytes_for_slots(&superblock);
     let places = Places::fitting(base, bytes);
     if places.slots() < SLOTS_MIN {
@@ -144,6 +145,11 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
 /// Clusters of `found_bytes` bytes.
 fn cluster_of(found_bytes: u32) -> Result<Cluster> {
     Cluster::of_bytes(found_bytes).ok_or(CacheError::LineSize { found_bytes })
+}
+
+/// The incompatible features of a pool with `cluster`.
+pub(super) fn features_of(cluster: Cluster) -> u64 {
+    if cluster.is_page() { 0 } else { pool::CLUSTERS }
 }
 
 /// Where slots may lie, and how many bytes that are.

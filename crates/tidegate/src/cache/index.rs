@@ -17,9 +17,8 @@
 //! ([`leaving`]): none of them is taken any more.
 //!
 //! Invariants:
-//! 1. A page that is *held* is not removed: it has a dead slot that is not in the list of dead
-//!    slots yet, or that a writer is writing over. So who removes a page finds all its older
-//!    headers.
+//! 1. A page that is *held* is not removed: a writer is writing over a dead slot of it. So a thread
+//!    that removes a page finds all its older headers in the list of dead slots.
 //! 2. A page with a member of a group that is not yet committed *waits* for it. It is not cleaned,
 //!    and so not removed: all of its retained slots are dead by then.
 //! 3. Versions of a shard only grow, also across opens.
@@ -29,6 +28,8 @@ mod leaving;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::cleaner::Cleaner;
 use super::cluster::Sharding;
@@ -62,6 +63,8 @@ const MEMBER: u64 = 1 << 13;
 /// The page has a member in the even group, or in the odd one, that is not yet committed.
 const WAITS: [u64; 2] = [1 << 14, 1 << 15];
 const WAITS_ANY: u64 = WAITS[0] | WAITS[1];
+/// What decides under which counts of a shard a live slot comes.
+const COUNTED: u64 = DIRTY | RECORD | CLASS;
 const PAGE_SHIFT: u32 = 16;
 const NONE: u64 = u64::MAX;
 /// At most one slot in so many holds a page under a record.
@@ -172,14 +175,6 @@ pub(super) struct Stored {
     pub(super) class: u8,
 }
 
-/// The slot that held a page's version before.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Replaced {
-    own: u32,
-    /// It counts until a group is committed.
-    pub(super) is_retained: bool,
-}
-
 /// Slots by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Usage {
@@ -210,8 +205,22 @@ struct OpenGroup {
     retained: Vec<u32>,
 }
 
+/// The slots that a shard can give out: what each write changes, apart from what writes only read.
+/// So two threads that write to a shard in turn pass these lines from CPU to CPU, and few others.
+#[repr(align(64))]
+struct Stock {
+    next_version: u64,
+    first_free: u64,
+    free: u32,
+    /// Dead slots, by their numbers in the shard.
+    dead: SmallVec<[u32; 8]>,
+    /// Pages that are held, as often as they are.
+    held: SmallVec<[u64; 2]>,
+}
+
 /// The pages and slots of one shard.
 pub(super) struct Shard {
+    stock: Stock,
     number: u32,
     sharding: Sharding,
     slots: Vec<Slot>,
@@ -224,19 +233,12 @@ pub(super) struct Shard {
     table: Table,
     orders: Orders,
     cleaner: Cleaner,
-    first_free: u64,
-    free: u32,
-    /// Dead slots, by their numbers in the shard.
-    dead: Vec<u32>,
-    /// Pages that are held, as often as they are.
-    held: Vec<u64>,
     /// The groups that are not yet committed, by their parity.
     groups: [OpenGroup; 2],
     /// By the slot of a record: the slot of the page over which it lies.
     bases: HashMap<u32, u32>,
     /// Slots of dirty pages that are all zeroes.
     zeroed: BTreeSet<u32>,
-    next_version: u64,
     usage: Usage,
     /// Pages that are being cleaned, to leave the cache afterwards.
     departing: u32,
@@ -258,7 +260,15 @@ impl Shard {
         let own = slots_of(number, sharding.count, slots);
         let next = |slot: u32| if slot == 0 { NONE } else { u64::from(slot) - 1 };
         let free = |slot| Slot { word: 0, version: next(slot) };
+        let stock = Stock {
+            next_version: 1,
+            first_free: u64::from(own).checked_sub(1).unwrap_or(NONE),
+            free: own,
+            dead: SmallVec::new(),
+            held: SmallVec::new(),
+        };
         Self {
+            stock,
             number,
             sharding,
             slots: (0..own).map(free).collect(),
@@ -268,14 +278,9 @@ impl Shard {
             table: Table::new(own),
             orders: Orders::new(replacement, own),
             cleaner: Cleaner::none(),
-            first_free: u64::from(own).checked_sub(1).unwrap_or(NONE),
-            free: own,
-            dead: Vec::new(),
-            held: Vec::new(),
             groups: Default::default(),
             bases: HashMap::new(),
             zeroed: BTreeSet::new(),
-            next_version: 1,
             usage: Usage::default(),
             departing: 0,
         }
@@ -428,7 +433,7 @@ impl Shard {
 
     /// Slots that can be taken.
     pub(super) fn available(&self) -> u32 {
-        self.free + u32::try_from(self.dead.len()).unwrap_or(u32::MAX)
+        self.stock.free + u32::try_from(self.stock.dead.len()).unwrap_or(u32::MAX)
     }
 
     /// Less than `reserve` slots can be taken, also when those are free that are on their way; or
@@ -460,7 +465,7 @@ impl Shard {
 
     /// Slot `own` is dead.
     fn die(&mut self, own: u32) {
-        if own < self.usable { self.dead.push(own) } else { self.left_dead.push(own) }
+        if own < self.usable { self.stock.dead.push(own) } else { self.left_dead.push(own) }
     }
 
     pub(super) fn usage(&self) -> Usage {
@@ -469,79 +474,61 @@ impl Shard {
 
     /// Takes a slot, a dead one first.
     pub(super) fn take(&mut self) -> Option<Taken> {
-        let (own, dead_page) = match self.dead.pop() {
+        let (own, dead_page) = match self.stock.dead.pop() {
             Some(own) => {
                 let page = self.slot(own).page();
                 // Until the slot's new header is durable, the old one may come back.
-                self.held.push(page);
+                self.hold(page);
                 (own, Some(page))
             }
             None => (self.pop_free()?, None),
         };
-        let version = self.next_version;
-        self.next_version += 1;
+        let version = self.stock.next_version;
+        self.stock.next_version += 1;
         Some(Taken { slot: self.number_of(own), version, dead_page })
     }
 
     fn pop_free(&mut self) -> Option<u32> {
-        let own = u32::try_from(self.first_free).ok()?;
-        self.first_free = self.slot(own).version;
-        self.free -= 1;
+        let own = u32::try_from(self.stock.first_free).ok()?;
+        self.stock.first_free = self.slot(own).version;
+        self.stock.free -= 1;
         Some(own)
     }
 
-    /// A taken slot is durable, and holds `page` from now on. Returns the slots before: that of the
-    /// newest version, and that of the page over which it lay. Unless one is retained it is to die:
-    /// until [`retire`](Self::retire) its page is held.
+    /// A taken slot is durable, and holds `page` from now on. The slots before are dead unless they
+    /// are retained: that of the newest version, and that of the page over which it lay. No reader
+    /// that looks from now on uses them. Returns whether the page had a version before.
     ///
     /// A page over which the new version lies is not replaced.
-    pub(super) fn publish(
-        &mut self,
-        page: u64,
-        taken: &Taken,
-        stored: Stored,
-    ) -> [Option<Replaced>; 2] {
+    pub(super) fn publish(&mut self, page: u64, taken: &Taken, stored: Stored) -> bool {
         self.drop_hold(taken.dead_page);
         let own = self.own(taken.slot);
         let Stored { dirty, zero, record, over, group, class } = stored;
         let class = self.orders.known(class);
         let flags = flag(dirty, DIRTY) | flag(zero, ZERO) | flag(record, RECORD);
         let word = page << PAGE_SHIFT | LIVE | flags | u64::from(class) << CLASS_SHIFT;
-        let old = self.place(own, Slot { word, version: taken.version });
-        match old {
-            Some(old) => {
-                self.forget_usage(old);
-                // At once: a look through all slots must not take it for the page's.
-                self.slot(old).word &= !LIVE;
-                self.reorder(old, own, page);
-            }
-            None => self.orders.of(class).insert(own, page),
-        }
-        let Some(old) = old else {
+        let Some(old) = self.place(own, Slot { word, version: taken.version }) else {
+            self.enter(own);
+            self.orders.of(class).insert(own, page);
             self.join_group(own, None, group);
-            return [None; 2];
+            return false;
         };
-        let under = self.bases.remove(&old);
-        if !over {
-            let replaced = self.replaced(own, old, group);
-            return [Some(replaced), under.map(|under| self.drop_base(page, under, group))];
+        self.exchange(old, own);
+        self.reorder(old, own, page);
+        let is_record = self.slots[old as usize].is(RECORD);
+        let under = if is_record { self.bases.remove(&old) } else { None };
+        if over {
+            self.lay_over(own, under.unwrap_or(old));
+        } else if let Some(under) = under {
+            self.drop_base(under, group);
         }
-        self.lay_over(own, under.unwrap_or(old));
-        if under.is_some() {
-            return [Some(self.replaced(own, old, group)), None];
+        if over && under.is_none() {
+            let before = self.slots[old as usize].word;
+            self.wait_for_group(own, before, group);
+        } else if !self.join_group(own, Some(old), group) {
+            self.die(old);
         }
-        let before = self.slots[old as usize].word;
-        self.wait_for_group(own, before, group);
-        [None; 2]
-    }
-
-    /// Slot `own` replaces slot `old`.
-    fn replaced(&mut self, own: u32, old: u32, group: u64) -> Replaced {
-        let is_retained = self.join_group(own, Some(old), group);
-        if !is_retained {
-            self.held.push(self.slots[own as usize].page());
-        }
-        Replaced { own: old, is_retained }
+        true
     }
 
     /// The record in slot `own` lies over the page in slot `under`.
@@ -553,17 +540,14 @@ impl Shard {
     }
 
     /// No record lies over the page in slot `under` any more. It counts until `group` is committed,
-    /// unless 0.
-    fn drop_base(&mut self, page: u64, under: u32, group: u64) -> Replaced {
+    /// or with group 0 is dead.
+    fn drop_base(&mut self, under: u32, group: u64) {
         self.forget_base(under);
-        let is_retained = group > 0;
-        if is_retained {
-            self.groups[parity(group)].retained.push(under);
-            self.usage.retained += 1;
-        } else {
-            self.held.push(page);
+        if group == 0 {
+            return self.die(under);
         }
-        Replaced { own: under, is_retained }
+        self.groups[parity(group)].retained.push(under);
+        self.usage.retained += 1;
     }
 
     fn forget_base(&mut self, under: u32) {
@@ -665,56 +649,81 @@ impl Shard {
         let slots = &self.slots;
         let old = self.table.insert(slot.page(), own, |own| slots[own as usize].page());
         *self.slot(own) = slot;
+        old
+    }
+
+    /// The live slot `own` counts from now on.
+    fn enter(&mut self, own: u32) {
+        let slot = self.slots[own as usize];
         self.usage.live += 1;
         self.usage.records += u64::from(slot.is(RECORD));
+        self.usage.dirty += u64::from(slot.is(DIRTY));
         self.count(own, true);
+        self.note_dirty(own);
+    }
+
+    /// Slot `own` is live no more, and does not count.
+    fn leave(&mut self, own: u32) {
+        let slot = self.slots[own as usize];
+        self.usage.live -= 1;
+        self.usage.records -= u64::from(slot.is(RECORD));
+        self.usage.dirty -= u64::from(slot.is(DIRTY));
+        self.count(own, false);
+        self.note_left(own);
+        // At once: a look through all slots must not take it for the page's.
+        self.slot(own).word &= !LIVE;
+    }
+
+    /// Slot `own` is live in place of `old`, which has the same page. Where both come under the
+    /// same counts these do not change.
+    fn exchange(&mut self, old: u32, own: u32) {
+        let [before, now] = [old, own].map(|it| self.slots[it as usize].word & COUNTED);
+        if before != now {
+            self.enter(own);
+            return self.leave(old);
+        }
+        self.note_dirty(own);
+        self.note_left(old);
+        self.slot(old).word &= !LIVE;
+    }
+
+    /// Tells of the slot `own`, which became live, where it is dirty.
+    fn note_dirty(&mut self, own: u32) {
+        let slot = self.slots[own as usize];
         if slot.is(DIRTY) {
-            self.usage.dirty += 1;
             self.cleaner.dirtied(own, slot.page());
             if slot.is(ZERO) {
                 self.zeroed.insert(own);
             }
         }
-        old
     }
 
-    fn forget_usage(&mut self, own: u32) {
-        self.usage.live -= 1;
-        self.count(own, false);
+    /// Tells of the slot `own`, which is live no more, where it was dirty.
+    fn note_left(&mut self, own: u32) {
         let slot = self.slots[own as usize];
-        self.usage.records -= u64::from(slot.is(RECORD));
         if slot.is(ZERO) {
             self.zeroed.remove(&own);
         }
         if slot.is(DIRTY) {
-            self.usage.dirty -= 1;
             self.cleaner.cleaned(own, slot.page());
         }
     }
 
-    /// `own`, which [`publish`](Self::publish) returned, is dead: no reader of its page uses it.
-    pub(super) fn retire(&mut self, replaced: Replaced) {
-        let Replaced { own, .. } = replaced;
-        let page = self.slot(own).page();
-        self.die(own);
-        self.drop_hold(Some(page));
-    }
-
     fn drop_hold(&mut self, page: Option<u64>) {
-        let at = page.and_then(|page| self.held.iter().position(|held| *held == page));
-        if let Some(at) = at {
-            self.held.swap_remove(at);
+        let held = &mut self.stock.held;
+        if let Some(at) = page.and_then(|page| held.iter().position(|it| *it == page)) {
+            held.swap_remove(at);
         }
     }
 
     /// A version of `page` may be durable that no slot here tells of: it is never removed.
     pub(super) fn hold(&mut self, page: u64) {
-        self.held.push(page);
+        self.stock.held.push(page);
     }
 
     /// `page` may not be removed now.
     pub(super) fn is_held(&self, page: u64) -> bool {
-        self.held.contains(&page)
+        self.stock.held.contains(&page)
     }
 
     /// Takes all older slots of `page` away, for the caller to void: dead ones, and that of the
@@ -726,10 +735,15 @@ impl Shard {
             out.push(self.number_of(under));
         }
         let (slots, number, shards) = (&self.slots, self.number, self.sharding.count);
-        for dead in [&mut self.dead, &mut self.left_dead] {
-            let of_page = dead.extract_if(.., |own| slots[*own as usize].page() == page);
-            out.extend(of_page.map(|own| own * shards + number));
-        }
+        let mut stays = |own: &mut u32| {
+            let is_of_page = slots[*own as usize].page() == page;
+            if is_of_page {
+                out.push(*own * shards + number);
+            }
+            !is_of_page
+        };
+        self.stock.dead.retain(&mut stays);
+        self.left_dead.retain_mut(stays);
     }
 
     /// Removes `found`, whose header is durably void; the slot is the caller's.
@@ -739,20 +753,19 @@ impl Shard {
         if let Some(own) = own {
             let class = self.slot(own).class();
             self.orders.of(class).remove(own, found.page);
-            self.forget_usage(own);
-            self.slot(own).word &= !LIVE;
+            self.leave(own);
         }
     }
 
     /// `slot`, whose header is durably void, is free.
     pub(super) fn free(&mut self, slot: u32) {
-        let (own, version) = (self.own(slot), self.first_free);
+        let (own, version) = (self.own(slot), self.stock.first_free);
         *self.slot(own) = Slot { word: 0, version };
         if own >= self.usable {
             return self.left.push(own);
         }
-        self.first_free = own.into();
-        self.free += 1;
+        self.stock.first_free = own.into();
+        self.stock.free += 1;
     }
 
     /// The backing has flushed the bytes of `found`, which may be replaced by now.
@@ -896,6 +909,7 @@ impl Shard {
             | flag(!found.verified, UNVERIFIED);
         let own = self.own(found.slot);
         self.place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
+        self.enter(own);
         self.orders.of(0).insert(own, found.page);
         known
     }
@@ -918,8 +932,8 @@ impl Shard {
     /// At opening, when all headers were seen: all slots that hold no page are free, versions go on
     /// behind `newest`, and `replacement` orders pages, the oldest version first.
     pub(super) fn recovered(&mut self, newest: u64, replacement: &'static ReplacementEntry) {
-        self.next_version = newest + 1;
-        (self.first_free, self.free) = (NONE, 0);
+        self.stock.next_version = newest + 1;
+        (self.stock.first_free, self.stock.free) = (NONE, 0);
         for own in (0..self.slot_count()).rev() {
             if !self.slots[own as usize].is(LIVE | BASE) {
                 self.free(self.number_of(own));

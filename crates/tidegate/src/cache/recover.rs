@@ -23,7 +23,7 @@ use super::classes::{IoClasses, mode_against_groups};
 use super::cluster::Sharding;
 use super::error::CacheError;
 use super::group::Groups;
-use super::header::{Binding, CacheHeader};
+use super::header::{Binding, CacheHeader, features_of};
 use super::index::{Found, Shard};
 use super::lane::{LANES, Lanes};
 use super::layout::{
@@ -279,6 +279,11 @@ pub(super) fn open(
     let found = recovery.finish(&region, &header, replacement, threads)?;
     if header.version < VERSION {
         header.is_whole = false;
+    }
+    let features = features_of(header.cluster);
+    if header.superblock.incompatible != features {
+        header.superblock.incompatible = features;
+        header.superblock_is_whole = false;
     }
     if header.binding.as_ref() != Some(&binding) {
         header.binding = Some(binding);

@@ -254,31 +254,32 @@ impl Core {
             }
             return Err(error.into());
         }
-        let publish = |it: &Member<'_>| {
-            let Member { page, data, lines, dirty, class, .. } = *it;
-            let record = lines != ALL_LINES;
-            let over = it.over > 0;
-            let stored = Stored { dirty, zero: data.is_none(), record, over, group, class };
-            let old = self.shard(page).publish(page, &it.taken, stored);
-            old.map(|old| old.map(|old| (page, old)))
-        };
-        let replaced: Few<_> = members.iter().flat_map(publish).flatten().collect();
-        // A reader that copied from a slot that is replaced finds the lock's version changed, and
-        // only then may the slot be written over.
+        let replaced = members.iter().filter(|it| self.publish(it, group)).count();
         drop(locks);
-        let count = replaced.len();
-        for (page, old) in replaced.into_iter().filter(|(_, old)| !old.is_retained) {
-            let mut shard = self.shard(page);
-            shard.retire(old);
-            // A dead slot can be taken: the worker sees no need to free one, so a writer that waits
-            // hears of it here.
-            shard.notify();
+        Ok(replaced)
+    }
+
+    /// Makes `member` visible, which is durable; the caller holds the lock of its page. Returns
+    /// whether the page had a version before, which is dead or retained from now on.
+    fn publish(&self, member: &Member<'_>, group: u64) -> bool {
+        let Member { page, dirty, class, ref taken, .. } = *member;
+        let (zero, record) = (member.data.is_none(), member.lines != ALL_LINES);
+        let stored = Stored { dirty, zero, record, over: member.over > 0, group, class };
+        let mut shard = self.shard(page);
+        // Before the slot of the version before is dead, and with the shard's lock: a reader that
+        // found that slot read the page's version before this, and finds another one when it has
+        // copied. Only then may the slot be written over.
+        self.locks.advance(page);
+        let replaced = shard.publish(page, taken, stored);
+        // A dead slot can be taken: the worker sees no need to free one, so a writer that waits
+        // hears of it here.
+        shard.notify();
+        let needs_worker = self.needs_worker(&shard);
+        drop(shard);
+        if needs_worker {
+            self.waker.wake();
         }
-        // Pages of a batch lie in several shards.
-        for it in members {
-            self.wake_where_due(it.page);
-        }
-        Ok(count)
+        replaced
     }
 
     /// Stores data and headers, and fences them.

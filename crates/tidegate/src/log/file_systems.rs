@@ -18,11 +18,11 @@
 //! [`Log::take_off`], [`Log::is_pending`], [`Log::is_pending_for_directories`],
 //! [`Log::committed`].
 
-use super::Log;
 use super::control::{
     Control, ENTRIES_AT, FILE_SYSTEM_BYTES, FILE_SYSTEMS, FILE_SYSTEMS_AT, KINDS_AT, NAMES_LOCK_AT,
     STATS_AT,
 };
+use super::{FileSystemId, Log};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Numbers of changes whose kind is known, of each file system: the last ones.
@@ -140,6 +140,20 @@ impl Log {
             }
             is_it.then(|| FileSystemRef(u32::try_from(number).unwrap_or(0)))
         })
+    }
+
+    /// The file system with this UUID, if the log knows it.
+    pub fn find_file_system(&self, uuid: &FileSystemId) -> Option<FileSystemRef> {
+        let id = super::identity(uuid, 0, b"");
+        let has_id = |reference: &FileSystemRef| {
+            words(&self.control, reference.0.into()).id.load(Ordering::Acquire) == id
+        };
+        self.file_systems().find(has_id)
+    }
+
+    /// The file system with this UUID has a journal that commits all changes in order.
+    pub fn has_journal(&self, uuid: &FileSystemId) -> bool {
+        self.find_file_system(uuid).is_some_and(|found| self.commits_in_order(found))
     }
 
     /// Counts a change of names, attributes or sizes in the file system: to be called before the

@@ -16,7 +16,7 @@ mod superblock;
 pub use content::Content;
 pub use error::PoolError;
 pub use glance::{Glance, glance, glance_device};
-pub use superblock::{BackingIdentity, CopyFault, Found, Superblock, erase};
+pub use superblock::{BackingIdentity, CLUSTERS, CopyFault, Found, Superblock, erase};
 
 use crate::btt::{self, Version};
 use crate::pmem::Region;

@@ -27,6 +27,11 @@ use crate::tier::EngineCode;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
+/// Incompatible feature: the pages of a cache are in slots by clusters of several pages, its lines.
+pub const CLUSTERS: u64 = 1;
+/// The incompatible features that this program knows.
+const KNOWN_INCOMPATIBLE: u64 = CLUSTERS;
+
 /// What tells the device behind a pool from all others. It holds no numbers of inodes, which a disk
 /// behind a network does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +78,8 @@ pub struct Superblock {
     pub sequence: u64,
     /// Features that any program may ignore.
     pub compatible: u64,
+    /// Features that a program must know to open the pool: [`CLUSTERS`].
+    pub incompatible: u64,
     /// The device behind the pool that was used last; none where the pool never had one.
     #[serde(skip)]
     pub backing: Option<BackingIdentity>,
@@ -184,6 +191,7 @@ impl Superblock {
             data_bytes,
             sequence: 0,
             compatible: 0,
+            incompatible: 0,
             backing: None,
         })
     }
@@ -251,6 +259,7 @@ impl Superblock {
             version: U32::new(VERSION),
             engine: U32::new(self.engine.0),
             compatible: U64::new(self.compatible),
+            incompatible: U64::new(self.incompatible),
             uuid: self.uuid.into_bytes(),
             sequence: U64::new(self.sequence),
             pool_bytes: U64::new(self.pool_bytes),
@@ -283,6 +292,7 @@ impl Superblock {
             data_bytes: bytes.data_bytes.get(),
             sequence: bytes.sequence.get(),
             compatible: bytes.compatible.get(),
+            incompatible: bytes.incompatible.get(),
             backing: BackingIdentity::decode(bytes),
         };
         superblock.check(region.len_bytes())?;
@@ -314,11 +324,12 @@ impl Superblock {
     }
 }
 
-/// Unknown features keep out: incompatible ones everybody, read-only-compatible ones writers. None
-/// is known yet.
+/// Unknown features keep out: incompatible ones everybody, read-only-compatible ones writers. Of
+/// the latter none is known yet.
 fn check_features(bytes: &SuperblockBytes, read_only: bool) -> Result<()> {
     let refuse = |class, bits, hint| Err(PoolError::UnknownFeatures { class, bits, hint });
-    match (bytes.incompatible.get(), bytes.read_only_compatible.get()) {
+    let incompatible = bytes.incompatible.get() & !KNOWN_INCOMPATIBLE;
+    match (incompatible, bytes.read_only_compatible.get()) {
         (0, 0) => Ok(()),
         (0, _) if read_only => Ok(()),
         (0, bits) => refuse("read-only-compatible", bits, ", or open the pool read-only"),

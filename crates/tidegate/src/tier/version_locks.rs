@@ -9,7 +9,8 @@
 //! A tier changes versions in one of two ways:
 //! - By locks: a writer holds the lock of its key while it changes what readers look up, and the
 //!   version grows by one at the unlock. A lock also remembers a number that its last holder left.
-//! - By [`advance`](VersionLocks::advance), without a lock: before a change begins.
+//! - By [`advance`](VersionLocks::advance), before a change begins: without a lock, or by the
+//!   holder of the lock, where the change is to be seen before the unlock.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -91,8 +92,9 @@ impl VersionLocks {
         Version(self.word(key).load(Ordering::Relaxed) | LOCKED) == version
     }
 
-    /// Changes the version of `key`, of which no thread uses the lock: before the store that a
-    /// reader must not mistake for what it looked up.
+    /// Changes the version of `key` before the store that a reader must not mistake for what it
+    /// looked up. The caller holds the lock of `key`, or no thread uses that lock.
+    #[inline]
     pub(crate) fn advance(&self, key: impl Into<u64>) {
         self.word(key).fetch_add(ONE_VERSION, Ordering::SeqCst);
     }
@@ -122,7 +124,10 @@ impl VersionGuard<'_> {
 impl Drop for VersionGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.word.store(self.value.wrapping_add(ONE_VERSION), Ordering::Release);
+        // The holder may have advanced the version since it took the lock.
+        let version = self.word.load(Ordering::Relaxed) & !(ONE_VERSION - 1);
+        let unlocked = version | self.value & HOLDER;
+        self.word.store(unlocked.wrapping_add(ONE_VERSION), Ordering::Release);
     }
 }
 
@@ -152,6 +157,22 @@ mod tests {
     }
 
     #[test]
+    fn the_holder_of_a_lock_advances_the_version_too() {
+        let locks = VersionLocks::new(4);
+        let mut guard = locks.lock(KEY, || ());
+        guard.set_holder(3);
+        let mut seen = vec![locks.version(KEY)];
+        for _ in 0..2 {
+            locks.advance(KEY);
+            assert!(seen.iter().all(|version| !locks.unchanged(KEY, *version)));
+            seen.push(locks.version(KEY));
+        }
+        drop(guard);
+        assert!(seen.iter().all(|version| !locks.unchanged(KEY, *version)));
+        assert_eq!(locks.lock(KEY, || ()).last_holder(), Some(3));
+    }
+
+    #[test]
     fn the_last_holder_is_kept_until_the_next() {
         let locks = VersionLocks::new(4);
         assert_eq!(locks.lock(KEY, || ()).last_holder(), None);
@@ -163,7 +184,7 @@ mod tests {
 
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests {
-    use loom::sync::Arc;
+    use loom::sync::{Arc, Mutex};
     use loom::thread;
 
     use super::*;
@@ -210,6 +231,44 @@ mod loom_tests {
                 assert!(seen == [0, 0] || !versions.unchanged(0_u32, before), "{seen:?}");
             }
             cleaner.join().unwrap();
+        });
+    }
+
+    /// A writer moves a key from slot 0 to slot 1 and gives slot 0 up, with the key's lock; another
+    /// thread then writes over slot 0, which may be before the writer unlocks the key.
+    #[test]
+    fn loom_a_read_beside_a_change_by_the_holder_of_the_lock_is_read_again() {
+        loom::model(|| {
+            let slots = [AtomicU64::new(7), AtomicU64::new(7)];
+            let index = Mutex::new((0, None));
+            let shared = Arc::new((VersionLocks::new(1), index, slots));
+            let writer = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (versions, index, _) = &*shared;
+                    let guard = versions.lock(0_u32, thread::yield_now);
+                    let mut locked = index.lock().unwrap();
+                    versions.advance(0_u32);
+                    *locked = (1, Some(0));
+                    drop(locked);
+                    drop(guard);
+                })
+            };
+            let other = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (_, index, slots) = &*shared;
+                    let free: Option<usize> = index.lock().unwrap().1.take();
+                    free.inspect(|free| slots[*free].store(8, Ordering::Release));
+                })
+            };
+            let (versions, index, slots) = &*shared;
+            let before = versions.version(0_u32);
+            let slot = index.lock().unwrap().0;
+            let seen = slots[slot].load(Ordering::Relaxed);
+            assert!(seen == 7 || !versions.unchanged(0_u32, before), "{seen}");
+            writer.join().unwrap();
+            other.join().unwrap();
         });
     }
 }

@@ -25,7 +25,7 @@ impl Shard {
         for own in free.into_iter().rev() {
             self.free(self.number_of(own));
         }
-        let dead = std::mem::take(&mut self.dead);
+        let dead = std::mem::take(&mut self.stock.dead);
         let left_dead = std::mem::take(&mut self.left_dead);
         for own in dead.into_iter().chain(left_dead) {
             self.die(own);
@@ -60,7 +60,7 @@ impl Shard {
             page: self.slots[own as usize].page(),
         };
         let taken: Vec<_> = taken.into_iter().map(left_dead).collect();
-        self.held.extend(taken.iter().map(|it| it.page));
+        self.stock.held.extend(taken.iter().map(|it| it.page));
         taken
     }
 

@@ -1,0 +1,32 @@
+//! Commits of a file system's journal.
+//!
+//! A file without a name is made and synced. Its inode is in the journal's running transaction, so
+//! the sync commits that with all that was changed before, and has the disk empty its cache. No
+//! dirty page of another file is written for it.
+
+use std::fs::File;
+use std::io;
+
+use rustix::fs::{Mode, OFlags, openat};
+use tidegate::durable;
+use tidegate::log::{FileSystemId, Log};
+
+use super::backlog::Known;
+use super::locate;
+
+/// Commits the journal of `file_system`, which `known` is a file of. Nothing is pending afterwards
+/// that was counted when this was called.
+///
+/// # Errors
+/// No directory of it is found in which this user may make a file; the disk fails.
+pub(crate) fn commit(log: &Log, file_system: &FileSystemId, known: &Known) -> io::Result<()> {
+    let reference = log.find_file_system(file_system).ok_or(io::ErrorKind::NotFound)?;
+    let directory = locate::directory_on(known.device, &known.path);
+    let directory = directory.ok_or(io::ErrorKind::NotFound)?;
+    let seen = log.changes(reference);
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = File::from(openat(&directory, c".", flags, Mode::RUSR | Mode::WUSR)?);
+    durable::fsync(&file)?;
+    log.committed(reference, seen);
+    Ok(())
+}
