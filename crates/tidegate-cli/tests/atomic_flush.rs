@@ -2,9 +2,10 @@
 //! it was at a flush, and `serve` refuses what would break that.
 //!
 //! A client writes 64 random blocks, eight at once, and flushes, again and again, until the server
-//! is killed at a chosen answer, or when a flush was sent. `TIDEGATE_KILL_ROUNDS` times, 5 unless
-//! set, with the same pool. A failure prints the seed; `TIDEGATE_SEED` runs it again with the same
-//! choices.
+//! is killed at a chosen answer, or when a flush was sent. Or ext4 with a journal is the client, by
+//! nbdfuse and a loop device, and a program that replaces files. `TIDEGATE_KILL_ROUNDS` times, 5
+//! unless set, with the same pool. A failure prints the seed; `TIDEGATE_SEED` runs it again with
+//! the same choices.
 
 #[path = "support/behind.rs"]
 mod behind;
@@ -13,14 +14,20 @@ mod nbd;
 mod support;
 
 use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use behind::{Scene, kill, read, write};
 use nbd::Client;
+use support::file_system::FileSystem;
 use support::random::Random;
-use support::{ok, run, setting};
+use support::{ok, run, setting, succeed, tool};
 
 const BLOCK_BYTES: usize = 4096;
 /// More than the pool has slots, so that it is cleaned and evicted beside the groups.
@@ -103,10 +110,7 @@ impl Export {
             client.send_flush(0).unwrap();
             if answers_left == 0 {
                 // Some moment of the flush: before it is read, in the commit, or behind it.
-                let moment = Instant::now() + Duration::from_micros(random.below(3000) as u64);
-                while Instant::now() < moment {
-                    std::hint::spin_loop();
-                }
+                spin_for_a_moment(random);
                 kill_process(server, Signal::KILL).unwrap();
                 self.flushing = Some(all);
                 return;
@@ -149,11 +153,105 @@ impl Export {
     }
 }
 
+/// Returns at some moment of the next three milliseconds.
+fn spin_for_a_moment(random: &mut Random) {
+    let moment = Instant::now() + Duration::from_micros(random.below(3000) as u64);
+    while Instant::now() < moment {
+        std::hint::spin_loop();
+    }
+}
+
 /// The bytes of write `sequence` to block `lba`: zeroes for 0.
 fn stamped(lba: usize, sequence: u64) -> Vec<u8> {
     let tag = if sequence == 0 { 0 } else { lba as u64 };
     let words = (0..BLOCK_BYTES / 8).map(|word| if word % 2 == 0 { sequence } else { tag });
     words.flat_map(u64::to_le_bytes).collect()
+}
+
+/// Files that the program on ext4 replaces in turn.
+const FILES: usize = 40;
+
+#[test]
+fn ext4_is_clean_after_kill_9_and_has_what_was_synced() {
+    let seed = setting("TIDEGATE_SEED", u64::from(std::process::id()));
+    println!("TIDEGATE_SEED={seed}");
+    let (scene, mut random) = (Scene::new("cache"), Random(seed));
+    let serve = || scene.serve("disk", &["--mode=wb", "--atomic-flush"]);
+    let dir = scene.path("ext4");
+    let uri = format!("nbd+unix:///?socket={}", scene.path("socket").display());
+    let server = serve();
+    let file_system = FileSystem::make(&dir, &uri);
+    let features = succeed(tool("dumpe2fs", "e2fsprogs").arg("-h").arg(file_system.device()));
+    assert!(features.contains("has_journal"), "{features}");
+    drop(file_system);
+    assert!(server.stop(Signal::TERM).0.success());
+    let mut synced = vec![0; FILES];
+    for round in 0..setting("TIDEGATE_KILL_ROUNDS", 5) {
+        let server = serve();
+        let mut file_system = FileSystem::mount(&dir, &uri, None);
+        let (acknowledge, acknowledged) = channel();
+        let (mount_point, first) = (file_system.mount_point.clone(), round * 1000 + 1);
+        let program = thread::spawn(move || replace_files(&mount_point, first, &acknowledge));
+        let syncs = 1 + random.below(2 * FILES);
+        let acknowledgements = acknowledged.iter().take(syncs);
+        acknowledgements.for_each(|generation: u64| synced[file_of(generation)] = generation);
+        spin_for_a_moment(&mut random);
+        kill(server);
+        file_system.break_off();
+        program.join().unwrap().unwrap_err();
+        acknowledged.try_iter().for_each(|generation| synced[file_of(generation)] = generation);
+        drop(file_system);
+        ok(["check".as_ref(), scene.pool().as_os_str()]);
+
+        let server = serve();
+        let file_system = FileSystem::mount(&dir, &uri, None);
+        assert_files(&file_system.mount_point, &mut synced);
+        // The mount has replayed the journal.
+        let device = file_system.unmount();
+        succeed(tool("e2fsck", "e2fsprogs").arg("-fn").arg(device));
+        drop(file_system);
+        assert!(server.stop(Signal::TERM).0.success());
+    }
+}
+
+fn file_of(generation: u64) -> usize {
+    usize::try_from(generation).unwrap() % FILES
+}
+
+/// Replaces one file after the other by the generations from `first` on, each of them synced before
+/// it is acknowledged, until the disk is gone.
+fn replace_files(dir: &Path, first: u64, acknowledge: &Sender<u64>) -> io::Result<()> {
+    let new = dir.join("new");
+    for generation in first.. {
+        let mut file = File::create(&new)?;
+        file.write_all(&content(generation))?;
+        file.sync_all()?;
+        fs::rename(&new, dir.join(file_of(generation).to_string()))?;
+        File::open(dir)?.sync_all()?;
+        acknowledge.send(generation).expect("the test waits");
+    }
+    Ok(())
+}
+
+/// A generation of a file: one to sixteen blocks.
+fn content(generation: u64) -> Vec<u8> {
+    stamped(file_of(generation), generation).repeat(1 + usize::try_from(generation % 16).unwrap())
+}
+
+/// Each file is as it was synced, or a later generation that was not acknowledged: that is what is
+/// `synced` from now on.
+fn assert_files(dir: &Path, synced: &mut [u64]) {
+    for (number, synced) in synced.iter_mut().enumerate() {
+        let path = dir.join(number.to_string());
+        if *synced == 0 && !path.exists() {
+            continue;
+        }
+        let found = fs::read(&path).unwrap_or_else(|error| panic!("file {number}: {error}"));
+        let generation = u64::from_le_bytes(found[..8].try_into().unwrap());
+        assert!(generation >= *synced, "file {number}: {generation}, {synced} was synced");
+        assert!(found == content(generation), "file {number} is no whole generation");
+        *synced = generation;
+    }
 }
 
 #[test]
