@@ -199,7 +199,9 @@ fn ext4_is_clean_after_kill_9_and_has_what_was_synced() {
         kill(server);
         file_system.break_off();
         program.join().unwrap().unwrap_err();
-        acknowledged.try_iter().for_each(|generation| synced[file_of(generation)] = generation);
+        for generation in acknowledged.try_iter() {
+            synced[file_of(generation)] = generation;
+        }
         drop(file_system);
         ok(["check".as_ref(), scene.pool().as_os_str()]);
 

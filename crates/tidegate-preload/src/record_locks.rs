@@ -28,7 +28,7 @@ fn bit(device: u64, inode: u64) -> (&'static AtomicU64, u64) {
 
 /// The process asks for a record lock on the file of `fd`.
 pub(crate) fn note(fd: c_int) {
-    // `SQLite` asks for ten a transaction. What is known of the descriptor spares each a system call.
+    // `SQLite` asks for ten a transaction: what is known of the descriptor spares ten calls.
     let known = Open::of(fd).map(|open| (open.known.device, open.known.inode));
     let numbers = || raw::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
     match known.or_else(numbers) {

@@ -125,7 +125,9 @@ fn memory_that_the_system_refuses_fails_only_the_request() {
         }
     }
     assert!(refused > 0, "the server had memory for all");
-    clients.iter_mut().for_each(|it| expect_served(it, 3));
+    for client in &mut clients {
+        expect_served(client, 3);
+    }
     let said = fs::read_to_string(&stderr).unwrap();
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(said.contains("there is no memory for the data of a request, which fails"), "{said}");

@@ -14,7 +14,7 @@
 //!   with `discard`.
 //!
 //! Cleaning ahead of need takes time that a replay does not have: `tidegate` and `log` clean where
-//! space is needed, on a machine whose clock stands still ([`still`]). The DRAM tiers' own threads
+//! space is needed, on a machine whose clock stands still (`still`). The DRAM tiers' own threads
 //! run, in virtual time.
 
 pub mod cache;
