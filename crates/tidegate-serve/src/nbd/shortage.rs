@@ -21,8 +21,8 @@ struct Said {
 }
 
 impl Shortage {
-    /// It happens: writes `what` and `then`, which follows from it, unless that was said less than a
-    /// minute ago.
+    /// It happens: writes `what` and `then`, which follows from it, unless that was said less than
+    /// a minute ago.
     pub(super) fn note(&self, log: &Log, what: &str, then: &str) {
         if let Some(unsaid) = self.0.lock().take(Instant::now()) {
             let before = match unsaid {

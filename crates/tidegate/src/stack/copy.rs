@@ -25,8 +25,8 @@ impl Stack {
     /// Returns the size of the copy in bytes.
     ///
     /// # Errors
-    /// [`StackError::NoBacking`], [`StackError::NotDestaged`]; or the backing cannot be read, or the
-    /// copy not be written.
+    /// [`StackError::NoBacking`], [`StackError::NotDestaged`]; or the backing cannot be read, or
+    /// the copy not be written.
     pub fn copy_backing(&self, copy: &File) -> Result<u64> {
         let (Some(backing), Some(url)) = (&self.backing, &self.description.backing) else {
             return Err(StackError::NoBacking { pool: self.description.pool.clone() });
