@@ -1,4 +1,4 @@
-//! `fchown` to the owner that a file has. SQLite calls it as root each time it opens a journal.
+//! `fchown` to the owner that a file has. `SQLite` calls it as root each time it opens a journal.
 //!
 //! Invariants:
 //! 1. Such a call sets the file's time of change only. It puts the inode into the journal as growth
