@@ -3,6 +3,8 @@
 //! The cache gives up its copies first: a dirty one is cleaned, so that the only durable copy of a
 //! write is never lost; a clean one is voided and fenced before the backing is written, so that no
 //! crash brings it back. While such a write is under way its pages are neither cleaned nor kept.
+//! It begins when no cleaner is in the middle of a write of them: a page may be clean by a flush
+//! that came after it was written through, while a cleaner that found it dirty still writes it.
 
 use std::ops::Range;
 
@@ -76,10 +78,12 @@ impl Core {
             let clean: Vec<Found> = pages.clone().filter_map(|page| self.find(page)).collect();
             self.remove_clean(&clean)?;
             let locks = self.lock_pages(pages.clone());
-            if pages.clone().all(|page| self.find(page).is_none()) {
+            let buckets = Traffic::buckets(pages.clone());
+            let is_cached = pages.clone().any(|page| self.find(page).is_some());
+            // After that look: a cleaner that begins later does not find the pages.
+            if !is_cached && !buckets.iter().any(|it| self.traffic.is_cleaning(*it)) {
                 // With the locks: a page that is written into the cache from now on is not cleaned
                 // before this write has ended.
-                let buckets = Traffic::buckets(pages.clone());
                 return Ok(buckets.into_iter().map(|it| self.traffic.begin(it)).collect());
             }
             drop(locks);

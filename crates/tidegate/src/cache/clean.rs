@@ -177,7 +177,7 @@ impl Core {
         let mut passages = Passages { traffic: &self.traffic, begun: Vec::new() };
         let mut busy = Vec::new();
         for bucket in Traffic::buckets(pages.iter().map(|found| found.page)) {
-            let passage = self.traffic.begin(bucket);
+            let passage = self.traffic.begin_cleaning(bucket);
             if Traffic::began_alone(&passage) {
                 passages.begun.push(passage);
             } else {

@@ -27,8 +27,8 @@ use super::header::{Binding, CacheHeader, features_of};
 use super::index::{Found, Shard};
 use super::lane::{LANES, Lanes};
 use super::layout::{
-    Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, VERSION, commit_offset,
-    data_check, stored_bytes,
+    Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, VERDICT_OFFSET, VERSION,
+    commit_offset, data_check, stored_bytes,
 };
 use super::pace::Pace;
 use super::policy::ReplacementEntry;
@@ -660,6 +660,8 @@ impl Recovery {
         // Older versions go before pages that leave the cache.
         void_all(region, header, &older)?;
         void_all(region, header, &self.void)?;
+        let voided = self.voided.iter().chain(&older).chain(&self.void);
+        clear_verdicts(region, header, voided)?;
         let older = older.len() as u64;
         let newest_version = self.newest_version;
         let shards = &mut self.shards.of;
@@ -698,6 +700,28 @@ fn void_all(region: &Region, header: &CacheHeader, slots: &[u32]) -> Result<()> 
     Ok(region.fence()?)
 }
 
+/// Takes the verdicts of `slots`, whose headers are durably void, away, durably.
+///
+/// Versions of void headers are not known here, so one may be given out again. The verdict of the
+/// version before would then hold for a header that was stored in part: a page whose bytes the
+/// backing lacks would count as clean. A slot gets a new header only after this fence.
+fn clear_verdicts<'a>(
+    region: &Region,
+    header: &CacheHeader,
+    slots: impl Iterator<Item = &'a u32>,
+) -> Result<()> {
+    let mut has_cleared = false;
+    for slot in slots {
+        let at = header.places.header(*slot) + VERDICT_OFFSET;
+        if region.load_u64(at)? != 0 {
+            region.store_u64(at, 0)?;
+            region.write_back(at, 8)?;
+            has_cleared = true;
+        }
+    }
+    if has_cleared { Ok(region.fence()?) } else { Ok(()) }
+}
+
 fn found_in(slot: u32, header: &SlotHeader) -> Found {
     let SlotHeader { page, version, dirty, zero, .. } = *header;
     let (record, base) = (header.is_record(), None);
@@ -706,9 +730,25 @@ fn found_in(slot: u32, header: &SlotHeader) -> Found {
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
+    use super::super::layout::clean_verdict;
     use super::super::policy::REPLACEMENTS;
     use super::super::tests::{PAGES, SHARDED, memory, open, pool, write};
     use super::*;
+
+    /// A version that is not known here may be given out once more, in the same slot.
+    #[test]
+    fn a_void_header_has_no_verdict_when_its_slot_is_written_again() {
+        let (region, backing) = (pool(64), memory());
+        let header = CacheHeader::read(&region).unwrap();
+        let (slot, version) = (5, 7);
+        let at = header.places.header(slot);
+        region.store_u64(at + 16, version).unwrap();
+        let verdict = clean_verdict(header.salt, slot, version);
+        region.store_u64(at + VERDICT_OFFSET, verdict).unwrap();
+        drop(open(&region, &backing));
+        assert_eq!(region.load_u64(at + VERDICT_OFFSET).unwrap(), 0);
+        assert_eq!(region.load_u64(at + 16).unwrap(), version, "it was used before");
+    }
 
     #[test]
     fn any_number_of_threads_finds_the_same() {

@@ -11,9 +11,12 @@ use super::table::hash;
 use crate::sync::{AtomicU64, Ordering};
 
 const BUCKETS: usize = 4096;
-/// One write more under way: a word counts those in its lower half, those so far in its upper.
-const BEGIN: u64 = 1 << 32 | 1;
-const UNDER_WAY: u64 = (1 << 32) - 1;
+/// A word counts all writes so far in its upper half.
+const BEGUN: u64 = 1 << 32;
+/// Those under way it counts in its lower half: the cleaners' in the upper part of that.
+const UNDER_WAY: u64 = BEGUN - 1;
+const ONE: u64 = 1;
+const ONE_CLEANING: u64 = 1 << 16;
 
 /// Writes to the backing.
 pub(super) struct Traffic {
@@ -43,6 +46,8 @@ impl Seen {
 pub(super) struct Passage {
     bucket: usize,
     seen: Seen,
+    /// What it counts for among those under way.
+    one: u64,
 }
 
 impl Traffic {
@@ -73,8 +78,22 @@ impl Traffic {
 
     /// A write to pages of `bucket` begins.
     pub(super) fn begin(&self, bucket: usize) -> Passage {
-        let before = self.words[bucket].fetch_add(BEGIN, Ordering::SeqCst);
-        Passage { bucket, seen: Seen(before) }
+        self.begin_as(bucket, ONE)
+    }
+
+    /// A cleaner's write to pages of `bucket` begins: of versions that were found dirty.
+    pub(super) fn begin_cleaning(&self, bucket: usize) -> Passage {
+        self.begin_as(bucket, ONE_CLEANING)
+    }
+
+    fn begin_as(&self, bucket: usize, one: u64) -> Passage {
+        let before = self.words[bucket].fetch_add(BEGUN | one, Ordering::SeqCst);
+        Passage { bucket, seen: Seen(before), one }
+    }
+
+    /// A cleaner's write to pages of `bucket` is under way.
+    pub(super) fn is_cleaning(&self, bucket: usize) -> bool {
+        self.words[bucket].load(Ordering::SeqCst) & UNDER_WAY >= ONE_CLEANING
     }
 
     /// The write is the only one under way in its bucket.
@@ -84,8 +103,9 @@ impl Traffic {
 
     /// The write ended. True: no other one overlapped it.
     pub(super) fn end(&self, passage: &Passage) -> bool {
-        let before = self.words[passage.bucket].fetch_sub(1, Ordering::SeqCst);
-        passage.seen.is_quiet() && before == passage.seen.0.wrapping_add(BEGIN)
+        let before = self.words[passage.bucket].fetch_sub(passage.one, Ordering::SeqCst);
+        let alone = passage.seen.0.wrapping_add(BEGUN | passage.one);
+        passage.seen.is_quiet() && before == alone
     }
 
     /// What `page`'s bucket is now.
@@ -144,6 +164,19 @@ mod tests {
         let inner = traffic.begin(7);
         traffic.end(&inner);
         assert!(!traffic.end(&outer), "the other one began and ended in between");
+    }
+
+    #[test]
+    fn a_cleaners_write_is_told_from_others() {
+        let traffic = Traffic::new();
+        let other = traffic.begin(7);
+        assert!(!traffic.is_cleaning(7));
+        let cleaning = traffic.begin_cleaning(7);
+        assert!(traffic.is_cleaning(7) && !traffic.is_cleaning(8));
+        assert!(!traffic.end(&other) && traffic.is_cleaning(7));
+        assert!(!traffic.end(&cleaning) && !traffic.is_cleaning(7));
+        let alone = traffic.begin_cleaning(7);
+        assert!(Traffic::began_alone(&alone) && traffic.end(&alone));
     }
 
     #[test]
