@@ -174,11 +174,11 @@ fn caches_are_measured_beside_the_floor_a_btt_and_the_backing_alone() {
     ));
     let rows = found["rows"].as_array().unwrap();
     for (case, policies) in [
-        ("miss", "copy btt cache"),
-        ("hit", "copy btt cache"),
-        ("evict", "copy btt cache"),
-        ("miss-memory", "backing cache"),
-        ("evict-delay", "backing cache"),
+        ("miss", "copy btt cache log"),
+        ("hit", "copy btt cache log"),
+        ("evict", "copy btt cache log"),
+        ("miss-memory", "backing cache log"),
+        ("evict-delay", "backing cache log"),
         ("study-125pct-2nd", "btt backing cache cache-16k cache-64k cache-cost"),
         ("cache-nbd-random", "btt cache"),
         ("cache-fill-90pct-disk", "cache-null cache"),

@@ -243,9 +243,9 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_takes_less_than_two_minutes() {
+    fn the_whole_takes_less_than_two_and_a_half_minutes() {
         let planned = args("").planned();
-        assert!(planned < Duration::from_secs(120), "{planned:?}");
+        assert!(planned < Duration::from_secs(150), "{planned:?}");
     }
 
     #[test]
