@@ -376,7 +376,7 @@ mod tests {
                 _ => None,
             })
             .collect();
-        assert_eq!(names.len(), 36, "{names:?}");
+        assert_eq!(names.len(), 37, "{names:?}");
         let variants: Vec<Sequence> = all.iter().flat_map(with_outside).collect();
         let texts: BTreeSet<String> = variants.iter().map(ToString::to_string).collect();
         println!("{} of length 1, {} with actions from outside", all.len(), variants.len());
