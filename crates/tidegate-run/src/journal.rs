@@ -9,7 +9,7 @@ use std::io;
 
 use rustix::fs::{Mode, OFlags, openat};
 use tidegate::durable;
-use tidegate::log::{FileSystemId, Log};
+use tidegate::log::{FileSystemRef, Log};
 
 use super::backlog::Known;
 use super::locate;
@@ -19,14 +19,13 @@ use super::locate;
 ///
 /// # Errors
 /// No directory of it is found in which this user may make a file; the disk fails.
-pub(crate) fn commit(log: &Log, file_system: &FileSystemId, known: &Known) -> io::Result<()> {
-    let reference = log.find_file_system(file_system).ok_or(io::ErrorKind::NotFound)?;
+pub(crate) fn commit(log: &Log, file_system: FileSystemRef, known: &Known) -> io::Result<()> {
     let directory = locate::directory_on(known.device, &known.path);
     let directory = directory.ok_or(io::ErrorKind::NotFound)?;
-    let seen = log.changes(reference);
+    let seen = log.changes(file_system);
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let file = File::from(openat(&directory, c".", flags, Mode::RUSR | Mode::WUSR)?);
     durable::fsync(&file)?;
-    log.committed(reference, seen);
+    log.committed(file_system, seen);
     Ok(())
 }

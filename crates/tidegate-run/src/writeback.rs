@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use tidegate::durable;
 use tidegate::log::recover::{finish_writing, start_writing};
-use tidegate::log::{AppendError, FileSystemId, LockError, Log};
+use tidegate::log::{AppendError, FileSystemId, FileSystemRef, LockError, Log};
 
 use super::backlog::{Backlog, Due, Known};
 use super::held::HeldFileSystems;
@@ -94,15 +94,17 @@ impl Writeback<'_> {
         // All of it is on its way before the first one is waited for.
         self.start(due);
         let mut file_systems = due.file_systems.clone();
-        let mut uncommitted: HashMap<FileSystemId, Vec<u64>> = HashMap::new();
+        let mut uncommitted: HashMap<FileSystemRef, Vec<u64>> = HashMap::new();
         for (id, ranges) in &due.files {
             let known = self.backlog.file(*id);
             let outcome = match (self.kept.get(*id), known) {
-                (Some(kept), Some(known)) if self.is_overwritten(*id, known, due) => {
-                    uncommitted.entry(known.file_system).or_default().push(*id);
-                    write_ranges(&kept.file, ranges)
-                }
-                (Some(kept), _) => sync_ranges(&kept.file, ranges),
+                (Some(kept), _) => match self.journal_of(*id, known, due) {
+                    Some(file_system) => {
+                        uncommitted.entry(file_system).or_default().push(*id);
+                        write_ranges(&kept.file, ranges)
+                    }
+                    None => sync_ranges(&kept.file, ranges),
+                },
                 (None, Some(known)) if self.is_synced_whole(known, &due.file_systems) => {
                     file_systems.insert(known.file_system);
                     continue;
@@ -113,9 +115,9 @@ impl Writeback<'_> {
             synced.calls += 1;
             synced.failures.extend(outcome.err().map(|error| self.failure_of(*id, error)));
         }
-        for (file_system, files) in &uncommitted {
+        for (file_system, files) in uncommitted {
             synced.calls += 1;
-            synced.failures.extend(self.commit(file_system, files));
+            synced.failures.extend(self.commit(file_system, &files));
         }
         for file_system in &file_systems {
             synced.calls += 1;
@@ -126,13 +128,14 @@ impl Writeback<'_> {
         synced
     }
 
-    /// The file's ranges are all that is due, and a commit of the journal makes them durable.
-    fn is_overwritten(&self, id: u64, known: &Known, due: &Due) -> bool {
-        !due.grown.contains(&id) && self.log.has_journal(&known.file_system)
+    /// The file system whose journal makes the file's ranges durable, if they are all that is due.
+    fn journal_of(&self, id: u64, known: Option<&Known>, due: &Due) -> Option<FileSystemRef> {
+        let known = known.filter(|_| !due.grown.contains(&id))?;
+        self.log.with_journal(&known.file_system)
     }
 
     /// Commits the journal of a file system, or makes these files of it durable one by one.
-    fn commit(&self, file_system: &FileSystemId, files: &[u64]) -> Vec<Failure> {
+    fn commit(&self, file_system: FileSystemRef, files: &[u64]) -> Vec<Failure> {
         let known = files.iter().find_map(|id| self.backlog.file(*id));
         if known.is_some_and(|known| journal::commit(self.log, file_system, known).is_ok()) {
             return Vec::new();

@@ -66,7 +66,7 @@ impl ChangeNumbers {
 }
 
 /// A file system that the log knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileSystemRef(u32);
 
 impl FileSystemRef {
@@ -142,18 +142,14 @@ impl Log {
         })
     }
 
-    /// The file system with this UUID, if the log knows it.
-    pub fn find_file_system(&self, uuid: &FileSystemId) -> Option<FileSystemRef> {
+    /// The file system with this UUID, if the log knows that one commit of its journal commits all
+    /// changes before it.
+    pub fn with_journal(&self, uuid: &FileSystemId) -> Option<FileSystemRef> {
         let id = super::identity(uuid, 0, b"");
         let has_id = |reference: &FileSystemRef| {
             words(&self.control, reference.0.into()).id.load(Ordering::Acquire) == id
         };
-        self.file_systems().find(has_id)
-    }
-
-    /// The file system with this UUID has a journal that commits all changes in order.
-    pub fn has_journal(&self, uuid: &FileSystemId) -> bool {
-        self.find_file_system(uuid).is_some_and(|found| self.commits_in_order(found))
+        self.file_systems().find(has_id).filter(|found| self.commits_in_order(*found))
     }
 
     /// Counts a change of names, attributes or sizes in the file system: to be called before the
