@@ -14,7 +14,8 @@
 //! `TIDEGATE_SOCKET` is the supervisor's; `TIDEGATE_INCLUDE`, `TIDEGATE_EXCLUDE` and
 //! `TIDEGATE_TRUST` are globs, one a line; `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk;
 //! `TIDEGATE_COVER_AFTER` is the number of a descriptor's sync that covers its file, however young
-//! that is; 2 if it is not given, and a second; `TIDEGATE_EVERY_WRITE=1` syncs each write.
+//! that is; if it is not given 2, of a file that is a second old; `TIDEGATE_EVERY_WRITE=1` syncs each
+//! write.
 #![allow(unsafe_code)] // what is leaked at load time
 
 use std::cell::Cell;
@@ -34,7 +35,7 @@ use crate::raw;
 /// The sync of a descriptor that covers its file: with the first one it is not known that there
 /// will be others, and most files are synced once.
 const COVER_AFTER: u32 = 2;
-/// How old a file is at least that is covered, in nanoseconds.
+/// How old a file is at least that is covered after few syncs, in nanoseconds.
 const COVER_AGE_NS: u64 = 1_000_000_000;
 
 /// What this process knows of itself once it is attached.
@@ -115,7 +116,7 @@ pub(crate) fn cover_after() -> u32 {
     attached().map_or(u32::MAX, |attached| attached.cover_after)
 }
 
-/// How old a file is at least that is covered, in nanoseconds.
+/// How old a file is at least that is covered after few syncs, in nanoseconds.
 pub(crate) fn cover_age_ns() -> u64 {
     attached().map_or(0, |attached| attached.cover_age_ns)
 }

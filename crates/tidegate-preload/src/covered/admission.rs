@@ -24,6 +24,9 @@ use crate::path::{self, PathBuffer};
 use crate::process::Holding;
 use crate::{extents, process};
 
+/// The sync of a descriptor that covers its file however young that is.
+const COVER_YOUNG_AFTER: u32 = 8;
+
 /// A story that has begun.
 struct Story<'d> {
     entry: Entry,
@@ -44,10 +47,11 @@ impl Open {
             && !process::writes_unseen()
             && !self.log.is_suspended()
             && files::is_wanted(self.fd)
-            && !self.is_young()
+            && (syncs >= COVER_YOUNG_AFTER || !self.is_young())
     }
 
-    /// To cover a rollback journal that is gone in a moment costs more than its syncs.
+    /// To cover a rollback journal that is gone in a moment costs more than its syncs. A file that
+    /// was synced often is none.
     fn is_young(&self) -> bool {
         let age_ns = process::cover_age_ns();
         age_ns != 0 && Seen::of(self.fd).is_ok_and(|seen| seen.is_younger_than(age_ns))
