@@ -2,7 +2,8 @@
 //! the JSON of `tidegate bench`.
 //!
 //! The text between the markers is this command's. Every number of ours in it is of those files;
-//! what the papers say stands in `FIGURES`. A figure whose measurement no file has gives no row.
+//! what the papers say stands in `FIGURES`. A figure whose measurement no file has says so in its
+//! row.
 
 use std::path::{Path, PathBuf};
 
@@ -181,42 +182,42 @@ const FIGURES: [Figure; 25] = [
         "NVCache 3",
         "SQLite with a rollback journal, each insert synced: run over the disk alone",
         (Claim::AtLeast(1.9), "x"),
-        Ours::Ratio(("run", "sqlite-delete", 0), ("plain", "sqlite-delete", 0)),
+        Ours::Ratio(("run", "run-sqlite-delete", 0), ("plain", "run-sqlite-delete", 0)),
         DISK,
     ),
     figure(
         "NVCache 3",
         "SQLite with a write-ahead log: run over the disk alone",
         (Claim::AtLeast(1.9), "x"),
-        Ours::Ratio(("run", "sqlite-wal", 0), ("plain", "sqlite-wal", 0)),
+        Ours::Ratio(("run", "run-sqlite-wal", 0), ("plain", "run-sqlite-wal", 0)),
         DISK,
     ),
     figure(
         "NVCache 3",
         "RocksDB, fillrandom, each write synced: run over the disk alone",
         (Claim::AtLeast(1.9), "x"),
-        Ours::Ratio(("run", "rocksdb-fillrandom", 0), ("plain", "rocksdb-fillrandom", 0)),
+        Ours::Ratio(("run", "run-rocksdb-fillrandom", 0), ("plain", "run-rocksdb-fillrandom", 0)),
         DISK,
     ),
     figure(
         "NVCache 3",
         "reads of clean pages: run over the disk alone",
         (Claim::Is(1.0), "x"),
-        Ours::Ratio(("run", "read-clean", 0), ("plain", "read-clean", 0)),
+        Ours::Ratio(("run", "run-read-clean", 0), ("plain", "run-read-clean", 0)),
         "",
     ),
     figure(
         "NVCache 4",
         "random synced writes of 4 KiB: run over the disk alone (22 min over 42 s)",
         (Claim::AtLeast(31.0), "x"),
-        Ours::Ratio(("run", "write-fdatasync", 0), ("plain", "write-fdatasync", 0)),
+        Ours::Ratio(("run", "run-write-fdatasync", 0), ("plain", "run-write-fdatasync", 0)),
         "the disk here syncs faster than the paper's SATA SSD, so less is gained",
     ),
     figure(
         "NVCache 5",
         "the same before the log is full, over after it is full (556 over 78 MiB/s)",
         (Claim::Is(7.1), "x"),
-        Ours::Ratio(("run", "write-fdatasync", 0), ("run", "full-random", 0)),
+        Ours::Ratio(("run", "run-write-fdatasync", 0), ("run", "run-full-random", 0)),
         "what is left then is the disk's speed: that of a disk here, of a SATA SSD there",
     ),
     figure(
@@ -411,21 +412,19 @@ fn text_of(machine: &Machine) -> String {
 }
 
 fn checks(reports: &[Report]) -> Vec<Check> {
-    FIGURES.iter().filter_map(|figure| check(figure, reports)).collect()
+    FIGURES.iter().map(|figure| check(figure, reports)).collect()
 }
 
-fn check(figure: &Figure, reports: &[Report]) -> Option<Check> {
+fn check(figure: &Figure, reports: &[Report]) -> Check {
     let Figure { name, what, claim, unit, ours, reason } = figure;
-    let (ours, verdict) = match ours {
-        Ours::Nothing => (String::new(), "not made"),
-        ours => {
-            let ours = ours.of(reports)?;
-            (format!("{ours:.2} {unit}"), claim.verdict(ours))
-        }
+    let (ours, verdict) = match (ours, ours.of(reports)) {
+        (Ours::Nothing, _) => (String::new(), "not made"),
+        (_, None) => (String::new(), "not measured"),
+        (_, Some(ours)) => (format!("{ours:.2} {unit}"), claim.verdict(ours)),
     };
     let reason = if ["same", "holds"].contains(&verdict) { "" } else { reason };
     let (what, paper) = ((*what).to_owned(), claim.text(unit));
-    Some(Check { figure: name, what, paper, ours, verdict, reason })
+    Check { figure: name, what, paper, ours, verdict, reason }
 }
 
 #[cfg(test)]
@@ -459,14 +458,14 @@ mod tests {
     #[test]
     fn a_row_is_made_of_what_was_measured_and_of_nothing_else() {
         let rows = vec![
-            row("run", "sqlite-wal", 500.0),
-            row("plain", "sqlite-wal", 100.0),
+            row("run", "run-sqlite-wal", 500.0),
+            row("plain", "run-sqlite-wal", 100.0),
             row("cache", "study-50pct-1st", 90.0),
             row("cache", "study-50pct-2nd", 100.0),
         ];
         let made: Vec<_> = checks(&[report(rows)])
             .into_iter()
-            .filter(|check| check.verdict != "not made")
+            .filter(|check| !check.ours.is_empty())
             .map(|check| (check.figure, check.ours, check.verdict))
             .collect();
         let expected = [
