@@ -14,8 +14,8 @@
 //! `TIDEGATE_SOCKET` is the supervisor's; `TIDEGATE_INCLUDE`, `TIDEGATE_EXCLUDE` and
 //! `TIDEGATE_TRUST` are globs, one a line; `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk;
 //! `TIDEGATE_COVER_AFTER` is the number of a descriptor's sync that covers its file, however young
-//! that is; if it is not given 2, of a file that is a second old; `TIDEGATE_EVERY_WRITE=1` syncs each
-//! write.
+//! that is; if it is not given 2, of a file that is a second old; `TIDEGATE_EVERY_WRITE=1` syncs
+//! each write.
 #![allow(unsafe_code)] // what is leaked at load time
 
 use std::cell::Cell;

@@ -406,8 +406,9 @@ fn section(reports: &[Report]) -> String {
 fn text_of(machine: &Machine) -> String {
     let Machine { cpu, cores, medium, load_average, seconds, repetitions } = machine;
     format!(
-        "- {cpu}, {cores} CPUs, {medium}; load before the run {load_average}; runs of {seconds} s, \
-         {repetitions} of each"
+        "- {cpu}, {cores} CPUs, load before the run {load_average}; runs of {seconds} s, \
+         {repetitions} of each\n  {}",
+        medium.replace("; ", ";\n  "),
     )
 }
 

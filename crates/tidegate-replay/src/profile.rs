@@ -1,10 +1,12 @@
 //! What a trace asks for, whatever answers it: its footprint, how much of what it writes is
 //! synced, and how much of each synced page is dirty (AFCM, figures 1 and 2).
 
+use std::time::Duration;
+
 use rustc_hash::FxHashMap;
 
 use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, lines_of, pages_of, part_of};
-use crate::trace::{FileId, Op};
+use crate::trace::{Event, FileId, Op};
 
 /// What is dirty of a page.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,6 +37,8 @@ pub struct Profile {
     pub synced_bytes: u64,
     /// By number of dirty lines: pages that syncs covered.
     pub synced_pages: [u64; 65],
+    /// When the last operation was asked for, in microseconds since the first one.
+    pub last_us: u64,
 }
 
 impl Default for Profile {
@@ -46,6 +50,7 @@ impl Default for Profile {
             written_bytes: 0,
             synced_bytes: 0,
             synced_pages: [0; 65],
+            last_us: 0,
         }
     }
 }
@@ -71,6 +76,17 @@ impl Profile {
             Op::Resize { file, len_bytes } => self.cut(file, len_bytes.div_ceil(PAGE_BYTES)),
             Op::Remove { file } => self.cut(file, 0),
         }
+    }
+
+    /// Adds an operation, and when it was asked for.
+    pub fn add_event(&mut self, event: &Event) {
+        self.last_us = self.last_us.max(event.time_us);
+        self.add(&event.op);
+    }
+
+    /// From the first operation to the last one; 0 where the trace has no times.
+    pub fn seconds(&self) -> f64 {
+        Duration::from_micros(self.last_us).as_secs_f64()
     }
 
     /// Share of the written bytes that a sync covered; none where nothing was written.

@@ -1,37 +1,42 @@
 //! The last line of a replay: what to choose, what it gains, and how sure that is.
 //!
-//! Advice is about what users can choose: the fastest row whose scheme an engine of Tidegate
-//! offers, against the row of storage alone with as much DRAM. It is as sure as the parts of the
-//! trace agree on it: each part asks by itself which of these rows is the fastest.
+//! Advice is about what users can choose: the rows whose schemes an engine of Tidegate offers,
+//! against the row of storage alone with as much DRAM. Rows that differ by less than 2 % of what
+//! the storage alone takes are as good as each other. Of those as good as the fastest, the simplest
+//! is advised: data stays where it is rather than moves to persistent memory, then least memory.
+//! Advice is as sure as the parts of the trace agree on it: each part asks by itself whether the
+//! row is as good as the fastest one.
 
 use super::{ReplayArgs, Replayed, Row};
-use crate::scheme::scheme;
+use crate::scheme::{Pmem, scheme};
 use tidegate::size::Size;
 
-/// A gain of less than this is none.
-const LEAST_GAIN: f64 = 1.02;
+/// A gain of less than this share of what the storage alone takes is none.
+const LEAST_GAIN: f64 = 0.02;
 
 /// The line.
 pub(super) fn advice(args: &ReplayArgs, replayed: &Replayed) -> String {
     let rows: Vec<&Row> = replayed.rows.iter().filter(|row| offer_of(row).is_some()).collect();
-    let Some(best) = fastest(&rows) else {
+    let Some(fastest) = fastest(&rows) else {
         return "Advice: none, for no scheme of these is an engine of Tidegate".to_owned();
     };
-    let is_plain = |row: &&&Row| row.pmem_bytes == 0 && row.dram_pages == best.dram_pages;
+    let is_plain = |row: &&&Row| row.pmem_bytes == 0 && row.dram_pages == fastest.dram_pages;
     let Some(plain) = rows.iter().find(is_plain) else {
-        return format!("Advice: {}; add the scheme dram to see the gain", offer(best));
+        return format!("Advice: {}; add the scheme dram to see the gain", offer(fastest));
     };
-    let gain = plain.seconds / best.seconds;
-    if gain < LEAST_GAIN {
+    let best = simplest(&rows, fastest, plain);
+    if best.pmem_bytes == 0 {
         return "Advice: no persistent memory; nothing here gains 2 % over the storage alone"
             .into();
     }
     format!(
-        "Advice: {}: {gain:.2} times as fast as {} alone{}; {}",
+        "Advice: {}: {:.2} times as fast as {} alone{}; {}{}",
         offer(best),
+        plain.seconds / best.seconds,
         args.ssd,
         flash_life(best, plain),
         certainty(&rows, best, plain),
+        share_of_time(plain, replayed.profile.seconds()),
     )
 }
 
@@ -52,6 +57,35 @@ fn fastest<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
     rows.iter().copied().min_by(|one, other| one.seconds.total_cmp(&other.seconds))
 }
 
+/// The simplest of `rows` that is as good as the fastest one.
+fn simplest<'a>(rows: &[&'a Row], fastest: &'a Row, plain: &Row) -> &'a Row {
+    let most_seconds = fastest.seconds + plain.seconds * LEAST_GAIN;
+    let effort = |row: &Row| (moves_data(row), row.pmem_bytes, row.dram_pages);
+    let as_good = rows.iter().copied().filter(|row| row.seconds <= most_seconds);
+    let order = |one: &&Row, other: &&Row| {
+        effort(one).cmp(&effort(other)).then(one.seconds.total_cmp(&other.seconds))
+    };
+    as_good.min_by(order).unwrap_or(fastest)
+}
+
+/// All data is on persistent memory.
+fn moves_data(row: &Row) -> bool {
+    scheme(row.scheme).is_some_and(|entry| matches!(entry.pmem, Pmem::AllData))
+}
+
+/// What part of the time in which the trace was recorded the storage alone takes, where it is so
+/// little that a faster one would hardly be noticed.
+fn share_of_time(plain: &Row, recorded_seconds: f64) -> String {
+    let share = plain.seconds / recorded_seconds;
+    if share >= LEAST_GAIN || !share.is_finite() {
+        return String::new();
+    }
+    format!(
+        "; the storage alone takes {:.1} % of the {recorded_seconds:.1} s of the trace",
+        share * 100.0
+    )
+}
+
 fn flash_life(best: &Row, plain: &Row) -> String {
     if plain.ssd_pages_written == 0 {
         return String::new();
@@ -68,11 +102,12 @@ fn flash_life(best: &Row, plain: &Row) -> String {
 /// How the parts of the trace agree with `best`.
 fn certainty(rows: &[&Row], best: &Row, plain: &Row) -> String {
     let parts = best.part_seconds.len();
-    let is_fastest = |part: &usize| {
+    let is_as_good = |part: &usize| {
         let seconds = |row: &Row| row.part_seconds.get(*part).copied().unwrap_or(f64::INFINITY);
-        rows.iter().all(|row| seconds(best) <= seconds(row))
+        let margin = seconds(plain) * LEAST_GAIN;
+        rows.iter().all(|row| seconds(best) <= seconds(row) + margin)
     };
-    let agree = (0..parts).filter(is_fastest).count();
+    let agree = (0..parts).filter(is_as_good).count();
     let gains = plain.part_seconds.iter().zip(&best.part_seconds);
     let gains: Vec<f64> =
         gains.map(|(plain, best)| plain / best).filter(|it| it.is_finite()).collect();
@@ -87,7 +122,8 @@ fn certainty(rows: &[&Row], best: &Row, plain: &Row) -> String {
         return format!("{sure}: the trace is too short to be split");
     }
     format!(
-        "{sure}: the fastest in {agree} of {parts} parts of the trace, {least:.2} to {most:.2} times"
+        "{sure}: as good as the fastest in {agree} of {parts} parts of the trace, {least:.2} to \
+         {most:.2} times"
     )
 }
 
@@ -134,8 +170,8 @@ mod tests {
         assert_eq!(
             advice_of(rows),
             "Advice: a cache (`tidegate create --engine cache`) with granularity=page, of 1M: 2.00 \
-             times as fast as nvme alone, 75 % fewer writes to flash; sure: the fastest in 5 of 5 \
-             parts of the trace, 1.33 to 4.00 times"
+             times as fast as nvme alone, 75 % fewer writes to flash; sure: as good as the fastest \
+             in 5 of 5 parts of the trace, 1.33 to 4.00 times"
         );
     }
 
@@ -148,9 +184,32 @@ mod tests {
         let advice = advice_of(rows);
         assert!(
             advice.contains("25 % more writes")
-                && advice.contains("not sure: the fastest in 1 of 5"),
+                && advice.contains("not sure: as good as the fastest in 1 of 5"),
             "{advice}"
         );
+    }
+
+    #[test]
+    fn of_what_is_as_good_the_simplest_is_advised() {
+        let rows = vec![
+            row("dram", 0, 100, [2.0; 5]),
+            row("btt", 1 << 20, 0, [0.01; 5]),
+            row("log", 4 << 20, 0, [0.02; 5]),
+            row("log", 2 << 20, 0, [0.03; 5]),
+            row("log", 1 << 20, 0, [0.06; 5]),
+        ];
+        let advice = advice_of(rows);
+        assert!(advice.contains("`tidegate create --engine log`), of 2M"), "{advice}");
+        assert!(advice.contains("sure: as good as the fastest in 5 of 5"), "{advice}");
+    }
+
+    #[test]
+    fn what_takes_hardly_any_of_the_time_is_said() {
+        let row = row("dram", 0, 1, [0.01; 5]);
+        assert_eq!(share_of_time(&row, 0.0), "", "the trace has no times");
+        assert_eq!(share_of_time(&row, 1.0), "");
+        let said = "; the storage alone takes 1.0 % of the 5.0 s of the trace";
+        assert_eq!(share_of_time(&row, 5.0), said);
     }
 
     #[test]

@@ -157,7 +157,7 @@ impl ReplayArgs {
         let mut profile = Profile::default();
         let mut kept = Some(Vec::new());
         let merged = self.each_event("looking", |event| {
-            profile.add(&event.op);
+            profile.add_event(event);
             kept = kept.take().filter(|ops| ops.len() < KEPT_OPERATIONS_MAX);
             if let Some(ops) = &mut kept {
                 ops.push(event.op);
