@@ -7,8 +7,8 @@
 //!   so a commit at that moment would have made it durable, and nothing that the log does not have.
 //! - Growth that no sync has promised is done only where the disk, or an earlier step, has written
 //!   and allocated bytes within the file's size: the kernel could have written those at any time.
-//!   More would need a commit of the file system, which would have made durable names that the log
-//!   does not have.
+//!   It ends where such growth can end: with a block, or with the write. More would need a commit
+//!   of the file system, which would have made durable names that the log does not have.
 //!
 //! Invariant: the result of a replay over any state that an interrupted replay left is the result
 //! of the first, or that with more of the unpromised growth. For this reason the file is never made
@@ -123,6 +123,16 @@ impl Replay {
         self.free_bytes = self.free_bytes.max(size_bytes);
     }
 
+    /// How long unpromised growth to `end` may make the file. The kernel makes a file grow to the
+    /// end of a write, or of a block of it. Where the disk's size is neither, it is that of before
+    /// a cut, and no file of that size has bytes that were written since.
+    fn growth_end(&self, end: u64) -> u64 {
+        let allowed = self.free_bytes.min(end);
+        let is_inside = allowed == end || allowed <= self.size_bytes;
+        let whole_blocks = allowed - allowed % self.block_bytes;
+        if is_inside { allowed } else { whole_blocks.max(self.size_bytes) }
+    }
+
     fn write(&mut self, extent: Extent, is_promised: bool, size_to_come: u64) {
         if is_promised {
             // The file system allocates whole blocks, whose rest later writes overwrite.
@@ -131,7 +141,7 @@ impl Replay {
             self.free_bytes = self.free_bytes.max(extent.end);
         }
         // A later size shows the rest of a page, which the kernel writes whole or not at all.
-        let end = extent.end.min(self.free_bytes.max(size_to_come));
+        let end = extent.end.min(self.growth_end(extent.end).max(size_to_come));
         for part in self.written.within(extent.start..end.max(extent.start)) {
             self.size_bytes = self.size_bytes.max(part.end);
             self.extents.insert(extent.part(part));
@@ -227,6 +237,25 @@ mod tests {
             [write(100, 36, 1000, true), Operation::SetSize(102), write(102, 44, 2000, true)];
         let expected = target(102, &[log(100, 102, 1000)]);
         assert_eq!(replay(&file_of(&steps, 2), &disk(102)), expected);
+    }
+
+    #[test]
+    fn a_size_of_before_a_cut_is_none_that_growth_ends_with() {
+        let disk = Disk { block_bytes: 64, ..disk(100) };
+        let cut = Operation::SetSize(0);
+        let grown = |steps: &[Operation]| replay(&file_of(&[&[cut], steps].concat(), 0), &disk);
+        let block = target(64, &[log(0, 64, 1000), zero(64, 100)]);
+        let cut_to = |target: Target| Target {
+            extents: target.extents.into_iter().filter(|it| it.start < target.size_bytes).collect(),
+            ..target
+        };
+        assert_eq!(grown(&[write(0, 120, 1000, true)]), cut_to(block));
+        let whole = target(100, &[log(0, 100, 1000)]);
+        assert_eq!(grown(&[write(0, 100, 1000, true)]), whole, "the kernel may have grown it so");
+        let short = target(30, &[log(0, 30, 1000)]);
+        assert_eq!(grown(&[write(0, 30, 1000, true)]), short);
+        let both = target(64, &[log(0, 30, 1000), log(30, 64, 2000)]);
+        assert_eq!(grown(&[write(0, 30, 1000, true), write(30, 90, 2000, true)]), both);
     }
 
     #[test]
