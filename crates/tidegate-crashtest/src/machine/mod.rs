@@ -14,12 +14,14 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::mount::{MountFlags, mount, mount_bind};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use self::disk::{Disk, OUTSIDE};
 use self::group::Group;
@@ -35,8 +37,8 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub const PREFIX: &str = "tidegate-crashtest.";
 /// After this time the kernel may write back by itself.
 const QUIET: Duration = Duration::from_secs(20);
-/// Seconds that a recovery may take.
-const RECOVERY_TIMEOUT_S: &str = "60";
+/// How long a recovery may take.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How the program runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,7 +192,7 @@ impl Machine {
     fn make_pool(&mut self) -> Result<()> {
         if let Runner::Tidegate { binary, .. } = &self.runner {
             let mut create = Command::new(binary);
-            create.arg("create").arg(self.pool_path()).args(["--engine=log", "--size=16M"]);
+            create.arg("create").arg(self.pool_path()).args(["--engine=log", "--size=1M"]);
             succeed(&mut create)?;
             self.pool = Image::read(&File::open(self.pool_path())?)?;
         }
@@ -248,17 +250,6 @@ impl Machine {
     }
 
     fn run(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<(Vec<Cut>, Vec<Violation>)> {
-        // `sync` is about all file systems: a machine whose program calls it runs alone.
-        let syncs_all = sequence.steps.contains(&Step::Sync(Sync::All));
-        let how =
-            if syncs_all { FlockOperation::LockExclusive } else { FlockOperation::LockShared };
-        flock(&self.turn, how)?;
-        let done = self.run_alone(sequence, cuts);
-        flock(&self.turn, FlockOperation::Unlock)?;
-        done
-    }
-
-    fn run_alone(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<(Vec<Cut>, Vec<Violation>)> {
         self.boot()?;
         self.disk.reset()?;
         self.put_pool(&self.pool)?;
@@ -271,7 +262,7 @@ impl Machine {
         let first = self.start_supervisor()?;
         let mut command = self.command(sequence.hold)?;
         let mut program = Program::start(&mut command, |command| self.group.spawn(command))?;
-        let done = self.execute(&mut program, sequence, cuts);
+        let done = self.execute_in_turn(&mut program, sequence, cuts);
         let killed = self.group.kill();
         drop((program, first));
         self.disk.unmount()?;
@@ -324,6 +315,27 @@ impl Machine {
         command.envs(self.fault.and_then(Fault::variable));
         command.current_dir(self.disk.mount_point()).stderr(File::create(self.dir.join("stderr"))?);
         Ok(command)
+    }
+
+    /// As [`execute`](Self::execute). `sync` is about all file systems: from the first step of a
+    /// program that calls it to the last cut no program of another machine takes a step. What
+    /// comes before and behind is the same whoever syncs: the file system is clean, or not looked
+    /// at any more.
+    fn execute_in_turn(
+        &mut self,
+        program: &mut Program,
+        sequence: &Sequence,
+        cuts: Cuts,
+    ) -> Result<(Vec<Cut>, Vec<Violation>)> {
+        let syncs_all = sequence.steps.contains(&Step::Sync(Sync::All));
+        let how =
+            if syncs_all { FlockOperation::LockExclusive } else { FlockOperation::LockShared };
+        // A program that is there takes no time of the others to start.
+        program.execute(0, "nothing").with_context(|| self.stderr())?;
+        flock(&self.turn, how)?;
+        let done = self.execute(program, sequence, cuts);
+        flock(&self.turn, FlockOperation::Unlock)?;
+        done
     }
 
     /// Executes the steps; the cuts that were made, and what was wrong before any.
@@ -415,10 +427,12 @@ impl Machine {
     fn recover_pool(&self) -> Result<Option<String>> {
         let Runner::Tidegate { binary, .. } = &self.runner else { return Ok(None) };
         let mut command = Command::new(&self.interpreter.linked);
-        command.args(["boot", "timeout", "--signal=KILL", RECOVERY_TIMEOUT_S]);
-        command.arg(binary).arg("recover");
+        command.arg("boot").arg(binary).arg("recover");
         command.arg(self.pool_path()).stdin(Stdio::null()).stdout(Stdio::piped());
         let child = self.group.spawn(command.stderr(Stdio::piped()))?;
+        if !has_ended(&child, RECOVERY_TIMEOUT)? {
+            self.group.kill()?;
+        }
         let output = child.wait_with_output()?;
         // A supervisor may outlive the command.
         self.group.kill()?;
@@ -431,6 +445,13 @@ impl Machine {
     fn stderr(&self) -> String {
         fs::read_to_string(self.dir.join("stderr")).unwrap_or_default()
     }
+}
+
+/// Waits until a process has ended: whether it did so in time.
+fn has_ended(child: &Child, timeout: Duration) -> Result<bool> {
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let mut events = [PollFd::new(&process, PollFlags::IN)];
+    Ok(poll(&mut events, Some(&Timespec::try_from(timeout)?))? > 0)
 }
 
 /// Runs a command, which must succeed, and hands back what it printed.

@@ -76,9 +76,12 @@ impl Model {
                 Verdict::Misordered(objections(bounds.here).join("; "))
             }
             _ => {
-                let allowed = (bounds.sure..self.trees.len()).rev().map(objections);
-                let nearest = allowed.min_by_key(Vec::len).unwrap_or_default();
-                Verdict::Forbidden(nearest.join("; "))
+                // Each is one way in which the state could have come about, and what is against it.
+                let allowed: Vec<_> = (bounds.sure..self.trees.len()).map(objections).collect();
+                let least = allowed.iter().map(Vec::len).min().unwrap_or_default();
+                let nearest = allowed.iter().filter(|against| against.len() == least);
+                let nearest: Vec<String> = nearest.map(|against| against.join("; ")).collect();
+                Verdict::Forbidden(nearest.join(" / "))
             }
         }
     }
