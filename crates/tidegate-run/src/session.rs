@@ -181,6 +181,8 @@ fn find_or_start(
 fn start(pool: &Path, options: RecoverOptions) -> Result<(Connection, Child)> {
     let (ours, theirs) = Connection::pair().context("cannot make a socket")?;
     let program = std::env::current_exe().context("cannot tell where this program is")?;
+    // Where another version was installed meanwhile, the supervisor is of this one.
+    let program = if program.exists() { &program } else { Path::new("/proc/self/exe") };
     let mut command = Command::new(program);
     // Nothing of the caller's: neither preloaded libraries nor a directory that would stay busy.
     command.env_clear().current_dir("/");
