@@ -5,6 +5,10 @@
 //!    and segments follow one another without gaps.
 //! 2. A file is known here from its definition on, as long as a record of it can be live:
 //!    definitions are retired after the records that rely on them.
+//! 3. A page of a record is left out of what is due only if a later record that was added, and that
+//!    stays in the log or is due itself, overwrites all of the page and does nothing else. Recovery
+//!    applies that one whatever the disk has there, so the earlier bytes are needed no more. So a
+//!    page that is written again and again reaches the disk when that ends.
 //!
 //! Nothing here touches a file: `writeback` makes the ranges durable.
 
@@ -15,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use tidegate::log::{Definition, FileHandle, FileSystemId, Header, RecordKind};
 
-use super::ranges::Ranges;
+use super::ranges::{Ranges, whole_pages};
 
 /// A file that the log defines.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,9 +109,12 @@ pub(crate) struct Due {
 }
 
 impl Due {
-    fn add(&mut self, segment: &Segment) {
+    fn add(&mut self, segment: &Segment, overwrites: &Overwrites) {
         for (id, part) in &segment.files {
-            self.files.entry(*id).or_default().merge(&part.ranges);
+            let ranges = overwrites.without_later(*id, &part.ranges, segment.start);
+            if part.has_grown || ranges.bytes() > 0 {
+                self.files.entry(*id).or_default().merge(&ranges);
+            }
             self.grown.extend(part.has_grown.then_some(*id));
         }
         self.file_systems.extend(segment.file_systems.keys());
@@ -129,6 +136,47 @@ impl Due {
     }
 }
 
+/// By file and page, the start of the segment of the last record that overwrites all of the page.
+#[derive(Debug, Default)]
+struct Overwrites(HashMap<u64, HashMap<u64, u64>>);
+
+impl Overwrites {
+    fn add(&mut self, header: &Header, segment_start: u64) {
+        let pages = whole_pages(header.offset, u64::from(header.payload_bytes));
+        let of_file = self.0.entry(header.file).or_default();
+        of_file.extend(pages.map(|page| (page, segment_start)));
+    }
+
+    /// `ranges` of a file without the pages that a segment behind `segment_start` overwrites.
+    fn without_later(&self, file: u64, ranges: &Ranges, segment_start: u64) -> Ranges {
+        let Some(of_file) = self.0.get(&file) else { return ranges.clone() };
+        ranges.without(|page| of_file.get(&page).is_some_and(|last| *last > segment_start))
+    }
+
+    /// A segment is retired.
+    fn retired(&mut self, segment: &Segment) {
+        for (id, part) in &segment.files {
+            let Some(of_file) = self.0.get_mut(id) else { continue };
+            if part.ranges.has_indivisible() {
+                of_file.retain(|_, last| *last > segment.start);
+            }
+            for page in part.ranges.pages() {
+                if of_file.get(&page).is_some_and(|last| *last <= segment.start) {
+                    of_file.remove(&page);
+                }
+            }
+            if of_file.is_empty() {
+                self.0.remove(id);
+            }
+        }
+    }
+
+    /// It is not known any more what of a file is overwritten.
+    fn forget(&mut self, file: u64) {
+        self.0.remove(&file);
+    }
+}
+
 #[derive(Debug)]
 struct Segment {
     start: u64,
@@ -145,6 +193,7 @@ pub(crate) struct Backlog {
     scanned: u64,
     segment_bytes: u64,
     segments: VecDeque<Segment>,
+    overwrites: Overwrites,
     known: HashMap<u64, Known>,
     files_seen: u64,
 }
@@ -153,8 +202,14 @@ impl Backlog {
     /// An empty backlog of a log whose records begin at `position`, with segments of
     /// `segment_bytes`.
     pub(crate) fn new(position: u64, segment_bytes: u64) -> Self {
-        let (segments, known) = (VecDeque::new(), HashMap::new());
-        Self { scanned: position, segment_bytes, segments, known, files_seen: 0 }
+        Self {
+            scanned: position,
+            segment_bytes,
+            segments: VecDeque::new(),
+            overwrites: Overwrites::default(),
+            known: HashMap::new(),
+            files_seen: 0,
+        }
     }
 
     /// Up to where records were added.
@@ -191,20 +246,21 @@ impl Backlog {
             RecordKind::SetSize => self.change(header, header.offset, 0),
             RecordKind::Define => self.define(header, payload),
             // All earlier records of the file are durable in it, or are not promised any more.
-            RecordKind::End => self.segments.iter_mut().for_each(|segment| {
-                segment.files.remove(&header.file);
-            }),
+            RecordKind::End => {
+                self.overwrites.forget(header.file);
+                self.segments.iter_mut().for_each(|segment| {
+                    segment.files.remove(&header.file);
+                });
+            }
             RecordKind::Make => {
                 // The content is less than the payload by some hundred bytes.
                 self.change(header, 0, u64::from(header.payload_bytes));
                 self.name(header);
             }
             RecordKind::Name => self.name(header),
-            RecordKind::Void
-            | RecordKind::Mark
-            | RecordKind::Decided
-            | RecordKind::Done
-            | RecordKind::Gap => {}
+            // A write that was not made overwrites nothing.
+            RecordKind::Void => self.overwrites.forget(header.file),
+            RecordKind::Mark | RecordKind::Decided | RecordKind::Done | RecordKind::Gap => {}
         }
         // The record is part of a segment, whatever it says.
         self.segment(header.position);
@@ -234,8 +290,9 @@ impl Backlog {
 
     fn change(&mut self, header: &Header, offset: u64, len: u64) {
         let position = header.position;
-        let files = &mut self.segment(position).files;
-        let part = files.entry(header.file).or_insert_with(|| Part {
+        let segment = self.segment(position);
+        let segment_start = segment.start;
+        let part = segment.files.entry(header.file).or_insert_with(|| Part {
             window: Window::EMPTY,
             ranges: Ranges::default(),
             last: position,
@@ -247,6 +304,9 @@ impl Backlog {
         if len > 0 {
             let end = offset.saturating_add(len);
             part.window.add(Window { written_bytes: len, start: offset, end });
+        }
+        if header.kind == RecordKind::Write && !header.grows {
+            self.overwrites.add(header, segment_start);
         }
     }
 
@@ -266,22 +326,26 @@ impl Backlog {
     /// What is due for all records that were added.
     pub(crate) fn due(&self) -> Due {
         let mut due = Due::default();
-        self.segments.iter().for_each(|segment| due.add(segment));
+        self.segments.iter().for_each(|segment| due.add(segment, &self.overwrites));
         due.sorted()
     }
 
     /// What is due for the records before a position that `may_be_goal` accepts, and that position:
-    /// the first one with at least `dirty_bytes` to write. `None`: only all is enough.
+    /// the first one with at least `dirty_bytes` to write or `log_bytes` to retire. `None`: only
+    /// all is enough.
     pub(crate) fn due_for(
         &self,
         dirty_bytes: u64,
+        log_bytes: u64,
         may_be_goal: impl Fn(u64) -> bool,
     ) -> Option<(u64, Due)> {
         let mut due = Due::default();
+        let first = self.segments.front().map_or(0, |first| first.start);
         for (segment, next) in self.segments.iter().zip(self.segments.iter().skip(1)) {
-            due.add(segment);
+            due.add(segment, &self.overwrites);
+            let is_enough = due.dirty_bytes() >= dirty_bytes || next.start - first >= log_bytes;
             // A record starts where the next segment starts, so none is cut in two.
-            if due.dirty_bytes() >= dirty_bytes && may_be_goal(next.start) {
+            if is_enough && may_be_goal(next.start) {
                 return Some((next.start, due.sorted()));
             }
         }
@@ -315,7 +379,7 @@ impl Backlog {
                 break;
             }
             segment.write_started = true;
-            due.add(segment);
+            due.add(segment, &self.overwrites);
         }
         due.files.retain(|id, ranges| !is_hot(id) && ranges.bytes() > 0);
         due.sorted()
@@ -323,8 +387,10 @@ impl Backlog {
 
     /// The records below `position` are durable in their files and gone from the log.
     pub(crate) fn retired(&mut self, position: u64) {
-        while self.segments.front().is_some_and(|first| first.end <= position) {
-            self.segments.pop_front();
+        while self.segments.front().is_some_and(|first| first.end <= position)
+            && let Some(first) = self.segments.pop_front()
+        {
+            self.overwrites.retired(&first);
         }
         for segment in self.segments.iter_mut().take_while(|segment| segment.start < position) {
             segment.files.retain(|_, part| part.last >= position);
@@ -337,8 +403,176 @@ impl Backlog {
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
+
+    use proptest::prelude::*;
+
     use super::super::trial::Trial;
     use super::*;
+
+    /// Bytes of the file of the model.
+    const MODEL_BYTES: usize = 5 * 4096;
+
+    /// What a program does, and the cleaner.
+    #[derive(Debug, Clone)]
+    enum Act {
+        /// A write; one that `grows` is not promised.
+        Write { offset: usize, len: usize, grows: bool },
+        /// A write that the kernel refuses.
+        Refused { page: usize },
+        /// The cleaner looks: the next write comes with a new definition of the file.
+        Look,
+        /// A batch of so many dirty bytes or bytes of the log; of all, where that is not enough.
+        Retire { dirty_bytes: u64, log_bytes: u64 },
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        let page = 0..MODEL_BYTES / 4096;
+        let whole = page.clone().prop_map(|page| (page * 4096, 4096));
+        let pages = page.clone().prop_map(|page| (page * 4096, MODEL_BYTES - page * 4096));
+        let part = (0..MODEL_BYTES - 1000, 1..1000_usize);
+        let range = prop_oneof![4 => whole, 1 => pages, 2 => part];
+        let write = (range, prop::bool::weighted(0.2));
+        let retire = (0..30_000_u64, 0..60_000_u64);
+        prop_oneof![
+            8 => write.prop_map(|((offset, len), grows)| Act::Write { offset, len, grows }),
+            1 => page.prop_map(|page| Act::Refused { page }),
+            4 => Just(Act::Look),
+            2 => retire.prop_map(|(dirty_bytes, log_bytes)| Act::Retire { dirty_bytes, log_bytes }),
+        ]
+    }
+
+    /// A record of a write: where, whether it grows, and the number of its bytes.
+    struct Written {
+        position: u64,
+        offset: usize,
+        len: usize,
+        grows: bool,
+    }
+
+    /// A file and its log. The bytes of a write are its number.
+    struct Model {
+        trial: Trial,
+        file: std::fs::File,
+        backlog: Backlog,
+        written: Vec<Written>,
+        kernel: Vec<usize>,
+        disk: Vec<usize>,
+    }
+
+    impl Model {
+        fn new() -> Self {
+            let trial = Trial::new();
+            let file = trial.file("file", &vec![0; MODEL_BYTES]);
+            trial.begin_story(&file, "file");
+            let backlog = Backlog::new(trial.log.tail(), 10_000);
+            let bytes = vec![0; MODEL_BYTES];
+            Self { trial, file, backlog, written: Vec::new(), kernel: bytes.clone(), disk: bytes }
+        }
+
+        /// Number of the next write.
+        fn next(&self) -> usize {
+            self.written.len() + 1
+        }
+
+        fn append(&mut self, offset: usize, len: usize, grows: bool, is_made: bool) {
+            let (number, data) = (self.next(), vec![0; len]);
+            let mut position = 0;
+            self.trial.record(&self.file, "file", |ticket| {
+                position = ticket.write(offset as u64, &[IoSlice::new(&data)], grows).unwrap();
+                if !is_made {
+                    ticket.void(position).unwrap();
+                }
+            });
+            if is_made {
+                self.written.push(Written { position, offset, len, grows });
+                self.kernel[offset..offset + len].fill(number);
+            }
+        }
+
+        fn scan(&mut self) {
+            let (from, safe) = (self.backlog.scanned(), self.trial.log.safe_position());
+            for header in self.trial.log.records(from, safe) {
+                let mut payload = vec![0; header.payload_bytes as usize];
+                self.trial.log.pool().read_payload(&header, 0, &mut payload).unwrap();
+                self.backlog.add(&header, &payload);
+            }
+            self.backlog.reached(safe);
+        }
+
+        fn retire(&mut self, dirty_bytes: u64, log_bytes: u64) {
+            self.scan();
+            let safe = self.backlog.scanned();
+            let chosen = self
+                .backlog
+                .due_for(dirty_bytes, log_bytes, |goal| self.trial.log.may_retire_to(goal));
+            let (goal, due) = chosen.unwrap_or_else(|| (safe, self.backlog.due()));
+            for (id, ranges) in &due.files {
+                let whole = (0, MODEL_BYTES as u64);
+                let ranges: Vec<_> =
+                    if due.grown.contains(id) { vec![whole] } else { ranges.iter().collect() };
+                for (offset, len) in ranges {
+                    let start = usize::try_from(offset).unwrap().min(MODEL_BYTES);
+                    let end = (start + usize::try_from(len).unwrap()).min(MODEL_BYTES);
+                    self.disk[start..end].copy_from_slice(&self.kernel[start..end]);
+                }
+            }
+            self.trial.log.retire_to(goal).unwrap();
+            self.backlog.retired(goal);
+        }
+
+        /// What is left of each byte by a power cut now, and what is promised at least.
+        fn after_a_cut(&self) -> impl Iterator<Item = (usize, usize)> {
+            let tail = self.trial.log.tail();
+            let (mut found, mut promised) = (self.disk.clone(), vec![0; MODEL_BYTES]);
+            for (number, write) in (1..).zip(&self.written) {
+                let range = write.offset..write.offset + write.len;
+                if write.position >= tail && !write.grows {
+                    found[range.clone()].fill(number);
+                }
+                if write.position < tail || !write.grows {
+                    promised[range].fill(number);
+                }
+            }
+            found.into_iter().zip(promised)
+        }
+    }
+
+    proptest! {
+        /// Whatever is retired, a byte is never older than what was promised of it.
+        #[test]
+        fn what_is_retired_is_on_the_disk_or_overwritten_by_what_is_not(
+            acts in prop::collection::vec(act(), 1..60),
+        ) {
+            let mut model = Model::new();
+            for act in acts {
+                match act {
+                    Act::Write { offset, len, grows } => model.append(offset, len, grows, true),
+                    Act::Refused { page } => model.append(page * 4096, 4096, false, false),
+                    Act::Look => model.scan(),
+                    Act::Retire { dirty_bytes, log_bytes } => model.retire(dirty_bytes, log_bytes),
+                }
+                for (at, (found, promised)) in model.after_a_cut().enumerate() {
+                    prop_assert!(found >= promised, "byte {at} is of write {found}, not {promised}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_hot_page_reaches_the_disk_only_when_all_is_retired() {
+        let mut model = Model::new();
+        for _ in 0..100 {
+            model.append(4096, 4096, false, true);
+            model.append(0, 100, false, true);
+        }
+        model.scan();
+        let (goal, due) = model.backlog.due_for(u64::MAX, 300_000, |_| true).unwrap();
+        assert!(goal >= 300_000 && due.files.values().flat_map(Ranges::iter).eq([(0, 4096)]));
+        assert_eq!(model.backlog.due().dirty_bytes(), 2 * 4096);
+        model.retire(u64::MAX, u64::MAX);
+        assert!(model.backlog.overwrites.0.is_empty(), "{:?}", model.backlog.overwrites);
+    }
 
     #[test]
     fn what_is_written_again_is_due_once_and_not_started_early() {
@@ -382,19 +616,19 @@ mod tests {
         for header in &records {
             backlog.add(header, &[]);
         }
-        let (goal, due) = backlog.due_for(100_000, |_| true).unwrap();
+        let (goal, due) = backlog.due_for(100_000, u64::MAX, |_| true).unwrap();
         assert!(records.iter().any(|header| header.position == goal));
         let writes = records.iter().filter(|it| it.kind == RecordKind::Write);
         let written: u64 =
             writes.filter(|it| it.position < goal).map(|it| u64::from(it.payload_bytes)).sum();
         assert_eq!(due.dirty_bytes(), written);
         assert!((100_000..150_000).contains(&written));
-        let (later, _) = backlog.due_for(100_000, |position| position > goal).unwrap();
+        let (later, _) = backlog.due_for(100_000, u64::MAX, |position| position > goal).unwrap();
         assert!(later > goal);
-        assert_eq!(backlog.due_for(100_000, |_| false), None);
-        assert_eq!(backlog.due_for(1_000_000, |_| true), None, "all is less");
+        assert_eq!(backlog.due_for(100_000, u64::MAX, |_| false), None);
+        assert_eq!(backlog.due_for(1_000_000, u64::MAX, |_| true), None, "all is less");
         backlog.retired(goal);
-        assert_eq!(backlog.due_for(1, |_| true).map(|(next, _)| next > goal), Some(true));
+        assert_eq!(backlog.due_for(1, u64::MAX, |_| true).map(|(next, _)| next > goal), Some(true));
     }
 
     #[test]

@@ -2,14 +2,19 @@
 //! enough that writers find free space as long as the disk keeps up.
 //!
 //! Pure: a situation in, an action out. What is written again and again (little to write for much
-//! log) is synced when three quarters of the log are used, or up to seven eighths where the sync
-//! will not take long. Streams are synced from an eighth on. What lies between is written ahead.
+//! log) is retired when three quarters of the log are used, or up to seven eighths where little has
+//! to be written, and then an eighth of the log at a time. Streams are synced from an eighth on.
+//! What lies between is written ahead.
 
 use std::time::Duration;
 
 /// The log is summed up in steps of at least and at most this.
 const SEGMENT_BYTES_LEAST: u64 = 64 << 10;
-const SEGMENT_BYTES_MOST: u64 = 16 << 20;
+const SEGMENT_BYTES_MOST: u64 = 4 << 20;
+
+/// A batch for which no writer waits is at most so many times as long as one for which one waits:
+/// a log that fills meanwhile makes writers wait for the rest of it.
+const UNBLOCKED_BATCHES: u64 = 3;
 
 /// Bytes of the log that writers use, at most, while a disk takes one: they run at the speed of
 /// memory.
@@ -55,7 +60,7 @@ pub(super) struct Policy {
 impl Policy {
     /// The rules for a ring of so many bytes.
     pub(super) fn new(ring_bytes: u64) -> Self {
-        let segment_bytes = (ring_bytes / 64).clamp(SEGMENT_BYTES_LEAST, SEGMENT_BYTES_MOST);
+        let segment_bytes = (ring_bytes / 256).clamp(SEGMENT_BYTES_LEAST, SEGMENT_BYTES_MOST);
         Self { ring_bytes, segment_bytes }
     }
 
@@ -75,14 +80,19 @@ impl Policy {
     }
 
     /// The dirty bytes of one batch where the disk takes `disk_bytes` in the time that writers may
-    /// wait: when that is over, writers have filled what is free now. None: all that is due, since
-    /// the same bytes are due again and again, or a process waits for all.
+    /// wait: with free space as much as writers take to fill it, within limits. None: all that is
+    /// due, since a process waits for that.
     pub(super) fn batch_bytes(&self, situation: &Situation, disk_bytes: u64) -> Option<u64> {
-        let &Situation { used_bytes, dirty_bytes, is_wanted, is_blocked, .. } = situation;
-        let is_hot = dirty_bytes.saturating_mul(2) <= used_bytes;
-        let free_bytes = self.ring_bytes.saturating_sub(used_bytes);
-        let is_limited = !is_wanted && !situation.has_old_names && (is_blocked || !is_hot);
-        is_limited.then(|| disk_bytes + free_bytes / WRITERS_TO_DISK)
+        let free_bytes = self.ring_bytes.saturating_sub(situation.used_bytes);
+        let is_limited = !situation.is_wanted && !situation.has_old_names;
+        let unblocked_bytes = disk_bytes.saturating_mul(UNBLOCKED_BATCHES);
+        is_limited.then(|| (disk_bytes + free_bytes / WRITERS_TO_DISK).min(unblocked_bytes))
+    }
+
+    /// How much of the log one batch retires at most where little has to be written for it: what is
+    /// written again and again stays in the log for as long as that has space.
+    pub(super) fn batch_log_bytes(&self) -> u64 {
+        self.ring_bytes / 8
     }
 
     /// Bytes of the log from which on the disk is kept busy.
@@ -180,26 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hot_set_rewritten_a_hundred_times_is_synced_twice() {
-        let policy = Policy::new(1024 * MIB);
-        let (set, written) = (16 * MIB, 1600 * MIB / 4096 * 4160 * 102 / 100);
-        let (mut syncs, mut tail, mut head) = (0, 0, 0);
-        while head < written {
-            let used_bytes = head - tail;
-            let dirty_bytes = used_bytes.min(set);
-            let situation = Situation { used_bytes, dirty_bytes, ..EMPTY };
-            if policy.decide(&situation) == Action::Sync {
-                assert_eq!(policy.batch_bytes(&situation, MIB), None, "all at once");
-                (syncs, tail) = (syncs + 1, head);
-            }
-            assert!(used_bytes + set * WRITERS_TO_DISK <= 1024 * MIB + policy.segment_bytes);
-            head = policy.wake_at(tail, head, head).min(written);
-        }
-        assert_eq!(syncs + 1, 2, "and once at the end");
-    }
-
-    #[test]
-    fn a_batch_ends_when_the_log_is_full_or_little_later() {
+    fn a_batch_is_what_the_disk_takes_in_a_short_time() {
         let policy = Policy::new(1024 * MIB);
         let batch = |used_mib, dirty_mib, is_blocked, is_wanted| {
             let (used_bytes, dirty_bytes) = (used_mib * MIB, dirty_mib * MIB);
@@ -208,8 +199,9 @@ mod tests {
         };
         assert_eq!(batch(1024, 1000, true, false), Some(5), "what the disk takes in its time");
         assert_eq!(batch(1024, 100, true, false), Some(5), "of a hot set too");
-        assert_eq!(batch(300, 256, false, false), Some(5 + 72));
-        assert_eq!(batch(300, 100, false, false), None, "a hot set");
+        assert_eq!(batch(924, 900, false, false), Some(15), "little is free: 5 + 100 / 10");
+        assert_eq!(batch(300, 256, false, false), Some(15), "not as much as could be filled");
+        assert_eq!(batch(300, 100, false, false), Some(15), "of a hot set too");
         assert_eq!(batch(1024, 1000, true, true), None, "a process waits for all");
     }
 
@@ -244,7 +236,7 @@ mod tests {
         let policy = Policy::new(64 * MIB);
         assert_eq!(policy.wake_at(100, 100, 100), 101);
         assert_eq!(policy.wake_at(100, 164, 100), 100 + 8 * MIB);
-        assert_eq!(policy.wake_at(0, 16 * MIB, 16 * MIB), 17 * MIB);
-        assert_eq!(policy.wake_at(0, 30 * MIB, 16 * MIB), 30 * MIB + MIB / 8);
+        assert_eq!(policy.wake_at(0, 16 * MIB, 16 * MIB), 16 * MIB + MIB / 4);
+        assert_eq!(policy.wake_at(0, 30 * MIB, 16 * MIB), 30 * MIB + MIB / 32);
     }
 }

@@ -4,6 +4,8 @@
 const PAGE_BYTES: u64 = 4096;
 /// Ranges of one file in one segment; of more, one range from the first byte to the last is kept.
 const RANGES_MAX: usize = 8192;
+/// The pages of a range of more bytes are not looked at one by one.
+const DIVISIBLE_BYTES_MAX: u64 = 1 << 20;
 
 /// Byte ranges of one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,6 +43,27 @@ impl Ranges {
         self.ranges.extend_from_slice(&other.ranges);
     }
 
+    /// The pages of all ranges, by their first bytes; none of a range that is too long for that.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = u64> {
+        let divisible = self.ranges.iter().filter(|range| is_divisible(range));
+        divisible.flat_map(|(start, end)| pages_between(*start, *end))
+    }
+
+    /// Some range is too long for its pages to be looked at.
+    pub(crate) fn has_indivisible(&self) -> bool {
+        !self.ranges.iter().all(is_divisible)
+    }
+
+    /// These ranges without the pages that `is_left_out` says, of ranges that can be divided.
+    pub(crate) fn without(&self, is_left_out: impl Fn(u64) -> bool) -> Self {
+        let ranges = self.ranges.iter().filter(|range| !is_divisible(range)).copied().collect();
+        let mut left = Self { ranges };
+        for page in self.pages().filter(|page| !is_left_out(*page)) {
+            left.add(page, PAGE_BYTES);
+        }
+        left
+    }
+
     /// Sorts the ranges and joins those that touch: what is written again counts once.
     pub(crate) fn sort(&mut self) {
         self.ranges.sort_unstable();
@@ -64,6 +87,22 @@ impl Ranges {
     }
 }
 
+fn is_divisible((start, end): &(u64, u64)) -> bool {
+    end - start <= DIVISIBLE_BYTES_MAX
+}
+
+/// The pages that lie in `len` bytes at `offset` as a whole, by their first bytes.
+pub(crate) fn whole_pages(offset: u64, len: u64) -> impl Iterator<Item = u64> {
+    let end = offset.saturating_add(len);
+    let start = offset.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+    pages_between(start, end - end % PAGE_BYTES)
+}
+
+/// The pages of which the first bytes lie from `start`, which is such a byte, to `end`.
+fn pages_between(start: u64, end: u64) -> impl Iterator<Item = u64> {
+    (start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(|number| number * PAGE_BYTES)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +119,30 @@ mod tests {
         ranges.sort();
         assert_eq!(ranges.iter().collect::<Vec<_>>(), [(0, 102_400), (1 << 20, 4096)]);
         assert_eq!(ranges.bytes(), 102_400 + 4096);
+    }
+
+    #[test]
+    fn pages_can_be_left_out_of_ranges_that_are_not_too_long() {
+        let mut ranges = Ranges::default();
+        ranges.add(4096, 3 * 4096);
+        ranges.add(1 << 30, DIVISIBLE_BYTES_MAX + 1);
+        assert_eq!(ranges.pages().collect::<Vec<_>>(), [4096, 8192, 12_288]);
+        assert!(ranges.has_indivisible());
+        let mut left = ranges.without(|page| page == 8192 || page >= 1 << 30);
+        left.sort();
+        let rest = (1 << 30, DIVISIBLE_BYTES_MAX + 4096);
+        assert_eq!(left.iter().collect::<Vec<_>>(), [(4096, 4096), (12_288, 4096), rest]);
+    }
+
+    #[test]
+    fn a_page_is_whole_where_all_of_its_bytes_are() {
+        let pages = |offset, len| whole_pages(offset, len).collect::<Vec<_>>();
+        assert_eq!(pages(0, 4096), [0]);
+        assert_eq!(pages(1, 8191), [4096]);
+        assert_eq!(pages(4095, 4097), [4096]);
+        assert!(pages(4096, 4095).is_empty());
+        assert!(pages(1, 4096).is_empty());
+        assert!(pages(u64::MAX - 1, 1).is_empty());
     }
 
     #[test]

@@ -150,6 +150,45 @@ fn acknowledged_writes_and_names_survive_power_cuts() {
     }
 }
 
+/// Words of 8 bytes that the write of this version writes: the first one, and how many.
+fn write_of(version: u64) -> (usize, usize) {
+    let mixed = version * 2_654_435_761 % (1 << 32);
+    let words = if mixed.is_multiple_of(5) { 64 } else { 512 };
+    let pages = if mixed.is_multiple_of(8) { 640 } else { 16 };
+    (usize::try_from(mixed / 256 % pages).unwrap() * 512, words)
+}
+
+/// What is overwritten later is retired without a write to the disk, and what is not, with one. The
+/// log is so small that both happen many times.
+#[test]
+fn pages_that_are_written_again_and_again_survive_power_cuts() {
+    let (mut disk, mut random) = (Disk::new(), seed());
+    for round in 0..setting("TIDEGATE_POWER_ROUNDS", 2) {
+        let _ = std::fs::remove_file(disk.pool());
+        let pool = disk.pool();
+        ok(["create".as_ref(), pool.as_os_str(), "--engine=log".as_ref(), "--size=2M".as_ref()]);
+        let script = format!("exec /usr/bin/python3 -B {}", source("hot.py").display());
+        let mut workers = Workers::start_script(&pool, &disk.mount_point(), &script);
+        workers.wait_for("hot", 30 + random.below(100));
+        let acks = disk.cut(workers, if round % 2 == 0 { "lru:32M" } else { "none" });
+        let acks = std::fs::read_to_string(acks).unwrap();
+        let whole = &acks[..acks.rfind('\n').unwrap()];
+        let version = whole.lines().last().unwrap().strip_prefix("hot ").unwrap();
+        let mut wanted = vec![0; 640 * 512];
+        for version in 1..=version.parse().unwrap() {
+            let (first, words) = write_of(version);
+            wanted[first..first + words].fill(version);
+        }
+        let bytes = std::fs::read(disk.mount_point().join("hot")).unwrap();
+        let found: Vec<u64> =
+            bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        assert_eq!(found.len(), wanted.len());
+        for (at, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+            assert!(found >= wanted, "word {at} is of write {found}, {wanted} was acknowledged");
+        }
+    }
+}
+
 /// A recovery that the power cuts short is done again by the next.
 #[test]
 fn recovery_itself_survives_a_power_cut() {

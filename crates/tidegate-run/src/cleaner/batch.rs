@@ -4,7 +4,8 @@
 //! 1. The tail moves to a position only after a sync without failures of all files that the records
 //!    before it change, and after that of all file systems of which they have names, begun when the
 //!    kernel had made all these changes.
-//! 2. While a writer waits for free space a batch is as small as what the disk takes in [`BATCH`].
+//! 2. While a writer waits for free space a batch is as small as what the disk takes in [`BATCH`],
+//!    and no batch that may be divided is more than three times that.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -163,12 +164,16 @@ impl Worker {
     /// way to the disk meanwhile.
     fn choose(&mut self, situation: &Situation, safe: u64) -> (u64, Due) {
         let situation = Situation { dirty_bytes: self.backlog.dirty_bytes(), ..*situation };
-        let limit = self.policy.batch_bytes(&situation, self.speed.bytes_in(BATCH));
+        let disk_bytes = self.speed.bytes_in(BATCH);
+        let limit = self.policy.batch_bytes(&situation, disk_bytes);
         if let Some(limit) = limit {
             let tail = self.log.tail();
             let may_be_goal = |goal| tail < goal && goal <= safe && self.log.may_retire_to(goal);
-            if let Some(chosen) = self.backlog.due_for(limit, may_be_goal) {
-                self.start_writing(limit.saturating_mul(2));
+            let log_bytes = self.policy.batch_log_bytes();
+            if let Some(chosen) = self.backlog.due_for(limit, log_bytes, may_be_goal) {
+                // No more than keeps the disk busy until the next batch: this thread waits while
+                // the disk's queue is full.
+                self.start_writing(disk_bytes);
                 return chosen;
             }
         }
