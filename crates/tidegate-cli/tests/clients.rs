@@ -47,16 +47,20 @@ impl Served {
     }
 
     /// A cache of `cache_size` with lines of `line_size` before a file of `size`.
-    fn with_cache(size: &str, cache_size: &str, line_size: &str) -> Self {
+    /// A cache of 16 MiB before a file of 160 MiB, made and served with more options, and with
+    /// `settings` of `tidegate set`.
+    fn with_cache(made: &[&str], served: &[&str], settings: &[&str]) -> Self {
         let dir = scratch();
         let (pool, backing) = (dir.path().join("pool"), dir.path().join("backing"));
-        let lines = ["--line-size", line_size];
-        let create = ["create", pool.to_str().unwrap(), "--engine=cache", "--size", cache_size];
-        ok([create.as_slice(), &lines].concat());
-        succeed(tool("truncate", "coreutils").args(["--size", size]).arg(&backing));
+        let create = ["create", pool.to_str().unwrap(), "--engine=cache", "--size=16M"];
+        ok([create.as_slice(), made].concat());
+        succeed(tool("truncate", "coreutils").arg("--size=160M").arg(&backing));
         let backing = format!("--backing={}", backing.display());
-        let args = ["--export", "disk", &backing];
+        let args = [&["--export", "disk", &backing], served].concat();
         let server = Server::start(&pool, &dir.path().join("socket"), &args);
+        if !settings.is_empty() {
+            ok([&["set", pool.to_str().unwrap()], settings].concat());
+        }
         Self { dir, server }
     }
 
@@ -200,21 +204,49 @@ fn fio_verifies_checksums_through_a_cache() {
     let seconds = setting("TIDEGATE_FIO_SECONDS", 5).div_ceil(2);
     for line_size in ["4K", "16K", "64K"] {
         println!("lines of {line_size}");
-        fio_verifies(Served::with_cache("160M", "16M", line_size), seconds);
+        fio_verifies(Served::with_cache(&["--line-size", line_size], &[], &[]), seconds);
+    }
+}
+
+#[test]
+fn fio_verifies_checksums_in_each_mode_of_a_cache() {
+    let seconds = setting("TIDEGATE_FIO_SECONDS", 5).div_ceil(4);
+    for mode in ["wt", "wb", "wa", "wi", "wo", "pt"] {
+        println!("mode {mode}");
+        fio_verifies(Served::with_cache(&[], &["--mode", mode], &[]), seconds);
+    }
+}
+
+/// Blocks of 512 bytes: parts of pages.
+#[test]
+fn fio_verifies_checksums_in_each_granularity_of_a_cache() {
+    let seconds = setting("TIDEGATE_FIO_SECONDS", 5).div_ceil(4);
+    for granularity in ["page", "record"] {
+        for mode in ["wb", "wo"] {
+            println!("granularity {granularity}, mode {mode}");
+            let setting = format!("granularity={granularity}");
+            let made = ["--block-size=512"];
+            let served = Served::with_cache(&made, &["--mode", mode], &[&setting]);
+            fio_verifies_blocks("512", served, seconds);
+        }
     }
 }
 
 fn fio_verifies(served: Served, seconds: u64) {
+    fio_verifies_blocks("4k", served, seconds);
+}
+
+fn fio_verifies_blocks(block_size: &str, served: Served, seconds: u64) {
     let mut fio = tool("fio", "fio");
     fio.args([
         "--name=verify",
         "--ioengine=nbd",
         "--rw=randwrite",
-        "--bs=4k",
         "--iodepth=16",
         "--numjobs=4",
         "--fsync=256",
     ]);
+    fio.arg(format!("--bs={block_size}"));
     fio.args([
         "--size=32M",
         "--offset_increment=32M",

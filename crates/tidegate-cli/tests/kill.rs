@@ -153,7 +153,8 @@ fn kill_in(dir: &Path, made: &Made, dram: &str, more: &[&str]) {
     ok(["create", pool.to_str().unwrap(), "--engine", engine, "--size", size]);
     let mut random = Random(seed);
     let mut model = vec![Block::default(); CONNECTIONS * BLOCKS_A_CONNECTION];
-    let (rounds, mut acknowledged) = (setting("TIDEGATE_KILL_ROUNDS", 3), 0);
+    let least = if engine == "cache" { 5 } else { 3 };
+    let (rounds, mut acknowledged) = (setting("TIDEGATE_KILL_ROUNDS", least), 0);
     for round in 0..rounds {
         // Every other round the device is slow, so that requests run in parallel on the server's
         // workers.
