@@ -319,8 +319,8 @@ impl Machine {
 
     /// As [`execute`](Self::execute). `sync` is about all file systems: from the first step of a
     /// program that calls it to the last cut no program of another machine takes a step. What
-    /// comes before and behind is the same whoever syncs: the file system is clean, or not looked
-    /// at any more.
+    /// comes before and behind does not depend on syncs of others: the file system is clean, or
+    /// not looked at any more.
     fn execute_in_turn(
         &mut self,
         program: &mut Program,
