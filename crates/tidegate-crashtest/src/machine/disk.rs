@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::image::Image;
-use super::succeed;
+use super::{PREFIX, succeed};
 use crate::contents::bytes;
 use crate::model::{DIRECTORIES, FILES, Found, Kind, Node, State};
 
@@ -45,7 +45,9 @@ impl Disk {
     /// # Errors
     /// A tool is missing, there is no loop device, or the kernel does not know the file system.
     pub fn new(dir: &Path, kind: Kind) -> Result<Self> {
-        let (path, mount_point) = (dir.join("image"), dir.join("mnt"));
+        // The loop device has the name still when the directory is gone.
+        let image = format!("{PREFIX}{}.image", std::process::id());
+        let (path, mount_point) = (dir.join(image), dir.join("mnt"));
         let backing = File::options().read(true).write(true).create_new(true).open(&path)?;
         let (size, mkfs): (u64, &[&str]) = match kind {
             Kind::Ext4 => (16 << 20, &["mkfs.ext4", "-q", "-b4096", "-Jsize=4", "-I256"]),

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::succeed;
+use super::{has_ended, succeed};
 
 const SOURCE: &str = include_str!("../../programs/interpreter.c");
 /// How long a step may take.
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a process may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The compiled interpreter.
 #[derive(Debug)]
@@ -48,7 +50,8 @@ impl Interpreter {
 #[derive(Debug)]
 pub struct Dialogue {
     child: Child,
-    input: ChildStdin,
+    /// None at the end only.
+    input: Option<ChildStdin>,
     output: ChildStdout,
     received: Vec<u8>,
 }
@@ -63,7 +66,7 @@ impl Dialogue {
         spawn: impl FnOnce(&mut Command) -> Result<Child>,
     ) -> Result<Self> {
         let mut child = spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
-        let input = child.stdin.take().context("the input is piped")?;
+        let input = Some(child.stdin.take().context("the input is piped")?);
         let output = child.stdout.take().context("the output is piped")?;
         Ok(Self { child, input, output, received: Vec::new() })
     }
@@ -73,7 +76,8 @@ impl Dialogue {
     /// # Errors
     /// The process does not read any more.
     pub fn send(&mut self, line: &str) -> Result<()> {
-        writeln!(self.input, "{line}").context("it does not read any more")
+        let input = self.input.as_mut().context("the input is open")?;
+        writeln!(input, "{line}").context("it does not read any more")
     }
 
     /// Receives a line.
@@ -103,9 +107,12 @@ impl Dialogue {
 }
 
 impl Drop for Dialogue {
+    /// It ends with its input, and gives back what it holds. One that does not is killed.
     fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.child.kill();
+        self.input = None;
+        if !has_ended(&self.child, END_TIMEOUT).unwrap_or(false) {
+            let _ = self.child.kill();
+        }
         let _ = self.child.wait();
     }
 }
