@@ -51,6 +51,8 @@ pub struct Statistics {
     pub written_bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
+    /// Those of them that were sound: the device failed, or there was no memory.
+    pub failures: u64,
 }
 
 /// What a server counts of connections, shared by its threads.
@@ -69,15 +71,16 @@ pub(crate) struct RequestCounters {
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     errors: AtomicU64,
+    failures: AtomicU64,
 }
 
 impl RequestCounters {
     /// Adds what a connection has counted, and starts its counts anew.
     pub(crate) fn add(&self, tally: &mut Tally) {
-        let counters =
-            self.requests.iter().chain([&self.read_bytes, &self.written_bytes, &self.errors]);
-        let counts =
-            tally.requests.iter().chain([&tally.read_bytes, &tally.written_bytes, &tally.errors]);
+        let Self { requests, read_bytes, written_bytes, errors, failures } = self;
+        let counters = requests.iter().chain([read_bytes, written_bytes, errors, failures]);
+        let Tally { requests, read_bytes, written_bytes, errors, failures } = &*tally;
+        let counts = requests.iter().chain([read_bytes, written_bytes, errors, failures]);
         for (counter, &count) in counters.zip(counts) {
             if count > 0 {
                 counter.fetch_add(count, Ordering::Relaxed);
@@ -95,6 +98,7 @@ pub(crate) struct Tally {
     read_bytes: u64,
     written_bytes: u64,
     errors: u64,
+    failures: u64,
 }
 
 impl Tally {
@@ -109,10 +113,16 @@ impl Tally {
         }
     }
 
-    /// A request was answered with an error.
-    pub(crate) fn failed(&mut self, kind: Option<Kind>) {
+    /// A request was answered with an error, by which the client is told that it was wrong.
+    pub(crate) fn refused(&mut self, kind: Option<Kind>) {
         self.errors += 1;
         self.done(kind, 0);
+    }
+
+    /// A sound request was answered with an error.
+    pub(crate) fn failed(&mut self, kind: Option<Kind>) {
+        self.failures += 1;
+        self.refused(kind);
     }
 }
 
@@ -148,6 +158,7 @@ impl StatisticsSource {
             read_bytes: sum(&|export| &export.read_bytes),
             written_bytes: sum(&|export| &export.written_bytes),
             errors: sum(&|export| &export.errors),
+            failures: sum(&|export| &export.failures),
         }
     }
 }

@@ -21,6 +21,7 @@ use rustls::ServerConnection;
 use super::buffer::{Input, Output, PayloadPool};
 use super::handshake::{Handshake, Negotiated, Step};
 use super::member::Member;
+use super::pace::{Due, Pace};
 use super::protocol::greeting;
 use super::service::Service;
 use super::session::{INPUT_BYTES, OUTPUT_BYTES, Progress, Session};
@@ -72,9 +73,8 @@ pub(super) struct Connection<'a> {
     phase: Phase,
     /// The handshake must be over by then; when stopping, everything.
     deadline: Option<Instant>,
-    /// Since when the client has taken no answer, or sent no data where no answer waits; none where
-    /// it has done so since the last wait.
-    still_since: Option<Instant>,
+    /// How fast the client takes its answers, or sends data where no answer waits.
+    pace: Pace,
     /// Nothing more is received: the server stops.
     stopping: bool,
     /// Nothing more is handled: only what waits is sent.
@@ -98,7 +98,7 @@ impl<'a> Connection<'a> {
             output: Output::new(OUTPUT_BYTES),
             phase: Phase::Handshake(Box::new(handshake)),
             deadline: Instant::now().checked_add(service.limits.handshake_timeout),
-            still_since: None,
+            pace: Pace::default(),
             stopping: false,
             closing: false,
             spins: false,
@@ -289,7 +289,7 @@ impl<'a> Connection<'a> {
             session.payload_received(to_payload);
         }
         if self.output.is_empty() {
-            self.still_since = None;
+            self.pace.moved(received);
         }
         self.input.received(received - to_payload);
         Ok(true)
@@ -310,7 +310,7 @@ impl<'a> Connection<'a> {
             match self.transport.send(&pieces[..count]) {
                 Ok(sent) => {
                     any = true;
-                    self.still_since = None;
+                    self.pace.moved(sent);
                     let pool = match &mut self.phase {
                         Phase::Transmission(session) => session.pool(),
                         Phase::Handshake(_) => &mut no_pool,
@@ -323,6 +323,9 @@ impl<'a> Connection<'a> {
         }
         if let (true, Phase::Transmission(session)) = (any, &mut self.phase) {
             session.give_memory_back(&self.output);
+        }
+        if any && self.output.is_empty() {
+            self.pace.rest();
         }
         Ok(any)
     }
@@ -377,7 +380,7 @@ impl<'a> Connection<'a> {
         let left = |at: Instant| at.saturating_duration_since(now);
         let deadline = self.deadline.into_iter().chain(stalled).min().map(left);
         if deadline == Some(Duration::ZERO) {
-            return Err(Fault::Broken(self.lateness()));
+            return Err(Fault::Broken(self.lateness(wants_output)));
         }
         // Whether others wait for the memory of one that stalls is looked at again soon.
         let look = stalled.map(|_| self.service.limits.stall_timeout_under_pressure);
@@ -387,33 +390,33 @@ impl<'a> Connection<'a> {
 
     /// When the client counts as stalled, if it has answers to take or the data of a write to send.
     fn stall_deadline(&mut self, now: Instant, wants_output: bool) -> Option<Instant> {
-        let is_receiving =
-            matches!(&self.phase, Phase::Transmission(session) if session.is_receiving());
-        if !wants_output && !is_receiving {
-            self.still_since = None;
+        let Some(due) = self.due(wants_output) else {
+            self.pace.rest();
             return None;
-        }
-        let still_since = *self.still_since.get_or_insert(now);
-        still_since.checked_add(self.stall_timeout())
+        };
+        self.pace.deadline(now, due, &self.service.limits)
     }
 
-    fn stall_timeout(&self) -> Duration {
-        let limits = &self.service.limits;
-        match &self.phase {
-            Phase::Transmission(session) if session.holds_wanted_memory() => {
-                limits.stall_timeout_under_pressure.min(limits.stall_timeout)
+    /// What the client has to take or to send; none: nothing.
+    fn due(&self, wants_output: bool) -> Option<Due> {
+        let (missing_bytes, is_pressed) = match &self.phase {
+            Phase::Transmission(session) => {
+                (session.missing_bytes(), session.holds_wanted_memory())
             }
-            _ => limits.stall_timeout,
-        }
+            Phase::Handshake(_) => (None, false),
+        };
+        let waiting_bytes = self.output.buffered_bytes() + self.output.owned_bytes();
+        let bytes = if wants_output { waiting_bytes } else { missing_bytes? };
+        Some(Due { bytes, is_pressed })
     }
 
-    fn lateness(&self) -> String {
+    fn lateness(&self, wants_output: bool) -> String {
         match (&self.phase, self.stopping) {
             (_, true) => "did not read its replies while the server stopped".into(),
             (Phase::Handshake(_), _) => "did not finish the handshake in time".into(),
             (Phase::Transmission(_), _) => {
-                let limit = self.stall_timeout();
-                format!("took no answer, and sent no data of a write, for {limit:?}")
+                let due = self.due(wants_output).unwrap_or(Due { bytes: 0, is_pressed: false });
+                self.pace.lateness(due, &self.service.limits)
             }
         }
     }

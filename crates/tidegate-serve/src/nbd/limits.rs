@@ -29,7 +29,8 @@ pub struct Limits {
     /// Time in which a client must take some of its answers, or send some of the data of a write
     /// that it has begun.
     pub stall_timeout: Duration,
-    /// The same for a client that holds memory for which others wait.
+    /// Time in which a client that holds memory for which others wait must take or send 1 MiB, or
+    /// all that is left where that is less.
     pub stall_timeout_under_pressure: Duration,
     /// At the limit of connections: time after which one without any request gives its place up.
     pub silent_timeout: Duration,

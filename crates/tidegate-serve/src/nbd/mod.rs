@@ -21,6 +21,7 @@ pub mod fuzzing;
 mod handshake;
 mod limits;
 mod member;
+mod pace;
 mod protocol;
 mod server;
 mod service;

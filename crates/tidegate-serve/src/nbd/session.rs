@@ -16,8 +16,8 @@
 use std::sync::Arc;
 
 use tidegate::device::{
-    BUFFER_EXTRA_BYTES, Context, DeviceError, IoBuffer, Operation, OwnedOperation, Result,
-    WriteFlags,
+    BUFFER_EXTRA_BYTES, Context, DeviceError, DeviceErrorKind, IoBuffer, Operation, OwnedOperation,
+    Result, WriteFlags,
 };
 
 use super::Limits;
@@ -216,7 +216,7 @@ impl Session {
             return Some(Progress::Fault(format!("a write of {skip_bytes} bytes")));
         }
         input.consume(REQUEST_BYTES);
-        self.tally.failed(kind_of(request.command));
+        self.tally.refused(kind_of(request.command));
         self.refused = Some(Refused { cookie: request.cookie, refusal, skip_bytes });
         None
     }
@@ -448,9 +448,11 @@ impl Session {
         std::mem::take(&mut self.lacked_memory)
     }
 
-    /// The client has begun to send the data of a write that takes memory.
-    pub(super) fn is_receiving(&self) -> bool {
-        self.incoming.is_some()
+    /// Bytes that the client has still to send of a write that takes memory; none: no such write
+    /// has begun.
+    pub(super) fn missing_bytes(&self) -> Option<usize> {
+        let incoming = self.incoming.as_ref()?;
+        Some(incoming.command.data_bytes() - incoming.received)
     }
 
     fn submit(&mut self, command: &Command, operation: OwnedOperation, then: Then) {
@@ -537,7 +539,11 @@ impl Session {
     }
 
     fn fail(&mut self, command: &Command, error: &DeviceError, output: &mut Output) {
-        self.tally.failed(command.kind);
+        use DeviceErrorKind::{Corrupt, Io, NoSpace};
+        match error.kind() {
+            Io | NoSpace | Corrupt => self.tally.failed(command.kind),
+            _ => self.tally.refused(command.kind),
+        }
         let offset = (command.data_bytes() > 0).then_some(command.offset);
         self.push_error(output, command.cookie, errno_of(error), &error.to_string(), offset);
     }

@@ -1,9 +1,10 @@
 //! Clients that break the rules: each gets an error or its end; other clients and the memory stay
 //! unharmed.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 use tidegate_serve::nbd::Limits;
 
@@ -161,7 +162,7 @@ fn accepted(server: &TestServer) -> Client {
     loop {
         let mut client = Client::connect_silently(&server.path());
         let mut first = [0];
-        if matches!(std::io::Read::read(&mut client.stream, &mut first), Ok(1)) {
+        if matches!(client.stream.read(&mut first), Ok(1)) {
             client.read(17);
             client.send(&3_u32.to_be_bytes());
             client.go("");
@@ -247,6 +248,88 @@ fn all_clients_together_get_no_more_memory_than_there_is() {
         assert!(server.log.lock().iter().any(|line| line.contains("took no answer")));
         drop(flooding);
     });
+}
+
+/// What a client that is slow on purpose takes or sends at a time, and how often. The kernel's
+/// buffers let the server see some of it every quarter of a second.
+const LITTLE_BYTES: usize = 16 << 10;
+const LITTLE_TIME: Duration = Duration::from_millis(20);
+
+/// Has `step` take or send a little again and again, until it says that the server has closed the
+/// connection, or until `stop` is dropped.
+fn trickle(stop: &Receiver<()>, mut step: impl FnMut(&mut [u8]) -> bool) {
+    let mut little = [0; LITTLE_BYTES];
+    while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LITTLE_TIME) {
+        if !step(&mut little) {
+            return;
+        }
+    }
+}
+
+/// A client takes a little of a large read, or sends a little of a large write, again and again: it
+/// would keep the memory of all others for 40 s.
+#[test]
+fn clients_that_trickle_do_not_keep_memory_that_others_wait_for() {
+    let stall_timeout_under_pressure = Duration::from_millis(500);
+    let limits =
+        Limits { memory_bytes: 64 << 20, stall_timeout_under_pressure, ..Limits::default() };
+    for command in [READ, WRITE] {
+        let server = TestServer::limited(limits.clone());
+        let mut client = Client::simple(&server.path());
+        client.request(command, 0, 1, 0, 32 << 20);
+        // Either is over only when the client holds its memory.
+        if command == READ {
+            assert_eq!(client.simple_reply(), (0, 1));
+        } else {
+            client.send(&vec![1; 1 << 20]);
+        }
+        let (stop, stopped) = channel();
+        let trickling = std::thread::spawn(move || {
+            trickle(&stopped, |little| {
+                let stream = &mut client.stream;
+                let moved =
+                    if command == READ { stream.read(little) } else { stream.write(little) };
+                matches!(moved, Ok(1..))
+            });
+        });
+        let start = Instant::now();
+        let mut neighbour = Client::simple(&server.path());
+        assert_eq!(neighbour.read_simple(0, 32 << 20).len(), 32 << 20);
+        assert!(start.elapsed() < Duration::from_secs(20), "it took {:?}", start.elapsed());
+        drop(stop);
+        trickling.join().expect("it ends");
+        let log = server.log.lock();
+        let expected = "while others waited for its memory";
+        assert!(log.len() == 1 && log[0].contains(expected), "{log:?}");
+    }
+}
+
+/// Where nobody waits for memory, a client may be slow, but not stand still.
+#[test]
+fn without_pressure_only_clients_that_stand_still_are_given_up() {
+    let (stall_timeout, pressed) = (Duration::from_secs(2), Duration::from_millis(50));
+    let stall_timeout_under_pressure = pressed;
+    let limits = Limits { stall_timeout, stall_timeout_under_pressure, ..Limits::default() };
+    let server = TestServer::limited(limits);
+    let mut still = Client::simple(&server.path());
+    still.request(READ, 0, 1, 0, 8 << 20);
+    let mut slow = Client::simple(&server.path());
+    slow.request(READ, 0, 1, 0, 4 << 20);
+    assert_eq!(slow.simple_reply(), (0, 1));
+    let (_stop, stopped) = channel();
+    let mut left_bytes = 4 << 20;
+    trickle(&stopped, |little| {
+        slow.stream.read_exact(little).expect("it is served, however slowly");
+        left_bytes -= little.len();
+        left_bytes > 0
+    });
+    expect_unharmed(&mut slow);
+    // What the kernel took is there to read, and then the end.
+    let mut taken = Vec::new();
+    let _ = still.stream.read_to_end(&mut taken);
+    assert!(taken.len() < 8 << 20, "it was served after it had stood still");
+    let log = server.log.lock();
+    assert!(log.len() == 1 && log[0].contains("took no answer, and sent no data"), "{log:?}");
 }
 
 #[test]

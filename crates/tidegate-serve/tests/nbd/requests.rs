@@ -154,7 +154,8 @@ fn ranges_are_checked() {
         }
         assert_eq!(client.simple_reply(), (error, cookie), "command {command} {offset}+{len}");
     }
-    assert_eq!(server.statistics().errors, cases.len() as u64);
+    let counted = server.statistics();
+    assert_eq!((counted.errors, counted.failures), (cases.len() as u64, 0), "the client is wrong");
     assert_eq!(client.read_simple(0, 512), vec![0; 512]);
 }
 
@@ -206,6 +207,9 @@ fn errors_of_the_device_have_the_protocols_numbers() {
             assert_eq!(structured.error_chunk(7), (error, "told to fail at 1024".into(), at));
             assert_eq!(simple.simple_reply(), (error, 7));
         }
+        let failures = if [EIO, ENOSPC].contains(&error) { 8 } else { 0 };
+        let counted = server.statistics();
+        assert_eq!((counted.errors, counted.failures), (8, failures), "{kind:?}");
     }
 }
 
