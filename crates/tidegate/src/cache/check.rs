@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::choices::Choices;
 use super::error::CacheError;
 use super::header::CacheHeader;
-use super::layout::{Decoded, PAGE_BYTES};
-use super::recover::{Newest, Scan, Scanned};
+use super::layout::{Decoded, PAGE_BYTES, SlotHeader};
+use super::recover::{Data, Newest, Scan, Scanned};
 use crate::pmem::{ReadOnce, Region};
 
 /// Findings that are kept in words; more are counted.
@@ -31,15 +31,36 @@ pub struct Report {
     pub unfinished_slots: u64,
     /// Slots of writes that no flush committed: recovery frees them.
     pub uncommitted_slots: u64,
+    /// Lanes in whose last batch data is not what its checksum says: nothing tells whether its
+    /// write was acknowledged.
+    pub doubtful_lanes: u64,
     /// The last group of writes that a flush committed; 0 without atomic flush.
     pub committed_group: u64,
     /// Number of faults.
     pub faults: u64,
     /// The first of them, a line each.
     pub findings: Vec<String>,
+    /// What to do about the faults; none where there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
     /// Slots in whose headers one bit changed.
     #[serde(skip)]
     pub(super) changed_slots: Vec<u32>,
+    /// Slots with data that is damaged: dirty pages, and clean ones.
+    #[serde(skip)]
+    damaged: Damaged,
+    /// A header has a copy that is not whole.
+    #[serde(skip)]
+    lacks_copy: bool,
+}
+
+/// Slots with damaged data.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Damaged {
+    dirty: u64,
+    clean: u64,
+    /// Of newest batches: recovery frees them.
+    newest: u64,
 }
 
 impl Report {
@@ -52,6 +73,34 @@ impl Report {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(finding);
         }
+    }
+
+    /// Says what helps against each kind of fault that was found. `repaired`: what the pool itself
+    /// proves is restored by now.
+    pub(super) fn advise(&mut self, repaired: bool) {
+        if self.faults == 0 {
+            return;
+        }
+        let is_repairable = self.lacks_copy || !self.changed_slots.is_empty();
+        let advice = [
+            (!repaired && is_repairable)
+                .then_some("`tidegate check --repair` restores what the pool itself proves"),
+            (self.damaged.dirty > 0).then_some(
+                "a read of a damaged dirty page fails until all of the page is written anew: \
+                 restore it from a backup",
+            ),
+            (self.damaged.newest > 0).then_some(
+                "where one bit of a last write changed, opening the pool leaves what was there \
+                 before it: write it once more, or restore it from a backup",
+            ),
+            (self.damaged.clean > 0).then_some("damaged clean pages are read from the backing"),
+        ];
+        let advice: Vec<_> = advice.into_iter().flatten().collect();
+        self.advice = Some(if advice.is_empty() {
+            "flush what can be flushed (`tidegate flush`), and create the pool anew".to_owned()
+        } else {
+            advice.join("; ")
+        });
     }
 }
 
@@ -105,6 +154,7 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
         report.fault(format!("this program does not know the setting `{setting}`"));
     }
     if !header.is_whole || !header.superblock_is_whole {
+        report.lacks_copy = true;
         report.fault("one copy of the superblock or of the cache header is damaged".into());
     }
     Ok(report)
@@ -118,27 +168,62 @@ fn check_slots(
     report: &mut Report,
 ) -> Result<(), CacheError> {
     let of_newest: BTreeSet<u32> = newest.members().map(|(slot, _)| *slot).collect();
+    let mut doubtful_lanes = BTreeSet::new();
     let mut read_once = ReadOnce::new(region);
     scan.each(|Scanned { slot, decoded }| {
         match decoded {
             Decoded::Free { .. } => {}
             Decoded::Bad => report_changed(scan, newest, slot, report)?,
             Decoded::Header(found) => {
-                let is_whole = scan.is_whole(slot, &found)?;
-                if !is_whole && of_newest.contains(&slot) {
-                    report.unfinished_slots += 1;
-                } else if !is_whole {
-                    report.fault(format!(
-                        "slot {slot}: the data of the {} page at offset {} does not match its checksum",
-                        if found.dirty { "dirty" } else { "clean" },
-                        found.page * PAGE_BYTES
-                    ));
+                // A group's members are fenced before its commit, and count only after it.
+                let is_last = found.group == 0 && of_newest.contains(&slot);
+                let is_uncommitted = found.group > report.committed_group;
+                match scan.compare(slot, &found)? {
+                    Data::Whole => {}
+                    data if is_last => {
+                        doubtful_lanes.insert(found.lane);
+                        report_last(slot, &found, data, report);
+                    }
+                    _ if is_uncommitted => report.unfinished_slots += 1,
+                    _ => report_damaged(slot, &found, report),
                 }
             }
         }
         read_once.has_read(scan.data_offset(slot), PAGE_BYTES);
         Ok(())
-    })
+    })?;
+    report.doubtful_lanes = doubtful_lanes.len() as u64;
+    Ok(())
+}
+
+/// Data of a lane's last batch that is not what its checksum says: damage where one bit makes the
+/// difference, else a write that never finished, as far as anything tells.
+fn report_last(slot: u32, found: &SlotHeader, data: Data, report: &mut Report) {
+    if data == Data::Other {
+        report.unfinished_slots += 1;
+        return;
+    }
+    report.damaged.newest += 1;
+    report.fault(format!(
+        "slot {slot}: the data of {} differs by one bit from its checksum: it was changed, or \
+         never finished, which nothing tells; opening the pool frees the slot",
+        page_of(found)
+    ));
+}
+
+fn report_damaged(slot: u32, found: &SlotHeader, report: &mut Report) {
+    if found.dirty {
+        report.damaged.dirty += 1;
+    } else {
+        report.damaged.clean += 1;
+    }
+    report
+        .fault(format!("slot {slot}: the data of {} does not match its checksum", page_of(found)));
+}
+
+fn page_of(found: &SlotHeader) -> String {
+    let kind = if found.dirty { "dirty" } else { "clean" };
+    format!("the {kind} page at offset {}", found.page * PAGE_BYTES)
 }
 
 /// What a slot holds: a version of a page, or a record.
@@ -217,8 +302,7 @@ fn report_changed(
             if found.group <= report.committed_group
                 && (newest.is_newer_than(&found) || scan.is_whole(slot, &found)?) =>
         {
-            let kind = if found.dirty { "dirty" } else { "clean" };
-            format!("the {kind} page at offset {}", found.page * PAGE_BYTES)
+            page_of(&found)
         }
         Some((bit, Decoded::Free { .. })) if bit < 64 => "no page".to_owned(),
         _ => return Ok(()),

@@ -130,6 +130,13 @@ impl Engine for CacheEngine {
             let pages = counted(found.forgotten, "clean page");
             recovered += &["; gave up ", &pages, ", the backing was changed since"].concat();
         }
+        recovered += &doubt(found.doubtful_lanes);
+        if let Some(offset) = found.first_changed_offset {
+            let pages = counted(found.changed, "page");
+            let offset = offset.to_string();
+            let is_wrong = [" of those one bit is wrong, the first at offset ", &offset].concat();
+            recovered += &["; in ", &pages, &is_wrong, ": an older version counts"].concat();
+        }
         Ok(Opened { tier: Arc::new(device), recovered })
     }
 
@@ -149,14 +156,16 @@ impl Engine for CacheEngine {
         if !repaired.is_empty() {
             report = check(&region).map_err(EngineError::pool)?;
         }
+        report.advise(repair);
         let mut lines = report.findings.clone();
         lines.extend(repaired);
         lines.push(format!(
-            "{}, {} of them dirty; {} unfinished and {} not flushed, which recovery frees",
+            "{}, {} of them dirty; {} unfinished and {} not flushed, which recovery frees{}",
             counted(report.used_slots, "used slot"),
             report.dirty_slots,
             report.unfinished_slots,
-            report.uncommitted_slots
+            report.uncommitted_slots,
+            doubt(report.doubtful_lanes)
         ));
         Ok(Checked { faults: report.faults, report: json!(report), lines })
     }
@@ -245,6 +254,15 @@ fn open_device(
         ..CacheDeviceOptions::default()
     };
     CacheDevice::open(region, device, binding, options).map_err(refused)
+}
+
+/// What to say of lanes in whose last batches data is not what its checksum says.
+fn doubt(lanes: u64) -> String {
+    if lanes == 0 {
+        return String::new();
+    }
+    let lanes = counted(lanes, "lane");
+    format!("; of the last writes of {lanes} nothing tells whether they were acknowledged")
 }
 
 fn refused(error: CacheError) -> EngineError {

@@ -3,11 +3,15 @@
 use std::sync::Arc;
 
 use super::check::{check, repair_changed};
-use super::layout::{COMMIT_BYTES, commit_offset};
+use super::engine::CacheEngine;
+use super::layout::{COMMIT_BYTES, Decoded, PAGE_BYTES, SlotHeader, commit_offset};
+use super::recover::{Newest, Scan, Scanned};
 use super::tests::{memory, open, pool, read, write};
 use super::*;
+use crate::device::memory::MemoryDevice;
 use crate::pmem::flips::scrambled;
 use crate::pmem::{Region, flips};
+use crate::tier::Engine;
 
 const SLOTS: u64 = 64;
 const WRITTEN: u64 = 40;
@@ -18,20 +22,49 @@ fn bytes_of(region: &Region) -> Vec<u8> {
     bytes
 }
 
+/// A pool whose pages below [`WRITTEN`] were written, every third one twice, and its backing.
+fn written() -> (Arc<Region>, Arc<MemoryDevice>) {
+    let (region, backing) = (pool(SLOTS), memory());
+    let device = open(&region, &backing);
+    (0..WRITTEN).for_each(|page| write(&device, page, 1));
+    (0..WRITTEN).step_by(3).for_each(|page| write(&device, page, 2));
+    (region, backing)
+}
+
+fn expected(page: u64) -> u8 {
+    if page.is_multiple_of(3) { 2 } else { 1 }
+}
+
+/// The slot that was stored last, and what its header says.
+fn last_stored(region: &Region, header: &CacheHeader) -> (u32, SlotHeader) {
+    let mut newest = Newest::default();
+    let see = |scanned: Scanned| {
+        if let Decoded::Header(found) = scanned.decoded {
+            newest.see(scanned.slot, &found);
+        }
+        Ok(())
+    };
+    Scan::new(region, header).each(see).unwrap();
+    let members: Vec<_> = newest.members().copied().collect();
+    assert_eq!(members.len(), 1, "one thread wrote by one lane");
+    members[0]
+}
+
 fn region_of(bytes: &[u8]) -> Arc<Region> {
     let region = Region::anonymous(bytes.len() as u64).unwrap();
     region.write(0, bytes).unwrap();
     Arc::new(region)
 }
 
+fn copy_of(region: &Region) -> Region {
+    let copy = Region::anonymous(region.len_bytes()).unwrap();
+    copy.write(0, &bytes_of(region)).unwrap();
+    copy
+}
+
 #[test]
 fn check_finds_random_flips_that_matter_and_repair_restores_slot_headers() {
-    let (region, backing) = (pool(SLOTS), memory());
-    let device = open(&region, &backing);
-    (0..WRITTEN).for_each(|page| write(&device, page, 1));
-    (0..WRITTEN).step_by(3).for_each(|page| write(&device, page, 2));
-    drop(device);
-    let expected = |page: u64| if page.is_multiple_of(3) { 2 } else { 1 };
+    let (region, backing) = written();
     let mut bytes = bytes_of(&region);
     assert_eq!(check(&region).unwrap().findings, Vec::<String>::new());
     let header = CacheHeader::read(&region).unwrap();
@@ -67,4 +100,70 @@ fn check_finds_random_flips_that_matter_and_repair_restores_slot_headers() {
         }
         bytes[at] ^= 1 << (bit % 8);
     }
+}
+
+/// A flip in data is damage by the name of its page, in the newest batch too, of which a crash
+/// could have left the header without the data.
+#[test]
+fn check_names_each_page_of_whose_data_a_bit_changed() {
+    let (region, backing) = written();
+    let header = CacheHeader::read(&region).unwrap();
+    let (last, _) = last_stored(&region, &header);
+    let mut pages = vec![None; usize::try_from(SLOTS).unwrap()];
+    let see = |Scanned { slot, decoded }: Scanned| {
+        if let Decoded::Header(found) = decoded {
+            pages[slot as usize] = Some(found.page);
+        }
+        Ok(())
+    };
+    Scan::new(&region, &header).each(see).unwrap();
+    let mut bytes = bytes_of(&region);
+    let slots = (0..header.places.slots()).chain(std::iter::repeat_n(last, 64));
+    for (n, slot) in (0..).zip(slots) {
+        let bit = header.places.data(slot) * 8 + scrambled(n) % (PAGE_BYTES * 8);
+        let at = usize::try_from(bit / 8).unwrap();
+        bytes[at] ^= 1 << (bit % 8);
+        let flipped = region_of(&bytes);
+        bytes[at] ^= 1 << (bit % 8);
+        let report = check(&flipped).unwrap();
+        let Some(page) = pages[slot as usize] else {
+            assert_eq!(report.faults, 0, "slot {slot} is free");
+            continue;
+        };
+        let name = format!("slot {slot}: the data of the dirty page at offset {}", page * 4096);
+        let findings = &report.findings;
+        assert!(report.faults == 1 && findings[0].starts_with(&name), "{findings:?}");
+        assert_eq!(report.unfinished_slots, 0, "slot {slot}");
+        assert_eq!(report.doubtful_lanes, u64::from(slot == last), "slot {slot}");
+        assert_eq!(findings[0].contains("differs by one bit"), slot == last, "{findings:?}");
+        let device = open(&flipped, &backing);
+        let offset = (slot == last).then_some(page * PAGE_BYTES);
+        assert_eq!(device.recovered().first_changed_offset, offset, "slot {slot}");
+    }
+}
+
+/// Damage of more than a bit in the newest batch looks like a write that never finished: the check
+/// and the opening say of how many lanes that is so.
+#[test]
+fn a_last_write_of_which_nothing_tells_whether_it_was_acknowledged_is_told() {
+    let (region, backing) = written();
+    let header = CacheHeader::read(&region).unwrap();
+    let (slot, found) = last_stored(&region, &header);
+    region.write(header.places.data(slot) + 100, b"other bytes").unwrap();
+    let checked =
+        |region: &Arc<Region>| CacheEngine.check(copy_of(region), false, &mut |_| ()).unwrap();
+    let found_by_check = checked(&region);
+    let told = "of the last writes of 1 lane nothing tells whether they were acknowledged";
+    assert_eq!(
+        (found_by_check.faults, found_by_check.report["doubtful_lanes"].as_u64()),
+        (0, Some(1))
+    );
+    assert!(found_by_check.lines.concat().contains(told), "{:?}", found_by_check.lines);
+    let device = open(&region, &backing);
+    let recovered = device.recovered();
+    assert_eq!((recovered.unfinished, recovered.doubtful_lanes, recovered.changed), (1, 1, 0));
+    assert_eq!(read(&device, found.page), 1, "the version before it");
+    drop(device);
+    let lines = checked(&region).lines;
+    assert!(!lines.concat().contains("nothing tells"), "{lines:?}");
 }

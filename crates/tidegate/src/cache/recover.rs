@@ -12,7 +12,7 @@
 //!
 //! A crash in between leaves what this finds again: steps 3 and 4 change nothing that counts.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use super::index::{Found, Shard};
 use super::lane::{LANES, Lanes};
 use super::layout::{
     Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, VERDICT_OFFSET, VERSION,
-    commit_offset, data_check, stored_bytes,
+    commit_offset, data_check, is_one_bit_off, stored_bytes,
 };
 use super::pace::Pace;
 use super::policy::ReplacementEntry;
@@ -68,6 +68,24 @@ pub struct Recovered {
     pub uncommitted: u64,
     /// Clean pages that were given up, for the backing is another one or was changed.
     pub forgotten: u64,
+    /// Lanes in whose last batch data is not what its checksum says: nothing tells whether its
+    /// write was acknowledged.
+    pub doubtful_lanes: u64,
+    /// Slots of such batches whose data differs by one bit from its checksum: damage, most likely.
+    pub changed: u64,
+    /// Where the page of the first of those begins.
+    pub first_changed_offset: Option<u64>,
+}
+
+/// How the data of a slot compares with its checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Data {
+    /// It is what the checksum says.
+    Whole,
+    /// It differs by one bit.
+    OneBitOff,
+    /// It differs in any other way.
+    Other,
 }
 
 /// The slots of a pool, as one pass over its headers finds them.
@@ -153,13 +171,21 @@ impl<'a> Scan<'a> {
 
     /// The data of `slot` is what its header says.
     pub(super) fn is_whole(&self, slot: u32, found: &SlotHeader) -> Result<bool> {
+        Ok(self.compare(slot, found)? == Data::Whole)
+    }
+
+    /// Compares the data of `slot` with the checksum in its header.
+    pub(super) fn compare(&self, slot: u32, found: &SlotHeader) -> Result<Data> {
         if found.zero {
-            return Ok(true);
+            return Ok(Data::Whole);
         }
         let mut page = [0; PAGE];
         let data = &mut page[..stored_bytes(found.lines)];
         self.region.read(self.header.places.data(slot), data)?;
-        Ok(data_check(data) == found.data_check)
+        if data_check(data) == found.data_check {
+            return Ok(Data::Whole);
+        }
+        Ok(if is_one_bit_off(data, found.data_check) { Data::OneBitOff } else { Data::Other })
     }
 }
 
@@ -229,6 +255,11 @@ struct Recovery {
     /// Slots whose voided headers may not be durable yet.
     voided: Vec<u32>,
     unfinished: u64,
+    /// Of the newest batches, those that hold data which is not what its checksum says.
+    doubtful_lanes: BTreeSet<u16>,
+    /// Slots of those whose data differs by one bit, and the first page of which there is one.
+    changed: u64,
+    first_changed_offset: Option<u64>,
     /// Clean pages that mean nothing.
     forgotten: u64,
     /// A slot with a page of another shard.
@@ -487,17 +518,30 @@ impl Recovery {
         let members = self.newest.members().filter(|(_, found)| found.group == 0);
         let members: Vec<_> = members.copied().collect();
         for (slot, found) in members {
-            if scan.is_whole(slot, &found)? {
+            let data = scan.compare(slot, &found)?;
+            if data == Data::Whole {
                 if !found.zero {
                     let len = stored_bytes(found.lines) as u64;
                     region.write_back(header.places.data(slot), len)?;
                 }
                 region.write_back(header.places.header(slot), HEADER_BYTES)?;
             } else {
+                self.note_doubt(&found, data);
                 self.remove_unfinished(&found_in(slot, &found));
             }
         }
         Ok(())
+    }
+
+    /// Keeps what is to be said of a member of a newest batch whose data is not whole. One bit of
+    /// it may have changed; a slot that held almost the same before looks so too where a crash
+    /// kept its new data off the medium. So the version before it counts in either case.
+    fn note_doubt(&mut self, found: &SlotHeader, data: Data) {
+        self.doubtful_lanes.insert(found.lane);
+        if data == Data::OneBitOff {
+            self.changed += 1;
+            self.first_changed_offset.get_or_insert(found.page * PAGE_BYTES);
+        }
     }
 
     /// `found` is unfinished: the version before it counts, which was not written over, for that
@@ -682,8 +726,17 @@ impl Recovery {
         let (pages, dirty_pages) =
             usage.fold((0, 0), |(pages, dirty), it| (pages + it.live, dirty + it.dirty));
         let (unfinished, uncommitted) = (self.unfinished, self.uncommitted);
-        let forgotten = self.forgotten;
-        Ok(Recovered { pages, dirty_pages, unfinished, older, uncommitted, forgotten })
+        Ok(Recovered {
+            pages,
+            dirty_pages,
+            unfinished,
+            older,
+            uncommitted,
+            forgotten: self.forgotten,
+            doubtful_lanes: self.doubtful_lanes.len() as u64,
+            changed: self.changed,
+            first_changed_offset: self.first_changed_offset,
+        })
     }
 }
 
