@@ -84,7 +84,7 @@ pub(crate) enum Command {
     Snapshot(SnapshotArgs),
     /// Watch what the server of a pool does, on a terminal
     Top(TopArgs),
-    /// Change a setting of a served pool
+    /// Change a setting of a served pool, or of a cache pool
     Set(SetArgs),
     /// The devices that can be behind a pool; `tidegate help backings` lists them too
     #[command(hide = true, override_help = crate::commands::backings::help())]
@@ -260,8 +260,9 @@ pub(crate) struct CheckArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// Repair what can be repaired: damaged info blocks, superblocks and headers of logs, from
-    /// their other copy
+    /// Repair what the pool itself proves: info blocks, superblocks, headers, tail and limit of a
+    /// log from their other copy; entries of a BTT's map and flog from the rest of it; one changed
+    /// bit in the header of a record or a slot
     #[arg(long)]
     pub(crate) repair: bool,
     /// Print one JSON object
@@ -590,7 +591,7 @@ pub(crate) struct PagesArgs {
 
 `tidegate stat` lists the settings. A cache pool keeps them; others forget them with the server.")]
 pub(crate) struct SetArgs {
-    /// The served pool, or the control socket of its server
+    /// The served pool, or the control socket of its server; or a cache pool that none serves
     #[arg(value_name = "POOL|SOCKET")]
     pub(crate) target: PathBuf,
     /// Settings and their new values; @FILE for the lines of a file

@@ -39,6 +39,11 @@ const READ_BYTES: Metric = Metric::counter("read_bytes", Unit::Bytes, "Bytes of 
 const WRITTEN_BYTES: Metric =
     Metric::counter("written_bytes", Unit::Bytes, "Bytes of data written");
 const ERRORS: Metric = Metric::counter("errors", Unit::Count, "Requests answered with an error");
+const FAILURES: Metric = Metric::counter(
+    "failures",
+    Unit::Count,
+    "Sound requests answered with an error: the device failed, or there was no memory",
+);
 
 /// The control socket of the pool at `pool`, wherever that is served. Only the user has access to
 /// its directory.
@@ -189,6 +194,7 @@ fn collect_requests(found: &Statistics, collector: &mut Collector) {
         (&TRIMS, found.trims),
         (&WRITE_ZEROES, found.write_zeroes),
         (&ERRORS, found.errors),
+        (&FAILURES, found.failures),
     ] {
         collector.add(metric, value);
     }

@@ -3,11 +3,15 @@
 //! A signal that by default ends a process either stops the server in good order or is ignored, and
 //! both are said in one line. Left as they are: those that a fault of the process itself raises,
 //! and those that end or stop a process whatever it does.
+//!
+//! SIGABRT is both: another process sends it, and `abort` raises it. It is caught, so that it stops
+//! the server in good order where another process sends it. `abort` takes the handler away and
+//! raises the signal again: a process that aborts itself still ends at once.
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{
-    SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
-    SIGXCPU, SIGXFSZ,
+    SIGABRT, SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGSYS, SIGTERM, SIGTRAP, SIGUSR1,
+    SIGUSR2, SIGVTALRM, SIGXCPU, SIGXFSZ,
 };
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
@@ -18,7 +22,10 @@ use crate::notify::notify;
 
 /// The power is about to fail. The library for signals does not know it.
 const SIGPWR: i32 = rustix::process::Signal::POWER.as_raw();
-const STOPPING: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPWR, SIGXCPU];
+/// Only other processes send it. The library for signals does not know it either.
+const SIGSTKFLT: i32 = rustix::process::Signal::STKFLT.as_raw();
+const STOPPING: [i32; 10] =
+    [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPWR, SIGXCPU, SIGSTKFLT, SIGTRAP, SIGSYS, SIGABRT];
 const IGNORED: [i32; 7] = [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGXFSZ];
 /// Those that have numbers only, but for the two that the C library uses.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
@@ -79,12 +86,15 @@ fn name_of(signal: i32) -> String {
     match signal_name(signal) {
         Some(name) => name.to_owned(),
         None if signal == SIGPWR => "SIGPWR".to_owned(),
+        None if signal == SIGSTKFLT => "SIGSTKFLT".to_owned(),
         None => format!("signal {signal}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
 
     #[test]
@@ -92,5 +102,19 @@ mod tests {
         // The runtime has this one ignored.
         assert_ne!(ignored_from_the_start() & 1 << (signal_hook::consts::SIGPIPE - 1), 0);
         assert_eq!(ignored_from_the_start() & 1 << (SIGTERM - 1), 0);
+    }
+
+    /// The library raises SIGABRT again after the handler: what is caught is that of others.
+    #[test]
+    fn a_process_that_aborts_itself_ends_as_crashed() {
+        const MARK: &str = "TIDEGATE_TEST_ABORTS";
+        if std::env::var_os(MARK).is_some() {
+            let _caught = catch().unwrap();
+            std::process::abort();
+        }
+        let name = "signals::tests::a_process_that_aborts_itself_ends_as_crashed";
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = again.args([name, "--exact"]).env(MARK, "1").output().unwrap();
+        assert_eq!(output.status.signal(), Some(SIGABRT), "{output:?}");
     }
 }

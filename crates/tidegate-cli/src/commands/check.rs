@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
 use tidegate::stack::REGISTRY;
-use tidegate::tier::Progress;
+use tidegate::tier::{Checked, Progress};
 
 use crate::args::CheckArgs;
 use crate::output::{json, line, progress};
@@ -42,21 +42,35 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
         json(&Outcome { pool: &args.pool, clean, engine: engine.name(), report: checked.report })?;
     } else {
         checked.lines.iter().try_for_each(line)?;
-        line(verdict(checked.faults, args))?;
+        line(verdict(engine.name(), &checked, args))?;
     }
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn verdict(faults: u64, args: &CheckArgs) -> String {
+fn verdict(engine: &str, checked: &Checked, args: &CheckArgs) -> String {
     let pool = args.pool.display();
-    let faults = match faults {
+    let faults = match checked.faults {
         0 => return format!("{pool}: no damage"),
         1 => "1 fault".to_owned(),
         faults => format!("{faults} faults"),
     };
-    if args.repair {
-        format!("{pool}: {faults} that cannot be repaired; copy off what can still be read")
-    } else {
-        format!("{pool}: {faults}; `tidegate check --repair` restores what the pool itself proves")
+    let left = if args.repair { " that cannot be repaired" } else { "" };
+    let advice = checked.report["advice"].as_str();
+    let advice = advice.unwrap_or_else(|| advice_for(engine, args.repair));
+    format!("{pool}: {faults}{left}; {advice}")
+}
+
+/// What to do about damage of which the report itself does not say so.
+fn advice_for(engine: &str, is_repaired: bool) -> &'static str {
+    match (engine, is_repaired) {
+        ("log", false) => {
+            "`tidegate check --repair` restores what the pool itself proves; for the rest restore a \
+             backup, or go on without it: `tidegate recover --salvage`"
+        }
+        ("log", true) => {
+            "restore a backup, or go on without what is damaged: `tidegate recover --salvage`"
+        }
+        (_, false) => "`tidegate check --repair` restores what the pool itself proves",
+        (_, true) => "copy off what can still be read: `tidegate serve --read-only`",
     }
 }

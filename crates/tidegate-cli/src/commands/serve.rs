@@ -19,7 +19,7 @@ use tidegate::stack::{REGISTRY, Stack, StackOptions};
 use tidegate_serve::control::ControlServer;
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{
-    Export, ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls,
+    Export, ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls, TlsMode,
 };
 
 use crate::args::ServeArgs;
@@ -226,7 +226,7 @@ fn announce(
         field("metrics", metrics.address())?;
     }
     for address in addresses {
-        announce_address(address, served, plan.tls.is_some())?;
+        announce_address(address, served, plan.tls.as_ref())?;
     }
     line("ready")?;
     let devices = served.len();
@@ -237,8 +237,13 @@ fn announce(
     Ok(())
 }
 
-fn announce_address(address: &ListenAddress, served: &[Served], secure: bool) -> io::Result<()> {
-    if !secure && is_everywhere(address) {
+fn announce_address(
+    address: &ListenAddress,
+    served: &[Served],
+    tls: Option<&TlsFiles>,
+) -> io::Result<()> {
+    let secure = tls.is_some();
+    if is_everywhere(address) && !demands_certificates(tls) {
         say(
             Level::Warning,
             format_args!(
@@ -252,6 +257,11 @@ fn announce_address(address: &ListenAddress, served: &[Served], secure: bool) ->
         field("try", format_args!("nbdinfo '{uri}'"))?;
     }
     Ok(())
+}
+
+/// No client is let in that does not show a certificate. One that may come in the clear shows none.
+fn demands_certificates(tls: Option<&TlsFiles>) -> bool {
+    tls.is_some_and(|tls| tls.mode == TlsMode::Required && tls.authorities.is_some())
 }
 
 /// Prints the name of the export where there are others.

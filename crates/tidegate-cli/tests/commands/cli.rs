@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::nbd::Client;
 use crate::support::{self, Server, ok, run, scratch, succeed, tool};
 
 /// An empty directory and a path in it.
@@ -458,18 +459,101 @@ fn damage_is_found_reported_and_repaired() {
     ok(["info", &pool]);
 }
 
+fn damage_flog_of_lane_3(pool: &str) {
+    let mut flog = [0; 8];
+    file(pool).read_exact_at(&mut flog, 4096 + 104).unwrap();
+    let lane_3 = 4096 + u64::from_le_bytes(flog) + 3 * 64;
+    file(pool).write_all_at(&[0; 64], lane_3).unwrap();
+}
+
 #[test]
 fn a_btt_whose_flog_is_damaged_is_repaired_before_it_is_served_for_writing() {
     let (_dir, pool) = pool();
-    let mut flog = [0; 8];
-    file(&pool).read_exact_at(&mut flog, 4096 + 104).unwrap();
-    let lane_3 = 4096 + u64::from_le_bytes(flog) + 3 * 64;
-    file(&pool).write_all_at(&[0; 64], lane_3).unwrap();
+    damage_flog_of_lane_3(&pool);
     let refused = fails(1, &["serve", &pool, "--nbd", "unix:s"]);
     says(&refused, &["flog of lane 3", "check --repair", "--read-only", "--force"]);
     let repaired = ok(["check", &pool, "--repair"]);
     says(&repaired, &["restored flog entries of lanes: 1", "not proved", "no damage"]);
     says(&ok(["check", &pool]), &["no damage"]);
+}
+
+/// What a damaged flog costs: nothing to readers, and to writers only where they insist.
+#[test]
+fn a_btt_whose_flog_is_damaged_is_rescued_by_readers_and_served_for_writing_by_force() {
+    const BLOCKS: u64 = 200;
+    let (dir, pool) = pool();
+    let socket = dir.path().join("socket");
+    let expected = |lba: u64| [u8::try_from(lba).unwrap() + 1; 4096];
+    let server = Server::start(Path::new(&pool), &socket, &[]);
+    let mut client = Client::connect(&socket).unwrap();
+    let write = |client: &mut Client, lba: u64, block: &[u8]| {
+        client.send_write(lba, lba * 4096, block).unwrap();
+        assert_eq!(client.receive().unwrap(), (lba, 0));
+    };
+    (0..BLOCKS).for_each(|lba| write(&mut client, lba, &expected(lba)));
+    drop(client);
+    assert!(server.stop(Signal::TERM).0.success());
+    damage_flog_of_lane_3(&pool);
+    says(&fails(1, &["serve", &pool, "--nbd", "unix:s"]), &["--read-only", "--force"]);
+    let damaged = std::fs::read(&pool).unwrap();
+    for option in ["--read-only", "--force"] {
+        let server = Server::start(Path::new(&pool), &socket, &[option]);
+        let mut client = Client::connect(&socket).unwrap();
+        for lba in 0..BLOCKS {
+            assert_eq!(client.read(lba * 4096, 4096).unwrap(), expected(lba), "{option} {lba}");
+        }
+        if option == "--read-only" {
+            assert!(std::fs::read(&pool).unwrap() == damaged, "the rescue changed the pool");
+        } else {
+            // More than there are free blocks: each is used again.
+            for round in 0..2 * BLOCKS {
+                write(&mut client, round % 4, &[0xA5; 4096]);
+            }
+            assert_eq!(client.read(0, 4096).unwrap(), [0xA5; 4096]);
+            for lba in 4..BLOCKS {
+                assert_eq!(client.read(lba * 4096, 4096).unwrap(), expected(lba), "{lba}");
+            }
+        }
+        drop(client);
+        assert!(server.stop(Signal::TERM).0.success(), "{option}");
+    }
+}
+
+/// A server that stopped in good order has acknowledged all that it took, and knows it.
+#[test]
+fn after_a_clean_stop_no_check_speaks_of_unfinished_or_doubtful_writes() {
+    const LAST_RECORDS: &str = "nothing tells whether records from position ";
+    for engine in ["btt", "raw", "log", "cache"] {
+        let (dir, pool) = place();
+        ok(["create", &pool, "--engine", engine, "--size", "32M"]);
+        let socket = dir.path().join("socket");
+        let disk = dir.path().join("disk");
+        std::fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+        let backing = format!("--backing={}", disk.display());
+        let needs_backing = ["log", "cache"].contains(&engine);
+        let more = if needs_backing { vec![backing.as_str()] } else { vec![] };
+        let server = Server::start(Path::new(&pool), &socket, &more);
+        let mut client = Client::connect(&socket).unwrap();
+        for (n, byte) in (0..300).zip((0..=u8::MAX).cycle()) {
+            client.send_write(n, n % 100 * 4096, &[byte; 4096]).unwrap();
+        }
+        for _ in 0..300 {
+            assert_eq!(client.receive().unwrap().1, 0);
+        }
+        drop(client);
+        assert!(server.stop(Signal::TERM).0.success());
+        let mut said = ok(["check", &pool]);
+        for count in ["0 unfinished", "0 not flushed", "0 never finished"] {
+            said = said.replace(count, "");
+        }
+        if engine == "log" {
+            // A log that is empty still says this of the record that its stop leaves.
+            said = said.lines().filter(|line| !line.starts_with(LAST_RECORDS)).collect();
+        }
+        for word in ["unfinished", "not flushed", "never finished", "nothing tells", "whether"] {
+            assert!(!said.contains(word), "{engine}: {said}");
+        }
+    }
 }
 
 #[test]

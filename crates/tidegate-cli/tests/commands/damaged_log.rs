@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::IoSlice;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::Arc;
@@ -83,6 +83,14 @@ fn a_damaged_write_of_a_device_is_named_and_what_comes_back_too() {
     }
     let refused = scene.refusal(&[&scene.backing("disk")]);
     assert!(refused.contains("tidegate recover --salvage"), "{refused}");
+    let advised = failure("check", &scene.pool(), &[]);
+    let expected_advice = "check --repair` restores what the pool itself proves; for the rest \
+                           restore a backup, or go on without it: `tidegate recover --salvage`";
+    assert!(advised.ends_with(&format!("{expected_advice}\n")), "{advised}");
+    let advised = failure("check", &scene.pool(), &["--repair"]);
+    let expected_advice = "1 fault that cannot be repaired; restore a backup, or go on without \
+                           what is damaged: `tidegate recover --salvage`";
+    assert!(advised.ends_with(&format!("{expected_advice}\n")), "{advised}");
     assert_eq!(scene.in_file("disk", 5), 0, "nothing was written to the backing");
     let said = ok(["recover", scene.pool().to_str().unwrap(), "--salvage"]);
     assert!(said.contains("1 lost part passed over") && said.contains(&expected), "{said}");
@@ -123,6 +131,30 @@ fn of_the_last_write_nobody_can_know_and_the_check_says_so() {
     let server = scene.serve("disk", &[]);
     assert_eq!([3, 5, 7].map(|lba| read(&mut scene.client(), lba)), [2, 3, 0]);
     assert!(server.stop(Signal::TERM).0.success());
+}
+
+/// The advice is that of what is damaged: a dirty page of a cache cannot be salvaged, nor read.
+#[test]
+fn a_damaged_dirty_page_of_a_cache_has_advice_of_its_own() {
+    let scene = Scene::new("cache");
+    let server = scene.serve("disk", &[]);
+    let mut client = scene.client();
+    (1..=9).for_each(|lba| write(&mut client, lba, 0xC3));
+    write(&mut client, 1, 0x5A);
+    kill(server);
+    let pool = std::fs::read(scene.pool()).unwrap();
+    // Not the page that was written last: a crash could have left that one.
+    let is_page = |at: &usize| pool[*at..at + 4096].iter().all(|byte| *byte == 0xC3);
+    let damaged = (0..pool.len()).step_by(4096).filter(is_page).nth(4).unwrap();
+    let file = File::options().write(true).open(scene.pool()).unwrap();
+    file.write_all_at(b"other bytes", damaged as u64).unwrap();
+    for more in [&[][..], &["--repair"]] {
+        let said = failure("check", &scene.pool(), more);
+        assert!(said.contains("the data of the dirty page at offset"), "{said}");
+        let advice = "a read of a damaged dirty page fails until all of the page is written anew: \
+                      restore it from a backup\n";
+        assert!(said.ends_with(advice) && !said.contains("salvage"), "{said}");
+    }
 }
 
 /// A pool with records of two files, as a supervisor leaves it that lost its power.

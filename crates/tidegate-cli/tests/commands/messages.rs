@@ -91,22 +91,47 @@ fn warnings(dir: &TempDir, args: &[&str]) -> String {
     std::fs::read_to_string(text(dir, "stderr")).unwrap()
 }
 
+/// A certificate and its key in `dir`, as files.
+fn with_certificate(dir: &TempDir) -> (String, String) {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (text(dir, "cert.pem"), text(dir, "key.pem"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+    (certificate, key)
+}
+
+/// Only a server that lets nobody in without a certificate is not warned of.
 #[test]
 fn an_export_that_the_network_can_write_is_warned_of() {
     let dir = with_pool();
-    let said = warnings(&dir, &["--nbd=tcp:0.0.0.0:0"]);
-    assert!(said.contains("is open to the network") && said.contains("--tls-ca"), "{said}");
-    let said = warnings(&dir, &["--nbd=tcp:127.0.0.1:0"]);
-    assert!(!said.contains("network"), "{said}");
+    let (certificate, key) = with_certificate(&dir);
+    let tls = ["--tls-cert", &certificate, "--tls-key", &key];
+    let authority = ["--tls-ca", certificate.as_str()];
+    let required = [&tls[..], &authority].concat();
+    let optional = [&required[..], &["--tls=allow"]].concat();
+    for (address, args, is_warned) in [
+        ("0.0.0.0:0", &[][..], true),
+        ("[::]:0", &[], true),
+        ("0.0.0.0:0", &tls, true),
+        ("0.0.0.0:0", &optional, true),
+        ("0.0.0.0:0", &required, false),
+        ("127.0.0.1:0", &[], false),
+        ("127.0.0.1:0", &tls, false),
+    ] {
+        let nbd = format!("--nbd=tcp:{address}");
+        let said = warnings(&dir, &[&[nbd.as_str()], args].concat());
+        let is_told =
+            |line: &&str| line.contains("open to the network") && line.contains("--tls-ca");
+        let told = said.lines().filter(is_told).count();
+        assert_eq!(told, usize::from(is_warned), "{address} {args:?}: {said}");
+    }
 }
 
 #[test]
 fn a_key_that_others_can_read_is_warned_of() {
     let dir = with_pool();
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let (certificate, key) = (text(&dir, "cert.pem"), text(&dir, "key.pem"));
-    std::fs::write(&certificate, made.cert.pem()).unwrap();
-    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let (certificate, key) = with_certificate(&dir);
     let args = ["--nbd=tcp:127.0.0.1:0", "--tls-cert", &certificate, "--tls-key", &key];
     for (mode, is_warned) in [(0o644, true), (0o640, false)] {
         std::fs::set_permissions(&key, PermissionsExt::from_mode(mode)).unwrap();
@@ -190,6 +215,40 @@ fn a_btt_that_was_cut_off_is_called_so() {
             assert!(error.contains("copy it again from where it is whole"), "{args:?}: {error}");
         }
     }
+}
+
+/// A pool that loses its end while it is served: what is gone is an error, which is said once, and
+/// the rest is served on.
+#[test]
+fn a_pool_that_is_cut_off_while_it_is_served_fails_only_where_it_is_gone() {
+    const EIO: u32 = 5;
+    let dir = scratch();
+    let [pool, socket, stderr] = ["pool", "socket", "stderr"].map(|name| text(&dir, name));
+    ok(["create", &pool, "--engine=raw", "--size=32M"]);
+    let mut command = tidegate();
+    command.arg("serve").arg(&pool).arg(format!("--nbd=unix:{socket}"));
+    let server = Server::spawn(command.stderr(std::fs::File::create(&stderr).unwrap()));
+    let mut client = nbd::Client::connect(Path::new(&socket)).unwrap();
+    let write = |client: &mut nbd::Client, offset: u64, byte: u8| {
+        client.send_write(1, offset, &[byte; 4096]).unwrap();
+        client.receive().unwrap()
+    };
+    assert_eq!(write(&mut client, 0, 7), (1, 0));
+    assert_eq!(write(&mut client, 20 << 20, 8), (1, 0));
+    std::fs::File::options().write(true).open(&pool).unwrap().set_len(16 << 20).unwrap();
+    for offset in [20 << 20, 20 << 20, 24 << 20] {
+        client.send_read(2, offset, 4096).unwrap();
+        assert_eq!(client.receive().unwrap(), (2, EIO), "{offset}");
+        assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);
+    }
+    assert_eq!(write(&mut client, 4096, 9), (1, 0));
+    assert_eq!(client.read(4096, 4096).unwrap(), [9; 4096]);
+    drop(client);
+    let said = std::fs::read_to_string(&stderr).unwrap();
+    assert!(said.contains("export: reads fail: ") && said.contains("memory error"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    let (status, _) = server.stop(Signal::TERM);
+    assert!(status.code().is_some(), "it is ended in good order: {status}");
 }
 
 #[test]

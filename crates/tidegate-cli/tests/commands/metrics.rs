@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::support::{Server, ok, run, scratch};
+use crate::support::{Server, ok, run, scratch, tool};
 
 /// Prints what the reference implementation in Python finds in a page: name, type, samples.
 const PARSER: &str = "import sys
@@ -120,6 +120,43 @@ fn alert_rules_and_dashboard_name_metrics_that_there_are() {
     }
     let dashboard = std::fs::read(monitoring.join("grafana-dashboard.json")).unwrap();
     serde_json::from_slice::<serde_json::Value>(&dashboard).unwrap();
+}
+
+/// Prints name, severity, summary and action of each rule, as Prometheus reads them: they are keys
+/// of the rule, each with one line of text.
+const RULES: &str = "import json, sys, yaml
+rules = [rule for group in yaml.safe_load(sys.stdin)['groups'] for rule in group['rules']]
+print(json.dumps([[rule['alert'], rule['expr'], rule['labels']['severity'],
+    rule['annotations']['summary'], rule['annotations']['action']] for rule in rules]))";
+
+#[test]
+fn each_alert_has_a_severity_a_summary_and_an_action() {
+    let alerts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/monitoring/alerts.yml");
+    let mut python = tool("/usr/bin/python3", "python3-yaml");
+    python.args(["-c", RULES]).stdin(std::fs::File::open(alerts).unwrap());
+    let output = python.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rules: Vec<[String; 5]> = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(rules.len() >= 6, "{rules:?}");
+    for rule in &rules {
+        let [alert, expression, severity, summary, action] = rule;
+        assert!(["critical", "warning"].contains(&severity.as_str()), "{alert}: {severity}");
+        for text in [expression, summary, action] {
+            assert!(text.trim().len() > 10 && !text.contains('\n'), "{alert}: {text:?}");
+        }
+    }
+    let names: BTreeSet<_> = rules.iter().map(|[alert, ..]| alert).collect();
+    assert_eq!(names.len(), rules.len(), "each has a name of its own");
+}
+
+/// The settings that actions name can be set as they say.
+#[test]
+fn what_the_action_for_a_cache_that_is_off_says_can_be_done() {
+    let scene = Scene::serving("cache", &[]);
+    let pool = scene.dir.path().join("pool");
+    ok(["flush", pool.to_str().unwrap()]);
+    ok(["set", pool.to_str().unwrap(), "pt-error-threshold=5"]);
+    scene.stop();
 }
 
 #[test]

@@ -1,6 +1,9 @@
-//! A server that gets no more memory lives, and serves those that ask for little.
+//! A server that gets no more memory, or has no more connections, lives, and serves those that ask
+//! for little.
 
 use std::fs;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -180,4 +183,35 @@ fn memory_that_the_system_refuses_fails_only_the_write() {
         assert_eq!(scarce.neighbour.read(last, 4096).unwrap(), [stored; 4096]);
     }
     scarce.end(refused);
+}
+
+/// As many connections as there may be by default, none of which says a word, keep a new client out
+/// for no longer than the issue allows.
+#[test]
+fn silent_connections_keep_no_client_out_for_long() {
+    const DEFAULT_CONNECTIONS: usize = 256;
+    const ALLOWED: Duration = Duration::from_secs(5);
+    let (_dir, pool, socket) = with_pool();
+    let server = Server::start(&pool, &socket, &[]);
+    let silent: Vec<_> = (0..DEFAULT_CONNECTIONS)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&socket).unwrap();
+            stream.read_exact(&mut [0; 18]).expect("each is taken");
+            stream
+        })
+        .collect();
+    let start = Instant::now();
+    let mut refused = 0;
+    let mut client = loop {
+        match Client::connect(&socket) {
+            Ok(client) => break client,
+            Err(_) => refused += 1,
+        }
+        assert!(start.elapsed() < ALLOWED, "kept out for {:?}", start.elapsed());
+    };
+    expect_served(&mut client, 1);
+    assert!(start.elapsed() < ALLOWED, "served after {:?}", start.elapsed());
+    assert!(refused > 0, "the connections that are open were not at their limit");
+    drop(silent);
+    assert!(server.stop(Signal::TERM).0.success());
 }

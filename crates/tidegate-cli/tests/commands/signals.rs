@@ -64,8 +64,10 @@ impl Scene {
 
 #[test]
 fn signals_that_end_a_process_stop_the_server_in_good_order() {
-    let signals = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::POWER];
-    for (byte, signal) in (1..).zip(signals) {
+    let usual = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::POWER];
+    // Those that the system raises for other reasons, sent by another process here.
+    let unusual = [Signal::XCPU, Signal::STKFLT, Signal::TRAP, Signal::SYS, Signal::ABORT];
+    for (byte, signal) in (1..).zip(usual.into_iter().chain(unusual)) {
         let scene = Scene::new();
         let server = scene.serve();
         scene.write_all(byte);
