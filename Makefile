@@ -12,7 +12,8 @@ help:
 	@echo "make bench   the tables of docs/benchmarks.md, measured here, with the peers beside them"
 	@echo "make bench-programs   RocksDB, YCSB and fio on ext4 over NBD, with and without DRAM tiers (needs root)"
 	@echo "make papers [TRACES=DIR]   the four papers' figures in docs/papers.md; AFCM's from the traces in DIR,"
-	@echo "                           or from traces that it makes; PARTS=traces, model or bench makes only these"
+	@echo "                           or from traces that it makes; PARTS=traces, model or bench makes only these;"
+	@echo "                           a page with plots in target/papers/report"
 	@echo "make soak    the long versions: kill -9 and power cuts, SQLite's own tests, fsx, fio, fuzzing, for hours;"
 	@echo "             then hostile clients, flipped bits and kills, for a day (TIDEGATE_ABUSE_SECONDS)"
 
@@ -41,7 +42,7 @@ bench-programs:
 	@scripts/bench-programs
 
 papers:
-	@scripts/install-deps build
+	@scripts/install-deps build bench
 	@TRACES="$(TRACES)" PARTS="$(PARTS)" scripts/papers
 
 soak:

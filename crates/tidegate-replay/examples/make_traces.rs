@@ -1,8 +1,7 @@
-//! Makes traces of typical workloads, for `make papers` without traces of one's own:
-//! `make_traces DIR`
+//! Makes traces of typical workloads, for `make papers`: `make_traces DIR [NAME...]`
 //!
 //! Each is what a program does by its documented way of writing, with pages chosen by a generator
-//! of a fixed seed: the same traces each time, in the format `csv`.
+//! of a fixed seed: the same traces each time, in the format `csv`. Without names, all are made.
 
 use std::error::Error;
 use std::fs::File;
@@ -16,6 +15,8 @@ use tidegate_bench::pattern::{Pattern, Picker, Rng};
 struct Args {
     /// Where the traces go; made if it is not there
     dir: PathBuf,
+    /// The traces that are made; all if none is named
+    names: Vec<String>,
 }
 
 const PAGE_BYTES: u64 = 4096;
@@ -27,18 +28,22 @@ const STEP_US: u64 = 10;
 /// A workload: the name of its file, and what writes it.
 type Workload = (&'static str, fn(&mut Trace) -> io::Result<()>);
 
-const WORKLOADS: [Workload; 5] = [
+const WORKLOADS: [Workload; 8] = [
     ("own-sqlite-rollback", sqlite_rollback),
     ("own-sqlite-wal", sqlite_wal),
     ("own-file-server", file_server),
     ("own-zipf", zipf),
     ("own-small-updates", small_updates),
+    ("own-iphoto", |trace| IPHOTO.write(trace)),
+    ("own-usr1", |trace| USR1.write(trace)),
+    ("own-usr2", |trace| USR2.write(trace)),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let Args { dir } = Args::parse();
+    let Args { dir, names } = Args::parse();
     std::fs::create_dir_all(&dir)?;
-    for (name, write) in WORKLOADS {
+    let is_asked = |name: &str| names.is_empty() || names.iter().any(|it| it == name);
+    for (name, write) in WORKLOADS.into_iter().filter(|(name, _)| is_asked(name)) {
         let mut trace = Trace::create(&dir.join(format!("{name}.csv")))?;
         write(&mut trace)?;
         trace.out.flush()?;
@@ -181,8 +186,7 @@ fn zipf(trace: &mut Trace) -> io::Result<()> {
     Ok(())
 }
 
-/// Records of a few hundred bytes that change in their places, each synced: mostly clean pages, as
-/// the paper's figure 2 shows of Iphoto, Usr1 and Usr2.
+/// Records of a few hundred bytes that change in their places, each synced: mostly clean pages.
 fn small_updates(trace: &mut Trace) -> io::Result<()> {
     let mut pages = hot_pages(16_384);
     for page in 0..16_384 {
@@ -196,4 +200,102 @@ fn small_updates(trace: &mut Trace) -> io::Result<()> {
         trace.sync("/records")?;
     }
     Ok(())
+}
+
+/// A workload of partly dirty pages, as AFCM's figure 2 shows of Iphoto, Usr1 and Usr2.
+///
+/// Files of at most a page are saved again and again, each by a write of all of it and a sync, so a
+/// page is dirty as far as its file goes. Between two saves other data is read, and written without
+/// a sync. What the paper does not say is assumed here: the numbers below. The saved files are 30 %
+/// of all pages, so whole pages of them do not fit the paper's persistent memory.
+struct Desktop {
+    /// Saved files of a page each.
+    files: u64,
+    /// Exponent of their popularity.
+    theta: f64,
+    /// Sizes of the files: percent of them, and the least and most bytes.
+    sizes: [(u64, [u64; 2]); 3],
+    /// Pages of the data that is read.
+    read_pages: u64,
+    /// Saves between two reads of a page.
+    saves_a_read: u64,
+    /// Pages that are written without a sync.
+    unsynced_pages: u64,
+    /// Bytes of them that are written for each save.
+    unsynced_bytes: u64,
+}
+
+/// An application for photographs: settings and thumbnails, and pictures.
+const IPHOTO: Desktop = Desktop {
+    files: 3000,
+    theta: 0.3,
+    sizes: [(30, [64, 512]), (10, [513, 3072]), (60, [PAGE_BYTES, PAGE_BYTES])],
+    read_pages: 6600,
+    saves_a_read: 8,
+    unsynced_pages: 400,
+    unsynced_bytes: 256,
+};
+
+/// A desktop of which half of the written bytes are never synced.
+const USR1: Desktop = Desktop {
+    files: 3000,
+    theta: 0.3,
+    sizes: [(20, [64, 512]), (10, [513, 3072]), (70, [PAGE_BYTES, PAGE_BYTES])],
+    read_pages: 5600,
+    saves_a_read: 3,
+    unsynced_pages: 1400,
+    unsynced_bytes: 3200,
+};
+
+/// The same desktop at another time: hardly anything is written without a sync.
+const USR2: Desktop = Desktop {
+    files: 3000,
+    theta: 0.3,
+    sizes: [(20, [64, 512]), (10, [513, 3072]), (70, [PAGE_BYTES, PAGE_BYTES])],
+    read_pages: 6600,
+    saves_a_read: 32,
+    unsynced_pages: 400,
+    unsynced_bytes: 128,
+};
+
+impl Desktop {
+    const SAVES: u64 = 60_000;
+
+    fn write(&self, trace: &mut Trace) -> io::Result<()> {
+        let lens: Vec<u64> = (0..self.files).map(|_| self.len_bytes(trace)).collect();
+        let theta = self.theta;
+        let mut saved = Picker::new(Pattern::Zipf { theta }, self.files, SEED, 0, 1);
+        let mut read = hot_pages(self.read_pages);
+        let mut unsynced_bytes = 0;
+        for page in 0..self.read_pages {
+            trace.add("read", "/library", page * PAGE_BYTES, PAGE_BYTES)?;
+        }
+        for number in 0..Self::SAVES {
+            let file = saved.next_block();
+            let name = format!("/settings/{file}");
+            trace.write(&name, 0, lens[usize::try_from(file).unwrap_or(0)])?;
+            trace.sync(&name)?;
+            if number % self.saves_a_read == 0 {
+                trace.add("read", "/library", read.next_block() * PAGE_BYTES, PAGE_BYTES)?;
+            }
+            unsynced_bytes += self.unsynced_bytes;
+            if unsynced_bytes >= PAGE_BYTES {
+                unsynced_bytes -= PAGE_BYTES;
+                let page = trace.random.below(self.unsynced_pages);
+                trace.write("/scratch", page * PAGE_BYTES, PAGE_BYTES)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn len_bytes(&self, trace: &mut Trace) -> u64 {
+        let mut pct = trace.between(1, 100);
+        for (share_pct, [least, most]) in self.sizes {
+            if pct <= share_pct {
+                return trace.between(least, most);
+            }
+            pct -= share_pct;
+        }
+        PAGE_BYTES
+    }
 }

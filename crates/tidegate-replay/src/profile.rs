@@ -16,11 +16,56 @@ struct Page {
     bytes: u64,
 }
 
+/// Pages of a chunk.
+const CHUNK_PAGES: usize = 16;
+
+/// Neighbouring pages, which one look-up finds.
+#[derive(Debug, Clone, Default)]
+struct Chunk {
+    pages: [Page; CHUNK_PAGES],
+    /// By page: it was touched.
+    touched: u16,
+}
+
 #[derive(Debug, Default)]
 struct File {
-    pages: FxHashMap<u64, Page>,
-    dirty: Vec<u64>,
+    /// By number of a page divided by [`CHUNK_PAGES`]: where its chunk is.
+    map: FxHashMap<u64, usize>,
+    chunks: Vec<Chunk>,
+    /// The chunk that was looked up last.
+    last: Option<(u64, usize)>,
+    /// Dirty pages, and where their chunks are.
+    dirty: Vec<(u64, usize)>,
     end: u64,
+}
+
+impl File {
+    /// Where the chunk of `page` is; a new one if there is none.
+    fn chunk(&mut self, page: u64) -> usize {
+        let key = page / CHUNK_PAGES as u64;
+        if let Some((last, at)) = self.last
+            && last == key
+        {
+            return at;
+        }
+        let next = self.chunks.len();
+        let at = *self.map.entry(key).or_insert(next);
+        if at == next {
+            self.chunks.push(Chunk::default());
+        }
+        self.last = Some((key, at));
+        at
+    }
+
+    /// The page in the chunk at `at`.
+    fn page(&mut self, page: u64, at: usize) -> &mut Page {
+        &mut self.chunks[at].pages[in_chunk(page)]
+    }
+}
+
+/// Which page of its chunk `page` is.
+fn in_chunk(page: u64) -> usize {
+    usize::try_from(page).unwrap_or(usize::MAX) % CHUNK_PAGES
 }
 
 /// What a trace asks for. Memory grows with the pages that it touches.
@@ -106,50 +151,55 @@ impl Profile {
         share(lines * LINE_BYTES, self.synced_pages.iter().sum())
     }
 
-    fn page(&mut self, file: FileId, page: u64) -> (&mut Page, &mut Vec<u64>) {
+    /// Notes that `page` was touched: its file, and where its chunk is there.
+    fn page(&mut self, file: FileId, page: u64) -> (&mut File, usize) {
         let at = file.0 as usize;
         if self.files.len() <= at {
             self.files.resize_with(at + 1, File::default);
         }
-        let File { pages, dirty, end } = &mut self.files[at];
-        *end = (*end).max(page.saturating_add(1));
-        let footprint_pages = &mut self.footprint_pages;
-        let page = pages.entry(page).or_insert_with(|| {
-            *footprint_pages += 1;
-            Page::default()
-        });
-        (page, dirty)
+        let file = &mut self.files[at];
+        file.end = file.end.max(page.saturating_add(1));
+        let chunk = file.chunk(page);
+        let bit = 1 << in_chunk(page);
+        let touched = &mut file.chunks[chunk].touched;
+        self.footprint_pages += u64::from(*touched & bit == 0);
+        *touched |= bit;
+        (file, chunk)
     }
 
     fn write(&mut self, file: FileId, page: u64, bytes: std::ops::Range<u64>) {
-        let (Page { lines, bytes: written }, dirty) = self.page(file, page);
-        if *lines == 0 {
-            dirty.push(page);
-        }
+        let (file, chunk) = self.page(file, page);
+        let Page { lines, bytes: written } = file.page(page, chunk);
+        let was_clean = *lines == 0;
         *lines |= lines_of(&bytes);
         *written += bytes.end - bytes.start;
+        if was_clean {
+            file.dirty.push((page, chunk));
+        }
     }
 
     fn sync(&mut self, file: usize) {
-        let Some(File { pages, dirty, .. }) = self.files.get_mut(file) else { return };
-        for page in dirty.drain(..) {
-            let page = pages.entry(page).or_default();
-            if page.lines != 0 {
-                self.synced_pages[page.lines.count_ones() as usize] += 1;
-                self.synced_bytes += page.bytes;
+        let Some(file) = self.files.get_mut(file) else { return };
+        let mut dirty = std::mem::take(&mut file.dirty);
+        for (page, chunk) in dirty.drain(..) {
+            let Page { lines, bytes } = std::mem::take(file.page(page, chunk));
+            if lines != 0 {
+                self.synced_pages[lines.count_ones() as usize] += 1;
+                self.synced_bytes += bytes;
             }
-            *page = Page::default();
         }
+        file.dirty = dirty;
     }
 
     /// Cuts the pages from `end` on off.
     fn cut(&mut self, file: FileId, end: u64) {
         let Some(file) = self.files.get_mut(file.0 as usize) else { return };
         if end < file.end {
-            let is_cut = |page: &mut u64| *page >= end;
-            for page in file.dirty.extract_if(.., is_cut).collect::<Vec<_>>() {
-                file.pages.insert(page, Page::default());
+            let mut dirty = std::mem::take(&mut file.dirty);
+            for (page, chunk) in dirty.extract_if(.., |(page, _)| *page >= end) {
+                *file.page(page, chunk) = Page::default();
             }
+            file.dirty = dirty;
             file.end = end;
         }
     }

@@ -56,6 +56,40 @@ fn a_replay_prints_a_table_and_advice_and_writes_rows_and_a_page() {
 }
 
 #[test]
+fn rows_have_the_keys_that_scripts_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("t.csv");
+    std::fs::write(&trace, "ts_us,tid,op,file,offset,len\n0,1,write,/a,0,100\n1,1,fsync,/a,0,0\n")
+        .unwrap();
+    let found: serde_json::Value =
+        serde_json::from_str(&ok(&["replay", trace.to_str().unwrap(), "--json=-"])).unwrap();
+    let mut expected = vec![
+        "scheme",
+        "dram_pages",
+        "pmem_bytes",
+        "reads",
+        "read_hits",
+        "writes",
+        "syncs",
+        "synced_pages",
+        "ssd_pages_written",
+        "ssd_pages_read",
+        "pmem_data_bytes",
+        "pmem_metadata_bytes",
+        "index_bytes",
+        "seconds",
+    ];
+    expected.sort_unstable();
+    let rows = found["rows"].as_array().unwrap();
+    assert!(!rows.is_empty());
+    for row in rows {
+        let mut keys: Vec<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, expected);
+    }
+}
+
+#[test]
 fn a_trace_is_done_on_real_files_and_their_seconds_stand_beside_the_modelled_ones() {
     let dir = tempfile::tempdir().unwrap();
     let (trace, files) = (dir.path().join("t.csv"), dir.path().join("files"));

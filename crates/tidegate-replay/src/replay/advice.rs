@@ -8,11 +8,15 @@
 //! row is as good as the fastest one.
 
 use super::{ReplayArgs, Replayed, Row};
+use crate::scheme::page::PAGE_BYTES;
+use crate::scheme::shipped::tiers::tier_pages;
 use crate::scheme::{Pmem, scheme};
 use tidegate::size::Size;
 
 /// A gain of less than this share of what the storage alone takes is none.
 const LEAST_GAIN: f64 = 0.02;
+/// A log for files.
+const RUN: &str = "a log (`tidegate run`, or `tidegate create --engine log` for a whole disk)";
 
 /// The line.
 pub(super) fn advice(args: &ReplayArgs, replayed: &Replayed) -> String {
@@ -22,7 +26,8 @@ pub(super) fn advice(args: &ReplayArgs, replayed: &Replayed) -> String {
     };
     let is_plain = |row: &&&Row| row.pmem_bytes == 0 && row.dram_pages == fastest.dram_pages;
     let Some(plain) = rows.iter().find(is_plain) else {
-        return format!("Advice: {}; add the scheme dram to see the gain", offer(fastest));
+        let offer = offer(fastest, replayed);
+        return format!("Advice: {offer}; add the scheme dram to see the gain");
     };
     let best = simplest(&rows, fastest, plain);
     if best.pmem_bytes == 0 {
@@ -31,7 +36,7 @@ pub(super) fn advice(args: &ReplayArgs, replayed: &Replayed) -> String {
     }
     format!(
         "Advice: {}: {:.2} times as fast as {} alone{}; {}{}",
-        offer(best),
+        offer(best, replayed),
         plain.seconds / best.seconds,
         args.ssd,
         flash_life(best, plain),
@@ -44,10 +49,14 @@ fn offer_of(row: &Row) -> Option<&'static str> {
     scheme(row.scheme)?.offer
 }
 
-fn offer(row: &Row) -> String {
-    let offer = offer_of(row).unwrap_or_default();
+/// What users choose, with the size of a DRAM tier where the scheme has one.
+fn offer(row: &Row, replayed: &Replayed) -> String {
+    let tier = Size { bytes: tier_pages(row.dram_pages) * PAGE_BYTES };
+    let is_run = replayed.is_of_files && row.scheme == "log";
+    let offer = if is_run { RUN } else { offer_of(row).unwrap_or_default() };
+    let offer = offer.replace("SIZE", &tier.to_string());
     if row.pmem_bytes == 0 {
-        return offer.to_owned();
+        return offer;
     }
     format!("{offer}, of {}", Size { bytes: row.pmem_bytes })
 }
@@ -152,11 +161,25 @@ mod tests {
     }
 
     fn advice_of(rows: Vec<Row>) -> String {
+        advice_on(rows, false)
+    }
+
+    fn advice_on(rows: Vec<Row>, is_of_files: bool) -> String {
         let args = ReplayArgs::of(["trace"]);
-        advice(
-            &args,
-            &Replayed { profile: Profile::default(), rows, real: None, bad_lines: Vec::new() },
-        )
+        let profile = Profile::default();
+        let bad_lines = Vec::new();
+        advice(&args, &Replayed { profile, is_of_files, rows, real: None, bad_lines })
+    }
+
+    #[test]
+    fn a_log_for_files_is_run_and_a_tier_has_its_size() {
+        let rows = || vec![row("dram", 0, 9, [2.0; 5]), row("log", 1 << 20, 9, [1.0; 5])];
+        assert!(advice_on(rows(), true).contains("`tidegate run`"));
+        assert!(!advice_on(rows(), false).contains("`tidegate run`"));
+        let tier = |scheme, seconds| Row { dram_pages: 2048, ..row(scheme, 0, 9, seconds) };
+        let transit = Row { pmem_bytes: 1 << 30, ..tier("transit", [1.0; 5]) };
+        let advice = advice_of(vec![tier("dram", [2.0; 5]), transit]);
+        assert!(advice.contains("`--dram transit:1M`, of 1G"), "{advice}");
     }
 
     #[test]

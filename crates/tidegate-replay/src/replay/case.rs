@@ -48,7 +48,7 @@ pub struct Row {
 
 impl Row {
     /// Bytes stored in persistent memory.
-    pub(super) const fn pmem_traffic_bytes(&self) -> u64 {
+    pub(crate) const fn pmem_traffic_bytes(&self) -> u64 {
         self.pmem_data_bytes + self.pmem_metadata_bytes
     }
 }

@@ -32,7 +32,7 @@ use real::Real;
 
 /// Most operations of a trace that are kept from the first time that it is played to the second, so
 /// that it need not be read again: 64 MiB of them.
-const KEPT_OPERATIONS_MAX: usize = 1 << 21;
+pub const KEPT_OPERATIONS_MAX: usize = 1 << 21;
 /// Memory that cases may take which are played at a time. A case that takes more is played by
 /// itself.
 const MEMORY_BYTES_MAX: u64 = 2 << 30;
@@ -40,6 +40,8 @@ const MEMORY_BYTES_MAX: u64 = 2 << 30;
 const TABLE_BYTES_A_PAGE: u64 = 256;
 /// Events between two moves of the progress bar.
 const EVENTS_A_MOVE: u64 = 1 << 16;
+/// Kept operations between two moves: many schemes may play each.
+const KEPT_A_MOVE: usize = 1 << 12;
 
 /// What `tidegate replay` is asked for.
 #[derive(Debug, clap::Args)]
@@ -116,6 +118,8 @@ fn parse_scheme(name: &str) -> Result<&'static str, String> {
 pub struct Replayed {
     /// What the traces ask for.
     pub profile: Profile,
+    /// All traces are of files, which `tidegate run` covers, not of disks.
+    pub is_of_files: bool,
     /// By case.
     pub rows: Vec<Row>,
     /// On real files, if that was asked for.
@@ -170,7 +174,9 @@ impl ReplayArgs {
         }
         let real = self.real.as_deref().map(|folder| self.on_real_files(folder, &profile));
         let bad_lines = merged.traces().map(|it| (it.path().into(), it.bad_lines().clone()));
-        Ok(Replayed { profile, rows, real: real.transpose()?, bad_lines: bad_lines.collect() })
+        let bad_lines = bad_lines.collect();
+        let is_of_files = merged.traces().all(|it| it.format().is_of_files());
+        Ok(Replayed { profile, is_of_files, rows, real: real.transpose()?, bad_lines })
     }
 
     /// Plays the trace of `operations` operations, which `kept` are where they were kept, through
@@ -194,7 +200,7 @@ impl ReplayArgs {
             Ok(())
         };
         match kept {
-            Some(ops) => ops.iter().try_for_each(play)?,
+            Some(ops) => each_kept(ops, play)?,
             None => drop(self.each_event("replaying", |event| play(&event.op))?),
         }
         Ok(cases.iter().map(Case::row).collect())
@@ -241,7 +247,7 @@ impl ReplayArgs {
     ) -> Result<Merged, Error> {
         let traces: Vec<_> =
             self.traces.iter().map(|path| open(path, self.format)).collect::<Result<_, _>>()?;
-        let bar = progress_bar(what);
+        let bar = progress_bar(what, "{msg} {wide_bar} {bytes}/{total_bytes} {eta}");
         let mut merged = merge(traces);
         let mut events = 0_u64;
         while let Some(event) = merged.next() {
@@ -280,10 +286,24 @@ fn memory_bytes(sizes: &Sizes, entry: &SchemeEntry) -> u64 {
     data_bytes.saturating_add(sizes.footprint_pages.saturating_mul(TABLE_BYTES_A_PAGE))
 }
 
+/// Shows kept operations to `play`, beside a progress bar.
+fn each_kept(
+    operations: &[Op],
+    mut play: impl FnMut(&Op) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let bar = progress_bar("replaying", "{msg} {wide_bar} {human_pos}/{human_len} {eta}");
+    bar.set_length(operations.len() as u64);
+    for part in operations.chunks(KEPT_A_MOVE) {
+        part.iter().try_for_each(&mut play)?;
+        bar.inc(part.len() as u64);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
 /// A bar on standard error, where that is a terminal.
-fn progress_bar(what: &'static str) -> ProgressBar {
+fn progress_bar(what: &'static str, template: &str) -> ProgressBar {
     let bar = ProgressBar::new(0).with_message(what);
-    let template = "{msg} {wide_bar} {bytes}/{total_bytes} {eta}";
     match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,

@@ -35,7 +35,7 @@ struct Json<'a> {
 /// # Errors
 /// It cannot be made.
 pub(super) fn json(args: &ReplayArgs, replayed: &Replayed) -> Result<String, Error> {
-    let Replayed { profile, rows, real, bad_lines } = replayed;
+    let Replayed { profile, rows, real, bad_lines, .. } = replayed;
     let json = Json {
         traces: args.traces.iter().map(|path| path.display().to_string()).collect(),
         operations: profile.operations,

@@ -16,6 +16,7 @@ pub mod hybrid;
 mod model;
 pub mod page;
 pub mod page_cache;
+mod page_table;
 pub mod sccm;
 pub mod sfcm;
 pub mod shipped;

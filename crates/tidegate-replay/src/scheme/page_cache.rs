@@ -1,20 +1,20 @@
 //! Pages in DRAM, in the order of their last use, with what is dirty of them by file.
 //!
-//! Order and lists are those of the core: its [`Lru`] policy, and its lists of slots.
+//! The order is a list of slots of the core, the least recently used one first.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use rustc_hash::FxHashMap;
-use tidegate::cache::policy::{MAX_SLOTS, Replacement, lru::Lru};
-use tidegate::tier::list::{Links, List};
+use tidegate::tier::list::{Links, List, MAX_SLOTS};
 
 use super::page::{PAGE_BYTES, PageId};
+use super::page_table::{PageTable, Position};
 use crate::trace::FileId;
 
 /// A page in DRAM.
 struct Slot {
     id: PageId,
+    position: Position,
     /// Lines that were written and neither synced nor written to flash since.
     dirty: u64,
 }
@@ -34,13 +34,13 @@ pub struct PageCache {
     capacity: u32,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    map: FxHashMap<PageId, u32>,
-    order: Lru,
+    table: PageTable,
+    order: List,
+    order_links: Links,
     resident: Links,
     dirty: Links,
     files: Vec<File>,
     dirty_files: BTreeSet<u32>,
-    victims: Vec<u32>,
 }
 
 impl PageCache {
@@ -51,13 +51,13 @@ impl PageCache {
             capacity,
             slots: Vec::new(),
             free: Vec::new(),
-            map: FxHashMap::default(),
-            order: Lru::new(capacity),
+            table: PageTable::default(),
+            order: List::EMPTY,
+            order_links: Links::new(capacity),
             resident: Links::new(capacity),
             dirty: Links::new(capacity),
             files: Vec::new(),
             dirty_files: BTreeSet::new(),
-            victims: Vec::new(),
         }
     }
 
@@ -68,30 +68,27 @@ impl PageCache {
 
     /// The slot of `id`, which is used now.
     pub fn touch(&mut self, id: PageId) -> Option<u32> {
-        let slot = *self.map.get(&id)?;
-        self.order.touch(slot, false);
+        let slot = self.table.get(id)?;
+        self.order.move_last(&mut self.order_links, slot);
         Some(slot)
     }
 
     /// The slot that is to be given up before another page can come in. None: one is free.
-    pub fn victim(&mut self) -> Option<u32> {
-        if (self.map.len() as u64) < u64::from(self.capacity) {
-            return None;
-        }
-        self.victims.clear();
-        self.order.victims(1, &mut self.victims);
-        self.victims.first().copied()
+    pub fn victim(&self) -> Option<u32> {
+        if self.order.len() < self.capacity { None } else { self.order.first() }
     }
 
     /// Gives `id`, which is not there, a slot that is free.
     pub fn insert(&mut self, id: PageId) -> u32 {
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { id, dirty: 0 });
-            u32::try_from(self.slots.len() - 1).unwrap_or(MAX_SLOTS)
-        });
-        self.slots[slot as usize] = Slot { id, dirty: 0 };
-        self.map.insert(id, slot);
-        self.order.insert(slot, id.page);
+        let next = u32::try_from(self.slots.len()).unwrap_or(MAX_SLOTS);
+        let slot = self.free.pop().unwrap_or(next);
+        let new = Slot { id, position: self.table.insert(id, slot), dirty: 0 };
+        if slot == next {
+            self.slots.push(new);
+        } else {
+            self.slots[slot as usize] = new;
+        }
+        self.order.push_last(&mut self.order_links, slot);
         let file = file_of(&mut self.files, id.file);
         file.pages_end = file.pages_end.max(id.page.saturating_add(1));
         file.resident.push_last(&mut self.resident, slot);
@@ -100,10 +97,10 @@ impl PageCache {
 
     /// Gives `slot` up.
     pub fn remove(&mut self, slot: u32) {
-        let id = self.id(slot);
         self.clean(slot);
-        self.map.remove(&id);
-        self.order.remove(slot, id.page);
+        let Slot { id, position, .. } = self.slots[slot as usize];
+        self.table.remove(id, position);
+        self.order.remove(&mut self.order_links, slot);
         file_of(&mut self.files, id.file).resident.remove(&mut self.resident, slot);
         self.free.push(slot);
     }
@@ -120,7 +117,7 @@ impl PageCache {
 
     /// Makes `lines` of `slot` dirty.
     pub fn dirty(&mut self, slot: u32, lines: u64) {
-        let Slot { id, dirty } = &mut self.slots[slot as usize];
+        let Slot { id, dirty, .. } = &mut self.slots[slot as usize];
         let was_clean = *dirty == 0;
         *dirty |= lines;
         if was_clean && lines != 0 {
@@ -134,7 +131,7 @@ impl PageCache {
 
     /// Makes `slot` clean.
     pub fn clean(&mut self, slot: u32) {
-        let Slot { id, dirty } = &mut self.slots[slot as usize];
+        let Slot { id, dirty, .. } = &mut self.slots[slot as usize];
         if std::mem::take(dirty) != 0 {
             let file = file_of(&mut self.files, id.file);
             file.dirty.remove(&mut self.dirty, slot);

@@ -7,7 +7,7 @@
 //! The literal form is not atomic, which this scheme cannot show for it only counts: no entry says
 //! how many pages a sync has, so a crash after the first page reached state 2 and before the second
 //! page's entry is there commits the first page alone; and a sync of more pages than the log of
-//! 4 KiB has entries commits in parts. A test of this file crashes a model of the steps at each of
+//! 4 KiB has entries commits in parts. [`torn_crashes`] crashes a model of the steps at each of
 //! them and finds the first; `slots` ends the log where it is full.
 
 use super::devices::Devices;
@@ -49,52 +49,63 @@ pub fn end_sync(devices: &mut dyn Devices) {
     store_word(devices);
 }
 
+/// What persistent memory says of the log and of two pages, after some of the ordered stores.
+#[derive(Default)]
+struct Memory {
+    head: usize,
+    tail: usize,
+    /// By entry.
+    states: [u8; 2],
+    /// By page: the new version is there, and the old one is released.
+    has_new: [bool; 2],
+    has_released: [bool; 2],
+}
+
+type Store = fn(&mut Memory);
+
+/// The paper's six steps for a sync of two pages, in their order.
+const STORES: [Store; 10] = [
+    |memory| memory.head = 1,
+    |memory| memory.states[0] = 1,
+    |memory| memory.has_new[0] = true,
+    |memory| memory.states[0] = 2,
+    |memory| memory.head = 2,
+    |memory| memory.states[1] = 1,
+    |memory| memory.has_new[1] = true,
+    |memory| memory.states[1] = 2,
+    |memory| memory.has_released = [true; 2],
+    |memory| memory.tail = 2,
+];
+
+/// Section 3.3.2: which pages are new after recovery from a crash behind `stores` stores.
+fn recover(stores: usize) -> [bool; 2] {
+    let mut memory = Memory::default();
+    for store in STORES.iter().take(stores) {
+        store(&mut memory);
+    }
+    let mut entries = memory.states.iter().take(memory.head).skip(memory.tail);
+    let is_committed = entries.all(|state| *state == 2);
+    [0, 1].map(|page| memory.has_new[page] && (is_committed || memory.has_released[page]))
+}
+
+/// Crashes of a sync of two pages after which recovery leaves one of them new and the other old,
+/// and all crashes: one before each store and one behind the last.
+pub fn torn_crashes() -> (usize, usize) {
+    let is_torn = |stores: &usize| matches!(recover(*stores), [one, other] if one != other);
+    let all = 0..=STORES.len();
+    (all.clone().filter(is_torn).count(), all.count())
+}
+
 #[cfg(test)]
 mod tests {
-    /// What persistent memory says of the log and of two pages, after some of the ordered stores.
-    #[derive(Default)]
-    struct Memory {
-        head: usize,
-        tail: usize,
-        /// By entry.
-        states: [u8; 2],
-        /// By page: the new version is there, and the old one is released.
-        has_new: [bool; 2],
-        has_released: [bool; 2],
-    }
-
-    type Store = fn(&mut Memory);
-
-    /// The paper's six steps for a sync of two pages, in their order.
-    const STORES: [Store; 10] = [
-        |memory| memory.head = 1,
-        |memory| memory.states[0] = 1,
-        |memory| memory.has_new[0] = true,
-        |memory| memory.states[0] = 2,
-        |memory| memory.head = 2,
-        |memory| memory.states[1] = 1,
-        |memory| memory.has_new[1] = true,
-        |memory| memory.states[1] = 2,
-        |memory| memory.has_released = [true; 2],
-        |memory| memory.tail = 2,
-    ];
-
-    /// Section 3.3.2: which pages are new after recovery from a crash behind `stores` stores.
-    fn recover(stores: usize) -> [bool; 2] {
-        let mut memory = Memory::default();
-        for store in &STORES[..stores] {
-            store(&mut memory);
-        }
-        let entries = &memory.states[memory.tail..memory.head];
-        let is_committed = entries.iter().all(|state| *state == 2);
-        [0, 1].map(|page| memory.has_new[page] && (is_committed || memory.has_released[page]))
-    }
+    use super::*;
 
     #[test]
     fn the_literal_form_commits_a_part_of_a_sync() {
         let torn: Vec<_> = (0..=STORES.len()).filter(|at| recover(*at) == [true, false]).collect();
         // Behind the first page's state 2 and before the second page's entry.
         assert_eq!(torn, [4]);
+        assert_eq!(torn_crashes(), (1, 11));
         assert_eq!((recover(0), recover(STORES.len())), ([false; 2], [true; 2]));
     }
 }

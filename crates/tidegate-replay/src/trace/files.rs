@@ -1,6 +1,6 @@
 //! Files by name, with their lengths, and whether they are still there.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::bad::Bad;
 use super::event::{FileId, Op};
@@ -13,7 +13,7 @@ use super::out::Out;
 #[derive(Debug)]
 pub(super) struct Files {
     names: Names,
-    states: HashMap<FileId, State>,
+    states: FxHashMap<FileId, State>,
     /// What parts the names of folders in a path.
     separator: u8,
 }
@@ -29,12 +29,12 @@ struct State {
 
 impl Files {
     pub(super) fn new(separator: u8) -> Self {
-        Self { names: Names::default(), states: HashMap::new(), separator }
+        Self { names: Names::default(), states: FxHashMap::default(), separator }
     }
 
     /// The file named `name`.
     pub(super) fn named(&mut self, name: &[u8]) -> Result<FileId, Bad> {
-        if let Some(file) = self.names.get(name) {
+        if let Some(file) = self.names.find(name) {
             return Ok(file);
         }
         let file = self.names.id(name)?;

@@ -14,6 +14,9 @@ const MAX_NAMES_BYTES: usize = 512 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Names {
     ids: HashMap<Box<[u8]>, FileId>,
+    /// The name that was looked up last, until a name is given or taken away: a program mostly
+    /// asks for one file several times in a row.
+    last: Option<(Vec<u8>, FileId)>,
     bytes: usize,
     next: u32,
 }
@@ -21,10 +24,25 @@ pub(super) struct Names {
 impl Names {
     /// The file named `name`; a new one if none has that name.
     pub(super) fn id(&mut self, name: &[u8]) -> Result<FileId, Bad> {
-        match self.ids.get(name) {
-            Some(id) => Ok(*id),
+        match self.find(name) {
+            Some(id) => Ok(id),
             None => self.create(name),
         }
+    }
+
+    /// The file named `name`, which is likely to be looked up again at once.
+    pub(super) fn find(&mut self, name: &[u8]) -> Option<FileId> {
+        if let Some((last, id)) = &self.last
+            && last == name
+        {
+            return Some(*id);
+        }
+        let id = self.get(name)?;
+        let (last, last_id) = self.last.get_or_insert_with(|| (Vec::new(), id));
+        *last_id = id;
+        last.clear();
+        last.extend_from_slice(name);
+        Some(id)
     }
 
     /// The file named `name`, if the trace has shown it.
@@ -50,6 +68,7 @@ impl Names {
         if self.ids.len() >= MAX_NAMES || self.bytes + name.len() > MAX_NAMES_BYTES {
             return Err(Bad::Tables);
         }
+        self.last = None;
         let replaced = self.ids.insert(name.into(), id);
         self.bytes += if replaced.is_none() { name.len() } else { 0 };
         Ok(replaced)
@@ -58,6 +77,7 @@ impl Names {
     /// Takes the name `name` away; returns the file that had it.
     pub(super) fn remove(&mut self, name: &[u8]) -> Option<FileId> {
         let removed = self.ids.remove(name)?;
+        self.last = None;
         self.bytes -= name.len();
         Some(removed)
     }

@@ -87,10 +87,15 @@ pub const COACTIVE: SchemeEntry = SchemeEntry {
     ..BTT
 };
 
+/// Pages of a DRAM tier, where there are `dram_pages` pages of DRAM.
+pub fn tier_pages(dram_pages: u64) -> u64 {
+    (dram_pages / TIER_SHARE).max(TIER_PAGES_MIN)
+}
+
 fn scheme_over(sizes: &Sizes, policy: Policy) -> Result<Box<dyn Scheme>, Error> {
     let tier_pages = match policy {
         Policy::None => 0,
-        _ => (sizes.dram_pages / TIER_SHARE).max(TIER_PAGES_MIN),
+        _ => tier_pages(sizes.dram_pages),
     };
     let page_cache_pages = sizes.dram_pages.saturating_sub(tier_pages).max(1);
     let tier = Tier::new(policy, tier_pages * PAGE_BYTES, sizes)?;

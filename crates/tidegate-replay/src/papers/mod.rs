@@ -1,6 +1,10 @@
 //! docs/papers.md: a section for each command that makes a paper's figures again, between markers
 //! with its name, and the table of what the papers say beside what we find.
 
+pub(crate) mod markdown;
+pub(crate) mod page;
+
+use std::borrow::Cow;
 use std::path::Path;
 
 use tidegate_bench::table::Table;
@@ -15,14 +19,14 @@ fn markers(name: &str) -> [String; 2] {
 }
 
 /// Replaces the section `name` of the page `path`, which is made if there is none, by what `make`
-/// makes.
+/// makes of the old section.
 ///
 /// # Errors
 /// The page cannot be read or written, or has one marker alone; those of `make`.
 pub(crate) fn update(
     path: &Path,
     name: &str,
-    make: impl FnOnce() -> Result<String, Error>,
+    make: impl FnOnce(&str) -> Result<String, Error>,
 ) -> Result<(), Error> {
     let io = |source| Error::Io { path: path.to_path_buf(), source };
     let [begin, end] = markers(name);
@@ -32,16 +36,17 @@ pub(crate) fn update(
         }
         page => page.map_err(io)?,
     };
-    let (before, after) = around(&page, &begin, &end)
+    let (before, old, after) = around(&page, &begin, &end)
         .ok_or_else(|| Error::Usage(format!("{}: expected {begin} and {end}", path.display())))?;
-    let section = make()?;
+    let section = make(old)?;
     std::fs::write(path, format!("{before}{begin}\n{section}{end}{after}")).map_err(io)
 }
 
-/// What stands before and behind the section.
-fn around<'p>(page: &'p str, begin: &str, end: &str) -> Option<(&'p str, &'p str)> {
+/// What stands before, in and behind the section.
+fn around<'p>(page: &'p str, begin: &str, end: &str) -> Option<(&'p str, &'p str, &'p str)> {
     let (before, rest) = page.split_once(begin)?;
-    Some((before, rest.split_once(end)?.1))
+    let (old, after) = rest.split_once(end)?;
+    Some((before, old, after))
 }
 
 /// A number of a paper and ours.
@@ -50,9 +55,9 @@ pub(crate) struct Check {
     pub(crate) what: String,
     pub(crate) paper: String,
     pub(crate) ours: String,
-    pub(crate) verdict: &'static str,
+    pub(crate) verdict: Cow<'static, str>,
     /// Empty where there is nothing to explain.
-    pub(crate) reason: &'static str,
+    pub(crate) reason: Cow<'static, str>,
 }
 
 /// The table `name` of `checks`.
@@ -60,7 +65,7 @@ pub(crate) fn table(name: &'static str, title: &str, checks: &[Check]) -> Table 
     let headers = ["figure", "what", "paper", "ours", "verdict", "reason"];
     let mut table = Table::new(name, title, &headers);
     for it in checks {
-        let cells = [it.figure, &it.what, &it.paper, &it.ours, it.verdict, it.reason];
+        let cells = [it.figure, &it.what, &it.paper, &it.ours, &it.verdict, &it.reason];
         table.push(cells.map(str::to_owned).into());
     }
     table
@@ -74,7 +79,7 @@ mod tests {
     fn a_section_is_found_between_its_markers() {
         let [begin, end] = markers("x");
         let page = format!("a\n{begin}\nold\n{end}\nb\n");
-        assert_eq!(around(&page, &begin, &end), Some(("a\n", "\nb\n")));
+        assert_eq!(around(&page, &begin, &end), Some(("a\n", "\nold\n", "\nb\n")));
         assert_eq!(around("no marker", &begin, &end), None);
         assert_eq!(around(&page.replace(&end, ""), &begin, &end), None);
     }
@@ -84,13 +89,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let page = dir.path().join("papers.md");
         let make = |text: &str| Ok(format!("{text}\n"));
-        update(&page, "x", || make("first")).unwrap();
+        update(&page, "x", |_| make("first")).unwrap();
         let text = std::fs::read_to_string(&page).unwrap();
         std::fs::write(&page, format!("{text}<!-- y:begin -->\n<!-- y:end -->\n")).unwrap();
-        update(&page, "y", || make("second")).unwrap();
-        update(&page, "x", || make("third")).unwrap();
+        update(&page, "y", |_| make("second")).unwrap();
+        update(&page, "x", |_| make("third")).unwrap();
         let text = std::fs::read_to_string(&page).unwrap();
         assert!(text.contains("third") && text.contains("second") && !text.contains("first"));
-        assert!(update(&page, "z", || make("lost")).unwrap_err().is_usage());
+        assert!(update(&page, "z", |_| make("lost")).unwrap_err().is_usage());
     }
 }

@@ -1,0 +1,375 @@
+//! The figures of the AFCM paper, made again from traces: a section of docs/papers.md.
+//!
+//! The text between the markers is this command's. Every number of ours in it is of the run that
+//! wrote it. Each trace is played by itself, as the paper does, with its sizes of memory, and the
+//! paper's groups of workloads together; storage is the model `paper`, and persistent memory is as
+//! fast as DRAM, for the paper's was DRAM. Each CPU plays a trace at a time.
+
+mod claims;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use tidegate::pmem::MediaModel;
+use tidegate_bench::table::Table;
+
+use super::amount::Amount;
+use super::{ReplayArgs, Replayed, Row};
+use crate::error::Error;
+use crate::papers;
+use crate::time::SsdModel;
+
+const SCHEMES: [&str; 6] = ["dram", "sccm", "sfcm", "afcm", "tidegate", "log"];
+/// The default sizes of the paper's section 5.1, in percent of the workload.
+const DRAM_PCT: f64 = 50.0;
+const PMEM_PCT: f64 = 20.0;
+/// Figures 10 and 11, and figure 12.
+const PMEM_PCTS: [f64; 4] = [5.0, 10.0, 15.0, 20.0];
+const DRAM_PCTS: [f64; 5] = [10.0, 20.0, 30.0, 40.0, 50.0];
+
+/// What the names of traces begin with that the project makes.
+const OWN_PREFIX: &str = "own-";
+/// Made traces of partly dirty pages, which stand for the paper's Iphoto, Usr1 and Usr2.
+const PARTLY_DIRTY: [&str; 3] = [IPHOTO, USR1, USR2];
+const IPHOTO: &str = "own-iphoto";
+const USR1: &str = "own-usr1";
+const USR2: &str = "own-usr2";
+/// Parts of the names of traces that are, or stand for, the paper's others.
+const FACEBOOK: &str = "facebook";
+const TWITTER: &str = "twitter";
+const TPCC: &str = "sysbench-tpcc";
+/// The paper's groups of workloads that run at a time (figure 7b).
+const GROUPS: [(&str, &[&str]); 4] = [
+    ("usr1 + iphoto", &[USR1, IPHOTO]),
+    ("TPC-C + twitter", &[TPCC, TWITTER]),
+    ("facebook + usr1 + usr2", &[FACEBOOK, USR1, USR2]),
+    ("TPC-C + iphoto", &[TPCC, IPHOTO]),
+];
+
+/// A number of a row.
+type Measure = fn(&Row) -> f64;
+
+/// What is played: a trace, or a group of them by time.
+struct Task {
+    name: String,
+    traces: Vec<PathBuf>,
+}
+
+impl Task {
+    fn is_group(&self) -> bool {
+        self.traces.len() > 1
+    }
+
+    /// Plays the traces; a group with the default sizes alone.
+    fn play(&self, args: &ReplayArgs, ssd: &SsdModel) -> Result<Played, Error> {
+        let of = |schemes: &[&'static str], atomic, has_sweeps| ReplayArgs {
+            traces: self.traces.clone(),
+            format: args.format,
+            schemes: schemes.to_vec(),
+            dram: Amount::Pct(DRAM_PCT),
+            pmem: Amount::Pct(PMEM_PCT),
+            sweep_dram: if has_sweeps { DRAM_PCTS.map(Amount::Pct).into() } else { Vec::new() },
+            sweep_pmem: if has_sweeps { PMEM_PCTS.map(Amount::Pct).into() } else { Vec::new() },
+            real: None,
+            atomic,
+            ssd: ssd.clone(),
+            pmem_media: MediaModel::dram(),
+            json: None,
+            report: None,
+            papers: None,
+        };
+        let replayed = of(&SCHEMES, false, !self.is_group()).replay()?;
+        let atomic = of(&["afcm"], true, false).replay()?.rows.pop();
+        let atomic = atomic.ok_or_else(|| Error::Usage("no row of afcm".to_owned()))?;
+        Ok(Played { name: self.name.clone(), is_group: self.is_group(), replayed, atomic })
+    }
+}
+
+/// A trace, or a group of traces, and what came of it.
+struct Played {
+    name: String,
+    is_group: bool,
+    replayed: Replayed,
+    /// The row of `afcm` with atomic syncs.
+    atomic: Row,
+}
+
+/// Replays each trace of `args` and replaces the section in the file `path`, which is made if there
+/// is none.
+///
+/// # Errors
+/// A trace or the file cannot be read, the file not be written, or it has one marker alone.
+pub(super) fn update(args: &ReplayArgs, path: &Path) -> Result<(), Error> {
+    papers::update(path, "replay", |_| {
+        let played = play_all(args, &tasks(&args.traces))?;
+        let (groups, traces): (Vec<_>, Vec<_>) = played.into_iter().partition(|it| it.is_group);
+        Ok(section(&traces, &groups))
+    })
+}
+
+/// Each trace by itself, and the paper's groups of which all members are there.
+fn tasks(traces: &[PathBuf]) -> Vec<Task> {
+    let single = |path: &PathBuf| Task { name: name_of(path), traces: vec![path.clone()] };
+    let mut tasks: Vec<Task> = traces.iter().map(single).collect();
+    for (name, members) in GROUPS {
+        let member = |part: &&str| traces.iter().find(|path| name_of(path).contains(part)).cloned();
+        if let Some(traces) = members.iter().map(member).collect() {
+            tasks.push(Task { name: name.to_owned(), traces });
+        }
+    }
+    tasks
+}
+
+/// The name of a trace in the tables: that of its file, without what says its format.
+fn name_of(trace: &Path) -> String {
+    let name = trace.file_name().unwrap_or_default().to_string_lossy();
+    let name =
+        name.split_once(".csv").or_else(|| name.split_once(".txt")).map_or(&*name, |it| it.0);
+    name.trim_start_matches("mobigen.out.").trim_end_matches(".trace").to_owned()
+}
+
+/// What came of `tasks`, in their order; each CPU plays one at a time.
+fn play_all(args: &ReplayArgs, tasks: &[Task]) -> Result<Vec<Played>, Error> {
+    let ssd: SsdModel = "paper".parse().map_err(Error::Usage)?;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let play = || {
+        loop {
+            let at = next.fetch_add(1, Relaxed);
+            let Some(task) = tasks.get(at) else { return };
+            let played = task.play(args, &ssd);
+            found.lock().unwrap_or_else(PoisonError::into_inner).push((at, played));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..cpus.min(tasks.len()) {
+            scope.spawn(play);
+        }
+        play();
+    });
+    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    found.sort_by_key(|(at, _)| *at);
+    found.into_iter().map(|(_, played)| played).collect()
+}
+
+impl Played {
+    /// The row of `scheme` with the paper's sizes or with `dram` and `pmem` percent.
+    fn row_at(&self, scheme: &str, dram_pct: f64, pmem_pct: f64) -> Option<&Row> {
+        let pages = self.replayed.profile.footprint_pages;
+        let dram_pages = Amount::Pct(dram_pct).pages(pages);
+        let pmem_bytes = if scheme == "dram" { 0 } else { Amount::Pct(pmem_pct).bytes(pages) };
+        let mut rows = self.replayed.rows.iter().filter(|row| row.scheme == scheme);
+        rows.find(|row| (row.dram_pages, row.pmem_bytes) == (dram_pages, pmem_bytes))
+    }
+
+    fn row(&self, scheme: &str) -> Option<&Row> {
+        self.row_at(scheme, DRAM_PCT, PMEM_PCT)
+    }
+
+    /// `of` of the one scheme divided by that of the other.
+    fn ratio(&self, one: &str, other: &str, of: Measure) -> Option<f64> {
+        self.ratio_at((one, other), (DRAM_PCT, PMEM_PCT), of)
+    }
+
+    /// `of` of the one scheme divided by that of the other, with these percentages of memory.
+    fn ratio_at(
+        &self,
+        (one, other): (&str, &str),
+        (dram_pct, pmem_pct): (f64, f64),
+        of: Measure,
+    ) -> Option<f64> {
+        let at = |scheme| self.row_at(scheme, dram_pct, pmem_pct).map(of);
+        let (one, other) = (at(one)?, at(other)?);
+        (other > 0.0).then(|| one / other)
+    }
+
+    /// Programs sync in this trace: without, no scheme of the paper uses persistent memory.
+    fn has_syncs(&self) -> bool {
+        self.row("dram").is_some_and(|row| row.synced_pages > 0)
+    }
+}
+
+const fn seconds(row: &Row) -> f64 {
+    row.seconds
+}
+
+#[expect(clippy::cast_precision_loss, reason = "ratios for people")]
+const fn written(row: &Row) -> f64 {
+    row.ssd_pages_written as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "ratios for people")]
+const fn traffic(row: &Row) -> f64 {
+    row.pmem_traffic_bytes() as f64
+}
+
+fn section(played: &[Played], groups: &[Played]) -> String {
+    let (partly, whole): (Vec<_>, Vec<_>) =
+        played.iter().partition(|it| PARTLY_DIRTY.contains(&it.name.as_str()));
+    let mut text = String::from(HEAD);
+    if whole.iter().all(|it| it.name.starts_with(OWN_PREFIX)) {
+        text.push_str(
+            "No traces were given: these are made by `crates/tidegate-replay/examples/make_traces.rs`,\n\
+             by the ways in which programs are known to write.\n\n",
+        );
+    }
+    let claims = claims::whole(&whole);
+    let mut tables =
+        vec![papers::table("papers-checks", "The paper's claims, on traces of programs", &claims)];
+    if !partly.is_empty() {
+        text.push_str(MADE);
+        let claims = claims::partly_dirty(played, groups);
+        tables.push(papers::table("papers-checks", claims::PARTLY_TITLE, &claims));
+    }
+    tables.push(workloads(played));
+    tables.extend(by_figure(played));
+    if !groups.is_empty() {
+        tables.push(by_scheme(groups, "Execution time in seconds (figure 7b)", seconds, 3));
+    }
+    tables.extend(sweeps(played));
+    for table in tables {
+        let _ = writeln!(text, "{}\n\n{}", table.title, table.markdown());
+    }
+    text
+}
+
+const HEAD: &str = "
+## AFCM: granularity, from traces
+
+Written by `tidegate replay TRACE... --papers docs/papers.md` (`make papers TRACES=DIR`).
+Storage is the model `paper`, memory as the paper's: DRAM for half of the workload's
+pages, persistent memory for a fifth of them, as fast as DRAM. Each trace is played by
+itself, groups (figure 7b) by time.
+
+";
+
+/// What is known of the workloads that the project made, and what is not.
+const MADE: &str = "\
+The paper's Iphoto, Usr1 and Usr2 are not to be had, and of their figure 2 the text says
+only that a large proportion of their synced pages is dirty to much less than 100 %.
+`own-iphoto`, `own-usr1` and `own-usr2` stand for them
+(`crates/tidegate-replay/examples/make_traces.rs`): small files and whole pages that are
+saved again and again, each save synced, beside data that is read. Assumed are the sizes
+of the files (a third of the synced pages is partly dirty), that they take about 30 % of
+all pages, nearly equally popular, and the share of reads. These numbers are chosen so
+that figure 11 comes out near the paper's. So the rows show that pages as dirty as these
+give gains as the paper's, and how all schemes do on them; they do not show what the
+paper's own traces would give.
+
+";
+
+fn by_figure(played: &[Played]) -> impl Iterator<Item = Table> {
+    let figures: [(&str, Measure, usize); 5] = [
+        ("Execution time in seconds (figure 7a)", seconds, 3),
+        ("Pages written to flash (figure 7c)", written, 0),
+        ("Data stored in persistent memory, in MiB (figure 8)", data_mib, 2),
+        ("Metadata stored in persistent memory, in MiB (figure 8)", metadata_mib, 2),
+        ("Most DRAM for the index, in KiB (figure 9)", index_kib, 1),
+    ];
+    figures.into_iter().map(|(title, of, digits)| by_scheme(played, title, of, digits))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "numbers for people")]
+fn data_mib(row: &Row) -> f64 {
+    row.pmem_data_bytes as f64 / 1_048_576.0
+}
+
+#[expect(clippy::cast_precision_loss, reason = "numbers for people")]
+fn metadata_mib(row: &Row) -> f64 {
+    row.pmem_metadata_bytes as f64 / 1_048_576.0
+}
+
+#[expect(clippy::cast_precision_loss, reason = "numbers for people")]
+fn index_kib(row: &Row) -> f64 {
+    row.index_bytes as f64 / 1024.0
+}
+
+fn workloads(played: &[Played]) -> Table {
+    let headers = ["trace", "pages", "synced %", "dirty bytes", "all dirty %", "bad lines"];
+    let title = "The traces: share of written bytes that a sync covers (figure 1), mean of the \
+                 dirty\nbytes of a synced page, and how many of these are all dirty (figure 2)";
+    let mut table = Table::new("papers-traces", title, &headers);
+    let pct = |share: Option<f64>| share.map_or(String::new(), |it| format!("{:.0}", it * 100.0));
+    for it in played {
+        let profile = &it.replayed.profile;
+        table.push(vec![
+            it.name.clone(),
+            profile.footprint_pages.to_string(),
+            pct(profile.synced_share()),
+            profile.mean_dirty_bytes().map_or(String::new(), |bytes| format!("{bytes:.0}")),
+            pct(profile.whole_share()),
+            it.replayed.bad_lines.iter().map(|(_, bad)| bad.count).sum::<u64>().to_string(),
+        ]);
+    }
+    table
+}
+
+fn by_scheme(played: &[Played], title: &str, of: Measure, digits: usize) -> Table {
+    let headers: Vec<_> = std::iter::once("trace").chain(SCHEMES).collect();
+    let mut table = Table::new("papers-schemes", title, &headers);
+    for it in played {
+        let cell =
+            |scheme| it.row(scheme).map_or(String::new(), |row| format!("{:.digits$}", of(row)));
+        table.push(std::iter::once(it.name.clone()).chain(SCHEMES.map(cell)).collect());
+    }
+    table
+}
+
+/// Figures 10 to 12 for each trace with syncs: seconds, and pages written.
+fn sweeps(played: &[Played]) -> Vec<Table> {
+    let cell = |row: Option<&Row>| {
+        row.map_or(String::new(), |row| format!("{:.2} s, {}", row.seconds, row.ssd_pages_written))
+    };
+    let headers: Vec<_> = std::iter::once("memory").chain(SCHEMES).collect();
+    let table = |it: &Played| {
+        let title = format!(
+            "{}: seconds and pages written to flash,\nby persistent memory (figures 10, 11) and by \
+             DRAM (figure 12), in percent of the workload",
+            it.name
+        );
+        let mut table = Table::new("papers-sweep", title, &headers);
+        let sizes = PMEM_PCTS.map(|pct| ("PMem", DRAM_PCT, pct));
+        for (what, dram, pmem) in
+            sizes.into_iter().chain(DRAM_PCTS.map(|pct| ("DRAM", pct, PMEM_PCT)))
+        {
+            let pct = if what == "PMem" { pmem } else { dram };
+            let cells = SCHEMES.map(|scheme| cell(it.row_at(scheme, dram, pmem)));
+            table.push(std::iter::once(format!("{what} {pct} %")).chain(cells).collect());
+        }
+        table
+    };
+    played.iter().filter(|it| it.has_syncs()).map(table).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn a_page_is_written_and_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (trace, page) = (dir.path().join("t.csv"), dir.path().join("papers.md"));
+        let mut lines = String::from("ts_us,tid,op,file,offset,len\n");
+        for at in 0..400_u64 {
+            let offset = at % 37 * 4096 + at % 5 * 128;
+            let _ = writeln!(lines, "{at},1,write,/data,{offset},300");
+            let _ = writeln!(lines, "{at},1,fsync,/data,0,0");
+        }
+        std::fs::write(&trace, lines).unwrap();
+        std::fs::write(&page, "kept\n<!-- replay:begin -->\n<!-- replay:end -->\nkept too\n")
+            .unwrap();
+        let args = ReplayArgs::of([trace.to_str().unwrap()]);
+        update(&args, &page).unwrap();
+        let first = std::fs::read_to_string(&page).unwrap();
+        assert!(first.starts_with("kept\n") && first.ends_with("kept too\n"), "{first}");
+        for part in ["| figure |", "| t ", "figure 7c", "PMem 5 %", "DRAM 10 %", "0.14 %"] {
+            assert!(first.contains(part), "{part} is not in {first}");
+        }
+        update(&args, &page).unwrap();
+        assert_eq!(std::fs::read_to_string(&page).unwrap(), first);
+    }
+}
