@@ -93,59 +93,30 @@ fn address_space_bytes(process: Pid) -> u64 {
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Each of eight clients asks for `LARGEST_BYTES`.
-const CLIENTS: usize = 8;
-const ENOMEM: u32 = 12;
-
-/// A server that gets no more memory than what three such requests take.
-struct Scarce {
-    dir: TempDir,
-    server: Server,
-    clients: Vec<Client>,
-    neighbour: Client,
-}
-
-impl Scarce {
-    fn new() -> Self {
-        let (dir, pool, socket) = with_pool();
-        let stderr = fs::File::create(dir.path().join("stderr")).unwrap();
-        let mut command = tidegate();
-        command.arg("serve").arg(&pool).arg(format!("--nbd=unix:{}", socket.display()));
-        let server = Server::spawn(command.arg("--request-memory=4G").stderr(stderr));
-        let connect = || Client::connect(&socket).unwrap();
-        let mut clients: Vec<_> = (0..CLIENTS).map(|_| connect()).collect();
-        let mut neighbour = connect();
-        // Threads have what they need from here on.
-        clients.iter_mut().chain([&mut neighbour]).for_each(|it| expect_served(it, 1));
-        let base = address_space_bytes(server.pid());
-        let limit = Rlimit { current: Some(base + (100 << 20)), maximum: None };
-        prlimit(Some(server.pid()), Resource::As, limit).unwrap();
-        Self { dir, server, clients, neighbour }
-    }
-
-    /// All clients are served again, and what was refused was said once.
-    fn end(mut self, refused: usize) {
-        assert!(refused > 0, "the server had memory for all");
-        self.clients.iter_mut().for_each(|client| expect_served(client, 3));
-        let said = fs::read_to_string(self.dir.path().join("stderr")).unwrap();
-        assert_eq!(said.lines().count(), 1, "{said}");
-        let expected = "there is no memory for the data of a request, which fails";
-        assert!(said.contains(expected), "{said}");
-        assert!(self.server.stop(Signal::TERM).0.success());
-    }
-}
-
 /// Memory that the system refuses is an error of the request that asked for it, and said once.
 #[test]
 fn memory_that_the_system_refuses_fails_only_the_request() {
+    const ENOMEM: u32 = 12;
     const READS: u64 = 2;
-    let mut scarce = Scarce::new();
-    for client in &mut scarce.clients {
+    let (dir, pool, socket) = with_pool();
+    let stderr = dir.path().join("stderr");
+    let mut command = tidegate();
+    command.arg("serve").arg(&pool).arg(format!("--nbd=unix:{}", socket.display()));
+    command.arg("--request-memory=4G").stderr(fs::File::create(&stderr).unwrap());
+    let server = Server::spawn(&mut command);
+    let mut clients: Vec<_> = (0..8).map(|_| Client::connect(&socket).unwrap()).collect();
+    let mut neighbour = Client::connect(&socket).unwrap();
+    // Threads have what they need from here on.
+    clients.iter_mut().chain([&mut neighbour]).for_each(|it| expect_served(it, 1));
+    let base = address_space_bytes(server.pid());
+    let limit = Rlimit { current: Some(base + (100 << 20)), maximum: None };
+    prlimit(Some(server.pid()), Resource::As, limit).unwrap();
+    for client in &mut clients {
         (0..READS).for_each(|cookie| client.send_read(cookie, 0, LARGEST_BYTES).unwrap());
     }
-    expect_served(&mut scarce.neighbour, 2);
+    expect_served(&mut neighbour, 2);
     let mut refused = 0;
-    for client in &mut scarce.clients {
+    for client in &mut clients {
         for _ in 0..READS {
             match client.receive().unwrap().1 {
                 0 => drop(client.receive_data(LARGEST_BYTES).unwrap()),
@@ -156,33 +127,14 @@ fn memory_that_the_system_refuses_fails_only_the_request() {
             }
         }
     }
-    scarce.end(refused);
-}
-
-/// So it is with the data of a write: it is taken from the connection and thrown away, and nothing
-/// of it is stored.
-#[test]
-fn memory_that_the_system_refuses_fails_only_the_write() {
-    let mut scarce = Scarce::new();
-    let bytes: Vec<u8> = (10..).take(CLIENTS).collect();
-    for (client, byte) in scarce.clients.iter_mut().zip(&bytes) {
-        client.send_part_of_write(1, 0, LARGEST_BYTES, &vec![*byte; LARGEST_BYTES / 2]).unwrap();
+    assert!(refused > 0, "the server had memory for all");
+    for client in &mut clients {
+        expect_served(client, 3);
     }
-    expect_served(&mut scarce.neighbour, 2);
-    let (mut refused, mut stored) = (0, 0);
-    for (client, byte) in scarce.clients.iter_mut().zip(&bytes) {
-        client.send_rest_of_write(&vec![*byte; LARGEST_BYTES / 2]).unwrap();
-        match client.receive().unwrap().1 {
-            0 => stored = *byte,
-            error => {
-                assert_eq!(error, ENOMEM);
-                refused += 1;
-            }
-        }
-        let last = LARGEST_BYTES as u64 - 4096;
-        assert_eq!(scarce.neighbour.read(last, 4096).unwrap(), [stored; 4096]);
-    }
-    scarce.end(refused);
+    let said = fs::read_to_string(&stderr).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("there is no memory for the data of a request, which fails"), "{said}");
+    assert!(server.stop(Signal::TERM).0.success());
 }
 
 /// As many connections as there may be by default, none of which says a word, keep a new client out

@@ -52,23 +52,6 @@ impl Client {
         self.send(CMD_WRITE, cookie, offset, data.len(), data)
     }
 
-    /// Sends a write of `len` bytes at `offset` but for the end of its data: `part` is what comes
-    /// before that.
-    pub(crate) fn send_part_of_write(
-        &mut self,
-        cookie: u64,
-        offset: u64,
-        len: usize,
-        part: &[u8],
-    ) -> io::Result<()> {
-        self.send(CMD_WRITE, cookie, offset, len, part)
-    }
-
-    /// Sends the end of that data.
-    pub(crate) fn send_rest_of_write(&mut self, rest: &[u8]) -> io::Result<()> {
-        self.stream.write_all(rest)
-    }
-
     /// Sends a flush without waiting for its answer.
     pub(crate) fn send_flush(&mut self, cookie: u64) -> io::Result<()> {
         self.send(CMD_FLUSH, cookie, 0, 0, &[])
