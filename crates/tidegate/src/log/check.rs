@@ -70,9 +70,7 @@ pub(super) fn check_records(pool: &LogPool, repair: bool) -> Result<Records> {
     }
     look.judge_torn(&scanner)?;
     let finished = scanner.finished();
-    // What a closed log has is needed no more.
-    let is_closed = pool.session()?.is_none();
-    look.found.doubtful_from = (!is_closed && end > finished).then_some(finished);
+    look.found.doubtful_from = (end > finished).then_some(finished);
     look.found.unreadable_bytes = scanner.unreadable_bytes();
     if scanner.unreadable_bytes() > 0 {
         let lost = Size { bytes: scanner.unreadable_bytes() };
