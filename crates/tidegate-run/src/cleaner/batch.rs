@@ -1,9 +1,9 @@
 //! A batch of records: summed up, chosen, made durable in its files, retired.
 //!
 //! Invariants:
-//! 1. The tail moves to a position only after a sync without failures of all files that the records
-//!    before it change, and after that of all file systems of which they have names, begun when the
-//!    kernel had made all these changes.
+//! 1. The tail moves to a position only after a sync without failures of all that is due for the
+//!    records before it (invariant 3 of `backlog` says what is not), and after that of all file
+//!    systems of which they have names, begun when the kernel had made all these changes.
 //! 2. While a writer waits for free space a batch is as small as what the disk takes in [`BATCH`],
 //!    and no batch that may be divided is more than three times that.
 
