@@ -9,12 +9,17 @@ use std::ffi::{CStr, c_int};
 
 use crate::page::{PAGE_BYTES, Page};
 use crate::raw::{self, Errno};
+use crate::signals::SignalsBlocked;
 
 /// The longest path of the kernel, its NUL included.
 pub(crate) const PATH_BYTES: usize = PAGE_BYTES;
 
-/// A descriptor of our own for the length of a call.
-pub(crate) struct Opened(c_int);
+/// A descriptor of our own for the length of a call. No signal handler runs meanwhile: the
+/// descriptor would stay where one leaves by `longjmp`.
+pub(crate) struct Opened {
+    number: c_int,
+    _signals: SignalsBlocked,
+}
 
 impl Opened {
     /// Opens a place in the tree of names, not the file there: no permission on it is needed, no
@@ -26,17 +31,19 @@ impl Opened {
 
     /// Opens a file or directory itself.
     pub(crate) fn open(directory: c_int, path: &CStr, flags: c_int) -> Result<Self, Errno> {
-        raw::openat(directory, path, libc::O_CLOEXEC | flags, 0).map(Self)
+        let signals = SignalsBlocked::new();
+        let number = raw::openat(directory, path, libc::O_CLOEXEC | flags, 0)?;
+        Ok(Self { number, _signals: signals })
     }
 
     pub(crate) fn number(&self) -> c_int {
-        self.0
+        self.number
     }
 }
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        let _ = raw::close(self.0);
+        let _ = raw::close(self.number);
     }
 }
 

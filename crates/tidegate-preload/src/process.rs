@@ -31,6 +31,7 @@ use tidegate::glob::{self, Filter};
 use tidegate::log::{self, Log};
 
 use crate::raw;
+use crate::signals::SignalsBlocked;
 
 /// The sync of a descriptor that covers its file: with the first one it is not known that there
 /// will be others, and most files are synced once.
@@ -226,18 +227,24 @@ static HOLDERS: AtomicU32 = AtomicU32::new(0);
 /// How long [`give_up`] waits for each of those.
 const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// While this lives, the log's memory stays mapped, and no rights are given up: to be taken before
-/// a lock in it, and, behind a call that may take long, before system calls that the program does
-/// not make itself.
-pub(crate) struct Holding(());
+/// While this lives, the log's memory stays mapped, no rights are given up, and the calling thread
+/// runs no signal handler: to be taken before a lock in it, and, behind a call that may take long,
+/// before system calls that the program does not make itself.
+pub(crate) struct Holding {
+    // Given back last: signals come once the thread is no holder any more.
+    _signals: Option<SignalsBlocked>,
+}
 
 impl Holding {
     /// None: the log was given up.
     #[inline]
     pub(crate) fn new() -> Option<Self> {
         HOLDERS.fetch_add(1, Ordering::SeqCst);
-        let holding = Self(());
-        (!has_given_up()).then_some(holding)
+        // Only once the log cannot be given up: a filter may kill for the system call. A handler
+        // that jumps out before leaves a holder that is waited for.
+        let is_held = !has_given_up();
+        let holding = Self { _signals: is_held.then(SignalsBlocked::new) };
+        is_held.then_some(holding)
     }
 }
 

@@ -1,12 +1,17 @@
-//! No signal handler runs in the middle of an operation that holds a lock: it could leave by
+//! No signal handler runs in the middle of an operation that must be finished: one that holds a
+//! lock of the log or has opened a descriptor, or an admission. A handler could leave it by
 //! `longjmp`, or wait for that lock.
 //!
-//! Invariants: signals are blocked only in programs that handle some, since blocking takes two
-//! system calls. Those that a fault of the thread itself raises are not: blocked, they would kill
-//! it.
+//! Invariants:
+//! 1. Signals are blocked only in programs that handle some, since blocking takes two system calls.
+//!    Those that a fault of the thread itself raises are not: blocked, they would kill it.
+//! 2. A thread's signals are as the program has them once the last [`SignalsBlocked`] of the thread
+//!    has gone, in whatever order they go.
 #![allow(unsafe_code)] // system calls, and C's calling convention
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::next;
@@ -27,9 +32,9 @@ const FAULTS: [c_int; 7] = [
     libc::SIGSYS,
     libc::SIGABRT,
 ];
-/// All others.
+/// All others, but for those that the kernel lets nobody block.
 const BLOCKED: u64 = {
-    let (mut mask, mut at) = (u64::MAX, 0);
+    let (mut mask, mut at) = (!(1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1)), 0);
     while at < FAULTS.len() {
         mask &= !(1 << (FAULTS[at] - 1));
         at += 1;
@@ -37,30 +42,72 @@ const BLOCKED: u64 = {
     mask
 };
 
+/// What a thread has blocked.
+#[derive(Clone, Copy)]
+struct Blocking {
+    /// The [`SignalsBlocked`] that live and have blocked.
+    count: usize,
+    /// The mask before the first of them.
+    before: u64,
+}
+
+thread_local! {
+    static BLOCKING: Cell<Blocking> = const { Cell::new(Blocking { count: 0, before: 0 }) };
+}
+
 /// While this lives, the calling thread runs no signal handler.
 pub(crate) struct SignalsBlocked {
-    before: Option<u64>,
+    has_blocked: bool,
+    /// It counts for the thread that has made it.
+    of_thread: PhantomData<*const ()>,
 }
 
 impl SignalsBlocked {
     #[inline]
     pub(crate) fn new() -> Self {
-        let before = HANDLES_SIGNALS.load(Ordering::Relaxed).then(|| set_mask(BLOCKED));
-        Self { before }
+        let has_blocked = HANDLES_SIGNALS.load(Ordering::Relaxed);
+        if has_blocked {
+            block();
+        }
+        Self { has_blocked, of_thread: PhantomData }
     }
 }
 
 impl Drop for SignalsBlocked {
     #[inline]
     fn drop(&mut self) {
-        if let Some(before) = self.before {
-            set_mask(before);
+        if self.has_blocked {
+            unblock();
         }
     }
 }
 
-/// Sets the thread's mask of blocked signals: what it was.
+/// Nothing is stored before signals are blocked: a handler may come before that, and not return.
 #[cold]
+fn block() {
+    let before = set_mask(BLOCKED);
+    let blocking = BLOCKING.get();
+    // Where they are not blocked, a handler of a fault has jumped out of those that are counted.
+    let is_first = blocking.count == 0 || before & BLOCKED != BLOCKED;
+    BLOCKING.set(if is_first {
+        Blocking { count: 1, before }
+    } else {
+        Blocking { count: blocking.count + 1, ..blocking }
+    });
+}
+
+/// Nothing is left to do once signals come again.
+#[cold]
+fn unblock() {
+    let Blocking { count, before } = BLOCKING.get();
+    let count = count.saturating_sub(1);
+    BLOCKING.set(Blocking { count, before });
+    if count == 0 {
+        set_mask(before);
+    }
+}
+
+/// Sets the thread's mask of blocked signals: what it was.
 fn set_mask(mask: u64) -> u64 {
     let mut before = 0_u64;
     let (mask, place) = (&raw const mask, &raw mut before);
@@ -155,10 +202,35 @@ mod tests {
 
     #[test]
     fn signals_are_blocked_where_some_are_handled_and_as_before_afterwards() {
-        let before = set_mask(0);
+        const SOME: u64 = 1 << (libc::SIGUSR1 - 1);
+        let before = set_mask(SOME);
         installed(libc::SIGTERM, 4096);
         let blocked = SignalsBlocked::new();
-        assert_eq!(blocked.before, Some(0));
+        assert_eq!(set_mask(BLOCKED), BLOCKED);
+        drop(blocked);
+        assert_eq!(set_mask(before), SOME);
+    }
+
+    #[test]
+    fn signals_come_again_with_the_last_one_that_goes() {
+        let before = set_mask(0);
+        installed(libc::SIGTERM, 4096);
+        let (first, second) = (SignalsBlocked::new(), SignalsBlocked::new());
+        drop(first);
+        assert_eq!(set_mask(BLOCKED), BLOCKED);
+        drop(second);
+        assert_eq!(set_mask(before), 0);
+    }
+
+    /// As the handler of a fault does it.
+    #[test]
+    fn after_a_jump_out_signals_are_blocked_and_come_again() {
+        let before = set_mask(0);
+        installed(libc::SIGTERM, 4096);
+        std::mem::forget(SignalsBlocked::new());
+        set_mask(0);
+        let blocked = SignalsBlocked::new();
+        assert_eq!(set_mask(BLOCKED), BLOCKED);
         drop(blocked);
         assert_eq!(set_mask(before), 0);
     }

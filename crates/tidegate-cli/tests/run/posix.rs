@@ -54,6 +54,8 @@ sections! {
     spawned_programs: "spawned_programs";
     signals_in_the_middle_of_writes: "signals_in_writes";
     handlers_that_jump_out_of_writes: "jumps_out_of_writes";
+    /// One did once while what is made at the first sync was made: the next sync waited for ever.
+    handlers_that_jump_out_of_first_syncs: "jumps_out_of_first_syncs";
     cancelled_threads: "cancellation";
     processes_killed_in_a_write: "killed_in_a_write";
     passed_descriptors: "passed_descriptors";

@@ -22,6 +22,7 @@ use crate::descriptors::{self, DIRECT, Entry, PINNED};
 use crate::files::{self, Identified, Seen};
 use crate::path::{self, PathBuffer};
 use crate::process::Holding;
+use crate::signals::SignalsBlocked;
 use crate::{extents, process};
 
 /// The sync of a descriptor that covers its file however young that is.
@@ -60,6 +61,9 @@ impl Open {
     /// Makes the sync for real, and covers the file if it can be covered.
     #[cold]
     pub(crate) fn admit(&self, wanted: Sync) -> isize {
+        // A story that has begun is covered or given up. The kernel's sync lets no handler in,
+        // either.
+        let _signals = SignalsBlocked::new();
         let identified = Seen::of(self.fd)
             .ok()
             // Nothing of a file without a name outlives the processes that have it open.

@@ -22,7 +22,6 @@ use super::{Locked, Open, SPACE_TIMEOUT, TRIES};
 use crate::descriptors::{self, Entry, Known, PINNED};
 use crate::path::Opened;
 use crate::process::Holding;
-use crate::signals::SignalsBlocked;
 use crate::{metadata, plain, raw, record_locks};
 
 /// How long a lock is waited for to pin a file, each of [`TRIES`] times.
@@ -211,7 +210,6 @@ fn leave_made_durable<'l>(
     make_durable: impl FnOnce(),
     then: impl FnOnce(&FileGuard<'l>),
 ) {
-    let _signals = SignalsBlocked::new();
     let Some(_holding) = Holding::new() else { return };
     let Ok(guard) = log.lock_within(file, PIN_TIMEOUT) else {
         make_durable();

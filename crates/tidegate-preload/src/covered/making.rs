@@ -78,6 +78,8 @@ impl Open {
     /// Makes the first sync of a file that this process has made.
     #[cold]
     pub(super) fn sync_new(&self, (new, seen): &(NewFile, Seen), wanted: Sync) -> isize {
+        // A story that has begun is covered or given up.
+        let _signals = SignalsBlocked::new();
         new_files::forget(self.known.device, self.known.inode);
         let Some(identified) = self.makeable(seen) else { return self.sync_old(wanted) };
         let file_system = identified.file_system.reference;
@@ -173,7 +175,6 @@ impl Open {
         let (device, inode) = (self.known.device, self.known.inode);
         let file_system = story.entry.file_system;
         let is_ready = self.log.wait_for_plain(device, inode, LOCK_TIMEOUT) && self.hold(story);
-        let _signals = SignalsBlocked::new();
         let _holding = Holding::new().filter(|_| is_ready)?;
         let names = self.log.lock_names_within(file_system, LOCK_TIMEOUT);
         let names = names.ok().filter(NamesGuard::may_record)?;

@@ -42,7 +42,6 @@ use crate::descriptors::{self, Entry, Kind, Known};
 use crate::files;
 use crate::process::{self, Holding};
 use crate::raw::Errno;
-use crate::signals::SignalsBlocked;
 
 /// How long the lock of an entry, a plain write in flight or the supervisor is waited for, before
 /// the file goes on without the log.
@@ -60,13 +59,12 @@ pub(crate) struct Open {
     pub(crate) known: Known,
 }
 
-/// A locked file, and no signal handler in between.
+/// A locked file.
 pub(crate) struct Locked {
     // Given back first: signals come after it.
     guard: FileGuard<'static>,
     pub(crate) file_system: FileSystemRef,
     _holding: Holding,
-    _signals: SignalsBlocked,
 }
 
 impl Deref for Locked {
@@ -129,7 +127,6 @@ impl Open {
     }
 
     fn lock_within(&self, entry: Entry, timeout: Duration) -> Result<Locked, LockError> {
-        let signals = SignalsBlocked::new();
         let holding = Holding::new().ok_or(LockError::Busy)?;
         let locked = self.log.lock_within(entry.file, timeout);
         let guard = locked.or_else(|error| self.lock_again(error, timeout))?;
@@ -137,7 +134,7 @@ impl Open {
             repair::file(self.log, self.fd, &guard);
         }
         let file_system = entry.file_system;
-        Ok(Locked { guard, file_system, _holding: holding, _signals: signals })
+        Ok(Locked { guard, file_system, _holding: holding })
     }
 
     /// The entry was given away, since nothing depended on it: the file gets another one.

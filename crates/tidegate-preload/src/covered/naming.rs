@@ -27,7 +27,6 @@ use crate::parents::Parent;
 use crate::path::PathBuffer;
 use crate::process::{self, Holding};
 use crate::raw::{self, words};
-use crate::signals::SignalsBlocked;
 
 /// A directory, and a path in it.
 pub(crate) type Path<'p> = (c_int, &'p CStr);
@@ -94,7 +93,6 @@ pub(crate) fn change_name(asked: Changed<'_>) -> Option<isize> {
     if !is_file(&stat) || !log.may_have(stat.st_dev, stat.st_ino) {
         return None;
     }
-    let _signals = SignalsBlocked::new();
     let _holding = Holding::new()?;
     Change::find(log, asked, &stat)?.run()
 }

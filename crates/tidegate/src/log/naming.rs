@@ -29,6 +29,7 @@ use super::record::Definition;
 use super::table::{self, FileRef, flag};
 use crate::pmem::{LockFailure, Locked};
 use crate::sync::Ordering;
+use crate::tier::clock::monotonic_ns;
 
 /// The lock of the names of a file system.
 pub struct NamesGuard<'a> {
@@ -188,13 +189,6 @@ impl Log {
             .filter(|(_, entry)| entry.flags().load(Ordering::SeqCst) & wanted == wanted);
         made.map(|(file, _)| file).collect()
     }
-}
-
-/// Nanoseconds of a clock that all processes of the machine have in common.
-fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let now = Duration::try_from(now).unwrap_or_default();
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl NamesGuard<'_> {

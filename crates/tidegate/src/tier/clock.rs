@@ -1,8 +1,10 @@
 //! The one place where tiers read clocks: to measure themselves and to rest, never to decide what
 //! is correct.
+//!
+//! Invariant: no lock, and nothing that is made at the first call. The preload library asks for the
+//! time inside the programs of others, whose signal handlers may leave it by `longjmp`.
 
-use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::time::ClockId;
 
@@ -14,16 +16,15 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 fn system_now_ns() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "phases, costs and rests are measured in real time"
-    )]
-    let now = Instant::now();
-    let now_ns = nanoseconds(now.duration_since(*START.get_or_init(|| now)));
+    let now_ns = monotonic_ns();
     #[cfg(all(test, not(feature = "loom")))]
     let now_ns = now_ns + AHEAD_NS.get();
     now_ns
+}
+
+/// Nanoseconds of a clock that all processes of the machine have in common.
+pub(crate) fn monotonic_ns() -> u64 {
+    of_clock_ns(ClockId::Monotonic)
 }
 
 #[cfg(all(test, not(feature = "loom")))]
@@ -39,19 +40,16 @@ pub(crate) fn advance(ns: u64) {
 
 /// Nanoseconds that the calling thread has spent on a CPU.
 pub(crate) fn thread_cpu_ns() -> u64 {
-    modelled().map_or_else(|| cpu_ns(ClockId::ThreadCPUTime), |it| it.thread_cpu_ns())
+    modelled().map_or_else(|| of_clock_ns(ClockId::ThreadCPUTime), |it| it.thread_cpu_ns())
 }
 
 /// Nanoseconds that the threads of this process have spent on CPUs, but for the last few
 /// milliseconds.
 pub(crate) fn process_cpu_ns() -> u64 {
-    modelled().map_or_else(|| cpu_ns(ClockId::ProcessCPUTime), |it| it.process_cpu_ns())
+    modelled().map_or_else(|| of_clock_ns(ClockId::ProcessCPUTime), |it| it.process_cpu_ns())
 }
 
-fn cpu_ns(clock: ClockId) -> u64 {
-    nanoseconds(Duration::try_from(rustix::time::clock_gettime(clock)).unwrap_or_default())
-}
-
-fn nanoseconds(time: Duration) -> u64 {
+fn of_clock_ns(clock: ClockId) -> u64 {
+    let time = Duration::try_from(rustix::time::clock_gettime(clock)).unwrap_or_default();
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

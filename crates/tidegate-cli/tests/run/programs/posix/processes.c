@@ -258,6 +258,68 @@ static void jumps_out_of_writes(void)
     in_child(child_writes);
 }
 
+static void new_files_synced(int count)
+{
+    for (int number = 0; number < count; number++) {
+        char name[32];
+        snprintf(name, sizeof name, "new %d", number);
+        int fd = open_file(name, 0);
+        MUST(write(fd, "new", 3));
+        MUST(fsync(fd));
+        close(fd);
+    }
+}
+
+/* A process that leaves its first syncs by a jump, then works on, and has a child that does. */
+static void jumps_early(long after_us)
+{
+    static char page[4096];
+    handler_fd = open_file("early", 0);
+    signal(SIGALRM, jump_out);
+    if (!sigsetjmp(back, 1)) {
+        struct itimerval once = {{0, 0}, {0, after_us}};
+        setitimer(ITIMER_REAL, &once, NULL);
+        for (;;) {
+            MUST(pwrite(handler_fd, page, sizeof page, 0));
+            MUST(fdatasync(handler_fd));
+        }
+    }
+    /* What waits for a lock that is not given back is killed. */
+    signal(SIGALRM, SIG_DFL);
+    alarm(30);
+    MUST(pwrite(handler_fd, page, sizeof page, 0));
+    MUST(fsync(handler_fd));
+    MUST(fsync(handler_fd));
+    int status;
+    pid_t pid = MUST(fork());
+    if (pid == 0) {
+        alarm(30);
+        MUST(pwrite(handler_fd, page, sizeof page, 0));
+        MUST(fsync(handler_fd));
+        new_files_synced(40);
+        _exit(0);
+    }
+    MUST(waitpid(pid, &status, 0));
+    _exit(status != 0);
+}
+
+/* What is made once, at a process's first sync, may be left half made by a jump. */
+static void jumps_out_of_first_syncs(void)
+{
+    for (int round = 0; round < 120; round++) {
+        int status;
+        pid_t pid = MUST(fork());
+        if (pid == 0)
+            jumps_early(20 + round * 5);
+        MUST(waitpid(pid, &status, 0));
+        if (status != 0) {
+            say("round %d: status %d", round, status);
+            return;
+        }
+    }
+    TELL(unlink("early"));
+}
+
 static void *write_until_cancelled(void *unused)
 {
     (void)unused;
@@ -517,6 +579,7 @@ const struct section process_sections[] = {
     {"spawned_programs", spawned_programs},
     {"signals_in_writes", signals_in_writes},
     {"jumps_out_of_writes", jumps_out_of_writes},
+    {"jumps_out_of_first_syncs", jumps_out_of_first_syncs},
     {"cancellation", cancellation},
     {"killed_in_a_write", killed_in_a_write},
     {"passed_descriptors", passed_descriptors},
