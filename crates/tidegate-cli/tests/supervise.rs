@@ -104,7 +104,7 @@ impl Session {
     /// The supervisor: it listens at the socket.
     fn supervisor(&self) -> Pid {
         let socket = self.connect();
-        // Who goes without a word announces itself.
+        // A process that ends without a message announces itself.
         let request = br#"{"request":"stat"}"#;
         rustix::net::send(&socket, request, rustix::net::SendFlags::NOSIGNAL).unwrap();
         rustix::net::sockopt::socket_peercred(&socket).expect("who listens is known").pid
@@ -533,7 +533,7 @@ fn a_killed_tree_is_recovered_with_what_was_in_the_middle() {
     assert!(ok(["recover", pool.to_str().unwrap()]).contains("nothing to recover"));
 }
 
-/// The same where nobody listens: the process is known by its slot alone.
+/// Kills a program in a write while no supervisor listens: its slot alone tells of the process.
 fn killed_in_a_write_without_supervisor(session: &Session, path: &Path) {
     let listener = new_socket();
     let address = session.pool.with_file_name("nobody");

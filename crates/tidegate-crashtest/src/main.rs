@@ -205,7 +205,7 @@ fn main() -> Result<ExitCode> {
         Command::List { choice } => {
             let (tests, mut out) = (choice.tests(), std::io::stdout().lock());
             let mut lines = tests.iter().map(|test| writeln!(out, "{}", test.sequence.one_line()));
-            // Who reads them may have seen enough.
+            // The reader may have seen enough.
             let _ = lines.find(Result::is_err);
             return Ok(ExitCode::SUCCESS);
         }

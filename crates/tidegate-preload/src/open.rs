@@ -236,7 +236,7 @@ macro_rules! opens_without_mode {
 }
 opens_without_mode!(__open_2 __open64_2);
 
-/// The same in a directory.
+/// `openat` without a mode.
 macro_rules! opens_at_without_mode {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

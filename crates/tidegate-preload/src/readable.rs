@@ -65,7 +65,7 @@ pub(crate) fn text<'a>(at: *const c_char) -> Option<&'a CStr> {
     text_up_to(at, PAGE_BYTES)
 }
 
-/// The same for a string of at most `most_bytes`, its NUL included.
+/// As [`text`], for a string of at most `most_bytes`, its NUL included.
 pub(crate) fn text_up_to<'a>(at: *const c_char, most_bytes: usize) -> Option<&'a CStr> {
     let mut seen = 0;
     while seen < most_bytes {

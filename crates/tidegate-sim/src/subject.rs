@@ -25,7 +25,8 @@ pub trait Subject: Sync {
     /// What went wrong, in words.
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String>;
 
-    /// The same for a life in which work goes on in the background.
+    /// Opens `region` as [`open`](Self::open) does, for a life in which work goes on in the
+    /// background.
     ///
     /// # Errors
     /// What went wrong, in words.
@@ -103,7 +104,8 @@ impl BttSubject {
         Self::with_lba_bytes(512, blocks, lanes, version, flog_slots)
     }
 
-    /// The same with lbas of `lba_bytes`, 512 or 4096: only the larger ones are zeroed by the map.
+    /// As [`new`](Self::new), with lbas of `lba_bytes`, 512 or 4096: only the larger ones are
+    /// zeroed by the map.
     pub fn with_lba_bytes(
         lba_bytes: u32,
         blocks: u32,

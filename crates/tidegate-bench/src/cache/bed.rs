@@ -177,7 +177,7 @@ pub(super) fn null(bytes: u64) -> Result<Arc<dyn BlockDevice>> {
     Ok(Arc::new(NullDevice::new(PAGE_BYTES, blocks).map_err(failed)?))
 }
 
-/// The same, as slow as `delays`.
+/// A device of `bytes` that keeps nothing and takes as long as `delays` say.
 pub(super) fn slow(bytes: u64, delays: Delays) -> Result<Arc<dyn BlockDevice>> {
     Ok(Arc::new(Delay::new(null(bytes)?, delays)))
 }

@@ -28,7 +28,7 @@ pub(super) const FULL_DISK: &str = "cache-full-disk";
 pub(super) const FILL: &str = "cache-fill-90pct";
 /// Reads of pages that are not cached.
 pub(super) const READ: &str = "cache-read-miss";
-/// The same, one page after the other: what lines bring in is read next.
+/// Reads of pages that are not cached, one after the other: a line loads those that are read next.
 const READ_IN_ORDER: &str = "cache-read-in-order";
 /// The cache before a device that keeps nothing.
 pub(super) const BEFORE_NULL: &str = "cache-null";

@@ -73,7 +73,8 @@ impl Reads {
         Ok((hits_of(cache) - before) as f64 * 100.0 / self.count() as f64)
     }
 
-    /// The same of a cache that is nothing but the policy: a page that misses is kept at once.
+    /// Hits, in percent, of a cache that is nothing but the policy: a page that misses is kept at
+    /// once.
     fn simulated(&self, policy: &ReplacementEntry) -> f64 {
         let mut simulation = Simulation::new(policy, self.slots);
         let mut hits = 0;

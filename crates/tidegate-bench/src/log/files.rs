@@ -96,7 +96,7 @@ impl Case {
         words
     }
 
-    /// The same without syncs.
+    /// This case without its syncs.
     pub(super) fn unsynced(self) -> Self {
         Self { sync: Sync::None, ..self }
     }

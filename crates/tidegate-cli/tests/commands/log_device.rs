@@ -141,7 +141,7 @@ fn a_backing_has_one_log_at_a_time() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("disk") && error.contains("in use"), "{error}");
-    // Who serves the backing as a pool of its own is as much in the way.
+    // A server of the backing as a pool of its own is as much in the way.
     let other = scene.path("other");
     ok(["create", other.to_str().unwrap(), "--engine=raw", "--size=16M"]);
     assert!(server.stop(Signal::TERM).0.success());

@@ -39,7 +39,8 @@ impl Runner<'_> {
         command
     }
 
-    /// The same as another user.
+    /// `program` started this way by another user, in `dir`; killed as that of
+    /// [`command`](Self::command) is.
     pub(crate) fn command_as(
         self,
         user: &OtherUser,
@@ -160,7 +161,7 @@ impl Bed {
         self.same_with(workload, || replay(&self.pool(), None))
     }
 
-    /// The same where the workload runs as another user.
+    /// As [`same`](Self::same), with a workload that runs as another user.
     pub(crate) fn same_as(
         &self,
         user: &OtherUser,

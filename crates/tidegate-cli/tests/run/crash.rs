@@ -245,7 +245,8 @@ fn programs_go_on_when_the_supervisor_is_killed() {
     verify(bed.disk(), &acks);
 }
 
-/// Who joins a pool whose supervisor was killed gets a new one; both trees' writes are there.
+/// A program that joins a pool whose supervisor was killed gets a new one; the writes of both trees
+/// are there.
 #[test]
 fn a_second_run_takes_over_from_a_killed_supervisor() {
     let bed = Bed::new();

@@ -185,7 +185,7 @@ fn a_tree_that_ends_with_a_dead_file_system() {
     verify(&small.mount_point(), &acks);
 }
 
-/// The same where the file system opens no file any more: that is no file that is gone.
+/// A file system that opens no file any more is no file system without the files.
 #[test]
 fn a_tree_that_ends_with_a_file_system_that_is_shut_down() {
     let bed = Bed::new();

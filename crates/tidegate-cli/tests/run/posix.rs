@@ -138,7 +138,7 @@ fn a_position_that_another_thread_moves() {
     assert!(found == expected, "{} bytes, {:?} ...", found.len(), &found[..64]);
 }
 
-/// Who makes a stream that appends has every descriptor append that is a copy of the stream's.
+/// A program that makes a stream append has each copy of the stream's descriptor append.
 #[test]
 fn copies_of_descriptors_of_streams() {
     let bed = Bed::new();

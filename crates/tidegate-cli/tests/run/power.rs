@@ -81,7 +81,7 @@ impl Disk {
         file_system.break_off();
     }
 
-    /// The same, and it is taken off; the programs must be dead already.
+    /// Breaks the file system off and unmounts it; the programs must be dead already.
     pub(crate) fn power_off(&mut self) {
         self.break_off();
         let (server, _) = self.powered.take().expect("the power is on");
@@ -93,7 +93,7 @@ impl Disk {
         self.power_on_as(dram, None);
     }
 
-    /// The same, as the disk `device` if that is free.
+    /// Starts the server and mounts its disk, as `device` if that is free.
     pub(crate) fn power_on_as(&mut self, dram: &str, device: Option<&str>) {
         let server = self.serve(dram);
         let file_system = FileSystem::mount(self.dir.path(), &self.uri(), device);
@@ -112,7 +112,7 @@ impl Disk {
         acks
     }
 
-    /// The same without the replay.
+    /// Loses the power with `workers` running and comes back; the log is not replayed.
     pub(crate) fn lose_power(&mut self, workers: Workers, dram: &str) -> PathBuf {
         let acks = self.fail_with(workers);
         self.power_on(dram);

@@ -40,7 +40,7 @@ impl ProcessTree {
         while self.kill_found(|_| true) {}
     }
 
-    /// The same for its Python programs alone: nothing of Tidegate is killed.
+    /// kill -9 for each of its Python programs: nothing of Tidegate is killed.
     pub(crate) fn kill_programs(&mut self) {
         while self.kill_found(is_python) {}
     }
@@ -104,8 +104,7 @@ pub(crate) fn assert_nobody_uses(pool: &Path) {
     assert!(users.is_empty(), "processes {users:?} still use {}", pool.display());
 }
 
-/// The same for a tree whose last process may be ending still, when its launcher is gone: waits for
-/// that.
+/// Waits for the last process of a tree whose launcher is gone: no process uses `pool` then.
 pub(crate) fn await_nobody_uses(pool: &Path) {
     for pid in members(pool, NO_MARK) {
         let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
@@ -127,7 +126,7 @@ pub(crate) fn supervisor_of(pool: &Path, launcher: Pid) -> Pid {
     found[0]
 }
 
-/// The same where one may be dying and another one starting.
+/// The supervisors of `pool`, of which one may be dying and another one starting.
 pub(crate) fn supervisors_of(pool: &Path) -> Vec<Pid> {
     let is_tidegate = |pid: &i32| {
         let exe = std::fs::read_link(format!("/proc/{pid}/exe"));

@@ -14,7 +14,8 @@ chmod 600 empty; chmod 751 deep/er; cp large deep/er/copy; touch -d 2001-02-03 "
 cd ..
 "#;
 
-/// The same with every tool: `needs` must be installed.
+/// Does `script` plain and under `run`: transcript and files are equal. Fails where one of `needs`
+/// is not installed.
 fn same(needs: &[(&str, &str)], script: &str) {
     for (name, package) in needs {
         drop(tool(name, package));

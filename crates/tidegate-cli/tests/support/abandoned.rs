@@ -90,7 +90,7 @@ pub fn processes_with(shown: &[(&str, &[u8])]) -> Vec<i32> {
     find_processes(shown, |_| true).shown
 }
 
-/// The same, of those that `is_asked`.
+/// As [`processes_with`], of the processes for which `is_asked` holds.
 pub fn find_processes(shown: &[(&str, &[u8])], is_asked: impl Fn(i32) -> bool) -> Found {
     let names = names_in(Path::new("/proc")).into_iter();
     let pids = names.filter_map(|name| name.parse().ok()).filter(|pid| is_asked(*pid));

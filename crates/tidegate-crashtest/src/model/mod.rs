@@ -102,7 +102,7 @@ struct Inode {
     dirty: Dirty,
     /// Number of changes with the last one of this inode.
     last_change: usize,
-    /// The same of size or allocation.
+    /// Number of changes with the last one of its size or allocation.
     last_data_change: usize,
     /// It was cut: the file system may allocate its data when it is closed.
     was_cut: bool,
@@ -178,7 +178,7 @@ impl Model {
         Self::new(kind).after(sequence)
     }
 
-    /// The same for a program under `tidegate run`. To cover a file, an `fdatasync` is made as an
+    /// This model, of a program under `tidegate run`. To cover a file, an `fdatasync` is made as an
     /// `fsync`, and before a truncation a file may leave the log by a real sync: that is a commit
     /// which the kernel could have made at that moment by itself, and a later `fsync` of a file or
     /// directory that it had changes of has nothing to commit then.

@@ -22,7 +22,7 @@ pub struct Costs {
     pub clock_ns: u64,
     /// A lock and its unlock, where the same CPU had it last.
     pub lock_ns: u64,
-    /// The same where another CPU had it last: its cache line travels.
+    /// A lock and its unlock, where another CPU had it last: its cache line travels.
     pub handover_ns: u64,
     /// What a tier does under a lock: looks up, links, changes states.
     pub section_ns: u64,

@@ -62,7 +62,7 @@ pub(super) fn update(path: &Path, seed: u64) -> Result<(), Error> {
 struct Figures {
     /// On the paper's machine, as the paper tells of it.
     paper: Vec<Ran>,
-    /// The same with flushes.
+    /// On the paper's machine, with flushes.
     flushing: Vec<Ran>,
     /// With flushes that are far apart.
     long: Vec<Ran>,

@@ -35,7 +35,7 @@ impl Amount {
         }
     }
 
-    /// The same in pages of DRAM, of which a scheme has at least one.
+    /// This amount in pages of DRAM, of which a scheme has at least one.
     pub fn pages(self, footprint_pages: u64) -> u64 {
         (self.bytes(footprint_pages) / PAGE_BYTES).max(1)
     }

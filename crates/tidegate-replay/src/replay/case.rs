@@ -41,7 +41,7 @@ pub struct Row {
     pub index_bytes: u64,
     /// What all operations took, one after the other.
     pub seconds: f64,
-    /// The same of each of [`PARTS`] parts of the trace.
+    /// What the operations of each of [`PARTS`] parts of the trace took.
     #[serde(skip)]
     pub part_seconds: Vec<f64>,
 }

@@ -311,7 +311,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 20, ..ProptestConfig::default() })]
 
-    /// The same without flash.
+    /// Nothing that was synced is lost, with all data on persistent memory.
     #[test]
     fn nothing_synced_is_lost_by_a_dram_tier(
         ops in prop::collection::vec(any_op(), 1..120),

@@ -102,7 +102,7 @@ impl Btt {
         Self::open_as(region, false)
     }
 
-    /// The same for a BTT whose damage makes writes dangerous: a block may be written over where it
+    /// Opens a BTT whose damage makes writes dangerous, too: a block may be written over where it
     /// has two owners, and read as that of the wrong one.
     ///
     /// # Errors

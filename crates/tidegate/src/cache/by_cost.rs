@@ -147,7 +147,7 @@ impl ByCost {
         turn * share % u64::from(WHOLE) + share >= u64::from(WHOLE)
     }
 
-    /// The same for a request that an attempt may have handed back.
+    /// Whether the cache serves a request that an attempt may have picked already and handed back.
     fn picks_or_was_picked(&self, kind: Kind, len: usize) -> bool {
         let handed_back = &self.class(kind, len).handed_back;
         let take = |count: u32| count.checked_sub(1);

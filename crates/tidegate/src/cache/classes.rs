@@ -102,7 +102,7 @@ impl Core {
         Ok(true)
     }
 
-    /// The same for `pages` pages in shard `number`.
+    /// Makes space for `pages` pages of the class in shard `number`; false: there is none.
     fn makes_space_of_class(
         &self,
         number: usize,

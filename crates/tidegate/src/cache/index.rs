@@ -101,7 +101,7 @@ impl Slot {
         self.is(LIVE) && self.is(DIRTY)
     }
 
-    /// The same, and the page waits for no commit.
+    /// It holds the newest version of its page, which is dirty and waits for no commit.
     fn can_be_cleaned(self) -> bool {
         self.is_dirty() && !self.is(WAITS_ANY)
     }

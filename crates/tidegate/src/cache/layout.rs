@@ -27,7 +27,7 @@ pub const CHUNK_BYTES: u64 = 64 << 20;
 pub const CHUNK_SLOTS: u32 = 16_128;
 /// Pages at the start of a chunk that say what the chunk is: zero in this version.
 const CHUNK_HEAD_PAGES: u64 = 4;
-/// The same in bytes: what lies before the headers of a chunk.
+/// Bytes before the headers of a chunk.
 pub(super) const CHUNK_HEAD_BYTES: u64 = CHUNK_HEAD_PAGES * PAGE_BYTES;
 const HEADERS_A_PAGE: u64 = PAGE_BYTES / HEADER_BYTES;
 const HEADERS_A_PAGE_U32: u32 = 64;

@@ -39,7 +39,7 @@ pub(super) fn pool_of(slots: u64, block_bytes: u32) -> Arc<Region> {
     pool_with(slots, block_bytes, &RegionOptions::default())
 }
 
-/// The same in memory with `options`.
+/// A pool of `slots` slots for blocks of `block_bytes`, in memory with `options`.
 pub(super) fn pool_with(slots: u64, block_bytes: u32, options: &RegionOptions) -> Arc<Region> {
     pool_as(slots, &CacheOptions { block_bytes, ..Default::default() }, options)
 }

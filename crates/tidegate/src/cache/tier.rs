@@ -142,7 +142,7 @@ impl Default for ThreadCounters {
     }
 }
 
-/// The same for each IO class.
+/// Counters of one thread, or of several that share a shard, for each IO class.
 struct ThreadClassCounters([[StdAtomicU64; CLASS_COUNTERS]; CLASSES]);
 
 impl Default for ThreadClassCounters {

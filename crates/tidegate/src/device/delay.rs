@@ -31,7 +31,7 @@ pub struct Delays {
 }
 
 impl Delays {
-    /// The same for each read, write and flush, and nothing for their bytes.
+    /// `request_ns` nanoseconds for each read, write and flush, and nothing for their bytes.
     pub const fn of_each(request_ns: u64) -> Self {
         Self { read_ns: request_ns, write_ns: request_ns, flush_ns: request_ns, byte_ps: 0 }
     }

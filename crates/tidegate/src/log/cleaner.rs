@@ -87,7 +87,7 @@ impl Log {
         Ok(())
     }
 
-    /// The same, but writers are not shown the free space yet.
+    /// As [`retire_to`](Self::retire_to), but writers are not shown the free space yet.
     ///
     /// # Errors
     /// As for [`retire_to`](Self::retire_to).
@@ -231,8 +231,8 @@ impl Log {
         })
     }
 
-    /// Makes the record durable: its writer may have been killed before it did. Who finds it whole
-    /// does what it says, others read that, and a sync of theirs relies on the log.
+    /// Makes the record durable: its writer may have been killed before it did. The thread that
+    /// finds it whole does what it says, other programs read that, and their syncs rely on the log.
     fn make_durable(&self, interrupted: &Interrupted) {
         let Some(header) = &interrupted.header else { return };
         let persisted = self.pool.persist_record(header);

@@ -74,7 +74,7 @@ pub(super) const FILE_SYSTEMS_AT: u64 = 32 << 10;
 pub(super) const LANES_AT: u64 = 1 << 20;
 /// The kinds of the last changes of each file system.
 pub(super) const KINDS_AT: u64 = 0x18_0000;
-/// Who keeps which file unlogged.
+/// Which process keeps which file unlogged.
 pub(super) const KEEPERS_AT: u64 = 192 << 10;
 pub(super) const BUCKETS_AT: u64 = 256 << 10;
 pub(super) const ENTRIES_AT: u64 = 2 << 20;
@@ -135,7 +135,7 @@ impl Control {
         }
         memory.word(HEAD_AT).store(start.head, Ordering::Relaxed);
         memory.word(FINISHED_AT).store(start.finished, Ordering::Relaxed);
-        // Who starts without a finished position has holes below its head.
+        // A log that starts without a finished position has holes below its head.
         let holes_end = if start.finished == 0 { start.head } else { 0 };
         memory.word(HOLES_END_AT).store(holes_end, Ordering::Relaxed);
         for word in [TAIL_AT, GOAL_AT] {

@@ -99,7 +99,8 @@ impl Log {
         left
     }
 
-    /// The same for one mark of one file. Whether it was given back, or was before.
+    /// Gives back one mark of one file that `process`, which is dead, has kept unlogged. Whether it
+    /// was given back, now or before.
     pub fn stop_keeping_for(&self, process: u32, file: FileRef, timeout: Duration) -> bool {
         let process = u64::from(process);
         let note = places(&self.control, file, process).find(|note| note.is(file, process));

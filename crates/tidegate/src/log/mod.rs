@@ -102,8 +102,8 @@ impl Log {
     ) -> Result<Self, LogError> {
         pool.raise_format()?;
         let limit = pool.limit()?;
-        // Who was killed while raising it may have stored it only: the tail must not be durable
-        // before it.
+        // A process that was killed while it raised the limit may have stored it only: the tail
+        // must not be durable before it.
         pool.set_limit(limit)?;
         // What lies between tail and limit was reserved once: a new record there could meet an old
         // one's position.

@@ -1,4 +1,4 @@
-//! Who holds a slot: process and thread, by the kernel's numbers.
+//! Which process and thread hold a slot, by the kernel's numbers.
 
 use std::cell::Cell;
 

@@ -144,7 +144,7 @@ impl LogPool {
         Ok(pool)
     }
 
-    /// The same for a pool whose tail and limit may make no sense.
+    /// Opens a pool whose tail and limit may make no sense.
     ///
     /// # Errors
     /// As for [`open`](Self::open).

@@ -274,7 +274,7 @@ pub(super) fn payload_checksum(parts: &[IoSlice<'_>]) -> u32 {
     u32::try_from(sum).unwrap_or(u32::MAX)
 }
 
-/// The same of a payload in pieces, each one as it comes.
+/// The checksum of a payload that comes in pieces.
 pub(super) struct PayloadDigest(Digest);
 
 impl Default for PayloadDigest {

@@ -53,21 +53,21 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// The same for records that are known to be whole, because their writers have finished them:
+    /// A scanner of records that are known to be whole, because their writers have finished them:
     /// payloads are not read.
     pub fn of_finished(pool: &'a LogPool, start: u64, end: u64) -> Self {
         Self { check_payloads: false, ..Self::new(pool, start, end) }
     }
 
-    /// The same where only the first `lap_bytes` of the ring have space: to look behind them could
-    /// ask for it.
+    /// This scanner, of a ring of which only the first `lap_bytes` have space in the file: a look
+    /// behind them could allocate it.
     #[must_use]
     pub(super) fn in_laps_of(mut self, lap_bytes: u64) -> Self {
         self.lap_bytes = lap_bytes;
         self
     }
 
-    /// The same with little memory, for who does not need the records soon that have gone by.
+    /// This scanner, with little memory: for a caller that does not read the records again soon.
     #[must_use]
     pub(super) fn reading_once(self) -> Self {
         Self { read_once: Some(ReadOnce::new(self.pool.region())), ..self }

@@ -587,7 +587,7 @@ fn files_that_had_the_same_number_are_not_searched_for_ever() {
     for identity in 2..100 {
         let removed = log.entry_for(&file(identity)).unwrap();
         assert_eq!(log.find(&file(identity)).unwrap(), Some(removed));
-        // Who has it open finds it.
+        // A process that has it open finds it.
         assert_eq!(log.entry_for(&file(identity)).unwrap(), removed);
     }
     assert_eq!(super::table::chain_len(&log.control, &key(1)), 2);

@@ -390,7 +390,7 @@ impl Mapping {
         self.abandon_from(0)
     }
 
-    /// The same for what begins at byte `from`, a page's first.
+    /// Puts private zero bytes in the place of the memory from byte `from` on, a page's first.
     fn abandon_from(&self, from: u64) -> io::Result<()> {
         let (_, mapped_len, _) = self.pages();
         let len = mapped_len.saturating_sub(to_usize(from));

@@ -42,7 +42,7 @@ pub struct StackOptions {
     pub dram: TierSpec,
     /// Delays each request to the pool: for tests and demonstrations.
     pub delays: Option<Delays>,
-    /// Who is told when the backing begins to fail, and when it works again.
+    /// The function that is told when the backing begins to fail, and when it works again.
     pub notices: Option<Notices>,
 }
 

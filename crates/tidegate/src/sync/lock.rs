@@ -107,7 +107,7 @@ impl Condvar {
         }
     }
 
-    /// The same for `time` at most. False where that passed without a notification.
+    /// Waits for a notification, `time` at most. False where that passed without one.
     pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> bool {
         let Some(machine) = modelled() else {
             return !self.inner.wait_for(&mut guard.inner, time).timed_out();

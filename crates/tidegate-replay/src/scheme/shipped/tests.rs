@@ -1,4 +1,4 @@
-//! The same trace gives the same answer, however fast this machine is at the moment.
+//! A trace gives one answer, however fast this machine is at the moment.
 
 use std::cell::Cell;
 use std::rc::Rc;

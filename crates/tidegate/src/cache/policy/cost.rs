@@ -27,7 +27,7 @@ pub const SIZES: usize = 5;
 const DEPTHS: usize = 6;
 /// Time at the memory after which the backing is asked what it costs, in units of that cost.
 const PROBE_ONE_IN: u64 = 100;
-/// The same where the backing is four times slower.
+/// As [`PROBE_ONE_IN`], where the backing is four times slower.
 const SELDOM_ONE_IN: u64 = 1000;
 /// What a backing of unknown cost is taken for.
 const UNKNOWN_NS: u64 = 1_000_000;

@@ -33,7 +33,7 @@ impl Log {
         self.lock_within(file, TIMEOUT)
     }
 
-    /// The same, for who has less timeout, or more.
+    /// As [`lock`](Self::lock), but waits `timeout` at most.
     ///
     /// # Errors
     /// As for [`lock`](Self::lock).
