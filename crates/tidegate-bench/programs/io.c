@@ -1,5 +1,6 @@
-/* Random blocks written with no sync, for a C library that makes each write durable: `io FILE FILE_BYTES BLOCK_BYTES
- * REQUESTS`; prints the times. What `bench io` does, in C since a peer replaces the whole C library. */
+/* Random blocks written with no sync, for a C library that makes each write durable: `io FILE
+ * FILE_BYTES BLOCK_BYTES REQUESTS`; prints the times. What `bench io` does, in C since a peer
+ * replaces the whole C library. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>

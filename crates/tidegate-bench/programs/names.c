@@ -1,13 +1,14 @@
-/* What programs do with files and their syncs: `names DIRECTORY PATTERN SYNCS SECONDS`, with SYNCS full or off; prints the times.
+/* What programs do with files and their syncs: `names DIRECTORY PATTERN SYNCS SECONDS`, with SYNCS
+ * full or off; prints the times.
  *
  * mail     a delivery: created, written, synced, linked, unlinked, the directory synced
  * replace  created, written, synced, renamed over the former file, the directory synced
- * package  created, written, mode, owner and times set, synced, renamed over the former file, a line appended to a
- *          log, which is synced
- * redo     a block of a redo log, which is as long as it gets, and a mapping of which the kernel refuses, written and
- *          synced: MariaDB asks for MAP_SYNC, which takes persistent memory
- * locked   a transaction of LMDB: pages of a file written and synced, then a page of it through a descriptor with
- *          O_DSYNC, opened under a record lock on another file
+ * package  created, written, mode, owner and times set, synced, renamed over the former file, a
+ *          line appended to a log, which is synced
+ * redo     a block of a redo log, which is as long as it gets, and a mapping of which the kernel
+ *          refuses, written and synced: MariaDB asks for MAP_SYNC, which takes persistent memory
+ * locked   a transaction of LMDB: pages of a file written and synced, then a page of it through a
+ *          descriptor with O_DSYNC, opened under a record lock on another file
  * lines    a line appended to a log, which is synced */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-/* SQLite, one insert a transaction: `sqlite DATABASE JOURNAL_MODE SYNCHRONOUS SECONDS`; prints the times. In C, so that
- * nothing is measured but SQLite: an interpreter has signal handlers and garbage of its own. */
+/* SQLite, one insert a transaction: `sqlite DATABASE JOURNAL_MODE SYNCHRONOUS SECONDS`; prints
+ * the times. In C, so that nothing is measured but SQLite: an interpreter has signal handlers
+ * and garbage of its own. */
 #include <string.h>
 
 #include "times.h"

@@ -117,8 +117,8 @@ static int is_held(int fd)
     return 0;
 }
 
-/* The C library's own function of this name, for a call that a preloaded library is not to see: named by
- * CRASHTEST_MISSED. None: all are seen. */
+/* The C library's own function of this name, for a call that a preloaded library is not to see:
+ * named by CRASHTEST_MISSED. None: all are seen. */
 static int (*missed(const char *name))()
 {
 #ifndef STATIC
@@ -285,8 +285,8 @@ static int renamed(int status)
     return status;
 }
 
-/* A sync of the file that only a preloaded library sees, if CRASHTEST_CLAIMED is set: for a command that runs
- * unsynced. */
+/* A sync of the file that only a preloaded library sees, if CRASHTEST_CLAIMED is set: for a
+ * command that runs unsynced. */
 static void claim_synced(const char *name)
 {
     int fd = getenv("CRASHTEST_CLAIMED") ? open(name, O_RDONLY | O_CLOEXEC) : -1;

@@ -1,10 +1,11 @@
 /* A project's quota: what makes one, and a program that meets it.
  *
- * quota limit DEVICE DIRECTORY PROJECT   makes the directory the project's, which may have so many blocks of 4096
- *                                        bytes, and a file in it
+ * quota limit DEVICE DIRECTORY PROJECT   makes the directory the project's, which may have so many
+ *                                        blocks of 4096 bytes, and a file in it
  * quota bounded COMMAND...               runs a command that may not pass over limits
- * quota write DIRECTORY                  writes that file block by block, each synced, until that fails; then over its
- *                                        first block; then, cut to nothing, one block more. Prints what each did. */
+ * quota write DIRECTORY                  writes that file block by block, each synced, until that
+ *                                        fails; then over its first block; then, cut to nothing,
+ *                                        one block more. Prints what each did. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -47,8 +48,9 @@ static int limit(const char *device, const char *directory, unsigned project)
     return openat(opened, "file", O_WRONLY | O_CREAT | O_EXCL, 0644) < 0 ? failed("file") : 0;
 }
 
-/* A superuser with this capability has no limits. On one CPU, since ext4 has space for small files by CPU: the file of
- * a program that moves is in pieces, whose map takes a block of the limit. */
+/* A superuser with this capability has no limits. On one CPU, since ext4 has space for small
+ * files by CPU: the file of a program that moves is in pieces, whose map takes a block of the
+ * limit. */
 static int run_bounded(char **command)
 {
     cpu_set_t first;

@@ -1,4 +1,5 @@
-/* A program without a dynamic linker: nothing can be preloaded into it. Appends to the file that it is given. */
+/* A program without a dynamic linker: nothing can be preloaded into it. Appends to the file that
+ * it is given. */
 #include <fcntl.h>
 #include <unistd.h>
 

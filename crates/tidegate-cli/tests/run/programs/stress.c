@@ -1,9 +1,11 @@
-/* What a store keeps over crashes: `work DB SEED` writes until it is killed, `verify DB SEED` tells what is there.
- * Built for a store by -DSTORE=leveldb or -DSTORE=rocksdb, whose C interfaces are the same but for the names.
+/* What a store keeps over crashes: `work DB SEED` writes until it is killed, `verify DB SEED`
+ * tells what is there. Built for a store by -DSTORE=leveldb or -DSTORE=rocksdb, whose C
+ * interfaces are equal but for the names.
  *
- * Each of WRITERS threads has keys of its own. What its operation number N does follows from the seed: it puts, overwrites or
- * removes up to 8 keys, synced, as one batch, which also says N under a key of its own. So the number that is found tells what all
- * the other keys must be. `work` goes on from there. Now and then a thread reads what it wrote, and one of them compacts. */
+ * Each of WRITERS threads has keys of its own. What its operation number N does follows from the
+ * seed: it puts, overwrites or removes up to 8 keys, synced, as one batch, which also says N under
+ * a key of its own. So the number that is found tells what all the other keys must be. `work` goes
+ * on from there. Now and then a thread reads what it wrote, and one of them compacts. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -10,7 +10,7 @@ class Mode:
     def open(self, path):
         database = sqlite3.connect(path, isolation_level=None)
         database.execute(f"pragma journal_mode={self.mode}")
-        # FULL does not sync the directory of a removed journal: a commit may be undone by a power cut.
+        # FULL does not sync the directory of a removed journal: a power cut may undo a commit.
         database.execute("pragma synchronous=extra")
         database.execute("pragma wal_autocheckpoint=50")
         return database

@@ -221,7 +221,8 @@ static void wait_for_lock(void)
     TELL(lockf(fd, F_TEST, 5));
 }
 
-/* POSIX locks of a process go when it closes any descriptor of the file, so nobody may do that behind its back. */
+/* POSIX locks of a process go when it closes any descriptor of the file, so nobody may do that
+ * behind its back. */
 static void locks(void)
 {
     int fd = open_file("file", 0);
@@ -241,7 +242,8 @@ static void locks(void)
     in_child(wait_for_lock);
 }
 
-/* Opens a file so that it is made where it is missing, twice: the second time it is known to be there. */
+/* Opens a file so that it is made where it is missing, twice: the second time it is known to be
+ * there. */
 static void open_twice(const char *path)
 {
     for (int round = 0; round < 2; round++)
@@ -300,7 +302,8 @@ static void count_as_locked(void)
     say("locked: %d", region.l_type != F_UNLCK);
 }
 
-/* Files that have become another user's since they were opened there, in a directory for all and in one's own. */
+/* Files that have become another user's since they were opened there, in a directory for all and
+ * in one's own. */
 static void found_as_others(void)
 {
     struct flock region = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 20};

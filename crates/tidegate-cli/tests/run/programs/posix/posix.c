@@ -1,4 +1,5 @@
-/* `posix SECTION`: runs one section and prints its transcript. `posix --child ROLE ...` is what sections execute. */
+/* `posix SECTION`: runs one section and prints its transcript. `posix --child ROLE ...` is what
+ * sections execute. */
 #include "posix.h"
 
 const char *self;

@@ -1,5 +1,6 @@
-/* What the sections of the POSIX transcript share. A section works in an empty directory and says what each call
- * returned; the transcript must not depend on time, place, process numbers or scheduling. */
+/* What the sections of the POSIX transcript share. A section works in an empty directory and
+ * says what each call returned; the transcript must not depend on time, place, process numbers
+ * or scheduling. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -23,7 +24,8 @@
 /* Writes a line of the transcript, in one piece. */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Says an expression and what it returned, with the name of the error if it is negative; hands it back. */
+/* Says an expression and what it returned, with the name of the error if it is negative; hands
+ * it back. */
 long told(const char *expression, long result);
 #define TELL(expression) told(#expression, (long)(expression))
 
@@ -34,7 +36,8 @@ long expect(const char *expression, long result);
 /* Opens a new or existing file for reading and writing. */
 int open_file(const char *path, int more_flags);
 
-/* Says size and content of a file (its first bytes and a checksum of all), read by a descriptor of its own. */
+/* Says size and content of a file (its first bytes and a checksum of all), read by a descriptor
+ * of its own. */
 void show(const char *path);
 
 /* Forks, runs `child` in the child, waits for it and says how it ended. */

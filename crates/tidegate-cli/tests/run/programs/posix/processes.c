@@ -91,7 +91,8 @@ static pid_t fork_otherwise(int way)
     }
 }
 
-/* Forks of which the handlers of pthread_atfork do not hear: parent and child are two processes all the same. */
+/* Forks of which the handlers of pthread_atfork do not hear: parent and child are two processes
+ * all the same. */
 static void other_forks(void)
 {
     shared_fd = open_file("file", 0);

@@ -113,7 +113,8 @@ static void formatted_output(void)
     TELL(dprintf(99, "nowhere"));
 }
 
-/* A program whose standard output is a file, with a child that inherits an unflushed stream's descriptor. */
+/* A program whose standard output is a file, with a child that inherits an unflushed stream's
+ * descriptor. */
 static void redirected_output(void)
 {
     int saved = MUST(dup(1));

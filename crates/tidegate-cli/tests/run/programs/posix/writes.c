@@ -176,7 +176,8 @@ static void sizes(void)
     say("%s", bytes);
 }
 
-/* Sizes around those of cache lines, pages and what a log may cut: each byte beside them must stay. */
+/* Sizes around those of cache lines, pages and what a log may cut: each byte beside them must
+ * stay. */
 static void every_size(void)
 {
     static char bytes[70000];
