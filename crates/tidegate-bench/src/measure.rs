@@ -55,7 +55,7 @@ pub struct Key {
 /// What one run stored in persistent memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
-    /// Bytes stored past the cache: blocks of data.
+    /// Bytes stored around the cache: blocks of data.
     pub data_bytes: u64,
     /// 64 bytes for each cache line written back: metadata.
     pub metadata_bytes: u64,

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
-use tidegate::log::{Counter, Log, bucket_ns};
+use tidegate::log::{Counter, Log};
 
 use tidegate::size::Size;
+use tidegate::stats::histogram::upper_bound_ns;
 
 use super::cause::Cause;
 
@@ -303,7 +304,7 @@ fn percentile(latencies: &[u64], thousandths: u64) -> u64 {
         seen += number;
         seen >= wanted
     });
-    bucket.map_or(0, bucket_ns)
+    bucket.map_or(0, upper_bound_ns)
 }
 
 #[cfg(test)]
@@ -328,10 +329,10 @@ mod tests {
         latencies[3] = 500;
         latencies[7] = 499;
         latencies[100] = 1;
-        assert_eq!(percentile(&latencies, 500), bucket_ns(3));
-        assert_eq!(percentile(&latencies, 501), bucket_ns(7));
-        assert_eq!(percentile(&latencies, 999), bucket_ns(7));
-        assert_eq!(percentile(&latencies, 1000), bucket_ns(100));
+        assert_eq!(percentile(&latencies, 500), upper_bound_ns(3));
+        assert_eq!(percentile(&latencies, 501), upper_bound_ns(7));
+        assert_eq!(percentile(&latencies, 999), upper_bound_ns(7));
+        assert_eq!(percentile(&latencies, 1000), upper_bound_ns(100));
     }
 
     #[test]

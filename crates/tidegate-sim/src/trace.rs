@@ -26,7 +26,7 @@ pub enum Action {
         offset: u64,
         /// Where the trace keeps the bytes.
         data: Range<usize>,
-        /// The store went past the cache.
+        /// The store bypassed the cache.
         streaming: bool,
     },
     /// The cache lines that hold these bytes were written back.

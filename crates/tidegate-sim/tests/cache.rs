@@ -631,7 +631,7 @@ fn p6_kills_power_cuts_and_recoveries_with_changed_lines_in_turn() {
     });
 }
 
-/// Pages and parts of them, with reads that bring pages into the cache.
+/// Pages and parts of them, with reads that load pages into the cache.
 const PAGES_AND_PARTS: Mix =
     Mix { threads: 1, ops: 12, lbas: &[0, 8, 2], blocks_max: 8, reads_pct: 30, others_pct: 5 };
 /// So many that records may lie over pages.

@@ -149,7 +149,7 @@ fn rewrite(bench: &Bench<'_>, runner: Runner, pool: Pool, bytes: u64) -> Result<
     let program = [&bench.bed.driver()[..], &[file.into()], &options[..]].concat();
     bench.bed.sync_disk()?;
     let before = bench.bed.disk_bytes()?;
-    // When it ends, the supervisor has brought all of the log to the disk.
+    // When it ends, the supervisor has destaged all of the log.
     output_of(bench.bed.command(runner, pool, &program))?;
     Ok((bench.bed.disk_bytes()? - before) as f64 / bytes as f64)
 }

@@ -236,7 +236,7 @@ fn programs_go_on_when_the_supervisor_is_killed() {
     workers.tree.kill();
     let acks = workers.collect(bed.disk());
     if cfg!(feature = "soak") {
-        // Names that were changed past a log that has been full for long make a replay fail, and
+        // Names that were changed around a log that has been full for long make a replay fail, and
         // say so.
         replay(&bed.pool(), None);
     } else {

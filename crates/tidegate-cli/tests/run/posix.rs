@@ -237,7 +237,7 @@ fn a_trace_that_the_library_writes() {
     assert!(!found.starts_with(b"0123456789") && found.len() > 10, "{}", found.escape_ascii());
 }
 
-/// Nobody is told of a descriptor that a message brings.
+/// No hook is told of a descriptor that comes in a message.
 #[test]
 fn a_number_that_was_a_pipes() {
     let found = change_by_the_library(

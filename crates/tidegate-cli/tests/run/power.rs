@@ -248,10 +248,10 @@ os.fdatasync(file)'
     assert!(std::fs::read(&file).unwrap() == wanted, "the file is not as it was written");
 }
 
-/// `O_DSYNC` is taken away from files of the log: what is written past the log must be durable all
-/// the same.
+/// `O_DSYNC` is taken away from files of the log: what is written around the log must be durable,
+/// too.
 #[test]
-fn synchronous_writes_past_the_log_survive_a_power_cut() {
+fn synchronous_writes_around_the_log_survive_a_power_cut() {
     let mut disk = Disk::new();
     let script = format!(
         "/usr/bin/python3 -B {}; echo records.0 1; exec sleep 1000",

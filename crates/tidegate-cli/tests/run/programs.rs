@@ -1,5 +1,4 @@
-//! The programs that the tests bring along: C sources, compiled when first used, and Python
-//! scripts.
+//! The programs of the tests themselves: C sources, compiled when first used, and Python scripts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

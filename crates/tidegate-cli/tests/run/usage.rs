@@ -492,7 +492,7 @@ fn outsiders_see_and_change_the_same_files() {
     );
 }
 
-/// The kernel has each write that returned: to freeze a file system brings them all to its disk.
+/// The kernel has each write that returned: a freeze of the file system writes them all back.
 #[test]
 fn a_snapshot_of_a_frozen_file_system_has_every_write() {
     let (bed, small, snapshot) = (Bed::new(), Small::new("64M"), Small::new("64M"));

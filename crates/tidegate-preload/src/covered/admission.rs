@@ -9,8 +9,8 @@
 //!    head has been made in the kernel, so the sync makes it durable.
 //! 4. The real sync: all that the file was at 3 is on the disk, and all that it became since is in
 //!    the log.
-//! 5. The story is covered, unless the file was changed past the log since 1, or another thread has
-//!    begun a story of its own.
+//! 5. The story is covered, unless the file was changed around the log since 1, or another thread
+//!    has begun a story of its own.
 //!
 //! A story that was not covered is ignored by recovery: wherever this fails the file is plain, and
 //! the real sync was what the program asked for.

@@ -1,4 +1,4 @@
-//! Clusters: what a read that misses brings in, what cleaning takes along, and what neither may
+//! Clusters: what a read that misses loads, what cleaning takes along, and what neither may
 //! change.
 
 use std::ops::Range;

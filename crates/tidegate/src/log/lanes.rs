@@ -1,4 +1,4 @@
-//! Lanes: what a thread does to files past the log at this moment.
+//! Lanes: what a thread does to files around the log at this moment.
 //!
 //! A write to a plain file takes no lock and leaves no record. So the thread that begins a file's
 //! story has to know that no such write is in flight, which the real sync that follows might miss.
@@ -47,7 +47,7 @@ thread_local! {
     static OWN: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// What a thread is about to do past the log.
+/// What a thread is about to do around the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlainCall {
     /// It writes to the file with these numbers.
@@ -61,7 +61,7 @@ pub enum PlainCall {
     Metadata,
 }
 
-/// A call past the log; dropping it says that the call is over.
+/// A call around the log; dropping it says that the call is over.
 pub struct InFlight<'a> {
     word: &'a AtomicU64,
     before: u64,
@@ -85,8 +85,8 @@ fn lane(control: &Control, number: u64) -> Lane<'_> {
 }
 
 impl Log {
-    /// Says what the calling thread is about to do past the log. None: there is no lane for it; the
-    /// caller then has to give the file an entry and mark it.
+    /// Says what the calling thread is about to do around the log. None: there is no lane for it;
+    /// the caller then has to give the file an entry and mark it.
     #[inline]
     pub fn enter(&self, call: PlainCall) -> Option<InFlight<'_>> {
         let word = self.own_lane()?.in_flight;

@@ -69,7 +69,7 @@ pub use record::{
     Definition, FileHandle, FileSystemId, Header, RecordKind, checked_path, identity,
 };
 pub use scan::Scanner;
-pub use stats::{BUCKETS, Counter, Stats, bucket_ns};
+pub use stats::{BUCKETS, Counter, Stats};
 pub use story::{Change, CoverState};
 pub use table::{FileKey, FileRef};
 

@@ -27,8 +27,8 @@ enum Step {
     Finish,
     /// All is retired that may be.
     Retire,
-    /// The log is started anew over what is on the medium, as after a recovery that brought all
-    /// records home.
+    /// The log is started anew over what is on the medium, as after a recovery that destaged all
+    /// records.
     Restart,
 }
 

@@ -219,7 +219,7 @@ impl FileGuard<'_> {
     /// names' lock is held, and nothing of the file was changed since `make` and `content` were
     /// looked at, which was after the file was locked and no plain write of it was in flight.
     /// `unlogged` is [what it was](Self::unlogged) when the story began. With `data_only` the
-    /// record answers an `fdatasync`. False: the file was changed past the log.
+    /// record answers an `fdatasync`. False: the file was changed around the log.
     ///
     /// # Errors
     /// [`AppendError`]: the file is not covered.
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_changed_past_the_log_is_not_made() {
+    fn a_file_that_was_changed_around_the_log_is_not_made() {
         let log = log();
         let file = log.entry_for(&key(1)).unwrap();
         let guard = log.lock(file).unwrap();

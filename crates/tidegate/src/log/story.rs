@@ -268,7 +268,7 @@ impl FileGuard<'_> {
     }
 
     /// Says that the file is covered, after the real sync that `state` was taken for. Whether it
-    /// is: not where it was changed past the log meanwhile.
+    /// is: not where it was changed around the log meanwhile.
     ///
     /// # Errors
     /// [`AppendError`]: the file is not covered.
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_past_the_log_during_the_sync_leaves_the_file_plain() {
+    fn a_change_around_the_log_during_the_sync_leaves_the_file_plain() {
         let log = log();
         let guard = log.lock(file(&log)).unwrap();
         guard.begin_story(&definition(1), 100).unwrap();

@@ -1,7 +1,7 @@
 //! Which parts of the ring this process has in its page tables.
 //!
 //! The first store to each page of a mapping costs more than an append. A load costs half as much
-//! and brings the neighbours along, 64 KiB with Linux as it comes: so an append that comes to a new
+//! and loads its neighbours, 64 KiB with Linux as it comes: so an append that comes to a new
 //! part of the ring loads from it first, and the next fifteen find their pages there. Only for
 //! files in tmpfs, which keep nothing to be told of a store.
 

@@ -16,7 +16,7 @@ pub struct Counters {
     pub stores: u64,
     /// Bytes stored through the cache.
     pub bytes_stored: u64,
-    /// Bytes stored past the cache.
+    /// Bytes stored around the cache.
     pub bytes_streamed: u64,
     /// Cache lines of 64 bytes that callers asked to write back.
     pub lines_written_back: u64,

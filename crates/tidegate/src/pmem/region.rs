@@ -376,10 +376,10 @@ impl Region {
         self.check_whole(offset, len)
     }
 
-    /// Stores `data` at `offset` past the cache: durable after a [`fence`](Self::fence) of the same
-    /// thread.
+    /// Stores `data` at `offset` around the cache: durable after a [`fence`](Self::fence) of the
+    /// calling thread.
     ///
-    /// Whole cache lines go past the cache; part lines at either end are stored through it and
+    /// Whole cache lines bypass the cache; part lines at either end are stored through it and
     /// written back. Only a fence orders these stores before what this thread stores later, also
     /// for other threads that look at both.
     ///
@@ -456,7 +456,7 @@ impl Region {
         Ok(())
     }
 
-    /// Stores `len` zero bytes at `offset` past the cache: durable after a [`fence`](Self::fence)
+    /// Stores `len` zero bytes at `offset` around the cache: durable after a [`fence`](Self::fence)
     /// of the same thread.
     ///
     /// # Errors
@@ -564,7 +564,7 @@ impl Region {
         self.check_whole(offset, len)
     }
 
-    /// Waits until what this thread stored past the cache or wrote back is durable.
+    /// Waits until what this thread stored around the cache or wrote back is durable.
     ///
     /// # Errors
     /// [`PmemError::WritebackFailed`] in the msync domain; then for good.

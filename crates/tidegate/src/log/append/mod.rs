@@ -16,7 +16,7 @@
 //! that it writes a new one. If the cleaner sees the bound, it stays below it.
 //!
 //! Map: `guard` is the lock of a file; [`FileGuard::begin`] takes a slot under it; `ticket` has the
-//! kinds of records; `store` brings one to the medium, where `reserve` finds free space for it;
+//! kinds of records; `store` writes one to the medium, where `reserve` finds free space for it;
 //! `finished` knows which records are durable.
 
 mod finished;

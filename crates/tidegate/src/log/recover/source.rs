@@ -43,7 +43,7 @@ impl Notes for LogPool {
     }
 }
 
-/// Brings what a pool has into `files`; none, where there was nothing to do. Nobody else uses the
+/// Replays what a pool has into `files`; none, where there was nothing to do. Nobody else uses the
 /// pool.
 ///
 /// Before the first file is touched, the pool's session becomes [`NO_BOOT`]: recovery may have

@@ -1,7 +1,7 @@
 //! 64-bit Arm: `dc cvap` (to the point of persistence) or `dc cvac` (to the point of coherency),
 //! `dsb`, copies by pairs of 128-bit registers.
 //!
-//! There is no store past the cache that a barrier makes durable, so "streaming" is a copy whose
+//! There is no store around the cache that a barrier makes durable, so "streaming" is a copy whose
 //! lines are written back at once.
 
 use std::arch::asm;

@@ -6,7 +6,7 @@
 //! 2. Copies *out of* memory use ordinary vector loads, never string instructions (`rep movsb`),
 //!    whose loads x86 does not keep in order. So a reader may copy, pass an acquire fence and check
 //!    a version, and knows that what it copied is not newer than the check.
-//! 3. After [`Cpu::stream`], a [`fence`] makes every byte durable: whole lines go past the cache,
+//! 3. After [`Cpu::stream`], a [`fence`] makes every byte durable: whole lines bypass the cache,
 //!    and the part lines at either end are stored through it and written back.
 //! 4. Streaming stores are ordered with nothing but a [`fence`]: not even a release store publishes
 //!    them.
@@ -40,7 +40,7 @@ pub(super) struct Copies {
     pub(super) name: &'static str,
     /// Ordinary loads and stores of any number of bytes: to, from, bytes.
     pub(super) copy: unsafe fn(*mut u8, *const u8, usize),
-    /// Stores of whole lines past the cache: to (a line's start), from, bytes (a multiple of a
+    /// Stores of whole lines around the cache: to (a line's start), from, bytes (a multiple of a
     /// line).
     pub(super) stream_lines: unsafe fn(*mut u8, *const u8, usize),
 }
