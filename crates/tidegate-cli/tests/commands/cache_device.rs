@@ -1,11 +1,10 @@
 //! A cache pool as a block device: what it needs, what it refuses, and where its data is
 //! afterwards.
 
-use std::os::unix::fs::FileExt;
-
 use rustix::process::Signal;
 
 use crate::behind::{Scene, kill, read, write};
+use crate::killed_cache::{self, killed_cache};
 use crate::support::{ok, run};
 
 fn command(name: &str, scene: &Scene) {
@@ -45,17 +44,8 @@ fn a_write_is_in_the_cache_after_a_kill_and_in_the_backing_after_a_flush() {
 fn the_last_write_that_does_not_match_its_checksum_is_told_by_check_and_by_the_server() {
     const TOLD: &str = "of the last writes of 1 lane nothing tells whether they were acknowledged";
     for (damage, status) in [(&b"\x5b"[..], 1), (b"other bytes", 0)] {
-        let scene = Scene::new("cache");
-        let server = scene.serve("disk", &[]);
-        let mut client = scene.client();
-        (1..=9).for_each(|lba| write(&mut client, lba, 0xC3));
-        write(&mut client, 1, 0x5A);
-        kill(server);
-        let pool = std::fs::read(scene.pool()).unwrap();
-        let is_last = |at: &usize| pool[*at..at + 4096].iter().all(|byte| *byte == 0x5A);
-        let last = (0..pool.len()).step_by(4096).find(is_last).unwrap();
-        let file = std::fs::File::options().write(true).open(scene.pool()).unwrap();
-        file.write_all_at(damage, last as u64 + 70).unwrap();
+        let scene = killed_cache();
+        killed_cache::damage(&scene, (0x5A, 0), 70, damage);
         let output = run(["check".as_ref(), scene.pool().as_os_str()]);
         let said = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.code() == Some(status) && said.contains(TOLD), "{said}");

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::IoSlice;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use tidegate::log::{
 use tidegate::pmem::{Region, RegionOptions, SharedMemory};
 
 use crate::behind::{Scene, kill, read, write};
+use crate::killed_cache::{self, killed_cache};
 use crate::support::{ok, run, scratch};
 
 fn open_pool(path: &Path) -> LogPool {
@@ -136,18 +137,9 @@ fn of_the_last_write_nobody_can_know_and_the_check_says_so() {
 /// The advice is that of what is damaged: a dirty page of a cache cannot be salvaged, nor read.
 #[test]
 fn a_damaged_dirty_page_of_a_cache_has_advice_of_its_own() {
-    let scene = Scene::new("cache");
-    let server = scene.serve("disk", &[]);
-    let mut client = scene.client();
-    (1..=9).for_each(|lba| write(&mut client, lba, 0xC3));
-    write(&mut client, 1, 0x5A);
-    kill(server);
-    let pool = std::fs::read(scene.pool()).unwrap();
+    let scene = killed_cache();
     // Not the page that was written last: a crash could have left that one.
-    let is_page = |at: &usize| pool[*at..at + 4096].iter().all(|byte| *byte == 0xC3);
-    let damaged = (0..pool.len()).step_by(4096).filter(is_page).nth(4).unwrap();
-    let file = File::options().write(true).open(scene.pool()).unwrap();
-    file.write_all_at(b"other bytes", damaged as u64).unwrap();
+    killed_cache::damage(&scene, (0xC3, 4), 0, b"other bytes");
     for more in [&[][..], &["--repair"]] {
         let said = failure("check", &scene.pool(), more);
         assert!(said.contains("the data of the dirty page at offset"), "{said}");

@@ -16,6 +16,7 @@ mod damaged_log;
 mod dependencies;
 mod docs;
 mod install;
+mod killed_cache;
 mod log_device;
 mod memory;
 mod messages;

@@ -188,6 +188,19 @@ mod tests {
         Control::init(memory, start)
     }
 
+    /// The histogram has more buckets: one of those would be a word of the next shard.
+    #[test]
+    fn a_latency_beyond_the_last_bucket_falls_into_that() {
+        let control = control();
+        let stats = Stats::new(&control);
+        for latency_ns in [0, 7, 8, u64::MAX] {
+            stats.record_latency(latency_ns);
+        }
+        let found = stats.latencies();
+        assert_eq!([0, 7, 8, BUCKETS - 1].map(|bucket| found[bucket]), [1; 4]);
+        assert_eq!(found.iter().sum::<u64>(), 4);
+    }
+
     #[test]
     fn writes_that_slots_have_counted_are_in_the_totals() {
         let control = control();
