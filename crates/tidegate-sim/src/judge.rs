@@ -143,7 +143,7 @@ impl<'a> Judge<'a> {
             self.crash_recovery(image, allowed, lost)?;
             self.write_afterwards(image)?;
         }
-        Ok(())
+        self.check_as_crashed(image)
     }
 
     /// `image` after recovery, and what its blocks hold.
@@ -188,6 +188,13 @@ impl<'a> Judge<'a> {
     fn check_structure(&self) -> Result<(), Verdict> {
         let unsound = |what| Verdict::recovery(format!("the structure is unsound: {what}"));
         self.subject.check(&self.scratch).map_err(unsound)
+    }
+
+    /// What a crash leaves is no fault, before recovery either.
+    fn check_as_crashed(&self, image: &[u8]) -> Result<(), Verdict> {
+        self.load(image)?;
+        let faulty = |what| Verdict::recovery(format!("before recovery, a check finds: {what}"));
+        self.subject.check_as_crashed(&self.scratch).map_err(faulty)
     }
 
     fn ask_peers(&self, image: &[u8], allowed: Allowed<'_>, lost: Promise) -> Result<(), Verdict> {

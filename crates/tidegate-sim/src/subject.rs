@@ -60,6 +60,14 @@ pub trait Subject: Sync {
     /// The faults, in words.
     fn check(&self, region: &Region) -> Result<(), String>;
 
+    /// Looks for faults of structure in a region as a crash left it.
+    ///
+    /// # Errors
+    /// The faults, in words.
+    fn check_as_crashed(&self, region: &Region) -> Result<(), String> {
+        self.check(region)
+    }
+
     /// Other implementations that can read the same image.
     fn peers(&self) -> &[Peer] {
         &[]

@@ -7,14 +7,19 @@ use serde::Serialize;
 use super::choices::Choices;
 use super::error::CacheError;
 use super::header::CacheHeader;
+use super::lane::LANES;
 use super::layout::{Decoded, PAGE_BYTES, SlotHeader};
 use super::recover::{Data, Newest, Scan, Scanned};
+use super::store::BATCH_PAGES_MAX;
 use crate::pmem::{ReadOnce, Region};
 
 /// Findings that are kept in words; more are counted.
 const FINDINGS_MAX: usize = 100;
 /// Versions of pages that are compared at once: 32 MiB of them.
 const VERSIONS_AT_ONCE: u64 = 1 << 20;
+
+/// Most slots with older versions that a crash leaves half written over: each lane fills one batch.
+const OVERWRITTEN_MAX: usize = LANES as usize * BATCH_PAGES_MAX;
 
 /// What the slots of a pool hold; the keys are a contract with scripts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -145,10 +150,11 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
         }
         Ok(())
     })?;
-    check_slots(&scan, region, &newest, &mut report)?;
+    let mut mismatched = Mismatched::default();
+    check_slots(&scan, region, &newest, &mut mismatched, &mut report)?;
     let parts = report.used_slots.div_ceil(VERSIONS_AT_ONCE).max(1);
     for part in 0..parts {
-        check_versions(&scan, (part, parts), &mut report)?;
+        check_versions(&scan, (part, parts), &mismatched, &mut report)?;
     }
     for setting in Choices::parse(&header.settings).1 {
         report.fault(format!("this program does not know the setting `{setting}`"));
@@ -165,6 +171,7 @@ fn check_slots(
     scan: &Scan<'_>,
     region: &Region,
     newest: &Newest,
+    mismatched: &mut Mismatched,
     report: &mut Report,
 ) -> Result<(), CacheError> {
     let of_newest: BTreeSet<u32> = newest.members().map(|(slot, _)| *slot).collect();
@@ -182,10 +189,12 @@ fn check_slots(
                     Data::Whole => {}
                     data if is_last => {
                         doubtful_lanes.insert(found.lane);
+                        mismatched.add(slot, false);
                         report_last(slot, &found, data, report);
                     }
                     _ if is_uncommitted => report.unfinished_slots += 1,
-                    _ => report_damaged(slot, &found, report),
+                    _ if mismatched.add(slot, true) => {}
+                    _ => report_damaged(slot, found.page, found.dirty, report),
                 }
             }
         }
@@ -211,19 +220,52 @@ fn report_last(slot: u32, found: &SlotHeader, data: Data, report: &mut Report) {
     ));
 }
 
-fn report_damaged(slot: u32, found: &SlotHeader, report: &mut Report) {
-    if found.dirty {
+fn report_damaged(slot: u32, page: u64, is_dirty: bool, report: &mut Report) {
+    if is_dirty {
         report.damaged.dirty += 1;
     } else {
         report.damaged.clean += 1;
     }
-    report
-        .fault(format!("slot {slot}: the data of {} does not match its checksum", page_of(found)));
+    let name = name_of(page, is_dirty);
+    report.fault(format!("slot {slot}: the data of {name} does not match its checksum"));
 }
 
 fn page_of(found: &SlotHeader) -> String {
-    let kind = if found.dirty { "dirty" } else { "clean" };
-    format!("the {kind} page at offset {}", found.page * PAGE_BYTES)
+    name_of(found.page, found.dirty)
+}
+
+fn name_of(page: u64, is_dirty: bool) -> String {
+    let kind = if is_dirty { "dirty" } else { "clean" };
+    format!("the {kind} page at offset {}", page * PAGE_BYTES)
+}
+
+/// Slots whose data is not what their headers say.
+///
+/// A writer fills the slot of an older version, which is dead, and only then replaces its header.
+/// So a crash leaves the header of an older version over other data, and that is no damage.
+#[derive(Default)]
+struct Mismatched {
+    /// In the order of their numbers: which of them are damaged unless they are older versions.
+    slots: Vec<(u32, bool)>,
+    /// There are more of them than a crash leaves.
+    are_too_many: bool,
+}
+
+impl Mismatched {
+    /// Adds `slot`, which is behind all others. False: there are too many.
+    fn add(&mut self, slot: u32, is_damaged_unless_older: bool) -> bool {
+        self.are_too_many |= self.slots.len() == OVERWRITTEN_MAX;
+        if !self.are_too_many {
+            self.slots.push((slot, is_damaged_unless_older));
+        }
+        !self.are_too_many
+    }
+
+    /// None: the data of `slot` is whole. Else whether it is damaged unless it is an older version.
+    fn get(&self, slot: u32) -> Option<bool> {
+        let at = self.slots.binary_search_by_key(&slot, |(slot, _)| *slot).ok()?;
+        Some(self.slots[at].1)
+    }
 }
 
 /// What a slot holds: a version of a page, or a record.
@@ -232,7 +274,9 @@ struct Stored {
     page: u64,
     version: u64,
     slot: u32,
-    /// Version of the page under a dirty record; 0: it is none.
+    is_dirty: bool,
+    is_committed: bool,
+    /// Version of the page under a record; 0: it is none.
     over: u64,
 }
 
@@ -246,6 +290,7 @@ fn part_of(page: u64, parts: u64) -> u64 {
 fn check_versions(
     scan: &Scan<'_>,
     (part, parts): (u64, u64),
+    mismatched: &Mismatched,
     report: &mut Report,
 ) -> Result<(), CacheError> {
     let mut versions = Vec::new();
@@ -253,14 +298,16 @@ fn check_versions(
         if let Decoded::Header(found) = decoded
             && part_of(found.page, parts) == part
         {
-            let over = if found.dirty { found.over } else { 0 };
-            versions.push(Stored { page: found.page, version: found.version, slot, over });
+            let SlotHeader { page, version, over, dirty: is_dirty, .. } = found;
+            let is_committed = found.group <= report.committed_group;
+            versions.push(Stored { page, version, slot, is_dirty, is_committed, over });
         }
         Ok(())
     })?;
     versions.sort_unstable();
     for of_page in versions.chunk_by(|one, other| one.page == other.page) {
         check_page(of_page, report);
+        check_mismatched(of_page, mismatched, report);
     }
     Ok(())
 }
@@ -278,7 +325,8 @@ fn check_page(versions: &[Stored], report: &mut Report) {
     }
     let newest = versions.last().map_or(0, |it| it.version);
     let is_there = |version| versions.iter().any(|it| it.version == version);
-    let records = versions.iter().filter(|it| it.over > 0 && it.version == newest);
+    let is_record = |it: &&Stored| it.is_dirty && it.over > 0;
+    let records = versions.iter().filter(is_record).filter(|it| it.version == newest);
     for record in records.filter(|it| !is_there(it.over)) {
         report.fault(format!(
             "slot {}: version {} of the page at offset {} is missing under a dirty record",
@@ -286,6 +334,19 @@ fn check_page(versions: &[Stored], report: &mut Report) {
             record.over,
             record.page * PAGE_BYTES
         ));
+    }
+}
+
+/// Of all versions of one page, in order: those whose data is damaged, but for the older ones.
+fn check_mismatched(versions: &[Stored], mismatched: &Mismatched, report: &mut Report) {
+    let counts = |it: &&Stored| it.is_committed && mismatched.get(it.slot).is_none();
+    let newest = versions.iter().rfind(counts);
+    let is_older = |it: &Stored| {
+        let replaces = |newest: &Stored| newest.version > it.version && newest.over != it.version;
+        !mismatched.are_too_many && newest.is_some_and(replaces)
+    };
+    for it in versions.iter().filter(|it| mismatched.get(it.slot) == Some(true) && !is_older(it)) {
+        report_damaged(it.slot, it.page, it.is_dirty, report);
     }
 }
 

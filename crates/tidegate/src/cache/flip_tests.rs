@@ -1,5 +1,6 @@
 //! One flipped bit in the metadata of a cache: the check finds it, or it makes no difference.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::check::{check, repair_changed};
@@ -103,20 +104,23 @@ fn check_finds_random_flips_that_matter_and_repair_restores_slot_headers() {
 }
 
 /// A flip in data is damage by the name of its page, in the newest batch too, of which a crash
-/// could have left the header without the data.
+/// could have left the header without the data. An older version has none: the newest one counts.
 #[test]
 fn check_names_each_page_of_whose_data_a_bit_changed() {
     let (region, backing) = written();
     let header = CacheHeader::read(&region).unwrap();
     let (last, _) = last_stored(&region, &header);
-    let mut pages = vec![None; usize::try_from(SLOTS).unwrap()];
+    let mut newest = BTreeMap::new();
     let see = |Scanned { slot, decoded }: Scanned| {
         if let Decoded::Header(found) = decoded {
-            pages[slot as usize] = Some(found.page);
+            let known = newest.entry(found.page).or_insert((found.version, slot));
+            *known = (found.version, slot).max(*known);
         }
         Ok(())
     };
     Scan::new(&region, &header).each(see).unwrap();
+    let page_in: HashMap<u32, u64> =
+        newest.iter().map(|(page, (_, slot))| (*slot, *page)).collect();
     let mut bytes = bytes_of(&region);
     let slots = (0..header.places.slots()).chain(std::iter::repeat_n(last, 64));
     for (n, slot) in (0..).zip(slots) {
@@ -126,8 +130,8 @@ fn check_names_each_page_of_whose_data_a_bit_changed() {
         let flipped = region_of(&bytes);
         bytes[at] ^= 1 << (bit % 8);
         let report = check(&flipped).unwrap();
-        let Some(page) = pages[slot as usize] else {
-            assert_eq!(report.faults, 0, "slot {slot} is free");
+        let Some(page) = page_in.get(&slot) else {
+            assert_eq!(report.faults, 0, "slot {slot} holds no newest version");
             continue;
         };
         let name = format!("slot {slot}: the data of the dirty page at offset {}", page * 4096);
@@ -140,6 +144,45 @@ fn check_names_each_page_of_whose_data_a_bit_changed() {
         let offset = (slot == last).then_some(page * PAGE_BYTES);
         assert_eq!(device.recovered().first_changed_offset, offset, "slot {slot}");
     }
+}
+
+/// A crash while the slot of an older version is filled leaves that version's header over other
+/// data. The slot of the newest version is filled before its header is there.
+#[test]
+fn an_older_version_that_is_written_over_is_no_fault_and_the_newest_is() {
+    let (region, backing) = (pool(SLOTS), memory());
+    let device = open(&region, &backing);
+    for byte in [1, 2] {
+        device.write(0, &[byte; 2 * PAGE], WriteFlags::default()).unwrap();
+    }
+    // Takes the slot of one of the two older versions.
+    write(&device, 2, 1);
+    drop(device);
+    let header = CacheHeader::read(&region).unwrap();
+    let (mut stored, mut newest) = (Vec::new(), HashMap::new());
+    let see = |Scanned { slot, decoded }: Scanned| {
+        if let Decoded::Header(found) = decoded {
+            stored.push((found.page, found.version, slot));
+            let version = newest.entry(found.page).or_insert(0);
+            *version = found.version.max(*version);
+        }
+        Ok(())
+    };
+    Scan::new(&region, &header).each(see).unwrap();
+    let (page, _, older) = *stored.iter().find(|it| newest[&it.0] > it.1).unwrap();
+    let newer = stored.iter().find(|it| it.0 == page && it.2 != older).unwrap().2;
+    let overwrite = |region: &Region, slot| {
+        region.write(header.places.data(slot) + 100, b"bytes of the next page").unwrap();
+    };
+    for (slot, faults) in [(older, 0), (newer, 1)] {
+        let copy = copy_of(&region);
+        overwrite(&copy, slot);
+        assert_eq!(check(&copy).unwrap().faults, faults);
+    }
+    // No version that is whole replaces the older one.
+    overwrite(&region, older);
+    overwrite(&region, newer);
+    assert_eq!(check(&region).unwrap().faults, 2);
 }
 
 /// Damage of more than a bit in the newest batch looks like a write that never finished: the check

@@ -13,7 +13,7 @@ use crate::stats::RequestKind;
 use crate::tier::version_locks::VersionGuard;
 
 /// Most pages of a batch.
-const BATCH_PAGES_MAX: usize = 256;
+pub(super) const BATCH_PAGES_MAX: usize = 256;
 
 /// Why a batch ended before all of its entries were stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
