@@ -30,6 +30,8 @@ use tidegate::size::Size;
 
 /// How long the kernel may take to clean up after a supervisor that was killed.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How far the clock of one boot may be behind that of another.
+const CLOCK_ERROR_NS: i128 = 1_000_000_000;
 /// Threads that write files at once during recovery.
 const WORKERS: usize = 4;
 
@@ -206,11 +208,15 @@ fn boot_id() -> Result<[u8; 16]> {
     Ok(boot.into_bytes())
 }
 
-/// When the machine was started, in nanoseconds since 1970.
+/// The last moment at which the machine may have been started, in nanoseconds since 1970.
+///
+/// A kernel sets its clock from one that counts whole seconds. So a machine that starts again at
+/// once may find times of before the crash that are up to a second later than its own start.
 fn booted_ns() -> i128 {
     let nanoseconds =
         |time: Timespec| i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec);
-    nanoseconds(clock_gettime(ClockId::Realtime)) - nanoseconds(clock_gettime(ClockId::Boottime))
+    let up_ns = nanoseconds(clock_gettime(ClockId::Boottime));
+    nanoseconds(clock_gettime(ClockId::Realtime)) - up_ns + CLOCK_ERROR_NS
 }
 
 /// Restores in the files what the log has: what was done, if there was something to do. In the boot
