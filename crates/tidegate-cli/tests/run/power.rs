@@ -19,7 +19,7 @@ use crate::crash::{Workers, a_few, seed, verify};
 use crate::fsx::built_tool;
 #[cfg(feature = "soak")]
 use crate::postgres::{server_survives, server_user};
-use crate::programs::source;
+use crate::programs::{python, source};
 use crate::support::file_system::{FileSystem, Kind};
 use crate::support::{Server, ok, scratch, setting, succeed, tool};
 #[cfg(feature = "soak")]
@@ -290,6 +290,32 @@ fn the_next_run_recovers_by_itself() {
         "{}",
         succeed(next_boot.args(["--mount", "/bin/sh", "-c", &check]).current_dir(disk.dir.path()))
     );
+}
+
+/// Recovery refuses what was changed since the boot. By its clock, which was set in whole seconds,
+/// a boot may have begun a little before the last change of the boot before.
+#[test]
+fn a_clock_that_is_behind_by_less_than_a_second_stops_no_recovery() {
+    let mut disk = Disk::new();
+    let names = [String::from("fitting.1"), String::from("versions.3")];
+    let mut workers = Workers::start(&disk.pool(), &disk.mount_point(), &names);
+    workers.wait_for(&names[1], 50);
+    let acks = disk.lose_power(workers, "none");
+    // Another inode, as after a boot: nothing in shared memory is of it.
+    let pool = disk.path("pool-of-before");
+    std::fs::copy(disk.pool(), &pool).unwrap();
+    let recover_in_boot_before_change = |seconds: &str| {
+        let mut boot = python();
+        boot.arg(source("rebooted.py")).arg(seconds).arg(disk.mount_point());
+        boot.arg(env!("CARGO_BIN_EXE_tidegate")).arg("recover").arg(&pool);
+        boot.output().unwrap()
+    };
+    let refused = recover_in_boot_before_change("1.5");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("the file was changed after the boot"), "{said}");
+    let recovered = recover_in_boot_before_change("0.5");
+    assert!(recovered.status.success(), "{}", String::from_utf8_lossy(&recovered.stderr));
+    verify(&disk.mount_point(), &acks);
 }
 
 #[test]
