@@ -72,9 +72,17 @@ pub(super) struct UnderWay<'a>(Option<&'a ByCost>);
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         if let Some(by_cost) = self.0 {
-            let (mine, is_exclusive) = by_cost.under_way.mine();
-            shard::add(mine, u64::MAX, is_exclusive);
+            by_cost.end();
         }
+    }
+}
+
+impl UnderWay<'_> {
+    /// The request ends by [`ByCost::end`] instead, on any thread, if this is true.
+    pub(super) fn detach(self) -> bool {
+        let is_counted = self.0.is_some();
+        std::mem::forget(self);
+        is_counted
     }
 }
 
@@ -123,6 +131,21 @@ impl ByCost {
         let (mine, is_exclusive) = self.under_way.mine();
         shard::add(mine, 1, is_exclusive);
         UnderWay(Some(self))
+    }
+
+    /// A request that was counted at its beginning ends.
+    pub(super) fn end(&self) {
+        let (mine, is_exclusive) = self.under_way.mine();
+        shard::add(mine, u64::MAX, is_exclusive);
+    }
+
+    /// A read of `len` bytes misses, so it is no part of a share: what an attempt may have picked
+    /// is taken back.
+    pub(super) fn give_back_read(&self, len: u64) {
+        if self.is_on() {
+            let _ =
+                self.picks_or_was_picked(Kind::Read, usize::try_from(len).unwrap_or(usize::MAX));
+        }
     }
 
     fn count_under_way(&self) -> u64 {
@@ -245,9 +268,16 @@ impl Core {
         }
         let began_ns = now_ns();
         self.backing.read(offset, buf)?;
-        let took_ns = now_ns().saturating_sub(began_ns);
-        self.see_cost(Place::Backing, Kind::Read, buf.len(), took_ns, 1);
+        self.note_backing_read(buf.len(), began_ns);
         Ok(())
+    }
+
+    /// A read of `len` bytes that began at `began_ns` was answered by the backing.
+    pub(super) fn note_backing_read(&self, len: usize, began_ns: u64) {
+        if self.by_cost.is_on() {
+            let took_ns = now_ns().saturating_sub(began_ns);
+            self.see_cost(Place::Backing, Kind::Read, len, took_ns, 1);
+        }
     }
 
     /// Reads at `offset` as `behaviour` does, or from the backing where that is quicker. `running`

@@ -82,6 +82,9 @@ mod resize;
 #[cfg(all(test, not(feature = "loom")))]
 mod resize_tests;
 mod span;
+mod start;
+#[cfg(all(test, not(feature = "loom")))]
+mod start_tests;
 mod store;
 mod table;
 #[cfg(all(test, not(feature = "loom")))]
@@ -101,7 +104,7 @@ pub use recover::Recovered;
 
 use crate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
-    ZeroFlags, start_on_pool,
+    ZeroFlags,
 };
 use crate::pmem::Region;
 use crate::stats::{RequestKind, Requests};
@@ -537,7 +540,6 @@ impl BlockDevice for CacheDevice {
     }
 
     fn start(self: Arc<Self>, request: AsyncRequest) {
-        let queue = request.context().queue;
-        start_on_pool(Arc::new(Queue { device: self, queue }), request);
+        self.start_request(request);
     }
 }

@@ -6,6 +6,8 @@
 //! took: so these have at least half of the backing's time. Neither holds where writers need free
 //! slots.
 
+use std::sync::Arc;
+
 use super::index::Found;
 use super::layout::PAGE_BYTES;
 use super::{Core, Scratch};
@@ -22,7 +24,7 @@ pub(super) struct Pace {
     /// Most bytes a second; 0: no limit.
     rate_bytes: AtomicU64,
     /// Requests of clients at the backing.
-    foreground: AtomicU32,
+    foreground: Arc<AtomicU32>,
     /// Cleaning yields to them.
     yields: bool,
     /// When the next batch may begin; 0: at once.
@@ -33,9 +35,9 @@ pub(super) struct Pace {
 }
 
 /// A request of a client at the backing; dropping it ends it.
-pub(super) struct Foreground<'a>(&'a AtomicU32);
+pub(super) struct Foreground(Arc<AtomicU32>);
 
-impl Drop for Foreground<'_> {
+impl Drop for Foreground {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -46,7 +48,7 @@ impl Pace {
     pub(super) fn new(yields: bool) -> Self {
         Self {
             rate_bytes: AtomicU64::new(0),
-            foreground: AtomicU32::new(0),
+            foreground: Arc::default(),
             yields,
             free_at_ns: AtomicU64::new(0),
             hears: AtomicBool::new(false),
@@ -60,9 +62,9 @@ impl Pace {
     }
 
     /// A request of a client goes to the backing.
-    pub(super) fn foreground(&self) -> Foreground<'_> {
+    pub(super) fn foreground(&self) -> Foreground {
         self.foreground.fetch_add(1, Ordering::Relaxed);
-        Foreground(&self.foreground)
+        Foreground(Arc::clone(&self.foreground))
     }
 
     /// Requests of clients at the backing.

@@ -3,7 +3,7 @@
 use super::index::Found;
 use super::layout::{Decoded, HEADER, PAGE, PAGE_BYTES, SlotHeader, data_check};
 use super::record::Copied;
-use super::span::{Part, bytes_at, bytes_of, pages_of, parts};
+use super::span::{Part, bytes_at, bytes_of, is_whole, pages_of, parts};
 use super::{Core, fill};
 use crate::device::{Attempt, DeviceError, DeviceErrorKind, Result};
 use crate::stats::RequestKind;
@@ -77,19 +77,31 @@ impl Core {
         let buf = &mut buf[..run.len() * PAGE];
         self.read_backing(first * PAGE_BYTES, buf)?;
         // A page that was written meanwhile is read again, with all behind it.
-        let mut stood = 0;
-        for (missing, page) in run.iter().zip(buf.chunks_mut(PAGE)) {
-            let is_whole = self.put_record(missing, page)?;
-            if !is_whole || !self.locks.unchanged(missing.page, missing.version) {
-                break;
-            }
-            stood += 1;
-        }
+        let stood = self.standing(&run, buf)?;
         if let Some(class) = kept_for {
-            self.offer_fills(run[..stood].iter().zip(buf.chunks(PAGE)), class);
-            self.offer_clusters(&(first..first + stood as u64), class);
+            self.keep_read(&run[..stood], buf, class);
         }
         Ok(stood)
+    }
+
+    /// How many pages of `run`, neighbours that were read from the backing into `buf`, were not
+    /// changed meanwhile, from the first on. Puts the records that the cache has of them over them.
+    pub(super) fn standing(&self, run: &[Missing], buf: &mut [u8]) -> Result<usize> {
+        for (stood, (missing, page)) in run.iter().zip(buf.chunks_mut(PAGE)).enumerate() {
+            let is_whole = self.put_record(missing, page)?;
+            if !is_whole || !self.locks.unchanged(missing.page, missing.version) {
+                return Ok(stood);
+            }
+        }
+        Ok(run.len())
+    }
+
+    /// Has the pages of `run`, neighbours whose bytes are `buf`, kept for `class`, after the answer
+    /// to the client.
+    pub(super) fn keep_read(&self, run: &[Missing], buf: &[u8], class: u8) {
+        let first = run.first().map_or(0, |missing| missing.page);
+        self.offer_fills(run.iter().zip(buf.chunks(PAGE)), class);
+        self.offer_clusters(&(first..first + run.len() as u64), class);
     }
 
     /// Puts the record that the cache has of `missing` over `page`, the backing's bytes. False: it
@@ -129,6 +141,18 @@ impl Core {
     fn missing_run(&self, first: u64, most: usize) -> Vec<Missing> {
         let pages = first..first + most.min(RUN_PAGES_MAX) as u64;
         pages.map_while(|page| self.missing(page)).collect()
+    }
+
+    /// The pages of `len` bytes at `offset` where these are whole pages, and few, and the cache
+    /// does not have all of any.
+    pub(super) fn missing_all(&self, (offset, len): (u64, u64)) -> Option<Vec<Missing>> {
+        if self.geometry.check(offset, len).is_err() || !is_whole(&(offset..offset + len)) {
+            return None;
+        }
+        let pages = pages_of(offset, len);
+        let count = usize::try_from(pages.end - pages.start).ok().filter(|count| *count > 0)?;
+        let run = self.missing_run(pages.start, count);
+        (run.len() == count).then_some(run)
     }
 
     /// `page`, where the cache does not have all of it.

@@ -10,4 +10,4 @@ pub mod requests;
 
 pub use histogram::{Bucket, Histogram, Latencies};
 pub use metric::{Collector, Kind, Metric, Reading, Unit, Value};
-pub use requests::{RequestKind, Requests, Running, SAMPLE_ONE_IN};
+pub use requests::{Begun, RequestKind, Requests, Running, SAMPLE_ONE_IN};

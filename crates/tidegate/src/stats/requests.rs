@@ -77,6 +77,21 @@ impl Running<'_> {
     pub fn hand_back(self) {
         std::mem::forget(self);
     }
+
+    /// The request goes on without this thread.
+    pub fn detach(self) -> Begun {
+        let Self { kind, len, since, .. } = self;
+        std::mem::forget(self);
+        Begun { kind, len, since }
+    }
+}
+
+/// A request that runs on no thread: [`Requests::resume`] ends it.
+#[derive(Debug, Clone, Copy)]
+pub struct Begun {
+    kind: RequestKind,
+    len: u64,
+    since: Option<Instant>,
 }
 
 impl Drop for Running<'_> {
@@ -107,6 +122,12 @@ impl Requests {
     /// not measured.
     pub fn count(&self, kind: RequestKind, len: u64) {
         drop(Running { requests: self, kind, len, since: None });
+    }
+
+    /// A request that began on another thread.
+    pub fn resume(&self, begun: Begun) -> Running<'_> {
+        let Begun { kind, len, since } = begun;
+        Running { requests: self, kind, len, since }
     }
 
     fn histogram(&self, kind: RequestKind) -> Option<&Histogram> {

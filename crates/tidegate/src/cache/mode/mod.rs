@@ -50,7 +50,7 @@ pub(super) trait Behaviour {
 
     /// Reads at `offset`, for a request of IO class `class`.
     fn read(&self, core: &Core, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
-        core.read_bytes(offset, buf, true, class)
+        core.read_bytes(offset, buf, self.keeps_misses(), class)
     }
 
     /// Makes `pages` read as zeroes; where `ask` says so that is durable on return.
@@ -58,6 +58,11 @@ pub(super) trait Behaviour {
 
     /// A read of cached pages needs the cache alone.
     fn reads_hits(&self) -> bool {
+        true
+    }
+
+    /// Pages that a read missed are kept.
+    fn keeps_misses(&self) -> bool {
         true
     }
 

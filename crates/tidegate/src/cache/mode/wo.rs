@@ -14,12 +14,12 @@ impl Behaviour for WriteOnly {
         WriteBack.write(core, offset, data, ask)
     }
 
-    fn read(&self, core: &Core, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
-        core.read_bytes(offset, buf, false, class)
-    }
-
     fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
         WriteBack.zero(core, pages, ask)
+    }
+
+    fn keeps_misses(&self) -> bool {
+        false
     }
 
     fn writes_back(&self) -> bool {

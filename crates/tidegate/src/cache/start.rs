@@ -1,0 +1,115 @@
+//! Reads that are started: those of which the cache has nothing wait for the backing without a
+//! thread each.
+//!
+//! Such a read is of whole pages, and the cache has all of none of them. When the backing has
+//! answered, the versions of the pages decide: where one was changed meanwhile, the read is made
+//! once more, with a thread.
+
+use std::sync::Arc;
+
+use super::pace::Foreground;
+use super::read::Missing;
+use super::span::pages_of;
+use super::{CacheDevice, Core, Queue};
+use crate::device::{AsyncRequest, Operation, OwnedOperation, Result, start_on_pool};
+use crate::stats::{Begun, RequestKind};
+use crate::tier::clock::now_ns;
+
+/// A read at the backing.
+struct StartedRead {
+    device: Arc<CacheDevice>,
+    queue: u32,
+    class: u8,
+    /// The class for which the pages are kept, if they are.
+    kept_for: Option<u8>,
+    missing: Vec<Missing>,
+    begun: Begun,
+    began_ns: u64,
+    is_under_way: bool,
+    _foreground: Foreground,
+}
+
+impl Drop for StartedRead {
+    fn drop(&mut self) {
+        if self.is_under_way {
+            self.device.core.by_cost.end();
+        }
+    }
+}
+
+impl CacheDevice {
+    /// [`BlockDevice::start`](crate::device::BlockDevice::start).
+    pub(super) fn start_request(self: Arc<Self>, request: AsyncRequest) {
+        let queue = request.context().queue;
+        let refused = match request.owned() {
+            OwnedOperation::Read { .. } => self.start_read(request),
+            _ => Some(request),
+        };
+        if let Some(request) = refused {
+            start_on_pool(Arc::new(Queue { device: self, queue }), request);
+        }
+    }
+
+    /// Starts a read of which the cache has nothing; returns any other.
+    fn start_read(self: &Arc<Self>, mut request: AsyncRequest) -> Option<AsyncRequest> {
+        let core = &self.core;
+        let (queue, range) = (request.context().queue, request.operation().range());
+        let (class, behaviour) = core.sort(queue, range, false);
+        let missing = core.missing_all(range).filter(|_| behaviour.reads_hits());
+        let Some(missing) = missing else { return Some(request) };
+        let admits = || core.admits(&pages_of(range.0, range.1), false, class);
+        let is_kept = match behaviour.keeps_misses().then(admits).transpose() {
+            Ok(admitted) => admitted == Some(true),
+            Err(error) => {
+                request.complete(Err(error));
+                return None;
+            }
+        };
+        core.pace.note_request();
+        core.by_cost.give_back_read(range.1);
+        let read = StartedRead {
+            device: Arc::clone(self),
+            queue,
+            class,
+            kept_for: is_kept.then_some(class),
+            missing,
+            begun: core.requests.begin(RequestKind::Read, range.1).detach(),
+            began_ns: now_ns(),
+            is_under_way: core.by_cost.begin().detach(),
+            _foreground: core.pace.foreground(),
+        };
+        let below = request.forward(move |request, result| read.conclude(request, result));
+        Arc::clone(&core.backing).start(below);
+        None
+    }
+}
+
+impl StartedRead {
+    /// The backing has answered. This thread may be the backing's: nothing here waits.
+    fn conclude(self, mut request: AsyncRequest, result: Result<()>) {
+        let core = &self.device.core;
+        let stood = result.and_then(|()| match request.operation() {
+            Operation::Read { buf, .. } => self.keep(core, buf),
+            _ => Ok(true),
+        });
+        if let Ok(false) = stood {
+            let queue = Queue { device: Arc::clone(&self.device), queue: self.queue };
+            return start_on_pool(Arc::new(queue), request);
+        }
+        drop(core.requests.resume(self.begun));
+        request.complete(stood.map(drop));
+    }
+
+    /// Offers the pages that were read to the cache. False: one was changed meanwhile.
+    fn keep(&self, core: &Core, buf: &mut [u8]) -> Result<bool> {
+        core.note_backing_read(buf.len(), self.began_ns);
+        if core.standing(&self.missing, buf)? < self.missing.len() {
+            return Ok(false);
+        }
+        if let Some(class) = self.kept_for {
+            core.keep_read(&self.missing, buf, class);
+        }
+        core.counters.count_read(self.class, 0, self.missing.len() as u64);
+        Ok(true)
+    }
+}
