@@ -279,7 +279,7 @@ impl CacheHeader {
     /// # Errors
     /// [`CacheError::Pmem`]; the pool then has its old header or this one.
     pub(super) fn write(&mut self, region: &Region) -> Result<()> {
-        self.sequence += 1;
+        self.sequence = self.sequence.wrapping_add(1);
         let bytes = self.encode();
         let order = if self.second_counts { [0, PAGE_BYTES] } else { [PAGE_BYTES, 0] };
         for offset in order {

@@ -41,13 +41,17 @@ pub(super) const COMMIT_BYTES: usize = 16;
 /// Pages have numbers below this: the upper bits of the field are for the number of a backing.
 pub(super) const PAGES_MAX: u64 = 1 << 48;
 const BATCH_BITS: u32 = 48;
+/// Batches, versions and groups have numbers below these, half of what their fields hold: the next
+/// one of any number that counts can be stored.
+const BATCHES_MAX: u64 = 1 << (BATCH_BITS - 1);
+const VERSIONS_MAX: u64 = 1 << 63;
 /// The slot reads as zeroes, whatever its data is.
 const FLAG_ZERO: u64 = 1;
 /// The group is in the bits above the flags.
 const GROUP_SHIFT: u32 = 8;
 const FLAGS: u64 = (1 << GROUP_SHIFT) - 1;
-/// Groups have numbers below this.
-pub(super) const GROUPS_MAX: u64 = 1 << (64 - GROUP_SHIFT);
+/// See [`BATCHES_MAX`].
+pub(super) const GROUPS_MAX: u64 = 1 << (63 - GROUP_SHIFT);
 /// Bytes of the backing's name that a cache header keeps.
 pub(super) const NAME_BYTES_MAX: usize = 512;
 /// Bytes of settings that a cache header keeps.
@@ -235,13 +239,13 @@ pub const VERDICT_OFFSET: u64 = 56;
 pub struct SlotHeader {
     /// The page of the backing that the slot holds, below 2^48.
     pub page: u64,
-    /// Grows with each write of the page.
+    /// Grows with each write of the page; below 2^63.
     pub version: u64,
     /// The lane that wrote it.
     pub lane: u16,
-    /// Which of the lane's batches, below 2^48.
+    /// Which of the lane's batches, below 2^47.
     pub batch: u64,
-    /// The group that must be committed before the header counts, below 2^56; 0: none.
+    /// The group that must be committed before the header counts, below 2^55; 0: none.
     pub group: u64,
     /// The lines of the page that the slot holds, a bit each: all, or those of a record.
     pub lines: u64,
@@ -315,25 +319,29 @@ impl SlotHeader {
             return Decoded::Free { used: bytes.as_bytes().iter().any(|byte| *byte != 0) };
         }
         let (page, flags) = (bytes.page.get(), bytes.flags_group.get());
+        let (version, group) = (bytes.version.get(), flags >> GROUP_SHIFT);
+        let batch = bytes.lane_batch.get() & ((1 << BATCH_BITS) - 1);
         let is_whole = bytes.check.get() == header_check(&bytes, salt, slot);
         let lines = bytes.valid.get();
         let is_record = lines != ALL_LINES;
         let is_known = page < PAGES_MAX
+            && version < VERSIONS_MAX
+            && batch < BATCHES_MAX
+            && group < GROUPS_MAX
             && flags & FLAGS & !FLAG_ZERO == 0
             && !(is_record && (lines == 0 || flags & FLAG_ZERO != 0))
             && (is_record || [0, ALL_LINES].contains(&bytes.dirty_or_over.get()));
         if !is_whole || !is_known {
             return Decoded::Bad;
         }
-        let version = bytes.version.get();
         let is_stored_clean = bytes.dirty_or_over == U64::ZERO && !is_record;
         let is_clean = is_stored_clean || bytes.verdict.get() == clean_verdict(salt, slot, version);
         Decoded::Header(Self {
             page,
             version,
             lane: u16::try_from(bytes.lane_batch.get() >> BATCH_BITS).unwrap_or(u16::MAX),
-            batch: bytes.lane_batch.get() & ((1 << BATCH_BITS) - 1),
-            group: flags >> GROUP_SHIFT,
+            batch,
+            group,
             lines,
             over: if is_record { bytes.dirty_or_over.get() } else { 0 },
             zero: flags & FLAG_ZERO != 0,
@@ -513,7 +521,8 @@ mod tests {
     use super::*;
 
     fn headers() -> impl Strategy<Value = SlotHeader> {
-        let numbers = (0..PAGES_MAX, any::<u64>(), any::<u16>(), 0_u64..1 << 48, any::<u32>());
+        let (versions, batches) = (0..VERSIONS_MAX, 0..BATCHES_MAX);
+        let numbers = (0..PAGES_MAX, versions, any::<u16>(), batches, any::<u32>());
         let lines = prop_oneof![Just(ALL_LINES), 1..ALL_LINES];
         let rest = (0..GROUPS_MAX, any::<bool>(), any::<bool>(), lines, any::<u64>());
         (numbers, rest).prop_map(|(numbers, (group, zero, dirty, lines, over))| {

@@ -55,6 +55,9 @@ mod fallback;
 mod fill;
 #[cfg(all(test, not(feature = "loom")))]
 mod flip_tests;
+#[cfg(any(test, feature = "test-support"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 #[cfg(all(test, not(feature = "loom")))]
 mod group_tests;
