@@ -5,26 +5,26 @@
 //! is killed at a chosen answer, or when a flush was sent. Or ext4 with a journal is the client, by
 //! nbdfuse and a loop device, and a program that replaces files. `TIDEGATE_KILL_ROUNDS` times, 5
 //! unless set, with the same pool. A failure prints the seed; `TIDEGATE_SEED` runs it again with
-//! the same choices.
+//! the same choices. In `power_cuts` the disk behind the cache loses its power, too, in every mode.
 
 #[path = "support/behind.rs"]
 mod behind;
 #[path = "support/nbd.rs"]
 mod nbd;
+#[path = "atomic_flush/power_cuts.rs"]
+mod power_cuts;
+#[path = "atomic_flush/replaced_files.rs"]
+mod replaced_files;
 mod support;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::Path;
-use std::sync::mpsc::{Sender, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use behind::{Scene, kill, read, write};
 use nbd::Client;
+use replaced_files::{FILES, ReplacedFiles};
 use support::file_system::FileSystem;
 use support::random::Random;
 use support::{ok, run, setting, succeed, tool};
@@ -168,9 +168,6 @@ fn stamped(lba: usize, sequence: u64) -> Vec<u8> {
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Files that the program on ext4 replaces in turn.
-const FILES: usize = 40;
-
 #[test]
 fn ext4_is_clean_after_kill_9_and_has_what_was_synced() {
     let seed = setting("TIDEGATE_SEED", u64::from(std::process::id()));
@@ -185,74 +182,27 @@ fn ext4_is_clean_after_kill_9_and_has_what_was_synced() {
     assert!(features.contains("has_journal"), "{features}");
     drop(file_system);
     assert!(server.stop(Signal::TERM).0.success());
-    let mut synced = vec![0; FILES];
-    for round in 0..setting("TIDEGATE_KILL_ROUNDS", 5) {
+    let mut files = ReplacedFiles::new();
+    for _ in 0..setting("TIDEGATE_KILL_ROUNDS", 5) {
         let server = serve();
         let mut file_system = FileSystem::mount(&dir, &uri, None);
-        let (acknowledge, acknowledged) = channel();
-        let (mount_point, first) = (file_system.mount_point.clone(), round * 1000 + 1);
-        let program = thread::spawn(move || replace_files(&mount_point, first, &acknowledge));
-        let syncs = 1 + random.below(2 * FILES);
-        let acknowledgements = acknowledged.iter().take(syncs);
-        acknowledgements.for_each(|generation: u64| synced[file_of(generation)] = generation);
+        let program = files.replace_in(&file_system.mount_point);
+        files.wait_for(&program, 1 + random.below(2 * FILES));
         spin_for_a_moment(&mut random);
         kill(server);
         file_system.break_off();
-        program.join().unwrap().unwrap_err();
-        for generation in acknowledged.try_iter() {
-            synced[file_of(generation)] = generation;
-        }
+        files.collect(program);
         drop(file_system);
         ok(["check".as_ref(), scene.pool().as_os_str()]);
 
         let server = serve();
         let file_system = FileSystem::mount(&dir, &uri, None);
-        assert_files(&file_system.mount_point, &mut synced);
+        files.assert_in(&file_system.mount_point);
         // The mount has replayed the journal.
         let device = file_system.unmount();
         succeed(tool("e2fsck", "e2fsprogs").arg("-fn").arg(device));
         drop(file_system);
         assert!(server.stop(Signal::TERM).0.success());
-    }
-}
-
-fn file_of(generation: u64) -> usize {
-    usize::try_from(generation).unwrap() % FILES
-}
-
-/// Replaces one file after the other by the generations from `first` on, each of them synced before
-/// it is acknowledged, until the disk is gone.
-fn replace_files(dir: &Path, first: u64, acknowledge: &Sender<u64>) -> io::Result<()> {
-    let new = dir.join("new");
-    for generation in first.. {
-        let mut file = File::create(&new)?;
-        file.write_all(&content(generation))?;
-        file.sync_all()?;
-        fs::rename(&new, dir.join(file_of(generation).to_string()))?;
-        File::open(dir)?.sync_all()?;
-        acknowledge.send(generation).expect("the test waits");
-    }
-    Ok(())
-}
-
-/// A generation of a file: one to sixteen blocks.
-fn content(generation: u64) -> Vec<u8> {
-    stamped(file_of(generation), generation).repeat(1 + usize::try_from(generation % 16).unwrap())
-}
-
-/// Each file is as it was synced, or a later generation that was not acknowledged: that is what is
-/// `synced` from now on.
-fn assert_files(dir: &Path, synced: &mut [u64]) {
-    for (number, synced) in synced.iter_mut().enumerate() {
-        let path = dir.join(number.to_string());
-        if *synced == 0 && !path.exists() {
-            continue;
-        }
-        let found = fs::read(&path).unwrap_or_else(|error| panic!("file {number}: {error}"));
-        let generation = u64::from_le_bytes(found[..8].try_into().unwrap());
-        assert!(generation >= *synced, "file {number}: {generation}, {synced} was synced");
-        assert!(found == content(generation), "file {number} is no whole generation");
-        *synced = generation;
     }
 }
 

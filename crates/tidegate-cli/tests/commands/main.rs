@@ -9,6 +9,7 @@ mod nbd;
 mod support;
 
 mod cache_device;
+mod cache_lifecycle;
 mod cli;
 mod config;
 mod control;

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -89,7 +90,7 @@ impl FileSystem {
 
     /// Takes the file system off, and hands back the device that it was on.
     pub fn unmount(&self) -> String {
-        succeed(tool("umount", "mount").arg(&self.mount_point));
+        unmount(&self.mount_point);
         self.loop_device.clone()
     }
 }
@@ -112,6 +113,25 @@ impl Drop for FileSystem {
             let _ = kill_process(Pid::from_child(&self.fuse), Signal::TERM);
         }
         let _ = self.fuse.wait();
+    }
+}
+
+/// Takes off what is mounted at `mount_point`. It may be in use for a moment longer than the
+/// processes that used it: a test that reads of one of them in /proc keeps its memory, and so the
+/// files that it had mapped; and a process that another thread starts has all open files until it
+/// runs its program.
+pub fn unmount(mount_point: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let mut unmount = tool("umount", "mount");
+    unmount.arg(mount_point);
+    loop {
+        let output = unmount.output().expect("umount starts");
+        if output.status.success() {
+            return;
+        }
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert!(why.contains("busy") && Instant::now() < deadline, "{why}");
+        std::thread::yield_now();
     }
 }
 

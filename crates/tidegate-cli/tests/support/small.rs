@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
+use super::file_system::unmount;
 use super::{scratch, succeed, tool};
 
 /// Lets other users enter and list a directory.
@@ -50,21 +50,9 @@ impl Small {
         succeed(mount.args(["-o", "loop"]).arg(self.image()).arg(self.mount_point()));
     }
 
-    /// Takes it off. It may be in use for a moment longer than the processes that used it: a test
-    /// that reads of one of them in /proc keeps its memory, and so the files that it had mapped.
+    /// Takes it off.
     pub fn unmount(&self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        let mut unmount = tool("umount", "mount");
-        unmount.arg(self.mount_point());
-        loop {
-            let output = unmount.output().expect("umount starts");
-            if output.status.success() {
-                return;
-            }
-            let why = String::from_utf8_lossy(&output.stderr);
-            assert!(why.contains("busy") && Instant::now() < deadline, "{why}");
-            std::thread::yield_now();
-        }
+        unmount(&self.mount_point());
     }
 }
 
