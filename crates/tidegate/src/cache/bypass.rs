@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::index::Found;
-use super::layout::PAGE;
+use super::layout::{PAGE, PAGE_BYTES};
 use super::span::{bytes_of, is_whole, pages_in, pieces};
 use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
@@ -78,6 +78,12 @@ impl Core {
             let clean: Vec<Found> = pages.clone().filter_map(|page| self.find(page)).collect();
             self.remove_clean(&clean)?;
             let locks = self.lock_pages(pages.clone());
+            // A version of it may come back after a crash, over what is written now.
+            if let Some(page) = pages.clone().find(|page| self.shard(*page).is_stuck(*page)) {
+                let offset = page * PAGE_BYTES;
+                let found = format!("the page at offset {offset} cannot be written to the backing");
+                return Err(Self::stuck(&found));
+            }
             let buckets = Traffic::buckets(pages.clone());
             let is_cached = pages.clone().any(|page| self.find(page).is_some());
             // After that look: a cleaner that begins later does not find the pages.
@@ -232,7 +238,7 @@ impl Core {
             first = piece.end;
         }
         // Durable before it is acknowledged, as all writes of these modes without atomic flush.
-        if self.groups.is_some() { Ok(()) } else { self.flush_backing() }
+        if self.groups.is_some() { Ok(()) } else { self.flush_backing_recorded() }
     }
 
     /// Discard with atomic flush: pages that are cached are zeroes, all others stay as they are.

@@ -129,7 +129,7 @@ impl Core {
             }
         }
         if self.traffic.needs_flush() || !self.written.lock().is_empty() {
-            self.flush_backing()?;
+            self.flush_backing_recorded()?;
         }
         done
     }

@@ -8,7 +8,7 @@ use super::Core;
 use super::index::Found;
 use super::policy::classes::CLASSES;
 use super::tier::Counter;
-use crate::device::Result;
+use crate::device::{DeviceError, DeviceErrorKind, Result};
 use crate::pmem::PmemError;
 
 /// Most pages that leave the cache at once.
@@ -116,12 +116,15 @@ impl Core {
             return Coldest { pages, is_clean: false, looked_at };
         }
         shard.victims(most.min(batch_pages(slots) as usize), &mut pages);
-        let is_clean = pages.iter().any(|found| !found.dirty);
+        let is_clean = pages.iter().any(|found| !found.dirty && !shard.is_stuck(found.page));
         if !is_clean {
             shard.victims(most - pages.len().min(most), &mut pages);
         }
         let looked_at = pages.len();
-        pages.retain(|found| !found.dirty || !is_clean && shard.can_be_cleaned(found));
+        pages.retain(|found| {
+            let can_leave = !found.dirty || !is_clean && shard.can_be_cleaned(found);
+            can_leave && !shard.is_stuck(found.page)
+        });
         // A short order was gone through twice.
         pages.sort_unstable_by_key(|found| found.page);
         pages.dedup_by_key(|found| found.page);
@@ -218,7 +221,7 @@ impl Core {
             is_removable
         };
         let removed: Vec<&Found> = pages.iter().filter(is_removable).collect();
-        self.void_pages(&dead, &removed).inspect_err(|_| self.note_lost_slot())?;
+        self.void_pages(&dead, &removed).inspect_err(|_| self.leave_stuck(&dead, &removed))?;
         for found in &removed {
             self.shard(found.page).remove(found);
         }
@@ -248,6 +251,27 @@ impl Core {
         Ok(())
     }
 
+    /// The memory failed while the headers of `dead` were voided, older versions of `pages`, or
+    /// those of `pages`, which stay in the cache: their older versions may be on the medium.
+    fn leave_stuck(&self, dead: &[u32], pages: &[&Found]) {
+        self.note_lost_slot();
+        for found in pages {
+            self.shard(found.page).stick(found.page);
+        }
+        for slot in dead {
+            self.shards.lock(*slot as usize % self.shards.count()).lose_slots(1);
+        }
+    }
+
+    /// The error of a request that the memory keeps from its end, for it failed before.
+    pub(super) fn stuck(found: &str) -> DeviceError {
+        let message = format!(
+            "{found}, because the memory of the cache failed before: stop the server and serve \
+             the pool again"
+        );
+        DeviceError::new(DeviceErrorKind::Io, message)
+    }
+
     /// Voids the header of `slot`, durably with the next fence: one atomic store of its checksums.
     pub(super) fn void(&self, slot: u32) -> std::result::Result<(), PmemError> {
         let at = self.places.header(slot);
@@ -260,6 +284,11 @@ impl Core {
     /// # Errors
     /// Cleaning failed meanwhile.
     pub(super) fn wait_for_slot(&self, number: usize) -> Result<()> {
+        if self.groups.is_some() && self.shards.lock(number).has_lost_slots() {
+            // The group may hold all that are left.
+            self.counters.add(Counter::EarlyGroupCommits, 1);
+            self.commit_groups()?;
+        }
         if !self.waker.is_running() {
             return self.reclaim_or_wait(number);
         }
@@ -272,12 +301,17 @@ impl Core {
         self.waker.wake_all();
         let mut shard = self.shards.lock(number);
         while shard.available() == 0
+            && !shard.is_exhausted()
             && self.waker.is_running()
             && self.ledger.failures() == failures
         {
             shard.wait();
         }
+        let is_exhausted = shard.is_exhausted();
         drop(shard);
+        if is_exhausted {
+            return Err(Self::stuck("the cache has no slot for the write"));
+        }
         if self.ledger.failures() == failures {
             return Ok(());
         }
@@ -292,6 +326,9 @@ impl Core {
             None => 0,
         };
         if freed == 0 {
+            if self.shards.lock(number).is_exhausted() {
+                return Err(Self::stuck("the cache has no slot for the write"));
+            }
             // Other threads clean, or write the coldest pages to the backing.
             self.region.relax();
         }

@@ -18,7 +18,9 @@
 //!
 //! Invariants:
 //! 1. A page that is *held* is not removed: a writer is writing over a dead slot of it. So a thread
-//!    that removes a page finds all its older headers in the list of dead slots.
+//!    that removes a page finds all its older headers in the list of dead slots. A page of which a
+//!    header may be durable that is in no list, for the memory failed, is *stuck*: it is never
+//!    removed, and no write of it goes around the cache.
 //! 2. A page with a member of a group that is not yet committed *waits* for it. It is not cleaned,
 //!    and so not removed: all of its retained slots are dead by then.
 //! 3. Versions of a shard only grow, also across opens.
@@ -242,6 +244,10 @@ pub(super) struct Shard {
     usage: Usage,
     /// Pages that are being cleaned, to leave the cache afterwards.
     departing: u32,
+    /// Pages that are stuck.
+    stuck: BTreeSet<u64>,
+    /// Slots that stay taken, for the memory failed.
+    lost_slots: u32,
 }
 
 /// How many of `slots` slots are those of shard `number` among `shards`.
@@ -283,6 +289,8 @@ impl Shard {
             zeroed: BTreeSet::new(),
             usage: Usage::default(),
             departing: 0,
+            stuck: BTreeSet::new(),
+            lost_slots: 0,
         }
     }
 
@@ -716,14 +724,54 @@ impl Shard {
         }
     }
 
-    /// A version of `page` may be durable that no slot here tells of: it is never removed.
-    pub(super) fn hold(&mut self, page: u64) {
+    fn hold(&mut self, page: u64) {
         self.stock.held.push(page);
     }
 
     /// `page` may not be removed now.
     pub(super) fn is_held(&self, page: u64) -> bool {
-        self.stock.held.contains(&page)
+        self.stock.held.contains(&page) || self.is_stuck(page)
+    }
+
+    /// `page` is stuck from now on.
+    pub(super) fn stick(&mut self, page: u64) {
+        self.stuck.insert(page);
+    }
+
+    /// A version of `page` may be durable that no slot here tells of.
+    pub(super) fn is_stuck(&self, page: u64) -> bool {
+        self.stuck.contains(&page)
+    }
+
+    /// The memory failed while the slot `taken` was filled for `page`. It is free where its header
+    /// is durably void and its data `is_whole`, and stays taken elsewhere.
+    pub(super) fn take_back(&mut self, page: u64, taken: &Taken, is_void: bool, is_whole: bool) {
+        if is_void {
+            self.drop_hold(taken.dead_page);
+        } else {
+            self.stuck.extend(taken.dead_page);
+            self.stick(page);
+        }
+        if is_void && is_whole { self.free(taken.slot) } else { self.lose_slots(1) }
+    }
+
+    /// `count` slots stay taken.
+    pub(super) fn lose_slots(&mut self, count: u32) {
+        self.lost_slots += count;
+    }
+
+    pub(super) fn has_lost_slots(&self) -> bool {
+        self.lost_slots > 0
+    }
+
+    /// No slot can be taken any more: each is lost, or holds a page that is stuck.
+    pub(super) fn is_exhausted(&self) -> bool {
+        if self.lost_slots == 0 && self.stuck.is_empty() || self.available() > 0 {
+            return false;
+        }
+        let stuck = self.stuck.iter().filter_map(|page| self.find(*page));
+        let slots: u32 = stuck.map(|found| 1 + u32::from(found.base.is_some())).sum();
+        self.lost_slots + slots >= self.slot_count()
     }
 
     /// Takes all older slots of `page` away, for the caller to void: dead ones, and that of the

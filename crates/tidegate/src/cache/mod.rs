@@ -94,6 +94,8 @@ mod table;
 mod tests;
 mod tier;
 mod traffic;
+#[cfg(all(test, not(feature = "loom")))]
+mod vanish_tests;
 
 use std::sync::Arc;
 
@@ -400,9 +402,15 @@ impl Core {
         let written = std::mem::take(&mut *self.written.lock());
         let epoch = self.traffic.flush_begins();
         // Pages whose flush failed stay dirty, and are cleaned like all others.
-        self.backing.flush()?;
+        self.backing.flush().inspect_err(|_| self.traffic.flush_failed())?;
         self.traffic.flush_succeeded(epoch);
         self.conclude_clean(&written)
+    }
+
+    /// Flushes the backing, outside of a client's flush: the next one of these reports a failure
+    /// too, for a backing may tell only once that it lost acknowledged writes.
+    fn flush_backing_recorded(&self) -> Result<()> {
+        self.flush_backing().inspect_err(|error| self.ledger.record(None, error))
     }
 
     fn read(&self, queue: u32, offset: u64, buf: &mut [u8]) -> Result<()> {

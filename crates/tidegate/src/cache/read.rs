@@ -291,14 +291,20 @@ impl Core {
     /// The newest version of a page is damaged: a clean one is given up for the backing's.
     ///
     /// # Errors
-    /// It was dirty: the backing's bytes are older ones.
+    /// It was dirty: the backing's bytes are older ones. Or it cannot leave the cache.
     fn damaged_page(&self, found: &Found) -> Result<()> {
         self.damaged.fetch_add(1, Ordering::Relaxed);
         self.fallback.count();
         if found.dirty {
             return Err(damaged(found));
         }
-        self.remove_clean(&[*found]).map(drop)
+        self.remove_clean(&[*found])?;
+        let shard = self.shard(found.page);
+        if shard.stands(found) && shard.is_stuck(found.page) {
+            let offset = found.page * PAGE_BYTES;
+            return Err(Self::stuck(&format!("the page at offset {offset} cannot be read")));
+        }
+        Ok(())
     }
 }
 

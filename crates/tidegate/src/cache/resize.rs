@@ -299,8 +299,15 @@ impl Core {
                 return Ok(());
             }
             let void = dead.iter().try_for_each(|it| self.void(it.slot));
-            void.and_then(|()| self.region.fence()).inspect_err(|_| self.note_lost_slot())?;
+            let void = void.and_then(|()| self.region.fence());
             let mut shard = self.shards.lock(number);
+            if let Err(error) = void {
+                self.note_lost_slot();
+                for it in &dead {
+                    shard.left_dead_stuck(it);
+                }
+                return Err(error.into());
+            }
             for it in &dead {
                 shard.left_dead_void(it);
             }

@@ -248,15 +248,27 @@ impl Core {
         if let Err(error) = self.make_durable(members, group) {
             self.fallback.count();
             self.note_lost_slot();
-            // Nobody knows which of the headers are on the medium.
-            for it in members {
-                self.shard(it.page).hold(it.page);
-            }
+            self.take_back(members);
             return Err(error.into());
         }
         let replaced = members.iter().filter(|it| self.publish(it, group)).count();
         drop(locks);
         Ok(replaced)
+    }
+
+    /// Voids the headers of `members`, whose write fails. Some of them may be on the medium, and a
+    /// crash must not make them count.
+    fn take_back(&self, members: &[Member<'_>]) {
+        let are_void: Few<bool> =
+            members.iter().map(|it| self.void(it.taken.slot).is_ok()).collect();
+        let is_fenced = self.region.fence().is_ok();
+        for (it, is_void) in members.iter().zip(are_void) {
+            let data = self.places.data(it.taken.slot);
+            let is_whole = self.region.read(data, &mut [0; PAGE]).is_ok();
+            let mut shard = self.shard(it.page);
+            shard.take_back(it.page, &it.taken, is_void && is_fenced, is_whole);
+            shard.notify();
+        }
     }
 
     /// Makes `member` visible, which is durable; the caller holds the lock of its page. Returns

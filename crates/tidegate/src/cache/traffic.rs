@@ -142,6 +142,14 @@ impl Traffic {
         self.epoch.fetch_add(1, Ordering::SeqCst)
     }
 
+    /// A flush failed: the backing may have lost what was read of it before, so none of that may be
+    /// kept, though a later flush succeeds.
+    pub(super) fn flush_failed(&self) {
+        for word in &self.words {
+            word.fetch_add(BEGUN, Ordering::SeqCst);
+        }
+    }
+
     /// The flush of `epoch` succeeded.
     pub(super) fn flush_succeeded(&self, epoch: u64) {
         self.flushed.fetch_max(epoch, Ordering::SeqCst);

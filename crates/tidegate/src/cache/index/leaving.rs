@@ -70,6 +70,12 @@ impl Shard {
         self.free(dead.slot);
     }
 
+    /// The memory failed while the header of `dead` was voided: its page is stuck.
+    pub(in super::super) fn left_dead_stuck(&mut self, dead: &LeftDead) {
+        self.stick(dead.page);
+        self.lose_slots(1);
+    }
+
     /// The shard has `count` slots from now on, all of them usable. Those that it had from this
     /// number on have left; the pages in the others keep the order of their eviction.
     pub(in super::super) fn resize(&mut self, count: u32) {

@@ -29,6 +29,6 @@ impl Behaviour for WriteThrough {
         }
         WriteInvalidate.zero(core, pages, ask)?;
         // Durable before it is acknowledged, as all writes of this mode.
-        core.flush_backing()
+        core.flush_backing_recorded()
     }
 }
